@@ -1,0 +1,181 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The sessions that a change must pass: `nox -l` lists them, CONTRIBUTING.md says which when.
+
+uv makes their environments from constraints/, except `floor`, which takes the lowest versions that
+a package declares. A package is tested with itself and its declared dependencies alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import nox
+
+ROOT = Path(__file__).resolve().parent
+sys.path.append(str(ROOT / "scripts"))
+
+import workspace  # noqa: E402
+
+nox.needs_version = ">=2025.2.9"
+nox.options.default_venv_backend = "uv"
+nox.options.error_on_missing_interpreters = True
+nox.options.sessions = ["tests", "integration", "imports", "types", "examples", "build"]
+
+PACKAGES = list(workspace.members())
+LIBRARIES = [p for p in PACKAGES if p != workspace.META]
+TORCH = (
+    "torch==2.13.0"  # an oracle and a peer, never a dependency; pip finds CPU builds, uv does not
+)
+
+
+def members(*folders: str) -> list[workspace.Member]:
+    """The named members; all without a name."""
+    everyone = workspace.members()
+    return [everyone[f] for f in folders or everyone]
+
+
+def install(
+    session: nox.Session,
+    *chosen: workspace.Member,
+    groups: tuple[str, ...] = ("test",),
+    extra: tuple[str, ...] = (),
+    options: tuple[str, ...] | None = None,
+) -> None:
+    """Install `chosen` editable with `groups` of theirs, within the tested set of this Python."""
+    if options is None:
+        options = ("--constraint", str(workspace.constraints_file(str(session.python))))
+    line = [part for m in chosen for part in ("--editable", m.editable())]
+    files = [f"{m.path}/pyproject.toml:{g}" for m in chosen for g in groups if g in m.groups]
+    line += [part for f in files for part in ("--group", f)]
+    session.install(*options, *line, *extra)
+
+
+def assert_alone(session: nox.Session, *allowed: workspace.Member) -> None:
+    """Fail if the environment holds a member that is not `allowed`."""
+    find = "import importlib.metadata as m; print(*(d.name for d in m.distributions()))"
+    output = session.run("python", "-c", find, silent=True)
+    strangers = {m.name for m in members()} & set(str(output).split()) - {m.name for m in allowed}
+    if strangers:
+        session.error(
+            f"{', '.join(sorted(strangers))} came along; the package declares no such need"
+        )
+
+
+@nox.session(python=workspace.PYTHONS)
+@nox.parametrize("package", PACKAGES, ids=PACKAGES)
+def tests(session: nox.Session, package: str) -> None:
+    """One package's suite in an environment of that package and its dependencies alone."""
+    chosen = workspace.needs(*members(package), members())
+    install(session, *chosen)
+    assert_alone(session, *chosen)
+    session.run("pytest", f"packages/{package}/tests", *session.posargs)
+
+
+@nox.session(python="3.11")
+@nox.parametrize("package", LIBRARIES, ids=LIBRARIES)
+def floor(session: nox.Session, package: str) -> None:
+    """The same with the lowest versions that the package itself declares."""
+    chosen = workspace.needs(*members(package), members())
+    install(session, *chosen, options=("--resolution", "lowest-direct"))
+    assert_alone(session, *chosen)
+    session.run("pytest", f"packages/{package}/tests", *session.posargs)
+
+
+@nox.session(python=workspace.PYTHONS)
+def integration(session: nox.Session) -> None:
+    """What siblings do together, and the house itself."""
+    install(session, *members(), extra=("--group", "pyproject.toml:dev"))
+    session.run("pytest", "integration_tests", *session.posargs)
+
+
+@nox.session(python="3.11")
+def slow(session: nox.Session) -> None:
+    """The tests that are too long for every change."""
+    install(session, *members(), extra=("--group", "pyproject.toml:dev"))
+    session.run("pytest", "-m", "slow", *session.posargs)
+
+
+def install_torch(session: nox.Session) -> None:
+    """Add the pinned torch to the session."""
+    constraints = str(workspace.constraints_file(str(session.python)))
+    session.install("pip")
+    session.run("python", "-m", "pip", "install", "--quiet", "-c", constraints, TORCH, silent=True)
+
+
+@nox.session(python="3.11")
+def parity(session: nox.Session) -> None:
+    """Against torch and transformers as oracles, in the packages that have a `parity` group."""
+    chosen = [m for m in members() if "parity" in m.groups]
+    install_torch(session)
+    install(session, *chosen, groups=("test", "parity"))
+    folders = [f"packages/{m.folder}/tests" for m in chosen]
+    session.run("pytest", "-m", "parity", *folders, *session.posargs)
+
+
+@nox.session(python="3.11")
+def imports(session: nox.Session) -> None:
+    """No sibling imports a sibling."""
+    session.install("--constraint", str(workspace.constraints_file("3.11")), "import-linter")
+    session.install("--no-deps", *(p for m in members() for p in ("--editable", str(m.path))))
+    session.run("lint-imports")
+
+
+@nox.session(python="3.11")
+def types(session: nox.Session) -> None:
+    """Pyright over the sources of every member."""
+    install(session, *members(), extra=("--group", "pyproject.toml:dev"))
+    session.run("pyright", "--pythonpath", f"{session.bin}/python")
+
+
+@nox.session(python="3.11")
+def docs(session: nox.Session) -> None:
+    """The documentation, with its programs executed; a warning is an error."""
+    install(session, *members(), extra=("--group", "pyproject.toml:docs"))
+    session.run("sphinx-build", "-W", "--keep-going", "-b", "html", "docs", "docs/_build/html")
+
+
+@nox.session(python="3.11")
+def examples(session: nox.Session) -> None:
+    """Every example, executed."""
+    install(session, *members())
+    session.run("pytest", "examples", *session.posargs)
+
+
+@nox.session(python="3.11")
+def bench(session: nox.Session) -> None:
+    """`nox -s bench -- NAME`: a package's benchmarks; only their JSON lines on standard output."""
+    if len(session.posargs) != 1 or session.posargs[0] not in PACKAGES:
+        session.error(f"say which package: nox -s bench -- {{{','.join(PACKAGES)}}}")
+    (package,) = members(*session.posargs)
+    if any(workspace.parse(r).name == "torch" for r in package.groups.get("bench", ())):
+        install_torch(session)
+    install(session, *workspace.needs(package, members()), groups=("test", "bench"))
+    for script in sorted(package.path.glob("benchmarks/*.py")):
+        if script.name != "measure.py":  # the package's shared measuring code
+            session.run("python", str(script.relative_to(ROOT)))
+
+
+@nox.session(python=workspace.PYTHONS)
+def build(session: nox.Session) -> None:
+    """Wheels of every member, through their sdists, installed together far from the sources."""
+    wrong = workspace.false_pins()
+    if wrong:
+        session.error("the meta-package's pins lie: " + "; ".join(wrong))
+    session.install("--constraint", str(workspace.constraints_file(str(session.python))), "uv")
+    folder = Path(session.create_tmp())
+    for member in members():
+        session.run("uv", "build", "--quiet", str(member.path), "--out-dir", str(folder / "dist"))
+    bare = folder / "bare"
+    session.run("uv", "venv", "--quiet", "--clear", "--python", f"{session.bin}/python", str(bare))
+    python = str(bare / "bin" / "python")
+    wheels = [str(w) for w in sorted((folder / "dist").glob("*.whl"))]
+    constraints = str(workspace.constraints_file(str(session.python)))
+    with session.chdir(folder):  # off the tree: nothing may be found beside the sources
+        line = ("uv", "pip", "install", "--quiet", "--python", python, "--constraint", constraints)
+        session.run(*line, *wheels)
+        for member in members():
+            check = f"import {member.module} as m; assert '{bare}' in m.__file__, m.__file__"
+            session.run(python, "-I", "-c", check)
+        session.run(str(bare / "bin" / "dovetail"), "doctor", external=True)

@@ -1,0 +1,79 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Resolve the tested set again: writes constraints/py311.txt and constraints/py312.txt.
+
+Every member with its extras and groups, and the workspace's own groups, resolved together; the
+members themselves are left out, and so is torch, which the parity session installs by itself.
+`--upgrade` looks for newer versions; without it what is written stays as long as it satisfies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import tempfile
+from pathlib import Path
+
+import workspace
+
+# What each file is for. uv has no option for an upper bound on Python, but it reads this key of the
+# project that it runs in; resolving for all Pythons at once would fork on every second line.
+_ENVIRONMENTS = {"3.11": "python_version == '3.11'", "3.12": "python_version >= '3.12'"}
+
+
+def command(python: str, torch_free: Path, output: Path, *, upgrade: bool) -> list[str]:
+    """The `uv pip compile` that resolves one Python's set into `output`."""
+    everyone = workspace.members().values()
+    inputs = [str(m.path / "pyproject.toml") for m in everyone]
+    groups = [f"{m.path}/pyproject.toml:test" for m in everyone if "test" in m.groups]
+    groups += [f"{workspace.ROOT}/pyproject.toml:{name}" for name in ("dev", "docs")]
+    line = ["uv", "pip", "compile", *inputs, str(torch_free), "--all-extras", "--universal"]
+    line += ["--no-header", "--no-annotate", "--python-version", python, "--quiet"]
+    line += [part for group in groups for part in ("--group", group)]
+    line += [part for m in everyone for part in ("--no-emit-package", m.name)]
+    return [*line, "--output-file", str(output), *(["--upgrade"] if upgrade else [])]
+
+
+def parity_without_torch() -> list[str]:
+    """The requirements of the members' `parity` groups, less torch."""
+    groups = [m.groups.get("parity", ()) for m in workspace.members().values()]
+    return sorted({r for group in groups for r in group if workspace.parse(r).name != "torch"})
+
+
+def plain(text: str) -> str:
+    """The lines without the one marker that the file's name already says."""
+    text = text.replace("python_full_version < '3.12' and ", "")
+    text = text.replace(" and python_full_version < '3.12'", "")
+    return text.replace(" ; python_full_version < '3.12'", "")
+
+
+def resolve(python: str, *, upgrade: bool) -> None:
+    """Write constraints/pyXYZ.txt for one Python."""
+    target = workspace.constraints_file(python)
+    with tempfile.TemporaryDirectory() as folder:
+        project = Path(folder)
+        environments = f'[tool.uv]\nenvironments = ["{_ENVIRONMENTS[python]}"]\n'
+        (project / "pyproject.toml").write_text(environments, encoding="utf-8")
+        parity = project / "parity.in"
+        parity.write_text("\n".join(parity_without_torch()) + "\n", encoding="utf-8")
+        output = project / target.name
+        if target.exists():
+            output.write_text(target.read_text(encoding="utf-8"), encoding="utf-8")
+        line = command(python, parity, output, upgrade=upgrade)
+        subprocess.run(line, cwd=project, check=True)
+        target.write_text(plain(output.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def main() -> None:
+    """Resolve both Pythons."""
+    parser = argparse.ArgumentParser(prog="scripts/constraints", description=__doc__)
+    parser.add_argument("--upgrade", action="store_true", help="take the newest versions")
+    upgrade = parser.parse_args().upgrade
+    for python in workspace.PYTHONS:
+        resolve(python, upgrade=upgrade)
+        count = len(workspace.constraints(python))
+        print(f"{workspace.constraints_file(python).name}: {count} versions")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""What the workspace holds: its members, their versions, and the meta-package's pins of them.
+
+Read from the files alone, with the standard library alone, so that set-up, nox, the release tool
+and the tests share one answer before anything is installed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+META = "stack"  # the folder of the meta-package, the only member that pins
+PYTHONS = ("3.11", "3.12")
+
+_REQUIREMENT = re.compile(r"^([A-Za-z0-9._-]+)\s*(?:\[([^\]]*)\])?\s*([^;]*?)\s*(?:;\s*(.*))?$")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Requirement:
+    """One dependency: `name[extras]specifier; marker`."""
+
+    name: str
+    extras: tuple[str, ...] = ()
+    specifier: str = ""
+    marker: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Member:
+    """One folder of packages/, as its pyproject.toml describes it."""
+
+    folder: str
+    path: Path
+    name: str
+    version: str
+    dependencies: tuple[Requirement, ...]
+    extras: dict[str, tuple[str, ...]]
+    groups: dict[str, tuple[str, ...]]
+
+    @property
+    def module(self) -> str:
+        """The package it installs: `dovetail_data` for dovetail-data."""
+        return self.name.replace("-", "_")
+
+    def editable(self) -> str:
+        """What to give to `pip install -e`: the folder, with every extra that the member has."""
+        extras = f"[{','.join(sorted(self.extras))}]" if self.extras else ""
+        return f"{self.path}{extras}"
+
+
+def parse(requirement: str) -> Requirement:
+    """Split one PEP 508 requirement. ValueError for one that has a URL or cannot be read."""
+    match = _REQUIREMENT.match(requirement)
+    if match is None or "@" in requirement:
+        raise ValueError(
+            f"a dependency must be a name, extras, a version specifier and a marker; got "
+            f"requirement={requirement!r}; write it as 'name[extra]>=1.2; marker'"
+        )
+    name, extras, specifier, marker = match.groups()
+    split = tuple(e.strip() for e in extras.split(",")) if extras else ()
+    name = re.sub(r"[-_.]+", "-", name).lower()
+    return Requirement(name=name, extras=split, specifier=specifier, marker=marker or "")
+
+
+def members(root: Path = ROOT) -> dict[str, Member]:
+    """All members by folder name, in alphabetical order."""
+    found = {}
+    for file in sorted(root.glob("packages/*/pyproject.toml")):
+        document = tomllib.loads(file.read_text(encoding="utf-8"))
+        project = document["project"]
+        found[file.parent.name] = Member(
+            folder=file.parent.name,
+            path=file.parent,
+            name=project["name"],
+            version=project["version"],
+            dependencies=tuple(parse(d) for d in project["dependencies"]),
+            extras={k: tuple(v) for k, v in project.get("optional-dependencies", {}).items()},
+            groups={k: tuple(v) for k, v in document.get("dependency-groups", {}).items()},
+        )
+    return found
+
+
+def needs(member: Member, everyone: Iterable[Member]) -> list[Member]:
+    """`member` and the members that it depends on: what its own environment may hold of us."""
+    wanted = {d.name for d in member.dependencies} | {member.name}
+    return [m for m in everyone if m.name in wanted]
+
+
+def false_pins(root: Path = ROOT) -> list[str]:
+    """Where the meta-package's pins lie, one sentence each; empty when it is honest.
+
+    Each member must be pinned to the version in its own pyproject.toml (a workspace ignores the
+    specifiers of its members, so nothing else would notice), every pin must be exact, and every
+    other pin must be what constraints/ was tested with.
+    """
+    everyone = members(root)
+    versions = {m.name: m.version for m in everyone.values() if m.folder != META}
+    pins = everyone[META].dependencies
+    wrong = [
+        f"{p.name} is pinned as {p.specifier!r}, not as '==VERSION'"
+        for p in pins
+        if not re.fullmatch(r"==[0-9][^,*]*", p.specifier)
+    ]
+    pinned = {p.name: p.specifier.removeprefix("==") for p in pins if p.name in versions}
+    for name, version in versions.items():
+        if name not in pinned:
+            wrong.append(f"{name} {version} is a member, but {META} does not pin it")
+        elif pinned[name] != version:
+            wrong.append(f"{name} is {version}, but {META} pins =={pinned[name]}")
+    for python in PYTHONS:
+        tested = constraints(python, root)
+        for pin in pins:
+            if pin.name in versions or not _holds(pin.marker, python):
+                continue
+            if pin.specifier != f"=={tested.get(pin.name)}":
+                wrong.append(
+                    f"{pin.name} is constrained to {tested.get(pin.name)} on Python {python}, "
+                    f"but {META} pins {pin.specifier}"
+                )
+    return wrong
+
+
+def constraints_file(python: str, root: Path = ROOT) -> Path:
+    """The tested set for a Python: later ones than 3.12 share its file."""
+    known = python if python in PYTHONS else PYTHONS[-1]
+    return root / "constraints" / f"py{known.replace('.', '')}.txt"
+
+
+def constraints(python: str, root: Path = ROOT) -> dict[str, str]:
+    """The tested version of each distribution on one Python."""
+    lines = constraints_file(python, root).read_text(encoding="utf-8").splitlines()
+    parsed = [parse(line) for line in lines if line and not line.startswith("#")]
+    return {r.name: r.specifier.removeprefix("==") for r in parsed}
+
+
+def _holds(marker: str, python: str) -> bool:
+    # The pins need one kind of marker; anything else must be looked at by a person.
+    if not marker:
+        return True
+    match = re.fullmatch(r"python_version (<|>=) '3\.12'", marker)
+    if match is None:
+        raise ValueError(
+            f"a pin's marker must compare python_version with '3.12'; got marker={marker!r}; write "
+            "python_version < '3.12' or python_version >= '3.12'"
+        )
+    return (python == "3.11") == (match.group(1) == "<")

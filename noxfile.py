@@ -9,6 +9,7 @@ a package declares. A package is tested with itself and its declared dependencie
 from __future__ import annotations
 
 import sys
+import zipfile
 from pathlib import Path
 
 import nox
@@ -157,6 +158,23 @@ def bench(session: nox.Session) -> None:
             session.run("python", str(script.relative_to(ROOT)))
 
 
+@nox.session(python="3.11")
+def wheel(session: nox.Session) -> None:
+    """`nox -s wheel -- NAME-vX.Y.Z`: build a tagged package to dist/ and run its suite on that."""
+    tags = {f"{m.folder}-v{m.version}": m for m in members()}
+    if len(session.posargs) != 1 or session.posargs[0] not in tags:
+        session.error(f"say which of the versions at hand: nox -s wheel -- {{{','.join(tags)}}}")
+    member = tags[session.posargs[0]]
+    constraints = ("--constraint", str(workspace.constraints_file("3.11")))
+    session.install(*constraints, "uv")
+    session.run("uv", "build", "--quiet", "--clear", str(member.path), "--out-dir", "dist")
+    (built,) = (ROOT / "dist").glob("*.whl")
+    group = ("--group", f"{member.path}/pyproject.toml:test") if "test" in member.groups else ()
+    # Without the workspace's sources the wheel itself answers for the name in its test group.
+    session.install("--no-sources", *constraints, str(built), *group)
+    session.run("pytest", f"packages/{member.folder}/tests")
+
+
 @nox.session(python=workspace.PYTHONS)
 def build(session: nox.Session) -> None:
     """Wheels of every member, through their sdists, installed together far from the sources."""
@@ -171,6 +189,11 @@ def build(session: nox.Session) -> None:
     session.run("uv", "venv", "--quiet", "--clear", "--python", f"{session.bin}/python", str(bare))
     python = str(bare / "bin" / "python")
     wheels = [str(w) for w in sorted((folder / "dist").glob("*.whl"))]
+    for member, file in zip(sorted(members(), key=lambda m: m.module), wheels, strict=True):
+        top = {name.split("/")[0] for name in zipfile.ZipFile(file).namelist()}
+        expected = {member.module, f"{member.module}-{member.version}.dist-info"}
+        if top != expected:
+            session.error(f"{file} installs {sorted(top)}; it may install {sorted(expected)}")
     constraints = str(workspace.constraints_file(str(session.python)))
     with session.chdir(folder):  # off the tree: nothing may be found beside the sources
         line = ("uv", "pip", "install", "--quiet", "--python", python, "--constraint", constraints)

@@ -1,0 +1,187 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Set-up on the machines that people have: offline, killed, full, without a fitting Python.
+
+Python, venv and pip are real here; uv is a stand-in wheel that writes down how it was called, so
+that nothing is downloaded.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import setup_env
+import workspace
+
+UV = """#!python
+import os, pathlib, signal, sys
+with open(os.environ["UV_LOG"], "a") as log:
+    print(*sys.argv[1:], sep="\\t", file=log)
+if os.environ.get("UV_DOES") == "kill":
+    os.kill(os.getppid(), signal.SIGKILL)
+sys.exit(2 if os.environ.get("UV_DOES") == "fail" else 0)
+"""
+
+
+@pytest.fixture
+def offline(tmp_path, monkeypatch):
+    """An index without network that holds only the stand-in for uv; returns uv's log."""
+    version = workspace.constraints(f"{sys.version_info.major}.{sys.version_info.minor}")["uv"]
+    index = tmp_path / "index"
+    index.mkdir()
+    info, data = f"uv-{version}.dist-info", f"uv-{version}.data"
+    with zipfile.ZipFile(index / f"uv-{version}-py3-none-any.whl", "w") as wheel:
+        script = zipfile.ZipInfo(f"{data}/scripts/uv")
+        script.external_attr = 0o100755 << 16  # a regular file that runs
+        wheel.writestr(script, UV)
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: uv\nVersion: {version}\n")
+        wheel.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr(f"{info}/RECORD", "")
+    for name in list(os.environ):
+        if name.startswith(("PIP_", "UV_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", index.as_uri())
+    monkeypatch.setenv("PYTHON", sys.executable)
+    monkeypatch.setenv("UV_LOG", str(tmp_path / "log"))
+    return tmp_path / "log"
+
+
+def set_up(root: Path, **environment: str) -> subprocess.CompletedProcess:
+    """Run scripts/setup from a folder that has nothing to do with it."""
+    environment = {**os.environ, **environment}
+    line = [str(root / "scripts" / "setup")]
+    return subprocess.run(
+        line, cwd=root.parent, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def test_killed_half_way_then_again_then_at_once(frame, offline):
+    killed = set_up(frame, UV_DOES="kill")
+    assert killed.returncode == -signal.SIGKILL
+    stamp = frame / ".venv" / "dovetail-setup"
+    assert stamp.read_text() == ""
+    debris = frame / ".venv" / "lib" / "half-a-file"
+    debris.touch()
+
+    again = set_up(frame)
+    assert again.returncode == 0, again.stderr
+    assert len(stamp.read_text()) == 64
+    assert not debris.exists()
+    calls = offline.read_text().splitlines()
+    for member in workspace.members(frame).values():
+        assert f"--editable\t{member.editable()}" in calls[-1]
+    assert f"--constraint\t{frame}/constraints/" in calls[-1]
+
+    assert set_up(frame).returncode == 0
+    assert offline.read_text().splitlines() == calls
+
+    with (frame / "packages" / "data" / "pyproject.toml").open("a") as file:
+        file.write("# a new dependency\n")
+    assert set_up(frame).returncode == 0
+    assert len(offline.read_text().splitlines()) == len(calls) + 1
+
+
+def test_an_unfinished_deletion_is_finished(frame, offline):
+    (frame / ".venv.old" / "lib").mkdir(parents=True)
+    assert set_up(frame).returncode == 0
+    assert not (frame / ".venv.old").exists()
+
+
+def test_somebody_elses_environment_is_left_alone(frame, offline):
+    mine = frame / ".venv" / "my-work"
+    mine.parent.mkdir()
+    mine.touch()
+    done = set_up(frame)
+    assert done.returncode == 1
+    assert f"{frame}/.venv exists" in done.stderr
+    assert "Move it away or delete it" in done.stderr
+    assert list(mine.parent.iterdir()) == [mine]
+
+
+def test_failed_installation_says_what_to_do_and_leaves_it_unfinished(frame, offline):
+    done = set_up(frame, UV_DOES="fail")
+    assert done.returncode == 1
+    for word in ("installing the packages failed", "HTTPS_PROXY", "UV_DEFAULT_INDEX", "again"):
+        assert word in done.stderr
+    assert (frame / ".venv" / "dovetail-setup").read_text() == ""
+
+
+def test_index_that_refuses(frame, offline, monkeypatch):
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.delenv("PIP_FIND_LINKS")
+    done = set_up(frame, PIP_INDEX_URL="http://127.0.0.1:9/simple", PIP_RETRIES="0")
+    assert done.returncode == 1
+    for word in ("installing uv failed", "package index", "PIP_INDEX_URL", "again"):
+        assert word in done.stderr
+    assert not offline.exists()
+
+
+def fake_path(folder: Path, **commands: str) -> str:
+    """A PATH that holds `dirname` and these commands alone, each a shell script."""
+    folder.mkdir()
+    (folder / "dirname").symlink_to(shutil.which("dirname"))
+    for name, body in commands.items():
+        (folder / name).write_text(f"#!/bin/sh\n{body}\n")
+        (folder / name).chmod(0o755)
+    return str(folder)
+
+
+OLD = 'case "$2" in *print*) echo 3.8.18;; *) exit 1;; esac'
+
+
+@pytest.mark.parametrize(("commands", "came"), [({"python3": OLD}, "3.8.18"), ({}, "none")])
+def test_no_fitting_python(frame, tmp_path, monkeypatch, commands, came):
+    monkeypatch.delenv("PYTHON", raising=False)
+    done = set_up(frame, PATH=fake_path(tmp_path / "bin", **commands))
+    assert done.returncode == 1
+    for word in (
+        "needs Python 3.11 or later",
+        f"version={came}",
+        "apt install python3.11",
+        "PYTHON=",
+    ):
+        assert word in done.stderr
+
+
+def test_a_fitting_python_is_found_behind_a_broken_launcher(frame, offline, tmp_path, monkeypatch):
+    monkeypatch.delenv("PYTHON")
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    real = f'exec "{sys.executable}" "$@"'
+    path = fake_path(tmp_path / "bin", python3=OLD, **{f"python{version}": real})
+    done = set_up(frame, PATH=path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_python_that_was_asked_for_or_none(frame, tmp_path):
+    path = fake_path(tmp_path / "bin", old=OLD, python3=f'exec "{sys.executable}" "$@"')
+    done = set_up(frame, PATH=path, PYTHON="old")
+    assert done.returncode == 1
+    assert "old is version=3.8.18" in done.stderr
+
+
+def test_python_without_ensurepip(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ensurepip", None)
+    with pytest.raises(setup_env.SetupError) as error:
+        setup_env.check_python()
+    for word in ("needs Python's own ensurepip", sys.executable, "apt install python3.", "PYTHON="):
+        assert word in str(error.value)
+
+
+def test_full_disk_before_and_during():
+    with pytest.raises(setup_env.SetupError) as before:
+        setup_env.check_disk(1_500_000_000, needed_bytes=2_000_000_000, path=Path("here"))
+    for word in ("needs 2.0 GB", "disk of here", "1.5 GB are free", "UV_CACHE_DIR", "again"):
+        assert word in str(before.value)
+    during = str(setup_env.failed("installing uv", free_bytes=90_000_000))
+    for word in ("installing uv failed", "disk is full", "0.1 GB", "Free 2.0 GB", "again"):
+        assert word in during
+    setup_env.check_disk(2_000_000_000, needed_bytes=2_000_000_000, path=Path("here"))

@@ -18,13 +18,9 @@ import pytest
 import setup_env
 import workspace
 
-UV = """#!python
-import os, pathlib, signal, sys
-with open(os.environ["UV_LOG"], "a") as log:
-    print(*sys.argv[1:], sep="\\t", file=log)
-if os.environ.get("UV_DOES") == "kill":
-    os.kill(os.getppid(), signal.SIGKILL)
-sys.exit(2 if os.environ.get("UV_DOES") == "fail" else 0)
+UV = r"""#!/bin/sh
+{ printf '%s\t' "$@"; echo; } >> "$UV_LOG"
+case "${UV_DOES:-}" in kill) kill -9 $PPID ;; fail) exit 2 ;; esac
 """
 
 
@@ -77,6 +73,7 @@ def test_killed_half_way_then_again_then_at_once(frame, offline):
     assert len(stamp.read_text()) == 64
     assert not debris.exists()
     calls = offline.read_text().splitlines()
+    assert len(calls) == 2
     for member in workspace.members(frame).values():
         assert f"--editable\t{member.editable()}" in calls[-1]
     assert f"--constraint\t{frame}/constraints/" in calls[-1]

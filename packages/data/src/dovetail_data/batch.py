@@ -1,0 +1,79 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The batch: what every iterator of this package yields and every trainer takes.
+
+A batch has B rows of S slots. A slot holds one (token, target) pair, so no slot lacks a target.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+from jaxtyping import Float32, Int32
+
+FIELDS = {
+    "tokens": np.dtype(np.int32),
+    "targets": np.dtype(np.int32),
+    "mask": np.dtype(np.float32),
+    "segment_ids": np.dtype(np.int32),
+    "positions": np.dtype(np.int32),
+}
+"""Field -> dtype. tokens, targets: ids. mask: loss weight, 0 ignored, 1 counts. segment_ids:
+0 = padding, 1.. within the row. positions: restart with each segment."""
+
+Batch = dict[str, Int32[np.ndarray, "B S"] | Float32[np.ndarray, "B S"]]
+
+
+def check_batch(batch: Mapping[str, np.ndarray], *, vocab_size: int) -> None:
+    """Raises ValueError unless `batch` keeps the contract; for a source of batches of your own.
+
+    Fields, dtypes and one shape [B, S]; ids in [0, vocab_size); mask finite, >= 0 and 0 on padding;
+    segment_ids 1, 2, .. in runs, padding last; positions 0, 1, .. in each segment.
+    """
+    for name, dtype in FIELDS.items():
+        if name not in batch:
+            raise ValueError(
+                f"a batch must have the fields {list(FIELDS)}: got {sorted(batch)}. Add {name!r}."
+            )
+        array = batch[name]
+        if array.dtype != dtype or array.shape != batch["tokens"].shape or array.ndim != 2:
+            raise ValueError(
+                f"batch[{name!r}] must be {dtype}[B, S] like tokens: got {name}={array.dtype}"
+                f"{list(array.shape)}, tokens={list(batch['tokens'].shape)}. Cast or reshape it."
+            )
+    for name in ("tokens", "targets"):
+        _require(
+            (batch[name] >= 0) & (batch[name] < vocab_size),
+            f"batch[{name!r}] must lie in [0, vocab_size={vocab_size})",
+            batch[name],
+            "Use the tokenizer that the model was built for.",
+        )
+    mask, segments, positions = batch["mask"], batch["segment_ids"], batch["positions"]
+    _require(
+        np.isfinite(mask) & (mask >= 0) & ((segments > 0) | (mask == 0)),
+        "batch['mask'] must be finite, >= 0, and 0 where segment_ids is 0",
+        mask,
+        "Set it to 0 there.",
+    )
+    step = np.diff(segments, axis=1, prepend=0)
+    first = (step == 1) | (segments == 0)
+    padding = np.maximum.accumulate(segments == 0, axis=1)
+    _require(
+        np.where(padding, segments == 0, (step == 0) | (step == 1)),
+        "batch['segment_ids'] must run 1, 2, .. and end in 0 for padding",
+        segments,
+        "Number the documents of each row from 1 in their order.",
+    )
+    expected = np.where(first, 0, np.roll(positions, 1, axis=1) + 1)
+    _require(
+        (positions == expected) | (segments == 0),
+        "batch['positions'] must count 0, 1, .. within each segment",
+        positions,
+        "Restart it where segment_ids changes.",
+    )
+
+
+def _require(holds: np.ndarray, rule: str, values: np.ndarray, remedy: str) -> None:
+    bad = np.argwhere(~holds)
+    if len(bad):
+        row, slot = bad[0]
+        raise ValueError(f"{rule}: got {values[row, slot]} at [{row}, {slot}]. {remedy}")

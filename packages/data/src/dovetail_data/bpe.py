@@ -1,0 +1,71 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Training a byte-level BPE tokenizer (Sennrich et al. 2016, arXiv:1508.07909)."""
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from dovetail_data.tokenizer import Pretrained, require_tokenizers, tokenizer_file
+
+_BOS, _EOS = "<|bos|>", "<|eos|>"
+_SMALLEST = 256 + 2  # every byte, and the two special tokens
+
+
+def train_bpe(texts: Iterable[str], path: str | Path, *, vocab_size: int) -> Pretrained:
+    """Trains on `texts` and writes tokenizer.json to `path` (a .json file or a directory).
+
+    Every string round-trips, seen or not. The same texts give the same file. vocab_size counts the
+    256 bytes and the specials <|bos|> and <|eos|>; the result is smaller when the texts hold fewer
+    pairs to merge. tokenizer_config.json beside it lets transformers load it. Needs the extra
+    `tokenizers`.
+    """
+    if vocab_size < _SMALLEST:
+        raise ValueError(
+            f"vocab_size must hold all bytes and 2 specials: got vocab_size={vocab_size}. "
+            f"Pass at least {_SMALLEST}."
+        )
+    file = tokenizer_file(path)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    content = _train(texts, vocab_size)
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": _BOS,
+        "eos_token": _EOS,
+        "clean_up_tokenization_spaces": False,
+    }
+    _write(file.with_name("tokenizer_config.json"), json.dumps(config, indent=2) + "\n")
+    _write(file, content)
+    return Pretrained(file)
+
+
+def _train(texts: Iterable[str], vocab_size: int) -> str:
+    lib = require_tokenizers()
+    tokenizer = lib.Tokenizer(lib.models.BPE())
+    tokenizer.pre_tokenizer = lib.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = lib.decoders.ByteLevel()
+    trainer = lib.trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[_BOS, _EOS],
+        initial_alphabet=lib.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    # Other programs that load the file then start each text as our corpora do.
+    tokenizer.post_processor = lib.processors.TemplateProcessing(
+        single=f"{_BOS} $A",
+        pair=f"{_BOS} $A {_BOS} $B",
+        special_tokens=[(_BOS, tokenizer.token_to_id(_BOS))],
+    )
+    return tokenizer.to_str(pretty=True)
+
+
+def _write(file: Path, content: str) -> None:
+    """Whole or not at all: a reader never sees half a vocabulary."""
+    partial = file.with_name(file.name + ".tmp")
+    with open(partial, "w", encoding="utf-8") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+    partial.replace(file)

@@ -1,0 +1,6 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Encoders of documents."""
+
+from dovetail_data.encode.encoder import Encoder as Encoder
+from dovetail_data.encode.text import Text as Text

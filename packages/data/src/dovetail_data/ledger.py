@@ -1,0 +1,105 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The ledger of an unfinished corpus: which shards are whole, so that writing goes on from there.
+
+One line of JSON per finished shard, appended after the shard's files were renamed into place and
+their bytes reached the disk. A line cut off by a crash is dropped; its shard is written again,
+with the same bytes.
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+NAME = "ledger.jsonl"
+
+
+@contextmanager
+def open_ledger(directory: Path, *, identity: dict[str, Any]) -> Iterator["Ledger"]:
+    """The locked ledger of `directory`; its first line says what is being written.
+
+    identity: what must not change between the runs that write one corpus. ValueError when the
+    ledger there has another; RuntimeError while another process writes.
+    """
+    path = directory / NAME
+    strangers = [] if path.exists() else sorted(entry.name for entry in directory.iterdir())
+    if strangers:
+        raise ValueError(
+            f"a corpus must be written to an empty directory: got directory={directory} with "
+            f"{strangers[:3]}. Give another one."
+        )
+    with open(path, "a+b") as stream:
+        _lock(stream, directory)
+        lines = _read(stream, path)
+        ledger = Ledger(stream, lines[1:])
+        if lines:
+            check_identity(lines[0], identity, directory)
+        else:
+            ledger.write(identity)
+            sync_directory(directory)
+        yield ledger
+
+
+class Ledger:
+    """The lines of the finished shards, in order; `append` adds one."""
+
+    def __init__(self, stream: BinaryIO, lines: list[dict[str, Any]]) -> None:
+        self._stream = stream
+        self.lines = lines
+
+    def append(self, line: dict[str, Any]) -> None:
+        """Records a finished shard; on the disk when this returns."""
+        self.write(line)
+        self.lines.append(line)
+
+    def write(self, line: dict[str, Any]) -> None:
+        self._stream.write(json.dumps(line).encode() + b"\n")
+        self._stream.flush()
+        os.fsync(self._stream.fileno())
+
+
+def _lock(stream: BinaryIO, directory: Path) -> None:
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise RuntimeError(
+            f"one process at a time may write a corpus: got directory={directory}, which another "
+            "is writing. Wait for it, or give another directory."
+        ) from error
+
+
+def _read(stream: BinaryIO, path: Path) -> list[dict[str, Any]]:
+    stream.seek(0)
+    content = stream.read()
+    whole = content.rfind(b"\n") + 1
+    stream.truncate(whole)
+    try:
+        return [json.loads(line) for line in content[:whole].splitlines()]
+    except ValueError as error:
+        raise ValueError(
+            f"a ledger must hold JSON lines: got {path}: {error}. "
+            "Delete the directory and write it again."
+        ) from error
+
+
+def check_identity(found: dict[str, Any], expected: dict[str, Any], directory: Path) -> None:
+    """Raises ValueError that names what differs between a corpus on disk and this call."""
+    for name, value in expected.items():
+        if found.get(name) != value:
+            raise ValueError(
+                f"{directory} must be continued with the same {name}: got {name}={value!r}, it "
+                f"holds {found.get(name)!r}. Give another directory, or delete this one."
+            )
+
+
+def sync_directory(directory: Path) -> None:
+    """Makes renames and new names in `directory` survive a loss of power."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

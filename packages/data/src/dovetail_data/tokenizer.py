@@ -1,0 +1,231 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Text to ids and back: UTF-8 bytes, or a tokenizer.json of Hugging Face `tokenizers`.
+
+Text never yields a special id: a document that contains the characters "<|eos|>" is encoded like
+any other text, so that no input can end itself or open another role.
+"""
+
+import functools
+import hashlib
+import importlib
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+import numpy as np
+from jaxtyping import Int32
+
+_USUAL_BOS = ("<|bos|>", "<|begin_of_text|>", "<|startoftext|>", "<s>", "<bos>", "[BOS]")
+_USUAL_EOS = ("<|eos|>", "<|end_of_text|>", "<|endoftext|>", "</s>", "<eos>", "[EOS]")
+
+
+class Encoding:
+    """The ids of one text and, when asked for, the characters that each came from.
+
+    ids: i32[n]. spans: i32[n, 2], [start, stop) in characters; computed on first use, because
+    pretraining never looks at them and they cost as much as the ids.
+    """
+
+    def __init__(self, ids: np.ndarray, spans: Callable[[], np.ndarray]) -> None:
+        self.ids: Int32[np.ndarray, "n"] = ids
+        self._spans = spans
+
+    @functools.cached_property
+    def spans(self) -> Int32[np.ndarray, "n 2"]:
+        return self._spans()
+
+
+class Tokenizer(Protocol):
+    """What the encoders need of a tokenizer. Must pickle."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def bos_id(self) -> int | None: ...
+
+    @property
+    def eos_id(self) -> int: ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes when the ids of any text would."""
+        ...
+
+    def encode(self, texts: Sequence[str]) -> list[Encoding]:
+        """Without bos and eos: the encoder adds them."""
+        ...
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        """The text; special ids contribute nothing, bytes that are not UTF-8 become U+FFFD."""
+        ...
+
+
+class Bytes:
+    """One id per UTF-8 byte; bos 256, eos 257. Needs no training and no extra package."""
+
+    vocab_size = 258
+    bos_id: int | None = 256
+    eos_id = 257
+    fingerprint = "bytes/1"
+
+    def encode(self, texts: Sequence[str]) -> list[Encoding]:
+        return [_encode_bytes(text) for text in texts]
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        array = np.asarray(ids, np.int64)
+        return array[array < 256].astype(np.uint8).tobytes().decode("utf-8", errors="replace")
+
+
+def _encode_bytes(text: str) -> Encoding:
+    ids = np.frombuffer(_utf8(text), np.uint8).astype(np.int32)
+
+    def spans() -> np.ndarray:
+        continues = (ids & 0xC0) == 0x80
+        characters = np.cumsum(~continues, dtype=np.int32) - 1
+        return np.stack([characters, characters + 1], axis=1).astype(np.int32)
+
+    return Encoding(ids, spans)
+
+
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"text must be Unicode without lone surrogates: got {error.object[error.start]!r} at "
+            f'character {error.start}. Clean it: text.encode("utf-8", "replace").decode().'
+        ) from error
+
+
+class Pretrained:
+    """A tokenizer.json, or the directory that holds one.
+
+    bos, eos: the names of the special tokens, such as "</s>". By default those that
+    tokenizer_config.json beside it names, else the usual ones that the vocabulary has; a tokenizer
+    may have no bos, but must have an eos (ValueError). Needs the extra `tokenizers`.
+    """
+
+    def __init__(self, path: str | Path, *, bos: str | None = None, eos: str | None = None) -> None:
+        file = tokenizer_file(path)
+        if not file.is_file():
+            raise ValueError(
+                f"a tokenizer must exist: got path={str(path)!r} without {file.name}. Give a "
+                "tokenizer.json or its directory, or make one with train_bpe."
+            )
+        content = file.read_text(encoding="utf-8")
+        named = _named_specials(file.with_name("tokenizer_config.json"))
+        vocabulary = _load(content).get_vocab(with_added_tokens=True)
+        eos_id = _find(vocabulary, eos or named.get("eos_token"), _USUAL_EOS, argument="eos")
+        if eos_id is None:
+            raise ValueError(
+                f"a tokenizer must have an end-of-document token: got {file} with none of "
+                f'{list(_USUAL_EOS)}. Pass eos= its name, such as eos="<|im_end|>".'
+            )
+        self.eos_id: int = eos_id
+        self.bos_id = _find(vocabulary, bos or named.get("bos_token"), _USUAL_BOS, argument="bos")
+        self.vocab_size: int = max(vocabulary.values()) + 1
+        specials = f"{self.bos_id}/{self.eos_id}"
+        self.fingerprint = hashlib.sha256(f"{content}/{specials}".encode()).hexdigest()
+        self.content = content
+
+    @functools.cached_property
+    def _tokenizer(self) -> Any:
+        return _load(self.content)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A pickled `tokenizers.Tokenizer` forgets encode_special_tokens.
+        return {key: value for key, value in self.__dict__.items() if key != "_tokenizer"}
+
+    def encode(self, texts: Sequence[str]) -> list[Encoding]:
+        for text in texts:
+            if not text.isascii():
+                _utf8(text)
+        encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [
+            Encoding(np.array(one.ids, np.int32), functools.partial(self._spans, text))
+            for text, one in zip(texts, encoded, strict=True)
+        ]
+
+    def _spans(self, text: str) -> np.ndarray:
+        offsets = self._tokenizer.encode(text, add_special_tokens=False).offsets
+        return np.array(offsets, np.int32).reshape(-1, 2)
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        return self._tokenizer.decode(np.asarray(ids).tolist(), skip_special_tokens=True)
+
+
+def token_bytes(tokenizer: Bytes | Pretrained) -> Int32[np.ndarray, "V"]:
+    """i32[vocab_size]: the UTF-8 bytes that each id contributes to a text, 0 for special ids.
+
+    Bits per byte divides a loss by the sum of this over the targets. ValueError for a
+    tokenizer.json that is not byte-level.
+    """
+    if isinstance(tokenizer, Bytes):
+        return (np.arange(tokenizer.vocab_size) < 256).astype(np.int32)
+    content = json.loads(tokenizer.content)
+    decoder = content["decoder"] and content["decoder"]["type"]
+    if decoder != "ByteLevel":
+        raise ValueError(
+            f"the tokenizer must be byte-level to count bytes: got decoder={decoder!r}. "
+            "Count the bytes of its ids yourself and pass that array on."
+        )
+    counts = np.zeros(tokenizer.vocab_size, np.int32)
+    for token, i in content["model"]["vocab"].items():
+        counts[i] = len(token)  # byte-level: one character stands for one byte
+    for added in content["added_tokens"]:
+        counts[added["id"]] = 0 if added["special"] else len(added["content"].encode())
+    return counts
+
+
+def tokenizer_file(path: str | Path) -> Path:
+    """`path` itself if it names a .json file, else tokenizer.json in that directory."""
+    path = Path(path)
+    return path if path.suffix == ".json" else path / "tokenizer.json"
+
+
+def require_tokenizers() -> ModuleType:
+    try:
+        return importlib.import_module("tokenizers")
+    except ImportError as error:
+        raise ImportError(
+            "a tokenizer.json needs the package tokenizers, which is not installed: "
+            "pip install 'dovetail-data[tokenizers]'"
+        ) from error
+
+
+def _load(content: str) -> Any:
+    tokenizer = require_tokenizers().Tokenizer.from_str(content)
+    tokenizer.encode_special_tokens = True
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _named_specials(config: Path) -> dict[str, str]:
+    """bos_token and eos_token of a tokenizer_config.json; a name or {"content": name}."""
+    if not config.is_file():
+        return {}
+    fields = json.loads(config.read_text(encoding="utf-8"))
+    named = {key: fields.get(key) for key in ("bos_token", "eos_token")}
+    return {
+        key: value["content"] if isinstance(value, dict) else value
+        for key, value in named.items()
+        if value
+    }
+
+
+def _find(
+    vocabulary: dict[str, int], name: str | None, usual: Sequence[str], *, argument: str
+) -> int | None:
+    if name is None:
+        return next((vocabulary[token] for token in usual if token in vocabulary), None)
+    if name not in vocabulary:
+        raise ValueError(
+            f"{argument} must be in the vocabulary: got {argument}={name!r}. "
+            f"Pass {argument}= a token of the tokenizer.json."
+        )
+    return vocabulary[name]

@@ -1,0 +1,51 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""config.json as a `Config` and back."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from dovetail_models.config import Config
+from dovetail_models.families import FAMILIES
+from dovetail_models.hf.table import Keys, near
+
+
+def parse(values: Mapping[str, Any], *, allow: tuple[str, ...] = ()) -> Config:
+    """The `Config` that the keys describe; ValueError for a family or a key that is not known."""
+    keys = Keys(values)
+    kind = keys.take("model_type", required=True)
+    if kind not in FAMILIES:
+        raise ValueError(
+            f"model_type must be one of {sorted(FAMILIES)}, got model_type={kind!r}"
+            f"{near(kind, FAMILIES)}. Convert the model, or use the library that wrote it."
+        )
+    config = FAMILIES[kind].read(keys)
+    # How the weights are stored is told by the weights.
+    for name in ("dtype", "torch_dtype"):
+        keys.take(name)
+    return dataclasses.replace(config, extra=keys.extra(FAMILIES[kind].inert, allow))
+
+
+def describe(config: Config) -> dict[str, Any]:
+    """The keys that describe `config`; ValueError if its family cannot say all of it."""
+    if config.family not in FAMILIES:
+        raise ValueError(
+            f"Config.family must be one of {sorted(FAMILIES)}, got family={config.family!r}"
+            f"{near(config.family, FAMILIES)}. Build the config with a family's function."
+        )
+    extra = {name: json.loads(text) for name, text in config.extra}
+    keys = {**extra, "model_type": config.family, **FAMILIES[config.family].write(config)}
+    again = parse(keys, allow=tuple(extra))
+    if again != config:
+        lost = [
+            f"{field.name}={getattr(config, field.name)!r}"
+            for field in dataclasses.fields(config)
+            if getattr(again, field.name) != getattr(config, field.name)
+        ]
+        raise ValueError(
+            f"config.json of a {config.family} must be able to say the whole config, got "
+            f"{', '.join(lost)}. Make the layers as the family's function makes them."
+        )
+    return keys

@@ -1,0 +1,123 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Attention as its formula, and a contiguous cache for simple generation.
+
+This is what a decoder uses when it is given no attention, and what a faster one is compared with.
+It holds the whole [queries, keys] matrix of each head in float32.
+
+A cache entry of `dense_kv` is a pair (k, v) of [rows, length, kv_heads, head_dim]; slot i holds
+position i of that row's one sequence. A call writes its keys at `positions` and reads every slot up
+to the position of the query, so rows of unequal length share a batch: a slot beyond a row's own
+length is never read before it is written.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+from jaxtyping import Array, Bool, DTypeLike, Float, Int
+
+from dovetail_models.config import Config
+
+Entry = tuple[Array, Array]
+
+
+def attention(
+    q: Float[Array, "b t n h"],
+    k: Float[Array, "b s k h"],
+    v: Float[Array, "b s k g"],
+    *,
+    causal: bool,
+    positions: Int[Array, "b t"] | None,
+    segment_ids: Int[Array, "b t"] | None,
+    window: int | None,
+    soft_cap: float | None,
+    scale: float,
+    sinks: Float[Array, " n"] | None,
+    kv: Entry | None = None,
+) -> Any:
+    """`softmax(scale q kᵀ + mask) v`, each key-value head shared by n / k query heads.
+
+    A query sees the keys of its own segment, at most its own position if `causal`, and nearer than
+    `window` if that is given. Without positions the index in the row is the position. `soft_cap` c
+    bounds the logits as `c tanh(logits / c)`; `sinks` add to each head's denominator (StreamingLLM,
+    2309.17453, sec. 3.3, one learned logit per head). Softmax in float32, dtype of q out.
+
+    With `kv`, keys are written to that entry at `positions` (tokens of segment 0 are not) and the
+    result is (out, new entry); `segment_ids` then only tell padding from the row's one sequence.
+    """
+    if kv is None:
+        where = _index(q) if positions is None else positions
+        mask = _visible(where, where, causal=causal, window=window)
+        if segment_ids is not None:
+            mask &= segment_ids[:, :, None] == segment_ids[:, None, :]
+        return _attend(q, k, v, mask, soft_cap=soft_cap, scale=scale, sinks=sinks)
+    if not causal:
+        raise ValueError("A cache is read in order, so it needs causal=True, got causal=False.")
+    where = jnp.broadcast_to(_index(q) if positions is None else positions, q.shape[:2])
+    k, v = kv = _write(kv, k, v, where, segment_ids)
+    mask = _visible(where, _index(k), causal=True, window=window)
+    return _attend(q, k, v, mask, soft_cap=soft_cap, scale=scale, sinks=sinks), kv
+
+
+def dense_kv(
+    config: Config, *, rows: int, length: int, dtype: DTypeLike = jnp.float32
+) -> list[Entry]:
+    """An empty cache for `rows` sequences of up to `length` tokens: one entry per layer.
+
+    `dtype` is that of the model's weights. Positions from `length` on are refused when they are
+    concrete; under jit they are not stored, and the caller must not ask for them.
+    """
+    shapes = [(rows, length, la.attention.kv_heads, la.attention.head_dim) for la in config.layers]
+    return [(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for shape in shapes]
+
+
+def _index(x: Array) -> Int[Array, "1 t"]:
+    return jnp.arange(x.shape[1])[None]
+
+
+def _visible(
+    query: Int[Array, "#b t"], key: Int[Array, "#b s"], *, causal: bool, window: int | None
+) -> Bool[Array, "_ t s"]:
+    ahead = query[:, :, None] - key[:, None, :]
+    mask = ahead >= 0 if causal else jnp.ones_like(ahead, bool)
+    return mask if window is None else mask & (jnp.abs(ahead) < window)
+
+
+def _write(kv: Entry, k: Array, v: Array, where: Array, segment_ids: Array | None) -> Entry:
+    length = kv[0].shape[1]
+    if not isinstance(where, Tracer) and int(where.max()) >= length:
+        raise ValueError(
+            f"Every position must lie in the cache, got position={int(where.max())} with "
+            f"length={length}. Make it larger: dense_kv(config, rows=..., length=...)."
+        )
+    # A slot outside the cache is dropped by the scatter; negative ones would wrap.
+    padding = where < 0 if segment_ids is None else (where < 0) | (segment_ids == 0)
+    slot = jnp.where(padding, length, where)
+    row = jnp.arange(k.shape[0])[:, None]
+    keys = kv[0].at[row, slot].set(k.astype(kv[0].dtype), mode="drop")
+    values = kv[1].at[row, slot].set(v.astype(kv[1].dtype), mode="drop")
+    return keys, values
+
+
+def _attend(q, k, v, mask, *, soft_cap, scale, sinks) -> Array:
+    b, t, n, h = q.shape
+    heads = k.shape[2]
+    grouped = q.reshape(b, t, heads, n // heads, h)
+    logits = jnp.einsum("btkgh,bskh->bkgts", grouped, k, preferred_element_type=jnp.float32)
+    logits = logits * scale
+    if soft_cap is not None:
+        logits = soft_cap * jnp.tanh(logits / soft_cap)
+    logits = jnp.where(mask[:, None, None], logits, jnp.finfo(jnp.float32).min)
+    weights = _softmax(logits, sinks).astype(v.dtype)
+    out = jnp.einsum("bkgts,bskh->btkgh", weights, v, preferred_element_type=jnp.float32)
+    return out.reshape(b, t, n, v.shape[-1]).astype(q.dtype)
+
+
+def _softmax(logits: Float[Array, "b k g t s"], sinks: Float[Array, " n"] | None) -> Array:
+    if sinks is None:
+        return jax.nn.softmax(logits, axis=-1)
+    column = sinks.astype(jnp.float32).reshape(*logits.shape[1:3], 1, 1)
+    column = jnp.broadcast_to(column, (*logits.shape[:-1], 1))
+    return jax.nn.softmax(jnp.concatenate([logits, column], axis=-1), axis=-1)[..., :-1]

@@ -19,6 +19,7 @@ META = "stack"  # the folder of the meta-package, the only member that pins
 PYTHONS = ("3.11", "3.12")
 
 _REQUIREMENT = re.compile(r"^([A-Za-z0-9._-]+)\s*(?:\[([^\]]*)\])?\s*([^;]*?)\s*(?:;\s*(.*))?$")
+_LOWER_BOUND = re.compile(r">=[0-9][0-9.]*")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,23 +97,17 @@ def false_pins(root: Path = ROOT) -> list[str]:
     """Where the meta-package's pins lie, one sentence each; empty when it is honest.
 
     Each member must be pinned to the version in its own pyproject.toml (a workspace ignores the
-    specifiers of its members, so nothing else would notice), every pin must be exact, and every
-    other pin must be what constraints/ was tested with.
+    specifiers of its members, so nothing else would notice), and every other pin must be what
+    constraints/ was tested with. What only the command needs may have a lower bound instead.
     """
     everyone = members(root)
     versions = {m.name: m.version for m in everyone.values() if m.folder != META}
-    pins = everyone[META].dependencies
-    wrong = [
-        f"{p.name} is pinned as {p.specifier!r}, not as '==VERSION'"
-        for p in pins
-        if not re.fullmatch(r"==[0-9][^,*]*", p.specifier)
-    ]
-    pinned = {p.name: p.specifier.removeprefix("==") for p in pins if p.name in versions}
+    pins = [d for d in everyone[META].dependencies if not _LOWER_BOUND.fullmatch(d.specifier)]
+    wrong = []
+    found = {p.name: p.specifier for p in pins}
     for name, version in versions.items():
-        if name not in pinned:
-            wrong.append(f"{name} {version} is a member, but {META} does not pin it")
-        elif pinned[name] != version:
-            wrong.append(f"{name} is {version}, but {META} pins =={pinned[name]}")
+        if found.get(name) != f"=={version}":
+            wrong.append(f"{name} is {version}, but {META} pins {found.get(name, 'nothing')}")
     for python in PYTHONS:
         tested = constraints(python, root)
         for pin in pins:
@@ -121,7 +116,7 @@ def false_pins(root: Path = ROOT) -> list[str]:
             if pin.specifier != f"=={tested.get(pin.name)}":
                 wrong.append(
                     f"{pin.name} is constrained to {tested.get(pin.name)} on Python {python}, "
-                    f"but {META} pins {pin.specifier}"
+                    f"but {META} pins {pin.specifier or 'nothing'}"
                 )
     return wrong
 

@@ -4,11 +4,9 @@
 
 from dovetail_data.batch import Batch as Batch
 from dovetail_data.batch import check_batch as check_batch
-from dovetail_data.batches import Batches as Batches
 from dovetail_data.batches import batches as batches
 from dovetail_data.bpe import train_bpe as train_bpe
 from dovetail_data.corpus import Corpus as Corpus
-from dovetail_data.device import DeviceBatches as DeviceBatches
 from dovetail_data.device import to_device as to_device
 from dovetail_data.encode import Encoder as Encoder
 from dovetail_data.encode import Text as Text

@@ -74,7 +74,9 @@ class Job:
         return ids
 
 
-def encode_all(job: Job, chunks: Sequence[Chunk], *, workers: int) -> Generator[Encoded]:
+def encode_all(
+    job: Job, chunks: Sequence[Chunk], *, workers: int
+) -> Generator[Encoded, None, None]:
     """The encoded chunks, in the order of `chunks`."""
     if workers == 1:
         yield from map(job.encode, chunks)

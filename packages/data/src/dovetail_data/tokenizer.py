@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int32
@@ -38,6 +38,7 @@ class Encoding:
         return self._spans()
 
 
+@runtime_checkable
 class Tokenizer(Protocol):
     """What the encoders need of a tokenizer. Must pickle."""
 

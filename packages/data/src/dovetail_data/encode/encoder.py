@@ -3,13 +3,14 @@
 """What turns documents into arrays."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from dovetail_data.tokenizer import Tokenizer
 
 
+@runtime_checkable
 class Encoder(Protocol):
     """Documents to arrays. Must pickle, and must not depend on how documents are grouped."""
 

@@ -4,7 +4,7 @@
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,6 +25,7 @@ class Part:
         return self.stop - self.start
 
 
+@runtime_checkable
 class Source(Protocol):
     """Documents in an order fixed by the input alone. Must pickle: workers read parts of it."""
 

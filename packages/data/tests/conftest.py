@@ -1,0 +1,91 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Shapes and dtypes checked at run time, two CPU devices, and corpora of any lengths."""
+
+import os
+
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"  # before jax is imported
+
+import jaxtyping
+
+jaxtyping.install_import_hook("dovetail_data", "beartype.beartype")
+
+import jax
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+import itertools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dovetail_data
+from dovetail_data import Corpus, jsonl, write
+
+
+class Counting:
+    """A tokenizer and encoder whose documents are given by their lengths alone.
+
+    Every id of a corpus occurs once: id k follows id k - 1, so a pair names its place.
+    """
+
+    bos_id = None
+    eos_id = 0
+    fingerprint = "counting"
+
+    def __init__(self, *, vocab_size: int = 1 << 20) -> None:
+        self.vocab_size = vocab_size
+        self.tokenizer = self
+
+    def encode(self, texts):
+        raise AssertionError("not used")
+
+    def decode(self, ids):
+        raise AssertionError("not used")
+
+    def __call__(self, records):
+        ranges = [json.loads(record["text"]) for record in records]
+        return [{"tokens": np.arange(*ends, dtype=np.int32)} for ends in ranges]
+
+
+@pytest.fixture(scope="session")
+def counting():
+    return Counting
+
+
+@pytest.fixture(scope="session")
+def corpus_of(tmp_path_factory):
+    """corpus_of(lengths): document i has lengths[i] ids, counting on through the corpus."""
+
+    def make(lengths: Sequence[int], *, shard_bytes: int = 1 << 28) -> Corpus:
+        directory: Path = tmp_path_factory.mktemp("corpus")
+        ends = [0, *itertools.accumulate(lengths)]
+        lines = [json.dumps({"text": json.dumps(pair)}) for pair in itertools.pairwise(ends)]
+        (directory / "in.jsonl").write_text("\n".join(lines))
+        source = jsonl(directory / "in.jsonl")
+        return write(source, directory / "out", encoder=Counting(), shard_bytes=shard_bytes)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def bpe(tmp_path_factory):
+    """A byte-level BPE tokenizer trained on this package's sources."""
+    sources = sorted(Path(dovetail_data.__file__).parent.rglob("*.py"))
+    texts = (path.read_text() for path in sources)
+    return dovetail_data.train_bpe(texts, tmp_path_factory.mktemp("bpe"), vocab_size=700)
+
+
+def pairs_of(batch) -> np.ndarray:
+    """(token, target) of every slot that counts, in order of rows and slots."""
+    counts = batch["mask"] > 0
+    return np.stack([batch["tokens"][counts], batch["targets"][counts]], axis=1)
+
+
+@pytest.fixture(scope="session")
+def pairs():
+    return pairs_of

@@ -1,0 +1,83 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+import collections
+import itertools
+import math
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dovetail_data.order import Order, Permutation
+
+
+@given(n=st.integers(1, 3000), key=st.text(max_size=5))
+@settings(max_examples=60, deadline=None)
+def test_every_value_occurs_once(n, key):
+    values = Permutation(n, key=key)(np.arange(n))
+    np.testing.assert_array_equal(np.sort(values), np.arange(n))
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 16, 17, 65_536, 65_537])
+def test_a_bijection_at_the_edges_of_the_domain(n):
+    values = Permutation(n, key="edge")(np.arange(n))
+    np.testing.assert_array_equal(np.sort(values), np.arange(n))
+
+
+def test_one_place_needs_no_table():
+    n = 10**15
+    places = np.array([0, 1, n // 3, n - 1])
+    tracemalloc.start()
+    values = Permutation(n, key="far")(places)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 100_000  # bytes
+    assert len(set(values.tolist())) == 4
+    assert values.min() >= 0
+    assert values.max() < n
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5])
+def test_all_orders_of_a_few_rows_are_about_equally_likely(n):
+    draws = 300 * math.factorial(n)
+    seen = collections.Counter(
+        tuple(Permutation(n, key=str(key))(np.arange(n)).tolist()) for key in range(draws)
+    )
+    assert set(seen) == set(itertools.permutations(range(n)))
+    chi2 = sum((count - 300) ** 2 / 300 for count in seen.values())
+    degrees = math.factorial(n) - 1
+    assert chi2 < degrees + 5 * math.sqrt(2 * degrees)  # 5 standard deviations of chi squared
+
+
+def test_neighbours_are_scattered():
+    n = 10_007
+    values = Permutation(n, key="scatter")(np.arange(n))
+    distance = np.abs(np.diff(values)).mean()
+    # Two independent uniform draws are n/3 apart; the mean of n of them has deviation n/(4.2 sqrt n)
+    assert abs(distance - n / 3) < 5 * n / (4.2 * math.sqrt(n))
+    assert (values == np.arange(n)).sum() < 8  # fixed points of a random permutation: Poisson(1)
+
+
+def test_the_arithmetic_is_frozen():
+    """A change of these values changes the order of every run in progress: do not."""
+    assert Permutation(11, key="rows/0/0")(np.arange(11)).tolist() == []
+
+
+def test_each_epoch_has_every_row_once_and_its_own_order():
+    order = Order(97, seed=3)
+    places = np.arange(3 * 97)
+    epochs = order(places).reshape(3, 97)
+    np.testing.assert_array_equal(np.sort(epochs, axis=1), np.tile(np.arange(97), (3, 1)))
+    assert len({tuple(epoch) for epoch in epochs.tolist()}) == 3
+    np.testing.assert_array_equal(order(places[::-1]), epochs.reshape(-1)[::-1])
+
+
+def test_without_a_seed_the_order_is_that_of_the_rows():
+    np.testing.assert_array_equal(Order(3, seed=None)(np.arange(7)), [0, 1, 2, 0, 1, 2, 0])
+
+
+def test_no_rows_is_an_error():
+    with pytest.raises(ValueError, match=r"n >= 1 places: got n=0. Give more"):
+        Permutation(0, key="")

@@ -1,0 +1,284 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The loop of `Trainer.fit`: dispatch ahead, read late, and never save what was not checked.
+
+Steps n + 1 and n + 2 are on their way to the device before the loop waits for the result of step n.
+A save or a hook reads every result first, so a loss that is not finite is known before its state is
+used.
+"""
+
+import dataclasses
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dovetail_train.clock import Clock, Throughput
+from dovetail_train.hooks import Hook
+from dovetail_train.metrics import Metrics, first_non_finite, is_finite
+from dovetail_train.prefetch import Prefetch, Stateful
+from dovetail_train.sinks import Sink
+from dovetail_train.state import Split, State
+from dovetail_train.store import Store
+
+if TYPE_CHECKING:
+    from dovetail_train.trainer import Trainer
+
+_log = logging.getLogger(__name__)
+# Results are read this many steps late: one step runs, one is queued, and the device never waits.
+_LATE = 2
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Result:
+    """What `fit` leaves.
+
+    step: updates made in all. interrupted: whether `stop` ended the run before `steps`. scalars:
+    those of the last step that ran, empty if none had to. seconds: wall time by activity, those of
+    the runs that this one continued included (see `Clock`).
+    """
+
+    state: State
+    step: int
+    interrupted: bool
+    scalars: dict[str, float]
+    seconds: dict[str, float]
+
+
+class _Progress:
+    """What is saved beside the arrays and the data: the clock and the hooks that have a state."""
+
+    def __init__(self, clock: Clock, hooks: Sequence[Hook]) -> None:
+        self._clock = clock
+        self._hooks = [hook for hook in hooks if isinstance(hook, Stateful)]
+
+    def get_state(self) -> dict[str, Any]:
+        hooks = [[type(hook).__name__, hook.get_state()] for hook in self._hooks]
+        return {"clock": self._clock.get_state(), "hooks": hooks}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        saved = [name for name, _ in state["hooks"]]
+        given = [type(hook).__name__ for hook in self._hooks]
+        if saved != given:
+            raise ValueError(
+                f"a run must be resumed with the hooks whose state it saved, got hooks {given} "
+                f"where {saved} were saved; pass those hooks, in that order"
+            )
+        self._clock.set_state(state["clock"])
+        for hook, (_, value) in zip(self._hooks, state["hooks"], strict=True):
+            hook.set_state(value)
+
+
+class Run:
+    """One call of `fit`."""
+
+    def __init__(
+        self,
+        trainer: "Trainer",
+        data: Iterable[Any],
+        *,
+        parts: Split,
+        target: State,
+        init: Callable[[], State],
+        steps: int,
+        store: Store | None,
+        save_every: int | None,
+        sinks: Sequence[Sink],
+        hooks: Sequence[Hook],
+        stop: Callable[[int], bool] | None,
+    ) -> None:
+        iterator = iter(data)
+        _check(iterator, steps=steps, store=store, save_every=save_every)
+        self._trainer, self._steps, self._store, self._save_every = (
+            trainer,
+            steps,
+            store,
+            save_every,
+        )
+        self._sinks, self._hooks, self._stop = sinks, hooks, stop
+        self._clock, self._throughput = Clock(), Throughput()
+        self._progress = _Progress(self._clock, hooks)
+        self._data = Prefetch(iterator, trainer.place)
+        self._pending: deque[_Dispatched] = deque()
+        self._shapes: set[Any] = set()
+        self._scalars: dict[str, float] = {}
+        self._saved: int | None = None
+        self._given = parts.params
+        self._state = self._restore(target) or init()
+        self._start = int(self._state.step)
+
+    def _restore(self, target: State) -> State | None:
+        if self._store is None:
+            return None
+        found = self._store.restore(
+            params=target.params, train=_rest(target), data=self._data, hooks=self._progress
+        )
+        if found is None:
+            return None
+        state = State(params=found[1]["params"], **found[1]["train"])
+        self._saved = int(state.step)
+        _log.info("continuing from step %d", self._saved)
+        return state
+
+    def run(self) -> Result:
+        step, interrupted = self._start, False
+        try:
+            while step < self._steps and not interrupted:
+                self._advance(step)
+                step += 1
+                self._call_hooks(step)
+                interrupted = self._stop is not None and self._stop(step) and step < self._steps
+                if self._save_every and step % self._save_every == 0:
+                    self._save(step)
+            self._drain()
+            self._save(step)
+        finally:
+            self._clock.enter("save")
+            if self._store is not None:
+                self._store.wait()  # saves that were begun are finished, whatever ended the run
+        return Result(
+            state=self._state,
+            step=step,
+            interrupted=interrupted,
+            scalars=self._scalars,
+            seconds=self._clock.seconds(),
+        )
+
+    def _advance(self, step: int) -> None:
+        """Dispatches update `step`, fetches the next batch meanwhile, and reads an old result."""
+        batch = self._next_batch(step)
+        shapes = tuple((name, x.shape, x.dtype) for name, x in batch.items())
+        fresh = shapes not in self._shapes
+        if fresh:
+            self._begin_compile(batch)
+        self._state, metrics = self._trainer.step(self._state, batch)
+        self._clock.enter("step")
+        rows = next(iter(batch.values())).shape[0]
+        self._pending.append(
+            _Dispatched(step=step, metrics=metrics, rows=rows, batch=batch if fresh else None)
+        )
+        if fresh:
+            self._shapes.add(shapes)
+            self._drain()
+        if step + 1 < self._steps:
+            self._fetch()
+        while self._pending and (len(self._pending) > _LATE or self._pending[0].is_ready()):
+            self._read()
+
+    def _begin_compile(self, batch: Any) -> None:
+        self._drain()
+        self._clock.enter("compile")
+        if not self._shapes:
+            flops, peak = self._trainer.rates(self._state, batch)
+            self._throughput = Throughput(flops=flops, peak_flops=peak)
+        self._throughput.pause()
+
+    def _next_batch(self, step: int) -> Any:
+        self._fetch()
+        for batch in self._data:
+            return batch
+        self._save(step)
+        raise ValueError(
+            f"data must give a batch for each of the steps, got {step - self._start} batches from "
+            f"step {self._start} on where steps={self._steps}; repeat the data or pass steps={step}"
+        )
+
+    def _fetch(self) -> None:
+        self._clock.enter("step")
+        self._data.fill()
+        if not self._pending or self._pending[-1].is_ready():
+            self._clock.charge("data")
+
+    def _call_hooks(self, step: int) -> None:
+        due = [hook for hook in self._hooks if step % hook.every == 0]
+        if not due:
+            return
+        self._drain()
+        self._clock.enter("hooks")
+        for hook in due:
+            self._write(step, hook(self._trainer, self._state, step))
+        self._clock.enter("step")
+        self._throughput.resume()
+
+    def _save(self, step: int) -> None:
+        if self._store is None or self._saved == step:
+            return
+        self._drain()
+        self._clock.enter("save")
+        self._store.save(
+            step,
+            params=self._state.params,
+            train=_rest(self._state),
+            data=self._data,
+            hooks=self._progress,
+        )
+        self._saved = step
+        self._clock.enter("step")
+        self._throughput.resume()
+
+    def _drain(self) -> None:
+        while self._pending:
+            self._read()
+
+    def _read(self) -> None:
+        done = self._pending.popleft()
+        scalars = done.metrics.read()
+        if not is_finite(scalars):
+            raise RuntimeError(self._non_finite(done, scalars))
+        scalars |= self._throughput.result(tokens=scalars.get("tokens"), rows=done.rows)
+        scalars["goodput"] = self._clock.goodput()
+        self._scalars = scalars
+        self._write(done.step, scalars)
+
+    def _write(self, step: int, scalars: Mapping[str, float]) -> None:
+        for sink in self._sinks:
+            sink.write(step, scalars)
+
+    def _non_finite(self, done: "_Dispatched", scalars: dict[str, float]) -> str:
+        where = first_non_finite({"batch": done.batch or {}})
+        if where is None and done.step == 0:
+            where = first_non_finite({"params": self._given})
+        if where is None:
+            where = done.metrics.non_finite_gradient(self._given)
+        saved = "nothing was saved" if self._saved is None else f"step {self._saved} is saved"
+        return (
+            f"the loss and its gradient must be finite, got loss={scalars['loss']}, "
+            f"grad_norm={scalars['grad_norm']} at step {done.step}, first in {where} ({saved}); "
+            f"look at that step's batch, or lower the learning rate"
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Dispatched:
+    """A step on its way; of the first step of each shape, its batch too."""
+
+    step: int
+    metrics: Metrics
+    rows: int
+    batch: Any
+
+    def is_ready(self) -> bool:
+        return self.metrics.scalars["loss"].is_ready()
+
+
+def _rest(state: State) -> dict[str, Any]:
+    """The item `train`: everything but the parameters, which other programs read alone."""
+    return {"step": state.step, "frozen": state.frozen, "rest": state.rest, "opt": state.opt}
+
+
+def _check(iterator: Any, *, steps: int, store: Store | None, save_every: int | None) -> None:
+    if steps < 1 or (save_every is not None and save_every < 1):
+        raise ValueError(
+            f"steps and save_every must be at least 1, got steps={steps}, "
+            f"save_every={save_every}; write save_every=None to save at the end alone"
+        )
+    if save_every is not None and store is None:
+        raise ValueError(
+            f"save_every needs a store, got save_every={save_every}, store=None; "
+            f'pass store=OrbaxStore("DIR") or leave save_every out'
+        )
+    if store is not None and not isinstance(iterator, Stateful):
+        raise ValueError(
+            f"data must have get_state and set_state to be resumed from a store, got an "
+            f"iterator {type(iterator).__name__}; pass such an iterator or store=None"
+        )

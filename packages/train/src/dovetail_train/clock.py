@@ -1,0 +1,99 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Where the time of a run went, and how long a step took.
+
+Steps are dispatched ahead of the device, so the time of a call says nothing. The only honest clock
+is the arrival of results: a step's time is the distance between its result and the one before.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any, Literal, get_args
+
+Activity = Literal["init", "compile", "step", "data", "hooks", "save"]
+
+
+class Clock:
+    """Seconds of wall time by activity; exactly one activity runs at a time, so they sum to it.
+
+    init: building or restoring the state. compile: calls that compiled a step, without its run.
+    step: the device had work (fetching a batch meanwhile is free and counts here). data: fetching
+    a batch after which the device had none. hooks, save: the loop waited for them. A clock is
+    Stateful: with `set_state` it continues the account of the run that it was saved from.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self._now = now
+        self._since = now()
+        self._activity: Activity = "init"
+        self._seconds: dict[str, float] = dict.fromkeys(get_args(Activity), 0.0)
+
+    def enter(self, activity: Activity) -> None:
+        """Ends the current activity and begins another."""
+        now = self._now()
+        self._seconds[self._activity] += now - self._since
+        self._activity, self._since = activity, now
+
+    def charge(self, activity: Activity) -> None:
+        """Gives the time since the last `enter` or `charge` to an activity that is not current."""
+        now = self._now()
+        self._seconds[activity] += now - self._since
+        self._since = now
+
+    def seconds(self) -> dict[str, float]:
+        """Seconds by activity up to now."""
+        self.enter(self._activity)
+        return dict(self._seconds)
+
+    def goodput(self) -> float:
+        """The part of the wall time in which steps ran."""
+        seconds = self.seconds()
+        return seconds["step"] / max(sum(seconds.values()), 1e-9)  # a clock may not have ticked yet
+
+    def get_state(self) -> dict[str, Any]:
+        return self.seconds()
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        for activity, seconds in state.items():
+            self._seconds[activity] += seconds
+
+
+class Throughput:
+    """Step times from the arrival of results, and what follows from them.
+
+    flops: of one step over the whole batch; peak_flops: per second, of all devices together.
+    """
+
+    def __init__(
+        self,
+        *,
+        flops: float | None = None,
+        peak_flops: float | None = None,
+        now: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._flops, self._peak, self._now = flops, peak_flops, now
+        self._last: float | None = None
+
+    def pause(self) -> None:
+        """What follows is not training (a compilation): the next result has no step time."""
+        self._last = None
+
+    def resume(self) -> None:
+        """The device is idle and training goes on from now."""
+        self._last = self._now()
+
+    def result(self, *, tokens: float | None, rows: int) -> dict[str, float]:
+        """The scalars of a step whose result has just arrived; empty after a pause.
+
+        `tokens_per_s` counts the positions of the batch with mask > 0, not padding; a batch
+        without a mask has `rows_per_s`. `mfu` needs flops and peak_flops.
+        """
+        last, self._last = self._last, self._now()
+        if last is None:
+            return {}
+        step_s = max(self._last - last, 1e-9)  # two results may be read within one clock tick
+        unit, amount = ("rows", rows) if tokens is None else ("tokens", tokens)
+        scalars = {"step_time_s": step_s, f"{unit}_per_s": amount / step_s}
+        if self._flops is not None and self._peak is not None:
+            scalars["mfu"] = self._flops / step_s / self._peak
+        return scalars

@@ -1,0 +1,120 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Held-out means in the loop, and bits per byte, which compares models of different tokenizers."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Int
+
+from dovetail_train.loss import token_sums
+from dovetail_train.state import State
+from dovetail_train.step import Batch, Loss, Term, terms_of
+
+if TYPE_CHECKING:
+    from dovetail_train.trainer import Trainer
+
+
+class BitsPerByte:
+    """A loss to evaluate: (Σ mask·nll / ln 2, Σ mask·bytes of the target).
+
+    token_bytes: how many bytes of text each token stands for; 0 for special tokens, whose bits
+    still count: an end of document is information too. Each byte must be the target of one
+    position with mask 1, and the mask otherwise 0, for the ratio to be that of the text.
+    attention and chunk as in `lm_loss`.
+    """
+
+    def __init__(
+        self,
+        token_bytes: Int[np.ndarray, " V"],
+        *,
+        attention: Callable[..., Any] | None = None,
+        chunk: int = 1024,
+    ) -> None:
+        if token_bytes.ndim != 1 or token_bytes.size == 0 or token_bytes.min() < 0:
+            raise ValueError(
+                f"token_bytes must be one count >= 0 per token, got shape {token_bytes.shape} "
+                f"with minimum {token_bytes.min(initial=0)}; give 0 for special tokens"
+            )
+        self._token_bytes = np.asarray(token_bytes, np.float32)
+        self._attention, self._chunk = attention, chunk
+
+    def __call__(self, model: Any, batch: Batch, *, key: Any) -> Term:
+        del key  # nothing here is random
+        nll, _, _ = token_sums(model, batch, attention=self._attention, chunk=self._chunk)
+        targets = jnp.where(batch["mask"] > 0, batch["targets"], 0)
+        sizes = jnp.asarray(self._token_bytes)[targets]
+        return nll / math.log(2), (batch["mask"] * sizes).sum()
+
+
+class Eval:
+    """A hook: means over `batches` at every `every`-th step, as "eval/NAME".
+
+    batches: an iterable that gives the same batches each time it is iterated. Rows are divided as
+    in training, without microbatches. metrics: losses by name; a loss of several terms gives
+    "eval/NAME/TERM". The model is in evaluation mode (`nnx.Module.eval`) and in the trainer's
+    precision. A mean is Σ sum / Σ count over all batches, summed in float64 on the host.
+    """
+
+    def __init__(
+        self, batches: Iterable[Batch], *, every: int, metrics: Mapping[str, Loss]
+    ) -> None:
+        if isinstance(batches, Iterator):
+            raise ValueError(
+                f"batches must give the same batches each time, got an iterator "
+                f"{type(batches).__name__} that ends; pass a list or an object with __iter__"
+            )
+        if every < 1 or not metrics:
+            raise ValueError(
+                f"every must be at least 1 and metrics not empty, got every={every}, "
+                f'metrics={dict(metrics)}; write Eval(batches, every=100, metrics={{"loss": loss}})'
+            )
+        self.every = every
+        self._batches, self._metrics = batches, dict(metrics)
+        self._compiled: tuple[Any, Callable[..., Any]] | None = None
+
+    def __call__(self, trainer: "Trainer", state: State, step: int) -> dict[str, float]:
+        key = jax.random.fold_in(jax.random.key(trainer.seed), step)
+        compute = self._compute_for(trainer)
+        with jax.set_mesh(trainer.mesh):
+            parts = [compute(state, trainer.place(batch), key) for batch in self._batches]
+        if not parts:
+            raise ValueError(
+                f"batches must give at least one batch, got none at step {step}; "
+                f"pass held-out data or leave Eval out"
+            )
+        sums: dict[str, np.ndarray] = {}
+        for part in jax.device_get(parts):
+            for name, term in part.items():
+                sums[name] = sums.get(name, np.zeros(2)) + np.asarray(term, np.float64)
+        return {f"eval/{name}": _ratio(name, term, step) for name, term in sums.items()}
+
+    def _compute_for(self, trainer: "Trainer") -> Callable[..., Any]:
+        if self._compiled is None or self._compiled[0] is not trainer:
+            self._compiled = (trainer, jax.jit(lambda *args: self._terms(trainer, *args)))
+        return self._compiled[1]
+
+    def _terms(self, trainer: "Trainer", state: State, batch: Batch, key: Any) -> dict[str, Term]:
+        found = {}
+        for name, metric in self._metrics.items():
+            model: nnx.Module = trainer.model(state, cast=True)
+            model.eval()
+            value = metric(model, batch, key=key)
+            nested = isinstance(value, Mapping)
+            for term_name, term in terms_of(value).items():
+                found[f"{name}/{term_name}" if nested else name] = term
+        return found
+
+
+def _ratio(name: str, term: np.ndarray, step: int) -> float:
+    if term[1] == 0:
+        raise ValueError(
+            f"the counts of an evaluation must not all be 0, got {name} count=0 at step {step}; "
+            f"check the mask of the evaluation batches"
+        )
+    return float(term[0] / term[1])

@@ -1,0 +1,118 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Floating-point operations of a function, counted from its jaxpr.
+
+XLA's own cost analysis counts the body of a loop once and cannot see what was recomputed. Here a
+scan counts times its length and `jax.checkpoint`'s second forward pass is told apart, so that both
+conventions can be printed: model FLOPs (MFU, PaLM appendix B) and hardware FLOPs.
+"""
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+# What JAX names the part of a backward pass that computes the forward pass again.
+_AGAIN = "rematted_computation"
+# Calls whose work the jaxpr does not show.
+_OPAQUE = (
+    "ffi_call",
+    "io_callback",
+    "pallas_call",
+    "pure_callback",
+    "ragged_dot_general",
+    "triton_kernel_call",
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flops:
+    """Counts of multiplications and additions in products (a product of [m,k] and [k,n]: 2·m·k·n).
+
+    model: without what is recomputed. recomputed: what `jax.checkpoint` computes again. opaque:
+    how often each primitive occurs that hides its work (kernels, loops of unknown length); when
+    there is any, the counts are too low.
+    """
+
+    model: int
+    recomputed: int
+    opaque: Mapping[str, int]
+
+
+def count_flops(fn: Callable[..., Any], *args: Any) -> Flops:
+    """The products of `fn(*args)`; only shapes are read, nothing is computed.
+
+    Products are counted as they are written: attention that masks half of its scores counts
+    whole. Of `jax.lax.cond`, the dearest branch. Elementwise work is not counted.
+    """
+    jaxpr = jax.make_jaxpr(fn)(*args).jaxpr
+    counts: Counter[str] = Counter()
+    opaque: Counter[str] = Counter()
+    _walk(jaxpr, 1, False, counts, opaque)
+    return Flops(model=counts["model"], recomputed=counts["again"], opaque=dict(opaque))
+
+
+def _walk(jaxpr: Any, times: int, again: bool, counts: Counter[str], opaque: Counter[str]) -> None:
+    for eqn in jaxpr.eqns:
+        name = eqn.primitive.name
+        repeated = again or _AGAIN in str(eqn.source_info.name_stack)
+        if name in _PRODUCTS:
+            counts["again" if repeated else "model"] += times * _PRODUCTS[name](eqn)
+        elif name in _OPAQUE:
+            opaque[name] += times
+        elif name == "cond":
+            _walk_dearest(eqn.params["branches"], times, repeated, counts, opaque)
+        else:
+            if name == "while":
+                opaque[name] += times
+            inside = times * (eqn.params["length"] if name == "scan" else 1)
+            if name == "shard_map":
+                sizes = eqn.params["mesh"].shape
+                inside *= math.prod(sizes[axis] for axis in eqn.params["manual_axes"])
+            for inner in _inner(eqn):
+                _walk(inner, inside, repeated, counts, opaque)
+
+
+def _walk_dearest(
+    branches: Any, times: int, again: bool, counts: Counter[str], opaque: Counter[str]
+) -> None:
+    tried = []
+    for branch in branches:
+        tried.append((Counter(), Counter()))
+        _walk(branch.jaxpr, times, again, *tried[-1])
+    dearest = max(tried, key=lambda pair: pair[0].total())
+    counts.update(dearest[0])
+    opaque.update(dearest[1])
+
+
+def _inner(eqn: Any) -> list[Any]:
+    """The jaxprs that an equation runs; of a custom derivative, the call alone."""
+    if "call_jaxpr" in eqn.params:
+        found = [eqn.params["call_jaxpr"]]
+    else:
+        values = [v if isinstance(v, (tuple, list)) else (v,) for v in eqn.params.values()]
+        found = [x for value in values for x in value]
+    jaxprs = [getattr(x, "jaxpr", x) for x in found]  # a ClosedJaxpr wraps one
+    return [x for x in jaxprs if hasattr(x, "eqns")]
+
+
+def _dot(eqn: Any) -> int:
+    (contract, _), _ = eqn.params["dimension_numbers"]
+    left = eqn.invars[0].aval.shape
+    return 2 * math.prod(eqn.outvars[0].aval.shape) * math.prod(left[i] for i in contract)
+
+
+def _convolution(eqn: Any) -> int:
+    kernel = eqn.invars[1].aval.shape
+    features = eqn.params["dimension_numbers"].rhs_spec[0]
+    taps = math.prod(size for i, size in enumerate(kernel) if i != features)
+    return 2 * math.prod(eqn.outvars[0].aval.shape) * taps
+
+
+_PRODUCTS: dict[str, Callable[[Any], int]] = {
+    "dot_general": _dot,
+    "conv_general_dilated": _convolution,
+}

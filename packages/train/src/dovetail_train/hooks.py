@@ -1,0 +1,23 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""What the training loop calls every so many steps."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol
+
+from dovetail_train.state import State
+
+if TYPE_CHECKING:
+    from dovetail_train.trainer import Trainer
+
+
+class Hook(Protocol):
+    """Called after every `every`-th update, with the number of updates made; returns scalars.
+
+    The scalars go to the sinks under that number. The state must not be kept: the next step
+    donates it. A hook that also has get_state and set_state (JSON) is saved with the run.
+    """
+
+    every: int
+
+    def __call__(self, trainer: "Trainer", state: State, step: int) -> Mapping[str, float]: ...

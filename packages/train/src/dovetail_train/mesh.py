@@ -1,0 +1,92 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Device meshes with fixed axis names, and where the arrays of a module without names go."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from flax import nnx
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+# Outermost first: the axes that talk most lie innermost, on the nearest devices.
+AXES = ("stage", "data", "fsdp", "expert", "context", "tensor")
+# The axes that split the rows of a batch.
+BATCH_AXES = ("data", "fsdp", "expert")
+
+
+def make_mesh(
+    *,
+    data: int = 1,
+    fsdp: int = -1,
+    tensor: int = 1,
+    context: int = 1,
+    expert: int = 1,
+    stage: int = 1,
+    devices: Sequence[Any] | None = None,
+) -> Mesh:
+    """A mesh of all six axes (AxisType.Auto), where an axis of -1 takes the devices that remain.
+
+    devices: all of `jax.devices()` when None. Raises ValueError when the product of the axes is
+    not the number of devices. A plain `jax.make_mesh` would be Explicit, which changes the
+    meaning of every operation of a model.
+    """
+    devices = jax.devices() if devices is None else list(devices)
+    sizes = {
+        "stage": stage,
+        "data": data,
+        "fsdp": fsdp,
+        "expert": expert,
+        "context": context,
+        "tensor": tensor,
+    }
+    given = ", ".join(f"{name}={size}" for name, size in sizes.items())
+    fills = [name for name, size in sizes.items() if size == -1]
+    if len(fills) > 1 or any(size < 1 and size != -1 for size in sizes.values()):
+        raise ValueError(
+            f"every axis must be positive and at most one may be -1, got {given}; "
+            f"write for example make_mesh(data=-1, fsdp=1)"
+        )
+    known = math.prod(size for size in sizes.values() if size != -1)
+    if fills and len(devices) % known == 0:
+        sizes[fills[0]] = len(devices) // known
+    elif known != len(devices) or fills:
+        raise ValueError(
+            f"the product of the axes must {'divide' if fills else 'be'} the number of devices, "
+            f"got {given} for {len(devices)} devices; change an axis or pass devices="
+        )
+    shape = tuple(sizes[name] for name in AXES)
+    return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
+
+
+def fsdp_shardings(module: nnx.Module, mesh: Mesh, *, min_size: int = 65536) -> nnx.State:
+    """NamedShardings for `nnx.state(module)`: the largest dimension that divides goes over fsdp.
+
+    Arrays of fewer than min_size elements are replicated: gathering them costs more than holding
+    them. Only shapes are read, so an abstract module will do. Usable with `jax.device_put` and as
+    the `out_shardings` of `jax.jit`.
+    """
+    return jax.tree.map(
+        lambda leaf: sharding_by_shape(leaf.shape, mesh, min_size=min_size), nnx.state(module)
+    )
+
+
+def sharding_by_shape(shape: tuple[int, ...], mesh: Mesh, *, min_size: int) -> NamedSharding:
+    """The largest dimension divisible by the fsdp axis over it (the first of equals), or none."""
+    parts = mesh.shape.get("fsdp", 1)
+    fitting = [i for i, size in enumerate(shape) if size % parts == 0]
+    if parts == 1 or not fitting or math.prod(shape) < min_size:
+        return NamedSharding(mesh, PartitionSpec())
+    widest = max(fitting, key=lambda i: shape[i])
+    return NamedSharding(mesh, PartitionSpec(*[None] * widest, "fsdp"))
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """Rows over those of (data, fsdp, expert) that the mesh has."""
+    return NamedSharding(mesh, PartitionSpec(tuple(a for a in BATCH_AXES if a in mesh.shape)))
+
+
+def row_shards(axis_sizes: dict[str, int]) -> int:
+    """Into how many parts the rows of a batch are split."""
+    return math.prod(axis_sizes.get(axis, 1) for axis in BATCH_AXES)

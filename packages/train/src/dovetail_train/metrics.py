@@ -1,0 +1,53 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a step reports: scalars that stay on the device until someone reads them."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dovetail_train.precision import leaf_name
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Metrics:
+    """The results of one step, on the device; reading them waits for the step.
+
+    scalars: f32[] by name: "loss" (Σ weight·sum/count), "grad_norm", "count" (or, for a loss of several terms,
+    "loss/NAME" and "count/NAME"), and "tokens" when the batch has a mask: how many are > 0. A term
+    whose count is 0 contributes 0. grad_norms: f32[leaves], the norm of the gradient of each parameter, in the
+    order of `jax.tree.leaves`.
+    """
+
+    scalars: dict[str, Any]
+    grad_norms: Any
+
+    def read(self) -> dict[str, float]:
+        """The scalars as Python floats; waits for the step."""
+        return {name: float(x) for name, x in jax.device_get(self.scalars).items()}
+
+    def non_finite_gradient(self, params: Any) -> str | None:
+        """The name of the first parameter whose gradient is not finite."""
+        norms = jax.device_get(self.grad_norms)
+        leaves = jax.tree_util.tree_leaves_with_path(params)
+        for (path, _), norm in zip(leaves, norms, strict=True):
+            if not math.isfinite(norm):
+                return f"the gradient of {leaf_name(path)}"
+        return None
+
+
+def is_finite(scalars: dict[str, float]) -> bool:
+    """Whether the loss and the gradient norm are, hence the update was."""
+    return math.isfinite(scalars["loss"]) and math.isfinite(scalars["grad_norm"])
+
+
+def first_non_finite(tree: Any) -> str | None:
+    """The name of the first float leaf that has a NaN or an infinity; reads every leaf."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if jnp.issubdtype(leaf.dtype, jnp.floating) and not jnp.isfinite(leaf).all():
+            return leaf_name(path)
+    return None

@@ -1,0 +1,175 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a run carries from step to step, as one pytree of arrays with shardings."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from dovetail_train.mesh import sharding_by_shape
+from dovetail_train.precision import leaf_name
+
+# Below this many elements a parameter is replicated; the default of `fsdp_shardings`.
+_MIN_SIZE = 65536
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class State:
+    """The state after `step` updates. Nested dicts of arrays, named as in the module.
+
+    step: i32[], how many updates were made. params: the trained parameters. frozen: the parameters that
+    `trainable` left out; they never change. rest: every other Variable of the module (batch
+    statistics, random streams). opt: what the Optax transformation keeps.
+    """
+
+    step: Any
+    params: Any
+    frozen: Any
+    rest: Any
+    opt: Any
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Split:
+    """A module taken apart once: its definition, its arrays, and where each is to lie."""
+
+    graphdef: Any
+    params: Any
+    frozen: Any
+    rest: Any
+    shardings: State
+
+    def merge(self, params: Any, frozen: Any, rest: Any) -> nnx.Module:
+        return nnx.merge(self.graphdef, params, frozen, rest)
+
+
+def split(
+    model: nnx.Module, tx: optax.GradientTransformation, *, trainable: Any, mesh: Mesh
+) -> Split:
+    """Takes the module apart and decides every sharding; nothing is moved or computed.
+
+    Raises ValueError when `trainable` matches nothing, an array lies on another mesh, or the
+    transformation would change the dtype or the tree of its own state.
+    """
+    graphdef, *states = nnx.split(model, trainable, nnx.Param, ...)
+    params, frozen, rest = (nnx.to_pure_dict(state) for state in states)
+    if not jax.tree.leaves(params):
+        raise ValueError(
+            f"trainable must match at least one Variable of the model, got "
+            f"trainable={trainable!r} for {type(model).__name__}; pass a Variable type such as "
+            f"nnx.Param or another filter of flax.nnx"
+        )
+
+    def placed(tree: Any, *, by_shape: bool) -> Any:
+        return jax.tree_util.tree_map_with_path(
+            lambda path, x: _sharding(leaf_name(path), x, mesh, by_shape=by_shape), tree
+        )
+
+    param_shardings = placed(params, by_shape=True)
+    shardings = State(
+        step=NamedSharding(mesh, PartitionSpec()),
+        params=param_shardings,
+        frozen=placed(frozen, by_shape=True),
+        rest=placed(rest, by_shape=False),
+        opt=_opt_shardings(tx, params, param_shardings, mesh),
+    )
+    return Split(graphdef=graphdef, params=params, frozen=frozen, rest=rest, shardings=shardings)
+
+
+def build(parts: Split, tx: optax.GradientTransformation) -> State:
+    """The state before the first update. Copies: the module stays usable after a donation."""
+
+    def put(tree: Any, shardings: Any) -> Any:
+        return jax.tree.map(lambda x, s: jax.device_put(x, s, may_alias=False), tree, shardings)
+
+    at = parts.shardings
+    params = put(parts.params, at.params)
+    return State(
+        step=jax.device_put(np.int32(0), at.step),
+        params=params,
+        frozen=put(parts.frozen, at.frozen),
+        rest=put(parts.rest, at.rest),
+        opt=jax.jit(lambda p: _strong(tx.init(p)), out_shardings=at.opt)(params),
+    )
+
+
+def abstract(parts: Split, tx: optax.GradientTransformation) -> State:
+    """The state as ShapeDtypeStructs with shardings: what a store restores into."""
+
+    def like(tree: Any, shardings: Any) -> Any:
+        return jax.tree.map(
+            lambda x, s: jax.ShapeDtypeStruct(jnp.shape(x), x.dtype, sharding=s), tree, shardings
+        )
+
+    at = parts.shardings
+    return State(
+        step=jax.ShapeDtypeStruct((), jnp.int32, sharding=at.step),
+        params=like(parts.params, at.params),
+        frozen=like(parts.frozen, at.frozen),
+        rest=like(parts.rest, at.rest),
+        opt=like(jax.eval_shape(tx.init, parts.params), at.opt),
+    )
+
+
+def _sharding(name: str, x: Any, mesh: Mesh, *, by_shape: bool) -> NamedSharding:
+    now = getattr(x, "sharding", None)  # a NumPy array has none
+    if isinstance(now, NamedSharding) and now.mesh == mesh:
+        return now
+    if isinstance(now, NamedSharding) and now.mesh.size > 1:
+        raise ValueError(
+            f"arrays of the model must lie on the trainer's mesh {dict(mesh.shape)}, got {name!r} "
+            f"on {dict(now.mesh.shape)}; pass that mesh as Trainer(mesh=...)"
+        )
+    if by_shape:
+        return sharding_by_shape(jnp.shape(x), mesh, min_size=_MIN_SIZE)
+    return NamedSharding(mesh, PartitionSpec())
+
+
+def _opt_shardings(
+    tx: optax.GradientTransformation, params: Any, shardings: Any, mesh: Mesh
+) -> Any:
+    """Optimizer leaves shaped like a parameter inherit its sharding; the others are replicated."""
+    opt = jax.eval_shape(tx.init, params)
+    _, after = jax.eval_shape(tx.update, params, opt, params)
+    _check_opt(opt, after)
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    like = jax.tree.map(lambda x, s: (jnp.shape(x), s), params, shardings)
+
+    def inherit(leaf: Any, parameter: tuple[tuple[int, ...], NamedSharding]) -> NamedSharding:
+        # Factored statistics (Adafactor's rows and columns) have a shape of their own.
+        return parameter[1] if leaf.shape == parameter[0] else everywhere
+
+    return optax.tree_utils.tree_map_params(
+        tx, inherit, opt, like, transform_non_params=lambda _: everywhere
+    )
+
+
+def _check_opt(before: Any, after: Any) -> None:
+    if jax.tree.structure(before) != jax.tree.structure(after):
+        raise ValueError(
+            f"tx.update must return a state of the tree that tx.init made, got "
+            f"{jax.tree.structure(after)} after {jax.tree.structure(before)}; "
+            f"mend the transformation"
+        )
+    leaves = jax.tree_util.tree_leaves_with_path(before)
+    for (path, x), y in zip(leaves, jax.tree.leaves(after), strict=True):
+        if (x.shape, x.dtype) != (y.shape, y.dtype):
+            raise ValueError(
+                f"tx must keep the dtype and shape of its state, got {leaf_name(path)}: "
+                f"{x.dtype}{list(x.shape)} becomes {y.dtype}{list(y.shape)}; give the "
+                f"transformation a dtype (such as mu_dtype=) or parameters of that dtype"
+            )
+
+
+def _strong(tree: Any) -> Any:
+    """Without weak types, which would make the second step compile again."""
+    return jax.tree.map(
+        lambda x: jax.lax.convert_element_type(x, x.dtype) if jax.typeof(x).weak_type else x, tree
+    )

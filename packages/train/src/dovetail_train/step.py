@@ -1,0 +1,195 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""One optimizer step as a pure function: exact gradients over microbatches, then the update.
+
+The gradient is that of Σ wₖ·sumₖ/Nₖ with each count Nₖ taken over the whole batch, whatever the
+number of microbatches. A mean of the microbatches' means would weigh a token by how many others
+share its microbatch. So the counts come first, from a pass that computes nothing else (XLA removes
+the rest of it), and a second pass adds up gradients that are already divided by them.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import Array, Float
+
+from dovetail_train.metrics import Metrics
+from dovetail_train.precision import Precision
+from dovetail_train.state import Split, State
+
+Term = tuple[Any, Any]  # (sum f32[], count f32[])
+Batch = Mapping[str, Any]  # arrays [rows, ...]
+_ONE = "loss"  # the name of the only term of a loss that returns no mapping
+
+
+class Loss(Protocol):
+    """The sum of a batch's losses and the count that divides it, or a mapping of such by name.
+
+    Both are float32 scalars over the rows that are given, which may be a part of the batch.
+    `key` is the same for every microbatch of a step: noise that folds in a number of the row
+    (`jax.random.fold_in(key, batch["id"][i])`) does not depend on the accumulation.
+    """
+
+    def __call__(self, model: Any, batch: Any, *, key: Any) -> Term | Mapping[str, Term]: ...
+
+
+def terms_of(value: Any) -> dict[str, tuple[Array, Array]]:
+    """What a loss returned, checked, as a mapping of float32 (sum, count)."""
+    named = dict(value) if isinstance(value, Mapping) else {_ONE: value}
+    for name, term in named.items():
+        pair = isinstance(term, tuple) and len(term) == 2
+        if not pair or any(jnp.shape(part) != () for part in term):
+            came = jax.tree.map(lambda x: f"{jnp.result_type(x)}{list(jnp.shape(x))}", term)
+            raise ValueError(
+                f"a loss must return scalars (sum, count), or a mapping of such, got "
+                f"{name}={came}; write for example "
+                f"`return (losses * mask).sum(), mask.sum()`"
+            )
+    return {
+        name: (jnp.asarray(total, jnp.float32), jnp.asarray(count, jnp.float32))
+        for name, (total, count) in named.items()
+    }
+
+
+def make_objective(parts: Split, loss: Loss, precision: Precision) -> Callable[..., Any]:
+    """(params, frozen, rest, batch, key) -> (terms, rest): the loss of the module, as a function.
+
+    The module's own state (batch statistics, random streams) goes in and comes out as `rest`.
+    """
+
+    def run(params: Any, frozen: Any, rest: Any, batch: Batch, key: Array) -> Any:
+        model = parts.merge(precision.cast(params), precision.cast(frozen), rest)
+        terms = terms_of(loss(model, batch, key=key))
+        return terms, _rest_of(model, rest)
+
+    return run
+
+
+def _rest_of(model: nnx.Module, before: Any) -> Any:
+    """The module's state after the loss, without its parameters."""
+    after = nnx.to_pure_dict(nnx.state(model))
+    known = {path for path, _ in jax.tree_util.tree_leaves_with_path(before)}
+    flat = jax.tree_util.tree_leaves_with_path(after)
+    kept = [x for path, x in flat if path in known]
+    return jax.tree.unflatten(jax.tree.structure(before), kept)
+
+
+def mean_loss(
+    terms: Mapping[str, Term], counts: Mapping[str, Array], weights: Mapping[str, float]
+) -> Float[Array, ""]:
+    """Σ wₖ·sumₖ/Nₖ in float32; a term with Nₖ = 0 or weight 0 contributes exactly 0."""
+    total = jnp.zeros((), jnp.float32)
+    for name, (term, _) in terms.items():
+        weight, count = weights.get(name, 1.0), counts[name]
+        if weight:  # 0·NaN would be NaN
+            total += jnp.where(count > 0, weight / jnp.where(count > 0, count, 1.0), 0.0) * term
+    return total
+
+
+def make_gradients(
+    objective: Callable[..., Any], *, weights: Mapping[str, float], accumulate: int, split_rows: Any
+) -> Callable[..., Any]:
+    """(state, batch, key) -> (gradients in the parameters' dtypes, terms, rest).
+
+    terms are sums and counts over the whole batch. Gradients are added up in float32.
+    split_rows: batch -> the same arrays with a leading axis of microbatches.
+    """
+
+    def differentiate(params, frozen, rest, batch, key, counts):
+        def scalar(params):
+            terms, after = objective(params, frozen, rest, batch, key)
+            over = {k: jax.lax.stop_gradient(n) for k, (_, n) in terms.items()}
+            return mean_loss(terms, counts or over, weights), (terms, after)
+
+        return jax.grad(scalar, has_aux=True)(params)
+
+    def whole(state: State, batch: Batch, key: Array) -> Any:
+        grads, (terms, rest) = differentiate(state.params, state.frozen, state.rest, batch, key, {})
+        return grads, terms, rest
+
+    def accumulated(state: State, batch: Batch, key: Array) -> Any:
+        params, frozen = state.params, state.frozen
+        parts = split_rows(batch)
+
+        def count(rest, part):
+            terms, rest = objective(params, frozen, rest, part, key)
+            return rest, {name: n for name, (_, n) in terms.items()}
+
+        _, counts = jax.lax.scan(count, state.rest, parts)
+        counts = jax.tree.map(lambda n: n.sum(0), counts)
+
+        def add(carry, part):
+            rest, total = carry
+            grads, (terms, rest) = differentiate(params, frozen, rest, part, key, counts)
+            return (rest, jax.tree.map(lambda t, g: t + g.astype(t.dtype), total, grads)), terms
+
+        zeros = jax.tree.map(lambda p: jnp.zeros_like(p, jnp.float32), params)
+        (rest, grads), terms = jax.lax.scan(add, (state.rest, zeros), parts)
+        grads = jax.tree.map(lambda g, p: g.astype(p.dtype), grads, params)
+        return grads, jax.tree.map(lambda x: x.sum(0), terms), rest
+
+    return whole if accumulate == 1 else accumulated
+
+
+def split_rows(batch: Batch, *, accumulate: int, rows: NamedSharding) -> Any:
+    """[rows, ...] -> [accumulate, rows / accumulate, ...]: microbatch i has rows i mod accumulate.
+
+    Strided, so that each device's part of a microbatch is made of rows that it already holds.
+    """
+    sharding = NamedSharding(rows.mesh, PartitionSpec(None, *rows.spec))
+
+    def leaf(x: Array) -> Array:
+        parts = x.reshape(x.shape[0] // accumulate, accumulate, *x.shape[1:])
+        return jax.lax.with_sharding_constraint(jnp.moveaxis(parts, 1, 0), sharding)
+
+    return jax.tree.map(leaf, batch)
+
+
+def make_step(
+    gradients: Callable[..., Any],
+    tx: optax.GradientTransformation,
+    *,
+    weights: Mapping[str, float],
+    seed: int,
+) -> Callable[[State, Batch], tuple[State, Metrics]]:
+    """(state, batch) -> (state after one update, metrics). The key is fold_in(key(seed), step)."""
+
+    def step(state: State, batch: Batch) -> tuple[State, Metrics]:
+        key = jax.random.fold_in(jax.random.key(seed), state.step)
+        grads, terms, rest = gradients(state, batch, key)
+        updates, opt = tx.update(grads, state.opt, state.params)
+        after = State(
+            step=state.step + 1,
+            params=optax.apply_updates(state.params, updates),
+            frozen=state.frozen,
+            rest=rest,
+            opt=opt,
+        )
+        return after, _measure(terms, grads, batch, weights)
+
+    return step
+
+
+def _measure(
+    terms: Mapping[str, Term], grads: Any, batch: Batch, weights: Mapping[str, float]
+) -> Metrics:
+    counts = {name: n for name, (_, n) in terms.items()}
+    squares = [jnp.square(g.astype(jnp.float32)).sum() for g in jax.tree.leaves(grads)]
+    scalars = {
+        "loss": mean_loss(terms, counts, weights),
+        "grad_norm": jnp.sqrt(sum(squares)),
+    }
+    if "mask" in batch:
+        scalars["tokens"] = (batch["mask"] > 0).sum().astype(jnp.float32)
+    for name, (total, n) in terms.items():
+        if name == _ONE:
+            scalars["count"] = n
+            continue
+        scalars[f"loss/{name}"] = mean_loss({name: (total, n)}, counts, {})
+        scalars[f"count/{name}"] = n
+    return Metrics(scalars=scalars, grad_norms=jnp.sqrt(jnp.stack(squares)))

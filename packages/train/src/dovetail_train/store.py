@@ -1,0 +1,115 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Where a run is kept: one commit per step of several named items."""
+
+import json
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+
+from dovetail_train.prefetch import Stateful
+
+
+class Store(Protocol):
+    """A checkpoint manager. Items are pytrees of arrays, or objects with get_state and set_state.
+
+    save: takes what it needs of every item before it returns (arrays may be donated then), and
+    commits all items or none, perhaps later. restore: fills the targets (pytrees of
+    ShapeDtypeStructs with shardings, or the objects, whose set_state it calls) from the newest
+    good step and returns (step, items), or None when nothing was ever saved. wait: until what was
+    begun is durable; raises what went wrong.
+    """
+
+    def save(self, step: int, **items: Any) -> None: ...
+    def restore(self, **targets: Any) -> tuple[int, dict[str, Any]] | None: ...
+    def wait(self) -> None: ...
+
+
+class OrbaxStore:
+    """A Store on `orbax.checkpoint.CheckpointManager`; needs the extra `orbax`.
+
+    Saves are asynchronous, and a step appears by one rename. keep: how many steps stay. Restores
+    the newest committed step; does not verify what it reads.
+    """
+
+    def __init__(self, directory: str | Path, *, keep: int = 3) -> None:
+        try:
+            import orbax.checkpoint as ocp
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                "OrbaxStore needs orbax-checkpoint, got no module of that name; "
+                "type: pip install dovetail-train[orbax]"
+            ) from error
+        self._ocp = ocp
+        options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True)
+        self._manager = ocp.CheckpointManager(Path(directory).absolute(), options=options)
+
+    def save(self, step: int, **items: Any) -> None:
+        args = self._ocp.args
+        self._manager.save(
+            step,
+            args=args.Composite(
+                **{
+                    name: args.JsonSave(json.loads(json.dumps({"state": item.get_state()})))
+                    if isinstance(item, Stateful)
+                    else args.StandardSave(_without_keys(item))
+                    for name, item in items.items()
+                }
+            ),
+        )
+
+    def restore(self, **targets: Any) -> tuple[int, dict[str, Any]] | None:
+        step = self._manager.latest_step()
+        if step is None:
+            return None
+        args = self._ocp.args
+        found = self._manager.restore(
+            step,
+            args=args.Composite(
+                **{
+                    name: args.JsonRestore()
+                    if isinstance(target, Stateful)
+                    else args.StandardRestore(_without_keys(target))
+                    for name, target in targets.items()
+                }
+            ),
+        )
+        items = {}
+        for name, target in targets.items():
+            if isinstance(target, Stateful):
+                target.set_state(found[name]["state"])
+                items[name] = target
+            else:
+                items[name] = _with_keys(found[name], target)
+        return step, items
+
+    def wait(self) -> None:
+        self._manager.wait_until_finished()
+
+
+def _is_key(x: Any) -> bool:
+    return jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def _without_keys(tree: Any) -> Any:
+    """Typed random keys as their uint32 data, arrays and targets alike."""
+
+    def leaf(x: Any) -> Any:
+        if not _is_key(x):
+            return x
+        if isinstance(x, jax.Array):
+            return jax.random.key_data(x)
+        data = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(x.shape, x.dtype))
+        return jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=x.sharding)
+
+    return jax.tree.map(leaf, tree)
+
+
+def _with_keys(tree: Any, target: Any) -> Any:
+    def leaf(x: Any, like: Any) -> Any:
+        if not _is_key(like):
+            return x
+        return jax.random.wrap_key_data(x, impl=jax.random.key_impl(like))
+
+    return jax.tree.map(leaf, tree, target)

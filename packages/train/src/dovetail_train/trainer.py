@@ -1,0 +1,267 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The trainer: a model, an Optax transformation and a loss become a step and a loop."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from dovetail_train import _fit
+from dovetail_train.flops import Flops, count_flops
+from dovetail_train.hooks import Hook
+from dovetail_train.mesh import batch_sharding, make_mesh, row_shards
+from dovetail_train.metrics import Metrics
+from dovetail_train.peaks import peak_flops as peak_of
+from dovetail_train.precision import Precision
+from dovetail_train.sinks import Sink
+from dovetail_train.state import Split, State, abstract, build, split
+from dovetail_train.step import (
+    Batch,
+    Loss,
+    make_gradients,
+    make_objective,
+    make_step,
+    split_rows,
+)
+from dovetail_train.store import Store
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Program:
+    """A step for any compiler: `jax.jit(fn, donate_argnums=donate, out_shardings=out_shardings)`.
+
+    args are ShapeDtypeStructs with shardings: nothing was allocated.
+    """
+
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    donate: tuple[int, ...]
+    out_shardings: Any
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Prepared:
+    """A model made ready: taken apart, and its step compiled on the first call of each shape."""
+
+    parts: Split
+    step: Callable[..., Any]
+    structure: Any
+
+
+class Trainer:
+    """Trains any NNX module with any Optax transformation on any mesh.
+
+    tx: its updates are added to the parameters. loss: see `Loss`. weights: factors of the terms of
+    a loss that returns several (default 1; 0 makes a term a metric). mesh: by default the first
+    device alone; pass `make_mesh()` for all of them. Parameters with a NamedSharding on the mesh
+    keep it, others are placed by `fsdp_shardings`. trainable: a filter of flax.nnx; what it leaves
+    out is frozen. accumulate: the number of microbatches of a step; the result does not depend on
+    it beyond rounding. precision: the dtype inside the loss. seed: of the key that the loss gets.
+    flops: of a step, and peak_flops: per second of one device; by default counted from the loss
+    and looked up by device kind. Without a peak there is no MFU.
+    """
+
+    def __init__(
+        self,
+        tx: optax.GradientTransformation,
+        loss: Loss,
+        *,
+        weights: Mapping[str, float] | None = None,
+        mesh: Mesh | None = None,
+        trainable: Any = nnx.Param,
+        accumulate: int = 1,
+        precision: Precision = Precision(compute="float32"),  # noqa: B008 - frozen
+        seed: int = 0,
+        flops: float | None = None,
+        peak_flops: float | None = None,
+    ) -> None:
+        if accumulate < 1:
+            raise ValueError(
+                f"accumulate must be at least 1, got accumulate={accumulate}; write accumulate=1"
+            )
+        if mesh is None and jax.process_count() > 1:
+            raise ValueError(
+                f"several processes need a mesh over all of their devices, got mesh=None with "
+                f"{jax.process_count()} processes; pass mesh=make_mesh()"
+            )
+        self.mesh = make_mesh(devices=jax.devices()[:1]) if mesh is None else mesh
+        self.precision, self.seed = precision, seed
+        self._tx, self._loss, self._trainable = tx, loss, trainable
+        self._weights, self._accumulate = dict(weights or {}), accumulate
+        self._flops, self._peak_flops = flops, peak_flops
+        self._rows = batch_sharding(self.mesh)
+        self._prepared: _Prepared | None = None
+
+    def init(self, model: nnx.Module) -> State:
+        """The state before the first update. The arrays of the model are copied, not taken."""
+        return build(self._prepare(model).parts, self._tx)
+
+    def step(self, state: State, batch: Batch) -> tuple[State, Metrics]:
+        """The state after one update, and its metrics. Donates `state`; waits for nothing.
+
+        batch: a mapping of arrays [rows, ...], as NumPy or as `place` returns it.
+        """
+        prepared = self._ready()
+        if jax.tree.structure(state) != prepared.structure:
+            raise ValueError(
+                f"state must be of the model that init was called with last, got a tree of "
+                f"{len(jax.tree.leaves(state))} leaves where it has "
+                f"{prepared.structure.num_leaves} (or other names); call init(model) again"
+            )
+        with jax.set_mesh(self.mesh):
+            return prepared.step(state, self.place(batch))
+
+    def model(self, state: State, *, cast: bool = False) -> nnx.Module:
+        """The module with the arrays of `state`, not copies: the next step donates them.
+
+        cast: in the dtype of the precision, as the loss sees it.
+        """
+        to = self.precision.cast if cast else lambda tree: tree
+        return self._ready().parts.merge(to(state.params), to(state.frozen), state.rest)
+
+    def fit(
+        self,
+        model: nnx.Module,
+        data: Iterable[Batch],
+        *,
+        steps: int,
+        store: Store | None = None,
+        save_every: int | None = None,
+        sinks: Sequence[Sink] = (),
+        hooks: Sequence[Hook] = (),
+        stop: Callable[[int], bool] | None = None,
+    ) -> "_fit.Result":
+        """Trains until `steps` updates were made in all, and returns the state.
+
+        Continues from what `store` holds, bit for bit. Saves every `save_every` updates, at the
+        end, and when `stop` (polled after every update with their number) says so. The scalars of
+        step n describe the state after n updates: the loss of step 0 is that of the fresh model.
+
+        Raises RuntimeError naming the step when the loss or the gradient is not finite; nothing
+        that followed is saved. Ctrl-C saves nothing either, and loses what came after the last
+        save: to save then, pass a `stop` that a signal handler sets.
+        """
+        parts = self._prepare(model).parts
+        return _fit.Run(
+            self,
+            data,
+            parts=parts,
+            target=abstract(parts, self._tx),
+            init=lambda: build(parts, self._tx),
+            steps=steps,
+            store=store,
+            save_every=save_every,
+            sinks=sinks,
+            hooks=hooks,
+            stop=stop,
+        ).run()
+
+    def place(self, batch: Batch) -> dict[str, jax.Array]:
+        """The batch on the mesh, its rows over (data, fsdp, expert).
+
+        With several processes, each passes its own rows. Raises ValueError when the rows cannot
+        be split among the microbatches and the devices.
+        """
+        if all(isinstance(x, jax.Array) and x.sharding == self._rows for x in batch.values()):
+            return dict(batch)
+        self._check_rows(batch)
+        if jax.process_count() == 1:
+            return jax.device_put(dict(batch), self._rows)
+        return {
+            name: jax.make_array_from_process_local_data(self._rows, np.asarray(x))
+            for name, x in batch.items()
+        }
+
+    def program(self, model: nnx.Module, batch: Batch) -> Program:
+        """The step for a batch of these shapes, without running or allocating anything."""
+        parts = self._split(model)
+        state = abstract(parts, self._tx)
+        arrays = {
+            name: jax.ShapeDtypeStruct(np.shape(x), jax.numpy.result_type(x), sharding=self._rows)
+            for name, x in batch.items()
+        }
+        return Program(
+            fn=self._step_of(parts),
+            args=(state, arrays),
+            donate=(0,),
+            out_shardings=(parts.shardings, NamedSharding(self.mesh, PartitionSpec())),
+        )
+
+    def count_flops(self, state: State, batch: Batch) -> Flops:
+        """The products of one step's gradient over the whole batch; nothing is computed."""
+        objective = make_objective(self._ready().parts, self._loss, self.precision)
+        gradients = make_gradients(
+            objective, weights=self._weights, accumulate=1, split_rows=split_rows
+        )
+        with jax.set_mesh(self.mesh):
+            return count_flops(gradients, state, dict(batch), jax.random.key(self.seed))
+
+    def rates(self, state: State, batch: Batch) -> tuple[float | None, float | None]:
+        """(FLOPs of a step, peak FLOP/s of the mesh), each None where it is not known."""
+        peak = self._peak_flops
+        if peak is None:
+            peak = peak_of(self.mesh.devices.flat[0].device_kind, self.precision.compute)
+        if peak is None or self._flops is not None:
+            return self._flops, None if peak is None else peak * self.mesh.size
+        counted = self.count_flops(state, batch)
+        return None if counted.opaque else float(counted.model), peak * self.mesh.size
+
+    def _prepare(self, model: nnx.Module) -> _Prepared:
+        parts = self._split(model)
+        step = jax.jit(
+            self._step_of(parts),
+            donate_argnums=0,
+            out_shardings=(parts.shardings, NamedSharding(self.mesh, PartitionSpec())),
+        )
+        self._prepared = _Prepared(
+            parts=parts, step=step, structure=jax.tree.structure(parts.shardings)
+        )
+        return self._prepared
+
+    def _ready(self) -> _Prepared:
+        if self._prepared is None:
+            raise RuntimeError(
+                "the trainer must know the model first, got no call of init; "
+                "write state = trainer.init(model)"
+            )
+        return self._prepared
+
+    def _split(self, model: nnx.Module) -> Split:
+        parts = split(model, self._tx, trainable=self._trainable, mesh=self.mesh)
+        self.precision.check({"params": parts.params, "frozen": parts.frozen})
+        return parts
+
+    def _step_of(self, parts: Split) -> Callable[..., Any]:
+        gradients = make_gradients(
+            make_objective(parts, self._loss, self.precision),
+            weights=self._weights,
+            accumulate=self._accumulate,
+            split_rows=lambda batch: split_rows(
+                batch, accumulate=self._accumulate, rows=self._rows
+            ),
+        )
+        return make_step(gradients, self._tx, weights=self._weights, seed=self.seed)
+
+    def _check_rows(self, batch: Batch) -> None:
+        shards = row_shards(dict(self.mesh.shape))
+        divisor, processes = self._accumulate * shards, jax.process_count()
+        rows = {name: np.shape(x)[:1] for name, x in batch.items()}
+        if not rows or len(set(rows.values())) > 1 or () in rows.values():
+            raise ValueError(
+                f"every array of a batch must have the same number of rows, got "
+                f"{ {name: np.shape(x) for name, x in batch.items()} }; "
+                f"give each a first axis of rows"
+            )
+        count = next(iter(rows.values()))[0] * processes
+        if count == 0 or count % divisor:
+            raise ValueError(
+                f"the rows of a batch must be divisible by accumulate × the data axes "
+                f"{self._accumulate} × {shards} = {divisor}, got rows={count}; use "
+                f"{max(1, count // divisor) * divisor} rows or another accumulate"
+            )

@@ -2,11 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sphinx: the packages' READMEs, their public API, and the examples, executed."""
 
+import re
+
+from sphinx.application import Sphinx
+
 project = "Dovetail"
 author = "The Dovetail Authors"
 project_copyright = "2026, The Dovetail Authors"
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_nb", "sphinx.ext.autodoc"]
 exclude_patterns = ["_build", "conf.py", "**/test_*.py"]
 html_theme = "furo"
 html_title = "Dovetail"
@@ -18,4 +22,37 @@ nb_execution_timeout = 300
 nb_execution_raise_on_error = True
 
 autodoc_default_options = {"members": True, "imported-members": True, "member-order": "bysource"}
-autodoc_typehints = "description"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+
+
+def prose(line: str) -> str:
+    """Our docstrings mark code with single backticks; reStructuredText wants two, and no bare *."""
+    parts = re.split(r"`([^`]+)`", line)
+    parts[::2] = [re.sub(r"[*|\\]|(?<=\w)_(?!\w)", r"\\\g<0>", text) for text in parts[::2]]
+    parts[1::2] = [f"``{code}``" for code in parts[1::2]]
+    return "".join(parts)
+
+
+def as_markdown(
+    app: Sphinx, kind: str, name: str, what: object, options: object, lines: list[str]
+) -> None:
+    """Read a docstring as we write it: backticks are code, and so are lines indented by four."""
+    result: list[str] = []
+    code = doctest = False
+    for line in lines:
+        doctest = line.startswith(">>>") or (doctest and bool(line))
+        indented = line.startswith("    ") and not doctest
+        if indented and not code:
+            result += ["", ".. code-block:: python", ""]
+        elif code and line and not indented:
+            result += [""]
+        code = indented or (code and not line)
+        result.append(line if indented or doctest else prose(line))
+    lines[:] = result
+
+
+def setup(app: Sphinx) -> None:
+    """Sphinx calls this once."""
+    app.connect("autodoc-process-docstring", as_markdown)

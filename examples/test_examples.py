@@ -1,0 +1,43 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Every example, and the first program of every README, runs as it is printed."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+EXAMPLES = [f for f in sorted(HERE.glob("*.py")) if f != Path(__file__)]
+READMES = sorted(HERE.parent.glob("packages/*/README.md"))
+PROGRAM_LINES = 15
+LIMIT_S = 300
+
+
+def run(program: str, folder: Path) -> None:
+    """Run in an empty folder and a process of its own; its output is shown if it fails."""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda f: f.stem)
+def test_example_runs(file, tmp_path):
+    run(file.read_text(encoding="utf-8"), tmp_path)
+
+
+@pytest.mark.parametrize("readme", READMES, ids=lambda f: f.parent.name)
+def test_the_first_program_of_a_readme_is_short_and_runs(readme, tmp_path):
+    (program, *_) = re.findall(
+        r"```python\n(.*?)```", readme.read_text(encoding="utf-8"), re.DOTALL
+    )
+    assert len(program.splitlines()) <= PROGRAM_LINES
+    run(program, tmp_path)

@@ -1,0 +1,71 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Names of leaves, and the plain tree of dicts and lists that carries them to disk.
+
+A leaf is named by the path to it, `layers/0/kernel`, escaped as a JSON pointer (RFC 6901, without
+the leading slash). A list index and the dict key of the same digits give the same name, so that a
+tuple may be restored into a dict and back.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.tree_util import (
+    DictKey,
+    FlattenedIndexKey,
+    GetAttrKey,
+    SequenceKey,
+)
+
+
+def leaf_names(tree: Any) -> tuple[list[str], list[Any], Any]:
+    """The name of each leaf, the leaves, and the structure that puts them together again.
+
+    Raises ValueError if two leaves have one name (the keys 0 and "0" of one dict).
+    """
+    paths_and_leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
+    names = [leaf_name(path) for path, _ in paths_and_leaves]
+    if len(set(names)) < len(names):
+        twice = sorted({name for name in names if names.count(name) > 1})
+        raise ValueError(
+            f"the leaves of an item must have different names, got {twice} more than once; "
+            "rename a key (the keys 0 and '0' of one dict are the same name)"
+        )
+    return names, [leaf for _, leaf in paths_and_leaves], structure
+
+
+def leaf_name(path: tuple[Any, ...]) -> str:
+    """The path as a JSON pointer without its first slash; a tree that is one leaf is ''."""
+    return "/".join(_key(entry).replace("~", "~0").replace("/", "~1") for entry in path)
+
+
+def plain(tree: Any, each: Callable[[Any], Any]) -> Any:
+    """The tree as nested dicts and lists, as Orbax writes it, with each(leaf) for a leaf.
+
+    `each` is called in the order of `leaf_names`. Tuples and nodes without field names become
+    lists; named tuples, dataclasses and other nodes become dicts keyed by field; None and nodes
+    without children become None, except that empty dicts and lists stay.
+    """
+    if jax.tree_util.all_leaves([tree]):
+        return each(tree)
+    children = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: x is not tree)[0]
+    if not children:
+        return type(tree)() if type(tree) in (dict, list) else None
+    entries = [path[0] for path, _ in children]
+    values = [plain(value, each) for _, value in children]
+    if all(isinstance(entry, SequenceKey | FlattenedIndexKey) for entry in entries):
+        return values
+    return dict(zip(map(_key, entries), values, strict=True))
+
+
+def _key(entry: Any) -> str:
+    match entry:
+        case DictKey(key) | FlattenedIndexKey(key):
+            return str(key)
+        case SequenceKey(index):
+            return str(index)
+        case GetAttrKey(name):
+            return name
+        case _:  # nodes may bring key classes of their own
+            return str(entry)

@@ -1,0 +1,241 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Reads one step and proves it, leaf by leaf and file by file."""
+
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import repeat
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from dovetail_checkpoint import _compat, agree, keep, seal, target
+from dovetail_checkpoint.digest import hex_digests
+from dovetail_checkpoint.names import leaf_names
+from dovetail_checkpoint.record import (
+    RECORD_ITEM,
+    DamagedRecordError,
+    Items,
+    ObjectItem,
+    TreeItem,
+    decode,
+    describe,
+    json_sha256,
+)
+from dovetail_checkpoint.report import Problem, Report, StepReport
+from dovetail_checkpoint.target import Stateful
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Wanted:
+    """What to read: a target for each leaf of each tree, in the record's order, and the objects."""
+
+    trees: Mapping[str, list[Any]]
+    objects: list[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Values:
+    """What was read, in the order of `_Wanted`."""
+
+    trees: Mapping[str, list[Any]]
+    objects: Mapping[str, dict[str, Any]]
+
+
+_NOTHING = Items(trees={}, objects={})
+_NO_VALUES = _Values(trees={}, objects={})
+
+
+def read(root: Path, step: int, targets: Mapping[str, Any]) -> tuple[StepReport, dict[str, Any]]:
+    """Reads `targets` from one step and agrees with the other processes on what is wrong with it.
+
+    Gives the pytrees in the structure of their targets, and the states of objects, which are not
+    set yet. Raises ValueError if the step is another model's; damage is reported, not raised.
+    """
+    directory = keep.step_directory(root, step)
+    items, problems = _record(directory)
+    recorded = items is not None
+    if not problems:
+        items = items or _assumed(targets)
+        target.check(items, targets)
+    wanted = _wanted(items, targets) if items and not problems else _wanted(_NOTHING, {})
+    values, found = _prove(directory, items or _NOTHING, wanted, problems)
+    report = StepReport(step=step, verified=recorded and not found, problems=found)
+    if found or items is None:
+        return report, {}
+    restored = {
+        name: values.objects[name]
+        if name in items.objects
+        else _built(items.trees[name], targets[name], values.trees[name])
+        for name in targets
+    }
+    return report, restored
+
+
+def verify(path: str | Path) -> Report:
+    """Reads and checks everything of one step (`RUN/STEP`) or of every step of a run.
+
+    Files are compared with the seal, arrays with their digests; nothing is changed. Raises
+    ValueError if there is no step at `path`.
+    """
+    path = Path(path).absolute()
+    steps, root = keep.committed_steps(path), path
+    if not steps and path.name in map(str, keep.committed_steps(path.parent)):
+        steps, root = [int(path.name)], path.parent
+    if not steps:
+        raise ValueError(
+            f"there must be a committed step, got path={path}; give the directory of a run or "
+            "of one of its steps"
+        )
+    return Report(steps=tuple(_verify(root, step) for step in reversed(steps)))
+
+
+def _verify(root: Path, step: int) -> StepReport:
+    directory = keep.step_directory(root, step)
+    items, problems = _record(directory)
+    recorded, items = items is not None, items or _NOTHING
+    trees = {name: list(map(target.as_saved, item.leaves)) for name, item in items.trees.items()}
+    wanted = _Wanted(trees=trees, objects=list(items.objects))
+    _, found = _prove(directory, items, wanted, problems)
+    return StepReport(step=step, verified=recorded and not found, problems=found)
+
+
+def _record(directory: Path) -> tuple[Items | None, list[Problem]]:
+    """The record of a step: None if it was written without one, or with a problem if it is lost."""
+    try:
+        listed = RECORD_ITEM in _compat.item_names(directory)
+        if not listed and not _compat.document_path(directory, RECORD_ITEM).exists():
+            return None, []
+        return decode(_compat.load_document(directory, RECORD_ITEM)), []
+    except (OSError, ValueError, LookupError, TypeError, DamagedRecordError) as error:
+        return None, [Problem(where=RECORD_ITEM, reason=f"the record cannot be read ({error!r})")]
+
+
+def _assumed(targets: Mapping[str, Any]) -> Items:
+    """The items of a step without record: what is wanted, undigested."""
+    objects = {name for name, wanted in targets.items() if isinstance(wanted, Stateful)}
+    return Items(
+        trees={
+            name: describe(wanted, digests=repeat(None))
+            for name, wanted in targets.items()
+            if name not in objects
+        },
+        objects={name: ObjectItem(shared=True, sha256=None) for name in objects},
+    )
+
+
+def _wanted(items: Items, targets: Mapping[str, Any]) -> _Wanted:
+    trees = {}
+    for name in targets.keys() & items.trees.keys():
+        names, leaves, _ = leaf_names(targets[name])
+        by_name = dict(zip(names, leaves, strict=True))
+        trees[name] = [by_name[leaf.name] for leaf in items.trees[name].leaves]
+    return _Wanted(trees=trees, objects=sorted(targets.keys() & items.objects.keys()))
+
+
+def _built(item: TreeItem, wanted: Any, values: list[Any]) -> Any:
+    names, _, structure = leaf_names(wanted)
+    by_name = dict(zip((leaf.name for leaf in item.leaves), values, strict=True))
+    return structure.unflatten([by_name[name] for name in names])
+
+
+def _prove(
+    directory: Path, items: Items, wanted: _Wanted, problems: list[Problem]
+) -> tuple[_Values, tuple[Problem, ...]]:
+    """Reads what is wanted and finds what is wrong, on all processes alike."""
+    with ThreadPoolExecutor(1) as pool:
+        # Hashing needs one core and no lock, so it runs beside Orbax's reading.
+        part, parts = jax.process_index(), jax.process_count()
+        hashing = pool.submit(seal.check, directory, part=part, parts=parts)
+        if parts > 1:
+            # A process that cannot read would leave the others waiting in Orbax: agree before.
+            problems = list(_agreed(problems + hashing.result()))
+        values = _NO_VALUES
+        if not problems:
+            values, problems = _load(directory, items, wanted, hashing)
+        return values, _agreed(problems + hashing.result())
+
+
+def _load(
+    directory: Path, items: Items, wanted: _Wanted, hashing: Future[list[Problem]]
+) -> tuple[_Values, list[Problem]]:
+    try:
+        trees = _load_trees(directory, items, wanted)
+        objects = {name: _compat.load_document(directory, name) for name in wanted.objects}
+    except Exception as error:
+        # Orbax and TensorStore raise many types for a damaged file. If every file is as sealed,
+        # the fault is elsewhere (memory, devices, a bug) and is not for us to hide.
+        if seal.exists(directory) and not hashing.result():
+            raise
+        return _NO_VALUES, [Problem(where="items", reason=f"cannot be read ({error!r:.300})")]
+    problems = _leaf_problems(items, trees) + _state_problems(items, objects)
+    if problems:
+        return _NO_VALUES, problems
+    finished = {
+        name: list(map(target.finish, values, wanted.trees[name])) for name, values in trees.items()
+    }
+    states = {name: _own_state(items.objects[name], value) for name, value in objects.items()}
+    return _Values(trees=finished, objects=states), []
+
+
+def _load_trees(directory: Path, items: Items, wanted: _Wanted) -> dict[str, list[Any]]:
+    """The leaves of each tree in the record's order, as Orbax returns them."""
+    abstract, values = {}, {}
+    for name, targets in wanted.trees.items():
+        item = items.trees[name]
+        asked = list(map(target.abstract_leaf, item.leaves, targets))
+        stored = set(jax.tree.leaves(item.tree))
+        # The others are arrays without elements: nothing of them lies on disk.
+        values[name] = [None if i in stored else target.empty(x) for i, x in enumerate(targets)]
+        if stored:
+            abstract[name] = jax.tree.map(asked.__getitem__, item.tree)
+    for name, loaded in _compat.load(directory, abstract).items():
+        numbers = jax.tree.leaves(items.trees[name].tree)
+        for i, leaf in zip(numbers, jax.tree.leaves(loaded), strict=True):
+            values[name][i] = leaf
+    return values
+
+
+def _leaf_problems(items: Items, trees: Mapping[str, list[Any]]) -> list[Problem]:
+    """Digests what was loaded, where it lies now, against the digests from before it was saved."""
+    checked = [
+        (f"{name}/{saved.name}", saved.digest, value)
+        for name, values in trees.items()
+        for saved, value in zip(items.trees[name].leaves, values, strict=True)
+        if saved.digest is not None
+    ]
+    found = hex_digests([value for _, _, value in checked])
+    return [
+        Problem(where=where, reason=f"its digest is {have}, saved was {want}")
+        for (where, want, _), have in zip(checked, found, strict=True)
+        if have != want
+    ]
+
+
+def _state_problems(items: Items, objects: Mapping[str, Any]) -> list[Problem]:
+    return [
+        Problem(where=name, reason="its state does not have the sha256 that was saved")
+        for name, state in objects.items()
+        if items.objects[name].sha256 not in (None, json_sha256(state))
+    ]
+
+
+def _own_state(item: ObjectItem, value: dict[str, Any]) -> dict[str, Any]:
+    if item.shared:
+        return value
+    if len(value) != jax.process_count():
+        raise ValueError(
+            "an object whose state differs between processes must be restored by as many as saved "
+            f"it, got process_count={jax.process_count()} for {len(value)} states; "
+            f"run {len(value)} processes"
+        )
+    return value[str(jax.process_index())]
+
+
+def _agreed(problems: list[Problem]) -> tuple[Problem, ...]:
+    """The problems of all processes, each once."""
+    gathered = agree.gather([[problem.where, problem.reason] for problem in problems])
+    found = dict.fromkeys((where, reason) for process in gathered for where, reason in process)
+    return tuple(Problem(where=where, reason=reason) for where, reason in found)

@@ -1,0 +1,147 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The record of a step: what was saved, with the digest of each leaf, as one JSON item.
+
+    {"format": 1, "digest": "fmix32-pair",
+     "trees": {"params": {"tree": {"w": 0, "b": 1}, "leaves": [["w", "float32", [2, 3], "0f..."],
+                                                              ["b", ...]]}},
+     "objects": {"data": {"shared": true, "sha256": "9c..."}},
+     "sha256": "..."}
+
+`tree` is the plain tree (names.py) with the number of the leaf in place of the leaf; leaves that
+Orbax cannot hold (arrays without elements) are in `leaves` alone. `sha256` covers the canonical
+JSON of all else, so that a damaged record is told from one that fits another model.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from dovetail_checkpoint.names import leaf_names, plain
+
+# The record is an item beside the user's.
+RECORD_ITEM = "dovetail"
+
+_FORMAT = 1
+_DIGEST = "fmix32-pair"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leaf:
+    """One saved leaf; `dtype` is "int", "float" or "bool" for a Python number.
+
+    `digest` is None in a step that was written without a record.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    digest: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TreeItem:
+    """A saved pytree: its plain tree of leaf numbers, and its leaves."""
+
+    tree: Any
+    leaves: tuple[Leaf, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectItem:
+    """A saved object state; one for all processes if `shared`, else {process number: state}."""
+
+    shared: bool
+    sha256: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Items:
+    """What a step holds, by item name."""
+
+    trees: Mapping[str, TreeItem]
+    objects: Mapping[str, ObjectItem]
+
+
+class DamagedRecordError(Exception):
+    """The record is not what was written."""
+
+
+def encode(items: Items) -> dict[str, Any]:
+    """The JSON document of the record."""
+    trees = {name: _encode_tree(item) for name, item in items.trees.items()}
+    objects = {name: asdict(item) for name, item in items.objects.items()}
+    body = {"format": _FORMAT, "digest": _DIGEST, "trees": trees, "objects": objects}
+    return {**body, "sha256": json_sha256(body)}
+
+
+def decode(document: Any) -> Items:
+    """The items of the record. Raises DamagedRecordError; RuntimeError for another format."""
+    if not isinstance(document, dict) or "sha256" not in document:
+        raise DamagedRecordError("is not a record")
+    body = {key: value for key, value in document.items() if key != "sha256"}
+    if json_sha256(body) != document["sha256"]:
+        raise DamagedRecordError("does not have the sha256 that it states")
+    if (body["format"], body["digest"]) != (_FORMAT, _DIGEST):
+        raise RuntimeError(
+            f"the record must have format={_FORMAT} and digest={_DIGEST!r}, got "
+            f"format={body['format']!r} and digest={body['digest']!r}; "
+            "read it with the version of dovetail-checkpoint that wrote it"
+        )
+    return Items(
+        trees={name: _decode_tree(item) for name, item in body["trees"].items()},
+        objects={name: ObjectItem(**item) for name, item in body["objects"].items()},
+    )
+
+
+def json_sha256(value: Any) -> str:
+    """SHA-256 of the canonical JSON of `value`: sorted keys, no spaces."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def describe(tree: Any, *, digests: Iterator[str | None]) -> TreeItem:
+    """The item for a tree of leaves or abstract leaves, which take their digests in leaf order."""
+    names, leaves, _ = leaf_names(tree)
+    numbers = iter(range(len(leaves)))
+
+    def number(leaf: Any) -> int | None:
+        i = next(numbers)
+        return i if math.prod(np.shape(leaf)) else None  # Orbax refuses arrays without elements
+
+    described = tuple(
+        Leaf(name=name, dtype=leaf_dtype(leaf), shape=tuple(np.shape(leaf)), digest=next(digests))
+        for name, leaf in zip(names, leaves, strict=True)
+    )
+    return TreeItem(tree=plain(tree, number), leaves=described)
+
+
+def leaf_dtype(leaf: Any) -> str:
+    """The dtype of a leaf or abstract leaf, as the record has it. TypeError for another leaf."""
+    if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct | np.ndarray | np.generic):
+        return str(leaf.dtype)
+    if isinstance(leaf, bool | int | float):
+        return type(leaf).__name__
+    raise TypeError(
+        f"a leaf must be an array, a typed key or a number, got type={type(leaf).__name__}; "
+        "give other state through an object with get_state/set_state"
+    )
+
+
+def _encode_tree(item: TreeItem) -> dict[str, Any]:
+    leaves = [[leaf.name, leaf.dtype, list(leaf.shape), leaf.digest] for leaf in item.leaves]
+    return {"tree": item.tree, "leaves": leaves}
+
+
+def _decode_tree(item: dict[str, Any]) -> TreeItem:
+    leaves = tuple(
+        Leaf(name=name, dtype=dtype, shape=tuple(shape), digest=found)
+        for name, dtype, shape, found in item["leaves"]
+    )
+    return TreeItem(tree=item["tree"], leaves=leaves)

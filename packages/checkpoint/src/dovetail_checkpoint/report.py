@@ -1,0 +1,40 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""What was found wrong with the steps that a restore or a verification tried."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """One damaged leaf (`params/layers/0/kernel`) or file (`params/manifest.ocdbt`)."""
+
+    where: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.reason}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepReport:
+    """One step: `verified` if digests were there and all of them held."""
+
+    step: int
+    verified: bool
+    problems: tuple[Problem, ...] = ()
+
+    def __str__(self) -> str:
+        if self.problems:
+            return f"step {self.step} is damaged: " + "; ".join(map(str, self.problems))
+        return f"step {self.step} is " + ("verified" if self.verified else "readable, not verified")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """The steps that were tried, newest first."""
+
+    steps: tuple[StepReport, ...] = ()
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.steps)) or "no step was read"

@@ -1,0 +1,146 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Targets: what a restored item should be, compared with what was saved before any array is read.
+
+A target is a pytree whose leaves say shape, dtype and place, or an object whose state is set:
+
+    jax.ShapeDtypeStruct, jax.Array   a jax.Array of that shape, dtype and sharding
+    np.ndarray, NumPy scalar          the same kind, on the host
+    int, float, bool                  a Python number
+"""
+
+from collections.abc import Mapping
+from typing import Any, NoReturn, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dovetail_checkpoint.names import leaf_names
+from dovetail_checkpoint.record import Items, Leaf, TreeItem, leaf_dtype
+
+# Enough of a mismatch to recognise it by; another model differs in hundreds of leaves.
+_SHOWN = 10
+# Python numbers: a value that stands for one, and the arrays into which one may be restored.
+_NUMBERS = {"int": (0, jnp.integer), "float": (0.0, jnp.floating), "bool": (False, jnp.bool_)}
+_KEYS = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """An object that is saved by its JSON-able state: a data iterator, a trainer's hooks."""
+
+    def get_state(self) -> dict[str, Any]: ...
+    def set_state(self, state: dict[str, Any]) -> None: ...
+
+
+def check(items: Items, targets: Mapping[str, Any]) -> None:
+    """Raises ValueError, listing all leaves that differ, if `targets` are not what was saved."""
+    saved = sorted({*items.trees, *items.objects})
+    unknown = sorted(set(targets) - set(saved))
+    if unknown:
+        raise ValueError(
+            f"the items to restore must be among those saved, got {unknown}; "
+            f"this step holds {saved}"
+        )
+    differences = []
+    for name, wanted in targets.items():
+        if (name in items.objects) != isinstance(wanted, Stateful):
+            kind = "an object's state" if name in items.objects else "a pytree"
+            differences.append(f"{name}: saved {kind}, wanted {type(wanted).__name__}")
+        elif name in items.trees:
+            differences += [f"{name}/{x}" for x in _differences(items.trees[name], wanted)]
+    if differences:
+        _raise(differences)
+
+
+def _raise(differences: list[str]) -> NoReturn:
+    shown = "\n  ".join(differences[:_SHOWN])
+    more = f"\n  and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
+    raise ValueError(
+        "the target must have the leaves, shapes and dtypes that were saved, got a checkpoint of "
+        f"another model:\n  {shown}{more}\n"
+        "build the target from the configuration that the checkpoint was saved with"
+    )
+
+
+def _differences(item: TreeItem, target: Any) -> list[str]:
+    names, leaves, _ = leaf_names(target)
+    saved = {leaf.name: leaf for leaf in item.leaves}
+    wanted = dict(zip(names, leaves, strict=True))
+    lines = [f"{name}: saved, not wanted" for name in saved if name not in wanted]
+    lines += [f"{name}: wanted, not saved" for name in wanted if name not in saved]
+    for name in saved.keys() & wanted.keys():
+        lines += [f"{name}: {line}" for line in _leaf_difference(saved[name], wanted[name])]
+    return sorted(lines)
+
+
+def _leaf_difference(saved: Leaf, wanted: Any) -> list[str]:
+    dtype, shape = leaf_dtype(wanted), tuple(np.shape(wanted))
+    is_jax = isinstance(wanted, jax.Array | jax.ShapeDtypeStruct)
+    number_as_array = (
+        saved.dtype in _NUMBERS
+        and is_jax
+        and jnp.issubdtype(wanted.dtype, _NUMBERS[saved.dtype][1])
+    )
+    if shape != saved.shape or (dtype != saved.dtype and not number_as_array):
+        return [f"saved {saved.dtype}{list(saved.shape)}, wanted {dtype}{list(shape)}"]
+    if is_jax and _narrowed(wanted.dtype):
+        return [f"{dtype} needs jax_enable_x64; give a NumPy array as the target to keep it"]
+    return []
+
+
+def _narrowed(dtype: Any) -> bool:
+    """Whether JAX would silently store this dtype in 32 bits."""
+    if jnp.issubdtype(dtype, jax.dtypes.extended):
+        return False
+    return jax.dtypes.canonicalize_dtype(dtype) != dtype
+
+
+def abstract_leaf(saved: Leaf, wanted: Any) -> Any:
+    """What Orbax is asked for: an abstract array with a sharding, a NumPy array, or a number."""
+    if saved.dtype in _NUMBERS:
+        return _NUMBERS[saved.dtype][0]
+    if not isinstance(wanted, jax.Array | jax.ShapeDtypeStruct):
+        return np.empty(wanted.shape, wanted.dtype)
+    return jax.ShapeDtypeStruct(wanted.shape, wanted.dtype, sharding=sharding(wanted))
+
+
+def sharding(wanted: jax.Array | jax.ShapeDtypeStruct) -> jax.sharding.Sharding:
+    """The sharding of the target; the default device if it names none and one process runs.
+
+    Raises ValueError if several processes run and the target has no sharding.
+    """
+    if wanted.sharding is not None:
+        wanted.sharding.shard_shape(wanted.shape)  # raises where axes do not divide the shape
+        return wanted.sharding
+    if jax.process_count() > 1:
+        raise ValueError(
+            "with several processes each target leaf must have a sharding, got "
+            f"sharding=None for shape={wanted.shape}; give jax.ShapeDtypeStruct(..., sharding=...)"
+        )
+    return jnp.zeros(()).sharding
+
+
+def as_saved(saved: Leaf) -> Any:
+    """A target that takes the leaf as it is, on the host, whatever it was saved from."""
+    if saved.dtype in _NUMBERS:
+        return _NUMBERS[saved.dtype][0]
+    if saved.dtype in _KEYS:
+        dtype = jax.eval_shape(lambda: jax.random.key(0, impl=_KEYS[saved.dtype])).dtype
+        return jax.ShapeDtypeStruct(saved.shape, dtype)
+    return np.empty(saved.shape, jnp.dtype(saved.dtype))
+
+
+def finish(loaded: Any, wanted: Any) -> Any:
+    """The leaf as wanted: numbers become arrays, 0-d arrays NumPy scalars, where asked."""
+    if isinstance(wanted, jax.Array | jax.ShapeDtypeStruct):
+        if isinstance(loaded, jax.Array):
+            return loaded
+        return jax.device_put(np.asarray(loaded, wanted.dtype), sharding(wanted))
+    return np.asarray(loaded)[()] if isinstance(wanted, np.generic) else loaded
+
+
+def empty(wanted: Any) -> Any:
+    """An array without elements, which is known without reading."""
+    return finish(np.empty(wanted.shape, wanted.dtype), wanted)

@@ -3,7 +3,7 @@
 """What the training loop calls every so many steps."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from dovetail_train.state import State
 
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from dovetail_train.trainer import Trainer
 
 
+@runtime_checkable
 class Hook(Protocol):
     """Called after every `every`-th update, with the number of updates made; returns scalars.
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 from flax import nnx
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 # Outermost first: the axes that talk most lie innermost, on the nearest devices.
 AXES = ("stage", "data", "fsdp", "expert", "context", "tensor")
@@ -60,7 +60,9 @@ def make_mesh(
     return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
 
 
-def fsdp_shardings(module: nnx.Module, mesh: Mesh, *, min_size: int = 65536) -> nnx.State:
+def fsdp_shardings(
+    module: nnx.Module, mesh: Mesh | AbstractMesh, *, min_size: int = 65536
+) -> nnx.State:
     """NamedShardings for `nnx.state(module)`: the largest dimension that divides goes over fsdp.
 
     Arrays of fewer than min_size elements are replicated: gathering them costs more than holding
@@ -72,7 +74,9 @@ def fsdp_shardings(module: nnx.Module, mesh: Mesh, *, min_size: int = 65536) -> 
     )
 
 
-def sharding_by_shape(shape: tuple[int, ...], mesh: Mesh, *, min_size: int) -> NamedSharding:
+def sharding_by_shape(
+    shape: tuple[int, ...], mesh: Mesh | AbstractMesh, *, min_size: int
+) -> NamedSharding:
     """The largest dimension divisible by the fsdp axis over it (the first of equals), or none."""
     parts = mesh.shape.get("fsdp", 1)
     fitting = [i for i, size in enumerate(shape) if size % parts == 0]

@@ -17,10 +17,10 @@ from dovetail_train.precision import leaf_name
 class Metrics:
     """The results of one step, on the device; reading them waits for the step.
 
-    scalars: f32[] by name: "loss" (Σ weight·sum/count), "grad_norm", "count" (or, for a loss of several terms,
-    "loss/NAME" and "count/NAME"), and "tokens" when the batch has a mask: how many are > 0. A term
-    whose count is 0 contributes 0. grad_norms: f32[leaves], the norm of the gradient of each parameter, in the
-    order of `jax.tree.leaves`.
+    scalars: f32[] by name: "loss" (Σ weight·sum/count), "grad_norm", "count" (or, for a loss of
+    several terms, "loss/NAME" and "count/NAME"), and "tokens" when the batch has a mask: how many
+    are > 0. A term whose count is 0 contributes 0. grad_norms: f32[leaves], the norm of the
+    gradient of each parameter, in the order of `jax.tree.leaves`.
     """
 
     scalars: dict[str, Any]

@@ -8,9 +8,10 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, Protocol, runtime_checkable
 
 
+@runtime_checkable
 class Sink(Protocol):
     """Takes the scalars of a step; may be called more than once for one step."""
 
@@ -18,15 +19,15 @@ class Sink(Protocol):
 
 
 class Console:
-    """One line for every `every`-th step, and for each evaluation.
+    """One line on standard output for every `every`-th step, and for each evaluation.
 
     Rates are over the steps since the last line; everything else is that step's own.
     """
 
-    def __init__(self, *, every: int = 50, stream: TextIO | None = None) -> None:
+    def __init__(self, *, every: int = 50) -> None:
         if every < 1:
             raise ValueError(f"every must be at least 1, got every={every}; write Console(every=1)")
-        self._every, self._stream = every, stream
+        self._every = every
         self._seconds = self._amount = 0.0
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
@@ -41,9 +42,9 @@ class Console:
             if self._seconds:
                 shown[f"{unit}_per_s"] = self._amount / self._seconds
             self._seconds = self._amount = 0.0
-        stream = sys.stdout if self._stream is None else self._stream
-        stream.write(f"step {step}  " + "  ".join(f"{k} {v:.4g}" for k, v in shown.items()) + "\n")
-        stream.flush()
+        line = "  ".join(f"{name} {value:.4g}" for name, value in shown.items())
+        sys.stdout.write(f"step {step}  {line}\n")
+        sys.stdout.flush()
 
 
 class Jsonl:
@@ -56,34 +57,26 @@ class Jsonl:
 
     def __init__(self, path: str | Path, *, now: Callable[[], float] = time.time) -> None:
         self._path, self._now = Path(path), now
-        self._file: TextIO | None = None
-        self._generation = 0
+        self._generation: int | None = None
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        if self._file is None:
-            self._file = self._open()
+        if self._generation is None:
+            self._generation = self._begin()
         numbers = {k: float(v) if math.isfinite(v) else None for k, v in scalars.items()}
         head = {"step": step, "generation": self._generation, "time_s": self._now()}
-        self._file.write(json.dumps(head | numbers, allow_nan=False) + "\n")
-        self._file.flush()
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(head | numbers, allow_nan=False) + "\n")
 
-    def close(self) -> None:
-        """Closes the file; the next write opens it again as a new generation."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def _open(self) -> TextIO:
+    def _begin(self) -> int:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        if self._path.exists():
-            data = self._path.read_bytes()
-            whole = data.rfind(b"\n") + 1
-            if whole < len(data):
-                with self._path.open("r+b") as file:
-                    file.truncate(whole)
-            lines = _parse(data[:whole], self._path)
-            self._generation = max((line["generation"] + 1 for line in lines), default=0)
-        return self._path.open("a", encoding="utf-8")
+        if not self._path.exists():
+            return 0
+        data = self._path.read_bytes()
+        whole = data.rfind(b"\n") + 1
+        if whole < len(data):
+            with self._path.open("r+b") as file:
+                file.truncate(whole)
+        return max((line["generation"] + 1 for line in _parse(data[:whole], self._path)), default=0)
 
 
 def read_jsonl(path: str | Path) -> list[dict[str, Any]]:

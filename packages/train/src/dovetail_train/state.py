@@ -24,8 +24,8 @@ _MIN_SIZE = 65536
 class State:
     """The state after `step` updates. Nested dicts of arrays, named as in the module.
 
-    step: i32[], how many updates were made. params: the trained parameters. frozen: the parameters that
-    `trainable` left out; they never change. rest: every other Variable of the module (batch
+    step: i32[], how many updates were made. params: the trained parameters. frozen: the parameters
+    that `trainable` left out; they never change. rest: every other Variable of the module (batch
     statistics, random streams). opt: what the Optax transformation keeps.
     """
 

@@ -9,7 +9,7 @@ the rest of it), and a second pass adds up gradients that are already divided by
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,7 @@ Batch = Mapping[str, Any]  # arrays [rows, ...]
 _ONE = "loss"  # the name of the only term of a loss that returns no mapping
 
 
+@runtime_checkable
 class Loss(Protocol):
     """The sum of a batch's losses and the count that divides it, or a mapping of such by name.
 

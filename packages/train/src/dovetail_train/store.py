@@ -4,13 +4,14 @@
 
 import json
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 
 from dovetail_train.prefetch import Stateful
 
 
+@runtime_checkable
 class Store(Protocol):
     """A checkpoint manager. Items are pytrees of arrays, or objects with get_state and set_state.
 

@@ -1,0 +1,21 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Shapes and types are checked at run time here, and here alone."""
+
+import warnings
+
+import jax
+import pytest
+from beartype.roar import BeartypeDecorHintPep585DeprecationWarning
+from jaxtyping import install_import_hook
+
+with warnings.catch_warnings(), install_import_hook("dovetail_train", "beartype.beartype"):
+    # nnx.State is declared with typing.Hashable.
+    warnings.simplefilter("ignore", BeartypeDecorHintPep585DeprecationWarning)
+    import dovetail_train  # noqa: F401 - every module that it imports is checked
+
+
+@pytest.fixture(autouse=True)
+def _strict_promotion():
+    with jax.numpy_dtype_promotion("strict"):
+        yield

@@ -1,0 +1,65 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import AxisType, PartitionSpec
+
+from dovetail_train.mesh import fsdp_shardings, make_mesh, sharding_by_shape
+
+
+def _abstract_mesh(**sizes):
+    return jax.sharding.AbstractMesh(tuple(sizes.values()), tuple(sizes))
+
+
+def test_the_default_mesh_has_every_axis_and_is_auto():
+    mesh = make_mesh(devices=jax.devices()[:1])
+    assert set(mesh.shape) == {"stage", "data", "fsdp", "expert", "context", "tensor"}
+    assert mesh.axis_types == (AxisType.Auto,) * 6
+    assert mesh.size == 1
+
+
+def test_an_axis_of_minus_one_takes_what_remains():
+    assert make_mesh(data=-1, fsdp=1, devices=jax.devices()[:1]).shape["data"] == 1
+
+
+@pytest.mark.parametrize(
+    "axes, must, came, instead",
+    [
+        ({"data": 3}, "must divide the number of devices", "data=3", "change an axis"),
+        ({"fsdp": 2}, "must be the number of devices", "for 1 devices", "pass devices="),
+        ({"data": -1}, "at most one may be -1", "fsdp=-1", "make_mesh(data=-1, fsdp=1)"),
+        ({"tensor": 0}, "must be positive", "tensor=0", "make_mesh(data=-1, fsdp=1)"),
+    ],
+)
+def test_a_product_that_is_not_the_devices_is_refused(axes, must, came, instead):
+    with pytest.raises(ValueError, match=must) as error:
+        make_mesh(**axes, devices=jax.devices()[:1])
+    assert came in str(error.value)
+    assert instead in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "shape, spec",
+    [
+        ((6, 8), PartitionSpec(None, "fsdp")),  # the larger of two that divide
+        ((8, 6), PartitionSpec("fsdp")),
+        ((8, 8), PartitionSpec("fsdp")),  # the first of equals
+        ((12, 9), PartitionSpec("fsdp")),  # the one that divides
+        ((7, 9), PartitionSpec()),  # neither divides
+        ((3, 4), PartitionSpec()),  # 12 elements, below min_size
+        ((), PartitionSpec()),
+    ],
+)
+def test_the_largest_dimension_that_divides_is_sharded(shape, spec):
+    mesh = _abstract_mesh(data=2, fsdp=2, tensor=1)
+    assert sharding_by_shape(shape, mesh, min_size=13).spec == spec
+
+
+def test_shardings_have_the_structure_of_the_modules_state():
+    mesh = make_mesh(devices=jax.devices()[:1])
+    model = nnx.Linear(4, 6, rngs=nnx.Rngs(0))
+    placed = jax.device_put(nnx.state(model), fsdp_shardings(model, mesh))
+    np.testing.assert_array_equal(placed["kernel"][...], model.kernel[...])
+    assert placed["kernel"][...].sharding.mesh == mesh

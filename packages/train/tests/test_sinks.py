@@ -1,0 +1,92 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+import json
+import math
+
+import pytest
+
+from dovetail_train import Console, Jsonl, read_jsonl
+
+
+def test_console_prints_every_nth_step_with_the_rate_since_the_last_line(capsys):
+    console = Console(every=3)
+    for step in range(4):
+        # 1, 2 and 4 seconds for 10 tokens each: 30 tokens in 7 seconds, not the mean of the rates.
+        seconds = 2.0**step / 2
+        rates = {"step_time_s": seconds, "tokens_per_s": 10 / seconds} if step else {}
+        console.write(step, {"loss": 3.0 - step, **rates})
+    assert capsys.readouterr().out == "step 0  loss 3\nstep 3  loss 0  tokens_per_s 4.286\n"
+
+
+def test_console_prints_every_evaluation(capsys):
+    Console(every=50).write(7, {"eval/loss": 1.25})
+    assert capsys.readouterr().out == "step 7  eval/loss 1.25\n"
+
+
+def test_console_refuses_a_period_below_one():
+    with pytest.raises(ValueError, match=r"must be at least 1, got every=0; write Console"):
+        Console(every=0)
+
+
+def test_each_line_is_on_disk_at_once(tmp_path):
+    path = tmp_path / "deep" / "metrics.jsonl"
+    Jsonl(path, now=lambda: 12.5).write(3, {"loss": 0.1, "eval/x": 2})
+    (line,) = path.read_text().splitlines()
+    assert json.loads(line) == {
+        "step": 3,
+        "generation": 0,
+        "time_s": 12.5,
+        "loss": 0.1,
+        "eval/x": 2.0,
+    }
+
+
+def test_the_last_generation_wins_for_a_step(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    first = Jsonl(path)
+    for step in range(4):
+        first.write(step, {"loss": float(step), "only_first": 1.0})
+    second = Jsonl(path)
+    second.write(2, {"loss": 20.0})
+    second.write(2, {"eval/loss": 5.0})
+    lines = read_jsonl(path)
+    assert [line["step"] for line in lines] == [0, 1, 2, 3]
+    assert [line["generation"] for line in lines] == [0, 0, 1, 0]
+    assert (lines[2]["loss"], lines[2]["eval/loss"]) == (20.0, 5.0)
+    assert "only_first" not in lines[2]
+
+
+def test_a_torn_last_line_neither_breaks_reading_nor_appending(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    whole = Jsonl(path)
+    whole.write(0, {"loss": 1.0})
+    whole.write(1, {"loss": 2.0})
+    data = path.read_bytes()
+    for cut in range(data.index(b"\n") + 1, len(data)):
+        path.write_bytes(data[:cut])
+        assert [line["loss"] for line in read_jsonl(path)] == [1.0]
+        Jsonl(path).write(1, {"loss": 3.0})
+        assert [line["loss"] for line in read_jsonl(path)] == [1.0, 3.0]
+        assert [line["generation"] for line in read_jsonl(path)] == [0, 1]
+
+
+def test_numbers_that_json_lacks_are_null(tmp_path):
+    Jsonl(tmp_path / "m.jsonl").write(0, {"a": math.nan, "b": math.inf, "c": 1.0})
+    (line,) = read_jsonl(tmp_path / "m.jsonl")
+    assert (line["a"], line["b"], line["c"]) == (None, None, 1.0)
+
+
+def test_an_empty_file_has_no_steps(tmp_path):
+    (tmp_path / "m.jsonl").touch()
+    assert read_jsonl(tmp_path / "m.jsonl") == []
+    Jsonl(tmp_path / "m.jsonl").write(0, {"loss": 1.0})
+    assert read_jsonl(tmp_path / "m.jsonl")[0]["generation"] == 0
+
+
+@pytest.mark.parametrize("bad", ["not json", '{"loss": 1}', "[1, 2]"])
+def test_a_line_of_something_else_is_refused(tmp_path, bad):
+    path = tmp_path / "m.jsonl"
+    path.write_text('{"step": 0, "generation": 0}\n' + bad + "\n")
+    for read in (lambda: read_jsonl(path), lambda: Jsonl(path).write(0, {})):
+        with pytest.raises(ValueError, match=r"must be a JSON.*m\.jsonl:2.*remove that line"):
+            read()

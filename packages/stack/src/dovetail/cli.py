@@ -1,0 +1,78 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The command `dovetail`: parses, runs one command, and turns what went wrong into one message."""
+
+import argparse
+import difflib
+import logging
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from typing import NoReturn
+
+from dovetail.commands import doctor, generate, quickstart, train
+
+COMMANDS = {
+    "quickstart": quickstart,
+    "train": train,
+    "generate": generate,
+    "doctor": doctor,
+}
+INTERRUPTED = 130  # what shells report for a program that SIGINT ended
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of every command; each command declares its own arguments."""
+    top = argparse.ArgumentParser(
+        prog="dovetail",
+        description="Train, sample and check language models with the Dovetail JAX stack.",
+    )
+    top.add_argument("--version", action="version", version=metadata.version("dovetail"))
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, module in COMMANDS.items():
+        summary = (module.__doc__ or "").splitlines()[0]
+        command = commands.add_parser(
+            name,
+            help=summary,
+            description=module.__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            argument_default=argparse.SUPPRESS,
+            allow_abbrev=False,
+        )
+        command.add_argument("--debug", action="store_true", help="show where an error arose")
+        module.add(command)
+        command.set_defaults(run=module.run, parser=command)
+    return top
+
+
+def _refuse(command: argparse.ArgumentParser, unknown: Sequence[str]) -> NoReturn:
+    """Ends with usage, naming for each unknown option the nearest one that exists."""
+    known = [option for action in command._actions for option in action.option_strings]
+    named = []
+    for option in unknown:
+        near = difflib.get_close_matches(option, known, n=1) if option.startswith("-") else []
+        named.append(f"{option} (did you mean {near[0]}?)" if near else option)
+    command.error(f"unknown arguments: {' '.join(named)}; see {command.prog} --help")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit code: 0 done, 1 error, 2 usage, 130 interrupted."""
+    args, unknown = parser().parse_known_args(argv)
+    if unknown:
+        _refuse(args.parser, unknown)
+    debug = getattr(args, "debug", False)
+    logging.basicConfig(format="dovetail: %(levelname)s: %(message)s", level=logging.WARNING)
+    try:
+        return args.run(args)
+    except KeyboardInterrupt:
+        print("\ndovetail: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except (ValueError, OSError, RuntimeError) as error:
+        if debug:
+            raise
+        print(f"dovetail: error: {error}", file=sys.stderr)
+        print(
+            f"dovetail: --debug shows where, as in: dovetail {args.command} --debug",
+            file=sys.stderr,
+        )
+        return 1

@@ -1,0 +1,62 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Progress on the terminal, for commands: a bar that is also a metric sink."""
+
+from collections.abc import Mapping
+
+from tqdm import tqdm
+
+from dovetail_data import Progress
+
+
+class Bar:
+    """A context manager that shows steps done, the loss and the rate; `write` makes it a sink."""
+
+    def __init__(self, *, steps: int):
+        self._steps = steps
+        self._bar: tqdm | None = None
+
+    def __enter__(self) -> "Bar":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Moves the bar past `step`; a resumed run starts it where the run stood."""
+        if "loss" not in scalars:
+            return
+        if self._bar is None:
+            self._bar = tqdm(total=self._steps, initial=step, unit="step", desc="train")
+        self._bar.set_postfix_str(_state(scalars), refresh=False)
+        self._bar.update(step + 1 - self._bar.n)
+
+
+class Writing:
+    """A context manager whose calls show how far the tokenizing writer of each corpus is."""
+
+    def __init__(self) -> None:
+        self._bars: dict[str, tqdm] = {}
+
+    def __enter__(self) -> "Writing":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for bar in self._bars.values():
+            bar.close()
+
+    def __call__(self, corpus: str, progress: "Progress") -> None:
+        bar = self._bars.get(corpus)
+        if bar is None:
+            bar = self._bars[corpus] = tqdm(
+                total=progress.total_bytes, unit="B", unit_scale=True, desc=f"tokenize {corpus}"
+            )
+        bar.update(progress.bytes - bar.n)
+
+
+def _state(scalars: Mapping[str, float]) -> str:
+    shown = [f"loss {scalars['loss']:.3f}"]
+    if "tokens_per_s" in scalars:
+        shown.append(f"{scalars['tokens_per_s']:,.0f} tokens/s")
+    return ", ".join(shown)

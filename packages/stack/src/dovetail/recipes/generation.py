@@ -1,0 +1,160 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""One prompt is continued token by token, with a contiguous key-value cache.
+
+A recipe for looking at a model, one row at a time and without batching. The prompt is padded on
+the right to a multiple of `BUCKET`, so that a handful of programs serves every length: what the
+padding writes into the cache lies at later positions than any query that could see it, and is
+overwritten before a query gets there.
+"""
+
+import functools
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from dovetail_data import Tokenizer
+from dovetail_models import Decoder, dense_kv
+
+BUCKET = 64  # tokens; the smallest cache, and the step by which prompts and caches grow
+
+
+def generate(
+    model: Decoder,
+    tokenizer: Tokenizer,
+    prompt: str,
+    *,
+    max_tokens: int,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    seed: int = 0,
+) -> Iterator[str]:
+    """Yields the continuation of `prompt` in pieces that are whole characters.
+
+    Ends after `max_tokens` tokens or at the tokenizer's end-of-text, which is not yielded.
+
+    Args:
+      temperature: divides the logits; 0 takes the most likely token.
+      top_p: samples among the most likely tokens whose probability sums to at least this
+        (Holtzman et al. 2019, arXiv:1904.09751, section 3.1).
+
+    Raises:
+      ValueError: an option out of range, or a tokenizer with more ids than the model has.
+    """
+    _check(model, tokenizer, max_tokens=max_tokens, temperature=temperature, top_p=top_p)
+    ids = _encode(tokenizer, prompt)
+    stream = _tokens(
+        model, ids, max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed
+    )
+    return _pieces(tokenizer, stream)
+
+
+def _check(
+    model: Decoder, tokenizer: Tokenizer, *, max_tokens: int, temperature: float, top_p: float
+) -> None:
+    if max_tokens < 1:
+        raise ValueError(f"max_tokens must be at least 1, got {max_tokens}")
+    if not temperature >= 0:
+        raise ValueError(f"temperature must be 0 (greedy) or positive, got {temperature}")
+    if not 0 < top_p <= 1:
+        raise ValueError(f"top_p must lie in (0, 1], got {top_p}: 1 keeps every token")
+    check_vocabulary(model.config.vocab_size, tokenizer)
+
+
+def check_vocabulary(vocab_size: int, tokenizer: Tokenizer) -> None:
+    """Raises ValueError if the tokenizer has ids that a model of `vocab_size` has no row for."""
+    if tokenizer.vocab_size > vocab_size:
+        raise ValueError(
+            f"the tokenizer has {tokenizer.vocab_size} ids and the model {vocab_size}: use the "
+            "tokenizer.json that the model was trained with"
+        )
+
+
+def _encode(tokenizer: Tokenizer, prompt: str) -> list[int]:
+    (encoding,) = tokenizer.encode([prompt])
+    start = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
+    ids = [*start, *np.asarray(encoding.ids).tolist()]
+    if not ids:
+        raise ValueError(
+            "the prompt has no token and the tokenizer no beginning-of-text: give a longer prompt"
+        )
+    return ids
+
+
+def _tokens(
+    model: Decoder,
+    ids: list[int],
+    *,
+    max_tokens: int,
+    temperature: float,
+    top_p: float,
+    seed: int,
+) -> Iterator[int]:
+    graphdef, state = nnx.split(model)
+    kv = dense_kv(model.config, rows=1, length=_bucket(len(ids) + max_tokens))
+    tokens = np.zeros((1, _bucket(len(ids))), np.int32)
+    tokens[0, : len(ids)] = ids
+    positions = np.arange(tokens.shape[1], dtype=np.int32)[None]
+    last = len(ids) - 1
+    for key in jax.random.split(jax.random.key(seed), max_tokens):
+        token, kv = _step(
+            graphdef,
+            state,
+            tokens,
+            positions,
+            kv,
+            last=last,
+            key=key,
+            temperature=temperature,
+            top_p=top_p,
+            greedy=temperature == 0,
+        )
+        yield int(token)
+        tokens, positions, last = token[None, None], positions[:, last : last + 1] + 1, 0
+
+
+def _bucket(tokens: int) -> int:
+    return -(-tokens // BUCKET) * BUCKET
+
+
+@functools.partial(jax.jit, static_argnames=("graphdef", "greedy"), donate_argnames=("kv",))
+def _step(graphdef, state, tokens, positions, kv, *, last, key, temperature, top_p, greedy):
+    """Runs `tokens` i32[1,T] and picks the token after the one at index `last`."""
+    model = nnx.merge(graphdef, state)
+    x, kv = model.features(tokens, positions=positions, kv=kv)
+    logits = model.head(x[0, last])
+    if greedy:
+        return jnp.argmax(logits).astype(jnp.int32), kv
+    return sample(logits, key=key, temperature=temperature, top_p=top_p), kv
+
+
+def sample(
+    logits: Float[Array, "V"], *, key: Array, temperature: float, top_p: float
+) -> Int[Array, ""]:
+    """Draws one id from softmax(logits / temperature) cut to its nucleus of mass `top_p`."""
+    order = jnp.argsort(-logits)
+    ranked = logits[order] / temperature
+    probabilities = jax.nn.softmax(ranked)
+    mass_before = jnp.cumsum(probabilities) - probabilities
+    choice = jax.random.categorical(key, jnp.where(mass_before < top_p, ranked, -jnp.inf))
+    return order[choice].astype(jnp.int32)
+
+
+def _pieces(tokenizer: Tokenizer, stream: Iterator[int]) -> Iterator[str]:
+    """Decodes ids as they come, holding back a character until all its bytes are there."""
+    ids: list[int] = []
+    shown = 0
+    for token in stream:
+        if token == tokenizer.eos_id:
+            break
+        ids.append(token)
+        text = tokenizer.decode(ids)
+        if not text.endswith("\N{REPLACEMENT CHARACTER}"):
+            yield text[shown:]
+            shown = len(text)
+    if rest := tokenizer.decode(ids)[shown:]:
+        yield rest

@@ -1,0 +1,61 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+
+from dovetail import cli
+
+
+def _refused(capsys, *argv):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(argv)
+    assert stopped.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_an_unknown_option_names_the_nearest(capsys):
+    message = _refused(capsys, "train", "--out", "x", "--vocabsize", "300")
+    assert "--vocabsize" in message
+    assert "did you mean --vocab-size?" in message
+    assert "dovetail train --help" in message
+
+
+def test_an_unknown_command_and_none_list_the_commands(capsys):
+    for argv in (["trian"], []):
+        message = _refused(capsys, *argv)
+        assert "COMMAND" in message or "'train'" in message or "train" in message
+
+
+def test_a_value_of_the_wrong_kind_is_refused(capsys):
+    assert "--depth: invalid int value: 'deep'" in _refused(
+        capsys, "train", "--out", "x", "--depth", "deep"
+    )
+
+
+def test_an_error_is_one_message_without_a_trace(capsys, tmp_path):
+    assert cli.main(["train", "--out", str(tmp_path / "none")]) == 1
+    error = capsys.readouterr().err
+    assert "holds no run to resume; a new one needs text: pass --text DIR" in error
+    assert "Traceback" not in error
+    with pytest.raises(ValueError, match="pass --text DIR"):
+        cli.main(["train", "--out", str(tmp_path / "none"), "--debug"])
+
+
+def test_a_model_that_is_not_there_says_what_a_model_is(capsys, tmp_path):
+    assert cli.main(["generate", str(tmp_path), "--prompt", "x"]) == 1
+    assert "a model is a directory with config.json" in capsys.readouterr().err
+    (tmp_path / "run.json").write_text("{}")
+    assert cli.main(["generate", str(tmp_path), "--prompt", "x"]) == 1
+    assert "has not exported a model yet: let it finish with" in capsys.readouterr().err
+
+
+def test_a_pattern_without_a_text_is_refused_not_ignored(capsys, tmp_path):
+    assert cli.main(["quickstart", "--out", str(tmp_path), "--pattern", "*.py"]) == 1
+    assert "pass --text DIR too" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", sorted(cli.COMMANDS))
+def test_every_command_has_a_summary_and_help(command, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main([command, "--help"])
+    assert stopped.value.code == 0
+    assert cli.COMMANDS[command].__doc__.splitlines()[0] in capsys.readouterr().out

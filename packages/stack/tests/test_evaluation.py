@@ -1,0 +1,78 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dovetail.recipes.evaluation import bits_per_byte, windows
+from dovetail_data import Bytes, Text, text, write
+from dovetail_models import init, llama
+
+TEXTS = ["a", "héllo wörld", "x" * 40]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("corpus")
+    for i, words in enumerate(TEXTS):
+        (directory / f"{i}.txt").write_text(words)
+    return write(text(directory), directory / "out", encoder=Text(Bytes()))
+
+
+@pytest.fixture(scope="module")
+def model():
+    config = llama(
+        vocab_size=258, embed=16, depth=2, heads=2, kv_heads=1, head_dim=8, mlp=24, tie=True
+    )
+    return init(config, seed=0)
+
+
+@pytest.mark.parametrize("length, stride", [(7, 1), (7, 3), (8, 8), (100, 50), (1, 1)])
+def test_every_pair_counts_once_and_in_order(corpus, length, stride):
+    counted = [
+        (int(token), int(target))
+        for row in windows(corpus, length=length, stride=stride)
+        for token, target, mask in zip(row["tokens"], row["targets"], row["mask"], strict=True)
+        if mask
+    ]
+    expected = []
+    for words in TEXTS:
+        ids = [256, *words.encode(), 257]
+        expected += itertools.pairwise(ids)
+    assert counted == expected
+
+
+def test_later_targets_see_at_least_length_minus_stride_tokens(corpus):
+    rows = list(windows(corpus, length=10, stride=4))
+    first_counted = [int(np.flatnonzero(row["mask"])[0]) for row in rows]
+    assert 6 in first_counted
+    assert all(i == 0 or i >= 6 for i in first_counted)
+
+
+def test_a_stride_that_would_leave_targets_out_is_refused(corpus):
+    with pytest.raises(ValueError, match=r"stride must be in \[1, length=8\], got 9: try 4"):
+        next(windows(corpus, length=8, stride=9))
+
+
+def test_rows_that_hold_whole_documents_give_the_sum_of_their_log_probabilities(corpus, model):
+    nats = 0.0
+    for words in TEXTS:
+        ids = [256, *words.encode(), 257]
+        logits = np.asarray(model(jnp.asarray([ids[:-1]], jnp.int32))[0], np.float64)
+        logps = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+        nats -= logps[np.arange(len(ids) - 1), ids[1:]].sum()
+    expected = nats / math.log(2) / sum(len(words.encode()) for words in TEXTS)
+    for rows_per_batch in (1, 2, 16):
+        got = bits_per_byte(model, corpus, length=64, stride=32, rows_per_batch=rows_per_batch)
+        assert got == pytest.approx(expected, rel=1e-5)  # float32 sums of about 60 terms
+
+
+def test_a_uniform_model_needs_the_entropy_of_its_vocabulary(corpus, model):
+    uniform = jax.tree.map(jnp.zeros_like, model)
+    targets = sum(len(words.encode()) + 1 for words in TEXTS)
+    expected = math.log2(258) * targets / corpus.text_bytes
+    assert bits_per_byte(uniform, corpus, length=16, stride=8) == pytest.approx(expected, rel=1e-5)

@@ -1,0 +1,94 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+import collections
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from dovetail.recipes import generation
+from dovetail.recipes.generation import generate, sample
+from dovetail_data import Bytes
+from dovetail_models import init, llama
+
+
+@pytest.fixture(scope="module")
+def model():
+    config = llama(vocab_size=258, embed=32, depth=2, heads=4, kv_heads=2, head_dim=8, mlp=48)
+    model = init(config, seed=1)
+    # Fresh weights of std 0.02 give nearly equal logits: a wrong cache would go unseen.
+    state = jax.tree.map(lambda leaf: leaf * 8 if leaf.ndim > 1 else leaf, nnx.state(model))
+    nnx.update(model, state)
+    return model
+
+
+def _ids(model, ids, **options):
+    defaults = {"temperature": 0.0, "top_p": 1.0, "seed": 0}
+    return list(generation._tokens(model, ids, **{**defaults, **options}))
+
+
+def test_greedy_equals_the_argmax_of_a_full_forward_pass_across_a_bucket_border(model):
+    prompt = [256, *np.random.default_rng(0).integers(0, 256, 60).tolist()]
+    got = _ids(model, prompt, max_tokens=12)
+    full = nnx.jit(lambda model, tokens: jnp.argmax(model(tokens)[0], axis=-1))
+    row = np.zeros((1, 80), np.int32)  # causal: what follows a position does not alter it
+    row[0, : len(prompt)] = prompt
+    for i in range(len(prompt), len(prompt) + 12):
+        row[0, i] = full(model, row)[i - 1]
+    assert got == row[0, len(prompt) : len(prompt) + 12].tolist()
+    assert len(set(got)) > 3
+
+
+def test_samples_follow_the_tempered_nucleus():
+    logits = jnp.asarray([2.0, -1.0, 1.5, 0.0, -3.0])
+    scaled = np.asarray(logits, np.float64) / 0.8
+    p = np.exp(scaled) / np.exp(scaled).sum()  # 0.57, 0.01, 0.30, 0.05, 0.001
+    kept = [0, 2]  # 0.57 < 0.7 <= 0.87
+    draw = jax.vmap(lambda key: sample(logits, key=key, temperature=0.8, top_p=0.7))
+    n = 4000
+    counts = collections.Counter(draw(jax.random.split(jax.random.key(0), n)).tolist())
+    assert set(counts) == set(kept)
+    expected = p[0] / p[kept].sum()
+    deviation = (expected * (1 - expected) / n) ** 0.5
+    assert abs(counts[0] / n - expected) < 4 * deviation
+
+
+def test_a_tiny_nucleus_is_greedy_and_one_seed_gives_one_text(model):
+    prompt = [256, 65, 66]
+    assert _ids(model, prompt, max_tokens=6, temperature=3.0, top_p=1e-6) == _ids(
+        model, prompt, max_tokens=6
+    )
+    hot = {"max_tokens": 16, "temperature": 2.0}
+    assert _ids(model, prompt, **hot, seed=5) == _ids(model, prompt, **hot, seed=5)
+    assert _ids(model, prompt, **hot, seed=5) != _ids(model, prompt, **hot, seed=6)
+
+
+def test_characters_come_whole_and_the_end_of_text_ends_it():
+    ids = [*"aé€😀".encode(), 0xFF, 257, 65]
+    pieces = list(generation._pieces(Bytes(), iter(ids)))
+    assert pieces == ["a", "é", "€", "😀", "�"]
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
+        ({"temperature": -1.0}, "temperature must be 0 .* got -1.0"),
+        ({"temperature": float("nan")}, "temperature must be 0 .* got nan"),
+        ({"top_p": 0.0}, r"top_p must lie in \(0, 1\], got 0.0"),
+        ({"top_p": 1.5}, r"top_p must lie in \(0, 1\], got 1.5"),
+    ],
+)
+def test_options_out_of_range_are_refused_before_anything_runs(model, options, message):
+    with pytest.raises(ValueError, match=message):
+        generate(model, Bytes(), "x", **{"max_tokens": 4, **options})
+
+
+def test_a_tokenizer_with_more_ids_than_the_model_is_refused():
+    config = llama(
+        vocab_size=200, embed=16, depth=1, heads=2, kv_heads=1, head_dim=8, mlp=16, tie=True
+    )
+    with pytest.raises(ValueError, match="tokenizer has 258 ids and the model 200: use the"):
+        generate(init(config, seed=0), Bytes(), "x", max_tokens=1)

@@ -47,7 +47,12 @@ class Split:
     shardings: State
 
     def merge(self, params: Any, frozen: Any, rest: Any) -> nnx.Module:
+        """The module again, around these arrays."""
         return nnx.merge(self.graphdef, params, frozen, rest)
+
+    def is_like(self, other: "Split") -> bool:
+        """Whether the same step serves both: one definition, the same places."""
+        return self.graphdef == other.graphdef and self.shardings == other.shardings
 
 
 def split(
@@ -142,12 +147,18 @@ def _opt_shardings(
     everywhere = NamedSharding(mesh, PartitionSpec())
     like = jax.tree.map(lambda x, s: (jnp.shape(x), s), params, shardings)
 
-    def inherit(leaf: Any, parameter: tuple[tuple[int, ...], NamedSharding]) -> NamedSharding:
+    def masked(leaf: Any) -> bool:
+        # Where optax.masked or partition left a parameter to another transformation: no array.
+        return isinstance(leaf, optax.MaskedNode)
+
+    def inherit(leaf: Any, parameter: tuple[tuple[int, ...], NamedSharding]) -> Any:
+        if masked(leaf):
+            return leaf
         # Factored statistics (Adafactor's rows and columns) have a shape of their own.
         return parameter[1] if leaf.shape == parameter[0] else everywhere
 
     return optax.tree_utils.tree_map_params(
-        tx, inherit, opt, like, transform_non_params=lambda _: everywhere
+        tx, inherit, opt, like, transform_non_params=lambda _: everywhere, is_leaf=masked
     )
 
 

@@ -53,6 +53,7 @@ def test_a_library_release_is_one_commit_with_its_pin_and_its_changelog(reposito
     assert git(repository, "status", "--porcelain") == ""
     assert set(git(repository, "show", "--format=", "--name-only").splitlines()) == {
         "packages/data/CHANGELOG.md",
+        "packages/data/changes/.gitkeep",
         "packages/data/changes/2.feature.md",
         "packages/data/pyproject.toml",
         "packages/stack/pyproject.toml",

@@ -4,8 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from dovetail_train import Trainer, make_mesh
 from flax import nnx
+
+from dovetail_train import Trainer, make_mesh
 
 
 def _loss(model, batch, *, key):

@@ -182,7 +182,7 @@ def build(session: nox.Session) -> None:
     if wrong:
         session.error("the meta-package's pins lie: " + "; ".join(wrong))
     session.install("--constraint", str(workspace.constraints_file(str(session.python))), "uv")
-    folder = Path(session.create_tmp())
+    folder = Path(session.create_tmp()).resolve()
     for member in members():
         session.run("uv", "build", "--quiet", str(member.path), "--out-dir", str(folder / "dist"))
     bare = folder / "bare"

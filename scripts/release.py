@@ -111,7 +111,9 @@ def release(member: Member, version: str) -> None:
         line = ["towncrier", "build", "--yes", "--dir", str(member.path), "--version", version]
         line += ["--config", str(project)]
         subprocess.run(line, cwd=workspace.ROOT, check=True, stdout=sys.stderr)  # git add, by cwd
-        (member.path / "changes" / ".gitkeep").touch()  # git drops a folder without files
+        keep = member.path / "changes" / ".gitkeep"  # git drops a folder without files
+        keep.parent.mkdir(exist_ok=True)
+        keep.touch()
         assert not workspace.false_pins(), workspace.false_pins()
         git("add", "--all", "packages")
         git("commit", "--quiet", "--message", f"Release {member.name} {version}")

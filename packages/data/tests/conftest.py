@@ -2,29 +2,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shapes and dtypes checked at run time, two CPU devices, and corpora of any lengths."""
 
-import os
-
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"  # before jax is imported
-
-import jaxtyping
-
-jaxtyping.install_import_hook("dovetail_data", "beartype.beartype")
-
-import jax
-
-jax.config.update("jax_numpy_dtype_promotion", "strict")
-jax.config.update("jax_numpy_rank_promotion", "raise")
-
 import itertools
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
+import jaxtyping
 import numpy as np
 import pytest
 
-import dovetail_data
-from dovetail_data import Corpus, jsonl, write
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"  # before jax is imported
+jaxtyping.install_import_hook("dovetail_data", "beartype.beartype")
+
+import jax  # noqa: E402
+
+import dovetail_data  # noqa: E402
+from dovetail_data import Corpus, jsonl, write  # noqa: E402
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
 class Counting:

@@ -1,9 +1,15 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
+import re
+
 import numpy as np
 import pytest
 
 from dovetail_data import check_batch
+
+
+def in_order(*parts):
+    return ".*".join(map(re.escape, parts))
 
 
 def good():
@@ -38,10 +44,8 @@ def test_a_batch_that_keeps_the_contract_passes():
 def test_a_wrong_value_is_named(name, at, value, parts):
     batch = good()
     batch[name][at] = value
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match=in_order(*parts)):
         check_batch(batch, vocab_size=10)
-    for part in parts:
-        assert part in str(error.value)
 
 
 def test_a_missing_field_is_named():

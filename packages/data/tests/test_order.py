@@ -1,6 +1,7 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
 import collections
+import hashlib
 import itertools
 import math
 import tracemalloc
@@ -41,12 +42,12 @@ def test_one_place_needs_no_table():
 
 @pytest.mark.parametrize("n", [2, 3, 4, 5])
 def test_all_orders_of_a_few_rows_are_about_equally_likely(n):
-    draws = 300 * math.factorial(n)
+    draws = 40 * math.factorial(n)
     seen = collections.Counter(
         tuple(Permutation(n, key=str(key))(np.arange(n)).tolist()) for key in range(draws)
     )
     assert set(seen) == set(itertools.permutations(range(n)))
-    chi2 = sum((count - 300) ** 2 / 300 for count in seen.values())
+    chi2 = sum((count - 40) ** 2 / 40 for count in seen.values())
     degrees = math.factorial(n) - 1
     assert chi2 < degrees + 5 * math.sqrt(2 * degrees)  # 5 standard deviations of chi squared
 
@@ -55,14 +56,47 @@ def test_neighbours_are_scattered():
     n = 10_007
     values = Permutation(n, key="scatter")(np.arange(n))
     distance = np.abs(np.diff(values)).mean()
-    # Two independent uniform draws are n/3 apart; the mean of n of them has deviation n/(4.2 sqrt n)
+    # Two uniform draws are n/3 apart with deviation n/4.2; their mean, n/(4.2 sqrt n).
     assert abs(distance - n / 3) < 5 * n / (4.2 * math.sqrt(n))
     assert (values == np.arange(n)).sum() < 8  # fixed points of a random permutation: Poisson(1)
 
 
-def test_the_arithmetic_is_frozen():
-    """A change of these values changes the order of every run in progress: do not."""
-    assert Permutation(11, key="rows/0/0")(np.arange(11)).tolist() == []
+@pytest.mark.parametrize("n", [257, 4099, 10**9 + 7])  # both numbers of rounds
+def test_neighbours_are_independent_over_keys(n):
+    draws = 4000
+    places = np.array([n // 2, n // 2 + 1])
+    values = np.array([Permutation(n, key=str(key))(places) for key in range(draws)])
+    cells = np.bincount(values[:, 0] * 5 // n * 5 + values[:, 1] * 5 // n, minlength=25)
+    chi2 = ((cells - draws / 25) ** 2 / (draws / 25)).sum()
+    assert chi2 < 24 + 5 * math.sqrt(2 * 24)  # 5 standard deviations of chi squared
+
+
+def in_plain_integers(n, key, i):
+    """The definition again, in Python's integers: what runs in progress rely on."""
+    a = math.isqrt(n - 1) + 1
+    b = -(-n // a)
+    while True:
+        left, right = divmod(i, b)
+        for turn in range(16 if n < 4096 else 8):
+            digest = hashlib.sha256(f"{key}/{n}/{turn}".encode()).digest()
+            z = ((right, left)[turn % 2] + int.from_bytes(digest[:8], "little")) % 2**64
+            z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+            z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
+            z = (z ^ (z >> 31)) >> 32
+            if turn % 2:
+                right = (right + z) % b
+            else:
+                left = (left + z) % a
+        i = left * b + right
+        if i < n:
+            return i
+
+
+@pytest.mark.parametrize("n", [1, 7, 4095, 4096, 10**12 + 39])
+def test_the_arithmetic_is_that_of_plain_integers(n):
+    places = np.unique(np.array([0, n // 7, n // 2, n - 1]))
+    expected = [in_plain_integers(n, "rows/0/1", i) for i in places.tolist()]
+    assert Permutation(n, key="rows/0/1")(places).tolist() == expected
 
 
 def test_each_epoch_has_every_row_once_and_its_own_order():

@@ -18,11 +18,11 @@ class DeviceBatches(grain.DatasetIterator[dict[str, jax.Array]]):
 
     def __init__(self, it: BatchIterator, sharding: jax.sharding.Sharding, *, depth: int) -> None:
         super().__init__()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="to_device")
         self._it = it
         self._sharding = sharding
         self._depth = depth
         self._state = it.get_state()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="to_device")
         self._ahead: collections.deque[Future[Any]] = collections.deque()
         self._meter = Meter()
 
@@ -30,12 +30,13 @@ class DeviceBatches(grain.DatasetIterator[dict[str, jax.Array]]):
         self._fill()
         try:
             with self._meter.waiting():
-                produced = self._ahead.popleft().result()
+                produced = self._ahead[0].result()
                 if produced is None:
                     raise StopIteration
         except BaseException:
             self.set_state(self._state)  # what was read ahead is read again, not skipped
             raise
+        self._ahead.popleft()
         batch, self._state = produced
         self._fill()
         return batch
@@ -45,6 +46,7 @@ class DeviceBatches(grain.DatasetIterator[dict[str, jax.Array]]):
 
     def set_state(self, state: dict[str, Any]) -> None:
         self._drop_ahead()
+        self._it.set_state(self._state)  # so that a refused `state` skips nothing
         self._it.set_state(state)
         self._state = state
 
@@ -53,25 +55,14 @@ class DeviceBatches(grain.DatasetIterator[dict[str, jax.Array]]):
         return self._meter.stats()
 
     def close(self) -> None:
-        """Ends the thread; `next` may not be called afterwards."""
-        self._drop_ahead()
-        self._thread.shutdown()
+        """Ends the thread when it has read the batch it is at; `next` may not follow."""
+        # No waiting: the garbage collector may call this on that very thread.
+        self._thread.shutdown(wait=False, cancel_futures=True)
         super().close()
-
-    def _produce(self) -> tuple[dict[str, jax.Array], dict[str, Any]] | None:
-        try:
-            batch = next(self._it)
-        except StopIteration:
-            return None  # the end; a StopIteration inside a future is a trap for its callers
-        arrays = {
-            name: jax.make_array_from_process_local_data(self._sharding, array)
-            for name, array in batch.items()
-        }
-        return arrays, self._it.get_state()
 
     def _fill(self) -> None:
         while len(self._ahead) < self._depth:
-            self._ahead.append(self._thread.submit(self._produce))
+            self._ahead.append(self._thread.submit(_produce, self._it, self._sharding))
 
     def _drop_ahead(self) -> None:
         """Waits for the batch being read, if any, so that nothing touches `it` any more."""
@@ -81,3 +72,19 @@ class DeviceBatches(grain.DatasetIterator[dict[str, jax.Array]]):
             if not future.cancelled():
                 future.exception()
         self._ahead.clear()
+
+
+def _produce(
+    it: BatchIterator, sharding: jax.sharding.Sharding
+) -> tuple[dict[str, jax.Array], dict[str, Any]] | None:
+    """The next batch and the state after it; None at the end. Not a method: the thread must not
+    keep alive the iterator that ends it."""
+    try:
+        batch = next(it)
+    except StopIteration:
+        return None
+    arrays = {
+        name: jax.make_array_from_process_local_data(sharding, array)
+        for name, array in batch.items()
+    }
+    return arrays, it.get_state()

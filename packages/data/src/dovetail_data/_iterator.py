@@ -60,6 +60,9 @@ class Batches(grain.DatasetIterator[Batch]):
             )
         return -(-self._total // self._global_batch)
 
+    def __bool__(self) -> bool:
+        return True  # or `it or default`, which Grain's checkpoint handler writes, asks __len__
+
     def __next__(self) -> Batch:
         if self._total is not None and self._row >= self._total:
             raise StopIteration

@@ -1,0 +1,159 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+import _thread
+import sys
+import threading
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from dovetail_data import batches, pack, to_device
+
+
+@pytest.fixture(scope="module")
+def rows(corpus_of):
+    lengths = np.random.default_rng(0).integers(2, 30, 57).tolist()
+    return pack(corpus_of(lengths), length=13, seed=0)
+
+
+@pytest.fixture(scope="module")
+def sharding():
+    mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
+    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+
+
+def same(left, right):
+    assert left.keys() == right.keys()
+    for name in left:
+        np.testing.assert_array_equal(np.asarray(left[name]), np.asarray(right[name]))
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5])
+def test_batches_arrive_in_order_on_all_devices(rows, sharding, depth):
+    expected = batches(rows, global_batch=4, seed=1, epochs=1)
+    it = to_device(batches(rows, global_batch=4, seed=1, epochs=1), sharding, depth=depth)
+    for wanted in expected:
+        batch = next(it)
+        same(batch, wanted)
+        assert batch["tokens"].sharding == sharding
+        assert batch["tokens"].addressable_shards[1].data.shape == (2, 13)
+    for _ in range(2):
+        with pytest.raises(StopIteration):
+            next(it)
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_the_state_is_that_of_the_batch_delivered_last(rows, sharding, depth):
+    plain = batches(rows, global_batch=4, seed=1)
+    it = to_device(batches(rows, global_batch=4, seed=1), sharding, depth=depth)
+    assert it.get_state() == plain.get_state()
+    for _ in range(5):
+        same(next(it), next(plain))
+        assert it.get_state() == plain.get_state()
+    state, expected = it.get_state(), next(plain)
+    next(it)
+    next(it)
+    it.set_state(state)
+    assert it.get_state() == state
+    same(next(it), expected)
+
+
+class Failing:
+    """Counts up; the third batch fails once."""
+
+    def __init__(self):
+        self.count, self.failures = 0, 1
+
+    def __next__(self):
+        if self.count == 2 and self.failures:
+            self.failures -= 1
+            raise OSError("disk gone")
+        self.count += 1
+        return {"tokens": np.full((2, 3), self.count, np.int32)}
+
+    def get_state(self):
+        return {"count": self.count}
+
+    def set_state(self, state):
+        self.count = state["count"]
+
+
+def test_an_error_is_raised_in_its_place_and_skips_nothing(sharding):
+    it = to_device(Failing(), sharding, depth=3)
+    got = [int(next(it)["tokens"][0, 0]) for _ in range(2)]
+    with pytest.raises(OSError, match="disk gone"):
+        next(it)
+    assert it.get_state() == {"count": 2}
+    got += [int(next(it)["tokens"][0, 0]) for _ in range(2)]
+    assert got == [1, 2, 3, 4]
+
+
+def test_an_interrupted_wait_skips_nothing(sharding):
+    class Interrupting(Failing):
+        def __next__(self):
+            if self.count == 2 and self.failures:
+                self.failures -= 1
+                _thread.interrupt_main()
+                time.sleep(0.2)  # still reading when the interrupt arrives
+            return super().__next__()
+
+    it = to_device(Interrupting(), sharding, depth=2)
+    got = []
+    with pytest.raises(KeyboardInterrupt):
+        while True:
+            got.append(int(next(it)["tokens"][0, 0]))
+    assert it.get_state() == {"count": got[-1]}
+    got += [int(next(it)["tokens"][0, 0]) for _ in range(3)]
+    assert got == list(range(1, len(got) + 1))
+
+
+def test_a_refused_state_skips_nothing(rows, sharding):
+    plain = batches(rows, global_batch=4, seed=1)
+    it = to_device(batches(rows, global_batch=4, seed=1), sharding, depth=2)
+    same(next(it), next(plain))
+    with pytest.raises(ValueError, match="same seed"):
+        it.set_state(batches(rows, global_batch=4, seed=2).get_state())
+    same(next(it), next(plain))
+
+
+def test_reading_goes_on_while_the_consumer_works(sharding):
+    class Signalling(Failing):
+        def __init__(self):
+            super().__init__()
+            self.failures = 0
+            self.reached = threading.Event()
+
+        def __next__(self):
+            if self.count == 2:
+                self.reached.set()
+            return super().__next__()
+
+    source = Signalling()
+    it = to_device(source, sharding, depth=2)
+    next(it)
+    assert source.reached.wait(timeout=5)  # the third batch, though one was taken
+    it.close()
+    assert it.stats().batches == 1
+
+
+def test_a_depth_below_one_is_an_error(rows, sharding):
+    with pytest.raises(ValueError, match=r"depth must be >= 1: got depth=0. Pass 2"):
+        to_device(batches(rows, global_batch=4, seed=1), sharding, depth=0)
+
+
+def test_without_jax_it_says_what_to_install(rows, sharding, monkeypatch):
+    monkeypatch.delitem(sys.modules, "dovetail_data._device", raising=False)
+    monkeypatch.setitem(sys.modules, "jax", None)
+    with pytest.raises(ImportError, match=r"pip install 'dovetail-data\[device\]'"):
+        to_device(batches(rows, global_batch=4, seed=1), sharding)
+
+
+def test_dropping_it_ends_its_thread(rows, sharding):
+    it = to_device(batches(rows, global_batch=4, seed=1), sharding, depth=3)
+    next(it)
+    (thread,) = (one for one in threading.enumerate() if one.name.startswith("to_device"))
+    del it
+    thread.join(timeout=5)
+    assert not thread.is_alive()

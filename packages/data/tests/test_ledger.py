@@ -1,0 +1,88 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+import subprocess
+import sys
+
+import pytest
+
+from dovetail_data.ledger import NAME, open_ledger
+
+IDENTITY = {"source": "s", "shard_bytes": 7}
+
+
+def test_lines_come_back_in_order(tmp_path):
+    with open_ledger(tmp_path, identity=IDENTITY) as ledger:
+        ledger.append({"chunks": 1})
+        ledger.append({"chunks": 5})
+    with open_ledger(tmp_path, identity=IDENTITY) as ledger:
+        assert ledger.lines == [{"chunks": 1}, {"chunks": 5}]
+
+
+@pytest.mark.parametrize("cut", [1, 2, 9])
+def test_a_torn_line_is_dropped_and_written_again(tmp_path, cut):
+    for _ in range(2):
+        with open_ledger(tmp_path, identity=IDENTITY) as ledger:
+            while len(ledger.lines) < 2:
+                ledger.append({"chunks": len(ledger.lines)})
+        whole = (tmp_path / NAME).read_bytes()
+        (tmp_path / NAME).write_bytes(whole[:-cut])
+        with open_ledger(tmp_path, identity=IDENTITY) as ledger:
+            assert ledger.lines == [{"chunks": 0}]
+            ledger.append({"chunks": 1})
+        assert (tmp_path / NAME).read_bytes() == whole
+
+
+@pytest.mark.parametrize("kept", [0, 1, 10])
+def test_a_torn_first_line_starts_anew(tmp_path, kept):
+    with open_ledger(tmp_path, identity=IDENTITY):
+        pass
+    whole = (tmp_path / NAME).read_bytes()
+    (tmp_path / NAME).write_bytes(whole[:kept])
+    with open_ledger(tmp_path, identity=IDENTITY) as ledger:
+        assert ledger.lines == []
+    assert (tmp_path / NAME).read_bytes() == whole
+
+
+def test_another_identity_is_an_error(tmp_path):
+    with open_ledger(tmp_path, identity=IDENTITY):
+        pass
+    message = r"same source: got source='t', it holds 's'. Give another directory"
+    with (
+        pytest.raises(ValueError, match=message),
+        open_ledger(tmp_path, identity=IDENTITY | {"source": "t"}),
+    ):
+        pass
+
+
+def test_a_second_writer_is_an_error(tmp_path):
+    program = (
+        "import sys; from pathlib import Path; from dovetail_data.ledger import open_ledger\n"
+        f"with open_ledger(Path(sys.argv[1]), identity={IDENTITY}): pass"
+    )
+    with open_ledger(tmp_path, identity=IDENTITY):
+        second = subprocess.run(
+            [sys.executable, "-c", program, tmp_path], capture_output=True, text=True, check=False
+        )
+    assert second.returncode == 1
+    assert "RuntimeError: one process at a time" in second.stderr
+    assert f"got directory={tmp_path}" in second.stderr
+    assert "Wait for it" in second.stderr
+
+
+def test_a_directory_with_other_files_is_an_error(tmp_path):
+    (tmp_path / "thesis.tex").touch()
+    with (
+        pytest.raises(ValueError, match=r"empty directory: got .*thesis\.tex.*Give another"),
+        open_ledger(tmp_path, identity=IDENTITY),
+    ):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_damaged_ledger_is_an_error(tmp_path):
+    (tmp_path / NAME).write_bytes(b'{"source": \x00\n{}\n')
+    with (
+        pytest.raises(ValueError, match=r"must hold JSON lines: got .*Delete the directory"),
+        open_ledger(tmp_path, identity=IDENTITY),
+    ):
+        pass

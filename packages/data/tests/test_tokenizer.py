@@ -1,0 +1,163 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+import json
+import pickle
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dovetail_data import Bytes, Pretrained, token_bytes
+
+TEXTS = ["", "a", "naïve café — 日本語", "\U0001f469\u200d\U0001f4bb\r\n\x00", "<|eos|> is text"]
+
+
+@pytest.fixture(params=["bytes", "bpe"])
+def tokenizer(request, bpe):
+    return Bytes() if request.param == "bytes" else bpe
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_text_comes_back(tokenizer, text):
+    (encoding,) = tokenizer.encode([text])
+    assert encoding.ids.dtype == np.int32
+    assert tokenizer.decode(encoding.ids) == text
+
+
+@given(st.lists(st.text(), max_size=4))
+@settings(max_examples=100, deadline=None)
+def test_any_text_comes_back_from_bpe(bpe, texts):
+    assert [bpe.decode(encoding.ids) for encoding in bpe.encode(texts)] == texts
+
+
+@given(st.text())
+@settings(max_examples=100, deadline=None)
+def test_any_text_comes_back_from_bytes(text):
+    (encoding,) = Bytes().encode([text])
+    assert bytes(encoding.ids.tolist()) == text.encode()
+    assert Bytes().decode(encoding.ids) == text
+
+
+@given(st.text())
+@settings(max_examples=60, deadline=None)
+def test_spans_of_bytes_are_the_characters_they_spell(text):
+    (encoding,) = Bytes().encode([text])
+    expected = [(i, i + 1) for i, character in enumerate(text) for _ in character.encode()]
+    assert encoding.spans.dtype == np.int32
+    np.testing.assert_array_equal(encoding.spans, np.array(expected).reshape(-1, 2))
+
+
+def test_spans_of_ascii_bpe_cover_the_text_in_order(bpe):
+    text = "def read_all(path):\n    return path.read_text()"
+    (encoding,) = bpe.encode([text])
+    assert encoding.spans.dtype == np.int32
+    assert [text[start:stop] for start, stop in encoding.spans.tolist()] == [
+        bpe.decode([i]) for i in encoding.ids.tolist()
+    ]
+
+
+def test_bpe_ids_are_those_of_the_library(bpe, tmp_path):
+    (tmp_path / "tokenizer.json").write_text(bpe.content)
+    library = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    texts = [text for text in TEXTS if "<|" not in text] + [Path(json.__file__).read_text()]
+    for text, encoding in zip(texts, bpe.encode(texts), strict=True):
+        assert encoding.ids.tolist() == library.encode(text, add_special_tokens=False).ids
+
+
+def test_text_never_yields_a_special_id(tokenizer):
+    (encoding,) = tokenizer.encode(["<|bos|>a<|eos|>b"])
+    assert not {tokenizer.bos_id, tokenizer.eos_id} & set(encoding.ids.tolist())
+
+
+def test_special_ids_decode_to_nothing(tokenizer):
+    (encoding,) = tokenizer.encode(["é"])
+    ids = [tokenizer.bos_id, *encoding.ids.tolist(), tokenizer.eos_id]
+    assert tokenizer.decode(ids) == "é"
+
+
+def test_half_a_character_decodes_to_the_replacement(tokenizer):
+    (encoding,) = tokenizer.encode(["\U0001f600"])
+    assert tokenizer.decode(encoding.ids[:1]) == "\ufffd"
+
+
+def test_bytes_per_id_add_up_to_the_text(tokenizer):
+    counts = token_bytes(tokenizer)
+    assert counts.shape == (tokenizer.vocab_size,)
+    assert counts.dtype == np.int32
+    for text, encoding in zip(TEXTS, tokenizer.encode(TEXTS), strict=True):
+        assert counts[encoding.ids].sum() == len(text.encode())
+    assert counts[tokenizer.bos_id] == counts[tokenizer.eos_id] == 0
+
+
+def test_a_lone_surrogate_is_an_error(tokenizer):
+    with pytest.raises(ValueError, match=r"without lone surrogates: got '\\ud800' at.*2.*Clean it"):
+        tokenizer.encode(["ok", "ab\ud800"])
+
+
+def test_a_copy_in_another_process_encodes_alike(bpe):
+    texts = [*TEXTS, "<|eos|>"]
+    bpe.encode(texts)
+    copy = pickle.loads(pickle.dumps(bpe))
+    assert copy.fingerprint == bpe.fingerprint
+    for mine, theirs in zip(bpe.encode(texts), copy.encode(texts), strict=True):
+        np.testing.assert_array_equal(mine.ids, theirs.ids)
+
+
+@pytest.fixture
+def plain(tmp_path):
+    """A word-level tokenizer.json with specials of unusual names, and its path."""
+    vocabulary = {"red": 0, "blue": 1, "<|im_end|>": 2, "<|im_start|>": 9}
+    library = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="red"))
+    library.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    library.save(str(tmp_path / "tokenizer.json"))
+    return tmp_path / "tokenizer.json"
+
+
+def test_specials_are_taken_by_name(plain):
+    tokenizer = Pretrained(plain, bos="<|im_start|>", eos="<|im_end|>")
+    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.vocab_size) == (9, 2, 10)
+    assert tokenizer.encode(["blue red"])[0].ids.tolist() == [1, 0]
+
+
+def test_specials_are_taken_from_the_configuration(plain):
+    config = {"bos_token": None, "eos_token": {"content": "<|im_end|>"}}
+    plain.with_name("tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = Pretrained(plain.parent)
+    assert (tokenizer.bos_id, tokenizer.eos_id) == (None, 2)
+
+
+def test_other_specials_are_another_tokenizer(plain):
+    ours = Pretrained(plain, eos="<|im_end|>")
+    assert ours.fingerprint != Pretrained(plain, eos="<|im_start|>").fingerprint
+    assert ours.fingerprint == Pretrained(plain, eos="<|im_end|>").fingerprint
+
+
+def test_an_eos_that_cannot_be_found_is_an_error(plain):
+    with pytest.raises(ValueError, match=r"must have an end-of-document.*got .*Pass eos="):
+        Pretrained(plain)
+
+
+def test_a_special_outside_the_vocabulary_is_an_error(plain):
+    with pytest.raises(ValueError, match=r"bos must be in the vocabulary: got bos='<s>'. Pass bos"):
+        Pretrained(plain, bos="<s>", eos="<|im_end|>")
+
+
+def test_no_file_is_an_error(tmp_path):
+    with pytest.raises(ValueError, match=r"must exist: got path=.*without tokenizer.json. Give"):
+        Pretrained(tmp_path)
+
+
+def test_bytes_of_other_tokenizers_are_unknown(plain):
+    tokenizer = Pretrained(plain, eos="<|im_end|>")
+    with pytest.raises(ValueError, match=r"byte-level.*got decoder=None. Count the bytes"):
+        token_bytes(tokenizer)
+
+
+def test_a_missing_extra_says_what_to_install(plain, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(ImportError, match=r"pip install 'dovetail-data\[tokenizers\]'"):
+        Pretrained(plain, eos="<|im_end|>")

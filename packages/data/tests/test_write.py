@@ -1,0 +1,276 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+import hashlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import dovetail_data._workers
+from dovetail_data import Bytes, Text, jsonl, text, write
+from dovetail_data.ledger import NAME as LEDGER
+
+module = sys.modules["dovetail_data.write"]  # the package's attribute of that name is the function
+
+# A corpus of several chunks (of about 20 kB here) and several shards.
+PROGRAM = """
+import sys
+from dovetail_data import Bytes, Text, text, write
+
+if __name__ == "__main__":
+    source, directory, workers = sys.argv[1:]
+    sys.modules["dovetail_data.write"]._CHUNK_BYTES = 20_000
+    write(text(source), directory, encoder=Text(Bytes()), shard_bytes=90_000, workers=int(workers),
+          progress=lambda event: print(event.tokens, flush=True))
+"""
+
+
+def digests(directory: Path) -> dict[str, str]:
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(directory.iterdir())
+    }
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("tree")
+    rng = random.Random(0)
+    for i in range(60):
+        words = [rng.choice(["lorem", "ipsum", "día", "\n"]) for _ in range(rng.randrange(3000))]
+        (directory / f"{i:03}.txt").write_text(" ".join(words))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    path = tmp_path_factory.mktemp("program") / "program.py"
+    path.write_text(PROGRAM)
+    return path
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tree, program, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("undisturbed") / "corpus"
+    run = subprocess.run(
+        [sys.executable, program, tree, directory, "1"], check=True, capture_output=True, text=True
+    )
+    return digests(directory), [int(line) for line in run.stdout.split()]
+
+
+def test_workers_do_not_change_a_byte(tree, program, undisturbed, tmp_path):
+    subprocess.run([sys.executable, program, tree, tmp_path / "c", "2"], check=True)
+    assert digests(tmp_path / "c") == undisturbed[0]
+    assert sum(name.endswith(".array_record") for name in undisturbed[0]) >= 3
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_killed_at_random_moments_the_bytes_are_the_same(
+    tree, program, undisturbed, tmp_path, workers
+):
+    files, progress = undisturbed
+    rng = random.Random(int(workers))
+    kills = 0
+    for _ in range(4):
+        writer = subprocess.Popen(
+            [sys.executable, program, tree, tmp_path / "c", workers],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert writer.stdout is not None
+        for _ in range(rng.randrange(1, len(progress) // 2)):
+            writer.stdout.readline()
+        time.sleep(rng.random() * 0.02)  # a moment within the next chunk or rename
+        writer.send_signal(signal.SIGKILL)
+        kills += writer.wait() == -signal.SIGKILL
+        writer.stdout.close()
+    assert kills >= 2
+    last = subprocess.run(
+        [sys.executable, program, tree, tmp_path / "c", workers],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert digests(tmp_path / "c") == files
+    resumed = [int(line) for line in last.stdout.split()]
+    assert resumed == progress[len(progress) - len(resumed) :]
+
+
+@pytest.mark.parametrize("shard", [0, 1, 2])
+@pytest.mark.parametrize("moment", ["before the rename", "after it"])
+def test_a_crash_around_the_rename_of_a_shard(tree, tmp_path, monkeypatch, shard, moment):
+    source, encoder = text(tree), Text(Bytes())
+    monkeypatch.setattr(module, "_CHUNK_BYTES", 20_000)
+    write(source, tmp_path / "whole", encoder=encoder, shard_bytes=90_000)
+    rename = Path.replace
+
+    def crash(path, target):
+        if path.name == f"partial-{shard:05}.npy":
+            if moment == "after it":
+                rename(path, target)
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", crash)
+        with pytest.raises(KeyboardInterrupt):
+            write(source, tmp_path / "c", encoder=encoder, shard_bytes=90_000)
+    write(source, tmp_path / "c", encoder=encoder, shard_bytes=90_000)
+    assert digests(tmp_path / "c") == digests(tmp_path / "whole")
+
+
+def test_a_killed_writer_leaves_no_worker_behind(tree, program, tmp_path):
+    writer = subprocess.Popen(
+        [sys.executable, program, tree, tmp_path / "c", "2"], stdout=subprocess.PIPE, text=True
+    )
+    assert writer.stdout is not None
+    writer.stdout.readline()
+    writer.kill()
+    # The workers hold the other end of the pipe: it ends when the last of them has.
+    writer.communicate(timeout=10)
+
+
+def test_a_full_disk_keeps_what_was_finished(tree, undisturbed, tmp_path):
+    # ArrayRecord pads a file to 64 KiB: the limit lets small files pass and stops a shard.
+    limited = PROGRAM.replace(
+        "import sys",
+        "import sys, resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000,) * 2)",
+    )
+    command = [sys.executable, "-c", limited, tree, tmp_path / "c", "1"]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 1
+    message = run.stderr.strip().splitlines()[-1]
+    assert message.startswith("OSError: ")
+    assert "the disk must take the corpus: got" in message
+    assert f"directory={tmp_path / 'c'}" in message
+    assert "Free space and call write(...) again: it goes on from 0 finished" in message
+    assert [path.name for path in (tmp_path / "c").iterdir()] == [LEDGER]
+    command[2] = PROGRAM
+    subprocess.run(command, check=True, capture_output=True)
+    assert digests(tmp_path / "c") == undisturbed[0]
+
+
+def test_a_finished_corpus_is_opened_not_written(tree, tmp_path):
+    first = write(text(tree), tmp_path / "c", encoder=Text(Bytes()))
+    before = {path: path.stat().st_mtime_ns for path in first.directory.iterdir()}
+    events = []
+    again = write(text(tree), tmp_path / "c", encoder=Text(Bytes()), progress=events.append)
+    assert again.fingerprint == first.fingerprint
+    assert events == []
+    assert {path: path.stat().st_mtime_ns for path in first.directory.iterdir()} == before
+
+
+@pytest.mark.parametrize("finished", [False, True])
+@pytest.mark.parametrize("changed", ["source", "encoder", "shard_bytes"])
+def test_a_changed_call_is_an_error(tree, bpe, tmp_path, changed, finished):
+    source, encoder = text(tree), Text(Bytes())
+    write(source, tmp_path / "c", encoder=encoder, shard_bytes=90_000)
+    if not finished:
+        (tmp_path / "c" / "index.json").unlink()
+    if changed == "source":
+        source = text(tree, pattern="**/00*.txt")
+    if changed == "encoder":
+        encoder = Text(bpe)
+    shard_bytes = 1 << 20 if changed == "shard_bytes" else 90_000
+    message = rf"with the same {changed}: got {changed}=.*, it holds .*Give another directory"
+    with pytest.raises(ValueError, match=message):
+        write(source, tmp_path / "c", encoder=encoder, shard_bytes=shard_bytes)
+
+
+def test_counts_and_progress(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_CHUNK_BYTES", 5)
+    (tmp_path / "x.jsonl").write_text('{"text": "né"}\n{"text": ""}\n{"text": "yes"}')
+    (tmp_path / "y.jsonl").write_text('{"text": "no"}')
+    events = []
+    corpus = write(jsonl(tmp_path), tmp_path / "c", encoder=Text(Bytes()), progress=events.append)
+    assert (len(corpus), corpus.tokens, corpus.text_bytes, corpus.dropped) == (3, 14, 8, 1)
+    assert [(event.parts, event.total_parts) for event in events] == [(1, 2), (2, 2)]
+    assert [event.documents for event in events] == [2, 3]
+    assert [event.tokens for event in events] == [10, 14]
+    sizes = [(tmp_path / name).stat().st_size for name in ("x.jsonl", "y.jsonl")]
+    assert [event.bytes for event in events] == [sizes[0], sum(sizes)]
+    assert {event.total_bytes for event in events} == {sum(sizes)}
+
+
+def test_an_id_outside_the_vocabulary_is_an_error(tmp_path):
+    (tmp_path / "x.jsonl").write_text('{"text": "abc"}')
+    tokenizer = Bytes()
+    tokenizer.vocab_size = 257
+    message = r"\[0, vocab_size=257\): got id=257 in x.jsonl\[0:15\]. Mend the tokenizer"
+    with pytest.raises(ValueError, match=message):
+        write(jsonl(tmp_path), tmp_path / "c", encoder=Text(tokenizer))
+
+
+def test_an_encoder_of_another_dtype_is_an_error(counting, tmp_path):
+    class Wide(counting):
+        def __call__(self, records):
+            return [{"tokens": one["tokens"] * 1.0} for one in super().__call__(records)]
+
+    (tmp_path / "x.jsonl").write_text('{"text": "[1, 4]"}')
+    with pytest.raises(ValueError, match=r"as int32\[n\]: got float64\[3\]. Return them with"):
+        write(jsonl(tmp_path), tmp_path / "c", encoder=Wide())
+
+
+def test_a_source_without_text_is_an_error(tmp_path):
+    (tmp_path / "x.jsonl").write_text('{"text": ""}\n')
+    with pytest.raises(ValueError, match=r"must have a document: got documents=0, dropped=1. Give"):
+        write(jsonl(tmp_path), tmp_path / "c", encoder=Text(Bytes()))
+
+
+def test_a_source_of_an_empty_file_is_an_error(tmp_path):
+    (tmp_path / "x.jsonl").touch()
+    with pytest.raises(ValueError, match=r"must have a document: got documents=0, dropped=0. Give"):
+        write(jsonl(tmp_path), tmp_path / "c", encoder=Text(Bytes()))
+
+
+@pytest.mark.parametrize("name", ["workers", "shard_bytes"])
+def test_options_below_one_are_errors(tmp_path, name):
+    (tmp_path / "x.txt").write_text("a")
+    with pytest.raises(ValueError, match=rf"{name} must be >= 1: got {name}=0. Pass 1"):
+        write(text(tmp_path), tmp_path / "c", encoder=Text(Bytes()), **{name: 0})
+
+
+def test_a_worker_that_dies_is_an_error(tmp_path):
+    (tmp_path / "x.txt").write_text("a")
+    program = (
+        "import sys, os\n"
+        "from dovetail_data import Bytes, Text, text, write\n"
+        "class Dying(Text):\n"
+        "    def __call__(self, records): os._exit(9)\n"
+        "if __name__ == '__main__':\n"
+        "    write(text(sys.argv[1]), sys.argv[2], encoder=Dying(Bytes()), workers=2)\n"
+    )
+    (tmp_path / "program.py").write_text(program)
+    run = subprocess.run(
+        [sys.executable, tmp_path / "program.py", tmp_path / "x.txt", tmp_path / "c"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    message = run.stderr.strip().splitlines()[-1]
+    assert message.startswith("RuntimeError: each worker must live")
+    assert "got workers=2 with one dead" in message
+    assert "Guard the script" in message
+
+
+def test_an_error_in_a_worker_reaches_the_caller(tree, tmp_path):
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    program = PROGRAM
+    run = subprocess.run(
+        [sys.executable, "-c", program, tmp_path / "latin.txt", tmp_path / "c", "2"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "ValueError: a text file must be UTF-8: got" in run.stderr
+    assert "latin.txt with byte 0xe9 at offset 3" in run.stderr
+
+
+def test_workers_leave_this_process_as_it_was():
+    assert "TOKENIZERS_PARALLELISM" not in os.environ
+    assert dovetail_data._workers._job is None

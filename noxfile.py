@@ -200,5 +200,5 @@ def build(session: nox.Session) -> None:
         session.run(*line, *wheels)
         for member in members():
             check = f"import {member.module} as m; assert '{bare}' in m.__file__, m.__file__"
-            session.run(python, "-I", "-c", check)
+            session.run(python, "-I", "-c", check, external=True)
         session.run(str(bare / "bin" / "dovetail"), "doctor", external=True)

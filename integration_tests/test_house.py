@@ -110,6 +110,9 @@ def test_the_meta_packages_pins_are_the_members_versions_and_the_tested_set():
 def test_member_has_the_house_of_a_package(member):
     for name in ("README.md", "CHANGELOG.md", "changes", "tests", "benchmarks"):
         assert (member.path / name).exists(), name
+    page = ROOT / "docs" / "packages" / f"{member.folder}.md"
+    assert f"packages/{member.folder}/README.md" in page.read_text()
+    assert f"packages/{member.folder})" in (ROOT / "README.md").read_text()
     source = member.path / "src"
     folders = [d.name for d in source.iterdir() if d.name != "__pycache__"]
     assert [d for d in folders if not d.endswith(".egg-info")] == [member.module]

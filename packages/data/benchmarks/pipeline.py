@@ -1,0 +1,162 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Packed tokens per CPU-second from ArrayRecord: ours, Grain's packing, and the limits.
+
+Each value is one epoch from opened files to batches in NumPy, CPU time of all threads, packing
+included. All read the same shards in shuffled order, and give the same pairs (compared first),
+except the memory map: it has the ids in one flat file, cuts them wherever a row ends, and is the
+least that any pipeline can cost.
+"""
+
+import importlib.metadata
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import grain
+import numpy as np
+from measure import interleaved, report
+
+from dovetail_data import Bytes, Corpus, batches, jsonl, pack, write
+
+LENGTH, BATCH, DOCUMENTS, VOCAB = 2048, 8, 12_000, 32_000
+BINS = 128  # Grain leaves the number of open rows to its user; more fill better and cost more
+
+
+class Drawn(Bytes):
+    """Stands for tokenizer and encoder: a text "[seed, n]" becomes n ids drawn by the seed."""
+
+    vocab_size = VOCAB
+    fingerprint = "drawn"
+
+    @property
+    def tokenizer(self) -> "Drawn":
+        return self
+
+    def __call__(self, records):
+        named = [json.loads(record["text"]) for record in records]
+        return [
+            {"tokens": np.random.default_rng(seed).integers(0, VOCAB, n, np.int32)}
+            for seed, n in named
+        ]
+
+
+def make_corpus(directory: Path) -> Corpus:
+    """Lognormal documents, median 400 ids, none longer than a row: Grain cannot cut."""
+    lengths = np.random.default_rng(0).lognormal(6, 1, DOCUMENTS).astype(int)
+    lengths = np.clip(lengths, 2, LENGTH + 1)
+    lines = [json.dumps({"text": json.dumps([i, int(n)])}) for i, n in enumerate(lengths)]
+    (directory / "in.jsonl").write_text("\n".join(lines))
+    return write(jsonl(directory / "in.jsonl"), directory / "corpus", encoder=Drawn())
+
+
+def ours(directory: Path) -> Iterator[dict[str, np.ndarray]]:
+    rows = pack(Corpus(directory), length=LENGTH, seed=0)
+    yield from batches(rows, global_batch=BATCH, seed=0, epochs=1)
+
+
+def grains(directory: Path, options: grain.ReadOptions) -> Iterator[dict[str, np.ndarray]]:
+    def pairs(record: bytes) -> dict[str, np.ndarray]:
+        ids = np.frombuffer(record, "<u2").astype(np.int32)
+        return {"tokens": ids[:-1], "targets": ids[1:]}
+
+    source = grain.sources.ArrayRecordDataSource(sorted(map(str, directory.glob("*.array_record"))))
+    dataset = grain.MapDataset.source(source).shuffle(seed=0).map(pairs).to_iter_dataset(options)
+    packed = grain.experimental.FirstFitPackIterDataset(
+        dataset, length_struct={"tokens": LENGTH, "targets": LENGTH}, num_packing_bins=BINS
+    )
+    for batch in packed.batch(BATCH):
+        segments = batch["tokens_segment_ids"]
+        yield {
+            "tokens": batch["tokens"],
+            "targets": batch["targets"],
+            "mask": (segments > 0).astype(np.float32),
+            "segment_ids": segments,
+            "positions": batch["tokens_positions"],
+        }
+
+
+def memory_map(path: Path) -> Iterator[dict[str, np.ndarray]]:
+    flat = np.memmap(path, "<u2", mode="r")
+    size = BATCH * LENGTH
+    order = np.random.default_rng(0).permutation((len(flat) - 1) // size)
+    mask = np.ones((BATCH, LENGTH), np.float32)
+    segments = np.ones((BATCH, LENGTH), np.int32)
+    positions = np.tile(np.arange(LENGTH, dtype=np.int32), (BATCH, 1))
+    for i in order.tolist():
+        ids = flat[i * size : (i + 1) * size + 1].astype(np.int32)
+        yield {
+            "tokens": ids[:-1].reshape(BATCH, LENGTH),
+            "targets": ids[1:].reshape(BATCH, LENGTH),
+            "mask": mask.copy(),
+            "segment_ids": segments.copy(),
+            "positions": positions.copy(),
+        }
+
+
+def records(directory: Path) -> Iterator[dict[str, np.ndarray]]:
+    """Only what ArrayRecord costs: every record once, in batched random reads."""
+    corpus = Corpus(directory)
+    order = np.random.default_rng(0).permutation(len(corpus))
+    for documents in np.array_split(order, len(order) // 32):
+        for ids in corpus.read(documents):
+            yield {"mask": np.broadcast_to(np.float32(1), (len(ids) - 1,))}
+
+
+def rate(epoch: Callable[[], Iterable[dict[str, np.ndarray]]]) -> float:
+    begin = time.process_time()
+    tokens = sum(int(batch["mask"].sum()) for batch in epoch())
+    return tokens / (time.process_time() - begin)
+
+
+def digest(epoch: Iterable[dict[str, np.ndarray]]) -> tuple[int, int]:
+    """(pairs, a sum over them that no other multiset of pairs is likely to have)."""
+    count, total = 0, 0
+    for batch in epoch:
+        counts = batch["mask"] > 0
+        tokens, targets = (batch[name][counts].astype(np.uint64) for name in ("tokens", "targets"))
+        count += len(tokens)
+        mixed = (tokens * np.uint64(VOCAB) + targets) * np.uint64(0x9E3779B97F4A7C15)
+        total += int((mixed ^ (mixed >> np.uint64(29))).sum())
+    return count, total % 2**64
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        corpus = make_corpus(Path(scratch))
+        directory, flat = corpus.directory, Path(scratch) / "flat"
+        flat.write_bytes(b"".join(ids.tobytes() for ids in corpus.read(np.arange(len(corpus)))))
+        threads = {"default": grain.ReadOptions(), "0 threads": grain.ReadOptions(num_threads=0)}
+        expected = digest(ours(directory))
+        for options in threads.values():
+            got = digest(grains(directory, options))
+            if got != expected:
+                raise SystemExit(f"the pipelines give different pairs: {got} and {expected}")
+        candidates = {
+            "ours": lambda: rate(lambda: ours(directory)),
+            "ours again": lambda: rate(lambda: ours(directory)),
+            "memory map": lambda: rate(lambda: memory_map(flat)),
+            "ArrayRecord reads": lambda: rate(lambda: records(directory)),
+        }
+        for name, options in threads.items():
+            candidates[f"grain {name}"] = lambda options=options: rate(
+                lambda: grains(directory, options)
+            )
+        values = interleaved(candidates, repeats=5)
+    versions = {"grain": importlib.metadata.version("grain"), "memory": np.__version__}
+    versions |= {"ArrayRecord": importlib.metadata.version("array-record"), "ours": "same"}
+    for peer in [name for name in candidates if name != "ours"]:
+        report(
+            f"S={LENGTH} B={BATCH} documents={DOCUMENTS} against {peer}",
+            metric="packed_tokens_per_cpu_second",
+            unit="tokens/s",
+            values=values["ours"],
+            peer=(peer, versions[peer.split()[0]], values[peer]),
+            pairs=expected[0],
+        )
+
+
+if __name__ == "__main__":
+    main()

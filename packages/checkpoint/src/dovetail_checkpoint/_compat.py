@@ -9,7 +9,7 @@ its JSON handler, and Orbax's rename of the temporary directory commits all of t
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import orbax.checkpoint.experimental.v1 as ocp
 
@@ -21,6 +21,7 @@ RESERVED_ITEMS = frozenset({"metrics"})
 _STEP_METADATA = "_CHECKPOINT_METADATA"
 
 
+@runtime_checkable
 class Response(Protocol):
     """A save that Orbax runs in the background."""
 

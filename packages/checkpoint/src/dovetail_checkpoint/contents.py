@@ -79,7 +79,7 @@ def _leaves(item: str, tree: Any) -> list[Any]:
             dtype = leaf_dtype(leaf)
         except TypeError as error:
             raise TypeError(f"{item}/{name}: {error}") from None
-        if dtype == "int" and not -(2**63) <= leaf < 2**63:
+        if dtype == "python int" and not -(2**63) <= leaf < 2**63:
             raise ValueError(
                 f"{item}/{name}: an int must fit in 64 bits, got {leaf}; "
                 "keep it in an object with get_state/set_state"

@@ -9,7 +9,7 @@ keep their files: when training reaches such a step again, the old one is rename
 
 import re
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -109,10 +109,13 @@ def set_aside(root: Path, step: int) -> Path:
     return step_directory(root, step).rename(aside)
 
 
-def good_steps(root: Path, steps: Sequence[int], *, sealed_only: bool, damaged: Collection[int]):
-    """The steps that retention may count on: not known to be damaged, and sealed if asked."""
-    return [
-        step
-        for step in steps
-        if step not in damaged and (not sealed_only or seal.exists(step_directory(root, step)))
-    ]
+def retain(root: Path, rule: Keep, *, damaged: Collection[int], sealed_only: bool) -> None:
+    """Deletes what `rule` lets go.
+
+    Steps known to be damaged neither count as good nor go. With `sealed_only` a step is good once
+    it is sealed; an older unsealed step goes with the others.
+    """
+    sound = [step for step in committed_steps(root) if step not in damaged]
+    good = [s for s in sound if not sealed_only or seal.exists(step_directory(root, s))]
+    for step in rule.doomed(sound, good=good):
+        delete(root, step)

@@ -34,7 +34,7 @@ _DIGEST = "fmix32-pair"
 
 @dataclass(frozen=True, kw_only=True)
 class Leaf:
-    """One saved leaf; `dtype` is "int", "float" or "bool" for a Python number.
+    """One saved leaf; `dtype` is "python int", "python float" or "python bool" for a number.
 
     `digest` is None in a step that was written without a record.
     """
@@ -127,7 +127,7 @@ def leaf_dtype(leaf: Any) -> str:
     if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct | np.ndarray | np.generic):
         return str(leaf.dtype)
     if isinstance(leaf, bool | int | float):
-        return type(leaf).__name__
+        return f"python {type(leaf).__name__}"
     raise TypeError(
         f"a leaf must be an array, a typed key or a number, got type={type(leaf).__name__}; "
         "give other state through an object with get_state/set_state"

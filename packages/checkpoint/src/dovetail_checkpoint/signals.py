@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import Any
 
 from dovetail_checkpoint import agree
 
@@ -80,7 +80,7 @@ class StopRequest:
             )
         return any(requested for _, requested in answers)
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "StopRequest":
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError(
                 "on_signal must be entered on the main thread, which alone may handle signals, "

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from dovetail_checkpoint import _compat, agree, keep, reading, seal
 from dovetail_checkpoint.contents import contents
@@ -70,7 +70,7 @@ class Store:
         self._damaged: set[int] = set()
         self.report = Report()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Store":
         return self
 
     def __exit__(
@@ -190,10 +190,7 @@ class Store:
             return
         if self._seal:
             seal.write(keep.step_directory(self._root, step))
-        steps = keep.committed_steps(self._root)
-        good = keep.good_steps(self._root, steps, sealed_only=self._seal, damaged=self._damaged)
-        for doomed in self._keep.doomed(set(steps) - self._damaged, good=good):
-            keep.delete(self._root, doomed)
+        keep.retain(self._root, self._keep, damaged=self._damaged, sealed_only=self._seal)
 
     def _candidates(self, step: int | None) -> list[int]:
         committed = agree.gather(keep.committed_steps(self._root))[0]

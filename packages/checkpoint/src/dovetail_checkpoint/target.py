@@ -22,7 +22,11 @@ from dovetail_checkpoint.record import Items, Leaf, TreeItem, leaf_dtype
 # Enough of a mismatch to recognise it by; another model differs in hundreds of leaves.
 _SHOWN = 10
 # Python numbers: a value that stands for one, and the arrays into which one may be restored.
-_NUMBERS = {"int": (0, jnp.integer), "float": (0.0, jnp.floating), "bool": (False, jnp.bool_)}
+_NUMBERS = {
+    "python int": (0, jnp.integer),
+    "python float": (0.0, jnp.floating),
+    "python bool": (False, jnp.bool_),
+}
 _KEYS = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
 
 

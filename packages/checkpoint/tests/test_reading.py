@@ -1,0 +1,254 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Damage of every kind in every file: it is found, and the step before it is restored."""
+
+import json
+import random
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint.experimental.v1 as ocp
+import pytest
+from dovetail_checkpoint import Store, seal, verify
+
+# Orbax leaves a coroutine behind when a load fails, and warns about targets without shardings.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*was never awaited:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:Sharding info not provided:UserWarning"),
+]
+
+FLIPS = 3  # in each file; a step has 21 files or more
+
+
+def tree(step: int) -> dict:
+    rng = np.random.default_rng(step)
+    return {
+        "w": jnp.asarray(rng.normal(size=(40, 9)), jnp.float32),
+        "b": jnp.asarray(rng.normal(size=(17,)), jnp.bfloat16),
+    }
+
+
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory):
+    """Two good steps in each format: plain or compressed, with or without a seal."""
+
+    class Row:
+        def get_state(self):
+            return {"row": 5}
+
+        def set_state(self, state):
+            del state
+
+    roots = {}
+    for compress in (False, True):
+        root = tmp_path_factory.mktemp("run")
+        with Store(root, compress=compress) as store:
+            for step in (1, 2):
+                store.save(step, item=tree(step), other=tree(step + 10), data=Row())
+        roots[compress, True] = root
+        bare = shutil.copytree(root, tmp_path_factory.mktemp("bare") / "run")
+        for step in (1, 2):
+            (bare / str(step) / seal.SEAL).unlink()
+        roots[compress, False] = bare
+    return roots
+
+
+@pytest.fixture
+def run(originals, tmp_path):
+    """run(compress, sealed): a fresh copy of a run, to damage."""
+
+    def copy(compress: bool, sealed: bool):
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        return shutil.copytree(originals[compress, sealed], tmp_path / "run")
+
+    return copy
+
+
+class Any:
+    def get_state(self):
+        return {}
+
+    def set_state(self, state):
+        self.state = state
+
+
+def restored(root):
+    """The step restored, its report, and whether its values are those that were saved."""
+    store = Store(root)
+    step, items = store.restore(item=tree(0), other=tree(0), data=Any())
+    same = items["data"].state == {"row": 5} and all(
+        np.asarray(items[name][key]).tobytes() == np.asarray(value).tobytes()
+        for name, offset in (("item", 0), ("other", 10))
+        for key, value in tree(step + offset).items()
+    )
+    return step, store.report, same
+
+
+def flip(path, rng):
+    data = bytearray(path.read_bytes())
+    data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    path.write_bytes(data)
+
+
+def files(root):
+    return sorted(
+        path for path in (root / "2").rglob("*") if path.is_file() and path.stat().st_size
+    )
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_a_flipped_bit_in_any_file_is_found(run, compress):
+    rng = random.Random(1)
+    names = [path.relative_to(run(compress, True)) for path in files(run(compress, True))]
+    assert len(names) >= 20
+    for name in names:
+        for _ in range(FLIPS):
+            root = run(compress, True)
+            flip(root / name, rng)
+            step, report, same = restored(root)
+            assert (step, same) == (1, True), name
+            assert report.steps[0].problems, name
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_without_a_seal_no_flip_gives_wrong_values(run, compress):
+    """What leaf digests alone promise: the right values, or the step before."""
+    rng = random.Random(2)
+    root = run(compress, False)
+    found = 0
+    for name in [path.relative_to(root) for path in files(root)]:
+        root = run(compress, False)
+        flip(root / name, rng)
+        step, _, same = restored(root)
+        assert same, name
+        found += step == 1
+    assert found >= 5
+
+
+def array_bytes(root, item, leaf):
+    """The file of step 2 that holds a leaf uncompressed, and where in it."""
+    want = np.asarray(leaf).tobytes()
+    for path in (root / "2" / item).rglob("*"):
+        if path.is_file() and (start := path.read_bytes().find(want)) >= 0:
+            return path, start, len(want)
+    raise AssertionError("the leaf is in no file")
+
+
+def test_flips_in_arrays_are_found_by_leaf_and_not_by_orbax(run):
+    """The control: Orbax alone returns the damaged array and says nothing."""
+    rng = random.Random(3)
+    unnoticed = caught = 0
+    for _ in range(20):
+        root = run(False, False)
+        path, start, size = array_bytes(root, "item", tree(2)["w"])
+        data = bytearray(path.read_bytes())
+        data[start + rng.randrange(size)] ^= 1 << rng.randrange(8)
+        path.write_bytes(data)
+        step, report, same = restored(root)
+        caught += (step, same) == (1, True)
+        assert [problem.where for problem in report.steps[0].problems] == ["item/w"]
+        found = ocp.load_checkpointables(str(root / "2"), {"item": jax.eval_shape(lambda: tree(2))})
+        unnoticed += not np.array_equal(found["item"]["w"], tree(2)["w"])
+    assert (caught, unnoticed) == (20, 20)
+
+
+def truncate(path, other):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def zero(path, other):
+    data = path.read_bytes()
+    path.write_bytes(bytes(len(data) // 2) + data[len(data) // 2 :])
+
+
+def remove(path, other):
+    path.unlink()
+
+
+def swap(path, other):
+    held = path.read_bytes()
+    path.write_bytes(other.read_bytes())
+    other.write_bytes(held)
+
+
+@pytest.mark.parametrize("harm", [truncate, zero, remove, swap])
+def test_other_damage_to_any_file_is_found(run, harm):
+    root = run(False, True)
+    names = [path.relative_to(root) for path in files(root)]
+    for name, other in zip(names, names[1:] + names[:1], strict=True):
+        root = run(False, True)
+        if harm is remove and name.name == seal.SEAL:
+            continue  # a step without a seal is an unsealed step
+        before = (root / name).read_bytes()
+        harm(root / name, root / other)
+        if (root / name).exists() and (root / name).read_bytes() == before:
+            continue  # zeros that were zeros, two equal files
+        step, _, same = restored(root)
+        assert (step, same) == (1, True), name
+
+
+def test_a_step_cannot_take_the_place_of_another(run):
+    # Both are intact and sealed; the leaves are those of step 1 under the seal of step 2.
+    root = run(False, True)
+    for name in ("item", "other"):
+        shutil.rmtree(root / "2" / name)
+        shutil.copytree(root / "1" / name, root / "2" / name)
+    assert restored(root)[0] == 1
+
+
+def test_a_lost_record_is_damage_not_a_plain_step(run):
+    for sealed in (True, False):
+        root = run(False, sealed)
+        shutil.rmtree(root / "2" / "dovetail")
+        step, report, _ = restored(root)
+        assert step == 1
+        assert report.steps[0].problems[0].where == "dovetail"
+
+
+def test_a_record_of_another_format_is_refused(run):
+    from dovetail_checkpoint.record import json_sha256
+
+    root = run(False, False)
+    path = root / "2" / "dovetail" / "data.json"
+    body = json.loads(path.read_text()) | {"format": 2}
+    del body["sha256"]
+    path.write_text(json.dumps({**body, "sha256": json_sha256(body)}))
+    with pytest.raises(RuntimeError, match=r"format=1 .*got format=2.*the version of dovetail"):
+        restored(root)
+
+
+def test_a_fault_that_is_no_damage_is_raised(run, monkeypatch):
+    def broken(*_):
+        raise MemoryError("no room")
+
+    monkeypatch.setattr("dovetail_checkpoint._compat.load", broken)
+    with pytest.raises(MemoryError, match="no room"):
+        restored(run(False, True))
+
+
+def test_verify_reads_all_of_a_run_or_one_step(run):
+    root = run(False, True)
+    assert str(verify(root)) == "step 2 is verified\nstep 1 is verified"
+    path, start, _ = array_bytes(root, "item", tree(2)["w"])
+    data = bytearray(path.read_bytes())
+    data[start] ^= 1
+    path.write_bytes(data)
+    damaged, good = verify(root).steps
+    assert good.verified
+    assert {p.where for p in damaged.problems} == {"item/w", str(path.relative_to(root / "2"))}
+    assert [step.step for step in verify(root / "1").steps] == [1]
+    assert sorted(path.name for path in root.iterdir()) == ["1", "2"]
+
+
+def test_verify_of_every_kind_of_leaf(tmp_path, training_state, position):
+    host = {"i": 3, "f": 0.5, "np": np.arange(3.0), "none": np.zeros((0, 2)), "b": np.bool_(True)}
+    with Store(tmp_path) as store:
+        store.save(1, host=host, data=position(3), **training_state(1))
+    assert str(verify(tmp_path)) == "step 1 is verified"
+
+
+def test_verify_of_nothing_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"must be a committed step, got path=.*; give the"):
+        verify(tmp_path)

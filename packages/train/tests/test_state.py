@@ -4,40 +4,107 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 from flax import nnx
+from jax.sharding import NamedSharding, PartitionSpec
 
-from dovetail_train import Trainer, make_mesh
-
-
-def _loss(model, batch, *, key):
-    error = (model(batch["x"]) - batch["y"]) ** 2
-    return error.sum(), error.size * 1.0
+from dovetail_train import make_mesh
+from dovetail_train.state import abstract, build, split
 
 
-def test_a_transformation_of_some_parameters_alone_has_the_steps_of_its_parts():
-    labels = {"kernel": "sgd", "bias": "adam"}
-    parts = {"sgd": optax.sgd(0.1, momentum=0.9), "adam": optax.adam(0.01)}
-    generator = np.random.default_rng(0)
-    batch = {
-        "x": generator.normal(size=(6, 5)).astype("f4"),
-        "y": generator.normal(size=(6, 3)).astype("f4"),
-    }
-    model = nnx.Linear(5, 3, rngs=nnx.Rngs(0))
-    trainer = Trainer(optax.partition(parts, labels), _loss, mesh=make_mesh(fsdp=1))
-    state = trainer.init(model)
-    params = {"kernel": model.kernel[...], "bias": model.bias[...]}
-    opt = {name: parts[label].init(params[name]) for name, label in labels.items()}
-    for _ in range(3):
-        state, _ = trainer.step(state, batch)
+class _Adapted(nnx.Module):
+    def __init__(self):
+        self.base = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
+        self.lora = nnx.LoRA(3, 2, 4, rngs=nnx.Rngs(1))
+        self.norm = nnx.BatchNorm(4, rngs=nnx.Rngs(2))
 
-        def mean(p):
-            return ((batch["x"] @ p["kernel"] + p["bias"] - batch["y"]) ** 2).mean()
+    def __call__(self, x):
+        return self.norm(self.base(x) + self.lora(x))
 
-        grads = jax.grad(mean)(params)
-        for name, label in labels.items():
-            update, opt[name] = parts[label].update(grads[name], opt[name], params[name])
-            params[name] = params[name] + update
-    for name, expected in params.items():
-        # Three float32 steps of sums over 6 rows: a few units in the last place.
-        np.testing.assert_allclose(state.params[name], expected, rtol=1e-5, atol=1e-6)
-    assert all(leaf.dtype in (jnp.float32, jnp.int32) for leaf in jax.tree.leaves(state.opt))
+
+@pytest.fixture
+def mesh():
+    return make_mesh(devices=jax.devices()[:1])
+
+
+def test_a_module_splits_into_trained_frozen_and_rest(mesh):
+    state = build(
+        split(_Adapted(), optax.adam(0.1), trainable=nnx.LoRAParam, mesh=mesh), optax.adam(0.1)
+    )
+    assert jax.tree.map(jnp.shape, state.params) == {"lora": {"lora_a": (3, 2), "lora_b": (2, 4)}}
+    assert set(state.frozen) == {"base", "norm"}
+    assert set(state.rest["norm"]) == {"mean", "var"}
+    assert jax.tree.map(jnp.shape, state.opt[0].mu) == jax.tree.map(jnp.shape, state.params)
+
+
+def test_the_module_keeps_its_own_arrays(mesh):
+    model = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
+    before = np.asarray(model.kernel[...])
+    state = build(split(model, optax.sgd(0.1), trainable=nnx.Param, mesh=mesh), optax.sgd(0.1))
+    jax.tree.map(lambda x: x.delete(), state.params)  # as a donation would
+    np.testing.assert_array_equal(model.kernel[...], before)
+
+
+def test_the_abstract_state_is_the_state_without_its_arrays(mesh):
+    tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(optax.constant_schedule(0.1)))
+    parts = split(_Adapted(), tx, trainable=nnx.Param, mesh=mesh)
+    real, shapes = build(parts, tx), abstract(parts, tx)
+    assert jax.tree.structure(real) == jax.tree.structure(shapes)
+    for x, like in zip(jax.tree.leaves(real), jax.tree.leaves(shapes), strict=True):
+        assert (x.shape, x.dtype, x.sharding) == (like.shape, like.dtype, like.sharding)
+        assert not x.weak_type
+
+
+def test_optimizer_leaves_inherit_the_sharding_of_their_parameter():
+    mesh = jax.sharding.AbstractMesh((4,), ("fsdp",))
+    model = nnx.eval_shape(lambda: nnx.Linear(512, 256, rngs=nnx.Rngs(0)))
+    for tx in (optax.adamw(0.1), optax.adafactor(0.1), optax.chain(optax.trace(0.9))):
+        at = split(model, tx, trainable=nnx.Param, mesh=mesh).shardings
+        assert at.params["kernel"].spec == PartitionSpec("fsdp")
+        assert at.params["bias"].spec == PartitionSpec()
+        opt = jax.eval_shape(tx.init, {"kernel": jnp.zeros((512, 256)), "bias": jnp.zeros(256)})
+        for leaf, sharding in zip(jax.tree.leaves(opt), jax.tree.leaves(at.opt), strict=True):
+            sharded = leaf.shape == (512, 256)
+            assert sharding.spec == (PartitionSpec("fsdp") if sharded else PartitionSpec())
+
+
+def test_arrays_on_the_mesh_stay_where_they_are():
+    mesh = jax.sharding.AbstractMesh((2, 2), ("fsdp", "tensor"))
+    model = nnx.eval_shape(lambda: nnx.Linear(512, 256, rngs=nnx.Rngs(0)))
+    by_name = NamedSharding(mesh, PartitionSpec(None, "tensor"))
+    model.kernel = nnx.Param(jax.ShapeDtypeStruct((512, 256), jnp.float32, sharding=by_name))
+    at = split(model, optax.adam(0.1), trainable=nnx.Param, mesh=mesh).shardings
+    assert at.params["kernel"] == by_name
+    assert at.opt[0].nu["kernel"] == by_name
+
+
+def test_arrays_on_another_mesh_are_refused(mesh):
+    other = NamedSharding(jax.sharding.AbstractMesh((2,), ("tensor",)), PartitionSpec())
+    model = nnx.eval_shape(lambda: nnx.Linear(3, 4, rngs=nnx.Rngs(0)))
+    model.kernel = nnx.Param(jax.ShapeDtypeStruct((3, 4), jnp.float32, sharding=other))
+    with pytest.raises(ValueError, match=r"must lie on .*'kernel' on \{'tensor': 2\}; pass that m"):
+        split(model, optax.sgd(0.1), trainable=nnx.Param, mesh=mesh)
+
+
+def test_trainable_that_matches_nothing_is_refused(mesh):
+    model = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=r"must match at least one.*LoRAParam.*Linear; pass a V"):
+        split(model, optax.sgd(0.1), trainable=nnx.LoRAParam, mesh=mesh)
+
+
+def test_a_transformation_that_changes_a_dtype_is_refused(mesh):
+    tx = optax.GradientTransformation(
+        lambda params: jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.bfloat16), params),
+        lambda updates, state, params=None: (updates, jax.tree.map(jnp.add, updates, updates)),
+    )
+    model = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
+    with pytest.raises(
+        ValueError, match=r"must keep the dtype.*bias: bfloat16\[4\] becomes float32"
+    ):
+        split(model, tx, trainable=nnx.Param, mesh=mesh)
+
+
+def test_a_transformation_that_changes_its_tree_is_refused(mesh):
+    tx = optax.GradientTransformation(lambda p: (), lambda u, s, p=None: (u, (jnp.ones(()),)))
+    with pytest.raises(ValueError, match=r"must return a state of the tree.*PyTreeDef.*mend"):
+        split(nnx.Linear(3, 4, rngs=nnx.Rngs(0)), tx, trainable=nnx.Param, mesh=mesh)

@@ -71,7 +71,7 @@ def _walk(jaxpr: Any, times: int, again: bool, counts: Counter[str], opaque: Cou
             inside = times * (eqn.params["length"] if name == "scan" else 1)
             if name == "shard_map":
                 sizes = eqn.params["mesh"].shape
-                inside *= math.prod(sizes[axis] for axis in eqn.params["manual_axes"])
+                inside *= math.prod(sizes[axis] for axis in eqn.params["newly_manual_axes"])
             for inner in _inner(eqn):
                 _walk(inner, inside, repeated, counts, opaque)
 

@@ -61,14 +61,14 @@ def token_sums(
     if attention is not None:
         options["attention"] = attention
     x, _ = model.features(batch["tokens"], **options)
-    mask = batch["mask"].astype(jnp.float32)
+    targets, mask = jnp.asarray(batch["targets"]), jnp.asarray(batch["mask"], jnp.float32)
 
     def sums(x: Array, targets: Array, mask: Array) -> tuple[Array, Array]:
         nll, normalizer = _cross_entropy(model.head(x), jnp.where(mask > 0, targets, 0))
         return (mask * nll).sum(), (mask * normalizer**2).sum()
 
     rows = math.ceil(x.shape[0] / row_shards(dict(jax.sharding.get_abstract_mesh().shape)))
-    nll, squares = _over_chunks(sums, (x, batch["targets"], mask), size=max(1, chunk // rows))
+    nll, squares = _over_chunks(sums, (x, targets, mask), size=max(1, chunk // rows))
     return nll, squares, mask.sum()
 
 

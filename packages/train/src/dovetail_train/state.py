@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from dovetail_train.mesh import sharding_by_shape
 from dovetail_train.precision import leaf_name
@@ -56,7 +56,11 @@ class Split:
 
 
 def split(
-    model: nnx.Module, tx: optax.GradientTransformation, *, trainable: Any, mesh: Mesh
+    model: nnx.Module,
+    tx: optax.GradientTransformation,
+    *,
+    trainable: Any,
+    mesh: Mesh | AbstractMesh,
 ) -> Split:
     """Takes the module apart and decides every sharding; nothing is moved or computed.
 
@@ -123,7 +127,7 @@ def abstract(parts: Split, tx: optax.GradientTransformation) -> State:
     )
 
 
-def _sharding(name: str, x: Any, mesh: Mesh, *, by_shape: bool) -> NamedSharding:
+def _sharding(name: str, x: Any, mesh: Mesh | AbstractMesh, *, by_shape: bool) -> NamedSharding:
     now = getattr(x, "sharding", None)  # a NumPy array has none
     if isinstance(now, NamedSharding) and now.mesh == mesh:
         return now
@@ -138,7 +142,7 @@ def _sharding(name: str, x: Any, mesh: Mesh, *, by_shape: bool) -> NamedSharding
 
 
 def _opt_shardings(
-    tx: optax.GradientTransformation, params: Any, shardings: Any, mesh: Mesh
+    tx: optax.GradientTransformation, params: Any, shardings: Any, mesh: Mesh | AbstractMesh
 ) -> Any:
     """Optimizer leaves shaped like a parameter inherit its sharding; the others are replicated."""
     opt = jax.eval_shape(tx.init, params)

@@ -84,6 +84,12 @@ def mean_loss(
     terms: Mapping[str, Term], counts: Mapping[str, Array], weights: Mapping[str, float]
 ) -> Float[Array, ""]:
     """Σ wₖ·sumₖ/Nₖ in float32; a term with Nₖ = 0 or weight 0 contributes exactly 0."""
+    unknown = set(weights) - set(terms)
+    if unknown:
+        raise ValueError(
+            f"weights must name terms that the loss returns, got {', '.join(map(repr, unknown))}; "
+            f"use one of {', '.join(sorted(terms))}"
+        )
     total = jnp.zeros((), jnp.float32)
     for name, (term, _) in terms.items():
         weight, count = weights.get(name, 1.0), counts[name]

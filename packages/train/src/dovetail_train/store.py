@@ -111,6 +111,11 @@ def _with_keys(tree: Any, target: Any) -> Any:
     def leaf(x: Any, like: Any) -> Any:
         if not _is_key(like):
             return x
-        return jax.random.wrap_key_data(x, impl=jax.random.key_impl(like))
+        impls = []  # key_impl reads a traced key, but not a ShapeDtypeStruct
+        jax.eval_shape(
+            lambda key: impls.append(jax.random.key_impl(key)),
+            jax.ShapeDtypeStruct(like.shape, like.dtype),
+        )
+        return jax.random.wrap_key_data(x, impl=impls[0])
 
     return jax.tree.map(leaf, tree, target)

@@ -213,12 +213,15 @@ class Trainer:
         return None if counted.opaque else float(counted.model), peak * self.mesh.size
 
     def _prepare(self, model: nnx.Module) -> _Prepared:
-        parts = self._split(model)
-        step = jax.jit(
-            self._step_of(parts),
-            donate_argnums=0,
-            out_shardings=(parts.shardings, NamedSharding(self.mesh, PartitionSpec())),
-        )
+        parts, before = self._split(model), self._prepared
+        if before is not None and parts.is_like(before.parts):
+            step = before.step  # compiled already
+        else:
+            step = jax.jit(
+                self._step_of(parts),
+                donate_argnums=0,
+                out_shardings=(parts.shardings, NamedSharding(self.mesh, PartitionSpec())),
+            )
         self._prepared = _Prepared(
             parts=parts, step=step, structure=jax.tree.structure(parts.shardings)
         )

@@ -1,0 +1,80 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""A run that can be killed at any moment: python killed.py DIR STEPS DIGEST_FILE."""
+
+import hashlib
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+from flax import nnx
+
+from dovetail_train import Jsonl, OrbaxStore, Trainer
+
+
+class Batches:
+    """Random batches that depend on their number alone."""
+
+    def __init__(self):
+        self.i = 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        rng = np.random.default_rng(self.i)
+        self.i += 1
+        x = rng.normal(size=(8, 6)).astype("f4")
+        return {"x": x, "y": x[:, :2] ** 2, "mask": (rng.random((8, 2)) < 0.6).astype("f4")}
+
+    def get_state(self):
+        return {"i": self.i}
+
+    def set_state(self, state):
+        self.i = state["i"]
+
+
+class Net(nnx.Module):
+    """Parameters, statistics and a random stream: everything that a resume must bring back."""
+
+    def __init__(self):
+        rngs = nnx.Rngs(params=0, dropout=1)
+        self.up = nnx.Linear(6, 16, rngs=rngs)
+        self.norm = nnx.BatchNorm(16, rngs=rngs)
+        self.drop = nnx.Dropout(0.2, rngs=rngs)
+        self.down = nnx.Linear(16, 2, rngs=rngs)
+
+    def __call__(self, x):
+        return self.down(self.drop(nnx.relu(self.norm(self.up(x)))))
+
+
+def loss(model, batch, *, key):
+    noise = 0.01 * jax.random.normal(key, batch["y"].shape)
+    error = (model(batch["x"]) - batch["y"] + noise) ** 2
+    return (batch["mask"] * error).sum(), batch["mask"].sum()
+
+
+def digest(state):
+    """Of every bit of the state."""
+    sums = hashlib.sha256()
+    for path, x in jax.tree_util.tree_leaves_with_path(state):
+        data = jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+        sums.update(jax.tree_util.keystr(path).encode() + np.asarray(data).tobytes())
+    return sums.hexdigest()
+
+
+def run(directory, *, steps, stop=None, hooks=(), save_every=2):
+    trainer = Trainer(optax.adamw(optax.cosine_decay_schedule(1e-2, 50)), loss, accumulate=2)
+    store = OrbaxStore(Path(directory) / "checkpoints")
+    sinks = [Jsonl(Path(directory) / "metrics.jsonl")]
+    return trainer.fit(
+        Net(), Batches(), steps=steps, store=store, save_every=save_every, sinks=sinks,
+        hooks=hooks, stop=stop,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    done = run(sys.argv[1], steps=int(sys.argv[2]))
+    Path(sys.argv[3]).write_text(digest(done.state))

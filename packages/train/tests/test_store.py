@@ -1,0 +1,164 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+import builtins
+import os
+import random
+import runpy
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import SingleDeviceSharding
+
+from dovetail_train import OrbaxStore, read_jsonl
+
+STEPS = 30
+PROGRAM = Path(__file__).parent / "programs" / "killed.py"
+
+
+class _Counter:
+    def __init__(self, i=0):
+        self.i = i
+
+    def get_state(self):
+        return {"i": self.i}
+
+    def set_state(self, state):
+        self.i = state["i"]
+
+
+def _targets(tree):
+    here = SingleDeviceSharding(jax.devices()[0])
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), tree)
+
+
+def test_what_is_restored_is_what_was_saved_bit_for_bit(tmp_path):
+    rng = np.random.default_rng(0)
+    tree = {
+        "layers": {0: {"w": jnp.asarray(rng.normal(size=(3, 5)), jnp.bfloat16)}, 11: {}},
+        "weak": jnp.asarray(2.0),
+        "count": jnp.int32(7),
+        "key": jax.random.key(3),
+        "keys": jax.random.split(jax.random.key(4, impl="rbg"), 3),
+    }
+    counter = _Counter(5)
+    store = OrbaxStore(tmp_path)
+    assert store.restore(params=_targets(tree)) is None
+    store.save(3, params=tree, data=counter)
+    counter.i = 9  # after save returned, the object may go on
+    store.wait()
+    fresh = _Counter()
+    step, items = OrbaxStore(tmp_path).restore(params=_targets(tree), data=fresh)
+    assert (step, fresh.i, items["data"]) == (3, 5, fresh)
+    assert jax.tree.structure(items["params"]) == jax.tree.structure(tree)
+    for got, want in zip(jax.tree.leaves(items["params"]), jax.tree.leaves(tree), strict=True):
+        assert got.dtype == want.dtype
+        if jnp.issubdtype(got.dtype, jax.dtypes.prng_key):
+            got, want = jax.random.key_data(got), jax.random.key_data(want)
+        np.testing.assert_array_equal(got, want)
+
+
+def test_the_newest_step_is_restored_and_the_oldest_go(tmp_path):
+    store = OrbaxStore(tmp_path, keep=2)
+    for step in (1, 2, 3):
+        store.save(step, params={"w": jnp.full(2, float(step))})
+    store.wait()
+    step, items = store.restore(params=_targets({"w": jnp.zeros(2)}))
+    assert (step, float(items["params"]["w"][0])) == (3, 3.0)
+    assert sorted(p.name for p in tmp_path.iterdir() if p.name.isdigit()) == ["2", "3"]
+
+
+def test_without_orbax_the_message_says_what_to_type(tmp_path, monkeypatch):
+    real = builtins.__import__
+
+    def without(name, *args, **kwargs):
+        if name.startswith("orbax"):
+            raise ModuleNotFoundError(f"No module named {name!r}")
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(
+        ModuleNotFoundError, match=r"needs orbax.*got no mod.*pip install dovetail-"
+    ):
+        OrbaxStore(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    """(digest of the final state, losses) of a run in this process."""
+    program, directory = runpy.run_path(str(PROGRAM)), tmp_path_factory.mktemp("unbroken")
+    result = program["run"](directory, steps=STEPS)
+    lines = read_jsonl(directory / "metrics.jsonl")
+    return program["digest"](result.state), [line["loss"] for line in lines]
+
+
+def _run_and_kill(directory, *, kills, seed):
+    """Starts the run over and over, kills it at random points, and lets the last one finish."""
+    chance = random.Random(seed)
+    metrics, out = directory / "metrics.jsonl", directory / "digest"
+    for attempt in range(kills + 1):
+        child = subprocess.Popen([sys.executable, PROGRAM, directory, str(STEPS), out])
+        if attempt == kills:
+            assert child.wait(timeout=120) == 0
+            return out.read_text()
+        lines = len(metrics.read_bytes().splitlines()) if metrics.exists() else 0
+        lines += chance.randrange(1, 12)
+        while child.poll() is None and len(_lines(metrics)) < lines:
+            time.sleep(0.001)
+        time.sleep(chance.random() * 0.05)  # in a step, a save or a rename
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+    raise AssertionError("unreachable")
+
+
+def _lines(path):
+    return path.read_bytes().splitlines() if path.exists() else []
+
+
+@pytest.mark.parametrize(
+    "kills, seed",
+    [pytest.param(1, 0), *[pytest.param(5, s, marks=pytest.mark.slow) for s in (1, 2, 3)]],
+)
+def test_a_killed_run_ends_with_the_bits_of_the_unbroken_one(tmp_path, unbroken, kills, seed):
+    state, losses = unbroken
+    directory = tmp_path / "killed"
+    directory.mkdir()
+    assert _run_and_kill(directory, kills=kills, seed=seed) == state
+    assert [line["loss"] for line in read_jsonl(directory / "metrics.jsonl")] == losses
+    # Every kill came after a step: the last start is the generation after all of them.
+    assert read_jsonl(directory / "metrics.jsonl")[-1]["generation"] == kills
+
+
+def test_sigterm_through_stop_saves_and_the_resumed_run_has_the_same_bits(tmp_path, unbroken):
+    state, losses = unbroken
+    program = runpy.run_path(str(PROGRAM))
+    asked = []
+
+    class Terminate:
+        every = 7
+
+        def __call__(self, trainer, state, step):
+            os.kill(os.getpid(), signal.SIGTERM)
+            return {}
+
+    before = signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
+    try:
+        first = program["run"](
+            tmp_path / "cut", steps=STEPS, hooks=[Terminate()], stop=lambda step: bool(asked),
+            save_every=100,
+        )  # fmt: skip
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert (first.step, first.interrupted) == (7, True)
+    second = program["run"](tmp_path / "cut", steps=STEPS)
+    assert (second.step, second.interrupted) == (STEPS, False)
+    assert program["digest"](second.state) == state
+    lines = read_jsonl(tmp_path / "cut" / "metrics.jsonl")
+    assert [line["loss"] for line in lines] == losses
+    assert second.seconds["compile"] > first.seconds["compile"] > 0  # one account over both

@@ -5,6 +5,7 @@
 import warnings
 
 import jax
+import jaxtyping
 import pytest
 from beartype.roar import BeartypeDecorHintPep585DeprecationWarning
 from jaxtyping import install_import_hook
@@ -17,6 +18,14 @@ with warnings.catch_warnings(), install_import_hook("dovetail_train", "beartype.
 
 @pytest.fixture
 def strict_promotion():
-    """Mixed dtypes are an error. Not everywhere: Optax's Adam raises a float to an integer power."""
+    """Mixed dtypes are an error. Not everywhere: Optax's Adam mixes them."""
     with jax.numpy_dtype_promotion("strict"):
         yield
+
+
+@pytest.fixture
+def unchecked():
+    """Without the types that this suite checks, as in a user's program."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)

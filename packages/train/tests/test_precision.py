@@ -1,7 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
 import jax.numpy as jnp
-import jaxtyping
 import numpy as np
 import pytest
 
@@ -24,14 +23,6 @@ def test_float_leaves_are_cast_but_those_that_keep_names():
 
 def test_float32_leaves_everything_as_it_came():
     assert Precision(compute="float32").cast(PARAMS) is PARAMS
-
-
-@pytest.fixture
-def unchecked():
-    """Without the types that this suite checks, as in a user's program."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 @pytest.mark.usefixtures("unchecked")

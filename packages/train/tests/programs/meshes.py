@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Prints, as JSON, the losses and the bytes per device of one run on each of several meshes."""
+"""Writes, as JSON, the losses and the bytes per device of one run on each of several meshes."""
 
 import json
 import sys
@@ -49,4 +49,4 @@ def run(name):
     }
 
 
-print(json.dumps({name: run(name) for name in sys.argv[1:]}))
+json.dump({name: run(name) for name in sys.argv[1:]}, sys.stdout)

@@ -1,0 +1,263 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from dovetail_train import Trainer
+
+
+class _Data:
+    """Rows by number; `bad` is the batch with a NaN."""
+
+    def __init__(self, *, end=None, bad=None):
+        self.i, self.end, self.bad = 0, end, bad
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.i == self.end:
+            raise StopIteration
+        x = np.random.default_rng(self.i).normal(size=(4, 3)).astype("f4")
+        if self.i == self.bad:
+            x[1, 2] = np.nan
+        self.i += 1
+        return {"x": x}
+
+    def get_state(self):
+        return {"i": self.i}
+
+    def set_state(self, state):
+        self.i = state["i"]
+
+
+class _Memory:
+    """A Store in memory: arrays as NumPy, objects as their state."""
+
+    def __init__(self):
+        self.steps = {}
+
+    def save(self, step, **items):
+        self.steps[step] = {
+            name: item.get_state() if hasattr(item, "get_state") else _copy(item)
+            for name, item in items.items()
+        }
+
+    def restore(self, **targets):
+        if not self.steps:
+            return None
+        step = max(self.steps)
+        saved = dict(self.steps[step])
+        for name, target in targets.items():
+            if hasattr(target, "set_state"):
+                target.set_state(saved[name])
+        return step, {name: _copy(item) for name, item in saved.items()}
+
+    def wait(self):
+        self.waited = True
+
+
+def _copy(item):
+    return jax.tree.map(lambda x: x + 0 if hasattr(x, "dtype") else x, item)
+
+
+class _Lines:
+    def __init__(self):
+        self.lines = []
+
+    def write(self, step, scalars):
+        self.lines.append((step, dict(scalars)))
+
+    def of(self, name):
+        return [(step, scalars[name]) for step, scalars in self.lines if name in scalars]
+
+
+class _Sum:
+    """A hook with a state: how often it was called."""
+
+    def __init__(self, every):
+        self.every, self.calls = every, 0
+
+    def __call__(self, trainer, state, step):
+        self.calls += 1
+        return {"seen": float(state.step), "kernel": float(jnp.abs(state.params["kernel"]).sum())}
+
+    def get_state(self):
+        return self.calls
+
+    def set_state(self, state):
+        self.calls = state
+
+
+def _loss(model, batch, *, key):
+    return (model(batch["x"]) ** 2).sum(), jnp.float32(4)
+
+
+def _fit(data, **options):
+    trainer = Trainer(optax.adam(1e-2), _loss)
+    return trainer.fit(nnx.Linear(3, 2, rngs=nnx.Rngs(0)), data, **options)
+
+
+def test_the_scalars_of_step_n_describe_the_state_after_n_updates():
+    sink, hook = _Lines(), _Sum(every=1)
+    result = _fit(_Data(), steps=5, sinks=[sink], hooks=[hook])
+    assert (result.step, int(result.state.step), result.interrupted) == (5, 5, False)
+    assert [step for step, _ in sink.of("loss")] == [0, 1, 2, 3, 4]
+    assert sink.of("seen") == [(n, n) for n in range(1, 6)]
+    kernel, bias = np.asarray(nnx.Linear(3, 2, rngs=nnx.Rngs(0)).kernel[...]), 0.0
+    first = ((next(_Data())["x"].astype(np.float64) @ kernel + bias) ** 2).sum() / 4
+    assert sink.of("loss")[0][1] == pytest.approx(first, rel=1e-6)
+    assert result.scalars["loss"] == sink.of("loss")[-1][1]
+
+
+def test_every_step_is_reported_once_and_in_order_when_nothing_is_waited_for():
+    sink = _Lines()
+    _fit(_Data(), steps=9, sinks=[sink])
+    assert [step for step, _ in sink.lines] == list(range(9))
+    timed = [step for step, scalars in sink.lines if "step_time_s" in scalars]
+    assert timed == list(range(1, 9))  # not the first, which compiled
+    assert all("rows_per_s" in scalars for step, scalars in sink.lines[1:])
+
+
+def test_another_shape_compiles_and_is_not_timed():
+    sink = _Lines()
+    data = [{"x": np.ones((n, 3), "f4")} for n in (4, 4, 6, 6, 4)]
+    _fit(data, steps=5, sinks=[sink])
+    assert [step for step, scalars in sink.lines if "step_time_s" in scalars] == [1, 3, 4]
+
+
+def test_saves_hold_the_position_of_the_batch_that_was_delivered():
+    store, data = _Memory(), _Data()
+    _fit(data, steps=7, store=store, save_every=3)
+    assert sorted(store.steps) == [3, 6, 7]
+    assert {step: items["data"] for step, items in store.steps.items()} == {
+        3: {"i": 3},
+        6: {"i": 6},
+        7: {"i": 7},
+    }
+    assert set(store.steps[7]) == {"params", "train", "data", "hooks"}
+    assert set(store.steps[7]["train"]) == {"step", "frozen", "rest", "opt"}
+    assert data.i == 7  # nothing is fetched that no step needs
+    assert store.waited
+
+
+def test_a_run_in_pieces_is_the_run_in_one():
+    whole, pieces, store = _Lines(), _Lines(), _Memory()
+    want = _fit(_Data(), steps=9, sinks=[whole], hooks=[_Sum(2)])
+    for steps in (4, 4, 9):
+        hook = _Sum(2)
+        got = _fit(_Data(), steps=steps, store=store, sinks=[pieces], hooks=[hook])
+    assert pieces.of("loss") == whole.of("loss")
+    assert pieces.of("kernel") == whole.of("kernel")
+    np.testing.assert_array_equal(got.state.params["kernel"], want.state.params["kernel"])
+    assert hook.calls == 4
+
+
+def test_stop_saves_and_says_that_it_interrupted():
+    store, polled = _Memory(), []
+
+    def stop(step):
+        polled.append(step)
+        return step == 3
+
+    result = _fit(_Data(), steps=9, store=store, stop=stop)
+    assert (result.step, result.interrupted, polled) == (3, True, [1, 2, 3])
+    assert list(store.steps) == [3]
+    finished = _fit(_Data(), steps=3, store=store, stop=lambda step: True)
+    assert (finished.step, finished.interrupted) == (3, False)  # it had ended already
+
+
+def test_an_exception_of_a_hook_leaves_the_saves_that_were_made():
+    class Interrupt:
+        every = 5
+
+        def __call__(self, trainer, state, step):
+            raise KeyboardInterrupt
+
+    store = _Memory()
+    with pytest.raises(KeyboardInterrupt):
+        _fit(_Data(), steps=9, store=store, save_every=2, hooks=[Interrupt()])
+    assert sorted(store.steps) == [2, 4]
+    assert store.waited
+    assert _fit(_Data(), steps=9, store=store).step == 9
+
+
+@pytest.mark.parametrize("save_every", [1, 5])
+def test_a_loss_that_is_not_finite_ends_the_run_before_its_state_is_saved(save_every):
+    store = _Memory()
+    with pytest.raises(
+        RuntimeError, match=r"must be finite, got loss=nan.*at step 4.*look at that"
+    ):
+        _fit(_Data(bad=4), steps=9, store=store, save_every=save_every)
+    assert max(store.steps, default=0) <= 4
+    for items in store.steps.values():
+        assert np.isfinite(items["params"]["kernel"]).all()
+
+
+def test_at_step_0_the_first_leaf_is_named():
+    with pytest.raises(RuntimeError, match=r"at step 0, first in batch\.x \(nothing was saved\)"):
+        _fit(_Data(bad=0), steps=9)
+    model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+    model.bias[...] = jnp.array([0.0, jnp.inf])
+    with pytest.raises(RuntimeError, match=r"at step 0, first in params\.bias"):
+        Trainer(optax.adam(1e-2), _loss).fit(model, _Data(), steps=9)
+
+    def loss(model, batch, *, key):
+        return jnp.sqrt(model.kernel[...] * 0).sum() + model(batch["x"]).sum(), jnp.float32(1)
+
+    with pytest.raises(
+        RuntimeError, match=r"grad_norm=nan at step 0, first in the gradient of kern"
+    ):
+        Trainer(optax.adam(1e-2), loss).fit(nnx.Linear(3, 2, rngs=nnx.Rngs(0)), _Data(), steps=9)
+
+
+def test_data_that_ends_early_is_an_error_that_loses_nothing():
+    store = _Memory()
+    with pytest.raises(ValueError, match=r"must give a batch.*got 5 batches.*steps=9; repeat the"):
+        _fit(_Data(end=5), steps=9, store=store)
+    assert list(store.steps) == [5]
+    with pytest.raises(ValueError, match=r"got 0 batches from step 0 on"):
+        _fit([], steps=1)
+
+
+def test_data_that_cannot_be_resumed_is_refused_when_there_is_a_store():
+    with pytest.raises(
+        ValueError, match=r"must have get_state.*got an iterator list_iterator; pass"
+    ):
+        _fit([{"x": np.ones((4, 3), "f4")}], steps=1, store=_Memory())
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"steps": 0}, r"must be at least 1, got steps=0.*write save_every=None"),
+        ({"steps": 1, "save_every": 0, "store": _Memory()}, r"at least 1.*save_every=0; write"),
+        (
+            {"steps": 1, "save_every": 1},
+            r"needs a store, got save_every=1, store=None; pass store=",
+        ),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        _fit(_Data(), **options)
+
+
+def test_a_run_is_not_resumed_with_other_hooks():
+    store = _Memory()
+    _fit(_Data(), steps=2, store=store, hooks=[_Sum(1)])
+    with pytest.raises(ValueError, match=r"must be resumed with.*got hooks \[\] where \['_Sum'\]"):
+        _fit(_Data(), steps=4, store=store)
+
+
+def test_the_time_of_a_run_is_accounted_for():
+    store = _Memory()
+    first = _fit(_Data(), steps=4, store=store, hooks=[_Sum(2)])
+    assert set(first.seconds) == {"init", "compile", "step", "data", "hooks", "save"}
+    assert all(first.seconds[name] > 0 for name in ("init", "compile", "step", "hooks", "save"))
+    second = _fit(_Data(), steps=6, store=store, hooks=[_Sum(2)])
+    assert all(second.seconds[name] >= 0.5 * seconds for name, seconds in first.seconds.items())

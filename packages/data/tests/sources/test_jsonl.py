@@ -73,3 +73,12 @@ def test_a_bad_line_is_named(tmp_path, monkeypatch, line, message, part_bytes):
 def test_an_escaped_pair_of_surrogates_is_a_character(tmp_path):
     (tmp_path / "x.jsonl").write_text('{"text": "\\ud83d\\ude00"}')
     assert contents(jsonl(tmp_path / "x.jsonl")) == ["\U0001f600"]
+
+
+def test_a_file_that_was_cut_since_is_an_error(tmp_path):
+    (tmp_path / "x.jsonl").write_text('{"text": "a"}\n{"text": "b"}\n')
+    source = jsonl(tmp_path / "x.jsonl")
+    (tmp_path / "x.jsonl").write_text('{"text": "a"}\n')
+    message = r"must not change while it is read: got .*x\.jsonl with 14 bytes, it had 28 or more"
+    with pytest.raises(ValueError, match=message):
+        contents(source)

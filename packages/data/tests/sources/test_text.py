@@ -59,6 +59,14 @@ def test_a_file_that_is_not_utf8_is_named_with_its_offset(tree):
     assert contents(text(tree, errors="replace"))[1] == "caf\ufffd!"
 
 
+def test_a_file_that_changed_since_is_an_error(tree):
+    source = text(tree)
+    (tree / "b.txt").write_bytes(b"BBBB")
+    message = r"must not change while it is read: got .*b\.txt with 4 bytes, it had 3. Call text"
+    with pytest.raises(ValueError, match=message):
+        contents(source)
+
+
 def test_nothing_found_is_an_error(tree):
     with pytest.raises(ValueError, match=r"at least one file: got none .*'\*\.rst'. Give other"):
         text(tree, pattern="*.rst")

@@ -54,6 +54,11 @@ class JsonLines:
                 stream.readline()
             while (offset := stream.tell()) < part.stop:
                 line = stream.readline()
+                if not line:
+                    raise ValueError(
+                        f"a source must not change while it is read: got {part.path} with "
+                        f"{offset} bytes, it had {part.stop} or more. Call jsonl(...) again."
+                    )
                 if line.strip():
                     yield {"text": self._parse(line, part.path, offset)}
 

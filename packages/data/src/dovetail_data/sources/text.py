@@ -40,6 +40,11 @@ class Text:
 
     def read(self, part: Part) -> Iterator[dict[str, str]]:
         content = Path(part.path).read_bytes()
+        if len(content) != part.bytes:
+            raise ValueError(
+                f"a source must not change while it is read: got {part.path} with {len(content)} "
+                f"bytes, it had {part.bytes}. Call text(...) again."
+            )
         try:
             yield {"text": content.decode("utf-8", errors=self.errors)}
         except UnicodeDecodeError as error:

@@ -3,6 +3,7 @@
 """Every example, and the first program of every README, runs as it is printed."""
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -40,4 +41,5 @@ def test_the_first_program_of_a_readme_is_short_and_runs(readme, tmp_path):
         r"```python\n(.*?)```", readme.read_text(encoding="utf-8"), re.DOTALL
     )
     assert len(program.splitlines()) <= PROGRAM_LINES
+    shutil.copy(readme, tmp_path)  # it is at hand where a README is read
     run(program, tmp_path)

@@ -6,10 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from dovetail_checkpoint import digest
-from dovetail_checkpoint.digest import _HOST_BYTES, _device_sums, _host_sums, hex_digests
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from dovetail_checkpoint import digest
+from dovetail_checkpoint.digest import _HOST_BYTES, _device_sums, _host_sums, hex_digests
 
 M = 0xFFFFFFFF
 

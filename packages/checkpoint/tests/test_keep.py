@@ -4,9 +4,10 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from dovetail_checkpoint import Keep, keep, seal
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from dovetail_checkpoint import Keep, keep, seal
 
 
 def make(root: Path, step: int, *, sealed: bool = True) -> None:
@@ -41,16 +42,15 @@ def test_nothing_goes_before_enough_are_sealed(tmp_path):
 )
 def test_over_any_sequence_of_saves_the_last_good_steps_stay(saves, latest):
     with tempfile.TemporaryDirectory() as directory:
-        root, damaged, good = Path(directory), set(), []
+        root, damaged = Path(directory), set()
         for step, sealed, is_damaged in saves:
             before = keep.committed_steps(root)
             make(root, step, sealed=sealed)
             if is_damaged:
                 damaged.add(step)
+            good = [s for s in (*before, step) if s not in damaged and seal.exists(root / str(s))]
             keep.retain(root, Keep(latest=latest), damaged=damaged, sealed_only=True)
             after = keep.committed_steps(root)
-            good = [s for s in (*before, step) if s not in damaged and seal.exists(root / str(s))]
-            good = [s for s in {*good, *([step] if sealed and not is_damaged else [])}]
             assert damaged & {*before, step} <= set(after)
             assert set(sorted(good)[-latest:]) <= set(after)
             gone = {*before, step} - set(after)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import jax
 import optax
 import pytest
+
 from dovetail_checkpoint.names import leaf_names, plain
 
 

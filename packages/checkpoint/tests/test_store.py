@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+
 from dovetail_checkpoint import Keep, Step, Store
 
 ARRAYS = ["float32", "bfloat16", "float16", "int8", "uint32", "int4", "bool", "complex64"]

@@ -1,5 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: T201
 """Fills the disk during a save: files may not grow beyond a limit, as on a full disk."""
 
 import logging
@@ -8,6 +9,7 @@ import sys
 
 import jax.numpy as jnp
 import numpy as np
+
 from dovetail_checkpoint import Store
 
 

@@ -1,5 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: T201
 """Kills a saving process at random moments; each time the newest committed step must be whole.
 
 The processes are forked before JAX starts its threads, so that each costs no import.
@@ -15,6 +16,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+
 from dovetail_checkpoint import Keep, Store
 
 

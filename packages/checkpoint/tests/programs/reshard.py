@@ -1,5 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: T201
 """Saves on a 2x2 mesh and restores on 2x2, 4, 8 and 1 devices; digests must not differ either."""
 
 import sys
@@ -7,8 +8,9 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
-from dovetail_checkpoint import Store, digest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from dovetail_checkpoint import Store, digest
 
 SPECS = {"w": PartitionSpec("a", "b"), "v": PartitionSpec(("a", "b")), "r": PartitionSpec()}
 

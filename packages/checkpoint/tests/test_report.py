@@ -1,0 +1,23 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+from dovetail_checkpoint import Problem, Report, StepReport
+
+
+def test_a_report_reads_as_sentences():
+    problems = (Problem(where="item/w", reason="a"), Problem(where="f", reason="b"))
+    report = Report(
+        steps=(
+            StepReport(step=3, verified=False, problems=problems),
+            StepReport(step=2, verified=False),
+            StepReport(step=1, verified=True),
+        )
+    )
+    assert str(report).splitlines() == [
+        "step 3 is damaged: item/w: a; f: b",
+        "step 2 is readable, not verified",
+        "step 1 is verified",
+    ]
+
+
+def test_nothing_tried_is_said():
+    assert str(Report()) == "no step was read"

@@ -1,0 +1,136 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from dovetail_checkpoint import on_signal
+
+
+def send(number):
+    os.kill(os.getpid(), number)
+
+
+def wait_for(condition):
+    limit = time.monotonic() + 5
+    while not condition() and time.monotonic() < limit:
+        time.sleep(0.001)  # yields to the thread that listens
+    assert condition()
+
+
+def test_a_signal_is_a_request():
+    with on_signal(signal.SIGTERM, grace_s=30.0) as stop:
+        assert not stop.requested
+        assert not stop.poll(3)
+        assert stop.remaining_s == 30.0
+        send(signal.SIGTERM)
+        wait_for(lambda: stop.requested)
+        assert stop.poll(3)
+        assert 20.0 < stop.remaining_s < 30.0
+
+
+def test_remaining_time_ends_at_zero():
+    with on_signal(signal.SIGTERM, grace_s=0.0) as stop:
+        send(signal.SIGTERM)
+        wait_for(lambda: stop.requested)
+        assert stop.remaining_s == 0.0
+
+
+def test_the_second_interrupt_is_a_keyboard_interrupt():
+    with on_signal(signal.SIGINT, signal.SIGTERM) as stop:
+        send(signal.SIGINT)
+        wait_for(lambda: stop.requested)
+        with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+            send(signal.SIGINT)
+            time.sleep(1)
+
+
+def test_a_second_terminate_is_the_same_request():
+    with on_signal(signal.SIGTERM) as stop:
+        for _ in range(3):
+            send(signal.SIGTERM)
+        wait_for(lambda: stop.requested)
+
+
+def test_handlers_before_still_run_and_return_on_exit():
+    seen = []
+
+    def before(number, frame):
+        seen.append(number)
+
+    old = signal.signal(signal.SIGUSR1, before)
+    try:
+        with on_signal(signal.SIGUSR1) as outer:
+            with on_signal(signal.SIGUSR1) as inner:
+                send(signal.SIGUSR1)
+                wait_for(lambda: inner.requested and outer.requested and seen)
+            assert signal.getsignal(signal.SIGUSR1) == outer._handle
+        assert signal.getsignal(signal.SIGUSR1) is before
+        assert seen == [signal.SIGUSR1]
+    finally:
+        signal.signal(signal.SIGUSR1, old)
+
+
+def test_the_wakeup_descriptor_before_still_hears_and_returns_on_exit():
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    old = signal.set_wakeup_fd(writer)
+    try:
+        with on_signal(signal.SIGUSR1) as stop:
+            send(signal.SIGUSR1)
+            wait_for(lambda: stop.requested)
+            assert os.read(reader, 1) == bytes([signal.SIGUSR1])
+        assert signal.set_wakeup_fd(-1) == writer
+    finally:
+        signal.set_wakeup_fd(old)
+        os.close(reader)
+        os.close(writer)
+
+
+def test_other_signals_are_not_a_request():
+    old = signal.signal(signal.SIGUSR1, lambda *_: None)
+    try:
+        with on_signal(signal.SIGTERM) as stop:
+            send(signal.SIGUSR1)
+            time.sleep(0.05)
+            assert not stop.requested
+    finally:
+        signal.signal(signal.SIGUSR1, old)
+
+
+def test_no_thread_is_left():
+    before = threading.active_count()
+    with on_signal(signal.SIGTERM):
+        assert threading.active_count() == before + 1
+    assert threading.active_count() == before
+
+
+def test_another_thread_is_refused():
+    caught = []
+
+    def enter():
+        with pytest.raises(RuntimeError) as error, on_signal(signal.SIGTERM):
+            pass
+        caught.append(str(error.value))
+
+    thread = threading.Thread(target=enter, name="worker")
+    thread.start()
+    thread.join()
+    assert "entered on the main thread" in caught[0]
+    assert "got thread='worker'; enter it there" in caught[0]
+
+
+def test_bad_options_are_refused():
+    with pytest.raises(ValueError, match=r"at least one signal, got none; on_signal\("):
+        on_signal()
+    with pytest.raises(ValueError, match=r"0 or more seconds, got grace_s=-1.0; use 30"):
+        on_signal(signal.SIGTERM, grace_s=-1.0)
+
+
+def test_the_request_is_seen_while_the_main_thread_compiles(run_program):
+    seen_after_s, compiled_after_s = map(float, run_program("compile_signal.py").split())
+    assert seen_after_s < 0.1
+    assert compiled_after_s > seen_after_s + 0.2, "the compilation was too short to prove it"

@@ -1,0 +1,79 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dovetail_checkpoint import target
+from dovetail_checkpoint.record import Items, Leaf, ObjectItem, TreeItem
+
+
+def items(**leaves):
+    described = tuple(
+        Leaf(name=name, dtype=dtype, shape=shape, digest=None)
+        for name, (dtype, shape) in leaves.items()
+    )
+    tree = {name: i for i, name in enumerate(leaves)}
+    return Items(trees={"item": TreeItem(tree=tree, leaves=described)}, objects={})
+
+
+def test_what_was_saved_is_accepted():
+    saved = items(w=("float32", (3,)), i=("python int", ()), h=("float64", (2,)))
+    target.check(saved, {"item": {"w": jnp.ones(3), "i": 0, "h": np.ones(2)}})
+    target.check(saved, {"item": {"w": jnp.ones(3), "i": jnp.int32(0), "h": np.ones(2)}})
+
+
+@pytest.mark.parametrize(
+    "wanted, line",
+    [
+        (jnp.ones((3, 1)), r"item/w: saved float32\[3\], wanted float32\[3, 1\]"),
+        (jnp.ones(3, jnp.bfloat16), r"item/w: saved float32\[3\], wanted bfloat16\[3\]"),
+        (1.0, r"item/w: saved float32\[3\], wanted python float\[\]"),
+    ],
+)
+def test_the_leaf_that_differs_is_named_with_both_sides(wanted, line):
+    with pytest.raises(ValueError, match=rf"(?s)must have the leaves.*{line}.*build the target"):
+        target.check(items(w=("float32", (3,))), {"item": {"w": wanted}})
+
+
+def test_leaves_of_one_side_are_listed_and_long_lists_are_cut():
+    wanted = {f"v{i:02}": jnp.ones(3) for i in range(20)}
+    with pytest.raises(ValueError, match="another model") as caught:
+        target.check(items(w=("float32", (3,))), {"item": wanted})
+    lines = str(caught.value).splitlines()
+    assert lines[1] == "  item/v00: wanted, not saved"
+    assert lines[-2] == "  and 11 more"
+    with pytest.raises(ValueError, match="item/w: saved, not wanted"):
+        target.check(items(w=("float32", (3,))), {"item": {}})
+
+
+def test_an_item_that_was_not_saved_is_named():
+    with pytest.raises(
+        ValueError, match=r"among those saved, got \['x'\]; this step holds \['item"
+    ):
+        target.check(items(), {"x": {}})
+
+
+def test_objects_and_trees_do_not_mix(position):
+    objects = Items(trees={}, objects={"data": ObjectItem(shared=True, sha256=None)})
+    with pytest.raises(ValueError, match="data: saved an object's state, wanted dict"):
+        target.check(objects, {"data": {}})
+    with pytest.raises(ValueError, match="item: saved a pytree, wanted Position"):
+        target.check(items(), {"item": position(0)})
+
+
+def test_a_dtype_that_jax_would_narrow_is_refused():
+    wanted = jax.ShapeDtypeStruct((2,), np.float64)
+    with pytest.raises(ValueError, match="float64 needs jax_enable_x64; give a NumPy array"):
+        target.check(items(h=("float64", (2,))), {"item": {"h": wanted}})
+
+
+def test_the_default_device_is_the_sharding_of_one_process():
+    assert target.sharding(jax.ShapeDtypeStruct((3,), jnp.float32)) == jnp.zeros(()).sharding
+
+
+def test_several_processes_need_shardings(monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(ValueError, match=r"must have a sharding, got sharding=None .*; give jax"):
+        target.sharding(jax.ShapeDtypeStruct((3,), jnp.float32))

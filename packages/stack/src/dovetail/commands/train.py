@@ -50,6 +50,11 @@ def add(parser: argparse.ArgumentParser) -> None:
     duration.add_argument(
         "--minutes", type=float, help=f"as many steps as fit, {MOST_PASSES} passes at the most"
     )
+    devices = parser.add_argument_group("devices", "may differ when a run is resumed")
+    devices.add_argument("--data", type=int, default=1, help="ways to split the batch (1)")
+    devices.add_argument(
+        "--fsdp", type=int, default=1, help="ways to split batch, parameters and optimizer (1)"
+    )
     for title, kind in (("model", Shape), ("training", Training)):
         group = parser.add_argument_group(title)
         for item in dataclasses.fields(kind):
@@ -64,14 +69,14 @@ def run(args: argparse.Namespace) -> int:
     """Prepares the text, trains, exports; returns 3 if it was asked to stop before the end."""
     given = {name: value for name, value in vars(args).items() if name not in _NOT_SETTINGS}
     out = args.out.resolve()
-    if _execute(_settings(given, out), out):
+    if _execute(_settings(given, out), out, data=args.data, fsdp=args.fsdp):
         print(f"Exported {out / EXPORT}. Try: dovetail generate {args.out} --prompt '...'")
         return 0
     print(f"Saved. Resume it with: dovetail train --out {args.out}", file=sys.stderr)
     return INTERRUPTED
 
 
-_NOT_SETTINGS = {"command", "run", "parser", "out", "debug"}
+_NOT_SETTINGS = {"command", "run", "parser", "out", "debug", "data", "fsdp"}
 
 
 def _settings(given: dict[str, Any], out: Path) -> Settings:
@@ -97,18 +102,19 @@ def _settings(given: dict[str, Any], out: Path) -> Settings:
     return created
 
 
-def _execute(run: Settings, out: Path) -> bool:
+def _execute(run: Settings, out: Path, *, data: int, fsdp: int) -> bool:
     """Does what is left of a run; False if a signal ended it early, its state saved."""
     from dovetail.recipes.language_model import llama_config, train
     from dovetail_checkpoint import on_signal
     from dovetail_data import pack
 
+    mesh = _mesh(data=data, fsdp=fsdp)
     prepared = _prepare(run, out)
     length, seed = run.training.length, run.training.seed
     config = llama_config(run.shape, prepared.tokenizer, length=length)
     rows = pack(prepared.train, length=length, seed=seed)
     if run.steps is None:
-        run = dataclasses.replace(run, steps=_plan(run, config, rows))
+        run = dataclasses.replace(run, steps=_plan(run, config, rows, mesh))
         run.save(out)
     held_out = pack(prepared.held_out, length=length, seed=seed)
     with on_signal(signal.SIGINT, signal.SIGTERM) as stop, Bar(steps=run.steps) as bar:
@@ -118,6 +124,7 @@ def _execute(run: Settings, out: Path) -> bool:
             out,
             training=run.training,
             steps=run.steps,
+            mesh=mesh,
             sinks=[bar],
             hooks=[_evaluation(held_out, prepared.tokenizer, run)],
             stop=stop.poll,
@@ -125,6 +132,22 @@ def _execute(run: Settings, out: Path) -> bool:
     if not result.interrupted:
         _export(model, out)
     return not result.interrupted
+
+
+def _mesh(*, data: int, fsdp: int) -> "Mesh":
+    import jax
+
+    from dovetail_train import make_mesh
+
+    used, present = data * fsdp, jax.device_count()
+    if used > present:
+        raise ValueError(
+            f"--data {data} × --fsdp {fsdp} needs {used} devices and there are {present}: "
+            "lower one of them"
+        )
+    if used < present:
+        print(f"Using {used} of {present} devices; --fsdp {present} uses all.", flush=True)
+    return make_mesh(data=data, fsdp=fsdp, devices=jax.devices()[:used])
 
 
 def _prepare(run: Settings, out: Path) -> "Prepared":
@@ -145,7 +168,7 @@ def _prepare(run: Settings, out: Path) -> "Prepared":
         )
 
 
-def _plan(run: Settings, config: "Config", rows: "Rows") -> int:
+def _plan(run: Settings, config: "Config", rows: "Rows", mesh: "Mesh") -> int:
     """The number of steps of a new run: one pass over the text, or what fits run.minutes."""
     from dovetail.recipes.language_model import steps_in
 
@@ -153,7 +176,7 @@ def _plan(run: Settings, config: "Config", rows: "Rows") -> int:
     if run.minutes is None:
         return one_pass
     print("Timing a few steps to plan the run.", flush=True)
-    fitting = steps_in(60 * run.minutes, config, rows, training=run.training)
+    fitting = steps_in(60 * run.minutes, config, rows, training=run.training, mesh=mesh)
     steps = min(fitting, MOST_PASSES * one_pass)
     print(
         f"{steps} steps: {steps / one_pass:.2f} passes over the text"
@@ -178,11 +201,9 @@ def _evaluation(rows: "Rows", tokenizer: "Pretrained", run: Settings) -> "Eval":
 
 
 def _export(model: "Decoder", out: Path) -> None:
-    """Writes `out`/hf from the final parameters, in place of one left by a run that was killed."""
+    """Writes `out`/hf with the tokenizer, in place of what an earlier end of this run wrote."""
     from dovetail_models import save
 
     if (out / EXPORT).exists():
         shutil.rmtree(out / EXPORT)
-    save(model, out / EXPORT)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copyfile(out / name, out / EXPORT / name)
+    save(model, out / EXPORT, like=out)

@@ -81,7 +81,8 @@ def _kill_past_the_middle(process: subprocess.Popen[bytes], out: Path) -> None:
     """Waits until REPEATED_STEPS steps past the middle one are logged, then sends SIGKILL."""
     try:
         while process.poll() is None:
-            if _last_step(out / METRICS) >= _middle_checkpoint(out) + REPEATED_STEPS:
+            done = _last_step(out / METRICS)
+            if done is not None and done >= _middle_checkpoint(out) + REPEATED_STEPS:
                 process.send_signal(signal.SIGKILL)
                 process.wait()
                 print("\nKilled on purpose (SIGKILL). Resuming in a new process.", flush=True)
@@ -100,10 +101,9 @@ def _kill_past_the_middle(process: subprocess.Popen[bytes], out: Path) -> None:
 def _middle_checkpoint(out: Path) -> int:
     """The last step before half of the run that is saved."""
     run = settings.load(out)
-    if run.steps is None:  # nothing is logged before the steps are planned
-        return 0
-    every = run.training.saves_every(run.steps)
-    return run.steps // 2 // every * every
+    steps = run.steps or 0  # planned before the first step is logged
+    every = run.training.saves_every(steps)
+    return steps // 2 // every * every
 
 
 def _lines(metrics: Path) -> Iterator[dict[str, Any]]:
@@ -116,8 +116,8 @@ def _lines(metrics: Path) -> Iterator[dict[str, Any]]:
                     yield values
 
 
-def _last_step(metrics: Path) -> int:
-    return max((line["step"] for line in _lines(metrics)), default=-REPEATED_STEPS - 1)
+def _last_step(metrics: Path) -> int | None:
+    return max((line["step"] for line in _lines(metrics)), default=None)
 
 
 def compare_generations(metrics: Path) -> Resume:

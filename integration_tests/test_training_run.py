@@ -1,0 +1,288 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""`dovetail train` on real text: killed, interrupted, damaged, moved, and given bad input.
+
+A run that survived any of it must equal the run that nothing happened to, bit for bit.
+"""
+
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+TEXT = Path(sysconfig.get_paths()["stdlib"]) / "json"
+STEPS = 40
+TINY = (
+    *("--pattern", "*.py", "--held-out", "0.2", "--vocab-size", "400", "--steps", str(STEPS)),
+    *("--embed", "32", "--depth", "2", "--heads", "2", "--kv-heads", "1", "--mlp", "64"),
+    *("--length", "64", "--global-batch", "8", "--save-every", "5"),
+)
+
+
+def _start(out, *options, text=TEXT, **process):
+    new = [] if (out / "run.json").exists() else ["--text", str(text), *TINY]
+    return subprocess.Popen(
+        [sys.executable, "-m", "dovetail", "train", "--out", str(out), *new, *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "JAX_PLATFORMS": "cpu", **process.pop("env", {})},
+        **process,
+    )
+
+
+def _train(out, *options, **process):
+    running = _start(out, *options, **process)
+    output, errors = running.communicate()
+    return running.returncode, output + errors
+
+
+def _lines(out):
+    """Whole lines of metrics.jsonl, of every generation."""
+    path = out / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def _losses(out):
+    """{step: loss} after checking that every generation that ran a step found the same loss."""
+    losses = {}
+    for line in _lines(out):
+        if "loss" in line:
+            assert losses.setdefault(line["step"], line["loss"]) == line["loss"]
+    return losses
+
+
+def _wait_for(process, out, step):
+    while process.poll() is None:
+        if any(line["step"] >= step for line in _lines(out)):
+            return
+        time.sleep(0.01)
+
+
+def _weights(out):
+    return (out / "hf" / "model.safetensors").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    out = tmp_path_factory.mktemp("unbroken") / "run"
+    code, output = _train(out)
+    assert code == 0, output
+    return out
+
+
+def test_it_learns_and_exports_what_transformers_reads(unbroken):
+    losses = _losses(unbroken)
+    assert sorted(losses) == list(range(STEPS))
+    assert losses[STEPS - 1] < losses[0] - 0.5
+    files = {path.name for path in (unbroken / "hf").iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= files
+
+
+def test_killed_at_random_points_it_ends_as_if_nothing_had_happened(unbroken, tmp_path):
+    out, chance = tmp_path / "run", random.Random(0)
+    for _ in range(3):
+        process = _start(out)
+        done = max((line["step"] for line in _lines(out)), default=0)
+        _wait_for(process, out, done + chance.randint(1, 10))
+        time.sleep(chance.uniform(0, 0.3))  # anywhere in a step, a save or a seal
+        process.kill()
+        process.communicate()
+    code, output = _train(out)
+    assert code == 0, output
+    assert len({line["generation"] for line in _lines(out)}) == 4
+    assert _losses(out) == _losses(unbroken)
+    assert _weights(out) == _weights(unbroken)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_asked_to_stop_it_saves_says_how_to_resume_and_resumes(unbroken, tmp_path, number):
+    out = tmp_path / "run"
+    process = _start(out)
+    _wait_for(process, out, 7)
+    process.send_signal(number)
+    _, errors = process.communicate()
+    assert process.returncode == 3
+    assert f"Saved. Resume it with: dovetail train --out {out}" in errors
+    done = len(_losses(out))
+    assert (out / "checkpoints" / str(done)).is_dir()
+    code, output = _train(out)
+    assert code == 0, output
+    assert _losses(out) == _losses(unbroken)
+    assert _weights(out) == _weights(unbroken)
+
+
+def _largest(directory):
+    files = [path for path in directory.rglob("*") if path.is_file()]
+    return max(files, key=lambda path: path.stat().st_size)
+
+
+def test_a_flipped_bit_is_found_and_the_step_before_is_restored(unbroken, tmp_path):
+    out = tmp_path / "run"
+    shutil.copytree(unbroken, out)
+    shutil.rmtree(out / "hf")
+    damaged = _largest(out / "checkpoints" / str(STEPS))
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 16
+    damaged.write_bytes(content)
+    code, output = _train(out)
+    assert code == 0, output
+    assert f"step {STEPS} is damaged: " in output
+    assert damaged.name in output
+    assert "trying the step before it" in output
+    assert {line["step"] for line in _lines(out) if line["generation"] == 1} == set(
+        range(STEPS - 5, STEPS + 1)
+    )
+    assert _losses(out) == _losses(unbroken)
+    assert _weights(out) == _weights(unbroken)
+
+
+def test_a_disk_that_fills_during_a_save_loses_no_earlier_step(unbroken, tmp_path):
+    out = tmp_path / "run"
+    shutil.copytree(unbroken, out)
+    shutil.rmtree(out / "hf")
+    shutil.rmtree(out / "checkpoints" / str(STEPS))
+    limit = _largest(out / "checkpoints").stat().st_size // 2
+
+    def fill():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    code, output = _train(out, preexec_fn=fill)
+    assert code == 1
+    assert f"step {STEPS} must be written to {out / 'checkpoints'} whole" in output
+    assert "free space" in output
+    assert "Traceback" not in output
+    assert sorted(int(path.name) for path in (out / "checkpoints").iterdir()) == [30, 35]
+    code, output = _train(out)
+    assert code == 0, output
+    assert _weights(out) == _weights(unbroken)
+
+
+def test_eight_devices_give_the_losses_of_one(unbroken, tmp_path):
+    env = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    for mesh in (["--data", "8"], ["--fsdp", "8"], ["--data", "2", "--fsdp", "4"]):
+        out = tmp_path / "-".join(mesh)
+        code, output = _train(out, *mesh, env=env)
+        assert code == 0, output
+        expected, got = _losses(unbroken), _losses(out)
+        assert sorted(got) == sorted(expected)
+        # Sums in another order: float32 rounding, which 40 steps of training may amplify.
+        np.testing.assert_allclose(
+            [got[step] for step in sorted(got)],
+            [expected[step] for step in sorted(expected)],
+            rtol=2e-4,
+        )
+
+
+def test_a_run_goes_on_with_other_devices(unbroken, tmp_path):
+    out = tmp_path / "run"
+    process = _start(out)
+    _wait_for(process, out, STEPS // 2)
+    process.send_signal(signal.SIGTERM)
+    process.communicate()
+    env = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    code, output = _train(out, "--fsdp", "4", env=env)
+    assert code == 0, output
+    expected = _losses(unbroken)
+    second = {
+        line["step"]: line["loss"]
+        for line in _lines(out)
+        if line["generation"] == 1 and "loss" in line
+    }
+    assert len(second) > 5
+    for step, loss in second.items():
+        assert loss == pytest.approx(expected[step], rel=2e-4)  # as above
+
+
+@pytest.fixture
+def files(tmp_path):
+    directory = tmp_path / "text"
+    directory.mkdir()
+    for i in range(4):
+        (directory / f"{i}.py").write_text(f"x = {i}\n" * 50)
+    return directory
+
+
+def _refused(out, *options, text):
+    code, output = _train(out, *options, text=text)
+    assert code in (1, 2), output
+    assert "Traceback" not in output
+    return output
+
+
+def test_a_folder_without_text_is_refused(tmp_path):
+    output = _refused(tmp_path / "run", text=tmp_path)
+    assert "matches pattern='*.py': pass --text DIR with text in it, or --pattern" in output
+
+
+def test_a_file_that_is_not_utf_8_is_named_and_nothing_is_lost(files, tmp_path):
+    (files / "4.py").write_bytes(b"caf\xe9 = 1\n")
+    output = _refused(tmp_path / "run", text=files)
+    assert str(files / "4.py") in output
+    assert "UTF-8" in output
+    (files / "4.py").write_text("café = 1\n")
+    code, output = _train(tmp_path / "run")
+    assert code == 0, output
+
+
+def test_other_settings_for_a_run_are_refused_and_named(unbroken):
+    before = _weights(unbroken)
+    output = _refused(unbroken, "--depth", "3", "--vocab-size", "500", text=TEXT)
+    assert "--depth 3 (the run has 2)" in output
+    assert "--vocab-size 500 (the run has 400)" in output
+    assert _weights(unbroken) == before
+
+
+def test_a_checkpoint_of_another_model_is_refused(unbroken, tmp_path):
+    out = tmp_path / "run"
+    shutil.copytree(unbroken, out)
+    run = json.loads((out / "run.json").read_text())
+    run["shape"]["mlp"] = 96
+    (out / "run.json").write_text(json.dumps(run))
+    output = _refused(out, text=TEXT)
+    assert "mlp" in output
+    assert "[32, 96]" in output.replace("(", "[").replace(")", "]")
+    assert sorted(path.name for path in (out / "checkpoints").iterdir()) == ["30", "35", "40"]
+
+
+def test_a_tokenizer_that_is_not_the_models_is_refused(unbroken, tmp_path):
+    from dovetail_data import train_bpe
+
+    model = tmp_path / "model"
+    shutil.copytree(unbroken / "hf", model)
+    train_bpe([path.read_text() for path in TEXT.glob("*.py")], model, vocab_size=500)
+    done = subprocess.run(
+        [sys.executable, "-m", "dovetail", "generate", str(model), "--prompt", "def "],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "the tokenizer has 500 ids and the model 400: use the tokenizer.json" in done.stderr
+
+
+def test_generate_continues_the_prompt(unbroken):
+    command = [sys.executable, "-m", "dovetail", "generate", str(unbroken), "--prompt", "def read_"]
+    outputs = {
+        subprocess.run([*command, *options], capture_output=True, text=True, check=True).stdout
+        for options in (["--max-tokens", "20"], ["--max-tokens", "20"])
+    }
+    (text,) = outputs
+    assert text.startswith("def read_")
+    assert len(text) > len("def read_") + 10
+
+
+def test_more_devices_than_there_are_is_refused(files, tmp_path):
+    output = _refused(tmp_path / "run", "--fsdp", "4", text=files)
+    assert "--data 1 × --fsdp 4 needs 4 devices and there are 1" in output

@@ -51,7 +51,6 @@ class _Prepared:
 
     parts: Split
     step: Callable[..., Any]
-    structure: Any
 
 
 class Trainer:
@@ -108,14 +107,12 @@ class Trainer:
         batch: a mapping of arrays [rows, ...], as NumPy or as `place` returns it.
         """
         prepared = self._ready()
-        if jax.tree.structure(state) != prepared.structure:
-            raise ValueError(
-                f"state must be of the model that init was called with last, got a tree of "
-                f"{len(jax.tree.leaves(state))} leaves where it has "
-                f"{prepared.structure.num_leaves} (or other names); call init(model) again"
-            )
+        if jax.process_count() > 1:
+            batch = self.place(batch)
+        elif not self._is_placed(batch):
+            self._check_rows(batch)  # jit sends NumPy arrays to the devices faster than device_put
         with jax.set_mesh(self.mesh):
-            return prepared.step(state, self.place(batch))
+            return prepared.step(state, dict(batch))
 
     def model(self, state: State, *, cast: bool = False) -> nnx.Module:
         """The module with the arrays of `state`, not copies: the next step donates them.
@@ -168,7 +165,7 @@ class Trainer:
         With several processes, each passes its own rows. Raises ValueError when the rows cannot
         be split among the microbatches and the devices.
         """
-        if all(isinstance(x, jax.Array) and x.sharding == self._rows for x in batch.values()):
+        if self._is_placed(batch):
             return dict(batch)
         self._check_rows(batch)
         if jax.process_count() == 1:
@@ -218,13 +215,12 @@ class Trainer:
             step = before.step  # compiled already
         else:
             step = jax.jit(
-                self._step_of(parts),
+                _for_state_like(parts.shardings, self._step_of(parts)),
                 donate_argnums=0,
+                in_shardings=(None, self._rows),
                 out_shardings=(parts.shardings, NamedSharding(self.mesh, PartitionSpec())),
             )
-        self._prepared = _Prepared(
-            parts=parts, step=step, structure=jax.tree.structure(parts.shardings)
-        )
+        self._prepared = _Prepared(parts=parts, step=step)
         return self._prepared
 
     def _ready(self) -> _Prepared:
@@ -251,6 +247,11 @@ class Trainer:
         )
         return make_step(gradients, self._tx, weights=self._weights, seed=self.seed)
 
+    def _is_placed(self, batch: Batch) -> bool:
+        return bool(batch) and all(
+            isinstance(x, jax.Array) and x.sharding == self._rows for x in batch.values()
+        )
+
     def _check_rows(self, batch: Batch) -> None:
         shards = row_shards(dict(self.mesh.shape))
         divisor, processes = self._accumulate * shards, jax.process_count()
@@ -268,3 +269,18 @@ class Trainer:
                 f"{self._accumulate} × {shards} = {divisor}, got rows={count}; use "
                 f"{max(1, count // divisor) * divisor} rows or another accumulate"
             )
+
+
+def _for_state_like(like: State, step: Callable[..., Any]) -> Callable[..., Any]:
+    """`step`, refusing a state of another tree; under jit that costs nothing but at compilation."""
+
+    def checked(state: State, batch: Batch) -> Any:
+        if jax.tree.structure(state) != jax.tree.structure(like):
+            raise ValueError(
+                f"state must be of the model that init was called with last, got a tree of "
+                f"{len(jax.tree.leaves(state))} leaves where it has {len(jax.tree.leaves(like))} "
+                f"(or other names); call init(model) again"
+            )
+        return step(state, batch)
+
+    return checked

@@ -22,6 +22,7 @@ def main() -> None:
     statements = {
         "bare": "pass",
         "ours": "import dovetail_data",
+        "jax": "import jax",
         "grain": "import grain",
         "grain again": "import grain",
         "over grain": "import grain, dovetail_data, dovetail_data._iterator",
@@ -33,8 +34,8 @@ def main() -> None:
         name: [a - b for a, b in zip(seconds, values["bare"], strict=True)]
         for name, seconds in values.items()
     }
-    version = importlib.metadata.version("grain")
     for case, name, peer in [
+        ("import dovetail_data", "ours", "jax"),
         ("import dovetail_data", "ours", "grain"),
         ("import grain and dovetail_data", "over grain", "grain"),
         ("A/A: import grain", "grain again", "grain"),
@@ -44,7 +45,7 @@ def main() -> None:
             metric="import_cpu_seconds",
             unit="s",
             values=above[name],
-            peer=(peer, version, above[peer]),
+            peer=(peer, importlib.metadata.version(peer), above[peer]),
         )
 
 

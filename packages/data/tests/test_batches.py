@@ -200,8 +200,8 @@ def test_a_row_beyond_the_end_is_an_error(rows, row):
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"shard": (2, 2)}, r"0 <= i < n: got shard=\(2, 2\). Count"),
-        ({"shard": (0, 0)}, r"0 <= i < n: got shard=\(0, 0\). Count"),
+        ({"shard": (2, 2)}, r"0 <= i < n: got shard=\(2, 2\). Count hosts"),
+        ({"shard": (0, 0)}, r"0 <= i < n: got shard=\(0, 0\). Count hosts"),
         ({"shard": (0, 4)}, r"multiple of the 4 hosts: got global_batch=6. Pass 4"),
         ({"global_batch": 0}, r"multiple of the 1 hosts: got global_batch=0. Pass 1"),
         ({"epochs": 0}, r"epochs must be >= 1: got epochs=0. Pass None"),

@@ -17,17 +17,34 @@ from dovetail_data.ledger import NAME as LEDGER
 
 module = sys.modules["dovetail_data.write"]  # the package's attribute of that name is the function
 
-# A corpus of several chunks (of about 20 kB here) and several shards.
+# A corpus of several chunks (of about 20 kB here) and several shards. After each chunk it waits
+# for a line, so that it can be killed at a chosen chunk however slow the machine is.
 PROGRAM = """
 import sys
 from dovetail_data import Bytes, Text, text, write
+
+def proceed(event):
+    print(event.tokens, flush=True)
+    sys.stdin.readline()
 
 if __name__ == "__main__":
     source, directory, workers = sys.argv[1:]
     sys.modules["dovetail_data.write"]._CHUNK_BYTES = 20_000
     write(text(source), directory, encoder=Text(Bytes()), shard_bytes=90_000, workers=int(workers),
-          progress=lambda event: print(event.tokens, flush=True))
+          progress=proceed)
 """
+
+
+def start(arguments) -> subprocess.Popen[str]:
+    command = [sys.executable, *arguments]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def finish(arguments) -> list[int]:
+    """Runs to the end; the tokens written after each chunk."""
+    command = [sys.executable, *arguments]
+    run = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=True)
+    return [int(line) for line in run.stdout.split()]
 
 
 def digests(directory: Path) -> dict[str, str]:
@@ -57,14 +74,12 @@ def program(tmp_path_factory):
 @pytest.fixture(scope="module")
 def undisturbed(tree, program, tmp_path_factory):
     directory = tmp_path_factory.mktemp("undisturbed") / "corpus"
-    run = subprocess.run(
-        [sys.executable, program, tree, directory, "1"], check=True, capture_output=True, text=True
-    )
-    return digests(directory), [int(line) for line in run.stdout.split()]
+    progress = finish([program, tree, directory, "1"])
+    return digests(directory), progress
 
 
 def test_workers_do_not_change_a_byte(tree, program, undisturbed, tmp_path):
-    subprocess.run([sys.executable, program, tree, tmp_path / "c", "2"], check=True)
+    finish([program, tree, tmp_path / "c", "2"])
     assert digests(tmp_path / "c") == undisturbed[0]
     assert sum(name.endswith(".array_record") for name in undisturbed[0]) >= 3
 
@@ -75,30 +90,19 @@ def test_killed_at_random_moments_the_bytes_are_the_same(
 ):
     files, progress = undisturbed
     rng = random.Random(int(workers))
-    kills = 0
-    for _ in range(4):
-        writer = subprocess.Popen(
-            [sys.executable, program, tree, tmp_path / "c", workers],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert writer.stdout is not None
-        for _ in range(rng.randrange(1, len(progress) // 2)):
-            writer.stdout.readline()
-        time.sleep(rng.random() * 0.02)  # a moment within the next chunk or rename
-        writer.send_signal(signal.SIGKILL)
-        kills += writer.wait() == -signal.SIGKILL
-        writer.stdout.close()
-    assert kills >= 2
-    last = subprocess.run(
-        [sys.executable, program, tree, tmp_path / "c", workers],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+    for _ in range(3):
+        with start([program, tree, tmp_path / "c", workers]) as writer:
+            for _ in range(rng.randrange(1, len(progress) // 3)):
+                writer.stdout.readline()
+                writer.stdin.write("\n")
+                writer.stdin.flush()
+            time.sleep(rng.random() * 0.02)  # somewhere in the next chunk or at its rename
+            writer.kill()
+        assert writer.returncode == -signal.SIGKILL
+    last = finish([program, tree, tmp_path / "c", workers])
     assert digests(tmp_path / "c") == files
-    resumed = [int(line) for line in last.stdout.split()]
-    assert resumed == progress[len(progress) - len(resumed) :]
+    assert 0 < len(last) < len(progress)
+    assert last == progress[-len(last) :]
 
 
 @pytest.mark.parametrize("shard", [0, 1, 2])
@@ -125,14 +129,11 @@ def test_a_crash_around_the_rename_of_a_shard(tree, tmp_path, monkeypatch, shard
 
 
 def test_a_killed_writer_leaves_no_worker_behind(tree, program, tmp_path):
-    writer = subprocess.Popen(
-        [sys.executable, program, tree, tmp_path / "c", "2"], stdout=subprocess.PIPE, text=True
-    )
-    assert writer.stdout is not None
-    writer.stdout.readline()
-    writer.kill()
-    # The workers hold the other end of the pipe: it ends when the last of them has.
-    writer.communicate(timeout=10)
+    with start([program, tree, tmp_path / "c", "2"]) as writer:
+        writer.stdout.readline()
+        writer.kill()
+        # The workers hold the other end of the pipe: it ends when the last of them has.
+        writer.communicate(timeout=20)
 
 
 def test_a_full_disk_keeps_what_was_finished(tree, undisturbed, tmp_path):
@@ -142,7 +143,9 @@ def test_a_full_disk_keeps_what_was_finished(tree, undisturbed, tmp_path):
         "import sys, resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000,) * 2)",
     )
     command = [sys.executable, "-c", limited, tree, tmp_path / "c", "1"]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    run = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
     assert run.returncode == 1
     message = run.stderr.strip().splitlines()[-1]
     assert message.startswith("OSError: ")
@@ -150,8 +153,7 @@ def test_a_full_disk_keeps_what_was_finished(tree, undisturbed, tmp_path):
     assert f"directory={tmp_path / 'c'}" in message
     assert "Free space and call write(...) again: it goes on from 0 finished" in message
     assert [path.name for path in (tmp_path / "c").iterdir()] == [LEDGER]
-    command[2] = PROGRAM
-    subprocess.run(command, check=True, capture_output=True)
+    finish(["-c", PROGRAM, *command[3:]])
     assert digests(tmp_path / "c") == undisturbed[0]
 
 
@@ -260,9 +262,8 @@ def test_a_worker_that_dies_is_an_error(tmp_path):
 
 def test_an_error_in_a_worker_reaches_the_caller(tree, tmp_path):
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
-    program = PROGRAM
     run = subprocess.run(
-        [sys.executable, "-c", program, tmp_path / "latin.txt", tmp_path / "c", "2"],
+        [sys.executable, "-c", PROGRAM, tmp_path / "latin.txt", tmp_path / "c", "2"],
         capture_output=True,
         text=True,
         check=False,

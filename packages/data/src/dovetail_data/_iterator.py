@@ -33,7 +33,7 @@ class Batches(grain.DatasetIterator[Batch]):
         i, n = shard
         if not 0 <= i < n:
             raise ValueError(
-                f"shard must be (i, n) with 0 <= i < n: got shard={shard}. Count at 0."
+                f"shard must be (i, n) with 0 <= i < n: got shard={shard}. Count hosts from 0."
             )
         if global_batch < 1 or global_batch % n:
             raise ValueError(

@@ -29,7 +29,7 @@ class Shard:
         self._directory = directory
         self._names = {"records": f"{number:05d}.array_record", "table": f"{number:05d}.npy"}
         self._writer = ArrayRecordWriter(str(self._partial("records")), _OPTIONS)
-        self._table: list[tuple[int, int]] = []
+        self._tables: list[np.ndarray] = []
         self._totals = {"documents": 0, "tokens": 0, "bytes": 0, "text_bytes": 0, "dropped": 0}
 
     @property
@@ -39,7 +39,7 @@ class Shard:
     def add(self, chunk: Encoded) -> None:
         for record in chunk.records:
             self._writer.write(record)
-        self._table += chunk.table
+        self._tables.append(chunk.table)
         self._totals["documents"] += len(chunk.records)
         self._totals["tokens"] += chunk.tokens
         self._totals["bytes"] += sum(map(len, chunk.records))
@@ -49,7 +49,7 @@ class Shard:
     def close(self) -> dict[str, Any]:
         """Durable under the final names when this returns the shard's line of the index."""
         self._writer.close()
-        np.save(self._partial("table"), np.array(self._table, "<i4").reshape(-1, 2))
+        np.save(self._partial("table"), np.concatenate(self._tables))
         line: dict[str, Any] = dict(self._totals)
         for kind, name in self._names.items():
             with open(self._partial(kind), "rb") as stream:

@@ -25,10 +25,10 @@ Chunk = Sequence[tuple[int, Part]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Encoded:
-    """A chunk's documents as records; table: (tokens, part) of each."""
+    """A chunk's documents as records; table: i32[documents, 2], (tokens, part) of each."""
 
     records: list[bytes]
-    table: list[tuple[int, int]]
+    table: np.ndarray
     tokens: int
     text_bytes: int
     dropped: int
@@ -43,19 +43,19 @@ class Job:
     codec: Raw
 
     def encode(self, chunk: Chunk) -> Encoded:
-        texts = [(i, record) for i, part in chunk for record in self.source.read(part)]
-        arrays = self.encoder([record for _, record in texts])
+        read = [(i, record) for i, part in chunk for record in self.source.read(part)]
+        arrays = self.encoder([record for _, record in read])
         kept = [
             (i, self._checked(array["tokens"], part=i))
-            for (i, _), array in zip(texts, arrays, strict=True)
+            for (i, _), array in zip(read, arrays, strict=True)
             if array is not None
         ]
         return Encoded(
             records=[self.codec.encode(ids) for _, ids in kept],
-            table=[(len(ids), i) for i, ids in kept],
+            table=np.array([(len(ids), i) for i, ids in kept], "<i4").reshape(-1, 2),
             tokens=sum(len(ids) for _, ids in kept),
-            text_bytes=sum(len(record["text"].encode()) for _, record in texts),
-            dropped=len(texts) - len(kept),
+            text_bytes=sum(len(record["text"].encode()) for _, record in read),
+            dropped=len(read) - len(kept),
         )
 
     def _checked(self, ids: np.ndarray, *, part: int) -> np.ndarray:

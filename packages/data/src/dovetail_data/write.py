@@ -11,7 +11,7 @@ corpus is encoded in parallel too, and a crash costs the shard in progress.
 import dataclasses
 import errno
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -72,12 +72,18 @@ def write(
         return Corpus(directory)
     directory.mkdir(parents=True, exist_ok=True)
     job = Job(source=source, encoder=encoder, codec=Raw.of(encoder.tokenizer.vocab_size))
-    with open_ledger(directory, identity=identity) as ledger:
-        for event in _write_shards(
-            job, directory, ledger, shard_bytes=shard_bytes, workers=workers
-        ):
-            if progress is not None:
-                progress(event)
+    parts = source.parts()
+    chunks = _chunks(parts)
+    # The ledger counts chunks: another version of this code must not cut the input otherwise.
+    resumable = {**identity, "parts": len(parts), "chunks": len(chunks)}
+    with open_ledger(directory, identity=resumable) as ledger:
+        shards = _write_shards(
+            job, chunks, directory, ledger=ledger, shard_bytes=shard_bytes, workers=workers
+        )
+        with closing(shards) as events:
+            for event in events:
+                if progress is not None:
+                    progress(event)
         facts = {
             "codec": {"name": "raw", **dataclasses.asdict(job.codec)},
             "vocab_size": encoder.tokenizer.vocab_size,
@@ -88,16 +94,22 @@ def write(
             index.write_index(
                 directory,
                 shards=[line["shard"] for line in ledger.lines],
-                parts=[part.name for part in source.parts()],
+                parts=[part.name for part in parts],
                 facts=facts,
             )
     return Corpus(directory)
 
 
 def _write_shards(
-    job: Job, directory: Path, ledger: Ledger, *, shard_bytes: int, workers: int
-) -> Iterator[Progress]:
-    chunks = _chunks(job.source.parts())
+    job: Job,
+    chunks: list[Chunk],
+    directory: Path,
+    *,
+    ledger: Ledger,
+    shard_bytes: int,
+    workers: int,
+) -> Generator[Progress, None, None]:
+    """Writes what the ledger lacks; yields after each chunk."""
     done = ledger.lines[-1]["chunks"] if ledger.lines else 0
     documents = sum(line["shard"]["documents"] for line in ledger.lines)
     tokens = sum(line["shard"]["tokens"] for line in ledger.lines)
@@ -127,7 +139,7 @@ def _write_shards(
             shard.discard()
 
 
-def _chunks(parts: Iterable[Part]) -> list[Chunk]:
+def _chunks(parts: Sequence[Part]) -> list[Chunk]:
     """Consecutive parts, each chunk ending with the part that makes it _CHUNK_BYTES long."""
     chunks: list[list[tuple[int, Part]]] = []
     room = 0

@@ -39,5 +39,5 @@ class Source(Protocol):
         ...
 
     def read(self, part: Part) -> Iterator[dict[str, Any]]:
-        """The documents of one part: dicts that the encoder understands ({"text": str})."""
+        """The documents of one part: each a dict with its text under "text"."""
         ...

@@ -14,18 +14,20 @@ from dovetail_data.sources.source import Part
 Errors = Literal["strict", "replace"]
 
 
-def text(paths: _files.Paths, *, pattern: str = "**/*.txt", errors: Errors = "strict") -> "Text":
+def text(
+    paths: _files.Paths, *, pattern: str = "**/*.txt", errors: Errors = "strict"
+) -> "TextFiles":
     """One document per UTF-8 file of `paths`, in the order of their names.
 
     paths: a file, a directory (searched with `pattern`) or a sequence of those. errors: "strict"
     raises on a file that is not UTF-8; "replace" puts U+FFFD for what cannot be read. Line ends
     and a byte order mark stay as they are. No file at all is a ValueError.
     """
-    return Text(files=_files.find(paths, pattern), errors=errors)
+    return TextFiles(files=_files.find(paths, pattern), errors=errors)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Text:
+class TextFiles:
     files: tuple[_files.File, ...]
     errors: Errors
 

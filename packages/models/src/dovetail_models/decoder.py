@@ -12,10 +12,11 @@ Shape letters: B rows, T tokens, D embed, V vocabulary.
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.core import Tracer
 from jaxtyping import Array, Float, Int
@@ -30,6 +31,7 @@ from dovetail_models.layers.rope import Angles, angles
 from dovetail_models.run import Remat, run
 from dovetail_models.shard import RULES, Constrain, Rules, constrain
 
+Tokens: TypeAlias = Int[Array | np.ndarray, "B T"]
 RESIDUAL = ("batch", "seq", None)
 
 
@@ -84,10 +86,10 @@ class Decoder(nnx.Module):
 
     def features(
         self,
-        tokens: Int[Array, "B T"],
+        tokens: Tokens,
         *,
-        positions: Int[Array, "B T"] | None = None,
-        segment_ids: Int[Array, "B T"] | None = None,
+        positions: Tokens | None = None,
+        segment_ids: Tokens | None = None,
         attention: Callable[..., Any] | None = None,
         kv: Sequence[Any] | None = None,
     ) -> tuple[Float[Array, "B T D"], list[Any] | None]:
@@ -101,6 +103,9 @@ class Decoder(nnx.Module):
         Raises ValueError for a concrete token outside the vocabulary (under jit it gives NaN).
         """
         self._check(tokens, kv)
+        tokens = jnp.asarray(tokens)
+        segment_ids = None if segment_ids is None else jnp.asarray(segment_ids)
+        positions = None if positions is None else jnp.asarray(positions)
         if positions is None and segment_ids is not None:
             positions = _restart(segment_ids)
         fixed = functools.partial(constrain, rules=self.rules)
@@ -142,7 +147,7 @@ class Decoder(nnx.Module):
             return self.embed.embedding[...].T, None
         return self.lm_head.kernel[...], None
 
-    def __call__(self, tokens: Int[Array, "B T"], **options: Any) -> Float[Array, "B T V"]:
+    def __call__(self, tokens: Tokens, **options: Any) -> Float[Array, "B T V"]:
         """float32 logits: `head(features(tokens, **options)[0])`."""
         return self.head(self.features(tokens, **options)[0])
 
@@ -170,7 +175,7 @@ class Decoder(nnx.Module):
         kinds = {(la.attention.rope, la.attention.head_dim) for la in self.config.layers}
         return {kind: angles(*kind, positions=positions) for kind in kinds}
 
-    def _check(self, tokens: Array, kv: Sequence[Any] | None) -> None:
+    def _check(self, tokens: Tokens, kv: Sequence[Any] | None) -> None:
         if kv is not None and len(kv) != len(self.layers):
             raise ValueError(
                 f"kv must hold one entry per layer, got len(kv)={len(kv)} for "
@@ -178,7 +183,9 @@ class Decoder(nnx.Module):
             )
         if isinstance(tokens, Tracer) or tokens.size == 0:
             return
-        low, high = int(tokens.min()), int(tokens.max())
+        # Through NumPy: on a constant inside jit, a JAX reduction would be traced.
+        concrete = np.asarray(tokens)
+        low, high = int(concrete.min()), int(concrete.max())
         if low < 0 or high >= self.config.vocab_size:
             raise ValueError(
                 f"Every token must be in [0, vocab_size), got tokens from {low} to {high} with "

@@ -15,12 +15,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool, DTypeLike, Float, Int
 
 from dovetail_models.config import Config
 
 Entry = tuple[Array, Array]
+Positions = Int[Array | np.ndarray, "#b _"]
 
 
 def attention(
@@ -55,7 +57,7 @@ def attention(
         return _attend(q, k, v, mask, soft_cap=soft_cap, scale=scale, sinks=sinks)
     if not causal:
         raise ValueError("A cache is read in order, so it needs causal=True, got causal=False.")
-    where = jnp.broadcast_to(_index(q) if positions is None else positions, q.shape[:2])
+    where = _index(q) if positions is None else positions
     k, v = kv = _write(kv, k, v, where, segment_ids)
     mask = _visible(where, _index(k), causal=True, window=window)
     return _attend(q, k, v, mask, soft_cap=soft_cap, scale=scale, sinks=sinks), kv
@@ -73,24 +75,27 @@ def dense_kv(
     return [(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for shape in shapes]
 
 
-def _index(x: Array) -> Int[Array, "1 t"]:
-    return jnp.arange(x.shape[1])[None]
+def _index(x: Array) -> Int[np.ndarray, "1 t"]:
+    return np.arange(x.shape[1], dtype=np.int32)[None]
 
 
 def _visible(
-    query: Int[Array, "#b t"], key: Int[Array, "#b s"], *, causal: bool, window: int | None
+    query: Positions, key: Positions, *, causal: bool, window: int | None
 ) -> Bool[Array, "_ t s"]:
     ahead = query[:, :, None] - key[:, None, :]
     mask = ahead >= 0 if causal else jnp.ones_like(ahead, bool)
-    return mask if window is None else mask & (jnp.abs(ahead) < window)
+    mask = mask if window is None else mask & (jnp.abs(ahead) < window)
+    return jnp.asarray(mask)
 
 
-def _write(kv: Entry, k: Array, v: Array, where: Array, segment_ids: Array | None) -> Entry:
+def _write(kv: Entry, k: Array, v: Array, where: Positions, segment_ids: Array | None) -> Entry:
     length = kv[0].shape[1]
-    if not isinstance(where, Tracer) and int(where.max()) >= length:
+    # Through NumPy: on a constant inside jit, a JAX reduction would be traced.
+    last = -1 if isinstance(where, Tracer) or not where.size else int(np.asarray(where).max())
+    if last >= length:
         raise ValueError(
-            f"Every position must lie in the cache, got position={int(where.max())} with "
-            f"length={length}. Make it larger: dense_kv(config, rows=..., length=...)."
+            f"Every position must lie in the cache, got position={last} with length={length}. "
+            "Make it larger: dense_kv(config, rows=..., length=...)."
         )
     # A slot outside the cache is dropped by the scatter; negative ones would wrap.
     padding = where < 0 if segment_ids is None else (where < 0) | (segment_ids == 0)

@@ -6,13 +6,14 @@ An op turns a slice of the leaf into the slice of the tensor that it needs, as a
 file: a device reads its own part and nothing is copied on the way.
 """
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 Slices = tuple[slice, ...]
 
 
+@runtime_checkable
 class Op(Protocol):
     """A bijection between a tensor in a file and a leaf."""
 

@@ -43,18 +43,20 @@ class SelfAttention(nnx.Module):
     ) -> tuple[Float[Array, "b t embed"], Any]:
         """(output, the cache entry after this call). `attend` has the signature of
         `dovetail_models.reference.attention`, positions and segments bound."""
-        heads = (*x.shape[:2], -1, self.config.head_dim)
-        q, k, v = (part(x).reshape(heads) for part in (self.q, self.k, self.v))
+        c = self.config
+        q = self.q(x).reshape(*x.shape[:2], c.heads, c.head_dim)
+        k = self.k(x).reshape(*x.shape[:2], c.kv_heads, c.head_dim)
+        v = self.v(x).reshape(*x.shape[:2], c.kv_heads, c.head_dim)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q = constrain(rotate(q, turn), ("batch", "seq", "heads", None))
         k = constrain(rotate(k, turn), ("batch", "seq", "kv_heads", None))
         v = constrain(v, ("batch", "seq", "kv_heads", None))
-        scale = self.config.head_dim**-0.5
-        options = {"window": self.config.window, "soft_cap": None, "scale": scale, "sinks": None}
+        scale = c.head_dim**-0.5
+        options = {"window": c.window, "soft_cap": None, "scale": scale, "sinks": None}
         if kv is None:
             out = attend(q, k, v, **options)
         else:
             out, kv = attend(q, k, v, kv=kv, **options)
-        out = checkpoint_name(out.reshape(*x.shape[:2], -1), "attn_out")
+        out = checkpoint_name(out.reshape(*x.shape[:2], c.heads * c.head_dim), "attn_out")
         return self.o(out), kv

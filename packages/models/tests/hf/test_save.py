@@ -1,0 +1,93 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+import errno
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from dovetail_models import llama, load, save
+
+CONFIG = llama(vocab_size=31, embed=12, depth=3, heads=4, kv_heads=2, mlp=20)
+
+
+@pytest.fixture(scope="module")
+def model(random_model):
+    return random_model(CONFIG)
+
+
+def test_shards_fit_and_the_index_names_them(model, tmp_path, leaves):
+    save(model, tmp_path / "m", file_bytes=3000)
+    index = json.loads((tmp_path / "m" / "model.safetensors.index.json").read_text())
+    files = sorted(set(index["weight_map"].values()))
+    assert files == [
+        f"model-{i:05d}-of-{len(files):05d}.safetensors" for i in range(1, len(files) + 1)
+    ]
+    total = 0
+    for file in files:
+        tensors = safetensors.numpy.load_file(tmp_path / "m" / file)
+        assert {index["weight_map"][name] for name in tensors} == {file}
+        count = sum(tensor.nbytes for tensor in tensors.values())
+        assert count <= 3000
+        total += count
+    assert index["metadata"]["total_size"] == total
+    got, want = leaves(load(tmp_path / "m")), leaves(model)
+    assert all(np.array_equal(got[name], want[name]) for name in want)
+
+
+def test_a_tensor_larger_than_a_file_is_alone_in_its_own(model, tmp_path):
+    save(model, tmp_path / "m", file_bytes=1)
+    index = json.loads((tmp_path / "m" / "model.safetensors.index.json").read_text())
+    assert len(set(index["weight_map"].values())) == len(index["weight_map"]) == 3 * 9 + 3
+
+
+def test_tokenizer_files_come_along(model, tmp_path):
+    (tmp_path / "like").mkdir()
+    (tmp_path / "like" / "tokenizer.json").write_text("{}")
+    (tmp_path / "like" / "model.safetensors").write_text("not mine")
+    save(model, tmp_path / "m", like=tmp_path / "like")
+    assert (tmp_path / "m" / "tokenizer.json").read_text() == "{}"
+    assert load(tmp_path / "m").config == CONFIG
+
+
+def test_a_like_without_a_tokenizer_is_refused(model, tmp_path):
+    with pytest.raises(ValueError, match=r"with at least one of .*tokenizer\.json") as error:
+        save(model, tmp_path / "m", like=tmp_path)
+    assert f"like={str(tmp_path)!r}" in str(error.value)
+    assert "or leave like out" in str(error.value)
+    assert not (tmp_path / "m").exists()
+
+
+def test_an_empty_directory_is_filled_and_a_used_one_refused(model, tmp_path):
+    (tmp_path / "m").mkdir()
+    save(model, tmp_path / "m")
+    before = {file.name: file.read_bytes() for file in (tmp_path / "m").iterdir()}
+    with pytest.raises(FileExistsError, match="writes a new directory") as error:
+        save(model, tmp_path / "m")
+    assert f"path={str(tmp_path / 'm')!r}, which is in use" in str(error.value)
+    assert "Choose another path, or remove it" in str(error.value)
+    assert {file.name: file.read_bytes() for file in (tmp_path / "m").iterdir()} == before
+
+
+FULL_DISK = """
+import resource, signal, sys
+from dovetail_models import init, llama, save
+model = init(llama(vocab_size=31, embed=12, depth=3, heads=4, kv_heads=2, mlp=20), seed=0)
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))
+try:
+    save(model, sys.argv[1])
+except OSError as error:
+    sys.exit(error.errno)
+"""
+
+
+def test_a_disk_that_fills_leaves_nothing(tmp_path):
+    # A limit on the size of a file refuses the write as a full disk does, with EFBIG for ENOSPC.
+    command = [sys.executable, "-c", FULL_DISK, str(tmp_path / "m")]
+    assert subprocess.run(command, check=False).returncode == errno.EFBIG
+    assert os.listdir(tmp_path) == []

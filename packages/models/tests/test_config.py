@@ -1,0 +1,69 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+import dataclasses
+
+import pytest
+
+from dovetail_models import Attention, Layer, Llama3Scaling, Mlp, Norm, Rope, llama, qwen3
+
+ROPE = Rope(theta=100.0)
+
+
+def test_configs_are_values():
+    options = {"vocab_size": 8, "embed": 6, "depth": 2, "heads": 3, "mlp": 5}
+    assert llama(**options) == llama(**options)
+    assert hash(llama(**options)) == hash(llama(**options))
+    assert llama(**options) != llama(**options, tie=True)
+    assert qwen3(**options).layers[0].attention.qk_norm
+    assert llama(**options).layers[0] is llama(**options).layers[0] or True
+
+
+@pytest.mark.parametrize(
+    "make, parts",
+    [
+        (
+            lambda: Attention(heads=6, kv_heads=4, head_dim=2, rope=ROPE),
+            ["kv_heads must divide heads", "heads=6, kv_heads=4", "kv_heads=(1, 2, 3, 6)"],
+        ),
+        (
+            lambda: Attention(heads=6, kv_heads=3, head_dim=5, rope=ROPE),
+            ["head_dim must be even", "head_dim=5", "Use head_dim=6"],
+        ),
+        (
+            lambda: Attention(heads=2, kv_heads=1, head_dim=4, rope=ROPE, window=0),
+            ["Attention.window must be positive", "window=0", "Pass window="],
+        ),
+        (
+            lambda: Mlp(hidden=-3),
+            ["Mlp.hidden must be positive", "hidden=-3", "Pass hidden="],
+        ),
+        (lambda: Norm(eps=0.0), ["Norm.eps must be positive", "eps=0.0", "Pass eps="]),
+        (lambda: Rope(theta=-1.0), ["Rope.theta must be positive", "theta=-1.0", "Pass theta="]),
+        (
+            lambda: Llama3Scaling(
+                factor=8.0, low_freq_factor=4.0, high_freq_factor=4.0, original_length=32
+            ),
+            ["must be above low_freq_factor", "high_freq_factor=4.0", "uses 4.0 and 1.0"],
+        ),
+        (
+            lambda: llama(vocab_size=8, embed=6, depth=0, heads=3, mlp=5),
+            ["at least one layer", "layers=()", "depth=1"],
+        ),
+        (
+            lambda: llama(vocab_size=8, embed=7, depth=1, heads=3, mlp=5),
+            ["heads must divide embed", "embed=7, heads=3", "Pass head_dim="],
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_built_is_refused(make, parts):
+    with pytest.raises(ValueError, match="got") as error:
+        make()
+    for part in parts:
+        assert part in str(error.value)
+
+
+def test_a_layer_can_be_changed_by_hand():
+    base = llama(vocab_size=8, embed=6, depth=3, heads=3, mlp=5)
+    wide = Layer(attention=base.layers[0].attention, mlp=Mlp(hidden=11))
+    other = dataclasses.replace(base, layers=(*base.layers[:2], wide))
+    assert [layer.mlp.hidden for layer in other.layers] == [5, 5, 11]

@@ -1,0 +1,219 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax import export
+
+from dovetail_models import Llama3Scaling, Remat, attention, dense_kv, llama, qwen3
+
+SCALING = Llama3Scaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_length=32)
+LLAMA = {"vocab_size": 61, "embed": 24, "depth": 2, "heads": 6, "kv_heads": 2, "mlp": 40}
+CONFIGS = {
+    "llama-mha": llama(**{**LLAMA, "kv_heads": 6}),
+    "llama-gqa-tied": llama(**LLAMA, tie=True, rope_theta=500_000.0),
+    "llama-scaled-biased": llama(
+        **{**LLAMA, "kv_heads": 1},
+        rope_scaling=SCALING,
+        attention_bias=True,
+        mlp_bias=True,
+    ),
+    "qwen3": qwen3(vocab_size=53, embed=20, depth=3, heads=4, kv_heads=2, head_dim=14, mlp=36),
+}
+
+
+def windowed(config, window):
+    """The same config with a sliding window on its last layer."""
+    last = config.layers[-1]
+    attention = dataclasses.replace(last.attention, window=window)
+    layers = (*config.layers[:-1], dataclasses.replace(last, attention=attention))
+    return dataclasses.replace(config, layers=layers)
+
+
+# Contracts that hold for any decoder are tested on this one; the formulas on all.
+CONFIGS["qwen3-window"] = windowed(CONFIGS["qwen3"], 5)
+
+
+def tokens_of(config, shape, seed=7):
+    return np.random.default_rng(seed).integers(0, config.vocab_size, shape, np.int32)
+
+
+@pytest.fixture(params=CONFIGS, scope="module")
+def model(request, random_model):
+    return random_model(CONFIGS[request.param])
+
+
+@pytest.fixture(scope="module")
+def one(random_model):
+    return random_model(CONFIGS["qwen3-window"])
+
+
+@nnx.jit
+def jitted(model, tokens, **options):
+    return model(tokens, **options)
+
+
+def close(got, want):
+    # float32 against float64, through 2-3 layers: a few hundred roundings of 6e-8, relative to the
+    # largest logit.
+    np.testing.assert_allclose(got, want, rtol=0, atol=2e-5 * np.abs(want).max())
+
+
+def test_logits_are_the_formula(model, oracle):
+    tokens = tokens_of(model.config, (2, 41))
+    close(jitted(model, tokens), oracle(model, tokens))
+
+
+def test_a_packed_row_gives_the_logits_of_its_documents(model, oracle):
+    documents = [tokens_of(model.config, (1, n), seed=n) for n in (7, 1, 11)]
+    row = np.concatenate([*documents, np.zeros((1, 3), np.int32)], axis=1)
+    segments = np.repeat([1, 2, 3, 0], [7, 1, 11, 3])[None].astype(np.int32)
+    alone = np.concatenate([oracle(model, document) for document in documents], axis=1)
+    packed = jitted(model, row, segment_ids=jnp.asarray(segments))
+    close(packed[:, :19], alone)
+    positions = np.concatenate([np.arange(n) for n in (7, 1, 11, 3)])[None].astype(np.int32)
+    given = jitted(model, row, segment_ids=jnp.asarray(segments), positions=jnp.asarray(positions))
+    np.testing.assert_array_equal(given, packed)
+
+
+def test_positions_shift_nothing_but_rope(model, oracle):
+    tokens = tokens_of(model.config, (1, 9))
+    positions = np.arange(30, 39, dtype=np.int32)[None]
+    close(
+        jitted(model, tokens, positions=jnp.asarray(positions)),
+        oracle(model, tokens, positions=positions),
+    )
+
+
+def test_a_cache_gives_the_logits_of_the_whole_for_ragged_rows(model, oracle):
+    lengths, total = np.array([3, 8, 5]), 12
+    tokens = tokens_of(model.config, (3, total))
+    want = oracle(model, tokens)
+    kv = dense_kv(model.config, rows=3, length=total)
+    width = lengths.max()
+    real = np.arange(width) < lengths[:, None]
+    prompt = jnp.asarray(np.where(real, tokens[:, :width], 0))
+    x, kv = model.features(prompt, segment_ids=jnp.asarray(real.astype(np.int32)), kv=kv)
+    logits = model.head(x)
+    for row, length in enumerate(lengths):
+        close(logits[row, :length], want[row, :length])
+    for _ in range(total - width):
+        token = jnp.asarray(np.take_along_axis(tokens, lengths[:, None], axis=1))
+        logits, kv = step(model, kv, token, jnp.asarray(lengths[:, None], jnp.int32))
+        close(logits[:, 0], np.take_along_axis(want, lengths[:, None, None], axis=1)[:, 0])
+        lengths = lengths + 1
+
+
+@nnx.jit(donate_argnames="kv")
+def step(model, kv, token, positions):
+    x, kv = model.features(token, positions=positions, kv=kv)
+    return model.head(x), kv
+
+
+def test_call_is_the_head_of_the_features(one):
+    tokens = tokens_of(one.config, (2, 5))
+    x, kv = one.features(tokens)
+    weight, soft_cap = one.head_weight()
+    assert kv is None
+    assert soft_cap is None
+    np.testing.assert_array_equal(one(tokens), one.head(x))
+    np.testing.assert_allclose(one.head(x), x @ weight, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(one.head(x[0, 0]), (x @ weight)[0, 0], rtol=1e-5, atol=1e-5)
+
+
+def test_bfloat16_weights_give_bfloat16_features_and_float32_logits(one, oracle):
+    tokens = tokens_of(one.config, (2, 9))
+    want = oracle(one, tokens)
+    graph, state = nnx.split(one)
+    half = nnx.merge(graph, jax.tree.map(lambda x: x.astype(jnp.bfloat16), state))
+    x = nnx.jit(lambda m, t: m.features(t)[0])(half, tokens)
+    logits = jitted(half, tokens)
+    assert x.dtype == jnp.bfloat16
+    assert logits.dtype == jnp.float32
+    # bfloat16 rounds to 3 digits (2^-8), and errors of each sublayer add up.
+    np.testing.assert_allclose(logits, want, rtol=0, atol=0.05 * np.abs(want).max())
+
+
+def test_another_attention_gets_the_arguments_of_the_contract(one):
+    tokens = tokens_of(one.config, (2, 6))
+    segments = jnp.ones((2, 6), jnp.int32)
+    seen = []
+
+    def spy(q, k, v, **options):
+        seen.append((q.shape, k.shape, v.shape, options))
+        return attention(q, k, v, **options)
+
+    got = one(tokens, segment_ids=segments, attention=spy)
+    np.testing.assert_array_equal(got, one(tokens, segment_ids=segments))
+    assert len(seen) == len(one.config.layers)
+    for (q, k, v, options), layer in zip(seen, one.config.layers, strict=True):
+        a = layer.attention
+        assert q == (2, 6, a.heads, a.head_dim)
+        assert k == v == (2, 6, a.kv_heads, a.head_dim)
+        assert options.keys() == {
+            *("causal", "positions", "segment_ids", "window", "soft_cap", "scale", "sinks")
+        }
+        assert options["causal"] is True
+        assert options["window"] == a.window
+        assert options["scale"] == pytest.approx(a.head_dim**-0.5)
+
+
+def test_a_cache_is_opaque_and_goes_layer_by_layer(one):
+    tokens = tokens_of(one.config, (1, 4))
+
+    def counting(q, k, v, *, kv, **options):
+        return attention(q, k, v, **options), kv + 10
+
+    depth = len(one.config.layers)
+    _, kv = one.features(tokens, attention=counting, kv=list(range(depth)))
+    assert kv == [i + 10 for i in range(depth)]
+
+
+def test_configure_keeps_the_parameters(one):
+    other = one.configure(scan=True, remat=Remat(save=()))
+    assert other.layers[0].attn.q.kernel is one.layers[0].attn.q.kernel
+    assert (one.scan, one.remat) == (False, None)
+    assert (other.scan, other.remat) == (True, Remat(save=()))
+    again = other.configure(remat=False)
+    assert (again.scan, again.remat) == (True, None)
+
+
+@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+@pytest.mark.parametrize("scan", [False, True])
+def test_the_forward_lowers_for_accelerators(platform, scan, one):
+    model = one.configure(scan=scan)
+    graph, state = nnx.split(model)
+    tokens = jax.ShapeDtypeStruct((2, 8), jnp.int32)
+    forward = jax.jit(lambda state, tokens: nnx.merge(graph, state)(tokens, segment_ids=tokens))
+    exported = export.export(forward, platforms=[platform])(state, tokens)
+    assert exported.platforms == (platform,)
+    assert exported.out_avals[0].shape == (2, 8, 53)
+
+
+def test_a_token_outside_the_vocabulary_is_refused(one):
+    size = one.config.vocab_size
+    bad = np.array([[0, size]], np.int32)
+    with pytest.raises(ValueError, match=r"\[0, vocab_size\)") as error:
+        one(bad)
+    assert f"from 0 to {size} with vocab_size={size}" in str(error.value)
+    assert "Use the tokenizer that the one was trained with" in str(error.value)
+    assert np.isnan(jitted(one, bad)[0, 1]).all()
+
+
+def test_a_cache_of_another_depth_is_refused(one):
+    kv = dense_kv(one.config, rows=1, length=4)
+    with pytest.raises(ValueError, match="one entry per layer") as error:
+        one.features(np.zeros((1, 2), np.int32), kv=kv[1:])
+    assert f"len(kv)={len(kv) - 1} for {len(kv)} layers" in str(error.value)
+    assert "Use dense_kv(one.config, rows=..., length=...)" in str(error.value)
+
+
+def test_size_one(oracle, random_model):
+    model = random_model(llama(vocab_size=1, embed=2, depth=1, heads=1, mlp=1))
+    tokens = np.zeros((1, 1), np.int32)
+    close(model(tokens), oracle(model, tokens))
+    assert model(np.zeros((0, 3), np.int32)).shape == (0, 3, 1)

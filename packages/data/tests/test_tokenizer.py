@@ -110,7 +110,7 @@ def test_a_copy_in_another_process_encodes_alike(bpe):
 @pytest.fixture
 def plain(tmp_path):
     """A word-level tokenizer.json with specials of unusual names, and its path."""
-    vocabulary = {"red": 0, "blue": 1, "<|im_end|>": 2, "<|im_start|>": 9}
+    vocabulary = {"red": 0, "<s>": 1, "<|im_end|>": 2, "blue": 3, "<|im_start|>": 9}
     library = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="red"))
     library.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     library.save(str(tmp_path / "tokenizer.json"))
@@ -120,7 +120,7 @@ def plain(tmp_path):
 def test_specials_are_taken_by_name(plain):
     tokenizer = Pretrained(plain, bos="<|im_start|>", eos="<|im_end|>")
     assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.vocab_size) == (9, 2, 10)
-    assert tokenizer.encode(["blue red"])[0].ids.tolist() == [1, 0]
+    assert tokenizer.encode(["blue red"])[0].ids.tolist() == [3, 0]
 
 
 def test_specials_are_taken_from_the_configuration(plain):
@@ -128,6 +128,8 @@ def test_specials_are_taken_from_the_configuration(plain):
     plain.with_name("tokenizer_config.json").write_text(json.dumps(config))
     tokenizer = Pretrained(plain.parent)
     assert (tokenizer.bos_id, tokenizer.eos_id) == (None, 2)
+    plain.with_name("tokenizer_config.json").unlink()
+    assert Pretrained(plain, eos="<|im_end|>").bos_id == 1  # the usual name, where nothing is said
 
 
 def test_other_specials_are_another_tokenizer(plain):
@@ -142,8 +144,8 @@ def test_an_eos_that_cannot_be_found_is_an_error(plain):
 
 
 def test_a_special_outside_the_vocabulary_is_an_error(plain):
-    with pytest.raises(ValueError, match=r"bos must be in the vocabulary: got bos='<s>'. Pass bos"):
-        Pretrained(plain, bos="<s>", eos="<|im_end|>")
+    with pytest.raises(ValueError, match=r"bos must be in the vocabulary: got bos='<b>'. Pass bos"):
+        Pretrained(plain, bos="<b>", eos="<|im_end|>")
 
 
 def test_no_file_is_an_error(tmp_path):

@@ -127,7 +127,8 @@ class Pretrained:
                 f'{list(_USUAL_EOS)}. Pass eos= its name, such as eos="<|im_end|>".'
             )
         self.eos_id: int = eos_id
-        self.bos_id = _find(vocabulary, bos or named.get("bos_token"), _USUAL_BOS, argument="bos")
+        usual_bos = () if "bos_token" in named else _USUAL_BOS  # null there means: has none
+        self.bos_id = _find(vocabulary, bos or named.get("bos_token"), usual_bos, argument="bos")
         self.vocab_size: int = max(vocabulary.values()) + 1
         specials = f"{self.bos_id}/{self.eos_id}"
         self.fingerprint = hashlib.sha256(f"{content}/{specials}".encode()).hexdigest()
@@ -206,16 +207,15 @@ def _load(content: str) -> Any:
     return tokenizer
 
 
-def _named_specials(config: Path) -> dict[str, str]:
-    """bos_token and eos_token of a tokenizer_config.json; a name or {"content": name}."""
+def _named_specials(config: Path) -> dict[str, str | None]:
+    """bos_token and eos_token as a tokenizer_config.json has them: a name, {"content": name}, or
+    null; empty without the file."""
     if not config.is_file():
         return {}
     fields = json.loads(config.read_text(encoding="utf-8"))
-    named = {key: fields.get(key) for key in ("bos_token", "eos_token")}
+    named = {key: fields[key] for key in ("bos_token", "eos_token") if key in fields}
     return {
-        key: value["content"] if isinstance(value, dict) else value
-        for key, value in named.items()
-        if value
+        key: value["content"] if isinstance(value, dict) else value for key, value in named.items()
     }
 
 

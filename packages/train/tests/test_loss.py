@@ -164,7 +164,8 @@ def test_the_logits_of_the_whole_batch_never_exist():
 
 
 def test_a_chunk_counts_the_positions_of_one_device():
-    mesh = jax.sharding.AbstractMesh((2, 2), ("data", "fsdp"))
+    auto = (jax.sharding.AxisType.Auto,) * 2
+    mesh = jax.sharding.AbstractMesh((2, 2), ("data", "fsdp"), axis_types=auto)
     rng = np.random.default_rng(8)
     batch = _batch(rng, rows=8, length=6)
     seen = set()
@@ -177,8 +178,9 @@ def test_a_chunk_counts_the_positions_of_one_device():
     def shapes(model, batch):
         return lm_loss(chunk=6)(model, batch, key=KEY)
 
+    model = Spy(rng)
     with jax.sharding.use_abstract_mesh(mesh):
-        jax.eval_shape(shapes, Spy(rng), batch)
+        jax.eval_shape(shapes, model, batch)
     assert seen == {(8, 3, 4)}  # 8 rows on 4 devices: 2 rows × 3 positions each
 
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-from dovetail_train import peak_flops
+from dovetail_train.peaks import peak_flops
 
 
 def test_only_the_exact_kind_and_dtype_has_a_peak():

@@ -22,15 +22,18 @@ class _Adapted(nnx.Module):
         return self.norm(self.base(x) + self.lora(x))
 
 
+def _built(model, tx, *, trainable, mesh):
+    definition, arrays = split(model, tx, trainable=trainable, mesh=mesh)
+    return build(definition.shardings, arrays, tx)
+
+
 @pytest.fixture
 def mesh():
     return make_mesh(devices=jax.devices()[:1])
 
 
 def test_a_module_splits_into_trained_frozen_and_rest(mesh):
-    state = build(
-        split(_Adapted(), optax.adam(0.1), trainable=nnx.LoRAParam, mesh=mesh), optax.adam(0.1)
-    )
+    state = _built(_Adapted(), optax.adam(0.1), trainable=nnx.LoRAParam, mesh=mesh)
     assert jax.tree.map(jnp.shape, state.params) == {"lora": {"lora_a": (3, 2), "lora_b": (2, 4)}}
     assert set(state.frozen) == {"base", "norm"}
     assert set(state.rest["norm"]) == {"mean", "var"}
@@ -40,15 +43,15 @@ def test_a_module_splits_into_trained_frozen_and_rest(mesh):
 def test_the_module_keeps_its_own_arrays(mesh):
     model = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
     before = np.asarray(model.kernel[...])
-    state = build(split(model, optax.sgd(0.1), trainable=nnx.Param, mesh=mesh), optax.sgd(0.1))
+    state = _built(model, optax.sgd(0.1), trainable=nnx.Param, mesh=mesh)
     jax.tree.map(lambda x: x.delete(), state.params)  # as a donation would
     np.testing.assert_array_equal(model.kernel[...], before)
 
 
 def test_the_abstract_state_is_the_state_without_its_arrays(mesh):
     tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(optax.constant_schedule(0.1)))
-    parts = split(_Adapted(), tx, trainable=nnx.Param, mesh=mesh)
-    real, shapes = build(parts, tx), abstract(parts, tx)
+    definition, arrays = split(_Adapted(), tx, trainable=nnx.Param, mesh=mesh)
+    real, shapes = (f(definition.shardings, arrays, tx) for f in (build, abstract))
     assert jax.tree.structure(real) == jax.tree.structure(shapes)
     for x, like in zip(jax.tree.leaves(real), jax.tree.leaves(shapes), strict=True):
         assert (x.shape, x.dtype, x.sharding) == (like.shape, like.dtype, like.sharding)
@@ -59,7 +62,7 @@ def test_optimizer_leaves_inherit_the_sharding_of_their_parameter():
     mesh = jax.sharding.AbstractMesh((4,), ("fsdp",))
     model = nnx.eval_shape(lambda: nnx.Linear(512, 256, rngs=nnx.Rngs(0)))
     for tx in (optax.adamw(0.1), optax.adafactor(0.1), optax.chain(optax.trace(0.9))):
-        at = split(model, tx, trainable=nnx.Param, mesh=mesh).shardings
+        at = split(model, tx, trainable=nnx.Param, mesh=mesh)[0].shardings
         assert at.params["kernel"].spec == PartitionSpec("fsdp")
         assert at.params["bias"].spec == PartitionSpec()
         opt = jax.eval_shape(tx.init, {"kernel": jnp.zeros((512, 256)), "bias": jnp.zeros(256)})
@@ -73,7 +76,7 @@ def test_arrays_on_the_mesh_stay_where_they_are():
     model = nnx.eval_shape(lambda: nnx.Linear(512, 256, rngs=nnx.Rngs(0)))
     by_name = NamedSharding(mesh, PartitionSpec(None, "tensor"))
     model.kernel = nnx.Param(jax.ShapeDtypeStruct((512, 256), jnp.float32, sharding=by_name))
-    at = split(model, optax.adam(0.1), trainable=nnx.Param, mesh=mesh).shardings
+    at = split(model, optax.adam(0.1), trainable=nnx.Param, mesh=mesh)[0].shardings
     assert at.params["kernel"] == by_name
     assert at.opt[0].nu["kernel"] == by_name
 

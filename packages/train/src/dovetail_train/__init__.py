@@ -3,7 +3,6 @@
 """A trainer for any NNX module, Optax transformation and mesh."""
 
 from dovetail_train._fit import Result as Result
-from dovetail_train.clock import Clock as Clock
 from dovetail_train.eval.bits import BitsPerByte as BitsPerByte
 from dovetail_train.eval.bits import Eval as Eval
 from dovetail_train.flops import Flops as Flops
@@ -13,7 +12,6 @@ from dovetail_train.loss import lm_loss as lm_loss
 from dovetail_train.mesh import fsdp_shardings as fsdp_shardings
 from dovetail_train.mesh import make_mesh as make_mesh
 from dovetail_train.metrics import Metrics as Metrics
-from dovetail_train.peaks import peak_flops as peak_flops
 from dovetail_train.precision import Precision as Precision
 from dovetail_train.sinks import Console as Console
 from dovetail_train.sinks import Jsonl as Jsonl

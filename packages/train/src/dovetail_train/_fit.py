@@ -18,7 +18,7 @@ from dovetail_train.hooks import Hook
 from dovetail_train.metrics import Metrics, first_non_finite, is_finite
 from dovetail_train.prefetch import Prefetch, Stateful
 from dovetail_train.sinks import Sink
-from dovetail_train.state import Split, State
+from dovetail_train.state import State
 from dovetail_train.store import Store
 
 if TYPE_CHECKING:
@@ -69,6 +69,18 @@ class _Progress:
             hook.set_state(value)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Beginning:
+    """How a run begins: from the state that a store fills `target` with, or from `build()`.
+
+    params: the model's own arrays, to look into when step 0 is not finite.
+    """
+
+    params: Any
+    target: State
+    build: Callable[[], State]
+
+
 class Run:
     """One call of `fit`."""
 
@@ -77,9 +89,7 @@ class Run:
         trainer: "Trainer",
         data: Iterable[Any],
         *,
-        parts: Split,
-        target: State,
-        init: Callable[[], State],
+        begin: Beginning,
         steps: int,
         store: Store | None,
         save_every: int | None,
@@ -89,13 +99,9 @@ class Run:
     ) -> None:
         iterator = iter(data)
         _check(iterator, steps=steps, store=store, save_every=save_every)
-        self._trainer, self._steps, self._store, self._save_every = (
-            trainer,
-            steps,
-            store,
-            save_every,
-        )
-        self._sinks, self._hooks, self._stop = sinks, hooks, stop
+        self._trainer, self._steps, self._stop = trainer, steps, stop
+        self._store, self._save_every = store, save_every
+        self._sinks, self._hooks = sinks, hooks
         self._clock, self._throughput = Clock(), Throughput()
         self._progress = _Progress(self._clock, hooks)
         self._data = Prefetch(iterator, trainer.place)
@@ -103,9 +109,10 @@ class Run:
         self._shapes: set[Any] = set()
         self._scalars: dict[str, float] = {}
         self._saved: int | None = None
-        self._given = parts.params
-        self._state = self._restore(target) or init()
+        self._names = begin.target.params
+        self._state = self._restore(begin.target) or begin.build()
         self._start = int(self._state.step)
+        self._given = begin.params if self._start == 0 else None  # until step 0 was finite
 
     def _restore(self, target: State) -> State | None:
         if self._store is None:
@@ -160,6 +167,7 @@ class Run:
         if fresh:
             self._shapes.add(shapes)
             self._drain()
+            self._given = None
         if step + 1 < self._steps:
             self._fetch()
         while self._pending and (len(self._pending) > _LATE or self._pending[0].is_ready()):
@@ -239,7 +247,7 @@ class Run:
         if where is None and done.step == 0:
             where = first_non_finite({"params": self._given})
         if where is None:
-            where = done.metrics.non_finite_gradient(self._given)
+            where = done.metrics.non_finite_gradient(self._names)
         saved = "nothing was saved" if self._saved is None else f"step {self._saved} is saved"
         return (
             f"the loss and its gradient must be finite, got loss={scalars['loss']}, "

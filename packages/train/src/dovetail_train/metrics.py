@@ -31,7 +31,7 @@ class Metrics:
         return {name: float(x) for name, x in jax.device_get(self.scalars).items()}
 
     def non_finite_gradient(self, params: Any) -> str | None:
-        """The name of the first parameter whose gradient is not finite."""
+        """The name of the first parameter whose gradient is not finite, from a tree like theirs."""
         norms = jax.device_get(self.grad_norms)
         leaves = jax.tree_util.tree_leaves_with_path(params)
         for (path, _), norm in zip(leaves, norms, strict=True):

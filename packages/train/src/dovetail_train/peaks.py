@@ -14,6 +14,7 @@ _PEAKS = {
     ("NVIDIA H100 80GB HBM3", "float32"): 494.7e12,
     ("NVIDIA H200", "bfloat16"): 989.4e12,
     ("NVIDIA H200", "float32"): 494.7e12,
+    ("TPU v4", "bfloat16"): 275e12,
     ("TPU v5 lite", "bfloat16"): 197e12,
     ("TPU v5", "bfloat16"): 459e12,
     ("TPU v6 lite", "bfloat16"): 918e12,

@@ -37,22 +37,28 @@ class State:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Split:
-    """A module taken apart once: its definition, its arrays, and where each is to lie."""
+class Definition:
+    """A module without its arrays, and where each of its state is to lie."""
 
     graphdef: Any
-    params: Any
-    frozen: Any
-    rest: Any
     shardings: State
 
     def merge(self, params: Any, frozen: Any, rest: Any) -> nnx.Module:
         """The module again, around these arrays."""
         return nnx.merge(self.graphdef, params, frozen, rest)
 
-    def is_like(self, other: "Split") -> bool:
+    def is_like(self, other: "Definition") -> bool:
         """Whether the same step serves both: one definition, the same places."""
         return self.graphdef == other.graphdef and self.shardings == other.shardings
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arrays:
+    """The arrays of a module, by what becomes of them (see State)."""
+
+    params: Any
+    frozen: Any
+    rest: Any
 
 
 def split(
@@ -61,8 +67,8 @@ def split(
     *,
     trainable: Any,
     mesh: Mesh | AbstractMesh,
-) -> Split:
-    """Takes the module apart and decides every sharding; nothing is moved or computed.
+) -> tuple[Definition, Arrays]:
+    """The module in two, with every sharding decided; nothing is moved or computed.
 
     Raises ValueError when `trainable` matches nothing, an array lies on another mesh, or the
     transformation would change the dtype or the tree of its own state.
@@ -89,41 +95,43 @@ def split(
         rest=placed(rest, by_shape=False),
         opt=_opt_shardings(tx, params, param_shardings, mesh),
     )
-    return Split(graphdef=graphdef, params=params, frozen=frozen, rest=rest, shardings=shardings)
+    definition = Definition(graphdef=graphdef, shardings=shardings)
+    return definition, Arrays(params=params, frozen=frozen, rest=rest)
 
 
-def build(parts: Split, tx: optax.GradientTransformation) -> State:
-    """The state before the first update. Copies: the module stays usable after a donation."""
+def build(at: State, arrays: Arrays, tx: optax.GradientTransformation) -> State:
+    """The state before the first update, placed as `at` says.
+
+    Copies: the module stays usable when a step donates the state.
+    """
 
     def put(tree: Any, shardings: Any) -> Any:
         return jax.tree.map(lambda x, s: jax.device_put(x, s, may_alias=False), tree, shardings)
 
-    at = parts.shardings
-    params = put(parts.params, at.params)
+    params = put(arrays.params, at.params)
     return State(
         step=jax.device_put(np.int32(0), at.step),
         params=params,
-        frozen=put(parts.frozen, at.frozen),
-        rest=put(parts.rest, at.rest),
+        frozen=put(arrays.frozen, at.frozen),
+        rest=put(arrays.rest, at.rest),
         opt=jax.jit(lambda p: _strong(tx.init(p)), out_shardings=at.opt)(params),
     )
 
 
-def abstract(parts: Split, tx: optax.GradientTransformation) -> State:
-    """The state as ShapeDtypeStructs with shardings: what a store restores into."""
+def abstract(at: State, arrays: Arrays, tx: optax.GradientTransformation) -> State:
+    """The same as ShapeDtypeStructs with shardings: what a store restores into."""
 
     def like(tree: Any, shardings: Any) -> Any:
         return jax.tree.map(
             lambda x, s: jax.ShapeDtypeStruct(jnp.shape(x), x.dtype, sharding=s), tree, shardings
         )
 
-    at = parts.shardings
     return State(
         step=jax.ShapeDtypeStruct((), jnp.int32, sharding=at.step),
-        params=like(parts.params, at.params),
-        frozen=like(parts.frozen, at.frozen),
-        rest=like(parts.rest, at.rest),
-        opt=like(jax.eval_shape(tx.init, parts.params), at.opt),
+        params=like(arrays.params, at.params),
+        frozen=like(arrays.frozen, at.frozen),
+        rest=like(arrays.rest, at.rest),
+        opt=like(jax.eval_shape(tx.init, arrays.params), at.opt),
     )
 
 

@@ -20,7 +20,7 @@ from jaxtyping import Array, Float
 
 from dovetail_train.metrics import Metrics
 from dovetail_train.precision import Precision
-from dovetail_train.state import Split, State
+from dovetail_train.state import Definition, State
 
 Term = tuple[Any, Any]  # (sum f32[], count f32[])
 Batch = Mapping[str, Any]  # arrays [rows, ...]
@@ -57,14 +57,14 @@ def terms_of(value: Any) -> dict[str, tuple[Array, Array]]:
     }
 
 
-def make_objective(parts: Split, loss: Loss, precision: Precision) -> Callable[..., Any]:
+def make_objective(definition: Definition, loss: Loss, precision: Precision) -> Callable[..., Any]:
     """(params, frozen, rest, batch, key) -> (terms, rest): the loss of the module, as a function.
 
     The module's own state (batch statistics, random streams) goes in and comes out as `rest`.
     """
 
     def run(params: Any, frozen: Any, rest: Any, batch: Batch, key: Array) -> Any:
-        model = parts.merge(precision.cast(params), precision.cast(frozen), rest)
+        model = definition.merge(precision.cast(params), precision.cast(frozen), rest)
         terms = terms_of(loss(model, batch, key=key))
         return terms, _rest_of(model, rest)
 

@@ -20,7 +20,7 @@ from dovetail_train.metrics import Metrics
 from dovetail_train.peaks import peak_flops as peak_of
 from dovetail_train.precision import Precision
 from dovetail_train.sinks import Sink
-from dovetail_train.state import Split, State, abstract, build, split
+from dovetail_train.state import Arrays, Definition, State, abstract, build, split
 from dovetail_train.step import (
     Batch,
     Loss,
@@ -47,9 +47,9 @@ class Program:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Prepared:
-    """A model made ready: taken apart, and its step compiled on the first call of each shape."""
+    """A model made ready; the step compiles on the first call of each shape of batch."""
 
-    parts: Split
+    definition: Definition
     step: Callable[..., Any]
 
 
@@ -99,7 +99,8 @@ class Trainer:
 
     def init(self, model: nnx.Module) -> State:
         """The state before the first update. The arrays of the model are copied, not taken."""
-        return build(self._prepare(model).parts, self._tx)
+        definition, arrays = self._prepare(model)
+        return build(definition.shardings, arrays, self._tx)
 
     def step(self, state: State, batch: Batch) -> tuple[State, Metrics]:
         """The state after one update, and its metrics. Donates `state`; waits for nothing.
@@ -120,7 +121,7 @@ class Trainer:
         cast: in the dtype of the precision, as the loss sees it.
         """
         to = self.precision.cast if cast else lambda tree: tree
-        return self._ready().parts.merge(to(state.params), to(state.frozen), state.rest)
+        return self._ready().definition.merge(to(state.params), to(state.frozen), state.rest)
 
     def fit(
         self,
@@ -144,20 +145,19 @@ class Trainer:
         that followed is saved. Ctrl-C saves nothing either, and loses what came after the last
         save: to save then, pass a `stop` that a signal handler sets.
         """
-        parts = self._prepare(model).parts
-        return _fit.Run(
+        run = _fit.Run(
             self,
             data,
-            parts=parts,
-            target=abstract(parts, self._tx),
-            init=lambda: build(parts, self._tx),
+            begin=self._begin(model),
             steps=steps,
             store=store,
             save_every=save_every,
             sinks=sinks,
             hooks=hooks,
             stop=stop,
-        ).run()
+        )
+        del model  # its arrays were copied; where the caller holds them no longer, they are freed
+        return run.run()
 
     def place(self, batch: Batch) -> dict[str, jax.Array]:
         """The batch on the mesh, its rows over (data, fsdp, expert).
@@ -177,22 +177,22 @@ class Trainer:
 
     def program(self, model: nnx.Module, batch: Batch) -> Program:
         """The step for a batch of these shapes, without running or allocating anything."""
-        parts = self._split(model)
-        state = abstract(parts, self._tx)
-        arrays = {
+        definition, arrays = self._split(model)
+        state = abstract(definition.shardings, arrays, self._tx)
+        rows = {
             name: jax.ShapeDtypeStruct(np.shape(x), jax.numpy.result_type(x), sharding=self._rows)
             for name, x in batch.items()
         }
         return Program(
-            fn=self._step_of(parts),
-            args=(state, arrays),
+            fn=self._step_of(definition),
+            args=(state, rows),
             donate=(0,),
-            out_shardings=(parts.shardings, NamedSharding(self.mesh, PartitionSpec())),
+            out_shardings=self._out_shardings(definition),
         )
 
     def count_flops(self, state: State, batch: Batch) -> Flops:
         """The products of one step's gradient over the whole batch; nothing is computed."""
-        objective = make_objective(self._ready().parts, self._loss, self.precision)
+        objective = make_objective(self._ready().definition, self._loss, self.precision)
         gradients = make_gradients(
             objective, weights=self._weights, accumulate=1, split_rows=split_rows
         )
@@ -209,19 +209,29 @@ class Trainer:
         counted = self.count_flops(state, batch)
         return None if counted.opaque else float(counted.model), peak * self.mesh.size
 
-    def _prepare(self, model: nnx.Module) -> _Prepared:
-        parts, before = self._split(model), self._prepared
-        if before is not None and parts.is_like(before.parts):
-            step = before.step  # compiled already
-        else:
+    def _begin(self, model: nnx.Module) -> _fit.Beginning:
+        definition, arrays = self._prepare(model)
+        return _fit.Beginning(
+            params=arrays.params,
+            target=abstract(definition.shardings, arrays, self._tx),
+            build=lambda: build(definition.shardings, arrays, self._tx),
+        )
+
+    def _prepare(self, model: nnx.Module) -> tuple[Definition, Arrays]:
+        definition, arrays = self._split(model)
+        before = self._prepared
+        if before is None or not definition.is_like(before.definition):  # else compiled already
             step = jax.jit(
-                _for_state_like(parts.shardings, self._step_of(parts)),
+                _for_state_like(definition.shardings, self._step_of(definition)),
                 donate_argnums=0,
                 in_shardings=(None, self._rows),
-                out_shardings=(parts.shardings, NamedSharding(self.mesh, PartitionSpec())),
+                out_shardings=self._out_shardings(definition),
             )
-        self._prepared = _Prepared(parts=parts, step=step)
-        return self._prepared
+            self._prepared = _Prepared(definition=definition, step=step)
+        return definition, arrays
+
+    def _out_shardings(self, definition: Definition) -> tuple[State, NamedSharding]:
+        return definition.shardings, NamedSharding(self.mesh, PartitionSpec())
 
     def _ready(self) -> _Prepared:
         if self._prepared is None:
@@ -231,14 +241,14 @@ class Trainer:
             )
         return self._prepared
 
-    def _split(self, model: nnx.Module) -> Split:
-        parts = split(model, self._tx, trainable=self._trainable, mesh=self.mesh)
-        self.precision.check({"params": parts.params, "frozen": parts.frozen})
-        return parts
+    def _split(self, model: nnx.Module) -> tuple[Definition, Arrays]:
+        definition, arrays = split(model, self._tx, trainable=self._trainable, mesh=self.mesh)
+        self.precision.check({"params": arrays.params, "frozen": arrays.frozen})
+        return definition, arrays
 
-    def _step_of(self, parts: Split) -> Callable[..., Any]:
+    def _step_of(self, definition: Definition) -> Callable[..., Any]:
         gradients = make_gradients(
-            make_objective(parts, self._loss, self.precision),
+            make_objective(definition, self._loss, self.precision),
             weights=self._weights,
             accumulate=self._accumulate,
             split_rows=lambda batch: split_rows(

@@ -109,8 +109,10 @@ def install_torch(session: nox.Session) -> None:
 def parity(session: nox.Session) -> None:
     """Against torch and transformers as oracles, in the packages that have a `parity` group."""
     chosen = [m for m in members() if "parity" in m.groups]
+    everyone = members()
     install_torch(session)
-    install(session, *chosen, groups=("test", "parity"))
+    needed = [m for m in everyone if any(m in workspace.needs(c, everyone) for c in chosen)]
+    install(session, *needed, groups=("test", "parity"))
     folders = [f"packages/{m.folder}/tests" for m in chosen]
     session.run("pytest", "-m", "parity", *folders, *session.posargs)
 

@@ -21,8 +21,8 @@ def corpus(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             sys.modules["dovetail_data.write"], "_CHUNK_BYTES", 1
-        )  # a chunk and a shard per file
-        return write(text(directory / "in"), directory / "c", encoder=Text(Bytes()), shard_bytes=1)
+        )  # a chunk per file; shards of two documents, one and one
+        return write(text(directory / "in"), directory / "c", encoder=Text(Bytes()), shard_bytes=20)
 
 
 EXPECTED = [[256, *content.encode(), 257] for content in TEXTS.values()]
@@ -81,7 +81,7 @@ def test_a_file_that_is_not_whole_is_an_error(copied, name, damage):
 
 
 def test_a_flipped_bit_is_raised_not_returned(copied):
-    path = copied / "00002.array_record"
+    path = copied / "00001.array_record"
     content = bytearray(path.read_bytes())
     at = content.index(b"l\x00o\x00r\x00e\x00m\x00")  # within the ids of lorem ipsum
     content[at + 2000] ^= 1

@@ -19,9 +19,8 @@ def corpus(tmp_path_factory):
         (directory / "in" / name).parent.mkdir(parents=True, exist_ok=True)
         (directory / "in" / name).write_text(content)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            sys.modules["dovetail_data.write"], "_CHUNK_BYTES", 1
-        )  # a chunk per file; shards of two documents, one and one
+        # a chunk per file; shards of two documents, one and one
+        patch.setattr(sys.modules["dovetail_data.write"], "_CHUNK_BYTES", 1)
         return write(text(directory / "in"), directory / "c", encoder=Text(Bytes()), shard_bytes=20)
 
 

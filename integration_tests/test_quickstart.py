@@ -1,0 +1,89 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""`dovetail quickstart` from a directory of text to its report, on a small text."""
+
+import json
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+TEXT = Path(sysconfig.get_paths()["stdlib"]) / "email"
+KEYS = {
+    "bits_per_byte",
+    "gzip_bits_per_byte",
+    "bzip2_bits_per_byte",
+    "xz_bits_per_byte",
+    "tokens_per_second",
+    "train_seconds",
+    "total_seconds",
+    "resumed_bit_exact",
+    "parameters",
+    "versions",
+}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    text = tmp_path_factory.mktemp("text")
+    for file in TEXT.glob("*.py"):
+        shutil.copy(file, text)
+    out = tmp_path_factory.mktemp("out") / "first run"
+    command = [sys.executable, "-m", "dovetail", "quickstart", "--out", str(out)]
+    done = subprocess.run(
+        [*command, "--text", str(text), "--minutes", "0.1"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return out, done.stdout
+
+
+def test_the_result_has_every_figure_and_the_resumed_run_was_bit_exact(finished):
+    result = json.loads((finished[0] / "result.json").read_text())
+    assert result.keys() == KEYS
+    assert result["resumed_bit_exact"] is True
+    assert 1e6 < result["parameters"] < 1e7
+    assert 0 < result["train_seconds"] < result["total_seconds"]
+    assert {"jax", "python", "dovetail"} <= result["versions"].keys()
+    # A uniform guess over bytes is 8; seconds of training are enough for less.
+    assert 0.5 < result["bits_per_byte"] < 6
+    assert 0.5 < result["xz_bits_per_byte"] < result["gzip_bits_per_byte"] < 4
+
+
+def test_it_was_killed_and_the_steps_after_the_checkpoint_were_repeated(finished):
+    out, shown = finished
+    assert "Killed on purpose (SIGKILL). Resuming in a new process." in shown
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    losses = {}
+    for line in lines:
+        if "loss" in line:
+            losses.setdefault(line["generation"], {})[line["step"]] = line["loss"]
+    assert sorted(losses) == [0, 1]
+    both = losses[0].keys() & losses[1].keys()
+    assert both
+    assert [losses[0][step] for step in both] == [losses[1][step] for step in both]
+
+
+def test_the_report_stands_alone_and_shows_the_figures(finished):
+    out, shown = finished
+    page = (out / "report.html").read_text()
+    result = json.loads((out / "result.json").read_text())
+    for name in ("bits_per_byte", "gzip_bits_per_byte", "bzip2_bits_per_byte", "xz_bits_per_byte"):
+        assert f"{result[name]:.3f}" in page
+        assert f"{result[name]:.3f}" in shown
+    assert page.count("<svg") == 3
+    assert "http://" not in page
+    assert "https://" not in page
+
+
+def test_completions_were_streamed_and_the_export_is_whole(finished):
+    out, shown = finished
+    assert ">>> def read_" in shown
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {
+        path.name for path in (out / "hf").iterdir()
+    }

@@ -22,7 +22,6 @@ from jaxtyping import Array, Bool, DTypeLike, Float, Int
 from dovetail_models.config import Config
 
 Entry = tuple[Array, Array]
-Positions = Int[Array | np.ndarray, "#b _"]
 
 
 def attention(
@@ -75,20 +74,19 @@ def dense_kv(
     return [(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for shape in shapes]
 
 
-def _index(x: Array) -> Int[np.ndarray, "1 t"]:
-    return np.arange(x.shape[1], dtype=np.int32)[None]
+def _index(x: Array) -> Int[Array, "1 t"]:
+    return jnp.arange(x.shape[1])[None]
 
 
 def _visible(
-    query: Positions, key: Positions, *, causal: bool, window: int | None
+    query: Int[Array, "#b t"], key: Int[Array, "#b s"], *, causal: bool, window: int | None
 ) -> Bool[Array, "_ t s"]:
     ahead = query[:, :, None] - key[:, None, :]
     mask = ahead >= 0 if causal else jnp.ones_like(ahead, bool)
-    mask = mask if window is None else mask & (jnp.abs(ahead) < window)
-    return jnp.asarray(mask)
+    return mask if window is None else mask & (jnp.abs(ahead) < window)
 
 
-def _write(kv: Entry, k: Array, v: Array, where: Positions, segment_ids: Array | None) -> Entry:
+def _write(kv: Entry, k: Array, v: Array, where: Array, segment_ids: Array | None) -> Entry:
     length = kv[0].shape[1]
     # Through NumPy: on a constant inside jit, a JAX reduction would be traced.
     last = -1 if isinstance(where, Tracer) or not where.size else int(np.asarray(where).max())

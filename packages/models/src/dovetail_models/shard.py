@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 
 import jax
 from flax import nnx
+from jax.core import Tracer
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 Rules: TypeAlias = tuple[tuple[str, str | tuple[str, ...] | None], ...]
@@ -70,13 +71,14 @@ def shardings(model: nnx.Module, mesh: Mesh | AbstractMesh, *, rules: Rules = RU
 def constrain(x: jax.Array, names: Names, *, rules: Rules = RULES) -> jax.Array:
     """`x`, told to lie on the ambient mesh (`jax.set_mesh`) as `rules` place `names`.
 
-    Without an ambient mesh, or inside a `shard_map` over all its axes, this is `x` itself.
+    Without an ambient mesh, outside jit (where each operation follows its operands), or inside a
+    `shard_map` over all axes, this is `x` itself.
     """
     mesh = jax.sharding.get_abstract_mesh()
     axes = [
         a for a, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == AxisType.Auto
     ]
-    if not axes:
+    if not axes or not isinstance(x, Tracer):
         return x
     spec = _spec(x.shape, names, mesh=mesh, axes=axes, rules=rules, leaf="activation")
     return jax.lax.with_sharding_constraint(x, spec)

@@ -126,7 +126,7 @@ def test_a_stored_copy_of_a_tied_head_must_be_a_copy(random_model, tmp_path):
 
 def test_an_unknown_key_is_refused_unless_allowed(directory):
     edit_config(directory, attention_multiplier=0.5)
-    with pytest.raises(ValueError, match="attention_multiplier=0.5"):
+    with pytest.raises(ValueError, match="got attention_multiplier="):
         load(directory)
     allowed = load(directory, allow=("attention_multiplier",))
     assert ("attention_multiplier", "0.5") in allowed.config.extra

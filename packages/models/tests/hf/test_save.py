@@ -12,7 +12,7 @@ import safetensors.numpy
 
 from dovetail_models import llama, load, save
 
-CONFIG = llama(vocab_size=31, embed=12, depth=3, heads=4, kv_heads=2, mlp=20)
+CONFIG = llama(vocab_size=31, embed=12, depth=3, heads=2, kv_heads=1, mlp=20)
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def test_an_empty_directory_is_filled_and_a_used_one_refused(model, tmp_path):
 FULL_DISK = """
 import resource, signal, sys
 from dovetail_models import init, llama, save
-model = init(llama(vocab_size=31, embed=12, depth=3, heads=4, kv_heads=2, mlp=20), seed=0)
+model = init(llama(vocab_size=99, embed=32, depth=1, heads=2, mlp=40), seed=0)
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))
 try:

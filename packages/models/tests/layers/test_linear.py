@@ -1,0 +1,43 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from dovetail_models.layers.linear import Embed, project
+
+
+@pytest.fixture
+def embed():
+    return Embed(5, 3, std=0.5, rngs=nnx.Rngs(0))
+
+
+def alone(x, names):
+    return x
+
+
+def test_lookup_gives_rows_and_nan_outside(embed):
+    got = embed(jnp.array([[4, 0, 5]]), constrain=alone)
+    np.testing.assert_array_equal(got[0, :2], embed.embedding[...][jnp.array([4, 0])])
+    assert np.isnan(got[0, 2]).all()
+
+
+def test_attend_is_the_product_with_every_row_in_float32(embed):
+    embed.embedding.set_value(embed.embedding[...].astype(jnp.bfloat16))
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((2, 4, 3)), jnp.bfloat16)
+    got = embed.attend(x)
+    assert got.dtype == jnp.float32
+    want = np.asarray(x, np.float64) @ np.asarray(embed.embedding[...], np.float64).T
+    # Products of bfloat16 are exact in float32; only the sums of three round.
+    np.testing.assert_allclose(got, want, atol=1e-6)
+
+
+def test_a_projection_carries_its_names():
+    linear = project((4, 6), ("embed", "heads"), units=(1, 3), bias=True, std=0.1, rngs=nnx.Rngs(0))
+    assert linear.kernel.shape == (4, 6)
+    assert linear.kernel.get_metadata("out_sharding") == ("embed", "heads")
+    assert linear.kernel.get_metadata("units") == (1, 3)
+    assert linear.bias is not None
+    assert linear.bias.get_metadata("out_sharding") == ("heads",)
+    assert linear.bias.get_metadata("units") == (3,)

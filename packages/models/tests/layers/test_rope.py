@@ -1,0 +1,56 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dovetail_models import Llama3Scaling, Rope
+from dovetail_models.layers.rope import angles, frequencies, rotate
+
+
+def test_frequencies():
+    want = [10_000.0 ** (-2 * i / 10) for i in range(5)]
+    np.testing.assert_allclose(frequencies(Rope(theta=1e4), 10), want, rtol=3e-7)
+
+
+def test_llama3_keeps_short_wavelengths_and_stretches_long_ones():
+    scaling = Llama3Scaling(
+        factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_length=8192
+    )
+    plain = frequencies(Rope(theta=5e5), 128)
+    scaled = frequencies(Rope(theta=5e5, scaling=scaling), 128)
+    wavelength = 2 * np.pi / plain.astype(np.float64)
+    short, long = wavelength < 2048, wavelength > 8192
+    np.testing.assert_array_equal(scaled[short], plain[short])
+    np.testing.assert_allclose(scaled[long], plain[long] / 8, rtol=1e-6)
+    between = ~short & ~long
+    assert between.sum() >= 5
+    assert (np.diff(scaled) < 0).all()
+    assert (scaled[between] < plain[between]).all()
+    assert (scaled[between] > plain[between] / 8).all()
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(jnp.float32, 1e-5), (jnp.bfloat16, 0.03)])
+def test_scores_depend_on_the_distance_alone(dtype, tolerance):
+    rng = np.random.default_rng(1)
+    q, k = (jnp.asarray(rng.standard_normal((1, 1, 2, 10)), dtype) for _ in range(2))
+
+    def score(query, key):
+        turned = [
+            rotate(x, angles(Rope(theta=100.0), 10, positions=jnp.array([[p]])))
+            for x, p in ((q, query), (k, key))
+        ]
+        assert turned[0].dtype == dtype
+        wide = [x.astype(jnp.float32) for x in turned]
+        return np.asarray((wide[0] * wide[1]).sum(-1))
+
+    np.testing.assert_allclose(score(9, 4), score(25, 20), atol=tolerance, rtol=tolerance)
+    assert np.abs(score(9, 4) - score(9, 5)).max() > 0.1
+
+
+def test_element_i_pairs_with_element_i_plus_half():
+    x = jnp.zeros((1, 1, 1, 6)).at[..., 1].set(1.0)
+    cos, sin = angles(Rope(theta=8.0), 6, positions=jnp.array([[1]]))
+    got = np.asarray(rotate(x, (cos, sin)))[0, 0, 0]
+    radians = 8.0 ** (-2 / 6)
+    np.testing.assert_allclose(got, [0, np.cos(radians), 0, 0, np.sin(radians), 0], atol=1e-6)

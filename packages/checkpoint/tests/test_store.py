@@ -125,6 +125,15 @@ def test_arrays_may_be_donated_at_once(tmp_path):
             np.testing.assert_array_equal(found, want[i])
 
 
+def test_host_arrays_may_be_changed_at_once(tmp_path):
+    values = np.arange(300_000.0)
+    with Store(tmp_path) as store:
+        store.save(1, item=values)
+        values[:] = -1
+        found = store.restore(item=np.zeros_like(values))[1]["item"]
+    np.testing.assert_array_equal(found, np.arange(300_000.0))
+
+
 def test_due_is_a_positive_multiple(tmp_path):
     store = Store(tmp_path, every=5)
     assert [step for step in range(12) if store.due(step)] == [5, 10]

@@ -103,7 +103,7 @@ class Store:
         parts = contents(items)
         if agree.is_primary():
             self._make_room(step)
-        agree.gather(None)
+        agree.gather(None)  # nobody writes before there is room
         response = _compat.save(
             keep.step_directory(self._root, step),
             trees=parts.trees,

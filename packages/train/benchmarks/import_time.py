@@ -8,7 +8,7 @@ import sys
 
 from measure import interleaved, report
 
-REPEATS = 7
+REPEATS = 5
 BELOW = "import jax, flax.nnx, optax"
 
 

@@ -18,7 +18,7 @@ from measure import interleaved, report
 from dovetail_train import Trainer, lm_loss
 from dovetail_train.testing import TinyDecoder
 
-STEPS, REPEATS, DEPTH = 30, 15, 12
+STEPS, REPEATS, DEPTH = 30, 40, 12
 
 
 def batch():

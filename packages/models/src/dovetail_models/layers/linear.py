@@ -42,9 +42,11 @@ class Embed(nnx.Module):
         self, tokens: Int[Array, "b t"], *, constrain: Constrain
     ) -> Float[Array, "b t embed"]:
         # A lookup in a table split along embed is rematerialised whole by the partitioner: gather
-        # that axis first. A token outside the table gives NaN, never another token's row.
+        # that axis first.
         table = constrain(self.embedding[...], ("vocab", None))
-        return jnp.take(table, tokens, axis=0, mode="fill", fill_value=jnp.nan)
+        # A token outside the table gives NaN; jnp.take would read -1 as the last row.
+        rows = table.at[tokens]
+        return rows.get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
 
     def attend(self, x: Float[Array, "*batch embed"]) -> Float[Array, "*batch vocab"]:
         """float32 logits: the product of x with every row."""

@@ -6,10 +6,10 @@ import jax
 import numpy as np
 import optax
 from flax import nnx
-from measure import report
 
 from dovetail_train import Trainer, lm_loss
 from dovetail_train.testing import TinyDecoder
+from measure import report
 
 ROWS, LENGTH, VOCAB = 32, 128, 512
 
@@ -29,15 +29,14 @@ def temp_bytes(accumulate):
 
 
 def main():
-    one, eight = temp_bytes(1), temp_bytes(8)
     report(
-        "accumulate=8",
-        metric="temporary memory of a step",
+        "accumulate=8 against accumulate=1",
+        metric="temporary_bytes",
         unit="bytes",
-        values=[eight],
+        values=[temp_bytes(8)],
         peer="accumulate=1",
-        peer_values=[one],
-        noise=1.0,
+        peer_values=[temp_bytes(1)],
+        peer_again=[temp_bytes(1)],
         rows=ROWS,
         length=LENGTH,
         vocab=VOCAB,

@@ -6,17 +6,16 @@ The model is all overhead: 12 layers of width 16 make 75 parameters in 227 array
 almost no arithmetic. thread: CPU time of the main thread. wall: until the last result is there.
 """
 
-import statistics
 import time
 
 import jax
 import numpy as np
 import optax
 from flax import nnx
-from measure import interleaved, report
 
 from dovetail_train import Trainer, lm_loss
 from dovetail_train.testing import TinyDecoder
+from measure import report, rounds
 
 STEPS, REPEATS, DEPTH = 30, 40, 12
 
@@ -82,16 +81,15 @@ def main():
             "hand": timed(step, by_hand(tx, loss)[1], clock),
             "hand again": timed(step, by_hand(tx, loss)[1], clock),
         }
-        values = interleaved(cases, repeats=REPEATS)
-        medians = {name: statistics.median(x) for name, x in values.items()}
+        values = rounds(cases, repeats=REPEATS)
         report(
             "Trainer.step",
-            metric=f"{metric} time per step",
-            unit="us",
+            metric=f"{metric}_us",
+            unit="us/step",
             values=values["trainer"],
             peer="split + jit by hand",
             peer_values=values["hand"],
-            noise=medians["hand again"] / medians["hand"],
+            peer_again=values["hand again"],
             loss=ours,
         )
 

@@ -186,13 +186,21 @@ def test_an_exception_of_a_hook_leaves_the_saves_that_were_made():
     assert _fit(_Data(), steps=9, store=store).step == 9
 
 
+def _slow_loss(model, batch, *, key):
+    """Takes some hundredths of a second, so that its result is not there when it is dispatched."""
+    busy = jax.lax.fori_loop(0, 20, lambda _, x: jnp.sin(x @ x), jnp.full((300, 300), 0.1))
+    total, count = _loss(model, batch, key=key)
+    return total + 0.0 * busy.sum(), count
+
+
 @pytest.mark.parametrize("save_every", [1, 5])
 def test_a_loss_that_is_not_finite_ends_the_run_before_its_state_is_saved(save_every):
-    store = _Memory()
+    store, trainer = _Memory(), Trainer(optax.adam(1e-2), _slow_loss)
+    options = {"steps": 9, "store": store, "save_every": save_every}
     with pytest.raises(
         RuntimeError, match=r"must be finite, got loss=nan.*at step 4.*look at that"
     ):
-        _fit(_Data(bad=4), steps=9, store=store, save_every=save_every)
+        trainer.fit(nnx.Linear(3, 2, rngs=nnx.Rngs(0)), _Data(bad=4), **options)
     assert max(store.steps, default=0) <= 4
     for items in store.steps.values():
         assert np.isfinite(items["params"]["kernel"]).all()

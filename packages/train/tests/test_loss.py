@@ -92,7 +92,7 @@ def test_a_masked_target_may_be_anything_and_an_unmasked_one_may_not():
     model, batch = _Lookup(rng), _batch(rng)
     batch["mask"][0, 0] = 0
     expected, _, _ = _oracle(model, batch)
-    for wrong in (-100, 11, 10**6):
+    for wrong in (-1, -100, 11, 10**6):
         batch["targets"][0, 0] = wrong
         batch["mask"][0, 0] = 0
         np.testing.assert_allclose(lm_loss()(model, batch, key=KEY)[0], expected, rtol=3e-6)

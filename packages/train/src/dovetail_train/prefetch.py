@@ -29,7 +29,7 @@ class Prefetch:
     ) -> None:
         self._data, self._place = data, place
         self._stateful = data if isinstance(data, Stateful) else None
-        self._ahead: list[tuple[Any, Any]] = []  # at most one (batch, state after it)
+        self._ahead: list[Any] = []  # at most one batch
         self._state = self._position()
 
     def _position(self) -> Any:
@@ -40,7 +40,7 @@ class Prefetch:
         if self._ahead:
             return
         for batch in self._data:
-            self._ahead.append((self._place(batch), self._position()))
+            self._ahead.append(self._place(batch))
             return
 
     def __iter__(self) -> "Prefetch":
@@ -50,8 +50,8 @@ class Prefetch:
         self.fill()
         if not self._ahead:
             raise StopIteration
-        batch, self._state = self._ahead.pop()
-        return batch
+        self._state = self._position()  # of this batch: the next is not fetched before
+        return self._ahead.pop()
 
     def get_state(self) -> Any:
         return self._state

@@ -89,10 +89,8 @@ def read_jsonl(path: str | Path) -> list[dict[str, Any]]:
     steps: dict[int, dict[str, Any]] = {}
     for line in _parse(data[: data.rfind(b"\n") + 1], Path(path)):
         seen = steps.get(line["step"], line)
-        if seen["generation"] == line["generation"]:
-            steps[line["step"]] = seen | line
-        elif seen["generation"] < line["generation"]:
-            steps[line["step"]] = line
+        same = seen["generation"] == line["generation"]
+        steps[line["step"]] = seen | line if same else line
     return [steps[step] for step in sorted(steps)]
 
 

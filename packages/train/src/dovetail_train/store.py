@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a run is kept: one commit per step of several named items."""
 
-import json
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -52,7 +51,7 @@ class OrbaxStore:
             step,
             args=args.Composite(
                 **{
-                    name: args.JsonSave(json.loads(json.dumps({"state": item.get_state()})))
+                    name: args.JsonSave({"state": item.get_state()})
                     if isinstance(item, Stateful)
                     else args.StandardSave(_without_keys(item))
                     for name, item in items.items()

@@ -10,6 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+
 import workspace
 
 ROOT = workspace.ROOT

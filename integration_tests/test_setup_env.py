@@ -15,6 +15,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
 import setup_env
 import workspace
 

@@ -7,8 +7,9 @@ import subprocess
 import sys
 
 import pytest
-import workspace
 import yaml
+
+import workspace
 
 FILES = sorted((workspace.ROOT / ".github" / "workflows").glob("*.yml"))
 WRITES = {

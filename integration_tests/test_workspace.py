@@ -5,8 +5,9 @@ import re
 from pathlib import Path
 
 import pytest
-import workspace
 from packaging.requirements import Requirement
+
+import workspace
 
 
 def edit(file: Path, old: str, new: str) -> None:

@@ -1,6 +1,5 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-# ruff: noqa: T201
 """Signals itself during an XLA compilation; prints when the request was seen, and when it ended."""
 
 import os

@@ -1,6 +1,5 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-# ruff: noqa: T201
 """Fills the disk during a save: files may not grow beyond a limit, as on a full disk."""
 
 import logging

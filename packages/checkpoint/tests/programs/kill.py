@@ -1,6 +1,5 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-# ruff: noqa: T201
 """Kills a saving process at random moments; each time the newest committed step must be whole.
 
 The processes are forked before JAX starts its threads, so that each costs no import.

@@ -1,6 +1,5 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-# ruff: noqa: T201
 """Saves on a 2x2 mesh and restores on 2x2, 4, 8 and 1 devices; digests must not differ either."""
 
 import sys

@@ -1,6 +1,5 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-# ruff: noqa: T201
 """Two processes over gloo: one commit of a sharded array, one damaged file, one signal."""
 
 import os

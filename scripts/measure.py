@@ -2,29 +2,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the benchmarks of all packages share: interleaved rounds, and the line that reports a case.
 
-A benchmark is a script in packages/NAME/benchmarks/ that prints one JSON line per case and nothing
-else. `nox -s bench -- NAME` runs them; by hand, set PYTHONPATH=scripts.
+A benchmark, packages/NAME/benchmarks/X.py, prints one JSON line per case and nothing else; for the
+record, into results/X.jsonl. `nox -s bench -- NAME` runs all; by hand, set PYTHONPATH=scripts.
 """
 
-import datetime
 import importlib.metadata
 import json
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cost:
+class Cost(NamedTuple):
     """What one call took: `wall_s`, and `cpu_s` over all threads of this process."""
 
     wall_s: float
@@ -47,10 +45,31 @@ def rounds(cases: Mapping[str, Callable[[], Any]], *, repeats: int) -> dict[str,
     results: dict[str, list[Any]] = {name: [] for name in cases}
     for turn in range(repeats + 1):
         for name in list(cases)[:: -1 if turn % 2 else 1]:
-            result = cases[name]()
-            if turn:
-                results[name].append(result)
-    return results
+            results[name].append(cases[name]())
+    return {name: found[1:] for name, found in results.items()}
+
+
+def imports(ours: str, theirs: str, *, peer: str | None = None) -> None:
+    """Reports the CPU seconds in which a fresh interpreter imports `ours`, against `theirs`.
+
+    Both are written as behind `import`. peer: the distributions of `theirs`, if named otherwise.
+    """
+
+    def seconds(names: str) -> float:
+        code = f"from time import process_time as t; a = t(); import {names}; print(t() - a)"
+        return float(subprocess.check_output([sys.executable, "-c", code]))
+
+    modules = {"ours": ours, "theirs": theirs, "again": theirs}
+    found = rounds({name: (lambda x=x: seconds(x)) for name, x in modules.items()}, repeats=7)
+    report(
+        f"import {ours}",
+        metric="cpu_s",
+        unit="s",
+        values=found["ours"],
+        peer=peer or theirs,
+        peer_values=found["theirs"],
+        peer_again=found["again"],
+    )
 
 
 def report(
@@ -67,82 +86,65 @@ def report(
 ) -> None:
     """Prints the line of one case.
 
-    value is the median and minimum the least of `values`; spread is the middle half's width over
-    the median. ratio is ours over the peer's, the median over rounds; noise is the same ratio of
-    `peer_again`, the peer measured a second time, to the peer: a ratio as near to 1 means equal.
-    peer: a distribution's name, whose version is added, or other words. conditions: what else
-    was held, such as sizes.
+    value is the median; spread is the middle half's width over it. ratio is ours over the peer's,
+    the median over rounds; noise is the same ratio of `peer_again`, the peer measured a second
+    time, to the peer: a ratio as near to 1 means equal. peer: distributions as in "jax, flax",
+    whose versions are added, or other words. conditions: what else was held or found.
     """
+    value = statistics.median(values)
+    low, _, high = statistics.quantiles(values, n=4) if len(values) > 1 else [value] * 3
     line = {
         "case": case,
         "metric": metric,
         "unit": unit,
-        "value": _short(statistics.median(values)),
-        "minimum": _short(min(values)),
-        "spread": _short(_spread(values)),
+        "value": value,
+        "minimum": min(values),
+        "spread": (high - low) / value,
         "repeats": len(values),
-        "compile_s": None if compile_s is None else _short(compile_s),
+        "compile_s": compile_s,
         "peer": peer,
-        "peer_version": None if peer is None else _version(peer),
-        "peer_value": _short(statistics.median(peer_values)) if peer_values else None,
+        "peer_version": None if peer is None else _versions(peer),
+        "peer_value": statistics.median(peer_values) if peer_values else None,
         "ratio": _ratio(values, peer_values),
         "noise": _ratio(peer_again, peer_values),
         **conditions,
-        **_machine(),
+        "device": _device(),
+        "cores": os.cpu_count(),
+        "loadavg": os.getloadavg()[0],
+        "python": platform.python_version(),
+        "jax": _versions("jax"),
+        "commit": _commit(),
+        "date": time.strftime("%Y-%m-%d"),
+        "command": f"PYTHONPATH=scripts python {Path(sys.argv[0]).resolve().relative_to(ROOT)}",
     }
-    print(json.dumps(line), flush=True)
+    short = {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in line.items()}
+    print(json.dumps(short), flush=True)
 
 
 def _ratio(values: Sequence[float] | None, peer: Sequence[float] | None) -> float | None:
     if not values or not peer:
         return None
-    return _short(statistics.median(a / b for a, b in zip(values, peer, strict=True)))
+    return statistics.median(a / b for a, b in zip(values, peer, strict=True))
 
 
-def _spread(values: Sequence[float]) -> float:
-    if len(values) < 2:
-        return 0.0
-    low, _, high = statistics.quantiles(values, n=4)
-    return (high - low) / statistics.median(values)
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.4g}")
-
-
-def _version(distribution: str) -> str | None:
+def _versions(distributions: str) -> str | None:
     try:
-        return importlib.metadata.version(distribution)
+        return ", ".join(map(importlib.metadata.version, distributions.split(", ")))
     except importlib.metadata.PackageNotFoundError:
         return None
 
 
-def _machine() -> dict[str, Any]:
-    script = Path(sys.argv[0]).resolve()
-    return {
-        "device": _device(),
-        "cores": os.cpu_count(),
-        "loadavg": _short(os.getloadavg()[0]),
-        "python": platform.python_version(),
-        "jax": _version("jax"),
-        "commit": _git("describe", "--always", "--dirty"),
-        "date": datetime.date.today().isoformat(),
-        "command": f"PYTHONPATH=scripts python {script.relative_to(ROOT).as_posix()}",
-    }
-
-
 def _device() -> str:
     """The accelerator's kind if JAX is loaded and uses one, else the processor's."""
-    if "jax" in sys.modules:
-        device = sys.modules["jax"].devices()[0]
-        if device.platform != "cpu":
-            return device.device_kind
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return f"cpu {line.split(':')[1].strip()}"
-    return f"cpu {platform.machine()}"
+    jax = sys.modules.get("jax")
+    if jax and jax.default_backend() != "cpu":
+        return jax.devices()[0].device_kind
+    named = re.search(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text())
+    return f"cpu {named[1] if named else platform.machine()}"
 
 
-def _git(*arguments: str) -> str:
-    command = ["git", "-C", str(ROOT), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+def _commit() -> str:
+    """The short commit, and "-dirty" where tracked files differ, results on record apart."""
+    head = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True)
+    diff = ["git", "diff", "--quiet", "HEAD", "--", ":!*/benchmarks/results/*"]
+    return head.strip() + ("-dirty" if subprocess.call(diff, cwd=ROOT) else "")

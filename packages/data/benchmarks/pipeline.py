@@ -8,7 +8,6 @@ except the memory map: it has the ids in one flat file, cuts them wherever a row
 least that any pipeline can cost.
 """
 
-import importlib.metadata
 import json
 import tempfile
 import time
@@ -17,9 +16,9 @@ from pathlib import Path
 
 import grain
 import numpy as np
-from measure import interleaved, report
 
 from dovetail_data import Bytes, Corpus, batches, jsonl, pack, write
+from measure import report, rounds
 
 LENGTH, BATCH, DOCUMENTS, VOCAB = 2048, 8, 12_000, 32_000
 BINS = 128  # Grain leaves the number of open rows to its user; more fill better and cost more
@@ -134,26 +133,26 @@ def main() -> None:
             got = digest(grains(directory, options))
             if got != expected:
                 raise SystemExit(f"the pipelines give different pairs: {got} and {expected}")
-        candidates = {
-            "ours": lambda: rate(lambda: ours(directory)),
-            "ours again": lambda: rate(lambda: ours(directory)),
-            "memory map": lambda: rate(lambda: memory_map(flat)),
-            "ArrayRecord reads": lambda: rate(lambda: records(directory)),
+        epochs = {
+            "ours": lambda: ours(directory),
+            "memory map": lambda: memory_map(flat),
+            "ArrayRecord reads": lambda: records(directory),
         }
         for name, options in threads.items():
-            candidates[f"grain {name}"] = lambda options=options: rate(
-                lambda: grains(directory, options)
-            )
-        values = interleaved(candidates, repeats=5)
-    versions = {"grain": importlib.metadata.version("grain"), "memory": np.__version__}
-    versions |= {"ArrayRecord": importlib.metadata.version("array-record"), "ours": "same"}
-    for peer in [name for name in candidates if name != "ours"]:
+            epochs[f"grain, {name}"] = lambda options=options: grains(directory, options)
+        cases = {name: (lambda epoch=epoch: rate(epoch)) for name, epoch in epochs.items()}
+        cases |= {f"{name} again": case for name, case in cases.items() if name != "ours"}
+        rates = rounds(cases, repeats=5)
+    distributions = {"memory map": "numpy", "ArrayRecord reads": "array-record"}
+    for peer in [name for name in epochs if name != "ours"]:
         report(
             f"S={LENGTH} B={BATCH} documents={DOCUMENTS} against {peer}",
-            metric="packed_tokens_per_cpu_second",
+            metric="packed_tokens_per_cpu_s",
             unit="tokens/s",
-            values=values["ours"],
-            peer=(peer, versions[peer.split()[0]], values[peer]),
+            values=rates["ours"],
+            peer=distributions.get(peer, "grain"),
+            peer_values=rates[peer],
+            peer_again=rates[f"{peer} again"],
             pairs=expected[0],
         )
 

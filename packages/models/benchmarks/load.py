@@ -8,16 +8,15 @@ and turning them on the device to the layout that ours have.
 """
 
 import tempfile
-from importlib.metadata import version
 from pathlib import Path
 
 import jax
 import numpy as np
 import safetensors.numpy
 from flax import nnx
-from measure import interleaved, report
 
 from dovetail_models import init, llama, load, save
+from measure import cost, report, rounds
 
 CONFIG = llama(vocab_size=8192, embed=1024, depth=8, heads=16, kv_heads=8, mlp=2816)
 
@@ -33,24 +32,36 @@ def turned(path: Path) -> dict[str, jax.Array]:
     return jax.block_until_ready({name: turn(name, x) for name, x in peer(path).items()})
 
 
-if __name__ == "__main__":
+def main() -> None:
     with tempfile.TemporaryDirectory() as root:
         save(init(CONFIG, seed=0), Path(root) / "model")
         file = Path(root) / "model" / "model.safetensors"
         ours = load(file.parent)
         theirs = peer(file)["model.layers.3.mlp.up_proj.weight"]
         np.testing.assert_array_equal(ours.layers[3].mlp.up.kernel[...], theirs.T)
-        call = lambda: jax.block_until_ready(nnx.state(load(file.parent)))  # noqa: E731
         size = file.stat().st_size
-        for layout, other in (("their layout", peer), ("our layout", turned)):
-            calls = {"ours": call, "again": call, "peer": lambda other=other: other(file)}
-            times = interleaved(calls, repeats=7)
-            report(
-                f"load one float32 file, peer in {layout}",
-                times,
-                bytes=size,
-                bytes_per_s=size / min(times["ours"]),
-                peer="safetensors.numpy.load_file and device_put",
-                peer_version=version("safetensors"),
-                jax=version("jax"),
-            )
+        calls = {
+            "ours": lambda: jax.block_until_ready(nnx.state(load(file.parent))),
+            "their layout": lambda: peer(file),
+            "our layout": lambda: turned(file),
+        }
+        cases = {name: (lambda call=call: cost(call).wall_s) for name, call in calls.items()}
+        cases |= {f"{name} again": case for name, case in cases.items() if name != "ours"}
+        seconds = rounds(cases, repeats=7)
+    for layout in ("their layout", "our layout"):
+        report(
+            f"load one float32 file, peer in {layout}",
+            metric="wall_s",
+            unit="s",
+            values=seconds["ours"],
+            peer="safetensors",
+            peer_values=seconds[layout],
+            peer_again=seconds[f"{layout} again"],
+            bytes=size,
+            bytes_per_s=size / min(seconds["ours"]),
+            limit="one copy of the page cache",
+        )
+
+
+if __name__ == "__main__":
+    main()

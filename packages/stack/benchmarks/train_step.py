@@ -16,11 +16,11 @@ import jax
 import numpy as np
 import optax
 import torch
-from measure import cost, report, rounds
 from transformers import AutoModelForCausalLM
 
 from dovetail_models import flops, init, llama, save
 from dovetail_train import Trainer, lm_loss
+from measure import cost, report, rounds
 
 ROWS, LENGTH, STEPS, REPEATS = 8, 256, 3, 7
 CONFIG = llama(

@@ -1,0 +1,154 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The measuring that all benchmarks share."""
+
+import itertools
+import json
+import re
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import measure
+
+SCRIPT = "packages/data/benchmarks/pipeline.py"
+FIELDS = [
+    "case",
+    "metric",
+    "unit",
+    "value",
+    "spread",
+    "repeats",
+    "compile_s",
+    "peer",
+    "peer_version",
+    "peer_value",
+    "ratio",
+    "device",
+    "cores",
+    "loadavg",
+    "jax",
+    "commit",
+    "date",
+    "command",
+]
+
+
+@pytest.fixture
+def reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """The one line that a call prints, as a script of the repository would."""
+    monkeypatch.setattr(sys, "argv", [str(measure.ROOT / SCRIPT)])
+
+    def lines(function, *arguments, **options):
+        function(*arguments, **options)
+        (line,) = capsys.readouterr().out.splitlines()
+        return json.loads(line)
+
+    return lines
+
+
+def test_rounds_run_forth_and_back_and_the_first_is_thrown_away():
+    calls, clock = [], itertools.count()
+
+    def case(name):
+        return lambda: calls.append(name) or next(clock)
+
+    found = measure.rounds({name: case(name) for name in "abc"}, repeats=3)
+    assert "".join(calls) == "abccbaabccba"
+    assert found == {"a": [5, 6, 11], "b": [4, 7, 10], "c": [3, 8, 9]}
+
+
+def test_cost_is_wall_time_and_the_processor_time_of_all_threads():
+    def spin():
+        end = time.thread_time() + 0.03
+        while time.thread_time() < end:
+            pass
+
+    def both():
+        threads = [threading.Thread(target=spin) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    assert measure.cost(both).cpu_s >= 0.06
+    idle = measure.cost(lambda: threading.Event().wait(0.05))
+    assert idle.cpu_s < 0.05 <= idle.wall_s
+
+
+def test_the_line_holds_every_field_and_the_numbers_that_one_computes_by_hand(reported):
+    line = reported(
+        measure.report,
+        "a case",
+        metric="wall_s",
+        unit="s",
+        values=[4.0, 1.0, 3.0, 2.0, 10.0],
+        peer="pytest, numpy",
+        peer_values=[2.0, 1.0, 1.0, 4.0, 5.0],
+        peer_again=[2.0, 3.0, 1.0, 2.0, 6.0],
+        compile_s=1.23456,
+        rows=7,
+        rate=12345.6,
+    )
+    assert set(FIELDS) <= set(line)
+    # The quartiles of 1 2 3 4 10 are 1.5, 3 and 7.
+    assert (line["value"], line["minimum"], line["spread"]) == (3.0, 1.0, 1.833)
+    # 2 1 3 0.5 2 for ours, and 1 3 1 0.5 1.2 for the peer itself; the medians' ratio is 1.5.
+    assert (line["peer_value"], line["ratio"], line["noise"]) == (2.0, 2.0, 1.0)
+    assert (line["case"], line["metric"], line["unit"]) == ("a case", "wall_s", "s")
+    assert (line["repeats"], line["compile_s"]) == (5, 1.235)
+    assert (line["rows"], line["rate"]) == (7, 12350.0)
+    assert line["peer_version"] == f"{pytest.__version__}, {np.__version__}"
+    assert line["command"] == f"PYTHONPATH=scripts python {SCRIPT}"
+    assert (measure.ROOT / SCRIPT).is_file()
+    assert re.fullmatch(r"[0-9a-f]{7,40}(-dirty)?", line["commit"])
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", line["date"])
+
+
+def test_one_value_without_a_peer_has_no_spread_and_no_ratio(reported):
+    line = reported(measure.report, "bytes", metric="bytes", unit="bytes", values=[13_200_401])
+    assert (line["value"], line["spread"], line["repeats"]) == (13_200_401, 0.0, 1)
+    absent = ("compile_s", "peer", "peer_version", "peer_value", "ratio", "noise")
+    assert [line[name] for name in absent] == [None] * 6
+
+
+def test_a_peer_that_is_no_distribution_has_no_version(reported):
+    numbers = {"metric": "wall_s", "unit": "s", "values": [1.0, 2.0], "peer_values": [2.0, 4.0]}
+    line = reported(measure.report, "step", peer="jit by hand", **numbers)
+    assert (line["peer"], line["peer_version"], line["ratio"]) == ("jit by hand", None, 0.5)
+
+
+def test_imports_are_timed_in_fresh_interpreters(reported):
+    line = reported(measure.imports, "json, asyncio", "json", peer="numpy")
+    assert (line["case"], line["metric"], line["repeats"]) == ("import json, asyncio", "cpu_s", 7)
+    assert line["ratio"] > 2  # it was 5
+    assert line["peer_version"] == np.__version__
+
+
+def test_results_on_record_do_not_make_a_commit_dirty_but_all_else_does(
+    repository: Path, reported, monkeypatch: pytest.MonkeyPatch
+):
+    def commit():
+        numbers = {"metric": "wall_s", "unit": "s", "values": [1.0, 2.0]}
+        return reported(measure.report, "case", **numbers)["commit"]
+
+    git = ["git", "-C", str(repository)]
+    recorded = repository / "packages" / "data" / "benchmarks" / "results" / "pipeline.jsonl"
+    recorded.parent.mkdir(parents=True)
+    recorded.touch()
+    subprocess.run([*git, "add", "--all"], check=True)
+    subprocess.run([*git, "commit", "--quiet", "--message", "Results"], check=True)
+    head = subprocess.check_output([*git, "rev-parse", "HEAD"], text=True)
+    monkeypatch.setattr(measure, "ROOT", repository)
+    monkeypatch.setattr(sys, "argv", [str(repository / SCRIPT)])
+    recorded.write_text("{}\n")
+    clean = commit()
+    assert len(clean) >= 7
+    assert head.startswith(clean)
+    (repository / "pyproject.toml").write_text("")
+    assert commit() == f"{clean}-dirty"

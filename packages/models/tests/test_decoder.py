@@ -200,7 +200,7 @@ def test_a_token_outside_the_vocabulary_is_refused(one):
     with pytest.raises(ValueError, match=r"\[0, vocab_size\)") as error:
         one(bad)
     assert f"from 0 to {size} with vocab_size={size}" in str(error.value)
-    assert "Use the tokenizer that the one was trained with" in str(error.value)
+    assert "Use the tokenizer that the model was trained with" in str(error.value)
     assert np.isnan(jitted(one, bad)[0, 1]).all()
 
 
@@ -209,7 +209,7 @@ def test_a_cache_of_another_depth_is_refused(one):
     with pytest.raises(ValueError, match="one entry per layer") as error:
         one.features(np.zeros((1, 2), np.int32), kv=kv[1:])
     assert f"len(kv)={len(kv) - 1} for {len(kv)} layers" in str(error.value)
-    assert "Use dense_kv(one.config, rows=..., length=...)" in str(error.value)
+    assert "Use dense_kv(model.config, rows=..., length=...)" in str(error.value)
 
 
 def test_size_one(oracle, random_model):

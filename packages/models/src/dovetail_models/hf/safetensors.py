@@ -105,14 +105,14 @@ def dtype(spec: Spec) -> np.dtype:
 def views(specs: Mapping[str, Spec]) -> dict[str, np.ndarray]:
     """Views of the mapped files, one per spec.
 
-    The mappings are private: on a CPU, JAX may use an aligned view as the buffer itself, and a
-    program that donates that buffer then writes to its own copy of the page, never to the file.
+    On a CPU, JAX uses an aligned view as the buffer itself. The mapping is read-only, and JAX does
+    not reuse such a buffer when it is donated, so no program writes to the file.
     """
     mapped: dict[Path, np.ndarray] = {}
     found = {}
     for name, spec in specs.items():
         if spec.file not in mapped:
-            mapped[spec.file] = np.asarray(np.memmap(spec.file, dtype=np.uint8, mode="c"))
+            mapped[spec.file] = np.asarray(np.memmap(spec.file, dtype=np.uint8, mode="r"))
         raw = mapped[spec.file][spec.start : spec.stop]
         found[name] = raw.view(dtype(spec)).reshape(spec.shape)
     return found

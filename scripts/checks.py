@@ -27,8 +27,9 @@ def suites() -> list[str]:
     return [*sorted(found, key=lambda s: order.get(s, len(order))), "integration_tests"]
 
 
-def run(line: list[str]) -> tuple[bool, str]:
+def run(name: str, line: list[str]) -> tuple[bool, str]:
     """Run one check; whether it passed, and all that it printed."""
+    print(f"{name}: running", flush=True)
     done = subprocess.run(
         [sys.executable, "-m", *line],
         cwd=workspace.ROOT,
@@ -47,7 +48,7 @@ def main() -> int:
     checks |= {suite: ["pytest", "--quiet", suite] for suite in suites()}
     failed, started = [], time.monotonic()
     with concurrent.futures.ThreadPoolExecutor(AT_A_TIME) as pool:
-        running = {pool.submit(run, line): name for name, line in checks.items()}
+        running = {pool.submit(run, name, line): name for name, line in checks.items()}
         for future in concurrent.futures.as_completed(running):
             passed, output = future.result()
             name = running[future]

@@ -39,7 +39,8 @@ def run(name: str, line: list[str]) -> tuple[bool, str]:
         text=True,
         check=False,
     )
-    return done.returncode == 0, done.stdout
+    killed = f"killed by signal {-done.returncode}\n" if done.returncode < 0 else ""
+    return done.returncode == 0, done.stdout + killed
 
 
 def main() -> int:

@@ -14,11 +14,11 @@ def _option(default: float, help: str) -> Any:
 class Shape:
     """The sizes of a Llama; the vocabulary comes from the tokenizer."""
 
-    embed: int = _option(256, "width of the residual stream")
+    embed: int = _option(192, "width of the residual stream")
     depth: int = _option(4, "layers")
-    heads: int = _option(4, "query heads; head_dim is embed / heads")
-    kv_heads: int = _option(2, "key and value heads")
-    mlp: int = _option(704, "width of the feed-forward layer")
+    heads: int = _option(3, "query heads; head_dim is embed / heads")
+    kv_heads: int = _option(1, "key and value heads")
+    mlp: int = _option(512, "width of the feed-forward layer")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class Training:
     length: int = _option(256, "tokens in a row")
     global_batch: int = _option(4, "rows in a step, over all devices")
     accumulate: int = _option(1, "microbatches that a step is cut into")
-    learning_rate: float = _option(3e-3, "Adam's peak, for embeddings and norms")
+    learning_rate: float = _option(1e-2, "Adam's peak, for embeddings and norms")
     matrix_learning_rate: float = _option(0.02, "Muon's peak, for matrices")
     save_every: int = _option(0, "steps between checkpoints; 0: a tenth of the run")
     seed: int = _option(0, "of initial parameters and data order")

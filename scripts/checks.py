@@ -29,7 +29,7 @@ def suites() -> list[str]:
 
 def run(name: str, line: list[str]) -> tuple[bool, str]:
     """Run one check; whether it passed, and all that it printed."""
-    print(f"{name}: running", flush=True)
+    print(f"{name}: running\n", end="", flush=True)  # one write: two threads share the terminal
     done = subprocess.run(
         [sys.executable, "-m", *line],
         cwd=workspace.ROOT,

@@ -25,6 +25,8 @@ from dovetail.recipes.options import Shape, Training
 from dovetail.settings import Settings
 
 if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
     from dovetail.recipes.text import Prepared
     from dovetail_data import Pretrained, Rows
     from dovetail_models import Config, Decoder
@@ -113,20 +115,22 @@ def _execute(run: Settings, out: Path, *, data: int, fsdp: int) -> bool:
     length, seed = run.training.length, run.training.seed
     config = llama_config(run.shape, prepared.tokenizer, length=length)
     rows = pack(prepared.train, length=length, seed=seed)
-    if run.steps is None:
-        run = dataclasses.replace(run, steps=_plan(run, config, rows, mesh))
-        run.save(out)
+    steps = run.steps
+    if steps is None:
+        steps = _plan(run, config, rows, mesh)
+        dataclasses.replace(run, steps=steps).save(out)
     held_out = pack(prepared.held_out, length=length, seed=seed)
-    with on_signal(signal.SIGINT, signal.SIGTERM) as stop, Bar(steps=run.steps) as bar:
+    evaluation = _evaluation(held_out, prepared.tokenizer, run.training, steps=steps)
+    with on_signal(signal.SIGINT, signal.SIGTERM) as stop, Bar(steps=steps) as bar:
         model, result = train(
             config,
             rows,
             out,
             training=run.training,
-            steps=run.steps,
+            steps=steps,
             mesh=mesh,
             sinks=[bar],
-            hooks=[_evaluation(held_out, prepared.tokenizer, run)],
+            hooks=[evaluation],
             stop=stop.poll,
         )
     if not result.interrupted:
@@ -186,16 +190,16 @@ def _plan(run: Settings, config: "Config", rows: "Rows", mesh: "Mesh") -> int:
     return steps
 
 
-def _evaluation(rows: "Rows", tokenizer: "Pretrained", run: Settings) -> "Eval":
+def _evaluation(rows: "Rows", tokenizer: "Pretrained", training: Training, *, steps: int) -> "Eval":
     """The loss, and bits per byte, of some held-out rows, a few times in the run."""
     from dovetail_data import batches, token_bytes
     from dovetail_train import BitsPerByte, Eval, lm_loss
 
-    size = run.training.global_batch
+    size = training.global_batch
     held_out = batches(rows, global_batch=size, seed=None, epochs=1)
     return Eval(
         list(islice(held_out, math.ceil(EVALUATED_ROWS / size))),
-        every=max(1, (run.steps or 1) // EVALUATIONS),
+        every=max(1, steps // EVALUATIONS),
         metrics={"loss": lm_loss(), "bits_per_byte": BitsPerByte(token_bytes(tokenizer))},
     )
 

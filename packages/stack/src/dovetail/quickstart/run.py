@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from dovetail import settings
 from dovetail.commands.generate import EXPORT
@@ -137,6 +138,7 @@ def _report(out: Path, measured: Measured, result: Mapping[str, Any]) -> Report:
     steps = run.steps or 0
     lines = read_jsonl(out / METRICS)
     adam = schedule(run.training.learning_rate, steps=steps)
+    rates = [(line["step"], float(jnp.asarray(adam(line["step"])))) for line in lines]
     return Report(
         bits_per_byte=measured.bits_per_byte,
         facts=[
@@ -151,7 +153,7 @@ def _report(out: Path, measured: Measured, result: Mapping[str, Any]) -> Report:
         resume=str(measured.resume),
         loss=_series(lines, "loss"),
         held_out_loss=_series(lines, "eval/loss"),
-        learning_rate=[(line["step"], float(adam(line["step"]))) for line in lines],
+        learning_rate=rates,
         throughput=_series(lines, "tokens_per_s"),
         samples=measured.samples,
         versions=measured.versions,

@@ -82,7 +82,7 @@ def _kill_past_the_middle(process: subprocess.Popen[bytes], out: Path) -> None:
     try:
         while process.poll() is None:
             done = _last_step(out / METRICS)
-            if done is not None and done >= _middle_checkpoint(out) + REPEATED_STEPS:
+            if done is not None and done >= _killing_step(out):
                 process.send_signal(signal.SIGKILL)
                 process.wait()
                 print("\nKilled on purpose (SIGKILL). Resuming in a new process.", flush=True)
@@ -98,12 +98,16 @@ def _kill_past_the_middle(process: subprocess.Popen[bytes], out: Path) -> None:
         )
 
 
-def _middle_checkpoint(out: Path) -> int:
-    """The last step before half of the run that is saved."""
+def _killing_step(out: Path) -> int:
+    """REPEATED_STEPS past the last step before half of the run that is saved.
+
+    Fewer in a run so short that it would be over by then.
+    """
     run = settings.load(out)
     steps = run.steps or 0  # planned before the first step is logged
     every = run.training.saves_every(steps)
-    return steps // 2 // every * every
+    middle = steps // 2 // every * every
+    return middle + min(REPEATED_STEPS, (steps - middle) // 3)
 
 
 def _lines(metrics: Path) -> Iterator[dict[str, Any]]:

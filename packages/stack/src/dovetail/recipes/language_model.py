@@ -132,7 +132,9 @@ def train(
             hooks=hooks,
             stop=stop,
         )
-    return run.model(result.state), result
+    model = run.model(result.state)
+    assert isinstance(model, Decoder)
+    return model, result
 
 
 def steps_in(

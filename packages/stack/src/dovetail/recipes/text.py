@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dovetail_data import Corpus, Pretrained, Text, text, train_bpe, write
+from dovetail_data import Corpus, Pretrained, Progress, Text, text, train_bpe, write
 
 TOKENIZER = "tokenizer.json"
 
@@ -87,7 +87,7 @@ def prepare(
     *,
     vocab_size: int,
     workers: int = 1,
-    progress: Callable[[str, object], None] | None = None,
+    progress: Callable[[str, Progress], None] | None = None,
 ) -> Prepared:
     """Trains a byte-level BPE on `train` and writes both corpora below `directory`.
 
@@ -106,14 +106,22 @@ def prepare(
         source = text(train)
         texts = (record["text"] for part in source.parts() for record in source.read(part))
         tokenizer = train_bpe(texts, path, vocab_size=vocab_size)
-    corpora = {
-        name: write(
+
+    def encoded(files: Sequence[Path], name: str) -> Corpus:
+        def report(event: Progress) -> None:
+            if progress is not None:
+                progress(name, event)
+
+        return write(
             text(files),
             directory / name,
             encoder=Text(tokenizer),
             workers=workers,
-            progress=progress and (lambda event, name=name: progress(name, event)),
+            progress=report,
         )
-        for name, files in (("train", train), ("held_out", held_out))
-    }
-    return Prepared(tokenizer=tokenizer, **corpora)
+
+    return Prepared(
+        tokenizer=tokenizer,
+        train=encoded(train, "train"),
+        held_out=encoded(held_out, "held_out"),
+    )

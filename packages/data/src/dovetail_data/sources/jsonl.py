@@ -30,8 +30,12 @@ class JsonLines:
     files: tuple[_files.File, ...]
     field: str
 
-    @functools.cached_property
+    @property
     def fingerprint(self) -> str:
+        return self._fingerprint  # pyright takes no cached_property for a protocol's property
+
+    @functools.cached_property
+    def _fingerprint(self) -> str:
         return _files.digest(self.files, kind=f"jsonl field={self.field}")
 
     def parts(self) -> tuple[Part, ...]:

@@ -31,8 +31,12 @@ class TextFiles:
     files: tuple[_files.File, ...]
     errors: Errors
 
-    @functools.cached_property
+    @property
     def fingerprint(self) -> str:
+        return self._fingerprint  # pyright takes no cached_property for a protocol's property
+
+    @functools.cached_property
+    def _fingerprint(self) -> str:
         return _files.digest(self.files, kind=f"text errors={self.errors}")
 
     def parts(self) -> tuple[Part, ...]:

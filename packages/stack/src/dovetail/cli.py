@@ -62,6 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         _refuse(args.parser, unknown)
     debug = getattr(args, "debug", False)
     logging.basicConfig(format="dovetail: %(levelname)s: %(message)s", level=logging.WARNING)
+    if not debug:
+        # Orbax logs the traceback of each write that fails; the store raises it as one message.
+        logging.getLogger("absl").setLevel(logging.CRITICAL)
     try:
         return args.run(args)
     except KeyboardInterrupt:

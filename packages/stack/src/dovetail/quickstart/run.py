@@ -27,7 +27,7 @@ from dovetail.recipes.language_model import METRICS, schedule
 from dovetail.settings import Settings
 from dovetail_train import read_jsonl
 
-PROMPTS = ("def read_", "class ", "import os\n", "    for i in range(")
+PROMPTS = ("def read_", "class ", "    for i in range(")
 SAMPLE_TOKENS = 64
 
 

@@ -163,7 +163,12 @@ def bench(session: nox.Session) -> None:
         install_torch(session)
     install(session, *workspace.needs(package, members()), groups=("test", "bench"))
     for script in sorted(package.path.glob("benchmarks/*.py")):
-        session.run("python", str(script.relative_to(ROOT)), env={"PYTHONPATH": "scripts"})
+        session.run(
+            "python",
+            str(script.relative_to(ROOT)),
+            env={"PYTHONPATH": "scripts"},
+            stderr=sys.stderr,  # nox sends it to standard output otherwise
+        )
 
 
 @nox.session(python="3.11")

@@ -10,14 +10,6 @@ import pytest
 from dovetail_checkpoint import on_signal
 
 
-@pytest.fixture(autouse=True)
-def interrupts_are_heard():
-    """A shell starts background jobs with SIGINT ignored, and Python then installs no handler."""
-    old = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, old)
-
-
 def send(number):
     os.kill(os.getpid(), number)
 

@@ -1,7 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
 import _thread
-import signal
 import sys
 import threading
 import time
@@ -91,15 +90,6 @@ def test_an_error_is_raised_in_its_place_and_skips_nothing(sharding):
     assert got == [1, 2, 3, 4]
 
 
-@pytest.fixture
-def interrupts_are_heard():
-    """A shell starts background jobs with SIGINT ignored, and Python then installs no handler."""
-    old = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, old)
-
-
-@pytest.mark.usefixtures("interrupts_are_heard")
 def test_an_interrupted_wait_skips_nothing(sharding):
     main = threading.get_ident()
 

@@ -131,6 +131,10 @@ def test_asked_to_stop_it_saves_says_how_to_resume_and_resumes(unbroken, tmp_pat
     assert _weights(out) == _weights(unbroken)
 
 
+def _entries(out):
+    return {path.name for path in (out / "checkpoints").iterdir()}
+
+
 def _largest(directory):
     files = [path for path in directory.rglob("*") if path.is_file()]
     return max(files, key=lambda path: path.stat().st_size)
@@ -168,9 +172,11 @@ def test_a_disk_that_fills_during_a_save_loses_no_earlier_step(unbroken, tmp_pat
     assert f"step {STEPS} must be written to {out / 'checkpoints'} whole" in output
     assert "free space" in output
     assert "Traceback" not in output
-    assert sorted(int(path.name) for path in (out / "checkpoints").iterdir()) == [30, 35]
+    # A write still under way when the first one failed may leave its part behind: no step's name.
+    assert {"30", "35"} <= _entries(out) and str(STEPS) not in _entries(out)
     code, output = _train(out)
     assert code == 0, output
+    assert all(name.isdigit() for name in _entries(out))
     assert _weights(out) == _weights(unbroken)
 
 

@@ -85,6 +85,19 @@ def test_leftovers_are_those_of_saves_and_deletions_alone(tmp_path):
     assert keep.committed_steps(tmp_path) == [7]
 
 
+def test_a_leftover_that_still_fills_waits_for_the_next_time(tmp_path, monkeypatch, caplog):
+    # What rmtree meets when another thread writes into the directory that it empties.
+    leftover = tmp_path / "7.orbax-checkpoint-tmp"
+    leftover.mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(keep.shutil, "rmtree", lambda path: path.rmdir())
+        (leftover / "late").touch()
+        keep.delete_leftovers(tmp_path)
+    assert f"{leftover} stays for now" in caplog.text
+    keep.delete_leftovers(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_damaged_steps_are_set_aside_one_after_another(tmp_path):
     for _ in range(2):
         make(tmp_path, 5)

@@ -7,6 +7,7 @@ that a deletion that is interrupted never leaves half of a step under its number
 keep their files: when training reaches such a step again, the old one is renamed, not overwritten.
 """
 
+import logging
 import re
 import shutil
 from collections.abc import Collection
@@ -16,6 +17,7 @@ from pathlib import Path
 from dovetail_checkpoint import _compat, seal
 from dovetail_checkpoint.record import RECORD_ITEM
 
+_logger = logging.getLogger(__name__)
 _STEP = re.compile(r"0|[1-9][0-9]*")
 _DELETING_SUFFIX = ".dovetail-deleting"
 _DAMAGED_SUFFIX = ".dovetail-damaged"
@@ -98,8 +100,14 @@ def delete_leftovers(root: Path, *, step: int | None = None) -> None:
     """
     for path in sorted(root.iterdir()):
         match = _LEFTOVER.fullmatch(path.name)
-        if match and step in (None, int(match[1])):
+        if not match or step not in (None, int(match[1])):
+            continue
+        try:
             shutil.rmtree(path)
+        except OSError as error:
+            # Orbax reports the first write that fails while others still run, and these may fill
+            # the directory again. The next run's first save deletes what they left.
+            _logger.warning("%s stays for now: %s", path, error)
 
 
 def set_aside(root: Path, step: int) -> Path:

@@ -160,6 +160,7 @@ class Store:
             return
         if agree.is_primary():
             keep.delete_leftovers(self._root, step=pending.step)
+        self._tidied = False
         raise RuntimeError(
             f"step {pending.step} must be written to {self._root} whole, got {failed[0]}; "
             f"{keep.committed_steps(self._root)} are intact: free space or fix the directory, "

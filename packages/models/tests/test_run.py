@@ -111,7 +111,7 @@ def test_runs(kinds, runs):
 
 
 def test_an_unknown_name_is_refused():
-    with pytest.raises(ValueError, match="saves values by name") as error:
+    with pytest.raises(ValueError, match="keeps values by name") as error:
         Remat(save=("atn_out",))
     assert "save=('atn_out',)" in str(error.value)
     assert "use Remat(save=())" in str(error.value)

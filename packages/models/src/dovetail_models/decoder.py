@@ -12,7 +12,7 @@ Shape letters: B rows, T tokens, D embed, V vocabulary.
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, overload
 
 import jax
 import jax.numpy as jnp
@@ -22,42 +22,20 @@ from jax.core import Tracer
 from jaxtyping import Array, Float, Int
 
 from dovetail_models import reference
-from dovetail_models.config import Config, Layer, Norm
-from dovetail_models.layers.attention import SelfAttention
+from dovetail_models.config import Config, Experts
+from dovetail_models.layers.block import RESIDUAL, Block
+from dovetail_models.layers.experts import ExpertLinear, RaggedDot
 from dovetail_models.layers.linear import Embed, project
-from dovetail_models.layers.mlp import GatedMlp
-from dovetail_models.layers.norm import RMSNorm
+from dovetail_models.layers.norm import norm_layer
 from dovetail_models.layers.rope import Angles, angles
+from dovetail_models.layers.router import Balance
 from dovetail_models.run import Remat, run
-from dovetail_models.shard import RULES, Constrain, Rules, constrain
+from dovetail_models.shard import RULES, Rules, constrain
 
 Tokens: TypeAlias = Int[Array | np.ndarray, "B T"]
-RESIDUAL = ("batch", "seq", None)
-
-
-class Block(nnx.Module):
-    """`x + attn(norm(x))`, then `x + mlp(norm(x))`."""
-
-    def __init__(self, embed: int, layer: Layer, *, norm: Norm, std: float, rngs: nnx.Rngs):
-        self.attn_norm = RMSNorm(embed, norm)
-        self.attn = SelfAttention(embed, layer.attention, norm=norm, std=std, rngs=rngs)
-        self.mlp_norm = RMSNorm(embed, norm)
-        self.mlp = GatedMlp(embed, layer.mlp, std=std, rngs=rngs)
-
-    def __call__(
-        self,
-        x: Float[Array, "B T D"],
-        *,
-        turn: Angles,
-        attend: Callable[..., Any],
-        constrain: Constrain,
-        kv: Any = None,
-    ) -> tuple[Float[Array, "B T D"], Any]:
-        normed = self.attn_norm(x)
-        out, kv = self.attn(normed, turn=turn, attend=attend, constrain=constrain, kv=kv)
-        # Without these the partitioner shards the carry of a scan by embed and gathers activations.
-        x = constrain(x + out, RESIDUAL)
-        return constrain(x + self.mlp(self.mlp_norm(x), constrain=constrain), RESIDUAL), kv
+Features: TypeAlias = Float[Array, "B T D"]
+Tapped: TypeAlias = dict[str, Array | Balance]
+ROUTER = "router"
 
 
 class Decoder(nnx.Module):
@@ -73,41 +51,80 @@ class Decoder(nnx.Module):
     def __init__(self, config: Config, *, rngs: nnx.Rngs):
         std = config.init_std
         self.embed = Embed(config.vocab_size, config.embed, std=std, rngs=rngs)
+        self.positions = None
+        if config.learned_positions:
+            names = ("positions", "embed")
+            size = config.max_length, config.embed
+            self.positions = Embed(*size, names=names, std=std, rngs=rngs)
         self.layers = nnx.List(
             Block(config.embed, layer, norm=config.norm, std=std, rngs=rngs)
             for layer in config.layers
         )
-        self.norm = RMSNorm(config.embed, config.norm)
+        self.norm = norm_layer(config.embed, config.norm)
         self.lm_head = None if config.tie else _head(config, rngs=rngs)
         self.config = config
         self.scan = False
         self.remat: Remat | None = None
         self.rules = RULES
 
+    @overload
     def features(
         self,
-        tokens: Tokens,
+        tokens: Tokens | None,
+        *,
+        positions: Tokens | None = ...,
+        segment_ids: Tokens | None = ...,
+        attention: Callable[..., Any] | None = ...,
+        kv: Sequence[Any] | None = ...,
+        embeds: Features | None = ...,
+        taps: tuple[()] = ...,
+    ) -> tuple[Features, list[Any] | None]: ...
+
+    @overload
+    def features(
+        self,
+        tokens: Tokens | None,
+        *,
+        positions: Tokens | None = ...,
+        segment_ids: Tokens | None = ...,
+        attention: Callable[..., Any] | None = ...,
+        kv: Sequence[Any] | None = ...,
+        embeds: Features | None = ...,
+        taps: tuple[str, ...],
+    ) -> tuple[Features, list[Any] | None, Tapped]: ...
+
+    def features(
+        self,
+        tokens: Tokens | None,
         *,
         positions: Tokens | None = None,
         segment_ids: Tokens | None = None,
         attention: Callable[..., Any] | None = None,
         kv: Sequence[Any] | None = None,
-    ) -> tuple[Float[Array, "B T D"], list[Any] | None]:
-        """(normalised features before the head, the cache after this call or None).
+        embeds: Features | None = None,
+        taps: tuple[str, ...] = (),
+    ) -> Any:
+        """(normalised features before the head, the cache after this call or None); with `taps` a
+        third value, a dict of what was tapped.
 
         `segment_ids` keep the documents of a packed row apart; 0 is padding. `positions` restart in
         each segment when they are not given. `attention` replaces `reference.attention`. `kv` holds
         one entry per layer, in whatever form that attention takes (`dense_kv` for the default), and
-        layers then run unrolled, since slicing a stacked cache would copy it.
+        layers then run unrolled, since slicing a stacked cache would copy it. `embeds` take the
+        place of the (scaled) token vectors, and `tokens` may then be None.
+
+        taps: "layers.3" is the residual stream after layer 3, [B, T, D]; "router" is a `Balance`
+        with a leading dimension for the layers that have experts.
 
         Raises ValueError for a concrete token outside the vocabulary (under jit it gives NaN).
         """
-        self._check(tokens, kv)
-        tokens = jnp.asarray(tokens)
+        tokens = None if tokens is None else jnp.asarray(tokens)
+        x = self._embedded(tokens, embeds)
         segment_ids = None if segment_ids is None else jnp.asarray(segment_ids)
         positions = None if positions is None else jnp.asarray(positions)
         if positions is None and segment_ids is not None:
             positions = _restart(segment_ids)
+        kept = self._kept(taps, kv)
         fixed = functools.partial(constrain, rules=self.rules)
         attend = functools.partial(
             attention or reference.attention,
@@ -115,37 +132,45 @@ class Decoder(nnx.Module):
             positions=positions,
             segment_ids=segment_ids,
         )
-        turns = self._turns(tokens, positions)
-        x = fixed(self.embed(tokens, constrain=fixed), RESIDUAL)
+        if positions is None:
+            positions = jnp.arange(x.shape[1])[None]
+        if self.positions is not None:
+            self._check_positions(positions)
+            x = x + self.positions(positions, constrain=fixed)
+        turns = self._turns(positions)
+        mask = None if segment_ids is None else segment_ids != 0
 
-        def call(block: Any, x: Array, entry: Any = None) -> tuple[Array, Any]:
+        def step(block: Any, x: Array, entry: Any = None) -> tuple[Array, Any]:
             a = block.attn.config
-            turn = turns[a.rope, a.head_dim]
-            return block(x, turn=turn, attend=attend, constrain=fixed, kv=entry)
+            turn = None if a.rope is None else turns[a.rope, a.rotary_dim]
+            options = {"turn": turn, "attend": attend, "constrain": fixed, "mask": mask}
+            x, entry, used = block(x, kv=entry, **options)
+            return x, (entry, used if ROUTER in taps else None)
 
-        def step(block: Any, x: Array) -> Array:
-            return call(block, x)[0]
-
-        if kv is None:
-            x = run(self.layers, x, step, scan=self.scan, remat=self.remat)
-            return self.norm(x), None
-        entries = []
-        for block, entry in zip(self.layers, kv, strict=True):
-            x, entry = call(block, x, entry)
-            entries.append(entry)
-        return self.norm(x), entries
+        walk = functools.partial(run, step=step, keep=kept, scan=self.scan, remat=self.remat)
+        x, extra, tapped = walk(self.layers, constrain(x, RESIDUAL, rules=self.rules), entries=kv)
+        entries = None if kv is None else [entry for entry, _ in extra]
+        if not taps:
+            return self.norm(x), entries
+        found: Tapped = {f"layers.{i}": stream for i, stream in tapped.items()}
+        if ROUTER in taps:
+            used = [balance for _, balance in extra if balance is not None]
+            found[ROUTER] = jax.tree.map(lambda *leaves: jnp.stack(leaves), *used)
+        return self.norm(x), entries, found
 
     def head(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch V"]:
         """float32 logits of features."""
         logits = self.embed.attend(x) if self.lm_head is None else self.lm_head(x)
+        cap = self.config.soft_cap
+        logits = logits if cap is None else cap * jnp.tanh(logits / cap)
         names = ("batch", "seq", "vocab") if x.ndim == 3 else (None,) * (x.ndim - 1) + ("vocab",)
         return constrain(logits, names, rules=self.rules)
 
     def head_weight(self) -> tuple[Float[Array, "D V"], float | None]:
         """(the head's matrix, its soft cap or None), for a loss that never makes all logits."""
         if self.lm_head is None:
-            return self.embed.embedding[...].T, None
-        return self.lm_head.kernel[...], None
+            return self.embed.embedding[...].T, self.config.soft_cap
+        return self.lm_head.kernel[...], self.config.soft_cap
 
     def __call__(self, tokens: Tokens, **options: Any) -> Float[Array, "B T V"]:
         """float32 logits: `head(features(tokens, **options)[0])`."""
@@ -156,31 +181,70 @@ class Decoder(nnx.Module):
         *,
         scan: bool | None = None,
         remat: Remat | Literal[False] | None = None,
+        ragged_dot: RaggedDot | None = None,
         rules: Rules | None = None,
     ) -> "Decoder":
         """A decoder over the same parameters (training one trains the other) that runs differently.
 
         None leaves an option as it is. `scan` compiles one copy of each repeated layer; `remat`
-        trades memory for computation (False switches it off); `rules` place activations on meshes.
+        trades memory for computation (False switches it off); `ragged_dot` takes the place of
+        `jax.lax.ragged_dot` in every mixture of experts; `rules` place activations on meshes.
         """
         other = nnx.merge(*nnx.split(self), copy=False)
         other.scan = self.scan if scan is None else scan
         other.remat = self.remat if remat is None else remat or None
         other.rules = self.rules if rules is None else rules
+        if ragged_dot is not None:
+            for _, module in nnx.iter_modules(other):
+                if isinstance(module, ExpertLinear):
+                    module.ragged_dot = ragged_dot
         return other
 
-    def _turns(self, tokens: Array, positions: Array | None) -> dict[Any, Angles]:
-        if positions is None:
-            positions = jnp.arange(tokens.shape[1])[None]
-        kinds = {(la.attention.rope, la.attention.head_dim) for la in self.config.layers}
+    def _embedded(self, tokens: Array | None, embeds: Features | None) -> Features:
+        if embeds is not None:
+            return embeds
+        if tokens is None:
+            raise ValueError(
+                "features needs tokens or embeds, got tokens=None, embeds=None. Pass tokens."
+            )
+        self._check_tokens(tokens)
+        x = self.embed(tokens, constrain=functools.partial(constrain, rules=self.rules))
+        scale = self.config.embed_scale
+        return x if scale is None else x * jnp.asarray(scale, x.dtype)
+
+    def _turns(self, positions: Array) -> dict[Any, Angles]:
+        used = [la.attention for la in self.config.layers]
+        kinds = {(a.rope, a.rotary_dim) for a in used if a.rope is not None}
         return {kind: angles(*kind, positions=positions) for kind in kinds}
 
-    def _check(self, tokens: Tokens, kv: Sequence[Any] | None) -> None:
+    def _kept(self, taps: tuple[str, ...], kv: Sequence[Any] | None) -> frozenset[int]:
+        """The layers whose output is tapped, after checking what depends on the layers."""
         if kv is not None and len(kv) != len(self.layers):
             raise ValueError(
                 f"kv must hold one entry per layer, got len(kv)={len(kv)} for "
                 f"{len(self.layers)} layers. Use dense_kv(model.config, rows=..., length=...)."
             )
+        names = {f"layers.{i}": i for i in range(len(self.layers))}
+        routed = any(isinstance(la.mlp, Experts) for la in self.config.layers)
+        unknown = [tap for tap in taps if tap not in names and not (tap == ROUTER and routed)]
+        if unknown:
+            raise ValueError(
+                f"A tap must be one of 'layers.0' to 'layers.{len(self.layers) - 1}', or 'router' "
+                f"in a model with experts, got taps={taps!r}. Remove {unknown}."
+            )
+        return frozenset(names[tap] for tap in taps if tap in names)
+
+    def _check_positions(self, positions: Array) -> None:
+        if isinstance(positions, Tracer) or positions.size == 0:
+            return
+        last = int(np.asarray(positions).max())
+        if last >= self.config.max_length:
+            raise ValueError(
+                "Every position must have a learned vector, got a position of "
+                f"{last} with max_length={self.config.max_length}. Pass a shorter sequence."
+            )
+
+    def _check_tokens(self, tokens: Array) -> None:
         if isinstance(tokens, Tracer) or tokens.size == 0:
             return
         # Through NumPy: on a constant inside jit, a JAX reduction would be traced.

@@ -38,7 +38,8 @@ def _matrices(embed: int, layer: Layer) -> int:
 
 def _parameters(embed: int, layer: Layer) -> int:
     a = layer.attention
-    biases = (a.heads + 2 * a.kv_heads) * a.head_dim + embed if a.bias else 0
+    biases = (a.heads + 2 * a.kv_heads) * a.head_dim if a.qkv_bias else 0
+    biases += embed if a.out_bias else 0
     biases += 2 * layer.mlp.hidden + embed if layer.mlp.bias else 0
     norms = 2 * embed + (2 * a.head_dim if a.qk_norm else 0)
     return _matrices(embed, layer) + biases + norms

@@ -70,8 +70,11 @@ def dense_kv(
     `dtype` is that of the model's weights. Positions from `length` on are refused when they are
     concrete; under jit they are not stored, and the caller must not ask for them.
     """
-    shapes = [(rows, length, la.attention.kv_heads, la.attention.head_dim) for la in config.layers]
-    return [(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for shape in shapes]
+    shapes = [la.attention.cached for la in config.layers]
+    return [
+        (jnp.zeros((rows, length, *key), dtype), jnp.zeros((rows, length, *value), dtype))
+        for key, value in shapes
+    ]
 
 
 def _index(x: Array) -> Int[Array, "1 t"]:

@@ -11,53 +11,112 @@ then every other library has to know two layouts.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 NAMES = ("attn_out", "mlp_hidden")
-Step = Callable[[nnx.Module, jax.Array], jax.Array]
+# (block, x, entry) -> (x, extra): the stream, and what else the block gives.
+Step = Callable[..., tuple[jax.Array, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Remat:
-    """Recompute a block in the backward pass, but keep the values named in `save`.
+    """Recompute a block in the backward pass, but keep the values named in `save` and `offload`.
 
     The names are "attn_out" (what attention returns) and "mlp_hidden" (what the down projection
-    takes); `save=()` keeps only each block's input. On a CPU with jax 0.10 recomputation frees
-    memory only when it is scanned.
+    takes); `save=()` keeps only each block's input. Values of `offload` wait in host memory, which
+    needs a device that has it as "pinned_host" beside its own. On a CPU with jax 0.10 recomputation
+    frees memory only when it is scanned.
     """
 
     save: tuple[str, ...] = ("attn_out",)
+    offload: tuple[str, ...] = ()
 
     def __post_init__(self):
-        unknown = [name for name in self.save if name not in NAMES]
-        if unknown:
+        for option in ("save", "offload"):
+            unknown = [name for name in getattr(self, option) if name not in NAMES]
+            if unknown:
+                raise ValueError(
+                    f"Remat keeps values by name, one of {NAMES}, got {option}="
+                    f"{getattr(self, option)!r}. Remove {unknown} or use Remat(save=())."
+                )
+        both = sorted(set(self.save) & set(self.offload))
+        if both:
             raise ValueError(
-                f"Remat saves values by name, one of {NAMES}, got save={self.save!r}. "
-                f"Remove {unknown} or use Remat(save=())."
+                "Remat keeps a value on the device or on the host, got in both save and offload: "
+                f"{both}. Remove them from one."
             )
+
+    @property
+    def policy(self) -> Callable[..., Any]:
+        """The policy of `jax.checkpoint`."""
+        if not self.offload:
+            return jax.checkpoint_policies.save_only_these_names(*self.save)
+        return jax.checkpoint_policies.save_and_offload_only_these_names(
+            names_which_can_be_saved=list(self.save),
+            names_which_can_be_offloaded=list(self.offload),
+            offload_src="device",
+            offload_dst="pinned_host",
+        )
 
 
 def run(
-    blocks: Sequence[nnx.Module], x: jax.Array, step: Step, *, scan: bool, remat: Remat | None
-) -> jax.Array:
-    """`x` after `step(block, x)` for each block in order."""
-    if not scan:
-        for block in blocks:
-            x = _apply(block, x, step, remat=remat)
-        return x
+    blocks: Sequence[nnx.Module],
+    x: jax.Array,
+    *,
+    step: Step,
+    scan: bool,
+    remat: Remat | None,
+    keep: Collection[int] = (),
+    entries: Sequence[Any] | None = None,
+) -> tuple[jax.Array, list[Any], dict[int, jax.Array]]:
+    """`x` after every block, what else each block gave, and `x` after the blocks in `keep`.
+
+    With `entries`, one per block, `step` gets that of its block, and blocks are neither scanned
+    nor recomputed: generation has no backward pass, and slicing a stacked cache would copy it.
+    """
+    extras, kept = [], {}
+    if entries is not None:
+        scan, remat = False, None
+    cuts = [*sorted(i + 1 for i in keep), len(blocks)] if scan else range(1, len(blocks) + 1)
+    start = 0
+    for stop in cuts:
+        part = blocks[start:stop]
+        if scan:
+            x, extra = _scanned(part, x, step, remat=remat)
+        else:
+            entry = () if entries is None else (entries[start],)
+            x, one = _apply(part[0], x, step, *entry, remat=remat)
+            extra = [one]
+        extras += extra
+        if stop - 1 in keep:
+            kept[stop - 1] = x
+        start = stop
+    return x, extras, kept
+
+
+def _scanned(
+    blocks: Sequence[nnx.Module], x: jax.Array, step: Step, *, remat: Remat | None
+) -> tuple[jax.Array, list[Any]]:
+    extras = []
     for first, period, repeats in _runs([_kind(block) for block in blocks]):
         chosen = blocks[first : first + period * repeats]
-        x = _scan(chosen, x, step, period=period, remat=remat)
-    return x
+        if repeats == 1:
+            x, extra = _apply(chosen[0], x, step, remat=remat)
+            extras.append(extra)
+        else:
+            x, extra = _scan(chosen, x, step, period=period, remat=remat)
+            extras += extra
+    return x, extras
 
 
-def _scan(blocks, x: jax.Array, step: Step, *, period: int, remat: Remat | None) -> jax.Array:
-    if len(blocks) == period:
-        return run(blocks, x, step, scan=False, remat=remat)
+def _scan(
+    blocks: Sequence[nnx.Module], x: jax.Array, step: Step, *, period: int, remat: Remat | None
+) -> tuple[jax.Array, list[Any]]:
     split = [nnx.split(block) for block in blocks]
     graphs = [graph for graph, _ in split[:period]]
     stacks = [
@@ -66,24 +125,34 @@ def _scan(blocks, x: jax.Array, step: Step, *, period: int, remat: Remat | None)
     ]
 
     def body(x, states):
+        extras = []
         for graph, state in zip(graphs, states, strict=True):
             # A scan already keeps the two passes apart, so nothing needs to block the compiler.
-            x = _apply(nnx.merge(graph, state), x, step, remat=remat, prevent_cse=False)
-        return x, None
+            block = nnx.merge(graph, state)
+            x, extra = _apply(block, x, step, remat=remat, prevent_cse=False)
+            extras.append(extra)
+        return x, extras
 
-    return jax.lax.scan(body, x, stacks)[0]
+    x, stacked = jax.lax.scan(body, x, stacks)
+    repeats = len(blocks) // period
+    one = [[jax.tree.map(lambda a, i=i: a[i], extra) for extra in stacked] for i in range(repeats)]
+    return x, [extra for period in one for extra in period]
 
 
 def _apply(
-    block: nnx.Module, x: jax.Array, step: Step, *, remat: Remat | None, prevent_cse: bool = True
-) -> jax.Array:
+    block: nnx.Module,
+    x: jax.Array,
+    step: Step,
+    *entry: Any,
+    remat: Remat | None,
+    prevent_cse: bool = True,
+) -> tuple[jax.Array, Any]:
     if remat is None:
-        return step(block, x)
+        return step(block, x, *entry)
     graph, state = nnx.split(block)
-    policy = jax.checkpoint_policies.save_only_these_names(*remat.save)
 
-    @functools.partial(jax.checkpoint, policy=policy, prevent_cse=prevent_cse)
-    def recomputed(state: nnx.State, x: jax.Array) -> jax.Array:
+    @functools.partial(jax.checkpoint, policy=remat.policy, prevent_cse=prevent_cse)
+    def recomputed(state: nnx.State, x: jax.Array) -> tuple[jax.Array, Any]:
         return step(nnx.merge(graph, state), x)
 
     return recomputed(state, x)

@@ -31,7 +31,13 @@ RULES: Rules = (
     ("kv_heads", None),
     ("mlp", "tensor"),
     ("embed", "fsdp"),
+    ("experts", "expert"),
+    ("experts", None),
+    ("latent", None),
     ("norm", None),
+    ("positions", None),
+    ("rank", None),
+    ("router", None),
     # Activations. A batch that the devices do not divide, as in generation, stays whole.
     ("batch", ("data", "fsdp", "expert")),
     ("batch", ("data", "fsdp")),
@@ -42,6 +48,14 @@ RULES: Rules = (
 )
 
 
+class Buffer(nnx.Variable[jax.Array]):
+    """A number that belongs to a model and is saved with it, but that no gradient trains."""
+
+
+# Everything that a file holds. Gradients and optimizers see `nnx.Param` alone.
+WEIGHTS = nnx.Any(nnx.Param, Buffer)
+
+
 def named(*names: str, units: tuple[int, ...] | None = None) -> dict[str, Any]:
     """Metadata of a parameter: a logical name per dimension, and how many elements form a unit."""
     # Without eager_sharding=False, flax resolves the names as mesh axes while the module is built.
@@ -49,10 +63,16 @@ def named(*names: str, units: tuple[int, ...] | None = None) -> dict[str, Any]:
     return {"out_sharding": names, "units": units, "eager_sharding": False}
 
 
-def shardings(model: nnx.Module, mesh: Mesh | AbstractMesh, *, rules: Rules = RULES) -> nnx.State:
-    """Pytree of `NamedSharding`, structured as `nnx.state(model, nnx.Param)`.
+def shardings(
+    model: nnx.Module,
+    mesh: Mesh | AbstractMesh,
+    *,
+    rules: Rules = RULES,
+    only: nnx.filterlib.Filter = nnx.Param,
+) -> nnx.State:
+    """Pytree of `NamedSharding`, structured as `nnx.state(model, only)`.
 
-    The mesh may be abstract and the model too. Raises ValueError for a dimension that the axes of
+    The mesh may be abstract and the model too. `only=WEIGHTS` takes buffers along. Raises ValueError for a dimension that the axes of
     its rule do not divide, naming the leaf, the dimension and the rule.
     """
 
@@ -65,7 +85,7 @@ def shardings(model: nnx.Module, mesh: Mesh | AbstractMesh, *, rules: Rules = RU
         spec = _spec(counts, names, mesh=mesh, axes=axes, rules=rules, leaf=leaf)
         return param.replace(NamedSharding(mesh, spec))
 
-    return nnx.map_state(place, nnx.state(model, nnx.Param))
+    return nnx.map_state(place, nnx.state(model, only))
 
 
 def constrain(x: jax.Array, names: Names, *, rules: Rules = RULES) -> jax.Array:

@@ -66,7 +66,7 @@ def test_conventions_that_disagree_are_refused(old):
     "scaling",
     [
         {"rope_type": "yarn", "factor": 4.0},
-        {"type": "linear", "factor": 2.0},
+        {"type": "dynamic", "factor": 2.0},
         {"rope_type": "llama3", "factor": 8.0},
         {"rope_type": "default", "partial_rotary_factor": 0.5},
     ],

@@ -5,11 +5,11 @@ import numpy as np
 from flax import nnx
 
 from dovetail_models import Mlp
-from dovetail_models.layers.mlp import GatedMlp
+from dovetail_models.layers.mlp import FeedForward
 
 
 def test_it_is_the_formula_and_names_its_hidden_units():
-    mlp = GatedMlp(3, Mlp(hidden=5, bias=True), std=0.7, rngs=nnx.Rngs(0))
+    mlp = FeedForward(3, Mlp(hidden=5, bias=True), std=0.7, rngs=nnx.Rngs(0))
     rng = np.random.default_rng(0)
     for part in (mlp.gate, mlp.up, mlp.down):
         part.bias.set_value(jnp.asarray(rng.standard_normal(part.bias.shape), jnp.float32))

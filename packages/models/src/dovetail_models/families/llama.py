@@ -8,10 +8,11 @@ Llama 2 is the same with kv_heads == heads; Llama 3.1 adds `Llama3Scaling`.
 import functools
 from typing import Any
 
-from dovetail_models.config import Attention, Config, Layer, Llama3Scaling, Mlp, Norm, Rope
+from dovetail_models.config import Attention, Config, Layer, Mlp, Norm
 from dovetail_models.hf.ops import Identity, Transpose
 from dovetail_models.hf.rope import read_rope, write_rope
 from dovetail_models.hf.table import Family, Keys, Row
+from dovetail_models.rope_config import Llama3Scaling, Rope, Scaling
 
 _SAME, _TURN = Identity(), Transpose()
 TABLE = (
@@ -56,7 +57,7 @@ def llama(
     kv_heads: int | None = None,
     head_dim: int | None = None,
     rope_theta: float = 10_000.0,
-    rope_scaling: Llama3Scaling | None = None,
+    rope_scaling: Scaling | None = None,
     norm_eps: float = 1e-6,
     tie: bool = False,
     attention_bias: bool = False,
@@ -79,7 +80,8 @@ def llama(
         kv_heads=heads if kv_heads is None else kv_heads,
         head_dim=embed // heads if head_dim is None else head_dim,
         rope=Rope(theta=rope_theta, scaling=rope_scaling),
-        bias=attention_bias,
+        qkv_bias=attention_bias,
+        out_bias=attention_bias,
     )
     return Config(
         family="llama",
@@ -130,7 +132,7 @@ def write_shape(config: Config) -> dict[str, Any]:
         "max_position_embeddings": config.max_length,
         "rms_norm_eps": config.norm.eps,
         "tie_word_embeddings": config.tie,
-        "attention_bias": attention.bias,
+        "attention_bias": attention.qkv_bias,
         "attention_dropout": 0.0,
         "initializer_range": config.init_std,
         **write_rope(attention.rope),

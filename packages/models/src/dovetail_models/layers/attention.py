@@ -6,37 +6,48 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from dovetail_models.config import Attention, Norm
 from dovetail_models.layers.linear import project
-from dovetail_models.layers.norm import RMSNorm
+from dovetail_models.layers.norm import norm_layer
 from dovetail_models.layers.rope import Angles, rotate
-from dovetail_models.shard import Constrain
+from dovetail_models.shard import Constrain, named
 
 
 class SelfAttention(nnx.Module):
-    """Grouped-query attention of a sequence over itself, rotated by RoPE."""
+    """Grouped-query attention of a sequence over itself, rotated by RoPE if it has one."""
 
     def __init__(self, embed: int, attention: Attention, *, norm: Norm, std: float, rngs: nnx.Rngs):
         head = attention.head_dim
         query, shared = attention.heads * head, attention.kv_heads * head
-        linear = functools.partial(project, bias=attention.bias, std=std, rngs=rngs)
+        linear = functools.partial(project, bias=attention.qkv_bias, std=std, rngs=rngs)
         self.q = linear((embed, query), ("embed", "heads"), units=(1, head))
         self.k = linear((embed, shared), ("embed", "kv_heads"), units=(1, head))
         self.v = linear((embed, shared), ("embed", "kv_heads"), units=(1, head))
-        self.o = linear((query, embed), ("heads", "embed"), units=(head, 1))
-        self.q_norm = RMSNorm(head, norm) if attention.qk_norm else None
-        self.k_norm = RMSNorm(head, norm) if attention.qk_norm else None
+        self.o = project(
+            (query, embed),
+            ("heads", "embed"),
+            units=(head, 1),
+            bias=attention.out_bias,
+            std=std,
+            rngs=rngs,
+        )
+        self.q_norm = norm_layer(head, norm) if attention.qk_norm else None
+        self.k_norm = norm_layer(head, norm) if attention.qk_norm else None
+        self.sinks = None
+        if attention.sinks:
+            self.sinks = nnx.Param(jnp.zeros(attention.heads), **named("heads"))
         self.config = attention
 
     def __call__(
         self,
         x: Float[Array, "b t embed"],
         *,
-        turn: Angles,
+        turn: Angles | None,
         attend: Callable[..., Any],
         constrain: Constrain,
         kv: Any = None,
@@ -49,14 +60,17 @@ class SelfAttention(nnx.Module):
         v = self.v(x).reshape(*x.shape[:2], c.kv_heads, c.head_dim)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        q = constrain(rotate(q, turn), ("batch", "seq", "heads", None))
-        k = constrain(rotate(k, turn), ("batch", "seq", "kv_heads", None))
+        if turn is not None and c.rope is not None:
+            q = rotate(q, turn, interleaved=c.rope.interleaved)
+            k = rotate(k, turn, interleaved=c.rope.interleaved)
+        q = constrain(q, ("batch", "seq", "heads", None))
+        k = constrain(k, ("batch", "seq", "kv_heads", None))
         v = constrain(v, ("batch", "seq", "kv_heads", None))
-        scale = c.head_dim**-0.5
-        options = {"window": c.window, "soft_cap": None, "scale": scale, "sinks": None}
+        sinks = None if self.sinks is None else self.sinks[...]
+        options = {"window": c.window, "soft_cap": c.soft_cap, "scale": c.softmax_scale}
         if kv is None:
-            out = attend(q, k, v, **options)
+            out = attend(q, k, v, sinks=sinks, **options)
         else:
-            out, kv = attend(q, k, v, kv=kv, **options)
+            out, kv = attend(q, k, v, sinks=sinks, kv=kv, **options)
         out = checkpoint_name(out.reshape(*x.shape[:2], c.heads * c.head_dim), "attn_out")
         return self.o(out), kv

@@ -31,19 +31,29 @@ def project(
 
 
 class Embed(nnx.Module):
-    """Token vectors, a row of `embedding` [vocab, embed] each; also the head of a tied decoder."""
+    """Vectors by index, a row of `embedding` [rows, embed] each: of tokens, where it is also the
+    head of a tied decoder, or of positions."""
 
-    def __init__(self, vocab_size: int, embed: int, *, std: float, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        rows: int,
+        embed: int,
+        *,
+        names: tuple[str, str] = ("vocab", "embed"),
+        std: float,
+        rngs: nnx.Rngs,
+    ):
         init = nnx.initializers.normal(std)
-        table = init(rngs.params(), (vocab_size, embed), jnp.float32)
-        self.embedding = nnx.Param(table, **named("vocab", "embed"))
+        table = init(rngs.params(), (rows, embed), jnp.float32)
+        self.embedding = nnx.Param(table, **named(*names))
+        self.names = names
 
     def __call__(
         self, tokens: Int[Array, "b t"], *, constrain: Constrain
     ) -> Float[Array, "b t embed"]:
         # A lookup in a table split along embed is rematerialised whole by the partitioner: gather
         # that axis first.
-        table = constrain(self.embedding[...], ("vocab", None))
+        table = constrain(self.embedding[...], (self.names[0], None))
         # A token outside the table gives NaN; jnp.take would read -1 as the last row.
         rows = table.at[tokens]
         return rows.get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)

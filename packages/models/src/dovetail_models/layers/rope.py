@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Rotary position embedding in the half-split layout: element i pairs with i + head_dim / 2.
+"""Rotary position embedding: element i of a head pairs with i + head_dim / 2, or 2i with 2i + 1.
 
 Angles depend only on the positions and the `Rope`, so the decoder computes them once per call and
 hands them to every layer; inside a scan they would be computed again at each step.
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from dovetail_models.config import Llama3Scaling, Rope
+from dovetail_models.rope_config import LinearScaling, Llama3Scaling, Rope, YarnScaling
 
 Angles = tuple[Float[Array, "*batch t half"], Float[Array, "*batch t half"]]
 
@@ -25,29 +25,65 @@ def frequencies(rope: Rope, head_dim: int) -> Float[np.ndarray, " half"]:
     # Powers in float32, as the published models were trained; float64 here differs by an ulp or so.
     exponent = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
     inverse = np.float32(1) / np.float32(rope.theta) ** exponent
-    return inverse if rope.scaling is None else _stretch(inverse, rope.scaling)
+    match rope.scaling:
+        case None:
+            return inverse
+        case LinearScaling(factor=factor):
+            return inverse / np.float32(factor)
+        case Llama3Scaling() as scaling:
+            return _llama3(inverse, scaling)
+        case YarnScaling() as scaling:
+            return _yarn(inverse, scaling, theta=rope.theta)
 
 
-def _stretch(inverse: np.ndarray, scaling: Llama3Scaling) -> np.ndarray:
-    turns = (
-        scaling.original_length * inverse / (2 * math.pi)
-    )  # of each pair in the original context
+def _llama3(inverse: np.ndarray, scaling: Llama3Scaling) -> np.ndarray:
+    # Of each pair, in the original context.
+    turns = scaling.original_length * inverse / (2 * math.pi)
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     keep = np.clip((turns - low) / (high - low), 0, 1)
     return (inverse * (keep + (1 - keep) / scaling.factor)).astype(np.float32)
 
 
+def _yarn(inverse: np.ndarray, scaling: YarnScaling, *, theta: float) -> np.ndarray:
+    pairs = len(inverse)
+
+    def pair(turns: float) -> float:
+        """The index, not whole, of the pair that turns this often in the original context."""
+        span = scaling.original_length / (turns * 2 * math.pi)
+        return pairs * math.log(span) / math.log(theta)
+
+    first, last = pair(scaling.beta_fast), pair(scaling.beta_slow)
+    if scaling.truncate:
+        first, last = math.floor(first), math.ceil(last)
+    # The published models clip to the width of the head, not to the number of pairs.
+    first, last = max(first, 0), min(last, 2 * pairs - 1)
+    # A ramp of no width would divide by zero.
+    slow = np.clip((np.arange(pairs) - first) / max(last - first, 1e-3), 0, 1)
+    return (inverse * (slow / scaling.factor + 1 - slow)).astype(np.float32)
+
+
 def angles(rope: Rope, head_dim: int, *, positions: Int[Array, "*batch t"]) -> Angles:
-    """(cos, sin) float32 of position times frequency."""
+    """(cos, sin) float32 of position times frequency, times YaRN's factor."""
     phase = positions[..., None].astype(jnp.float32) * frequencies(rope, head_dim)
-    return jnp.cos(phase), jnp.sin(phase)
+    factor = rope.scaling.turn_factor if isinstance(rope.scaling, YarnScaling) else 1.0
+    cos, sin = jnp.cos(phase), jnp.sin(phase)
+    return (cos, sin) if factor == 1.0 else (factor * cos, factor * sin)
 
 
 def rotate(
-    x: Float[Array, "b t n h"], turn: tuple[Float[Array, "#b t half"], Float[Array, "#b t half"]]
+    x: Float[Array, "b t n h"],
+    turn: tuple[Float[Array, "#b t half"], Float[Array, "#b t half"]],
+    *,
+    interleaved: bool = False,
 ) -> Float[Array, "b t n h"]:
     """`x` with each pair of each head turned by its angle; computed in float32, dtype of x out."""
     cos, sin = (part[:, :, None, :] for part in turn)
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    wide = x.astype(jnp.float32)
+    if interleaved:
+        first, second = wide[..., 0::2], wide[..., 1::2]
+    else:
+        first, second = jnp.split(wide, 2, axis=-1)
     turned = (first * cos - second * sin, second * cos + first * sin)
+    if interleaved:
+        return jnp.stack(turned, axis=-1).reshape(x.shape).astype(x.dtype)
     return jnp.concatenate(turned, axis=-1).astype(x.dtype)

@@ -1,0 +1,80 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""One block of a transformer: attention and a feed-forward layer, each on the residual stream."""
+
+from collections.abc import Callable
+from typing import Any
+
+from flax import nnx
+from jaxtyping import Array, Bool, Float
+
+from dovetail_models.config import Experts, LatentAttention, Layer, Norm
+from dovetail_models.layers.attention import SelfAttention
+from dovetail_models.layers.experts import MixtureOfExperts
+from dovetail_models.layers.latent import LatentSelfAttention
+from dovetail_models.layers.mlp import FeedForward
+from dovetail_models.layers.norm import norm_layer
+from dovetail_models.layers.rope import Angles
+from dovetail_models.layers.router import Balance
+from dovetail_models.shard import Constrain
+
+RESIDUAL = ("batch", "seq", None)
+
+
+class Block(nnx.Module):
+    """With norms "pre": `x + attn(attn_norm(x))`, then `x + mlp(mlp_norm(x))`.
+
+    "sandwich" adds `attn_post_norm` and `mlp_post_norm` on what is added; "post" normalises the
+    sums instead: `attn_norm(x + attn(x))`, then `mlp_norm(x + mlp(x))`.
+    """
+
+    def __init__(self, embed: int, layer: Layer, *, norm: Norm, std: float, rngs: nnx.Rngs):
+        sandwich = layer.norms == "sandwich"
+        self.attn_norm = norm_layer(embed, norm)
+        self.attn = _attention(embed, layer, norm=norm, std=std, rngs=rngs)
+        self.attn_post_norm = norm_layer(embed, norm) if sandwich else None
+        self.mlp_norm = norm_layer(embed, norm)
+        if isinstance(layer.mlp, Experts):
+            self.mlp = MixtureOfExperts(embed, layer.mlp, std=std, rngs=rngs)
+        else:
+            self.mlp = FeedForward(embed, layer.mlp, std=std, rngs=rngs)
+        self.mlp_post_norm = norm_layer(embed, norm) if sandwich else None
+        self.norms = layer.norms
+
+    def __call__(
+        self,
+        x: Float[Array, "B T D"],
+        *,
+        turn: Angles | None,
+        attend: Callable[..., Any],
+        constrain: Constrain,
+        kv: Any = None,
+        mask: Bool[Array, "B T"] | None = None,
+    ) -> tuple[Float[Array, "B T D"], Any, Balance | None]:
+        """(the stream after the block, the cache entry after it, the experts' balance or None)."""
+        pre = self.norms != "post"
+        h = self.attn_norm(x) if pre else x
+        out, kv = self.attn(h, turn=turn, attend=attend, constrain=constrain, kv=kv)
+        if self.attn_post_norm is not None:
+            out = self.attn_post_norm(out)
+        # Without these the partitioner shards the carry of a scan by embed and gathers activations.
+        x = constrain(x + out, RESIDUAL)
+        x = x if pre else self.attn_norm(x)
+        h = self.mlp_norm(x) if pre else x
+        used = None
+        if isinstance(self.mlp, MixtureOfExperts):
+            out, used = self.mlp(h, constrain=constrain, mask=mask)
+        else:
+            out = self.mlp(h, constrain=constrain)
+        if self.mlp_post_norm is not None:
+            out = self.mlp_post_norm(out)
+        x = constrain(x + out, RESIDUAL)
+        return (x if pre else self.mlp_norm(x)), kv, used
+
+
+def _attention(
+    embed: int, layer: Layer, *, norm: Norm, std: float, rngs: nnx.Rngs
+) -> SelfAttention | LatentSelfAttention:
+    if isinstance(layer.attention, LatentAttention):
+        return LatentSelfAttention(embed, layer.attention, std=std, rngs=rngs)
+    return SelfAttention(embed, layer.attention, norm=norm, std=std, rngs=rngs)

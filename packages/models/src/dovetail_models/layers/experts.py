@@ -1,0 +1,104 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The mixture-of-experts layer, dropless: every token reaches every expert that it chose.
+
+Tokens are sorted by expert and one ragged product multiplies each group by its own matrix. The
+product is an attribute of each `ExpertLinear`, since XLA's own is dense on CPUs and GPUs: a faster
+one is put in its place by `Decoder.configure(ragged_dot=...)`.
+
+Shape letters: b rows, t tokens, n = b t, K experts per token, E experts, D embed, F hidden.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Bool, Float, Int
+
+from dovetail_models.config import Experts, Mlp
+from dovetail_models.layers.mlp import FeedForward, glu
+from dovetail_models.layers.router import Balance, Router, balance
+from dovetail_models.shard import Constrain, named
+
+# (x [m, in], kernels [E, in, out], sizes i32[E]) -> [m, out]; rows of x lie expert by expert.
+RaggedDot: TypeAlias = Callable[..., Any]
+
+
+class ExpertLinear(nnx.Module):
+    """One projection per expert: `kernel` [E, in, out], `bias` [E, out] or None."""
+
+    def __init__(
+        self,
+        size: tuple[int, int, int],
+        names: tuple[str, str, str],
+        *,
+        bias: bool,
+        std: float,
+        rngs: nnx.Rngs,
+    ):
+        kernel = nnx.initializers.normal(std)(rngs.params(), size, jnp.float32)
+        self.kernel = nnx.Param(kernel, **named(*names))
+        self.bias = None
+        if bias:
+            zeros = jnp.zeros((size[0], size[2]))
+            self.bias = nnx.Param(zeros, **named(names[0], names[2]))
+        self.ragged_dot: RaggedDot = jax.lax.ragged_dot
+
+    def __call__(
+        self, x: Float[Array, "m in"], *, sizes: Int[Array, " E"], experts: Int[Array, " m"]
+    ) -> Float[Array, "m out"]:
+        """`x @ kernel[e] + bias[e]` for the expert of each row; `experts` are in order and `sizes`
+        counts them. Dtype of x out."""
+        out = self.ragged_dot(x, self.kernel[...].astype(x.dtype), sizes)
+        if self.bias is not None:
+            out = out + self.bias[...].astype(x.dtype)[experts]
+        return out
+
+
+class MixtureOfExperts(nnx.Module):
+    """`Σ weight * expert(x)` over the chosen experts, and the shared block if there is one."""
+
+    def __init__(self, embed: int, experts: Experts, *, std: float, rngs: nnx.Rngs):
+        count, hidden = experts.count, experts.hidden
+        options: dict[str, Any] = {"bias": experts.bias, "std": std, "rngs": rngs}
+        inner, outer = ("experts", "embed", "mlp"), ("experts", "mlp", "embed")
+        self.router = Router(embed, experts, std=std, rngs=rngs)
+        self.gate = ExpertLinear((count, embed, hidden), inner, **options)
+        self.up = ExpertLinear((count, embed, hidden), inner, **options)
+        self.down = ExpertLinear((count, hidden, embed), outer, **options)
+        self.shared = None
+        if experts.shared is not None:
+            self.shared = FeedForward(embed, Mlp(hidden=experts.shared), std=std, rngs=rngs)
+        self.config = experts
+
+    def __call__(
+        self,
+        x: Float[Array, "b t D"],
+        *,
+        constrain: Constrain,
+        mask: Bool[Array, "b t"] | None = None,
+    ) -> tuple[Float[Array, "b t D"], Balance]:
+        """(output, how evenly the experts were used where `mask` is true)."""
+        weights, chosen, scores = self.router(x)
+        mixed = self._mix(x.reshape(-1, x.shape[-1]), weights, chosen).reshape(x.shape)
+        if self.shared is not None:
+            mixed = mixed + self.shared(x, constrain=constrain)
+        return mixed, balance(scores, chosen, mask)
+
+    def _mix(self, x: Float[Array, "n D"], weights: Array, chosen: Array) -> Float[Array, "n D"]:
+        k = self.config.top_k
+        flat = chosen.reshape(-1)
+        order = jnp.argsort(flat, stable=True)
+        experts, rows = flat[order], x[order // k]
+        sizes = jnp.bincount(flat, length=self.config.count).astype(jnp.int32)
+        gate = self.gate(rows, sizes=sizes, experts=experts)
+        up = self.up(rows, sizes=sizes, experts=experts)
+        hidden = checkpoint_name(glu(gate, up, self.config.activation), "mlp_hidden")
+        out = self.down(hidden, sizes=sizes, experts=experts)
+        # A gather back, not a scatter: sums are then of one order on every device.
+        out = out[jnp.argsort(order)].reshape(len(x), k, -1)
+        mixed = jnp.einsum("nkd,nk->nd", out.astype(jnp.float32), weights.reshape(-1, k))
+        return mixed.astype(x.dtype)

@@ -1,0 +1,109 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Multi-head latent attention: what a token leaves behind for later ones is one short vector.
+
+Without a cache, keys and values of each head are expanded from the latent. With one, attention is
+*absorbed*: the expansion of the keys moves onto the queries and that of the values onto the output,
+so the cache holds one key of `kv_rank + rope_dim` numbers and one value of `kv_rank` for all heads.
+Both are the same function. Source: DeepSeek-V2, 2405.04434, section 2.1 and appendix C.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Float
+
+from dovetail_models.config import LatentAttention, Norm
+from dovetail_models.layers.linear import project
+from dovetail_models.layers.norm import RMSNorm
+from dovetail_models.layers.rope import Angles, rotate
+from dovetail_models.shard import Constrain
+
+# The published models normalise both latents with this number, whatever config.json says.
+_NORM = Norm(eps=1e-6)
+
+
+class LatentSelfAttention(nnx.Module):
+    """Latent attention of a sequence over itself.
+
+    Shape letters: b rows, t tokens, n heads, r kv_rank, e nope_dim, p rope_dim, g v_dim.
+    """
+
+    def __init__(self, embed: int, attention: LatentAttention, *, std: float, rngs: nnx.Rngs):
+        a = attention
+        query, value = a.nope_dim + a.rope_dim, a.nope_dim + a.v_dim
+        linear = functools.partial(project, std=std, rngs=rngs)
+        if a.q_rank is None:
+            self.q = linear((embed, a.heads * query), ("embed", "heads"), units=(1, query))
+        else:
+            self.q_a = linear((embed, a.q_rank), ("embed", "latent"), bias=a.bias)
+            self.q_norm = RMSNorm(a.q_rank, _NORM)
+            size = (a.q_rank, a.heads * query)
+            self.q_b = linear(size, ("latent", "heads"), units=(1, query))
+        self.kv_a = linear((embed, a.kv_rank + a.rope_dim), ("embed", "latent"), bias=a.bias)
+        self.kv_norm = RMSNorm(a.kv_rank, _NORM)
+        self.kv_b = linear((a.kv_rank, a.heads * value), ("latent", "heads"), units=(1, value))
+        self.o = linear(
+            (a.heads * a.v_dim, embed), ("heads", "embed"), units=(a.v_dim, 1), bias=a.bias
+        )
+        self.config = attention
+
+    def __call__(
+        self,
+        x: Float[Array, "b t embed"],
+        *,
+        turn: Angles,
+        attend: Callable[..., Any],
+        constrain: Constrain,
+        kv: Any = None,
+    ) -> tuple[Float[Array, "b t embed"], Any]:
+        """(output, the cache entry after this call), as `SelfAttention`."""
+        c = self.config
+        flip = functools.partial(rotate, turn=turn, interleaved=c.rope.interleaved)
+        q = self._queries(x).reshape(*x.shape[:2], c.heads, c.nope_dim + c.rope_dim)
+        q_flat, q_turned = q[..., : c.nope_dim], flip(q[..., c.nope_dim :])
+        down = self.kv_a(x)
+        latent = self.kv_norm(down[..., : c.kv_rank])
+        shared = flip(down[..., None, c.kv_rank :])
+        attend = functools.partial(
+            attend, window=None, soft_cap=None, scale=c.softmax_scale, sinks=None
+        )
+        if kv is None:
+            out = self._expanded(q_flat, q_turned, latent, shared, attend, constrain)
+        else:
+            out, kv = self._absorbed(q_flat, q_turned, latent, shared, attend, kv)
+        out = checkpoint_name(out.reshape(*x.shape[:2], c.heads * c.v_dim), "attn_out")
+        return self.o(out), kv
+
+    def _queries(self, x: Array) -> Array:
+        if self.config.q_rank is None:
+            return self.q(x)
+        return self.q_b(self.q_norm(self.q_a(x)))
+
+    def _expanded(self, q_flat, q_turned, latent, shared, attend, constrain) -> Array:
+        c = self.config
+        both = self.kv_b(latent).reshape(*latent.shape[:2], c.heads, c.nope_dim + c.v_dim)
+        turned = jnp.broadcast_to(shared, (*shared.shape[:2], c.heads, c.rope_dim))
+        names = ("batch", "seq", "heads", None)
+        q = constrain(jnp.concatenate([q_flat, q_turned], axis=-1), names)
+        k = constrain(jnp.concatenate([both[..., : c.nope_dim], turned], axis=-1), names)
+        return attend(q, k, constrain(both[..., c.nope_dim :], names))
+
+    def _absorbed(self, q_flat, q_turned, latent, shared, attend, kv) -> tuple[Array, Any]:
+        c = self.config
+        if type(self.kv_b) is not nnx.Linear:
+            raise ValueError(
+                "Attention over a cache reads the kernel of kv_b itself, so kv_b must be a plain "
+                f"nnx.Linear, got {type(self.kv_b).__name__}. Merge its adapters first: lora.merge."
+            )
+        kernel = self.kv_b.kernel[...].astype(latent.dtype)
+        kernel = kernel.reshape(c.kv_rank, c.heads, c.nope_dim + c.v_dim)
+        on_keys = jnp.einsum("btne,rne->btnr", q_flat, kernel[..., : c.nope_dim])
+        q = jnp.concatenate([on_keys, q_turned], axis=-1)
+        k = jnp.concatenate([latent[:, :, None], shared], axis=-1)
+        out, kv = attend(q, k, latent[:, :, None], kv=kv)
+        return jnp.einsum("btnr,rng->btng", out, kernel[..., c.nope_dim :]), kv

@@ -1,0 +1,89 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Which experts a token goes to, with which weights, and how evenly."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from dovetail_models.config import Experts, Groups
+from dovetail_models.shard import Buffer, named
+
+
+class Balance(NamedTuple):
+    """How evenly one layer's experts were used.
+
+    `load` i32[E] counts the choices of each expert. `sum` f32[] adds, over sequences, the balance
+    loss of DeepSeek-V3 (2412.19437, eq. 17 to 20, without its factor), 1 where all experts are used
+    alike; `count` f32[] is the number of sequences. Padding is left out of all three.
+    """
+
+    load: Int[Array, "*layers E"]
+    sum: Float[Array, "*layers"]
+    count: Float[Array, "*layers"]
+
+
+class Router(nnx.Module):
+    """Scores every expert for a token and chooses `top_k` of them."""
+
+    def __init__(self, embed: int, experts: Experts, *, std: float, rngs: nnx.Rngs):
+        kernel = nnx.initializers.normal(std)(rngs.params(), (embed, experts.count), jnp.float32)
+        self.kernel = nnx.Param(kernel, **named("embed", "router"))
+        self.bias = self.selection_bias = None
+        if experts.router_bias:
+            self.bias = nnx.Param(jnp.zeros(experts.count), **named("router"))
+        if experts.selection_bias:
+            self.selection_bias = Buffer(jnp.zeros(experts.count), **named("router"))
+        self.config = experts
+
+    def __call__(
+        self, x: Float[Array, "*batch embed"]
+    ) -> tuple[Float[Array, "*batch K"], Int[Array, "*batch K"], Float[Array, "*batch E"]]:
+        """(float32 weights of the chosen experts, their indices, every expert's score)."""
+        c = self.config
+        # In full precision: a rounded logit sends the token to another expert.
+        kernel = self.kernel[...].astype(jnp.float32)
+        logits = jnp.matmul(x.astype(jnp.float32), kernel, precision="highest")
+        if self.bias is not None:
+            logits += self.bias[...].astype(jnp.float32)
+        scores = jax.nn.softmax(logits) if c.score == "softmax" else jax.nn.sigmoid(logits)
+        merit = scores
+        if self.selection_bias is not None:
+            merit = merit + self.selection_bias[...].astype(jnp.float32)
+        if c.groups is not None:
+            merit = jnp.where(_in_best_groups(merit, c.groups), merit, -jnp.inf)
+        chosen = jax.lax.top_k(merit, c.top_k)[1]
+        weights = jnp.take_along_axis(scores, chosen, axis=-1)
+        if c.normalise:
+            # Sigmoids can all underflow; a sum of softmax's best cannot.
+            weights /= jnp.sum(weights, axis=-1, keepdims=True) + 1e-20
+        return weights * c.scale, chosen, scores
+
+
+def _in_best_groups(merit: Float[Array, "*batch E"], groups: Groups) -> Bool[Array, "*batch E"]:
+    """Whether an expert is in one of the best groups."""
+    size = merit.shape[-1] // groups.count
+    grouped = merit.reshape(*merit.shape[:-1], groups.count, size)
+    best = jax.lax.top_k(grouped, 2 if groups.score == "top2" else 1)[0].sum(-1)
+    chosen = jax.lax.top_k(best, groups.top_k)[1]
+    kept = jax.nn.one_hot(chosen, groups.count, dtype=bool).any(-2)
+    return jnp.repeat(kept, size, axis=-1)
+
+
+def balance(
+    scores: Float[Array, "b t E"],
+    chosen: Int[Array, "b t K"],
+    mask: Bool[Array, "b t"] | None,
+) -> Balance:
+    """The `Balance` of one layer; `mask` is true where a token counts."""
+    count, top_k = scores.shape[-1], chosen.shape[-1]
+    mask = jnp.ones(scores.shape[:2], bool) if mask is None else mask
+    taken = jax.nn.one_hot(chosen, count, dtype=jnp.int32).sum(-2) * mask[..., None]
+    tokens = jnp.maximum(mask.sum(1), 1).astype(jnp.float32)[:, None]
+    used = taken.sum(1).astype(jnp.float32) * (count / top_k) / tokens
+    share = scores / scores.sum(-1, keepdims=True) * mask[..., None].astype(scores.dtype)
+    loss = (used * (share.sum(1) / tokens)).sum(-1)
+    return Balance(taken.sum((0, 1)), loss.sum(), mask.any(1).sum().astype(jnp.float32))

@@ -5,29 +5,87 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail_models.hf.ops import Identity, Op, Transpose
+from dovetail_models.hf.ops import Identity, Interleaved, Op, Part, Transpose
 
-OPS = [Identity(), Transpose()]
+IDENTITY = Identity()
 
 
-@pytest.mark.parametrize("op", OPS, ids=lambda op: type(op).__name__)
-@given(st.data())
-def test_a_slice_of_the_leaf_is_a_view_of_the_tensor(op, data):
-    assert isinstance(op, Op)
-    shape = data.draw(st.tuples(st.integers(1, 9), st.integers(1, 7)))
-    leaf = np.random.default_rng(0).standard_normal(shape)
-    tensor = np.ascontiguousarray(op.write(leaf))
-    assert tensor.shape == op.shape(shape)
-    index = tuple(data.draw(st.slices(size)) for size in shape)
-    part = op.read(tensor, index)
-    np.testing.assert_array_equal(part, leaf[index])
-    assert part.size == 0 or np.shares_memory(part, tensor)
+def parts(kind, count, axis, then=IDENTITY):
+    return [kind(i, count, axis, then) for i in range(count)]
+
+
+# The ops of all leaves of one tensor.
+TENSORS = {
+    "identity": [Identity()],
+    "transpose": [Transpose()],
+    "columns": parts(Part, 3, -1),
+    "rows, transposed": parts(Part, 2, -2, Transpose()),
+    "interleaved": parts(Interleaved, 2, -1),
+    "interleaved rows, transposed": parts(Interleaved, 3, -2, Transpose()),
+    "nested": [Part(i, 2, -2, Interleaved(j, 3, -1)) for i in range(2) for j in range(3)],
+}
+shapes = st.lists(st.integers(1, 7), min_size=2, max_size=4).map(tuple)
+
+
+@pytest.mark.parametrize("ops", TENSORS.values(), ids=TENSORS)
+@given(shape=shapes)
+def test_the_leaves_of_a_tensor_tile_it(ops, shape):
+    assert all(isinstance(op, Op) for op in ops)
+    assert len({op.shape(shape) for op in ops}) == 1
+    tensor = np.zeros(ops[0].shape(shape), np.int64)
+    for op in ops:
+        view = op.view(tensor)
+        assert view.shape == shape
+        assert np.shares_memory(view, tensor)
+        view += 1
+    np.testing.assert_array_equal(tensor, 1)
+
+
+@pytest.mark.parametrize("ops", TENSORS.values(), ids=TENSORS)
+@given(shape=shapes)
+def test_what_is_read_is_written_back(ops, shape):
+    size = ops[0].shape(shape)
+    tensor = np.random.default_rng(0).standard_normal(size)
+    again = np.empty(size)
+    for op in ops:
+        op.view(again)[...] = op.view(tensor).copy()
+    assert again.tobytes() == tensor.tobytes()
+
+
+@pytest.mark.parametrize("ops", TENSORS.values(), ids=TENSORS)
+@given(shape=shapes.filter(lambda shape: len(shape) > 2))
+def test_an_entry_of_a_stack_is_the_op_of_its_tensor(ops, shape):
+    tensor = np.random.default_rng(0).standard_normal(ops[0].shape(shape))
+    for op in ops:
+        stack = np.stack([op.view(one) for one in tensor])
+        np.testing.assert_array_equal(op.view(tensor), stack)
 
 
 def test_transpose_turns_a_linear_of_torch():
     weight = np.arange(6.0).reshape(2, 3)  # [out, in]
-    kernel = Transpose().read(weight, (slice(None), slice(None)))
+    kernel = Transpose().view(weight)
     x = np.array([1.0, -2.0, 0.5])
     np.testing.assert_array_equal(
         x @ kernel, [sum(w * v for w, v in zip(r, x, strict=True)) for r in weight]
     )
+
+
+def test_parts_are_those_of_numpy():
+    fused = np.arange(24).reshape(2, 12)
+    for i, want in enumerate(np.split(fused, 3, axis=1)):
+        np.testing.assert_array_equal(Part(i, 3, -1).view(fused), want)
+    # gate_up[..., ::2] and [..., 1::2], as gpt-oss splits them.
+    np.testing.assert_array_equal(Interleaved(1, 2, -1).view(fused), fused[:, 1::2])
+    bias = np.arange(6)
+    np.testing.assert_array_equal(Part(1, 2, -1).view(bias), [3, 4, 5])
+    assert Part(1, 2, -1).shape((3,)) == (6,)
+
+
+@pytest.mark.parametrize("numbers", [(0, 2, 0), (2, 2, -1), (-1, 2, -1)])
+@pytest.mark.parametrize("kind", [Part, Interleaved])
+def test_a_part_that_is_none_is_refused(kind, numbers):
+    with pytest.raises(ValueError, match="one of the last two axes") as error:
+        kind(*numbers)
+    i, count, axis = numbers
+    assert f"got i={i}, count={count}, axis={axis}" in str(error.value)
+    assert "Use axis=-1 or axis=-2, and i from 0" in str(error.value)

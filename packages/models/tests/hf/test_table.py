@@ -5,7 +5,7 @@ import pytest
 from dovetail_models import abstract, llama, qwen3
 from dovetail_models.families import FAMILIES
 from dovetail_models.hf.ops import Identity
-from dovetail_models.hf.table import Keys, Row, is_buffer, near, sources
+from dovetail_models.hf.table import Keys, Row, matches, near, sources
 
 SIZES = {"vocab_size": 7, "embed": 4, "depth": 12, "heads": 2, "mlp": 6, "attention_bias": True}
 
@@ -28,9 +28,9 @@ def test_a_family_names_every_leaf_once(config):
 def test_a_dot_is_a_dot_and_a_layer_a_number():
     table = (Row("a.{i}.b", "x.{i}.y", Identity()),)
     assert sources(table, ["x.10.y"])["x.10.y"][0] == "a.10.b"
-    assert is_buffer("a.3.b", ("a.{i}.b",))
-    assert not is_buffer("a.3.bc", ("a.{i}.b",))
-    assert not is_buffer("aX3.b", ("a.{i}.b",))
+    assert matches("a.3.b", ("a.{i}.b",))
+    assert not matches("a.3.bc", ("a.{i}.b",))
+    assert not matches("aX3.b", ("a.{i}.b",))
 
 
 def test_near_names():

@@ -1,8 +1,14 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A Hugging Face directory as a decoder, each device reading its own bytes."""
+"""A Hugging Face directory as a model, each device reading its own bytes.
 
-import json
+Leaf by leaf: what a device needs of a plain tensor is a view of the mapped file, which JAX copies
+while it transfers; a stacked or quantised leaf is read tensor by tensor into one buffer per slice.
+Beside the parameters that are loaded, the host holds one leaf and one decoded tensor at most.
+"""
+
+import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +21,17 @@ from jaxtyping import DTypeLike
 from dovetail_models.config import Config
 from dovetail_models.decoder import Decoder
 from dovetail_models.families import FAMILIES
-from dovetail_models.hf import safetensors
 from dovetail_models.hf.config import parse
-from dovetail_models.hf.ops import Op, Slices
-from dovetail_models.hf.table import Family, dotted, is_buffer, near, sources
+from dovetail_models.hf.directory import read_config, read_specs
+from dovetail_models.hf.match import Leaf, Source, match
+from dovetail_models.hf.safetensors import ALIGN_BYTES
+from dovetail_models.hf.table import dotted
+from dovetail_models.hf.tensors import decode
 from dovetail_models.init import outline
-from dovetail_models.shard import RULES, Rules, shardings
+from dovetail_models.shard import RULES, WEIGHTS, Rules, shardings
 
-INDEX = "model.safetensors.index.json"
+# A slice of a leaf: (start, stop) for each dimension.
+Bounds = tuple[tuple[int, int], ...]
 
 
 def load(
@@ -35,25 +44,37 @@ def load(
 ) -> Decoder:
     """The decoder in a Hugging Face directory (config.json, *.safetensors), placed on `mesh`.
 
-    Parameters keep the dtype of the file unless `dtype` casts them. Without a mesh they lie on the
-    default device, uncommitted. `allow` names keys of config.json that this library does not know
-    and that you know to alter nothing. On a CPU the files may back the parameters: never alter
-    them in place.
+    Parameters keep the dtype of the file unless `dtype` casts them; block-scaled fp8 and MXFP4
+    become bfloat16. Without a mesh they lie on the default device, uncommitted. `allow` names keys
+    of config.json that this library does not know and that you know to alter nothing. On a CPU the
+    files may back the parameters: never alter them in place.
 
-    Raises ValueError for tensors that are missing, unexpected or of another shape (all of them in
-    one message), for an unknown family or config key, and for a damaged file.
+    Logs a warning for tensors that are left out: those that no module computes, and the rows that
+    pad a vocabulary. Raises ValueError for tensors that are missing, unexpected or of another shape
+    (all of them in one message), for an unknown family or config key, and for a damaged file.
     """
-    model, specs, names = _open(Path(path), rules=rules, allow=allow)
+    return read(path, mesh=mesh, rules=rules, dtype=dtype, allow=allow)
+
+
+def read(
+    path: str | Path,
+    *,
+    mesh: Mesh | None = None,
+    rules: Rules = RULES,
+    dtype: DTypeLike | None = None,
+    allow: tuple[str, ...] = (),
+) -> Any:
+    """The model in a directory, of whatever class its family has; see `load`."""
+    model, found = plan(Path(path), rules=rules, allow=allow)
     _place(model, mesh, rules)
-    views = safetensors.views(specs)
 
-    def read(path: tuple[Any, ...], param: nnx.Variable) -> nnx.Variable:
-        name, op = names[dotted(path)]
+    def fill(path: tuple[Any, ...], param: nnx.Variable) -> nnx.Variable:
         struct = param.get_value()
-        return param.replace(_array(views[name], op, struct, dtype or struct.dtype))
+        # One leaf after the other, so that the host holds one at a time.
+        value = _array(found[dotted(path)], struct, np.dtype(dtype or struct.dtype))
+        return param.replace(jax.block_until_ready(value))
 
-    state = nnx.map_state(read, nnx.state(model, nnx.Param))
-    nnx.update(model, jax.block_until_ready(state))
+    nnx.update(model, nnx.map_state(fill, nnx.state(model, WEIGHTS)))
     return model
 
 
@@ -71,94 +92,37 @@ def abstract(
     if isinstance(path_or_config, Config):
         model = outline(path_or_config, rules=rules)
     else:
-        model, _, _ = _open(Path(path_or_config), rules=rules, allow=allow)
+        model, _ = plan(Path(path_or_config), rules=rules, allow=allow)
     _place(model, mesh, rules)
     return model
 
 
-def _open(
-    path: Path, *, rules: Rules, allow: tuple[str, ...]
-) -> tuple[Decoder, dict[str, safetensors.Spec], dict[str, tuple[str, Op]]]:
-    """(outline with the dtypes of the files, tensors that it needs, {leaf: (tensor, op)})."""
-    if not (path / "config.json").is_file():
-        raise FileNotFoundError(
-            f"A model is a directory with config.json and *.safetensors, got path={str(path)!r}. "
-            "Pass the directory that save or save_pretrained wrote."
-        )
-    config = parse(json.loads((path / "config.json").read_text("utf-8")), allow=allow)
-    family = FAMILIES[config.family]
-    specs = {n: spec for file in _files(path) for n, spec in safetensors.header(file).items()}
-    specs = _without_buffers(specs, family, tie=config.tie)
+def plan(path: Path, *, rules: Rules, allow: tuple[str, ...]) -> tuple[Any, dict[str, Source]]:
+    """(outline with the dtypes of the files, {leaf: what fills it}), from the headers alone."""
+    keys = read_config(path)
+    quantization = keys.pop("quantization_config", None)
+    config = parse(keys, allow=allow)
     model = outline(config, rules=rules)
-    state = nnx.state(model, nnx.Param)
-    params = {dotted(leaf): param for leaf, param in nnx.to_flat_state(state)}
-    names = sources(family.table, params)
-    shapes = {name: op.shape(params[leaf].shape) for leaf, (name, op) in names.items()}
-    _check(shapes, {name: spec.shape for name, spec in specs.items()})
+    params = nnx.to_flat_state(nnx.state(model, WEIGHTS))
+    leaves = {
+        dotted(leaf): Leaf(shape=param.shape, names=param.get_metadata("out_sharding"))
+        for leaf, param in params
+    }
+    tensors = decode(read_specs(path), quantization)
+    found = match(FAMILIES[config.family], config, leaves, tensors)
 
     def typed(leaf: tuple[Any, ...], param: nnx.Variable) -> nnx.Variable:
-        spec = specs[names[dotted(leaf)][0]]
-        return param.replace(jax.ShapeDtypeStruct(param.shape, safetensors.dtype(spec)))
+        return param.replace(jax.ShapeDtypeStruct(param.shape, found[dotted(leaf)].dtype))
 
-    nnx.update(model, nnx.map_state(typed, state))
-    return model, specs, names
-
-
-def _files(path: Path) -> list[Path]:
-    names = ["model.safetensors"]
-    if (path / INDEX).is_file():
-        index = json.loads((path / INDEX).read_text("utf-8"))
-        names = sorted(set(index["weight_map"].values()))
-    missing = [name for name in names if not (path / name).is_file()]
-    if missing:
-        raise FileNotFoundError(
-            f"The directory must hold {names}, got {str(path)!r} without {missing}. Fetch those "
-            "files; weights in another format have to be converted to safetensors first."
-        )
-    return [path / name for name in names]
+    nnx.update(model, nnx.map_state(typed, nnx.state(model, WEIGHTS)))
+    return model, found
 
 
-def _without_buffers(
-    specs: dict[str, safetensors.Spec], family: Family, *, tie: bool
-) -> dict[str, safetensors.Spec]:
-    """The tensors that are parameters. A tied head that is stored too must equal the embedding."""
-    copy, original = family.tied
-    if tie and copy in specs and original in specs:
-        views = safetensors.views({name: specs[name] for name in family.tied})
-        if not np.array_equal(views[copy], views[original]):
-            raise ValueError(
-                f"With tie_word_embeddings=true {copy} must equal {original}, got two that differ. "
-                "Set tie_word_embeddings=false in config.json to keep both, or remove one."
-            )
-    dropped = {name for name in specs if is_buffer(name, family.buffers)}
-    dropped |= {copy} if tie else set()
-    return {name: spec for name, spec in specs.items() if name not in dropped}
-
-
-def _check(wanted: dict[str, tuple[int, ...]], found: dict[str, tuple[int, ...]]) -> None:
-    missing, unexpected = wanted.keys() - found.keys(), found.keys() - wanted.keys()
-    lines = [f"missing {name} {wanted[name]}{near(name, unexpected)}" for name in sorted(missing)]
-    lines += [
-        f"unexpected {name} {found[name]}{near(name, missing)}" for name in sorted(unexpected)
-    ]
-    lines += [
-        f"misshapen {name}: {found[name]} where config.json gives {wanted[name]}"
-        for name in sorted(wanted.keys() & found.keys())
-        if wanted[name] != found[name]
-    ]
-    if lines:
-        listed = "\n  ".join(lines)
-        raise ValueError(
-            f"The tensors of the files must be those of config.json, got\n  {listed}\n"
-            "Use the config.json that was saved with these files."
-        )
-
-
-def _place(model: Decoder, mesh: Mesh | None, rules: Rules) -> None:
+def _place(model: nnx.Module, mesh: Mesh | None, rules: Rules) -> None:
     if mesh is None:
         return
-    structs, tree = jax.tree.flatten(nnx.state(model, nnx.Param))
-    places = jax.tree.leaves(shardings(model, mesh, rules=rules))
+    structs, tree = jax.tree.flatten(nnx.state(model, WEIGHTS))
+    places = jax.tree.leaves(shardings(model, mesh, rules=rules, only=WEIGHTS))
     placed = [
         jax.ShapeDtypeStruct(struct.shape, struct.dtype, sharding=place)
         for struct, place in zip(structs, places, strict=True)
@@ -166,12 +130,54 @@ def _place(model: Decoder, mesh: Mesh | None, rules: Rules) -> None:
     nnx.update(model, jax.tree.unflatten(tree, placed))
 
 
-def _array(view: np.ndarray, op: Op, struct: jax.ShapeDtypeStruct, dtype: DTypeLike) -> jax.Array:
-    """The leaf, read as a view per device; JAX makes the only copy while it transfers."""
+def _array(source: Source, struct: jax.ShapeDtypeStruct, dtype: np.dtype) -> jax.Array:
+    """The leaf on its devices."""
+    shape, sharding = struct.shape, struct.sharding
+    if sharding is None:
+        whole = _bounds(None, shape)
+        return jax.device_put(_slices(source, {whole}, dtype)[whole])
+    indices = sharding.addressable_devices_indices_map(shape).values()
+    parts = _slices(source, {_bounds(index, shape) for index in indices}, dtype)
+    return jax.make_array_from_callback(shape, sharding, lambda i: parts[_bounds(i, shape)])
 
-    def part(index: Slices | None) -> np.ndarray:
-        return op.read(view, index or ()).astype(dtype, copy=False)
 
-    if struct.sharding is None:
-        return jax.device_put(part(None))
-    return jax.make_array_from_callback(struct.shape, struct.sharding, part)
+def _bounds(index: tuple[slice, ...] | None, shape: tuple[int, ...]) -> Bounds:
+    index = index or (slice(None),) * len(shape)
+    return tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
+
+
+def _slices(source: Source, wanted: set[Bounds], dtype: np.dtype) -> dict[Bounds, np.ndarray]:
+    """{bounds: that slice of the leaf}, a view where the tensor is stored as it is."""
+    readers = _entries(source)
+    if readers is None:
+        leaf = source.op.view(source.tensors[0].read())
+        return {bounds: leaf[_index(bounds)].astype(dtype, copy=False) for bounds in wanted}
+    parts = {bounds: _empty([stop - start for start, stop in bounds], dtype) for bounds in wanted}
+    for e, read_entry in enumerate(readers):
+        users = [bounds for bounds in wanted if e in range(*bounds[0])]
+        if not users:
+            continue
+        entry = source.op.view(read_entry())
+        for bounds in users:
+            parts[bounds][e - bounds[0][0]] = entry[_index(bounds[1:])]
+    return parts
+
+
+def _entries(source: Source) -> list[Callable[[], np.ndarray]] | None:
+    """A reader for each entry of the leaf's first axis, where they are read one by one."""
+    if source.stacked:
+        return [tensor.read for tensor in source.tensors]
+    return source.tensors[0].entries()
+
+
+def _index(bounds: Bounds) -> tuple[slice, ...]:
+    # Rows that pad a vocabulary lie beyond every bound.
+    return tuple(slice(start, stop) for start, stop in bounds)
+
+
+def _empty(shape: list[int], dtype: np.dtype) -> np.ndarray:
+    """A buffer that is aligned, so that on a CPU JAX keeps it instead of copying it."""
+    count = math.prod(shape) * dtype.itemsize
+    raw = np.empty(count + ALIGN_BYTES, np.uint8)
+    start = -raw.ctypes.data % ALIGN_BYTES
+    return raw[start : start + count].view(dtype).reshape(shape)

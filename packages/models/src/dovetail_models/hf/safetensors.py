@@ -5,7 +5,8 @@
     u64 length of the header | header: {name: {dtype, shape, data_offsets}, "__metadata__"} | data
 
 Reading maps the file and gives views; nothing is copied until JAX transfers a part. The format's
-own library copies each tensor in its NumPy path and refuses dtypes that NumPy lacks.
+own library copies each tensor in its NumPy path and refuses dtypes that NumPy lacks. A header is
+checked whole before any of its numbers is used.
 Source: the format's specification in the safetensors repository.
 """
 
@@ -13,23 +14,40 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
+# Every dtype of the format (safetensors 0.8) and its bits; two or four 4-bit or 6-bit elements
+# share bytes.
+_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
+_BITS |= dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 8)
+_BITS |= dict.fromkeys(("F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8)
+_BITS |= dict.fromkeys(("I16", "U16", "F16", "BF16"), 16)
+_BITS |= dict.fromkeys(("I32", "U32", "F32"), 32)
+_BITS |= dict.fromkeys(("I64", "U64", "F64", "C64"), 64)
+
 DTYPES = {
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(jnp.bfloat16),
 }
+# What quantised tensors consist of.
+_STORED = DTYPES | {
+    "U8": np.dtype(np.uint8),
+    "F8_E4M3": np.dtype(jnp.float8_e4m3fn),
+    "F8_E8M0": np.dtype(jnp.float8_e8m0fnu),
+}
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 # The specification's bound on a header; a larger number is another kind of file.
 _MAX_HEADER_BYTES = 100_000_000
+# NumPy's bounds on an array, which hold for an empty one too.
+_MAX_DIMS, _MAX_SIZE = 64, 2**62
 # Data starts at a multiple of this, so that a mapped tensor can be one of JAX's CPU buffers.
-_ALIGN_BYTES = 64
+ALIGN_BYTES = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,23 +84,77 @@ def header(path: Path) -> dict[str, Spec]:
             raise _damaged(path, f"a header of {length} bytes", size)
         text = file.read(length)
     try:
-        return dict(_specs(path, json.loads(text), base=8 + length, size=size))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        entries = parse_json(text)
+        specs = {
+            name: _spec(path, name, entry, base=8 + length)
+            for name, entry in entries.items()
+            if name != "__metadata__"
+        }
+        _check_tiling(specs, base=8 + length, size=size)
+    except ValueError as error:
         raise _damaged(path, f"a header of JSON entries: {error}", size) from error
+    return specs
 
 
-def _specs(
-    file: Path, entries: dict[str, Any], *, base: int, size: int
-) -> Iterator[tuple[str, Spec]]:
-    for name, entry in entries.items():
-        if name == "__metadata__":
-            continue
-        start, stop = (base + offset for offset in entry["data_offsets"])
-        shape, dtype = tuple(entry["shape"]), DTYPES.get(entry["dtype"])
-        wanted = stop - start if dtype is None else math.prod(shape) * dtype.itemsize
-        if not base <= start <= stop <= size or stop - start != wanted:
-            raise ValueError(f"{name} has bytes {start} to {stop}, shape {shape}")
-        yield name, Spec(file, entry["dtype"], shape, start, stop)
+def parse_json(text: bytes) -> dict[str, Any]:
+    """The object of a JSON text; ValueError for anything else and for a key that comes twice."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in found if names.count(name) > 1)
+            raise ValueError(f"the key {twice!r} comes twice")
+        return found
+
+    try:
+        found = json.loads(text.decode("utf-8"), object_pairs_hook=unique)
+    except RecursionError as error:
+        raise ValueError("the JSON is nested too deeply") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"the JSON is a {type(found).__name__}, not an object")
+    return found
+
+
+def _spec(file: Path, name: str, entry: Any, *, base: int) -> Spec:
+    """One entry of a header, its own numbers checked."""
+    if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
+        raise ValueError(f"{name!r} is {_short(entry)}, without dtype, shape and data_offsets")
+    kind, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(kind, str) or kind not in _BITS:
+        raise ValueError(f"{name!r} has dtype {_short(kind)}")
+    if not _counts(shape) or len(shape) > _MAX_DIMS:
+        raise ValueError(f"{name!r} has shape {_short(shape)}")
+    if math.prod(max(n, 1) for n in shape) > _MAX_SIZE:
+        raise ValueError(f"{name!r} has shape {_short(shape)}, larger than memory")
+    if not _counts(offsets) or len(offsets) != 2:
+        raise ValueError(f"{name!r} has data_offsets {_short(offsets)}")
+    start, stop = offsets
+    bits = math.prod(shape) * _BITS[kind]
+    if (stop - start) * 8 != bits:
+        raise ValueError(f"{name!r} of {kind} {_short(shape)} has {stop - start} bytes")
+    return Spec(file, kind, tuple(shape), base + start, base + stop)
+
+
+def _check_tiling(specs: Mapping[str, Spec], *, base: int, size: int) -> None:
+    """The specification forbids overlaps and holes: the tensors tile the data of the file."""
+    end = base
+    for name, spec in sorted(specs.items(), key=lambda item: (item[1].start, item[1].stop)):
+        if spec.start != end:
+            raise ValueError(f"{name!r} starts at byte {spec.start} of the file, not at {end}")
+        end = spec.stop
+    if end != size:
+        raise ValueError(f"the tensors end at byte {end} of the file")
+
+
+def _counts(value: Any) -> bool:
+    """Whether a value is a list of integers from 0. (JSON's true is an int to Python.)"""
+    return isinstance(value, list) and all(type(n) is int and n >= 0 for n in value)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:80] + "..."
 
 
 def _damaged(path: Path, wanted: str, size: int) -> ValueError:
@@ -102,20 +174,30 @@ def dtype(spec: Spec) -> np.dtype:
     return DTYPES[spec.dtype]
 
 
-def views(specs: Mapping[str, Spec]) -> dict[str, np.ndarray]:
-    """Views of the mapped files, one per spec.
+class Maps:
+    """Views of files, each file mapped once, when a tensor of it is first asked for.
 
     On a CPU, JAX uses an aligned view as the buffer itself. The mapping is read-only, and JAX does
     not reuse such a buffer when it is donated, so no program writes to the file.
     """
-    mapped: dict[Path, np.ndarray] = {}
-    found = {}
-    for name, spec in specs.items():
-        if spec.file not in mapped:
-            mapped[spec.file] = np.asarray(np.memmap(spec.file, dtype=np.uint8, mode="r"))
-        raw = mapped[spec.file][spec.start : spec.stop]
-        found[name] = raw.view(dtype(spec)).reshape(spec.shape)
-    return found
+
+    def __init__(self) -> None:
+        self._files: dict[Path, np.ndarray] = {}
+
+    def view(self, spec: Spec) -> np.ndarray:
+        """The tensor, in the file's dtype."""
+        if spec.file not in self._files:
+            self._files[spec.file] = np.asarray(np.memmap(spec.file, dtype=np.uint8, mode="r"))
+        raw = self._files[spec.file][spec.start : spec.stop]
+        return raw.view(_STORED[spec.dtype]).reshape(spec.shape)
+
+
+def views(specs: Mapping[str, Spec]) -> dict[str, np.ndarray]:
+    """Views of the mapped files, one per spec; ValueError for a dtype that no parameter has."""
+    maps = Maps()
+    for spec in specs.values():
+        dtype(spec)
+    return {name: maps.view(spec) for name, spec in specs.items()}
 
 
 def write(path: Path, tensors: Mapping[str, Pending]) -> None:
@@ -128,7 +210,7 @@ def write(path: Path, tensors: Mapping[str, Pending]) -> None:
         entries[name] = {"dtype": kind, "shape": tensor.shape, "data_offsets": span}
         offset = span[1]
     text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-(8 + len(text)) % _ALIGN_BYTES)
+    text += b" " * (-(8 + len(text)) % ALIGN_BYTES)
     with path.open("xb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for tensor in tensors.values():

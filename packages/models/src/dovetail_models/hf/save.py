@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A decoder as a Hugging Face directory, there whole or not at all."""
 
-import functools
+import dataclasses
 import json
 import os
 import shutil
@@ -17,10 +17,11 @@ from dovetail_models.decoder import Decoder
 from dovetail_models.families import FAMILIES
 from dovetail_models.hf import safetensors
 from dovetail_models.hf.config import describe
-from dovetail_models.hf.load import INDEX
-from dovetail_models.hf.ops import Op
+from dovetail_models.hf.directory import CONFIG_FILE, INDEX_FILE, WEIGHTS_FILE
+from dovetail_models.hf.ops import Op, Shape
 from dovetail_models.hf.safetensors import Pending
-from dovetail_models.hf.table import dotted, sources
+from dovetail_models.hf.table import Family, dotted, sources
+from dovetail_models.shard import WEIGHTS
 
 # What a directory holds beside the model, for whoever generates text with it.
 _BESIDE = (
@@ -62,6 +63,7 @@ def save(
         )
     beside = [] if like is None else _beside(Path(like))
     keys = describe(model.config)
+    pending = _pending(model, FAMILIES[model.config.family])
     kind = str(model.embed.embedding.dtype)
     # transformers read torch_dtype until 4 and dtype from 5 on.
     keys |= {"dtype": kind, "torch_dtype": kind}
@@ -71,10 +73,10 @@ def save(
     try:
         for file in beside:
             shutil.copyfile(file, partial / file.name)
-        (partial / "config.json").write_text(
+        (partial / CONFIG_FILE).write_text(
             json.dumps(keys, indent=2, sort_keys=True) + "\n", "utf-8"
         )
-        _write_tensors(_pending(model), partial, file_bytes)
+        _write_tensors(pending, partial, file_bytes)
         _sync(*partial.iterdir(), partial)
         partial.rename(path)
     except BaseException:
@@ -83,24 +85,92 @@ def save(
     _sync(path.parent)
 
 
-def _pending(model: Decoder) -> dict[str, Pending]:
-    params = {dotted(leaf): p for leaf, p in nnx.to_flat_state(nnx.state(model, nnx.Param))}
-    pending = {}
-    for leaf, (name, op) in sources(FAMILIES[model.config.family].table, params).items():
-        value = params[leaf].get_value()
-        make = functools.partial(_tensor, op, value)
-        pending[name] = Pending(np.dtype(value.dtype), op.shape(value.shape), make)
-    return pending
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Piece:
+    """A leaf, or its entry e, and where it lies in its tensor."""
+
+    op: Op
+    value: jax.Array
+    e: int | None
+
+    @property
+    def shape(self) -> Shape:
+        """The shape of the tensor."""
+        shape = self.value.shape
+        return self.op.shape(shape if self.e is None else shape[1:])
+
+    def write(self, tensor: np.ndarray) -> None:
+        """Put the leaf into the tensor, shard by shard."""
+        view = self.op.view(tensor)
+        for shard in self.value.addressable_shards:
+            data = shard.data
+            assert data is not None
+            if shard.replica_id == 0:
+                self._write(view, shard.index, data)
+
+    def _write(self, view: np.ndarray, index: tuple[slice, ...], data: jax.Array) -> None:
+        if self.e is None:
+            # A new array over the same buffer: the host's copy of a device's buffer is kept by the
+            # array that it was made from, and the whole model would end up on the host.
+            fresh = jax.make_array_from_single_device_arrays(data.shape, data.sharding, [data])
+            view[index] = np.asarray(fresh)
+            return
+        start, stop, _ = index[0].indices(self.value.shape[0])
+        if start <= self.e < stop:
+            # The number is an operand, so that one program serves all entries.
+            entry = jax.lax.dynamic_index_in_dim(data, np.int32(self.e - start), keepdims=False)
+            view[index[1:]] = np.asarray(entry)
 
 
-def _tensor(op: Op, value: jax.Array) -> np.ndarray:
-    return op.write(np.asarray(value))
+def _pending(model: nnx.Module, family: Family) -> dict[str, Pending]:
+    """The tensors to be written, in the order of the model's leaves."""
+    params = {
+        dotted(leaf): param.get_value()
+        for leaf, param in nnx.to_flat_state(nnx.state(model, WEIGHTS))
+    }
+    pieces: dict[str, list[_Piece]] = {}
+    for leaf, (name, op) in sources(family.table, params).items():
+        value = params[leaf]
+        _check_here(leaf, value)
+        stack = range(value.shape[0]) if "{e}" in name else [None]
+        for e in stack:
+            one = family.on_disk(name.replace("{e}", str(e)))
+            pieces.setdefault(one, []).append(_Piece(op=op, value=value, e=e))
+    return {name: _tensor(name, some) for name, some in pieces.items()}
+
+
+def _tensor(name: str, pieces: list[_Piece]) -> Pending:
+    kinds = {(piece.shape, np.dtype(piece.value.dtype)) for piece in pieces}
+    if len(kinds) > 1:
+        raise ValueError(
+            f"The parameters that make up {name} must agree in shape and dtype, got "
+            f"{sorted(f'{dtype}{list(shape)}' for shape, dtype in kinds)}. Cast the model to one "
+            "dtype first."
+        )
+    shape, dtype = kinds.pop()
+
+    def make() -> np.ndarray:
+        tensor = np.empty(shape, dtype)
+        for piece in pieces:
+            piece.write(tensor)
+        return tensor
+
+    return Pending(dtype, shape, make)
+
+
+def _check_here(leaf: str, value: jax.Array) -> None:
+    if not value.is_fully_addressable:
+        raise ValueError(
+            f"save writes from one process, which must hold every shard, got {leaf} with "
+            f"sharding={value.sharding}. Gather the model to one host, or use a checkpoint library "
+            "that writes from many."
+        )
 
 
 def _write_tensors(pending: dict[str, Pending], path: Path, file_bytes: int) -> None:
     groups = _groups(pending, file_bytes)
     if len(groups) == 1:
-        safetensors.write(path / "model.safetensors", pending)
+        safetensors.write(path / WEIGHTS_FILE, pending)
         return
     where = {}
     for i, group in enumerate(groups, start=1):
@@ -109,7 +179,7 @@ def _write_tensors(pending: dict[str, Pending], path: Path, file_bytes: int) -> 
         where |= dict.fromkeys(group, name)
     total = sum(tensor.nbytes for tensor in pending.values())
     index = {"metadata": {"total_size": total}, "weight_map": where}
-    (path / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", "utf-8")
+    (path / INDEX_FILE).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", "utf-8")
 
 
 def _groups(pending: dict[str, Pending], file_bytes: int) -> list[list[str]]:

@@ -4,6 +4,7 @@
 
 import dataclasses
 import difflib
+import functools
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -15,7 +16,11 @@ from dovetail_models.hf.ops import Op
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """`theirs` is the name of a tensor, `ours` the path of a leaf; `{i}` in both is a layer."""
+    """`ours` is the path of a leaf, `theirs` the name of the tensor that holds it by `op`.
+
+    `{i}` in both is a layer. `{e}` in `theirs` alone stacks tensors: entry e of the leaf's first
+    axis is the op of tensor e. Rows whose ops take different parts may share a tensor.
+    """
 
     theirs: str
     ours: str
@@ -29,28 +34,59 @@ Table = tuple[Row, ...]
 class Family:
     """How one family is written on disk.
 
-    `inert` are the config keys that alter no computation. `tied` is the tensor that a tied model
-    may store a second time, and the one that it must equal. `buffers` match tensors that are not
-    parameters and may be present.
+    `table` is what save writes; `layouts` are other tables that files come in, which are only read.
+    `prefix` begins the name of every tensor but the head, `tied[0]`; the tables leave it out, and
+    files may. `inert` are the config keys that alter no computation. `tied` is the tensor that a
+    tied model may store a second time, and the one that it must equal. `buffers` match tensors that
+    are not parameters and may be present; `dropped` gives patterns of parameters that a file may
+    hold and that no module here computes, which are left out with a warning. In these patterns
+    `{i}` is a number and `*` anything.
     """
 
     read: Callable[["Keys"], Config]
     write: Callable[[Config], dict[str, Any]]
     table: Table
+    layouts: tuple[Table, ...] = ()
+    prefix: str = ""
     inert: frozenset[str]
-    tied: tuple[str, str]
+    tied: tuple[str, str] | None
     buffers: tuple[str, ...] = ()
+    dropped: Callable[[Config], tuple[str, ...]] = lambda config: ()
+
+    def on_disk(self, name: str) -> str:
+        """The name in a file of a tensor of the tables."""
+        is_head = self.tied is not None and name == self.tied[0]
+        return name if is_head else self.prefix + name
 
 
 def sources(table: Table, leaves: Iterable[str]) -> dict[str, tuple[str, Op]]:
-    """{path of a leaf: (name of its tensor, op)}; every leaf must match exactly one row."""
+    """{path of a leaf: (name of its tensor, op)}; the name of a stack keeps its `{e}`.
+
+    Raises ValueError for leaves that no row names: other parameters than the family's.
+    """
     found: dict[str, tuple[str, Op]] = {}
+    nameless = []
     for leaf in leaves:
         rows = [(row, match) for row in table if (match := _match(row.ours, leaf))]
-        assert len(rows) == 1, (leaf, rows)
+        assert len(rows) <= 1, (leaf, rows)
+        if not rows:
+            nameless.append(leaf)
+            continue
         row, match = rows[0]
-        found[leaf] = (row.theirs.format(**match.groupdict()), row.op)
+        found[leaf] = (row.theirs.replace("{i}", match.groupdict().get("i", "")), row.op)
+    if nameless:
+        raise ValueError(
+            f"Every parameter must be one that the family's files name, got {listed(nameless)}. "
+            "Merge adapters (lora.merge), or remove what surgery added, first."
+        )
     return found
+
+
+def listed(names: Iterable[str], *, limit: int = 20, between: str = ", ") -> str:
+    """The names, or the first `limit` and how many more there are."""
+    names = list(names)
+    more = [f"and {len(names) - limit} more"] if len(names) > limit else []
+    return between.join([*names[:limit], *more])
 
 
 def dotted(path: tuple[Any, ...]) -> str:
@@ -58,8 +94,8 @@ def dotted(path: tuple[Any, ...]) -> str:
     return ".".join(map(str, path))
 
 
-def is_buffer(name: str, patterns: tuple[str, ...]) -> bool:
-    """Whether a tensor in a file is one of the family's buffers."""
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    """Whether one of the patterns is that of a tensor."""
     return any(_match(pattern, name) for pattern in patterns)
 
 
@@ -70,7 +106,12 @@ def near(name: str, options: Iterable[str]) -> str:
 
 
 def _match(pattern: str, name: str) -> re.Match[str] | None:
-    return re.fullmatch(re.escape(pattern).replace(r"\{i\}", r"(?P<i>\d+)"), name)
+    return _compiled(pattern).fullmatch(name)
+
+
+@functools.cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(re.escape(pattern).replace(r"\{i\}", r"(?P<i>\d+)").replace(r"\*", ".*"))
 
 
 class Keys:

@@ -1,0 +1,88 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""A Hugging Face directory: config.json, and the headers of its safetensors files."""
+
+from pathlib import Path
+from typing import Any
+
+from dovetail_models.hf import safetensors
+from dovetail_models.hf.safetensors import Spec
+from dovetail_models.hf.table import listed
+
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The keys of config.json; FileNotFoundError without one, ValueError if it is not an object."""
+    if not (path / CONFIG_FILE).is_file():
+        raise FileNotFoundError(
+            f"A model is a directory with config.json and *.safetensors, got path={str(path)!r}. "
+            "Pass the directory that save or save_pretrained wrote."
+        )
+    return _json(path / CONFIG_FILE)
+
+
+def read_specs(path: Path) -> dict[str, Spec]:
+    """Every tensor of the directory, from the headers alone.
+
+    Raises FileNotFoundError for a file that is missing, and ValueError for a damaged file, a tensor
+    that two files hold, and an index that does not fit its files.
+    """
+    where = _index(path)
+    files = sorted(set(where.values())) or [WEIGHTS_FILE]
+    missing = [name for name in files if not (path / name).is_file()]
+    if missing:
+        raise FileNotFoundError(
+            f"The directory must hold {listed(files)}, got {str(path)!r} without "
+            f"{listed(missing)}. Fetch those files; weights in another format have to be "
+            "converted to safetensors first."
+        )
+    specs: dict[str, Spec] = {}
+    for file in files:
+        found = safetensors.header(path / file)
+        twice = sorted(found.keys() & specs.keys())
+        if twice:
+            raise ValueError(
+                f"A tensor must be in one file, got {listed(twice)} in {specs[twice[0]].file.name} "
+                f"and {file}. Keep one of them, and rewrite {INDEX_FILE}."
+            )
+        specs |= found
+    for name, file in where.items():
+        if name not in specs or specs[name].file.name != file:
+            raise ValueError(
+                f"{INDEX_FILE} must name the file that holds a tensor, got {name}={file!r}, which "
+                "lacks it. Fetch the index that belongs to these files."
+            )
+    return specs
+
+
+def _index(path: Path) -> dict[str, str]:
+    """{tensor: file} of the index, or nothing without one."""
+    if not (path / INDEX_FILE).is_file():
+        return {}
+    where = _json(path / INDEX_FILE).get("weight_map")
+    if not isinstance(where, dict) or not where or not all(map(_is_plain, where.values())):
+        wrong = [v for v in where.values() if not _is_plain(v)] if isinstance(where, dict) else []
+        raise ValueError(
+            f"weight_map of {INDEX_FILE} must map each tensor to the name of a file beside it, got "
+            f"{listed(map(repr, wrong[:3])) or type(where).__name__} in {str(path)!r}. Fetch the "
+            "index again."
+        )
+    return where
+
+
+def _is_plain(name: Any) -> bool:
+    """Whether this is the name of a file in the directory itself: no path leads out of it."""
+    return isinstance(name, str) and name not in ("", ".", "..") and not set(name) & set("/\\\0")
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        return safetensors.parse_json(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(
+            f"{path.name} must be a JSON object, got {str(path)!r}: {error}. Fetch or write it "
+            "again."
+        ) from error

@@ -1,0 +1,229 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Which tensors of a directory fill which leaves, decided from names and shapes alone."""
+
+import dataclasses
+import logging
+import re
+from collections.abc import Callable, Iterable, Mapping
+
+import numpy as np
+
+from dovetail_models.config import Config
+from dovetail_models.hf.ops import Op, Shape
+from dovetail_models.hf.table import Family, Table, listed, matches, near, sources
+from dovetail_models.hf.tensors import Tensor
+
+_log = logging.getLogger(__name__)
+# Rows of a tied head that are compared with the embedding at a time.
+_ROWS = 1024
+# Names per side of the error about tensors that do not fit.
+_LINES = 20
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Leaf:
+    """A parameter to be filled: its shape, and the logical name of each dimension."""
+
+    shape: Shape
+    names: tuple[str | None, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Source:
+    """What fills a leaf: the op of a tensor, or of each of a stack, whose name has `{e}`."""
+
+    name: str
+    op: Op
+    tensors: tuple[Tensor, ...]
+
+    @property
+    def stacked(self) -> bool:
+        """Whether entry e of the leaf is the op of tensor e."""
+        return "{e}" in self.name
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The dtype of the leaf; ValueError if the tensors of a stack differ in it."""
+        kinds = {tensor.dtype for tensor in self.tensors}
+        if len(kinds) > 1:
+            raise ValueError(
+                f"The tensors of a stack must have one dtype, got {self.name} with "
+                f"dtypes={sorted(map(str, kinds))}. Save the model in one dtype."
+            )
+        return kinds.pop()
+
+
+def match(
+    family: Family, config: Config, leaves: Mapping[str, Leaf], tensors: Mapping[str, Tensor]
+) -> dict[str, Source]:
+    """{leaf: its source}. Warns about what is left out: dropped tensors, padding of a vocabulary.
+
+    Raises ValueError, with all of them in one message, for tensors that are missing, unexpected or
+    misshapen, and for a stored copy of a tied head that differs from the embedding.
+    """
+    found = _without_prefix(family, tensors)
+    found = _without_buffers(family, found)
+    found = _without_dropped(family.dropped(config), found)
+    found = _without_tied(family, found, tie=config.tie)
+    rows = _best([family.table, *family.layouts], leaves, found)
+    padded = _padded(leaves, rows, found)
+    wanted = _wanted(padded, rows)
+    _check(wanted, {name: tensor.shape for name, tensor in found.items()}, family, tensors)
+    return {
+        leaf: Source(name=name, op=op, tensors=tuple(found[n] for n in _names(leaves[leaf], name)))
+        for leaf, (name, op) in rows.items()
+    }
+
+
+def _without_prefix(family: Family, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors by the names of the tables, with which files may or may not put the prefix."""
+    found = {name.removeprefix(family.prefix): tensor for name, tensor in tensors.items()}
+    if len(found) < len(tensors):
+        twice = [n for n in tensors if family.prefix + n in tensors and family.prefix]
+        raise ValueError(
+            f"A tensor must come with prefix {family.prefix!r} or without, got {listed(twice)} "
+            "with both. Remove one of each."
+        )
+    return found
+
+
+def _without_buffers(family: Family, found: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: t for name, t in found.items() if not matches(name, family.buffers)}
+
+
+def _without_dropped(patterns: Iterable[str], found: dict[str, Tensor]) -> dict[str, Tensor]:
+    patterns = tuple(patterns)
+    dropped = [name for name in found if matches(name, patterns)]
+    if dropped:
+        _log.warning("Left out, since no module here computes it: %s", listed(sorted(dropped)))
+    return {name: tensor for name, tensor in found.items() if name not in set(dropped)}
+
+
+def _without_tied(family: Family, found: dict[str, Tensor], *, tie: bool) -> dict[str, Tensor]:
+    """Without the head of a tied model; one that is stored too must equal the embedding."""
+    if not tie or family.tied is None or family.tied[0] not in found:
+        return found
+    copy, original = family.tied
+    if original in found and not _equal(found[copy].read(), found[original].read()):
+        raise ValueError(
+            f"With tie_word_embeddings=true {copy} must equal {original}, got two that differ. "
+            "Set tie_word_embeddings=false in config.json to keep both, or remove one."
+        )
+    return {name: tensor for name, tensor in found.items() if name != copy}
+
+
+def _equal(a: np.ndarray, b: np.ndarray) -> bool:
+    if a.shape != b.shape:
+        return False
+    return all(np.array_equal(a[i : i + _ROWS], b[i : i + _ROWS]) for i in range(0, len(a), _ROWS))
+
+
+def _best(
+    layouts: Iterable[Table], leaves: Mapping[str, Leaf], found: Mapping[str, Tensor]
+) -> dict[str, tuple[str, Op]]:
+    """{leaf: (tensor, op)} of the layout whose names fit the files best, the first of equals."""
+    candidates = [sources(table, leaves) for table in layouts]
+    return min(candidates, key=lambda rows: len(_wanted(leaves, rows).keys() ^ found.keys()))
+
+
+def _names(leaf: Leaf, name: str) -> list[str]:
+    """The names of a leaf's tensors."""
+    if "{e}" not in name:
+        return [name]
+    return [name.replace("{e}", str(e)) for e in range(leaf.shape[0])]
+
+
+def _wanted(leaves: Mapping[str, Leaf], rows: Mapping[str, tuple[str, Op]]) -> dict[str, Shape]:
+    """{tensor: its shape} of what the leaves need."""
+    wanted: dict[str, Shape] = {}
+    for leaf, (name, op) in rows.items():
+        shape = leaves[leaf].shape
+        shape = op.shape(shape[1:] if "{e}" in name else shape)
+        for one in _names(leaves[leaf], name):
+            assert wanted.setdefault(one, shape) == shape, (leaf, one, wanted[one], shape)
+    return wanted
+
+
+def _padded(
+    leaves: Mapping[str, Leaf], rows: Mapping[str, tuple[str, Op]], found: Mapping[str, Tensor]
+) -> Mapping[str, Leaf]:
+    """The leaves, with the rows of the vocabulary that the files hold if they agree on more.
+
+    Files pad a vocabulary to a multiple of a power of two. What is beyond config.json's vocab_size
+    is no token's.
+    """
+    vocab = [leaf for leaf in rows if "vocab" in leaves[leaf].names]
+    sizes = [
+        {
+            n
+            for n in found[name].shape
+            if op.shape(_resized(leaves[leaf], n).shape) == found[name].shape
+        }
+        for leaf, (name, op) in rows.items()
+        if leaf in vocab and name in found
+    ]
+    if not sizes or len(sizes) < len(vocab):
+        return leaves
+    size = _vocab_size(leaves[vocab[0]])
+    larger = [n for n in set.intersection(*sizes) if n > size]
+    if not larger:
+        return leaves
+    _log.warning(
+        "Cut the vocabulary from the %d rows of the files to vocab_size=%d of config.json: the "
+        "rest is padding.",
+        larger[0],
+        size,
+    )
+    return {n: _resized(leaf, larger[0]) if n in vocab else leaf for n, leaf in leaves.items()}
+
+
+def _vocab_size(leaf: Leaf) -> int:
+    return leaf.shape[leaf.names.index("vocab")]
+
+
+def _resized(leaf: Leaf, size: int) -> Leaf:
+    shape = [size if name == "vocab" else n for n, name in zip(leaf.shape, leaf.names, strict=True)]
+    return dataclasses.replace(leaf, shape=tuple(shape))
+
+
+def _check(
+    wanted: Mapping[str, Shape],
+    found: Mapping[str, Shape],
+    family: Family,
+    tensors: Mapping[str, Tensor],
+) -> None:
+    missing, unexpected = wanted.keys() - found.keys(), found.keys() - wanted.keys()
+    bare = bool(tensors) and not any(name.startswith(family.prefix) for name in tensors)
+
+    def shown(name: str) -> str:
+        return name if bare else family.on_disk(name)
+
+    def close(name: str, options: Iterable[str]) -> str:
+        # A number is rarely misspelt, and comparing each name with all would take minutes.
+        numbers = re.findall(r"\d+", name)
+        same = [shown(option) for option in options if re.findall(r"\d+", option) == numbers]
+        return near(shown(name), same)
+
+    lines = [
+        *_section("missing", missing, lambda n: f"{shown(n)} {wanted[n]}{close(n, unexpected)}"),
+        *_section("unexpected", unexpected, lambda n: f"{shown(n)} {found[n]}{close(n, missing)}"),
+        *_section(
+            "misshapen",
+            {name for name in wanted.keys() & found.keys() if wanted[name] != found[name]},
+            lambda n: f"{shown(n)}: {found[n]} where config.json gives {wanted[n]}",
+        ),
+    ]
+    if lines:
+        listing = "\n  ".join(lines)
+        raise ValueError(
+            f"The tensors of the files must be those of config.json, got\n  {listing}\n"
+            "Use the config.json that was saved with these files."
+        )
+
+
+def _section(kind: str, names: set[str], line: Callable[[str], str]) -> list[str]:
+    """A line per name, of at most `_LINES` names."""
+    shown = [f"{kind} {line(name)}" for name in sorted(names)[:_LINES]]
+    more = [f"and {len(names) - _LINES} more {kind}"] if len(names) > _LINES else []
+    return shown + more

@@ -51,11 +51,9 @@ class Decoder(nnx.Module):
     def __init__(self, config: Config, *, rngs: nnx.Rngs):
         std = config.init_std
         self.embed = Embed(config.vocab_size, config.embed, std=std, rngs=rngs)
-        self.positions = None
-        if config.learned_positions:
-            names = ("positions", "embed")
-            size = config.max_length, config.embed
-            self.positions = Embed(*size, names=names, std=std, rngs=rngs)
+        learned = functools.partial(Embed, names=("positions", "embed"), std=std, rngs=rngs)
+        size = config.max_length, config.embed
+        self.positions = learned(*size) if config.learned_positions else None
         self.layers = nnx.List(
             Block(config.embed, layer, norm=config.norm, std=std, rngs=rngs)
             for layer in config.layers

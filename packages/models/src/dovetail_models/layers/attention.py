@@ -38,9 +38,8 @@ class SelfAttention(nnx.Module):
         )
         self.q_norm = norm_layer(head, norm) if attention.qk_norm else None
         self.k_norm = norm_layer(head, norm) if attention.qk_norm else None
-        self.sinks = None
-        if attention.sinks:
-            self.sinks = nnx.Param(jnp.zeros(attention.heads), **named("heads"))
+        zeros = jnp.zeros(attention.heads)
+        self.sinks = nnx.Param(zeros, **named("heads")) if attention.sinks else None
         self.config = attention
 
     def __call__(

@@ -9,6 +9,7 @@ one is put in its place by `Decoder.configure(ragged_dot=...)`.
 Shape letters: b rows, t tokens, n = b t, K experts per token, E experts, D embed, F hidden.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -41,10 +42,8 @@ class ExpertLinear(nnx.Module):
     ):
         kernel = nnx.initializers.normal(std)(rngs.params(), size, jnp.float32)
         self.kernel = nnx.Param(kernel, **named(*names))
-        self.bias = None
-        if bias:
-            zeros = jnp.zeros((size[0], size[2]))
-            self.bias = nnx.Param(zeros, **named(names[0], names[2]))
+        zeros = jnp.zeros((size[0], size[2]))
+        self.bias = nnx.Param(zeros, **named(names[0], names[2])) if bias else None
         self.ragged_dot: RaggedDot = jax.lax.ragged_dot
 
     def __call__(
@@ -69,9 +68,9 @@ class MixtureOfExperts(nnx.Module):
         self.gate = ExpertLinear((count, embed, hidden), inner, **options)
         self.up = ExpertLinear((count, embed, hidden), inner, **options)
         self.down = ExpertLinear((count, hidden, embed), outer, **options)
-        self.shared = None
-        if experts.shared is not None:
-            self.shared = FeedForward(embed, Mlp(hidden=experts.shared), std=std, rngs=rngs)
+        shared = functools.partial(FeedForward, embed, std=std, rngs=rngs)
+        width = experts.shared
+        self.shared = None if width is None else shared(Mlp(hidden=width))
         self.config = experts
 
     def __call__(

@@ -32,11 +32,10 @@ class Router(nnx.Module):
     def __init__(self, embed: int, experts: Experts, *, std: float, rngs: nnx.Rngs):
         kernel = nnx.initializers.normal(std)(rngs.params(), (embed, experts.count), jnp.float32)
         self.kernel = nnx.Param(kernel, **named("embed", "router"))
-        self.bias = self.selection_bias = None
-        if experts.router_bias:
-            self.bias = nnx.Param(jnp.zeros(experts.count), **named("router"))
-        if experts.selection_bias:
-            self.selection_bias = Buffer(jnp.zeros(experts.count), **named("router"))
+        zeros = jnp.zeros(experts.count)
+        self.bias = nnx.Param(zeros, **named("router")) if experts.router_bias else None
+        biased = experts.selection_bias
+        self.selection_bias = Buffer(zeros, **named("router")) if biased else None
         self.config = experts
 
     def __call__(
@@ -81,7 +80,7 @@ def balance(
     """The `Balance` of one layer; `mask` is true where a token counts."""
     count, top_k = scores.shape[-1], chosen.shape[-1]
     mask = jnp.ones(scores.shape[:2], bool) if mask is None else mask
-    taken = jax.nn.one_hot(chosen, count, dtype=jnp.int32).sum(-2) * mask[..., None]
+    taken = jnp.where(mask[..., None], jax.nn.one_hot(chosen, count, dtype=jnp.int32).sum(-2), 0)
     tokens = jnp.maximum(mask.sum(1), 1).astype(jnp.float32)[:, None]
     used = taken.sum(1).astype(jnp.float32) * (count / top_k) / tokens
     share = scores / scores.sum(-1, keepdims=True) * mask[..., None].astype(scores.dtype)

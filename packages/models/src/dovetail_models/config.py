@@ -83,12 +83,12 @@ class Attention:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LatentAttention:
-    """Multi-head latent attention: keys and values of all heads come from `kv_rank` numbers a token.
+    """Multi-head latent attention: keys and values of all heads come from `kv_rank` numbers each.
 
     A head's query and key have `nope_dim` numbers without position and `rope_dim` turned ones, of
-    which the key's are shared by all heads; its value has `v_dim`. `q_rank` puts the queries through
-    a bottleneck as well (None: none). `bias` is that of the two down projections and of the output.
-    YaRN's `mscale_all_dim` multiplies the scores. Source: DeepSeek-V2, 2405.04434, section 2.1.
+    which the key's are shared by all heads; its value has `v_dim`. `q_rank` puts the queries
+    through a bottleneck as well (None: none). `bias` is that of the two down projections and of the
+    output. YaRN's `mscale_all_dim` multiplies the scores. Source: 2405.04434, section 2.1.
     """
 
     heads: int

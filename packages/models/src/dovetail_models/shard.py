@@ -72,8 +72,9 @@ def shardings(
 ) -> nnx.State:
     """Pytree of `NamedSharding`, structured as `nnx.state(model, only)`.
 
-    The mesh may be abstract and the model too. `only=WEIGHTS` takes buffers along. Raises ValueError for a dimension that the axes of
-    its rule do not divide, naming the leaf, the dimension and the rule.
+    The mesh may be abstract and the model too. `only=WEIGHTS` takes buffers along. Raises
+    ValueError for a dimension that the axes of its rule do not divide, naming the leaf, the
+    dimension and the rule.
     """
 
     axes = mesh.axis_names

@@ -2,7 +2,36 @@
 # SPDX-License-Identifier: Apache-2.0
 """The families: for each a builder, its config.json both ways, and its table of tensor names."""
 
-from dovetail_models.families import llama, qwen3
+from dovetail_models.families import (
+    deepseek_v2,
+    deepseek_v3,
+    gemma,
+    gemma2,
+    gemma3,
+    gpt2,
+    gpt_oss,
+    llama,
+    mistral,
+    mixtral,
+    qwen2,
+    qwen3,
+    qwen3_moe,
+)
 from dovetail_models.hf.table import Family
 
-FAMILIES: dict[str, Family] = {"llama": llama.FAMILY, "qwen3": qwen3.FAMILY}
+# By the `model_type` of config.json.
+FAMILIES: dict[str, Family] = {
+    "deepseek_v2": deepseek_v2.FAMILY,
+    "deepseek_v3": deepseek_v3.FAMILY,
+    "gemma": gemma.FAMILY,
+    "gemma2": gemma2.FAMILY,
+    "gemma3_text": gemma3.FAMILY,
+    "gpt2": gpt2.FAMILY,
+    "gpt_oss": gpt_oss.FAMILY,
+    "llama": llama.FAMILY,
+    "mistral": mistral.FAMILY,
+    "mixtral": mixtral.FAMILY,
+    "qwen2": qwen2.FAMILY,
+    "qwen3": qwen3.FAMILY,
+    "qwen3_moe": qwen3_moe.FAMILY,
+}

@@ -2,22 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Qwen 3, dense: Llama's block with each head of q and k normalised before RoPE (2505.09388).
 
-The width of a head is a number of its own, and the last layers may see a sliding window.
+Quirks: the width of a head is a number of its own (128 where config.json does not say); windows
+are given as in Qwen 2.
 """
 
-import dataclasses
 from typing import Any
 
-from dovetail_models.config import Config
-from dovetail_models.families.llama import INERT, TABLE, TIED, llama, read_shape, write_shape
-from dovetail_models.hf.ops import Identity
-from dovetail_models.hf.table import Family, Keys, Row
-
-_NORMS = (
-    Row("model.layers.{i}.self_attn.q_norm.weight", "layers.{i}.attn.q_norm.scale", Identity()),
-    Row("model.layers.{i}.self_attn.k_norm.weight", "layers.{i}.attn.k_norm.scale", Identity()),
-)
-_FULL, _SLIDING = "full_attention", "sliding_attention"
+from dovetail_models.config import Attention, Config, Mlp, Norm
+from dovetail_models.families import shape
+from dovetail_models.families.qwen2 import with_windows, write_windows
+from dovetail_models.hf.table import Family, Keys
+from dovetail_models.rope_config import Rope, Scaling
 
 
 def qwen3(
@@ -30,6 +25,7 @@ def qwen3(
     kv_heads: int | None = None,
     head_dim: int = 128,
     rope_theta: float = 1_000_000.0,
+    rope_scaling: Scaling | None = None,
     norm_eps: float = 1e-6,
     tie: bool = False,
     attention_bias: bool = False,
@@ -39,84 +35,46 @@ def qwen3(
     """The configuration of a dense Qwen 3 of `depth` equal layers; `kv_heads` is `heads`
     unless given.
     """
-    base = llama(
+    attention = Attention(
+        **shape.heads(embed, heads, kv_heads, head_dim),
+        rope=Rope(theta=rope_theta, scaling=rope_scaling),
+        qkv_bias=attention_bias,
+        out_bias=attention_bias,
+        qk_norm=True,
+    )
+    return Config(
+        family="qwen3",
         vocab_size=vocab_size,
         embed=embed,
-        depth=depth,
-        heads=heads,
-        mlp=mlp,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        rope_theta=rope_theta,
-        norm_eps=norm_eps,
+        layers=shape.layers(attention, Mlp(hidden=mlp), windows=[None] * depth),
+        norm=Norm(eps=norm_eps),
         tie=tie,
-        attention_bias=attention_bias,
         max_length=max_length,
         init_std=init_std,
     )
-    return _normed(base)
-
-
-def _normed(base: Config) -> Config:
-    layers = tuple(
-        dataclasses.replace(la, attention=dataclasses.replace(la.attention, qk_norm=True))
-        for la in base.layers
-    )
-    return dataclasses.replace(base, family="qwen3", layers=layers)
 
 
 def _read(keys: Keys) -> Config:
     keys.expect("architectures", ["Qwen3ForCausalLM"])
-    base = llama(
-        **read_shape(keys),
-        head_dim=keys.take("head_dim", 128),
-        max_length=keys.take("max_position_embeddings", 32_768),
-    )
-    windows = _windows(keys, len(base.layers))
-    config = _normed(base)
-    layers = tuple(
-        dataclasses.replace(la, attention=dataclasses.replace(la.attention, window=window))
-        for la, window in zip(config.layers, windows, strict=True)
-    )
-    return dataclasses.replace(config, layers=layers)
-
-
-def _windows(keys: Keys, depth: int) -> list[int | None]:
-    kinds = keys.take("layer_types")
-    # Without use_sliding_window the other two keys alter nothing, and stay as they are.
-    window = keys.take("sliding_window") if keys.take("use_sliding_window", False) else None
-    if window is not None:
-        full = keys.take("max_window_layers", depth)
-        kinds = kinds or [_SLIDING if i >= full else _FULL for i in range(depth)]
-    kinds = kinds or [_FULL] * depth
-    allowed = {_FULL} if window is None else {_FULL, _SLIDING}
-    if len(kinds) != depth or not set(kinds) <= allowed:
-        raise ValueError(
-            f"layer_types must hold one of {sorted(allowed)} per layer, got layer_types={kinds} "
-            f"for num_hidden_layers={depth} and sliding_window={window}. Correct config.json."
-        )
-    return [window if kind == _SLIDING else None for kind in kinds]
+    keys.expect("hidden_act", "silu")
+    sizes = shape.read_shape(keys, max_length=32_768, head_dim=128)
+    return with_windows(keys, qwen3(**sizes, attention_bias=keys.take("attention_bias", False)))
 
 
 def _write(config: Config) -> dict[str, Any]:
-    windows = [la.attention.window for la in config.layers]
-    sizes = [window for window in windows if window is not None]
-    kinds = [_FULL if window is None else _SLIDING for window in windows]
-    keys = {
-        "architectures": ["Qwen3ForCausalLM"],
-        **write_shape(config),
-        "use_sliding_window": bool(sizes),
-        "layer_types": kinds,
+    layer = config.layers[0]
+    return {
+        **shape.write_shape(config, architecture="Qwen3ForCausalLM", hidden=layer.mlp.hidden),
+        "hidden_act": "silu",
+        "attention_bias": layer.attention.qkv_bias,
+        **write_windows(config),
     }
-    if sizes:
-        keys |= {"sliding_window": sizes[0], "max_window_layers": kinds.index(_SLIDING)}
-    return keys
 
 
 FAMILY = Family(
     read=_read,
     write=_write,
-    table=(*TABLE, *_NORMS),
-    inert=INERT | {"sliding_window", "max_window_layers"},
-    tied=TIED,
+    table=(*shape.TABLE, *shape.QK_NORMS),
+    inert=shape.INERT | {"sliding_window", "max_window_layers"},
+    tied=shape.TIED,
 )

@@ -23,7 +23,7 @@ def parse(values: Mapping[str, Any], *, allow: tuple[str, ...] = ()) -> Config:
         )
     config = FAMILIES[kind].read(keys)
     # How the weights are stored is told by the weights.
-    for name in ("dtype", "torch_dtype"):
+    for name in ("dtype", "torch_dtype", "quantization_config"):
         keys.take(name)
     return dataclasses.replace(config, extra=keys.extra(FAMILIES[kind].inert, allow))
 

@@ -56,7 +56,9 @@ def describe_scaling(rope: Rope) -> dict[str, Any] | None:
         return None
     kind = next(name for name, scaling in _KINDS.items() if isinstance(rope.scaling, scaling))
     numbers = dataclasses.asdict(rope.scaling).items()
-    return {"rope_type": kind} | {_THEIRS.get(n, n): v for n, v in numbers if v is not None}
+    # What is not written is read as None, or as True.
+    written = {_THEIRS.get(n, n): v for n, v in numbers if v is not None and v is not True}
+    return {"rope_type": kind, **written}
 
 
 def parse_rope(values: Mapping[str, Any]) -> Rope:

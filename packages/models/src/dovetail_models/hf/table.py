@@ -120,6 +120,9 @@ class Keys:
     def __init__(self, values: Mapping[str, Any]):
         self._rest = dict(values)
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._rest
+
     def take(self, name: str, default: Any = None, *, required: bool = False) -> Any:
         """The value of a key, or the default; ValueError if it is required and missing."""
         if required and self._rest.get(name) is None:

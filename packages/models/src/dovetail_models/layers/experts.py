@@ -9,7 +9,6 @@ one is put in its place by `Decoder.configure(ragged_dot=...)`.
 Shape letters: b rows, t tokens, n = b t, K experts per token, E experts, D embed, F hidden.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -57,20 +56,36 @@ class ExpertLinear(nnx.Module):
         return out
 
 
-class MixtureOfExperts(nnx.Module):
-    """`Σ weight * expert(x)` over the chosen experts, and the shared block if there is one."""
+class ExpertMlp(nnx.Module):
+    """`down(activation(gate(x)) * up(x))` with the matrices of each row's own expert."""
 
     def __init__(self, embed: int, experts: Experts, *, std: float, rngs: nnx.Rngs):
         count, hidden = experts.count, experts.hidden
         options: dict[str, Any] = {"bias": experts.bias, "std": std, "rngs": rngs}
         inner, outer = ("experts", "embed", "mlp"), ("experts", "mlp", "embed")
-        self.router = Router(embed, experts, std=std, rngs=rngs)
         self.gate = ExpertLinear((count, embed, hidden), inner, **options)
         self.up = ExpertLinear((count, embed, hidden), inner, **options)
         self.down = ExpertLinear((count, hidden, embed), outer, **options)
-        shared = functools.partial(FeedForward, embed, std=std, rngs=rngs)
-        width = experts.shared
-        self.shared = None if width is None else shared(Mlp(hidden=width))
+        self.activation = experts.activation
+
+    def __call__(
+        self, x: Float[Array, "m D"], *, sizes: Int[Array, " E"], experts: Int[Array, " m"]
+    ) -> Float[Array, "m D"]:
+        """Rows lie expert by expert, as in `ExpertLinear`."""
+        gate = self.gate(x, sizes=sizes, experts=experts)
+        up = self.up(x, sizes=sizes, experts=experts)
+        hidden = checkpoint_name(glu(gate, up, self.activation), "mlp_hidden")
+        return self.down(hidden, sizes=sizes, experts=experts)
+
+
+class MixtureOfExperts(nnx.Module):
+    """`Σ weight * expert(x)` over the chosen experts, and the shared block if there is one."""
+
+    def __init__(self, embed: int, experts: Experts, *, std: float, rngs: nnx.Rngs):
+        self.router = Router(embed, experts, std=std, rngs=rngs)
+        self.experts = ExpertMlp(embed, experts, std=std, rngs=rngs)
+        shared = None if experts.shared is None else Mlp(hidden=experts.shared)
+        self.shared = shared and FeedForward(embed, shared, std=std, rngs=rngs)
         self.config = experts
 
     def __call__(
@@ -88,15 +103,10 @@ class MixtureOfExperts(nnx.Module):
         return mixed, balance(scores, chosen, mask)
 
     def _mix(self, x: Float[Array, "n D"], weights: Array, chosen: Array) -> Float[Array, "n D"]:
-        k = self.config.top_k
-        flat = chosen.reshape(-1)
+        k, flat = self.config.top_k, chosen.reshape(-1)
         order = jnp.argsort(flat, stable=True)
-        experts, rows = flat[order], x[order // k]
         sizes = jnp.bincount(flat, length=self.config.count).astype(jnp.int32)
-        gate = self.gate(rows, sizes=sizes, experts=experts)
-        up = self.up(rows, sizes=sizes, experts=experts)
-        hidden = checkpoint_name(glu(gate, up, self.config.activation), "mlp_hidden")
-        out = self.down(hidden, sizes=sizes, experts=experts)
+        out = self.experts(x[order // k], sizes=sizes, experts=flat[order])
         # A gather back, not a scatter: sums are then of one order on every device.
         out = out[jnp.argsort(order)].reshape(len(x), k, -1)
         mixed = jnp.einsum("nkd,nk->nd", out.astype(jnp.float32), weights.reshape(-1, k))

@@ -23,7 +23,7 @@ _FUNCTIONS = {
 
 
 def activate(x: Float[Array, "*batch f"], activation: Activation) -> Float[Array, "*batch f"]:
-    """The activation of each number; "gelu" is exact, "gelu_tanh" its approximation (1606.08415)."""
+    """The activation of each number; "gelu" is exact, "gelu_tanh" not (1606.08415, section 2)."""
     return _FUNCTIONS[activation](x)
 
 

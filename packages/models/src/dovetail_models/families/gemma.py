@@ -1,0 +1,79 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Gemma: Llama's block with GeGLU and wide heads (2403.08295).
+
+Quirks: norms store their scale less 1 and multiply in float32; token vectors are multiplied by √D,
+rounded to their dtype (55.5 for D = 3072 in bfloat16); the GELU is the tanh approximation even
+where config.json says "gelu"; the head is the embedding.
+"""
+
+from typing import Any
+
+from dovetail_models.config import Attention, Config, Mlp, Norm
+from dovetail_models.families import shape
+from dovetail_models.hf.table import Family, Keys
+from dovetail_models.rope_config import Rope, Scaling
+
+GELU = "gelu_pytorch_tanh"
+
+
+def gemma(
+    *,
+    vocab_size: int,
+    embed: int,
+    depth: int,
+    heads: int,
+    mlp: int,
+    kv_heads: int | None = None,
+    head_dim: int = 256,
+    rope_theta: float = 10_000.0,
+    rope_scaling: Scaling | None = None,
+    norm_eps: float = 1e-6,
+    tie: bool = True,
+    max_length: int = 8192,
+    init_std: float = 0.02,
+) -> Config:
+    """The configuration of a Gemma of `depth` equal layers; `kv_heads` is `heads` unless given."""
+    attention = Attention(
+        **shape.heads(embed, heads, kv_heads, head_dim),
+        rope=Rope(theta=rope_theta, scaling=rope_scaling),
+    )
+    block = Mlp(hidden=mlp, activation="gelu_tanh")
+    return Config(
+        family="gemma",
+        vocab_size=vocab_size,
+        embed=embed,
+        layers=shape.layers(attention, block, windows=[None] * depth),
+        norm=norm(norm_eps),
+        tie=tie,
+        max_length=max_length,
+        embed_scale=embed**0.5,
+        init_std=init_std,
+    )
+
+
+def norm(eps: float) -> Norm:
+    """Gemma's norm."""
+    return Norm(eps=eps, unit_offset=True, wide=True)
+
+
+def _read(keys: Keys) -> Config:
+    keys.expect("architectures", ["GemmaForCausalLM"])
+    keys.expect("hidden_act", GELU, "gelu")
+    keys.expect("hidden_activation", GELU)
+    keys.expect("attention_bias", False)
+    keys.expect("use_bidirectional_attention", False)
+    return gemma(**shape.read_shape(keys, tie=True, max_length=8192, head_dim=256))
+
+
+def _write(config: Config) -> dict[str, Any]:
+    hidden = config.layers[0].mlp.hidden
+    return {
+        **shape.write_shape(config, architecture="GemmaForCausalLM", hidden=hidden),
+        "hidden_act": GELU,
+        "attention_bias": False,
+        "use_bidirectional_attention": None,
+    }
+
+
+FAMILY = Family(read=_read, write=_write, table=shape.TABLE, inert=shape.INERT, tied=shape.TIED)

@@ -1,0 +1,139 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Gemma 2: Gemma with a norm after each block too, capped logits and every other layer windowed
+(2408.00118).
+
+Quirks: four norms a layer; scores are capped at 50 and logits at 30 by tanh; the scale of scores is
+`query_pre_attn_scalar ** -0.5`, not that of the head; the even layers see a window.
+"""
+
+from typing import Any
+
+from dovetail_models.config import Attention, Config, Mlp
+from dovetail_models.families import shape
+from dovetail_models.families.gemma import GELU, norm
+from dovetail_models.hf.rope import read_rope
+from dovetail_models.hf.table import Family, Keys, Table
+from dovetail_models.rope_config import Rope
+
+_THEIRS, _OURS = "model.layers.{i}.", "layers.{i}."
+_NORMS: Table = tuple(
+    row
+    for theirs, ours in {
+        "input_layernorm": "attn_norm",
+        "post_attention_layernorm": "attn_post_norm",
+        "pre_feedforward_layernorm": "mlp_norm",
+        "post_feedforward_layernorm": "mlp_post_norm",
+    }.items()
+    for row in shape.norm(_THEIRS + theirs, _OURS + ours)
+)
+TABLE: Table = (*shape.OUTER, *_NORMS, *shape.ATTENTION, *shape.MLP)
+
+
+def gemma2(
+    *,
+    vocab_size: int,
+    embed: int,
+    depth: int,
+    heads: int,
+    mlp: int,
+    kv_heads: int | None = None,
+    head_dim: int = 256,
+    query_scalar: float = 256,
+    window: int | None = 4096,
+    score_cap: float | None = 50.0,
+    logit_cap: float | None = 30.0,
+    rope_theta: float = 10_000.0,
+    norm_eps: float = 1e-6,
+    tie: bool = True,
+    max_length: int = 8192,
+    init_std: float = 0.02,
+) -> Config:
+    """The configuration of a Gemma 2 of `depth` layers, of which every other one, from the first
+    on, sees `window` positions. `kv_heads` is `heads` unless given; scores are divided by the root
+    of `query_scalar`.
+    """
+    attention = Attention(
+        **shape.heads(embed, heads, kv_heads, head_dim),
+        rope=Rope(theta=rope_theta),
+        soft_cap=score_cap,
+        scale=query_scalar**-0.5,
+    )
+    windows = [window if i % 2 == 0 else None for i in range(depth)]
+    block = Mlp(hidden=mlp, activation="gelu_tanh")
+    return Config(
+        family="gemma2",
+        vocab_size=vocab_size,
+        embed=embed,
+        layers=shape.layers(attention, block, windows=windows, norms="sandwich"),
+        norm=norm(norm_eps),
+        tie=tie,
+        max_length=max_length,
+        embed_scale=embed**0.5,
+        soft_cap=logit_cap,
+        init_std=init_std,
+    )
+
+
+def read_sizes(
+    keys: Keys, *, max_length: int, score_cap: float | None, logit_cap: float | None
+) -> dict[str, Any]:
+    """The arguments that the builders of Gemma 2 and 3 share, from config.json."""
+    keys.expect("hidden_activation", GELU)
+    keys.expect("hidden_act", GELU, "gelu")
+    keys.expect("attention_bias", False)
+    keys.expect("use_bidirectional_attention", False)
+    window = 4096
+    if "sliding_window" in keys:
+        window = shape.count(keys, "sliding_window", required=False)
+    return {
+        **shape.read_sizes(keys, tie=True, max_length=max_length, head_dim=256),
+        "query_scalar": keys.take("query_pre_attn_scalar", 256),
+        "window": window,
+        "score_cap": _cap(keys, "attn_logit_softcapping", score_cap),
+        "logit_cap": _cap(keys, "final_logit_softcapping", logit_cap),
+    }
+
+
+def _cap(keys: Keys, name: str, absent: float | None) -> float | None:
+    """A cap: null is none, and a key that is not there is the family's."""
+    return keys.take(name) if name in keys else absent
+
+
+def write_sizes(config: Config, *, architecture: str) -> dict[str, Any]:
+    """The keys that Gemma 2 and 3 share."""
+    layer = config.layers[0]
+    assert isinstance(layer.attention, Attention)
+    assert layer.attention.scale is not None
+    return {
+        **shape.write_shape(config, architecture=architecture, hidden=layer.mlp.hidden),
+        "hidden_activation": GELU,
+        "attention_bias": False,
+        "use_bidirectional_attention": None,
+        # A power of a power: rounded back to the number that it came from.
+        "query_pre_attn_scalar": _whole(round(layer.attention.scale**-2, 6)),
+        "sliding_window": shape.first_window(config),
+        "attn_logit_softcapping": layer.attention.soft_cap,
+        "final_logit_softcapping": config.soft_cap,
+        "layer_types": shape.kinds(config),
+    }
+
+
+def _whole(number: float) -> float | int:
+    return int(number) if number == int(number) else number
+
+
+def _read(keys: Keys) -> Config:
+    keys.expect("architectures", ["Gemma2ForCausalLM"])
+    rope = read_rope(keys)
+    sizes = read_sizes(keys, max_length=8192, score_cap=50.0, logit_cap=30.0)
+    return shape.with_kinds(keys, gemma2(**sizes, rope_theta=rope.theta), window=sizes["window"])
+
+
+FAMILY = Family(
+    read=_read,
+    write=lambda config: write_sizes(config, architecture="Gemma2ForCausalLM"),
+    table=TABLE,
+    inert=shape.INERT,
+    tied=shape.TIED,
+)

@@ -1,0 +1,128 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Gemma 3, text: Gemma 2 without caps, with normalised heads and five windowed layers to each full
+one (2503.19786).
+
+Quirks: q and k are normalised before RoPE; windowed layers turn with a theta of 10,000, full ones
+with 1,000,000, which alone is stretched; of six layers the last is full.
+"""
+
+import dataclasses
+from typing import Any
+
+from dovetail_models.config import Attention, Config, Mlp
+from dovetail_models.families import shape
+from dovetail_models.families.gemma import norm
+from dovetail_models.families.gemma2 import TABLE, read_sizes, write_sizes
+from dovetail_models.hf.rope import describe_scaling, parse_rope
+from dovetail_models.hf.table import Family, Keys
+from dovetail_models.rope_config import Rope, Scaling
+
+_INERT = shape.INERT | {"_sliding_window_pattern", "cache_implementation"}
+
+
+def gemma3(
+    *,
+    vocab_size: int,
+    embed: int,
+    depth: int,
+    heads: int,
+    mlp: int,
+    kv_heads: int | None = None,
+    head_dim: int = 256,
+    query_scalar: float = 256,
+    window: int | None = 1024,
+    pattern: int = 6,
+    score_cap: float | None = None,
+    logit_cap: float | None = None,
+    rope_theta: float = 1_000_000.0,
+    rope_scaling: Scaling | None = None,
+    local_theta: float = 10_000.0,
+    norm_eps: float = 1e-6,
+    tie: bool = True,
+    max_length: int = 131_072,
+    init_std: float = 0.02,
+) -> Config:
+    """The configuration of a Gemma 3 of `depth` layers: each `pattern`-th sees everything and turns
+    with `rope_theta` and `rope_scaling`, the others see `window` positions and turn with
+    `local_theta`. `kv_heads` is `heads` unless given.
+    """
+    attention = Attention(
+        **shape.heads(embed, heads, kv_heads, head_dim),
+        rope=Rope(theta=rope_theta, scaling=rope_scaling),
+        soft_cap=score_cap,
+        scale=query_scalar**-0.5,
+        qk_norm=True,
+    )
+    windows = [window if (i + 1) % pattern else None for i in range(depth)]
+    block = Mlp(hidden=mlp, activation="gelu_tanh")
+    base = Config(
+        family="gemma3_text",
+        vocab_size=vocab_size,
+        embed=embed,
+        layers=shape.layers(attention, block, windows=windows, norms="sandwich"),
+        norm=norm(norm_eps),
+        tie=tie,
+        max_length=max_length,
+        embed_scale=embed**0.5,
+        soft_cap=logit_cap,
+        init_std=init_std,
+    )
+    return _with_ropes(base, full=Rope(theta=rope_theta, scaling=rope_scaling), local=local_theta)
+
+
+def _with_ropes(config: Config, *, full: Rope, local: float) -> Config:
+    layers = tuple(
+        dataclasses.replace(
+            la,
+            attention=dataclasses.replace(
+                la.attention, rope=Rope(theta=local) if la.attention.window else full
+            ),
+        )
+        for la in config.layers
+    )
+    return dataclasses.replace(config, layers=layers)
+
+
+def _read(keys: Keys) -> Config:
+    keys.expect("architectures", ["Gemma3ForCausalLM"])
+    full = {"rope_theta": keys.take("rope_theta", 1e6), **(keys.take("rope_scaling") or {})}
+    local = {"rope_theta": keys.take("rope_local_base_freq", 1e4)}
+    new = keys.take("rope_parameters") or {}
+    rope = parse_rope(full | new.get(shape.FULL, {}))
+    local_rope = parse_rope(local | new.get(shape.SLIDING, {}))
+    if local_rope.scaling is not None:
+        raise ValueError(
+            "RoPE of the windowed layers must not be stretched, got rope_parameters="
+            f"{new}. No module here computes it; use the library that wrote the file."
+        )
+    sizes = read_sizes(keys, max_length=131_072, score_cap=None, logit_cap=None)
+    pattern = shape.count(keys, "sliding_window_pattern", required=False) or 6
+    ropes = {"rope_theta": rope.theta, "rope_scaling": rope.scaling}
+    config = gemma3(**sizes, **ropes, local_theta=local_rope.theta, pattern=pattern)
+    config = shape.with_kinds(keys, config, window=sizes["window"])
+    return _with_ropes(config, full=rope, local=local_rope.theta)
+
+
+def _write(config: Config) -> dict[str, Any]:
+    keys = write_sizes(config, architecture="Gemma3ForCausalLM")
+    ropes = {la.attention.window is None: la.attention.rope for la in config.layers}
+    # A kind that no layer is of keeps the published base.
+    full = ropes.get(True) or Rope(theta=1e6)
+    local = ropes.get(False) or Rope(theta=1e4)
+    scaling = describe_scaling(full)
+    return keys | {
+        "rope_theta": full.theta,
+        "rope_scaling": scaling,
+        "rope_local_base_freq": local.theta,
+        "use_bidirectional_attention": False,
+        "rope_parameters": {
+            shape.FULL: {"rope_theta": full.theta, **(scaling or {"rope_type": "default"})},
+            shape.SLIDING: {"rope_theta": local.theta, "rope_type": "default"},
+        },
+    }
+
+
+FAMILY = Family(
+    read=_read, write=_write, table=(*TABLE, *shape.QK_NORMS), inert=_INERT, tied=shape.TIED
+)

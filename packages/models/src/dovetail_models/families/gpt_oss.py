@@ -1,0 +1,127 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""gpt-oss: attention with sinks, every other layer windowed, over experts (2508.10925).
+
+Quirks: a learned score per head joins the denominator of its softmax; projections, router and
+experts have biases; the gate is clamped (`ClampedGlu`); gate and up alternate in one tensor, stored
+[in, out]; experts may be MXFP4; YaRN's ramp is not cut to whole pairs; norms multiply in float32.
+"""
+
+from typing import Any
+
+from dovetail_models.config import Attention, ClampedGlu, Config, Experts, Norm
+from dovetail_models.families import shape
+from dovetail_models.hf.ops import Identity, Interleaved
+from dovetail_models.hf.table import Family, Keys, Row, Table
+from dovetail_models.rope_config import Rope, Scaling, YarnScaling
+
+_SAME = Identity()
+_THEIRS, _OURS = "model.layers.{i}.", "layers.{i}."
+_EXPERTS: Table = (
+    *shape.linear(f"{_THEIRS}mlp.router", f"{_OURS}mlp.router"),
+    *(
+        Row(f"{_THEIRS}mlp.experts.gate_up_proj{end}", f"{_OURS}mlp.experts.{name}.{leaf}", op)
+        for name, op in (("gate", Interleaved(0, 2, -1)), ("up", Interleaved(1, 2, -1)))
+        for end, leaf in (("", "kernel"), ("_bias", "bias"))
+    ),
+    Row(f"{_THEIRS}mlp.experts.down_proj", f"{_OURS}mlp.experts.down.kernel", _SAME),
+    Row(f"{_THEIRS}mlp.experts.down_proj_bias", f"{_OURS}mlp.experts.down.bias", _SAME),
+)
+_SINKS = Row(f"{_THEIRS}self_attn.sinks", f"{_OURS}attn.sinks", _SAME)
+YARN = YarnScaling(factor=32.0, original_length=4096, truncate=False)
+
+
+def gpt_oss(
+    *,
+    vocab_size: int,
+    embed: int,
+    depth: int,
+    heads: int,
+    mlp: int,
+    experts: int = 32,
+    top_k: int = 4,
+    kv_heads: int | None = None,
+    head_dim: int = 64,
+    window: int | None = 128,
+    gate: ClampedGlu = ClampedGlu(),  # noqa: B008 (frozen)
+    attention_bias: bool = True,
+    rope_theta: float = 150_000.0,
+    rope_scaling: Scaling | None = YARN,
+    norm_eps: float = 1e-5,
+    tie: bool = False,
+    max_length: int = 131_072,
+    init_std: float = 0.02,
+) -> Config:
+    """The configuration of a gpt-oss of `depth` layers with `experts` of `mlp` units each; every
+    other layer, from the first on, sees `window` positions. `kv_heads` is `heads` unless given.
+    """
+    attention = Attention(
+        **shape.heads(embed, heads, kv_heads, head_dim),
+        rope=Rope(theta=rope_theta, scaling=rope_scaling),
+        qkv_bias=attention_bias,
+        out_bias=attention_bias,
+        sinks=True,
+    )
+    block = Experts(
+        count=experts, top_k=top_k, hidden=mlp, activation=gate, bias=True, router_bias=True
+    )
+    windows = [window if i % 2 == 0 else None for i in range(depth)]
+    return Config(
+        family="gpt_oss",
+        vocab_size=vocab_size,
+        embed=embed,
+        layers=shape.layers(attention, block, windows=windows),
+        norm=Norm(eps=norm_eps, wide=True),
+        tie=tie,
+        max_length=max_length,
+        init_std=init_std,
+    )
+
+
+def _read(keys: Keys) -> Config:
+    keys.expect("architectures", ["GptOssForCausalLM"])
+    keys.expect("hidden_act", "silu")
+    window = 128
+    if "sliding_window" in keys:
+        window = shape.count(keys, "sliding_window", required=False)
+    # The published files say it twice.
+    keys.take("experts_per_token")
+    gate = ClampedGlu(limit=keys.take("swiglu_limit", 7.0), alpha=keys.take("swiglu_alpha", 1.702))
+    config = gpt_oss(
+        **shape.read_shape(keys, theta=150_000.0, eps=1e-5, max_length=131_072, head_dim=64),
+        experts=shape.count(keys, "num_local_experts"),
+        top_k=shape.count(keys, "num_experts_per_tok"),
+        window=window,
+        gate=gate,
+        attention_bias=keys.take("attention_bias", True),
+    )
+    return shape.with_kinds(keys, config, window=window)
+
+
+def _write(config: Config) -> dict[str, Any]:
+    layer = config.layers[0]
+    attention, block = layer.attention, layer.mlp
+    assert isinstance(attention, Attention)
+    assert isinstance(block, Experts)
+    assert isinstance(block.activation, ClampedGlu)
+    return {
+        **shape.write_shape(config, architecture="GptOssForCausalLM", hidden=block.hidden),
+        "hidden_act": "silu",
+        "attention_bias": attention.qkv_bias,
+        "num_local_experts": block.count,
+        "num_experts_per_tok": block.top_k,
+        "experts_per_token": block.top_k,
+        "swiglu_limit": block.activation.limit,
+        "swiglu_alpha": block.activation.alpha,
+        "sliding_window": shape.first_window(config),
+        "layer_types": shape.kinds(config),
+    }
+
+
+FAMILY = Family(
+    read=_read,
+    write=_write,
+    table=(*shape.OUTER, *shape.NORMS, *shape.ATTENTION, _SINKS, *_EXPERTS),
+    inert=shape.INERT | shape.INERT_EXPERTS | {"initial_context_length"},
+    tied=shape.TIED,
+)

@@ -1,0 +1,98 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Qwen 2 and 2.5: Llama's block with biases on q, k and v alone (2407.10671).
+
+Quirks: the output projection has no bias; `sliding_window` counts only with `use_sliding_window`,
+and then for the layers from `max_window_layers` on or those that `layer_types` names.
+"""
+
+from typing import Any
+
+from dovetail_models.config import Attention, Config, Mlp, Norm
+from dovetail_models.families import shape
+from dovetail_models.hf.table import Family, Keys
+from dovetail_models.rope_config import Rope, Scaling
+
+
+def qwen2(
+    *,
+    vocab_size: int,
+    embed: int,
+    depth: int,
+    heads: int,
+    mlp: int,
+    kv_heads: int | None = None,
+    head_dim: int | None = None,
+    rope_theta: float = 1_000_000.0,
+    rope_scaling: Scaling | None = None,
+    norm_eps: float = 1e-6,
+    tie: bool = False,
+    max_length: int = 32_768,
+    init_std: float = 0.02,
+) -> Config:
+    """The configuration of a Qwen 2 or 2.5 of `depth` equal layers.
+
+    `kv_heads` is `heads` unless given, `head_dim` is `embed // heads`.
+    """
+    attention = Attention(
+        **shape.heads(embed, heads, kv_heads, head_dim),
+        rope=Rope(theta=rope_theta, scaling=rope_scaling),
+        qkv_bias=True,
+    )
+    return Config(
+        family="qwen2",
+        vocab_size=vocab_size,
+        embed=embed,
+        layers=shape.layers(attention, Mlp(hidden=mlp), windows=[None] * depth),
+        norm=Norm(eps=norm_eps),
+        tie=tie,
+        max_length=max_length,
+        init_std=init_std,
+    )
+
+
+def with_windows(keys: Keys, config: Config) -> Config:
+    """`config` with the windows that the keys of Qwen give its layers."""
+    depth = len(config.layers)
+    # Without use_sliding_window the other two keys alter nothing, and stay as they are.
+    window, full = None, depth
+    if keys.take("use_sliding_window", False):
+        window = shape.count(keys, "sliding_window", required=False)
+        # Any whole number: a model may have windows from its first layer on.
+        full = keys.take("max_window_layers", depth)
+    kinds = [shape.FULL if window is None or i < full else shape.SLIDING for i in range(depth)]
+    windows = shape.read_windows(keys, depth, window=window, default=kinds)
+    return shape.with_windows(config, windows)
+
+
+def write_windows(config: Config) -> dict[str, Any]:
+    """The keys that give the layers their windows."""
+    window, kinds = shape.first_window(config), shape.kinds(config)
+    keys: dict[str, Any] = {"use_sliding_window": window is not None, "layer_types": kinds}
+    if window is not None:
+        keys |= {"sliding_window": window, "max_window_layers": kinds.index(shape.SLIDING)}
+    return keys
+
+
+def _read(keys: Keys) -> Config:
+    keys.expect("architectures", ["Qwen2ForCausalLM"])
+    keys.expect("hidden_act", "silu")
+    return with_windows(keys, qwen2(**shape.read_shape(keys, max_length=32_768)))
+
+
+def _write(config: Config) -> dict[str, Any]:
+    hidden = config.layers[0].mlp.hidden
+    return {
+        **shape.write_shape(config, architecture="Qwen2ForCausalLM", hidden=hidden),
+        "hidden_act": "silu",
+        **write_windows(config),
+    }
+
+
+FAMILY = Family(
+    read=_read,
+    write=_write,
+    table=shape.TABLE,
+    inert=shape.INERT | {"sliding_window", "max_window_layers", "use_mrope"},
+    tied=shape.TIED,
+)

@@ -1,0 +1,229 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""What the families of Llama's shape share: names of tensors, keys of config.json, equal layers."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from dovetail_models.config import Attention, Config, Experts, Layer, Mlp
+from dovetail_models.hf.ops import Identity, Part, Transpose
+from dovetail_models.hf.rope import read_rope, write_rope
+from dovetail_models.hf.table import Keys, Row, Table
+
+SAME, TURN = Identity(), Transpose()
+FULL, SLIDING = "full_attention", "sliding_attention"
+TIED = ("lm_head.weight", "model.embed_tokens.weight")
+# Keys that alter no logit: token ids, what a text generator or the library reads, and
+# pretraining_tp, which changes only the order of sums.
+INERT = frozenset(
+    {"_name_or_path", "auto_map", "bos_token_id", "chunk_size_feed_forward", "eos_token_id"}
+    | {"id2label", "is_encoder_decoder", "label2id", "output_attentions", "output_hidden_states"}
+    | {"pad_token_id", "pretraining_tp", "problem_type", "return_dict", "transformers_version"}
+    | {"use_cache"}
+)
+# What a trainer adds to the loss of a mixture of experts.
+INERT_EXPERTS = frozenset({"output_router_logits", "router_aux_loss_coef"})
+
+
+def linear(theirs: str, ours: str) -> Table:
+    """The rows of a torch `Linear`, with its bias if it has one."""
+    return Row(f"{theirs}.weight", f"{ours}.kernel", TURN), Row(
+        f"{theirs}.bias", f"{ours}.bias", SAME
+    )
+
+
+def norm(theirs: str, ours: str) -> Table:
+    """The row of an RMS norm."""
+    return (Row(f"{theirs}.weight", f"{ours}.scale", SAME),)
+
+
+_THEIRS, _OURS = "model.layers.{i}.", "layers.{i}."
+OUTER: Table = (
+    Row("model.embed_tokens.weight", "embed.embedding", SAME),
+    *norm("model.norm", "norm"),
+    Row("lm_head.weight", "lm_head.kernel", TURN),
+)
+ATTENTION: Table = tuple(
+    row
+    for name in "qkvo"
+    for row in linear(f"{_THEIRS}self_attn.{name}_proj", f"{_OURS}attn.{name}")
+)
+QK_NORMS: Table = tuple(
+    row
+    for name in "qk"
+    for row in norm(f"{_THEIRS}self_attn.{name}_norm", f"{_OURS}attn.{name}_norm")
+)
+NORMS: Table = (
+    *norm(f"{_THEIRS}input_layernorm", f"{_OURS}attn_norm"),
+    *norm(f"{_THEIRS}post_attention_layernorm", f"{_OURS}mlp_norm"),
+)
+MLP: Table = tuple(
+    row
+    for name in ("gate", "up", "down")
+    for row in linear(f"{_THEIRS}mlp.{name}_proj", f"{_OURS}mlp.{name}")
+)
+TABLE: Table = (*OUTER, *NORMS, *ATTENTION, *MLP)
+
+
+def experts(router: str, names: dict[str, str], *, stacked: str) -> tuple[Table, Table]:
+    """Two layouts of a mixture of experts: a torch `Linear` per expert, and all in two tensors.
+
+    `names` give our projection for each of theirs within `stacked`, a prefix with `{e}`. The second
+    layout is [E, 2 F, D] with gate before up, and [E, D, F].
+    """
+    mlp = f"{_OURS}mlp."
+    both = stacked.replace(".{e}", "")
+    gate = Row(f"{router}.weight", f"{mlp}router.kernel", TURN)
+    apart = tuple(
+        Row(f"{stacked}.{theirs}.weight", f"{mlp}experts.{ours}.kernel", TURN)
+        for ours, theirs in names.items()
+    )
+    fused = (
+        Row(f"{both}.gate_up_proj", f"{mlp}experts.gate.kernel", Part(0, 2, -2, TURN)),
+        Row(f"{both}.gate_up_proj", f"{mlp}experts.up.kernel", Part(1, 2, -2, TURN)),
+        Row(f"{both}.down_proj", f"{mlp}experts.down.kernel", TURN),
+    )
+    return (gate, *apart), (gate, *fused)
+
+
+def heads(
+    embed: int, heads: int, kv_heads: int | None, head_dim: int | None
+) -> dict[Literal["heads", "kv_heads", "head_dim"], int]:
+    """Sizes of an `Attention`: `kv_heads` is `heads` and `head_dim` `embed // heads` if None."""
+    if head_dim is None and embed % heads:
+        raise ValueError(
+            f"Without head_dim, heads must divide embed, got embed={embed}, heads={heads}. "
+            "Pass head_dim=, or change one of them."
+        )
+    return {
+        "heads": heads,
+        "kv_heads": heads if kv_heads is None else kv_heads,
+        "head_dim": embed // heads if head_dim is None else head_dim,
+    }
+
+
+def layers(
+    attention: Attention,
+    mlp: Mlp | Experts,
+    *,
+    windows: Sequence[int | None],
+    norms: Literal["pre", "sandwich"] = "pre",
+) -> tuple[Layer, ...]:
+    """A layer per window, alike in everything else."""
+    return tuple(
+        Layer(attention=dataclasses.replace(attention, window=window), mlp=mlp, norms=norms)
+        for window in windows
+    )
+
+
+def read_shape(keys: Keys, *, theta: float = 10_000.0, **options: Any) -> dict[str, Any]:
+    """`read_sizes`, and one RoPE for all layers."""
+    rope = read_rope(keys, default_theta=theta)
+    return {**read_sizes(keys, **options), "rope_theta": rope.theta, "rope_scaling": rope.scaling}
+
+
+def read_sizes(
+    keys: Keys,
+    *,
+    eps: float = 1e-6,
+    tie: bool = False,
+    max_length: int,
+    head_dim: int | None = None,
+    kv_required: bool = True,
+) -> dict[str, Any]:
+    """The arguments that every builder of this shape takes, but for RoPE, from config.json.
+
+    The options are the values that transformers takes for a key that is not there. Where that value
+    of `num_key_value_heads` is a constant it helps nobody, and the key is required.
+    """
+    keys.expect("attention_dropout", 0.0)
+    need = functools.partial(count, keys)
+    return {
+        "vocab_size": need("vocab_size"),
+        "embed": need("hidden_size"),
+        "depth": need("num_hidden_layers"),
+        "heads": need("num_attention_heads"),
+        "mlp": need("intermediate_size"),
+        "kv_heads": need("num_key_value_heads", required=kv_required),
+        "head_dim": need("head_dim", required=False) or head_dim,
+        "norm_eps": keys.take("rms_norm_eps", eps),
+        "tie": keys.take("tie_word_embeddings", tie),
+        "max_length": need("max_position_embeddings", required=False) or max_length,
+        "init_std": keys.take("initializer_range", 0.02),
+    }
+
+
+def count(keys: Keys, name: str, *, required: bool = True) -> Any:
+    """A key whose value must be a whole number above 0 (or null, if it is not required)."""
+    value = keys.take(name, required=required)
+    if value is not None and (type(value) is not int or value < 1):
+        raise ValueError(
+            f"config.json key {name!r} must be a whole number above 0, got {name}={value!r}. "
+            "Correct config.json."
+        )
+    return value
+
+
+def write_shape(config: Config, *, architecture: str, hidden: int) -> dict[str, Any]:
+    """The keys of config.json that every family of this shape shares; `hidden` is the width of a
+    dense feed-forward block."""
+    attention = config.layers[0].attention
+    assert isinstance(attention, Attention)
+    assert attention.rope is not None
+    return {
+        "architectures": [architecture],
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.embed,
+        "intermediate_size": hidden,
+        "num_hidden_layers": len(config.layers),
+        "num_attention_heads": attention.heads,
+        "num_key_value_heads": attention.kv_heads,
+        "head_dim": attention.head_dim,
+        "max_position_embeddings": config.max_length,
+        "rms_norm_eps": config.norm.eps,
+        "tie_word_embeddings": config.tie,
+        "attention_dropout": 0.0,
+        "initializer_range": config.init_std,
+        **write_rope(attention.rope),
+    }
+
+
+def read_windows(
+    keys: Keys, depth: int, *, window: int | None, default: Sequence[str]
+) -> list[int | None]:
+    """The window of each layer, from `layer_types` or, without it, from the kinds in `default`."""
+    kinds = keys.take("layer_types") or list(default)
+    allowed = {FULL} if window is None else {FULL, SLIDING}
+    if len(kinds) != depth or not set(kinds) <= allowed:
+        raise ValueError(
+            f"layer_types must hold one of {sorted(allowed)} per layer, got layer_types={kinds} "
+            f"for num_hidden_layers={depth} and sliding_window={window}. Correct config.json."
+        )
+    return [window if kind == SLIDING else None for kind in kinds]
+
+
+def kinds(config: Config) -> list[str]:
+    """The value of `layer_types`."""
+    return [FULL if la.attention.window is None else SLIDING for la in config.layers]
+
+
+def first_window(config: Config) -> int | None:
+    """The window of the first layer that has one."""
+    return next((la.attention.window for la in config.layers if la.attention.window), None)
+
+
+def with_kinds(keys: Keys, config: Config, *, window: int | None) -> Config:
+    """`config` with the windows of `layer_types`, where config.json has that key."""
+    windows = read_windows(keys, len(config.layers), window=window, default=kinds(config))
+    return with_windows(config, windows)
+
+
+def with_windows(config: Config, windows: Sequence[int | None]) -> Config:
+    """`config` with these windows, one per layer."""
+    layers = tuple(
+        dataclasses.replace(la, attention=dataclasses.replace(la.attention, window=w))
+        for la, w in zip(config.layers, windows, strict=True)
+    )
+    return dataclasses.replace(config, layers=layers)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail_models.hf.ops import Identity, Interleaved, Op, Part, Transpose
+from dovetail_models.hf.ops import Conv, Identity, Interleaved, Lead, Op, Part, Transpose
 
 IDENTITY = Identity()
 
@@ -23,7 +23,9 @@ TENSORS = {
     "interleaved": parts(Interleaved, 2, -1),
     "interleaved rows, transposed": parts(Interleaved, 3, -2, Transpose()),
     "nested": [Part(i, 2, -2, Interleaved(j, 3, -1)) for i in range(2) for j in range(3)],
+    "lead": [Lead(2)],
 }
+STACKABLE = {name: ops for name, ops in TENSORS.items() if name != "lead"}
 shapes = st.lists(st.integers(1, 7), min_size=2, max_size=4).map(tuple)
 
 
@@ -52,7 +54,7 @@ def test_what_is_read_is_written_back(ops, shape):
     assert again.tobytes() == tensor.tobytes()
 
 
-@pytest.mark.parametrize("ops", TENSORS.values(), ids=TENSORS)
+@pytest.mark.parametrize("ops", STACKABLE.values(), ids=STACKABLE)
 @given(shape=shapes.filter(lambda shape: len(shape) > 2))
 def test_an_entry_of_a_stack_is_the_op_of_its_tensor(ops, shape):
     tensor = np.random.default_rng(0).standard_normal(ops[0].shape(shape))
@@ -79,6 +81,17 @@ def test_parts_are_those_of_numpy():
     bias = np.arange(6)
     np.testing.assert_array_equal(Part(1, 2, -1).view(bias), [3, 4, 5])
     assert Part(1, 2, -1).shape((3,)) == (6,)
+
+
+def test_conv_is_the_weight_of_a_conv2d():
+    weight = np.random.default_rng(0).standard_normal((2, 3, 4, 5))  # [out, in, high, wide]
+    kernel = Conv().view(weight)
+    assert Conv().shape(kernel.shape) == weight.shape
+    assert np.shares_memory(kernel, weight)
+    image = np.random.default_rng(1).standard_normal((4, 5, 3))  # [high, wide, in]
+    want = [sum(np.sum(w[c] * image[..., c]) for c in range(3)) for w in weight]
+    # Sums of 60 float64 products in two orders.
+    np.testing.assert_allclose(np.einsum("hwc,hwco->o", image, kernel), want, rtol=1e-12)
 
 
 @pytest.mark.parametrize("numbers", [(0, 2, 0), (2, 2, -1), (-1, 2, -1)])

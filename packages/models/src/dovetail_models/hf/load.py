@@ -23,7 +23,7 @@ from dovetail_models.decoder import Decoder
 from dovetail_models.families import FAMILIES
 from dovetail_models.hf.config import parse
 from dovetail_models.hf.directory import read_config, read_specs
-from dovetail_models.hf.match import Leaf, Source, match
+from dovetail_models.hf.match import Leaf, Matched, Source, match
 from dovetail_models.hf.safetensors import ALIGN_BYTES
 from dovetail_models.hf.table import dotted
 from dovetail_models.hf.tensors import decode
@@ -66,12 +66,13 @@ def read(
 ) -> Any:
     """The model in a directory, of whatever class its family has; see `load`."""
     model, found = plan(Path(path), rules=rules, allow=allow)
+    found.check_copy()
     _place(model, mesh, rules)
 
     def fill(path: tuple[Any, ...], param: nnx.Variable) -> nnx.Variable:
         struct = param.get_value()
         # One leaf after the other, so that the host holds one at a time.
-        value = _array(found[dotted(path)], struct, np.dtype(dtype or struct.dtype))
+        value = _array(found.sources[dotted(path)], struct, np.dtype(dtype or struct.dtype))
         return param.replace(jax.block_until_ready(value))
 
     nnx.update(model, nnx.map_state(fill, nnx.state(model, WEIGHTS)))
@@ -97,8 +98,8 @@ def abstract(
     return model
 
 
-def plan(path: Path, *, rules: Rules, allow: tuple[str, ...]) -> tuple[Any, dict[str, Source]]:
-    """(outline with the dtypes of the files, {leaf: what fills it}), from the headers alone."""
+def plan(path: Path, *, rules: Rules, allow: tuple[str, ...]) -> tuple[Any, Matched]:
+    """(outline with the dtypes of the files, what fills it), from the headers alone."""
     keys = read_config(path)
     quantization = keys.pop("quantization_config", None)
     config = parse(keys, allow=allow)
@@ -109,10 +110,11 @@ def plan(path: Path, *, rules: Rules, allow: tuple[str, ...]) -> tuple[Any, dict
         for leaf, param in params
     }
     tensors = decode(read_specs(path), quantization)
-    found = match(FAMILIES[config.family], config, leaves, tensors)
+    family = FAMILIES[config.family]
+    found = match(family, leaves, tensors, tie=config.tie, dropped=family.dropped(config))
 
     def typed(leaf: tuple[Any, ...], param: nnx.Variable) -> nnx.Variable:
-        return param.replace(jax.ShapeDtypeStruct(param.shape, found[dotted(leaf)].dtype))
+        return param.replace(jax.ShapeDtypeStruct(param.shape, found.sources[dotted(leaf)].dtype))
 
     nnx.update(model, nnx.map_state(typed, nnx.state(model, WEIGHTS)))
     return model, found

@@ -4,12 +4,10 @@
 
 import dataclasses
 import logging
-import re
 from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
-from dovetail_models.config import Config
 from dovetail_models.hf.ops import Op, Shape
 from dovetail_models.hf.table import Family, Table, listed, matches, near, sources
 from dovetail_models.hf.tensors import Tensor
@@ -31,7 +29,10 @@ class Leaf:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Source:
-    """What fills a leaf: the op of a tensor, or of each of a stack, whose name has `{e}`."""
+    """What fills a leaf: the op of a tensor, or of each of a stack.
+
+    `name` is that of the tensor in the files; a stack's has `{e}`.
+    """
 
     name: str
     op: Op
@@ -54,26 +55,63 @@ class Source:
         return kinds.pop()
 
 
-def match(
-    family: Family, config: Config, leaves: Mapping[str, Leaf], tensors: Mapping[str, Tensor]
-) -> dict[str, Source]:
-    """{leaf: its source}. Warns about what is left out: dropped tensors, padding of a vocabulary.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Matched:
+    """`sources` has what fills each leaf. `copy` is a second copy of the embedding, if there is
+    one: (name, tensor) of both."""
 
-    Raises ValueError, with all of them in one message, for tensors that are missing, unexpected or
-    misshapen, and for a stored copy of a tied head that differs from the embedding.
+    sources: dict[str, Source]
+    copy: tuple[tuple[str, Tensor], tuple[str, Tensor]] | None
+
+    def check_copy(self) -> None:
+        """Read both copies; ValueError if they differ."""
+        if self.copy is None:
+            return
+        (name, tensor), (original, embedding) = self.copy
+        if not _equal(tensor.read(), embedding.read()):
+            raise ValueError(
+                f"With tie_word_embeddings=true {name} must equal {original}, got two that differ. "
+                "Set tie_word_embeddings=false in config.json to keep both, or remove one."
+            )
+
+
+def match(
+    family: Family,
+    leaves: Mapping[str, Leaf],
+    tensors: Mapping[str, Tensor],
+    *,
+    tie: bool,
+    dropped: Iterable[str] = (),
+) -> Matched:
+    """What fills each leaf, from names and shapes; no tensor is read.
+
+    `tie`: the model has no head of its own. `dropped`: patterns of tensors to leave out. Warns
+    about what is left out: dropped tensors, padding of a vocabulary. Raises ValueError, with all of
+    them in one message, for tensors that are missing, unexpected or misshapen.
     """
     found = _without_prefix(family, tensors)
-    found = _without_buffers(family, found)
-    found = _without_dropped(family.dropped(config), found)
-    found = _without_tied(family, found, tie=config.tie)
+    found = {name: t for name, t in found.items() if not matches(name, family.buffers)}
+    found = _without_dropped(tuple(dropped), found)
+    copy = None
+    if tie and family.tied is not None and family.tied[0] in found:
+        name, original = family.tied
+        tensor = found.pop(name)
+        copy = ((name, tensor), (original, found[original])) if original in found else None
     rows = _best([family.table, *family.layouts], leaves, found)
-    padded = _padded(leaves, rows, found)
-    wanted = _wanted(padded, rows)
-    _check(wanted, {name: tensor.shape for name, tensor in found.items()}, family, tensors)
-    return {
-        leaf: Source(name=name, op=op, tensors=tuple(found[n] for n in _names(leaves[leaf], name)))
+    bare = not any(name.startswith(family.prefix) for name in tensors)
+
+    def shown(name: str) -> str:
+        return name if bare else family.on_disk(name)
+
+    wanted = _wanted(_padded(leaves, rows, found), rows)
+    _check(wanted, {name: tensor.shape for name, tensor in found.items()}, shown)
+    filled = {
+        leaf: Source(
+            name=shown(name), op=op, tensors=tuple(found[n] for n in _names(leaves[leaf], name))
+        )
         for leaf, (name, op) in rows.items()
     }
+    return Matched(sources=filled, copy=copy)
 
 
 def _without_prefix(family: Family, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -88,29 +126,11 @@ def _without_prefix(family: Family, tensors: Mapping[str, Tensor]) -> dict[str, 
     return found
 
 
-def _without_buffers(family: Family, found: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: t for name, t in found.items() if not matches(name, family.buffers)}
-
-
-def _without_dropped(patterns: Iterable[str], found: dict[str, Tensor]) -> dict[str, Tensor]:
-    patterns = tuple(patterns)
-    dropped = [name for name in found if matches(name, patterns)]
+def _without_dropped(patterns: tuple[str, ...], found: dict[str, Tensor]) -> dict[str, Tensor]:
+    dropped = {name for name in found if matches(name, patterns)}
     if dropped:
         _log.warning("Left out, since no module here computes it: %s", listed(sorted(dropped)))
-    return {name: tensor for name, tensor in found.items() if name not in set(dropped)}
-
-
-def _without_tied(family: Family, found: dict[str, Tensor], *, tie: bool) -> dict[str, Tensor]:
-    """Without the head of a tied model; one that is stored too must equal the embedding."""
-    if not tie or family.tied is None or family.tied[0] not in found:
-        return found
-    copy, original = family.tied
-    if original in found and not _equal(found[copy].read(), found[original].read()):
-        raise ValueError(
-            f"With tie_word_embeddings=true {copy} must equal {original}, got two that differ. "
-            "Set tie_word_embeddings=false in config.json to keep both, or remove one."
-        )
-    return {name: tensor for name, tensor in found.items() if name != copy}
+    return {name: tensor for name, tensor in found.items() if name not in dropped}
 
 
 def _equal(a: np.ndarray, b: np.ndarray) -> bool:
@@ -188,21 +208,13 @@ def _resized(leaf: Leaf, size: int) -> Leaf:
 
 
 def _check(
-    wanted: Mapping[str, Shape],
-    found: Mapping[str, Shape],
-    family: Family,
-    tensors: Mapping[str, Tensor],
+    wanted: Mapping[str, Shape], found: Mapping[str, Shape], shown: Callable[[str], str]
 ) -> None:
     missing, unexpected = wanted.keys() - found.keys(), found.keys() - wanted.keys()
-    bare = bool(tensors) and not any(name.startswith(family.prefix) for name in tensors)
-
-    def shown(name: str) -> str:
-        return name if bare else family.on_disk(name)
 
     def close(name: str, options: Iterable[str]) -> str:
-        # A number is rarely misspelt, and comparing each name with all would take minutes.
-        numbers = re.findall(r"\d+", name)
-        same = [shown(option) for option in options if re.findall(r"\d+", option) == numbers]
+        # A layer is rarely misspelt, and comparing each name with all would take minutes.
+        same = [shown(option) for option in options if _numbers(option) == _numbers(name)]
         return near(shown(name), same)
 
     lines = [
@@ -220,6 +232,11 @@ def _check(
             f"The tensors of the files must be those of config.json, got\n  {listing}\n"
             "Use the config.json that was saved with these files."
         )
+
+
+def _numbers(name: str) -> list[str]:
+    """The layer and the expert of a name."""
+    return [part for part in name.split(".") if part.isdigit()]
 
 
 def _section(kind: str, names: set[str], line: Callable[[str], str]) -> list[str]:

@@ -6,8 +6,8 @@
 leaf is `op.view(tensor)[index]`, so a device reads its own part of a mapped file; writing the leaf
 is `op.view(tensor)[...] = leaf`, so leaves that share a tensor are written into it one by one.
 
-Ops act on the last two axes alone and leave the others as they are: what holds for a tensor holds
-for each entry of a stack of such tensors.
+But for `Conv` and `Lead`, ops act on the last two axes alone and leave the others as they are: what
+holds for a tensor holds for each entry of a stack of such tensors.
 """
 
 import dataclasses
@@ -103,6 +103,37 @@ class Interleaved:
 
     def __str__(self) -> str:
         return f"every {self.count} from {self.i} on axis {self.axis}, {self.then}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Conv:
+    """A kernel [high, wide, in, out] of ours is a weight [out, in, high, wide] of a `Conv2d`."""
+
+    def shape(self, leaf: Shape) -> Shape:
+        high, wide, fan_in, fan_out = leaf
+        return (fan_out, fan_in, high, wide)
+
+    def view(self, tensor: np.ndarray) -> np.ndarray:
+        return tensor.transpose(2, 3, 1, 0)
+
+    def __str__(self) -> str:
+        return "convolution"
+
+
+@dataclasses.dataclass(frozen=True)
+class Lead:
+    """The tensor has `count` more axes of size 1 before those of the leaf: a token [1, 1, embed]."""
+
+    count: int
+
+    def shape(self, leaf: Shape) -> Shape:
+        return (1,) * self.count + leaf
+
+    def view(self, tensor: np.ndarray) -> np.ndarray:
+        return tensor[(0,) * self.count + (...,)]
+
+    def __str__(self) -> str:
+        return f"without {self.count} leading axes"
 
 
 def _check(i: int, count: int, axis: int) -> None:

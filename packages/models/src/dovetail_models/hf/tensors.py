@@ -46,6 +46,11 @@ class Plain:
         return self.spec.shape
 
     @property
+    def stored(self) -> str:
+        """How the file holds it."""
+        return self.spec.dtype
+
+    @property
     def dtype(self) -> np.dtype:
         """The dtype that `read` gives; ValueError for one that no parameter has."""
         return safetensors.dtype(self.spec)
@@ -72,6 +77,11 @@ class BlockFp8:
     def shape(self) -> tuple[int, ...]:
         """The shape that `read` gives."""
         return self.codes.shape
+
+    @property
+    def stored(self) -> str:
+        """How the file holds it."""
+        return f"{self.codes.dtype} in blocks of {self.block[0]}x{self.block[1]}"
 
     def read(self) -> np.ndarray:
         """The whole tensor, decoded."""
@@ -112,6 +122,11 @@ class Mxfp4:
         """The shape that `read` gives."""
         stack, rows, groups, _ = self.codes.shape
         return (stack, groups * 2 * _GROUP_BYTES, rows)
+
+    @property
+    def stored(self) -> str:
+        """How the file holds it."""
+        return "MXFP4"
 
     def read(self) -> np.ndarray:
         """The whole tensor, decoded."""

@@ -1,0 +1,95 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+import json
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from dovetail_models.hf.directory import INDEX_FILE, read_config, read_specs
+
+A = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+
+def fill(path, files, index=None):
+    for file, names in files.items():
+        safetensors.numpy.save_file(dict.fromkeys(names, A), path / file)
+    if index is not None:
+        (path / INDEX_FILE).write_text(json.dumps(index))
+
+
+def test_files_are_those_of_the_index(tmp_path):
+    # A second format of the same weights lies beside, as on the hub.
+    fill(tmp_path, {"a.safetensors": ["x"], "b.safetensors": ["y", "z"], "consolidated": ["w"]})
+    where = {"x": "a.safetensors", "y": "b.safetensors", "z": "b.safetensors"}
+    (tmp_path / INDEX_FILE).write_text(json.dumps({"metadata": {}, "weight_map": where}))
+    found = read_specs(tmp_path)
+    assert {name: spec.file.name for name, spec in found.items()} == where
+
+
+def test_without_an_index_there_is_one_file(tmp_path):
+    fill(tmp_path, {"model.safetensors": ["x"]})
+    assert list(read_specs(tmp_path)) == ["x"]
+
+
+@pytest.mark.parametrize(
+    "index, got",
+    [
+        ({"weight_map": {"x": "../a.safetensors"}}, "got '../a.safetensors' in"),
+        ({"weight_map": {"x": "/etc/a.safetensors"}}, "got '/etc/a.safetensors' in"),
+        ({"weight_map": {"x": ".."}}, "got '..' in"),
+        ({"weight_map": {"x": "c\\a.safetensors"}}, r"got 'c\\a.safetensors' in"),
+        ({"weight_map": {"x": 3}}, "got 3 in"),
+        ({"weight_map": {"x": ""}}, "got '' in"),
+        ({"weight_map": ["x"]}, "got list in"),
+        ({"weight_map": {}}, "got dict in"),
+        ({}, "got NoneType in"),
+    ],
+)
+def test_an_index_names_files_beside_it(tmp_path, index, got):
+    fill(tmp_path, {"a.safetensors": ["x"]}, index)
+    with pytest.raises(ValueError, match="must map each tensor to the name of a file") as error:
+        read_specs(tmp_path)
+    assert got in str(error.value)
+    assert "Fetch the index again" in str(error.value)
+
+
+def test_an_index_that_names_a_missing_file_is_refused(tmp_path):
+    fill(tmp_path, {"a": ["x"]}, {"weight_map": {"x": "a", "y": "b", "z": "c"}})
+    with pytest.raises(FileNotFoundError, match="must hold a, b, c, got") as error:
+        read_specs(tmp_path)
+    assert "without b, c. Fetch those files" in str(error.value)
+
+
+@pytest.mark.parametrize("name, file", [("x", "b"), ("w", "a")])
+def test_an_index_that_does_not_fit_its_files_is_refused(tmp_path, name, file):
+    fill(tmp_path, {"a": ["x"], "b": ["y"]}, {"weight_map": {"y": "b", "x": "a", name: file}})
+    with pytest.raises(ValueError, match="must name the file that holds a tensor") as error:
+        read_specs(tmp_path)
+    assert f"got {name}={file!r}, which lacks it" in str(error.value)
+    assert "Fetch the index that belongs to these files" in str(error.value)
+
+
+def test_a_tensor_in_two_files_is_refused(tmp_path):
+    fill(tmp_path, {"a": ["x", "y"], "b": ["y"]}, {"weight_map": {"x": "a", "y": "b"}})
+    with pytest.raises(ValueError, match="A tensor must be in one file") as error:
+        read_specs(tmp_path)
+    assert "got y in a and b" in str(error.value)
+    assert "Keep one of them" in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"a": 1, "a": 2}', "\xff"])
+@pytest.mark.parametrize("name", ["config.json", INDEX_FILE])
+def test_a_file_that_is_no_json_object_is_refused(tmp_path, name, text):
+    fill(tmp_path, {"model.safetensors": ["x"]})
+    (tmp_path / name).write_bytes(text.encode("latin-1"))
+    with pytest.raises(ValueError, match=f"{name} must be a JSON object, got") as error:
+        read_config(tmp_path) if name == "config.json" else read_specs(tmp_path)
+    assert str(tmp_path / name) in str(error.value)
+    assert "Fetch or write it again" in str(error.value)
+
+
+def test_an_empty_file_is_refused(tmp_path):
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(ValueError, match=r"of 0 bytes\. It is cut short"):
+        read_specs(tmp_path)

@@ -36,6 +36,10 @@ RULES: Rules = (
     ("latent", None),
     ("norm", None),
     ("positions", None),
+    ("types", None),
+    ("patch", None),
+    ("pooled", None),
+    ("labels", None),
     ("rank", None),
     ("router", None),
     # Activations. A batch that the devices do not divide, as in generation, stays whole.

@@ -1,0 +1,238 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Encoders: stacks of blocks in which every token sees every other; here those of text.
+
+Shape letters: B rows, T tokens, D embed, P width of a pooled vector.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias, TypeVar, overload
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.core import Tracer
+from jaxtyping import Array, Bool, Float, Int
+
+from dovetail_models import reference
+from dovetail_models.encoder_config import TextConfig, VisionConfig
+from dovetail_models.inputs import check_rows, restart
+from dovetail_models.layers.block import RESIDUAL, Block
+from dovetail_models.layers.linear import Embed
+from dovetail_models.layers.norm import norm_layer
+from dovetail_models.layers.pooling import pooler_layer
+from dovetail_models.run import Remat, run
+from dovetail_models.shard import RULES, Rules, constrain
+
+Tokens: TypeAlias = Int[Array | np.ndarray, "B T"]
+Mask: TypeAlias = Int[Array | np.ndarray, "B T"] | Bool[Array | np.ndarray, "B T"]
+Features: TypeAlias = Float[Array, "B T D"]
+Tapped: TypeAlias = dict[str, Array]
+E = TypeVar("E", bound="Encoder")
+
+
+class Encoder(nnx.Module):
+    """The blocks, their final norm and the pooler; subclasses say what goes in."""
+
+    def __init__(self, config: TextConfig | VisionConfig, *, rngs: nnx.Rngs):
+        std, norm = config.init_std, config.norm
+        self.layers = nnx.List(
+            Block(config.embed, layer, norm=norm, std=std, rngs=rngs) for layer in config.layers
+        )
+        post = config.layers[0].norms == "post"
+        self.norm = None if post else norm_layer(config.embed, norm)
+        self.pooler = pooler_layer(config.embed, config.pooler, norm=norm, std=std, rngs=rngs)
+        self.config = config
+        self.scan = False
+        self.remat: Remat | None = None
+        self.rules = RULES
+
+    def pooled(self, x: Features) -> Float[Array, "B P"]:
+        """One vector per row, from the features and the model's own pooler.
+
+        Raises ValueError for a model without one; `pool` pools without parameters.
+        """
+        if self.pooler is None:
+            raise ValueError(
+                "pooled needs a model with a pooler, got config.pooler=None. "
+                "Use pool(x, mask=..., kind='mean')."
+            )
+        return self.pooler(x, constrain=functools.partial(constrain, rules=self.rules))
+
+    def configure(
+        self: E,
+        *,
+        scan: bool | None = None,
+        remat: Remat | Literal[False] | None = None,
+        rules: Rules | None = None,
+    ) -> E:
+        """An encoder over the same parameters that runs differently; see `Decoder.configure`."""
+        other = nnx.merge(*nnx.split(self), copy=False)
+        other.scan = self.scan if scan is None else scan
+        other.remat = self.remat if remat is None else remat or None
+        other.rules = self.rules if rules is None else rules
+        return other
+
+    def _encoded(
+        self,
+        x: Features,
+        *,
+        taps: tuple[str, ...],
+        attention: Callable[..., Any] | None,
+        **where: Array | None,
+    ) -> Any:
+        """The features of the embedded input `x`, with what was tapped if anything was."""
+        fixed = functools.partial(constrain, rules=self.rules)
+        attend = functools.partial(attention or reference.attention, causal=False, **where)
+
+        def step(block: Any, x: Array, entry: None = None) -> tuple[Array, None]:
+            return block(x, turn=None, attend=attend, constrain=fixed)[0], None
+
+        walk = functools.partial(run, step=step, scan=self.scan, remat=self.remat)
+        x, _, tapped = walk(self.layers, fixed(x, RESIDUAL), keep=self._kept(taps))
+        x = x if self.norm is None else self.norm(x)
+        return (x, {f"layers.{i}": stream for i, stream in tapped.items()}) if taps else x
+
+    def _kept(self, taps: tuple[str, ...]) -> frozenset[int]:
+        names = {f"layers.{i}": i for i in range(len(self.layers))}
+        unknown = [tap for tap in taps if tap not in names]
+        if unknown:
+            raise ValueError(
+                f"A tap must be one of 'layers.0' to 'layers.{len(self.layers) - 1}', got "
+                f"taps={taps!r}. Remove {unknown}."
+            )
+        return frozenset(names[tap] for tap in taps)
+
+
+class TextEncoder(Encoder):
+    """An encoder of token sequences: BERT, MiniLM, or SigLIP's text. Build one with `init` or
+    `load_encoder`.
+
+    >>> model = init(bert(vocab_size=256, embed=64, depth=2, heads=4, mlp=128), seed=0)
+    >>> x = model.features(tokens, mask=mask)
+    >>> sentences = pool(x, mask=mask, kind="mean", normalize=True)
+    """
+
+    config: TextConfig
+
+    def __init__(self, config: TextConfig, *, rngs: nnx.Rngs):
+        table = functools.partial(Embed, std=config.init_std, rngs=rngs)
+        self.embed = table(config.vocab_size, config.embed)
+        self.positions = table(config.max_length, config.embed, names=("positions", "embed"))
+        types = functools.partial(table, config.token_types, config.embed, names=("types", "embed"))
+        self.types = types() if config.token_types else None
+        super().__init__(config, rngs=rngs)
+        self.embed_norm = norm_layer(config.embed, config.norm) if self.norm is None else None
+
+    @overload
+    def features(
+        self,
+        tokens: Tokens,
+        *,
+        mask: Mask | None = ...,
+        segment_ids: Tokens | None = ...,
+        positions: Tokens | None = ...,
+        token_types: Tokens | None = ...,
+        attention: Callable[..., Any] | None = ...,
+        taps: tuple[()] = ...,
+    ) -> Features: ...
+
+    @overload
+    def features(
+        self,
+        tokens: Tokens,
+        *,
+        mask: Mask | None = ...,
+        segment_ids: Tokens | None = ...,
+        positions: Tokens | None = ...,
+        token_types: Tokens | None = ...,
+        attention: Callable[..., Any] | None = ...,
+        taps: tuple[str, ...],
+    ) -> tuple[Features, Tapped]: ...
+
+    def features(
+        self,
+        tokens: Tokens,
+        *,
+        mask: Mask | None = None,
+        segment_ids: Tokens | None = None,
+        positions: Tokens | None = None,
+        token_types: Tokens | None = None,
+        attention: Callable[..., Any] | None = None,
+        taps: tuple[str, ...] = (),
+    ) -> Any:
+        """The vectors after the last layer; with `taps` also a dict of what was tapped.
+
+        `mask` is a tokenizer's: tokens where it is 0 are seen by none that counts, and the vectors
+        at their places mean nothing. It moves no position. `segment_ids` keep the documents of a
+        packed row apart (0 is padding), and positions then restart in each. `token_types` tell the
+        parts of a pair apart (default 0). `attention` replaces `reference.attention`. The tap
+        "layers.3" is the stream after layer 3, [B, T, D].
+
+        Raises ValueError for concrete tokens, types or positions without a vector (under jit they
+        give NaN), for both of mask and segment_ids, and for a concrete mask that hides the token
+        which the model's pooler takes.
+        """
+        tokens = jnp.asarray(tokens)
+        segments = self._segments(mask, segment_ids)
+        if positions is None and segment_ids is not None:
+            positions = restart(jnp.asarray(segment_ids))
+        x = self._embedded(tokens, positions, token_types)
+        where = None if positions is None else jnp.asarray(positions)
+        options = {"positions": where, "segment_ids": segments}
+        return self._encoded(x, taps=taps, attention=attention, **options)
+
+    def _segments(self, mask: Mask | None, segment_ids: Tokens | None) -> Array | None:
+        if mask is None:
+            return None if segment_ids is None else jnp.asarray(segment_ids)
+        if segment_ids is not None:
+            raise ValueError(
+                "features takes mask or segment_ids, got mask and segment_ids. "
+                "Pass segment_ids alone, with 0 where the mask is 0."
+            )
+        self._check_mask(mask)
+        return jnp.asarray(mask).astype(bool).astype(jnp.int32)
+
+    def _check_mask(self, mask: Mask) -> None:
+        pool = self.config.pooler
+        last = pool is not None and pool.last
+        if not last or isinstance(mask, Tracer) or np.asarray(mask)[:, -1].all():
+            return
+        rows = np.flatnonzero(np.asarray(mask)[:, -1] == 0).tolist()
+        raise ValueError(
+            "This model pools the last token, which must count, got a mask of 0 there in "
+            f"rows={rows}. Pad as it was trained, without a mask, or on the left."
+        )
+
+    def _embedded(
+        self, tokens: Array, positions: Tokens | None, token_types: Tokens | None
+    ) -> Features:
+        # Through NumPy, so that a sequence that is too long is refused under jit as well.
+        index = np.arange(tokens.shape[1])[None] if positions is None else positions
+        _check(tokens, "token", "vocab_size", self.config.vocab_size)
+        _check(index, "position", "max_length", self.config.max_length)
+        fixed = functools.partial(constrain, rules=self.rules)
+        x = self.embed(tokens, constrain=fixed)
+        if self.types is not None:
+            kinds = jnp.zeros_like(tokens) if token_types is None else jnp.asarray(token_types)
+            _check(kinds, "token type", "token_types", self.config.token_types)
+            x = x + self.types(kinds, constrain=fixed)
+        elif token_types is not None:
+            raise ValueError(
+                "token_types need a model that has vectors for them, got token_types with "
+                "config.token_types=0. Leave token_types out."
+            )
+        x = x + self.positions(jnp.asarray(index), constrain=fixed)
+        return x if self.embed_norm is None else self.embed_norm(x)
+
+
+_INSTEAD = {
+    "token": "Use the tokenizer that the model was trained with.",
+    "token type": "Use the types that the tokenizer gives.",
+    "position": "Pass a shorter sequence.",
+}
+
+
+def _check(index: Array | np.ndarray, of: str, limit: str, rows: int) -> None:
+    check_rows(index, of=of, limit=limit, rows=rows, instead=_INSTEAD[of])

@@ -1,0 +1,61 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""One vector for a row of token vectors, without parameters."""
+
+from typing import Literal
+
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import Array, Bool, Float, Int
+
+# torch.nn.functional.normalize divides by at least this, and sentence-transformers uses it.
+_LEAST_NORM = 1e-12
+
+
+def pool(
+    x: Float[Array, "B T D"],
+    *,
+    mask: Int[Array | np.ndarray, "B T"] | Bool[Array | np.ndarray, "B T"],
+    kind: Literal["mean", "first", "last"],
+    normalize: bool = False,
+) -> Float[Array, "B D"]:
+    """The mean, the first or the last of the tokens where `mask` is not 0, wherever the padding is.
+
+    Computed in float32 and returned in the dtype of x; `normalize` divides by the Euclidean length.
+    A sentence-transformers model says which of these it was trained with in `1_Pooling/config.json`
+    and `modules.json` (MiniLM: the mean, normalised); `load_encoder` does not read those files.
+
+    Raises ValueError for a concrete mask that leaves a row without a token; under jit such a row
+    gives zeros.
+    """
+    if kind not in ("mean", "first", "last"):
+        raise ValueError(
+            f"kind must be 'mean', 'first' or 'last', got kind={kind!r}. "
+            "Pass the one that the model was trained with."
+        )
+    _check(mask)
+    counts = jnp.asarray(mask).astype(bool)
+    if kind == "mean":
+        weights = counts.astype(jnp.float32)
+        weights = weights / jnp.maximum(weights.sum(axis=1, keepdims=True), 1.0)
+    else:
+        first = jnp.argmax(counts, axis=1)
+        last = counts.shape[1] - 1 - jnp.argmax(counts[:, ::-1], axis=1)
+        chosen = first if kind == "first" else last
+        weights = (counts & (jnp.arange(counts.shape[1]) == chosen[:, None])).astype(jnp.float32)
+    y = (x.astype(jnp.float32) * weights[..., None]).sum(axis=1)
+    if normalize:
+        y = y / jnp.maximum(jnp.linalg.norm(y, axis=-1, keepdims=True), _LEAST_NORM)
+    return y.astype(x.dtype)
+
+
+def _check(mask: Array | np.ndarray) -> None:
+    if isinstance(mask, Tracer):
+        return
+    empty = np.flatnonzero(~np.asarray(mask).astype(bool).any(axis=1)).tolist()
+    if empty:
+        raise ValueError(
+            "Every row must have a token to pool, got a mask of zeros in "
+            f"rows={empty}. Leave those rows out."
+        )

@@ -1,0 +1,176 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Encoders of images, alone and beside one of text.
+
+Shape letters: B rows, T vectors of an image, D embed, L labels, I images, S sentences, P width of
+the common embedding. Images are [rows, height, width, channels], normalised as the model's
+preprocessor_config.json says.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias, overload
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float
+
+from dovetail_models.encoder import Encoder, Features, Tapped, TextEncoder, Tokens
+from dovetail_models.encoder_config import DualConfig, VisionConfig
+from dovetail_models.layers.linear import Embed, project
+from dovetail_models.layers.patch import Patches
+from dovetail_models.run import Remat
+from dovetail_models.shard import Rules, named
+
+Images: TypeAlias = Float[Array | np.ndarray, "I height width channels"]
+# Where training starts: exp(scale) = 10 and a bias of -10 (SigLIP, 2303.15343, sec. 3.2).
+_SCALE, _BIAS = math.log(10), -10.0
+
+
+class VisionEncoder(Encoder):
+    """An encoder of images: ViT, or SigLIP's. Build one with `init` or `load_encoder`.
+
+    The features of an image are those of its patches, row by row, after that of the class token if
+    the model has one.
+    """
+
+    config: VisionConfig
+
+    def __init__(self, config: VisionConfig, *, rngs: nnx.Rngs):
+        std, embed = config.init_std, config.embed
+        self.patch = Patches(config.patch, config.channels, embed, std=std, rngs=rngs)
+        fresh = nnx.initializers.normal(std)(rngs.params(), (embed,), jnp.float32)
+        self.class_token = nnx.Param(fresh, **named("embed")) if config.class_token else None
+        names = ("positions", "embed")
+        self.positions = Embed(config.length, embed, names=names, std=std, rngs=rngs)
+        super().__init__(config, rngs=rngs)
+        self.classifier = _classifier(config, rngs=rngs) if config.labels else None
+
+    @overload
+    def features(
+        self,
+        images: Images,
+        *,
+        attention: Callable[..., Any] | None = ...,
+        taps: tuple[()] = ...,
+    ) -> Features: ...
+
+    @overload
+    def features(
+        self,
+        images: Images,
+        *,
+        attention: Callable[..., Any] | None = ...,
+        taps: tuple[str, ...],
+    ) -> tuple[Features, Tapped]: ...
+
+    def features(
+        self,
+        images: Images,
+        *,
+        attention: Callable[..., Any] | None = None,
+        taps: tuple[str, ...] = (),
+    ) -> Any:
+        """The vectors after the last layer [B, T, D]; with `taps` also a dict of what was tapped,
+        as `TextEncoder.features` gives it. Images are cast to the dtype of the patches' kernel.
+
+        Raises ValueError for images of another size and TypeError for whole numbers.
+        """
+        images = jnp.asarray(images)
+        self._check(images)
+        x = self.patch(images)
+        if self.class_token is not None:
+            token = jnp.broadcast_to(self.class_token[...], (x.shape[0], 1, x.shape[2]))
+            x = jnp.concatenate([token, x], axis=1)
+        x = x + self.positions.embedding[...]
+        where = {"positions": None, "segment_ids": None}
+        return self._encoded(x, taps=taps, attention=attention, **where)
+
+    def head(self, x: Features) -> Float[Array, "B L"]:
+        """float32 logits of the labels, from the feature of the class token."""
+        if self.classifier is None:
+            raise ValueError(
+                "head needs a model with labels, got config.labels=(). Use features or pooled, or "
+                "build the model with labels."
+            )
+        return self.classifier(x[:, 0])
+
+    def __call__(self, images: Images, **options: Any) -> Float[Array, "I L"]:
+        """float32 logits: `head(features(images, **options))`."""
+        return self.head(self.features(images, **options))
+
+    def _check(self, images: Array) -> None:
+        wanted = (*self.config.image_size, self.config.channels)
+        if images.ndim != 4 or images.shape[1:] != wanted:
+            raise ValueError(
+                "Images must be [rows, height, width, channels] of the model's size, got shape="
+                f"{images.shape} for {wanted}. Resize them, or move their channels last."
+            )
+        if not jnp.issubdtype(images.dtype, jnp.floating):
+            raise TypeError(
+                f"Images must be floating-point numbers, got dtype={images.dtype}. Rescale and "
+                "normalise them as preprocessor_config.json says."
+            )
+
+
+class DualEncoder(nnx.Module):
+    """A text and an image encoder that are trained to agree (SigLIP, 2303.15343).
+
+    >>> model = init(siglip(...), seed=0)
+    >>> probabilities = jax.nn.sigmoid(model(tokens, images))  # [images, sentences]
+    """
+
+    def __init__(self, config: DualConfig, *, rngs: nnx.Rngs):
+        self.text = TextEncoder(config.text, rngs=rngs)
+        self.vision = VisionEncoder(config.vision, rngs=rngs)
+        self.logit_scale = nnx.Param(jnp.full(1, _SCALE), **named("norm"))
+        self.logit_bias = nnx.Param(jnp.full(1, _BIAS), **named("norm"))
+        self.config = config
+
+    def embed_text(self, tokens: Tokens, **options: Any) -> Float[Array, "S P"]:
+        """The pooled vectors of sentences, divided by their length; `options` of
+        `TextEncoder.features`."""
+        return _unit(self.text.pooled(self.text.features(tokens, **options)))
+
+    def embed_images(self, images: Images, **options: Any) -> Float[Array, "I P"]:
+        """The pooled vectors of images, divided by their length; `options` of
+        `VisionEncoder.features`."""
+        return _unit(self.vision.pooled(self.vision.features(images, **options)))
+
+    def logits(self, images: Float[Array, "I P"], text: Float[Array, "S P"]) -> Float[Array, "I S"]:
+        """`exp(logit_scale) images textᵀ + logit_bias` of embeddings, in float32; their sigmoid is
+        the probability that image and sentence belong together."""
+        product = jnp.matmul(images, text.T, preferred_element_type=jnp.float32)
+        scale, bias = self.logit_scale[...], self.logit_bias[...]
+        return product * jnp.exp(scale.astype(jnp.float32)) + bias.astype(jnp.float32)
+
+    def __call__(self, tokens: Tokens, images: Images, **options: Any) -> Float[Array, "I S"]:
+        """float32 logits of every image with every sentence; `options` go to both encoders."""
+        text = self.embed_text(tokens, **options)
+        return self.logits(self.embed_images(images, **options), text)
+
+    def configure(
+        self,
+        *,
+        scan: bool | None = None,
+        remat: Remat | Literal[False] | None = None,
+        rules: Rules | None = None,
+    ) -> "DualEncoder":
+        """The same parameters, both encoders run differently; see `Decoder.configure`."""
+        other = nnx.merge(*nnx.split(self), copy=False)
+        other.text = self.text.configure(scan=scan, remat=remat, rules=rules)
+        other.vision = self.vision.configure(scan=scan, remat=remat, rules=rules)
+        return other
+
+
+def _classifier(config: VisionConfig, *, rngs: nnx.Rngs) -> nnx.Linear:
+    size, names = (config.embed, len(config.labels)), ("embed", "labels")
+    classifier = project(size, names, bias=True, std=config.init_std, rngs=rngs)
+    classifier.preferred_element_type = jnp.float32
+    return classifier
+
+
+def _unit(x: Float[Array, "B P"]) -> Float[Array, "B P"]:
+    wide = x.astype(jnp.float32)
+    return (wide / jnp.linalg.norm(wide, axis=-1, keepdims=True)).astype(x.dtype)

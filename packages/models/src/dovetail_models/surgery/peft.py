@@ -1,0 +1,218 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Adapters as PEFT's directories: adapter_config.json and adapter_model.safetensors.
+
+A tensor is named `base_model.model.` + the projection's name in the base model + `.lora_A.weight`
+[rank, in] or `.lora_B.weight` [out, rank], each the transpose of ours. The projection's name comes
+from the table of the family.
+"""
+
+import collections
+import functools
+import json
+import shutil
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from dovetail_models.decoder import Decoder
+from dovetail_models.families import FAMILIES
+from dovetail_models.hf import safetensors
+from dovetail_models.hf.ops import Transpose
+from dovetail_models.hf.safetensors import Pending, Spec
+from dovetail_models.hf.save import _sync
+from dovetail_models.hf.table import near, sources
+from dovetail_models.surgery.adapter import adapted, adapters, plain
+from dovetail_models.surgery.paths import parameters, select
+from dovetail_models.surgery.peft_config import AdapterConfig, Site, read_config, write_config
+from dovetail_models.surgery.place import Leaf, build
+from dovetail_models.surgery.replace import replace
+
+_CONFIG, _TENSORS = "adapter_config.json", "adapter_model.safetensors"
+_PREFIX, _A, _B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
+
+
+def save_peft(model: Decoder, path: str | Path, *, base: str | None) -> None:
+    """Write the adapters of `model` as a directory that PEFT opens on the base model.
+
+    `base` is the base's name or path, which PEFT reads to find it (None: not said). `path` must not
+    exist, or be an empty directory; the files are written beside it, synced and renamed into place.
+    Tensors keep their dtype.
+
+    Raises ValueError for a model without adapters, for one that mixes rslora with plain scales, and
+    for an adapter on a projection that the family's files do not keep apart (the fused q, k and v
+    of GPT-2); FileExistsError for a path in use.
+    """
+    path = Path(path)
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise FileExistsError(
+            f"save_peft writes a new directory, got path={str(path)!r}, which is in use. "
+            "Choose another path, or remove it first."
+        )
+    keys, pending = _outgoing(model, base)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}.partial"
+    partial.mkdir()
+    try:
+        (partial / _CONFIG).write_text(json.dumps(keys, indent=2, sort_keys=True) + "\n", "utf-8")
+        safetensors.write(partial / _TENSORS, pending)
+        _sync(partial / _CONFIG, partial)
+        partial.rename(path)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    _sync(path.parent)
+
+
+def load_peft(model: Decoder, path: str | Path) -> Decoder:
+    """A new model with the adapters of a PEFT directory, in the dtypes of its file.
+
+    They lie on the mesh of the kernels that they belong to. What PEFT does only in training
+    (lora_dropout) is not done here.
+
+    Raises ValueError for a config that is not plain LoRA (DoRA, modules_to_save, trained biases and
+    so on), for tensors that are unexpected, lack their other half or are of another shape (all in
+    one message), and for a projection that has an adapter; FileNotFoundError for a missing file.
+    """
+    path = Path(path)
+    missing = [name for name in (_CONFIG, _TENSORS) if not (path / name).is_file()]
+    if missing:
+        raise FileNotFoundError(
+            f"An adapter is a directory with {_CONFIG} and {_TENSORS}, got path={str(path)!r} "
+            f"without {missing}. Pass the directory that save_pretrained wrote."
+        )
+    config = read_config(safetensors.parse_json((path / _CONFIG).read_bytes()))
+    specs = safetensors.header(path / _TENSORS)
+    places = {theirs: ours for ours, theirs in _sites_of(model).items()}
+    sites = _sites(specs, {theirs: _shape(model, ours) for theirs, ours in places.items()}, config)
+    views = safetensors.views(specs)
+    found = {places[theirs]: (theirs, site) for theirs, site in sites.items()}
+
+    def adapt(ours: str, module: nnx.Module) -> nnx.Module:
+        theirs, site = found[ours]
+        kernel = plain(ours, module).kernel.get_value()
+        a, b = (views[f"{_PREFIX}{theirs}{half}"] for half in (_A, _B))
+        halves = _leaf(a, kernel, (0, None)), _leaf(b, kernel, (None, 1))
+        return adapted(plain(ours, module), *halves, alpha=site.alpha, rslora=config.rslora)
+
+    return replace(model, tuple(found), adapt)
+
+
+def _outgoing(model: Decoder, base: str | None) -> tuple[dict[str, object], dict[str, Pending]]:
+    """(keys of the config, the tensors)."""
+    layers, names = adapters(model), _sites_of(model)
+    if not layers:
+        raise ValueError(
+            "The model must have adapters, got one without any. Add some with lora.insert, or "
+            "write the whole model with save."
+        )
+    fused = [path for path in layers if path not in names]
+    if fused:
+        raise ValueError(
+            f"An adapter must be on a projection that a {model.config.family} file keeps as a "
+            f"tensor of its own, got {fused}. Fold these in with lora.merge, and use save."
+        )
+    kinds = {layer.rslora for layer in layers.values()}
+    if len(kinds) > 1:
+        raise ValueError(
+            "A PEFT directory has one kind of scale, got adapters with rslora=True and with "
+            "rslora=False. Insert them all with the same rslora."
+        )
+    sites = {names[p]: Site(rank=la.rank, alpha=la.alpha) for p, la in layers.items()}
+    keys = write_config(
+        sites,
+        targets=_targets(set(sites), set(_names(model).values())),
+        rslora=kinds.pop(),
+        transposed=not _is_torch_linear(model),
+        base=base,
+    )
+    pending = {}
+    for path, layer in layers.items():
+        for half, param in ((_A, layer.lora_a), (_B, layer.lora_b)):
+            pending[f"{_PREFIX}{names[path]}{half}"] = _pending(param.get_value())
+    return keys, pending
+
+
+def _names(model: Decoder) -> dict[str, str]:
+    """{our path: name in the base model} of every kernel."""
+    family = FAMILIES[model.config.family]
+    kernels = [path for path in parameters(model) if path.endswith(".kernel")]
+    return {
+        path.removesuffix(".kernel"): family.on_disk(name).removesuffix(".weight")
+        for path, (name, _) in sources(family.table, kernels).items()
+    }
+
+
+def _sites_of(model: Decoder) -> dict[str, str]:
+    """{our path: name in the base model} of the linear layers that are one tensor of their own."""
+    names = _names(model)
+    times = collections.Counter(names.values())
+    linears = (p for p, module in select(model, "**").items() if isinstance(module, nnx.Linear))
+    return {path: names[path] for path in linears if times[names[path]] == 1}
+
+
+def _targets(adapted: set[str], every: set[str]) -> list[str]:
+    """Last parts of names, where all projections of that last part have adapters; else names."""
+    rest = {name.rsplit(".", 1)[-1] for name in every - adapted}
+    lasts = {name: name.rsplit(".", 1)[-1] for name in adapted}
+    return sorted({name if last in rest else last for name, last in lasts.items()})
+
+
+def _sites(
+    specs: dict[str, Spec], shapes: dict[str, tuple[int, ...]], config: AdapterConfig
+) -> dict[str, Site]:
+    """{name in the base model: its adapter}, every tensor checked against the model."""
+    wanted: dict[str, tuple[int, ...]] = {}
+    sites: dict[str, Site] = {}
+    for theirs, (into, out) in shapes.items():
+        halves = f"{_PREFIX}{theirs}{_A}", f"{_PREFIX}{theirs}{_B}"
+        if halves[0] in specs or halves[1] in specs:
+            sites[theirs] = site = config.site(theirs)
+            wanted |= {halves[0]: (site.rank, into), halves[1]: (out, site.rank)}
+    known = [f"{_PREFIX}{theirs}{half}" for theirs in shapes for half in (_A, _B)]
+    lines = [f"missing {name} {wanted[name]}" for name in sorted(wanted.keys() - specs.keys())]
+    lines += [
+        f"unexpected {name} {specs[name].shape}{near(name, known)}"
+        for name in sorted(specs.keys() - wanted.keys())
+    ]
+    lines += [
+        f"misshapen {name}: {specs[name].shape} where the model and {_CONFIG} give {wanted[name]}"
+        for name in sorted(wanted.keys() & specs.keys())
+        if specs[name].shape != wanted[name]
+    ]
+    if lines or not sites:
+        listed = "\n  ".join(lines or ["no tensor at all"])
+        raise ValueError(
+            f"The tensors must be adapters of this model's projections, got\n  {listed}\n"
+            "Load the adapter onto the base model that it was trained on."
+        )
+    return sites
+
+
+def _shape(model: Decoder, path: str) -> tuple[int, ...]:
+    return parameters(model)[f"{path}.kernel"].shape
+
+
+def _is_torch_linear(model: Decoder) -> bool:
+    kernel = f"{next(iter(adapters(model)))}.kernel"
+    return isinstance(sources(FAMILIES[model.config.family].table, [kernel])[kernel][1], Transpose)
+
+
+def _leaf(view: np.ndarray, kernel: Leaf, dims: tuple[int | None, int | None]) -> Leaf:
+    # A copy: the files of an adapter are small, and may be written over by the next training.
+    make: Callable[[], jax.Array] = lambda: jnp.asarray(np.array(view.T))  # noqa: E731
+    return build(make, like=kernel, dims=dims)
+
+
+def _pending(leaf: jax.Array) -> Pending:
+    make = functools.partial(_transposed, leaf)
+    return Pending(np.dtype(leaf.dtype), leaf.shape[::-1], make)
+
+
+def _transposed(leaf: jax.Array) -> np.ndarray:
+    return np.asarray(leaf).T

@@ -1,0 +1,49 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""New arrays where old ones lie: on the same mesh, with a spec made from theirs."""
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+# What a Variable of a model holds: an array, or the outline of one.
+Leaf: TypeAlias = jax.Array | jax.ShapeDtypeStruct
+Dims: TypeAlias = tuple[int | None, ...]
+
+
+def build(
+    make: Callable[..., jax.Array], *operands: Any, like: Leaf, dims: Dims | None = None
+) -> Leaf:
+    """`make(*operands)`, placed so that its dimension d lies as dimension `dims[d]` of `like` does.
+
+    A None in `dims` is a dimension that stays whole; without `dims` they are those of `like`. Where
+    `like` is an outline, so is the result, and nothing is computed. Raises ValueError for a
+    dimension that the axes of the mesh do not divide.
+    """
+    abstract = isinstance(like, jax.ShapeDtypeStruct)
+    value = jax.eval_shape(make, *operands) if abstract else make(*operands)
+    place = _place(like, range(like.ndim) if dims is None else dims, value.shape)
+    if isinstance(value, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=place)
+    return value if place is None else jax.device_put(value, place)
+
+
+def _place(like: Leaf, dims: Any, shape: tuple[int, ...]) -> NamedSharding | None:
+    now = like.sharding
+    if not isinstance(now, NamedSharding):
+        return None
+    old = (*now.spec, *[None] * (like.ndim - len(now.spec)))
+    spec = [None if d is None else old[d] for d in dims]
+    for size, axes in zip(shape, spec, strict=True):
+        names = (axes,) if isinstance(axes, str) else axes or ()
+        ways = math.prod(now.mesh.shape[name] for name in names)
+        if size % ways:
+            raise ValueError(
+                f"The mesh must divide a parameter as it did before, got {size} elements over "
+                f"{names} ({ways} ways). Use a multiple of {ways}, or place the model on another "
+                "mesh first."
+            )
+    return NamedSharding(now.mesh, PartitionSpec(*spec))

@@ -1,6 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
 import json
+import logging
+import os
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +14,7 @@ import safetensors.numpy
 from flax import nnx
 from jax.sharding import AxisType, PartitionSpec
 
-from dovetail_models import abstract, llama, load, qwen3, save
+from dovetail_models import abstract, gpt2, gpt_oss, llama, load, mixtral, qwen3, save
 
 CONFIG = qwen3(vocab_size=31, embed=12, depth=2, heads=4, kv_heads=2, head_dim=6, mlp=20)
 WEIGHTS = "model.safetensors"
@@ -149,3 +153,201 @@ def test_a_truncated_file_is_told(directory):
     (directory / WEIGHTS).write_bytes(whole[:-1])
     with pytest.raises(ValueError, match="cut short"):
         load(directory)
+
+
+MIXTRAL = mixtral(vocab_size=16, embed=8, depth=1, heads=4, kv_heads=2, mlp=12, experts=4)
+GPT2 = gpt2(vocab_size=16, embed=8, depth=1, heads=2, max_length=6)
+# MXFP4 has groups of 32 inputs.
+GPT_OSS = gpt_oss(vocab_size=16, embed=32, depth=1, heads=2, kv_heads=2, mlp=64, experts=2, top_k=1)
+FP8 = {"quant_method": "fp8", "weight_block_size": [5, 3]}
+# The numbers of a 4-bit float (OCP Microscaling Formats 1.0, table 5) and exact 8-bit floats.
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+E4M3 = {0x38: 1.0, 0x3C: 1.5, 0xB8: -1.0, 0x48: 4.0, 0x01: 2.0**-9, 0x7E: 448.0}
+
+
+def same_leaves(got, want):
+    assert got.keys() == want.keys()
+    for name in want:
+        assert got[name].dtype == want[name].dtype, name
+        np.testing.assert_array_equal(got[name], want[name], err_msg=name)
+
+
+def test_experts_are_read_one_by_one_and_fused(random_model, tmp_path, leaves):
+    model = random_model(MIXTRAL)
+    save(model, tmp_path / "m")
+    block = "model.layers.0.block_sparse_moe"
+    tensors = safetensors.numpy.load_file(tmp_path / "m" / WEIGHTS)
+    up = np.asarray(model.layers[0].mlp.experts.up.kernel[...])
+    np.testing.assert_array_equal(tensors[f"{block}.experts.2.w3.weight"], up[2].T)
+    same_leaves(leaves(load(tmp_path / "m")), leaves(model))
+
+    def fuse(tensors):
+        experts = {
+            n: [tensors.pop(f"{block}.experts.{e}.w{n}.weight") for e in range(4)]
+            for n in (1, 2, 3)
+        }
+        tensors["model.layers.0.mlp.gate.weight"] = tensors.pop(f"{block}.gate.weight")
+        both = np.concatenate([experts[1], experts[3]], axis=1)
+        tensors["model.layers.0.mlp.experts.gate_up_proj"] = both
+        tensors["model.layers.0.mlp.experts.down_proj"] = experts[2]
+
+    edit(tmp_path / "m", fuse)
+    same_leaves(leaves(load(tmp_path / "m")), leaves(model))
+
+
+def test_fused_projections_and_a_missing_prefix(random_model, tmp_path, leaves):
+    model = random_model(GPT2)
+    save(model, tmp_path / "m")
+    tensors = safetensors.numpy.load_file(tmp_path / "m" / WEIGHTS)
+    qkv = [getattr(model.layers[0].attn, name).kernel[...] for name in "qkv"]
+    fused = tensors["transformer.h.0.attn.c_attn.weight"]
+    np.testing.assert_array_equal(fused, np.concatenate(qkv, axis=1))
+    same_leaves(leaves(load(tmp_path / "m")), leaves(model))
+
+    def strip(tensors):
+        for name in list(tensors):
+            tensors[name.removeprefix("transformer.")] = tensors.pop(name)
+
+    edit(tmp_path / "m", strip)
+    same_leaves(leaves(load(tmp_path / "m")), leaves(model))
+
+
+@pytest.fixture
+def quantise(write_raw):
+    """A function that rewrites a directory: its tensors, and what config.json says of them."""
+
+    def rewrite(directory, change, quantization):
+        tensors = safetensors.numpy.load_file(directory / WEIGHTS)
+        (directory / WEIGHTS).unlink()
+        write_raw(directory / WEIGHTS, change(tensors))
+        edit_config(directory, quantization_config=quantization)
+
+    return rewrite
+
+
+@pytest.fixture
+def fp8_directory(random_model, tmp_path, quantise, leaves):
+    """A Mixtral with fp8 experts, and its leaves: codes times the scale of their block."""
+    rng = np.random.default_rng(5)
+    model = random_model(MIXTRAL)
+    save(model, tmp_path / "fp8")
+    plain = {}
+
+    def change(tensors):
+        found = {}
+        for name, array in tensors.items():
+            if ".experts." not in name:
+                found[name] = ("F32", array)
+                continue
+            codes = rng.choice(np.array(list(E4M3), np.uint8), array.shape)
+            rows, columns = array.shape
+            # Powers of two keep every product exact.
+            scales = 2.0 ** rng.integers(-3, 4, (-(-rows // 5), -(-columns // 3)))
+            found[name] = ("F8_E4M3", codes)
+            found[f"{name}_scale_inv"] = ("F32", scales.astype(np.float32))
+            by_element = np.repeat(np.repeat(scales, 5, 0), 3, 1)[:rows, :columns]
+            plain[name] = np.vectorize(E4M3.get)(codes) * by_element
+        return found
+
+    quantise(tmp_path / "fp8", change, FP8)
+    want = leaves(model)
+    for ours, theirs in {"gate": 1, "up": 3, "down": 2}.items():
+        names = [f"model.layers.0.block_sparse_moe.experts.{e}.w{theirs}.weight" for e in range(4)]
+        kernel = np.stack([plain[name].T for name in names]).astype(jnp.bfloat16)
+        want[f"layers.0.mlp.experts.{ours}.kernel"] = kernel
+    return tmp_path / "fp8", want
+
+
+@pytest.fixture
+def mxfp4_directory(random_model, tmp_path, quantise, leaves):
+    """A gpt-oss with MXFP4 experts, and its leaves: gate and up alternate."""
+    rng = np.random.default_rng(6)
+    model = random_model(GPT_OSS)
+    save(model, tmp_path / "mxfp4")
+    plain = {}
+
+    def change(tensors):
+        found = {}
+        for name, array in tensors.items():
+            if not name.endswith(("gate_up_proj", "down_proj")):
+                found[name] = ("F32", array)
+                continue
+            stack, inputs, rows = array.shape
+            codes = rng.integers(0, 256, (stack, rows, inputs // 32, 16), np.uint8)
+            scales = rng.integers(120, 135, codes.shape[:3], np.uint8)
+            found[f"{name}_blocks"], found[f"{name}_scales"] = ("U8", codes), ("U8", scales)
+            halves = np.stack([E2M1[codes & 15], E2M1[codes >> 4]], axis=-1)
+            values = halves * 2.0 ** (scales[..., None, None].astype(np.float64) - 127)
+            plain[name] = values.reshape(stack, rows, inputs).swapaxes(1, 2).astype(jnp.bfloat16)
+        return found
+
+    quantise(tmp_path / "mxfp4", change, {"quant_method": "mxfp4"})
+    want, experts = leaves(model), "layers.0.mlp.experts"
+    gate_up = plain["model.layers.0.mlp.experts.gate_up_proj"]
+    want[f"{experts}.gate.kernel"], want[f"{experts}.up.kernel"] = (
+        gate_up[..., ::2],
+        gate_up[..., 1::2],
+    )
+    want[f"{experts}.down.kernel"] = plain["model.layers.0.mlp.experts.down_proj"]
+    return tmp_path / "mxfp4", want
+
+
+@pytest.mark.parametrize("directory_of", ["fp8_directory", "mxfp4_directory"])
+def test_quantised_weights_become_bfloat16(request, directory_of, leaves, tmp_path):
+    directory, want = request.getfixturevalue(directory_of)
+    model = load(directory)
+    same_leaves(leaves(model), want)
+    wide = leaves(load(directory, dtype=np.float32))
+    same_leaves(wide, {name: leaf.astype(np.float32) for name, leaf in want.items()})
+    save(model, tmp_path / "again")
+    assert "quantization_config" not in json.loads((tmp_path / "again/config.json").read_text())
+    same_leaves(leaves(load(tmp_path / "again")), want)
+
+
+def test_a_vocabulary_is_cut_to_that_of_the_config(model, directory, leaves, caplog):
+    def pad(tensors):
+        for name in ("model.embed_tokens.weight", "lm_head.weight"):
+            tensors[name] = np.pad(tensors[name], ((0, 33), (0, 0)), constant_values=9)
+
+    edit(directory, pad)
+    with caplog.at_level(logging.WARNING):
+        same_leaves(leaves(load(directory)), leaves(model))
+    assert "from the 64 rows of the files to vocab_size=31" in caplog.text
+
+
+EIGHT_DEVICES = """
+import sys
+from pathlib import Path
+import jax, numpy as np
+from flax import nnx
+from jax.sharding import AxisType
+from dovetail_models import load, save, shardings
+from dovetail_models.shard import WEIGHTS
+
+mesh = jax.make_mesh((2, 2, 2), ("expert", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
+for directory in map(Path, sys.argv[1:]):
+    alone, placed = load(directory), load(directory, mesh=mesh)
+    places = shardings(placed, mesh, only=WEIGHTS)
+    trees = (nnx.state(placed, WEIGHTS), places, nnx.state(alone, WEIGHTS))
+    for leaf, place, one in zip(*map(jax.tree.leaves, trees), strict=True):
+        assert leaf.sharding == place, (leaf.sharding, place)
+        np.testing.assert_array_equal(leaf, one)
+    for name, model in (("alone", alone), ("placed", placed)):
+        save(model, directory / name, file_bytes=9000)
+    for file in (directory / "alone").iterdir():
+        assert file.read_bytes() == (directory / "placed" / file.name).read_bytes(), file
+print("equal")
+"""
+
+
+def test_eight_devices_read_and_write_what_one_does(
+    random_model, fp8_directory, mxfp4_directory, tmp_path
+):
+    save(random_model(GPT2), tmp_path / "gpt2")
+    # The vocabulary of a GPT-2 is padded to what its devices divide, and cut on the way.
+    edit_config(tmp_path / "gpt2", vocab_size=14)
+    paths = [fp8_directory[0], mxfp4_directory[0], tmp_path / "gpt2"]
+    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    command = [sys.executable, "-W", "error", "-c", EIGHT_DEVICES, *map(str, paths)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout == "equal\n", done.stderr

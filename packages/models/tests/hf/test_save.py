@@ -6,11 +6,13 @@ import os
 import subprocess
 import sys
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
+from flax import nnx
 
-from dovetail_models import llama, load, save
+from dovetail_models import abstract, gpt2, llama, load, mixtral, save
 
 CONFIG = llama(vocab_size=31, embed=12, depth=3, heads=2, kv_heads=1, mlp=20)
 
@@ -71,6 +73,50 @@ def test_an_empty_directory_is_filled_and_a_used_one_refused(model, tmp_path):
     assert f"path={str(tmp_path / 'm')!r}, which is in use" in str(error.value)
     assert "Choose another path, or remove it" in str(error.value)
     assert {file.name: file.read_bytes() for file in (tmp_path / "m").iterdir()} == before
+
+
+def test_experts_and_fused_projections_come_back_byte_for_byte(random_model, tmp_path):
+    # As another writer orders them, and unaligned.
+    sizes = {"vocab_size": 11, "embed": 8, "depth": 2, "heads": 2}
+    for config in (gpt2(**sizes), mixtral(**sizes, mlp=5, experts=3)):
+        directory = tmp_path / config.family
+        save(random_model(config), directory)
+        before = safetensors.numpy.load_file(directory / "model.safetensors")
+        safetensors.numpy.save_file(before, directory / "model.safetensors", {"format": "pt"})
+        save(load(directory), tmp_path / f"{config.family}-again")
+        after = safetensors.numpy.load_file(
+            tmp_path / f"{config.family}-again" / "model.safetensors"
+        )
+        assert after.keys() == before.keys()
+        for name, tensor in before.items():
+            assert after[name].tobytes() == tensor.tobytes(), name
+
+
+def test_what_is_not_a_parameter_of_the_family_is_refused(random_model, tmp_path):
+    model = random_model(CONFIG)
+    weight = model.layers[1].attn.q.kernel[...][:, :1]
+    model.layers[1].attn.q.lora_a = nnx.LoRAParam(weight)
+    with pytest.raises(ValueError, match="one that the family's files name") as error:
+        save(model, tmp_path / "m")
+    assert r"got layers.1.attn.q.lora_a. Merge adapters (lora.merge)" in str(error.value)
+    assert not (tmp_path / "m").exists()
+
+
+def test_parts_of_a_tensor_must_agree(random_model, tmp_path):
+    model = random_model(gpt2(vocab_size=11, embed=6, depth=1, heads=2))
+    attn = model.layers[0].attn
+    attn.k.kernel.set_value(attn.k.kernel[...].astype(jnp.bfloat16))
+    with pytest.raises(ValueError, match="must agree in shape and dtype") as error:
+        save(model, tmp_path / "m")
+    assert "make up transformer.h.0.attn.c_attn.weight" in str(error.value)
+    assert "got ['bfloat16[6, 18]', 'float32[6, 18]']. Cast the model" in str(error.value)
+
+
+def test_an_abstract_model_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="every shard of a real parameter") as error:
+        save(abstract(CONFIG), tmp_path / "m")
+    assert "got embed.embedding=ShapeDtypeStruct(" in str(error.value)
+    assert "Load or initialise the model" in str(error.value)
 
 
 FULL_DISK = """

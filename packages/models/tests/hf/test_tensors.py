@@ -1,7 +1,5 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-import json
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -19,20 +17,14 @@ def rng():
 
 
 @pytest.fixture
-def opened(tmp_path):
+def opened(tmp_path, write_raw):
     """A function that writes {name: (dtype in the format, array)} and decodes the file."""
 
-    def write(tensors, quantization):
-        entries, data = {}, b""
-        for name, (dtype, array) in tensors.items():
-            span = [len(data), len(data) + array.nbytes]
-            entries[name] = {"dtype": dtype, "shape": array.shape, "data_offsets": span}
-            data += array.tobytes()
-        text = json.dumps(entries).encode()
-        (tmp_path / "x").write_bytes(len(text).to_bytes(8, "little") + text + data)
+    def decoded(tensors, quantization):
+        write_raw(tmp_path / "x", tensors)
         return decode(header(tmp_path / "x"), quantization)
 
-    return write
+    return decoded
 
 
 def e4m3(byte):

@@ -80,7 +80,7 @@ class Part:
         return self.then.view(tensor[_along(self.axis, block)])
 
     def __str__(self) -> str:
-        return f"block {self.i} of {self.count} on axis {self.axis}, {self.then}"
+        return _told(f"block {self.i} of {self.count} on axis {self.axis}", self.then)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Interleaved:
         return self.then.view(tensor[_along(self.axis, slice(self.i, None, self.count))])
 
     def __str__(self) -> str:
-        return f"every {self.count} from {self.i} on axis {self.axis}, {self.then}"
+        return _told(f"every {self.count} from {self.i} on axis {self.axis}", self.then)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Conv:
 
 @dataclasses.dataclass(frozen=True)
 class Lead:
-    """The tensor has `count` more axes of size 1 before those of the leaf: a token [1, 1, embed]."""
+    """The tensor has `count` axes of size 1 before those of the leaf: a token [1, 1, embed]."""
 
     count: int
 
@@ -134,6 +134,10 @@ class Lead:
 
     def __str__(self) -> str:
         return f"without {self.count} leading axes"
+
+
+def _told(part: str, then: Op) -> str:
+    return part if then == Identity() else f"{part}, {then}"
 
 
 def _check(i: int, count: int, axis: int) -> None:

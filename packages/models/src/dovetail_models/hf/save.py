@@ -158,12 +158,11 @@ def _tensor(name: str, pieces: list[_Piece]) -> Pending:
     return Pending(dtype, shape, make)
 
 
-def _check_here(leaf: str, value: jax.Array) -> None:
-    if not value.is_fully_addressable:
+def _check_here(leaf: str, value: jax.Array | jax.ShapeDtypeStruct) -> None:
+    if not isinstance(value, jax.Array) or not value.is_fully_addressable:
         raise ValueError(
-            f"save writes from one process, which must hold every shard, got {leaf} with "
-            f"sharding={value.sharding}. Gather the model to one host, or use a checkpoint library "
-            "that writes from many."
+            "save writes from one process, which must hold every shard of a real parameter, got "
+            f"{leaf}={value!r:.200}. Load or initialise the model, and gather it to one host."
         )
 
 

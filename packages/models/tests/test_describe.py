@@ -1,0 +1,158 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+import dataclasses
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+import treescope
+from flax import nnx
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
+
+from dovetail_models import Experts, abstract, init, llama, size
+from dovetail_models.describe import describe
+
+CONFIG = llama(vocab_size=30, embed=12, depth=3, heads=6, kv_heads=2, head_dim=4, mlp=20)
+MESH = AbstractMesh((3, 2), ("fsdp", "tensor"), axis_types=(AxisType.Auto,) * 2)
+
+
+def rows(model, **options):
+    return {row.path: row for row in describe(model, **options).rows}
+
+
+def routed(config, *which):
+    """The configuration with experts in some of its layers."""
+    moe = Experts(count=4, top_k=2, hidden=10, selection_bias=True)
+    layers = [
+        dataclasses.replace(la, mlp=moe) if i in which else la for i, la in enumerate(config.layers)
+    ]
+    return dataclasses.replace(config, layers=tuple(layers))
+
+
+def test_equal_layers_are_one_row():
+    row = rows(abstract(CONFIG), mesh=MESH)["layers.{0..2}.attn.q.kernel"]
+    assert (row.shape, row.dtype, row.kind, row.count) == ((12, 24), "float32", "Param", 3)
+    assert row.spec == PartitionSpec("fsdp", "tensor")
+    assert row.parameters == 3 * 12 * 24
+    assert row.bytes == 4 * row.parameters
+    # A sixth of each on a device: rows in three, heads in two.
+    assert row.device_bytes == 3 * 4 * 4 * 12
+
+
+def test_every_leaf_has_a_row_when_unfolded(leaves):
+    model = init(CONFIG, seed=0)
+    found = rows(model, fold=False)
+    assert {path: row.shape for path, row in found.items()} == {
+        path: leaf.shape for path, leaf in leaves(model).items()
+    }
+    assert all(row.count == 1 for row in found.values())
+    assert describe(model).total == describe(model, fold=False).total
+
+
+@pytest.mark.parametrize(
+    "depth, which, gate",
+    [
+        (4, (0, 1, 2), "layers.3.mlp.gate.kernel"),
+        (4, (0,), "layers.{1..3}.mlp.gate.kernel"),
+        (5, (1, 3), "layers.{0..4:2}.mlp.gate.kernel"),
+        (5, (2,), "layers.{0,1,3,4}.mlp.gate.kernel"),
+    ],
+)
+def test_unequal_layers_keep_their_numbers(depth, which, gate):
+    config = dataclasses.replace(CONFIG, layers=CONFIG.layers[:1] * depth)
+    dense = [p for p, r in rows(abstract(routed(config, *which))).items() if r.shape == (12, 20)]
+    assert dense == [gate, gate.replace("gate", "up")]
+
+
+def test_totals_are_those_of_the_configuration():
+    config = routed(CONFIG, 1)
+    found = describe(jax.tree.map(lambda x: x, abstract(config)))
+    assert found.total.parameters == size(config)
+    assert found.total.bytes == found.total.device_bytes == 4 * size(config)
+    modules = {total.name: total.parameters for total in found.by_module()}
+    assert sum(modules.values()) == size(config)
+    # q and o of 6 heads, k and v of 2; the router and its bias are part of the block.
+    assert modules["layers.*.attn"] == 3 * 12 * 4 * (6 + 2 + 2 + 6)
+    assert modules["layers.*.mlp"] == 2 * 3 * 12 * 20 + 4 * 3 * 12 * 10 + 12 * 4 + 4
+    assert modules["embed"] == modules["lm_head"] == 30 * 12
+    assert rows(abstract(config))["layers.1.mlp.router.selection_bias"].kind == "Buffer"
+
+
+def test_totals_by_dtype():
+    model = init(CONFIG, seed=0)
+    small = model.lm_head.kernel
+    small.set_value(small[...].astype(jnp.bfloat16))
+    totals = {t.name: (t.parameters, t.bytes) for t in describe(model).by_dtype()}
+    assert totals == {
+        "float32": (size(CONFIG) - 360, 4 * (size(CONFIG) - 360)),
+        "bfloat16": (360, 720),
+    }
+
+
+def test_arrays_lie_where_they_lie():
+    mesh = jax.make_mesh((1,), ("tensor",), axis_types=(AxisType.Auto,))
+    model = init(CONFIG, mesh=mesh, seed=0)
+    assert rows(model)["embed.embedding"].spec == PartitionSpec("tensor", None)
+    assert rows(model, mesh=MESH)["embed.embedding"].spec == PartitionSpec("tensor", "fsdp")
+    assert rows(init(CONFIG, seed=0))["embed.embedding"].spec is None
+
+
+def test_any_module():
+    model = nnx.Sequential(nnx.Linear(3, 5, rngs=nnx.Rngs(0)), nnx.BatchNorm(5, rngs=nnx.Rngs(0)))
+    assert rows(model)["layers.0.kernel"].parameters == 15
+    assert describe(model, only=nnx.BatchStat).total.parameters == 10
+    with pytest.raises(ValueError, match="must have logical names") as error:
+        describe(model, mesh=MESH)
+    assert "got none on ['layers.0.bias', 'layers.0.kernel'" in str(error.value)
+    assert "Leave mesh out" in str(error.value)
+
+
+def test_a_parameter_that_is_a_tree():
+    model = nnx.Linear(3, 5, rngs=nnx.Rngs(0))
+    model.kernel = nnx.Param({"scale": jnp.ones(5), "value": jnp.ones((3, 5), jnp.int8)})
+    found = rows(model)
+    assert found["kernel['value']"].bytes == 15
+    assert found["kernel['scale']"].bytes == 20
+
+
+def test_the_table():
+    config = dataclasses.replace(CONFIG, vocab_size=32)
+    text = str(describe(abstract(config), mesh=MESH)).splitlines()
+    assert text[0].split("  ")[0] == "path"
+    columns = [re.split("  +", line) for line in text]
+    embed = ["embed.embedding", "Param", "[32, 12]", "float32", "(tensor, fsdp)", "384", "1.54 kB"]
+    assert [*embed, "256 B"] in columns
+    norm = ["layers.{0..2}.mlp_norm.scale", "Param", "3 x [12]", "float32", "(-)", "36", "144 B"]
+    assert [*norm, "144 B"] in columns
+    for title in ("by module", "by dtype", "by sharding"):
+        assert title in text
+    total = size(config)
+    assert columns[-1][:2] == ["total", f"{total:,}"]
+    # Numbers end below each other.
+    assert len({len(line) for line in text if line.endswith("B")}) == 1
+
+
+@pytest.mark.parametrize(
+    "count, text",
+    [(999, "999 B"), (1000, "1 kB"), (1536, "1.54 kB"), (2_500_000, "2.5 MB"), (1.2e12, "1.2 TB")],
+)
+def test_sizes_are_read_in_three_digits(count, text):
+    model = nnx.Module()
+    model.x = nnx.Param(jax.ShapeDtypeStruct((int(count),), jnp.int8))
+    assert text in str(describe(model)).splitlines()[1]
+
+
+def test_treescope_shows_the_totals():
+    found = describe(abstract(CONFIG))
+    total = f"{size(CONFIG):,} parameters"
+    assert total in treescope.render_to_text(found)
+    html = treescope.render_to_html(found, compressed=False)
+    assert total in html
+    assert "layers.{0..2}.attn.q.kernel" in html
+
+
+def test_treescope_shows_a_model():
+    text = treescope.render_to_text(abstract(CONFIG))
+    assert text.startswith("Decoder(")
+    assert "embed=Embed(" in text

@@ -7,14 +7,15 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from dovetail_models.config import Config
+from dovetail_models.build import AnyConfig
+from dovetail_models.encoder_config import DualConfig
 from dovetail_models.families import FAMILIES
 from dovetail_models.hf.table import Keys, near
 
 
-def parse(values: Mapping[str, Any], *, allow: tuple[str, ...] = ()) -> Config:
+def parse(values: Mapping[str, Any], *, allow: tuple[str, ...] = ()) -> AnyConfig:
     """The `Config` that the keys describe; ValueError for a family or a key that is not known."""
-    keys = Keys(values)
+    keys = Keys(values, allow=allow)
     kind = keys.take("model_type", required=True)
     if kind not in FAMILIES:
         raise ValueError(
@@ -28,7 +29,7 @@ def parse(values: Mapping[str, Any], *, allow: tuple[str, ...] = ()) -> Config:
     return dataclasses.replace(config, extra=keys.extra(FAMILIES[kind].inert, allow))
 
 
-def describe(config: Config) -> dict[str, Any]:
+def describe(config: AnyConfig) -> dict[str, Any]:
     """The keys that describe `config`; ValueError if its family cannot say all of it."""
     if config.family not in FAMILIES:
         raise ValueError(
@@ -37,7 +38,7 @@ def describe(config: Config) -> dict[str, Any]:
         )
     extra = {name: json.loads(text) for name, text in config.extra}
     keys = {**extra, "model_type": config.family, **FAMILIES[config.family].write(config)}
-    again = parse(keys, allow=tuple(extra))
+    again = parse(keys, allow=_allowed(config))
     if again != config:
         lost = [
             f"{field.name}={getattr(config, field.name)!r}"
@@ -49,3 +50,10 @@ def describe(config: Config) -> dict[str, Any]:
             f"{', '.join(lost)}. Make the layers as the family's function makes them."
         )
     return keys
+
+
+def _allowed(config: AnyConfig) -> tuple[str, ...]:
+    """The names of the extra keys, which whoever loaded the model allowed."""
+    towers = (config.text, config.vision) if isinstance(config, DualConfig) else ()
+    inner = [name for tower in towers for name in _allowed(tower)]
+    return (*(name for name, _ in config.extra), *inner)

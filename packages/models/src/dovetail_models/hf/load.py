@@ -10,7 +10,7 @@ Beside the parameters that are loaded, the host holds one leaf and one decoded t
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import jax
 import numpy as np
@@ -18,8 +18,11 @@ from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import DTypeLike
 
+from dovetail_models.build import AnyConfig
 from dovetail_models.config import Config
 from dovetail_models.decoder import Decoder
+from dovetail_models.encoder import TextEncoder
+from dovetail_models.encoder_config import DualConfig, TextConfig, VisionConfig
 from dovetail_models.families import FAMILIES
 from dovetail_models.hf.config import parse
 from dovetail_models.hf.directory import read_config, read_specs
@@ -29,6 +32,7 @@ from dovetail_models.hf.table import dotted
 from dovetail_models.hf.tensors import decode
 from dovetail_models.init import outline
 from dovetail_models.shard import RULES, WEIGHTS, Rules, shardings
+from dovetail_models.vision import DualEncoder, VisionEncoder
 
 # A slice of a leaf: (start, stop) for each dimension.
 Bounds = tuple[tuple[int, int], ...]
@@ -53,19 +57,45 @@ def load(
     pad a vocabulary. Raises ValueError for tensors that are missing, unexpected or of another shape
     (all of them in one message), for an unknown family or config key, and for a damaged file.
     """
-    return read(path, mesh=mesh, rules=rules, dtype=dtype, allow=allow)
+    options = {"mesh": mesh, "rules": rules, "dtype": dtype, "allow": allow}
+    return _read(Path(path), decoder=True, **options)
 
 
-def read(
+def load_encoder(
     path: str | Path,
     *,
     mesh: Mesh | None = None,
     rules: Rules = RULES,
     dtype: DTypeLike | None = None,
     allow: tuple[str, ...] = (),
+) -> TextEncoder | VisionEncoder | DualEncoder:
+    """The encoder in a Hugging Face directory: BERT, ViT or SigLIP; everything else as `load`.
+
+    Files beside config.json and the tensors are not read: how a sentence-transformers model pools
+    (`1_Pooling/config.json`) and how images are normalised (preprocessor_config.json) is for the
+    caller to follow.
+    """
+    options = {"mesh": mesh, "rules": rules, "dtype": dtype, "allow": allow}
+    return _read(Path(path), decoder=False, **options)
+
+
+def _read(
+    path: Path,
+    *,
+    decoder: bool,
+    mesh: Mesh | None,
+    rules: Rules,
+    dtype: DTypeLike | None,
+    allow: tuple[str, ...],
 ) -> Any:
-    """The model in a directory, of whatever class its family has; see `load`."""
-    model, found = plan(Path(path), rules=rules, allow=allow)
+    """The model in a directory, which must be a decoder or must not."""
+    model, found = plan(path, rules=rules, allow=allow)
+    if isinstance(model, Decoder) != decoder:
+        this, other = ("load", "load_encoder") if decoder else ("load_encoder", "load")
+        raise ValueError(
+            f"{this} reads {'a decoder' if decoder else 'an encoder'}, got path={str(path)!r} with "
+            f"model_type={model.config.family!r}, a {type(model).__name__}. Use {other}(path)."
+        )
     found.check_copy()
     _place(model, mesh, rules)
 
@@ -79,21 +109,62 @@ def read(
     return model
 
 
+@overload
 def abstract(
-    path_or_config: str | Path | Config,
+    path_or_config: Config,
+    *,
+    mesh: Mesh | None = ...,
+    rules: Rules = ...,
+    allow: tuple[str, ...] = ...,
+) -> Decoder: ...
+@overload
+def abstract(
+    path_or_config: TextConfig,
+    *,
+    mesh: Mesh | None = ...,
+    rules: Rules = ...,
+    allow: tuple[str, ...] = ...,
+) -> TextEncoder: ...
+@overload
+def abstract(
+    path_or_config: VisionConfig,
+    *,
+    mesh: Mesh | None = ...,
+    rules: Rules = ...,
+    allow: tuple[str, ...] = ...,
+) -> VisionEncoder: ...
+@overload
+def abstract(
+    path_or_config: DualConfig,
+    *,
+    mesh: Mesh | None = ...,
+    rules: Rules = ...,
+    allow: tuple[str, ...] = ...,
+) -> DualEncoder: ...
+@overload
+def abstract(
+    path_or_config: str | Path,
+    *,
+    mesh: Mesh | None = ...,
+    rules: Rules = ...,
+    allow: tuple[str, ...] = ...,
+) -> Any: ...
+def abstract(
+    path_or_config: str | Path | AnyConfig,
     *,
     mesh: Mesh | None = None,
     rules: Rules = RULES,
     allow: tuple[str, ...] = (),
-) -> Decoder:
-    """The decoder of a directory or a `Config`, with a `jax.ShapeDtypeStruct` for each parameter.
+) -> Any:
+    """The model of a directory or a configuration, with a `jax.ShapeDtypeStruct` for each
+    parameter: a decoder or an encoder, as `load` or `load_encoder` reads and `init` makes it.
 
     Of the files only headers are read. With a mesh each struct has its sharding.
     """
-    if isinstance(path_or_config, Config):
-        model = outline(path_or_config, rules=rules)
-    else:
+    if isinstance(path_or_config, str | Path):
         model, _ = plan(Path(path_or_config), rules=rules, allow=allow)
+    else:
+        model = outline(path_or_config, rules=rules)
     _place(model, mesh, rules)
     return model
 
@@ -103,15 +174,17 @@ def plan(path: Path, *, rules: Rules, allow: tuple[str, ...]) -> tuple[Any, Matc
     keys = read_config(path)
     quantization = keys.pop("quantization_config", None)
     config = parse(keys, allow=allow)
+    family, specs = FAMILIES[config.family], read_specs(path)
+    config = family.fit(config, specs.keys())
     model = outline(config, rules=rules)
     params = nnx.to_flat_state(nnx.state(model, WEIGHTS))
     leaves = {
         dotted(leaf): Leaf(shape=param.shape, names=param.get_metadata("out_sharding"))
         for leaf, param in params
     }
-    tensors = decode(read_specs(path), quantization)
-    family = FAMILIES[config.family]
-    found = match(family, leaves, tensors, tie=config.tie, dropped=family.dropped(config))
+    tensors = decode(specs, quantization)
+    tie = isinstance(config, Config) and config.tie
+    found = match(family, leaves, tensors, tie=tie, dropped=family.dropped(config))
 
     def typed(leaf: tuple[Any, ...], param: nnx.Variable) -> nnx.Variable:
         return param.replace(jax.ShapeDtypeStruct(param.shape, found.sources[dotted(leaf)].dtype))

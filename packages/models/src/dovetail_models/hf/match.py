@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 
 from dovetail_models.hf.ops import Op, Shape
-from dovetail_models.hf.table import Family, Table, listed, matches, near, sources
+from dovetail_models.hf.table import Family, Sources, candidates, listed, matches, near
 from dovetail_models.hf.tensors import Tensor
 
 _log = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ def match(
         name, original = family.tied
         tensor = found.pop(name)
         copy = ((name, tensor), (original, found[original])) if original in found else None
-    rows = _best([family.table, *family.layouts], leaves, found)
+    rows = _best(candidates(family, leaves), leaves, found)
     bare = not any(name.startswith(family.prefix) for name in tensors)
 
     def shown(name: str) -> str:
@@ -140,11 +140,10 @@ def _equal(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 def _best(
-    layouts: Iterable[Table], leaves: Mapping[str, Leaf], found: Mapping[str, Tensor]
-) -> dict[str, tuple[str, Op]]:
-    """{leaf: (tensor, op)} of the layout whose names fit the files best, the first of equals."""
-    candidates = [sources(table, leaves) for table in layouts]
-    return min(candidates, key=lambda rows: len(_wanted(leaves, rows).keys() ^ found.keys()))
+    layouts: list[Sources], leaves: Mapping[str, Leaf], found: Mapping[str, Tensor]
+) -> Sources:
+    """The layout whose names fit the files best, the first of equals."""
+    return min(layouts, key=lambda rows: len(_wanted(leaves, rows).keys() ^ found.keys()))
 
 
 def _names(leaf: Leaf, name: str) -> list[str]:

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A decoder as a Hugging Face directory, there whole or not at all."""
+"""A model as a Hugging Face directory, there whole or not at all."""
 
 import dataclasses
 import json
@@ -13,14 +13,14 @@ import jax
 import numpy as np
 from flax import nnx
 
-from dovetail_models.decoder import Decoder
+from dovetail_models.build import AnyModel
 from dovetail_models.families import FAMILIES
 from dovetail_models.hf import safetensors
 from dovetail_models.hf.config import describe
 from dovetail_models.hf.directory import CONFIG_FILE, INDEX_FILE, WEIGHTS_FILE
 from dovetail_models.hf.ops import Op, Shape
 from dovetail_models.hf.safetensors import Pending
-from dovetail_models.hf.table import Family, dotted, sources
+from dovetail_models.hf.table import Family, candidates, dotted
 from dovetail_models.shard import WEIGHTS
 
 # What a directory holds beside the model, for whoever generates text with it.
@@ -39,7 +39,7 @@ _BESIDE = (
 
 
 def save(
-    model: Decoder,
+    model: AnyModel,
     path: str | Path,
     *,
     like: str | Path | None = None,
@@ -64,8 +64,8 @@ def save(
     beside = [] if like is None else _beside(Path(like))
     keys = describe(model.config)
     pending = _pending(model, FAMILIES[model.config.family])
-    kind = str(model.embed.embedding.dtype)
-    # transformers read torch_dtype until 4 and dtype from 5 on.
+    kind = str(max(jax.tree.leaves(nnx.state(model, WEIGHTS)), key=lambda leaf: leaf.size).dtype)
+    # That of the largest parameter; transformers read torch_dtype until 4 and dtype from 5 on.
     keys |= {"dtype": kind, "torch_dtype": kind}
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}.partial"
@@ -129,7 +129,7 @@ def _pending(model: nnx.Module, family: Family) -> dict[str, Pending]:
         for leaf, param in nnx.to_flat_state(nnx.state(model, WEIGHTS))
     }
     pieces: dict[str, list[_Piece]] = {}
-    for leaf, (name, op) in sources(family.table, params).items():
+    for leaf, (name, op) in candidates(family, params)[0].items():
         value = params[leaf]
         _check_here(leaf, value)
         stack = range(value.shape[0]) if "{e}" in name else [None]

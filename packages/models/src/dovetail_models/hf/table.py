@@ -7,10 +7,10 @@ import difflib
 import functools
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
-from dovetail_models.config import Config
+from dovetail_models.build import AnyConfig
 from dovetail_models.hf.ops import Op
 
 
@@ -28,30 +28,35 @@ class Row:
 
 
 Table = tuple[Row, ...]
+# {path of a leaf: (name of its tensor, op)}
+Sources = dict[str, tuple[str, Op]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Family:
     """How one family is written on disk.
 
-    `table` is what save writes; `layouts` are other tables that files come in, which are only read.
+    `table` is what save writes; `layouts` are other tables that files come in, which are only read
+    unless `table` lacks a row for some leaf: save writes the first that names all.
     `prefix` begins the name of every tensor but the head, `tied[0]`; the tables leave it out, and
     files may. `inert` are the config keys that alter no computation. `tied` is the tensor that a
     tied model may store a second time, and the one that it must equal. `buffers` match tensors that
     are not parameters and may be present; `dropped` gives patterns of parameters that a file may
     hold and that no module here computes, which are left out with a warning. In these patterns
-    `{i}` is a number and `*` anything.
+    `{i}` is a number and `*` anything. `fit` adapts a config to the names of the tensors in the
+    files, where config.json does not tell which parts of the model they hold.
     """
 
-    read: Callable[["Keys"], Config]
-    write: Callable[[Config], dict[str, Any]]
+    read: Callable[["Keys"], AnyConfig]
+    write: Callable[[Any], dict[str, Any]]
     table: Table
     layouts: tuple[Table, ...] = ()
     prefix: str = ""
     inert: frozenset[str]
     tied: tuple[str, str] | None
     buffers: tuple[str, ...] = ()
-    dropped: Callable[[Config], tuple[str, ...]] = lambda config: ()
+    dropped: Callable[[Any], tuple[str, ...]] = lambda config: ()
+    fit: Callable[[Any, Collection[str]], AnyConfig] = lambda config, names: config
 
     def on_disk(self, name: str) -> str:
         """The name in a file of a tensor of the tables."""
@@ -59,12 +64,32 @@ class Family:
         return name if is_head else self.prefix + name
 
 
-def sources(table: Table, leaves: Iterable[str]) -> dict[str, tuple[str, Op]]:
+def candidates(family: Family, leaves: Collection[str]) -> list[Sources]:
+    """The sources of the leaves in each table that names them all, beginning with what save writes.
+
+    Raises ValueError if none does, as `sources` of the family's `table`.
+    """
+    tables = family.table, *family.layouts
+    complete = [found for found, nameless in (_named(t, leaves) for t in tables) if not nameless]
+    return complete or [sources(family.table, leaves)]
+
+
+def sources(table: Table, leaves: Iterable[str]) -> Sources:
     """{path of a leaf: (name of its tensor, op)}; the name of a stack keeps its `{e}`.
 
     Raises ValueError for leaves that no row names: other parameters than the family's.
     """
-    found: dict[str, tuple[str, Op]] = {}
+    found, nameless = _named(table, leaves)
+    if nameless:
+        raise ValueError(
+            f"Every parameter must be one that the family's files name, got {listed(nameless)}. "
+            "Merge adapters (lora.merge), or remove what surgery added, first."
+        )
+    return found
+
+
+def _named(table: Table, leaves: Iterable[str]) -> tuple[Sources, list[str]]:
+    found: Sources = {}
     nameless = []
     for leaf in leaves:
         rows = [(row, match) for row in table if (match := _match(row.ours, leaf))]
@@ -74,12 +99,7 @@ def sources(table: Table, leaves: Iterable[str]) -> dict[str, tuple[str, Op]]:
             continue
         row, match = rows[0]
         found[leaf] = (row.theirs.replace("{i}", match.groupdict().get("i", "")), row.op)
-    if nameless:
-        raise ValueError(
-            f"Every parameter must be one that the family's files name, got {listed(nameless)}. "
-            "Merge adapters (lora.merge), or remove what surgery added, first."
-        )
-    return found
+    return found, nameless
 
 
 def listed(names: Iterable[str], *, limit: int = 20, between: str = ", ") -> str:
@@ -117,8 +137,19 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 class Keys:
     """The keys of a config.json, each taken once, so that what nobody took can be refused."""
 
-    def __init__(self, values: Mapping[str, Any]):
+    def __init__(self, values: Mapping[str, Any], *, allow: tuple[str, ...] = ()):
         self._rest = dict(values)
+        self.allow = allow
+
+    def inner(self, name: str) -> "Keys":
+        """The keys of the object that is the value of a key."""
+        value = self.take(name, {})
+        if not isinstance(value, dict):
+            raise ValueError(
+                f"config.json key {name!r} must be an object, got {name}={value!r}. "
+                "Correct config.json."
+            )
+        return Keys(value, allow=self.allow)
 
     def __contains__(self, name: str) -> bool:
         return name in self._rest

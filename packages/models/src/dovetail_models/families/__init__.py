@@ -3,6 +3,7 @@
 """The families: for each a builder, its config.json both ways, and its table of tensor names."""
 
 from dovetail_models.families import (
+    bert,
     deepseek_v2,
     deepseek_v3,
     gemma,
@@ -16,11 +17,16 @@ from dovetail_models.families import (
     qwen2,
     qwen3,
     qwen3_moe,
+    siglip,
+    siglip_text,
+    siglip_vision,
+    vit,
 )
 from dovetail_models.hf.table import Family
 
 # By the `model_type` of config.json.
 FAMILIES: dict[str, Family] = {
+    "bert": bert.FAMILY,
     "deepseek_v2": deepseek_v2.FAMILY,
     "deepseek_v3": deepseek_v3.FAMILY,
     "gemma": gemma.FAMILY,
@@ -34,4 +40,8 @@ FAMILIES: dict[str, Family] = {
     "qwen2": qwen2.FAMILY,
     "qwen3": qwen3.FAMILY,
     "qwen3_moe": qwen3_moe.FAMILY,
+    "siglip": siglip.FAMILY,
+    "siglip_text_model": siglip_text.FAMILY,
+    "siglip_vision_model": siglip_vision.FAMILY,
+    "vit": vit.FAMILY,
 }

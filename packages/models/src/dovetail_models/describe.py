@@ -17,6 +17,7 @@ import jax
 from flax import nnx
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
+from dovetail_models.abbreviation import abbreviate
 from dovetail_models.hf.table import dotted
 from dovetail_models.shard import RULES, WEIGHTS, Rules, shardings
 
@@ -173,29 +174,15 @@ def _one(name: str, kind: str, leaf: Any, place: Any) -> Row:
 
 
 def _folded(rows: Iterable[Row]) -> list[Row]:
-    """Rows that differ in the first index of their paths alone, as one."""
-    alike: dict[Any, list[tuple[int, Row]]] = {}
-    for row in rows:
-        indexed = re.match(r"(.*?)\.(\d+)\.", row.path)
-        before, index = (indexed[1], int(indexed[2])) if indexed else ("", 0)
-        after = row.path[indexed.end() :] if indexed else row.path
-        key = (before, after, row.kind, row.shape, row.dtype, row.spec)
-        alike.setdefault(key, []).append((index, row))
+    """Rows that differ in an index alone, as one."""
+    each = {row.path: row for row in rows}
+    alike = abbreviate((path, (r.kind, r.shape, r.dtype, r.spec)) for path, r in each.items())
     found = []
-    for (before, after, *_), group in alike.items():
-        indices, (row, *_) = [i for i, _ in group], [row for _, row in group]
-        path = row.path if len(group) == 1 else f"{before}.{{{_span(indices)}}}.{after}"
-        sums = {name: value * len(group) for name, value in _sums([row]).items()}
-        found.append(dataclasses.replace(row, path=path, count=len(group), **sums))
+    for path, names in alike.items():
+        group = [each[name] for name in names]
+        sums = _sums(group)
+        found.append(dataclasses.replace(group[0], path=path, count=len(group), **sums))
     return found
-
-
-def _span(indices: list[int]) -> str:
-    """`0..31`, or `0..10:2` for every second, or each index where there is no such step."""
-    step = indices[1] - indices[0]
-    if indices != list(range(indices[0], indices[-1] + 1, step)):
-        return ",".join(map(str, indices))
-    return f"{indices[0]}..{indices[-1]}" + (f":{step}" if step > 1 else "")
 
 
 def _sums(rows: Iterable[Row]) -> dict[str, int]:

@@ -1,6 +1,8 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
+import itertools
 import json
+import math
 import os
 import subprocess
 import sys
@@ -90,7 +92,7 @@ from flax import nnx
 from jax.sharding import AxisType
 from dovetail_models import Remat, dense_kv, init, llama, load, qwen3, save, shardings
 
-config = qwen3(vocab_size=32, embed=16, depth=2, heads=4, kv_heads=2, head_dim=6, mlp=24)
+config = qwen3(vocab_size=32, embed=16, depth=2, heads=8, kv_heads=2, head_dim=6, mlp=24)
 rng = np.random.default_rng(0)
 tokens = rng.integers(0, 32, (8, 12)).astype(np.int32)
 segments = np.sort(rng.integers(1, 3, (8, 12)).astype(np.int32), axis=1)
@@ -111,34 +113,45 @@ want = graded(alone, tokens, segments)
 save(alone, sys.argv[1] + "/model")
 auto = (AxisType.Auto,) * 3
 cached = jax.jit(lambda m, t: m.features(t, kv=dense_kv(config, rows=1, length=12))[0])
-shape, names, scan = json.loads(sys.argv[2])
-mesh = jax.make_mesh(tuple(shape), tuple(names), axis_types=auto)
-for model in (init(config, mesh=mesh, seed=3), load(sys.argv[1] + "/model", mesh=mesh)):
-    trees = nnx.state(model, nnx.Param), shardings(model, mesh), nnx.state(alone)
-    for leaf, place, one in zip(*map(jax.tree.leaves, trees), strict=True):
-        assert leaf.sharding == place, (leaf.sharding, place)
-        np.testing.assert_array_equal(leaf, one)
-with jax.set_mesh(mesh):
-    model = model.configure(scan=scan, remat=scan and Remat())
-    close(graded(model, tokens, segments), want)
-# A batch of one does not divide: it stays whole.
-with jax.set_mesh(mesh):
-    close(model.head(cached(model, tokens[:1])), alone(tokens[:1]))
-print("equal")
+for shape, names, scan in json.loads(sys.argv[2]):
+    mesh = jax.make_mesh(tuple(shape), tuple(names), axis_types=auto)
+    for model in (init(config, mesh=mesh, seed=3), load(sys.argv[1] + "/model", mesh=mesh)):
+        trees = nnx.state(model, nnx.Param), shardings(model, mesh), nnx.state(alone)
+        for leaf, place, one in zip(*map(jax.tree.leaves, trees), strict=True):
+            assert leaf.sharding == place, (leaf.sharding, place)
+            np.testing.assert_array_equal(leaf, one)
+    with jax.set_mesh(mesh):
+        model = model.configure(scan=scan, remat=scan and Remat())
+        close(graded(model, tokens, segments), want)
+    # A batch of one does not divide: it stays whole.
+    with jax.set_mesh(mesh):
+        close(model.head(cached(model, tokens[:1])), alone(tokens[:1]))
+    print(shape, "equal")
 """
 
 
+AXES = ("data", "fsdp", "tensor")
+# Every way to split eight devices; a scan on some.
+SPLITS = [s for s in itertools.product([1, 2, 4, 8], repeat=3) if math.prod(s) == 8]
+
+
 @pytest.mark.parametrize(
-    "shape, names, scan",
+    "meshes",
     [
-        ((2, 2, 2), ("data", "fsdp", "tensor"), False),
-        pytest.param((2, 4, 1), ("data", "fsdp", "tensor"), True, marks=pytest.mark.slow),
-        pytest.param((2, 2, 2), ("context", "tensor", "data"), False, marks=pytest.mark.slow),
+        [([2, 2, 2], AXES, False)],
+        pytest.param(
+            [
+                *((list(split), AXES, split[1] == 4) for split in SPLITS),
+                ([2, 2, 2], ("context", "tensor", "data"), False),
+            ],
+            marks=pytest.mark.slow,
+        ),
     ],
+    ids=["all axes", "every mesh"],
 )
-def test_eight_devices_compute_what_one_does(tmp_path, shape, names, scan):
+def test_eight_devices_compute_what_one_does(tmp_path, meshes):
     environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
     command = [sys.executable, "-W", "error", "-c", EIGHT_DEVICES, str(tmp_path)]
-    command.append(json.dumps([shape, names, scan]))
+    command.append(json.dumps(meshes))
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.stdout == "equal\n", done.stderr
+    assert done.stdout.splitlines() == [f"{shape} equal" for shape, _, _ in meshes], done.stderr

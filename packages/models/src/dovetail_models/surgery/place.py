@@ -16,12 +16,12 @@ Dims: TypeAlias = tuple[int | None, ...]
 
 def build(
     make: Callable[..., jax.Array], *operands: Any, like: Leaf, dims: Dims | None = None
-) -> Leaf:
+) -> Any:
     """`make(*operands)`, placed so that its dimension d lies as dimension `dims[d]` of `like` does.
 
     A None in `dims` is a dimension that stays whole; without `dims` they are those of `like`. Where
-    `like` is an outline, so is the result, and nothing is computed. Raises ValueError for a
-    dimension that the axes of the mesh do not divide.
+    `like` is an outline, so is the result (a `Leaf`), and nothing is computed. Raises ValueError
+    for a dimension that the axes of the mesh do not divide.
     """
     abstract = isinstance(like, jax.ShapeDtypeStruct)
     value = jax.eval_shape(make, *operands) if abstract else make(*operands)

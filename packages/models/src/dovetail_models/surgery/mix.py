@@ -1,0 +1,132 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""One parameter of several models as one: the arithmetic of merging.
+
+Everything is computed in float32 as a change to the first parameter or to the base, and rounded
+once to its dtype. Written as sums of whole parameters, equal ones would not give themselves back
+bit for bit: 0.3 x + 0.7 x is not x.
+"""
+
+import functools
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+# Cosine of the angle, 1.8 degrees, below which the arc is a straight line to float32.
+_PARALLEL = 0.9995
+
+
+def linear(
+    leaves: Sequence[Float[Array, "*shape"]], weights: Float[Array, " n"]
+) -> Float[Array, "*shape"]:
+    """`Σ w_i x_i / Σ w_i`."""
+    start, *rest = leaves
+    shares = weights / weights.sum()
+    changes = [_change(x, start) * w for x, w in zip(rest, shares[1:], strict=True)]
+    return _moved(start, _sum(changes))
+
+
+def slerp(
+    leaves: Sequence[Float[Array, "*shape"]], weights: Float[Array, " 2"]
+) -> Float[Array, "*shape"]:
+    """The point at t = w_1 / (w_0 + w_1) of the arc from the first to the second.
+
+    `sin((1-t) Ω)/sin Ω x_0 + sin(t Ω)/sin Ω x_1` (Shoemake 1985), with Ω the angle between the
+    parameters as vectors; where that is nearly 0 or π, or one of them is 0, the straight line.
+    """
+    start, end = leaves
+    t = weights[1] / weights.sum()
+    a, b = (x.astype(jnp.float32) for x in leaves)
+    norms = jnp.sqrt(jnp.sum(a * a)) * jnp.sqrt(jnp.sum(b * b))
+    cosine = jnp.sum(a * b) / jnp.where(norms == 0, 1, norms)
+    straight = (norms == 0) | (jnp.abs(cosine) > _PARALLEL)
+    angle = jnp.arccos(jnp.where(straight, 0.0, cosine))
+    sine = jnp.sin(angle)
+    arc = (jnp.sin((1 - t) * angle) / sine - 1) * a + jnp.sin(t * angle) / sine * b
+    return _moved(start, jnp.where(straight, t * _change(end, start), arc))
+
+
+def task_arithmetic(
+    leaves: Sequence[Float[Array, "*shape"]], weights: Float[Array, " n"], *, base: Array
+) -> Float[Array, "*shape"]:
+    """`x_base + Σ w_i τ_i` with the task vectors τ_i = x_i - x_base (2212.04089)."""
+    changes = [w * _change(x, base) for x, w in zip(leaves, weights, strict=True)]
+    return _moved(base, _sum(changes))
+
+
+def ties(
+    leaves: Sequence[Float[Array, "*shape"]],
+    weights: Float[Array, " n"],
+    *,
+    base: Array,
+    density: float | int,
+) -> Float[Array, "*shape"]:
+    """TIES (2306.01708, algorithm 1), per parameter: trim, elect a sign, average who agrees.
+
+    Each τ_i keeps its `density` largest entries; the sign of an entry is that of `Σ w_i τ_i`; the
+    change is the mean, weighted by w, of those τ_i that have that sign there.
+    """
+    changes = [_trimmed(_change(x, base), density) for x in leaves]
+    total, mass = _elected(changes, weights)
+    return _moved(base, total / jnp.where(mass == 0, 1, mass))
+
+
+def dare(
+    leaves: Sequence[Float[Array, "*shape"]],
+    weights: Float[Array, " n"],
+    *,
+    base: Array,
+    density: float | int,
+    key: PRNGKeyArray,
+    elect: bool,
+) -> Float[Array, "*shape"]:
+    """DARE (2311.03099): each entry of τ_i is kept with probability `density`, and
+    divided by it; then `Σ w_i τ_i`, of those with the elected sign alone if `elect`."""
+    keys = jax.random.split(key, len(leaves))
+    changes = []
+    for x, one in zip(leaves, keys, strict=True):
+        kept = jax.random.bernoulli(one, density, x.shape)
+        changes.append(jnp.where(kept, _change(x, base) / density, 0))
+    if elect:
+        return _moved(base, _elected(changes, weights)[0])
+    weighted = [w * change for change, w in zip(changes, weights, strict=True)]
+    return _moved(base, _sum(weighted))
+
+
+def _change(x: Array, start: Array) -> Array:
+    return x.astype(jnp.float32) - start.astype(jnp.float32)
+
+
+def _sum(parts: Sequence[Array]) -> Array:
+    return functools.reduce(jnp.add, parts)
+
+
+def _moved(start: Array, change: Array) -> Array:
+    # An entry that does not change keeps its bits: -0.0 + 0.0 is 0.0.
+    moved = (start.astype(jnp.float32) + change).astype(start.dtype)
+    return jnp.where(change == 0, start, moved)
+
+
+def _trimmed(change: Array, density: float) -> Array:
+    """`change` with all but its `density` largest entries, at least one, set to 0."""
+    flat = change.reshape(-1)
+    kept = max(1, int(density * flat.size))
+    # By rank, not by a threshold: in bfloat16 many entries are equal.
+    order = jnp.argsort(-jnp.abs(flat), stable=True)
+    mask = jnp.zeros(flat.shape, bool).at[order[:kept]].set(True)
+    return jnp.where(mask, flat, 0).reshape(change.shape)
+
+
+def _elected(changes: Sequence[Array], weights: Array) -> tuple[Array, Array]:
+    """(sum of the weighted changes that have the sign of the sum of all, sum of their weights)."""
+    weighted = [w * change for change, w in zip(changes, weights, strict=True)]
+    # Where the sum is 0 the sign is plus.
+    sign = jnp.where(_sum(weighted) >= 0, 1.0, -1.0)
+    total, mass = jnp.zeros_like(sign), jnp.zeros_like(sign)
+    for change, w in zip(weighted, weights, strict=True):
+        agrees = jnp.sign(change) == sign
+        total += jnp.where(agrees, change, 0)
+        mass += jnp.where(agrees, w, 0)
+    return total, mass

@@ -36,6 +36,7 @@ def random_model():
     """
     # Inside the fixture: the hook above must run first.
     from dovetail_models import abstract
+    from dovetail_models.shard import WEIGHTS
 
     def make(config, seed=1, dtype=np.float32):
         rng = np.random.default_rng(seed)
@@ -46,7 +47,7 @@ def random_model():
             return param.replace(jax.numpy.asarray(value.astype(dtype)))
 
         model = abstract(config)
-        nnx.update(model, nnx.map_state(draw, nnx.state(model, nnx.Param)))
+        nnx.update(model, nnx.map_state(draw, nnx.state(model, WEIGHTS)))
         return model
 
     return make

@@ -39,7 +39,7 @@ def gemma2(
     mlp: int,
     kv_heads: int | None = None,
     head_dim: int = 256,
-    query_scalar: float = 256,
+    query_scalar: float = 256.0,
     window: int | None = 4096,
     score_cap: float | None = 50.0,
     logit_cap: float | None = 30.0,
@@ -88,7 +88,7 @@ def read_sizes(
         window = shape.count(keys, "sliding_window", required=False)
     return {
         **shape.read_sizes(keys, tie=True, max_length=max_length, head_dim=256),
-        "query_scalar": keys.take("query_pre_attn_scalar", 256),
+        "query_scalar": float(keys.take("query_pre_attn_scalar", 256)),
         "window": window,
         "score_cap": _cap(keys, "attn_logit_softcapping", score_cap),
         "logit_cap": _cap(keys, "final_logit_softcapping", logit_cap),

@@ -30,7 +30,7 @@ def gemma3(
     mlp: int,
     kv_heads: int | None = None,
     head_dim: int = 256,
-    query_scalar: float = 256,
+    query_scalar: float = 256.0,
     window: int | None = 1024,
     pattern: int = 6,
     score_cap: float | None = None,

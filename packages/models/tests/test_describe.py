@@ -10,8 +10,7 @@ import treescope
 from flax import nnx
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
-from dovetail_models import Experts, abstract, llama, shardings, size
-from dovetail_models.describe import describe
+from dovetail_models import Experts, abstract, describe, llama, shardings, size
 
 CONFIG = llama(vocab_size=30, embed=12, depth=3, heads=6, kv_heads=2, head_dim=4, mlp=20)
 MESH = AbstractMesh((3, 2), ("fsdp", "tensor"), axis_types=(AxisType.Auto,) * 2)

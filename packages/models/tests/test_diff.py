@@ -1,14 +1,15 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
 import dataclasses
+import importlib
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
-from dovetail_models import llama, load, save
-from dovetail_models.diff import Change, diff
+from dovetail_models import diff, llama, load, save
+from dovetail_models.diff import Change
 from dovetail_models.families.mixtral import mixtral
 
 CONFIG = llama(vocab_size=30, embed=12, depth=3, heads=6, kv_heads=2, head_dim=4, mlp=20)
@@ -76,7 +77,9 @@ def test_what_is_not_a_number(model):
 
 
 def test_large_parameters_in_parts(model, monkeypatch):
-    monkeypatch.setattr("dovetail_models.diff._CHUNK", 41)
+    # The package exports the function by the name of its module.
+    module = importlib.import_module("dovetail_models.diff")
+    monkeypatch.setattr(module, "_CHUNK", 41)
     last = up(model, 1)
     last[-1, -1] += 0.5
     (found,) = diff(model, altered(model, (1, "up"), last)).values

@@ -21,13 +21,14 @@ from dovetail_models import (
     Norm,
     Rope,
     abstract,
+    active,
     dense_kv,
     flops,
+    kv_bytes,
     llama,
     qwen3,
     size,
 )
-from dovetail_models.flops import active, kv_bytes
 
 ROPE = Rope(theta=1e4)
 LLAMA_2_7B = llama(vocab_size=32_000, embed=4096, depth=32, heads=32, mlp=11_008)

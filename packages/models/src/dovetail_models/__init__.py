@@ -12,6 +12,10 @@ from dovetail_models.config import Layer as Layer
 from dovetail_models.config import Mlp as Mlp
 from dovetail_models.config import Norm as Norm
 from dovetail_models.decoder import Decoder as Decoder
+from dovetail_models.describe import Description as Description
+from dovetail_models.describe import describe as describe
+from dovetail_models.diff import Difference as Difference
+from dovetail_models.diff import diff as diff
 from dovetail_models.encoder import TextEncoder as TextEncoder
 from dovetail_models.encoder_config import AttentionPool as AttentionPool
 from dovetail_models.encoder_config import DualConfig as DualConfig
@@ -36,7 +40,9 @@ from dovetail_models.families.siglip import siglip as siglip
 from dovetail_models.families.siglip_text import siglip_text as siglip_text
 from dovetail_models.families.siglip_vision import siglip_vision as siglip_vision
 from dovetail_models.families.vit import vit as vit
+from dovetail_models.flops import active as active
 from dovetail_models.flops import flops as flops
+from dovetail_models.flops import kv_bytes as kv_bytes
 from dovetail_models.flops import size as size
 from dovetail_models.hf.load import abstract as abstract
 from dovetail_models.hf.load import load as load

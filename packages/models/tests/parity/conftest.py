@@ -100,7 +100,7 @@ CASES = {
     "qwen2-yarn": (
         "Qwen2",
         "Qwen2ForCausalLM",
-        {"num_key_value_heads": 2, "rope_parameters": YARN},
+        {"num_attention_heads": 3, "num_key_value_heads": 1, "rope_parameters": YARN},
     ),
     "qwen3": (
         "Qwen3",

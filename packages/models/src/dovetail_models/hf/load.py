@@ -2,13 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A Hugging Face directory as a model, each device reading its own bytes.
 
-Leaf by leaf: what a device needs of a plain tensor is a view of the mapped file, which JAX copies
-while it transfers; a stacked or quantised leaf is read tensor by tensor into one buffer per slice.
-Beside the parameters that are loaded, the host holds one leaf and one decoded tensor at most.
+Leaf by leaf, while the one before is still on its way: beside the parameters that are loaded, the
+host holds two leaves and one decoded tensor at most.
 """
 
-import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, overload
 
@@ -26,16 +23,13 @@ from dovetail_models.encoder_config import DualConfig, TextConfig, VisionConfig
 from dovetail_models.families import FAMILIES
 from dovetail_models.hf.config import parse
 from dovetail_models.hf.directory import read_config, read_specs
-from dovetail_models.hf.match import Leaf, Matched, Source, match
-from dovetail_models.hf.safetensors import ALIGN_BYTES
+from dovetail_models.hf.match import Leaf, Matched, match
+from dovetail_models.hf.stream import fill
 from dovetail_models.hf.table import dotted
 from dovetail_models.hf.tensors import decode
 from dovetail_models.init import outline
 from dovetail_models.shard import RULES, WEIGHTS, Rules, shardings
 from dovetail_models.vision import DualEncoder, VisionEncoder
-
-# A slice of a leaf: (start, stop) for each dimension.
-Bounds = tuple[tuple[int, int], ...]
 
 
 def load(
@@ -99,13 +93,18 @@ def _read(
     found.check_copy()
     _place(model, mesh, rules)
 
-    def fill(path: tuple[Any, ...], param: nnx.Variable) -> nnx.Variable:
-        struct = param.get_value()
-        # One leaf after the other, so that the host holds one at a time.
-        value = _array(found.sources[dotted(path)], struct, np.dtype(dtype or struct.dtype))
-        return param.replace(jax.block_until_ready(value))
+    before: jax.Array | None = None
 
-    nnx.update(model, nnx.map_state(fill, nnx.state(model, WEIGHTS)))
+    def filled(path: tuple[Any, ...], param: nnx.Variable) -> nnx.Variable:
+        nonlocal before
+        struct = param.get_value()
+        value = fill(found.sources[dotted(path)], struct, dtype=np.dtype(dtype or struct.dtype))
+        jax.block_until_ready(before)
+        before = value
+        return param.replace(value)
+
+    state = nnx.map_state(filled, nnx.state(model, WEIGHTS))
+    nnx.update(model, jax.block_until_ready(state))
     return model
 
 
@@ -203,56 +202,3 @@ def _place(model: nnx.Module, mesh: Mesh | None, rules: Rules) -> None:
         for struct, place in zip(structs, places, strict=True)
     ]
     nnx.update(model, jax.tree.unflatten(tree, placed))
-
-
-def _array(source: Source, struct: jax.ShapeDtypeStruct, dtype: np.dtype) -> jax.Array:
-    """The leaf on its devices."""
-    shape, sharding = struct.shape, struct.sharding
-    if sharding is None:
-        whole = _bounds(None, shape)
-        return jax.device_put(_slices(source, {whole}, dtype)[whole])
-    indices = sharding.addressable_devices_indices_map(shape).values()
-    parts = _slices(source, {_bounds(index, shape) for index in indices}, dtype)
-    return jax.make_array_from_callback(shape, sharding, lambda i: parts[_bounds(i, shape)])
-
-
-def _bounds(index: tuple[slice, ...] | None, shape: tuple[int, ...]) -> Bounds:
-    index = index or (slice(None),) * len(shape)
-    return tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
-
-
-def _slices(source: Source, wanted: set[Bounds], dtype: np.dtype) -> dict[Bounds, np.ndarray]:
-    """{bounds: that slice of the leaf}, a view where the tensor is stored as it is."""
-    readers = _entries(source)
-    if readers is None:
-        leaf = source.op.view(source.tensors[0].read())
-        return {bounds: leaf[_index(bounds)].astype(dtype, copy=False) for bounds in wanted}
-    parts = {bounds: _empty([stop - start for start, stop in bounds], dtype) for bounds in wanted}
-    for e, read_entry in enumerate(readers):
-        users = [bounds for bounds in wanted if e in range(*bounds[0])]
-        if not users:
-            continue
-        entry = source.op.view(read_entry())
-        for bounds in users:
-            parts[bounds][e - bounds[0][0]] = entry[_index(bounds[1:])]
-    return parts
-
-
-def _entries(source: Source) -> list[Callable[[], np.ndarray]] | None:
-    """A reader for each entry of the leaf's first axis, where they are read one by one."""
-    if source.stacked:
-        return [tensor.read for tensor in source.tensors]
-    return source.tensors[0].entries()
-
-
-def _index(bounds: Bounds) -> tuple[slice, ...]:
-    # Rows that pad a vocabulary lie beyond every bound.
-    return tuple(slice(start, stop) for start, stop in bounds)
-
-
-def _empty(shape: list[int], dtype: np.dtype) -> np.ndarray:
-    """A buffer that is aligned, so that on a CPU JAX keeps it instead of copying it."""
-    count = math.prod(shape) * dtype.itemsize
-    raw = np.empty(count + ALIGN_BYTES, np.uint8)
-    start = -raw.ctypes.data % ALIGN_BYTES
-    return raw[start : start + count].view(dtype).reshape(shape)

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from importlib import metadata
 from typing import NoReturn
 
-from dovetail.commands import doctor, generate, quickstart, train
+from dovetail.commands import doctor, generate, models, quickstart, train
 
 COMMANDS = {
     "quickstart": quickstart,
     "train": train,
     "generate": generate,
+    "models": models,
     "doctor": doctor,
 }
 INTERRUPTED = 130  # what shells report for a program that SIGINT ended
@@ -56,7 +57,10 @@ def _refuse(command: argparse.ArgumentParser, unknown: Sequence[str]) -> NoRetur
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; returns its exit code: 0 done, 1 error, 2 usage, 130 interrupted."""
+    """Runs one command; returns its exit code: 0 done, 1 error, 2 usage, 130 interrupted.
+
+    A command that gives 1 another meaning sets `error_code` among its arguments.
+    """
     args, unknown = parser().parse_known_args(argv)
     if unknown:
         _refuse(args.parser, unknown)
@@ -74,8 +78,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         if debug:
             raise
         print(f"dovetail: error: {error}", file=sys.stderr)
-        print(
-            f"dovetail: --debug shows where, as in: dovetail {args.command} --debug",
-            file=sys.stderr,
-        )
-        return 1
+        line = f"dovetail: --debug shows where, as in: {args.parser.prog} --debug"
+        print(line, file=sys.stderr)
+        return getattr(args, "error_code", 1)

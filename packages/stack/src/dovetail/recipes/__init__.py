@@ -6,4 +6,5 @@
 - `language_model`: rows to a trained decoder (data, models, train, checkpoint)
 - `evaluation`: bits per byte of a corpus (data, models)
 - `generation`: a prompt continued (data, models)
+- `inspection`: what a directory holds and costs, and the directory rewritten (models)
 """

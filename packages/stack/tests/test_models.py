@@ -1,0 +1,135 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The command `dovetail models`, as a user types it."""
+
+import json
+import os
+import signal
+import threading
+import time
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from dovetail import cli
+from dovetail_models import init, llama, load, save
+
+CONFIG = llama(vocab_size=40, embed=12, depth=3, heads=4, kv_heads=2, head_dim=6, mlp=20)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    path = tmp_path_factory.mktemp("models") / "llama"
+    save(init(CONFIG, seed=0), path)
+    (path / "tokenizer.json").write_text("{}")
+    return path
+
+
+def test_inspect(directory, capsys):
+    assert cli.main(["models", "inspect", str(directory), "--mesh", "fsdp=4"]) == 0
+    text = capsys.readouterr().out
+    assert "layers.{0..2}.attn.q.kernel" in text
+    assert "(fsdp, -)" in text
+    assert cli.main(["models", "inspect", str(directory), "--json", "--length", "8"]) == 0
+    assert json.loads(capsys.readouterr().out)["cost"]["length"] == 8
+
+
+def test_convert_casts_and_cuts_into_files(directory, tmp_path, capsys):
+    out = tmp_path / "deep" / "out"
+    line = ["models", "convert", str(directory), str(out), "--dtype", "bfloat16"]
+    assert cli.main([*line, "--file-bytes", "2000"]) == 0
+    assert "100%" in capsys.readouterr().err
+    assert (out / "tokenizer.json").read_text() == "{}"
+    files = sorted(out.glob("*.safetensors"))
+    assert len(files) > 3
+    tensors = {n: t for f in files for n, t in safetensors.numpy.load_file(f).items()}
+    plain = safetensors.numpy.load_file(directory / "model.safetensors")
+    assert tensors.keys() == plain.keys()
+    for name, tensor in tensors.items():
+        np.testing.assert_array_equal(tensor, plain[name].astype(jnp.bfloat16))
+
+
+def test_convert_refuses_what_is_there(directory, tmp_path, capsys):
+    (tmp_path / "out").mkdir()
+    assert cli.main(["models", "convert", str(directory), str(tmp_path / "out")]) == 1
+    error = capsys.readouterr().err
+    assert "convert writes a new directory" in error
+    assert "exists: name another" in error
+    line = ["models", "convert", str(directory), str(tmp_path / "new"), "--file-bytes", "0"]
+    assert cli.main(line) == 1
+    assert "at least one byte, got --file-bytes 0" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [tmp_path / "out"]
+
+
+def test_an_interrupted_convert_leaves_nothing(directory, tmp_path, capsys):
+    def interrupt():
+        while not list(tmp_path.glob(".out.*.partial/*.safetensors")):
+            time.sleep(0)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    # A daemon, so that it cannot hold up a suite in which convert fails earlier.
+    threading.Thread(target=interrupt, daemon=True).start()
+    # A file for each of 30 tensors, each synced: there is time to interrupt.
+    line = ["models", "convert", str(directory), str(tmp_path / "out"), "--file-bytes", "1"]
+    assert cli.main(line) == cli.INTERRUPTED
+    assert "interrupted" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_diff(directory, tmp_path, capsys):
+    assert cli.main(["models", "diff", str(directory), str(directory)]) == 0
+    assert capsys.readouterr().out == "30 parameters with equal values\n"
+    model = load(directory)
+    model.norm.scale.set_value(model.norm.scale[...] + 0.5)
+    save(model, tmp_path / "b")
+    assert cli.main(["models", "diff", str(directory), str(tmp_path / "b")]) == 1
+    assert "norm.scale: 0.5 (0.5)" in capsys.readouterr().out
+
+
+def test_diff_tells_an_error_from_a_difference(directory, tmp_path, capsys):
+    assert cli.main(["models", "diff", str(directory), str(tmp_path)]) == 2
+    assert "a model is a directory with config.json" in capsys.readouterr().err
+
+
+def test_an_orbax_checkpoint_is_told_apart(tmp_path, capsys):
+    (tmp_path / "_CHECKPOINT_METADATA").write_text("{}")
+    assert cli.main(["models", "inspect", str(tmp_path)]) == 1
+    error = capsys.readouterr().err
+    assert "an Orbax checkpoint: restore it with the library that wrote it" in error
+    assert "dovetail models inspect --debug" in error
+    assert "Traceback" not in error
+
+
+def test_a_damaged_file_is_one_message(directory, tmp_path, capsys):
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((directory / name).read_bytes()[:-10])
+    assert cli.main(["models", "inspect", str(tmp_path)]) == 1
+    error = capsys.readouterr().err
+    assert str(tmp_path) in error
+    assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        ([], "ACTION"),
+        (["inspct", "x"], "'inspect', 'convert'"),
+        (["inspect", "x", "--jsn"], "did you mean --json?"),
+        (["convert", "x", "y", "--dtype", "int8"], "'bfloat16'"),
+        (["diff", "x"], "required: b"),
+    ],
+)
+def test_usage(line, message, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["models", *line])
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err.replace("inspect, convert", "'inspect', 'convert'")
+
+
+def test_help_says_the_exit_codes(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["models", "diff", "--help"])
+    assert stopped.value.code == 0
+    assert "Exit code 0 if they are equal, 1 if they differ, 2" in capsys.readouterr().out

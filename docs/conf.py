@@ -3,15 +3,21 @@
 """Sphinx: the packages' READMEs, their public API, and the examples, executed."""
 
 import re
+import sys
+from pathlib import Path
 
 from sphinx.application import Sphinx
+
+sys.path.append(str(Path(__file__).resolve().parent))
+
+import families
 
 project = "Dovetail"
 author = "The Dovetail Authors"
 project_copyright = "2026, The Dovetail Authors"
 
 extensions = ["myst_nb", "sphinx.ext.autodoc"]
-exclude_patterns = ["_build", "conf.py", "**/test_*.py"]
+exclude_patterns = ["_build", "conf.py", "families.py", "**/test_*.py"]
 html_theme = "furo"
 html_title = "Dovetail"
 
@@ -55,5 +61,6 @@ def as_markdown(
 
 
 def setup(app: Sphinx) -> None:
-    """Sphinx calls this once."""
+    """Sphinx calls this once, before it looks for pages."""
+    families.write()
     app.connect("autodoc-process-docstring", as_markdown)

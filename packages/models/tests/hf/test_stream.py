@@ -154,5 +154,5 @@ def test_loading_takes_the_result_and_a_leaf(tmp_path, devices):
     save(init(mixtral(**sizes, embed=512, mlp=1024), seed=0), tmp_path / "large")
     peak, result, largest = peak_of_load(tmp_path, devices)
     assert result > 200_000_000
-    # Beyond the leaf: what the allocators of eight devices keep, 4 MB in a quiet run.
-    assert peak < result + largest + 16_000_000
+    # Found were 2 to 4 MB less than the result, since on a CPU some leaves are the mapped file.
+    assert peak < result + largest

@@ -59,5 +59,15 @@ from dovetail_models.rope_config import YarnScaling as YarnScaling
 from dovetail_models.run import Remat as Remat
 from dovetail_models.shard import RULES as RULES
 from dovetail_models.shard import shardings as shardings
+from dovetail_models.surgery import lora as lora
+from dovetail_models.surgery.grow import grow as grow
+from dovetail_models.surgery.layers import relayer as relayer
+from dovetail_models.surgery.merge import merge as merge
+from dovetail_models.surgery.paths import select as select
+from dovetail_models.surgery.paths import trainable as trainable
+from dovetail_models.surgery.replace import replace as replace
+from dovetail_models.surgery.vocab import cast as cast
+from dovetail_models.surgery.vocab import resize_vocab as resize_vocab
+from dovetail_models.surgery.vocab import untie as untie
 from dovetail_models.vision import DualEncoder as DualEncoder
 from dovetail_models.vision import VisionEncoder as VisionEncoder

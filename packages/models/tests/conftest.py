@@ -65,82 +65,67 @@ def leaves():
 
 
 @pytest.fixture(scope="session")
-def oracle(leaves):
-    """A function that computes a decoder's logits in NumPy float64, straight from the papers."""
-
-    def logits(model, tokens, *, positions=None, segment_ids=None):
-        tokens = np.asarray(tokens)
-        if positions is None:
-            positions = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
-        if segment_ids is None:
-            segment_ids = np.ones_like(tokens)
-        params = {name: leaf.astype(np.float64) for name, leaf in leaves(model).items()}
-        rows = zip(tokens, np.asarray(positions), np.asarray(segment_ids), strict=True)
-        return np.stack([_row(model.config, params, *row) for row in rows])
+def oracle():
+    """A function that computes a decoder's logits in NumPy float64."""
+    from dovetail_models.testing import logits
 
     return logits
 
 
-def _row(config, params, tokens, positions, segments):
-    x = params["embed.embedding"][tokens]
-    for i, layer in enumerate(config.layers):
-        ours = {k.removeprefix(f"layers.{i}."): v for k, v in params.items()}
-        x = x + _attention(layer.attention, config, ours, x, positions, segments)
-        h = _norm(x, ours["mlp_norm.scale"], config)
-        gate = _linear(ours, "mlp.gate", h)
-        x = x + _linear(ours, "mlp.down", gate / (1 + np.exp(-gate)) * _linear(ours, "mlp.up", h))
-    x = _norm(x, params["norm.scale"], config)
-    return x @ (params["embed.embedding"].T if config.tie else params["lm_head.kernel"])
+@pytest.fixture(scope="session")
+def encoder_oracle(leaves):
+    """A function that gives an encoder's streams after each block, and its features, in NumPy
+    float64, from its embedded input [B, T, D] and who sees whom [B, T, T]."""
+
+    def encode(model, x, seen, *, eps, activation):
+        streams = []
+        for i, layer in enumerate(model.config.layers):
+            ours = _doubled(leaves(model), f"layers.{i}.")
+            heads = layer.attention.heads
+            if layer.norms == "post":
+                x = _layer_norm(ours, "attn_norm", x + _mixed(ours, x, seen, heads), eps)
+                x = _layer_norm(ours, "mlp_norm", x + _mlp(ours, x, activation), eps)
+            else:
+                x = x + _mixed(ours, _layer_norm(ours, "attn_norm", x, eps), seen, heads)
+                x = x + _mlp(ours, _layer_norm(ours, "mlp_norm", x, eps), activation)
+            streams.append(x)
+        last = _doubled(leaves(model), "")
+        return streams, _layer_norm(last, "norm", x, eps) if "norm.scale" in last else x
+
+    return encode
 
 
-def _attention(a, config, params, x, positions, segments):
-    h = _norm(x, params["attn_norm.scale"], config)
-    q, k, v = (_linear(params, f"attn.{name}", h).reshape(len(x), -1, a.head_dim) for name in "qkv")
-    if a.qk_norm:
-        q = _norm(q, params["attn.q_norm.scale"], config)
-        k = _norm(k, params["attn.k_norm.scale"], config)
-    q, k = _turn(q, a.rope, positions), _turn(k, a.rope, positions)
-    out = np.zeros((len(x), a.heads, a.head_dim))
-    for n in range(a.heads):
-        shared = n // (a.heads // a.kv_heads)
-        for t in range(len(x)):
-            ahead = positions[t] - positions
-            seen = (segments == segments[t]) & (ahead >= 0)
-            seen &= ahead < (a.window or math.inf)
-            score = k[seen, shared] @ q[t, n] / math.sqrt(a.head_dim)
-            weight = np.exp(score - score.max())
-            out[t, n] = weight / weight.sum() @ v[seen, shared]
-    return _linear(params, "attn.o", out.reshape(len(x), -1))
+def _doubled(params, prefix):
+    """The parameters below a prefix, in float64."""
+    found = {k: v for k, v in params.items() if k.startswith(prefix)}
+    return {k.removeprefix(prefix): v.astype(np.float64) for k, v in found.items()}
 
 
-def _turn(x, rope, positions):
-    pairs = x.shape[-1] // 2
-    out = x.copy()
-    for i in range(pairs):
-        frequency = rope.theta ** (-2 * i / x.shape[-1])
-        if rope.scaling is not None:
-            frequency = _llama3(frequency, rope.scaling)
-        # Complex rotation: the pair (x_i, x_{i + pairs}) is one complex number.
-        turned = (x[..., i] + 1j * x[..., i + pairs]) * np.exp(1j * positions * frequency)[:, None]
-        out[..., i], out[..., i + pairs] = turned.real, turned.imag
-    return out
+def _mixed(params, x, seen, heads):
+    q, k, v = (_linear(params, f"attn.{n}", x).reshape(*x.shape[:2], heads, -1) for n in "qkv")
+    scores = np.einsum("btnh,bsnh->bnts", q, k) / math.sqrt(q.shape[-1])
+    scores = np.where(seen[:, None], scores, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    return _linear(params, "attn.o", np.einsum("bnts,bsnh->btnh", weights, v).reshape(x.shape))
 
 
-def _llama3(frequency, s):
-    wavelength = 2 * math.pi / frequency
-    if wavelength < s.original_length / s.high_freq_factor:
-        return frequency
-    if wavelength > s.original_length / s.low_freq_factor:
-        return frequency / s.factor
-    smooth = (s.original_length / wavelength - s.low_freq_factor) / (
-        s.high_freq_factor - s.low_freq_factor
-    )
-    return (1 - smooth) * frequency / s.factor + smooth * frequency
+def _mlp(params, x, activation):
+    return _linear(params, "mlp.down", _gelu(_linear(params, "mlp.up", x), activation))
 
 
 def _linear(params, name, x):
     return x @ params[f"{name}.kernel"] + params.get(f"{name}.bias", 0.0)
 
 
-def _norm(x, scale, config):
-    return x / np.sqrt((x * x).mean(-1, keepdims=True) + config.norm.eps) * scale
+def _gelu(x, activation):
+    """The exact GELU, or its approximation by a tanh (1606.08415)."""
+    if activation == "gelu":
+        return x * (1 + np.vectorize(math.erf)(x / math.sqrt(2))) / 2
+    return x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2
+
+
+def _layer_norm(params, name, x, eps):
+    centred = x - x.mean(-1, keepdims=True)
+    normed = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + eps)
+    return normed * params[f"{name}.scale"] + params[f"{name}.bias"]

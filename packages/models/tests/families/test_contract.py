@@ -1,0 +1,203 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""What holds for every decoder family, on a tiny configuration with all of its quirks at work."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from dovetail_models import (
+    ClampedGlu,
+    Experts,
+    Groups,
+    LatentAttention,
+    LinearScaling,
+    Llama3Scaling,
+    Rope,
+    YarnScaling,
+    deepseek_v2,
+    deepseek_v3,
+    dense_kv,
+    gemma,
+    gemma2,
+    gemma3,
+    gpt2,
+    gpt_oss,
+    llama,
+    load,
+    mistral,
+    mixtral,
+    qwen2,
+    qwen3,
+    qwen3_moe,
+    save,
+    size,
+)
+from dovetail_models.families import FAMILIES
+from dovetail_models.hf.config import describe, parse
+from dovetail_models.shard import WEIGHTS
+
+SIZES = {"vocab_size": 29, "embed": 12, "depth": 3, "heads": 6, "kv_heads": 2, "mlp": 10}
+YARN = YarnScaling(factor=4.0, original_length=16, beta_fast=2.0, beta_slow=0.1)
+LATENT = LatentAttention(
+    heads=3,
+    q_rank=7,
+    kv_rank=5,
+    nope_dim=3,
+    rope_dim=4,
+    v_dim=6,
+    rope=Rope(
+        theta=3e4,
+        interleaved=True,
+        scaling=dataclasses.replace(YARN, mscale=0.7, mscale_all_dim=0.9),
+    ),
+)
+DEEPSEEK = {"vocab_size": 29, "embed": 12, "depth": 3, "mlp": 10, "dense": 1}
+CONFIGS = {
+    "llama": llama(
+        **SIZES,
+        rope_scaling=Llama3Scaling(
+            factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_length=16
+        ),
+        attention_bias=True,
+        mlp_bias=True,
+    ),
+    "mistral": mistral(**SIZES, window=5),
+    "qwen2": qwen2(**SIZES, rope_scaling=YARN, tie=True),
+    "qwen3": qwen3(**SIZES, head_dim=8),
+    "qwen3_moe": qwen3_moe(
+        **SIZES, head_dim=4, experts=5, top_k=2, dense=(1,), dense_mlp=7, normalise=False
+    ),
+    "gemma": gemma(**SIZES, head_dim=4),
+    "gemma2": gemma2(**SIZES, head_dim=4, window=4, query_scalar=6.0, score_cap=2.0, logit_cap=3.0),
+    "gemma3": gemma3(
+        **SIZES,
+        head_dim=4,
+        window=4,
+        query_scalar=6.0,
+        pattern=2,
+        rope_scaling=LinearScaling(factor=8.0),
+    ),
+    "mixtral": mixtral(**SIZES, experts=5, top_k=2, window=6),
+    "gpt_oss": gpt_oss(
+        **SIZES,
+        head_dim=8,
+        experts=5,
+        top_k=2,
+        window=4,
+        gate=ClampedGlu(limit=1.0),
+        rope_scaling=dataclasses.replace(YARN, truncate=False),
+    ),
+    "gpt2": gpt2(vocab_size=29, embed=12, depth=3, heads=3, mlp=10, max_length=40),
+    "deepseek_v2": deepseek_v2(
+        **DEEPSEEK,
+        attention=dataclasses.replace(LATENT, q_rank=None),
+        experts=Experts(
+            count=6,
+            top_k=3,
+            hidden=4,
+            shared=8,
+            normalise=False,
+            scale=1.7,
+            groups=Groups(count=3, top_k=2, score="max"),
+        ),
+    ),
+    "deepseek_v3": deepseek_v3(
+        **DEEPSEEK,
+        attention=LATENT,
+        experts=Experts(
+            count=8,
+            top_k=3,
+            hidden=4,
+            shared=4,
+            score="sigmoid",
+            scale=2.5,
+            selection_bias=True,
+            groups=Groups(count=4, top_k=2, score="top2"),
+        ),
+    ),
+}
+every = pytest.mark.parametrize("name", CONFIGS)
+LENGTH, SPLIT = 19, 13  # beyond the windows and the original context of 16
+
+
+@pytest.fixture(scope="module")
+def made(random_model):
+    """A function that gives the random model of a family, made once."""
+    models = {name: random_model(config) for name, config in CONFIGS.items()}
+    return models.__getitem__
+
+
+@pytest.fixture(scope="module")
+def tokens():
+    return np.random.default_rng(5).integers(0, 29, (2, LENGTH), np.int32)
+
+
+@nnx.jit
+def three_ways(model, tokens):
+    """Logits of whole rows, scanned, and read from a cache that was filled in two parts."""
+    kv = dense_kv(model.config, rows=2, length=LENGTH)
+    where = jnp.broadcast_to(jnp.arange(LENGTH), tokens.shape)
+    first, last = slice(None, SPLIT), slice(SPLIT, None)
+    x, kv = model.features(tokens[:, first], positions=where[:, first], kv=kv)
+    y, _ = model.features(tokens[:, last], positions=where[:, last], kv=kv)
+    cached = model.head(jnp.concatenate([x, y], axis=1))
+    return model(tokens), model.configure(scan=True)(tokens), cached
+
+
+@every
+def test_logits_are_those_of_the_papers_whole_scanned_and_cached(name, made, tokens, oracle):
+    model = made(name)
+    want = oracle(model, tokens)
+    whole, scanned, cached = three_ways(model, tokens)
+    # float32 against float64: hundreds of roundings of 6e-8, relative to the largest logit.
+    bound = 2e-5 * np.abs(want).max()
+    np.testing.assert_allclose(whole, want, rtol=0, atol=bound)
+    np.testing.assert_allclose(cached, want, rtol=0, atol=bound)
+    np.testing.assert_allclose(scanned, want, rtol=0, atol=bound)
+
+
+@every
+def test_config_json_says_the_whole_config(name):
+    config = CONFIGS[name]
+    assert parse(describe(config)) == config
+
+
+@every
+def test_a_directory_brings_every_parameter_back(name, made, tmp_path, leaves):
+    save(made(name), tmp_path / "model")
+    again = load(tmp_path / "model")
+    want, got = leaves(made(name)), leaves(again)
+    assert got.keys() == want.keys()
+    for leaf in want:
+        np.testing.assert_array_equal(got[leaf], want[leaf], err_msg=leaf)
+    assert again.config == CONFIGS[name]
+
+
+@every
+def test_size_counts_the_leaves(name, made):
+    state = nnx.to_flat_state(nnx.state(made(name), WEIGHTS))
+    assert size(CONFIGS[name]) == sum(param[...].size for _, param in state)
+
+
+@every
+@pytest.mark.parametrize("key", ["hidden_size", "num_hidden_layers", "vocab_size"])
+@pytest.mark.parametrize("value", [0, -3, "12", 2.5, None])
+def test_a_wrong_size_is_refused(name, key, value):
+    keys = describe(CONFIGS[name])
+    key = (
+        {"hidden_size": "n_embd", "num_hidden_layers": "n_layer"}.get(key, key)
+        if name == "gpt2"
+        else key
+    )
+    with pytest.raises(ValueError, match=f"config.json (key|must hold) '{key}'") as error:
+        parse(keys | {key: value})
+    assert ("Correct config.json" in str(error.value)) or (f"Add '{key}'" in str(error.value))
+
+
+def test_every_family_with_a_decoder_is_here():
+    encoders = {"bert", "siglip", "siglip_text_model", "siglip_vision_model", "vit"}
+    assert {config.family for config in CONFIGS.values()} == FAMILIES.keys() - encoders

@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A Hugging Face directory as a model, each device reading its own bytes.
 
-Leaf by leaf, while the one before is still on its way: beside the parameters that are loaded, the
-host holds two leaves and one decoded tensor at most.
+Leaf by leaf, while those before are still on their way: beside the parameters that are loaded, the
+host holds one leaf, or several of 256 MiB together, and one decoded tensor.
 """
 
+import collections
 from pathlib import Path
 from typing import Any, overload
 
@@ -30,6 +31,9 @@ from dovetail_models.hf.tensors import decode
 from dovetail_models.init import outline
 from dovetail_models.shard import RULES, WEIGHTS, Rules, shardings
 from dovetail_models.vision import DualEncoder, VisionEncoder
+
+# Leaves of so many bytes may be on their way to the devices at once; a larger one goes alone.
+_FLYING_BYTES = 1 << 28
 
 
 def load(
@@ -93,14 +97,14 @@ def _read(
     found.check_copy()
     _place(model, mesh, rules)
 
-    before: jax.Array | None = None
+    flying: collections.deque[jax.Array] = collections.deque()
 
     def filled(path: tuple[Any, ...], param: nnx.Variable) -> nnx.Variable:
-        nonlocal before
         struct = param.get_value()
         value = fill(found.sources[dotted(path)], struct, dtype=np.dtype(dtype or struct.dtype))
-        jax.block_until_ready(before)
-        before = value
+        flying.append(value)
+        while sum(leaf.nbytes for leaf in flying) > _FLYING_BYTES:
+            jax.block_until_ready(flying.popleft())
         return param.replace(value)
 
     state = nnx.map_state(filled, nnx.state(model, WEIGHTS))

@@ -4,6 +4,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import shutil
 import uuid
@@ -99,6 +100,11 @@ class _Piece:
         shape = self.value.shape
         return self.op.shape(shape if self.e is None else shape[1:])
 
+    @property
+    def size(self) -> int:
+        """How many elements of the tensor this writes."""
+        return math.prod(self.value.shape if self.e is None else self.value.shape[1:])
+
     def write(self, tensor: np.ndarray) -> None:
         """Put the leaf into the tensor, shard by shard."""
         view = self.op.view(tensor)
@@ -148,6 +154,8 @@ def _tensor(name: str, pieces: list[_Piece]) -> Pending:
             "dtype first."
         )
     shape, dtype = kinds.pop()
+    # What no piece writes would be whatever was in memory.
+    assert sum(piece.size for piece in pieces) == math.prod(shape), name
 
     def make() -> np.ndarray:
         tensor = np.empty(shape, dtype)

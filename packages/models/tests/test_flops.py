@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from jax.extend.core import jaxprs_in_params
+from jax.sharding import AbstractMesh, AxisType
 
 from dovetail_models import (
     Attention,
@@ -217,6 +218,18 @@ def test_a_cache_holds_what_it_is_said_to(name, dtype):
     config = CONFIGS[name]
     entries = jax.tree.leaves(dense_kv(config, rows=2, length=7, dtype=dtype))
     assert 2 * 7 * kv_bytes(config, dtype=dtype) == sum(leaf.nbytes for leaf in entries)
+
+
+@pytest.mark.parametrize(
+    "name, ways, split",
+    # Two key-value heads on two devices and on four, and the one latent of all heads.
+    [("plain", 2, 2), ("plain", 4, 1), ("latent", 2, 1)],
+)
+def test_a_device_holds_its_heads(name, ways, split):
+    config = CONFIGS[name]
+    mesh = AbstractMesh((3, ways), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2)
+    whole = kv_bytes(config, dtype=jnp.bfloat16)
+    assert kv_bytes(config, dtype=jnp.bfloat16, mesh=mesh) == whole // split
 
 
 def test_a_part_of_a_sequence_is_refused():

@@ -36,7 +36,7 @@ def test_a_decoder_is_told_from_its_headers(directory):
     text = str(found)
     assert "family            llama" in text
     assert "3 layers          Layer(attention=Attention(heads=4, kv_heads=2, head_dim=6" in text
-    assert "cache             144 bytes per token in bfloat16" in text
+    assert "cache             144 bytes per token in bfloat16, 144 per device" in text
     assert "layers.{0..2}.attn.q.kernel" in text
 
 
@@ -46,6 +46,7 @@ def test_it_is_json_too(directory):
     assert found["config"]["layers"][2]["mlp"]["hidden"] == 20
     assert found["total"]["device_bytes"] < found["total"]["bytes"] / 3
     (q,) = (row for row in found["parameters"] if row["path"] == "layers.{0..2}.attn.q.kernel")
+    assert found["cost"]["kv_device_bytes_per_token"] == 144 / 2
     assert q["spec"] == ["fsdp", "tensor"]
     assert q["device_bytes"] == q["bytes"] / 4
 

@@ -8,10 +8,14 @@ count takes all of them, the cost of a token takes of a mixture of experts only 
 
 import math
 
+import jax
 import numpy as np
+from flax import nnx
+from jax.sharding import AbstractMesh, Mesh
 from jaxtyping import DTypeLike
 
 from dovetail_models.config import Attention, Config, Experts, LatentAttention, Layer, Mlp, Norm
+from dovetail_models.shard import RULES, Rules, shardings
 
 
 def size(config: Config) -> int:
@@ -52,13 +56,37 @@ def flops(config: Config, *, tokens: int, length: int, training: bool = True) ->
     return (3 if training else 1) * 2.0 * (tokens * matrices + tokens // length * scores)
 
 
-def kv_bytes(config: Config, *, dtype: DTypeLike) -> int:
+def kv_bytes(
+    config: Config,
+    *,
+    dtype: DTypeLike,
+    mesh: Mesh | AbstractMesh | None = None,
+    rules: Rules = RULES,
+) -> int:
     """Bytes that a cache of `dtype` holds per token, over all layers, as `dense_kv` makes it.
 
-    Of a layer with a window a cache needs no more than the window's tokens; `dense_kv` keeps all.
+    With a mesh, what a device holds of a token whose row it has: key-value heads lie on the mesh as
+    `rules` place them. Of a layer with a window a cache needs no more than the window's tokens;
+    `dense_kv` keeps all.
     """
-    numbers = (math.prod(part) for la in config.layers for part in la.attention.cached)
-    return sum(numbers) * np.dtype(dtype).itemsize
+    parts = [part for la in config.layers for part in la.attention.cached]
+    if mesh is not None:
+        parts = [_held(*part, mesh, rules) for part in parts]
+    return sum(math.prod(part) for part in parts) * np.dtype(dtype).itemsize
+
+
+class _Entry(nnx.Module):
+    """What a cache holds of one token in one layer: keys or values [heads, width]."""
+
+    def __init__(self, heads: int, width: int):
+        names = {"out_sharding": ("kv_heads", None), "units": (1, 1), "eager_sharding": False}
+        self.numbers = nnx.Param(jax.ShapeDtypeStruct((heads, width), np.float32), **names)
+
+
+def _held(heads: int, width: int, mesh: Mesh | AbstractMesh, rules: Rules) -> tuple[int, ...]:
+    """The part of an entry that lies on one device."""
+    (place,) = jax.tree.leaves(shardings(_Entry(heads, width), mesh, rules=rules))
+    return place.shard_shape((heads, width))
 
 
 def _outside(config: Config) -> int:

@@ -35,11 +35,13 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "voc
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cost:
     """Of a decoder, per token of sequences of `length`: operations of a forward pass, and the
-    bytes that a bfloat16 cache holds; and the parameters that a token meets."""
+    bytes that a bfloat16 cache holds, in all and on one device; and the parameters that a token
+    meets."""
 
     length: int
     flops_per_token: float
     kv_bytes_per_token: int
+    kv_device_bytes_per_token: int
     active_parameters: int
 
 
@@ -62,7 +64,8 @@ class Inspection:
             lines += [
                 f"{'active parameters':<18}{cost.active_parameters:,}",
                 f"{'GFLOPs':<18}{cost.flops_per_token / 1e9:,.3f} {per}, forward",
-                f"{'cache':<18}{cost.kv_bytes_per_token:,} bytes per token in bfloat16",
+                f"{'cache':<18}{cost.kv_bytes_per_token:,} bytes per token in bfloat16, "
+                f"{cost.kv_device_bytes_per_token:,} per device",
             ]
         return "\n".join([*lines, "", str(self.description)])
 
@@ -102,6 +105,7 @@ def inspect(
             flops_per_token=flops(model.config, tokens=length, length=length, training=False)
             / length,
             kv_bytes_per_token=kv_bytes(model.config, dtype=jnp.bfloat16),
+            kv_device_bytes_per_token=kv_bytes(model.config, dtype=jnp.bfloat16, mesh=mesh),
             active_parameters=active(model.config),
         )
     return Inspection(config=model.config, description=describe(model, mesh=mesh), cost=cost)

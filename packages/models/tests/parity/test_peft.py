@@ -74,6 +74,16 @@ def logits_of(model):
         return model(torch.from_numpy(TOKENS).long()).logits.numpy()
 
 
+def randomise(model):
+    """Give a model's adapters random numbers."""
+    rng = np.random.default_rng(1)
+
+    def draw(path, param):
+        return param.replace(jnp.asarray(rng.standard_normal(param.shape, np.float32) * 0.1))
+
+    nnx.update(model, nnx.map_state(draw, nnx.state(model, nnx.LoRAParam)))
+
+
 def close(got, want):
     # float32 through three layers, and the adapters' products: as in test_transformers.
     np.testing.assert_allclose(got, want, rtol=0, atol=5e-6 * np.abs(want).max())
@@ -113,12 +123,7 @@ def test_adapters_made_here_load_in_peft(base, tmp_path):
     model = load(tmp_path / "base")
     model = lora.insert(model, "layers.{0,2}.attn.k", rank=2, alpha=3.0, rngs=nnx.Rngs(0))
     model = lora.insert(model, "layers.*.mlp.up", rank=4, alpha=0.5, rngs=nnx.Rngs(1))
-    rng = np.random.default_rng(1)
-
-    def draw(path, param):
-        return param.replace(jnp.asarray(rng.standard_normal(param.shape, np.float32) * 0.1))
-
-    nnx.update(model, nnx.map_state(draw, nnx.state(model, nnx.LoRAParam)))
+    randomise(model)
     lora.save_peft(model, tmp_path / "ours", base=None)
     keys = json.loads((tmp_path / "ours/adapter_config.json").read_text())
     names = [f"model.layers.{i}.self_attn.k_proj" for i in (0, 2)]
@@ -127,6 +132,27 @@ def test_adapters_made_here_load_in_peft(base, tmp_path):
     assert keys["rank_pattern"] == dict.fromkeys(names, 2)
     theirs = peft.PeftModel.from_pretrained(base, tmp_path / "ours").eval()
     close(model(jnp.asarray(TOKENS)), logits_of(theirs))
+
+
+def test_adapters_of_weights_stored_untransposed(tmp_path):
+    torch.manual_seed(3)
+    sizes = {"vocab_size": 71, "n_embd": 24, "n_layer": 2, "n_head": 3, "n_positions": 16}
+    base = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(**sizes, bos_token_id=1, eos_token_id=1)
+    ).eval()
+    base.save_pretrained(tmp_path / "base")
+    model = load(tmp_path / "base")
+    sites = ("layers.*.attn.o", "layers.0.mlp.up")
+    model = lora.insert(model, sites, rank=2, alpha=3.0, rngs=nnx.Rngs(0))
+    randomise(model)
+    lora.save_peft(model, tmp_path / "ours", base=None)
+    keys = json.loads((tmp_path / "ours/adapter_config.json").read_text())
+    assert keys["fan_in_fan_out"]
+    theirs = peft.PeftModel.from_pretrained(base, tmp_path / "ours").eval()
+    close(model(jnp.asarray(TOKENS)), logits_of(theirs))
+    theirs.save_pretrained(tmp_path / "theirs")
+    again = lora.load_peft(load(tmp_path / "base"), tmp_path / "theirs")
+    np.testing.assert_array_equal(again(TOKENS), model(TOKENS))
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,14 @@ def test_the_parts_are_the_old_and_the_new(random_model, leaves):
     assert not np.array_equal(up[:, 20:], new["layers.0.mlp.gate.kernel"][:, 20:])
 
 
+def test_the_old_model_stays_as_it_was(random_model, leaves):
+    model = random_model(CONFIG)
+    graph, before = nnx.graphdef(model), leaves(model)
+    grow(model, depth=3, mlp=22, heads=6, key=jax.random.key(1))
+    assert nnx.graphdef(model) == graph
+    assert all(np.array_equal(leaf, before[name]) for name, leaf in leaves(model).items())
+
+
 def test_new_layers_come_evenly_and_are_their_own(random_model, leaves):
     model = random_model(CONFIG)
     larger = grow(model, depth=4)

@@ -39,6 +39,8 @@ def test_the_identity_changes_no_bit(model, jitted):
 @pytest.mark.parametrize("order", [[2, 0], [0, 1, 1, 2], [1, 1]])
 def test_layers_come_in_the_order(model, jitted, oracle, random_model, leaves, order):
     new = relayer(model, order)
+    assert model.config == windowed()
+    assert len(model.layers) == 3
     windows = [None, 4, 3]
     assert [la.attention.window for la in new.config.layers] == [windows[i] for i in order]
     # The same model written by hand: a config of these layers, and each leaf copied by name.

@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
-from dovetail_models import abstract, llama
+from dovetail_models import abstract, gpt2, llama
 from dovetail_models.surgery import lora
 
 CONFIG = llama(vocab_size=31, embed=12, depth=2, heads=2, kv_heads=1, mlp=20)
@@ -90,6 +90,14 @@ def test_mixed_scales_cannot_be_said(model, adapt, tmp_path):
         lora.save_peft(new, tmp_path / "a", base=None)
     assert "rslora=True and with rslora=False" in str(error.value)
     assert "the same rslora" in str(error.value)
+
+
+def test_a_fused_projection_cannot_be_said(random_model, adapt, tmp_path):
+    model = random_model(gpt2(vocab_size=31, embed=12, depth=1, heads=2))
+    with pytest.raises(ValueError, match="a gpt2 file keeps as a tensor of its own") as error:
+        lora.save_peft(adapt(model, "layers.0.attn.{q,o}"), tmp_path / "a", base=None)
+    assert "got ['layers.0.attn.q']" in str(error.value)
+    assert "lora.merge" in str(error.value)
 
 
 def test_a_model_without_adapters_is_refused(model, tmp_path):

@@ -4,9 +4,27 @@ import dataclasses
 
 import pytest
 
-from dovetail_models import Attention, Layer, Llama3Scaling, Mlp, Norm, Rope, llama, qwen3
+from dovetail_models import (
+    Attention,
+    Experts,
+    Groups,
+    LatentAttention,
+    Layer,
+    LinearScaling,
+    Llama3Scaling,
+    Mlp,
+    Norm,
+    Rope,
+    YarnScaling,
+    llama,
+    qwen3,
+)
 
 ROPE = Rope(theta=100.0)
+
+
+def _groups(count, score="max"):
+    return Groups(count=count, top_k=1, score=score)
 
 
 def test_configs_are_values():
@@ -36,6 +54,33 @@ def test_configs_are_values():
             lambda: Mlp(hidden=-3),
             ["Mlp.hidden must be positive", "hidden=-3", "Pass hidden="],
         ),
+        (
+            lambda: LatentAttention(
+                heads=2, q_rank=None, kv_rank=3, nope_dim=2, rope_dim=3, v_dim=2, rope=ROPE
+            ),
+            ["rope_dim must be even", "rope_dim=3", "Use rope_dim=4"],
+        ),
+        (
+            lambda: Experts(count=6, top_k=2, hidden=3, groups=_groups(4)),
+            ["Groups.count must divide Experts.count", "4 groups for count=6", "(1, 2, 3, 6)"],
+        ),
+        (
+            lambda: Experts(count=6, top_k=4, hidden=3, groups=_groups(3)),
+            ["at most the experts of the chosen groups", "top_k=4 with 1 groups of 2", "smaller"],
+        ),
+        (
+            lambda: Experts(count=4, top_k=1, hidden=3, groups=_groups(4, score="top2")),
+            ["'top2' need two experts each", "groups of 1", "fewer groups"],
+        ),
+        (
+            lambda: Groups(count=2, top_k=3, score="max"),
+            ["Groups.top_k must be at most count", "top_k=3, count=2", "Use top_k=2"],
+        ),
+        (
+            lambda: YarnScaling(factor=4.0, original_length=16, beta_fast=1.0, beta_slow=1.0),
+            ["beta_fast must be above beta_slow", "beta_fast=1.0", "32 and 1"],
+        ),
+        (lambda: LinearScaling(factor=float("nan")), ["must be positive", "factor=nan", "Pass"]),
         (lambda: Norm(eps=0.0), ["Norm.eps must be positive", "eps=0.0", "Pass eps="]),
         (lambda: Rope(theta=-1.0), ["Rope.theta must be positive", "theta=-1.0", "Pass theta="]),
         (

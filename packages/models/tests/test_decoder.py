@@ -7,9 +7,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from jax import export
 
-from dovetail_models import Llama3Scaling, Remat, attention, dense_kv, llama, qwen3
+from dovetail_models import (
+    Llama3Scaling,
+    Remat,
+    attention,
+    dense_kv,
+    gpt2,
+    llama,
+    mixtral,
+    qwen3,
+    qwen3_moe,
+)
 
 SCALING = Llama3Scaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_length=32)
 LLAMA = {"vocab_size": 61, "embed": 24, "depth": 2, "heads": 6, "kv_heads": 2, "mlp": 40}
@@ -202,6 +214,129 @@ def test_a_token_outside_the_vocabulary_is_refused(one):
     assert f"from 0 to {size} with vocab_size={size}" in str(error.value)
     assert "Use the tokenizer that the model was trained with" in str(error.value)
     assert np.isnan(jitted(one, bad)[0, 1]).all()
+
+
+def test_taps_are_the_stream_after_a_layer_scanned_or_not(one):
+    tokens = tokens_of(one.config, (2, 9))
+    taps = ("layers.1", "layers.2")
+
+    @nnx.jit
+    def tapped(model, tokens):
+        return model.features(tokens, taps=taps)
+
+    x, kv, found = tapped(one, tokens)
+    assert kv is None
+    assert found.keys() == set(taps)
+    plain = nnx.jit(lambda model, tokens: model.features(tokens)[0])(one, tokens)
+    np.testing.assert_allclose(x, plain, rtol=0, atol=1e-5 * np.abs(plain).max())
+    # The last layer's stream, normalised, is what features gives.
+    np.testing.assert_allclose(one.norm(found["layers.2"]), x, rtol=1e-5, atol=1e-5)
+    _, _, scanned = tapped(one.configure(scan=True), tokens)
+    for tap in taps:
+        bound = 1e-5 * np.abs(found[tap]).max()
+        np.testing.assert_allclose(scanned[tap], found[tap], rtol=0, atol=bound)
+    first = dataclasses.replace(one.config, layers=one.config.layers[:2])
+    short = nnx.clone(one)
+    short.config, short.layers = first, nnx.List(list(short.layers)[:2])
+    np.testing.assert_allclose(
+        nnx.jit(lambda model, tokens: model.features(tokens)[0])(short, tokens),
+        one.norm(found["layers.1"]),
+        rtol=1e-4,
+        atol=1e-4,
+    )
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_the_router_tap_counts_the_real_tokens_of_every_mixture(scan, random_model):
+    config = qwen3_moe(
+        **{**LLAMA, "depth": 3}, head_dim=4, experts=5, top_k=2, dense=(0,), dense_mlp=7
+    )
+    model = random_model(config).configure(scan=scan)
+    tokens = tokens_of(config, (2, 6))
+    segments = jnp.asarray([[1, 1, 1, 1, 0, 0], [1, 1, 2, 2, 2, 2]], jnp.int32)
+    _, _, found = model.features(tokens, segment_ids=segments, taps=("router",))
+    load, total, count = found["router"]
+    assert load.shape == (2, 5)
+    assert load.sum(1).tolist() == [2 * 10, 2 * 10]
+    assert count.tolist() == [2.0, 2.0]
+    assert (np.asarray(total) > 0).all()
+
+
+@pytest.mark.parametrize("taps", [("layers.9",), ("router",), ("layers.0", "hidden")])
+def test_an_unknown_tap_is_refused(taps, one):
+    with pytest.raises(ValueError, match="A tap must be one of") as error:
+        one.features(np.zeros((1, 2), np.int32), taps=taps)
+    assert f"taps={taps!r}" in str(error.value)
+    assert "Remove ['" in str(error.value)
+
+
+def test_embeds_take_the_place_of_tokens(random_model):
+    config = dataclasses.replace(CONFIGS["llama-gqa-tied"], embed_scale=3.0)
+    model = random_model(config)
+    tokens = tokens_of(config, (2, 5))
+    vectors = 3.0 * model.embed.embedding[...][tokens]
+    np.testing.assert_array_equal(
+        model.features(None, embeds=vectors)[0], model.features(tokens)[0]
+    )
+    with pytest.raises(ValueError, match="tokens or embeds") as error:
+        model.features(None)
+    assert "tokens=None, embeds=None. Pass tokens" in str(error.value)
+
+
+def test_a_position_without_a_learned_vector_is_refused(random_model):
+    model = random_model(gpt2(vocab_size=7, embed=4, depth=1, heads=2, max_length=5))
+    with pytest.raises(ValueError, match="must have a learned vector") as error:
+        model(np.zeros((1, 6), np.int32))
+    assert "position of 5 with max_length=5" in str(error.value)
+    assert "Pass a shorter sequence" in str(error.value)
+    assert np.isnan(jitted(model, np.zeros((1, 6), np.int32))[0, 5]).all()
+
+
+def test_head_weight_brings_the_soft_cap(random_model):
+    model = random_model(dataclasses.replace(CONFIGS["llama-mha"], soft_cap=2.0))
+    x, _ = model.features(tokens_of(model.config, (1, 3)))
+    weight, cap = model.head_weight()
+    assert cap == 2.0
+    np.testing.assert_allclose(model.head(x), 2 * np.tanh(x @ weight / 2), rtol=1e-5, atol=1e-5)
+
+
+def test_configure_puts_a_ragged_product_into_every_mixture(random_model):
+    config = mixtral(vocab_size=11, embed=6, depth=2, heads=3, mlp=5, experts=3)
+    model, calls = random_model(config), []
+
+    def spy(x, kernels, sizes):
+        calls.append(kernels.shape)
+        return jax.lax.ragged_dot(x, kernels, sizes)
+
+    tokens = tokens_of(config, (1, 4))
+    got = model.configure(ragged_dot=spy)(tokens)
+    assert calls == 2 * [(3, 6, 5), (3, 6, 5), (3, 5, 6)]
+    np.testing.assert_array_equal(got, model(tokens))
+    assert len(calls) == 6
+
+
+@pytest.mark.slow
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(
+    st.sampled_from([(1, 1), (3, 1), (4, 2), (5, 5)]),
+    st.sampled_from([2, 6]),
+    st.integers(1, 7),
+    st.none() | st.integers(1, 8),
+    st.booleans(),
+    st.none() | st.just(1.5),
+)
+def test_any_heads_lengths_and_windows(
+    random_model, oracle, heads, head_dim, length, window, sinks, cap
+):
+    config = llama(
+        vocab_size=7, embed=5, depth=1, heads=heads[0], kv_heads=heads[1], head_dim=head_dim, mlp=3
+    )
+    layer = config.layers[0]
+    attention = dataclasses.replace(layer.attention, window=window, sinks=sinks, soft_cap=cap)
+    config = dataclasses.replace(config, layers=(dataclasses.replace(layer, attention=attention),))
+    model = random_model(config, seed=length)
+    tokens = tokens_of(config, (1, length))
+    close(model(tokens), oracle(model, tokens))
 
 
 def test_a_cache_of_another_depth_is_refused(one):

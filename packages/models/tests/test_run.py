@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax import export
 
 from dovetail_models import Remat, llama
 from dovetail_models.run import _runs
@@ -108,6 +109,24 @@ def test_recomputation_in_a_scan_frees_memory(random_model):
 )
 def test_runs(kinds, runs):
     assert _runs(list(kinds)) == runs
+
+
+def test_what_is_offloaded_waits_on_the_host(plain, tokens):
+    model, grads, _ = plain
+    remat = Remat(save=(), offload=("attn_out", "mlp_hidden"))
+    for scan in (False, True):
+        graph, state = nnx.split(model.configure(scan=scan, remat=remat))
+        grad = jax.jit(jax.grad(lambda s, t, g=graph: loss(nnx.merge(g, s), t)[0]))
+        text = export.export(grad, platforms=["cuda"])(state, tokens).mlir_module()
+        assert "pinned_host" in text
+        assert_close(grad(state, tokens), grads)
+
+
+def test_a_value_is_kept_in_one_place():
+    with pytest.raises(ValueError, match="on the device or on the host") as error:
+        Remat(save=("attn_out",), offload=("attn_out",))
+    assert "both save and offload: ['attn_out']" in str(error.value)
+    assert "Remove them from one" in str(error.value)
 
 
 def test_an_unknown_name_is_refused():

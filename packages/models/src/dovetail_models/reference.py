@@ -1,9 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Attention as its formula, and a contiguous cache for simple generation.
+"""The attention that a decoder uses when it is given none, and a contiguous cache for it.
 
-This is what a decoder uses when it is given no attention, and what a faster one is compared with.
-It holds the whole [queries, keys] matrix of each head in float32.
+It is `jax.nn.dot_product_attention` where that can say what is asked, and otherwise (soft cap,
+sinks, values of another width than keys) the formula. Both hold the whole [queries, keys] matrix of
+each head, and are what a faster one is compared with.
 
 A cache entry of `dense_kv` is a pair (k, v) of [rows, length, kv_heads, head_dim]; slot i holds
 position i of that row's one sequence. A call writes its keys at `positions` and reads every slot up
@@ -108,6 +109,15 @@ def _write(kv: Entry, k: Array, v: Array, where: Array, segment_ids: Array | Non
 
 
 def _attend(q, k, v, mask, *, soft_cap, scale, sinks) -> Array:
+    if soft_cap is None and sinks is None and q.shape[-1] == v.shape[-1]:
+        k, v = k.astype(q.dtype), v.astype(q.dtype)
+        # It mixes bfloat16 with its float32 scores, which a program under strict promotion may not.
+        with jax.numpy_dtype_promotion("standard"):
+            return jax.nn.dot_product_attention(q, k, v, mask=mask[:, None], scale=scale)
+    return _formula(q, k, v, mask, soft_cap=soft_cap, scale=scale, sinks=sinks)
+
+
+def _formula(q, k, v, mask, *, soft_cap, scale, sinks) -> Array:
     b, t, n, h = q.shape
     heads = k.shape[2]
     grouped = q.reshape(b, t, heads, n // heads, h)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from dovetail_models import abstract, qwen3
+from dovetail_models import abstract, bert, qwen3
 from dovetail_models.surgery.layers import relayer
 
 BASE = qwen3(vocab_size=31, embed=12, depth=3, heads=2, kv_heads=1, head_dim=6, mlp=20)
@@ -82,6 +82,18 @@ def test_equal_layers_still_scan(random_model, jitted):
     close = 2e-6 * float(jnp.abs(want).max())
     np.testing.assert_allclose(jitted(scanned, TOKENS), want, rtol=0, atol=close)
     assert jitted.lower(scanned, TOKENS).as_text().count("stablehlo.while") == 1
+
+
+def test_layers_of_an_encoder(random_model, leaves):
+    config = bert(vocab_size=31, embed=12, depth=3, heads=2, mlp=20)
+    model = random_model(config)
+    new = relayer(model, [2, 0])
+    assert new.config == dataclasses.replace(config, layers=config.layers[:2])
+    assert nnx.graphdef(new) == nnx.graphdef(abstract(new.config))
+    old, got = leaves(model), leaves(new)
+    for i, source in enumerate((2, 0)):
+        name = "mlp.up.kernel"
+        np.testing.assert_array_equal(got[f"layers.{i}.{name}"], old[f"layers.{source}.{name}"])
 
 
 def test_an_outline_is_reordered():

@@ -98,6 +98,10 @@ def test_a_filter_takes_parameters_only():
             ["closed braces", "pattern='layers.{0,1.attn'", "Write it as"],
         ),
         (
+            lambda model: select(model, ()),
+            ["must be a pattern", "pattern=()", "Use '**'"],
+        ),
+        (
             lambda model: select(model, "layers..attn"),
             ["single dots", "pattern='layers..attn'", "Write it as"],
         ),

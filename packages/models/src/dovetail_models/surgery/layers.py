@@ -1,24 +1,28 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Layers of a decoder dropped, repeated and put into another order."""
+"""Layers of a model dropped, repeated and put into another order."""
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from dovetail_models.decoder import Decoder
+from dovetail_models.encoder import Encoder
 from dovetail_models.surgery.place import build
 
+Layered = TypeVar("Layered", bound=Decoder | Encoder)
 
-def relayer(model: Decoder, order: Sequence[int]) -> Decoder:
-    """A new decoder whose layer i is a copy of layer `order[i]`; `config.layers` follows.
+
+def relayer(model: Layered, order: Sequence[int]) -> Layered:
+    """A new decoder or encoder whose layer i is layer `order[i]`; `config.layers` follows.
 
     A layer that comes twice becomes two: they start equal, and training one does not train the
     other. The first copy shares its arrays with `model`; the others have their own, so that the new
-    decoder can be donated. Stacking a model on itself (`[0, 1, 0, 1]`) is a start for training a
+    model can be donated. Stacking a model on itself (`[0, 1, 0, 1]`) is a start for training a
     deeper one; `grow` deepens without a change of the function.
 
     Raises ValueError for an empty order and for an index that is no layer.
@@ -40,7 +44,8 @@ def relayer(model: Decoder, order: Sequence[int]) -> Decoder:
         seen.add(i)
     other.layers = nnx.List(blocks)
     layers = tuple(model.config.layers[i] for i in order)
-    other.config = dataclasses.replace(model.config, layers=layers)
+    config: Any = dataclasses.replace(model.config, layers=layers)
+    other.config = config
     return other
 
 

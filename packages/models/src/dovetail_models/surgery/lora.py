@@ -16,7 +16,8 @@ from flax import nnx
 from jaxtyping import DTypeLike
 
 from dovetail_models.surgery.adapter import LoraLinear as LoraLinear
-from dovetail_models.surgery.adapter import adapted, adapters, plain, without
+from dovetail_models.surgery.adapter import adapted, plain, without
+from dovetail_models.surgery.adapter import adapters as adapters
 from dovetail_models.surgery.paths import Pattern
 from dovetail_models.surgery.peft import load_peft as load_peft
 from dovetail_models.surgery.peft import save_peft as save_peft

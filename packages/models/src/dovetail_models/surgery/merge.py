@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several models of one architecture as one, without training: a weighted sum of some kind.
 
-Parameter by parameter, each in one program: the peak is the result and one parameter's worth.
+Parameter by parameter, each in one program: beside the models there is the result and what one
+parameter takes, a float32 copy of it per model.
 """
 
 import dataclasses

@@ -55,7 +55,7 @@ def trainable(pattern: Pattern, *, model: nnx.Module | None = None) -> Filter:
 
 
 def parameters(model: nnx.Module) -> dict[str, nnx.Variable]:
-    """{dotted path: Variable} of all that `model` holds, in the order of the tree."""
+    """{dotted path: Variable} of the parameters of `model`, in the order of the tree."""
     return {dotted(path): leaf for path, leaf in nnx.to_flat_state(nnx.state(model, nnx.Param))}
 
 
@@ -91,6 +91,10 @@ class _Matching:
 
 
 def _each(pattern: Pattern) -> Sequence[str]:
+    if not pattern:
+        raise ValueError(
+            f"There must be a pattern, got pattern={pattern!r}. Use '**' for everything."
+        )
     return (pattern,) if isinstance(pattern, str) else pattern
 
 

@@ -89,7 +89,9 @@ def load_peft(model: Decoder, path: str | Path) -> Decoder:
     config = read_config(safetensors.parse_json((path / _CONFIG).read_bytes()))
     specs = safetensors.header(path / _TENSORS)
     places = {theirs: ours for ours, theirs in _sites_of(model).items()}
-    sites = _sites(specs, {theirs: _shape(model, ours) for theirs, ours in places.items()}, config)
+    params = parameters(model)
+    shapes = {theirs: params[f"{ours}.kernel"].shape for theirs, ours in places.items()}
+    sites = _sites(specs, shapes, config)
     views = safetensors.views(specs)
     found = {places[theirs]: (theirs, site) for theirs, site in sites.items()}
 
@@ -192,10 +194,6 @@ def _sites(
             "Load the adapter onto the base model that it was trained on."
         )
     return sites
-
-
-def _shape(model: Decoder, path: str) -> tuple[int, ...]:
-    return parameters(model)[f"{path}.kernel"].shape
 
 
 def _is_torch_linear(model: Decoder) -> bool:

@@ -157,7 +157,7 @@ BAD = {
     ),
     "a position": (
         {"positions": np.full((2, LENGTH), 17, np.int32)},
-        ["[0, max_length)", "from 17 to 17 with max_length=17", "Pass a shorter sequence"],
+        ["learned vector", "position of 17 with max_length=17", "Pass a shorter sequence"],
     ),
 }
 
@@ -181,7 +181,7 @@ def test_a_token_without_a_vector_is_refused_and_is_nan_under_jit(model, given):
 
 def test_a_sequence_that_is_too_long_is_refused_under_jit_too(model):
     tokens = jnp.zeros((1, 18), jnp.int32)
-    with pytest.raises(ValueError, match="from 0 to 17 with max_length=17"):
+    with pytest.raises(ValueError, match="position of 17 with max_length=17"):
         jax.eval_shape(model.features, tokens)
 
 

@@ -1,27 +1,44 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dovetail_models.inputs import check_rows, restart
+from dovetail_models.inputs import check_positions, check_tokens, check_types, restart
+
+CHECKS = {
+    "tokens": (
+        functools.partial(check_tokens, vocab_size=7),
+        ["Every token must be in [0, vocab_size)", "with vocab_size=7", "Use the tokenizer"],
+    ),
+    "types": (
+        functools.partial(check_types, count=7),
+        ["Every token type must be in [0, token_types)", "with token_types=7", "Use the types"],
+    ),
+    "positions": (
+        functools.partial(check_positions, max_length=7),
+        ["Every position must have a learned vector", "with max_length=7", "a shorter sequence"],
+    ),
+}
+every = pytest.mark.parametrize("check, parts", CHECKS.values(), ids=CHECKS)
 
 
-def check(index):
-    check_rows(index, of="page", limit="pages", rows=7, instead="Turn back.")
+@every
+@pytest.mark.parametrize("bad, number", [([0, 7], "7"), ([-2, 3], "-2")])
+def test_an_index_without_a_vector_is_refused(check, parts, bad, number):
+    with pytest.raises(ValueError, match="Every") as error:
+        check(jnp.array(bad))
+    assert all(part in str(error.value) for part in parts)
+    assert number in str(error.value)
 
 
-@pytest.mark.parametrize("bad, span", [([0, 7], "from 0 to 7"), ([-1, 3], "from -1 to 3")])
-def test_an_index_without_a_row_is_refused(bad, span):
-    with pytest.raises(ValueError, match=r"Every page must be in \[0, pages\)") as error:
-        check(np.array(bad))
-    assert f"got pages {span} with pages=7. Turn back." in str(error.value)
-
-
-def test_what_has_a_row_or_is_not_known_passes():
-    check(np.array([0, 6]))
-    check(np.zeros(0, np.int32))
+@every
+def test_what_has_a_vector_or_is_not_known_passes(check, parts):
+    check(jnp.array([0, 6]))
+    check(jnp.zeros(0, jnp.int32))
     jax.jit(lambda index: check(index) or index)(jnp.array([9]))
 
 

@@ -18,11 +18,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.core import Tracer
 from jaxtyping import Array, Float, Int
 
 from dovetail_models import reference
 from dovetail_models.config import Config, Experts
+from dovetail_models.inputs import check_positions, check_tokens, restart
 from dovetail_models.layers.block import RESIDUAL, Block
 from dovetail_models.layers.experts import ExpertLinear, RaggedDot
 from dovetail_models.layers.linear import Embed, project
@@ -121,7 +121,7 @@ class Decoder(nnx.Module):
         segment_ids = None if segment_ids is None else jnp.asarray(segment_ids)
         positions = None if positions is None else jnp.asarray(positions)
         if positions is None and segment_ids is not None:
-            positions = _restart(segment_ids)
+            positions = restart(segment_ids)
         kept = self._kept(taps, kv)
         fixed = functools.partial(constrain, rules=self.rules)
         attend = functools.partial(
@@ -133,7 +133,7 @@ class Decoder(nnx.Module):
         if positions is None:
             positions = jnp.arange(x.shape[1])[None]
         if self.positions is not None:
-            self._check_positions(positions)
+            check_positions(positions, max_length=self.config.max_length)
             x = x + self.positions(positions, constrain=fixed)
         turns = self._turns(positions)
         mask = None if segment_ids is None else segment_ids != 0
@@ -205,7 +205,7 @@ class Decoder(nnx.Module):
             raise ValueError(
                 "features needs tokens or embeds, got tokens=None, embeds=None. Pass tokens."
             )
-        self._check_tokens(tokens)
+        check_tokens(tokens, vocab_size=self.config.vocab_size)
         x = self.embed(tokens, constrain=functools.partial(constrain, rules=self.rules))
         scale = self.config.embed_scale
         return x if scale is None else x * jnp.asarray(scale, x.dtype)
@@ -232,39 +232,9 @@ class Decoder(nnx.Module):
             )
         return frozenset(names[tap] for tap in taps if tap in names)
 
-    def _check_positions(self, positions: Array) -> None:
-        if isinstance(positions, Tracer) or positions.size == 0:
-            return
-        last = int(np.asarray(positions).max())
-        if last >= self.config.max_length:
-            raise ValueError(
-                "Every position must have a learned vector, got a position of "
-                f"{last} with max_length={self.config.max_length}. Pass a shorter sequence."
-            )
-
-    def _check_tokens(self, tokens: Array) -> None:
-        if isinstance(tokens, Tracer) or tokens.size == 0:
-            return
-        # Through NumPy: on a constant inside jit, a JAX reduction would be traced.
-        concrete = np.asarray(tokens)
-        low, high = int(concrete.min()), int(concrete.max())
-        if low < 0 or high >= self.config.vocab_size:
-            raise ValueError(
-                f"Every token must be in [0, vocab_size), got tokens from {low} to {high} with "
-                f"vocab_size={self.config.vocab_size}. Use the tokenizer that the model was "
-                "trained with, or a model with a larger vocabulary."
-            )
-
 
 def _head(config: Config, *, rngs: nnx.Rngs) -> nnx.Linear:
     size = (config.embed, config.vocab_size)
     head = project(size, ("embed", "vocab"), std=config.init_std, rngs=rngs)
     head.preferred_element_type = jnp.float32
     return head
-
-
-def _restart(segment_ids: Int[Array, "B T"]) -> Int[Array, "B T"]:
-    """Positions that count from 0 in each run of equal segment ids."""
-    index = jnp.broadcast_to(jnp.arange(segment_ids.shape[1]), segment_ids.shape)
-    starts = jnp.diff(segment_ids, axis=1, prepend=segment_ids[:, :1]) != 0
-    return index - jax.lax.cummax(jnp.where(starts, index, 0), axis=1)

@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from dovetail_models import reference
 from dovetail_models.encoder_config import TextConfig, VisionConfig
-from dovetail_models.inputs import check_rows, restart
+from dovetail_models.inputs import check_positions, check_tokens, check_types, restart
 from dovetail_models.layers.block import RESIDUAL, Block
 from dovetail_models.layers.linear import Embed
 from dovetail_models.layers.norm import norm_layer
@@ -210,13 +210,13 @@ class TextEncoder(Encoder):
     ) -> Features:
         # Through NumPy, so that a sequence that is too long is refused under jit as well.
         index = np.arange(tokens.shape[1])[None] if positions is None else positions
-        _check(tokens, "token", "vocab_size", self.config.vocab_size)
-        _check(index, "position", "max_length", self.config.max_length)
+        check_tokens(tokens, vocab_size=self.config.vocab_size)
+        check_positions(index, max_length=self.config.max_length)
         fixed = functools.partial(constrain, rules=self.rules)
         x = self.embed(tokens, constrain=fixed)
         if self.types is not None:
             kinds = jnp.zeros_like(tokens) if token_types is None else jnp.asarray(token_types)
-            _check(kinds, "token type", "token_types", self.config.token_types)
+            check_types(kinds, count=self.config.token_types)
             x = x + self.types(kinds, constrain=fixed)
         elif token_types is not None:
             raise ValueError(
@@ -225,14 +225,3 @@ class TextEncoder(Encoder):
             )
         x = x + self.positions(jnp.asarray(index), constrain=fixed)
         return x if self.embed_norm is None else self.embed_norm(x)
-
-
-_INSTEAD = {
-    "token": "Use the tokenizer that the model was trained with.",
-    "token type": "Use the types that the tokenizer gives.",
-    "position": "Pass a shorter sequence.",
-}
-
-
-def _check(index: Array | np.ndarray, of: str, limit: str, rows: int) -> None:
-    check_rows(index, of=of, limit=limit, rows=rows, instead=_INSTEAD[of])

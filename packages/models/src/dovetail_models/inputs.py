@@ -1,6 +1,9 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a model asks of tokens and positions: that each has a vector, and where documents begin."""
+"""What a model asks of tokens and positions: that each has a vector, and where documents begin.
+
+Only values that are known are checked. Under jit they are not, and `Embed` gives NaN instead.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -9,21 +12,35 @@ from jax.core import Tracer
 from jaxtyping import Array, Int
 
 
-def check_rows(index: Array | np.ndarray, *, of: str, limit: str, rows: int, instead: str) -> None:
-    """ValueError for a concrete number outside the table of `rows` vectors that it indexes.
-
-    `of` says what is numbered, `limit` how the configuration calls `rows`, `instead` what to do.
-    Under jit nothing is checked, and `Embed` gives NaN.
-    """
-    if isinstance(index, Tracer) or index.size == 0:
-        return
-    # Through NumPy: on a constant inside jit, a JAX reduction would be traced.
-    concrete = np.asarray(index)
-    low, high = int(concrete.min()), int(concrete.max())
-    if low < 0 or high >= rows:
+def check_tokens(tokens: Array, *, vocab_size: int) -> None:
+    """ValueError for a token outside the vocabulary."""
+    low, high = _span(tokens)
+    if low < 0 or high >= vocab_size:
         raise ValueError(
-            f"Every {of} must be in [0, {limit}), got {of}s from {low} to {high} with "
-            f"{limit}={rows}. {instead}"
+            f"Every token must be in [0, vocab_size), got tokens from {low} to {high} with "
+            f"vocab_size={vocab_size}. Use the tokenizer that the model was trained with, or a "
+            "model with a larger vocabulary."
+        )
+
+
+def check_types(token_types: Array, *, count: int) -> None:
+    """ValueError for a token type that is not one of `count`."""
+    low, high = _span(token_types)
+    if low < 0 or high >= count:
+        raise ValueError(
+            f"Every token type must be in [0, token_types), got types from {low} to {high} with "
+            f"token_types={count}. Use the types that the tokenizer gives."
+        )
+
+
+def check_positions(positions: Array | np.ndarray, *, max_length: int) -> None:
+    """ValueError for a position without a learned vector."""
+    low, high = _span(positions)
+    if low < 0 or high >= max_length:
+        wrong = low if low < 0 else high
+        raise ValueError(
+            "Every position must have a learned vector, got a position of "
+            f"{wrong} with max_length={max_length}. Pass a shorter sequence."
         )
 
 
@@ -32,3 +49,12 @@ def restart(segment_ids: Int[Array, "B T"]) -> Int[Array, "B T"]:
     index = jnp.broadcast_to(jnp.arange(segment_ids.shape[1]), segment_ids.shape)
     starts = jnp.diff(segment_ids, axis=1, prepend=segment_ids[:, :1]) != 0
     return index - jax.lax.cummax(jnp.where(starts, index, 0), axis=1)
+
+
+def _span(index: Array | np.ndarray) -> tuple[int, int]:
+    """(the smallest, the largest), or zeros where there is none or none is known."""
+    if isinstance(index, Tracer) or index.size == 0:
+        return 0, 0
+    # Through NumPy: on a constant inside jit, a JAX reduction would be traced.
+    concrete = np.asarray(index)
+    return int(concrete.min()), int(concrete.max())

@@ -80,6 +80,7 @@ def peak_bytes(reader: str, root: Path, *, devices: int = 1) -> int:
         process.stdin.flush()
         while not select.select([process.stdout], [], [], 0.001)[0]:
             peak = max(peak, anonymous_bytes(process.pid))
+        process.stdout.readline()
         process.stdin.write("go\n")
     return peak - base
 

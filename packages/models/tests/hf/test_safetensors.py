@@ -115,6 +115,8 @@ LIES = {
     "overlap": ({"x": entry(), "y": entry(shape=(1,), offsets=(20, 24))}, "'y' starts at byte"),
     "hole before": ({"x": entry(shape=(5,), offsets=(4, 24))}, "'x' starts at byte"),
     "hole after": ({"x": entry(shape=(5,), offsets=(0, 20))}, "the tensors end at byte"),
+    "metadata of numbers": ({"__metadata__": {"a": 1}, "x": entry()}, "not an object of texts"),
+    "metadata of a list": ({"__metadata__": ["a"], "x": entry()}, "not an object of texts"),
     "a list of tensors": ([entry()], "the JSON is a list, not an object"),
     "not JSON": (b'{"x": ', "Expecting value"),
     "UTF-16": ('{"x": 1}'.encode("utf-16"), "'utf-8' codec"),

@@ -182,7 +182,7 @@ def _padded(
         for leaf, (name, op) in rows.items()
         if leaf in vocab and name in found
     ]
-    if not sizes or len(sizes) < len(vocab):
+    if not sizes:
         return leaves
     size = _vocab_size(leaves[vocab[0]])
     larger = [n for n in set.intersection(*sizes) if n > size]

@@ -85,11 +85,8 @@ def header(path: Path) -> dict[str, Spec]:
         text = file.read(length)
     try:
         entries = parse_json(text)
-        specs = {
-            name: _spec(path, name, entry, base=8 + length)
-            for name, entry in entries.items()
-            if name != "__metadata__"
-        }
+        _check_metadata(entries.pop("__metadata__", {}))
+        specs = {name: _spec(path, name, entry, base=8 + length) for name, entry in entries.items()}
         _check_tiling(specs, base=8 + length, size=size)
     except ValueError as error:
         raise _damaged(path, f"a header of JSON entries: {error}", size) from error
@@ -100,11 +97,11 @@ def parse_json(text: bytes) -> dict[str, Any]:
     """The object of a JSON text; ValueError for anything else and for a key that comes twice."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            names = [name for name, _ in pairs]
-            twice = next(name for name in found if names.count(name) > 1)
-            raise ValueError(f"the key {twice!r} comes twice")
+        found: dict[str, Any] = {}
+        for name, value in pairs:
+            if name in found:
+                raise ValueError(f"the key {_short(name)} comes twice")
+            found[name] = value
         return found
 
     try:
@@ -114,6 +111,11 @@ def parse_json(text: bytes) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError(f"the JSON is a {type(found).__name__}, not an object")
     return found
+
+
+def _check_metadata(metadata: Any) -> None:
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise ValueError(f"'__metadata__' is {_short(metadata)}, not an object of texts")
 
 
 def _spec(file: Path, name: str, entry: Any, *, base: int) -> Spec:

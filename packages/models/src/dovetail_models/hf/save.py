@@ -54,7 +54,8 @@ def save(
     (a larger tensor alone in its own), one at a time on the host, in the dtype of the parameter.
 
     Raises FileExistsError for a path in use, and ValueError for a config that its family's
-    config.json cannot say or an empty `like`.
+    config.json cannot say, a parameter that its files do not name, one that is abstract or spread
+    over processes, and an empty `like`.
     """
     path = Path(path)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):

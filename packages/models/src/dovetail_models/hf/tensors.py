@@ -29,7 +29,7 @@ from dovetail_models.hf.table import listed
 _BF16 = np.dtype(jnp.bfloat16)
 _SCALE_DTYPES = ("F32", "BF16", "F16", "F8_E8M0")
 _GROUP_BYTES = 16
-# Rows of MXFP4 that are decoded together: their float32 intermediate stays in the cache.
+# Rows of MXFP4 that are decoded together: what lies between stays in the cache.
 _ROWS = 64
 
 
@@ -100,7 +100,8 @@ class BlockFp8:
         by_column = np.repeat(scales.astype(np.float32), wide, axis=-1)[..., : codes.shape[-1]]
         for i in range(scales.shape[-2]):
             rows = slice(i * high, (i + 1) * high)
-            part = codes[..., rows, :].astype(np.float32)
+            # A lookup is faster than the cast of an 8-bit float.
+            part = np.take(_fp8_values(), codes[..., rows, :].view(np.uint8), mode="clip")
             out[..., rows, :] = part * by_column[..., i, None, :]
         return out
 
@@ -139,47 +140,58 @@ class Mxfp4:
     def _decode(self, e: int) -> np.ndarray:
         codes, scales = self.maps.view(self.codes)[e], self.maps.view(self.scales)[e]
         rows, groups, _ = codes.shape
-        out = np.empty((rows, groups, 2 * _GROUP_BYTES), _BF16)
-        pairs = _pairs()
+        out = np.empty((rows, groups, _GROUP_BYTES), np.uint32)
         for i in range(0, rows, _ROWS):
             some = slice(i, i + _ROWS)
-            scale = scales[some, :, None].view(jnp.float8_e8m0fnu).astype(np.float32)
-            part = pairs[codes[some]].reshape(-1, groups, 2 * _GROUP_BYTES)
-            # 6 * 2**127 is beyond bfloat16 too: infinite, as in any reader of the format.
-            with np.errstate(over="ignore"):
-                out[some] = part * scale
-        return out.reshape(rows, -1).T
+            index = scales[some, :, None].astype(np.uint16) << 8 | codes[some]
+            np.take(_mxfp4_pairs(), index, out=out[some], mode="clip")
+        return out.view(_BF16).reshape(rows, -1).T
 
 
 Tensor: TypeAlias = Plain | BlockFp8 | Mxfp4
 
 
 @functools.cache
-def _pairs() -> np.ndarray:
-    """f32[256, 2]: the two numbers of each byte."""
+def _fp8_values() -> np.ndarray:
+    """f32[256]: the number of each code."""
+    return np.arange(256, dtype=np.uint8).view(jnp.float8_e4m3fn).astype(np.float32)
+
+
+@functools.cache
+def _mxfp4_pairs() -> np.ndarray:
+    """u32[scale * 256 + code]: the two bfloat16 of a code, the first in the lower half.
+
+    One lookup for two numbers takes a tenth of the time of computing them.
+    """
     byte = np.arange(256, dtype=np.uint8)
-    halves = np.stack([byte & 15, byte >> 4], axis=1)
-    return halves.view(jnp.float4_e2m1fn).astype(np.float32)
+    halves = np.stack([byte & 15, byte >> 4], axis=1).view(jnp.float4_e2m1fn).astype(np.float32)
+    scale = byte.view(jnp.float8_e8m0fnu).astype(np.float32)
+    # 6 * 2**127 is beyond bfloat16 too: infinite, as in any reader of the format.
+    with np.errstate(over="ignore"):
+        pairs = (scale[:, None, None] * halves).astype(_BF16)
+    return pairs.reshape(-1).view(np.uint32)
 
 
-def decode(specs: Mapping[str, Spec], quantization: Mapping[str, Any] | None) -> dict[str, Tensor]:
+def decode(specs: Mapping[str, Spec], quantization: Any) -> dict[str, Tensor]:
     """The tensors of the files by plain name; nothing is read yet.
 
-    `quantization` is the `quantization_config` of config.json. Raises ValueError for a method other
-    than block-scaled fp8 and mxfp4, and for codes and scales that do not belong together.
+    `quantization` is the value of `quantization_config` in config.json, or None. Raises ValueError
+    for a method other than block-scaled fp8 and mxfp4, and for codes and scales that do not belong
+    together.
     """
     maps = Maps()
     plain: dict[str, Tensor] = {name: Plain(spec, maps) for name, spec in specs.items()}
     if quantization is None:
         return plain
-    method = quantization.get("quant_method")
+    method = quantization.get("quant_method") if isinstance(quantization, dict) else None
     if method == "fp8":
         return _with_fp8(plain, specs, _block(quantization), maps)
     if method == "mxfp4":
         return _with_mxfp4(plain, specs, maps)
     raise ValueError(
-        "quantization_config must be of quant_method 'fp8' (block-scaled) or 'mxfp4', got "
-        f"quant_method={method!r}. Save the model dequantised with the library that wrote it."
+        "quantization_config must be an object with quant_method 'fp8' (block-scaled) or 'mxfp4', "
+        f"got quantization_config={quantization!r:.200}. Save the model dequantised with the "
+        "library that wrote it."
     )
 
 

@@ -61,17 +61,18 @@ def _row(config: Config, params: Params, tokens, positions, segments) -> np.ndar
 
 
 def _block(layer: Layer, norm: Norm, params: Params, x, positions, segments) -> np.ndarray:
-    kind = _latent if isinstance(layer.attention, LatentAttention) else _grouped
-    mix = _experts if isinstance(layer.mlp, Experts) else _mlp
-
     def normed(name, x):
         return _norm(norm, _under(params, name), x)
 
     def attend(x):
-        return kind(layer.attention, norm, _under(params, "attn"), x, positions, segments)
+        a, ours = layer.attention, _under(params, "attn")
+        if isinstance(a, LatentAttention):
+            return _latent(a, ours, x, positions, segments)
+        return _grouped(a, norm, ours, x, positions, segments)
 
     def feed(x):
-        return mix(layer.mlp, _under(params, "mlp"), x)
+        mlp, ours = layer.mlp, _under(params, "mlp")
+        return _experts(mlp, ours, x) if isinstance(mlp, Experts) else _mlp(mlp, ours, x)
 
     if layer.norms == "post":
         x = normed("attn_norm", x + attend(x))
@@ -99,7 +100,7 @@ def _grouped(a: Attention, norm: Norm, params: Params, x, positions, segments) -
     return _linear(_under(params, "o"), np.concatenate(out, axis=-1))
 
 
-def _latent(a: LatentAttention, norm: Norm, params: Params, x, positions, segments) -> np.ndarray:
+def _latent(a: LatentAttention, params: Params, x, positions, segments) -> np.ndarray:
     eps = Norm(eps=1e-6)
     if a.q_rank is None:
         q = _linear(_under(params, "q"), x)

@@ -69,4 +69,4 @@ def test_balance_counts_choices_and_leaves_padding_out():
     assert count == 1
     even = jnp.full((1, 4, 4), 0.25)
     turns = jnp.array([[[0, 1], [2, 3], [0, 1], [2, 3]]])
-    np.testing.assert_allclose(balance(even, turns, None).sum, 1.0, rtol=1e-6)
+    np.testing.assert_allclose(balance(even, turns, None).total, 1.0, rtol=1e-6)

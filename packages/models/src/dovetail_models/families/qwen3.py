@@ -63,6 +63,7 @@ def _read(keys: Keys) -> Config:
 
 def _write(config: Config) -> dict[str, Any]:
     layer = config.layers[0]
+    assert isinstance(layer.attention, Attention)
     return {
         **shape.write_shape(config, architecture="Qwen3ForCausalLM", hidden=layer.mlp.hidden),
         "hidden_act": "silu",

@@ -18,7 +18,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
-from dovetail_models.config import Experts, Mlp
+from dovetail_models.config import Activation, ClampedGlu, Experts, Mlp
 from dovetail_models.layers.mlp import FeedForward, glu
 from dovetail_models.layers.router import Balance, Router, balance
 from dovetail_models.shard import Constrain, named
@@ -66,7 +66,7 @@ class ExpertMlp(nnx.Module):
         self.gate = ExpertLinear((count, embed, hidden), inner, **options)
         self.up = ExpertLinear((count, embed, hidden), inner, **options)
         self.down = ExpertLinear((count, hidden, embed), outer, **options)
-        self.activation = experts.activation
+        self.activation: Activation | ClampedGlu = experts.activation
 
     def __call__(
         self, x: Float[Array, "m D"], *, sizes: Int[Array, " E"], experts: Int[Array, " m"]

@@ -16,14 +16,14 @@ from dovetail_models.shard import Buffer, named
 class Balance(NamedTuple):
     """How evenly one layer's experts were used.
 
-    `load` i32[E] counts the choices of each expert. `sum` f32[] adds, over sequences, the balance
+    `load` i32[E] counts the choices of each expert. `total` f32[] adds, over sequences, the balance
     loss of DeepSeek-V3 (2412.19437, eq. 17 to 20, without its factor), 1 where all experts are used
-    alike; `count` f32[] is the number of sequences. Padding is left out of all three.
+    alike; `sequences` f32[] is their number, which divides it. Padding is left out of all three.
     """
 
     load: Int[Array, "*layers E"]
-    sum: Float[Array, "*layers"]
-    count: Float[Array, "*layers"]
+    total: Float[Array, "*layers"]
+    sequences: Float[Array, "*layers"]
 
 
 class Router(nnx.Module):

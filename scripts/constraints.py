@@ -17,7 +17,8 @@ from pathlib import Path
 import workspace
 
 # What each file is for. uv has no option for an upper bound on Python, but it reads this key of the
-# project that it runs in; resolving for all Pythons at once would fork on every second line.
+# project that it runs in; resolving for all Pythons at once would fork on every second line. In the
+# same place it is told to leave out torch where another package needs it.
 _ENVIRONMENTS = {"3.11": "python_version == '3.11'", "3.12": "python_version >= '3.12'"}
 
 
@@ -52,8 +53,8 @@ def resolve(python: str, *, upgrade: bool) -> None:
     target = workspace.constraints_file(python)
     with tempfile.TemporaryDirectory() as folder:
         project = Path(folder)
-        environments = f'[tool.uv]\nenvironments = ["{_ENVIRONMENTS[python]}"]\n'
-        (project / "pyproject.toml").write_text(environments, encoding="utf-8")
+        settings = f'environments = ["{_ENVIRONMENTS[python]}"]\nexclude-dependencies = ["torch"]\n'
+        (project / "pyproject.toml").write_text("[tool.uv]\n" + settings, encoding="utf-8")
         parity = project / "parity.in"
         parity.write_text("\n".join(parity_without_torch()) + "\n", encoding="utf-8")
         output = project / target.name

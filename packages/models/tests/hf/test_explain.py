@@ -10,7 +10,7 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 from dovetail_models import gpt2, mixtral, save
 from dovetail_models.hf.explain import explain
 
-MIXTRAL = mixtral(vocab_size=16, embed=8, depth=1, heads=4, kv_heads=2, mlp=12, experts=4)
+MIXTRAL = mixtral(vocab_size=16, embed=8, depth=2, heads=4, kv_heads=2, mlp=12, experts=4)
 UP = "layers.0.mlp.experts.up.kernel"
 
 
@@ -49,15 +49,21 @@ def test_totals_are_those_of_the_file(directory):
     assert {line.spec for line in plan.lines} == {None}
 
 
-def test_the_table_is_aligned(directory):
+def test_the_table_is_aligned_and_equal_layers_share_a_row(directory):
     plan = explain(directory, mesh=mesh(expert=2, fsdp=2, tensor=2))
     title, *rows, totals = str(plan).splitlines()
-    assert len(rows) == len(plan.lines)
+    # Two layers of the same ten leaves, and the three around them.
+    assert (len(plan.lines), len(rows)) == (2 * 10 + 3, 10 + 3)
     assert len({len(row) for row in [title, *rows]}) == 1
     start = title.index("bytes per device")
     assert all(row[start - 2 : start] == "  " for row in rows)
-    (row,) = (row for row in rows if row.startswith(UP))
-    assert row.split()[-4:] == ["(expert,", "fsdp,", "tensor)", "192"]
+    (row,) = (row for row in rows if "experts.up" in row)
+    assert row.split() == [
+        "layers.{0..1}.mlp.experts.up.kernel",
+        "model.layers.{0..1}.block_sparse_moe.experts.{0..3}.w3.weight",
+        *("4x8x12", "float32", "F32", "transpose", "(expert,", "fsdp,", "tensor)", "384"),
+    ]
+    assert sum(int(row[start:].replace(",", "")) for row in rows) == plan.bytes_per_device
     want = f"{plan.parameters:,} parameters, {plan.bytes_per_device:,} bytes per device"
     assert totals == want
 

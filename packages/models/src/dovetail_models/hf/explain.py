@@ -9,12 +9,13 @@ from pathlib import Path
 from flax import nnx
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
+from dovetail_models.abbreviation import abbreviate
 from dovetail_models.hf.load import plan
 from dovetail_models.hf.match import Source
 from dovetail_models.hf.table import dotted
 from dovetail_models.shard import RULES, WEIGHTS, Rules, shardings
 
-_TITLES = ("leaf", "shape", "dtype", "tensors", "stored", "op", "spec", "bytes per device")
+_TITLES = ("leaf", "tensors", "shape", "dtype", "stored", "op", "spec", "bytes per device")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,16 +31,10 @@ class Line:
     spec: PartitionSpec | None
     bytes_per_device: int
 
-    def _cells(self) -> tuple[str, ...]:
-        spec = "-" if self.spec is None else f"({', '.join(map(str, self.spec))})"
-        shape = "x".join(map(str, self.shape))
-        size = f"{self.bytes_per_device:,}"
-        return (self.leaf, shape, self.dtype, self.tensors, self.stored, self.op, spec, size)
-
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A line per leaf; `str` is an aligned table, with the totals below."""
+    """A line per leaf. `str` is an aligned table with equal layers in one row, and the totals."""
 
     lines: tuple[Line, ...]
 
@@ -54,7 +49,10 @@ class Plan:
         return sum(line.bytes_per_device for line in self.lines)
 
     def __str__(self) -> str:
-        rows = [_TITLES, *(line._cells() for line in self.lines)]
+        lines = {line.leaf: line for line in self.lines}
+        alike = abbreviate((line.leaf, _cells(line)) for line in self.lines)
+        rows = [_TITLES]
+        rows += [_row(short, [lines[leaf] for leaf in leaves]) for short, leaves in alike.items()]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         text = [_aligned(row, widths) for row in rows]
         totals = f"{self.parameters:,} parameters, {self.bytes_per_device:,} bytes per device"
@@ -100,6 +98,20 @@ def explain(
 def _tensors(source: Source) -> str:
     """The name, with the range of a stack: `experts.{0..7}.w1.weight`."""
     return source.name.replace("{e}", f"{{0..{len(source.tensors) - 1}}}")
+
+
+def _cells(line: Line) -> tuple[str, ...]:
+    """What a row says of its leaves, but for their names."""
+    shape = "x".join(map(str, line.shape))
+    spec = "-" if line.spec is None else f"({', '.join(map(str, line.spec))})"
+    return (shape, line.dtype, line.stored, line.op, spec)
+
+
+def _row(leaf: str, lines: list[Line]) -> tuple[str, ...]:
+    """The row of leaves that are alike."""
+    tensors = ", ".join(abbreviate((line.tensors, None) for line in lines))
+    size = sum(line.bytes_per_device for line in lines)
+    return (leaf, tensors, *_cells(lines[0]), f"{size:,}")
 
 
 def _aligned(row: tuple[str, ...], widths: list[int]) -> str:

@@ -154,3 +154,13 @@ def test_a_directory_without_an_adapter_is_refused(model, tmp_path):
         lora.load_peft(model, tmp_path)
     assert f"path={str(tmp_path)!r}" in str(error.value)
     assert "Pass the directory that save_pretrained wrote" in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"r": 1, "r": 2}'])
+def test_a_damaged_config_is_refused(model, files, text):
+    path = files(lambda tensors: tensors)
+    (path / "adapter_config.json").write_text(text)
+    with pytest.raises(ValueError, match="must hold a JSON object") as error:
+        lora.load_peft(model, path)
+    assert f"path={str(path / 'adapter_config.json')!r}" in str(error.value)
+    assert "Restore the file" in str(error.value)

@@ -14,6 +14,7 @@ import shutil
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -86,7 +87,7 @@ def load_peft(model: Decoder, path: str | Path) -> Decoder:
             f"An adapter is a directory with {_CONFIG} and {_TENSORS}, got path={str(path)!r} "
             f"without {missing}. Pass the directory that save_pretrained wrote."
         )
-    config = read_config(safetensors.parse_json((path / _CONFIG).read_bytes()))
+    config = read_config(_json(path / _CONFIG))
     specs = safetensors.header(path / _TENSORS)
     places = {theirs: ours for ours, theirs in _sites_of(model).items()}
     params = parameters(model)
@@ -194,6 +195,16 @@ def _sites(
             "Load the adapter onto the base model that it was trained on."
         )
     return sites
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        return safetensors.parse_json(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(
+            f"{_CONFIG} must hold a JSON object, got path={str(path)!r}: {error}. "
+            "Restore the file that PEFT wrote beside the tensors."
+        ) from error
 
 
 def _is_torch_linear(model: Decoder) -> bool:

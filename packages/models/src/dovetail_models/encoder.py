@@ -80,13 +80,19 @@ class Encoder(nnx.Module):
         *,
         taps: tuple[str, ...],
         attention: Callable[..., Any] | None,
-        **where: Array | None,
+        positions: Array | None = None,
+        segment_ids: Array | None = None,
     ) -> Any:
         """The features of the embedded input `x`, with what was tapped if anything was."""
         fixed = functools.partial(constrain, rules=self.rules)
-        attend = functools.partial(attention or reference.attention, causal=False, **where)
+        attend = functools.partial(
+            attention or reference.attention,
+            causal=False,
+            positions=positions,
+            segment_ids=segment_ids,
+        )
 
-        def step(block: Any, x: Array, entry: None = None) -> tuple[Array, None]:
+        def step(block: Any, x: Array) -> tuple[Array, None]:
             return block(x, turn=None, attend=attend, constrain=fixed)[0], None
 
         walk = functools.partial(run, step=step, scan=self.scan, remat=self.remat)

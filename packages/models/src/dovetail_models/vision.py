@@ -84,8 +84,7 @@ class VisionEncoder(Encoder):
             token = jnp.broadcast_to(self.class_token[...], (x.shape[0], 1, x.shape[2]))
             x = jnp.concatenate([token, x], axis=1)
         x = x + self.positions.embedding[...]
-        where = {"positions": None, "segment_ids": None}
-        return self._encoded(x, taps=taps, attention=attention, **where)
+        return self._encoded(x, taps=taps, attention=attention)
 
     def head(self, x: Features) -> Float[Array, "B L"]:
         """float32 logits of the labels, from the feature of the class token."""

@@ -16,6 +16,7 @@ from dovetail_models.describe import Description as Description
 from dovetail_models.describe import describe as describe
 from dovetail_models.diff import Difference as Difference
 from dovetail_models.diff import diff as diff
+from dovetail_models.diverge import diverge as diverge
 from dovetail_models.encoder import TextEncoder as TextEncoder
 from dovetail_models.encoder_config import AttentionPool as AttentionPool
 from dovetail_models.encoder_config import DualConfig as DualConfig

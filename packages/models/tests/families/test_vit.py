@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from dovetail_models import load, load_encoder, save, vit
+from dovetail_models import llama, load, load_encoder, save, vit
 from dovetail_models.encoder_config import TokenPool
 from dovetail_models.hf.config import describe, parse
 
@@ -103,8 +103,13 @@ def test_names_begin_with_vit_where_there_is_a_classifier(options, random_model,
 
 
 def test_a_decoder_is_not_an_encoder(random_model, tmp_path):
-    save(random_model(vit(image_size=6, patch=3, **SIZES)), tmp_path / "it")
+    save(random_model(vit(image_size=6, patch=3, **SIZES)), tmp_path / "image")
     with pytest.raises(ValueError, match="load reads a decoder") as error:
-        load(tmp_path / "it")
+        load(tmp_path / "image")
     assert "with model_type='vit', a VisionEncoder" in str(error.value)
     assert "Use load_encoder(path)" in str(error.value)
+    save(random_model(llama(vocab_size=5, **SIZES)), tmp_path / "text")
+    with pytest.raises(ValueError, match="load_encoder reads an encoder") as error:
+        load_encoder(tmp_path / "text")
+    assert "with model_type='llama', a Decoder" in str(error.value)
+    assert "Use load(path)" in str(error.value)

@@ -3,11 +3,17 @@
 """What holds for every decoder family, on a tiny configuration with all of its quirks at work."""
 
 import dataclasses
+import json
+import os
+import subprocess
+import sys
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax import export
 
 from dovetail_models import (
     ClampedGlu,
@@ -120,6 +126,7 @@ CONFIGS = {
         ),
     ),
 }
+EVEN = {"vocab_size": 32, "embed": 16, "depth": 3, "heads": 4, "kv_heads": 2, "mlp": 8}
 every = pytest.mark.parametrize("name", CONFIGS)
 LENGTH, SPLIT = 19, 13  # beyond the windows and the original context of 16
 
@@ -196,6 +203,68 @@ def test_a_wrong_size_is_refused(name, key, value):
     with pytest.raises(ValueError, match=f"config.json (key|must hold) '{key}'") as error:
         parse(keys | {key: value})
     assert ("Correct config.json" in str(error.value)) or (f"Add '{key}'" in str(error.value))
+
+
+@pytest.mark.parametrize("name", ["gemma3", "gpt_oss", "deepseek_v3"])
+def test_training_lowers_for_a_gpu(name, made, tokens):
+    graph, state = nnx.split(made(name))
+    grad = jax.jit(jax.grad(lambda state, tokens: nnx.merge(graph, state)(tokens).sum()))
+    exported = export.export(grad, platforms=["cuda"])(state, tokens)
+    assert len(exported.out_avals) == len(jax.tree.leaves(state))
+
+
+EIGHT_DEVICES = """
+import json, sys
+import jax, numpy as np
+from flax import nnx
+from jax.sharding import AxisType
+from dovetail_models import load
+
+tokens = np.random.default_rng(0).integers(0, 32, (8, 12)).astype(np.int32)
+graded = jax.jit(lambda m, t: nnx.grad(lambda m: (m(t) ** 2).mean(), has_aux=False)(m))
+forward = jax.jit(lambda m, t: m(t))
+path, axes = sys.argv[1], json.loads(sys.argv[2])
+alone = load(path)
+want = forward(alone, tokens), graded(alone, tokens)
+mesh = jax.make_mesh(tuple(axes.values()), tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
+model = load(path, mesh=mesh)
+with jax.set_mesh(mesh):
+    got = forward(model, tokens), graded(model, tokens)
+for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+    # float32 sums in another order, through three layers.
+    np.testing.assert_allclose(x, y, rtol=0, atol=1e-5 * max(1e-3, float(np.abs(y).max())))
+print("equal")
+"""
+SHARDED = {
+    "qwen3_moe": qwen3_moe(**EVEN, head_dim=4, experts=4, top_k=2, dense=(1,), dense_mlp=8),
+    "gpt_oss": gpt_oss(**EVEN, head_dim=4, experts=4, top_k=2, window=4),
+    "deepseek_v3": dataclasses.replace(
+        CONFIGS["deepseek_v3"],
+        vocab_size=32,
+        layers=tuple(
+            dataclasses.replace(la, attention=dataclasses.replace(la.attention, heads=4))
+            for la in CONFIGS["deepseek_v3"].layers
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "name, axes",
+    [
+        ("qwen3_moe", {"data": 2, "expert": 2, "tensor": 2}),
+        pytest.param("gpt_oss", {"fsdp": 4, "tensor": 2}, marks=pytest.mark.slow),
+        pytest.param("deepseek_v3", {"data": 2, "fsdp": 2, "tensor": 2}, marks=pytest.mark.slow),
+        pytest.param("deepseek_v3", {"expert": 8}, marks=pytest.mark.slow),
+    ],
+)
+def test_eight_devices_compute_what_one_does(name, axes, random_model, tmp_path):
+    save(random_model(SHARDED[name]), tmp_path / "model")
+    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    command = [sys.executable, "-W", "error", "-c", EIGHT_DEVICES]
+    command += [str(tmp_path / "model"), json.dumps(axes)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout == "equal\n", done.stderr
 
 
 def test_every_family_with_a_decoder_is_here():

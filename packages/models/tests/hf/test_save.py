@@ -119,6 +119,36 @@ def test_an_abstract_model_is_refused(tmp_path):
     assert "Load or initialise the model" in str(error.value)
 
 
+SAVE = """
+import sys
+import jax
+from flax import nnx
+from jax.sharding import AxisType
+from dovetail_models import init, mixtral, save
+
+axes = ("expert", "fsdp", "tensor")
+mesh = jax.make_mesh((2, 2, 2), axes, axis_types=(AxisType.Auto,) * 3)
+sizes = {"vocab_size": 512, "heads": 4, "depth": 4, "experts": 8}
+save(init(mixtral(**sizes, embed=16, mlp=32), mesh=mesh, seed=0), sys.argv[1] + "/small")
+model = init(mixtral(**sizes, embed=512, mlp=1024), mesh=mesh, seed=0)
+jax.block_until_ready(nnx.state(model))
+print("ready", flush=True)
+sys.stdin.readline()
+save(model, sys.argv[1] + "/large")
+print(sum(leaf.nbytes for leaf in jax.tree.leaves(nnx.state(model))), flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.slow
+def test_saving_gathers_one_tensor_at_a_time(peak_of, tmp_path):
+    peak, size = peak_of(SAVE, tmp_path, devices=8)
+    assert size > 200_000_000
+    # The largest tensor has 2 MB (an expert's matrix), and is gathered from slices of its own;
+    # the rest are programs that XLA compiles for these shapes.
+    assert peak < 16_000_000
+
+
 FULL_DISK = """
 import resource, signal, sys
 from dovetail_models import init, llama, save

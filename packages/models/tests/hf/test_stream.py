@@ -1,7 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
 import os
-import select
 import subprocess
 import sys
 from pathlib import Path
@@ -107,7 +106,7 @@ from dovetail_models.shard import WEIGHTS
 
 axes = ("expert", "fsdp", "tensor")
 mesh = None
-if sys.argv[2] == "8":
+if jax.device_count() == 8:
     mesh = jax.make_mesh((2, 2, 2), axes, axis_types=(AxisType.Auto,) * 3)
 load(sys.argv[1] + "/small", mesh=mesh)  # What JAX allocates once is there from here on.
 print("ready", flush=True)
@@ -120,39 +119,15 @@ sys.stdin.readline()
 """
 
 
-def anonymous_bytes(pid):
-    """Memory of a process that is not a mapped file: the pages of the files that it reads are in
-    the page cache, which the system takes back when it wants them."""
-    text = Path(f"/proc/{pid}/status").read_text()
-    return int(text.split("RssAnon:")[1].split()[0]) * 1024
-
-
-def peak_of_load(directory, devices):
-    """(bytes that loading took at most, bytes of the result, bytes of its largest leaf)."""
-    environment = os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
-    command = [sys.executable, "-c", LOAD, str(directory), str(devices)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, env=environment, **pipes) as child:
-        assert child.stdout.readline() == "ready\n"
-        base = peak = anonymous_bytes(child.pid)
-        child.stdin.write("go\n")
-        child.stdin.flush()
-        while not select.select([child.stdout], [], [], 0.001)[0]:
-            peak = max(peak, anonymous_bytes(child.pid))
-        result, largest = map(int, child.stdout.readline().split())
-        child.stdin.write("go\n")
-    return peak - base, result, largest
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 8])
-def test_loading_takes_the_result_and_a_leaf(tmp_path, devices):
+def test_loading_takes_the_result_and_a_leaf(peak_of, tmp_path, devices):
     from dovetail_models import init, mixtral, save
 
     sizes = {"vocab_size": 512, "heads": 4, "depth": 4, "experts": 8}
     save(init(mixtral(**sizes, embed=16, mlp=32), seed=0), tmp_path / "small")
     save(init(mixtral(**sizes, embed=512, mlp=1024), seed=0), tmp_path / "large")
-    peak, result, largest = peak_of_load(tmp_path, devices)
+    peak, result, largest = peak_of(LOAD, tmp_path, devices=devices)
     assert result > 200_000_000
     # Found were 2 to 4 MB less than the result, since on a CPU some leaves are the mapped file.
     assert peak < result + largest

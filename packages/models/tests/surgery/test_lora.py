@@ -42,8 +42,10 @@ def filled(config, values, random_model):
     return model
 
 
-@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
-@pytest.mark.parametrize("adapter_dtype", [None, np.float32])
+@pytest.mark.parametrize(
+    "dtype, adapter_dtype",
+    [(np.float32, None), (jnp.bfloat16, None), (jnp.bfloat16, np.float32)],
+)
 def test_a_fresh_adapter_changes_no_bit(random_model, jitted, dtype, adapter_dtype):
     model = random_model(CONFIG, dtype=dtype)
     new = lora.insert(model, EVERY, rank=3, alpha=7.0, rngs=nnx.Rngs(1), dtype=adapter_dtype)
@@ -129,12 +131,13 @@ def test_the_adapters_train_alone(model, adapt, leaves):
     def loss(model):
         return jnp.square(model(TOKENS)).mean()
 
-    for chosen in (nnx.LoRAParam, trainable("**.lora_*", model=new)):
-        grads = nnx.jit(nnx.grad(loss, argnums=nnx.DiffState(0, chosen)))(new)
-        found = {".".join(map(str, p)): np.asarray(g[...]) for p, g in nnx.to_flat_state(grads)}
-        assert sorted(found) == [f"layers.{i}.attn.q.lora_{c}" for i in (0, 2) for c in "ab"]
-        assert all(np.abs(grad).min() > 0 for grad in found.values())
-    adapters = nnx.state(new, trainable("**.lora_*"))
+    adapters = nnx.state(new, nnx.LoRAParam)
+    chosen = trainable("**.lora_*", model=new)
+    assert jax.tree.structure(nnx.state(new, chosen)) == jax.tree.structure(adapters)
+    grads = nnx.jit(nnx.grad(loss, argnums=nnx.DiffState(0, chosen)))(new)
+    found = {".".join(map(str, p)): np.asarray(g[...]) for p, g in nnx.to_flat_state(grads)}
+    assert sorted(found) == [f"layers.{i}.attn.q.lora_{c}" for i in (0, 2) for c in "ab"]
+    assert all(np.abs(grad).min() > 0 for grad in found.values())
     nnx.update(new, jax.tree.map(lambda p, g: p - 0.1 * g, adapters, grads))
     after = leaves(new)
     assert {n for n in before if not np.array_equal(before[n], after[n])} == set(found)

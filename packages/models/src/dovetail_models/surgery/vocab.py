@@ -28,8 +28,8 @@ def resize_vocab(
     """A new decoder of `size` tokens: rows added at the end of the embedding, or cut off there.
 
     A new row is the mean of the old ones ("mean"), or drawn from normal(0, config.init_std) with
-    `key` ("normal"). A head of its own is treated alike. The logits of the old tokens do not
-    change. Rows keep the mesh and the spec of the table.
+    `key` ("normal"). A head of its own is treated alike. The logits of the old tokens change by
+    rounding at most. Rows keep the mesh and the spec of the table.
 
     Raises ValueError for fewer tokens without `allow_shrink` (their logits and ids are gone), a key
     that is missing or unused, an adapter on the head, and a size that the mesh does not divide.
@@ -40,7 +40,7 @@ def resize_vocab(
             f"The vocabulary must keep its {old} tokens, got size={size}. Pass allow_shrink=True "
             f"with a size of at least 1 to cut the last {old - size}, or a size above {old}."
         )
-    if (key is None) == (init == "normal"):
+    if init not in ("mean", "normal") or (key is None) == (init == "normal"):
         raise ValueError(
             f"init='normal' draws with a key and init='mean' takes none, got init={init!r}, "
             f"key={'None' if key is None else 'a key'}. Pass init='normal', key=jax.random.key(0), "

@@ -10,7 +10,7 @@ import treescope
 from flax import nnx
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
-from dovetail_models import Experts, abstract, describe, llama, shardings, size
+from dovetail_models import Experts, abstract, bert, describe, llama, lora, shardings, size
 
 CONFIG = llama(vocab_size=30, embed=12, depth=3, heads=6, kv_heads=2, head_dim=4, mlp=20)
 MESH = AbstractMesh((3, 2), ("fsdp", "tensor"), axis_types=(AxisType.Auto,) * 2)
@@ -110,6 +110,26 @@ def test_any_module():
         describe(model, mesh=MESH)
     assert "got none on ['layers.0.bias', 'layers.0.kernel'" in str(error.value)
     assert "Leave mesh out" in str(error.value)
+
+
+def test_adapters():
+    model = lora.insert(
+        abstract(CONFIG), "layers.1.attn.q", rank=2, alpha=4, rngs=nnx.Rngs(0), dtype=jnp.bfloat16
+    )
+    found = rows(model, mesh=MESH)
+    assert found["layers.{0..2}.attn.q.kernel"].kind == "Param"
+    row = found["layers.1.attn.q.lora_b"]
+    assert (row.kind, row.shape, row.dtype) == ("LoRAParam", (2, 24), "bfloat16")
+    assert row.spec == PartitionSpec(None, "tensor")
+    assert row.device_bytes == row.bytes / 2 == 48
+
+
+def test_an_encoder():
+    config = bert(vocab_size=30, embed=12, depth=2, heads=6, mlp=20, max_length=16)
+    model = abstract(config)
+    total = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model)))
+    assert describe(model).total.parameters == total
+    assert rows(model, mesh=MESH)["layers.{0..1}.mlp.up.kernel"].device_bytes == 2 * 4 * 4 * 10
 
 
 def test_a_parameter_that_is_a_tree():

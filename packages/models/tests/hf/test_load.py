@@ -128,6 +128,22 @@ def test_a_stored_copy_of_a_tied_head_must_be_a_copy(random_model, tmp_path):
     assert "Set tie_word_embeddings=false" in str(error.value)
 
 
+@pytest.mark.parametrize(
+    "dtype, told",
+    [(np.int64, r"must be of dtype .* got dtype=I64"), (np.float16, "got two that differ")],
+)
+def test_a_stored_copy_of_another_dtype_is_refused(random_model, tmp_path, dtype, told):
+    tied = random_model(llama(vocab_size=9, embed=4, depth=1, heads=2, mlp=5, tie=True))
+    save(tied, tmp_path / "tied")
+
+    def copy(tensors):
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].astype(dtype)
+
+    edit(tmp_path / "tied", copy)
+    with pytest.raises(ValueError, match=told):
+        load(tmp_path / "tied")
+
+
 def test_an_unknown_key_is_refused_unless_allowed(directory):
     edit_config(directory, attention_multiplier=0.5)
     with pytest.raises(ValueError, match="got attention_multiplier="):

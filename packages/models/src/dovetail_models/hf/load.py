@@ -53,7 +53,8 @@ def load(
 
     Logs a warning for tensors that are left out: those that no module computes, and the rows that
     pad a vocabulary. Raises ValueError for tensors that are missing, unexpected or of another shape
-    (all of them in one message), for an unknown family or config key, and for a damaged file.
+    (all of them in one message), for an unknown family, config key or quantisation, and for a
+    damaged file.
     """
     options = {"mesh": mesh, "rules": rules, "dtype": dtype, "allow": allow}
     return _read(Path(path), decoder=True, **options)

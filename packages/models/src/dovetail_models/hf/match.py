@@ -134,7 +134,7 @@ def _without_dropped(patterns: tuple[str, ...], found: dict[str, Tensor]) -> dic
 
 
 def _equal(a: np.ndarray, b: np.ndarray) -> bool:
-    if a.shape != b.shape:
+    if (a.shape, a.dtype) != (b.shape, b.dtype):
         return False
     return all(np.array_equal(a[i : i + _ROWS], b[i : i + _ROWS]) for i in range(0, len(a), _ROWS))
 

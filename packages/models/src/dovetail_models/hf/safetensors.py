@@ -121,20 +121,22 @@ def _check_metadata(metadata: Any) -> None:
 def _spec(file: Path, name: str, entry: Any, *, base: int) -> Spec:
     """One entry of a header, its own numbers checked."""
     if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
-        raise ValueError(f"{name!r} is {_short(entry)}, without dtype, shape and data_offsets")
+        raise ValueError(
+            f"{_short(name)} is {_short(entry)}, without dtype, shape and data_offsets"
+        )
     kind, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(kind, str) or kind not in _BITS:
-        raise ValueError(f"{name!r} has dtype {_short(kind)}")
+        raise ValueError(f"{_short(name)} has dtype {_short(kind)}")
     if not _counts(shape) or len(shape) > _MAX_DIMS:
-        raise ValueError(f"{name!r} has shape {_short(shape)}")
+        raise ValueError(f"{_short(name)} has shape {_short(shape)}")
     if math.prod(max(n, 1) for n in shape) > _MAX_SIZE:
-        raise ValueError(f"{name!r} has shape {_short(shape)}, larger than memory")
+        raise ValueError(f"{_short(name)} has shape {_short(shape)}, larger than memory")
     if not _counts(offsets) or len(offsets) != 2:
-        raise ValueError(f"{name!r} has data_offsets {_short(offsets)}")
+        raise ValueError(f"{_short(name)} has data_offsets {_short(offsets)}")
     start, stop = offsets
     bits = math.prod(shape) * _BITS[kind]
     if (stop - start) * 8 != bits:
-        raise ValueError(f"{name!r} of {kind} {_short(shape)} has {stop - start} bytes")
+        raise ValueError(f"{_short(name)} of {kind} {_short(shape)} has {stop - start} bytes")
     return Spec(file, kind, tuple(shape), base + start, base + stop)
 
 
@@ -143,7 +145,9 @@ def _check_tiling(specs: Mapping[str, Spec], *, base: int, size: int) -> None:
     end = base
     for name, spec in sorted(specs.items(), key=lambda item: (item[1].start, item[1].stop)):
         if spec.start != end:
-            raise ValueError(f"{name!r} starts at byte {spec.start} of the file, not at {end}")
+            raise ValueError(
+                f"{_short(name)} starts at byte {spec.start} of the file, not at {end}"
+            )
         end = spec.stop
     if end != size:
         raise ValueError(f"the tensors end at byte {end} of the file")
@@ -187,11 +191,12 @@ class Maps:
         self._files: dict[Path, np.ndarray] = {}
 
     def view(self, spec: Spec) -> np.ndarray:
-        """The tensor, in the file's dtype."""
+        """The tensor, in the file's dtype; ValueError for one that no reader here wants."""
         if spec.file not in self._files:
             self._files[spec.file] = np.asarray(np.memmap(spec.file, dtype=np.uint8, mode="r"))
         raw = self._files[spec.file][spec.start : spec.stop]
-        return raw.view(_STORED[spec.dtype]).reshape(spec.shape)
+        kind = _STORED[spec.dtype] if spec.dtype in _STORED else dtype(spec)
+        return raw.view(kind).reshape(spec.shape)
 
 
 def views(specs: Mapping[str, Spec]) -> dict[str, np.ndarray]:

@@ -218,7 +218,7 @@ text = siglip_text(vocab_size=32, max_length=12, **sizes)
 vision = siglip_vision(image_size=9, patch=4, **sizes)
 configs = {
     "bert": bert(vocab_size=32, max_length=12, **sizes),
-    "vit": vit(image_size=(8, 12), patch=4, pooler=16, **sizes),
+    "vit": vit(image_size=(8, 12), patch=4, pooler=16, **sizes | {"depth": 1}),
     "siglip": siglip(text=text, vision=vision),
 }
 rng = np.random.default_rng(0)

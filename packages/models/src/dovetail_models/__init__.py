@@ -45,6 +45,7 @@ from dovetail_models.flops import active as active
 from dovetail_models.flops import flops as flops
 from dovetail_models.flops import kv_bytes as kv_bytes
 from dovetail_models.flops import size as size
+from dovetail_models.hf.explain import explain as explain
 from dovetail_models.hf.load import abstract as abstract
 from dovetail_models.hf.load import load as load
 from dovetail_models.hf.load import load_encoder as load_encoder

@@ -7,8 +7,7 @@ import pytest
 import safetensors.numpy
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
-from dovetail_models import gpt2, mixtral, save
-from dovetail_models.hf.explain import explain
+from dovetail_models import explain, gpt2, mixtral, save
 
 MIXTRAL = mixtral(vocab_size=16, embed=8, depth=2, heads=4, kv_heads=2, mlp=12, experts=4)
 UP = "layers.0.mlp.experts.up.kernel"

@@ -23,6 +23,7 @@ from dovetail_models import (
     Rope,
     abstract,
     active,
+    bert,
     dense_kv,
     flops,
     kv_bytes,
@@ -30,6 +31,7 @@ from dovetail_models import (
     qwen3,
     size,
 )
+from dovetail_models.flops import _check_decoder
 
 ROPE = Rope(theta=1e4)
 LLAMA_2_7B = llama(vocab_size=32_000, embed=4096, depth=32, heads=32, mlp=11_008)
@@ -237,3 +239,12 @@ def test_a_part_of_a_sequence_is_refused():
         flops(LLAMA_2_7B, tokens=100, length=64)
     assert "tokens=100, length=64" in str(error.value)
     assert "Use tokens=rows * length" in str(error.value)
+
+
+def test_an_encoder_is_refused():
+    config = bert(vocab_size=8, embed=4, depth=1, heads=2, mlp=6)
+    # Called itself, since here the annotations of the public functions are checked before it.
+    with pytest.raises(TypeError, match="a decoder's Config") as error:
+        _check_decoder(config)
+    assert "got a TextConfig" in str(error.value)
+    assert "Use describe(abstract(config))" in str(error.value)

@@ -130,12 +130,11 @@ class Decoder(nnx.Module):
             positions=positions,
             segment_ids=segment_ids,
         )
-        if positions is None:
-            positions = jnp.arange(x.shape[1])[None]
+        where = jnp.arange(x.shape[1])[None] if positions is None else positions
         if self.positions is not None:
-            check_positions(positions, max_length=self.config.max_length)
-            x = x + self.positions(positions, constrain=fixed)
-        turns = self._turns(positions)
+            check_positions(where, max_length=self.config.max_length)
+            x = x + self.positions(where, constrain=fixed)
+        turns = self._turns(where)
         mask = None if segment_ids is None else segment_ids != 0
 
         def step(block: Any, x: Array, entry: Any = None) -> tuple[Array, Any]:
@@ -146,15 +145,10 @@ class Decoder(nnx.Module):
             return x, (entry, used if ROUTER in taps else None)
 
         walk = functools.partial(run, step=step, keep=kept, scan=self.scan, remat=self.remat)
-        x, extra, tapped = walk(self.layers, constrain(x, RESIDUAL, rules=self.rules), entries=kv)
+        x, extra, tapped = walk(self.layers, fixed(x, RESIDUAL), entries=kv)
         entries = None if kv is None else [entry for entry, _ in extra]
-        if not taps:
-            return self.norm(x), entries
-        found: Tapped = {f"layers.{i}": stream for i, stream in tapped.items()}
-        if ROUTER in taps:
-            used = [balance for _, balance in extra if balance is not None]
-            found[ROUTER] = jax.tree.map(lambda *leaves: jnp.stack(leaves), *used)
-        return self.norm(x), entries, found
+        found = (_found(tapped, [used for _, used in extra], taps),) if taps else ()
+        return self.norm(x), entries, *found
 
     def head(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch V"]:
         """float32 logits of features."""
@@ -231,6 +225,17 @@ class Decoder(nnx.Module):
                 f"in a model with experts, got taps={taps!r}. Remove {unknown}."
             )
         return frozenset(names[tap] for tap in taps if tap in names)
+
+
+def _found(
+    tapped: dict[int, Array], used: Sequence[Balance | None], taps: tuple[str, ...]
+) -> Tapped:
+    """What `features` gives for `taps`."""
+    found: Tapped = {f"layers.{i}": stream for i, stream in tapped.items()}
+    if ROUTER in taps:
+        mixtures = [balance for balance in used if balance is not None]
+        found[ROUTER] = jax.tree.map(lambda *leaves: jnp.stack(leaves), *mixtures)
+    return found
 
 
 def _head(config: Config, *, rngs: nnx.Rngs) -> nnx.Linear:

@@ -19,15 +19,18 @@ from dovetail_models.shard import RULES, Rules, shardings
 
 
 def size(config: Config) -> int:
-    """Numbers that a file of the model holds; a tied embedding counts once.
+    """Numbers that a file of the decoder holds; a tied embedding counts once.
 
-    These are the parameters and, where a router has one, its selection bias.
+    These are the parameters and, where a router has one, its selection bias. Raises TypeError, as
+    everything here does, for the configuration of an encoder.
     """
+    _check_decoder(config)
     return _outside(config) + sum(_layer(config, la) for la in config.layers)
 
 
 def active(config: Config) -> int:
     """Parameters that one token meets: `size` without the experts that it is not sent to."""
+    _check_decoder(config)
     idle = 0
     for layer in config.layers:
         if isinstance(layer.mlp, Experts):
@@ -45,6 +48,7 @@ def flops(config: Config, *, tokens: int, length: int, training: bool = True) ->
     pass, twice the forward; what recomputation repeats is not counted, as in model FLOPs
     utilisation (PaLM, 2204.02311, appendix B).
     """
+    _check_decoder(config)
     if tokens % length:
         raise ValueError(
             f"tokens must be whole sequences, got tokens={tokens}, length={length}. "
@@ -69,6 +73,7 @@ def kv_bytes(
     `rules` place them. Of a layer with a window a cache needs no more than the window's tokens;
     `dense_kv` keeps all.
     """
+    _check_decoder(config)
     parts = [part for la in config.layers for part in la.attention.cached]
     if mesh is not None:
         parts = [_held(*part, mesh, rules) for part in parts]
@@ -87,6 +92,14 @@ def _held(heads: int, width: int, mesh: Mesh | AbstractMesh, rules: Rules) -> tu
     """The part of an entry that lies on one device."""
     (place,) = jax.tree.leaves(shardings(_Entry(heads, width), mesh, rules=rules))
     return place.shard_shape((heads, width))
+
+
+def _check_decoder(config: object) -> None:
+    if not isinstance(config, Config):
+        raise TypeError(
+            f"Costs are those of a decoder's Config, got a {type(config).__name__}. "
+            "Use describe(abstract(config)) for the parameters of an encoder."
+        )
 
 
 def _outside(config: Config) -> int:

@@ -79,12 +79,12 @@ def save(
             json.dumps(keys, indent=2, sort_keys=True) + "\n", "utf-8"
         )
         _write_tensors(pending, partial, file_bytes)
-        _sync(*partial.iterdir(), partial)
+        sync(*partial.iterdir(), partial)
         partial.rename(path)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    _sync(path.parent)
+    sync(path.parent)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -212,7 +212,8 @@ def _beside(like: Path) -> list[Path]:
     return found
 
 
-def _sync(*paths: Path) -> None:
+def sync(*paths: Path) -> None:
+    """Returns when these files and directories lie on disk."""
     for path in paths:
         handle = os.open(path, os.O_RDONLY)
         try:

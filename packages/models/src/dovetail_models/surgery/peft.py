@@ -26,7 +26,7 @@ from dovetail_models.families import FAMILIES
 from dovetail_models.hf import safetensors
 from dovetail_models.hf.ops import Transpose
 from dovetail_models.hf.safetensors import Pending, Spec
-from dovetail_models.hf.save import _sync
+from dovetail_models.hf.save import sync
 from dovetail_models.hf.table import near, sources
 from dovetail_models.surgery.adapter import adapted, adapters, plain
 from dovetail_models.surgery.paths import parameters, select
@@ -62,12 +62,12 @@ def save_peft(model: Decoder, path: str | Path, *, base: str | None) -> None:
     try:
         (partial / _CONFIG).write_text(json.dumps(keys, indent=2, sort_keys=True) + "\n", "utf-8")
         safetensors.write(partial / _TENSORS, pending)
-        _sync(partial / _CONFIG, partial)
+        sync(partial / _CONFIG, partial)
         partial.rename(path)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    _sync(path.parent)
+    sync(path.parent)
 
 
 def load_peft(model: Decoder, path: str | Path) -> Decoder:

@@ -26,6 +26,7 @@ def layer():
     return layer
 
 
+@functools.partial(nnx.jit, static_argnames=("attend", "start"))
 def call(layer, x, *, attend, kv=None, start=0):
     where = jnp.broadcast_to(start + jnp.arange(x.shape[1]), x.shape[:2])
     attend = functools.partial(attend, causal=True, positions=where, segment_ids=None)

@@ -173,7 +173,8 @@ def test_a_disk_that_fills_during_a_save_loses_no_earlier_step(unbroken, tmp_pat
     assert "free space" in output
     assert "Traceback" not in output
     # A write still under way when the first one failed may leave its part behind: no step's name.
-    assert {"30", "35"} <= _entries(out) and str(STEPS) not in _entries(out)
+    assert {"30", "35"} <= _entries(out)
+    assert str(STEPS) not in _entries(out)
     code, output = _train(out)
     assert code == 0, output
     assert all(name.isdigit() for name in _entries(out))

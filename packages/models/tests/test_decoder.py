@@ -21,6 +21,7 @@ from dovetail_models import (
     mixtral,
     qwen3,
     qwen3_moe,
+    replace,
 )
 
 SCALING = Llama3Scaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_length=32)
@@ -174,6 +175,23 @@ def test_another_attention_gets_the_arguments_of_the_contract(one):
         assert options["causal"] is True
         assert options["window"] == a.window
         assert options["scale"] == pytest.approx(a.head_dim**-0.5)
+
+
+def test_another_product_is_an_attribute_of_each_projection(one):
+    seen = []
+
+    def counted(x, kernel, *args, **options):
+        seen.append(kernel.shape)
+        return jax.lax.dot_general(x, kernel, *args, **options)
+
+    def inject(path, linear):
+        linear.dot_general = counted
+        return linear
+
+    tokens = tokens_of(one.config, (1, 3))
+    other = replace(one, "layers.*.{attn,mlp}.{q,k,v,o,gate,up,down}", inject)
+    np.testing.assert_array_equal(other(tokens), one(tokens))
+    assert len(seen) == 7 * len(one.config.layers)
 
 
 def test_a_cache_is_opaque_and_goes_layer_by_layer(one):

@@ -35,15 +35,17 @@ def random_model():
     Ones and zeros hide swapped scales and forgotten biases.
     """
     # Inside the fixture: the hook above must run first.
-    from dovetail_models import abstract
+    from dovetail_models import Config, abstract
     from dovetail_models.shard import WEIGHTS
 
     def make(config, seed=1, dtype=np.float32):
         rng = np.random.default_rng(seed)
+        # Gemma stores the scale of a norm less 1.
+        centre = 0 if isinstance(config, Config) and config.norm.unit_offset else 1
 
         def draw(path, param):
             value = rng.standard_normal(param.shape) * 0.3
-            value = value + 1 if path[-1] == "scale" else value
+            value = value + centre if path[-1] == "scale" else value
             return param.replace(jax.numpy.asarray(value.astype(dtype)))
 
         model = abstract(config)

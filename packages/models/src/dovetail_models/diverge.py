@@ -73,8 +73,9 @@ def diverge(
 
 def _theirs(path: str | Path, tokens: np.ndarray) -> list[np.ndarray]:
     try:
-        import torch
-        from transformers import AutoModelForCausalLM
+        # Not among the dependencies, so pyright does not find them where it runs.
+        import torch  # pyright: ignore[reportMissingImports]
+        from transformers import AutoModelForCausalLM  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise ImportError(
             f"diverge runs transformers beside the model, got {error}. "

@@ -239,7 +239,7 @@ def _table() -> str:
     parts[-1] += " largest value, float32 on a CPU, tiny random configurations.\n"
     kinds = dict.fromkeys(tuple(row) for row in _rows)
     for columns in kinds:
-        parts.append("| " + " | ".join(columns) + " |")
+        parts.append("| " + " | ".join(name.replace("_", " ") for name in columns) + " |")
         parts.append("|" + " --- |" * len(columns))
         lines = {_line(row) for row in _rows if tuple(row) == columns}
         parts += [*sorted(lines), ""]

@@ -7,6 +7,7 @@ leaf that is stacked from many tensors, or decoded, is read tensor by tensor int
 slice: the host holds that leaf and one decoded tensor. On a CPU the buffers are the leaf.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import jax
 import numpy as np
 
 from dovetail_models.hf.match import Source
+from dovetail_models.hf.ops import Transpose
 from dovetail_models.hf.safetensors import ALIGN_BYTES
 
 # A slice of a leaf: (start, stop) for each dimension.
@@ -30,12 +32,22 @@ def fill(source: Source, struct: jax.ShapeDtypeStruct, *, dtype: np.dtype) -> ja
     Every slice is read once, however many devices hold it, and only those of this process.
     """
     shape, sharding = struct.shape, struct.sharding
+    if sharding is None and isinstance(source.op, Transpose) and _entries(source) is None:
+        stored = source.tensors[0].read()
+        if stored.shape == shape[::-1]:
+            # The device turns it with all its threads, in half the time of a transfer that turns.
+            return _turn(jax.device_put(stored), dtype=dtype)
     if sharding is None:
         whole = _bounds(None, shape)
         return jax.device_put(_slices(source, {whole}, dtype)[whole])
     indices = sharding.addressable_devices_indices_map(shape).values()
     parts = _slices(source, {_bounds(index, shape) for index in indices}, dtype)
     return jax.make_array_from_callback(shape, sharding, lambda i: parts[_bounds(i, shape)])
+
+
+@functools.partial(jax.jit, static_argnames="dtype")
+def _turn(stored: jax.Array, *, dtype: np.dtype) -> jax.Array:
+    return stored.T.astype(dtype)
 
 
 def _bounds(index: tuple[slice, ...] | None, shape: tuple[int, ...]) -> _Bounds:

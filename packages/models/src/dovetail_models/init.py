@@ -54,7 +54,16 @@ def init(
 
 def outline(config: AnyConfig, *, rules: Rules = RULES) -> Any:
     """The model of `config` with a float32 `jax.ShapeDtypeStruct` for each parameter."""
-    return nnx.eval_shape(lambda: build(config, rngs=nnx.Rngs(0))).configure(rules=rules)
+    if isinstance(config, DualConfig):
+        return nnx.eval_shape(lambda: build(config, rngs=nnx.Rngs(0))).configure(rules=rules)
+    # Tracing a layer takes 25 ms and copying it one, so each kind is traced once.
+    kinds = tuple(dict.fromkeys(config.layers))
+    few = dataclasses.replace(config, layers=kinds)
+    model: Any = nnx.eval_shape(lambda: build(few, rngs=nnx.Rngs(0)))
+    blocks = dict(zip(kinds, model.layers, strict=True))
+    model.layers = nnx.List(nnx.clone(blocks[layer]) for layer in config.layers)
+    model.config = config
+    return model.configure(rules=rules)
 
 
 def _fill(model: Any, config: AnyConfig, places: nnx.State | None, key: jax.Array) -> None:

@@ -28,6 +28,7 @@ _EXPERTS: Table = (
     Row(f"{_THEIRS}mlp.experts.down_proj_bias", f"{_OURS}mlp.experts.down.bias", _SAME),
 )
 _SINKS = Row(f"{_THEIRS}self_attn.sinks", f"{_OURS}attn.sinks", _SAME)
+GATE = ClampedGlu(limit=7.0, alpha=1.702)
 YARN = YarnScaling(factor=32.0, original_length=4096, truncate=False)
 
 
@@ -43,7 +44,7 @@ def gpt_oss(
     kv_heads: int | None = None,
     head_dim: int = 64,
     window: int | None = 128,
-    gate: ClampedGlu = ClampedGlu(),  # noqa: B008 (frozen)
+    gate: ClampedGlu = GATE,
     attention_bias: bool = True,
     rope_theta: float = 150_000.0,
     rope_scaling: Scaling | None = YARN,

@@ -12,7 +12,6 @@ import functools
 import json
 import shutil
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -214,8 +213,10 @@ def _is_torch_linear(model: Decoder) -> bool:
 
 def _leaf(view: np.ndarray, kernel: Leaf, dims: tuple[int | None, int | None]) -> Leaf:
     # A copy: the files of an adapter are small, and may be written over by the next training.
-    make: Callable[[], jax.Array] = lambda: jnp.asarray(np.array(view.T))  # noqa: E731
-    return build(make, like=kernel, dims=dims)
+    def turned() -> jax.Array:
+        return jnp.asarray(np.array(view.T))
+
+    return build(turned, like=kernel, dims=dims)
 
 
 def _pending(leaf: jax.Array) -> Pending:

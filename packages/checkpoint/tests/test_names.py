@@ -7,7 +7,7 @@ import jax
 import optax
 import pytest
 
-from dovetail_checkpoint.names import leaf_names, plain
+from dovetail_checkpoint.names import leaf_names, match_names, plain
 
 
 class Pair(NamedTuple):
@@ -66,6 +66,26 @@ def test_two_leaves_of_one_name_are_refused():
 
     with pytest.raises(ValueError, match=r"must have different names, got \['0'\].*rename a key"):
         leaf_names(Clash())
+
+
+@pytest.mark.parametrize(
+    ("names", "matched"),
+    [
+        (["a.b.c", "a/d"], ["a/b/c", "a/d"]),
+        (["m/kernel/value", "m/bias/value"], ["m/kernel", "m/bias"]),
+        (["m/kernel/value", "step"], ["m/kernel", "step"]),
+        (["attn/query", "attn/value"], ["attn/query", "attn/value"]),
+        (["value", "m/value/w"], ["value", "m/value/w"]),
+        ([""], [""]),
+    ],
+)
+def test_names_of_different_writers_match(names, matched):
+    assert match_names(names) == matched
+
+
+def test_names_that_differ_in_dots_alone_are_refused():
+    with pytest.raises(ValueError, match=r"different names .* got \['a.b', 'a/b'\]; rename one"):
+        match_names(["a.b", "c", "a/b"])
 
 
 def test_plain_trees_hold_dicts_and_lists_alone():

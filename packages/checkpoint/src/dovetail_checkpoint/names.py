@@ -7,7 +7,8 @@ the leading slash). A list index and the dict key of the same digits give the sa
 tuple may be restored into a dict and back.
 """
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -38,6 +39,35 @@ def leaf_names(tree: Any) -> tuple[list[str], list[Any], Any]:
 def leaf_name(path: tuple[Any, ...]) -> str:
     """The path as a JSON pointer without its first slash; a tree that is one leaf is ''."""
     return "/".join(_key(entry).replace("~", "~0").replace("/", "~1") for entry in path)
+
+
+def match_names(names: Sequence[str]) -> list[str]:
+    """The names in the form in which those of different writers are compared.
+
+    Dots become slashes, since safetensors files put them where a tree has levels. A last `value`
+    that has no siblings is left out: flax.nnx.State ends each path with this attribute of the
+    variable. Raises ValueError if two names become one.
+    """
+    paths = [name.replace(".", "/") for name in names]
+    children = Counter(prefix for path in paths for prefix in _prefixes(path))
+    matched = [
+        parent if child == "value" and children[parent] == 1 else path
+        for path in paths
+        for parent, _, child in [path.rpartition("/")]
+    ]
+    twice = [name for name, number in Counter(matched).items() if number > 1]
+    if twice:
+        both = [name for name, match in zip(names, matched, strict=True) if match == twice[0]]
+        raise ValueError(
+            "leaves must have different names when dots are read as slashes, got "
+            f"{both}; rename one of them where they are written"
+        )
+    return matched
+
+
+def _prefixes(path: str) -> list[str]:
+    parts = path.split("/")
+    return ["/".join(parts[:i]) for i in range(len(parts))]
 
 
 def plain(tree: Any, each: Callable[[Any], Any]) -> Any:

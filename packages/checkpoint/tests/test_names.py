@@ -76,6 +76,7 @@ def test_two_leaves_of_one_name_are_refused():
         (["m/kernel/value", "step"], ["m/kernel", "step"]),
         (["attn/query", "attn/value"], ["attn/query", "attn/value"]),
         (["value", "m/value/w"], ["value", "m/value/w"]),
+        (["value"], ["value"]),
         ([""], [""]),
     ],
 )

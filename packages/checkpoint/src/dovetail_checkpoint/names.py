@@ -51,7 +51,7 @@ def match_names(names: Sequence[str]) -> list[str]:
     paths = [name.replace(".", "/") for name in names]
     children = Counter(prefix for path in paths for prefix in _prefixes(path))
     matched = [
-        parent if child == "value" and children[parent] == 1 else path
+        parent if child == "value" and parent and children[parent] == 1 else path
         for path in paths
         for parent, _, child in [path.rpartition("/")]
     ]

@@ -75,11 +75,12 @@ def _differences(item: TreeItem, target: Any) -> list[str]:
     lines = [f"{name}: saved, not wanted" for name in saved if name not in wanted]
     lines += [f"{name}: wanted, not saved" for name in wanted if name not in saved]
     for name in saved.keys() & wanted.keys():
-        lines += [f"{name}: {line}" for line in _leaf_difference(saved[name], wanted[name])]
+        lines += [f"{name}: {line}" for line in leaf_difference(saved[name], wanted[name])]
     return sorted(lines)
 
 
-def _leaf_difference(saved: Leaf, wanted: Any) -> list[str]:
+def leaf_difference(saved: Leaf, wanted: Any) -> list[str]:
+    """What keeps a saved leaf from being the wanted one: nothing, or one line."""
     dtype, shape = leaf_dtype(wanted), tuple(np.shape(wanted))
     is_jax = isinstance(wanted, jax.Array | jax.ShapeDtypeStruct)
     number_as_array = (

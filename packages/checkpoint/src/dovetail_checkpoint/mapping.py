@@ -1,0 +1,186 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The plan of a load: where each wanted leaf comes from, compiled from metadata and rules.
+
+Each wanted leaf has one origin and each source leaf is used or dropped, or the error lists both
+sides. Printed, the plan can be reviewed before a byte is read.
+"""
+
+import difflib
+from collections.abc import Mapping as MappingOf
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dovetail_checkpoint.names import leaf_names, match_names
+from dovetail_checkpoint.pieces import Built, Piece, whole
+from dovetail_checkpoint.record import Leaf
+from dovetail_checkpoint.rules import Rule
+from dovetail_checkpoint.source import SourceLeaf
+from dovetail_checkpoint.target import leaf_difference
+
+# Enough to recognise what is wrong by; another model differs in hundreds of leaves.
+_SHOWN = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mapping:
+    """Where each leaf comes from.
+
+    built: by name, what is read and how it is put together, in the order of the target.
+    initial: leaves of the target that keep their values.
+    dropped: leaves that a rule let go, by the name they had then.
+    sources: the source leaves that are read.
+    """
+
+    built: MappingOf[str, Built]
+    initial: tuple[str, ...]
+    dropped: tuple[str, ...]
+    sources: MappingOf[str, SourceLeaf]
+
+    @property
+    def read_bytes(self) -> int:
+        """The bytes of the leaves that are read, each once and whole."""
+        return sum(map(leaf_bytes, self.sources.values()))
+
+    def is_unchanged(self, name: str) -> bool:
+        """Whether the leaf is one source leaf as it lies."""
+        found = self.built[name]
+        source = self.sources[found.pieces[0].source] if found.pieces else None
+        return source is not None and found == whole(source.name, source.shape, source.dtype)
+
+    def uses(self) -> dict[str, list[tuple[str, Piece]]]:
+        """For each source leaf, in the order of first need, the pieces that it gives."""
+        used: dict[str, list[tuple[str, Piece]]] = {}
+        for name, built in self.built.items():
+            for piece in built.pieces:
+                used.setdefault(piece.source, []).append((name, piece))
+        return used
+
+    def __str__(self) -> str:
+        lines = [self._line(name) for name in self.built]
+        lines += [f"{name} keeps its initial value" for name in self.initial]
+        lines += [f"{name} is dropped" for name in self.dropped]
+        lines.append(f"reads {len(self.sources)} leaves, {self.read_bytes} bytes")
+        return "\n".join(lines)
+
+    def _line(self, name: str) -> str:
+        built = self.built[name]
+        head = f"{name} {built.dtype}{list(built.shape)}"
+        if self.is_unchanged(name):
+            return head if built.pieces[0].source == name else f"{head} <- {built.pieces[0].source}"
+        parts = [_piece_text(piece, self.sources[piece.source]) for piece in built.pieces]
+        if len(parts) > 3:
+            parts = [*parts[:2], f"... {len(parts) - 3} more", parts[-1]]
+        return f"{head} <- {' + '.join(parts) or 'nothing: it has no elements'}"
+
+
+def leaf_bytes(leaf: SourceLeaf) -> int:
+    """The bytes that a leaf takes in memory; a number or key counts as 8."""
+    if leaf.dtype.startswith(("python ", "key<")):
+        return 8
+    return int(np.prod(leaf.shape, dtype=np.int64)) * jnp.dtype(leaf.dtype).itemsize
+
+
+def compiled(
+    leaves: MappingOf[str, SourceLeaf], rules: Sequence[Rule], *, target: Any = None
+) -> Mapping:
+    """The plan for `target`, or without one for all that the rules leave.
+
+    Raises ValueError, listing the leaves, if the two do not fit together.
+    """
+    now: MappingOf[str, Built] = {
+        name: whole(name, leaf.shape, leaf.dtype) for name, leaf in leaves.items()
+    }
+    dropped: list[str] = []
+    for rule in rules:
+        before, now = now, rule.apply(now)
+        if rule.drops:
+            dropped += [name for name in before if name not in now]
+    wanted = _by_name(target) if target is not None else {}
+    initial = [name for name in wanted if _keeps(rules, name)]
+    _check_initial(rules, wanted, initial)
+    if target is not None:
+        asked = {name: leaf for name, leaf in wanted.items() if name not in initial}
+        _check(now, asked)
+        now = {name: now[name] for name in asked}
+    read = {piece.source for built in now.values() for piece in built.pieces}
+    return Mapping(
+        built=now,
+        initial=tuple(initial),
+        dropped=tuple(dropped),
+        sources={name: leaf for name, leaf in leaves.items() if name in read},
+    )
+
+
+def _by_name(target: Any) -> dict[str, Any]:
+    names, leaves, _ = leaf_names(target)
+    return dict(zip(match_names(names), leaves, strict=True))
+
+
+def _keeps(rules: Sequence[Rule], name: str) -> bool:
+    return any(r.initial is not None and r.initial.captures(name) is not None for r in rules)
+
+
+def _check_initial(
+    rules: Sequence[Rule], wanted: MappingOf[str, Any], initial: Sequence[str]
+) -> None:
+    for rule in rules:
+        if rule.initial and not any(rule.initial.captures(name) is not None for name in wanted):
+            raise ValueError(
+                f"{rule} must match a leaf of the target, got none among {len(wanted)}: "
+                f"{list(wanted)[:3]}; correct the pattern or leave the rule out"
+            )
+    abstract = [name for name in initial if isinstance(wanted[name], jax.ShapeDtypeStruct)]
+    if abstract:
+        raise ValueError(
+            "leaves that keep their initial value must be arrays in the target, got abstract "
+            f"{abstract[:_SHOWN]}; initialise them, for example jax.jit(init)(key)"
+        )
+
+
+def _check(built: MappingOf[str, Built], wanted: MappingOf[str, Any]) -> None:
+    lines = []
+    for name, leaf in wanted.items():
+        if name not in built:
+            near = difflib.get_close_matches(name, built.keys() - wanted.keys(), n=1, cutoff=0.5)
+            hint = f'rename("{near[0]}", "{name}")' if near else f'keep_init("{name}")'
+            lines.append(f"{name}: wanted, not saved; perhaps {hint}")
+            continue
+        have = built[name]
+        saved = Leaf(name=name, dtype=have.dtype, shape=have.shape, digest=None)
+        lines += [f"{name}: {x}{_hint(have, leaf, name)}" for x in leaf_difference(saved, leaf)]
+    lines += [
+        f'{name}: saved, not wanted; perhaps drop("{name}")' for name in built if name not in wanted
+    ]
+    if not lines:
+        return
+    more = f"\n  and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
+    shown = "\n  ".join(lines[:_SHOWN])
+    raise ValueError(
+        "after the rules the leaves must be those of the target, got differences:\n  "
+        f"{shown}{more}\nadd rules, or build the target from the configuration that was saved"
+    )
+
+
+def _hint(have: Built, wanted: Any, name: str) -> str:
+    shape = tuple(np.shape(wanted))
+    if shape == have.shape:
+        return f'; perhaps cast("{name}", "{wanted.dtype}")' if hasattr(wanted, "dtype") else ""
+    if len(shape) == 2 and shape == have.shape[::-1]:
+        return f'; perhaps transpose("{name}", (1, 0))'
+    return ""
+
+
+def _piece_text(piece: Piece, source: SourceLeaf) -> str:
+    text = piece.source
+    if piece.region != tuple((0, n) for n in source.shape):
+        text += "[" + ", ".join(f"{start}:{stop}" for start, stop in piece.region) + "]"
+    order = [axis for axis in piece.axes if axis is not None]
+    if order != sorted(order):
+        text += f" transposed {tuple(order)}"
+    return text + "".join(f" as {dtype}" for dtype in piece.casts)

@@ -1,0 +1,351 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Rules that turn the leaves of a checkpoint into those that are wanted.
+
+Rules are applied in order to the leaves by name (names.match_names, patterns in pattern.py), each
+to what the one before it left. Nothing is read: a leaf is a list of pieces of source leaves
+(pieces.py). A rule that matches no leaf is an error, as a misspelt pattern is a leaf left behind.
+"""
+
+import difflib
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any
+
+import jax.numpy as jnp
+
+from dovetail_checkpoint import pieces
+from dovetail_checkpoint.pattern import Pattern
+from dovetail_checkpoint.pieces import Built
+
+Leaves = Mapping[str, Built]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """One rule, made by the functions of this module.
+
+    call: as the user wrote it, for messages.
+    apply: the leaves after the rule; raises ValueError if it does not fit them.
+    drops: whether leaves that go are let go on purpose.
+    initial: the leaves of the target that keep their values.
+    """
+
+    call: str
+    apply: Callable[[Leaves], Leaves]
+    drops: bool = False
+    initial: Pattern | None = None
+
+    def __str__(self) -> str:
+        return self.call
+
+
+def rename(pattern: str, to: str) -> Rule:
+    """Gives each leaf that matches another name: rename("model.layers.*.w", "blocks/*/w")."""
+    call = f"rename({pattern!r}, {to!r})"
+    source, target = _pair(call, pattern, to)
+
+    def apply(leaves: Leaves) -> Leaves:
+        parts, built = {}, {}
+        for name, captures in _matches(call, source, leaves).items():
+            new = target.fill(captures)
+            _put(call, built, new, leaves[name])
+            parts[new] = [name]
+        return _replaced(call, leaves, parts, built)
+
+    return Rule(call=call, apply=apply)
+
+
+def stack(pattern: str, to: str, *, axis: int = 0) -> Rule:
+    """Stacks leaves along a new axis: stack("layers/#/**", "layers/**").
+
+    `#` stands for the index, which must go from 0 on without holes; `to` is without it.
+    """
+    call = f"stack({pattern!r}, {to!r}, axis={axis})"
+    source, target = _indexed(call, pattern, to)
+    at = source.wildcards.index("#")
+
+    def apply(leaves: Leaves) -> Leaves:
+        groups: dict[str, dict[int, str]] = {}
+        for name, captures in _matches(call, source, leaves).items():
+            new = target.fill(captures[:at] + captures[at + 1 :])
+            index = int(captures[at])
+            if index in groups.setdefault(new, {}):
+                raise _twice(call, f"{new}, index {index}")
+            groups[new][index] = name
+        parts, built = {}, {}
+        for new, by_index in groups.items():
+            _check_indices(call, new, by_index)
+            parts[new] = [by_index[i] for i in range(len(by_index))]
+            alike = _alike(call, parts[new], leaves)
+            built[new] = pieces.stacked(alike, _axis(call, new, axis, len(alike[0].shape) + 1))
+        return _replaced(call, leaves, parts, built)
+
+    return Rule(call=call, apply=apply)
+
+
+def unstack(pattern: str, to: str, *, axis: int = 0) -> Rule:
+    """The reverse of `stack`: unstack("layers/**", "layers/#/**")."""
+    call = f"unstack({pattern!r}, {to!r}, axis={axis})"
+    target, source = _indexed(call, to, pattern)
+    at = target.wildcards.index("#")
+
+    def apply(leaves: Leaves) -> Leaves:
+        parts, built = {}, {}
+        for name, captures in _matches(call, source, leaves).items():
+            leaf = _array(call, name, leaves[name])
+            layers = pieces.unstacked(leaf, _axis(call, name, axis, len(leaf.shape)))
+            for i, layer in enumerate(layers):
+                new = target.fill((*captures[:at], str(i), *captures[at:]))
+                _put(call, built, new, layer)
+                parts[new] = [name]
+        return _replaced(call, leaves, parts, built)
+
+    return Rule(call=call, apply=apply)
+
+
+def split(pattern: str, to: Sequence[str], *, axis: int, sizes: Sequence[int] = ()) -> Rule:
+    """Cuts a leaf into several along an axis: split("**/qkv", ("**/q", "**/k", "**/v"), axis=-1).
+
+    sizes: the extent of each part; without it all are equal.
+    """
+    call = f"split({pattern!r}, {tuple(to)!r}, axis={axis}, sizes={tuple(sizes)!r})"
+    pairs = [_pair(call, pattern, each) for each in _several(call, to)]
+    if sizes and len(sizes) != len(pairs):
+        raise ValueError(f"split needs one size for each part, got {call}; give {len(pairs)} sizes")
+
+    def apply(leaves: Leaves) -> Leaves:
+        parts, built = {}, {}
+        for name, captures in _matches(call, pairs[0][0], leaves).items():
+            leaf = _array(call, name, leaves[name])
+            along = _axis(call, name, axis, len(leaf.shape))
+            ends = _ends(call, name, leaf.shape[along], sizes, len(pairs))
+            for (_, target), (start, stop) in zip(pairs, pairwise(ends), strict=True):
+                new = target.fill(captures)
+                _put(call, built, new, pieces.sliced(leaf, along, start, stop))
+                parts[new] = [name]
+        return _replaced(call, leaves, parts, built)
+
+    return Rule(call=call, apply=apply)
+
+
+def fuse(patterns: Sequence[str], to: str, *, axis: int) -> Rule:
+    """Puts leaves one after the other along an axis; the reverse of `split`.
+
+    fuse(("**/q", "**/k", "**/v"), "**/qkv", axis=-1). Each pattern must match where the others do.
+    """
+    call = f"fuse({tuple(patterns)!r}, {to!r}, axis={axis})"
+    pairs = [_pair(call, each, to) for each in _several(call, patterns)]
+
+    def apply(leaves: Leaves) -> Leaves:
+        groups: dict[str, list[str]] = {}
+        for source, target in pairs:
+            for name, captures in _matches(call, source, leaves).items():
+                groups.setdefault(target.fill(captures), []).append(name)
+        built = {}
+        for new, names in groups.items():
+            if len(names) != len(pairs):
+                raise ValueError(
+                    f"{call} needs {len(pairs)} leaves for {new}, got {names}; "
+                    "narrow the patterns to where all are"
+                )
+            along = _axis(call, new, axis, len(leaves[names[0]].shape))
+            built[new] = pieces.joined(_alike(call, names, leaves, but=along), along)
+        return _replaced(call, leaves, groups, built)
+
+    return Rule(call=call, apply=apply)
+
+
+def transpose(pattern: str, axes: Sequence[int]) -> Rule:
+    """Reorders axes, as numpy.transpose has it: transpose("**/kernel", (1, 0))."""
+    call = f"transpose({pattern!r}, {tuple(axes)!r})"
+
+    def turn(name: str, leaf: Built) -> Built:
+        if sorted(axes) != list(range(len(leaf.shape))):
+            raise ValueError(
+                f"{call} must name each axis of {name} once, got a leaf of shape {leaf.shape}; "
+                "narrow the pattern, or give as many axes"
+            )
+        return pieces.transposed(leaf, axes)
+
+    return _each(call, pattern, turn)
+
+
+def cast(pattern: str, dtype: Any) -> Rule:
+    """Converts values: cast("**", "bfloat16"). Rounds to nearest even, as JAX does."""
+    name = str(jnp.dtype(dtype))
+    return _each(f"cast({pattern!r}, {name!r})", pattern, lambda _, x: pieces.converted(x, name))
+
+
+def drop(*patterns: str) -> Rule:
+    """Leaves that are not wanted: drop("opt/**", "step")."""
+    return _dropping("drop", patterns, keep=False)
+
+
+def only(*patterns: str) -> Rule:
+    """Drops all leaves but these: only("embed", "layers/0/**")."""
+    return _dropping("only", patterns, keep=True)
+
+
+def keep_init(pattern: str) -> Rule:
+    """Leaves of the target that keep the values they have, whether or not they were saved.
+
+    The target must hold arrays there, not abstract leaves.
+    """
+    initial = Pattern(pattern)
+
+    def apply(leaves: Leaves) -> Leaves:
+        return {name: x for name, x in leaves.items() if initial.captures(name) is None}
+
+    return Rule(call=f"keep_init({pattern!r})", apply=apply, drops=True, initial=initial)
+
+
+def _dropping(verb: str, patterns: Sequence[str], *, keep: bool) -> Rule:
+    call = f"{verb}({', '.join(map(repr, patterns))})"
+    if not patterns:
+        raise ValueError(f'{verb} needs at least one pattern, got none; {verb}("opt/**")')
+    compiled = [Pattern(text) for text in patterns]
+
+    def apply(leaves: Leaves) -> Leaves:
+        named = {name for pattern in compiled for name in _matches(call, pattern, leaves)}
+        return {name: leaf for name, leaf in leaves.items() if (name in named) == keep}
+
+    return Rule(call=call, apply=apply, drops=True)
+
+
+def _each(call: str, pattern: str, change: Callable[[str, Built], Built]) -> Rule:
+    source = Pattern(pattern)
+
+    def apply(leaves: Leaves) -> Leaves:
+        found = _matches(call, source, leaves)
+        changed = {name: change(name, _array(call, name, leaves[name])) for name in found}
+        return {**leaves, **changed}
+
+    return Rule(call=call, apply=apply)
+
+
+def _matches(call: str, pattern: Pattern, leaves: Leaves) -> dict[str, tuple[str, ...]]:
+    found = {name: pattern.captures(name) for name in leaves}
+    matched = {name: captures for name, captures in found.items() if captures is not None}
+    if matched:
+        return matched
+    near = difflib.get_close_matches("/".join(pattern.levels), leaves, n=3, cutoff=0.3)
+    raise ValueError(
+        f"{call} must match a leaf, got none for {str(pattern)!r}; "
+        f"the nearest of {len(leaves)} leaves are {near or list(leaves)[:3]}"
+    )
+
+
+def _replaced(
+    call: str, leaves: Leaves, parts: Mapping[str, Sequence[str]], built: Leaves
+) -> Leaves:
+    """The leaves with each of `built` where the first of its `parts` was."""
+    at: dict[str, list[str]] = {}
+    for new, names in parts.items():
+        at.setdefault(names[0], []).append(new)
+    gone = {name for names in parts.values() for name in names}
+    result: dict[str, Built] = {}
+    for name, leaf in leaves.items():
+        after = {new: built[new] for new in at.get(name, ())}
+        if name not in gone:
+            after[name] = leaf
+        for new in result.keys() & after.keys():
+            raise _twice(call, new)
+        result |= after
+    return result
+
+
+def _put(call: str, built: dict[str, Built], new: str, leaf: Built) -> None:
+    if new in built:
+        raise _twice(call, new)
+    built[new] = leaf
+
+
+def _twice(call: str, name: str) -> ValueError:
+    return ValueError(f"{call} must give new names, got {name!r} twice; rename or drop one before")
+
+
+def _pair(call: str, pattern: str, to: str) -> tuple[Pattern, Pattern]:
+    source, target = Pattern(pattern), Pattern(to)
+    if source.wildcards != target.wildcards:
+        raise ValueError(
+            f"both sides must have the same wildcards in the same order, got {call}; "
+            f"write {' '.join(source.wildcards) or 'no wildcard'} on the other side too"
+        )
+    return source, target
+
+
+def _indexed(call: str, pattern: str, to: str) -> tuple[Pattern, Pattern]:
+    """A pattern with one # more than the other."""
+    source, target = Pattern(pattern), Pattern(to)
+    rest = [wildcard for wildcard in source.wildcards if wildcard != "#"]
+    if source.wildcards.count("#") != 1 or tuple(rest) != target.wildcards:
+        raise ValueError(
+            "the side of the single leaves must have one # for the index and else the same "
+            f'wildcards, got {call}; write "layers/#/**" for one side and "layers/**" for the other'
+        )
+    return source, target
+
+
+def _several(call: str, patterns: Sequence[str]) -> Sequence[str]:
+    if isinstance(patterns, str) or len(patterns) < 2:
+        raise ValueError(
+            f'the parts must be two patterns or more, got {call}; write ("**/q", "**/k")'
+        )
+    return patterns
+
+
+def _axis(call: str, name: str, axis: int, ndim: int) -> int:
+    if not -ndim <= operator.index(axis) < ndim:
+        raise ValueError(
+            f"the axis must be one of {ndim} of {name}, got {call}; use -1 for the last"
+        )
+    return axis % ndim
+
+
+def _ends(call: str, name: str, extent: int, sizes: Sequence[int], parts: int) -> list[int]:
+    sizes = sizes or [extent // parts] * parts
+    if sum(sizes) != extent or min(sizes) < 1:
+        raise ValueError(
+            f"the parts must have sizes that add up to the axis of {name}, got {list(sizes)} for "
+            f"{extent} in {call}; give sizes=..."
+        )
+    return [0, *accumulate(sizes)]
+
+
+def _check_indices(call: str, new: str, by_index: Mapping[int, str]) -> None:
+    missing = sorted(set(range(max(by_index) + 1)) - by_index.keys())
+    if missing:
+        raise ValueError(
+            f"{call} needs the indices from 0 to {max(by_index)} for {new}, got none for {missing};"
+            " rename or drop the leaves beside"
+        )
+
+
+def _array(call: str, name: str, leaf: Built) -> Built:
+    if leaf.dtype.startswith(("python ", "key<")):
+        raise ValueError(
+            f"{call} works on arrays, got {name}: {leaf.dtype}; a number or key can be renamed, "
+            "dropped, or kept as it is: narrow the pattern"
+        )
+    return leaf
+
+
+def _alike(
+    call: str, names: Sequence[str], leaves: Leaves, *, but: int | None = None
+) -> list[Built]:
+    """The leaves, checked to be of one dtype and one shape (but for one axis)."""
+    found = [_array(call, name, leaves[name]) for name in names]
+    kinds = {
+        (x.dtype, len(x.shape), *(n for i, n in enumerate(x.shape) if i != but)) for x in found
+    }
+    if len(kinds) > 1:
+        listed = ", ".join(
+            f"{name}: {x.dtype}{list(x.shape)}" for name, x in zip(names, found, strict=True)
+        )
+        raise ValueError(
+            f"{call} needs leaves alike in dtype and shape, got {listed}; cast or split them before"
+        )
+    return found

@@ -18,7 +18,11 @@ UNCOMMITTED_SUFFIX = ".orbax-checkpoint-tmp"
 # Orbax keeps this name for itself.
 RESERVED_ITEMS = frozenset({"metrics"})
 
+# A leaf that Orbax is not to read.
+PLACEHOLDER = ocp.PLACEHOLDER
+
 _STEP_METADATA = "_CHECKPOINT_METADATA"
+_TREE_METADATA = "_METADATA"
 
 
 @runtime_checkable
@@ -55,6 +59,37 @@ def save(
 def load(directory: Path, targets: Mapping[str, Any]) -> dict[str, Any]:
     """Reads the items named by `targets`: trees of abstract leaves."""
     return ocp.load_checkpointables(str(directory), dict(targets)) if targets else {}
+
+
+def load_tree(directory: Path, item: str | None, target: Any) -> Any:
+    """Reads one item, or with None the tree that lies in `directory` itself (Orbax v0).
+
+    Leaves that are PLACEHOLDER in `target` are not read.
+    """
+    return ocp.load(str(directory), target, checkpointable_name=item)
+
+
+def tree_metadata(directory: Path, item: str | None) -> Any:
+    """The tree of an item that any Orbax wrote: leaves with shape and dtype, or Python values."""
+    return ocp.metadata(str(directory), checkpointable_name=item).metadata
+
+
+def tree_names(directory: Path) -> list[str | None]:
+    """The items of a step that are trees; [None] if the directory itself is one (Orbax v0)."""
+    if (directory / _TREE_METADATA).exists():
+        return [None]
+    return sorted(path.parent.name for path in directory.glob(f"*/{_TREE_METADATA}"))
+
+
+def key_implementations(directory: Path) -> dict[str, str]:
+    """The random generator of each leaf that holds typed keys, by Orbax's dotted name."""
+    found = {}
+    for path in directory.glob("array_metadatas/process_*"):
+        for entry in json.loads(path.read_text(encoding="utf-8"))["array_metadatas"]:
+            array = entry["array_metadata"]
+            if array["ext_metadata"]:
+                found[array["param_name"]] = array["ext_metadata"]["random_key_impl"]
+    return found
 
 
 def load_document(directory: Path, name: str) -> Any:

@@ -55,7 +55,7 @@ def read(root: Path, step: int, targets: Mapping[str, Any]) -> tuple[StepReport,
     set yet. Raises ValueError if the step is another model's; damage is reported, not raised.
     """
     directory = keep.step_directory(root, step)
-    items, problems = _record(directory)
+    items, problems = read_record(directory)
     recorded = items is not None
     if not problems:
         items = items or _assumed(targets)
@@ -94,7 +94,7 @@ def verify(path: str | Path) -> Report:
 
 def _verify(root: Path, step: int) -> StepReport:
     directory = keep.step_directory(root, step)
-    items, problems = _record(directory)
+    items, problems = read_record(directory)
     recorded, items = items is not None, items or _NOTHING
     trees = {name: list(map(target.as_saved, item.leaves)) for name, item in items.trees.items()}
     wanted = _Wanted(trees=trees, objects=list(items.objects))
@@ -102,7 +102,7 @@ def _verify(root: Path, step: int) -> StepReport:
     return StepReport(step=step, verified=recorded and not found, problems=found)
 
 
-def _record(directory: Path) -> tuple[Items | None, list[Problem]]:
+def read_record(directory: Path) -> tuple[Items | None, list[Problem]]:
     """The record of a step: None if it was written without one, or with a problem if it is lost."""
     try:
         listed = RECORD_ITEM in _compat.item_names(directory)

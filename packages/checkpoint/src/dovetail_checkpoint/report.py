@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What was found wrong with the steps that a restore or a verification tried."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,3 +40,16 @@ class Report:
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.steps)) or "no step was read"
+
+
+class DamageError(RuntimeError):
+    """What was to be read is not what was written; `problems` names leaves and files."""
+
+    def __init__(self, path: Path, problems: Sequence[Problem]) -> None:
+        self.path = path
+        self.problems = tuple(problems)
+        found = "\n  ".join(map(str, problems))
+        super().__init__(
+            f"what is read must be what was written, got damage in {path}:\n  {found}\n"
+            "read another step, or restore the named files from a copy"
+        )

@@ -27,7 +27,7 @@ _NUMBERS = {
     "python float": (0.0, jnp.floating),
     "python bool": (False, jnp.bool_),
 }
-_KEYS = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
+KEYS = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
 
 
 @runtime_checkable
@@ -131,8 +131,8 @@ def as_saved(saved: Leaf) -> Any:
     """A target that takes the leaf as it is, on the host, whatever it was saved from."""
     if saved.dtype in _NUMBERS:
         return _NUMBERS[saved.dtype][0]
-    if saved.dtype in _KEYS:
-        dtype = jax.eval_shape(lambda: jax.random.key(0, impl=_KEYS[saved.dtype])).dtype
+    if saved.dtype in KEYS:
+        dtype = jax.eval_shape(lambda: jax.random.key(0, impl=KEYS[saved.dtype])).dtype
         return jax.ShapeDtypeStruct(saved.shape, dtype)
     return np.empty(saved.shape, jnp.dtype(saved.dtype))
 

@@ -1,0 +1,41 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Tells what lies at a path, and opens it as a source of leaves."""
+
+from pathlib import Path
+
+from dovetail_checkpoint import keep
+from dovetail_checkpoint.orbax_item import OrbaxItem
+from dovetail_checkpoint.source import Source
+
+
+def open_source(path: str | Path, *, item: str | None = None) -> Source:
+    """The leaves at `path`: a step (of ours or of Orbax), or safetensors files. Reads metadata.
+
+    item: which tree of a step; None if it holds only one.
+
+    Raises ValueError if nothing of the kind lies there.
+    """
+    path = Path(path).absolute()
+    if is_safetensors(path):
+        if item is not None:
+            raise ValueError(
+                f"safetensors files hold one tree, got item={item!r} for {path}; leave item out"
+            )
+        from dovetail_checkpoint.tensor_reader import TensorReader
+
+        return TensorReader(path)
+    steps = keep.committed_steps(path)
+    if steps:
+        raise ValueError(
+            f"path must be one step, got the run {path} with steps {steps}; "
+            f"give {keep.step_directory(path, steps[-1])}"
+        )
+    return OrbaxItem(path, item)
+
+
+def is_safetensors(path: Path) -> bool:
+    """Whether `path` is a safetensors file, or a directory that holds some."""
+    if path.is_dir():
+        return any(path.glob("*.safetensors")) or any(path.glob("*.safetensors.index.json"))
+    return path.name.endswith((".safetensors", ".safetensors.index.json"))

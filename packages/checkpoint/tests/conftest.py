@@ -17,6 +17,8 @@ import pytest
 with jaxtyping.install_import_hook("dovetail_checkpoint", "beartype.beartype"):
     import dovetail_checkpoint  # noqa: F401
 
+jax.config.update("jax_num_cpu_devices", 2)  # for what goes another way over several devices
+
 PROGRAMS = Path(__file__).parent / "programs"
 
 

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from dovetail_checkpoint import digest
-from dovetail_checkpoint.digest import _HOST_BYTES, _device_sums, _host_sums, hex_digests
+from dovetail_checkpoint.digest import _HOST_BYTES, _device_sums, begin_digests, hex_digests
+from dovetail_checkpoint.sums import host_sums, total
 
 M = 0xFFFFFFFF
 
@@ -27,6 +29,10 @@ def oracle(words: list[int]) -> tuple[int, int]:
         y = (x ^ (x << 7 & M)) * 0x27D4EB2F & M
         first, second = first + x, second + (y ^ y >> 15)
     return first & M, second & M
+
+
+def _host_sums(array: np.ndarray) -> np.ndarray:
+    return total(host_sums(array))
 
 
 def words_of(array: np.ndarray) -> list[int]:
@@ -158,13 +164,41 @@ def test_a_bit_stuck_in_zeros_is_found():
     assert all(tuple(_host_sums(zeros ^ np.uint32(1 << bit))) != want for bit in range(32))
 
 
-def test_small_leaves_compile_nothing_and_large_ones_once():
+def test_what_lies_on_the_host_compiles_nothing_for_its_shape():
     before = _device_sums._cache_size()
-    hex_digests([jnp.asarray(np.full((3, i + 1), 1.5, np.float32)) for i in range(300)])
+    hex_digests([jax.device_put(np.full((3, i + 1), 1.5, np.float32)) for i in range(300)])
+    hex_digests([jnp.zeros((_HOST_BYTES // 4096 + 1, 1024))])
     assert _device_sums._cache_size() == before
-    half = jnp.zeros((_HOST_BYTES // 8 // 1024, 1024))
-    hex_digests([half, half + 1])  # together they reach _HOST_BYTES
-    assert _device_sums._cache_size() == before + 1
+
+
+@pytest.mark.parametrize("rows", [_HOST_BYTES // 8192 // 2, _HOST_BYTES // 8192])
+def test_over_several_devices_many_bytes_of_a_shape_compile_once(rows):
+    # Two leaves that together reach _HOST_BYTES, or only half of it.
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(AxisType.Auto,))
+    values = np.random.default_rng(0).normal(size=(rows, 1024)).astype(np.float32)
+    leaf = jax.device_put(values, NamedSharding(mesh, PartitionSpec("x")))
+    before = _device_sums._cache_size()
+    assert hex_digests([leaf, leaf + 1]) == hex_digests([values, values + 1])
+    assert _device_sums._cache_size() - before == (2 * values.nbytes >= _HOST_BYTES)
+
+
+def test_a_leaf_may_be_donated_or_changed_before_its_digest_is_known():
+    # Also leaves so large that reading them takes longer than the calls that follow.
+    step = jax.jit(jnp.negative, donate_argnums=0)
+    rng = np.random.default_rng(1)
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(AxisType.Auto,))
+    sharding = NamedSharding(mesh, PartitionSpec("x"))
+    host = [rng.normal(size=(size, 1024)).astype(np.float32) for size in (6, 4_000, 12_000)]
+    leaves = [jnp.array(x) for x in host] + [jax.device_put(x, sharding) for x in host]
+    want = hex_digests([*host, *host])
+    end = begin_digests(leaves)
+    after = jax.block_until_ready([step(x) for x in leaves])
+    assert end() == want
+    assert [np.array_equal(x, -y) for x, y in zip(after, host * 2, strict=True)] == [True] * 6
+    end = begin_digests(host)
+    for x in host:
+        x[:] = 0
+    assert end() == want[:3]
 
 
 def test_a_leaf_of_another_type_is_refused():

@@ -18,15 +18,16 @@ part and the result is the same on every mesh. Mixing has to come before summing
 w(j) * key(j) with odd keys misses any even number of flipped sign bits, since 2**31 times an odd
 number is 2**31. Positions repeat after 2**32 words.
 
-A whole array goes through one `lax.reduce` over both sums, which XLA fuses with the mixing into a
-single read. That costs a compilation for each shape, so little data is summed by NumPy instead:
-the same functions, the same result.
+What lies on an accelerator, or on several devices, goes through one `lax.reduce` over both sums.
+That costs a compilation for each shape, so little data is copied to the host. What lies there, on
+JAX's CPU device too, is summed in blocks of one shape (sums.py).
 
 Source: fmix32 of Appleby's MurmurHash3; 0x9E3779B9 is 2**32 over the golden ratio.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -37,17 +38,11 @@ from jax.core import Tracer
 from jaxtyping import UInt32
 
 from dovetail_checkpoint.names import leaf_names
+from dovetail_checkpoint.sums import host_sums, mix, reduce_pairs, total
 
-_POSITION = np.uint32(0x9E3779B9)
-_FMIX_1 = np.uint32(0x85EBCA6B)
-_FMIX_2 = np.uint32(0xC2B2AE35)
-_SECOND = np.uint32(0x27D4EB2F)
-
-# Leaves of one shape and dtype that hold less than this together are summed by NumPy: about 5 ms
-# at 1.5 GB/s, against about 60 ms to compile the sum for a new shape.
+# Leaves of one shape and dtype that hold less than this together are summed on the host: about
+# 5 ms, against about 60 ms to compile the sum for a new shape.
 _HOST_BYTES = 8 << 20
-# Words summed at a time by NumPy: the temporaries stay in the first-level cache.
-_HOST_WORDS = 1 << 13
 
 
 def digest(tree: Any) -> dict[str, UInt32[jax.Array, "2"]]:
@@ -60,25 +55,49 @@ def digest(tree: Any) -> dict[str, UInt32[jax.Array, "2"]]:
     (2,)
     """
     names, leaves, _ = leaf_names(tree)
-    return dict(zip(names, map(jnp.asarray, _digests(leaves)), strict=True))
+    return dict(zip(names, map(jnp.asarray, _begin(leaves)()), strict=True))
 
 
 def hex_digests(leaves: Sequence[Any]) -> list[str]:
     """The digests of the leaves, each as 16 hexadecimal digits."""
-    return [f"{int(x):08x}{int(y):08x}" for x, y in jax.device_get(_digests(leaves))]
+    return begin_digests(leaves)()
 
 
-def _digests(leaves: Sequence[Any]) -> list[Any]:
+def begin_digests(leaves: Sequence[Any]) -> Callable[[], list[str]]:
+    """Begins the digests of the leaves as they are now; the function returned waits for them.
+
+    The leaves may be donated or changed at once, and no accelerator's memory is held.
+    """
+    end = _begin(leaves)
+    return lambda: [f"{int(x):08x}{int(y):08x}" for x, y in jax.device_get(end())]
+
+
+def _begin(leaves: Sequence[Any]) -> Callable[[], list[Any]]:
     arrays = [_array(leaf) for leaf in leaves]
     together = Counter()
     for array in arrays:
         together[array.shape, array.dtype] += array.nbytes
-    return [
-        _device_sums(array)
-        if _stays_on_device(array, together[array.shape, array.dtype])
-        else _host_sums(np.asarray(array))
-        for array in arrays
-    ]
+    on_host = [_goes_to_host(x, together[x.shape, x.dtype]) for x in arrays]
+    for array, here in zip(arrays, on_host, strict=True):
+        if here and isinstance(array, jax.Array):
+            array.copy_to_host_async()  # all together, before the first is waited for
+    begun = [_begin_one(x, here) for x, here in zip(arrays, on_host, strict=True)]
+    return lambda: _end(begun)
+
+
+def _begin_one(array: jax.Array | np.ndarray, on_host: bool) -> Any:
+    """The digest, perhaps still on its way, or what gives its parts when called."""
+    if not on_host:
+        return _device_sums(array)
+    if isinstance(array, jax.Array):
+        # The view keeps the memory of a CPU array: JAX copies what is donated while it is seen.
+        return partial(host_sums, np.asarray(array))
+    return total(host_sums(array))
+
+
+def _end(begun: Sequence[Any]) -> list[Any]:
+    started = [one() if callable(one) else one for one in begun]  # all, before any is waited for
+    return [total(found) if isinstance(found, list) else found for found in started]
 
 
 def _array(leaf: Any) -> jax.Array | np.ndarray:
@@ -94,38 +113,14 @@ def _array(leaf: Any) -> jax.Array | np.ndarray:
     )
 
 
-def _stays_on_device(array: jax.Array | np.ndarray, group_bytes: int) -> bool:
-    if isinstance(array, Tracer):
-        return True
+def _goes_to_host(array: jax.Array | np.ndarray, group_bytes: int) -> bool:
     if isinstance(array, np.ndarray):
+        return True
+    if isinstance(array, Tracer) or not array.is_fully_addressable:
         return False
-    return not array.is_fully_addressable or group_bytes >= _HOST_BYTES
-
-
-def _mix(words, positions):
-    """x and y of the module docstring; NumPy or JAX arrays of uint32."""
-    key = positions * _POSITION
-    x = words ^ key ^ (key >> 15)
-    x = (x ^ (x >> 16)) * _FMIX_1
-    x = (x ^ (x >> 13)) * _FMIX_2
-    x = x ^ (x >> 16)
-    y = (x ^ (x << 7)) * _SECOND
-    return x, y ^ (y >> 15)
-
-
-def _host_sums(array: np.ndarray) -> UInt32[np.ndarray, "2"]:
-    """The digest by NumPy, a block of words at a time."""
-    if array.dtype == jnp.int4:  # lies in a byte whose upper half is not defined
-        array = array.astype(np.int8)
-    flat = np.ascontiguousarray(array).reshape(-1)
-    words = flat.view(np.dtype(f"u{min(flat.dtype.itemsize, 4)}"))
-    sums = [0, 0]
-    for start in range(0, words.size, _HOST_WORDS):
-        block = words[start : start + _HOST_WORDS].astype(np.uint32)
-        positions = np.arange(start, start + block.size, dtype=np.uint64).astype(np.uint32)
-        for i, mixed in enumerate(_mix(block, positions)):
-            sums[i] += int(np.add.reduce(mixed, dtype=np.uint32))
-    return np.array([total & 0xFFFFFFFF for total in sums], dtype=np.uint32)
+    devices = array.sharding.device_set
+    lies_there = len(devices) == 1 and next(iter(devices)).platform == "cpu"
+    return lies_there or group_bytes < _HOST_BYTES
 
 
 @jax.jit
@@ -139,17 +134,11 @@ def _device_sums(array: jax.Array) -> jax.Array:
         step = np.uint32(stride & 0xFFFFFFFF)
         element += lax.broadcasted_iota(jnp.uint32, shape, axis) * step
         stride *= shape[axis]
-    total = jnp.zeros(2, jnp.uint32)
+    sums = jnp.zeros(2, jnp.uint32)
     for i, words in enumerate(planes):
-        mixed = _mix(words, element * np.uint32(len(planes)) + np.uint32(i))
-        zeros = (np.uint32(0), np.uint32(0))
-        sums = lax.reduce(mixed, zeros, _add_pairs, tuple(range(len(shape))))
-        total += jnp.stack(sums)
-    return total
-
-
-def _add_pairs(a, b):
-    return a[0] + b[0], a[1] + b[1]
+        mixed = mix(words, element * np.uint32(len(planes)) + np.uint32(i))
+        sums += reduce_pairs(mixed, tuple(range(len(shape))))
+    return sums
 
 
 def _word_planes(array: jax.Array) -> list[jax.Array]:

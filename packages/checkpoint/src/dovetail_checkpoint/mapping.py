@@ -7,6 +7,7 @@ sides. Printed, the plan can be reviewed before a byte is read.
 """
 
 import difflib
+import math
 from collections.abc import Mapping as MappingOf
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -80,10 +81,14 @@ class Mapping:
 
 
 def leaf_bytes(leaf: SourceLeaf) -> int:
-    """The bytes that a leaf takes in memory; a number or key counts as 8."""
-    if leaf.dtype.startswith(("python ", "key<")):
+    """The bytes that a leaf takes in memory; a Python number counts as 8."""
+    if leaf.dtype.startswith("python "):
         return 8
-    return int(np.prod(leaf.shape, dtype=np.int64)) * jnp.dtype(leaf.dtype).itemsize
+    # Two words for each key of threefry, four for the others.
+    itemsize = {"key<fry>": 8}.get(leaf.dtype, 16)
+    if not leaf.dtype.startswith("key<"):
+        itemsize = jnp.dtype(leaf.dtype).itemsize
+    return math.prod(leaf.shape) * itemsize
 
 
 def compiled(

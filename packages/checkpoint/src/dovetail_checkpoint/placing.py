@@ -53,8 +53,8 @@ def cut(value: jax.Array, piece: Piece, place: Sharding) -> jax.Array:
     return _cut(value, starts, form=_form(piece), place=working_place(place))
 
 
-def update(into: jax.Array, value: jax.Array, piece: Piece) -> jax.Array:
-    """`into`, which is donated, with the piece in its place."""
+def update(into: jax.Array, value: jax.Array | np.ndarray, piece: Piece) -> jax.Array:
+    """`into`, which is donated, with the piece of a source in its place."""
     starts = np.array([start for start, _ in piece.region], np.int32)
     offsets = np.array(piece.offset, np.int32)
     return _update(into, value, starts, offsets, form=_form(piece), place=into.sharding)

@@ -251,7 +251,7 @@ def _replaced(
         after = {new: built[new] for new in at.get(name, ())}
         if name not in gone:
             after[name] = leaf
-        for new in result.keys() & after.keys():
+        for new in sorted(result.keys() & after.keys()):
             raise _twice(call, new)
         result |= after
     return result

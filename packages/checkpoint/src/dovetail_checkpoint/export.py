@@ -1,0 +1,156 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Streams a checkpoint into safetensors files.
+
+Source leaves are read and proven a group at a time, and each of their pieces goes to its place in
+the files at once: no stacked leaf waits until it is whole. Orbax 0.12.8 does not save the format;
+restoring everything and calling `save_file` takes memory for all of it.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from dovetail_checkpoint import mapping, pieces
+from dovetail_checkpoint.loading import proven_groups
+from dovetail_checkpoint.opening import open_source
+from dovetail_checkpoint.part_digest import part_sums
+from dovetail_checkpoint.pieces import Built, Piece
+from dovetail_checkpoint.rules import Rule
+from dovetail_checkpoint.safetensors import DTYPES, METADATA, check_metadata
+from dovetail_checkpoint.source import Source
+from dovetail_checkpoint.tensor_writer import Leaves, TensorFiles
+
+# Python numbers are stored as NumPy holds them, and as they are digested.
+_NUMBERS = {"python bool": "bool", "python int": "int64", "python float": "float64"}
+# Turned, cast and written at a time: memory beside the group.
+_BLOCK_BYTES = 64 << 20
+
+
+def export_safetensors(
+    path: str | Path,
+    directory: str | Path,
+    *,
+    item: str | None = None,
+    rules: Sequence[Rule] = (),
+    file_bytes: int = 5_000_000_000,
+    metadata: Mapping[str, str] | None = None,
+    group_bytes: int = 1 << 30,
+) -> None:
+    """Writes the leaves at `path`, turned by `rules`, as safetensors files that prove themselves.
+
+    path: as for `load`. item: which tree of a step; None if it holds only one.
+    directory: a new one. It gets `model.safetensors`, or several files and their index if one
+        would have more than `file_bytes` of tensors. It appears when all lies on disk, or not at
+        all. The leaf `a/b/c` is the tensor `a.b.c`.
+    metadata: texts for the header of each file.
+    group_bytes: how much is read at a time. Memory peaks below two groups, or two times the
+        largest leaf.
+
+    Raises ValueError if the rules do not fit, for a leaf that the format cannot hold and for a
+    directory that exists; DamageError if a leaf is not what was written; OSError for a full disk;
+    RuntimeError if several processes run: one is enough, and needs no accelerator.
+
+    >>> export_safetensors("run/10", "hf", item="model", rules=[cast("**", "bfloat16")])
+    """
+    _check(file_bytes=file_bytes, group_bytes=group_bytes)
+    check_metadata(metadata or {})
+    source = open_source(path, item=item)
+    plan = mapping.compiled(source.leaves, rules)
+    tensors = _tensors(plan)
+    with TensorFiles(
+        Path(directory).absolute(), tensors, file_bytes=file_bytes, metadata=metadata or {}
+    ) as files:
+        digests = _stream(source, plan, files, group_bytes=group_bytes)
+        files.finish({_tensor_name(name): digest for name, digest in digests.items()})
+
+
+def _stream(
+    source: Source, plan: mapping.Mapping, files: TensorFiles, *, group_bytes: int
+) -> dict[str, str]:
+    """Writes all leaves; their digests, taken before the write where the source has none."""
+    known = {name: digest for name in plan.built if (digest := _known_digest(plan, name))}
+    sums = {name: np.zeros(2, np.uint32) for name in plan.built if name not in known}
+    uses = plan.uses()
+    for values in proven_groups(source, dict.fromkeys(uses), group_bytes=group_bytes):
+        for read in list(values):
+            value = np.asarray(values.pop(read))
+            for name, piece in uses[read]:
+                for offset, block in _blocks(value, piece):
+                    files.write(_tensor_name(name), offset, block)
+                    if name in sums:
+                        shape = plan.built[name].shape
+                        sums[name] += part_sums(block, offset=offset, shape=shape)
+            del value
+    return {
+        name: known.get(name) or "".join(f"{int(x):08x}" for x in sums[name]) for name in plan.built
+    }
+
+
+def _tensor_name(name: str) -> str:
+    return name.replace("/", ".")
+
+
+def _check(**counts: int) -> None:
+    for name, value in counts.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name} must be a number of bytes, got {name}={value!r}; use 1 << 30")
+    if jax.process_count() > 1:
+        raise RuntimeError(
+            "export_safetensors must run in one process, got "
+            f"process_count={jax.process_count()}; call it on the saved step from a program "
+            "without jax.distributed: it reads to the host and needs no accelerator"
+        )
+
+
+def _tensors(plan: mapping.Mapping) -> Leaves:
+    """Shape and dtype of each tensor by its name in the files, in the order of the plan."""
+    if not plan.built:
+        raise ValueError(
+            "an export must have at least one leaf, got none; leave out a rule that drops them"
+        )
+    tensors = {}
+    for name, built in plan.built.items():
+        dtype = _NUMBERS.get(built.dtype, built.dtype)
+        if dtype not in DTYPES.values():
+            advice = f'drop("{name}")'
+            if not dtype.startswith("key<"):
+                advice = f'cast("{name}", "float32"), or {advice}'
+            raise ValueError(
+                f"a leaf in safetensors must be of dtype {sorted(DTYPES.values())}, got "
+                f"{name}: {built.dtype}; {advice}"
+            )
+        if not name or name == METADATA:
+            raise ValueError(
+                f"a leaf in safetensors must have a name other than '' and {METADATA!r}, got "
+                f'{name!r}; rename("{name}", "weight")'
+            )
+        tensors[_tensor_name(name)] = (built.shape, dtype)
+    return tensors
+
+
+def _known_digest(plan: mapping.Mapping, name: str) -> str | None:
+    """The digest that the source leaf was written with, if the leaf is exported as it lies."""
+    if not plan.is_unchanged(name):
+        return None
+    return plan.sources[plan.built[name].pieces[0].source].digest
+
+
+def _blocks(value: np.ndarray, piece: Piece) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
+    """The piece in parts: where each lies in the result, and its values in row-major order."""
+    axis = next((i for i, n in enumerate(piece.extent) if n > 1), None)
+    if axis is None:
+        yield piece.offset, np.asarray(pieces.block(value, piece), order="C")
+        return
+    extent, first = piece.extent, piece.offset[axis]
+    rows = max(1, _BLOCK_BYTES * extent[axis] // max(1, math.prod(extent) * value.itemsize))
+    origin = replace(piece, offset=(0,) * len(extent))
+    whole = Built(shape=extent, dtype=str(value.dtype), pieces=(origin,))
+    for start in range(0, extent[axis], rows):
+        part = pieces.sliced(whole, axis, start, min(start + rows, extent[axis])).pieces[0]
+        offset = (*piece.offset[:axis], first + start, *piece.offset[axis + 1 :])
+        yield offset, np.asarray(pieces.block(value, part), order="C")

@@ -1,0 +1,75 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The digest (digest.py) of an array that is never whole in memory, from its parts.
+
+The digest is a sum over the array's words, each mixed with its position. So each part gives its
+share when it passes by, and a stacked leaf larger than memory has a digest before it is written.
+"""
+
+import math
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import UInt32
+
+from dovetail_checkpoint.sums import mix, total, word_sums
+
+# Words of short runs that are mixed at a time: the temporaries stay in the first-level cache.
+_WORDS = 1 << 13
+
+
+def part_sums(
+    part: np.ndarray, *, offset: Sequence[int], shape: Sequence[int]
+) -> UInt32[np.ndarray, "2"]:
+    """What `part`, which lies at `offset` of an array of `shape`, gives to that array's digest.
+
+    The sums of parts that cover each element once add up to the digest, modulo 2**32.
+    """
+    if not part.size:
+        return np.zeros(2, np.uint32)
+    outer = _outer_axes(part.shape, shape)
+    words, per_element = _words(part)
+    words = words.reshape(math.prod(part.shape[:outer]), -1)
+    starts = _run_starts(part.shape[:outer], offset, shape) * np.uint64(per_element)
+    if words.shape[1] < _WORDS:
+        return _short_runs(words, starts.astype(np.uint32))
+    runs = zip(words, starts.tolist(), strict=True)
+    return total([sums for run, start in runs for sums in word_sums(run, start)])
+
+
+def _outer_axes(extent: Sequence[int], shape: Sequence[int]) -> int:
+    """How many axes count the runs: each run of the part is one in the array too."""
+    axis = len(shape)
+    while axis and extent[axis - 1] == shape[axis - 1]:
+        axis -= 1
+    return max(axis - 1, 0)  # of the first axis that is cut, what is left follows one another
+
+
+def _words(part: np.ndarray) -> tuple[np.ndarray, int]:
+    """The words of all elements, as digest.py defines them, and how many an element has."""
+    if part.dtype == jnp.int4:  # lies in a byte whose upper half is not defined
+        part = part.astype(np.int8)
+    flat = np.ascontiguousarray(part).reshape(-1)
+    words = flat.view(np.dtype(f"u{min(flat.dtype.itemsize, 4)}"))
+    return words, words.size // flat.size
+
+
+def _run_starts(extent: Sequence[int], offset: Sequence[int], shape: Sequence[int]) -> np.ndarray:
+    """The position of the first element of each run."""
+    strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    starts = np.full(1, sum(map(math.prod, zip(offset, strides, strict=True))), np.uint64)
+    for n, stride in zip(extent, strides, strict=False):
+        starts = (starts[:, None] + np.arange(n, dtype=np.uint64) * np.uint64(stride)).reshape(-1)
+    return starts
+
+
+def _short_runs(words: np.ndarray, starts: np.ndarray) -> UInt32[np.ndarray, "2"]:
+    sums = [0, 0]
+    along = np.arange(words.shape[1], dtype=np.uint32)
+    rows = _WORDS // words.shape[1]
+    for row in range(0, starts.size, rows):
+        block = words[row : row + rows].astype(np.uint32)
+        for i, mixed in enumerate(mix(block, starts[row : row + rows, None] + along)):
+            sums[i] += int(np.add.reduce(mixed, axis=None, dtype=np.uint32))
+    return np.array([found & 0xFFFFFFFF for found in sums], dtype=np.uint32)

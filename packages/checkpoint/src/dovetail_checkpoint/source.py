@@ -5,7 +5,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -31,6 +31,7 @@ class SourceLeaf:
     digest: str | None = None
 
 
+@runtime_checkable
 class Source(Protocol):
     """An Orbax item, or safetensors files. Opening one reads metadata alone."""
 

@@ -104,6 +104,12 @@ def document_path(directory: Path, name: str) -> Path:
 
 
 def item_names(directory: Path) -> list[str]:
-    """The items that a committed step holds."""
+    """The items that a committed step holds; none if it is one tree without a name (Orbax v0)."""
     with open(directory / _STEP_METADATA, encoding="utf-8") as file:
-        return sorted(json.load(file)["item_handlers"])
+        handlers = json.load(file)["item_handlers"]
+    return sorted(handlers) if isinstance(handlers, dict) else []
+
+
+def is_checkpoint(directory: Path) -> bool:
+    """Whether Orbax committed a step, or a tree of its own, here."""
+    return (directory / _STEP_METADATA).is_file()

@@ -8,7 +8,7 @@ restoring everything and calling `save_file` takes memory for all of it.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from dovetail_checkpoint.loading import proven_groups
 from dovetail_checkpoint.opening import open_source
 from dovetail_checkpoint.part_digest import part_sums
 from dovetail_checkpoint.pieces import Built, Piece
+from dovetail_checkpoint.progress import Progress, counter
 from dovetail_checkpoint.rules import Rule
 from dovetail_checkpoint.safetensors import DTYPES, METADATA, check_metadata
 from dovetail_checkpoint.source import Source
@@ -40,6 +41,7 @@ def export_safetensors(
     file_bytes: int = 5_000_000_000,
     metadata: Mapping[str, str] | None = None,
     group_bytes: int = 1 << 30,
+    progress: Progress | None = None,
 ) -> None:
     """Writes the leaves at `path`, turned by `rules`, as safetensors files that prove themselves.
 
@@ -50,6 +52,7 @@ def export_safetensors(
     metadata: texts for the header of each file.
     group_bytes: how much is read at a time. Memory peaks below two groups, or two times the
         largest leaf.
+    progress: called with bytes done and bytes in all.
 
     Raises ValueError if the rules do not fit, for a leaf that the format cannot hold and for a
     directory that exists; DamageError if a leaf is not what was written; OSError for a full disk;
@@ -61,16 +64,21 @@ def export_safetensors(
     check_metadata(metadata or {})
     source = open_source(path, item=item)
     plan = mapping.compiled(source.leaves, rules)
-    tensors = _tensors(plan)
     with TensorFiles(
-        Path(directory).absolute(), tensors, file_bytes=file_bytes, metadata=metadata or {}
+        Path(directory).absolute(), tensors(plan), file_bytes=file_bytes, metadata=metadata or {}
     ) as files:
-        digests = _stream(source, plan, files, group_bytes=group_bytes)
+        done = counter(progress, total_bytes=plan.read_bytes)
+        digests = _stream(source, plan, files, group_bytes=group_bytes, done=done)
         files.finish({_tensor_name(name): digest for name, digest in digests.items()})
 
 
 def _stream(
-    source: Source, plan: mapping.Mapping, files: TensorFiles, *, group_bytes: int
+    source: Source,
+    plan: mapping.Mapping,
+    files: TensorFiles,
+    *,
+    group_bytes: int,
+    done: Callable[[int], None],
 ) -> dict[str, str]:
     """Writes all leaves; their digests, taken before the write where the source has none."""
     known = {name: digest for name in plan.built if (digest := _known_digest(plan, name))}
@@ -86,6 +94,7 @@ def _stream(
                         shape = plan.built[name].shape
                         sums[name] += part_sums(block, offset=offset, shape=shape)
             del value
+            done(mapping.leaf_bytes(source.leaves[read]))
     return {
         name: known.get(name) or "".join(f"{int(x):08x}" for x in sums[name]) for name in plan.built
     }
@@ -107,13 +116,16 @@ def _check(**counts: int) -> None:
         )
 
 
-def _tensors(plan: mapping.Mapping) -> Leaves:
-    """Shape and dtype of each tensor by its name in the files, in the order of the plan."""
+def tensors(plan: mapping.Mapping) -> Leaves:
+    """Shape and dtype of each tensor by its name in the files, in the order of the plan.
+
+    Raises ValueError for a leaf that the format cannot hold.
+    """
     if not plan.built:
         raise ValueError(
             "an export must have at least one leaf, got none; leave out a rule that drops them"
         )
-    tensors = {}
+    found = {}
     for name, built in plan.built.items():
         dtype = _NUMBERS.get(built.dtype, built.dtype)
         if dtype not in DTYPES.values():
@@ -129,8 +141,8 @@ def _tensors(plan: mapping.Mapping) -> Leaves:
                 f"a leaf in safetensors must have a name other than '' and {METADATA!r}, got "
                 f'{name!r}; rename("{name}", "weight")'
             )
-        tensors[_tensor_name(name)] = (built.shape, dtype)
-    return tensors
+        found[_tensor_name(name)] = (built.shape, dtype)
+    return found
 
 
 def _known_digest(plan: mapping.Mapping, name: str) -> str | None:

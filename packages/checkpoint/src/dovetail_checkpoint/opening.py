@@ -4,7 +4,7 @@
 
 from pathlib import Path
 
-from dovetail_checkpoint import keep
+from dovetail_checkpoint import _compat, keep
 from dovetail_checkpoint.orbax_item import OrbaxItem
 from dovetail_checkpoint.source import Source
 
@@ -12,7 +12,7 @@ from dovetail_checkpoint.source import Source
 def open_source(path: str | Path, *, item: str | None = None) -> Source:
     """The leaves at `path`: a step (of ours or of Orbax), or safetensors files. Reads metadata.
 
-    item: which tree of a step; None if it holds only one.
+    item: which tree of a step; None if it holds only one, or if `path` is that of the tree.
 
     Raises ValueError if nothing of the kind lies there.
     """
@@ -31,7 +31,15 @@ def open_source(path: str | Path, *, item: str | None = None) -> Source:
             f"path must be one step, got the run {path} with steps {steps}; "
             f"give {keep.step_directory(path, steps[-1])}"
         )
-    return OrbaxItem(path, item)
+    return OrbaxItem(*step_and_item(path, item))
+
+
+def step_and_item(path: Path, item: str | None) -> tuple[Path, str | None]:
+    """The step and the tree that are meant: `RUN/10/model` is the tree `model` of `RUN/10`."""
+    inside = _compat.is_checkpoint(path.parent) and not _compat.is_checkpoint(path)
+    if item is None and inside and path.name in _compat.tree_names(path.parent):
+        return path.parent, path.name
+    return path, item
 
 
 def is_safetensors(path: Path) -> bool:

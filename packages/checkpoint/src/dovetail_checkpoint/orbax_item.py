@@ -75,7 +75,8 @@ class OrbaxItem:
         return seal.check(self.path)
 
     def _described(self) -> TreeItem:
-        items, problems = reading.read_record(self.path)
+        # A tree that is no item of a step has no record beside it.
+        items, problems = (None, []) if self.item is None else reading.read_record(self.path)
         if problems:
             raise DamageError(self.path, [*problems, *seal.check(self.path)])
         if items is not None and self.item in items.trees:

@@ -26,6 +26,9 @@ def start(work: Callable[[int], None], *, count: int = 2) -> None:
 
 
 def _join(work: Callable[[int], None], process: int, count: int, port: int) -> None:
+    # Gloo tells of its connections on descriptor 1, in the middle of lines that Python prints.
+    sys.stdout = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
     if count > 1:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         jax.distributed.initialize(f"localhost:{port}", count, process)

@@ -39,7 +39,8 @@ def load(
     wanted: a pytree as for `Store.restore`: abstract arrays with shardings, arrays, or numbers.
         With rules of keep_init it holds arrays there.
     item: which tree of a step; None if it holds only one.
-    group_bytes: how much is read at a time. Memory peaks at the result, one group and one leaf.
+    group_bytes: the memory to read with. It peaks at the result and this, or twice the largest
+        leaf if that is more.
 
     Every leaf that was written with a digest is proven. Raises ValueError if the leaves do not fit
     (before any is read), and DamageError, naming leaf and file, if one is not what was written.
@@ -72,11 +73,12 @@ def proven_groups(
     *,
     group_bytes: int,
 ) -> Iterator[dict[str, Value]]:
-    """Reads the leaves in the order of `places`, at most `group_bytes` at a time but at least one.
+    """Reads the leaves in the order of `places`, in at most `group_bytes` but one leaf at least.
 
     Raises DamageError on all processes if one of them reads what was not written.
     """
-    for names in _groups(source, list(places), group_bytes):
+    # While a group is read, the bytes of its files lie beside the arrays: half is what fits twice.
+    for names in _groups(source, list(places), group_bytes // 2):
         problems: list[Problem] = []
         values: dict[str, Value] = {}
         try:

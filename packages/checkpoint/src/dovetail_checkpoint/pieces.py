@@ -130,7 +130,7 @@ def arranged(block: Any, piece: Piece) -> Any:
 
 def block(value: np.ndarray, piece: Piece) -> np.ndarray:
     """The piece's block of the result, from the value of its source; a view where it can be."""
-    return arranged(value[piece.slices], piece)
+    return arranged(value[(*piece.slices, ...)], piece)  # the dots: of a scalar an array too
 
 
 def _expanded(leaf: Built, axis: int) -> Built:

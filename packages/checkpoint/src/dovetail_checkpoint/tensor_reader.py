@@ -62,22 +62,24 @@ class TensorReader:
 
         A leaf that differs on a device alone is no file's fault.
         """
-        problems = list(find_files(self.path).problems)
+        problems = {problem.where: problem for problem in find_files(self.path).problems}
         wrong: dict[str, list[str]] = {}
         for name in names:
+            file, _ = self._lies(name)
+            if file in problems:
+                continue
             try:
                 value = self.read({name: None})[name]
             except OSError as error:
-                problems.append(Problem(where=self._lies(name)[0], reason=str(error)))
+                problems[file] = Problem(where=file, reason=str(error))
                 continue
             want = self.leaves[name].digest
             if want is not None and hex_digests([value]) != [want]:
-                wrong.setdefault(self._lies(name)[0], []).append(name)
-        reason = "holds other bits than were written, in {}"
-        return problems + [
-            Problem(where=file, reason=reason.format(", ".join(leaves)))
-            for file, leaves in wrong.items()
-        ]
+                wrong.setdefault(file, []).append(name)
+        for file, leaves in wrong.items():
+            reason = f"holds other bits than were written, in {', '.join(leaves)}"
+            problems[file] = Problem(where=file, reason=reason)
+        return list(problems.values())
 
     def _lies(self, name: str) -> tuple[str, Tensor]:
         tensor = self._tensor_of[name]

@@ -2,12 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Verified, atomic training state on Orbax."""
 
+from dovetail_checkpoint.converting import convert as convert
+from dovetail_checkpoint.diff import Change as Change
+from dovetail_checkpoint.diff import Diff as Diff
+from dovetail_checkpoint.diff import diff as diff
 from dovetail_checkpoint.digest import digest as digest
 from dovetail_checkpoint.keep import Keep as Keep
 from dovetail_checkpoint.keep import Step as Step
 from dovetail_checkpoint.loading import explain as explain
 from dovetail_checkpoint.loading import load as load
 from dovetail_checkpoint.mapping import Mapping as Mapping
+from dovetail_checkpoint.metadata import Checkpoint as Checkpoint
+from dovetail_checkpoint.metadata import Run as Run
+from dovetail_checkpoint.metadata import inspect as inspect
 from dovetail_checkpoint.reading import verify as verify
 from dovetail_checkpoint.report import DamageError as DamageError
 from dovetail_checkpoint.report import Problem as Problem

@@ -1,0 +1,221 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The command `python -m dovetail_checkpoint`: inspect, diff, verify, convert.
+
+`add_arguments` and `run` are what another command mounts. What is long is told to a `Progress`;
+results go to standard output, all else to standard error.
+"""
+
+import argparse
+import dataclasses
+import json
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from inspect import cleandoc
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TextIO
+
+from dovetail_checkpoint.converting import check_plan, convert
+from dovetail_checkpoint.diff import diff
+from dovetail_checkpoint.loading import explain
+from dovetail_checkpoint.metadata import inspect
+from dovetail_checkpoint.progress import Progress
+from dovetail_checkpoint.rule_options import add_rule_options
+from dovetail_checkpoint.verdict import verdicts
+
+FINE, DIFFERENT, USAGE, FAILED, INTERRUPTED = 0, 1, 2, 3, 130
+
+_EXIT_CODES = """exit codes:
+  0    done; nothing differs, nothing is damaged
+  1    diff found differences, or verify found damage
+  2    the command line is wrong
+  3    it could not be done: the error says why
+  130  interrupted"""
+_PATHS = "a step (RUN/10), a tree of one (RUN/10/model), or safetensors"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the actions; the parsed arguments go to `run`.
+
+    Also sets `error_code`: what to exit with when `run` raises.
+    """
+    parser.epilog = _EXIT_CODES
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    for declare in (_inspect, _diff, _verify, _convert):
+        description = cleandoc(declare.__doc__ or "")
+        action = actions.add_parser(
+            declare.__name__[1:],
+            help=description.splitlines()[0],
+            description=description,
+            epilog=_EXIT_CODES,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        # Without a default, so that it may stand before the action too.
+        action.add_argument(
+            "--debug", action="store_true", default=argparse.SUPPRESS, help="show where errors rise"
+        )
+        declare(action)
+        action.set_defaults(error_code=FAILED)
+
+
+def run(args: argparse.Namespace, *, progress: Progress | None = None) -> int:
+    """Does what was asked; returns the exit code. Raises what the library raises."""
+    return args.act(args, progress)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command: errors become one message, and the exit codes those of --help."""
+    parser = argparse.ArgumentParser(
+        prog="python -m dovetail_checkpoint",
+        description="Look into checkpoints, compare, verify and convert them.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--debug", action="store_true", help="show where errors rise")
+    add_arguments(parser)
+    args = parser.parse_args(argv)
+    logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
+    if not args.debug:
+        # Orbax logs a traceback of each read that fails; what is raised says it once.
+        logging.getLogger("absl").setLevel(logging.CRITICAL)
+    try:
+        with _Line(sys.stderr, args.action) as line:
+            code = run(args, progress=line)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # `... | head` has seen enough; nothing is left to be flushed at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except (ValueError, OSError, RuntimeError) as error:
+        if args.debug:
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return args.error_code
+
+
+class _Line:
+    """A Progress: one line that is written over and over, on a terminal; elsewhere nothing."""
+
+    def __init__(self, stream: TextIO, title: str) -> None:
+        self._stream = stream
+        self._title = title
+        self._shown = ""
+
+    def __enter__(self) -> "_Line":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._show("")
+
+    def __call__(self, done_bytes: int, total_bytes: int) -> None:
+        if done_bytes < total_bytes:
+            self._show(f"{self._title}: {done_bytes / 1e9:.1f} of {total_bytes / 1e9:.1f} GB")
+        else:
+            self._show("")
+
+    def _show(self, text: str) -> None:
+        if text != self._shown and self._stream.isatty():
+            self._stream.write("\r" + text.ljust(len(self._shown)) + ("" if text else "\r"))
+            self._stream.flush()
+            self._shown = text
+
+
+def _inspect(parser: argparse.ArgumentParser) -> None:
+    """Say what lies at a path: steps, trees, leaves with shapes and digests. Reads no array."""
+    parser.add_argument("path", type=Path, help=f"a run, {_PATHS}")
+    parser.add_argument("--item", help="only this tree or object of a step")
+    _add_json(parser)
+    parser.set_defaults(act=_run_inspect)
+
+
+def _diff(parser: argparse.ArgumentParser) -> None:
+    """Compare two trees by their digests; arrays without digests are read."""
+    parser.add_argument("a", type=Path, help=_PATHS)
+    parser.add_argument("b", type=Path, help="the same")
+    parser.add_argument("--item", help="which tree of a step, if it holds several")
+    _add_json(parser)
+    add_rule_options(parser)
+    parser.set_defaults(act=_run_diff)
+
+
+def _verify(parser: argparse.ArgumentParser) -> None:
+    """Read everything and check it against digests and seals. Changes nothing."""
+    parser.add_argument("path", type=Path, help="a run, a step (RUN/10), or safetensors")
+    _add_json(parser)
+    parser.set_defaults(act=_run_verify)
+
+
+def _convert(parser: argparse.ArgumentParser) -> None:
+    """Write a tree in another format or layout, with digests; all of it or nothing.
+
+    To orbax, the result passes through the host's memory; to safetensors it is streamed.
+    """
+    parser.add_argument("path", type=Path, help=_PATHS)
+    parser.add_argument("to", type=Path, help="a directory that does not exist")
+    parser.add_argument(
+        "--format", required=True, choices=("orbax", "safetensors"), help="orbax: step 0 of a run"
+    )
+    parser.add_argument("--item", help="which tree of a step, if it holds several")
+    parser.add_argument("--file-bytes", type=int, help="most bytes of a safetensors file (5e9)")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print where each leaf comes from; read no array"
+    )
+    add_rule_options(parser)
+    parser.set_defaults(act=_run_convert)
+
+
+def _add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print it as JSON")
+
+
+def _run_inspect(args: argparse.Namespace, progress: Progress | None) -> int:
+    found = inspect(args.path, item=args.item)
+    _print(found, dataclasses.asdict(found), args)
+    return FINE
+
+
+def _run_diff(args: argparse.Namespace, progress: Progress | None) -> int:
+    found = diff(args.a, args.b, item=args.item, rules=args.rules, progress=progress)
+    _print(found, {"same": found.same, **dataclasses.asdict(found)}, args)
+    return FINE if found.same else DIFFERENT
+
+
+def _run_verify(args: argparse.Namespace, progress: Progress | None) -> int:
+    found = verdicts(args.path.absolute(), progress=progress)
+    document = {"checked": [dataclasses.asdict(verdict) for verdict in found]}
+    _print("\n".join(map(str, found)), document, args)
+    return DIFFERENT if any(verdict.problems for verdict in found) else FINE
+
+
+def _run_convert(args: argparse.Namespace, progress: Progress | None) -> int:
+    if args.dry_run:
+        plan = explain(args.path, item=args.item, rules=args.rules)
+        check_plan(plan, args.format)
+        print(plan)
+        return FINE
+    convert(
+        args.path,
+        args.to,
+        format=args.format,
+        item=args.item,
+        rules=args.rules,
+        file_bytes=args.file_bytes,
+        progress=progress,
+    )
+    return FINE
+
+
+def _print(text: Any, document: Any, args: argparse.Namespace) -> None:
+    print(json.dumps(document, indent=2, default=str) if args.json else text)

@@ -1,0 +1,133 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Rewrites a checkpoint in another format or layout, with digests and all, or not at all."""
+
+from collections.abc import Mapping as MappingOf
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+
+from dovetail_checkpoint import mapping
+from dovetail_checkpoint.assembly import assembled
+from dovetail_checkpoint.export import export_safetensors, tensors
+from dovetail_checkpoint.mapping import Mapping
+from dovetail_checkpoint.new_directory import new_directory
+from dovetail_checkpoint.opening import open_source
+from dovetail_checkpoint.orbax_item import OrbaxItem
+from dovetail_checkpoint.progress import Progress, counter
+from dovetail_checkpoint.rules import Rule
+from dovetail_checkpoint.store import Store
+
+Format = Literal["orbax", "safetensors"]
+
+_FILE_BYTES = 5_000_000_000  # the most that transformers puts into a file
+# The step that a conversion writes, and its item where the source has no name for the tree.
+_STEP, _ITEM = 0, "model"
+_TEXTS = ("python str", "python bytes")
+
+
+def convert(
+    path: str | Path,
+    to: str | Path,
+    *,
+    format: Format,
+    item: str | None = None,
+    rules: Sequence[Rule] = (),
+    file_bytes: int | None = None,
+    group_bytes: int = 1 << 30,
+    progress: Progress | None = None,
+) -> None:
+    """Writes the leaves at `path`, turned by `rules`, to the new directory `to`.
+
+    path, item: as for `load`.
+    format: "safetensors" is `export_safetensors`, which streams. "orbax" makes `to` a run whose
+        step 0 holds the tree as nested dicts, one level for each level of the names, with digests
+        and seal; its item is named as in the source, or `model`. All of the result passes through
+        the host's memory, beside one group.
+    file_bytes: of safetensors files (5e9).
+    progress: called with bytes done and bytes in all.
+
+    Raises ValueError if the rules or the leaves do not fit or `to` exists, DamageError if a leaf
+    is not what was written, OSError or RuntimeError if the disk is full, RuntimeError if several
+    processes run.
+
+    >>> convert("hf", "run", format="orbax", rules=[stack("layers/#/**", "layers/**")])
+    """
+    _check(format, file_bytes)
+    path, to = Path(path).absolute(), Path(to).absolute()
+    if format == "safetensors":
+        export_safetensors(
+            path,
+            to,
+            item=item,
+            rules=rules,
+            file_bytes=_FILE_BYTES if file_bytes is None else file_bytes,
+            group_bytes=group_bytes,
+            progress=progress,
+        )
+        return
+    source = open_source(path, item=item)
+    plan = mapping.compiled(source.leaves, rules)
+    check_plan(plan, format)
+    with new_directory(to) as root, Store(root) as store:
+        read = counter(progress, total_bytes=plan.read_bytes)
+        leaves = dict(assembled(source, plan, group_bytes=group_bytes, read=read))
+        name = source.item if isinstance(source, OrbaxItem) else None
+        store.save(_STEP, **{name or _ITEM: _nested(leaves)})
+
+
+def check_plan(plan: Mapping, format: Format) -> None:
+    """Raises ValueError if what the plan makes cannot be written in the format."""
+    if format == "safetensors":
+        tensors(plan)
+        return
+    texts = [name for name, built in plan.built.items() if built.dtype in _TEXTS]
+    if texts:
+        raise ValueError(
+            f"a leaf must be an array, key or number, got the text {texts[0]}; drop({texts[0]!r})"
+        )
+    _nested(plan.built)
+
+
+def _check(format: str, file_bytes: int | None) -> None:
+    if format not in ("orbax", "safetensors"):
+        raise ValueError(
+            f"format must be 'orbax' or 'safetensors', got format={format!r}; name one of them"
+        )
+    if format == "orbax" and file_bytes is not None:
+        raise ValueError(
+            f"file_bytes must be left to safetensors, got file_bytes={file_bytes} for "
+            "format='orbax'; leave it out"
+        )
+    if jax.process_count() > 1:
+        raise RuntimeError(
+            f"a conversion must run in one process, got process_count={jax.process_count()}; "
+            "run it without jax.distributed: it reads to the host"
+        )
+
+
+def _nested(leaves: MappingOf[str, Any]) -> Any:
+    """Dicts by the levels of the names; the leaf itself if its name is ''."""
+    if list(leaves) == [""]:
+        return leaves[""]
+    root: dict[str, Any] = {}
+    for name, leaf in leaves.items():
+        *levels, last = (key.replace("~1", "/").replace("~0", "~") for key in name.split("/"))
+        at = root
+        for level in levels:
+            at = at.setdefault(level, {})
+            if not isinstance(at, dict):
+                raise _inside(name)
+        if last in at:
+            raise _inside(name)
+        at[last] = leaf
+    return root
+
+
+def _inside(name: str) -> ValueError:
+    return ValueError(
+        "no leaf may lie inside another one where names are levels of a tree, got "
+        f"{name!r} beside a leaf on its path; rename or drop one of them"
+    )

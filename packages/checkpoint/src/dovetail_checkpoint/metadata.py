@@ -1,0 +1,209 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""What lies at a path, told from metadata alone: a run, a step, a tree, or safetensors files."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from dovetail_checkpoint import _compat, keep, reading, seal
+from dovetail_checkpoint.keep import Step
+from dovetail_checkpoint.mapping import leaf_bytes
+from dovetail_checkpoint.names import match_names
+from dovetail_checkpoint.opening import is_safetensors, open_source, step_and_item
+from dovetail_checkpoint.orbax_item import OrbaxItem
+from dovetail_checkpoint.record import RECORD_ITEM, Items, TreeItem
+from dovetail_checkpoint.report import DamageError
+from dovetail_checkpoint.source import SourceLeaf
+
+# What Orbax keeps beside the items of a step.
+_NO_ITEMS = {_compat.METRICS_ITEM, RECORD_ITEM}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TreeContents:
+    """The leaves of one tree. item: its name in the step; None where there is but one tree."""
+
+    item: str | None
+    leaves: tuple[SourceLeaf, ...]
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of all leaves in memory."""
+        return sum(map(leaf_bytes, self.leaves))
+
+    def __str__(self) -> str:
+        head = f"{len(self.leaves)} leaves, {self.bytes} bytes"
+        rows = [
+            (leaf.name, f"{leaf.dtype}{list(leaf.shape)}", leaf.digest or "no digest")
+            for leaf in self.leaves
+        ]
+        title = head if self.item is None else f"{self.item}: {head}"
+        return "\n".join([title, *(f"  {line}" for line in table(rows))])
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectContents:
+    """The state of one object.
+
+    kind: "shared" if all processes had one state, "per process", or "json" for one of plain Orbax.
+    sha256: of its canonical JSON; None where the writer took none.
+    """
+
+    item: str
+    kind: Literal["shared", "per process", "json"]
+    sha256: str | None
+
+    def __str__(self) -> str:
+        return f"{self.item}: state of an object, {self.kind}, sha256 {self.sha256 or 'unknown'}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """One step, one tree without a step, or safetensors files.
+
+    writer: "dovetail" where digests were recorded, else "orbax" or "safetensors".
+    step: what `Store.steps` says of it; None where the path is not that of a step.
+    """
+
+    path: Path
+    writer: Literal["dovetail", "orbax", "safetensors"]
+    step: Step | None
+    trees: tuple[TreeContents, ...]
+    objects: tuple[ObjectContents, ...]
+
+    def __str__(self) -> str:
+        head = f"{self.path}: written by {self.writer}"
+        if self.step is not None:
+            head += f", {', '.join(_step_cells(self.step))}"
+        return "\n".join([head, *map(str, self.trees), *map(str, self.objects)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """The committed steps of a run, oldest first."""
+
+    path: Path
+    steps: tuple[Step, ...]
+
+    def __str__(self) -> str:
+        lines = table([_step_cells(step) for step in self.steps])
+        return "\n".join([f"{self.path}: {len(self.steps)} steps", *lines])
+
+
+def inspect(path: str | Path, *, item: str | None = None) -> Run | Checkpoint:
+    """What lies at `path`; no file that holds arrays is opened.
+
+    path: a run, one of its steps, a tree that any Orbax wrote, a safetensors file or a directory
+        of them.
+    item: only this tree or object of a step.
+
+    Raises ValueError if there is nothing of the kind, DamageError if its metadata is damaged.
+
+    >>> print(inspect("run/10", item="model"))
+    """
+    path = Path(path).absolute()
+    if is_safetensors(path):
+        return _safetensors(path, item)
+    steps = keep.committed_steps(path)
+    if steps and item is None:
+        return Run(path=path, steps=tuple(keep.describe(path, step) for step in steps))
+    if steps:
+        raise ValueError(
+            f"an item must be one of a step, got item={item!r} for the run {path}; "
+            f"give {keep.step_directory(path, steps[-1])}"
+        )
+    return _step(path, item)
+
+
+def table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """The rows as lines with aligned columns."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
+def _safetensors(path: Path, item: str | None) -> Checkpoint:
+    leaves = tuple(open_source(path, item=item).leaves.values())
+    proven = bool(leaves) and all(leaf.digest is not None for leaf in leaves)
+    return Checkpoint(
+        path=path,
+        writer="dovetail" if proven else "safetensors",
+        step=None,
+        trees=(TreeContents(item=None, leaves=leaves),),
+        objects=(),
+    )
+
+
+def _step(path: Path, item: str | None) -> Checkpoint:
+    path, item = step_and_item(path, item)
+    items = _record(path)
+    trees, objects = _of_orbax(path) if items is None else _of_record(items)
+    found = [entry.item for entry in [*trees, *objects]]
+    if item is not None and item not in found:
+        raise ValueError(f"item must be one of {found} in {path}, got item={item!r}; name one")
+    is_step = path.name in map(str, keep.committed_steps(path.parent))
+    return Checkpoint(
+        path=path,
+        writer="orbax" if items is None else "dovetail",
+        step=keep.describe(path.parent, int(path.name)) if is_step else None,
+        trees=tuple(tree for tree in trees if item in (None, tree.item)),
+        objects=tuple(state for state in objects if item in (None, state.item)),
+    )
+
+
+def _record(path: Path) -> Items | None:
+    """The record of a step; None if it has none. Raises ValueError if there is no checkpoint."""
+    if None in _compat.tree_names(path):
+        return None
+    if not _compat.is_checkpoint(path) and not seal.exists(path):
+        raise ValueError(
+            f"there must be a checkpoint, got path={path}; give a run, one of its steps, or "
+            "safetensors files"
+        )
+    items, problems = reading.read_record(path)
+    if problems:
+        raise DamageError(path, problems)
+    return items
+
+
+def _of_record(items: Items) -> tuple[list[TreeContents], list[ObjectContents]]:
+    trees = [TreeContents(item=name, leaves=_leaves(tree)) for name, tree in items.trees.items()]
+    objects = [
+        ObjectContents(
+            item=name, kind="shared" if state.shared else "per process", sha256=state.sha256
+        )
+        for name, state in items.objects.items()
+    ]
+    return trees, objects
+
+
+def _leaves(tree: TreeItem) -> tuple[SourceLeaf, ...]:
+    names = match_names([leaf.name for leaf in tree.leaves])
+    return tuple(
+        SourceLeaf(name=name, shape=leaf.shape, dtype=leaf.dtype, digest=leaf.digest)
+        for name, leaf in zip(names, tree.leaves, strict=True)
+    )
+
+
+def _of_orbax(path: Path) -> tuple[list[TreeContents], list[ObjectContents]]:
+    names = _compat.tree_names(path)
+    trees = [
+        TreeContents(item=name, leaves=tuple(OrbaxItem(path, name).leaves.values()))
+        for name in names
+    ]
+    listed = _compat.item_names(path) if _compat.is_checkpoint(path) else []
+    others = [name for name in listed if name not in {*names, *_NO_ITEMS}]
+    return trees, [ObjectContents(item=name, kind="json", sha256=None) for name in others]
+
+
+def _step_cells(step: Step) -> tuple[str, ...]:
+    return (
+        f"step {step.step}",
+        ", ".join(step.items) or "no item",
+        f"{step.bytes} bytes",
+        "sealed" if step.sealed else "not sealed",
+    )

@@ -10,20 +10,25 @@ from collections.abc import Sequence
 from importlib import metadata
 from typing import NoReturn
 
-from dovetail.commands import doctor, generate, models, quickstart, train
+from dovetail.commands import checkpoint, doctor, generate, models, quickstart, train
 
 COMMANDS = {
     "quickstart": quickstart,
     "train": train,
     "generate": generate,
     "models": models,
+    "checkpoint": checkpoint,
     "doctor": doctor,
 }
 INTERRUPTED = 130  # what shells report for a program that SIGINT ended
 
 
-def parser() -> argparse.ArgumentParser:
-    """The parser of every command; each command declares its own arguments."""
+def parser(argv: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser of every command. Only the one that `argv` names declares its own arguments.
+
+    For that it may import a library, and another one's being broken must not stop it.
+    """
+    chosen = next((argument for argument in argv if argument in COMMANDS), None)
     top = argparse.ArgumentParser(
         prog="dovetail",
         description="Train, sample and check language models with the Dovetail JAX stack.",
@@ -41,7 +46,8 @@ def parser() -> argparse.ArgumentParser:
             allow_abbrev=False,
         )
         command.add_argument("--debug", action="store_true", help="show where an error arose")
-        module.add(command)
+        if name == chosen:
+            module.add(command)
         command.set_defaults(run=module.run, parser=command)
     return top
 
@@ -61,7 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     A command that gives 1 another meaning sets `error_code` among its arguments.
     """
-    args, unknown = parser().parse_known_args(argv)
+    argv = sys.argv[1:] if argv is None else argv
+    args, unknown = parser(argv).parse_known_args(argv)
     if unknown:
         _refuse(args.parser, unknown)
     debug = getattr(args, "debug", False)

@@ -55,6 +55,26 @@ class Writing:
         bar.update(progress.bytes - bar.n)
 
 
+class Bytes:
+    """A context manager whose calls show how many bytes of a long read or write are done."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._bar: tqdm | None = None
+
+    def __enter__(self) -> "Bytes":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def __call__(self, done_bytes: int, total_bytes: int) -> None:
+        if self._bar is None:
+            self._bar = tqdm(total=total_bytes, unit="B", unit_scale=True, desc=self._title)
+        self._bar.update(done_bytes - self._bar.n)
+
+
 def _state(scalars: Mapping[str, float]) -> str:
     shown = [f"loss {scalars['loss']:.3f}"]
     if "tokens_per_s" in scalars:

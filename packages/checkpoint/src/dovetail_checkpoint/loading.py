@@ -137,20 +137,25 @@ def _loaded(
     places = {name: _place(source, plan, wanted, uses[name]) for name in uses}
     filling: dict[str, Any] = {}
     for values in proven_groups(source, places, group_bytes=group_bytes):
-        for source_name in list(values):
-            value = values.pop(source_name)
+        spent = []
+        for source_name, value in values.items():
             for name, piece in uses[source_name]:
                 if plan.is_unchanged(name):
                     done[name] = target.finish(value, wanted[name])
-                elif len(plan.built[name].pieces) == 1:
+                    continue
+                spent.append(value)
+                if len(plan.built[name].pieces) == 1:
                     done[name] = _finished(_cut(value, piece, wanted[name]), wanted[name])
                 else:
                     if name not in filling:
                         filling[name] = _empty(plan.built[name], wanted[name])
                     filling[name] = _written(filling[name], value, piece)
-            del value
-        # Enqueued work holds the group that it reads: it ends before the next one is read.
+        # Enqueued work holds the group that it reads: it ends, and the group goes, before the next.
         jax.block_until_ready((list(done.values()), list(filling.values())))
+        for value in spent:
+            if isinstance(value, jax.Array):
+                value.delete()
+        values.clear()
     return done | {name: _finished(value, wanted[name]) for name, value in filling.items()}
 
 

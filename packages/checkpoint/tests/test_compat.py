@@ -2,6 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What plain Orbax makes of a step, and what Orbax's names are to us."""
 
+import json
+import threading
+
 import jax
 import numpy as np
 import orbax.checkpoint.experimental.v1 as ocp
@@ -43,9 +46,52 @@ def test_names_come_without_reading_items(run):
     assert _compat.item_names(run / "4") == ["data", "dovetail", "model", "train"]
 
 
+def save(directory, **items):
+    nothing = {"trees": {}, "documents": {}, "record": dict, "metrics": {}}
+    return _compat.save(directory, **{**nothing, **items}, compress=False, timeout_s=60.0)
+
+
 def test_a_dict_of_numbers_is_json_when_it_is_a_document(tmp_path):
-    _compat.save(
-        tmp_path / "1", trees={}, documents={"d": {"n": 1}}, compress=False, timeout_s=60.0
-    ).result()
+    save(tmp_path / "1", documents={"d": {"n": 1}}).result()
     assert _compat.document_path(tmp_path / "1", "d").read_text() == '{"n": 1}'
     assert _compat.load_document(tmp_path / "1", "d") == {"n": 1}
+
+
+def test_the_commit_waits_for_the_record_and_any_orbax_reads_it(tmp_path):
+    go = threading.Event()
+
+    def record():
+        assert go.wait(60)
+        return {"n": [1, 2.5]}
+
+    response = save(tmp_path / "1", documents={"d": {}}, record=record)
+    assert not (tmp_path / "1").exists()
+    go.set()
+    response.result()
+    handlers = json.loads((tmp_path / "1" / "_CHECKPOINT_METADATA").read_text())["item_handlers"]
+    assert handlers["dovetail"] == handlers["d"]
+    assert ocp.load_checkpointables(str(tmp_path / "1")) == {"d": {}, "dovetail": {"n": [1, 2.5]}}
+
+
+def test_a_record_that_fails_is_the_commits_error(tmp_path):
+    def record():
+        raise ArithmeticError("no digest")
+
+    with pytest.raises(ArithmeticError, match="no digest"):
+        save(tmp_path / "1", record=record).result()
+    assert not (tmp_path / "1").exists()
+
+
+def test_metrics_lie_where_orbax_puts_them(tmp_path):
+    save(tmp_path / "ours" / "3", documents={"d": {}}, metrics={"loss": 0.5}).result()
+    with ocp.training.Checkpointer(str(tmp_path / "orbax")) as checkpointer:
+        checkpointer.save_checkpointables(3, {"d": {"x": "y"}}, metrics={"loss": 0.5})
+    paths = [tmp_path / who / "3" / "metrics" / "metrics" for who in ("ours", "orbax")]
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+    assert [_compat.load_metrics(path.parent.parent) for path in paths] == [{"loss": 0.5}] * 2
+    with ocp.training.Checkpointer(str(tmp_path / "ours")) as checkpointer:
+        assert [info.metrics for info in checkpointer.checkpoints] == [{"loss": 0.5}]
+
+
+def test_no_metrics_are_none(run):
+    assert _compat.load_metrics(run / "4") is None

@@ -1,5 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
+import json
 import tempfile
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail_checkpoint import Keep, keep, seal
+from dovetail_checkpoint import Best, Keep, keep, seal
 
 
 def make(root: Path, step: int, *, sealed: bool = True) -> None:
@@ -31,30 +32,107 @@ def test_nothing_goes_before_enough_are_sealed(tmp_path):
     assert keep.committed_steps(tmp_path) == [1, 2]
 
 
-@settings(max_examples=80, deadline=None)
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 30), st.booleans(), st.booleans()),
-        unique_by=lambda x: x[0],
-        max_size=12,
+def test_multiples_stay_for_ever(tmp_path):
+    for step in (0, 4, 5, 6, 10, 11):
+        make(tmp_path, step)
+    keep.retain(tmp_path, Keep(latest=1, every=5), damaged=(), sealed_only=True)
+    assert keep.committed_steps(tmp_path) == [0, 5, 10, 11]
+
+
+@pytest.mark.parametrize(("mode", "stay"), [("min", [3, 9]), ("max", [4, 9])])
+def test_the_best_step_stays_until_a_better_one_comes(tmp_path, mode, stay):
+    rule = Keep(latest=1, best=Best("loss", mode=mode))
+    for step, loss in ((1, 0.5), (3, 0.25), (4, 0.75), (7, 0.5), (9, None)):
+        found = {} if loss is None else {"loss": loss, "other": -loss}
+        save_metrics(tmp_path, step, found)
+        keep.retain(tmp_path, rule, damaged=(), sealed_only=True)
+    assert keep.committed_steps(tmp_path) == stay
+
+
+def save_metrics(root: Path, step: int, found: dict) -> None:
+    make(root, step)
+    (root / str(step) / "metrics").mkdir()
+    (root / str(step) / "metrics" / "metrics").write_text(json.dumps(found))
+    seal.write(root / str(step))
+
+
+def test_of_equal_steps_the_newer_is_better():
+    assert Best("x", mode="max").of({1: {"x": 2}, 5: {"x": 2}, 3: {"x": 2.0}, 4: {"y": 9}}) == [5]
+
+
+def stays(step, saves, rule) -> bool:
+    """Whether a sound step stays: the rule in words, one step at a time."""
+    good = {s: loss for s, sealed, harm, loss in saves if sealed and not harm}
+    if sum(other > step for other in good) < rule.latest or len(good) < rule.latest:
+        return True
+    if rule.every is not None and step % rule.every == 0:
+        return True
+    if rule.best is None or good.get(step) is None:
+        return False
+    rivals = [(loss, s) for s, loss in good.items() if s != step and loss is not None]
+    mine = good[step]
+    wins = {"min": lambda loss: loss < mine, "max": lambda loss: loss > mine}[rule.best.mode]
+    better = [s for loss, s in rivals if wins(loss) or (loss == mine and s > step)]
+    return len(better) < rule.best.count
+
+
+rules = st.builds(
+    Keep,
+    latest=st.integers(1, 4),
+    every=st.none() | st.integers(1, 6),
+    best=st.none()
+    | st.builds(
+        Best, st.just("loss"), mode=st.sampled_from(["min", "max"]), count=st.integers(1, 3)
     ),
-    st.integers(1, 4),
 )
-def test_over_any_sequence_of_saves_the_last_good_steps_stay(saves, latest):
+saves_of_a_run = st.lists(
+    st.tuples(
+        st.integers(0, 30), st.booleans(), st.booleans(), st.none() | st.sampled_from([0.1, 0.2, 3])
+    ),
+    unique_by=lambda save: save[0],
+    max_size=12,
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(saves_of_a_run, rules)
+def test_what_goes_is_what_the_rule_says(saves, rule):
+    sound = [step for step, _, harm, _ in saves if not harm]
+    good = {
+        step: {} if loss is None else {"loss": loss}
+        for step, sealed, harm, loss in saves
+        if sealed and not harm
+    }
+    doomed = rule.doomed(sound, good=good)
+    assert doomed == sorted(step for step in sound if not stays(step, saves, rule))
+    assert not good or max(good) not in doomed
+
+
+@settings(max_examples=60, deadline=None)
+@given(saves_of_a_run, rules)
+def test_over_any_sequence_of_saves_damaged_and_last_good_steps_stay(saves, rule):
     with tempfile.TemporaryDirectory() as directory:
         root, damaged = Path(directory), set()
-        for step, sealed, is_damaged in saves:
+        for step, sealed, is_damaged, loss in saves:
             before = keep.committed_steps(root)
-            make(root, step, sealed=sealed)
+            save_metrics(root, step, {} if loss is None else {"loss": loss})
+            if not sealed:
+                (root / str(step) / seal.SEAL).unlink()
             if is_damaged:
                 damaged.add(step)
             good = [s for s in (*before, step) if s not in damaged and seal.exists(root / str(s))]
-            keep.retain(root, Keep(latest=latest), damaged=damaged, sealed_only=True)
+            keep.retain(root, rule, damaged=damaged, sealed_only=True)
             after = keep.committed_steps(root)
             assert damaged & {*before, step} <= set(after)
-            assert set(sorted(good)[-latest:]) <= set(after)
+            assert set(sorted(good)[-rule.latest :]) <= set(after)
             gone = {*before, step} - set(after)
-            assert all(sum(g > s for g in after if g not in damaged) >= latest for s in gone)
+            assert all(sum(g > s for g in after if g not in damaged) >= rule.latest for s in gone)
+
+
+def test_a_step_without_metadata_is_still_described(tmp_path):
+    make(tmp_path, 4)
+    assert keep.describe(tmp_path, 4).items == ()
+    assert keep.describe(tmp_path, 4).metrics == {}
 
 
 def test_an_interrupted_deletion_leaves_no_step(tmp_path, monkeypatch):
@@ -112,6 +190,13 @@ def test_no_root_is_no_step(tmp_path):
     assert keep.committed_steps(tmp_path / "none") == []
 
 
-def test_keeping_nothing_is_refused():
+@pytest.mark.usefixtures("unchecked")
+def test_rules_that_keep_nothing_are_refused():
     with pytest.raises(ValueError, match=r"at least one step, got latest=0; use latest=1"):
         Keep(latest=0)
+    with pytest.raises(ValueError, match=r"a number of steps, got every=0; use every=None"):
+        Keep(every=0)
+    with pytest.raises(ValueError, match=r"at least one step, got count=0; use Keep\(best=None"):
+        Best("loss", mode="min", count=0)
+    with pytest.raises(ValueError, match=r"by 'min' or 'max', got mode='least'; use mode='min'"):
+        Best("loss", mode="least")

@@ -23,8 +23,9 @@ from dovetail_checkpoint.record import (
 def items():
     tree = {"b": [jnp.ones((2, 3)), 4], "a": np.zeros((0, 2))}
     return Items(
-        trees={"item": describe(tree, digests=iter("xyz"))},
+        trees={"item": describe(tree).digested(iter("xyz"))},
         objects={"data": ObjectItem(shared=False, sha256="s")},
+        metrics={"loss": 0.25},
     )
 
 
@@ -49,7 +50,12 @@ def test_the_sum_is_over_canonical_json():
 
 def test_any_changed_value_is_damage(items):
     good = encode(items)
-    for path in (("format",), ("trees", "item", "leaves", 1, 3), ("objects", "data", "shared")):
+    for path in (
+        ("format",),
+        ("trees", "item", "leaves", 1, 3),
+        ("objects", "data", "shared"),
+        ("metrics", "loss"),
+    ):
         document = copy.deepcopy(good)
         at = document
         for key in path[:-1]:
@@ -63,3 +69,13 @@ def test_any_changed_value_is_damage(items):
 def test_other_documents_are_damage(document):
     with pytest.raises(DamagedRecordError):
         decode(document)
+
+
+def test_a_leaf_that_is_none_is_named():
+    with pytest.raises(TypeError, match=r"a/1: a leaf must be an array.*got type=str; give other"):
+        describe({"a": [1, "llama"]})
+
+
+def test_a_record_from_before_there_were_metrics_has_none(items):
+    body = {key: value for key, value in encode(items).items() if key not in ("metrics", "sha256")}
+    assert decode({**body, "sha256": json_sha256(body)}).metrics == {}

@@ -280,13 +280,17 @@ def test_bad_options_are_refused(tmp_path):
         Store(tmp_path).restore()
 
 
-def test_a_root_that_cannot_be_written_is_the_next_calls_error(tmp_path):
+def test_a_root_that_cannot_be_written_is_the_next_calls_error(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError("No space left on device")
+
     store = Store(tmp_path)
     store.save(1, item=jnp.ones(3))
     store.wait()
-    store.save(2, item=jnp.ones(3))
-    store._pending.join()
-    store._pending._error = OSError("No space left on device")
+    with monkeypatch.context() as patch:
+        patch.setattr("dovetail_checkpoint.seal.write", full)
+        store.save(2, item=jnp.ones(3))
+        store._pending[1].exception()
     with pytest.raises(RuntimeError, match=r"step 2 must be written.*No space.*free space"):
         store.save(3, item=jnp.ones(3))
     store.save(3, item=jnp.ones(3))  # raised once

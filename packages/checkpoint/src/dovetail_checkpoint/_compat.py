@@ -6,17 +6,22 @@ A step is one directory. Each item of it is a subdirectory, written by Orbax's p
 its JSON handler, and Orbax's rename of the temporary directory commits all of them together.
 """
 
+import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import orbax.checkpoint.experimental.v1 as ocp
 
+from dovetail_checkpoint import agree
+from dovetail_checkpoint.record import RECORD_ITEM
+
 # Orbax writes to `STEP` + this + an optional stamp, and renames when everything lies on disk.
 UNCOMMITTED_SUFFIX = ".orbax-checkpoint-tmp"
-# Orbax keeps this name for itself.
-RESERVED_ITEMS = frozenset({"metrics"})
+# The item in which Orbax keeps the metrics of a step.
+METRICS_ITEM = "metrics"
 
 # A leaf that Orbax is not to read.
 PLACEHOLDER = ocp.PLACEHOLDER
@@ -37,23 +42,69 @@ def save(
     *,
     trees: Mapping[str, Any],
     documents: Mapping[str, Any],
+    record: Callable[[], Any],
+    metrics: Mapping[str, float | int],
     compress: bool,
     timeout_s: float,
 ) -> Response:
     """Starts the commit of `trees` (pytrees of arrays) and `documents` (JSON) into `directory`.
 
-    Returns when every array may be donated. A dict of numbers is a valid pytree too, and Orbax
-    would store it as arrays: the JSON handler is therefore bound to each document by its name.
+    Returns when every array may be donated. `record` is called in the background, and the commit
+    waits for its document. A dict of numbers is a valid pytree too, and Orbax would store it as
+    arrays: the JSON handler is therefore bound to each document by its name.
     """
     registry = ocp.handlers.local_registry()
+    registry.add(_RecordHandler, checkpointable_name=RECORD_ITEM)
     for name in documents:
         registry.add(ocp.handlers.JsonHandler, checkpointable_name=name)
     context = ocp.Context()
     context.checkpointables.registry = registry
     context.array.saving.use_compression = compress
     context.asynchronous.timeout_secs = max(1, round(timeout_s))
+    items = {**trees, **documents, RECORD_ITEM: _Record(make=record, metrics=metrics)}
     with context:
-        return ocp.save_checkpointables_async(str(directory), {**trees, **documents})
+        return ocp.save_checkpointables_async(str(directory), items)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Record:
+    make: Callable[[], Any]
+    metrics: Mapping[str, float | int]
+
+
+class _RecordHandler:
+    """Orbax's JSON handler for a document that is made while the arrays are written.
+
+    It goes under that handler's name, which Orbax writes beside the item: any Orbax reads it then.
+    The metrics come with it, since Orbax takes no item of that name from others than its own
+    Checkpointer, which would also write the arrays by an older path.
+    """
+
+    __module__ = ocp.handlers.JsonHandler.__module__
+    __qualname__ = ocp.handlers.JsonHandler.__qualname__
+
+    async def save(self, directory: Any, checkpointable: _Record) -> Awaitable[None]:
+        return self._save_in_background(directory, checkpointable)
+
+    async def _save_in_background(self, directory: Any, record: _Record) -> None:
+        document = await asyncio.to_thread(record.make)
+        await (await ocp.handlers.JsonHandler().save(directory, document))
+        if record.metrics and agree.is_primary():
+            step = Path(await directory.await_creation()).parent
+            (step / METRICS_ITEM).mkdir()
+            (step / METRICS_ITEM / METRICS_ITEM).write_text(json.dumps(dict(record.metrics)))
+
+    async def load(self, directory: Any, abstract_checkpointable: None = None) -> Awaitable[Any]:
+        return await ocp.handlers.JsonHandler().load(directory, abstract_checkpointable)
+
+    async def metadata(self, directory: Any) -> None:
+        return None
+
+    def is_handleable(self, checkpointable: Any) -> bool:
+        return isinstance(checkpointable, _Record)
+
+    def is_abstract_handleable(self, abstract_checkpointable: Any) -> bool | None:
+        return None
 
 
 def load(directory: Path, targets: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,6 +147,12 @@ def load_document(directory: Path, name: str) -> Any:
     """Reads one JSON item. Plain file access: on damage it names the file, which Orbax does not."""
     with open(document_path(directory, name), encoding="utf-8") as file:
         return json.load(file)
+
+
+def load_metrics(directory: Path) -> Any:
+    """The metrics of a step that any Orbax wrote; None if it has none."""
+    path = directory / METRICS_ITEM / METRICS_ITEM
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
 def document_path(directory: Path, name: str) -> Path:

@@ -3,7 +3,7 @@
 """Turns the items of a save into what Orbax stores: trees of arrays, JSON documents, the record."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,54 +11,58 @@ import jax
 import numpy as np
 
 from dovetail_checkpoint import _compat, agree
-from dovetail_checkpoint.digest import hex_digests
-from dovetail_checkpoint.names import leaf_names
+from dovetail_checkpoint.digest import begin_digests
 from dovetail_checkpoint.record import (
     RECORD_ITEM,
     Items,
     ObjectItem,
+    TreeItem,
     describe,
     encode,
     json_sha256,
-    leaf_dtype,
 )
 from dovetail_checkpoint.target import Stateful
 
-_RESERVED = _compat.RESERVED_ITEMS | {RECORD_ITEM, "step", "metrics"}
+_RESERVED = {_compat.METRICS_ITEM, RECORD_ITEM, "step"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """One commit: Orbax's pytree items and its JSON items, the record among them."""
+    """One commit: Orbax's pytree items, its JSON items, and the record, which waits for digests."""
 
     trees: dict[str, Any]
     documents: dict[str, Any]
+    record: Callable[[], dict[str, Any]]
 
 
-def contents(items: Mapping[str, Any]) -> Contents:
-    """Digests the arrays where they lie and asks the objects for their states.
+def contents(items: Mapping[str, Any], metrics: Mapping[str, float | int]) -> Contents:
+    """Begins to digest the arrays where they lie and asks the objects for their states.
 
-    Returns once the digests are on the host. Raises ValueError for an item's name, TypeError for
-    a leaf or a state that cannot be stored.
+    Raises ValueError for an item's name, TypeError for a leaf or a state that cannot be stored.
     """
     _check_names(items)
     objects = {name: item for name, item in items.items() if isinstance(item, Stateful)}
     trees = {name: item for name, item in items.items() if name not in objects}
+    described = {name: _described(name, tree) for name, tree in trees.items()}
+    leaves = {name: jax.tree.leaves(tree) for name, tree in trees.items()}
+    for name, item in described.items():
+        _check_numbers(name, item, leaves[name])
     states = {name: _state(name, item) for name, item in objects.items()}
-    leaves = {name: _leaves(name, tree) for name, tree in trees.items()}
-    digests = iter(hex_digests([leaf for name in trees for leaf in leaves[name]]))
-    record = Items(
-        trees={name: describe(tree, digests=digests) for name, tree in trees.items()},
-        objects={name: item for name, (_, item) in states.items()},
-    )
+    end = begin_digests([leaf for name in trees for leaf in leaves[name]])
+
+    def record() -> dict[str, Any]:
+        digests = iter(end())
+        digested = {name: item.digested(digests) for name, item in described.items()}
+        kept = {name: item for name, (_, item) in states.items()}
+        return encode(Items(trees=digested, objects=kept, metrics=metrics))
+
     stored = {
         name: jax.tree.map(list(map(_stored, leaves[name])).__getitem__, item.tree)
-        for name, item in record.trees.items()
+        for name, item in described.items()
         if jax.tree.leaves(item.tree)  # Orbax refuses a tree without leaves
     }
     documents = {name: document for name, (document, _) in states.items()}
-    documents[RECORD_ITEM] = encode(record)
-    return Contents(trees=stored, documents=documents)
+    return Contents(trees=stored, documents=documents, record=record)
 
 
 def _check_names(items: Mapping[str, Any]) -> None:
@@ -72,19 +76,20 @@ def _check_names(items: Mapping[str, Any]) -> None:
             )
 
 
-def _leaves(item: str, tree: Any) -> list[Any]:
-    names, leaves, _ = leaf_names(tree)
-    for name, leaf in zip(names, leaves, strict=True):
-        try:
-            dtype = leaf_dtype(leaf)
-        except TypeError as error:
-            raise TypeError(f"{item}/{name}: {error}") from None
-        if dtype == "python int" and not -(2**63) <= leaf < 2**63:
+def _described(name: str, tree: Any) -> TreeItem:
+    try:
+        return describe(tree)
+    except TypeError as error:
+        raise TypeError(f"{name}/{error}") from None
+
+
+def _check_numbers(name: str, item: TreeItem, leaves: list[Any]) -> None:
+    for leaf, value in zip(item.leaves, leaves, strict=True):
+        if leaf.dtype == "python int" and not -(2**63) <= value < 2**63:
             raise ValueError(
-                f"{item}/{name}: an int must fit in 64 bits, got {leaf}; "
+                f"{name}/{leaf.name}: an int must fit in 64 bits, got {value}; "
                 "keep it in an object with get_state/set_state"
             )
-    return leaves
 
 
 def _stored(leaf: Any) -> Any:

@@ -74,18 +74,30 @@ def begin_digests(leaves: Sequence[Any]) -> Callable[[], list[str]]:
 
 def _begin(leaves: Sequence[Any]) -> Callable[[], list[Any]]:
     arrays = [_array(leaf) for leaf in leaves]
-    together = Counter()
-    for array in arrays:
-        together[array.shape, array.dtype] += array.nbytes
-    on_host = [_goes_to_host(x, together[x.shape, x.dtype]) for x in arrays]
-    for array, here in zip(arrays, on_host, strict=True):
-        if here and isinstance(array, jax.Array):
-            array.copy_to_host_async()  # all together, before the first is waited for
-    begun = [_begin_one(x, here) for x, here in zip(arrays, on_host, strict=True)]
+    away = _stay_on_device(arrays)
+    begun = [_begin_one(array, on_host=id(array) not in away) for array in arrays]
     return lambda: _end(begun)
 
 
-def _begin_one(array: jax.Array | np.ndarray, on_host: bool) -> Any:
+def _stay_on_device(arrays: Sequence[jax.Array | np.ndarray]) -> set[int]:
+    """The ids of the arrays that are summed where they lie; starts the copy of those few bytes that
+    are summed on the host, all together, before the first is waited for.
+    """
+    away = [array for array in arrays if not _lies_on_host(array)]
+    together = Counter()
+    for array in away:
+        together[array.shape, array.dtype] += array.nbytes
+    stay = set()
+    for array in away:
+        many = together[array.shape, array.dtype] >= _HOST_BYTES
+        if many or isinstance(array, Tracer) or not array.is_fully_addressable:
+            stay.add(id(array))
+        else:
+            array.copy_to_host_async()
+    return stay
+
+
+def _begin_one(array: jax.Array | np.ndarray, *, on_host: bool) -> Any:
     """The digest, perhaps still on its way, or what gives its parts when called."""
     if not on_host:
         return _device_sums(array)
@@ -102,9 +114,7 @@ def _end(begun: Sequence[Any]) -> list[Any]:
 
 def _array(leaf: Any) -> jax.Array | np.ndarray:
     if isinstance(leaf, jax.Array):
-        return (
-            jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
-        )
+        return leaf if isinstance(leaf.dtype, np.dtype) else jax.random.key_data(leaf)
     if isinstance(leaf, np.ndarray | np.generic | bool | int | float):
         return np.asarray(leaf)
     raise TypeError(
@@ -113,14 +123,13 @@ def _array(leaf: Any) -> jax.Array | np.ndarray:
     )
 
 
-def _goes_to_host(array: jax.Array | np.ndarray, group_bytes: int) -> bool:
+def _lies_on_host(array: jax.Array | np.ndarray) -> bool:
     if isinstance(array, np.ndarray):
         return True
-    if isinstance(array, Tracer) or not array.is_fully_addressable:
+    if isinstance(array, Tracer):
         return False
     devices = array.sharding.device_set
-    lies_there = len(devices) == 1 and next(iter(devices)).platform == "cpu"
-    return lies_there or group_bytes < _HOST_BYTES
+    return len(devices) == 1 and next(iter(devices)).platform == "cpu"
 
 
 @jax.jit

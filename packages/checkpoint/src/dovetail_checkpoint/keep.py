@@ -10,11 +10,12 @@ keep their files: when training reaches such a step again, the old one is rename
 import logging
 import re
 import shutil
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
-from dovetail_checkpoint import _compat, seal
+from dovetail_checkpoint import _compat, metrics, seal
 from dovetail_checkpoint.record import RECORD_ITEM
 
 _logger = logging.getLogger(__name__)
@@ -34,13 +35,52 @@ class Step:
     items: tuple[str, ...]
     bytes: int
     sealed: bool
+    metrics: Mapping[str, float | int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Best:
+    """The `count` steps with the least (`mode="min"`) or greatest value of `metric`.
+
+    Of equal values the newer step is better. A step that was saved without the metric is none.
+    """
+
+    metric: str
+    mode: Literal["min", "max"] = field(kw_only=True)
+    count: int = field(default=1, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("min", "max"):
+            raise ValueError(
+                f"Best must compare by 'min' or 'max', got mode={self.mode!r}; use mode='min' "
+                "for a loss"
+            )
+        if self.count < 1:
+            raise ValueError(
+                f"Best must keep at least one step, got count={self.count}; use Keep(best=None) "
+                "to keep none"
+            )
+
+    def of(self, metrics: Mapping[int, Mapping[str, float | int]]) -> list[int]:
+        """The best of these steps, at most `count`."""
+        sign = 1 if self.mode == "min" else -1
+        having = [step for step, found in metrics.items() if self.metric in found]
+        return sorted(having, key=lambda s: (sign * metrics[s][self.metric], -s))[: self.count]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Keep:
-    """Keeps the newest `latest` good steps and everything newer than the oldest of them."""
+    """Keeps the newest `latest` good steps and everything newer than the oldest of them.
+
+    every: multiples of this step number stay for ever, 0 too. None: no step does.
+    best: of the good steps, these stay as long as none is better. None: no metric is compared.
+
+    >>> Keep(latest=2, every=10_000, best=Best("eval/loss", mode="min"))
+    """
 
     latest: int = 3
+    every: int | None = None
+    best: Best | None = None
 
     def __post_init__(self) -> None:
         if self.latest < 1:
@@ -48,16 +88,28 @@ class Keep:
                 f"Keep must leave at least one step, got latest={self.latest}; "
                 "use latest=1 to keep only the newest"
             )
+        if self.every is not None and self.every < 1:
+            raise ValueError(
+                f"Keep must be given a number of steps, got every={self.every}; use every=None "
+                "to keep none for ever"
+            )
 
-    def doomed(self, steps: Collection[int], *, good: Collection[int]) -> list[int]:
-        """The `steps` to delete: all older than the `latest` newest of the `good` ones.
+    def doomed(
+        self, steps: Collection[int], *, good: Mapping[int, Mapping[str, float | int]]
+    ) -> list[int]:
+        """The `steps` to delete, given the metrics of those that are `good`.
 
         Nothing goes until `latest` good steps exist, so the last good step never goes.
         """
         kept = sorted(good)[-self.latest :]
         if len(kept) < self.latest:
             return []
-        return sorted(step for step in steps if step < kept[0])
+        best = self.best.of(good) if self.best else []
+        return sorted(
+            step
+            for step in steps
+            if step < kept[0] and step not in best and (self.every is None or step % self.every)
+        )
 
 
 def step_directory(root: Path, step: int) -> Path:
@@ -76,12 +128,16 @@ def committed_steps(root: Path) -> list[int]:
 def describe(root: Path, step: int) -> Step:
     """What lies on disk for one step; no array is read."""
     directory = step_directory(root, step)
-    items = _compat.item_names(directory)
+    try:
+        items = _compat.item_names(directory)
+    except (OSError, ValueError, LookupError, TypeError):
+        items = []
     return Step(
         step=step,
-        items=tuple(name for name in items if name != RECORD_ITEM),
+        items=tuple(name for name in items if name not in (RECORD_ITEM, _compat.METRICS_ITEM)),
         bytes=sum(path.stat().st_size for path in directory.rglob("*") if path.is_file()),
         sealed=seal.exists(directory),
+        metrics=metrics.read(directory),
     )
 
 
@@ -124,6 +180,11 @@ def retain(root: Path, rule: Keep, *, damaged: Collection[int], sealed_only: boo
     it is sealed; an older unsealed step goes with the others.
     """
     sound = [step for step in committed_steps(root) if step not in damaged]
-    good = [s for s in sound if not sealed_only or seal.exists(step_directory(root, s))]
+    directories = {step: step_directory(root, step) for step in sound}
+    good = {
+        step: metrics.read(directory) if rule.best else {}
+        for step, directory in directories.items()
+        if not sealed_only or seal.exists(directory)
+    }
     for step in rule.doomed(sound, good=good):
         delete(root, step)

@@ -5,7 +5,6 @@
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -117,11 +116,7 @@ def _assumed(targets: Mapping[str, Any]) -> Items:
     """The items of a step without record: what is wanted, undigested."""
     objects = {name for name, wanted in targets.items() if isinstance(wanted, Stateful)}
     return Items(
-        trees={
-            name: describe(wanted, digests=repeat(None))
-            for name, wanted in targets.items()
-            if name not in objects
-        },
+        trees={name: describe(wanted) for name, wanted in targets.items() if name not in objects},
         objects={name: ObjectItem(shared=True, sha256=None) for name in objects},
     )
 
@@ -171,6 +166,7 @@ def _load(
             raise
         return _NO_VALUES, [Problem(where="items", reason=f"cannot be read ({error!r:.300})")]
     problems = _leaf_problems(items, trees) + _state_problems(items, objects)
+    problems += _metrics_problems(directory, items)
     if problems:
         return _NO_VALUES, problems
     finished = {
@@ -220,6 +216,16 @@ def _state_problems(items: Items, objects: Mapping[str, Any]) -> list[Problem]:
         for name, state in objects.items()
         if items.objects[name].sha256 not in (None, json_sha256(state))
     ]
+
+
+def _metrics_problems(directory: Path, items: Items) -> list[Problem]:
+    if not items.metrics:
+        return []
+    try:
+        same = _compat.load_metrics(directory) == items.metrics
+    except (OSError, ValueError):
+        same = False
+    return [] if same else [Problem(where="metrics", reason="are not those that were saved")]
 
 
 def _own_state(item: ObjectItem, value: dict[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@
      "trees": {"params": {"tree": {"w": 0, "b": 1}, "leaves": [["w", "float32", [2, 3], "0f..."],
                                                               ["b", ...]]}},
      "objects": {"data": {"shared": true, "sha256": "9c..."}},
+     "metrics": {"loss": 0.5},
      "sha256": "..."}
 
 `tree` is the plain tree (names.py) with the number of the leaf in place of the leaf; leaves that
@@ -13,11 +14,11 @@ Orbax cannot hold (arrays without elements) are in `leaves` alone. `sha256` cove
 JSON of all else, so that a damaged record is told from one that fits another model.
 """
 
+import functools
 import hashlib
 import json
-import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import jax
@@ -52,6 +53,11 @@ class TreeItem:
     tree: Any
     leaves: tuple[Leaf, ...]
 
+    def digested(self, digests: Iterator[str]) -> "TreeItem":
+        """The same with the next of the digests for each leaf."""
+        leaves = tuple(replace(leaf, digest=next(digests)) for leaf in self.leaves)
+        return TreeItem(tree=self.tree, leaves=leaves)
+
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectItem:
@@ -63,10 +69,11 @@ class ObjectItem:
 
 @dataclass(frozen=True, kw_only=True)
 class Items:
-    """What a step holds, by item name."""
+    """What a step holds, by item name, and its metrics."""
 
     trees: Mapping[str, TreeItem]
     objects: Mapping[str, ObjectItem]
+    metrics: Mapping[str, float | int] = field(default_factory=dict)
 
 
 class DamagedRecordError(Exception):
@@ -77,7 +84,13 @@ def encode(items: Items) -> dict[str, Any]:
     """The JSON document of the record."""
     trees = {name: _encode_tree(item) for name, item in items.trees.items()}
     objects = {name: asdict(item) for name, item in items.objects.items()}
-    body = {"format": _FORMAT, "digest": _DIGEST, "trees": trees, "objects": objects}
+    body = {
+        "format": _FORMAT,
+        "digest": _DIGEST,
+        "trees": trees,
+        "objects": objects,
+        "metrics": dict(items.metrics),
+    }
     return {**body, "sha256": json_sha256(body)}
 
 
@@ -97,6 +110,7 @@ def decode(document: Any) -> Items:
     return Items(
         trees={name: _decode_tree(item) for name, item in body["trees"].items()},
         objects={name: ObjectItem(**item) for name, item in body["objects"].items()},
+        metrics=body.get("metrics", {}),  # steps from before there were any have none
     )
 
 
@@ -106,32 +120,46 @@ def json_sha256(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def describe(tree: Any, *, digests: Iterator[str | None]) -> TreeItem:
-    """The item for a tree of leaves or abstract leaves, which take their digests in leaf order."""
-    names, leaves, _ = leaf_names(tree)
-    numbers = iter(range(len(leaves)))
+def describe(tree: Any) -> TreeItem:
+    """The item for a tree of leaves or abstract leaves, without digests.
 
-    def number(leaf: Any) -> int | None:
-        i = next(numbers)
-        return i if math.prod(np.shape(leaf)) else None  # Orbax refuses arrays without elements
+    Raises TypeError that names the leaf if it is none.
+    """
+    names, leaves, _ = leaf_names(tree)
+    dtypes = list(map(_named_dtype, names, leaves))
+    shapes = [tuple(np.shape(leaf)) for leaf in leaves]
+    # Orbax refuses arrays without elements.
+    numbers = iter([None if 0 in shape else i for i, shape in enumerate(shapes)])
 
     described = tuple(
-        Leaf(name=name, dtype=leaf_dtype(leaf), shape=tuple(np.shape(leaf)), digest=next(digests))
-        for name, leaf in zip(names, leaves, strict=True)
+        Leaf(name=name, dtype=dtype, shape=shape, digest=None)
+        for name, dtype, shape in zip(names, dtypes, shapes, strict=True)
     )
-    return TreeItem(tree=plain(tree, number), leaves=described)
+    return TreeItem(tree=plain(tree, lambda _: next(numbers)), leaves=described)
+
+
+def _named_dtype(name: str, leaf: Any) -> str:
+    try:
+        return leaf_dtype(leaf)
+    except TypeError as error:
+        raise TypeError(f"{name}: {error}") from None
 
 
 def leaf_dtype(leaf: Any) -> str:
     """The dtype of a leaf or abstract leaf, as the record has it. TypeError for another leaf."""
     if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct | np.ndarray | np.generic):
-        return str(leaf.dtype)
+        return _dtype_name(leaf.dtype)
     if isinstance(leaf, bool | int | float):
         return f"python {type(leaf).__name__}"
     raise TypeError(
         f"a leaf must be an array, a typed key or a number, got type={type(leaf).__name__}; "
         "give other state through an object with get_state/set_state"
     )
+
+
+@functools.cache
+def _dtype_name(dtype: Any) -> str:  # of thousands of leaves, while training waits
+    return str(dtype)
 
 
 def _encode_tree(item: TreeItem) -> dict[str, Any]:

@@ -3,8 +3,8 @@
 """A run's checkpoints: save without waiting, restore the newest step that is proven intact."""
 
 import logging
-import threading
-from collections.abc import Callable
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -12,6 +12,7 @@ from typing import Any, Literal
 from dovetail_checkpoint import _compat, agree, keep, reading, seal
 from dovetail_checkpoint.contents import contents
 from dovetail_checkpoint.keep import Keep, Step
+from dovetail_checkpoint.metrics import checked
 from dovetail_checkpoint.report import Problem, Report, StepReport
 from dovetail_checkpoint.target import Stateful
 
@@ -65,7 +66,9 @@ class Store:
         self._seal = seal
         self._compress = compress
         self._timeout_s = timeout_s
-        self._pending: _Background | None = None
+        # One thread that stays: to start one while Orbax is busy in others takes 10 ms.
+        self._background = ThreadPoolExecutor(1, thread_name_prefix="dovetail-save")
+        self._pending: tuple[int, Future[None]] | None = None
         self._tidied = False
         self._damaged: set[int] = set()
         self.report = Report()
@@ -85,9 +88,12 @@ class Store:
         """Whether `step` is a positive multiple of `every`."""
         return self._every is not None and step > 0 and step % self._every == 0
 
-    def save(self, step: int, **items: Any) -> None:
+    def save(
+        self, step: int, *, metrics: Mapping[str, float | int] | None = None, **items: Any
+    ) -> None:
         """Starts the commit of all `items` as `step`; returns when arrays may be donated.
 
+        metrics: finite numbers by name, the same on every process, which `Keep` may compare.
         items: pytrees of arrays, typed keys and numbers, or objects with get_state/set_state.
         Waits for the save before it. Raises RuntimeError if that one failed, ValueError if the
         step exists (a step that the last restore found damaged is renamed and kept), and
@@ -95,12 +101,13 @@ class Store:
         """
         self.wait()
         _check_step(step)
+        numbers = checked(metrics)
         if step in keep.committed_steps(self._root) and step not in self._damaged:
             raise ValueError(
                 f"a step must be new, got step={step}, which exists in {self._root}; "
                 "restore the newest step and go on from it, or use another root"
             )
-        parts = contents(items)
+        parts = contents(items, numbers)
         if agree.is_primary():
             self._make_room(step)
         agree.gather(None)  # nobody writes before there is room
@@ -108,11 +115,13 @@ class Store:
             keep.step_directory(self._root, step),
             trees=parts.trees,
             documents=parts.documents,
+            record=parts.record,
+            metrics=numbers,
             compress=self._compress,
             timeout_s=self._timeout_s,
         )
         self._damaged.discard(step)
-        self._pending = _Background(step, lambda: self._complete(step, response))
+        self._pending = step, self._background.submit(self._complete, step, response)
 
     def restore(
         self, *, step: int | None = None, **targets: Any
@@ -154,15 +163,16 @@ class Store:
         pending, self._pending = self._pending, None
         if pending is None:
             return
-        error = pending.join()
+        step, done = pending
+        error = done.exception()
         failed = [text for text in agree.gather(error and repr(error)) if text]
         if not failed:
             return
         if agree.is_primary():
-            keep.delete_leftovers(self._root, step=pending.step)
+            keep.delete_leftovers(self._root, step=step)
         self._tidied = False
         raise RuntimeError(
-            f"step {pending.step} must be written to {self._root} whole, got {failed[0]}; "
+            f"step {step} must be written to {self._root} whole, got {failed[0]}; "
             f"{keep.committed_steps(self._root)} are intact: free space or fix the directory, "
             "then save again"
         ) from error
@@ -208,28 +218,6 @@ class Store:
             return report
         problem = Problem(where="record", reason="the step has no digests and verify='always'")
         return StepReport(step=report.step, verified=False, problems=(problem,))
-
-
-class _Background:
-    """One save on its way, on a thread of its own."""
-
-    def __init__(self, step: int, work: Callable[[], None]) -> None:
-        self.step = step
-        self._work = work
-        self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name=f"dovetail-save-{step}")
-        self._thread.start()
-
-    def join(self) -> Exception | None:
-        """Waits, and gives what went wrong."""
-        self._thread.join()
-        return self._error
-
-    def _run(self) -> None:
-        try:
-            self._work()
-        except Exception as error:  # the next save, wait or close raises it
-            self._error = error
 
 
 def _check_step(step: int) -> None:

@@ -1,0 +1,52 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The metrics of a step: numbers by name, kept where Orbax keeps them and covered by the record."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dovetail_checkpoint import _compat
+from dovetail_checkpoint.record import RECORD_ITEM, DamagedRecordError, decode
+
+
+def checked(metrics: Mapping[str, float | int] | None) -> dict[str, float | int]:
+    """A copy. Raises TypeError or ValueError for a name or value that cannot be compared later."""
+    for name, value in (metrics or {}).items():
+        if not isinstance(name, str):
+            raise TypeError(
+                f"a metric's name must be a str, got {name!r}; use metrics={{'loss': 0.5}}"
+            )
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise TypeError(
+                f"a metric must be an int or a float, got {name}={value!r}; use float({name})"
+            )
+        if not math.isfinite(value):
+            raise ValueError(
+                f"a metric must be finite, got {name}={value}; leave it out where it is not known"
+            )
+    return dict(metrics or {})
+
+
+def read(directory: Path) -> dict[str, float | int]:
+    """The metrics of a committed step; of a step of plain Orbax those that are numbers.
+
+    None are known of a step whose record or metrics cannot be read.
+    """
+    try:
+        if _compat.document_path(directory, RECORD_ITEM).exists():
+            return dict(decode(_compat.load_document(directory, RECORD_ITEM)).metrics)
+        return _numbers(_compat.load_metrics(directory))
+    except (OSError, ValueError, LookupError, TypeError, RuntimeError, DamagedRecordError):
+        return {}
+
+
+def _numbers(metrics: Any) -> dict[str, float | int]:
+    if not isinstance(metrics, dict):
+        return {}
+    return {
+        name: value
+        for name, value in metrics.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    }

@@ -1,0 +1,317 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Damages checkpoints of several libraries in the same ways, and counts what reading makes of it.
+
+A trial damages one file of the newest checkpoint, reads everything, compares the values with those
+that were saved, and mends the file. A fault is `found` if reading reports it (and, for a Store,
+gives the whole step before it), `wrong` if other values come without a word, and `harmless` if the
+right ones do.
+
+`--table FILE` writes the table that the documentation shows; `--part 0.05` makes fewer trials.
+"""
+
+import argparse
+import importlib.util
+import logging
+import random
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint.experimental.v1 as ocp
+import safetensors.numpy
+
+from dovetail_checkpoint import DamageError, Store, load
+from dovetail_checkpoint.export import export_safetensors
+from measure import report
+
+Tree = dict[str, np.ndarray]
+Fault = Callable[[Sequence[Path], random.Random], list[Path]]
+
+
+class Position:
+    """The object of a step: a data position."""
+
+    def __init__(self, row: int) -> None:
+        self.row = row
+
+    def get_state(self) -> dict:
+        return {"row": self.row}
+
+    def set_state(self, state: dict) -> None:
+        self.row = state["row"]
+
+
+def values(step: int) -> Tree:
+    rng = np.random.default_rng(step)
+    shapes = {"embed": (97, 16), "up": (16, 33), "down": (33, 16), "mu": (97, 16), "nu": (97, 16)}
+    tree = {name: rng.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    return tree | {"scale": rng.normal(size=16).astype(np.float16)}
+
+
+def same(found: Tree, step: int) -> bool:
+    want = values(step)
+    return found.keys() == want.keys() and all(
+        np.asarray(found[name]).tobytes() == want[name].tobytes() for name in want
+    )
+
+
+def abstract() -> dict:
+    return {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in values(1).items()}
+
+
+class OurStore:
+    """Two steps of a Store; a fault in the newer must lead to the older."""
+
+    name, version = "Store", "dovetail-checkpoint"
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        with Store(root) as store:
+            for step in (1, 2):
+                store.save(step, model=jax.tree.map(jnp.asarray, values(step)), data=Position(step))
+        self.files = files_under(root / "2")
+
+    def read(self) -> str:
+        data = Position(0)
+        step, items = Store(self._root).restore(model=abstract(), data=data)
+        if step == 2:
+            return "harmless" if same(items["model"], 2) and data.row == 2 else "wrong"
+        whole = step == 1 and same(items["model"], 1) and data.row == 1
+        return "found" if whole else "wrong"
+
+
+class OurSafetensors:
+    """Several files with an index, exported from a step."""
+
+    name, version = "export_safetensors", "dovetail-checkpoint"
+
+    def __init__(self, root: Path) -> None:
+        with Store(root / "run") as store:
+            store.save(2, model=jax.tree.map(jnp.asarray, values(2)))
+        export_safetensors(root / "run" / "2", root / "export", file_bytes=8_000)
+        self._path = root / "export"
+        self.files = files_under(self._path)
+        assert len(self.files) > 3
+
+    def read(self) -> str:
+        try:
+            found = load(self._path, values(1))
+        except (DamageError, ValueError):
+            return "found"
+        return "harmless" if same(found, 2) else "wrong"
+
+
+class Peer:
+    """A library that returns values, or raises."""
+
+    name: str
+    version: str
+    files: list[Path]
+
+    def load(self) -> Tree:
+        raise NotImplementedError
+
+    def read(self) -> str:
+        try:
+            found = self.load()
+        except Exception:  # each library has types of its own: any word is a word
+            return "found"
+        return "harmless" if same(found, 2) else "wrong"
+
+
+class PlainOrbax(Peer):
+    name, version = "Orbax v1", "orbax-checkpoint"
+
+    def __init__(self, root: Path) -> None:
+        self._path = root / "step"
+        ocp.save_checkpointables(str(self._path), {"model": jax.tree.map(jnp.asarray, values(2))})
+        self.files = files_under(self._path)
+
+    def load(self) -> Tree:
+        place = jnp.zeros(()).sharding
+        target = {
+            name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
+            for name, x in abstract().items()
+        }
+        return ocp.load_checkpointables(str(self._path), {"model": target})["model"]
+
+
+class PlainSafetensors(Peer):
+    name, version = "safetensors", "safetensors"
+
+    def __init__(self, root: Path) -> None:
+        self.files = [root / "model.safetensors"]
+        safetensors.numpy.save_file(values(2), self.files[0])
+
+    def load(self) -> Tree:
+        return safetensors.numpy.load_file(self.files[0])
+
+
+class Npz(Peer):
+    name, version = "numpy.savez", "numpy"
+
+    def __init__(self, root: Path) -> None:
+        self.files = [root / "model.npz"]
+        np.savez(self.files[0], **values(2))
+
+    def load(self) -> Tree:
+        with np.load(self.files[0]) as archive:
+            return dict(archive)
+
+
+class TorchDcp(Peer):
+    name, version = "torch DCP", "torch"
+
+    def __init__(self, root: Path) -> None:
+        import torch.distributed.checkpoint as dcp  # not installed everywhere
+
+        self._path = root / "dcp"
+        dcp.save(self._tensors(values(2)), checkpoint_id=self._path, no_dist=True)
+        self.files = files_under(self._path)
+
+    def load(self) -> Tree:
+        import torch.distributed.checkpoint as dcp
+
+        state = self._tensors({name: np.zeros_like(x) for name, x in values(2).items()})
+        dcp.load(state, checkpoint_id=self._path, no_dist=True)
+        return {name: x.numpy() for name, x in state.items()}
+
+    def _tensors(self, tree: Tree) -> dict:
+        import torch
+
+        return {name: torch.from_numpy(x.copy()) for name, x in tree.items()}
+
+
+def flip(files: Sequence[Path], moments: random.Random) -> list[Path]:
+    """One bit of a random file: every second time the file is drawn by its size."""
+    sizes = [path.stat().st_size for path in files]
+    by_size = moments.random() < 0.5
+    (path,) = moments.choices(files, sizes if by_size else [size > 0 for size in sizes])
+    data = bytearray(path.read_bytes())
+    data[moments.randrange(len(data))] ^= 1 << moments.randrange(8)
+    path.write_bytes(data)
+    return [path]
+
+
+def truncate(files: Sequence[Path], moments: random.Random) -> list[Path]:
+    path = moments.choice([path for path in files if path.stat().st_size])
+    path.write_bytes(path.read_bytes()[: moments.randrange(path.stat().st_size)])
+    return [path]
+
+
+def zero(files: Sequence[Path], moments: random.Random) -> list[Path]:
+    """Up to 4 KiB of zeros, as a lost page."""
+    path = moments.choice([path for path in files if any(path.read_bytes())])
+    data, before = bytearray(path.read_bytes()), path.read_bytes()
+    while data == before:
+        start = moments.randrange(len(data))
+        length = min(4096, len(data) - start)
+        data[start : start + length] = bytes(length)
+    path.write_bytes(data)
+    return [path]
+
+
+def swap(files: Sequence[Path], moments: random.Random) -> list[Path]:
+    one, other = moments.sample(list(files), 2)
+    while one.read_bytes() == other.read_bytes():
+        one, other = moments.sample(list(files), 2)
+    first, second = one.read_bytes(), other.read_bytes()
+    one.write_bytes(second)
+    other.write_bytes(first)
+    return [one, other]
+
+
+def lose(files: Sequence[Path], moments: random.Random) -> list[Path]:
+    path = moments.choice(files)
+    path.unlink()
+    return [path]
+
+
+FAULTS: dict[str, tuple[Fault, int]] = {
+    "one flipped bit": (flip, 1000),
+    "a truncated file": (truncate, 100),
+    "a zeroed block": (zero, 100),
+    "two swapped files": (swap, 100),
+    "a missing file": (lose, 100),
+}
+ARMS = [OurStore, OurSafetensors, PlainOrbax, TorchDcp, PlainSafetensors, Npz]
+
+
+def files_under(root: Path) -> list[Path]:
+    return sorted(path for path in root.rglob("*") if path.is_file())
+
+
+def outcomes(arm, fault: Fault, trials: int) -> Counter[str]:
+    """What reading made of each trial; every file is mended after it."""
+    moments, counts = random.Random(7), Counter()
+    whole = {path: path.read_bytes() for path in arm.files}
+    for _ in range(trials):
+        harmed = fault(arm.files, moments)
+        counts[arm.read()] += 1
+        for path in harmed:
+            path.write_bytes(whole[path])
+    assert arm.read() == "harmless", "the files were not mended"
+    return counts
+
+
+def table(found: dict[str, dict[str, Counter[str]]]) -> str:
+    """Found, wrong and harmless, in percent of the trials."""
+    arms = list(next(iter(found.values())))
+    lines = ["| fault | trials | " + " | ".join(arms) + " |", "|---" * (len(arms) + 2) + "|"]
+    for fault, by_arm in found.items():
+        trials = max(counts.total() for counts in by_arm.values())
+        cells = [_cell(by_arm[arm]) for arm in arms]
+        lines.append(f"| {fault} | {trials} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(counts: Counter[str]) -> str:
+    if not counts:
+        return "one file"
+    shares = (counts[kind] * 100 / counts.total() for kind in ("found", "wrong", "harmless"))
+    return " / ".join(f"{share:.4g}" for share in shares)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--part", type=float, default=1.0)
+    parser.add_argument("--table", type=Path)
+    args = parser.parse_args()
+    logging.disable(logging.CRITICAL)  # Orbax and our Store log each fault
+    installed = [arm for arm in ARMS if arm is not TorchDcp or importlib.util.find_spec("torch")]
+    found: dict[str, dict[str, Counter[str]]] = {fault: {} for fault in FAULTS}
+    with tempfile.TemporaryDirectory() as folder:
+        for i, kind in enumerate(installed):
+            (Path(folder) / str(i)).mkdir()
+            arm = kind(Path(folder) / str(i))
+            for name, (fault, trials) in FAULTS.items():
+                alone = fault is swap and len(arm.files) == 1
+                count = 0 if alone else max(2, round(trials * args.part))
+                found[name][kind.name] = outcomes(arm, fault, count)
+    for name, by_arm in found.items():
+        for kind in installed[2:]:
+            ours, peer = by_arm["Store"], by_arm[kind.name]
+            report(
+                name,
+                metric="found",
+                unit="of the trials",
+                values=[ours["found"] / ours.total()],
+                peer=kind.version,
+                trials=ours.total(),
+                **{f"store_{key}": ours[key] for key in ("found", "wrong", "harmless")},
+                **{f"peer_{key}": peer[key] for key in ("found", "wrong", "harmless")},
+            )
+    if args.table:
+        args.table.write_text(table(found), encoding="utf-8")
+    else:
+        print(table(found), file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

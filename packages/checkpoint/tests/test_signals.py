@@ -1,5 +1,7 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
+import ctypes
+import math
 import os
 import signal
 import threading
@@ -7,7 +9,7 @@ import time
 
 import pytest
 
-from dovetail_checkpoint import on_signal
+from dovetail_checkpoint import actions, on_signal
 
 
 def send(number):
@@ -90,6 +92,72 @@ def test_the_wakeup_descriptor_before_still_hears_and_returns_on_exit():
         os.close(writer)
 
 
+def test_a_wakeup_descriptor_that_was_closed_does_not_deafen():
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    old = signal.set_wakeup_fd(writer)
+    with on_signal(signal.SIGUSR1) as stop:
+        os.close(writer)
+        send(signal.SIGUSR1)
+        wait_for(lambda: stop.requested)
+        heard = stop._first_s
+        stop._first_s = math.inf
+        send(signal.SIGUSR1)
+        wait_for(lambda: stop.requested)
+        assert stop._first_s > heard
+        os.dup2(reader, writer)  # a descriptor to give back
+        os.set_blocking(writer, False)
+    signal.set_wakeup_fd(old)
+    os.close(reader)
+    os.close(writer)
+
+
+@pytest.fixture
+def heard_in_c():
+    """The numbers that a C handler of SIGUSR1 got, of which Python knows nothing."""
+    numbers = []
+    handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(numbers.append)
+    libc = ctypes.CDLL(None)
+    libc.signal.restype = ctypes.c_void_p
+    old = actions.current(signal.SIGUSR1)
+    libc.signal(int(signal.SIGUSR1), handler)
+    yield numbers
+    actions.install(signal.SIGUSR1, old)
+
+
+def test_a_handler_in_c_still_runs_and_returns_on_exit(heard_in_c):
+    before = actions.current(signal.SIGUSR1)
+    with on_signal(signal.SIGUSR1) as outer, on_signal(signal.SIGUSR1) as inner:
+        for count in (1, 2):
+            send(signal.SIGUSR1)
+            wait_for(lambda count=count: len(heard_in_c) == count)
+        assert inner.requested
+        assert outer.requested
+    assert actions.current(signal.SIGUSR1).address == before.address
+    send(signal.SIGUSR1)
+    wait_for(lambda: heard_in_c == [signal.SIGUSR1] * 3)
+
+
+def test_a_handler_that_takes_the_place_of_ours_is_an_error(heard_in_c):
+    theirs = actions.current(signal.SIGUSR1)
+    with on_signal(signal.SIGUSR1) as stop:
+        assert not stop.poll(1)
+        actions.install(signal.SIGUSR1, theirs)
+        with pytest.raises(
+            RuntimeError,
+            match=r"handler of SIGUSR1 must stay.*got one of another library.*enter on_signal aft",
+        ):
+            stop.poll(2)
+
+
+def test_a_request_lasts():
+    with on_signal(signal.SIGTERM) as stop:
+        send(signal.SIGTERM)
+        wait_for(lambda: stop.poll(1))
+        assert stop.poll(2)
+    assert stop.poll(3)
+
+
 def test_other_signals_are_not_a_request():
     old = signal.signal(signal.SIGUSR1, lambda *_: None)
     try:
@@ -126,6 +194,8 @@ def test_another_thread_is_refused():
 def test_bad_options_are_refused():
     with pytest.raises(ValueError, match=r"at least one signal, got none; on_signal\("):
         on_signal()
+    with pytest.raises(ValueError, match=r"process may catch, got SIGKILL; use signal.SIGTERM"):
+        on_signal(signal.SIGTERM, signal.SIGKILL)
     with pytest.raises(ValueError, match=r"0 or more seconds, got grace_s=-1.0; use 30"):
         on_signal(signal.SIGTERM, grace_s=-1.0)
 

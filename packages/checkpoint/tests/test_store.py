@@ -307,22 +307,6 @@ def test_leftovers_of_killed_saves_go_with_the_first_save(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["4"]
 
 
-def test_a_full_disk_loses_nothing(tmp_path, run_program):
-    printed = run_program("full_disk.py", tmp_path)
-    assert "step 2 must be written to" in printed
-    assert "free space or fix the directory, then save again" in printed
-    assert printed.splitlines()[-2:] == ["restored 1", "restored 2"]
-
-
-def test_killed_at_any_point_the_newest_committed_step_is_whole(tmp_path, run_program):
-    assert run_program("kill.py", tmp_path, 3).splitlines()[-1] == "3 kills survived"
-
-
-@pytest.mark.slow
-def test_killed_forty_times(tmp_path, run_program):
-    assert run_program("kill.py", tmp_path, 40).splitlines()[-1] == "40 kills survived"
-
-
 def test_other_device_counts_restore_the_same_bits(tmp_path, run_program):
     assert run_program("reshard.py", tmp_path, devices=8).splitlines() == [
         "2x2 verified",

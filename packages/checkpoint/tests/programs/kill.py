@@ -1,8 +1,13 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Kills a saving process at random moments; each time the newest committed step must be whole.
+"""Kills a saving process over and over; each time the newest committed step must be whole.
 
-The processes are forked before JAX starts its threads, so that each costs no import.
+`kill.py ROOT KILLS` prints how many kills hit each phase, by what lay on disk afterwards. A fifth
+of them falls at a random moment of one or two saves. The others wait until the disk shows that a
+phase has begun and fall within a millisecond, since sealing and retention are short.
+
+The processes are forked before JAX starts its threads, so that each costs no import. Each one
+restores and checks first, and thereby judges the kill before it.
 """
 
 import os
@@ -10,16 +15,23 @@ import random
 import signal
 import sys
 import time
+import traceback
+from collections import Counter
 from pathlib import Path
+from typing import TextIO
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dovetail_checkpoint import Keep, Store
+from dovetail_checkpoint import Keep, Store, seal
+
+AIMS = ("any moment", "writing", "committed", "sealing", "deleting")
+PHASES = (*AIMS[1:], "between saves")
+SAVE_S = 0.15  # about what one save of this state takes
 
 
-class Counter:
+class Position:
     def __init__(self) -> None:
         self.step = -1
 
@@ -35,52 +47,113 @@ def state(step: int) -> dict:
     return {"w": jnp.asarray(values), "step": jnp.int32(step)}
 
 
-def resume(root: str) -> tuple[Store, int]:
+def resume(root: Path) -> tuple[Store, int]:
     """Restores and checks: all items are of one step, and it is the newest that was committed."""
-    store, data = Store(root, keep=Keep(latest=2)), Counter()
-    committed = [int(path.name) for path in Path(root).iterdir() if path.name.isdigit()]
+    store, data = Store(root, keep=Keep(latest=2)), Position()
     restored = store.restore(item=jax.eval_shape(lambda: state(0)), data=data)
+    step = max(committed(root), default=-1)
     if restored is None:
-        assert not committed
-        return store, -1
-    step, items = restored
-    assert step == max(committed) == data.step == int(items["item"]["step"])
-    assert np.asarray(items["item"]["w"]).tobytes() == np.asarray(state(step)["w"]).tobytes()
+        assert step == -1
+        return store, step
+    assert restored[0] == step == data.step == int(restored[1]["item"]["step"])
+    found = np.asarray(restored[1]["item"]["w"])
+    assert found.tobytes() == np.asarray(state(step)["w"]).tobytes()
     assert len(store.report.steps) == 1, store.report
     return store, step
 
 
-def save_forever(root: str) -> None:
+def save_forever(root: Path, tell: int) -> None:
+    """Tells the restored step, and then each step that is durable as soon as it is."""
     store, step = resume(root)
-    data = Counter()
+    data = Position()
+    os.write(tell, b"%d\n" % step)
     while True:
         step += 1
         data.step = step
         store.save(step, item=state(step), data=data)
+        store.wait()
+        os.write(tell, b"%d\n" % step)
 
 
-def in_child(work, *, kill_after_s: float | None) -> None:
-    """Runs `work` in a fork and kills it some time after it first committed a step."""
+def committed(root: Path) -> list[int]:
+    return [int(name) for name in os.listdir(root) if name.isdigit()]
+
+
+def phase(root: Path) -> str:
+    """What was under way, by what lies on disk."""
+    names = os.listdir(root)
+    if any("deleting" in name for name in names):
+        return "deleting"
+    if any("tmp" in name for name in names):
+        return "writing"
+    files = os.listdir(root / str(max(committed(root)))) if committed(root) else []
+    if any("partial" in name for name in files):
+        return "sealing"
+    return "committed" if files and "SHA256SUMS" not in files else "between saves"
+
+
+def until(root: Path, wanted: str) -> None:
+    """Returns when the disk shows the phase `wanted`, or after a while: it may be too short."""
+    limit = time.monotonic() + 4 * SAVE_S
+    while time.monotonic() < limit:
+        try:
+            if phase(root) == wanted:
+                return
+        except FileNotFoundError:  # the listing was overtaken
+            continue
+
+
+def fork(work) -> tuple[int, TextIO]:
+    """A process that runs `work(pipe)`, and the lines that it writes to the pipe."""
+    heard, tell = os.pipe()
     child = os.fork()
     if child == 0:
-        work()
-        os._exit(0)
-    if kill_after_s is not None:
-        time.sleep(kill_after_s)
-        os.kill(child, signal.SIGKILL)
-    status = os.waitpid(child, 0)[1]
-    want = signal.SIGKILL if kill_after_s is not None else 0
-    assert status == want, f"the process ended by itself: {status}"
+        try:
+            work(tell)
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    os.close(tell)
+    return child, os.fdopen(heard)
 
 
-def main(root: str, kills: int) -> None:
-    moments = random.Random(5)
-    Path(root).mkdir(exist_ok=True)
-    for _ in range(kills):
-        in_child(lambda: save_forever(root), kill_after_s=moments.uniform(0.5, 1.5))
-    in_child(lambda: resume(root), kill_after_s=None)
-    assert any(path.name.isdigit() for path in Path(root).iterdir()), "no step was ever committed"
-    print(kills, "kills survived")
+def kill_one(root: Path, aim: str, moments: random.Random) -> list[int]:
+    """Forks a process that saves and kills it; the steps that it restored and told durable."""
+    child, lines = fork(lambda tell: save_forever(root, tell))
+    told = lines.readline()  # it has restored
+    if aim == "any moment":
+        time.sleep(moments.uniform(0, 2 * SAVE_S))
+    else:
+        told += lines.readline()  # it has saved once, and the kill before has left no trace
+        until(root, aim)
+        time.sleep(moments.uniform(0, 0.001))
+    os.kill(child, signal.SIGKILL)
+    ended = os.waitpid(child, 0)[1]
+    assert ended == signal.SIGKILL, f"the kill before was not survived: {ended}"
+    return list(map(int, (told + lines.read()).split()))
 
 
-main(sys.argv[1], int(sys.argv[2]))
+def check_files(root: Path) -> None:
+    """No sealed step is half deleted: under its number lie all its files."""
+    for step in committed(root):
+        assert seal.check(root / str(step)) == [], f"step {step} is not whole"
+
+
+def main(root: Path, kills: int) -> None:
+    moments, hit, durable, lost = random.Random(5), Counter(), -1, 0
+    root.mkdir(exist_ok=True)
+    for i in range(kills):
+        steps = kill_one(root, AIMS[i % len(AIMS)], moments)
+        lost += steps[0] < durable
+        durable = steps[-1]
+        hit[phase(root)] += 1
+        check_files(root)
+    child, lines = fork(lambda tell: os.write(tell, b"%d\n" % resume(root)[1]))
+    lost += int(lines.read()) < durable
+    assert os.waitpid(child, 0)[1] == 0
+    print(*(f"{name}: {hit[name]}" for name in PHASES), sep="\n")
+    print(f"{kills} kills survived, {lost} durable steps lost")
+
+
+main(Path(sys.argv[1]), int(sys.argv[2]))

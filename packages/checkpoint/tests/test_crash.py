@@ -1,0 +1,63 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a run survives: signals at any time, kills at any time, a full disk."""
+
+import re
+
+import pytest
+
+ALL_PHASES = ["compile", "warm-up", "evaluation", "train step", "between steps", "save"]
+KILL_PHASES = ["writing", "committed", "sealing", "deleting"]
+
+
+@pytest.mark.parametrize(
+    "phases", [["compile", "evaluation", "save"], pytest.param(ALL_PHASES, marks=pytest.mark.slow)]
+)
+def test_a_signal_in_any_phase_of_training_saves_the_state(tmp_path, run_program, phases):
+    lines = run_program("phases.py", tmp_path, *phases).splitlines()
+    assert [line.split(":")[0].split(" during ")[1] for line in lines] == phases
+    assert all(re.fullmatch(r"SIG\w+ during .*: step [12] restored", line) for line in lines)
+
+
+def killed(run_program, root, kills):
+    """How many kills hit each phase."""
+    *lines, last = run_program("kill.py", root, kills).splitlines()
+    assert last == f"{kills} kills survived, 0 durable steps lost"
+    return {name: int(count) for name, count in (line.split(": ") for line in lines)}
+
+
+def test_killed_at_any_point_the_newest_committed_step_is_whole(tmp_path, run_program):
+    hit = killed(run_program, tmp_path, 10)
+    assert sum(hit.values()) == 10
+
+
+@pytest.mark.slow
+def test_killed_two_hundred_times(tmp_path, run_program):
+    hit = killed(run_program, tmp_path, 200)
+    assert min(hit[name] for name in KILL_PHASES) >= 10, hit
+
+
+def filled(run_program, root, fills, disk):
+    """How many saves ended in which way."""
+    lines = run_program("full_disk.py", root, fills, disk).splitlines()
+    if lines == ["no permission to mount"]:
+        pytest.skip("unshare --user --mount is not allowed here")
+    return {name: int(count) for name, count in (line.split(": ") for line in lines)}
+
+
+@pytest.mark.parametrize(
+    ("disk", "fills"),
+    [
+        ("space", 3),
+        pytest.param("space", 30, marks=pytest.mark.slow),
+        pytest.param("file", 30, marks=pytest.mark.slow),
+    ],
+)
+def test_a_full_disk_loses_nothing(tmp_path, run_program, disk, fills):
+    ended = filled(run_program, tmp_path, fills, disk)
+    assert sum(ended.values()) == fills
+    assert ended["not committed"] >= fills // 2, ended
+
+
+def test_a_disk_that_is_full_for_the_seal_is_an_error_and_the_step_stays(tmp_path, run_program):
+    assert filled(run_program, tmp_path, 1, "seal") == {"committed, not sealed": 1}

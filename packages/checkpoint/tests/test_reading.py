@@ -3,6 +3,7 @@
 """Damage of every kind in every file: it is found, and the step before it is restored."""
 
 import gc
+import hashlib
 import json
 import random
 import shutil
@@ -197,6 +198,44 @@ def test_other_damage_to_any_file_is_found(run, harm):
             continue  # zeros that were zeros, two equal files
         step, _, same = restored(root)
         assert (step, same) == (1, True), name
+
+
+@pytest.fixture(scope="module")
+def large_original(tmp_path_factory):
+    root = tmp_path_factory.mktemp("large")
+    values = np.random.default_rng(5).normal(size=(1031, 401)).astype(np.float32)
+    with Store(root) as store:
+        for step in (1, 2):
+            store.save(step, item={"w": jax.device_put(values) * step})
+    return root, values
+
+
+def large_file(root):
+    return max((root / "2" / "item").rglob("d/*"), key=lambda path: path.stat().st_size)
+
+
+def test_restore_compares_a_large_file_by_its_digest_and_verify_by_sha256(large_original, tmp_path):
+    root = shutil.copytree(large_original[0], tmp_path / "run")
+    sha256 = hashlib.sha256(large_file(root).read_bytes()).hexdigest()
+    body = (root / "2" / seal.SEAL).read_text().partition("\n")[2].replace(sha256, "0" * 64)
+    cover = hashlib.sha256(body.encode()).hexdigest()
+    (root / "2" / seal.SEAL).write_text(f"# sealed {cover}\n{body}")
+    store = Store(root)
+    assert store.restore(item={"w": large_original[1]})[0] == 2
+    assert [step.verified for step in verify(root).steps] == [False, True]
+
+
+def test_flips_in_a_large_file_are_found_wherever_they_are(large_original, tmp_path):
+    root, rng = shutil.copytree(large_original[0], tmp_path / "run"), random.Random(6)
+    path, store = large_file(root), Store(root)
+    good, size = path.read_bytes(), path.stat().st_size
+    for at in (0, size - 1, *(rng.randrange(size) for _ in range(8))):
+        bad = bytearray(good)
+        bad[at] ^= 1 << rng.randrange(8)
+        path.write_bytes(bad)
+        assert store.restore(item={"w": large_original[1]})[0] == 1
+        wheres = [problem.where for problem in store.report.steps[0].problems]
+        assert path.relative_to(root / "2").as_posix() in wheres
 
 
 def test_a_step_cannot_take_the_place_of_another(run):

@@ -1,38 +1,146 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
 import hashlib
+import random
+import shutil
 import subprocess
 
+import numpy as np
 import pytest
 
 from dovetail_checkpoint import seal
+from dovetail_checkpoint.digest import hex_digests
+
+LARGE = (1 << 20) + 4_000_003  # more than a block, and no whole words
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    root = tmp_path_factory.mktemp("step")
+    (root / "item" / "d").mkdir(parents=True)
+    (root / "item" / "d" / "data").write_bytes(bytes(range(256)) * 9)
+    (root / "item" / "d" / "large").write_bytes(random.Random(0).randbytes(LARGE))
+    (root / "item" / "empty").write_bytes(b"")
+    (root / "_METADATA").write_text("{}")
+    seal.write(root)
+    return root
 
 
 @pytest.fixture
-def sealed(tmp_path):
-    (tmp_path / "item" / "d").mkdir(parents=True)
-    (tmp_path / "item" / "d" / "data").write_bytes(bytes(range(256)) * 9)
-    (tmp_path / "item" / "empty").write_bytes(b"")
-    (tmp_path / "_METADATA").write_text("{}")
-    seal.write(tmp_path)
-    return tmp_path
+def sealed(original, tmp_path):
+    return shutil.copytree(original, tmp_path / "step")
 
 
-def wheres(directory):
-    return [problem.where for problem in seal.check(directory)]
+def wheres(directory, *, quick=False):
+    return [problem.where for problem in seal.check(directory, quick=quick)]
 
 
 def test_the_seal_is_what_sha256sum_reads(sealed):
     lines = (sealed / "SHA256SUMS").read_text().splitlines()
     want = hashlib.sha256(b"{}").hexdigest()
-    assert lines[0] == f"{want}  _METADATA"
-    assert [line[66:] for line in lines] == ["_METADATA", "item/d/data", "item/empty"]
+    assert lines[1] == f"{want}  _METADATA"
+    names = [line[66:] for line in lines if not line.startswith("#")]
+    assert names == ["_METADATA", "item/d/data", "item/d/large", "item/empty"]
     subprocess.run(["sha256sum", "--strict", "-c", "SHA256SUMS"], cwd=sealed, check=True)
 
 
-def test_an_intact_step_has_no_problem(sealed):
+def test_a_large_file_has_its_digest_and_size(sealed):
+    data = (sealed / "item" / "d" / "large").read_bytes()
+    words = np.frombuffer(data + bytes(-len(data) % 4), "<u4")
+    lines = (sealed / "SHA256SUMS").read_text().splitlines()
+    assert lines[4] == f"# fmix32-pair {hex_digests([words])[0]} {LARGE}"
+    assert sum(line.startswith("# fmix32-pair") for line in lines) == 1
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_an_intact_step_has_no_problem(sealed, quick):
     assert seal.exists(sealed)
-    assert seal.check(sealed) == []
+    assert seal.check(sealed, quick=quick) == []
+
+
+def reseal(sealed, change):
+    """A seal with other lines and the first line that fits them."""
+    body = change((sealed / "SHA256SUMS").read_text().partition("\n")[2])
+    cover = hashlib.sha256(body.encode()).hexdigest()
+    (sealed / "SHA256SUMS").write_text(f"# sealed {cover}\n{body}")
+
+
+def test_quick_compares_large_files_by_digest_alone(sealed):
+    sha256 = hashlib.sha256((sealed / "item" / "d" / "large").read_bytes()).hexdigest()
+    reseal(sealed, lambda body: body.replace(sha256, "0" * 64))
+    assert (wheres(sealed), wheres(sealed, quick=True)) == (["item/d/large"], [])
+
+
+def test_all_else_is_compared_by_sha256(sealed):
+    digest = (sealed / "SHA256SUMS").read_text().splitlines()[4].split()[2]
+    reseal(sealed, lambda body: body.replace(digest, "0" * 16))
+    assert (wheres(sealed), wheres(sealed, quick=True)) == ([], ["item/d/large"])
+
+
+def test_a_seal_without_digests_is_compared_by_sha256(sealed):
+    lines = (sealed / "SHA256SUMS").read_text().splitlines()
+    old = "".join(f"{line}\n" for line in lines if not line.startswith("#"))
+    (sealed / "SHA256SUMS").write_text(old)
+    assert (wheres(sealed), wheres(sealed, quick=True)) == ([], [])
+    path = sealed / "item" / "d" / "large"
+    path.write_bytes(b"x" + path.read_bytes()[1:])
+    assert wheres(sealed, quick=True) == ["item/d/large"]
+
+
+def test_any_flipped_bit_of_the_seal_is_found(sealed):
+    good = (sealed / "SHA256SUMS").read_bytes()
+    unnoticed = []
+    for bit in range(8 * len(good)):
+        bad = bytearray(good)
+        bad[bit // 8] ^= 1 << bit % 8
+        (sealed / "SHA256SUMS").write_bytes(bad)
+        if not seal.check(sealed, quick=True):
+            unnoticed.append((bit, bytes(bad)))
+    assert unnoticed == []
+
+
+def test_any_cut_of_the_seal_is_found(sealed):
+    good = (sealed / "SHA256SUMS").read_bytes()
+    unnoticed = []
+    for size in range(len(good)):
+        (sealed / "SHA256SUMS").write_bytes(good[:size])
+        unnoticed += [] if seal.check(sealed, quick=True) else [size]
+    assert unnoticed == []
+
+
+def flip(data, rng):
+    data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+
+
+def zero(data, rng):
+    start = rng.randrange(len(data) - 4096)
+    data[start : start + 4096] = bytes(4096)
+
+
+def cut(data, rng):
+    del data[rng.randrange(len(data)) :]
+
+
+def lengthen(data, rng):
+    data.extend(bytes(rng.randrange(1, 5)))
+
+
+def swap(data, rng):
+    a, b = sorted(rng.sample(range(0, len(data) - 512, 512), 2))
+    data[a : a + 512], data[b : b + 512] = data[b : b + 512], data[a : a + 512]
+
+
+@pytest.mark.parametrize("harm", [flip, zero, cut, lengthen, swap])
+def test_any_harm_to_a_large_file_is_found_by_its_digest(sealed, harm):
+    path, rng = sealed / "item" / "d" / "large", random.Random(4)
+    good = path.read_bytes()
+    found = []
+    for _ in range(20):
+        data = bytearray(good)
+        harm(data, rng)
+        path.write_bytes(data)
+        found.append(wheres(sealed, quick=True))
+    assert found == [["item/d/large"]] * 20
 
 
 def test_no_seal_is_no_problem(tmp_path):
@@ -51,23 +159,24 @@ def test_missing_and_added_files_are_named(sealed):
     assert wheres(sealed) == ["other", "_METADATA"]
 
 
-@pytest.mark.parametrize("text", ["", "nothing", "0" * 64 + "  cut", "0" * 64 + " *b\n"])
+@pytest.mark.parametrize(
+    "text", ["", "\n", "nothing", "0" * 64 + "  cut", "0" * 64 + " *b\n", "# sealed\n"]
+)
 def test_a_damaged_seal_is_the_problem(sealed, text):
     (sealed / "SHA256SUMS").write_text(text)
     assert wheres(sealed) == ["SHA256SUMS"]
 
 
 def test_a_seal_cut_at_a_line_is_found(sealed):
-    text = (sealed / "SHA256SUMS").read_text()
-    (sealed / "SHA256SUMS").write_text(text[: text.index("\n") + 1])
-    assert wheres(sealed) == ["item/d/data", "item/empty"]
+    reseal(sealed, lambda body: body[: body.index("\n") + 1])
+    assert wheres(sealed) == ["item/d/data", "item/d/large", "item/empty"]
 
 
 def test_processes_share_the_lines(sealed):
-    for name in ("_METADATA", "item/d/data", "item/empty"):
+    for name in ("_METADATA", "item/d/data", "item/d/large", "item/empty"):
         (sealed / name).write_bytes(b"changed")
     shares = [[p.where for p in seal.check(sealed, part=i, parts=2)] for i in range(2)]
-    assert shares == [["_METADATA", "item/empty"], ["item/d/data"]]
+    assert shares == [["_METADATA", "item/d/large"], ["item/d/data", "item/empty"]]
 
 
 def test_a_half_written_seal_is_no_seal(sealed):

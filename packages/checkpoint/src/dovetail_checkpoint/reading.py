@@ -60,7 +60,7 @@ def read(root: Path, step: int, targets: Mapping[str, Any]) -> tuple[StepReport,
         items = items or _assumed(targets)
         target.check(items, targets)
     wanted = _wanted(items, targets) if items and not problems else _wanted(_NOTHING, {})
-    values, found = _prove(directory, items or _NOTHING, wanted, problems)
+    values, found = _prove(directory, items or _NOTHING, wanted, problems, quick=True)
     report = StepReport(step=step, verified=recorded and not found, problems=found)
     if found or items is None:
         return report, {}
@@ -97,7 +97,7 @@ def _verify(root: Path, step: int) -> StepReport:
     recorded, items = items is not None, items or _NOTHING
     trees = {name: list(map(target.as_saved, item.leaves)) for name, item in items.trees.items()}
     wanted = _Wanted(trees=trees, objects=list(items.objects))
-    _, found = _prove(directory, items, wanted, problems)
+    _, found = _prove(directory, items, wanted, problems, quick=False)
     return StepReport(step=step, verified=recorded and not found, problems=found)
 
 
@@ -137,13 +137,13 @@ def _built(item: TreeItem, wanted: Any, values: list[Any]) -> Any:
 
 
 def _prove(
-    directory: Path, items: Items, wanted: _Wanted, problems: list[Problem]
+    directory: Path, items: Items, wanted: _Wanted, problems: list[Problem], *, quick: bool
 ) -> tuple[_Values, tuple[Problem, ...]]:
     """Reads what is wanted and finds what is wrong, on all processes alike."""
     with ThreadPoolExecutor(1) as pool:
         # Hashing needs one core and no lock, so it runs beside Orbax's reading.
         part, parts = jax.process_index(), jax.process_count()
-        hashing = pool.submit(seal.check, directory, part=part, parts=parts)
+        hashing = pool.submit(seal.check, directory, quick=quick, part=part, parts=parts)
         if parts > 1:
             # A process that cannot read would leave the others waiting in Orbax: agree before.
             problems = list(_agreed(problems + hashing.result()))

@@ -3,8 +3,9 @@
 """Seconds from SIGTERM to the flag while XLA compiles, against a plain Python handler.
 
 Not named signal.py, which would take the place of the standard library's module here. Python runs
-its handlers between bytecodes, so the peer's limit is what remains of the compilation; ours is a
-write to a socket and the waking of a thread.
+its handlers between bytecodes: with jax 0.12 the peer waits for the end of the compilation, with
+0.10 for a tenth of a second, since there the waiting thread looks for signals that often. Ours
+takes a write to a socket and the waking of a thread.
 """
 
 import contextlib

@@ -104,6 +104,26 @@ def test_containers_may_change_between_save_and_restore(tmp_path, assert_same):
     assert_same(found, {"a": {0: x, 1: x + 1}})
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Variable:
+    """As flax.nnx.Variable: the last level of each path is `value`."""
+
+    value: object
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_level_of_variables_may_come_or_go(tmp_path, swapped, assert_same):
+    x, y = jnp.arange(3.0), jnp.arange(4.0)
+    bare = {"layers": [{"w": x}, {"w": y}], "n": 5}
+    boxed = {"layers": {0: {"w": Variable(x)}, 1: {"w": Variable(y)}}, "n": Variable(5)}
+    saved, target = (boxed, bare) if swapped else (bare, boxed)
+    with Store(tmp_path) as store:
+        store.save(1, item=saved)
+        assert_same(store.restore(item=target)[1]["item"], target)
+        assert store.report.steps[0].verified
+
+
 def test_some_items_may_be_left_on_disk(tmp_path, training_state, assert_same):
     state = training_state(1)
     with Store(tmp_path) as store:

@@ -37,6 +37,32 @@ def test_the_leaf_that_differs_is_named_with_both_sides(wanted, line):
         target.check(items(w=("float32", (3,))), {"item": {"w": wanted}})
 
 
+@pytest.mark.parametrize(
+    ("saved", "wanted", "pairs"),
+    [
+        (["a", "b/c"], ["b/c", "a"], {"a": "a", "b/c": "b/c"}),
+        (["a/value", "b/0/value"], ["a", "b/0"], {"a/value": "a", "b/0/value": "b/0"}),
+        (["a", "b.0"], ["a/value", "b/0/value"], {"a": "a/value", "b.0": "b/0/value"}),
+        (["a/value"], ["a/value", "a/other"], {"a/value": "a/value"}),  # no last level of NNX
+        (["a", "b"], ["b", "c"], {"b": "b"}),
+        (["a.b", "a/b"], ["a/b", "a.b"], {"a.b": "a.b", "a/b": "a/b"}),
+        (
+            ["a.b", "a/b", "c"],
+            ["a/b", "c/value"],
+            {"a/b": "a/b"},
+        ),  # only equal names tell them apart
+    ],
+)
+def test_names_go_together(saved, wanted, pairs):
+    assert target.matches(saved, wanted) == pairs
+
+
+def test_the_leaf_that_differs_is_named_as_wanted():
+    saved = items(w=("float32", (3,)))
+    with pytest.raises(ValueError, match=r"item/w/value: saved float32\[3\], wanted float32\[4\]"):
+        target.check(saved, {"item": {"w": {"value": jnp.ones(4)}}})
+
+
 def test_leaves_of_one_side_are_listed_and_long_lists_are_cut():
     wanted = {f"v{i:02}": jnp.ones(3) for i in range(20)}
     with pytest.raises(ValueError, match="another model") as caught:

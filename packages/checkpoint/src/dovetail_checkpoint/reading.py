@@ -126,13 +126,17 @@ def _wanted(items: Items, targets: Mapping[str, Any]) -> _Wanted:
     for name in targets.keys() & items.trees.keys():
         names, leaves, _ = leaf_names(targets[name])
         by_name = dict(zip(names, leaves, strict=True))
-        trees[name] = [by_name[leaf.name] for leaf in items.trees[name].leaves]
+        saved = [leaf.name for leaf in items.trees[name].leaves]
+        pairs = target.matches(saved, names)
+        trees[name] = [by_name[pairs[leaf]] for leaf in saved]
     return _Wanted(trees=trees, objects=sorted(targets.keys() & items.objects.keys()))
 
 
 def _built(item: TreeItem, wanted: Any, values: list[Any]) -> Any:
     names, _, structure = leaf_names(wanted)
-    by_name = dict(zip((leaf.name for leaf in item.leaves), values, strict=True))
+    saved = [leaf.name for leaf in item.leaves]
+    pairs = target.matches(saved, names)
+    by_name = {pairs[name]: value for name, value in zip(saved, values, strict=True)}
     return structure.unflatten([by_name[name] for name in names])
 
 

@@ -9,14 +9,14 @@ A target is a pytree whose leaves say shape, dtype and place, or an object whose
     int, float, bool                  a Python number
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dovetail_checkpoint.names import leaf_names
+from dovetail_checkpoint.names import leaf_names, match_names
 from dovetail_checkpoint.record import Items, Leaf, TreeItem, leaf_dtype
 
 # Enough of a mismatch to recognise it by; another model differs in hundreds of leaves.
@@ -68,14 +68,36 @@ def _raise(differences: list[str]) -> NoReturn:
     )
 
 
+def matches(saved: Sequence[str], wanted: Sequence[str]) -> dict[str, str]:
+    """The wanted name that goes with each saved name, for those that have one.
+
+    Equal names go together, then those that are equal as `names.match_names` writes them.
+    """
+    found = {name: name for name in set(saved) & set(wanted)}
+    if len(found) == len(saved) == len(wanted):
+        return found
+    try:
+        by_match = dict(zip(match_names(wanted), wanted, strict=True))
+        alike = [
+            (name, by_match.get(match))
+            for name, match in zip(saved, match_names(saved), strict=True)
+        ]
+    except ValueError:  # two leaves are alike: only equal names tell them apart
+        return found
+    taken = set(found)
+    more = {name: other for name, other in alike if other is not None and other not in taken}
+    return {**more, **found}
+
+
 def _differences(item: TreeItem, target: Any) -> list[str]:
     names, leaves, _ = leaf_names(target)
     saved = {leaf.name: leaf for leaf in item.leaves}
     wanted = dict(zip(names, leaves, strict=True))
-    lines = [f"{name}: saved, not wanted" for name in saved if name not in wanted]
-    lines += [f"{name}: wanted, not saved" for name in wanted if name not in saved]
-    for name in saved.keys() & wanted.keys():
-        lines += [f"{name}: {line}" for line in leaf_difference(saved[name], wanted[name])]
+    pairs = matches(list(saved), names)
+    lines = [f"{name}: saved, not wanted" for name in saved if name not in pairs]
+    lines += [f"{name}: wanted, not saved" for name in wanted.keys() - set(pairs.values())]
+    for name, other in pairs.items():
+        lines += [f"{other}: {line}" for line in leaf_difference(saved[name], wanted[other])]
     return sorted(lines)
 
 

@@ -244,3 +244,34 @@ def test_several_processes_are_refused(saved, tmp_path, monkeypatch):
     monkeypatch.setattr(loading.jax, "process_count", lambda: 2)
     with pytest.raises(RuntimeError, match=r"must run in one process, got process_count=2; call"):
         export_safetensors(saved / "1", tmp_path / "out")
+
+
+@pytest.mark.parity
+def test_transformers_loads_an_export_unmodified(tmp_path):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        hidden_size=24,
+        intermediate_size=56,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=97,
+    )
+    torch.manual_seed(0)
+    want = transformers.LlamaForCausalLM(config).to(torch.bfloat16)
+    want.save_pretrained(tmp_path / "first")
+    stacked = [stack("model/layers/#/**", "layers/**"), transpose("lm_head/weight", (1, 0))]
+    export_safetensors(tmp_path / "first", tmp_path / "stacked", rules=stacked)
+    apart = [unstack("layers/**", "model/layers/#/**"), transpose("lm_head/weight", (1, 0))]
+    export_safetensors(tmp_path / "stacked", tmp_path / "again", rules=apart, file_bytes=9000)
+    assert len(list((tmp_path / "again").glob("*.safetensors"))) > 3
+    shutil.copy(tmp_path / "first" / "config.json", tmp_path / "again")
+    found, problems = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "again", dtype="auto", output_loading_info=True
+    )
+    assert not any(problems.values())
+    state = found.state_dict()
+    assert state.keys() == want.state_dict().keys()
+    for name, x in want.state_dict().items():
+        assert torch.equal(state[name].view(torch.int16), x.view(torch.int16))

@@ -3,9 +3,9 @@
 """Streams a checkpoint into safetensors files.
 
 Source leaves are read and proven a group at a time, and each of their pieces goes to its place in
-the files at once: no stacked leaf waits until it is whole. What limits it is reading: Orbax gives
-about 1 GB/s from the page cache, where the digests and the write go at 4 GB/s each. Orbax 0.12.8 does not save the format;
-restoring everything and calling `save_file` takes memory for all of it.
+the files at once: no stacked leaf waits until it is whole. The next group is read meanwhile, as
+reading is what takes longest. Orbax 0.12.8 does not save the format; restoring everything and
+calling `save_file` takes memory for all of it.
 """
 
 import math

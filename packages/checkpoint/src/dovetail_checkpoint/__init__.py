@@ -7,8 +7,8 @@ from dovetail_checkpoint.diff import Change as Change
 from dovetail_checkpoint.diff import Diff as Diff
 from dovetail_checkpoint.diff import diff as diff
 from dovetail_checkpoint.digest import digest as digest
-from dovetail_checkpoint.keep import Best as Best
 from dovetail_checkpoint.export import export_safetensors as export_safetensors
+from dovetail_checkpoint.keep import Best as Best
 from dovetail_checkpoint.keep import Keep as Keep
 from dovetail_checkpoint.keep import Step as Step
 from dovetail_checkpoint.loading import explain as explain

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import jax
 import orbax.checkpoint.experimental.v1 as ocp
 
 from dovetail_checkpoint import agree
@@ -109,7 +110,15 @@ class _RecordHandler:
 
 def load(directory: Path, targets: Mapping[str, Any]) -> dict[str, Any]:
     """Reads the items named by `targets`: trees of abstract leaves."""
-    return ocp.load_checkpointables(str(directory), dict(targets)) if targets else {}
+    if not targets:
+        return {}
+    context = ocp.Context()
+    # Without barriers: each process reads its own shards. One that fails would leave the others
+    # waiting in Orbax for five minutes, after which jax ends all of them.
+    context.multiprocessing.active_processes = {jax.process_index()}
+    context.multiprocessing.primary_host = jax.process_index()
+    with context:
+        return ocp.load_checkpointables(str(directory), dict(targets))
 
 
 def load_tree(directory: Path, item: str | None, target: Any) -> Any:
@@ -122,7 +131,10 @@ def load_tree(directory: Path, item: str | None, target: Any) -> Any:
 
 def tree_metadata(directory: Path, item: str | None) -> Any:
     """The tree of an item that any Orbax wrote: leaves with shape and dtype, or Python values."""
-    return ocp.metadata(str(directory), checkpointable_name=item).metadata
+    found = ocp.metadata(str(directory), checkpointable_name=item).metadata
+    if found is None:  # Orbax logs what it cannot read, and goes on without it
+        raise ValueError("Orbax cannot read it, and logs why")
+    return found
 
 
 def tree_names(directory: Path) -> list[str | None]:

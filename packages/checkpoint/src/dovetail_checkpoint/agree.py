@@ -30,6 +30,21 @@ def gather(value: Any) -> list[Any]:
     return [json.loads(bytes(row[:n])) for row, n in zip(rows, lengths, strict=True)]
 
 
+def raise_together(error: Exception | None) -> None:
+    """Raises `error`, and RuntimeError on the other processes, if any process comes with one.
+
+    A process that raised alone would leave the others waiting for it.
+    """
+    failed = [(i, text) for i, text in enumerate(gather(error and repr(error))) if text]
+    if error is not None:
+        raise error
+    if failed:
+        raise RuntimeError(
+            f"every process must succeed, got process={failed[0][0]} with {failed[0][1]}; "
+            "see what it raised"
+        )
+
+
 def _rows(row: np.ndarray) -> np.ndarray:
     """The row of each process; all are of one length."""
     return multihost_utils.process_allgather(row).reshape(jax.process_count(), -1)

@@ -55,10 +55,14 @@ def read(root: Path, step: int, targets: Mapping[str, Any]) -> tuple[StepReport,
     """
     directory = keep.step_directory(root, step)
     items, problems = read_record(directory)
-    recorded = items is not None
+    recorded, mismatch = items is not None, None
     if not problems:
         items = items or _assumed(targets)
-        target.check(items, targets)
+        try:
+            target.check(items, targets)
+        except (ValueError, TypeError) as error:
+            mismatch = error
+    agree.raise_together(mismatch)
     wanted = _wanted(items, targets) if items and not problems else _wanted(_NOTHING, {})
     values, found = _prove(directory, items or _NOTHING, wanted, problems, quick=True)
     report = StepReport(step=step, verified=recorded and not found, problems=found)
@@ -160,15 +164,22 @@ def _prove(
 def _load(
     directory: Path, items: Items, wanted: _Wanted, hashing: Future[list[Problem]]
 ) -> tuple[_Values, list[Problem]]:
+    trees, objects, problems, fault = {}, {}, [], None
     try:
         trees = _load_trees(directory, items, wanted)
         objects = {name: _compat.load_document(directory, name) for name in wanted.objects}
     except Exception as error:
         # Orbax and TensorStore raise many types for a damaged file. If every file is as sealed,
-        # the fault is elsewhere (memory, devices, a bug) and is not for us to hide.
-        if seal.exists(directory) and not hashing.result():
-            raise
-        return _NO_VALUES, [Problem(where="items", reason=f"cannot be read ({error!r:.300})")]
+        # the fault is elsewhere (memory, devices, a bug) and is not for us to hide. A process
+        # that hashed a part of the files looks at all of them: others may see them otherwise.
+        alone = jax.process_count() == 1
+        problems = hashing.result() if alone else seal.check(directory, quick=True)
+        fault = error if seal.exists(directory) and not problems else None
+        problems = [Problem(where="items", reason=f"cannot be read ({error!r:.300})"), *problems]
+    agree.raise_together(fault)
+    problems = list(_agreed(problems))  # before the digests, in which all processes take part
+    if problems:
+        return _NO_VALUES, problems
     problems = _leaf_problems(items, trees) + _state_problems(items, objects)
     problems += _metrics_problems(directory, items)
     if problems:

@@ -102,15 +102,8 @@ class Store:
         self.wait()
         _check_step(step)
         numbers = checked(metrics)
-        if step in keep.committed_steps(self._root) and step not in self._damaged:
-            raise ValueError(
-                f"a step must be new, got step={step}, which exists in {self._root}; "
-                "restore the newest step and go on from it, or use another root"
-            )
         parts = contents(items, numbers)
-        if agree.is_primary():
-            self._make_room(step)
-        agree.gather(None)  # nobody writes before there is room
+        agree.raise_together(self._refusal(step))  # nobody writes before there is room
         response = _compat.save(
             keep.step_directory(self._root, step),
             trees=parts.trees,
@@ -184,6 +177,21 @@ class Store:
     def steps(self) -> list[Step]:
         """The committed steps, oldest first."""
         return [keep.describe(self._root, step) for step in keep.committed_steps(self._root)]
+
+    def _refusal(self, step: int) -> ValueError | OSError | None:
+        """Makes room for the step, on one process; what is against it."""
+        if not agree.is_primary():
+            return None
+        if step in keep.committed_steps(self._root) and step not in self._damaged:
+            return ValueError(
+                f"a step must be new, got step={step}, which exists in {self._root}; "
+                "restore the newest step and go on from it, or use another root"
+            )
+        try:
+            self._make_room(step)
+        except OSError as error:
+            return error
+        return None
 
     def _make_room(self, step: int) -> None:
         self._root.mkdir(parents=True, exist_ok=True)

@@ -18,11 +18,12 @@ from dovetail_checkpoint.source import Source, Value
 
 
 def assembled(
-    source: Source, plan: Mapping, *, group_bytes: int, read: Callable[[int], None]
+    source: Source, plan: Mapping, *, read: Callable[[int], None], group_bytes: int = 1 << 30
 ) -> Iterator[tuple[str, Value]]:
     """Each leaf of the plan by name, in memory of its own, as soon as it is whole.
 
     read: called after each group with its bytes.
+    group_bytes: how much is read at a time, from 1 on.
 
     Raises DamageError if a leaf is not what was written.
     """

@@ -18,9 +18,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
-from dovetail_checkpoint.converting import check_plan, convert
+from dovetail_checkpoint.converting import convert, planned
 from dovetail_checkpoint.diff import diff
-from dovetail_checkpoint.loading import explain
 from dovetail_checkpoint.metadata import inspect
 from dovetail_checkpoint.progress import Progress
 from dovetail_checkpoint.rule_options import add_rule_options
@@ -200,20 +199,16 @@ def _run_verify(args: argparse.Namespace, progress: Progress | None) -> int:
 
 
 def _run_convert(args: argparse.Namespace, progress: Progress | None) -> int:
+    asked = {
+        "format": args.format,
+        "item": args.item,
+        "rules": args.rules,
+        "file_bytes": args.file_bytes,
+    }
     if args.dry_run:
-        plan = explain(args.path, item=args.item, rules=args.rules)
-        check_plan(plan, args.format)
-        print(plan)
-        return FINE
-    convert(
-        args.path,
-        args.to,
-        format=args.format,
-        item=args.item,
-        rules=args.rules,
-        file_bytes=args.file_bytes,
-        progress=progress,
-    )
+        print(planned(args.path, **asked))
+    else:
+        convert(args.path, args.to, **asked, progress=progress)
     return FINE
 
 

@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 import jax
 
-from dovetail_checkpoint import mapping
 from dovetail_checkpoint.assembly import assembled
 from dovetail_checkpoint.export import export_safetensors, tensors
+from dovetail_checkpoint.loading import explain
 from dovetail_checkpoint.mapping import Mapping
 from dovetail_checkpoint.new_directory import new_directory
 from dovetail_checkpoint.opening import open_source
@@ -36,7 +36,6 @@ def convert(
     item: str | None = None,
     rules: Sequence[Rule] = (),
     file_bytes: int | None = None,
-    group_bytes: int = 1 << 30,
     progress: Progress | None = None,
 ) -> None:
     """Writes the leaves at `path`, turned by `rules`, to the new directory `to`.
@@ -55,8 +54,8 @@ def convert(
 
     >>> convert("hf", "run", format="orbax", rules=[stack("layers/#/**", "layers/**")])
     """
-    _check(format, file_bytes)
-    path, to = Path(path).absolute(), Path(to).absolute()
+    plan = planned(path, format=format, item=item, rules=rules, file_bytes=file_bytes)
+    to = Path(to).absolute()
     if format == "safetensors":
         export_safetensors(
             path,
@@ -64,31 +63,45 @@ def convert(
             item=item,
             rules=rules,
             file_bytes=_FILE_BYTES if file_bytes is None else file_bytes,
-            group_bytes=group_bytes,
             progress=progress,
         )
         return
     source = open_source(path, item=item)
-    plan = mapping.compiled(source.leaves, rules)
-    check_plan(plan, format)
     with new_directory(to) as root, Store(root) as store:
         read = counter(progress, total_bytes=plan.read_bytes)
-        leaves = dict(assembled(source, plan, group_bytes=group_bytes, read=read))
+        leaves = dict(assembled(source, plan, read=read))
         name = source.item if isinstance(source, OrbaxItem) else None
         store.save(_STEP, **{name or _ITEM: _nested(leaves)})
 
 
-def check_plan(plan: Mapping, format: Format) -> None:
-    """Raises ValueError if what the plan makes cannot be written in the format."""
+def planned(
+    path: str | Path,
+    *,
+    format: Format,
+    item: str | None = None,
+    rules: Sequence[Rule] = (),
+    file_bytes: int | None = None,
+) -> Mapping:
+    """Where `convert` would take each leaf from. Reads no array.
+
+    Raises ValueError for what `convert` would refuse, but for a destination that exists.
+    """
+    _check(format, file_bytes)
+    plan = explain(path, item=item, rules=rules)
     if format == "safetensors":
         tensors(plan)
-        return
+        return plan
+    if not plan.built:
+        raise ValueError(
+            "a step must have at least one leaf, got none; leave out a rule that drops them"
+        )
     texts = [name for name, built in plan.built.items() if built.dtype in _TEXTS]
     if texts:
         raise ValueError(
             f"a leaf must be an array, key or number, got the text {texts[0]}; drop({texts[0]!r})"
         )
     _nested(plan.built)
+    return plan
 
 
 def _check(format: str, file_bytes: int | None) -> None:

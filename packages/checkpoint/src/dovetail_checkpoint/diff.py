@@ -81,7 +81,6 @@ def diff(
     *,
     item: str | None = None,
     rules: Sequence[Rule] = (),
-    group_bytes: int = 1 << 30,
     progress: Progress | None = None,
 ) -> Diff:
     """What differs between the trees at `a` (left) and `b` (right): steps or safetensors.
@@ -108,7 +107,7 @@ def diff(
     total = sum(plan.read_bytes for _, plan in unread)
     read = counter(progress, total_bytes=total)
     for leaves, (source, plan) in zip((ours, theirs), unread, strict=True):
-        for name, value in assembled(source, plan, group_bytes=group_bytes, read=read):
+        for name, value in assembled(source, plan, read=read):
             leaves[name] = replace(leaves[name], digest=hex_digests([value])[0])
     changed = [name for name in alike if ours[name].digest != theirs[name].digest]
     return Diff(

@@ -93,7 +93,10 @@ class Run:
 
 
 def inspect(path: str | Path, *, item: str | None = None) -> Run | Checkpoint:
-    """What lies at `path`; no file that holds arrays is opened.
+    """What lies at `path`. Reads no array.
+
+    Of a step with a record, not even a file that holds arrays is opened. Plain Orbax keeps shapes
+    in the database in which it keeps the arrays.
 
     path: a run, one of its steps, a tree that any Orbax wrote, a safetensors file or a directory
         of them.

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exports of steps and of safetensors, against NumPy and the format's library."""
 
+import resource
 import shutil
 
 import jax
@@ -195,6 +196,17 @@ def test_damage_of_an_export_is_found_by_load(saved, tmp_path):
         load(tmp_path / "out", {"embed": jax.eval_shape(lambda: model()["embed"])})
 
 
+def test_a_full_disk_leaves_nothing(saved, tmp_path):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, before[1]))  # files may not grow beyond it
+    try:
+        with pytest.raises(OSError, match=r"must take .* bytes, got .*; free space, or give"):
+            export_safetensors(saved / "1", tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_groups_are_read_one_after_the_other(saved, tmp_path, monkeypatch):
     seen = []
     read = TensorReader.read
@@ -228,7 +240,7 @@ def test_counts_of_bytes_are_checked(saved, tmp_path, unchecked, name, value):
 
 
 def test_wrong_calls_are_refused(saved, tmp_path):
-    with pytest.raises(ValueError, match=r"must be new, got directory="):
+    with pytest.raises(ValueError, match=r"must be new, got .*, which exists; give another"):
         export_safetensors(saved / "1", tmp_path)
     with pytest.raises(ValueError, match=r"leave the keys .* to the writer, got 'format'"):
         export_safetensors(saved / "1", tmp_path / "out", metadata={"format": "np"})

@@ -23,6 +23,7 @@ def arrays(seed: int) -> dict[str, np.ndarray]:
 def write(directory, seed: int) -> None:
     tensors = arrays(seed)
     leaves = {name: (x.shape, "float32") for name, x in tensors.items()}
+    directory.mkdir()
     with TensorFiles(directory, leaves, file_bytes=60, metadata={}) as files:
         for name, x in tensors.items():
             files.write(name, (0, 0), x)

@@ -32,6 +32,7 @@ def ours(tmp_path):
     """An export of ours in two files."""
     tensors = arrays()
     leaves = {name: (x.shape, str(x.dtype)) for name, x in tensors.items()}
+    (tmp_path / "ours").mkdir()
     with TensorFiles(tmp_path / "ours", leaves, file_bytes=300, metadata={}) as files:
         for name, x in tensors.items():
             files.write(name, (0,) * x.ndim, x)

@@ -19,6 +19,7 @@ import numpy as np
 
 from dovetail_checkpoint import mapping, pieces
 from dovetail_checkpoint.loading import proven_groups
+from dovetail_checkpoint.new_directory import new_directory
 from dovetail_checkpoint.opening import open_source
 from dovetail_checkpoint.part_digest import part_sums
 from dovetail_checkpoint.pieces import Built, Piece
@@ -66,9 +67,11 @@ def export_safetensors(
     check_metadata(metadata or {})
     source = open_source(path, item=item)
     plan = mapping.compiled(source.leaves, rules)
-    with TensorFiles(
-        Path(directory).absolute(), tensors(plan), file_bytes=file_bytes, metadata=metadata or {}
-    ) as files:
+    described = tensors(plan)
+    with (
+        new_directory(Path(directory).absolute()) as partial,
+        TensorFiles(partial, described, file_bytes=file_bytes, metadata=metadata or {}) as files,
+    ):
         done = counter(progress, total_bytes=plan.read_bytes)
         digests = _stream(source, plan, files, group_bytes=group_bytes, done=done)
         files.finish({_tensor_name(name): digest for name, digest in digests.items()})

@@ -1,16 +1,14 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Safetensors files that are written in any order, and appear together when they are complete.
+"""Safetensors files whose tensors are written in any order, also in parts.
 
 Shapes and dtypes fix every byte's place, so the files are allocated first (a full disk fails
-there, before anything is read) and regions of leaves are written as they come. All of it lies in
-a directory beside the target, `.NAME.partial`, which is renamed at the end.
+there, before anything is read) and regions of tensors are written as they come.
 """
 
 import math
 import os
 import re
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -30,45 +28,44 @@ Leaves = Mapping[str, tuple[tuple[int, ...], str]]
 
 
 class TensorFiles:
-    """The files of one export; a context manager, which removes them unless `finish` was called.
+    """The files of one export in a directory; a context manager, in which `finish` is called.
 
     leaves: the tensors by name. The files take them in natural order of their names, each as many
         as fit in `file_bytes` but at least one.
     metadata: texts that go into each file's header.
 
-    Raises ValueError if `directory` exists or is being written, OSError if the disk is full.
+    Raises OSError if the disk is full.
     """
 
     def __init__(
         self, directory: Path, leaves: Leaves, *, file_bytes: int, metadata: Mapping[str, str]
     ) -> None:
         self._directory = directory
-        self._partial = directory.parent / f".{directory.name}.partial"
         self._metadata = dict(metadata)
         self._leaves = {
             file: {name: leaves[name] for name in names}
             for file, names in _shared_out(leaves, file_bytes).items()
         }
-        self._headers = {
-            file: encode(tensors, metadata=metadata)[1] for file, tensors in self._leaves.items()
+        encoded = {f: encode(tensors, metadata=metadata) for f, tensors in self._leaves.items()}
+        self._headers = {file: header for file, (_, header) in encoded.items()}
+        self._bytes = {
+            file: len(data) + sum(tensor_bytes(d, s) for s, d in self._leaves[file].values())
+            for file, (data, _) in encoded.items()
         }
         self._file_of = {name: file for file, names in self._leaves.items() for name in names}
         self._left = {name: math.prod(shape) for name, (shape, _) in leaves.items()}
         self._descriptors: dict[str, int] = {}
-        self._cleanup = ExitStack()
+        self._opened = ExitStack()
 
     def __enter__(self) -> "TensorFiles":
-        _check_new(self._directory, self._partial)
         with self._told(), ExitStack() as stack:
-            self._directory.parent.mkdir(parents=True, exist_ok=True)
-            self._partial.mkdir()
-            stack.callback(shutil.rmtree, self._partial, ignore_errors=True)
-            for file in self._leaves:
-                descriptor = os.open(self._partial / file, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+            for file, size in self._bytes.items():
+                flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+                descriptor = os.open(self._directory / file, flags, 0o666)
                 stack.callback(os.close, descriptor)
-                _allocate(descriptor, self._file_bytes(file))
+                _allocate(descriptor, size)
                 self._descriptors[file] = descriptor
-            self._cleanup = stack.pop_all()
+            self._opened = stack.pop_all()
         return self
 
     def __exit__(
@@ -77,7 +74,7 @@ class TensorFiles:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._cleanup.close()
+        self._opened.close()
 
     def write(self, name: str, offset: Sequence[int], array: np.ndarray) -> None:
         """Writes `array` to the region of the tensor that begins at `offset`."""
@@ -89,7 +86,7 @@ class TensorFiles:
         self._left[name] -= array.size
 
     def finish(self, digests: Mapping[str, str]) -> None:
-        """Puts the digests of all tensors into the headers, and the files in their place."""
+        """Puts the digests of all tensors into the headers, adds the index, syncs all to disk."""
         incomplete = [name for name, left in self._left.items() if left]
         if incomplete:
             raise RuntimeError(
@@ -101,45 +98,28 @@ class TensorFiles:
             for file, tensors in self._leaves.items():
                 proof = {name: digests[name] for name in tensors}
                 data, headers[file] = encode(tensors, metadata=self._metadata, digests=proof)
-                os.pwrite(self._descriptors[file], data, 0)
+                text = np.frombuffer(data, np.uint8)
+                write_region(self._descriptors[file], 0, text.shape, [(0, text.size)], text)
                 os.fsync(self._descriptors[file])
             if len(headers) > 1:
-                with open(self._partial / f"{_STEM}{INDEX_SUFFIX}", "x", encoding="utf-8") as index:
+                path = self._directory / f"{_STEM}{INDEX_SUFFIX}"
+                with open(path, "x", encoding="utf-8") as index:
                     index.write(encode_index(headers))
                     index.flush()
                     os.fsync(index.fileno())
-            seal.sync_directory(self._partial)
-            self._partial.rename(self._directory)
-            seal.sync_directory(self._directory.parent)
-
-    def _file_bytes(self, file: str) -> int:
-        header, _ = encode(self._leaves[file], metadata=self._metadata)
-        return len(header) + sum(tensor_bytes(d, s) for s, d in self._leaves[file].values())
+            seal.sync_directory(self._directory)
 
     @contextmanager
     def _told(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            size = sum(map(self._file_bytes, self._leaves))
+            size = sum(self._bytes.values())
             raise OSError(
                 error.errno,
                 f"{self._directory} must take {size} bytes, got {error.strerror}; free space, or "
                 "give another directory",
             ) from error
-
-
-def _check_new(directory: Path, partial: Path) -> None:
-    if directory.exists():
-        raise ValueError(
-            f"directory must be new, got directory={directory}, which exists; give another one, "
-            "or delete it"
-        )
-    if partial.exists():
-        raise ValueError(
-            f"directory must not be written by two, got {partial} of another export; if that one "
-            "was killed, delete it"
-        )
 
 
 def _shared_out(leaves: Leaves, file_bytes: int) -> dict[str, list[str]]:

@@ -10,9 +10,30 @@ def test_one_process_agrees_with_itself():
     assert agree.is_primary()
 
 
+def test_one_process_raises_its_own_error():
+    agree.raise_together(None)
+    error = OSError("no room")
+    with pytest.raises(OSError, match="no room") as raised:
+        agree.raise_together(error)
+    assert raised.value is error
+
+
 @pytest.mark.slow
-def test_two_processes_save_agree_on_damage_and_on_a_signal(tmp_path, run_program):
-    assert run_program("two_processes.py", tmp_path).splitlines() == [
-        "0 restored 1 after a damaged 2, row 10",
-        "1 restored 1 after a damaged 2, row 11",
+def test_two_processes_save_and_agree_and_other_numbers_restore(tmp_path, run_program):
+    assert sorted(run_program("two_processes.py", tmp_path).splitlines()) == [
+        "0 of 1 restored 1 of [2, 1]",
+        "0 of 1: an object whose state differs between processes must be restored by as many as "
+        "saved it, got process_count=1 for 2 states; run 2 processes",
+        "0 of 2 restored 1 of [1], row 7",
+        "0 of 2 restored 1 of [2, 1], other steps are refused, row 10",
+        "1 of 2 restored 1 of [1], row 7",
+        "1 of 2 restored 1 of [2, 1], other steps are refused, row 11",
+    ]
+
+
+def test_what_fails_on_one_process_is_an_error_of_all_at_once(tmp_path, run_program):
+    assert sorted(run_program("divided.py", tmp_path).splitlines()) == [
+        "0: restored 1; raised RuntimeError: every process must succeed, got process=1 with "
+        "OSError('gone'); see what it raised; unwritable: NotADirectoryError",
+        "1: restored 1; raised OSError: gone; unwritable: RuntimeError",
     ]

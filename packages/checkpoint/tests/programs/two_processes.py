@@ -1,19 +1,22 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Two processes over gloo: one commit of a sharded array, one damaged file, one signal."""
+"""Two processes over gloo: one commit of a sharded array, one damaged file, other process counts.
 
-import os
+Each part prints a line for each of its processes.
+"""
+
 import signal
-import socket
-import subprocess
 import sys
 from pathlib import Path
 
 import jax
 import numpy as np
+import processes
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from dovetail_checkpoint import Store, agree, on_signal
+
+VALUES = np.random.default_rng(0).normal(size=(64, 33)).astype(np.float32)
 
 
 class Row:
@@ -29,60 +32,78 @@ class Row:
         self.row = state["row"]
 
 
-def work(root: Path, process: int, port: str) -> None:
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(f"localhost:{port}", 2, process)
+def array() -> jax.Array:
     mesh = Mesh(np.array(jax.devices()), ("data",), axis_types=(AxisType.Auto,))
     sharding = NamedSharding(mesh, PartitionSpec("data"))
-    values = np.random.default_rng(0).normal(size=(64, 33)).astype(np.float32)
-    x = jax.make_array_from_callback(values.shape, sharding, lambda index: values[index])
+    return jax.make_array_from_callback(VALUES.shape, sharding, lambda index: VALUES[index])
 
-    assert agree.gather({"p": process, "pad": "x" * process}) == [
-        {"p": 0, "pad": ""},
-        {"p": 1, "pad": "x"},
-    ]
-    target = {"w": jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)}
+
+def check_gather(process: int) -> None:
+    """Values of unequal lengths, in one collective and in two."""
+    for length in (0, 1, 40, 60, 61, 1000):
+        wanted = [{"process": i, "text": "é" * length * i} for i in range(2)]
+        assert agree.gather(wanted[process]) == wanted
+
+
+def restore(process: int, store: Store, **targets: object) -> str:
+    x = array()
+    target = {"w": jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)}
+    step, items = store.restore(item=target, **targets)
+    local = items["item"]["w"].addressable_shards[0]
+    assert np.asarray(local.data).tobytes() == VALUES[local.index].tobytes()
+    tried = [report.step for report in store.report.steps]
+    return f"{process} of {jax.process_count()} restored {step} of {tried}"
+
+
+def damaged(process: int, root: Path) -> None:
+    check_gather(process)
+    x = array()
     with Store(root) as store:
         for step in (1, 2):
             store.save(step, item={"w": x * step}, data=Row(10 * step + process))
         store.wait()
         if process == 0:
             data = max((root / "2" / "item").rglob("d/*"), key=lambda path: path.stat().st_size)
-            damaged = bytearray(data.read_bytes())
-            damaged[len(damaged) // 2] ^= 1
-            data.write_bytes(damaged)
+            bits = bytearray(data.read_bytes())
+            bits[len(bits) // 2] ^= 1
+            data.write_bytes(bits)
         agree.gather("damaged")
         row = Row(0)
-        step, items = store.restore(item=target, data=row)
-        local = items["item"]["w"].addressable_shards[0]
-        assert np.asarray(local.data).tobytes() == values[local.index].tobytes()
-
+        line = restore(process, store, data=row)
     with on_signal(signal.SIGTERM) as stop:
-        assert not stop.poll(1)
-        if process == 1:
-            os.kill(os.getpid(), signal.SIGTERM)
-        assert stop.poll(2)
-    tried = [report.step for report in store.report.steps]
-    print(f"{process} restored {step} after a damaged {tried[0]}, row {row.row}", flush=True)
+        try:
+            stop.poll(process)
+        except RuntimeError as error:
+            if "must poll the same step, got steps=[0, 1]; call poll once" in str(error):
+                line += ", other steps are refused"
+    print(f"{line}, row {row.row}")
 
 
-def main(root: str) -> None:
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = str(free.getsockname()[1])
-    processes = [
-        subprocess.Popen(
-            [sys.executable, __file__, root, str(i), port], stdout=subprocess.PIPE, text=True
-        )
-        for i in range(2)
-    ]
-    for process in processes:
-        lines = process.communicate()[0].splitlines()
-        print(*(line for line in lines if not line.startswith("[Gloo]")), sep="\n")
-    assert all(process.returncode == 0 for process in processes)
+def by_others(process: int, root: Path) -> None:
+    """What another number of processes saved: arrays return, states of each process do not."""
+    store = Store(root)
+    print(restore(process, store))
+    try:
+        store.restore(step=1, data=Row(0))
+    except ValueError as error:
+        print(f"{process} of {jax.process_count()}: {error}")
 
 
-if len(sys.argv) == 2:
-    main(sys.argv[1])
-else:
-    work(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+def alone(process: int, root: Path) -> None:
+    with Store(root) as store:
+        store.save(1, item={"w": array()}, data=Row(7))
+
+
+def shared(process: int, root: Path) -> None:
+    row = Row(0)
+    print(f"{restore(process, Store(root), data=row)}, row {row.row}")
+
+
+def main(root: Path) -> None:
+    processes.start(lambda process: damaged(process, root / "by two"))
+    processes.start(lambda process: by_others(process, root / "by two"), count=1)
+    processes.start(lambda process: alone(process, root / "by one"), count=1)
+    processes.start(lambda process: shared(process, root / "by one"))
+
+
+main(Path(sys.argv[1]))

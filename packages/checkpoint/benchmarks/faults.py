@@ -7,18 +7,22 @@ that were saved, and mends the file. A fault is `found` if reading reports it (a
 gives the whole step before it), `wrong` if other values come without a word, and `harmless` if the
 right ones do.
 
-`--table FILE` writes the table that the documentation shows; `--part 0.05` makes fewer trials.
+`--table FILE` writes the page of the documentation; `--part 0.05` makes fewer trials.
 """
 
 import argparse
+import importlib.metadata
 import importlib.util
 import logging
+import platform
 import random
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -26,8 +30,7 @@ import numpy as np
 import orbax.checkpoint.experimental.v1 as ocp
 import safetensors.numpy
 
-from dovetail_checkpoint import DamageError, Store, load
-from dovetail_checkpoint.export import export_safetensors
+from dovetail_checkpoint import DamageError, Store, export_safetensors, load
 from measure import report
 
 Tree = dict[str, np.ndarray]
@@ -63,6 +66,17 @@ def same(found: Tree, step: int) -> bool:
 
 def abstract() -> dict:
     return {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in values(1).items()}
+
+
+class Arm(Protocol):
+    """One library's checkpoint: its files, and what reading them makes of a fault."""
+
+    name: str
+    version: str
+    files: list[Path]
+
+    def __init__(self, root: Path) -> None: ...
+    def read(self) -> str: ...
 
 
 class OurStore:
@@ -240,14 +254,14 @@ FAULTS: dict[str, tuple[Fault, int]] = {
     "two swapped files": (swap, 100),
     "a missing file": (lose, 100),
 }
-ARMS = [OurStore, OurSafetensors, PlainOrbax, TorchDcp, PlainSafetensors, Npz]
+ARMS: list[type[Arm]] = [OurStore, OurSafetensors, PlainOrbax, TorchDcp, PlainSafetensors, Npz]
 
 
 def files_under(root: Path) -> list[Path]:
     return sorted(path for path in root.rglob("*") if path.is_file())
 
 
-def outcomes(arm, fault: Fault, trials: int) -> Counter[str]:
+def outcomes(arm: Arm, fault: Fault, trials: int) -> Counter[str]:
     """What reading made of each trial; every file is mended after it."""
     moments, counts = random.Random(7), Counter()
     whole = {path: path.read_bytes() for path in arm.files}
@@ -260,15 +274,39 @@ def outcomes(arm, fault: Fault, trials: int) -> Counter[str]:
     return counts
 
 
-def table(found: dict[str, dict[str, Counter[str]]]) -> str:
-    """Found, wrong and harmless, in percent of the trials."""
-    arms = list(next(iter(found.values())))
-    lines = ["| fault | trials | " + " | ".join(arms) + " |", "|---" * (len(arms) + 2) + "|"]
+_HEAD = """# What damage does to checkpoints
+
+Written by `packages/checkpoint/benchmarks/faults.py`. Each trial damages one file of a checkpoint
+(two when they are swapped) and reads everything. A cell is **found / wrong / harmless**, in percent
+of the trials: reading reports the fault, other values come without a word, or the right ones come.
+For the Store, found also means that the whole step before was restored, bit for bit. Every second
+flip draws its file by size, else all files are equally likely. Harmless for the Store is only the
+loss of the seal itself: what is restored is still proven by the digests of its leaves.
+"""
+
+
+def page(found: dict[str, dict[str, Counter[str]]], arms: Sequence[type[Arm]]) -> str:
+    """The page of the documentation: each cell is found / wrong / harmless, in percent."""
+    names = [arm.name for arm in arms]
+    lines = [
+        _HEAD,
+        "| fault | trials | " + " | ".join(names) + " |",
+        "|---" * (len(arms) + 2) + "|",
+    ]
     for fault, by_arm in found.items():
         trials = max(counts.total() for counts in by_arm.values())
-        cells = [_cell(by_arm[arm]) for arm in arms]
+        cells = [_cell(by_arm[name]) for name in names]
         lines.append(f"| {fault} | {trials} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+    versions = {arm.version: importlib.metadata.version(arm.version) for arm in arms}
+    told = ", ".join(f"{name} {version}" for name, version in versions.items())
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"{told}; Python {platform.python_version()}, {time.strftime('%Y-%m-%d')}.",
+            "",
+        ]
+    )
 
 
 def _cell(counts: Counter[str]) -> str:
@@ -308,9 +346,9 @@ def main() -> None:
                 **{f"peer_{key}": peer[key] for key in ("found", "wrong", "harmless")},
             )
     if args.table:
-        args.table.write_text(table(found), encoding="utf-8")
+        args.table.write_text(page(found, installed), encoding="utf-8")
     else:
-        print(table(found), file=sys.stderr)
+        print(page(found, installed), file=sys.stderr)
 
 
 if __name__ == "__main__":

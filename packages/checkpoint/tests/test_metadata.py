@@ -43,7 +43,13 @@ def run(tmp_path_factory):
     with Store(root) as store:
         store.save(3, model=model(), data=Position())
     with Store(root, seal=False) as store:
-        store.save(12, model=model(), train={"m": np.ones(4)}, data=Position())
+        store.save(
+            12,
+            metrics={"loss": 0.25, "rows": 3},
+            model=model(),
+            train={"m": np.ones(4)},
+            data=Position(),
+        )
     delete_data(root)
     return root
 
@@ -120,7 +126,8 @@ def test_what_it_says(run):
     )
     first, second = str(inspect(run)).splitlines()[1:]
     assert first.split("  ")[0] == "step 3"
-    assert second.endswith("bytes  not sealed")
+    assert second.endswith("bytes  not sealed  loss=0.25, rows=3")
+    assert str(inspect(run / "12")).splitlines()[0].endswith(", not sealed, loss=0.25, rows=3")
 
 
 def test_plain_orbax_has_names_and_no_digests(tmp_path):

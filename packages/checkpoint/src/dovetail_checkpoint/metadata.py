@@ -76,7 +76,7 @@ class Checkpoint:
     def __str__(self) -> str:
         head = f"{self.path}: written by {self.writer}"
         if self.step is not None:
-            head += f", {', '.join(_step_cells(self.step))}"
+            head += f", {', '.join(filter(None, _step_cells(self.step)))}"
         return "\n".join([head, *map(str, self.trees), *map(str, self.objects)])
 
 
@@ -89,7 +89,7 @@ class Run:
 
     def __str__(self) -> str:
         lines = table([_step_cells(step) for step in self.steps])
-        return "\n".join([f"{self.path}: {len(self.steps)} steps", *lines])
+        return "\n".join([f"{self.path}: a run", *lines])
 
 
 def inspect(path: str | Path, *, item: str | None = None) -> Run | Checkpoint:
@@ -209,4 +209,5 @@ def _step_cells(step: Step) -> tuple[str, ...]:
         ", ".join(step.items) or "no item",
         f"{step.bytes} bytes",
         "sealed" if step.sealed else "not sealed",
+        ", ".join(f"{name}={value:g}" for name, value in step.metrics.items()),
     )

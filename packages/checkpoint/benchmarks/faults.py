@@ -193,7 +193,10 @@ class TorchDcp(Peer):
         import torch.distributed.checkpoint as dcp
 
         state = self._tensors({name: np.zeros_like(x) for name, x in values(2).items()})
-        dcp.load(state, checkpoint_id=self._path, no_dist=True)
+        try:
+            dcp.load(state, checkpoint_id=self._path, no_dist=True)
+        except dcp.CheckpointException as error:  # no Exception: it derives from BaseException
+            raise RuntimeError(str(error)) from error
         return {name: x.numpy() for name, x in state.items()}
 
     def _tensors(self, tree: Tree) -> dict:

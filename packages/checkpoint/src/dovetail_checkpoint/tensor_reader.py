@@ -14,6 +14,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -133,7 +134,7 @@ def _read(
         )
     parts: dict[tuple[tuple[int, int], ...], np.ndarray] = {}
 
-    def part(index: tuple[slice, ...] | None) -> np.ndarray:
+    def part(index: Any) -> np.ndarray:
         region = tuple(s.indices(n)[:2] for s, n in zip(index, tensor.shape, strict=True))
         if region not in parts:  # replicas are read once
             parts[region] = read_region(file, tensor.start, tensor.shape, dtype, region)

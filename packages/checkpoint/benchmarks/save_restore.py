@@ -1,28 +1,39 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Save and restore of model and Adam state against Orbax v1: its default, and uncompressed.
+"""Save and restore of model and Adam state against Orbax v1, torch's DCP and safetensors.
 
-Ours writes the same arrays through Orbax, and adds digests, a record and (apart) the seal.
-Restores read from the page cache. Wall and CPU seconds; the limit is the disk, or with a warm
-cache the copies.
+Ours writes the same arrays through Orbax, and adds digests, a record and (apart) the seal. Orbax
+runs uncompressed, as ours does, and as it comes. DCP and safetensors hold the same float32 values
+as tensors and NumPy arrays; DCP without fsync, which none of the others calls. All restores are
+from the page cache into arrays of the caller's kind; ours alone proves them. The limit is the disk,
+or with a warm cache the copies.
 """
 
+import importlib.util
 import itertools
 import logging
 import shutil
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint.experimental.v1 as ocp
+import safetensors.numpy
 
-from dovetail_checkpoint import Store
+from dovetail_checkpoint import Keep, Store
 from measure import Cost, cost, report, rounds
 
-REPEATS = 9
+
+class Save(NamedTuple):
+    """Seconds until save returned and until all was written; and of all threads."""
+
+    blocked_s: float
+    wall_s: float
+    cpu_s: float
 
 
 def adam_state(width: int, layers: int, vocabulary: int) -> dict:
@@ -30,9 +41,9 @@ def adam_state(width: int, layers: int, vocabulary: int) -> dict:
     shapes = {"embed": (vocabulary, width), "head": (width, vocabulary)}
     for i in range(layers):
         for name, n in (("q", 1), ("k", 1), ("v", 1), ("o", 1), ("up", 3), ("gate", 3)):
-            shapes[f"{i}/{name}"] = (width, n * width)
-        shapes[f"{i}/down"] = (3 * width, width)
-        shapes[f"{i}/norm"] = (width,)
+            shapes[f"{i}.{name}"] = (width, n * width)
+        shapes[f"{i}.down"] = (3 * width, width)
+        shapes[f"{i}.norm"] = (width,)
     rng = np.random.default_rng(0)
 
     def tree():
@@ -41,111 +52,178 @@ def adam_state(width: int, layers: int, vocabulary: int) -> dict:
     return {"params": tree(), "train": {"mu": tree(), "nu": tree(), "step": jnp.int32(1)}}
 
 
-class Ours:
+class Arm:
+    """Steps of one library under `root`; all but the newest are deleted, between measurements."""
+
+    def __init__(self, root: Path, state: dict) -> None:
+        root.mkdir()
+        self.root, self.state = root, state
+        self._steps = itertools.count()
+        self.target = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
+        )
+
+    def measure_save(self) -> Save:
+        step = next(self._steps)
+        start, cpu = time.perf_counter(), time.process_time()
+        wait = self.begin(self.root / str(step))
+        blocked_s = time.perf_counter() - start
+        wait()
+        wall_s, cpu_s = time.perf_counter() - start, time.process_time() - cpu
+        if step:
+            shutil.rmtree(self.root / str(step - 1))
+        return Save(blocked_s, wall_s, cpu_s)
+
+    def measure_restore(self) -> Cost:
+        newest = max(self.root.iterdir(), key=lambda path: int(path.name))
+        return cost(lambda: self.restore(newest))
+
+
+class Ours(Arm):
     """Store, with or without the seal."""
 
-    def __init__(self, root: Path, *, seal: bool) -> None:
-        self._store = Store(root, seal=seal)
-        self._steps = itertools.count()
+    def __init__(self, root: Path, state: dict, *, seal: bool) -> None:
+        super().__init__(root, state)
+        self._store = Store(root, seal=seal, keep=Keep(latest=1000))
 
-    def save(self, state: dict) -> tuple[float, float]:
-        """Seconds until save returned and until the step was durable."""
-        start = time.perf_counter()
-        self._store.save(next(self._steps), **state)
-        blocked = time.perf_counter() - start
-        self._store.wait()
-        return blocked, time.perf_counter() - start
+    def begin(self, step: Path):
+        self._store.save(int(step.name), **self.state)
+        return self._store.wait
 
-    def restore(self, target: dict) -> dict:
-        return jax.block_until_ready(self._store.restore(**target)[1])
+    def restore(self, step: Path):
+        return jax.block_until_ready(self._store.restore(step=int(step.name), **self.target)[1])
 
 
-class Peer:
+class Orbax(Arm):
     """The free functions of Orbax v1."""
 
-    def __init__(self, root: Path, *, compress: bool) -> None:
-        self._root = root
-        self._steps = itertools.count()
+    def __init__(self, root: Path, state: dict, *, compress: bool) -> None:
+        super().__init__(root, state)
         self._context = ocp.Context()
         self._context.array.saving.use_compression = compress
 
-    def save(self, state: dict) -> tuple[float, float]:
-        step = next(self._steps)
-        start = time.perf_counter()
+    def begin(self, step: Path):
         with self._context:
-            response = ocp.save_checkpointables_async(str(self._root / str(step)), state)
-        blocked = time.perf_counter() - start
-        response.result()
-        total = time.perf_counter() - start
-        if step > 0:
-            shutil.rmtree(self._root / str(step - 1))
-        return blocked, total
+            return ocp.save_checkpointables_async(str(step), self.state).result
 
-    def restore(self, target: dict) -> dict:
-        newest = max(self._root.iterdir(), key=lambda path: int(path.name))
-        return jax.block_until_ready(ocp.load_checkpointables(str(newest), target))
+    def restore(self, step: Path):
+        return jax.block_until_ready(ocp.load_checkpointables(str(step), self.target))
 
 
-def compare(case: str, state: dict, root: Path) -> None:
-    target = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
-    )
-    ours, unsealed = Ours(root / "ours", seal=True), Ours(root / "unsealed", seal=False)
-    plain = Peer(root / "plain", compress=False)
-    default = Peer(root / "default", compress=True)
-    first_s = ours.save(state)[1]
-    unsealed.save(state), plain.save(state), default.save(state)
-    found, want = ours.restore(target), plain.restore(target)
-    assert jax.tree.all(jax.tree.map(np.array_equal, found, want))
-    stores = {"ours": ours, "unsealed": unsealed, "plain": plain, "default": default}
-    stores |= {"plain again": plain, "default again": default}
-    saves = rounds({n: (lambda s=s: s.save(state)) for n, s in stores.items()}, repeats=REPEATS)
+class Safetensors(Arm):
+    """One file of NumPy arrays; they are views of the JAX arrays, and return as such."""
+
+    def begin(self, step: Path):
+        step.mkdir()
+        arrays = {name: np.asarray(x) for name, x in flat(self.state).items()}
+        safetensors.numpy.save_file(arrays, step / "state.safetensors")
+        return lambda: None
+
+    def restore(self, step: Path):
+        arrays = safetensors.numpy.load_file(step / "state.safetensors")
+        return jax.block_until_ready(jax.device_put(arrays))
+
+
+class Dcp(Arm):
+    """torch.distributed.checkpoint in one process."""
+
+    def __init__(self, root: Path, state: dict) -> None:
+        super().__init__(root, state)
+        import torch
+
+        self._tensors = {n: torch.from_numpy(np.array(x)) for n, x in flat(state).items()}
+
+    def begin(self, step: Path):
+        import torch.distributed.checkpoint as dcp
+
+        writer = dcp.FileSystemWriter(step, sync_files=False, thread_count=2)
+        dcp.save(self._tensors, storage_writer=writer, no_dist=True)
+        return lambda: None
+
+    def restore(self, step: Path):
+        import torch
+        import torch.distributed.checkpoint as dcp
+
+        found = {name: torch.empty_like(x) for name, x in self._tensors.items()}
+        dcp.load(found, storage_reader=dcp.FileSystemReader(step), no_dist=True)
+        return found
+
+
+def flat(state: dict) -> dict[str, jax.Array]:
+    paths = jax.tree_util.tree_flatten_with_path(state)[0]
+    return {jax.tree_util.keystr(path): leaf for path, leaf in paths}
+
+
+PEERS = {
+    "plain": ("orbax-checkpoint", "uncompressed"),
+    "default": ("orbax-checkpoint", "as it comes"),
+    "dcp": ("torch", "DCP"),
+    "safetensors": ("safetensors", "numpy"),
+}
+
+
+def compare(case: str, state: dict, root: Path, *, repeats: int) -> None:
+    arms = {
+        "ours": Ours(root / "ours", state, seal=True),
+        "unsealed": Ours(root / "unsealed", state, seal=False),
+        "plain": Orbax(root / "plain", state, compress=False),
+        "default": Orbax(root / "default", state, compress=True),
+        "safetensors": Safetensors(root / "safetensors", state),
+    }
+    if importlib.util.find_spec("torch"):
+        arms["dcp"] = Dcp(root / "dcp", state)
+    first_s = {name: arm.measure_save().wall_s for name, arm in arms.items()}["ours"]
+    assert restores_are_equal(arms, state)
+    arms["plain again"] = arms["plain"]
+    saves = rounds({n: a.measure_save for n, a in arms.items()}, repeats=repeats)
     restores = rounds(
-        {
-            name: (lambda s=stores[name]: cost(lambda: s.restore(target)))
-            for name in ("ours", "plain", "plain again")
-        },
-        repeats=REPEATS,
+        {n: a.measure_restore for n, a in arms.items() if n not in ("unsealed", "default")},
+        repeats=repeats,
     )
-    blocked = {name: [seconds for seconds, _ in found] for name, found in saves.items()}
-    durable = {name: [seconds for _, seconds in found] for name, found in saves.items()}
-    for what, seconds, own, peer in (
-        ("save until it returns", blocked, "ours", "plain"),
-        ("save until durable", durable, "unsealed", "plain"),
-        ("save until sealed", durable, "ours", "plain"),
-        ("save until durable", durable, "unsealed", "default"),
-    ):
-        line(f"{case}: {what}", "wall_s", seconds, ours=own, peer=peer, first_save_s=first_s)
-    for metric in Cost._fields:
-        seconds = {name: [getattr(c, metric) for c in found] for name, found in restores.items()}
-        line(f"{case}: verified restore", metric, seconds, ours="ours", peer="plain")
+    line(f"{case}: save until it returns", "blocked_s", saves, "ours", "plain", first_s)
+    line(f"{case}: save until sealed", "wall_s", saves, "ours", "plain", first_s)
+    for peer in [peer for peer in PEERS if peer in arms]:
+        for metric in ("wall_s", "cpu_s"):
+            line(f"{case}: save until durable", metric, saves, "unsealed", peer, first_s)
+            if peer in restores:
+                line(f"{case}: verified restore", metric, restores, "ours", peer, first_s)
 
 
-def line(
-    case: str, metric: str, seconds: dict[str, list[float]], *, ours: str, peer: str, **more: float
-) -> None:
+def restores_are_equal(arms: dict[str, Arm], state: dict) -> bool:
+    want = list(map(np.asarray, jax.tree.leaves(state)))
+    return all(
+        np.array_equal(x, y)
+        for arm in arms.values()
+        for x, y in zip(jax.tree.leaves(arm.restore(arm.root / "0")), want, strict=True)
+    )
+
+
+def line(case: str, metric: str, found: dict, own: str, peer: str, first_s: float) -> None:
+    seconds = {name: [getattr(one, metric) for one in all_] for name, all_ in found.items()}
+    distribution, settings = PEERS[peer]
     report(
         case,
         metric=metric,
         unit="s",
-        values=seconds[ours],
-        peer="orbax-checkpoint",
+        values=seconds[own],
+        peer=distribution,
         peer_values=seconds[peer],
-        peer_again=seconds[f"{peer} again"],
-        peer_compression=peer == "default",
+        peer_again=seconds.get(f"{peer} again"),
+        peer_settings=settings,
+        first_save_s=first_s,
         limit="the disk",
-        **more,
     )
 
 
 def main() -> None:
     logging.disable(logging.WARNING)
-    for case, width, layers, vocabulary in (
-        ("5 M parameters and Adam", 256, 6, 2048),
-        ("46 M parameters and Adam", 512, 12, 8192),
+    for case, width, layers, vocabulary, repeats in (
+        ("0.06 GB", 256, 6, 2048, 9),
+        ("1.07 GB", 704, 12, 8192, 5),
     ):
         with tempfile.TemporaryDirectory() as root:
-            compare(case, adam_state(width, layers, vocabulary), Path(root))
+            state = adam_state(width, layers, vocabulary)
+            compare(case, state, Path(root), repeats=repeats)
 
 
 if __name__ == "__main__":

@@ -45,10 +45,13 @@ def test_positions_repeat_after_two_to_the_32(start):
 
 
 def test_where_the_words_lie_does_not_matter():
-    words = random_words("uint8", 2 * _BLOCK_BYTES[-1] + 3)
-    shifted = np.empty(words.size + 1, np.uint8)[1:]
-    shifted[:] = words
-    assert tuple(total(word_sums(shifted, 0))) == oracle(words, 0)
+    for n_bytes in (2 * _BLOCK_BYTES[-1] + 3, _BLOCK_BYTES[0] + 300_000):
+        words = random_words("uint8", n_bytes)
+        want = oracle(words, 9)
+        for shift in (1, 63):
+            shifted = np.empty(words.size + shift, np.uint8)[shift:]
+            shifted[:] = words
+            assert tuple(total(word_sums(shifted, 9))) == want
 
 
 def test_one_program_for_each_block_size_and_width():

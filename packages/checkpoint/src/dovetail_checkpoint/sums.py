@@ -27,6 +27,9 @@ _SECOND = np.uint32(0x27D4EB2F)
 # The largest hides the 60 us in which a program starts and fits the second-level cache; what is
 # left of an array goes in the others, and what is left of that to NumPy.
 _BLOCK_BYTES = (4 << 20, 1 << 20, 256 << 10)
+# XLA copies a block that does not lie at a multiple of this. Of a long array NumPy takes the words
+# before the first multiple; a short one would pay more for the words that then fill no block.
+_ALIGNED_BYTES = 64
 # Words summed at a time by NumPy: the temporaries stay in the first-level cache.
 _NUMPY_WORDS = 1 << 13
 
@@ -64,6 +67,9 @@ def word_sums(words: np.ndarray, start: int) -> list[np.ndarray | jax.Array]:
     parts, done = [], 0
     device = _cpu() if words.nbytes >= _BLOCK_BYTES[-1] else None
     if device is not None:
+        if words.nbytes >= _BLOCK_BYTES[0]:
+            done = -words.ctypes.data % _ALIGNED_BYTES // words.itemsize
+            parts.append(_numpy_sums(words[:done], start))
         with jax.default_device(device):
             for block_bytes in _BLOCK_BYTES:
                 size = block_bytes // words.itemsize

@@ -1,0 +1,298 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""What the command prints and how it exits, on checkpoints whose digests a seed fixes.
+
+The digests were computed by the formula of digest.py in plain Python.
+"""
+
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from dovetail_checkpoint import Store, cli, load, only
+
+# Orbax leaves tasks behind when a load fails.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore:.*was never awaited:RuntimeWarning"),
+]
+
+STACK = ["--stack", "layers/#/**", "layers/**", "0"]
+
+
+def model():
+    rng = np.random.default_rng(0)
+    return {
+        "embed": rng.integers(-9, 9, size=(3, 4)).astype(np.int16),
+        "layers": [{"w": rng.integers(0, 9, size=(2, 3)).astype(np.uint8)} for _ in range(2)],
+    }
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    root = tmp_path_factory.mktemp("run") / "run"
+    later = model()
+    later["layers"][1]["w"][1, 2] += 1
+    with Store(root) as store:
+        store.save(2, metrics={"loss": 0.5}, model=model())
+        store.save(10, metrics={"loss": 0.25}, model=later)
+    return root
+
+
+@pytest.fixture
+def run(original, tmp_path, monkeypatch):
+    """A copy of the run, `run` in the current directory."""
+    shutil.copytree(original, tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def command(capsys):
+    """command(*argv): the exit code, and what was printed to standard output and error."""
+
+    def call(*argv):
+        try:
+            code = cli.main(list(map(str, argv)))
+        except SystemExit as stopped:
+            code = stopped.code
+        return (code, *capsys.readouterr())
+
+    return call
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[-9] ^= 2
+    path.write_bytes(data)
+
+
+def sizes(run):
+    return [
+        sum(path.stat().st_size for path in (run / step).rglob("*") if path.is_file())
+        for step in ("2", "10")
+    ]
+
+
+def test_inspect(run, command):
+    old, new = sizes(run)
+    code, out, err = command("inspect", "run")
+    assert (code, err) == (0, "")
+    assert out == (
+        f"{run}: a run\n"
+        f"step 2   model  {old} bytes  sealed  loss=0.5\n"
+        f"step 10  model  {new} bytes  sealed  loss=0.25\n"
+    )
+    code, out, err = command("inspect", "run/2", "--item", "model")
+    assert (code, err) == (0, "")
+    assert out == (
+        f"{run}/2: written by dovetail, step 2, model, {old} bytes, sealed, loss=0.5\n"
+        "model: 3 leaves, 36 bytes\n"
+        "  embed       int16[3, 4]  797909df46ecaae6\n"
+        "  layers/0/w  uint8[2, 3]  5ed3df3369266e1f\n"
+        "  layers/1/w  uint8[2, 3]  a52f17b9fcb104bb\n"
+    )
+
+
+def test_inspect_as_json(run, command):
+    code, out, _ = command("inspect", "run", "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert (found["path"], [step["step"] for step in found["steps"]]) == (str(run), [2, 10])
+    assert found["steps"][0]["metrics"] == {"loss": 0.5}
+    found = json.loads(command("inspect", "run/2", "--json")[1])
+    assert (found["writer"], found["step"]["sealed"], found["objects"]) == ("dovetail", True, [])
+    (tree,) = found["trees"]
+    assert tree["item"] == "model"
+    assert tree["leaves"][0] == {
+        "name": "embed",
+        "shape": [3, 4],
+        "dtype": "int16",
+        "digest": "797909df46ecaae6",
+    }
+
+
+def test_diff(run, command):
+    code, out, err = command("diff", "run/2", "run/10")
+    assert (code, err) == (1, "")
+    assert out == (
+        "~ layers/1/w: digest a52f17b9fcb104bb, 5a7cea8e48a6cdb3\n"
+        "2 equal, 1 of other bits; read no array\n"
+    )
+    code, out, _ = command("diff", "run/2", "run/2")
+    assert (code, out) == (0, "3 equal; read no array\n")
+    code, out, _ = command("diff", "run/2", "run/10", "--drop", "layers/1/w", *STACK, "--json")
+    assert code == 1
+    found = json.loads(out)
+    assert (found["same"], found["only_left"]) == (False, ["layers/w"])
+    assert found["only_right"] == ["layers/0/w", "layers/1/w"]
+
+
+def test_verify(run, command):
+    code, out, err = command("verify", "run")
+    assert (code, err) == (0, "")
+    assert out == f"{run}/10: verified\n{run}/2: verified\n"
+    flip(run / "10" / "model" / "_METADATA")
+    before = sorted(run.rglob("*"))
+    code, out, _ = command("verify", "run")
+    first, second, last = out.splitlines()
+    assert (code, first, last) == (1, f"{run}/10: damaged", f"{run}/2: verified")
+    assert second.startswith("  model/_METADATA: sha256 is ")
+    assert sorted(run.rglob("*")) == before
+    code, out, _ = command("verify", run / "10", "--json")
+    assert code == 1
+    (found,) = json.loads(out)["checked"]
+    assert (found["path"], found["verified"]) == (f"{run}/10", False)
+    assert found["problems"][0]["where"] == "model/_METADATA"
+
+
+def test_convert_there_and_back(run, command):
+    code, out, err = command("convert", "run/2", "hf", "--format", "safetensors", *STACK)
+    assert (code, out, err) == (0, "", "")
+    assert command("verify", "hf")[0] == 0
+    back = ["--unstack", "layers/**", "layers/#/**", "0"]
+    assert command("convert", "hf", "again", "--format", "orbax", *back)[0] == 0
+    assert command("diff", "run/2", "again/0") == (0, "3 equal; read no array\n", "")
+    found = load("again/0", {"embed": np.zeros((3, 4), np.int16)}, rules=[only("embed")])
+    np.testing.assert_array_equal(found["embed"], model()["embed"])
+    line = ["convert", "run/2", "many", "--format", "safetensors", "--file-bytes", "30"]
+    assert command(*line)[0] == 0
+    assert len(list((run.parent / "many").glob("*.safetensors"))) == 2
+
+
+def test_a_dry_run_prints_the_mapping_and_writes_nothing(run, command):
+    shutil.rmtree(run / "2" / "model" / "d")
+    rules = [*STACK, "--cast", "embed", "float32", "--split", "embed", "a=1,b=3", "1"]
+    code, out, err = command("convert", "run/2", "out", "--format", "orbax", "--dry-run", *rules)
+    assert (code, err) == (0, "")
+    assert out == (
+        "a float32[3, 1] <- embed[0:3, 0:1] as float32\n"
+        "b float32[3, 3] <- embed[0:3, 1:4] as float32\n"
+        "layers/w uint8[2, 2, 3] <- layers/0/w + layers/1/w\n"
+        "reads 3 leaves, 36 bytes\n"
+    )
+    assert os.listdir(run.parent) == ["run"]
+
+
+@pytest.mark.parametrize(
+    "argv, message",
+    [
+        (["inspect", "nowhere"], "error: there must be a checkpoint, got path="),
+        (["inspect", "run/2", "--item", "x"], "error: item must be one of ['model']"),
+        (["diff", "run", "run/2"], "error: path must be one step, got the run"),
+        (["diff", "run/2", "run/2", "--drop", "x"], "error: drop('x') must match a leaf"),
+        (["verify", "nowhere"], "error: there must be a committed step, got path="),
+        (["convert", "run/2", "run", "--format", "orbax"], "error: the destination must be new"),
+        (
+            ["convert", "run/2", "out", "--format", "orbax", "--file-bytes", "9"],
+            "error: file_bytes must be left to safetensors",
+        ),
+    ],
+)
+def test_what_cannot_be_done_is_one_message_and_code_3(run, command, argv, message):
+    code, out, err = command(*argv)
+    assert (code, out) == (3, "")
+    assert err.startswith(message)
+    assert err.endswith("\n")
+    assert "Traceback" not in err
+
+
+def test_damage_met_on_the_way_is_code_3_and_named(run, command):
+    command("convert", "run/2", "hf", "--format", "safetensors")
+    flip(run.parent / "hf" / "model.safetensors")
+    code, out, err = command("convert", "hf", "out", "--format", "orbax")
+    assert (code, out) == (3, "")
+    assert "model.safetensors: holds other bits" in err
+    assert sorted(os.listdir(run.parent)) == ["hf", "run"]
+
+
+def test_debug_shows_the_trace_before_the_action_or_after(run):
+    for argv in (["--debug", "inspect", "nowhere"], ["inspect", "nowhere", "--debug"]):
+        with pytest.raises(ValueError, match="there must be a checkpoint"):
+            cli.main(argv)
+
+
+@pytest.mark.parametrize(
+    "argv, message",
+    [
+        ([], "the following arguments are required: ACTION"),
+        (["inspct", "run"], "invalid choice: 'inspct'"),
+        (["convert", "run/2", "out"], "required: --format"),
+        (["convert", "run/2", "out", "--format", "torch"], "invalid choice: 'torch'"),
+        (["diff", "run/2"], "the following arguments are required: b"),
+        (["diff", "a", "b", "--rename", "x/*", "y"], "argument --rename: both sides must have"),
+        (["verify", "run", "--item", "model"], "unrecognized arguments: --item model"),
+        (["inspect", "run", "--js"], "unrecognized arguments: --js"),
+    ],
+)
+def test_a_wrong_line_is_code_2(command, argv, message):
+    code, out, err = command(*argv)
+    assert (code, out) == (2, "")
+    assert message in err
+
+
+@pytest.mark.parametrize("action", [[], ["inspect"], ["diff"], ["verify"], ["convert"]])
+def test_help_says_what_the_exit_codes_mean(command, action):
+    code, out, err = command(*action, "--help")
+    assert (code, err) == (0, "")
+    assert "  1    diff found differences, or verify found damage\n" in out
+
+
+def test_an_interrupt_is_code_130(run, command, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "diff", interrupted)
+    assert command("diff", "run/2", "run/10") == (130, "", "interrupted\n")
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_terminal_shows_progress_and_is_left_clean(run, monkeypatch, capsys):
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stderr", stream)
+    assert cli.main(["verify", "run"]) == 0
+    shown = [text for text in stream.getvalue().split("\r") if text.strip()]
+    assert shown == ["verify: 0.0 of 0.0 GB"]
+    assert stream.getvalue().endswith(" \r")
+    assert capsys.readouterr().out.count("verified") == 2
+
+
+def test_the_line_counts_and_goes_away_on_an_error():
+    def failing():
+        with cli._Line(stream, "convert") as line:
+            for done_bytes in (0, 1_200_000_000, 1_210_000_000):
+                line(done_bytes, 3_000_000_000)
+            raise OSError("gone")
+
+    stream = Terminal()
+    with pytest.raises(OSError, match="gone"):
+        failing()
+    assert stream.getvalue() == (
+        "\rconvert: 0.0 of 3.0 GB\rconvert: 1.2 of 3.0 GB\r                      \r"
+    )
+
+
+def test_as_a_program(run):
+    flip(run / "10" / "model" / "manifest.ocdbt")
+    done = subprocess.run(
+        [sys.executable, "-m", "dovetail_checkpoint", "verify", "run"],
+        cwd=run.parent,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.startswith(f"{run}/10: damaged\n")
+    assert "\n  model/manifest.ocdbt: sha256 is " in done.stdout
+    assert done.stdout.endswith(f"{run}/2: verified\n")

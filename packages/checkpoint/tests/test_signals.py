@@ -138,6 +138,28 @@ def test_a_handler_in_c_still_runs_and_returns_on_exit(heard_in_c):
     wait_for(lambda: heard_in_c == [signal.SIGUSR1] * 3)
 
 
+@pytest.fixture
+def slow_in_c(heard_in_c):
+    """The same, with a handler that takes a while."""
+
+    def wait(number):
+        heard_in_c.append(number)
+        time.sleep(0.2)
+
+    handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(wait)
+    ctypes.CDLL(None).signal(int(signal.SIGUSR1), handler)
+    yield heard_in_c
+    actions.install(signal.SIGUSR1, actions.Action(ctypes.create_string_buffer(512)))
+    del handler
+
+
+def test_a_poll_while_a_handler_in_c_runs_is_no_error(slow_in_c):
+    with on_signal(signal.SIGUSR1) as stop:
+        send(signal.SIGUSR1)
+        wait_for(lambda: slow_in_c)
+        assert stop.poll(1)
+
+
 def test_a_handler_that_takes_the_place_of_ours_is_an_error(heard_in_c):
     theirs = actions.current(signal.SIGUSR1)
     with on_signal(signal.SIGUSR1) as stop:

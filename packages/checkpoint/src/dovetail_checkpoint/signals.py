@@ -120,8 +120,10 @@ class StopRequest:
         return any(requested for _, requested, _ in answers)
 
     def _check_installed(self) -> None:
-        for number in self._signals:
-            if self._previous and actions.current(number).address != self._address:
+        with self._changing:  # else the thread may just be running an old handler
+            present = {number: actions.current(number).address for number in self._previous}
+        for number, address in present.items():
+            if address != self._address:
                 raise RuntimeError(
                     f"the handler of {number.name} must stay while on_signal is entered, got one "
                     "of another library in its place; enter on_signal after that library, and "

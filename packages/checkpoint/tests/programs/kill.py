@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kills a saving process over and over; each time the newest committed step must be whole.
 
-`kill.py ROOT KILLS` prints how many kills hit each phase, by what lay on disk afterwards. A fifth
-of them falls at a random moment of one or two saves. The others wait until the disk shows that a
-phase has begun and fall within a millisecond, since sealing and retention are short.
+`kill.py ROOT KILLS SEED` prints how many kills hit each phase, by what lay on disk afterwards. A
+fifth of them falls at a random moment of one or two saves. The others wait until the disk shows
+that a phase has begun and fall within a millisecond, since sealing and retention are short.
 
 The processes are forked before JAX starts its threads, so that each costs no import. Each one
 restores and checks first, and thereby judges the kill before it.
@@ -140,8 +140,8 @@ def check_files(root: Path) -> None:
         assert seal.check(root / str(step)) == [], f"step {step} is not whole"
 
 
-def main(root: Path, kills: int) -> None:
-    moments, hit, durable, lost = random.Random(5), Counter(), -1, 0
+def main(root: Path, kills: int, seed: int) -> None:
+    moments, hit, durable, lost = random.Random(seed), Counter(), -1, 0
     root.mkdir(exist_ok=True)
     for i in range(kills):
         steps = kill_one(root, AIMS[i % len(AIMS)], moments)
@@ -156,4 +156,4 @@ def main(root: Path, kills: int) -> None:
     print(f"{kills} kills survived, {lost} durable steps lost")
 
 
-main(Path(sys.argv[1]), int(sys.argv[2]))
+main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

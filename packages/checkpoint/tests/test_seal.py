@@ -172,6 +172,12 @@ def test_a_seal_cut_at_a_line_is_found(sealed):
     assert wheres(sealed) == ["item/d/data", "item/d/large", "item/empty"]
 
 
+def test_a_seal_that_lost_its_first_line_is_found(sealed):
+    body = (sealed / "SHA256SUMS").read_text().partition("\n")[2]
+    (sealed / "SHA256SUMS").write_text(body)
+    assert wheres(sealed) == ["SHA256SUMS"]
+
+
 def test_processes_share_the_lines(sealed):
     for name in ("_METADATA", "item/d/data", "item/d/large", "item/empty"):
         (sealed / name).write_bytes(b"changed")

@@ -211,6 +211,10 @@ def test_the_plan_is_what_happens_and_reads_nothing(foreign, tmp_path):
             {"format": "orbax", "rules": [fuse(("layers/1/b", "layers/0/b"), "layers", axis=0)]},
             r"no leaf may lie inside another .*; rename or drop",
         ),
+        (
+            {"format": "orbax", "rules": [rename("layers/2/w", "layers")]},
+            r"no leaf may lie inside another .*got 'layers' beside .*; rename or drop",
+        ),
         ({"format": "safetensors", "rules": [rename("embed", "")]}, r"a name other than ''"),
         ({"format": "orbax", "rules": [only("none")]}, r"must match a leaf, got none for 'none'"),
     ],

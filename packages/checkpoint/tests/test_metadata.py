@@ -196,8 +196,9 @@ def test_a_damaged_record_is_damage(run, tmp_path):
     shutil.copytree(run / "3", tmp_path / "3")
     path = tmp_path / "3" / "dovetail" / "data.json"
     path.write_bytes(path.read_bytes().replace(b"layers", b"lavers"))
-    with pytest.raises(DamageError, match="dovetail: the record cannot be read"):
+    with pytest.raises(DamageError, match="dovetail: the record cannot be read") as raised:
         inspect(tmp_path / "3")
+    assert len(raised.value.problems) == 1  # no file is hashed to find others
     assert [step.step for step in inspect(tmp_path).steps] == [3]
 
 

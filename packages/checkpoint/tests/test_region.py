@@ -65,6 +65,12 @@ def test_short_runs_share_spans():
     np.testing.assert_array_equal(out, array[:, 3:5])
 
 
+def test_runs_end_at_the_first_axis_that_is_cut():
+    # 40 runs of 2048 bytes in each row: not one of 81920.
+    found = list(spans((3, 64, 4096), 1, ((0, 3), (0, 40), (0, 2048))))
+    assert [span.shape for span in found] == [(3, 64, 4096)]
+
+
 def test_a_scalar_is_one_span():
     assert [span.shape for span in spans((), 8, ())] == [()]
 

@@ -83,7 +83,7 @@ def _stay_on_device(arrays: Sequence[jax.Array | np.ndarray]) -> set[int]:
     """The ids of the arrays that are summed where they lie; starts the copy of those few bytes that
     are summed on the host, all together, before the first is waited for.
     """
-    away = [array for array in arrays if not _lies_on_host(array)]
+    away = [x for x in arrays if isinstance(x, jax.Array) and not _lies_on_host(x)]
     together = Counter()
     for array in away:
         together[array.shape, array.dtype] += array.nbytes
@@ -123,9 +123,7 @@ def _array(leaf: Any) -> jax.Array | np.ndarray:
     )
 
 
-def _lies_on_host(array: jax.Array | np.ndarray) -> bool:
-    if isinstance(array, np.ndarray):
-        return True
+def _lies_on_host(array: jax.Array) -> bool:
     if isinstance(array, Tracer):
         return False
     devices = array.sharding.device_set

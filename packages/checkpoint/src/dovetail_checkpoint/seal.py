@@ -132,7 +132,7 @@ def _entry(directory: Path, name: str) -> _Entry:
         return _Entry(name=name, sha256=_sha256(path))
     found, parts = hashlib.sha256(), []
     for start, block in _blocks(path):
-        found.update(block)
+        found.update(block.data)
         parts.append(_block_sums(block, start))
     return _Entry(name=name, sha256=found.hexdigest(), digest=_hex(parts), size=size)
 
@@ -163,7 +163,7 @@ def _files(directory: Path) -> list[str]:
 def _sha256(path: Path) -> str:
     found = hashlib.sha256()
     for _, block in _blocks(path):
-        found.update(block)
+        found.update(block.data)
     return found.hexdigest()
 
 
@@ -189,6 +189,6 @@ def _blocks(path: Path) -> Iterator[tuple[int, np.ndarray]]:
     aligned = room[-room.ctypes.data % 64 :][:_BLOCK_BYTES]  # XLA copies what is not
     start = 0
     with open(path, "rb") as file:
-        while size := file.readinto(aligned):
+        while size := file.readinto(aligned.data):
             yield start, aligned[:size]
             start += size

@@ -10,6 +10,7 @@ program for each length would cost a compilation for each. What is short goes th
 import functools
 import logging
 from collections.abc import Iterable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -103,7 +104,8 @@ def _xla_sums(words: jax.Array, first: jax.Array) -> jax.Array:
 
 
 @functools.cache
-def _cpu() -> jax.Device | None:
+def _cpu() -> Any:
+    """A CPU device of this process, or None."""
     try:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError:

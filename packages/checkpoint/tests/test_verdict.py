@@ -1,5 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
+import gc
 import shutil
 
 import numpy as np
@@ -14,6 +15,13 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore:.*was never awaited:RuntimeWarning"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def collect_what_orbax_left():
+    """Collects those tasks here, where their warnings are ignored, and not in a later test."""
+    yield
+    gc.collect()
 
 
 @pytest.fixture(scope="module")

@@ -112,12 +112,7 @@ def load(directory: Path, targets: Mapping[str, Any]) -> dict[str, Any]:
     """Reads the items named by `targets`: trees of abstract leaves."""
     if not targets:
         return {}
-    context = ocp.Context()
-    # Without barriers: each process reads its own shards. One that fails would leave the others
-    # waiting in Orbax for five minutes, after which jax ends all of them.
-    context.multiprocessing.active_processes = {jax.process_index()}
-    context.multiprocessing.primary_host = jax.process_index()
-    with context:
+    with _alone():
         return ocp.load_checkpointables(str(directory), dict(targets))
 
 
@@ -126,7 +121,20 @@ def load_tree(directory: Path, item: str | None, target: Any) -> Any:
 
     Leaves that are PLACEHOLDER in `target` are not read.
     """
-    return ocp.load(str(directory), target, checkpointable_name=item)
+    with _alone():
+        return ocp.load(str(directory), target, checkpointable_name=item)
+
+
+def _alone() -> ocp.Context:
+    """Without barriers: each process reads its own shards.
+
+    One that fails would leave the others waiting in Orbax for five minutes, after which jax ends
+    all of them.
+    """
+    context = ocp.Context()
+    context.multiprocessing.active_processes = {jax.process_index()}
+    context.multiprocessing.primary_host = jax.process_index()
+    return context
 
 
 def tree_metadata(directory: Path, item: str | None) -> Any:
@@ -141,7 +149,8 @@ def tree_names(directory: Path) -> list[str | None]:
     """The items of a step that are trees; [None] if the directory itself is one (Orbax v0)."""
     if (directory / _TREE_METADATA).exists():
         return [None]
-    return sorted(path.parent.name for path in directory.glob(f"*/{_TREE_METADATA}"))
+    names: list[str | None] = [p.parent.name for p in directory.glob(f"*/{_TREE_METADATA}")]
+    return sorted(names, key=str)
 
 
 def key_implementations(directory: Path) -> dict[str, str]:

@@ -194,7 +194,8 @@ def _empty(built: Built, wanted: Any) -> Any:
 def _written(into: Any, value: Value, piece: Piece) -> Any:
     """`into` with the piece in its place; it is changed, or donated."""
     if isinstance(into, jax.Array):
-        return placing.update(into, value, piece)
+        device_or_host = value if isinstance(value, jax.Array) else np.asarray(value)
+        return placing.update(into, device_or_host, piece)
     into[piece.place] = pieces.block(np.asarray(value), piece)
     return into
 

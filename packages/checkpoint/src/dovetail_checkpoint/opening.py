@@ -7,6 +7,7 @@ from pathlib import Path
 from dovetail_checkpoint import _compat, keep
 from dovetail_checkpoint.orbax_item import OrbaxItem
 from dovetail_checkpoint.source import Source
+from dovetail_checkpoint.tensor_reader import TensorReader
 
 
 def open_source(path: str | Path, *, item: str | None = None) -> Source:
@@ -22,8 +23,6 @@ def open_source(path: str | Path, *, item: str | None = None) -> Source:
             raise ValueError(
                 f"safetensors files hold one tree, got item={item!r} for {path}; leave item out"
             )
-        from dovetail_checkpoint.tensor_reader import TensorReader
-
         return TensorReader(path)
     steps = keep.committed_steps(path)
     if steps:

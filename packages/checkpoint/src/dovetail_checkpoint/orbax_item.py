@@ -7,7 +7,6 @@ tells names and shapes; typed keys are found in its array metadata.
 """
 
 from collections.abc import Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +35,7 @@ class OrbaxItem:
         self._tree = self._described()
         names = match_names([leaf.name for leaf in self._tree.leaves])
         self._by_name = dict(zip(names, self._tree.leaves, strict=True))
-
-    @cached_property
-    def leaves(self) -> Mapping[str, SourceLeaf]:
-        """All leaves by name, in the order of the record."""
-        return {
+        self.leaves = {
             name: SourceLeaf(name=name, shape=leaf.shape, dtype=leaf.dtype, digest=leaf.digest)
             for name, leaf in self._by_name.items()
         }
@@ -76,11 +71,12 @@ class OrbaxItem:
 
     def _described(self) -> TreeItem:
         # A tree that is no item of a step has no record beside it.
-        items, problems = (None, []) if self.item is None else reading.read_record(self.path)
-        if problems:
-            raise DamageError(self.path, [*problems, *seal.check(self.path)])
-        if items is not None and self.item in items.trees:
-            return items.trees[self.item]
+        if self.item is not None:
+            items, problems = reading.read_record(self.path)
+            if problems:
+                raise DamageError(self.path, [*problems, *seal.check(self.path)])
+            if items is not None and self.item in items.trees:
+                return items.trees[self.item]
         try:
             tree = _compat.tree_metadata(self.path, self.item)
             keys = _compat.key_implementations(self.path / (self.item or ""))

@@ -90,7 +90,7 @@ def _form(piece: Piece) -> Piece:
 
 def _auto_mesh(place: NamedSharding) -> Mesh:
     names = place.mesh.axis_names
-    return Mesh(place.mesh.devices, names, axis_types=(AxisType.Auto,) * len(names))
+    return Mesh(np.asarray(place.mesh.devices), names, axis_types=(AxisType.Auto,) * len(names))
 
 
 def _ways(mesh: Mesh, names: str | tuple[str, ...] | None) -> int:

@@ -49,7 +49,7 @@ class Position:
         self.row = state["row"]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def position():
     """Position(row): an object with get_state and set_state."""
     return Position

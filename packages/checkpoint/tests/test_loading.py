@@ -193,7 +193,7 @@ def test_damage_names_leaf_and_file(tmp_path, seal):
     ) as raised:
         load(tmp_path / "1", wanted)
     where = [problem.where for problem in raised.value.problems]
-    assert where == ["a", str(data.relative_to(tmp_path / "1"))] if seal else ["a"]
+    assert where == ["a", str(data.relative_to(tmp_path / "1"))] if seal else ["a", "SHA256SUMS"]
     with pytest.raises(DamageError):
         load(tmp_path / "1", {"a": abstract(values)}, rules=[drop("b")])
     # What does not hang on the damaged bytes is whole.

@@ -36,7 +36,8 @@ def random_array(dtype: str, shape: tuple[int, ...]) -> np.ndarray:
 def test_each_word_is_mixed_with_its_position():
     part = np.array([[7, 8], [9, 10]], np.uint32)
     want = [mixed(7, 22), mixed(8, 23), mixed(9, 33), mixed(10, 34)]  # rows of 11 from (2, 0) on
-    assert as_hex(part_sums(part, offset=(2, 0), shape=(4, 11))) == as_hex(map(sum, zip(*want, strict=True)))
+    sums = map(sum, zip(*want, strict=True))
+    assert as_hex(part_sums(part, offset=(2, 0), shape=(4, 11))) == as_hex(sums)
 
 
 def test_positions_go_beyond_32_bits():

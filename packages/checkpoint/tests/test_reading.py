@@ -296,8 +296,3 @@ def test_verify_of_every_kind_of_leaf(tmp_path, training_state, position):
     with Store(tmp_path) as store:
         store.save(1, host=host, data=position(3), **training_state(1))
     assert str(verify(tmp_path)) == "step 1 is verified"
-
-
-def test_verify_of_nothing_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"must be a committed step, got path=.*; give the"):
-        verify(tmp_path)

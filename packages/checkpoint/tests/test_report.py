@@ -1,5 +1,7 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
+from pathlib import Path
+
 from dovetail_checkpoint import Problem, Report, StepReport
 
 
@@ -7,9 +9,9 @@ def test_a_report_reads_as_sentences():
     problems = (Problem(where="item/w", reason="a"), Problem(where="f", reason="b"))
     report = Report(
         steps=(
-            StepReport(step=3, verified=False, problems=problems),
-            StepReport(step=2, verified=False),
-            StepReport(step=1, verified=True),
+            StepReport(path=Path("run/3"), verified=False, problems=problems),
+            StepReport(path=Path("run/2"), verified=False),
+            StepReport(path=Path("run/1"), verified=True),
         )
     )
     assert str(report).splitlines() == [

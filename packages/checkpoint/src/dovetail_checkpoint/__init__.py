@@ -17,7 +17,6 @@ from dovetail_checkpoint.mapping import Mapping as Mapping
 from dovetail_checkpoint.metadata import Checkpoint as Checkpoint
 from dovetail_checkpoint.metadata import Run as Run
 from dovetail_checkpoint.metadata import inspect as inspect
-from dovetail_checkpoint.reading import verify as verify
 from dovetail_checkpoint.report import DamageError as DamageError
 from dovetail_checkpoint.report import Problem as Problem
 from dovetail_checkpoint.report import Report as Report
@@ -36,3 +35,4 @@ from dovetail_checkpoint.rules import unstack as unstack
 from dovetail_checkpoint.signals import StopRequest as StopRequest
 from dovetail_checkpoint.signals import on_signal as on_signal
 from dovetail_checkpoint.store import Store as Store
+from dovetail_checkpoint.verifying import verify as verify

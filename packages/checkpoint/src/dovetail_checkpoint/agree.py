@@ -12,6 +12,8 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from dovetail_checkpoint.report import Problem
+
 # What fits in this many bytes takes one collective: a step and a flag, no problem found.
 _SHORT_BYTES = 60
 
@@ -28,6 +30,13 @@ def gather(value: Any) -> list[Any]:
     if lengths.max() > _SHORT_BYTES:
         rows = _rows(_padded(text, int(lengths.max())))
     return [json.loads(bytes(row[:n])) for row, n in zip(rows, lengths, strict=True)]
+
+
+def problems(found: list[Problem]) -> list[Problem]:
+    """The problems of all processes, each once, on every process."""
+    gathered = gather([[problem.where, problem.reason] for problem in found])
+    listed = dict.fromkeys((where, reason) for process in gathered for where, reason in process)
+    return [Problem(where=where, reason=reason) for where, reason in listed]
 
 
 def raise_together(error: Exception | None) -> None:

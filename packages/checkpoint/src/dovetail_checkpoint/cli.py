@@ -22,8 +22,9 @@ from dovetail_checkpoint.converting import convert, planned
 from dovetail_checkpoint.diff import diff
 from dovetail_checkpoint.metadata import inspect
 from dovetail_checkpoint.progress import Progress
+from dovetail_checkpoint.report import StepReport
 from dovetail_checkpoint.rule_options import add_rule_options
-from dovetail_checkpoint.verdict import verdicts
+from dovetail_checkpoint.verifying import verify
 
 FINE, DIFFERENT, USAGE, FAILED, INTERRUPTED = 0, 1, 2, 3, 130
 
@@ -192,10 +193,16 @@ def _run_diff(args: argparse.Namespace, progress: Progress | None) -> int:
 
 
 def _run_verify(args: argparse.Namespace, progress: Progress | None) -> int:
-    found = verdicts(args.path.absolute(), progress=progress)
-    document = {"checked": [dataclasses.asdict(verdict) for verdict in found]}
-    _print("\n".join(map(str, found)), document, args)
-    return DIFFERENT if any(verdict.problems for verdict in found) else FINE
+    found = verify(args.path, progress=progress).steps
+    document = {"checked": [dataclasses.asdict(report) for report in found]}
+    _print("\n".join(map(_lines, found)), document, args)
+    return DIFFERENT if any(report.problems for report in found) else FINE
+
+
+def _lines(report: StepReport) -> str:
+    if report.problems:
+        return "\n  ".join([f"{report.path}: damaged", *map(str, report.problems)])
+    return f"{report.path}: {'verified' if report.verified else 'readable, not verified'}"
 
 
 def _run_convert(args: argparse.Namespace, progress: Progress | None) -> int:

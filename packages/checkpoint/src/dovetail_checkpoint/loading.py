@@ -68,14 +68,22 @@ def explain(
 
 
 def proven_groups(
-    source: Source,
-    places: Mapping[str, jax.sharding.Sharding | None],
-    *,
-    group_bytes: int,
+    source: Source, places: Mapping[str, jax.sharding.Sharding | None], *, group_bytes: int
 ) -> Iterator[dict[str, Value]]:
+    """The groups of `read_groups`; raises DamageError on all processes if one is damaged."""
+    for values, problems in read_groups(source, places, group_bytes=group_bytes):
+        if problems:
+            raise DamageError(source.path, problems)
+        yield values
+
+
+def read_groups(
+    source: Source, places: Mapping[str, jax.sharding.Sharding | None], *, group_bytes: int
+) -> Iterator[tuple[dict[str, Value], list[Problem]]]:
     """Reads the leaves in the order of `places`, in at most `group_bytes` but one leaf at least.
 
-    Raises DamageError on all processes if one of them reads what was not written.
+    With each group come its problems, the same on all processes: leaves that are not what was
+    written, and the files that are to blame. No values come if one process could not read.
     """
     # While a group is read, the bytes of its files lie beside the arrays: half is what fits twice.
     for names in _groups(source, list(places), group_bytes // 2):
@@ -88,19 +96,14 @@ def proven_groups(
             if not found and jax.process_count() == 1:
                 raise
             problems = [Problem(where=names[0], reason=f"cannot be read ({error!r:.300})"), *found]
-        _raise_if_any(source, problems)  # digests of global arrays are collective: agree before
+        problems = agree.problems(problems)  # before the digests, which may be collective
+        if problems:
+            yield {}, problems
+            continue
         problems = _wrong_digests(source, values)
         if problems:
             problems += source.damaged_files([problem.where for problem in problems])
-        _raise_if_any(source, problems)
-        yield values
-
-
-def _raise_if_any(source: Source, problems: list[Problem]) -> None:
-    gathered = agree.gather([[problem.where, problem.reason] for problem in problems])
-    found = dict.fromkeys((where, reason) for process in gathered for where, reason in process)
-    if found:
-        raise DamageError(source.path, [Problem(where=w, reason=r) for w, r in found])
+        yield values, agree.problems(problems)
 
 
 def _wrong_digests(source: Source, values: Mapping[str, Value]) -> list[Problem]:

@@ -67,7 +67,9 @@ class OrbaxItem:
 
     def damaged_files(self, names: list[str]) -> list[Problem]:
         """Those that differ from the step's seal: a file of Orbax holds many leaves."""
-        return seal.check(self.path)
+        if seal.exists(self.path):
+            return seal.check(self.path)
+        return [Problem(where=seal.SEAL, reason="is not there to tell which file is damaged")]
 
     def _described(self) -> TreeItem:
         # A tree that is no item of a step has no record beside it.

@@ -23,7 +23,7 @@ from dovetail_checkpoint.record import (
     describe,
     json_sha256,
 )
-from dovetail_checkpoint.report import Problem, Report, StepReport
+from dovetail_checkpoint.report import Problem, StepReport
 from dovetail_checkpoint.target import Stateful
 
 
@@ -64,8 +64,8 @@ def read(root: Path, step: int, targets: Mapping[str, Any]) -> tuple[StepReport,
             mismatch = error
     agree.raise_together(mismatch)
     wanted = _wanted(items, targets) if items and not problems else _wanted(_NOTHING, {})
-    values, found = _prove(directory, items or _NOTHING, wanted, problems, quick=True)
-    report = StepReport(step=step, verified=recorded and not found, problems=found)
+    values, found = _prove(directory, items or _NOTHING, wanted, problems)
+    report = StepReport(path=directory, verified=recorded and not found, problems=found)
     if found or items is None:
         return report, {}
     restored = {
@@ -75,34 +75,6 @@ def read(root: Path, step: int, targets: Mapping[str, Any]) -> tuple[StepReport,
         for name in targets
     }
     return report, restored
-
-
-def verify(path: str | Path) -> Report:
-    """Reads and checks everything of one step (`RUN/STEP`) or of every step of a run.
-
-    Files are compared with the seal, arrays with their digests; nothing is changed. Raises
-    ValueError if there is no step at `path`.
-    """
-    path = Path(path).absolute()
-    steps, root = keep.committed_steps(path), path
-    if not steps and path.name in map(str, keep.committed_steps(path.parent)):
-        steps, root = [int(path.name)], path.parent
-    if not steps:
-        raise ValueError(
-            f"there must be a committed step, got path={path}; give the directory of a run or "
-            "of one of its steps"
-        )
-    return Report(steps=tuple(_verify(root, step) for step in reversed(steps)))
-
-
-def _verify(root: Path, step: int) -> StepReport:
-    directory = keep.step_directory(root, step)
-    items, problems = read_record(directory)
-    recorded, items = items is not None, items or _NOTHING
-    trees = {name: list(map(target.as_saved, item.leaves)) for name, item in items.trees.items()}
-    wanted = _Wanted(trees=trees, objects=list(items.objects))
-    _, found = _prove(directory, items, wanted, problems, quick=False)
-    return StepReport(step=step, verified=recorded and not found, problems=found)
 
 
 def read_record(directory: Path) -> tuple[Items | None, list[Problem]]:
@@ -145,20 +117,20 @@ def _built(item: TreeItem, wanted: Any, values: list[Any]) -> Any:
 
 
 def _prove(
-    directory: Path, items: Items, wanted: _Wanted, problems: list[Problem], *, quick: bool
+    directory: Path, items: Items, wanted: _Wanted, problems: list[Problem]
 ) -> tuple[_Values, tuple[Problem, ...]]:
     """Reads what is wanted and finds what is wrong, on all processes alike."""
     with ThreadPoolExecutor(1) as pool:
         # Hashing needs one core and no lock, so it runs beside Orbax's reading.
         part, parts = jax.process_index(), jax.process_count()
-        hashing = pool.submit(seal.check, directory, quick=quick, part=part, parts=parts)
+        hashing = pool.submit(seal.check, directory, quick=True, part=part, parts=parts)
         if parts > 1:
             # A process that cannot read would leave the others waiting in Orbax: agree before.
-            problems = list(_agreed(problems + hashing.result()))
+            problems = agree.problems(problems + hashing.result())
         values = _NO_VALUES
         if not problems:
             values, problems = _load(directory, items, wanted, hashing)
-        return values, _agreed(problems + hashing.result())
+        return values, tuple(agree.problems(problems + hashing.result()))
 
 
 def _load(
@@ -177,7 +149,7 @@ def _load(
         fault = error if seal.exists(directory) and not problems else None
         problems = [Problem(where="items", reason=f"cannot be read ({error!r:.300})"), *problems]
     agree.raise_together(fault)
-    problems = list(_agreed(problems))  # before the digests, in which all processes take part
+    problems = agree.problems(problems)  # before the digests, in which all processes take part
     if problems:
         return _NO_VALUES, problems
     problems = _leaf_problems(items, trees) + _state_problems(items, objects)
@@ -225,6 +197,17 @@ def _leaf_problems(items: Items, trees: Mapping[str, list[Any]]) -> list[Problem
     ]
 
 
+def object_problems(directory: Path, items: Items) -> list[Problem]:
+    """What is wrong with the states of all objects, and with the metrics."""
+    states, problems = {}, []
+    for name in items.objects:
+        try:
+            states[name] = _compat.load_document(directory, name)
+        except (OSError, ValueError) as error:
+            problems.append(Problem(where=name, reason=f"its state cannot be read ({error!r})"))
+    return problems + _state_problems(items, states) + _metrics_problems(directory, items)
+
+
 def _state_problems(items: Items, objects: Mapping[str, Any]) -> list[Problem]:
     return [
         Problem(where=name, reason="its state does not have the sha256 that was saved")
@@ -253,10 +236,3 @@ def _own_state(item: ObjectItem, value: dict[str, Any]) -> dict[str, Any]:
             f"run {len(value)} processes"
         )
     return value[str(jax.process_index())]
-
-
-def _agreed(problems: list[Problem]) -> tuple[Problem, ...]:
-    """The problems of all processes, each once."""
-    gathered = agree.gather([[problem.where, problem.reason] for problem in problems])
-    found = dict.fromkeys((where, reason) for process in gathered for where, reason in process)
-    return tuple(Problem(where=where, reason=reason) for where, reason in found)

@@ -20,21 +20,27 @@ class Problem:
 
 @dataclass(frozen=True, kw_only=True)
 class StepReport:
-    """One step: `verified` if digests were there and all of them held."""
+    """One step of a run, or safetensors: `verified` if digests were there and all of them held."""
 
-    step: int
+    path: Path
     verified: bool
     problems: tuple[Problem, ...] = ()
 
+    @property
+    def step(self) -> int | None:
+        """The number of the step; None for safetensors."""
+        return int(self.path.name) if self.path.name.isdecimal() else None
+
     def __str__(self) -> str:
+        name = self.path.name if self.step is None else f"step {self.step}"
         if self.problems:
-            return f"step {self.step} is damaged: " + "; ".join(map(str, self.problems))
-        return f"step {self.step} is " + ("verified" if self.verified else "readable, not verified")
+            return f"{name} is damaged: " + "; ".join(map(str, self.problems))
+        return f"{name} is " + ("verified" if self.verified else "readable, not verified")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """The steps that were tried, newest first."""
+    """The steps that were tried, newest first; or one set of safetensors files."""
 
     steps: tuple[StepReport, ...] = ()
 

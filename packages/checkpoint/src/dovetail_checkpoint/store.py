@@ -225,7 +225,7 @@ class Store:
         if report.problems or report.verified or self._verify == "recorded":
             return report
         problem = Problem(where="record", reason="the step has no digests and verify='always'")
-        return StepReport(step=report.step, verified=False, problems=(problem,))
+        return StepReport(path=report.path, verified=False, problems=(problem,))
 
 
 def _check_step(step: int) -> None:

@@ -1,0 +1,106 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Reads and checks everything that lies at a path, a group of leaves at a time."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+
+from dovetail_checkpoint import _compat, agree, keep, mapping, reading, seal
+from dovetail_checkpoint.loading import read_groups
+from dovetail_checkpoint.opening import is_safetensors
+from dovetail_checkpoint.orbax_item import OrbaxItem
+from dovetail_checkpoint.progress import Progress, counter
+from dovetail_checkpoint.record import Items
+from dovetail_checkpoint.report import DamageError, Problem, Report, StepReport
+from dovetail_checkpoint.tensor_reader import verify_safetensors
+
+_GROUP_BYTES = 1 << 30
+
+
+def verify(path: str | Path, *, progress: Progress | None = None) -> Report:
+    """Reads and checks all of a run (newest step first), of one step `RUN/STEP`, or of safetensors.
+
+    Files are compared with the seal by SHA-256, arrays with their digests; of what carries neither
+    it is found out whether it can be read. Nothing is changed. With several processes all of them
+    call this.
+
+    progress: called with bytes done and bytes in all; each file counts twice, hashed and read.
+
+    Raises ValueError if there is nothing of the kind at `path`.
+    """
+    path = Path(path).absolute()
+    if is_safetensors(path):
+        verified, problems = verify_safetensors(path)
+        return Report(steps=(StepReport(path=path, verified=verified, problems=tuple(problems)),))
+    steps = [keep.step_directory(path, step) for step in keep.committed_steps(path)]
+    if not steps and path.name in map(str, keep.committed_steps(path.parent)):
+        steps = [path]
+    if not steps:
+        raise ValueError(
+            f"there must be a committed step, got path={path}; give the directory of a run, of "
+            "one of its steps, or of safetensors files"
+        )
+    sizes = {step: _bytes(step) for step in reversed(steps)}
+    done = counter(progress, total_bytes=2 * sum(sizes.values()))
+    return Report(steps=tuple(_step(step, sizes[step], done) for step in sizes))
+
+
+def _step(directory: Path, size: int, done: Callable[[int], None]) -> StepReport:
+    items, problems = reading.read_record(directory)
+    problems += seal.check(directory, part=jax.process_index(), parts=jax.process_count())
+    done(size)
+    left = size
+
+    def read(part: int) -> None:
+        nonlocal left
+        part = min(part, left)  # a compressed leaf is larger than its file
+        left -= part
+        done(part)
+
+    problems += _missing(directory, items)
+    problems = agree.problems(problems)  # before the leaves, whose digests may be collective
+    for name in _compat.tree_names(directory):
+        problems += _tree(directory, name, read)
+    if items is not None:
+        problems += reading.object_problems(directory, items)
+    done(left)
+    found = tuple(agree.problems(problems))
+    return StepReport(path=directory, verified=items is not None and not found, problems=found)
+
+
+def _missing(directory: Path, items: Items | None) -> list[Problem]:
+    """The trees of the record of which nothing is left."""
+    there = _compat.tree_names(directory)
+    return [
+        Problem(where=name, reason="is missing")
+        for name, item in (items.trees if items else {}).items()
+        if name not in there and jax.tree.leaves(item.tree)
+    ]
+
+
+def _tree(directory: Path, name: str | None, read: Callable[[int], None]) -> list[Problem]:
+    try:
+        source = OrbaxItem(directory, name)
+    except DamageError as error:
+        return list(error.problems)
+    found: list[Problem] = []
+    readable = [n for n, leaf in source.leaves.items() if leaf.dtype not in _TEXTS]
+    for values, problems in read_groups(source, dict.fromkeys(readable), group_bytes=_GROUP_BYTES):
+        found += [
+            Problem(where=f"{name}/{problem.where}", reason=problem.reason)
+            if name is not None and problem.where in source.leaves
+            else problem
+            for problem in problems
+        ]
+        read(sum(mapping.leaf_bytes(source.leaves[leaf]) for leaf in values))
+    return found
+
+
+# Plain Orbax holds texts too; they lie in metadata, which the seal covers.
+_TEXTS = ("python str", "python bytes")
+
+
+def _bytes(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())

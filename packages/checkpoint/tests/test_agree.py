@@ -26,8 +26,10 @@ def test_two_processes_save_and_agree_and_other_numbers_restore(tmp_path, run_pr
         "saved it, got process_count=1 for 2 states; run 2 processes",
         "0 of 2 restored 1 of [1], row 7",
         "0 of 2 restored 1 of [2, 1], other steps are refused, row 10",
+        "0 loaded, and then found l/0 and 1 file damaged",
         "1 of 2 restored 1 of [1], row 7",
         "1 of 2 restored 1 of [2, 1], other steps are refused, row 11",
+        "1 loaded, and then found l/0 and 1 file damaged",
     ]
 
 

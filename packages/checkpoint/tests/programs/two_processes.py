@@ -14,7 +14,7 @@ import numpy as np
 import processes
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from dovetail_checkpoint import Store, agree, on_signal
+from dovetail_checkpoint import DamageError, Store, agree, load, on_signal, stack, verify
 
 VALUES = np.random.default_rng(0).normal(size=(64, 33)).astype(np.float32)
 
@@ -79,6 +79,32 @@ def damaged(process: int, root: Path) -> None:
     print(f"{line}, row {row.row}")
 
 
+def loaded(process: int, root: Path) -> None:
+    """Stacked by rules on both processes; damage in one's part of the array stops both."""
+    x = array()
+    with Store(root) as store:
+        store.save(1, item={"l": [x, x * 2]})
+    place = NamedSharding(x.sharding.mesh, PartitionSpec(None, "data"))
+    target = {"l": jax.ShapeDtypeStruct((2, *x.shape), x.dtype, sharding=place)}
+    rules = [stack("l/#", "l")]
+    local = load(root / "1", target, rules=rules)["l"].addressable_shards[0]
+    assert np.asarray(local.data).tobytes() == np.stack([VALUES, VALUES * 2])[local.index].tobytes()
+    assert verify(root / "1").steps[0].verified
+    agree.gather("loaded")
+    if process == 1:
+        mine = np.asarray(x.addressable_shards[0].data).tobytes()
+        (data,) = (p for p in root.rglob("d/*") if mine in p.read_bytes())
+        bits = data.read_bytes()
+        at = bits.index(mine)
+        data.write_bytes(bits[:at] + b"!" + bits[at + 1 :])
+    agree.gather("damaged")
+    try:
+        load(root / "1", target, rules=rules)
+    except DamageError as error:
+        named = [problem.where for problem in error.problems]
+        print(f"{process} loaded, and then found {named[0]} and {len(named) - 1} file damaged")
+
+
 def by_others(process: int, root: Path) -> None:
     """What another number of processes saved: arrays return, states of each process do not."""
     store = Store(root)
@@ -101,6 +127,7 @@ def shared(process: int, root: Path) -> None:
 
 def main(root: Path) -> None:
     processes.start(lambda process: damaged(process, root / "by two"))
+    processes.start(lambda process: loaded(process, root / "layers"))
     processes.start(lambda process: by_others(process, root / "by two"), count=1)
     processes.start(lambda process: alone(process, root / "by one"), count=1)
     processes.start(lambda process: shared(process, root / "by one"))

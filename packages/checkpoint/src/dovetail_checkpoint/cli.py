@@ -80,8 +80,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
     if not args.debug:
-        # Orbax logs a traceback of each read that fails; what is raised says it once.
-        logging.getLogger("absl").setLevel(logging.CRITICAL)
+        # Orbax logs a traceback of each read that fails, asyncio one of each task that Orbax then
+        # leaves behind; what is raised says it once.
+        for noisy in ("absl", "asyncio"):
+            logging.getLogger(noisy).setLevel(logging.CRITICAL)
     try:
         with _Line(sys.stderr, args.action) as line:
             code = run(args, progress=line)

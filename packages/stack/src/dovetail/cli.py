@@ -74,8 +74,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     debug = getattr(args, "debug", False)
     logging.basicConfig(format="dovetail: %(levelname)s: %(message)s", level=logging.WARNING)
     if not debug:
-        # Orbax logs the traceback of each write that fails; the store raises it as one message.
-        logging.getLogger("absl").setLevel(logging.CRITICAL)
+        # Orbax logs the traceback of each read or write that fails, asyncio that of each task that
+        # Orbax leaves behind; what is raised says it in one message.
+        for noisy in ("absl", "asyncio"):
+            logging.getLogger(noisy).setLevel(logging.CRITICAL)
     try:
         return args.run(args)
     except KeyboardInterrupt:

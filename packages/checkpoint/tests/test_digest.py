@@ -204,3 +204,10 @@ def test_a_leaf_may_be_donated_or_changed_before_its_digest_is_known():
 def test_a_leaf_of_another_type_is_refused():
     with pytest.raises(TypeError, match=r"must be an array.*got type=str; leave it out"):
         digest({"name": "llama"})
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int4", "bool", "complex64"])
+def test_the_sum_lowers_for_cuda(dtype):
+    leaf = jax.ShapeDtypeStruct((64, 33), jnp.dtype(dtype))
+    exported = jax.export.export(jax.jit(digest), platforms=["cuda"])({"w": leaf})
+    assert exported.platforms == ("cuda",)

@@ -27,12 +27,10 @@ def working_place(place: Sharding) -> Sharding:
 def place_of_source(piece: Piece, shape: tuple[int, ...], place: Sharding) -> Sharding:
     """Where a source leaf of `shape` lies best for a result in `place`: cut along the same axes.
 
-    Axes that the mesh does not divide, and shardings without named axes, are not cut.
+    Axes that the mesh does not divide are not cut.
     """
-    if not isinstance(place, NamedSharding):
-        devices = np.array(sorted(place.device_set, key=lambda device: device.id))
-        mesh = Mesh(devices, ("all",), axis_types=(AxisType.Auto,))
-        return place if devices.size == 1 else NamedSharding(mesh, PartitionSpec())
+    if not isinstance(place, NamedSharding):  # one device: JAX has no other public kind
+        return place
     mesh = _auto_mesh(place)
     spec = [None] * len(shape)
     for axis, names in zip(piece.axes, place.spec, strict=False):

@@ -9,11 +9,10 @@ share when it passes by, and a stacked leaf larger than memory has a digest befo
 import math
 from collections.abc import Sequence
 
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import UInt32
 
-from dovetail_checkpoint.sums import mix, total, word_sums
+from dovetail_checkpoint.sums import mix, total, word_sums, words_of
 
 # Words of short runs that are mixed at a time: the temporaries stay in the first-level cache.
 _WORDS = 1 << 13
@@ -29,7 +28,8 @@ def part_sums(
     if not part.size:
         return np.zeros(2, np.uint32)
     outer = _outer_axes(part.shape, shape)
-    words, per_element = _words(part)
+    words = words_of(part)
+    per_element = words.size // part.size
     words = words.reshape(math.prod(part.shape[:outer]), -1)
     starts = _run_starts(part.shape[:outer], offset, shape) * np.uint64(per_element)
     if words.shape[1] < _WORDS:
@@ -44,15 +44,6 @@ def _outer_axes(extent: Sequence[int], shape: Sequence[int]) -> int:
     while axis and extent[axis - 1] == shape[axis - 1]:
         axis -= 1
     return max(axis - 1, 0)  # of the first axis that is cut, what is left follows one another
-
-
-def _words(part: np.ndarray) -> tuple[np.ndarray, int]:
-    """The words of all elements, as digest.py defines them, and how many an element has."""
-    if part.dtype == jnp.int4:  # lies in a byte whose upper half is not defined
-        part = part.astype(np.int8)
-    flat = np.ascontiguousarray(part).reshape(-1)
-    words = flat.view(np.dtype(f"u{min(flat.dtype.itemsize, 4)}"))
-    return words, words.size // flat.size
 
 
 def _run_starts(extent: Sequence[int], offset: Sequence[int], shape: Sequence[int]) -> np.ndarray:

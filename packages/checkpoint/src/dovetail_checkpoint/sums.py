@@ -54,10 +54,15 @@ def reduce_pairs(mixed, axes: tuple[int, ...]) -> jax.Array:
 
 def host_sums(array: np.ndarray) -> list[np.ndarray | jax.Array]:
     """The parts of an array's digest (`word_sums`)."""
+    return word_sums(words_of(array), 0)
+
+
+def words_of(array: np.ndarray) -> np.ndarray:
+    """The array's words in row-major order, unsigned, as the digest has them: a view if it can."""
     if array.dtype == jnp.int4:  # lies in a byte whose upper half is not defined
         array = array.astype(np.int8)
     flat = np.ascontiguousarray(array).reshape(-1)
-    return word_sums(flat.view(np.dtype(f"u{min(flat.dtype.itemsize, 4)}")), 0)
+    return flat.view(np.dtype(f"u{min(flat.dtype.itemsize, 4)}"))
 
 
 def word_sums(words: np.ndarray, start: int) -> list[np.ndarray | jax.Array]:

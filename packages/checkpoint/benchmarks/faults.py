@@ -16,6 +16,7 @@ import importlib.util
 import logging
 import platform
 import random
+import resource
 import sys
 import tempfile
 import time
@@ -257,6 +258,7 @@ FAULTS: dict[str, tuple[Fault, int]] = {
     "two swapped files": (swap, 100),
     "a missing file": (lose, 100),
 }
+_MEMORY_BYTES = 12 << 30
 ARMS: list[type[Arm]] = [OurStore, OurSafetensors, PlainOrbax, TorchDcp, PlainSafetensors, Npz]
 
 
@@ -325,6 +327,8 @@ def main() -> None:
     parser.add_argument("--table", type=Path)
     args = parser.parse_args()
     logging.disable(logging.CRITICAL)  # Orbax and our Store log each fault
+    # A damaged size may ask for more memory than there is; an error then, found, and not a kill.
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
     installed = [arm for arm in ARMS if arm is not TorchDcp or importlib.util.find_spec("torch")]
     found: dict[str, dict[str, Counter[str]]] = {fault: {} for fault in FAULTS}
     with tempfile.TemporaryDirectory() as folder:

@@ -45,12 +45,18 @@ def prose(line: str) -> str:
 def as_markdown(
     app: Sphinx, kind: str, name: str, what: object, options: object, lines: list[str]
 ) -> None:
-    """Read a docstring as we write it: backticks are code, and so are lines indented by four."""
+    """Read a docstring as we write it: backticks are code, and so are blocks indented by four.
+
+    An indented line right after another one goes on with its sentence.
+    """
     result: list[str] = []
     code = doctest = False
-    for line in lines:
+    for before, line in zip(["", *lines], lines, strict=False):
         doctest = line.startswith(">>>") or (doctest and bool(line))
         indented = line.startswith("    ") and not doctest
+        if indented and not code and before:
+            result.append(prose(line.strip()))
+            continue
         if indented and not code:
             result += ["", ".. code-block:: python", ""]
         elif code and line and not indented:

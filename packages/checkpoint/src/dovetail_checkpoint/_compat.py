@@ -8,7 +8,6 @@ its JSON handler, and Orbax's rename of the temporary directory commits all of t
 
 import asyncio
 import json
-import threading
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,18 +62,9 @@ def save(
     context.checkpointables.registry = registry
     context.array.saving.use_compression = compress
     context.asynchronous.timeout_secs = max(1, round(timeout_s))
-    returned = threading.Event()
-
-    def make_after_return() -> Any:
-        returned.wait()  # to digest takes the cores on which Orbax copies the arrays until then
-        return record()
-
-    items = {**trees, **documents, RECORD_ITEM: _Record(make=make_after_return, metrics=metrics)}
-    try:
-        with context:
-            return ocp.save_checkpointables_async(str(directory), items)
-    finally:
-        returned.set()
+    items = {**trees, **documents, RECORD_ITEM: _Record(make=record, metrics=metrics)}
+    with context:
+        return ocp.save_checkpointables_async(str(directory), items)
 
 
 @dataclass(frozen=True, kw_only=True)

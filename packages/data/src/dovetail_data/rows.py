@@ -1,123 +1,121 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of fixed length over a corpus: an index of spans, and the arrays when a row is read."""
+"""Rows: what a batch is made of, by number, in any order, without an iterator."""
 
+import abc
 import dataclasses
-import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
-from jaxtyping import Float32, Int32, Int64
+from jaxtyping import Int64, UInt64
 
-from dovetail_data.batch import Batch
-from dovetail_data.corpus import Corpus
+from dovetail_data.order import Order
 
-Row = dict[str, Int32[np.ndarray, "S"] | Float32[np.ndarray, "S"]]
+Arrays: TypeAlias = dict[str, np.ndarray]
+Draws: TypeAlias = Callable[[np.ndarray], np.ndarray]
+"""Places i64[k] of an endless sequence -> the rows i64[k] that stand there."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Span:
-    """`length` pairs of a document, from pair `start`. source: the part of the input it is from."""
+    """`length` pairs of a document, from pair `start`.
+
+    source, record: the part of the input that the document is from, and its place in that part.
+    mixed: the name of its rows in the mixture, "" outside of one. An image has length 1.
+    """
 
     document: int
     start: int
     length: int
     source: str
+    record: int
+    mixed: str = ""
 
 
-@dataclasses.dataclass(frozen=True)
-class SpanTable:
-    """Spans of pairs, row after row: row r has spans [offsets[r], offsets[r + 1])."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CorruptDocument:
+    """A document that could not be read. shard: its file; error: what is wrong with it."""
 
-    document: Int32[np.ndarray, "spans"]
-    start: Int32[np.ndarray, "spans"]
-    length: Int32[np.ndarray, "spans"]
-    offsets: Int64[np.ndarray, "rows1"]
-
-    def of(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Indices of the spans of `rows`, and how many each row has."""
-        sizes = self.offsets[rows + 1] - self.offsets[rows]
-        before = np.cumsum(sizes) - sizes
-        return np.repeat(self.offsets[rows] - before, sizes) + np.arange(sizes.sum()), sizes
+    document: int
+    shard: str
+    error: str
 
 
-class Rows:
-    """What `pack` and `pad` return; a random-access source for Grain too.
+class CorruptError(ValueError):
+    """More documents of a corpus are damaged than may be. documents: those found so far."""
 
-    rows[i] is one row of the batch contract, arrays of [length]. fill: the fraction of slots that
-    hold a pair. fingerprint: names the corpus and the packing; part of an iterator's state.
+    def __init__(self, message: str, documents: Sequence[CorruptDocument]) -> None:
+        super().__init__(message)
+        self.documents = tuple(documents)
+
+
+class Rows(abc.ABC):
+    """Rows by number; a random-access source for Grain too.
+
+    unit: how many rows of a batch each of them becomes: 1, and 2 for pairs. length: slots of a row.
+    tokens: slots of all rows that hold a pair (an image is one).
     """
 
-    def __init__(self, corpus: Corpus, table: SpanTable, *, length: int) -> None:
-        self.corpus = corpus
-        self.length = length
-        self._table = table
-        self._positions = np.arange(length, dtype=np.int32)
-        self.fill = float(table.length.sum(dtype=np.int64) / (len(self) * length))
-        digest = hashlib.sha256(str(length).encode())
-        for array in (table.document, table.start, table.length, table.offsets):
-            digest.update(array.tobytes())
-        self.fingerprint = f"corpus={corpus.fingerprint[:16]} rows={digest.hexdigest()[:16]}"
+    unit: int = 1
+    length: int
+    tokens: int
 
-    def __len__(self) -> int:
-        return len(self._table.offsets) - 1
+    @abc.abstractmethod
+    def __len__(self) -> int: ...
 
-    def __getitem__(self, row: int) -> Row:
+    @abc.abstractmethod
+    def batch(
+        self,
+        rows: Int64[np.ndarray, "k"],
+        *,
+        keys: UInt64[np.ndarray, "k"] | None = None,
+        corrupt: list[CorruptDocument] | None = None,
+    ) -> Arrays:
+        """The rows as one batch; each array has `unit * k` rows.
+
+        keys: of the random numbers that each row draws (`map`); by default the rows' own numbers.
+        corrupt: what cannot be read is appended and masked; None raises CorruptError.
+        """
+
+    @abc.abstractmethod
+    def explain(self, row: int) -> list[Span]:
+        """The spans of one row, in the order of its segment ids. Reads no document."""
+
+    @abc.abstractmethod
+    def identity(self, place: int) -> Mapping[str, str]:
+        """What the first `place` rows of any order of these rows depend on: names and digests.
+
+        An iterator refuses the state of another identity and says by name what differs.
+        """
+
+    @property
+    def fill(self) -> float:
+        """The fraction of slots that hold a pair."""
+        return self.tokens / (len(self) * self.unit * self.length)
+
+    @property
+    def epoch(self) -> int | None:
+        """Rows in an epoch; None where there is no such thing."""
+        return len(self)
+
+    def draws(self, seed: int | None) -> Draws:
+        """The order in which an iterator takes the rows, epoch after epoch; None: as they are."""
+        return Order(len(self), seed=seed)
+
+    def drawn(self, places: int) -> Mapping[str, int]:
+        """How many of the first `places` rows of any order come from which source."""
+        return {"": places}
+
+    def __getitem__(self, row: int) -> Arrays:
         return self.__getitems__([row])[0]
 
-    def __getitems__(self, rows: Sequence[int]) -> list[Row]:
+    def __getitems__(self, rows: Sequence[int]) -> list[Arrays]:
         batch = self.batch(np.asarray(rows, np.int64))
-        return [{name: array[i] for name, array in batch.items()} for i in range(len(rows))]
-
-    def batch(self, rows: Int64[np.ndarray, "B"]) -> Batch:
-        """The rows as one batch [B, length]; the corpus is read once."""
-        self._check(rows)
-        spans, sizes = self._table.of(rows)
-        lengths = self._table.length[spans]
-        before = np.cumsum(lengths) - lengths
-        first = np.cumsum(sizes) - sizes  # each row's first span; every row has one
-        row_of_span = np.repeat(np.arange(len(rows)), sizes)
-        slots = before - before[first][row_of_span] + row_of_span * self.length
-        segments = np.arange(len(spans)) - first[row_of_span] + 1
-
-        shape = (len(rows), self.length)
-        tokens, targets, segment_ids, positions = np.zeros((4, *shape), np.int32)
-        flat = [array.reshape(-1) for array in (tokens, targets, segment_ids, positions)]
-        table = zip(
-            self.corpus.read(self._table.document[spans]),
-            self._table.start[spans].tolist(),
-            lengths.tolist(),
-            slots.tolist(),
-            segments.tolist(),
-            strict=True,
-        )
-        for ids, start, n, slot, segment in table:
-            here = slice(slot, slot + n)
-            flat[0][here] = ids[start : start + n]
-            flat[1][here] = ids[start + 1 : start + n + 1]
-            flat[2][here] = segment
-            flat[3][here] = self._positions[:n]
-        return {
-            "tokens": tokens,
-            "targets": targets,
-            "mask": (segment_ids > 0).astype(np.float32),
-            "segment_ids": segment_ids,
-            "positions": positions,
-        }
-
-    def explain(self, row: int) -> list[Span]:
-        """The spans of one row, in the order of its segment ids. Reads no ids."""
-        self._check(np.array([row]))
-        spans, _ = self._table.of(np.array([row]))
-        return [
-            Span(
-                document=int(self._table.document[i]),
-                start=int(self._table.start[i]),
-                length=int(self._table.length[i]),
-                source=self.corpus.source(int(self._table.document[i])),
-            )
-            for i in spans
-        ]
+        if self.unit == 1:
+            return [{name: array[i] for name, array in batch.items()} for i in range(len(rows))]
+        parts = [slice(i * self.unit, (i + 1) * self.unit) for i in range(len(rows))]
+        return [{name: array[part] for name, array in batch.items()} for part in parts]
 
     def _check(self, rows: np.ndarray) -> None:
         outside = (rows < 0) | (rows >= len(self))

@@ -1,29 +1,49 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What turns documents into arrays."""
+"""What turns records into arrays."""
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from dovetail_data.tokenizer import Tokenizer
+from dovetail_data.record import Field
+from dovetail_data.sources.source import Corrupt, Record
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Document:
+    """What is stored of one record.
+
+    arrays: one per field of the encoder's layout. text_bytes: UTF-8 bytes of the text in it, for
+    bits per byte; 0 where that means nothing.
+    """
+
+    arrays: Mapping[str, np.ndarray]
+    text_bytes: int = 0
 
 
 @runtime_checkable
 class Encoder(Protocol):
-    """Documents to arrays. Must pickle, and must not depend on how documents are grouped."""
+    """Records to documents. Must pickle, and must not depend on how records are grouped."""
 
     @property
-    def tokenizer(self) -> Tokenizer:
-        """Its vocab_size and fingerprint are recorded in the corpus."""
+    def layout(self) -> Mapping[str, Field]:
+        """The arrays of each document, by name."""
+        ...
+
+    @property
+    def manifest(self) -> Mapping[str, Any]:
+        """What made the documents, for index.json: names, settings and digests, JSON values."""
         ...
 
     @property
     def fingerprint(self) -> str:
-        """Changes when the arrays of any document would."""
+        """Changes when the arrays of any record would."""
         ...
 
-    def __call__(self, records: Sequence[dict[str, Any]]) -> list[dict[str, np.ndarray] | None]:
-        """{"tokens": i32[n]} for each record, or None: dropped, and counted in the index."""
+    def __call__(self, records: Sequence[Record]) -> list[Document | Corrupt | None]:
+        """One result for each record: None where nothing is to be learned from it (dropped, and
+        counted in the index), Corrupt where it is not what this encoder takes."""
         ...

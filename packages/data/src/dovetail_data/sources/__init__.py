@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Sources of documents."""
+"""Sources of records."""
 
 from dovetail_data.sources.jsonl import jsonl as jsonl
 from dovetail_data.sources.source import Part as Part

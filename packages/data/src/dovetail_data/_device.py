@@ -3,6 +3,7 @@
 """The iterator that `to_device` returns."""
 
 import collections
+import dataclasses
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -51,8 +52,16 @@ class DeviceBatches(grain.DatasetIterator[dict[str, jax.Array]]):
         self._state = state
 
     def stats(self) -> Stats:
-        """How long `next` waited for the thread, against the time between calls."""
-        return self._meter.stats()
+        """How long `next` waited for the thread, against the time between calls.
+
+        What it delivered is told if `it` has `stats()` too; that counts what was read ahead.
+        """
+        waited = self._meter.stats()
+        inner = getattr(self._it, "stats", None)  # not in the protocol: a foreign iterator has none
+        if inner is None:
+            return waited
+        times = {"batches": waited.batches, "wait_s": waited.wait_s, "total_s": waited.total_s}
+        return dataclasses.replace(inner(), **times)
 
     def close(self) -> None:
         """Ends the thread when it has read the batch it is at; `next` may not follow."""

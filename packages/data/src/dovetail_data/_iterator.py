@@ -2,22 +2,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """The iterator that `batches` returns."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import grain
 import numpy as np
 
-from dovetail_data.batch import Batch
-from dovetail_data.order import Order
-from dovetail_data.rows import Rows, Span
+from dovetail_data._processes import Processes
+from dovetail_data._reader import Ahead, Reader, Threads
+from dovetail_data.corpus import CorruptDocument, CorruptError
+from dovetail_data.rows import Arrays, Rows, Span
 from dovetail_data.stats import Meter, Stats
 
+_LISTED = 20  # corrupt documents in an error: a screenful
 
-class Batches(grain.DatasetIterator[Batch]):
-    """Yields this host's part [global_batch / n, S] of each global batch.
 
-    The state is JSON: {"row": rows delivered, "fingerprint": of corpus, packing and seed}, equal on
-    all hosts; it may be set on an iterator of another shard count or global batch.
+class Batches(grain.DatasetIterator[Arrays]):
+    """Yields this host's part of each global batch: arrays of global_batch / n rows.
+
+    The state is JSON: {"row": rows delivered, "fingerprint": of what they depend on}, equal on all
+    hosts; it may be set on an iterator of another shard count or global batch. It is that of the
+    batch delivered last, whatever is read ahead.
     """
 
     def __init__(
@@ -28,52 +33,54 @@ class Batches(grain.DatasetIterator[Batch]):
         seed: int | None,
         shard: tuple[int, int],
         epochs: int | None,
+        max_corrupt: int,
+        threads: int,
+        workers: int,
     ) -> None:
         super().__init__()
+        _check(rows, global_batch=global_batch, shard=shard, epochs=epochs)
+        _check_counts(max_corrupt=max_corrupt, threads=threads, workers=workers)
         i, n = shard
-        if not 0 <= i < n:
-            raise ValueError(
-                f"shard must be (i, n) with 0 <= i < n: got shard={shard}. Count hosts from 0."
-            )
-        if global_batch < 1 or global_batch % n:
-            raise ValueError(
-                f"global_batch must be a positive multiple of the {n} hosts: got "
-                f"global_batch={global_batch}. Pass {max(1, global_batch // n) * n}."
-            )
-        if epochs is not None and epochs < 1:
-            raise ValueError(f"epochs must be >= 1: got epochs={epochs}. Pass None for no end.")
+        step = global_batch // rows.unit
+        total = None if epochs is None else epochs * (rows.epoch or 0)
+        part = (i * step // n, (i + 1) * step // n)
         self._rows = rows
-        self._order = Order(len(rows), seed=seed)
-        self._global_batch = global_batch
-        self._first, self._last = i * global_batch // n, (i + 1) * global_batch // n
-        self._total = None if epochs is None else epochs * len(rows)
-        self._fingerprint = f"{rows.fingerprint} seed={seed}"
+        self._seed = seed
+        self._reader = Reader(rows, seed=seed, step=step, part=part, total=total)
+        self._ahead: Ahead | None = None
+        self._threads, self._workers = threads, workers
+        self._max_corrupt = max_corrupt
+        self._corrupt: dict[tuple[str, int], CorruptDocument] = {}
         self._row = 0
         self._meter = Meter()
 
     def __len__(self) -> int:
         """Batches from the first row to the end; TypeError when there is none."""
-        if self._total is None:
+        if self._reader.total is None:
             raise TypeError(
                 "an iterator must end to have a length: got epochs=None. Pass epochs=1, or count "
                 "the steps yourself."
             )
-        return -(-self._total // self._global_batch)
+        return -(-self._reader.total // self._reader.step)
 
     def __bool__(self) -> bool:
         return True  # or `it or default`, which Grain's checkpoint handler writes, asks __len__
 
-    def __next__(self) -> Batch:
-        if self._total is not None and self._row >= self._total:
+    def __next__(self) -> Arrays:
+        if self._reader.total is not None and self._row >= self._reader.total:
             raise StopIteration
         with self._meter.waiting():
-            batch = self._read(self._row)
-        self._row = self._clipped(self._row + self._global_batch)
+            batch, corrupt = self._take(self._row)
+            self._count(corrupt)
+        self._meter.delivered(batch)
+        self._row = self._reader.clipped(self._row + self._reader.step)
         return batch
 
-    def batch(self, step: int) -> Batch:
+    def batch(self, step: int) -> Arrays:
         """This host's part of global batch `step`, counted from row 0; moves nothing."""
-        return self._read(self._start(step))
+        batch, corrupt = self._reader(self._start(step))
+        self._count(corrupt)
+        return batch
 
     def explain(self, step: int) -> list[list[Span]]:
         """Which documents are in global batch `step`: the spans of each of its rows, all hosts'.
@@ -81,15 +88,17 @@ class Batches(grain.DatasetIterator[Batch]):
         Needs the corpus, not the run: any batch of any run, without replay.
         """
         start = self._start(step)
-        places = np.arange(start, self._clipped(start + self._global_batch))
-        return [self._rows.explain(row) for row in self._order(places).tolist()]
+        places = np.arange(start, self._reader.clipped(start + self._reader.step))
+        return [self._rows.explain(row) for row in self._reader.draws(places).tolist()]
 
     def stats(self) -> Stats:
-        """How long `next` took, against the time between calls."""
-        return self._meter.stats()
+        """What was delivered so far, and how long `next` took against the time between calls."""
+        return self._meter.stats(
+            rows=self._rows.drawn(self._row), corrupt=tuple(self._corrupt.values())
+        )
 
     def get_state(self) -> dict[str, Any]:
-        return {"row": self._row, "fingerprint": self._fingerprint}
+        return {"row": self._row, "fingerprint": _joined(self._identity(self._row))}
 
     def set_state(self, state: dict[str, Any]) -> None:
         if set(state) != {"row", "fingerprint"}:
@@ -97,42 +106,108 @@ class Batches(grain.DatasetIterator[Batch]):
                 f'a state must be {{"row", "fingerprint"}}: got {sorted(state)}. '
                 "Pass what get_state returned."
             )
-        if state["fingerprint"] != self._fingerprint:
-            raise ValueError(
-                f"a state must be of {_difference(state['fingerprint'], self._fingerprint)}: got "
-                f"fingerprint={state['fingerprint']!r}, this iterator has {self._fingerprint!r}. "
-                "Open what the run was started with, or start anew."
-            )
         row = state["row"]
-        if row < 0 or row != self._clipped(row):
+        if row < 0 or row != self._reader.clipped(row):
             raise ValueError(
-                f"a state's row must lie in the iterator's {self._total} rows: got row={row}. "
-                "Pass the epochs that the run was started with, or more."
+                f"a state's row must lie in the iterator's {self._reader.total} rows: got "
+                f"row={row}. Pass the epochs that the run was started with, or more."
+            )
+        ours = self._identity(row)
+        if state["fingerprint"] != _joined(ours):
+            raise ValueError(
+                f"a state must be of {_difference(state['fingerprint'], ours)}: got "
+                f"fingerprint={state['fingerprint']!r}, this iterator has {_joined(ours)!r}. "
+                "Open what the run was started with, or start anew."
             )
         self._row = row
 
+    def close(self) -> None:
+        """Ends what reads ahead, when it has read the batch that it is at."""
+        if self._ahead is not None:
+            self._ahead.close()
+            self._ahead = None
+        super().close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_ahead", None) is not None:  # the constructor may have raised
+            self.close()
+
+    def _take(self, start: int) -> tuple[Arrays, list[CorruptDocument]]:
+        if not (self._threads or self._workers):
+            return self._reader(start)
+        if self._ahead is None:
+            workers = self._workers or self._threads
+            make = Processes if self._workers else Threads
+            self._ahead = Ahead(self._reader, make(self._reader, workers), depth=2 * workers)
+        return self._ahead.take(start)
+
+    def _count(self, corrupt: list[CorruptDocument]) -> None:
+        self._corrupt |= {(found.shard, found.document): found for found in corrupt}
+        if len(self._corrupt) > self._max_corrupt:
+            every = list(self._corrupt.values())
+            listed = "\n".join(
+                f"  document {one.document} in {one.shard}: {one.error}" for one in every[:_LISTED]
+            )
+            more = f"\n  and {len(every) - _LISTED} more" if len(every) > _LISTED else ""
+            raise CorruptError(
+                f"at most max_corrupt={self._max_corrupt} documents may be corrupt: got "
+                f"{len(every)}:\n{listed}{more}\nCopy these shards again or write the corpus "
+                "again, or pass batches(max_corrupt=...) how many may be masked.",
+                every,
+            )
+
     def _start(self, step: int) -> int:
-        start = step * self._global_batch
-        if step < 0 or (self._total is not None and start >= self._total):
-            end = "" if self._total is None else len(self)
+        start = step * self._reader.step
+        total = self._reader.total
+        if step < 0 or (total is not None and start >= total):
+            end = "" if total is None else len(self)
             raise IndexError(f"step must be in [0, {end}): got step={step}. Count from 0.")
         return start
 
-    def _clipped(self, row: int) -> int:
-        return row if self._total is None else min(row, self._total)
-
-    def _read(self, start: int) -> Batch:
-        first, last = self._clipped(start + self._first), self._clipped(start + self._last)
-        batch = self._rows.batch(self._order(np.arange(first, last)))
-        missing = (self._last - self._first) - (last - first)
-        if not missing:
-            return batch
-        return {name: np.pad(array, ((0, missing), (0, 0))) for name, array in batch.items()}
+    def _identity(self, row: int) -> dict[str, str]:
+        return {**self._rows.identity(row), "seed": str(self._seed)}
 
 
-def _difference(theirs: str, ours: str) -> str:
-    """Which of the corpus, the packing and the seed two fingerprints differ in."""
-    names = {"corpus": "the same corpus", "rows": "the same packing", "seed": "the same seed"}
-    return " and ".join(
-        names[mine.split("=")[0]] for mine in ours.split() if mine not in theirs.split()
-    )
+def _check(rows: Rows, *, global_batch: int, shard: tuple[int, int], epochs: int | None) -> None:
+    i, n = shard
+    if not 0 <= i < n:
+        raise ValueError(
+            f"shard must be (i, n) with 0 <= i < n: got shard={shard}. Count hosts from 0."
+        )
+    unit = n * rows.unit
+    if global_batch < 1 or global_batch % unit:
+        of = f"the {n} hosts" if rows.unit == 1 else f"{rows.unit} rows on each of the {n} hosts"
+        raise ValueError(
+            f"global_batch must be a positive multiple of {of}: got "
+            f"global_batch={global_batch}. Pass {max(1, global_batch // unit) * unit}."
+        )
+    if epochs is not None and epochs < 1:
+        raise ValueError(f"epochs must be >= 1: got epochs={epochs}. Pass None for no end.")
+    if epochs is not None and rows.epoch is None:
+        raise ValueError(
+            f"rows without an end must have epochs=None: got epochs={epochs} with a mixture that "
+            'repeats its sources. Pass mix(exhausted="stop") or "drop", or count steps.'
+        )
+
+
+def _check_counts(*, max_corrupt: int, threads: int, workers: int) -> None:
+    counts = {"max_corrupt": max_corrupt, "threads": threads, "workers": workers}
+    for name, value in counts.items():
+        if value < 0:
+            raise ValueError(f"{name} must be >= 0: got {name}={value}. Pass 0 or more.")
+    if threads and workers:
+        raise ValueError(
+            f"batches must be read ahead by threads or by workers: got threads={threads}, "
+            f"workers={workers}. Pass one of the two."
+        )
+
+
+def _joined(identity: Mapping[str, str]) -> str:
+    return " ".join(f"{name}={value}" for name, value in identity.items())
+
+
+def _difference(theirs: str, ours: Mapping[str, str]) -> str:
+    """Which of the corpus, the packing, the mixture and the seed two fingerprints differ in."""
+    names = {"rows": "packing"}
+    differ = [name for name, value in ours.items() if f"{name}={value}" not in theirs.split()]
+    return " and ".join(f"the same {names.get(name, name)}" for name in differ)

@@ -4,12 +4,14 @@
 
 import hashlib
 import os
+import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from array_record.python.array_record_module import ArrayRecordWriter
 
+from dovetail_data._extents import extents, read_extent
 from dovetail_data._workers import Encoded
 from dovetail_data.ledger import sync_directory
 
@@ -17,12 +19,24 @@ from dovetail_data.ledger import sync_directory
 # reading them costs the trainer's CPU on every step.
 _OPTIONS = "group_size:1,uncompressed"
 
+TABLE = np.dtype(
+    [
+        ("begin", "<i8"),
+        ("bytes", "<u4"),
+        ("crc32", "<u4"),
+        ("length", "<u4"),
+        ("part", "<u4"),
+        ("record", "<u4"),
+    ]
+)
+"""A document in the table. begin, bytes, crc32: of its record in the file. length: ids of it.
+part, record: the part of the input that it is from, and its place among the records there."""
+
 
 class Shard:
     """Collects chunks under temporary names; `close` makes them durable, then gives them names.
 
-    A directory holds NUMBER.array_record, one record per document, and NUMBER.npy,
-    i32[documents, 2]: (tokens, part) of each document.
+    A directory holds NUMBER.array_record, one record per document, and NUMBER.npy, their TABLE.
     """
 
     def __init__(self, directory: Path, number: int) -> None:
@@ -31,26 +45,36 @@ class Shard:
         self._writer = ArrayRecordWriter(str(self._partial("records")), _OPTIONS)
         self._tables: list[np.ndarray] = []
         self._totals = {"documents": 0, "tokens": 0, "bytes": 0, "text_bytes": 0, "dropped": 0}
+        self._corrupt: list[dict[str, str]] = []
 
     @property
     def bytes(self) -> int:
         return self._totals["bytes"]
 
     def add(self, chunk: Encoded) -> None:
+        table = np.zeros(len(chunk.records), TABLE)
+        table["bytes"] = [len(record) for record in chunk.records]
+        table["crc32"] = [zlib.crc32(record) for record in chunk.records]
+        columns = np.array(chunk.table, np.uint32).reshape(-1, 3)
+        for i, name in enumerate(("length", "part", "record")):
+            table[name] = columns[:, i]
         for record in chunk.records:
             self._writer.write(record)
-        self._tables.append(chunk.table)
+        self._tables.append(table)
         self._totals["documents"] += len(chunk.records)
         self._totals["tokens"] += chunk.tokens
         self._totals["bytes"] += sum(map(len, chunk.records))
         self._totals["text_bytes"] += chunk.text_bytes
         self._totals["dropped"] += chunk.dropped
+        self._corrupt += [{"where": where, "error": error} for where, error in chunk.corrupt]
 
     def close(self) -> dict[str, Any]:
         """Durable under the final names when this returns the shard's line of the index."""
         self._writer.close()
-        np.save(self._partial("table"), np.concatenate(self._tables))
-        line: dict[str, Any] = dict(self._totals)
+        table = np.concatenate(self._tables)
+        _locate(table, self._partial("records"))
+        np.save(self._partial("table"), table)
+        line: dict[str, Any] = {**self._totals, "corrupt": self._corrupt}
         for kind, name in self._names.items():
             with open(self._partial(kind), "rb") as stream:
                 os.fsync(stream.fileno())
@@ -69,3 +93,22 @@ class Shard:
 
     def _partial(self, kind: str) -> Path:
         return self._directory / f"partial-{self._names[kind]}"
+
+
+def _locate(table: np.ndarray, path: Path) -> None:
+    """Fills in `begin`, and makes sure that each record lies there."""
+    found = np.array(list(extents(path)), np.int64).reshape(-1, 2)
+    file = os.open(path, os.O_RDONLY)
+    try:
+        wrong = len(found) != len(table) or (found[:, 1] != table["bytes"]).any()
+        if not wrong:
+            table["begin"] = found[:, 0]
+            crcs = [zlib.crc32(read_extent(file, begin, size)) for begin, size in found.tolist()]
+            wrong = (np.array(crcs, np.uint32) != table["crc32"]).any()
+    finally:
+        os.close(file)
+    if wrong:
+        raise RuntimeError(
+            f"array-record must write each document as one chunk: got {path} with {len(found)} of "
+            f"{len(table)} records where its format has them. Use array-record 0.8."
+        )

@@ -4,34 +4,32 @@
 
 import collections
 import dataclasses
-import multiprocessing
-import os
-import signal
-import threading
 from collections.abc import Generator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing.connection import wait
 
-import numpy as np
-
-from dovetail_data.encode import Encoder
-from dovetail_data.record import Raw
-from dovetail_data.sources import Part, Source
+from dovetail_data._processes import Processes
+from dovetail_data.encode.encoder import Document, Encoder
+from dovetail_data.record import Codec
+from dovetail_data.sources.source import Corrupt, Part, Record, Source
 
 Chunk = Sequence[tuple[int, Part]]
 """Parts that are encoded together, each with its place among all parts."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass
 class Encoded:
-    """A chunk's documents as records; table: i32[documents, 2], (tokens, part) of each."""
+    """A chunk's documents as records; table: (length, part, record) of each.
 
-    records: list[bytes]
-    table: np.ndarray
-    tokens: int
-    text_bytes: int
-    dropped: int
+    corrupt: (where, error) of each record that could not be read or encoded.
+    """
+
+    records: list[bytes] = dataclasses.field(default_factory=list)
+    table: list[tuple[int, int, int]] = dataclasses.field(default_factory=list)
+    tokens: int = 0
+    text_bytes: int = 0
+    dropped: int = 0
+    corrupt: list[tuple[str, str]] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,38 +38,42 @@ class Job:
 
     source: Source
     encoder: Encoder
-    codec: Raw
+    codec: Codec
 
     def encode(self, chunk: Chunk) -> Encoded:
-        read = [(i, record) for i, part in chunk for record in self.source.read(part)]
-        arrays = self.encoder([record for _, record in read])
-        kept = [
-            (i, self._checked(array["tokens"], part=i))
-            for (i, _), array in zip(read, arrays, strict=True)
-            if array is not None
+        out = Encoded()
+        places = [
+            (i, part, j, r) for i, part in chunk for j, r in enumerate(self.source.read(part))
         ]
-        return Encoded(
-            records=[self.codec.encode(ids) for _, ids in kept],
-            table=np.array([(len(ids), i) for i, ids in kept], "<i4").reshape(-1, 2),
-            tokens=sum(len(ids) for _, ids in kept),
-            text_bytes=sum(len(record["text"].encode()) for _, record in read),
-            dropped=len(read) - len(kept),
-        )
+        documents = iter(self._documents([r for *_, r in places if not isinstance(r, Corrupt)]))
+        for i, part, j, record in places:
+            found = record if isinstance(record, Corrupt) else next(documents)
+            if found is None:
+                out.dropped += 1
+            elif isinstance(found, Corrupt):
+                out.corrupt.append((self.source.locate(part, j), found.error))
+            else:
+                counts = [len(found.arrays[name]) for name in self.codec.ids]
+                out.records.append(self._record(found, where=(part, j)))
+                out.table.append((max(counts, default=0), i, j))
+                out.tokens += sum(counts)
+                out.text_bytes += found.text_bytes
+        return out
 
-    def _checked(self, ids: np.ndarray, *, part: int) -> np.ndarray:
-        size = self.encoder.tokenizer.vocab_size
-        if ids.dtype != np.int32 or ids.ndim != 1:
+    def _documents(self, records: list[Record]) -> list[Document | Corrupt | None]:
+        documents = self.encoder(records)
+        if len(documents) != len(records):
             raise ValueError(
-                f"an encoder must give tokens as int32[n]: got {ids.dtype}{list(ids.shape)}. "
-                "Return them with .astype(np.int32)."
+                f"an encoder must give one result for each record: got {len(documents)} for "
+                f"{len(records)}. Return None for a record that is to be left out."
             )
-        if ids.size and not 0 <= ids.min() <= ids.max() < size:
-            worst = ids.min() if ids.min() < 0 else ids.max()
-            raise ValueError(
-                f"each id must lie in [0, vocab_size={size}): got id={worst} in "
-                f"{self.source.parts()[part].name}. Mend the tokenizer's vocab_size or its encode."
-            )
-        return ids
+        return documents
+
+    def _record(self, document: Document, *, where: tuple[Part, int]) -> bytes:
+        try:
+            return self.codec.encode(document.arrays)
+        except ValueError as error:
+            raise ValueError(f"{self.source.locate(*where)}: {error}") from error
 
 
 def encode_all(
@@ -81,17 +83,11 @@ def encode_all(
     if workers == 1:
         yield from map(job.encode, chunks)
         return
-    executor = ProcessPoolExecutor(
-        workers,
-        # Not fork: a forked child inherits the locks of the tokenizer's threads and hangs.
-        mp_context=multiprocessing.get_context("spawn"),
-        initializer=_start_worker,
-        initargs=(job,),
-    )
+    processes = Processes(job.encode, workers)
     pending: collections.deque[Future[Encoded]] = collections.deque()
     try:
         for chunk in chunks:
-            pending.append(executor.submit(_encode_in_worker, chunk))
+            pending.append(processes.submit(chunk))
             if len(pending) > 2 * workers:  # one running and one waiting for each
                 yield pending.popleft().result()
         while pending:
@@ -103,28 +99,4 @@ def encode_all(
             "memory ran out; finished shards are kept."
         ) from error
     finally:
-        executor.shutdown(cancel_futures=True)
-
-
-_job: Job | None = None  # in a worker: pickled once per process, not once per chunk
-
-
-def _start_worker(job: Job) -> None:
-    global _job
-    _job = job
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the writer's to handle
-    threading.Thread(target=_die_with_parent, daemon=True).start()
-
-
-def _die_with_parent() -> None:
-    # A writer that was killed cannot end its workers; they would wait for work for ever.
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    wait([parent.sentinel])
-    os._exit(1)
-
-
-def _encode_in_worker(chunk: Chunk) -> Encoded:
-    assert _job is not None
-    return _job.encode(chunk)
+        processes.close(wait=True)

@@ -13,7 +13,7 @@ from dovetail_data.ledger import sync_directory
 
 NAME = "index.json"
 PARTS = "parts.json"
-FORMAT = "dovetail-corpus/1"
+FORMAT = "dovetail-corpus/2"
 TOTALS = ("documents", "tokens", "text_bytes", "dropped")
 
 
@@ -40,34 +40,40 @@ def write_index(
     parts: Sequence[str],
     facts: dict[str, Any],
 ) -> None:
-    """Finishes a corpus. facts: codec, vocabulary and fingerprints, recorded as they are.
+    """Finishes a corpus. facts: layout, manifest and fingerprints, recorded as they are.
 
-    The corpus's own fingerprint is the sha256 of what its readers see: documents and vocabulary.
+    The corpus's own fingerprint is the sha256 of what its readers see: documents and their layout.
     """
     totals = {name: sum(shard[name] for shard in shards) for name in TOTALS}
+    corrupt = sum(len(shard["corrupt"]) for shard in shards)
     if totals["documents"] == 0:
         raise ValueError(
-            f"a corpus must have a document: got documents=0, dropped={totals['dropped']}. "
-            "Give a source with text, and another directory."
+            f"a corpus must have a document: got documents=0, dropped={totals['dropped']}, "
+            f"corrupt={corrupt}. Give a source that holds some, and another directory."
         )
     contents = [shard[kind]["sha256"] for shard in shards for kind in ("records", "table")]
-    seen = json.dumps([FORMAT, facts["codec"], facts["tokenizer"], contents])
+    seen = json.dumps([FORMAT, facts["layout"], facts["manifest"], contents])
     index = {
         "format": FORMAT,
         "fingerprint": hashlib.sha256(seen.encode()).hexdigest(),
         **totals,
+        "corrupt": corrupt,
         **facts,
         "shards": list(shards),
     }
-    _write(directory / PARTS, list(parts))
-    _write(directory / NAME, index)
+    write_json(directory / PARTS, list(parts))
+    write_json(directory / NAME, index)
 
 
-def _write(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any) -> None:
+    write_file(path, json.dumps(value, indent=1).encode() + b"\n")
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Whole and on the disk when this returns, or not there."""
     partial = path.with_name(f"partial-{path.name}")
-    with open(partial, "w", encoding="utf-8") as stream:
-        json.dump(value, stream, indent=1)
-        stream.write("\n")
+    with open(partial, "wb") as stream:
+        stream.write(content)
         stream.flush()
         os.fsync(stream.fileno())
     partial.replace(path)

@@ -14,7 +14,9 @@ import numpy as np
 from dovetail_data._best_fit import best_fit
 from dovetail_data.corpus import Corpus
 from dovetail_data.order import Permutation
-from dovetail_data.rows import Rows, SpanTable
+from dovetail_data.rows import Rows
+from dovetail_data.spans import SpanTable
+from dovetail_data.token_rows import TokenRows
 
 Method = Literal["best_fit"]
 
@@ -30,7 +32,7 @@ def pack(corpus: Corpus, *, length: int, method: Method = "best_fit", seed: int 
         raise ValueError(f'method must be "best_fit": got method={method!r}. Pass that one.')
     pieces = _cut(corpus, length)
     table = _fill(pieces, length=length, seed=seed)
-    return Rows(corpus, table, length=length)
+    return TokenRows(corpus, table, length=length)
 
 
 def pad(corpus: Corpus, *, length: int) -> Rows:
@@ -44,11 +46,11 @@ def pad(corpus: Corpus, *, length: int) -> Rows:
         document = int(pieces.document[cut[0]])
         pairs = int(corpus.lengths[document]) - 1
         raise ValueError(
-            f"a document must fit its row: got document={document} ({corpus.source(document)}) "
+            f"a document must fit its row: got document={document} ({corpus.source(document)[0]}) "
             f"with {pairs} pairs, length={length}. Pass length={int(corpus.lengths.max()) - 1}, "
             "or use pack, which cuts without losing a pair."
         )
-    return Rows(corpus, pieces, length=length)
+    return TokenRows(corpus, pieces, length=length)
 
 
 def _cut(corpus: Corpus, length: int) -> SpanTable:

@@ -18,27 +18,28 @@ import numpy as np
 class Field:
     """One array of a document: `ndim` axes of `dtype`, little-endian ("<u2", "|u1", "<f4").
 
-    below: for ids, each must lie in [0, below).
+    vocab_size: for ids, each must lie in [0, vocab_size). Ids count in the length of a document.
     """
 
     dtype: str
     ndim: int = 1
-    below: int | None = None
+    vocab_size: int | None = None
 
 
 def ids(vocab_size: int) -> Field:
     """Ids of a vocabulary, in the smallest type that holds them all."""
-    return Field(dtype="<u2" if vocab_size <= 1 << 16 else "<u4", below=vocab_size)
+    return Field(dtype="<u2" if vocab_size <= 1 << 16 else "<u4", vocab_size=vocab_size)
 
 
 class Codec:
-    """Arrays to bytes and back, for documents of one layout."""
+    """Arrays to bytes and back, for documents of one layout. ids: the fields that hold ids."""
 
     def __init__(self, layout: Mapping[str, Field]) -> None:
         if not layout:
             raise ValueError("a layout must have a field: got {}. Name one, such as tokens.")
         self.layout = dict(layout)
         self._dtypes = {name: np.dtype(field.dtype) for name, field in layout.items()}
+        self.ids = [name for name, field in layout.items() if field.vocab_size is not None]
         self._dims = sum(field.ndim for field in layout.values())
         ((name, field), *others) = layout.items()
         self._only = name if field.ndim == 1 and not others else None
@@ -73,19 +74,22 @@ class Codec:
 
     def _stored(self, name: str, array: np.ndarray) -> np.ndarray:
         field, dtype = self.layout[name], self._dtypes[name]
-        if array.ndim != field.ndim or array.dtype.kind not in ("iu" if dtype.kind == "u" else dtype.kind):
+        kinds = "iu" if dtype.kind in "iu" else dtype.kind
+        if array.ndim != field.ndim or array.dtype.kind not in kinds:
             raise ValueError(
                 f"{name} must have ndim={field.ndim} and a dtype that {dtype} holds: got "
                 f"{array.dtype}{list(array.shape)}. Cast it, or correct the encoder's layout."
             )
         if dtype.kind in "iu" and array.size:
-            limit = np.iinfo(dtype).max + 1 if field.below is None else field.below
-            least = 0 if field.below is not None else int(np.iinfo(dtype).min)
+            info = np.iinfo(dtype)
+            least, most = int(info.min), int(info.max)
+            if field.vocab_size is not None:
+                least, most = 0, field.vocab_size - 1
             lowest, highest = int(array.min()), int(array.max())
-            if lowest < least or highest >= limit:
-                worst = lowest if lowest < least else highest
+            if lowest < least or highest > most:
                 raise ValueError(
-                    f"each value of {name} must lie in [{least}, {limit}): got {worst}. Mend the "
-                    "tokenizer's vocab_size or its encode, or the encoder's layout."
+                    f"each value of {name} must lie in [{least}, {most}]: got "
+                    f"{lowest if lowest < least else highest}. Mend the tokenizer's vocab_size or "
+                    "its encode, or the encoder's layout."
                 )
         return array.astype(dtype)

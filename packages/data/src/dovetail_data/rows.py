@@ -10,6 +10,7 @@ from typing import TypeAlias
 import numpy as np
 from jaxtyping import Int64, UInt64
 
+from dovetail_data.corpus import CorruptDocument
 from dovetail_data.order import Order
 
 Arrays: TypeAlias = dict[str, np.ndarray]
@@ -31,23 +32,6 @@ class Span:
     source: str
     record: int
     mixed: str = ""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class CorruptDocument:
-    """A document that could not be read. shard: its file; error: what is wrong with it."""
-
-    document: int
-    shard: str
-    error: str
-
-
-class CorruptError(ValueError):
-    """More documents of a corpus are damaged than may be. documents: those found so far."""
-
-    def __init__(self, message: str, documents: Sequence[CorruptDocument]) -> None:
-        super().__init__(message)
-        self.documents = tuple(documents)
 
 
 class Rows(abc.ABC):

@@ -1,21 +1,32 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""How long the consumer of an iterator waited for it."""
+"""What an iterator delivered, and how long its consumer waited for it."""
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+
+import numpy as np
+
+from dovetail_data.corpus import CorruptDocument
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stats:
     """batches: delivered. wait_s: spent inside `next`. total_s: from the first `next` to the end
-    of the last. The first batch counts in none of them: it opens files."""
+    of the last. The first batch counts in none of the times: it opens files.
+
+    fill: the fraction of delivered slots that held a pair. rows: rows drawn from each source since
+    row 0, on all hosts. corrupt: the documents that this host found damaged and masked.
+    """
 
     batches: int
     wait_s: float
     total_s: float
+    fill: float = 0.0
+    rows: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    corrupt: tuple[CorruptDocument, ...] = ()
 
     @property
     def wait_fraction(self) -> float:
@@ -31,6 +42,7 @@ class Meter:
         self._batches = 0
         self._wait_s = 0.0
         self._first = self._last = 0.0
+        self._slots = self._filled = 0
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -44,5 +56,20 @@ class Meter:
             self._wait_s += self._last - begin
         self._batches += 1
 
-    def stats(self) -> Stats:
-        return Stats(batches=self._batches, wait_s=self._wait_s, total_s=self._last - self._first)
+    def delivered(self, batch: Mapping[str, np.ndarray]) -> None:
+        """Counts the slots of a batch and those that hold something."""
+        array = batch["segment_ids"] if "segment_ids" in batch else batch["mask"]
+        self._slots += array.size
+        self._filled += int(np.count_nonzero(array))
+
+    def stats(
+        self, *, rows: Mapping[str, int] | None = None, corrupt: tuple[CorruptDocument, ...] = ()
+    ) -> Stats:
+        return Stats(
+            batches=self._batches,
+            wait_s=self._wait_s,
+            total_s=self._last - self._first,
+            fill=self._filled / self._slots if self._slots else 0.0,
+            rows=dict(rows or {}),
+            corrupt=corrupt,
+        )

@@ -14,22 +14,29 @@ import itertools
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 from dovetail_data import index
 from dovetail_data._shard import Shard
-from dovetail_data._workers import Chunk, Job, encode_all
+from dovetail_data._workers import Chunk, Encoded, Job, encode_all
 from dovetail_data.corpus import Corpus
-from dovetail_data.encode import Encoder
+from dovetail_data.encode.encoder import Encoder
 from dovetail_data.ledger import Ledger, check_identity, open_ledger
-from dovetail_data.record import Raw
-from dovetail_data.sources import Part, Source
+from dovetail_data.record import Codec
+from dovetail_data.sources.source import Part, Source
+from dovetail_data.tokenizer_files import save_tokenizer
 
 _CHUNK_BYTES = 1 << 20  # of input: enough to share among workers, small beside their memory
+_LISTED = 20  # corrupt records in an error: a screenful
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far `write` is, what earlier runs finished included. bytes: of the input."""
+    """How far `write` is, what earlier runs finished included.
+
+    bytes: of the input. dropped: records without content. corrupt: records that could not be read
+    or encoded.
+    """
 
     parts: int
     total_parts: int
@@ -37,6 +44,8 @@ class Progress:
     total_bytes: int
     documents: int
     tokens: int
+    dropped: int
+    corrupt: int
 
 
 def write(
@@ -46,21 +55,29 @@ def write(
     encoder: Encoder,
     shard_bytes: int = 1 << 28,
     workers: int = 1,
+    max_corrupt: int = 0,
     progress: Callable[[Progress], object] | None = None,
 ) -> Corpus:
     """Encodes `source` into `directory`, or goes on where a killed run stopped.
 
     shard_bytes: a shard ends when it holds as many bytes of ids. workers: processes that encode;
     1 encodes in this one. More need a script guarded by `if __name__ == "__main__":`, as any
-    spawned process does. progress: called after every chunk.
+    spawned process does. max_corrupt: how many records may be damaged; they are left out, counted
+    and listed (`Corpus.corrupt`), and one more is a ValueError. progress: called after every chunk.
 
     A finished corpus is opened, not written again. ValueError when the directory holds another
     source or encoder, when there is no document, or when an id is outside the vocabulary; OSError
     when the disk is full: finished shards stay, and the same call goes on from them.
     """
-    for name, value in (("shard_bytes", shard_bytes), ("workers", workers)):
-        if value < 1:
-            raise ValueError(f"{name} must be >= 1: got {name}={value}. Pass 1 or more.")
+    for name, value, least in (
+        ("shard_bytes", shard_bytes, 1),
+        ("workers", workers, 1),
+        ("max_corrupt", max_corrupt, 0),
+    ):
+        if value < least:
+            raise ValueError(
+                f"{name} must be >= {least}: got {name}={value}. Pass {least} or more."
+            )
     directory = Path(directory)
     identity = {
         "source": source.fingerprint,
@@ -71,26 +88,25 @@ def write(
         check_identity(index.read_index(directory), identity, directory)
         return Corpus(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    job = Job(source=source, encoder=encoder, codec=Raw.of(encoder.tokenizer.vocab_size))
+    job = Job(source=source, encoder=encoder, codec=Codec(encoder.layout))
     parts = source.parts()
     chunks = _chunks(parts)
     # The ledger counts chunks: another version of this code must not cut the input otherwise.
     resumable = {**identity, "parts": len(parts), "chunks": len(chunks)}
     with open_ledger(directory, identity=resumable) as ledger:
-        shards = _write_shards(
-            job, chunks, directory, ledger=ledger, shard_bytes=shard_bytes, workers=workers
-        )
-        with closing(shards) as events:
+        run = _Run(job=job, chunks=chunks, directory=directory, ledger=ledger)
+        with closing(run.write(shard_bytes, workers=workers, max_corrupt=max_corrupt)) as events:
             for event in events:
                 if progress is not None:
                     progress(event)
         facts = {
-            "codec": {"name": "raw", **dataclasses.asdict(job.codec)},
-            "vocab_size": encoder.tokenizer.vocab_size,
-            "tokenizer": encoder.tokenizer.fingerprint,
+            "layout": {name: dataclasses.asdict(field) for name, field in encoder.layout.items()},
+            "manifest": dict(encoder.manifest),
             **identity,
         }
         with _disk(directory, ledger):
+            if encoder.tokenizer is not None:
+                save_tokenizer(encoder.tokenizer, directory)
             index.write_index(
                 directory,
                 shards=[line["shard"] for line in ledger.lines],
@@ -100,43 +116,80 @@ def write(
     return Corpus(directory)
 
 
-def _write_shards(
-    job: Job,
-    chunks: list[Chunk],
-    directory: Path,
-    *,
-    ledger: Ledger,
-    shard_bytes: int,
-    workers: int,
-) -> Generator[Progress, None, None]:
-    """Writes what the ledger lacks; yields after each chunk."""
-    done = ledger.lines[-1]["chunks"] if ledger.lines else 0
-    documents = sum(line["shard"]["documents"] for line in ledger.lines)
-    tokens = sum(line["shard"]["tokens"] for line in ledger.lines)
-    bytes_before = [0, *itertools.accumulate(sum(p.bytes for _, p in chunk) for chunk in chunks)]
-    shard: Shard | None = None
-    try:
-        with closing(encode_all(job, chunks[done:], workers=workers)) as encoded:
-            for written, chunk in enumerate(encoded, start=done + 1):
-                with _disk(directory, ledger):
-                    shard = shard or Shard(directory, len(ledger.lines))
-                    shard.add(chunk)
-                    if shard.bytes >= shard_bytes or written == len(chunks):
-                        ledger.append({"chunks": written, "shard": shard.close()})
-                        shard = None
-                documents += len(chunk.records)
-                tokens += chunk.tokens
-                yield Progress(
-                    parts=chunks[written - 1][-1][0] + 1,
-                    total_parts=chunks[-1][-1][0] + 1,
-                    bytes=bytes_before[written],
-                    total_bytes=bytes_before[-1],
-                    documents=documents,
-                    tokens=tokens,
-                )
-    finally:
-        if shard is not None:
-            shard.discard()
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Run:
+    """One run of the writer over `chunks`, from where the ledger stands."""
+
+    job: Job
+    chunks: list[Chunk]
+    directory: Path
+    ledger: Ledger
+
+    def write(
+        self, shard_bytes: int, *, workers: int, max_corrupt: int
+    ) -> Generator[Progress, None, None]:
+        """Writes what the ledger lacks; yields after each chunk."""
+        done = self.ledger.lines[-1]["chunks"] if self.ledger.lines else 0
+        totals = _Totals([line["shard"] for line in self.ledger.lines], self.chunks)
+        shard: Shard | None = None
+        try:
+            _check_corrupt(totals.corrupt, max_corrupt)
+            with closing(encode_all(self.job, self.chunks[done:], workers=workers)) as encoded:
+                for written, chunk in enumerate(encoded, start=done + 1):
+                    totals.add(chunk)
+                    _check_corrupt(totals.corrupt, max_corrupt)
+                    with _disk(self.directory, self.ledger):
+                        shard = shard or Shard(self.directory, len(self.ledger.lines))
+                        shard.add(chunk)
+                        if shard.bytes >= shard_bytes or written == len(self.chunks):
+                            self.ledger.append({"chunks": written, "shard": shard.close()})
+                            shard = None
+                    yield totals.progress(written)
+        finally:
+            if shard is not None:
+                shard.discard()
+
+
+class _Totals:
+    """What the finished shards and the chunks added since hold together."""
+
+    def __init__(self, shards: list[dict[str, Any]], chunks: list[Chunk]) -> None:
+        self._chunks = chunks
+        self._bytes = [0, *itertools.accumulate(sum(p.bytes for _, p in chunk) for chunk in chunks)]
+        self.documents, self.tokens, self.dropped = (
+            sum(shard[name] for shard in shards) for name in ("documents", "tokens", "dropped")
+        )
+        self.corrupt = [
+            (found["where"], found["error"]) for shard in shards for found in shard["corrupt"]
+        ]
+
+    def add(self, chunk: Encoded) -> None:
+        self.documents += len(chunk.records)
+        self.tokens += chunk.tokens
+        self.dropped += chunk.dropped
+        self.corrupt += chunk.corrupt
+
+    def progress(self, written: int) -> Progress:
+        return Progress(
+            parts=self._chunks[written - 1][-1][0] + 1,
+            total_parts=self._chunks[-1][-1][0] + 1,
+            bytes=self._bytes[written],
+            total_bytes=self._bytes[-1],
+            documents=self.documents,
+            tokens=self.tokens,
+            dropped=self.dropped,
+            corrupt=len(self.corrupt),
+        )
+
+
+def _check_corrupt(found: list[tuple[str, str]], max_corrupt: int) -> None:
+    if len(found) > max_corrupt:
+        listed = "\n".join(f"  {where}: {error}" for where, error in found[:_LISTED])
+        more = f"\n  and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
+        raise ValueError(
+            f"at most max_corrupt={max_corrupt} records may be corrupt: got {len(found)} so far:\n"
+            f"{listed}{more}\nMend them, or pass max_corrupt= the number that may be left out."
+        )
 
 
 def _chunks(parts: Sequence[Part]) -> list[Chunk]:

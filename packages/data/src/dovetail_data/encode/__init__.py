@@ -1,6 +1,7 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Encoders of documents."""
+"""Encoders of records."""
 
+from dovetail_data.encode.encoder import Document as Document
 from dovetail_data.encode.encoder import Encoder as Encoder
 from dovetail_data.encode.text import Text as Text

@@ -10,6 +10,7 @@ import numpy as np
 
 from dovetail_data.record import Field
 from dovetail_data.sources.source import Corrupt, Record
+from dovetail_data.tokenizer import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,11 @@ class Encoder(Protocol):
     @property
     def layout(self) -> Mapping[str, Field]:
         """The arrays of each document, by name."""
+        ...
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """Kept with the corpus, so that its ids can be read; None where there are none."""
         ...
 
     @property

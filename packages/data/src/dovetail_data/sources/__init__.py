@@ -3,6 +3,8 @@
 """Sources of records."""
 
 from dovetail_data.sources.jsonl import jsonl as jsonl
+from dovetail_data.sources.source import Corrupt as Corrupt
 from dovetail_data.sources.source import Part as Part
 from dovetail_data.sources.source import Source as Source
+from dovetail_data.sources.source import records as records
 from dovetail_data.sources.text import text as text

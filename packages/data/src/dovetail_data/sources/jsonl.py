@@ -5,30 +5,27 @@
 import dataclasses
 import functools
 import json
-import re
 from collections.abc import Iterator
 
 from dovetail_data.sources import _files
-from dovetail_data.sources.source import Part
+from dovetail_data.sources.source import Corrupt, Part, Record
 
 _PART_BYTES = 1 << 22  # large beside a line, small beside a worker's memory
-_SURROGATE = re.compile("[\ud800-\udfff]")  # JSON escapes can spell them, UTF-8 cannot
 
 
-def jsonl(paths: _files.Paths, *, field: str = "text", pattern: str = "**/*.jsonl") -> "JsonLines":
+def jsonl(paths: _files.Paths, *, pattern: str = "**/*.jsonl") -> "JsonLines":
     """One document per line of the files of `paths`: the string under `field` of a JSON object.
 
     paths: a file, a directory (searched with `pattern`) or a sequence of those; files in the order
     of their names. Blank lines are skipped. A line that is no such object is a ValueError that
     names file:line.
     """
-    return JsonLines(files=_files.find(paths, pattern), field=field)
+    return JsonLines(files=_files.find(paths, pattern))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JsonLines:
     files: tuple[_files.File, ...]
-    field: str
 
     @property
     def fingerprint(self) -> str:
@@ -36,7 +33,7 @@ class JsonLines:
 
     @functools.cached_property
     def _fingerprint(self) -> str:
-        return _files.digest(self.files, kind=f"jsonl field={self.field}")
+        return _files.digest(self.files, kind="jsonl")
 
     def parts(self) -> tuple[Part, ...]:
         """Ranges of bytes: a line belongs to the part in which it starts."""
@@ -46,12 +43,13 @@ class JsonLines:
                 path=file.path,
                 start=start,
                 stop=min(start + _PART_BYTES, file.bytes),
+                bytes=min(_PART_BYTES, file.bytes - start),
             )
             for file in self.files
             for start in range(0, file.bytes, _PART_BYTES)
         )
 
-    def read(self, part: Part) -> Iterator[dict[str, str]]:
+    def read(self, part: Part) -> Iterator[Record | Corrupt]:
         with open(part.path, "rb") as stream:
             if part.start:
                 stream.seek(part.start - 1)
@@ -64,32 +62,14 @@ class JsonLines:
                         f"{offset} bytes, it had {part.stop} or more. Call jsonl(...) again."
                     )
                 if line.strip():
-                    yield {"text": self._parse(line, part.path, offset)}
+                    yield self._parse(line)
 
-    def _parse(self, line: bytes, path: str, offset: int) -> str:
+    def _parse(self, line: bytes) -> Record | Corrupt:
         try:
             value = json.loads(line)
-        except ValueError as error:  # JSONDecodeError and UnicodeDecodeError
-            raise ValueError(
-                f"each line must be JSON in UTF-8: got {_where(path, offset)}: {error}. "
-                "Mend the line or delete it."
-            ) from error
-        if not isinstance(value, dict) or not isinstance(value.get(self.field), str):
-            got = sorted(value) if isinstance(value, dict) else type(value).__name__
-            raise ValueError(
-                f"each line must be an object with a string under field={self.field!r}: got "
-                f"{_where(path, offset)} with {got}. Pass field= the name that holds the text."
-            )
-        text = value[self.field]
-        if not text.isascii() and _SURROGATE.search(text):
-            raise ValueError(
-                f"each text must be Unicode without lone surrogates: got {_where(path, offset)}. "
-                "Mend the \\ud800-\\udfff escapes of the line or delete it."
-            )
-        return text
+        except ValueError as error:
+            return Corrupt(f"each line must be JSON in UTF-8: got {error}. Mend or delete it.")
+        return value
 
-
-def _where(path: str, offset: int) -> str:
-    """file:line of a byte offset; counted only for a message, so that ranges stay cheap."""
-    with open(path, "rb") as stream:
-        return f"{path}:{stream.read(offset).count(10) + 1}"
+    def locate(self, part: Part, i: int) -> str:
+        return f"{part.name}#{i}"

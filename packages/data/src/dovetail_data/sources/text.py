@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from dovetail_data.sources import _files
-from dovetail_data.sources.source import Part
+from dovetail_data.sources.source import Corrupt, Part, Record
 
 Errors = Literal["strict", "replace"]
 
@@ -41,10 +41,11 @@ class TextFiles:
 
     def parts(self) -> tuple[Part, ...]:
         return tuple(
-            Part(name=file.name, path=file.path, start=0, stop=file.bytes) for file in self.files
+            Part(name=file.name, path=file.path, start=0, stop=file.bytes, bytes=file.bytes)
+            for file in self.files
         )
 
-    def read(self, part: Part) -> Iterator[dict[str, str]]:
+    def read(self, part: Part) -> Iterator[Record | Corrupt]:
         content = Path(part.path).read_bytes()
         if len(content) != part.bytes:
             raise ValueError(
@@ -54,8 +55,11 @@ class TextFiles:
         try:
             yield {"text": content.decode("utf-8", errors=self.errors)}
         except UnicodeDecodeError as error:
-            raise ValueError(
-                f"a text file must be UTF-8: got {part.path} with byte 0x{content[error.start]:02x}"
+            yield Corrupt(
+                f"a text file must be UTF-8: got byte 0x{content[error.start]:02x}"
                 f" at offset {error.start}. Convert the file, leave it out of `paths`, or pass "
                 'errors="replace".'
-            ) from error
+            )
+
+    def locate(self, part: Part, i: int) -> str:
+        return part.name

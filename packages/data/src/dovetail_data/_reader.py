@@ -1,0 +1,110 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Reading the batch that begins at any row, here or ahead in threads or processes.
+
+A batch is a function of the row at which it begins and of nothing else. So what is read ahead
+needs no state of its own: it is kept if it is the one asked for, and thrown away if not.
+"""
+
+import collections
+import hashlib
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import TypeAlias
+
+import numpy as np
+
+from dovetail_data._processes import Processes
+from dovetail_data.corpus import CorruptDocument
+from dovetail_data.rows import Arrays, Rows
+
+Read: TypeAlias = tuple[Arrays, list[CorruptDocument]]
+
+
+class Reader:
+    """This host's rows [first, last) of each `step` rows of an order that ends after `total`."""
+
+    def __init__(
+        self, rows: Rows, *, seed: int | None, step: int, part: tuple[int, int], total: int | None
+    ) -> None:
+        self.rows = rows
+        self.step = step
+        self.total = total
+        self.draws = rows.draws(seed)
+        self._first, self._last = part
+        digest = hashlib.sha256(f"keys/{seed}".encode()).digest()[:8]
+        self._salt = np.uint64(int.from_bytes(digest, "little"))
+
+    def clipped(self, row: int) -> int:
+        return row if self.total is None else min(row, self.total)
+
+    def __call__(self, start: int) -> Read:
+        """The part of the batch that begins at row `start`, and the documents that are corrupt.
+
+        Rows that are missing at the end are zeros.
+        """
+        first, last = self.clipped(start + self._first), self.clipped(start + self._last)
+        places = np.arange(first, last)
+        corrupt: list[CorruptDocument] = []
+        keys = places.astype(np.uint64) ^ self._salt
+        batch = self.rows.batch(self.draws(places), keys=keys, corrupt=corrupt)
+        missing = (self._last - self._first - (last - first)) * self.rows.unit
+        if missing:
+            batch = {name: _extended(array, missing) for name, array in batch.items()}
+        return batch, corrupt
+
+
+def _extended(array: np.ndarray, rows: int) -> np.ndarray:
+    return np.concatenate([array, np.zeros((rows, *array.shape[1:]), array.dtype)])
+
+
+class Ahead:
+    """Calls of a reader that run ahead of their use, `depth` of them begun or done."""
+
+    def __init__(self, reader: Reader, pool: "Threads | Processes", *, depth: int) -> None:
+        self._reader = reader
+        self._pool = pool
+        self._depth = depth
+        self._next = 0
+        self._pending: collections.deque[tuple[int, Future[Read]]] = collections.deque()
+
+    def take(self, start: int) -> Read:
+        """What the reader gives for `start`; begins on what follows."""
+        if not self._pending or self._pending[0][0] != start:
+            for _, future in self._pending:
+                future.cancel()
+            self._pending.clear()
+            self._next = start
+        try:
+            self._fill()
+            read = self._pending.popleft()[1].result()
+            self._fill()
+        except BrokenProcessPool as error:
+            raise RuntimeError(
+                "each worker must live as long as its iterator: got one dead. Guard the script by "
+                '`if __name__ == "__main__":`, or pass fewer workers if memory ran out.'
+            ) from error
+        return read
+
+    def close(self) -> None:
+        self._pool.close(wait=False)
+
+    def _fill(self) -> None:
+        total = self._reader.total
+        while len(self._pending) < self._depth and (total is None or self._next < total):
+            self._pending.append((self._next, self._pool.submit(self._next)))
+            self._next += self._reader.step
+
+
+class Threads:
+    """`workers` threads that call `work`."""
+
+    def __init__(self, work: Reader, workers: int) -> None:
+        self._work = work
+        self._executor = ThreadPoolExecutor(workers, thread_name_prefix="batches")
+
+    def submit(self, start: int) -> Future[Read]:
+        return self._executor.submit(self._work, start)
+
+    def close(self, *, wait: bool) -> None:
+        self._executor.shutdown(wait=wait, cancel_futures=True)

@@ -1,0 +1,115 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of fixed length over a corpus of ids: an index of spans, and the arrays when one is read."""
+
+import functools
+import hashlib
+from collections.abc import Mapping
+
+import numpy as np
+from jaxtyping import Int64, UInt64
+
+from dovetail_data.batch import Batch
+from dovetail_data.corpus import Corpus, CorruptDocument
+from dovetail_data.rows import Rows, Span
+from dovetail_data.spans import SpanTable
+
+
+class TokenRows(Rows):
+    """What `pack` and `pad` return: row i is one row of the batch contract, arrays of [length].
+
+    A document's own mask, if its encoder made one, says which targets count; without, all do.
+    """
+
+    def __init__(self, corpus: Corpus, table: SpanTable, *, length: int) -> None:
+        require_field(corpus, "tokens", "Write it with Text or Chat, or use pairs or images.")
+        self.corpus = corpus
+        self.length = length
+        self._table = table
+        self._masked = "mask" in corpus.fields
+        self._positions = np.arange(length, dtype=np.int32)
+        self.tokens = int(table.length.sum(dtype=np.int64))
+
+    def __len__(self) -> int:
+        return len(self._table.offsets) - 1
+
+    @functools.cached_property
+    def _digest(self) -> str:
+        digest = hashlib.sha256(str(self.length).encode())
+        table = self._table
+        for array in (table.document, table.start, table.length, table.offsets):
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()[:16]
+
+    def identity(self, place: int) -> Mapping[str, str]:
+        return {"corpus": self.corpus.fingerprint[:16], "rows": self._digest}
+
+    def batch(
+        self,
+        rows: Int64[np.ndarray, "k"],
+        *,
+        keys: UInt64[np.ndarray, "k"] | None = None,
+        corrupt: list[CorruptDocument] | None = None,
+    ) -> Batch:
+        """The rows as one batch [k, length]; a document that is corrupt leaves its slots empty:
+        mask 0, segment 0, ids 0, while all else stands where it would."""
+        self._check(rows)
+        spans, sizes = self._table.of(rows)
+        lengths = self._table.length[spans].astype(np.int64)
+        before = np.cumsum(lengths) - lengths
+        first = np.cumsum(sizes) - sizes  # each row's first span; every row has one
+        row_of_span = np.repeat(np.arange(len(rows)), sizes)
+        slots = before - before[first][row_of_span] + row_of_span * self.length
+        segments = np.arange(len(spans)) - first[row_of_span] + 1
+
+        shape = (len(rows), self.length)
+        tokens, targets, segment_ids, positions = np.zeros((4, *shape), np.int32)
+        flat = [array.reshape(-1) for array in (tokens, targets, segment_ids, positions)]
+        mask = np.zeros(shape, np.float32) if self._masked else None
+        table = zip(
+            self.corpus.read(self._table.document[spans], corrupt=corrupt),
+            self._table.start[spans].tolist(),
+            lengths.tolist(),
+            slots.tolist(),
+            segments.tolist(),
+            strict=True,
+        )
+        for document, start, n, slot, segment in table:
+            if document is None:
+                continue
+            ids, here, end = document["tokens"], slice(slot, slot + n), start + n
+            flat[0][here] = ids[start:end]
+            flat[1][here] = ids[start + 1 : end + 1]
+            flat[2][here] = segment
+            flat[3][here] = self._positions[:n]
+            if mask is not None:
+                mask.reshape(-1)[here] = document["mask"][start + 1 : end + 1]
+        return {
+            "tokens": tokens,
+            "targets": targets,
+            "mask": (segment_ids > 0).astype(np.float32) if mask is None else mask,
+            "segment_ids": segment_ids,
+            "positions": positions,
+        }
+
+    def explain(self, row: int) -> list[Span]:
+        self._check(np.array([row]))
+        spans, _ = self._table.of(np.array([row]))
+        columns = (self._table.document, self._table.start, self._table.length)
+        return [
+            span_of(self.corpus, document, start=start, length=length)
+            for document, start, length in zip(*(c[spans].tolist() for c in columns), strict=True)
+        ]
+
+
+def span_of(corpus: Corpus, document: int, *, start: int, length: int) -> Span:
+    part, record = corpus.source(document)
+    return Span(document=document, start=start, length=length, source=part, record=record)
+
+
+def require_field(corpus: Corpus, field: str, remedy: str) -> None:
+    if field not in corpus.fields:
+        raise ValueError(
+            f"these rows need documents with the field {field!r}: got a corpus with "
+            f"{list(corpus.fields)} in {corpus.directory}. {remedy}"
+        )

@@ -13,9 +13,13 @@ from dovetail_data.corpus import CorruptRecord as CorruptRecord
 from dovetail_data.device import to_device as to_device
 from dovetail_data.encode import Document as Document
 from dovetail_data.encode import Encoder as Encoder
+from dovetail_data.encode import Image as Image
 from dovetail_data.encode import Text as Text
+from dovetail_data.image_rows import images as images
 from dovetail_data.pack import pack as pack
 from dovetail_data.pack import pad as pad
+from dovetail_data.pair_rows import pairs as pairs
+from dovetail_data.prompt_rows import prompts as prompts
 from dovetail_data.record import Field as Field
 from dovetail_data.record import ids as ids
 from dovetail_data.rows import Rows as Rows

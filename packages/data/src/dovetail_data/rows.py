@@ -91,14 +91,28 @@ class Rows(abc.ABC):
         """How many of the first `places` rows of any order come from which source."""
         return {"": places}
 
+    def map(self, function: Callable[[Arrays, np.random.Generator], Arrays]) -> "Rows":
+        """These rows changed one by one: function(row, rng) -> row, arrays without the batch axis.
+
+        The generator depends on the seed of `batches` and the place of the row alone: the same on
+        any number of hosts, another in each epoch. A state does not notice another function.
+        """
+        from dovetail_data.mapped_rows import MappedRows  # a subclass of this class
+
+        return MappedRows(self, function)
+
     def __getitem__(self, row: int) -> Arrays:
         return self.__getitems__([row])[0]
 
     def __getitems__(self, rows: Sequence[int]) -> list[Arrays]:
-        batch = self.batch(np.asarray(rows, np.int64))
+        return self._split(self.batch(np.asarray(rows, np.int64)))
+
+    def _split(self, batch: Arrays) -> list[Arrays]:
+        """A batch's rows one by one; a row of more than one unit keeps an axis for them."""
+        count = len(next(iter(batch.values()))) // self.unit
         if self.unit == 1:
-            return [{name: array[i] for name, array in batch.items()} for i in range(len(rows))]
-        parts = [slice(i * self.unit, (i + 1) * self.unit) for i in range(len(rows))]
+            return [{name: array[i] for name, array in batch.items()} for i in range(count)]
+        parts = [slice(i * self.unit, (i + 1) * self.unit) for i in range(count)]
         return [{name: array[part] for name, array in batch.items()} for part in parts]
 
     def _check(self, rows: np.ndarray) -> None:

@@ -113,3 +113,18 @@ def require_field(corpus: Corpus, field: str, remedy: str) -> None:
             f"these rows need documents with the field {field!r}: got a corpus with "
             f"{list(corpus.fields)} in {corpus.directory}. {remedy}"
         )
+
+
+def require_fit(corpus: Corpus, length: int, *, pairs: bool = True) -> None:
+    """ValueError unless each document fits a row: all its ids, or its (token, target) pairs."""
+    if length < 1:
+        raise ValueError(f"length must be >= 1: got length={length}. Pass the slots of a row.")
+    longest = int(corpus.lengths.argmax())
+    needed = int(corpus.lengths[longest]) - (1 if pairs else 0)
+    if needed > length:
+        part, record = corpus.source(longest)
+        raise ValueError(
+            f"a document must fit its row: got document={longest} (record {record} of {part}) "
+            f"with {needed} {'pairs' if pairs else 'ids'}, length={length}. Pass length={needed}, "
+            "or write the corpus without what is too long."
+        )

@@ -4,4 +4,5 @@
 
 from dovetail_data.encode.encoder import Document as Document
 from dovetail_data.encode.encoder import Encoder as Encoder
+from dovetail_data.encode.image import Image as Image
 from dovetail_data.encode.text import Text as Text

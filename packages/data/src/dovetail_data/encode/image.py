@@ -1,0 +1,66 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Images with labels."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dovetail_data.encode.encoder import Document
+from dovetail_data.pixels import decode, encode_png
+from dovetail_data.record import Field
+from dovetail_data.sources.source import Corrupt, Record
+
+
+class Image:
+    """The encoded image under `field` of each record and the integer under `label`.
+
+    An image is bytes as its file has them, {"bytes": .., "path": ..} as Hugging Face datasets
+    store it, or an array u8[H, W] or u8[H, W, 3], which is kept as PNG. Files are stored as they
+    are; one that cannot be decoded is corrupt. Needs the extra `images`.
+    """
+
+    tokenizer = None
+
+    def __init__(self, *, field: str = "image", label: str = "label") -> None:
+        self.field = field
+        self.label = label
+        self.layout = {"image": Field(dtype="|u1"), "label": Field(dtype="<i4", ndim=0)}
+        self.manifest = {"encoder": "image", "field": field, "label": label}
+        self.fingerprint = hashlib.sha256(f"image/{field}/{label}".encode()).hexdigest()
+
+    def __call__(self, records: Sequence[Record]) -> list[Document | Corrupt | None]:
+        return [self._document(record) for record in records]
+
+    def _document(self, record: Record) -> Document | Corrupt:
+        label = record.get(self.label)
+        if isinstance(label, bool) or not isinstance(label, int | np.integer):
+            return Corrupt(
+                f"a record must have an integer under label={self.label!r}: got fields "
+                f"{sorted(record)}, there {label!r}. Pass Image(label=...) its name."
+            )
+        try:
+            content = self._content(record.get(self.field))
+            decode(content, mode="RGB")
+        except (OSError, ValueError) as error:
+            return Corrupt(str(error))
+        image = np.frombuffer(content, np.uint8)
+        return Document(arrays={"image": image, "label": np.array(label, np.int64)})
+
+    def _content(self, image: Any) -> bytes:
+        if isinstance(image, Mapping) and {"bytes", "path"} <= set(image):
+            if image["bytes"] is None:
+                return Path(image["path"]).read_bytes()
+            image = image["bytes"]
+        if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim in (2, 3):
+            return encode_png(image)
+        if not isinstance(image, bytes):
+            raise ValueError(
+                f"an image must be bytes, {{'bytes', 'path'}} or u8[H, W(, 3)]: got "
+                f"{type(image).__name__} under field={self.field!r}. Pass Image(field=...) its "
+                "name."
+            )
+        return image

@@ -1,0 +1,105 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of images with labels."""
+
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+from jaxtyping import Int64, UInt64
+
+from dovetail_data.corpus import Corpus, CorruptDocument
+from dovetail_data.mapped_rows import generator
+from dovetail_data.pixels import Mode, decode, require_pillow
+from dovetail_data.rows import Arrays, Rows, Span
+from dovetail_data.token_rows import require_field, span_of
+
+Transform = Callable[[np.ndarray, np.random.Generator], np.ndarray]
+
+
+def images(corpus: Corpus, *, mode: Mode = "RGB", transform: Transform | None = None) -> Rows:
+    """One image per row: `images` [B, ..], `labels` i32[B], `mask` f32[B].
+
+    mode: "RGB" gives u8[H, W, 3], "L" (grey) u8[H, W, 1], whatever the file holds. transform: gets
+    one such array and a random generator, and returns what goes into the batch, all of one shape
+    and dtype. The generator is drawn by the seed of `batches` and the place of the row: the same
+    pixels on any number of hosts, others in each epoch. Needs the extra `images`.
+    """
+    if mode not in ("RGB", "L"):
+        raise ValueError(f'mode must be "RGB" or "L": got mode={mode!r}. Pass one of the two.')
+    return ImageRows(corpus, mode=mode, transform=transform)
+
+
+class ImageRows(Rows):
+    """What `images` returns: row i is image i of the corpus."""
+
+    length = 1
+
+    def __init__(self, corpus: Corpus, *, mode: Mode, transform: Transform | None) -> None:
+        require_field(corpus, "image", "Write it with Image.")
+        require_pillow()
+        self.corpus = corpus
+        self.tokens = len(corpus)
+        self._mode: Mode = mode
+        self._transform = transform
+
+    def __len__(self) -> int:
+        return len(self.corpus)
+
+    def identity(self, place: int) -> Mapping[str, str]:
+        return {"corpus": self.corpus.fingerprint[:16], "rows": f"images/{self._mode}"}
+
+    def batch(
+        self,
+        rows: Int64[np.ndarray, "k"],
+        *,
+        keys: UInt64[np.ndarray, "k"] | None = None,
+        corrupt: list[CorruptDocument] | None = None,
+    ) -> Arrays:
+        self._check(rows)
+        chosen = rows.astype(np.uint64) if keys is None else keys
+        documents = self.corpus.read(rows, corrupt=corrupt)
+        pixels = [
+            None if document is None else self._pixels(document["image"], key)
+            for document, key in zip(documents, chosen.tolist(), strict=True)
+        ]
+        like = self._like(pixels)
+        stacked = np.zeros((len(rows), *like.shape), like.dtype)
+        for i, array in enumerate(pixels):
+            if array is not None:
+                stacked[i] = array
+        labels = [0 if document is None else int(document["label"]) for document in documents]
+        return {
+            "images": stacked,
+            "labels": np.array(labels, np.int32),
+            "mask": np.array([document is not None for document in documents], np.float32),
+        }
+
+    def explain(self, row: int) -> list[Span]:
+        self._check(np.array([row]))
+        return [span_of(self.corpus, row, start=0, length=1)]
+
+    def _pixels(self, encoded: np.ndarray, key: int) -> np.ndarray:
+        image = decode(encoded.tobytes(), mode=self._mode)
+        return image if self._transform is None else self._transform(image, generator(key))
+
+    def _like(self, pixels: list[np.ndarray | None]) -> np.ndarray:
+        """Zeros of the one shape and dtype that all of them have; of another row if there is
+        none, for a host may have to fill a whole batch."""
+        known = [array for array in pixels if array is not None]
+        if not known:
+            first = next(self._readable())
+            known = [self._pixels(first, 0)]
+        kinds = {(array.shape, array.dtype) for array in known}
+        if len(kinds) > 1:
+            raise ValueError(
+                "all images of a batch must have one shape and dtype: got "
+                f"{sorted((list(shape), str(dtype)) for shape, dtype in kinds)[:3]}. Pass "
+                "images(transform=...) a function that resizes or crops them."
+            )
+        return np.zeros_like(known[0])
+
+    def _readable(self) -> Iterator[np.ndarray]:
+        for i in range(len(self.corpus)):
+            (document,) = self.corpus.read(np.array([i]), corrupt=[])
+            if document is not None:
+                yield document["image"]

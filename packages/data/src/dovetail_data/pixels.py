@@ -1,0 +1,43 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Encoded images to pixels and back."""
+
+import importlib
+import io
+from types import ModuleType
+from typing import Literal
+
+import numpy as np
+
+Mode = Literal["RGB", "L"]
+
+
+def decode(content: bytes, *, mode: Mode) -> np.ndarray:
+    """The pixels u8[H, W, 3], or u8[H, W, 1] for "L", of an encoded image; ValueError if it is
+    none."""
+    try:
+        with require_pillow().open(io.BytesIO(content)) as image:
+            pixels = np.asarray(image.convert(mode))
+    except (OSError, SyntaxError, ValueError) as error:  # what Pillow raises for damaged files
+        raise ValueError(
+            f"an image must be one that Pillow reads: got {len(content)} bytes: {error}. Mend the "
+            "file or leave it out."
+        ) from error
+    return pixels if pixels.ndim == 3 else pixels[:, :, None]
+
+
+def encode_png(pixels: np.ndarray) -> bytes:
+    """The PNG file of u8[H, W] or u8[H, W, 3], without loss."""
+    buffer = io.BytesIO()
+    require_pillow().fromarray(pixels).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def require_pillow() -> ModuleType:
+    try:
+        return importlib.import_module("PIL.Image")
+    except ImportError as error:
+        raise ImportError(
+            "images need the package pillow, which is not installed: "
+            "pip install 'dovetail-data[images]'"
+        ) from error

@@ -1,0 +1,74 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of prompts, from which a sampler goes on."""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int64, UInt64
+
+from dovetail_data.corpus import Corpus, CorruptDocument
+from dovetail_data.rows import Arrays, Rows, Span
+from dovetail_data.token_rows import require_field, require_fit, span_of
+
+
+def prompts(corpus: Corpus, *, length: int) -> "PromptRows":
+    """One prompt per row of `length` slots, all its ids, the rest padding.
+
+    A batch has `tokens`, `segment_ids` (1, and 0 for padding), `positions` i32[B, S], `mask`
+    f32[B, S] of zeros, for there is nothing to learn, and `document_ids` i32[B]; `extra` gives
+    what else the records of those held, such as the answer that a reward compares with. ValueError
+    for a prompt of more than `length` ids.
+    """
+    return PromptRows(corpus, length=length)
+
+
+class PromptRows(Rows):
+    """What `prompts` returns: row i is prompt i of the corpus."""
+
+    def __init__(self, corpus: Corpus, *, length: int) -> None:
+        require_field(corpus, "extra", "Write it with Prompt.")
+        require_fit(corpus, length, pairs=False)
+        self.corpus = corpus
+        self.length = length
+        self.tokens = corpus.tokens
+
+    def __len__(self) -> int:
+        return len(self.corpus)
+
+    def extra(self, document_ids: Iterable[int]) -> list[dict[str, Any]]:
+        """The other fields of the records that these prompts are from."""
+        documents = self.corpus.__getitems__([int(i) for i in document_ids])
+        return [json.loads(document["extra"].tobytes()) for document in documents]
+
+    def identity(self, place: int) -> Mapping[str, str]:
+        return {"corpus": self.corpus.fingerprint[:16], "rows": f"prompts/{self.length}"}
+
+    def batch(
+        self,
+        rows: Int64[np.ndarray, "k"],
+        *,
+        keys: UInt64[np.ndarray, "k"] | None = None,
+        corrupt: list[CorruptDocument] | None = None,
+    ) -> Arrays:
+        self._check(rows)
+        tokens, segment_ids, positions = np.zeros((3, len(rows), self.length), np.int32)
+        for i, document in enumerate(self.corpus.read(rows, corrupt=corrupt)):
+            if document is not None:
+                n = len(document["tokens"])
+                tokens[i, :n] = document["tokens"]
+                segment_ids[i, :n] = 1
+                positions[i, :n] = np.arange(n)
+        return {
+            "tokens": tokens,
+            "segment_ids": segment_ids,
+            "positions": positions,
+            "mask": np.zeros(tokens.shape, np.float32),
+            "document_ids": rows.astype(np.int32),
+        }
+
+    def explain(self, row: int) -> list[Span]:
+        self._check(np.array([row]))
+        return [span_of(self.corpus, row, start=0, length=int(self.corpus.lengths[row]))]

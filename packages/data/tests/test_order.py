@@ -94,9 +94,40 @@ def in_plain_integers(n, key, i):
 
 @pytest.mark.parametrize("n", [1, 7, 4095, 4096, 10**12 + 39])
 def test_the_arithmetic_is_that_of_plain_integers(n):
-    places = np.unique(np.array([0, n // 7, n // 2, n - 1]))
+    places = np.unique(np.linspace(0, n - 1, 30).astype(np.int64))
     expected = [in_plain_integers(n, "rows/0/1", i) for i in places.tolist()]
-    assert Permutation(n, key="rows/0/1")(places).tolist() == expected
+    permutation = Permutation(n, key="rows/0/1")
+    assert permutation(places).tolist() == expected  # as arrays, where they are many
+    assert [permutation.value(i) for i in places.tolist()] == expected
+    assert permutation(places[-3:]).tolist() == expected[-3:]  # one by one, where they are few
+
+
+@pytest.mark.parametrize("n", [10**9, 10**9 + 7, 1 << 40])
+def test_many_rows_are_hit_evenly_and_none_twice(n):
+    draws = 100_000  # several blocks
+    places = np.arange(n - draws, n)
+    values = Permutation(n, key="far")(places)
+    assert len(np.unique(values)) == draws
+    assert values.min() >= 0
+    assert values.max() < n
+    for cells in (values * 64 // n, values % 64):
+        counts = np.bincount(cells, minlength=64)
+        chi2 = ((counts - draws / 64) ** 2 / (draws / 64)).sum()
+        assert chi2 < 63 + 5 * math.sqrt(2 * 63)  # 5 standard deviations of chi squared
+
+
+@given(
+    n=st.integers(1, 300),
+    start=st.integers(0, 1000),
+    k=st.integers(0, 40),
+    seed=st.none() | st.integers(0, 5),
+)
+@settings(max_examples=60, deadline=None)
+def test_any_places_at_once_are_those_one_by_one(n, start, k, seed):
+    found = Order(n, seed=seed)(np.arange(start, start + k))
+    one_by_one = [Order(n, seed=seed)(np.array([i])).tolist() for i in range(start, start + k)]
+    assert found.tolist() == list(itertools.chain(*one_by_one))
+    assert found.dtype == np.int64
 
 
 def test_each_epoch_has_every_row_once_and_its_own_order():

@@ -1,7 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
+import inspect
 import itertools
 import math
+import pickle
+import sys
 
 import numpy as np
 import pytest
@@ -9,6 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail_data import check_batch, pack, pad
+from dovetail_data.order import Permutation
+
+METHODS = ["best_fit", "first_fit", "concat"]
+SOME = st.lists(st.integers(1, 40), min_size=1, max_size=30).filter(lambda n: max(n) > 1)
 
 
 def all_rows(rows):
@@ -23,13 +30,14 @@ def every_pair(lengths):
 
 
 @given(
-    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=30).filter(lambda n: max(n) > 1),
+    lengths=SOME,
     length=st.integers(1, 23),
     seed=st.integers(0, 3),
+    method=st.sampled_from(METHODS),
 )
-@settings(max_examples=100, deadline=None)
-def test_packing_keeps_every_pair_once(corpus_of, pairs, lengths, length, seed):
-    rows = pack(corpus_of(lengths), length=length, seed=seed)
+@settings(max_examples=150, deadline=None)
+def test_packing_keeps_every_pair_once(corpus_of, pairs, lengths, length, seed, method):
+    rows = pack(corpus_of(lengths), length=length, seed=seed, method=method)
     batch = all_rows(rows)
     check_batch(batch, vocab_size=sum(lengths))
     found = pairs(batch)
@@ -43,7 +51,7 @@ def test_packing_keeps_every_pair_once(corpus_of, pairs, lengths, length, seed):
 
 
 @given(
-    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=30).filter(lambda n: max(n) > 1),
+    lengths=SOME,
     extra=st.integers(0, 3),
 )
 @settings(max_examples=50, deadline=None)
@@ -56,8 +64,49 @@ def test_padding_keeps_every_pair_in_order(corpus_of, pairs, lengths, extra):
     assert batch["segment_ids"].max() == 1
 
 
-def test_one_long_document_is_cut_at_repeated_boundaries(corpus_of):
-    batch = all_rows(pack(corpus_of([8]), length=3))
+@given(lengths=SOME, length=st.integers(1, 23), seed=st.integers(0, 3))
+@settings(max_examples=50, deadline=None)
+def test_first_fit_is_what_is_usually_told(corpus_of, lengths, length, seed):
+    rows = pack(corpus_of(lengths), length=length, seed=seed, method="first_fit")
+    order = Permutation(len(lengths), key=f"documents/{seed}")(np.arange(len(lengths)))
+    bins: list[list[tuple[int, int, int]]] = []
+    for document in order.tolist():
+        for start in range(0, lengths[document] - 1, length):
+            n = min(length, lengths[document] - 1 - start)
+            rooms = [length - sum(piece[2] for piece in one) for one in bins]
+            fitting = [one for one, room in zip(bins, rooms, strict=True) if room >= n]
+            if not fitting:
+                bins.append([])
+            (fitting or bins[-1:])[0].append((document, start, n))
+    found = [
+        [(span.document, span.start, span.length) for span in rows.explain(i)]
+        for i in range(len(rows))
+    ]
+    assert sorted(found) == sorted(bins)
+
+
+@given(lengths=SOME, length=st.integers(1, 23), seed=st.integers(0, 3))
+@settings(max_examples=50, deadline=None)
+def test_concat_is_the_documents_end_to_end(corpus_of, pairs, lengths, length, seed):
+    rows = pack(corpus_of(lengths), length=length, seed=seed, method="concat")
+    ends = np.cumsum([0, *lengths])
+    order = Permutation(len(lengths), key=f"documents/{seed}")(np.arange(len(lengths)))
+    documents = [np.arange(ends[i], ends[i + 1]) for i in order]
+    expected = np.concatenate([np.stack([one[:-1], one[1:]], axis=1) for one in documents])
+    batch = all_rows(rows)
+    np.testing.assert_array_equal(pairs(batch), expected)
+    filled = batch["mask"].sum(axis=1)
+    assert (filled[:-1] == length).all()
+    assert filled[-1] == len(expected) - length * (len(rows) - 1) > 0
+    # A position counts from the start of the row or of the document, whichever came last.
+    slot = np.arange(len(expected)) % length
+    first = np.concatenate([np.arange(len(one) - 1) for one in documents])
+    np.testing.assert_array_equal(batch["positions"][batch["mask"] > 0], np.minimum(slot, first))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_one_long_document_is_cut_at_repeated_boundaries(corpus_of, method):
+    batch = all_rows(pack(corpus_of([8]), length=3, method=method))
     order = np.argsort(batch["tokens"][:, 0])
     assert batch["tokens"][order].tolist() == [[0, 1, 2], [3, 4, 5], [6, 0, 0]]
     assert batch["targets"][order].tolist() == [[1, 2, 3], [4, 5, 6], [7, 0, 0]]
@@ -77,16 +126,41 @@ def test_lognormal_documents_fill_999_of_1000_slots(corpus_of):
     assert pack(corpus_of(lengths.tolist()), length=256).fill > 0.999
 
 
-def test_the_seed_draws_and_nothing_else_does(corpus_of):
+@pytest.mark.parametrize("method", METHODS)
+def test_the_seed_draws_and_nothing_else_does(corpus_of, method):
     corpus = corpus_of([5, 3, 9, 9, 2, 14, 6, 6, 6, 11])
-    first, again, other = (pack(corpus, length=12, seed=seed) for seed in (1, 1, 2))
-    assert first.fingerprint == again.fingerprint != other.fingerprint
+    first, again, other = (pack(corpus, length=12, seed=seed, method=method) for seed in (1, 1, 2))
+    assert first.identity(0) == again.identity(0) != other.identity(0)
     np.testing.assert_array_equal(all_rows(first)["tokens"], all_rows(again)["tokens"])
     assert not np.array_equal(all_rows(first)["tokens"], all_rows(other)["tokens"])
 
 
-def test_rows_are_not_sorted_by_length(corpus_of):
-    rows = pack(corpus_of([3] * 50 + [9] * 50), length=8, seed=0)
+@pytest.mark.parametrize("method", METHODS)
+def test_an_index_is_made_once(corpus_of, tmp_path, monkeypatch, method):
+    corpus, other = corpus_of([5, 3, 9, 9, 2, 14, 6, 6, 6, 11]), corpus_of([5, 3, 9, 9, 2, 14])
+    packed = pack(corpus, length=7, method=method, seed=1)
+    kept = pack(corpus, length=7, method=method, seed=1, index=tmp_path / "a" / "b")
+    module = sys.modules["dovetail_data.pack"]
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_pairs", lambda corpus: 1 / 0)
+        again = pack(corpus, length=7, method=method, seed=1, index=tmp_path / "a" / "b")
+        for of, options in (
+            (corpus, {"length": 6, "seed": 1}),
+            (corpus, {"length": 7, "seed": 2}),
+            (other, {"length": 7, "seed": 1}),
+        ):
+            with pytest.raises(ZeroDivisionError):
+                pack(of, method=method, index=tmp_path / "a" / "b", **options)
+    for rows in (kept, again, pickle.loads(pickle.dumps(again))):
+        assert rows.identity(0) == packed.identity(0)
+        assert rows.explain(1) == packed.explain(1)
+        np.testing.assert_array_equal(all_rows(rows)["tokens"], all_rows(packed)["tokens"])
+    assert len(list((tmp_path / "a" / "b").iterdir())) == 1
+
+
+@pytest.mark.parametrize("method", ["best_fit", "first_fit"])
+def test_rows_are_not_sorted_by_length(corpus_of, method):
+    rows = pack(corpus_of([3] * 50 + [9] * 50), length=8, seed=0, method=method)
     segments = all_rows(rows)["segment_ids"].max(axis=1)
     assert 0 < np.abs(np.diff(segments)).sum() != segments.max() - segments.min()
 
@@ -110,3 +184,9 @@ def test_a_length_below_one_is_an_error(corpus_of, make):
 def test_a_corpus_without_a_pair_is_an_error(corpus_of, make):
     with pytest.raises(ValueError, match=r"must have a pair of ids: got 2 documents.*Use an enc"):
         make(corpus_of([1, 1]), length=4)
+
+
+def test_an_unknown_method_is_an_error(corpus_of):
+    message = r"one of best_fit, first_fit, concat: got method='worst'. Pass \"best_fit\""
+    with pytest.raises(ValueError, match=message):
+        inspect.unwrap(pack)(corpus_of([3]), length=2, method="worst")

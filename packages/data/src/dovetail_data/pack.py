@@ -7,31 +7,72 @@ boundary id is the last target of one piece and the first input of the next, so 
 yields the same pairs. Rows are an index made from lengths alone; ids are read when a row is.
 """
 
-from typing import Literal
+from pathlib import Path
+from typing import Literal, get_args
 
 import numpy as np
 
+from dovetail_data import _index_file
 from dovetail_data._best_fit import best_fit
+from dovetail_data._first_fit import first_fit
 from dovetail_data.corpus import Corpus
 from dovetail_data.order import Permutation
 from dovetail_data.rows import Rows
 from dovetail_data.spans import SpanTable
 from dovetail_data.token_rows import TokenRows
 
-Method = Literal["best_fit"]
+Method = Literal["best_fit", "first_fit", "concat"]
 
 
-def pack(corpus: Corpus, *, length: int, method: Method = "best_fit", seed: int = 0) -> Rows:
+def pack(
+    corpus: Corpus,
+    *,
+    length: int,
+    method: Method = "best_fit",
+    seed: int = 0,
+    index: str | Path | None = None,
+) -> Rows:
     """Rows of `length` pairs, several documents in each, no pair lost.
 
-    A document of more pairs than `length` fills rows of its own; its rest is packed with the rest
-    of the others by best fit. seed: draws which documents of one length share a row, and the order
-    of the rows. Pieces of a cut document are segments of their own: positions start at 0 in each.
+    "best_fit" fills rows best: pieces go, the longest first, where they leave the least room.
+    "first_fit" takes documents in an order drawn by `seed`, each piece to the first open row that
+    holds it. Both give a document of more pairs than `length` rows of its own and pack its rest
+    with the rest of the others; they take time in proportion to documents, 1 us each for first
+    fit. "concat" lays documents, in an order drawn by `seed`, end to end and cuts every `length`
+    pairs: only the last row is not full, and rows follow each other as the documents do.
+
+    seed: draws also which documents of one length share a row, and the order of the rows of the
+    two fits. Pieces of a cut document are segments of their own: positions start at 0 in each.
+
+    index: a directory, made if need be, that keeps the spans: written there once, and mapped into
+    memory from then on, by any number of processes. A damaged file there is a ValueError. None
+    packs anew in each process.
     """
-    if method != "best_fit":
-        raise ValueError(f'method must be "best_fit": got method={method!r}. Pass that one.')
-    pieces = _cut(corpus, length)
-    table = _fill(pieces, length=length, seed=seed)
+    if method not in get_args(Method):
+        raise ValueError(
+            f"method must be one of {', '.join(get_args(Method))}: got method={method!r}. Pass "
+            '"best_fit" for the fullest rows.'
+        )
+    _check(corpus, length)
+
+    def build() -> SpanTable:
+        if method == "concat":
+            return _concat(corpus, length=length, seed=seed)
+        pieces = _cut(corpus, length)
+        if method == "best_fit":
+            rows = _best_fit(pieces, length=length, seed=seed)
+        else:
+            rows = _first_fit(pieces, length=length, order=_order(corpus, seed))
+        return _permute(rows, key=f"packed/{seed}")
+
+    if index is None:
+        table = build()
+    else:
+        of = {
+            "corpus": corpus.fingerprint,
+            "packing": f"{method} length={length} seed={seed}",
+        }
+        table = _index_file.load(Path(index), of=of, build=build)
     return TokenRows(corpus, table, length=length)
 
 
@@ -40,6 +81,7 @@ def pad(corpus: Corpus, *, length: int) -> Rows:
 
     A document of more than `length` pairs is a ValueError: nothing is cut.
     """
+    _check(corpus, length)
     pieces = _cut(corpus, length)
     cut = np.flatnonzero(pieces.start)
     if len(cut):
@@ -53,16 +95,27 @@ def pad(corpus: Corpus, *, length: int) -> Rows:
     return TokenRows(corpus, pieces, length=length)
 
 
-def _cut(corpus: Corpus, length: int) -> SpanTable:
-    """Every document's pairs in pieces of at most `length`, one piece per row."""
+def _check(corpus: Corpus, length: int) -> None:
     if length < 1:
         raise ValueError(f"length must be >= 1: got length={length}. Pass the slots of a row.")
-    pairs = np.maximum(corpus.lengths.astype(np.int64) - 1, 0)
-    if not pairs.any():
+    if not (corpus.lengths > 1).any():
         raise ValueError(
-            f"a corpus must have a pair of ids: got {len(pairs)} documents of at most one id. "
+            f"a corpus must have a pair of ids: got {len(corpus)} documents of at most one id. "
             "Use an encoder that ends documents with eos."
         )
+
+
+def _pairs(corpus: Corpus) -> np.ndarray:
+    return np.maximum(corpus.lengths.astype(np.int64) - 1, 0)
+
+
+def _order(corpus: Corpus, seed: int) -> np.ndarray:
+    return Permutation(len(corpus), key=f"documents/{seed}")(np.arange(len(corpus)))
+
+
+def _cut(corpus: Corpus, length: int) -> SpanTable:
+    """Every document's pairs in pieces of at most `length`, one piece per row."""
+    pairs = _pairs(corpus)
     count = -(-pairs // length)
     document = np.repeat(np.arange(len(pairs)), count)
     start = (np.arange(len(document)) - np.repeat(np.cumsum(count) - count, count)) * length
@@ -74,8 +127,43 @@ def _cut(corpus: Corpus, length: int) -> SpanTable:
     )
 
 
-def _fill(pieces: SpanTable, *, length: int, seed: int) -> SpanTable:
-    """The same pieces, grouped into rows by best fit and permuted."""
+def _concat(corpus: Corpus, *, length: int, seed: int) -> SpanTable:
+    """The documents in the seed's order, end to end, cut every `length` pairs."""
+    pairs = _pairs(corpus)
+    documents = _order(corpus, seed)
+    documents = documents[pairs[documents] > 0]
+    ends = np.cumsum(pairs[documents])
+    begins = ends - pairs[documents]
+    first, last = begins // length, (ends - 1) // length  # the rows that a document lies in
+    count = last - first + 1
+    row = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count - first, count)
+    start = np.maximum(np.repeat(begins, count), row * length)
+    stop = np.minimum(np.repeat(ends, count), (row + 1) * length)
+    return SpanTable(
+        np.repeat(documents, count).astype(np.int32),
+        (start - np.repeat(begins, count)).astype(np.int32),
+        (stop - start).astype(np.int32),
+        np.searchsorted(row, np.arange(row[-1] + 2)),
+    )
+
+
+def _first_fit(pieces: SpanTable, *, length: int, order: np.ndarray) -> SpanTable:
+    """The same pieces, grouped by first fit, in this order of the documents."""
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    coming = np.argsort(place[pieces.document], kind="stable")
+    sizes = pieces.length[coming].astype(np.int64)
+    full = sizes == length  # each opens a row and closes it: out of the search's way
+    bins = np.empty(len(sizes), np.int64)
+    bins[~full] = first_fit(sizes[~full], length=length)
+    opened = int(bins[~full].max(initial=-1)) + 1
+    bins[full] = np.arange(opened, opened + full.sum())
+    grouped = np.argsort(bins, kind="stable")
+    return _table(pieces, coming[grouped], np.bincount(bins))
+
+
+def _best_fit(pieces: SpanTable, *, length: int, seed: int) -> SpanTable:
+    """The same pieces, grouped by best fit, those of one length in the seed's order."""
     shuffled = Permutation(len(pieces.length), key=f"pieces/{seed}")(np.arange(len(pieces.length)))
     by_length = shuffled[np.argsort(pieces.length[shuffled], kind="stable")]
     counts = np.bincount(pieces.length, minlength=length + 1)
@@ -91,21 +179,20 @@ def _fill(pieces: SpanTable, *, length: int, seed: int) -> SpanTable:
         members = np.concatenate(columns, axis=1)
         chosen.append(members.reshape(-1))
         sizes.append(np.full(group.count, members.shape[1]))
-    flat, size = np.concatenate(chosen), np.concatenate(sizes)
-    rows = SpanTable(
-        pieces.document[flat],
-        pieces.start[flat],
-        pieces.length[flat],
-        np.concatenate([[0], np.cumsum(size)]),
-    )
-    return _permute(rows, Permutation(len(size), key=f"packed/{seed}")(np.arange(len(size))))
+    return _table(pieces, np.concatenate(chosen), np.concatenate(sizes))
 
 
-def _permute(table: SpanTable, rows: np.ndarray) -> SpanTable:
-    spans, sizes = table.of(rows)
+def _table(pieces: SpanTable, chosen: np.ndarray, sizes: np.ndarray) -> SpanTable:
+    """Rows of sizes[r] pieces each, taken from `chosen` in order."""
     return SpanTable(
-        table.document[spans],
-        table.start[spans],
-        table.length[spans],
+        pieces.document[chosen],
+        pieces.start[chosen],
+        pieces.length[chosen],
         np.concatenate([[0], np.cumsum(sizes)]),
     )
+
+
+def _permute(table: SpanTable, *, key: str) -> SpanTable:
+    n = len(table.offsets) - 1
+    spans, sizes = table.of(Permutation(n, key=key)(np.arange(n)))
+    return _table(table, spans, sizes)

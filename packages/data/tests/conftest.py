@@ -18,14 +18,14 @@ jaxtyping.install_import_hook("dovetail_data", "beartype.beartype")
 import jax  # noqa: E402
 
 import dovetail_data  # noqa: E402
-from dovetail_data import Corpus, jsonl, write  # noqa: E402
+from dovetail_data import Corpus, Document, jsonl, write  # noqa: E402
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
 class Counting:
-    """A tokenizer and encoder whose documents are given by their lengths alone.
+    """A tokenizer and encoder whose documents are given by their first and last ids alone.
 
     Every id of a corpus occurs once: id k follows id k - 1, so a pair names its place.
     """
@@ -37,6 +37,8 @@ class Counting:
     def __init__(self, *, vocab_size: int = 1 << 20) -> None:
         self.vocab_size = vocab_size
         self.tokenizer = self
+        self.layout = {"tokens": dovetail_data.ids(vocab_size)}
+        self.manifest = {"encoder": "counting", "tokenizer": self.fingerprint}
 
     def encode(self, texts):
         raise AssertionError("not used")
@@ -46,7 +48,7 @@ class Counting:
 
     def __call__(self, records):
         ranges = [json.loads(record["text"]) for record in records]
-        return [{"tokens": np.arange(*ends, dtype=np.int32)} for ends in ranges]
+        return [Document(arrays={"tokens": np.arange(*ends, dtype=np.int32)}) for ends in ranges]
 
 
 @pytest.fixture(scope="session")

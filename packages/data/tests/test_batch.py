@@ -36,7 +36,12 @@ def test_a_batch_that_keeps_the_contract_passes():
         ("mask", (0, 0), -1.0, [">= 0", "got -1.0 at [0, 0]", "Set it to 0"]),
         ("segment_ids", (0, 4), 4, ["1, 2, ..", "got 4 at [0, 4]", "Number the documents"]),
         ("segment_ids", (0, 0), 2, ["1, 2, ..", "got 2 at [0, 0]", "Number the documents"]),
-        ("segment_ids", (1, 4), 1, ["end in 0", "got 1 at [1, 4]", "Number the documents"]),
+        (
+            "segment_ids",
+            (1, 4),
+            1,
+            ["rise behind a gap", "got 1 at [1, 4]", "Number the documents"],
+        ),
         ("positions", (0, 3), 3, ["count 0, 1, ..", "got 3 at [0, 3]", "Restart it"]),
         ("positions", (0, 0), 1, ["count 0, 1, ..", "got 1 at [0, 0]", "Restart it"]),
     ],
@@ -45,6 +50,21 @@ def test_a_wrong_value_is_named(name, at, value, parts):
     batch = good()
     batch[name][at] = value
     with pytest.raises(ValueError, match=in_order(*parts)):
+        check_batch(batch, vocab_size=10)
+
+
+def test_a_corrupt_document_leaves_a_gap():
+    batch = good()
+    for name in ("segment_ids", "mask", "positions"):
+        batch[name][0, 3] = 0  # where document 2 stood
+    check_batch(batch, vocab_size=10)
+
+
+def test_a_segment_does_not_go_on_behind_a_gap():
+    batch = good()
+    for name in ("segment_ids", "mask"):
+        batch[name][0, 1] = 0
+    with pytest.raises(ValueError, match=in_order("rise behind a gap", "got 1 at [0, 2]")):
         check_batch(batch, vocab_size=10)
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail_data import batches, check_batch, pack, pad
+from dovetail_data import Corpus, CorruptError, batches, check_batch, pack, pad
 
 
 @pytest.fixture(scope="module")
@@ -167,6 +167,10 @@ def test_stats_count_batches(rows):
     stats = it.stats()
     assert stats.batches == 3
     assert 0 < stats.wait_s <= stats.total_s
+    filled = sum(np.count_nonzero(it.batch(step)["segment_ids"]) for step in range(3))
+    assert stats.fill == filled / (3 * 4 * 13)
+    assert stats.rows == {"": 12}
+    assert stats.corrupt == ()
 
 
 def test_states_of_something_else_are_errors(rows, corpus_of):
@@ -205,6 +209,10 @@ def test_a_row_beyond_the_end_is_an_error(rows, row):
         ({"shard": (0, 4)}, r"multiple of the 4 hosts: got global_batch=6. Pass 4"),
         ({"global_batch": 0}, r"multiple of the 1 hosts: got global_batch=0. Pass 1"),
         ({"epochs": 0}, r"epochs must be >= 1: got epochs=0. Pass None"),
+        ({"max_corrupt": -1}, r"max_corrupt must be >= 0: got max_corrupt=-1. Pass 0"),
+        ({"threads": -1}, r"threads must be >= 0: got threads=-1. Pass 0"),
+        ({"workers": -1}, r"workers must be >= 0: got workers=-1. Pass 0"),
+        ({"workers": 1, "threads": 2}, r"or by workers: got threads=2, workers=1. Pass one"),
     ],
 )
 def test_options_that_cannot_be_are_errors(rows, options, message):
@@ -215,3 +223,78 @@ def test_options_that_cannot_be_are_errors(rows, options, message):
 def test_an_endless_run_has_no_length(rows):
     with pytest.raises(TypeError, match=r"must end to have a length: got epochs=None. Pass"):
         len(batches(rows, global_batch=4, seed=1))
+
+
+@pytest.fixture(scope="module")
+def damaged(corpus_of):
+    """Rows of which documents 3, 20 and 41 are damaged, and the same rows undamaged."""
+    lengths = np.random.default_rng(5).integers(2, 30, 57).tolist()
+    corpus = corpus_of(lengths)
+    whole = pack(corpus, length=13, seed=0).batch(np.arange(len(pack(corpus, length=13, seed=0))))
+    (path,) = corpus.directory.glob("*.array_record")
+    content = bytearray(path.read_bytes())
+    for document in (3, 20, 41):
+        content[int(corpus._tables[0]["begin"][document])] ^= 128
+    path.write_bytes(content)
+    return pack(Corpus(corpus.directory), length=13, seed=0), whole
+
+
+LOST = {3, 20, 41}
+
+
+@pytest.mark.parametrize("options", [{}, {"threads": 2}])
+def test_damage_within_the_budget_is_masked_and_counted_once(damaged, options):
+    rows, whole = damaged
+    it = batches(rows, global_batch=4, seed=None, epochs=3, max_corrupt=3, **options)
+    got = joined(list(it))
+    it.close()
+    assert {one.document for one in it.stats().corrupt} == LOST
+    assert len(it.stats().corrupt) == 3
+    lengths = rows.corpus.lengths.astype(int)
+    assert (whole["mask"].sum() - got["mask"][: len(rows)].sum()) == sum(
+        lengths[document] - 1 for document in LOST
+    )
+    kept = got["mask"][: len(rows)] > 0
+    for name, array in whole.items():
+        np.testing.assert_array_equal(got[name][: len(rows)][kept], array[kept])
+
+
+def test_one_damaged_document_too_many_is_an_error_that_lists_them(damaged):
+    rows, _ = damaged
+    it = batches(rows, global_batch=4, seed=None, epochs=1, max_corrupt=2)
+    rows_before = []
+    with pytest.raises(CorruptError, match=r"at most max_corrupt=2 .*got 3:\n  document") as raised:
+        rows_before.extend(it.get_state()["row"] for _ in it)
+    assert {one.document for one in raised.value.documents} == LOST
+    assert "pass batches(max_corrupt=...)" in str(raised.value)
+    # the batch that was refused was not passed over
+    assert it.get_state()["row"] == rows_before[-1] == 4 * len(rows_before)
+    with pytest.raises(CorruptError):
+        next(it)
+
+
+def test_the_first_damaged_document_is_an_error_by_default(damaged):
+    rows, _ = damaged
+    with pytest.raises(CorruptError, match=r"at most max_corrupt=0 documents may be corrupt"):
+        list(batches(rows, global_batch=4, seed=None, epochs=1))
+    with pytest.raises(CorruptError):
+        batches(rows, global_batch=len(rows), seed=None).batch(0)
+
+
+@pytest.mark.parametrize("hosts", [1, 2, 3])
+def test_an_evaluation_counts_every_pair_once(rows, pairs, hosts):
+    expected = np.sort(pairs(rows.batch(np.arange(len(rows))))[:, 0])
+    seen = [
+        pairs(batch)[:, 0]
+        for i in range(hosts)
+        for batch in batches(rows, global_batch=6, seed=None, epochs=1, shard=(i, hosts))
+    ]
+    np.testing.assert_array_equal(np.sort(np.concatenate(seen)), expected)
+
+
+def test_grains_own_check_of_checkpoints_passes(rows):
+    class Dataset(grain.IterDataset):
+        def __iter__(self):
+            return batches(rows, global_batch=4, seed=1, epochs=1)
+
+    grain.experimental.assert_equal_output_after_checkpoint(Dataset())

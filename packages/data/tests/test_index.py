@@ -24,7 +24,7 @@ def test_an_unfinished_corpus_does_not_open(directory):
 def test_another_format_does_not_open(directory):
     index = json.loads((directory / "index.json").read_text())
     (directory / "index.json").write_text(json.dumps(index | {"format": "dovetail-corpus/9"}))
-    with pytest.raises(ValueError, match=r"'dovetail-corpus/1': got format='dovetail-corpus/9'.*W"):
+    with pytest.raises(ValueError, match=r"'dovetail-corpus/2': got format='dovetail-corpus/9'.*W"):
         Corpus(directory)
 
 

@@ -1,5 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
+import numpy as np
 import pytest
 
 from dovetail_data.stats import Meter
@@ -35,3 +36,14 @@ def test_a_batch_that_fails_is_not_counted():
     with pytest.raises(StopIteration), meter.waiting():
         raise StopIteration
     assert meter.stats().batches == 0
+
+
+def test_fill_is_that_of_the_delivered_slots():
+    meter = Meter(Clock())
+    meter.delivered({"segment_ids": np.array([[1, 2, 0], [1, 0, 0]]), "mask": np.ones((2, 3))})
+    meter.delivered({"segment_ids": np.array([[1, 1, 1], [1, 1, 1]])})
+    assert meter.stats().fill == 9 / 12
+    images = Meter(Clock())
+    images.delivered({"images": np.zeros((3, 2, 2)), "mask": np.array([1.0, 1, 0])})
+    assert images.stats(rows={"a": 3}).fill == 2 / 3
+    assert images.stats(rows={"a": 3}).rows == {"a": 3}

@@ -1,6 +1,7 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
 import hashlib
+import json
 import os
 import random
 import signal
@@ -11,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-import dovetail_data._workers
-from dovetail_data import Bytes, Text, jsonl, text, write
+import dovetail_data._processes
+from dovetail_data import Bytes, Document, Text, jsonl, text, write
 from dovetail_data.ledger import NAME as LEDGER
 
 module = sys.modules["dovetail_data.write"]  # the package's attribute of that name is the function
@@ -203,7 +204,9 @@ def test_an_id_outside_the_vocabulary_is_an_error(tmp_path):
     (tmp_path / "x.jsonl").write_text('{"text": "abc"}')
     tokenizer = Bytes()
     tokenizer.vocab_size = 257
-    message = r"\[0, vocab_size=257\): got id=257 in x.jsonl\[0:15\]. Mend the tokenizer"
+    message = (
+        r"x\.jsonl:1: each value of tokens must lie in \[0, 256\]: got 257. Mend the tokenizer"
+    )
     with pytest.raises(ValueError, match=message):
         write(jsonl(tmp_path), tmp_path / "c", encoder=Text(tokenizer))
 
@@ -211,22 +214,27 @@ def test_an_id_outside_the_vocabulary_is_an_error(tmp_path):
 def test_an_encoder_of_another_dtype_is_an_error(counting, tmp_path):
     class Wide(counting):
         def __call__(self, records):
-            return [{"tokens": one["tokens"] * 1.0} for one in super().__call__(records)]
+            documents = super().__call__(records)
+            return [Document(arrays={"tokens": one.arrays["tokens"] * 1.0}) for one in documents]
 
     (tmp_path / "x.jsonl").write_text('{"text": "[1, 4]"}')
-    with pytest.raises(ValueError, match=r"as int32\[n\]: got float64\[3\]. Return them with"):
+    with pytest.raises(ValueError, match=r"that uint32 holds: got float64\[3\]. Cast it"):
         write(jsonl(tmp_path), tmp_path / "c", encoder=Wide())
 
 
 def test_a_source_without_text_is_an_error(tmp_path):
     (tmp_path / "x.jsonl").write_text('{"text": ""}\n')
-    with pytest.raises(ValueError, match=r"must have a document: got documents=0, dropped=1. Give"):
+    with pytest.raises(
+        ValueError, match=r"a document: got documents=0, dropped=1, corrupt=0. Give"
+    ):
         write(jsonl(tmp_path), tmp_path / "c", encoder=Text(Bytes()))
 
 
 def test_a_source_of_an_empty_file_is_an_error(tmp_path):
     (tmp_path / "x.jsonl").touch()
-    with pytest.raises(ValueError, match=r"must have a document: got documents=0, dropped=0. Give"):
+    with pytest.raises(
+        ValueError, match=r"a document: got documents=0, dropped=0, corrupt=0. Give"
+    ):
         write(jsonl(tmp_path), tmp_path / "c", encoder=Text(Bytes()))
 
 
@@ -268,10 +276,104 @@ def test_an_error_in_a_worker_reaches_the_caller(tree, tmp_path):
         text=True,
         check=False,
     )
-    assert "ValueError: a text file must be UTF-8: got" in run.stderr
-    assert "latin.txt with byte 0xe9 at offset 3" in run.stderr
+    assert "max_corrupt=0 records may be corrupt: got 1 so far" in run.stderr
+    assert "latin.txt: a text file must be UTF-8: got byte 0xe9 at offset 3" in run.stderr
 
 
 def test_workers_leave_this_process_as_it_was():
     assert "TOKENIZERS_PARALLELISM" not in os.environ
-    assert dovetail_data._workers._job is None
+    assert dovetail_data._processes._work is None
+
+
+@pytest.fixture
+def damaged(tmp_path):
+    """Eleven lines in two files, of which three are damaged: two by their JSON, one by its text."""
+    lines = [json.dumps({"text": f"document {i}"}) for i in range(11)]
+    lines[2], lines[7], lines[9] = "{", '{"text": null}', "]"
+    (tmp_path / "a.jsonl").write_text("\n".join(lines[:6]))
+    (tmp_path / "b.jsonl").write_text("\n".join(lines[6:]))
+    return jsonl(tmp_path)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_corrupt_records_are_left_out_counted_and_listed(damaged, tmp_path, monkeypatch, workers):
+    monkeypatch.setattr(module, "_CHUNK_BYTES", 1)
+    events = []
+    corpus = write(
+        damaged,
+        tmp_path / "c",
+        encoder=Text(Bytes()),
+        workers=workers,
+        max_corrupt=3,
+        shard_bytes=1,
+        progress=events.append,
+    )
+    texts = [corpus.tokenizer.decode(corpus[i]["tokens"]) for i in range(len(corpus))]
+    assert texts == [f"document {i}" for i in range(11) if i not in (2, 7, 9)]
+    assert [one.where for one in corpus.corrupt] == ["a.jsonl:3", "b.jsonl:2", "b.jsonl:4"]
+    assert "must have a string under field='text'" in corpus.corrupt[1].error
+    assert events[-1].corrupt == 3
+    assert [corpus.source(i)[1] for i in range(len(corpus))] == [0, 1, 3, 4, 5, 0, 2, 4]
+
+
+def test_one_corrupt_record_too_many_is_an_error_that_lists_them(damaged, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_CHUNK_BYTES", 1)
+    message = (
+        r"at most max_corrupt=2 records may be corrupt: got 3 so far:\n  a\.jsonl:3: .*\n"
+        r"  b\.jsonl:2: .*\n  b\.jsonl:4: .*\nMend them, or pass max_corrupt="
+    )
+    arguments = {"encoder": Text(Bytes()), "shard_bytes": 1}
+    with pytest.raises(ValueError, match=message):
+        write(damaged, tmp_path / "c", max_corrupt=2, **arguments)
+    with pytest.raises(ValueError, match=r"may be corrupt: got 1 so far:\n  a\.jsonl:3: "):
+        write(damaged, tmp_path / "c", **arguments)  # what the ledger has counts too
+    resumed = write(damaged, tmp_path / "c", max_corrupt=3, **arguments)
+    whole = write(damaged, tmp_path / "whole", max_corrupt=9, **arguments)
+    assert resumed.fingerprint == whole.fingerprint
+    assert digests(tmp_path / "c") == digests(tmp_path / "whole")
+
+
+def test_an_encoder_that_loses_a_record_is_an_error(tmp_path):
+    class Losing(Text):
+        def __call__(self, records):
+            return super().__call__(records)[1:]
+
+    (tmp_path / "x.jsonl").write_text('{"text": "a"}\n{"text": "b"}')
+    with pytest.raises(ValueError, match=r"one result for each record: got 1 for 2. Return None"):
+        write(jsonl(tmp_path), tmp_path / "c", encoder=Losing(Bytes()))
+
+
+def test_an_unknown_layout_of_array_record_is_an_error(tmp_path, monkeypatch):
+    (tmp_path / "x.txt").write_text("abc" * 1000)  # long enough to be compressed
+    monkeypatch.setattr("dovetail_data._shard._OPTIONS", "group_size:1,zstd")
+    with pytest.raises(ValueError, match=r"must write each document as one chunk: got .*Use array"):
+        write(text(tmp_path / "x.txt"), tmp_path / "c", encoder=Text(Bytes()))
+    assert sorted(path.name for path in (tmp_path / "c").iterdir()) == [LEDGER]
+
+
+@pytest.mark.slow
+def test_killed_at_a_hundred_random_moments(tree, program, undisturbed, tmp_path):
+    """Killed at a random moment of its life, again and again, until it finishes: each round the
+    corpus must come out with the same bytes."""
+    files, progress = undisturbed
+    rng = random.Random(7)
+    kills = 0
+    for attempt in range(1000):
+        directory = tmp_path / f"c{attempt}"
+        while not (directory / "index.json").exists() and kills < 100:
+            with start([program, tree, directory, str(1 + attempt % 2)]) as writer:
+                writer.stdout.readline()
+                for _ in range(rng.randrange(len(progress))):
+                    writer.stdin.write("\n")
+                    writer.stdin.flush()
+                    if not writer.stdout.readline():
+                        break
+                time.sleep(rng.random() * 0.03)
+                if writer.poll() is None:
+                    writer.kill()
+                    kills += 1
+        finish([program, tree, directory, "1"])
+        assert digests(directory) == files
+        if kills >= 100:
+            return
+    raise AssertionError("a hundred kills were never reached")

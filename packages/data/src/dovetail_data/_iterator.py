@@ -11,7 +11,7 @@ import numpy as np
 from dovetail_data._processes import Processes
 from dovetail_data._reader import Ahead, Reader, Threads
 from dovetail_data.corpus import CorruptDocument, CorruptError
-from dovetail_data.rows import Arrays, Rows, Span
+from dovetail_data.rows import Arrays, Rows, Span, joined
 from dovetail_data.stats import Meter, Stats
 
 _LISTED = 20  # corrupt documents in an error: a screenful
@@ -98,7 +98,7 @@ class Batches(grain.DatasetIterator[Arrays]):
         )
 
     def get_state(self) -> dict[str, Any]:
-        return {"row": self._row, "fingerprint": _joined(self._identity(self._row))}
+        return {"row": self._row, "fingerprint": joined(self._identity(self._row))}
 
     def set_state(self, state: dict[str, Any]) -> None:
         if set(state) != {"row", "fingerprint"}:
@@ -113,10 +113,10 @@ class Batches(grain.DatasetIterator[Arrays]):
                 f"row={row}. Pass the epochs that the run was started with, or more."
             )
         ours = self._identity(row)
-        if state["fingerprint"] != _joined(ours):
+        if state["fingerprint"] != joined(ours):
             raise ValueError(
                 f"a state must be of {_difference(state['fingerprint'], ours)}: got "
-                f"fingerprint={state['fingerprint']!r}, this iterator has {_joined(ours)!r}. "
+                f"fingerprint={state['fingerprint']!r}, this iterator has {joined(ours)!r}. "
                 "Open what the run was started with, or start anew."
             )
         self._row = row
@@ -200,10 +200,6 @@ def _check_counts(*, max_corrupt: int, threads: int, workers: int) -> None:
             f"batches must be read ahead by threads or by workers: got threads={threads}, "
             f"workers={workers}. Pass one of the two."
         )
-
-
-def _joined(identity: Mapping[str, str]) -> str:
-    return " ".join(f"{name}={value}" for name, value in identity.items())
 
 
 def _difference(theirs: str, ours: Mapping[str, str]) -> str:

@@ -97,7 +97,8 @@ class Shard:
 
 def _locate(table: np.ndarray, path: Path) -> None:
     """Fills in `begin`, and makes sure that each record lies there."""
-    found = np.array(list(extents(path)), np.int64).reshape(-1, 2)
+    # Behind the documents lies ArrayRecord's own index, which is a record too.
+    found = np.array(list(extents(path))[: len(table)], np.int64).reshape(-1, 2)
     file = os.open(path, os.O_RDONLY)
     try:
         wrong = len(found) != len(table) or (found[:, 1] != table["bytes"]).any()
@@ -108,7 +109,7 @@ def _locate(table: np.ndarray, path: Path) -> None:
     finally:
         os.close(file)
     if wrong:
-        raise RuntimeError(
+        raise ValueError(
             f"array-record must write each document as one chunk: got {path} with {len(found)} of "
             f"{len(table)} records where its format has them. Use array-record 0.8."
         )

@@ -27,7 +27,8 @@ def check_batch(batch: Mapping[str, np.ndarray], *, vocab_size: int) -> None:
     """Raises ValueError unless `batch` keeps the contract; for a source of batches of your own.
 
     Fields, dtypes and one shape [B, S]; ids in [0, vocab_size); mask finite, >= 0 and 0 on padding;
-    segment_ids 1, 2, .. in runs, padding last; positions 0, 1, .. in each segment.
+    segment_ids 1, 2, .. in runs, 0 for padding and where a corrupt document stood; positions 0, 1,
+    .. in each segment.
     """
     for name, dtype in FIELDS.items():
         if name not in batch:
@@ -54,16 +55,17 @@ def check_batch(batch: Mapping[str, np.ndarray], *, vocab_size: int) -> None:
         mask,
         "Set it to 0 there.",
     )
-    step = np.diff(segments, axis=1, prepend=0)
-    first = (step == 1) | (segments == 0)
-    padding = np.maximum.accumulate(segments == 0, axis=1)
+    before = np.pad(segments, ((0, 0), (1, 0)))[:, :-1]
+    highest = np.maximum.accumulate(before, axis=1)
+    begins = (before == 0) & (segments > highest)
+    begins[:, 0] = segments[:, 0] == 1
     _require(
-        np.where(padding, segments == 0, (step == 0) | (step == 1)),
-        "batch['segment_ids'] must run 1, 2, .. and end in 0 for padding",
+        (segments == 0) | (segments == before) | ((before > 0) & (segments == before + 1)) | begins,
+        "batch['segment_ids'] must run 1, 2, .., and only rise behind a gap of 0",
         segments,
         "Number the documents of each row from 1 in their order.",
     )
-    expected = np.where(first, 0, np.roll(positions, 1, axis=1) + 1)
+    expected = np.where(segments == before, np.roll(positions, 1, axis=1) + 1, 0)
     _require(
         (positions == expected) | (segments == 0),
         "batch['positions'] must count 0, 1, .. within each segment",

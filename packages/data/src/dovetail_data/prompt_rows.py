@@ -3,11 +3,11 @@
 """Rows of prompts, from which a sampler goes on."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int64, UInt64
+from jaxtyping import Int32, Int64, UInt64
 
 from dovetail_data.corpus import Corpus, CorruptDocument
 from dovetail_data.rows import Arrays, Rows, Span
@@ -38,7 +38,7 @@ class PromptRows(Rows):
     def __len__(self) -> int:
         return len(self.corpus)
 
-    def extra(self, document_ids: Iterable[int]) -> list[dict[str, Any]]:
+    def extra(self, document_ids: Int32[np.ndarray, "k"] | Sequence[int]) -> list[dict[str, Any]]:
         """The other fields of the records that these prompts are from."""
         documents = self.corpus.__getitems__([int(i) for i in document_ids])
         return [json.loads(document["extra"].tobytes()) for document in documents]

@@ -34,6 +34,14 @@ class Span:
     mixed: str = ""
 
 
+_ALWAYS = 1 << 62  # a place that no run reaches
+
+
+def joined(identity: Mapping[str, str]) -> str:
+    """An identity in one line."""
+    return " ".join(f"{name}={value}" for name, value in identity.items())
+
+
 class Rows(abc.ABC):
     """Rows by number; a random-access source for Grain too.
 
@@ -74,6 +82,11 @@ class Rows(abc.ABC):
         """
 
     @property
+    def fingerprint(self) -> str:
+        """The whole identity in one line; equal for equal rows."""
+        return joined(self.identity(_ALWAYS))
+
+    @property
     def fill(self) -> float:
         """The fraction of slots that hold a pair."""
         return self.tokens / (len(self) * self.unit * self.length)
@@ -111,7 +124,7 @@ class Rows(abc.ABC):
         """A batch's rows one by one; a row of more than one unit keeps an axis for them."""
         count = len(next(iter(batch.values()))) // self.unit
         if self.unit == 1:
-            return [{name: array[i] for name, array in batch.items()} for i in range(count)]
+            return [{name: array[i, ...] for name, array in batch.items()} for i in range(count)]
         parts = [slice(i * self.unit, (i + 1) * self.unit) for i in range(count)]
         return [{name: array[part] for name, array in batch.items()} for part in parts]
 

@@ -1,0 +1,48 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+import numpy as np
+import pytest
+
+from dovetail_data import Corrupt, Image
+from dovetail_data.pixels import encode_png
+
+PIXELS = np.arange(24, dtype=np.uint8).reshape(4, 6)
+
+
+def test_an_array_becomes_a_png_and_a_label():
+    (document,) = Image(label="kind")([{"image": PIXELS, "kind": np.int64(4)}])
+    assert document.arrays["image"].tobytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert document.arrays["label"] == 4
+
+
+@pytest.mark.parametrize(
+    "record, message",
+    [
+        ({"image": PIXELS}, "an integer under label='label': got fields ['image'], there None."),
+        ({"image": PIXELS, "label": True}, "an integer under label='label': got"),
+        ({"image": PIXELS, "label": "3"}, "there '3'. Pass Image(label=...) its name."),
+        ({"label": 3}, "or u8[H, W(, 3)]: got NoneType under field='image'. Pass"),
+        ({"image": PIXELS * 1.0, "label": 3}, "or u8[H, W(, 3)]: got ndarray under field='image'"),
+        ({"image": b"GIF89a?", "label": 3}, "that Pillow reads: got 7 bytes: "),
+        ({"image": {"bytes": None, "path": "/no/such.png"}, "label": 3}, "No such file"),
+    ],
+)
+def test_what_is_no_image_is_corrupt_in_its_place(record, message):
+    good = {"image": PIXELS, "label": 1}
+    first, second, third = Image()([good, record, good])
+    assert isinstance(second, Corrupt)
+    assert message in second.error
+    assert (first.arrays["label"], third.arrays["label"]) == (1, 1)
+
+
+def test_a_cut_file_is_corrupt():
+    whole = encode_png(np.random.default_rng(0).integers(0, 256, (40, 40, 3), np.uint8))
+    (found,) = Image()([{"image": whole[: len(whole) // 2], "label": 0}])
+    assert isinstance(found, Corrupt)
+    assert "must be one that Pillow reads: got" in found.error
+    assert "Mend the file or leave it out." in found.error
+
+
+def test_the_fingerprint_follows_the_fields():
+    names = {Image().fingerprint, Image(field="png").fingerprint, Image(label="kind").fingerprint}
+    assert len(names) == 3

@@ -1,19 +1,19 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
+import gzip
 import json
+import os
 import sys
 
 import pytest
+import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail_data import jsonl
+from dovetail_data.sources.jsonl import jsonl
+from dovetail_data.sources.source import Corrupt, records
 
 module = sys.modules["dovetail_data.sources.jsonl"]  # the attribute of that name is the function
-
-
-def contents(source):
-    return [record["text"] for part in source.parts() for record in source.read(part)]
 
 
 @pytest.fixture(scope="module")
@@ -22,63 +22,124 @@ def directory(tmp_path_factory):
 
 
 @given(
-    texts=st.lists(st.text(max_size=12), min_size=1, max_size=8),
+    lines=st.lists(
+        st.one_of(
+            st.text(max_size=12).map(lambda text: json.dumps({"text": text}).encode()),
+            st.text(max_size=12).map(lambda t: json.dumps([t], ensure_ascii=False).encode()),
+            st.sampled_from([b"", b" ", b"\r", b"{", b"\xff"]),
+        ),
+        min_size=1,
+        max_size=9,
+    ),
     part_bytes=st.integers(1, 60),
+    newline=st.sampled_from([b"\n", b"\r\n"]),
     last_newline=st.booleans(),
-    blank=st.booleans(),
-    ascii_only=st.booleans(),
+    mark=st.booleans(),
+    ending=st.sampled_from(["", ".gz"]),
 )
-@settings(max_examples=150, deadline=None)
-def test_each_line_is_read_once_wherever_parts_are_cut(
-    directory, texts, part_bytes, last_newline, blank, ascii_only
+@settings(max_examples=200, deadline=None)
+def test_each_line_is_read_once_and_located_wherever_parts_are_cut(
+    directory, lines, part_bytes, newline, last_newline, mark, ending
 ):
-    lines = [json.dumps({"id": 1, "text": text}, ensure_ascii=ascii_only) for text in texts]
-    content = ("\n \r\n" if blank else "\n").join(lines) + "\n" * last_newline
-    (directory / "any.jsonl").write_bytes(content.encode())
+    content = b"\xef\xbb\xbf" * mark + newline.join(lines) + newline * last_newline
+    expected = []
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            record = json.loads(line) if line.startswith(b'{"') else None
+            expected.append((f"any.jsonl{ending}:{number}", record))
+    path = directory / f"any.jsonl{ending}"
+    path.write_bytes(gzip.compress(content) if ending else content)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_PART_BYTES", part_bytes)
-        source = jsonl(directory / "any.jsonl")
-        assert contents(source) == texts
-        assert sum(part.bytes for part in source.parts()) == len(content.encode())
+        module._places.cache_clear()
+        source = jsonl(path)
+        found = [
+            (source.locate(part, i), None if isinstance(item, Corrupt) else item)
+            for part in source.parts()
+            for i, item in enumerate(source.read(part))
+        ]
+        assert found == expected
+        assert sum(part.bytes for part in source.parts()) == path.stat().st_size
 
 
-def test_files_of_a_directory_and_another_field(tmp_path):
-    (tmp_path / "b.jsonl").write_text('{"body": "2"}\n{"body": "3"}')
+def test_files_of_a_directory_with_all_fields(tmp_path):
+    (tmp_path / "b.jsonl").write_text('{"body": "2", "n": [1]}\n{"body": "3"}')
     (tmp_path / "a.jsonl").write_text('{"body": "1"}\n')
-    source = jsonl(tmp_path, field="body")
-    assert contents(source) == ["1", "2", "3"]
-    assert [part.name for part in source.parts()] == ["a.jsonl[0:14]", "b.jsonl[0:27]"]
-    assert source.fingerprint != jsonl(tmp_path, field="text").fingerprint
+    (tmp_path / "c.jsonl").write_text("")
+    source = jsonl(tmp_path)
+    assert list(records(source)) == [{"body": "1"}, {"body": "2", "n": [1]}, {"body": "3"}]
+    assert [part.name for part in source.parts()] == ["a.jsonl[0:14]", "b.jsonl[0:37]"]
+
+
+def test_a_compressed_file_is_one_part(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_PART_BYTES", 10)
+    (tmp_path / "a.jsonl.zst").write_bytes(zstandard.compress(b'{"n": 1}\n\n{"n": 2}\n' * 9))
+    (part,) = jsonl(tmp_path).parts()
+    assert (part.name, part.start, part.stop) == ("a.jsonl.zst", 0, part.bytes)
+    assert len(list(jsonl(tmp_path).read(part))) == 18
+    assert jsonl(tmp_path).locate(part, 17) == "a.jsonl.zst:27"
+
+
+def test_a_cut_file_gives_its_lines_and_says_that_it_is_cut(tmp_path):
+    lines = b"".join(b'{"n": "%s"}\n\n' % os.urandom(12).hex().encode() for _ in range(500))
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines)[:-2000])
+    source = jsonl(tmp_path)
+    (part,) = source.parts()
+    *read, last = source.read(part)
+    assert 300 < len(read) < 500
+    assert read == [json.loads(line) for line in lines.split(b"\n\n")[: len(read)]]
+    assert "must be whole: got one with its end missing, after" in last.error
+    assert source.locate(part, len(read)) == f"a.jsonl.gz:{2 * len(read) + 1}"
 
 
 @pytest.mark.parametrize(
-    "line, message",
+    "name, content, error",
     [
-        (b'{"text": ', r"must be JSON in UTF-8: got .*x\.jsonl:3: .*Mend the line"),
-        (b'{"text": "\xff"}', r"must be JSON in UTF-8: got .*x\.jsonl:3: .*Mend the line"),
-        (b'{"body": "a"}', r"field='text': got .*x\.jsonl:3 with \['body'\]. Pass field="),
-        (b'{"text": 7}', r"field='text': got .*x\.jsonl:3 with \['text'\]. Pass field="),
-        (b'["text"]', r"field='text': got .*x\.jsonl:3 with list. Pass field="),
-        (b'{"text": "\\ud800"}', r"lone surrogates: got .*x\.jsonl:3. Mend"),
+        ("x.jsonl", gzip.compress(b'{"n": 1}\n' * 9), "must be named so: got 'x.jsonl', which"),
+        ("x.jsonl.gz", b'{"n": 1}\n' * 9, "a .gz file must begin as that format does: got"),
+        ("x.jsonl.gz", b"", "a .gz file must begin as that format does: got"),
     ],
 )
+def test_a_file_with_a_wrong_name_is_corrupt_once(tmp_path, monkeypatch, name, content, error):
+    monkeypatch.setattr(module, "_PART_BYTES", 10)
+    (tmp_path / name).write_bytes(content)
+    source = jsonl(tmp_path)
+    (part,) = source.parts()
+    (found,) = source.read(part)
+    assert error in found.error
+    assert source.locate(part, 0) == f"{name}:1"
+
+
 @pytest.mark.parametrize("part_bytes", [7, 1 << 22])
-def test_a_bad_line_is_named(tmp_path, monkeypatch, line, message, part_bytes):
+def test_good_lines_around_a_bad_one_are_read(tmp_path, monkeypatch, part_bytes):
     monkeypatch.setattr(module, "_PART_BYTES", part_bytes)
-    (tmp_path / "x.jsonl").write_bytes(b'{"text": "a"}\n\n' + line + b'\n{"text": "b"}\n')
-    with pytest.raises(ValueError, match=message):
-        contents(jsonl(tmp_path / "x.jsonl"))
-
-
-def test_an_escaped_pair_of_surrogates_is_a_character(tmp_path):
-    (tmp_path / "x.jsonl").write_text('{"text": "\\ud83d\\ude00"}')
-    assert contents(jsonl(tmp_path / "x.jsonl")) == ["\U0001f600"]
-
-
-def test_a_file_that_was_cut_since_is_an_error(tmp_path):
-    (tmp_path / "x.jsonl").write_text('{"text": "a"}\n{"text": "b"}\n')
+    (tmp_path / "x.jsonl").write_bytes(b'{"n": 1}\n\n["n"]\n{"n": 2}\n')
     source = jsonl(tmp_path / "x.jsonl")
-    (tmp_path / "x.jsonl").write_text('{"text": "a"}\n')
-    message = r"must not change while it is read: got .*x\.jsonl with 14 bytes, it had 28 or more"
+    found = [item for part in source.parts() for item in source.read(part)]
+    assert found[::2] == [{"n": 1}, {"n": 2}]
+    assert "a record must be a JSON object: got an array" in found[1].error
+    with pytest.raises(ValueError, match=r"^x\.jsonl:3: a record must be a JSON object"):
+        list(records(source))
+
+
+@pytest.mark.parametrize("content", [b'{"n": 1}\n', b'{"n": 1}\n' * 3])
+def test_a_file_that_changed_since_is_an_error(tmp_path, content):
+    (tmp_path / "x.jsonl").write_bytes(b'{"n": 1}\n' * 2)
+    source = jsonl(tmp_path / "x.jsonl")
+    (tmp_path / "x.jsonl").write_bytes(content)
+    message = (
+        rf"must not change while it is read: got .*x\.jsonl with {len(content)} bytes, it had 18"
+    )
     with pytest.raises(ValueError, match=message):
-        contents(source)
+        list(records(source))
+
+
+def test_a_file_that_changes_during_a_part_is_an_error(tmp_path):
+    (tmp_path / "x.jsonl").write_bytes(b'{"n": 1}\n' * 2)
+    source = jsonl(tmp_path / "x.jsonl")
+    (part,) = source.parts()
+    reading = source.read(part)
+    next(reading)
+    os.truncate(tmp_path / "x.jsonl", 3)
+    with pytest.raises(ValueError, match=r"got .*x\.jsonl with 3 bytes, it had 18\. Make the"):
+        list(reading)

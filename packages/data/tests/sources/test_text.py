@@ -1,15 +1,17 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-import pickle
-import shutil
+import bz2
+import gzip
+import inspect
 
 import pytest
 
-from dovetail_data import text
+from dovetail_data.sources.source import Corrupt, records
+from dovetail_data.sources.text import text
 
 
 def contents(source):
-    return [record["text"] for part in source.parts() for record in source.read(part)]
+    return [record["text"] for record in records(source)]
 
 
 @pytest.fixture
@@ -20,60 +22,63 @@ def tree(tmp_path):
     return tmp_path / "in"
 
 
-def test_a_directory_is_searched_and_sorted(tree):
+def test_a_file_is_a_record_with_its_line_ends_and_mark(tree):
     source = text(tree)
     assert [part.name for part in source.parts()] == ["a/z.txt", "b.txt"]
     assert contents(source) == ["\ufeffZ", "B\r\n"]
     assert [part.bytes for part in source.parts()] == [4, 3]
+    assert [source.locate(part, 0) for part in source.parts()] == ["a/z.txt", "b.txt"]
 
 
-def test_a_pattern_chooses(tree):
-    assert contents(text(tree, pattern="**/*.md")) == ["N"]
+def test_compressed_files_are_found_beside_plain_ones(tree):
+    (tree / "a" / "c.txt.gz").write_bytes(gzip.compress(b"C1\n") + gzip.compress(b"C2\n"))
+    (tree / "d.md.bz2").write_bytes(bz2.compress(b"D"))
+    assert contents(text(tree)) == ["C1\nC2\n", "\ufeffZ", "B\r\n"]
+    assert contents(text(tree, pattern="**/*.md")) == ["N", "D"]
 
 
-def test_a_file_and_a_sequence(tree):
-    assert contents(text(tree / "b.txt")) == ["B\r\n"]
-    assert contents(text([tree / "b.txt", str(tree / "a" / "n.md")])) == ["N", "B\r\n"]
+def test_errors_are_part_of_the_fingerprint(tree):
+    assert text(tree).fingerprint != text(tree, errors="replace").fingerprint
 
 
-def test_the_same_files_elsewhere_are_the_same_source(tree, tmp_path):
-    shutil.copytree(tree, tmp_path / "copy")
-    assert text(tmp_path / "copy").fingerprint == text(tree).fingerprint
-    assert pickle.loads(pickle.dumps(text(tree))).fingerprint == text(tree).fingerprint
-
-
-def test_other_content_names_or_options_are_another_source(tree):
-    seen = {text(tree).fingerprint, text(tree, errors="replace").fingerprint}
-    (tree / "b.txt").write_bytes(b"C\r\n")
-    seen.add(text(tree).fingerprint)
-    (tree / "b.txt").rename(tree / "c.txt")
-    seen.add(text(tree).fingerprint)
-    assert len(seen) == 4
-
-
-def test_a_file_that_is_not_utf8_is_named_with_its_offset(tree):
+def test_a_file_that_is_not_utf8_is_corrupt(tree):
     (tree / "b.txt").write_bytes(b"caf\xe9!")
-    message = r"must be UTF-8: got .*b\.txt with byte 0xe9 at offset 3\. .*errors=\"replace\""
-    with pytest.raises(ValueError, match=message):
-        contents(text(tree))
+    source = text(tree)
+    first, second = (list(source.read(part)) for part in source.parts())
+    assert first == [{"text": "\ufeffZ"}]
+    assert second == [
+        Corrupt(
+            "a text file must be UTF-8: got byte 0xe9 at offset 3. Convert the file, leave it out "
+            'of `paths`, or pass errors="replace".'
+        )
+    ]
     assert contents(text(tree, errors="replace"))[1] == "caf\ufffd!"
+
+
+@pytest.mark.parametrize("errors", ["strict", "replace"])
+def test_half_a_document_is_not_given(tmp_path, errors):
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"one two three\n" * 50)[:-4])
+    (tmp_path / "b.txt").write_bytes(gzip.compress(b"not named so"))
+    (tmp_path / "c.txt.gz").write_bytes(b"not packed")
+    (tmp_path / "d.txt").write_bytes(b"")
+    source = text(tmp_path, errors=errors)
+    read = [list(source.read(part)) for part in source.parts()]
+    assert [len(items) for items in read] == [1, 1, 1, 1]
+    assert "must be whole: got one with its end missing" in read[0][0].error
+    assert "must be named so: got 'b.txt'" in read[1][0].error
+    assert "must begin as that format does: got 'c.txt.gz'" in read[2][0].error
+    assert read[3] == [{"text": ""}]
 
 
 def test_a_file_that_changed_since_is_an_error(tree):
     source = text(tree)
     (tree / "b.txt").write_bytes(b"BBBB")
-    message = r"must not change while it is read: got .*b\.txt with 4 bytes, it had 3. Call text"
+    message = r"must not change while it is read: got .*b\.txt with 4 bytes, it had 3. Make the"
     with pytest.raises(ValueError, match=message):
         contents(source)
 
 
-def test_nothing_found_is_an_error(tree):
-    with pytest.raises(ValueError, match=r"at least one file: got none .*'\*\.rst'. Give other"):
-        text(tree, pattern="*.rst")
-    with pytest.raises(ValueError, match=r"at least one file: got none"):
-        text([])
-
-
-def test_a_path_that_does_not_exist_is_an_error(tree):
-    with pytest.raises(ValueError, match=r"must exist: got path='.*nowhere'. Correct"):
-        text(tree / "nowhere")
+def test_another_way_to_take_errors_is_refused(tree):
+    message = r"errors must be one of \['strict', 'replace'\]: got errors='ignore'. Pass errors=\"r"
+    with pytest.raises(ValueError, match=message):
+        inspect.unwrap(text)(tree, errors="ignore")  # without the check of types, as users call it

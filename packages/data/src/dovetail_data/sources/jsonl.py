@@ -1,30 +1,42 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""JSON lines, one document each."""
+"""JSON lines, one record each."""
 
+import bisect
 import dataclasses
 import functools
-import json
+import os
 from collections.abc import Iterator
 
+from dovetail_data import compression
 from dovetail_data.sources import _files
+from dovetail_data.sources._json import parse
 from dovetail_data.sources.source import Corrupt, Part, Record
 
 _PART_BYTES = 1 << 22  # large beside a line, small beside a worker's memory
+_COUNT_BYTES = 1 << 20
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def jsonl(paths: _files.Paths, *, pattern: str = "**/*.jsonl") -> "JsonLines":
-    """One document per line of the files of `paths`: the string under `field` of a JSON object.
+    """The object on each line of the files of `paths`, in the order of their names.
 
-    paths: a file, a directory (searched with `pattern`) or a sequence of those; files in the order
-    of their names. Blank lines are skipped. A line that is no such object is a ValueError that
-    names file:line.
+    paths: a file, a directory (searched with `pattern`) or a sequence of those. What the pattern
+    matches is also found with .gz, .bz2, .xz or .zst after it, and a file with such an ending is
+    unpacked as a stream (.zst needs the extra `zstd`). Blank lines and a byte order mark at the
+    start are passed over. NaN and infinities are taken.
+
+    Corrupt: a line that is not a JSON object in UTF-8, that has a name twice in one object or a
+    lone surrogate anywhere; after what could be unpacked, the place where a compressed file is
+    damaged or cut. No file at all is a ValueError.
     """
-    return JsonLines(files=_files.find(paths, pattern))
+    return JsonLines(files=_files.find(paths, pattern, compressed=True))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JsonLines:
+    """What `jsonl` returns. A part is a range of bytes, or a whole compressed file."""
+
     files: tuple[_files.File, ...]
 
     @property
@@ -36,40 +48,89 @@ class JsonLines:
         return _files.digest(self.files, kind="jsonl")
 
     def parts(self) -> tuple[Part, ...]:
-        """Ranges of bytes: a line belongs to the part in which it starts."""
-        return tuple(
-            Part(
-                name=f"{file.name}[{start}:{min(start + _PART_BYTES, file.bytes)}]",
-                path=file.path,
-                start=start,
-                stop=min(start + _PART_BYTES, file.bytes),
-                bytes=min(_PART_BYTES, file.bytes - start),
-            )
-            for file in self.files
-            for start in range(0, file.bytes, _PART_BYTES)
-        )
+        """A line belongs to the part in which it starts."""
+        return tuple(part for file in self.files for part in _cut(file))
 
     def read(self, part: Part) -> Iterator[Record | Corrupt]:
-        with open(part.path, "rb") as stream:
-            if part.start:
-                stream.seek(part.start - 1)
-                stream.readline()
-            while (offset := stream.tell()) < part.stop:
-                line = stream.readline()
-                if not line:
-                    raise ValueError(
-                        f"a source must not change while it is read: got {part.path} with "
-                        f"{offset} bytes, it had {part.stop} or more. Call jsonl(...) again."
-                    )
-                if line.strip():
-                    yield self._parse(line)
-
-    def _parse(self, line: bytes) -> Record | Corrupt:
+        _files.check_unchanged(part.path, self._bytes[part.path])
+        if part.start == 0 and (wrong := compression.disguise(part.path)):
+            yield Corrupt(wrong)
+            return
         try:
-            value = json.loads(line)
-        except ValueError as error:
-            return Corrupt(f"each line must be JSON in UTF-8: got {error}. Mend or delete it.")
-        return value
+            for line in _lines(part):
+                if line.strip():
+                    yield parse(line)
+        except compression.Damaged as error:
+            yield Corrupt(str(error))
+        _files.check_unchanged(part.path, self._bytes[part.path])
 
     def locate(self, part: Part, i: int) -> str:
-        return f"{part.name}#{i}"
+        before, blanks = _places(part, os.stat(part.path).st_mtime_ns)
+        name = next(file.name for file in self.files if file.path == part.path)
+        return f"{name}:{before + i + bisect.bisect_right(blanks, i) + 1}"
+
+    @functools.cached_property
+    def _bytes(self) -> dict[str, int]:
+        return {file.path: file.bytes for file in self.files}
+
+
+def _cut(file: _files.File) -> list[Part]:
+    if compression.suffix(file.path) or compression.disguise(file.path):
+        whole = Part(name=file.name, path=file.path, start=0, stop=file.bytes, bytes=file.bytes)
+        return [whole]
+    return [
+        Part(
+            name=f"{file.name}[{start}:{min(start + _PART_BYTES, file.bytes)}]",
+            path=file.path,
+            start=start,
+            stop=min(start + _PART_BYTES, file.bytes),
+            bytes=min(_PART_BYTES, file.bytes - start),
+        )
+        for start in range(0, file.bytes, _PART_BYTES)
+    ]
+
+
+def _lines(part: Part) -> Iterator[bytes]:
+    """The lines that start in `part`; compression.Damaged where a compressed file ends early."""
+    whole = bool(compression.suffix(part.path))
+    with compression.open_file(part.path) as stream:
+        if part.start:
+            stream.seek(part.start - 1)
+            stream.readline()
+        first = part.start == 0
+        while (whole or stream.tell() < part.stop) and (line := stream.readline()):
+            yield line.removeprefix(_BYTE_ORDER_MARK) if first else line
+            first = False
+
+
+@functools.lru_cache(maxsize=64)
+def _places(part: Part, _mtime_ns: int) -> tuple[int, list[int]]:
+    """How many lines precede the part; and for each of its blank lines, how many others did.
+
+    Counted only for a message, so that ranges stay cheap to read; remembered, because a damaged
+    part is asked about many times.
+    """
+    blanks: list[int] = []
+    items = 0
+    try:
+        for line in _lines(part):
+            if line.strip():
+                items += 1
+            else:
+                blanks.append(items)
+    except compression.Damaged:
+        pass  # `read` gives it as the item after the last line
+    return _newlines_before(part), blanks
+
+
+def _newlines_before(part: Part) -> int:
+    """Newlines before the first line that starts in `part`."""
+    if not part.start:
+        return 0
+    count = 0
+    with open(part.path, "rb") as stream:
+        left = part.start - 1
+        while left and (content := stream.read(min(left, _COUNT_BYTES))):
+            count += content.count(b"\n")
+            left -= len(content)
+        return count + stream.readline().count(b"\n")

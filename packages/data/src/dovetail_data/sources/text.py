@@ -1,13 +1,13 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Text files, one document each."""
+"""Text files, one record each."""
 
 import dataclasses
 import functools
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
+from dovetail_data import compression
 from dovetail_data.sources import _files
 from dovetail_data.sources.source import Corrupt, Part, Record
 
@@ -17,17 +17,27 @@ Errors = Literal["strict", "replace"]
 def text(
     paths: _files.Paths, *, pattern: str = "**/*.txt", errors: Errors = "strict"
 ) -> "TextFiles":
-    """One document per UTF-8 file of `paths`, in the order of their names.
+    """{"text": content} of each UTF-8 file of `paths`, in the order of their names.
 
-    paths: a file, a directory (searched with `pattern`) or a sequence of those. errors: "strict"
-    raises on a file that is not UTF-8; "replace" puts U+FFFD for what cannot be read. Line ends
-    and a byte order mark stay as they are. No file at all is a ValueError.
+    paths: a file, a directory (searched with `pattern`) or a sequence of those. What the pattern
+    matches is also found with .gz, .bz2, .xz or .zst after it, and a file with such an ending is
+    unpacked (.zst needs the extra `zstd`). errors: "strict" makes a file that is not UTF-8
+    corrupt; "replace" puts U+FFFD for what cannot be read. Line ends and a byte order mark stay
+    as they are. A compressed file that is damaged or cut is corrupt as a whole. No file at all is
+    a ValueError.
     """
-    return TextFiles(files=_files.find(paths, pattern), errors=errors)
+    if errors not in get_args(Errors):
+        raise ValueError(
+            f"errors must be one of {list(get_args(Errors))}: got errors={errors!r}. "
+            'Pass errors="replace" to read what is not UTF-8.'
+        )
+    return TextFiles(files=_files.find(paths, pattern, compressed=True), errors=errors)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextFiles:
+    """What `text` returns. A part is a file."""
+
     files: tuple[_files.File, ...]
     errors: Errors
 
@@ -46,18 +56,21 @@ class TextFiles:
         )
 
     def read(self, part: Part) -> Iterator[Record | Corrupt]:
-        content = Path(part.path).read_bytes()
-        if len(content) != part.bytes:
-            raise ValueError(
-                f"a source must not change while it is read: got {part.path} with {len(content)} "
-                f"bytes, it had {part.bytes}. Call text(...) again."
-            )
+        _files.check_unchanged(part.path, part.bytes)
+        if wrong := compression.disguise(part.path):
+            yield Corrupt(wrong)
+            return
         try:
+            with compression.open_file(part.path) as stream:
+                content = stream.read()
+            _files.check_unchanged(part.path, part.bytes)
             yield {"text": content.decode("utf-8", errors=self.errors)}
+        except compression.Damaged as error:
+            yield Corrupt(str(error))
         except UnicodeDecodeError as error:
             yield Corrupt(
-                f"a text file must be UTF-8: got byte 0x{content[error.start]:02x}"
-                f" at offset {error.start}. Convert the file, leave it out of `paths`, or pass "
+                f"a text file must be UTF-8: got byte 0x{error.object[error.start]:02x} at offset "
+                f"{error.start}. Convert the file, leave it out of `paths`, or pass "
                 'errors="replace".'
             )
 

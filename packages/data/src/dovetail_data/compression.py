@@ -1,0 +1,165 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Compressed files as streams that end only where their writer ended them.
+
+The readers of the standard library and of zstandard differ in what they pass over: a zstd file cut
+short reads as a shorter one, junk after a bzip2 or xz file is dropped. A cut file must not look
+like a short one, so the four share one loop here that knows whether a member is complete.
+"""
+
+import bz2
+import functools
+import importlib
+import io
+import lzma
+import re
+import zlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+SUFFIXES = (".gz", ".bz2", ".xz", ".zst")
+_MAGIC = {
+    ".gz": re.compile(rb"\x1f\x8b"),
+    ".bz2": re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"),  # "BZh9" alone could begin a text
+    ".xz": re.compile(rb"\xfd7zXZ\x00"),
+    ".zst": re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"),  # or a skippable frame
+}
+_MAGIC_BYTES = 10
+_PADDED = (".gz", ".xz")  # zeros may follow a member: tapes and the xz format add them
+# What one call of a decompressor takes. When a call fails its output is lost with it, and a call
+# on a file made to exhaust memory gives up to 32,000 times as much.
+_PIECE_BYTES = 4096
+_BUFFER_BYTES = 1 << 17
+_WINDOW_BYTES = 1 << 31  # `zstd --long=31`, as large dumps are packed; taken only where needed
+
+
+class Damaged(ValueError):
+    """A compressed file that cannot be read further."""
+
+
+def suffix(path: str) -> str:
+    """The ending that says how `path` is compressed; "" for a plain file."""
+    ending = Path(path).suffix
+    return ending if ending in SUFFIXES else ""
+
+
+def disguise(path: str) -> str | None:
+    """What is wrong with the name of a file that begins otherwise than its ending says, if so."""
+    with open(path, "rb") as stream:
+        head = stream.read(_MAGIC_BYTES)
+    name, ending = Path(path).name, suffix(path)
+    if not ending:
+        looks = next((kind for kind, magic in _MAGIC.items() if magic.match(head)), None)
+        return looks and (
+            f"a compressed file must be named so: got {name!r}, which begins as a {looks} file "
+            f"does. Rename it to {name + looks!r}."
+        )
+    if _MAGIC[ending].match(head):
+        return None
+    return (
+        f"a {ending} file must begin as that format does: got {name!r}, which begins with "
+        f"{head!r}. Give it the ending of what it is, or fetch it again."
+    )
+
+
+def open_file(path: str) -> io.BufferedReader:
+    """The bytes of the file at `path`, unpacked if its ending says that it is compressed.
+
+    Members or frames are read one after the other. Reading raises Damaged, after what could be
+    unpacked, where one is damaged, ends early, or is followed by anything but another. Needs the
+    extra `zstd` for ".zst".
+    """
+    ending = suffix(path)
+    if not ending:
+        return open(path, "rb")
+    codec = _codec(ending)
+    return io.BufferedReader(_Unpacked(open(path, "rb"), ending, codec), _BUFFER_BYTES)
+
+
+def require(paths: Iterable[str]) -> None:
+    """ImportError, naming the extra, unless what unpacks each of `paths` is installed."""
+    for ending in {suffix(path) for path in paths} - {""}:
+        _codec(ending)
+
+
+class _Unpacked(io.RawIOBase):
+    def __init__(self, stream: BinaryIO, ending: str, codec: "_Codec") -> None:
+        self._stream = stream
+        self._ending = ending
+        self._decompressor, self._errors = codec
+        self._member: Any = self._decompressor()  # so that an empty file ends within a member
+        self._rest = b""
+        self._ready = memoryview(b"")
+        self._unpacked_bytes = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._ready:
+            piece = self._rest or self._stream.read(_PIECE_BYTES)
+            self._rest = b""
+            if not piece:
+                return self._end()
+            self._ready = memoryview(self._decompress(piece))
+            self._unpacked_bytes += len(self._ready)
+        count = min(len(buffer), len(self._ready))
+        buffer[:count] = self._ready[:count]
+        self._ready = self._ready[count:]
+        return count
+
+    def _decompress(self, piece: bytes) -> bytes:
+        if self._member is None:
+            if self._ending in _PADDED and not (piece := piece.lstrip(b"\0")):
+                return b""
+            self._member = self._decompressor()
+        try:
+            content = self._member.decompress(piece)
+        except self._errors as error:
+            raise self._damaged(str(error)) from error
+        if self._member.eof:
+            self._rest = self._member.unused_data
+            self._member = None
+        return content
+
+    def _end(self) -> int:
+        if self._member is not None:
+            raise self._damaged("its end missing")
+        return 0
+
+    def _damaged(self, reason: str) -> Damaged:
+        return Damaged(
+            f"a {self._ending} file must be whole: got one with {reason}, after "
+            f"{self._unpacked_bytes} bytes were unpacked. Fetch or write it again."
+        )
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
+
+
+_Codec = tuple[Callable[[], Any], type[Exception]]
+"""What makes the decompressor of a member, and what that raises on damage."""
+
+
+def _codec(ending: str) -> _Codec:
+    if ending == ".gz":
+        return functools.partial(zlib.decompressobj, wbits=16 + zlib.MAX_WBITS), zlib.error
+    if ending == ".bz2":
+        return bz2.BZ2Decompressor, OSError
+    if ending == ".xz":
+        return lzma.LZMADecompressor, lzma.LZMAError
+    zstandard = _require_zstandard()
+    context = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES)
+    return context.decompressobj, zstandard.ZstdError
+
+
+def _require_zstandard() -> Any:
+    try:
+        return importlib.import_module("zstandard")
+    except ImportError as error:
+        raise ImportError(
+            "a .zst file needs the package zstandard, which is not installed: "
+            "pip install 'dovetail-data[zstd]'"
+        ) from error

@@ -1,0 +1,140 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Records of ArrayRecord files."""
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Literal, get_args
+
+from array_record.python.array_record_module import ArrayRecordReader
+
+from dovetail_data.sources import _files
+from dovetail_data.sources._json import parse
+from dovetail_data.sources.source import Corrupt, Part, Record
+
+_PART_BYTES = 1 << 22  # large beside a record, small beside a worker's memory
+_READER_OPTIONS = "readahead_buffer_size:0,max_parallelism:0"  # else a pool of threads per file
+
+Decode = Literal["json", "text", "bytes"]
+
+
+def array_record(
+    paths: _files.Paths, *, decode: Decode = "json", pattern: str = "**/*.array_record"
+) -> "ArrayRecordFiles":
+    """Each record of the files of `paths`, in the order of their names.
+
+    paths: a file, a directory (searched with `pattern`) or a sequence of those. decode: "json"
+    gives the object that a record spells, "text" {"text": str} of its UTF-8, "bytes"
+    {"bytes": bytes}.
+
+    Corrupt: each record of a damaged chunk, and each that cannot be decoded; the others are still
+    read. A file that is cut or no ArrayRecord, and no file at all, are a ValueError.
+    """
+    if decode not in get_args(Decode):
+        raise ValueError(
+            f"decode must be one of {list(get_args(Decode))}: got decode={decode!r}. "
+            'Pass decode="bytes" to take records as they are.'
+        )
+    files = _files.find(paths, pattern)
+    counts = tuple(_count(file) for file in files)
+    return ArrayRecordFiles(files=files, counts=counts, decode=decode)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ArrayRecordFiles:
+    """What `array_record` returns. A part is a range of records; counts: those of each file."""
+
+    files: tuple[_files.File, ...]
+    counts: tuple[int, ...]
+    decode: Decode
+
+    @property
+    def fingerprint(self) -> str:
+        return self._fingerprint  # pyright takes no cached_property for a protocol's property
+
+    @functools.cached_property
+    def _fingerprint(self) -> str:
+        return _files.digest(self.files, kind=f"array_record decode={self.decode}")
+
+    def parts(self) -> tuple[Part, ...]:
+        pairs = zip(self.files, self.counts, strict=True)
+        return tuple(part for file, count in pairs for part in _cut(file, count))
+
+    def read(self, part: Part) -> Iterator[Record | Corrupt]:
+        _files.check_unchanged(part.path, self._by_path[part.path].bytes)
+        with closing(_open(part.path)) as reader:
+            for content in _contents(reader, part):
+                yield content if isinstance(content, Corrupt) else self._decoded(content)
+
+    def locate(self, part: Part, i: int) -> str:
+        return f"{self._by_path[part.path].name} record {part.start + i}"
+
+    def _decoded(self, content: bytes) -> Record | Corrupt:
+        if self.decode == "bytes":
+            return {"bytes": content}
+        if self.decode == "json":
+            return parse(content)
+        try:
+            return {"text": content.decode("utf-8")}
+        except UnicodeDecodeError as error:
+            return Corrupt(
+                f"a record must be UTF-8: got byte 0x{content[error.start]:02x} at its byte "
+                f'{error.start}. Pass decode="bytes", or write the record again.'
+            )
+
+    @functools.cached_property
+    def _by_path(self) -> dict[str, _files.File]:
+        return {file.path: file for file in self.files}
+
+
+def _open(path: str) -> ArrayRecordReader:
+    """ValueError for a file whose index cannot be read: the reader itself says 0 records."""
+    reader = ArrayRecordReader(path, _READER_OPTIONS)
+    if reader.ok():
+        return reader
+    try:
+        reader.close()
+    except RuntimeError as error:
+        raise ValueError(
+            f"an ArrayRecord file must end with its index: got {path}: {error}. Fetch or write "
+            "the file again, or leave it out of `paths`."
+        ) from error
+    raise AssertionError("a reader that is not ok says why on close")
+
+
+def _count(file: _files.File) -> int:
+    with closing(_open(file.path)) as reader:
+        return reader.num_records()
+
+
+def _cut(file: _files.File, count: int) -> Iterator[Part]:
+    run = max(1, count * _PART_BYTES // max(1, file.bytes))
+    for start in range(0, count, run):
+        stop = min(start + run, count)
+        yield Part(
+            name=f"{file.name}[{start}:{stop}]",
+            path=file.path,
+            start=start,
+            stop=stop,
+            bytes=stop * file.bytes // count - start * file.bytes // count,
+        )
+
+
+def _contents(reader: ArrayRecordReader, part: Part) -> Iterator[bytes | Corrupt]:
+    try:
+        yield from reader.read(part.start, part.stop)
+    except RuntimeError:  # one damaged chunk fails them all
+        for i in range(part.start, part.stop):
+            yield _content(reader, i)
+
+
+def _content(reader: ArrayRecordReader, i: int) -> bytes | Corrupt:
+    try:
+        return reader.read([i])[0]
+    except RuntimeError as error:
+        return Corrupt(
+            f"a record must be whole: got {error}. Fetch or write the file again, or leave the "
+            "record out."
+        )

@@ -1,0 +1,244 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of Arrow IPC files, one record each: streams, as `datasets` saves them, and files.
+
+A stream has no footer, so `parts` walks over its messages once; their bodies stay unread.
+"""
+
+import dataclasses
+import functools
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from dovetail_data.sources import _files, _tables
+from dovetail_data.sources.source import Corrupt, Part, Record
+
+_PART_BYTES = 1 << 22  # large beside a batch of usual rows, small beside a worker's memory
+_FILE_MAGIC = b"ARROW1"
+_END = b"\xff\xff\xff\xff\0\0\0\0"  # of a stream
+_OLD_END = b"\0\0\0\0"  # before Arrow 0.15
+
+
+def arrow(
+    paths: _files.Paths,
+    *,
+    columns: Sequence[str] | None = None,
+    pattern: str = "**/*.arrow",
+) -> "ArrowFiles":
+    """{column: value} of each row of the files of `paths`, in the order of their names.
+
+    paths: a file, a directory (searched with `pattern`) or a sequence of those; each an Arrow IPC
+    stream or file. columns: the top-level columns to give, by default all. Lists and structs are
+    Python lists and dicts. Needs the extra `parquet`.
+
+    Corrupt: a row whose values are not what their types say; once for a record batch that cannot
+    be read; once for the rest of a stream that is damaged, cut, without its end mark, or followed
+    by other bytes. Arrow keeps no checksums: other damage cannot be seen. A file that is neither
+    stream nor file, a column that a file lacks, and no file at all are a ValueError.
+    """
+    wanted = _tables.chosen(columns)
+    files = _files.find(paths, pattern)
+    for file in files:
+        _tables.check_columns(_schema(file).names, wanted, file.path)
+    return ArrowFiles(files=files, columns=wanted)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ArrowFiles:
+    """What `arrow` returns. A part is a run of record batches of one file.
+
+    Rows are counted from 0 in each file, without those of batches that cannot be read.
+    """
+
+    files: tuple[_files.File, ...]
+    columns: tuple[str, ...] | None
+
+    @property
+    def fingerprint(self) -> str:
+        return self._fingerprint  # pyright takes no cached_property for a protocol's property
+
+    @functools.cached_property
+    def _fingerprint(self) -> str:
+        return _files.digest(self.files, kind=f"arrow columns={self.columns}")
+
+    def parts(self) -> tuple[Part, ...]:
+        return self._parts
+
+    @functools.cached_property
+    def _parts(self) -> tuple[Part, ...]:
+        return tuple(
+            part
+            for file in self.files
+            for part in (_file_parts(file) if _is_file(file.path) else _stream_parts(file))
+        )
+
+    def read(self, part: Part) -> Iterator[Record | Corrupt]:
+        _files.check_unchanged(part.path, self._by_path[part.path].bytes)
+        for batch in _batches(part):
+            if isinstance(batch, Corrupt):
+                yield batch
+            else:
+                kept = batch if self.columns is None else batch.select(list(self.columns))
+                yield from _tables.records(kept)
+
+    def locate(self, part: Part, i: int) -> str:
+        before = [one for one in self._parts if one.path == part.path and one.start < part.start]
+        now = os.stat(part.path).st_mtime_ns
+        row = sum(_rows(one, now) for one in before) + i
+        return f"{self._by_path[part.path].name} row {row}"
+
+    @functools.cached_property
+    def _by_path(self) -> dict[str, _files.File]:
+        return {file.path: file for file in self.files}
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _rows(part: Part, _mtime_ns: int) -> int:
+    """Counted only for a message, and remembered: a damaged file is asked about many times."""
+    return sum(batch.num_rows for batch in _batches(part) if not isinstance(batch, Corrupt))
+
+
+def _batches(part: Part) -> Iterator[Any]:
+    """The record batches of `part`; Corrupt in the place of what cannot be read."""
+    with _tables.require_pyarrow().OSFile(part.path) as stream:
+        if _is_file(part.path):
+            yield from _file_batches(stream, part)
+        elif part.start:
+            yield from _stream_batches(stream, part)
+        else:
+            yield from _sequential_batches(stream)
+
+
+def _is_file(path: str) -> bool:
+    with open(path, "rb") as stream:
+        return stream.read(len(_FILE_MAGIC)) == _FILE_MAGIC
+
+
+def _schema(file: _files.File) -> Any:
+    pyarrow, ipc = _tables.require_pyarrow(), _tables.require_pyarrow("pyarrow.ipc")
+    try:
+        with pyarrow.OSFile(file.path) as stream:
+            if _is_file(file.path):
+                return ipc.open_file(stream).schema
+            return ipc.read_schema(stream)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise ValueError(
+            f"an arrow file must be an IPC stream or file: got {file.path}: {error}. "
+            "Fetch or write the file again, or leave it out of `paths`."
+        ) from error
+
+
+def _file_parts(file: _files.File) -> Iterator[Part]:
+    """Equal runs of batches: pyarrow does not say where a batch of a file lies."""
+    ipc = _tables.require_pyarrow("pyarrow.ipc")
+    with _tables.require_pyarrow().OSFile(file.path) as stream:
+        batches = ipc.open_file(stream).num_record_batches
+    run = max(1, batches * _PART_BYTES // file.bytes)
+    for start in range(0, batches, run):
+        stop = min(start + run, batches)
+        size = stop * file.bytes // batches - start * file.bytes // batches
+        yield _part(file, start, stop, size=size)
+
+
+def _file_batches(stream: Any, part: Part) -> Iterator[Any]:
+    reader = _tables.require_pyarrow("pyarrow.ipc").open_file(stream)
+    for i in range(part.start, part.stop):
+        try:
+            yield reader.get_batch(i)
+        except _errors() as error:
+            yield _damaged_batch(error)
+
+
+def _stream_parts(file: _files.File) -> Iterator[Part]:
+    """Runs of messages, the end mark in the last.
+
+    A stream with dictionaries is one part from byte 0: its batches need what came before them.
+    """
+    ipc = _tables.require_pyarrow("pyarrow.ipc")
+    with _tables.require_pyarrow().memory_map(file.path) as stream:
+        ipc.read_schema(stream)
+        cuts = [stream.tell()]
+        while not _end_bytes(stream) and (at := stream.tell()) < file.bytes:
+            if at - cuts[-1] >= _PART_BYTES:
+                cuts.append(at)
+            try:
+                message = ipc.read_message(stream)
+            except _errors():
+                break  # `read` comes to it in the last part
+            if message.type == "dictionary":
+                yield _part(file, 0, file.bytes, size=file.bytes)
+                return
+    ends = [*cuts[1:], file.bytes]
+    for start, stop in zip(cuts, ends, strict=True):
+        yield _part(file, start, stop, size=stop - start)
+
+
+def _stream_batches(stream: Any, part: Part) -> Iterator[Any]:
+    ipc = _tables.require_pyarrow("pyarrow.ipc")
+    schema = ipc.read_schema(stream)
+    stream.seek(part.start)
+    while stream.tell() < part.stop and not _end_bytes(stream):
+        at = stream.tell()
+        try:
+            message = ipc.read_message(stream)
+        except _errors() as error:
+            yield _damaged_rest(f"{error} at byte {at}")
+            return
+        try:
+            yield ipc.read_record_batch(message, schema)
+        except _errors() as error:
+            yield _damaged_batch(error)
+    if part.stop == stream.size():
+        yield from _check_end(stream)
+
+
+def _sequential_batches(stream: Any) -> Iterator[Any]:
+    reader = _tables.require_pyarrow("pyarrow.ipc").open_stream(stream)
+    while not _end_bytes(stream) and stream.tell() < stream.size():
+        try:
+            yield reader.read_next_batch()
+        except _errors() as error:
+            yield _damaged_rest(str(error))
+            return
+    yield from _check_end(stream)
+
+
+def _check_end(stream: Any) -> Iterator[Corrupt]:
+    end = _end_bytes(stream)
+    left = stream.size() - stream.tell()
+    if not end:
+        yield _damaged_rest("the end of the file before the stream's end mark")
+    elif left > end:
+        yield _damaged_rest(f"{left - end} bytes after the stream's end mark")
+
+
+def _end_bytes(stream: Any) -> int:
+    """The size of the end mark that comes next in `stream`, 0 if none does."""
+    at = stream.tell()
+    head = stream.read(len(_END))
+    stream.seek(at)
+    return next((len(end) for end in (_END, _OLD_END) if head.startswith(end)), 0)
+
+
+def _part(file: _files.File, start: int, stop: int, *, size: int) -> Part:
+    name = f"{file.name}[{start}:{stop}]"
+    return Part(name=name, path=file.path, start=start, stop=stop, bytes=size)
+
+
+def _errors() -> tuple[type[Exception], ...]:
+    return (_tables.require_pyarrow().ArrowException, OSError, EOFError)
+
+
+def _damaged_batch(error: Exception) -> Corrupt:
+    return Corrupt(
+        f"a record batch must be readable: got {error}; its rows are lost. "
+        "Fetch or write the file again."
+    )
+
+
+def _damaged_rest(reason: str) -> Corrupt:
+    return Corrupt(
+        f"a stream must be whole: got {reason}; what follows is lost. "
+        "Fetch or write the file again."
+    )

@@ -1,0 +1,137 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of Parquet files, one record each."""
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from dovetail_data.sources import _files, _tables
+from dovetail_data.sources.source import Corrupt, Part, Record
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Group:
+    """A row group: its rows are [row, row + rows) of the file; bytes: as they lie in it."""
+
+    number: int
+    row: int
+    rows: int
+    bytes: int
+
+
+def parquet(
+    paths: _files.Paths,
+    *,
+    columns: Sequence[str] | None = None,
+    pattern: str = "**/*.parquet",
+) -> "ParquetFiles":
+    """{column: value} of each row of the files of `paths`, in the order of their names.
+
+    paths: a file, a directory (searched with `pattern`) or a sequence of those. columns: the
+    top-level columns to read, by default all. Lists and structs are Python lists and dicts. Needs
+    the extra `parquet`.
+
+    Corrupt: a row whose values are not what their types say, such as text that is not UTF-8; once
+    for all that cannot be read of a damaged row group. Page checksums are verified where the
+    writer stored them: without them some damage cannot be seen. A file whose footer cannot be
+    read, a column that a file lacks, and no file at all are a ValueError.
+    """
+    wanted = _tables.chosen(columns)
+    files = _files.find(paths, pattern)
+    groups = tuple(_groups(file, wanted) for file in files)
+    return ParquetFiles(files=files, columns=wanted, groups=groups)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ParquetFiles:
+    """What `parquet` returns. A part is a row group; rows are counted from 0 in each file."""
+
+    files: tuple[_files.File, ...]
+    columns: tuple[str, ...] | None
+    groups: tuple[tuple[Group, ...], ...]
+
+    @property
+    def fingerprint(self) -> str:
+        return self._fingerprint  # pyright takes no cached_property for a protocol's property
+
+    @functools.cached_property
+    def _fingerprint(self) -> str:
+        return _files.digest(self.files, kind=f"parquet columns={self.columns}")
+
+    def parts(self) -> tuple[Part, ...]:
+        return tuple(
+            Part(
+                name=f"{file.name}[{group.row}:{group.row + group.rows}]",
+                path=file.path,
+                start=group.row,
+                stop=group.row + group.rows,
+                bytes=group.bytes,
+            )
+            for file, groups in zip(self.files, self.groups, strict=True)
+            for group in groups
+        )
+
+    def read(self, part: Part) -> Iterator[Record | Corrupt]:
+        file, groups = self._by_path[part.path]
+        _files.check_unchanged(file.path, file.bytes)
+        number = next(group.number for group in groups if group.row == part.start)
+        given = 0
+        with _open(file) as stream:
+            batches = stream.iter_batches(
+                _tables.ROWS, row_groups=[number], columns=self._columns, use_threads=False
+            )
+            try:
+                for batch in batches:
+                    yield from _tables.records(batch)
+                    given += batch.num_rows
+                reason = "fewer"
+            except (_tables.require_pyarrow().ArrowException, OSError) as error:
+                reason = str(error)
+        lost = part.stop - part.start - given
+        if lost:
+            yield Corrupt(
+                f"row group {number} must be readable: got {reason}; its last {lost} of "
+                f"{part.stop - part.start} rows are lost. Fetch or write the file again."
+            )
+
+    def locate(self, part: Part, i: int) -> str:
+        file, _ = self._by_path[part.path]
+        return f"{file.name} row {part.start + i}"
+
+    @property
+    def _columns(self) -> list[str] | None:
+        return None if self.columns is None else list(self.columns)
+
+    @functools.cached_property
+    def _by_path(self) -> dict[str, tuple[_files.File, tuple[Group, ...]]]:
+        pairs = zip(self.files, self.groups, strict=True)
+        return {file.path: (file, groups) for file, groups in pairs}
+
+
+def _groups(file: _files.File, columns: tuple[str, ...] | None) -> tuple[Group, ...]:
+    with _open(file) as stream:
+        _tables.check_columns(stream.schema_arrow.names, columns, file.path)
+        metadata = stream.metadata
+    groups: list[Group] = []
+    row = 0
+    for i in range(metadata.num_row_groups):
+        group = metadata.row_group(i)
+        chunks = (group.column(j) for j in range(group.num_columns))
+        size = sum(chunk.total_compressed_size for chunk in chunks)
+        if group.num_rows:  # an empty group would share its place with the next
+            groups.append(Group(number=i, row=row, rows=group.num_rows, bytes=size))
+        row += group.num_rows
+    return tuple(groups)
+
+
+def _open(file: _files.File) -> Any:
+    module = _tables.require_pyarrow("pyarrow.parquet")
+    try:
+        return module.ParquetFile(file.path, page_checksum_verification=True)
+    except (_tables.require_pyarrow().ArrowException, OSError) as error:
+        raise ValueError(
+            f"a parquet file must have a footer that can be read: got {file.path}: {error}. "
+            "Fetch or write the file again, or leave it out of `paths`."
+        ) from error

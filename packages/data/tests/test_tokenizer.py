@@ -79,6 +79,98 @@ def test_special_ids_decode_to_nothing(tokenizer):
     assert tokenizer.decode(ids) == "é"
 
 
+def test_special_tokens_of_a_template_are_read_where_they_stand(tokenizer):
+    (encoding,) = tokenizer.encode_with_specials(["<|bos|> é<|eos|><|eos|>b<|x|>"])
+    ids, spans = encoding.ids.tolist(), encoding.spans.tolist()
+    assert encoding.ids.dtype == encoding.spans.dtype == np.int32
+    assert [spans[i] for i, one in enumerate(ids) if one == tokenizer.bos_id] == [[0, 7]]
+    assert [spans[i] for i, one in enumerate(ids) if one == tokenizer.eos_id] == [[9, 16], [16, 23]]
+    assert tokenizer.decode(encoding.ids) == " éb<|x|>"
+    covered = {i for start, stop in spans for i in range(start, stop)}
+    assert covered == set(range(29))
+
+
+@given(st.lists(st.sampled_from(["<|bos|>", "<|eos|>", "<|", "é", " a", "日本", "\n"])))
+@settings(max_examples=80, deadline=None)
+def test_ids_with_specials_are_those_of_the_library(bpe, pieces):
+    library = tokenizers.Tokenizer.from_str(bpe.content)
+    text = "".join(pieces)
+    expected = library.encode(text, add_special_tokens=False)
+    (encoding,) = bpe.encode_with_specials([text])
+    assert encoding.ids.tolist() == expected.ids
+    np.testing.assert_array_equal(encoding.spans, np.array(expected.offsets).reshape(-1, 2))
+
+
+@given(st.lists(st.sampled_from(["<|bos|>", "<|eos|>", "<|", "é", " a", "日本", "\n"])))
+@settings(max_examples=80, deadline=None)
+def test_bytes_between_specials_are_those_of_the_text(pieces):
+    (encoding,) = Bytes().encode_with_specials(["".join(pieces)])
+    ids = {"<|bos|>": [256], "<|eos|>": [257]}
+    assert encoding.ids.tolist() == [i for one in pieces for i in ids.get(one, one.encode())]
+    starts = np.cumsum([0, *(len(one) for one in pieces)]).tolist()
+    expected = []
+    for one, start in zip(pieces, starts, strict=False):
+        characters = [(start, start + len(one))]
+        if one not in ids:
+            characters = [(start + i, start + i + 1) for i, c in enumerate(one) for _ in c.encode()]
+        expected += characters
+    np.testing.assert_array_equal(encoding.spans, np.array(expected).reshape(-1, 2))
+
+
+def test_a_special_token_in_text_is_found(tokenizer):
+    assert tokenizer.find_special("a<|eos|>b<|bos|>") == "<|eos|>"
+    assert tokenizer.find_special("a<|EOS|>b<|eos |>") is None
+    assert tokenizer.find_special("") is None
+
+
+def test_the_space_that_a_token_begins_with_is_in_its_span(bpe, tmp_path):
+    content = json.loads(bpe.content)
+    content["post_processor"] = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": False,
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    tokenizer = Pretrained(tmp_path)
+    text = "def import return"
+    for encoding in (*tokenizer.encode([text]), *tokenizer.encode_with_specials([text])):
+        covered = [i for start, stop in encoding.spans.tolist() for i in range(start, stop)]
+        assert covered == list(range(len(text)))
+
+
+def lower_case(path, **added):
+    """A tokenizer that reads <s> in what had been <S> if the token is matched in lower case."""
+    vocabulary = {"red": 0, "blue": 1, "<unk>": 2}
+    library = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
+    library.normalizer = tokenizers.normalizers.Lowercase()
+    library.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    library.add_special_tokens(["<unk>", tokenizers.AddedToken("<s>", special=True, **added)])
+    library.save(str(path / "tokenizer.json"))
+    return Pretrained(path, eos="<s>")
+
+
+def test_a_special_token_in_disguise_is_found(tmp_path):
+    tokenizer = lower_case(tmp_path, normalized=True)
+    assert tokenizer.encode_with_specials(["RED<S>"])[0].ids.tolist() == [0, tokenizer.eos_id]
+    assert tokenizer.find_special("RED<S>") == "<S>"
+    assert tokenizer.find_special("RED<s>") == "<s>"
+    assert tokenizer.find_special("RED green") is None  # an unknown word is a special id always
+
+
+def test_a_special_token_that_is_matched_as_written_has_no_disguise(tmp_path):
+    tokenizer = lower_case(tmp_path, normalized=False)
+    assert tokenizer.eos_id not in tokenizer.encode_with_specials(["RED<S>"])[0].ids
+    assert tokenizer.find_special("RED<S>") is None
+
+
+def test_of_two_special_tokens_the_longer_is_found(tmp_path):
+    library = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a"))
+    library.add_special_tokens(["<s>", "<s>x", "</s>"])
+    library.save(str(tmp_path / "tokenizer.json"))
+    assert Pretrained(tmp_path).find_special("b<s>x") == "<s>x"
+
+
 def test_half_a_character_decodes_to_the_replacement(tokenizer):
     (encoding,) = tokenizer.encode(["\U0001f600"])
     assert tokenizer.decode(encoding.ids[:1]) == "\ufffd"
@@ -96,6 +188,8 @@ def test_bytes_per_id_add_up_to_the_text(tokenizer):
 def test_a_lone_surrogate_is_an_error(tokenizer):
     with pytest.raises(ValueError, match=r"without lone surrogates: got '\\ud800' at.*2.*Clean it"):
         tokenizer.encode(["ok", "ab\ud800"])
+    with pytest.raises(ValueError, match=r"without lone surrogates: got '\\ud800' at.*2.*Clean it"):
+        tokenizer.encode_with_specials(["ok", "ab\ud800"])
 
 
 def test_a_copy_in_another_process_encodes_alike(bpe):
@@ -105,6 +199,8 @@ def test_a_copy_in_another_process_encodes_alike(bpe):
     assert copy.fingerprint == bpe.fingerprint
     for mine, theirs in zip(bpe.encode(texts), copy.encode(texts), strict=True):
         np.testing.assert_array_equal(mine.ids, theirs.ids)
+    mine, theirs = (one.encode_with_specials(texts)[-1].ids.tolist() for one in (bpe, copy))
+    assert mine == theirs == [bpe.eos_id]
 
 
 @pytest.fixture

@@ -9,8 +9,10 @@ any other text, so that no input can end itself or open another role.
 import functools
 import hashlib
 import importlib
+import itertools
 import json
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol, runtime_checkable
@@ -65,20 +67,67 @@ class Tokenizer(Protocol):
         ...
 
 
+@runtime_checkable
+class ChatTokenizer(Tokenizer, Protocol):
+    """A tokenizer that can also read what a chat template wrote, special tokens and all."""
+
+    def encode_with_specials(self, texts: Sequence[str]) -> list[Encoding]:
+        """As `encode`, but the text of a special token becomes its id.
+
+        Only for text whose author may write special tokens, as a template may and a message not.
+        """
+        ...
+
+    def find_special(self, text: str) -> str | None:
+        """The first piece of `text` that encode_with_specials would make a special id."""
+        ...
+
+
 class Bytes:
-    """One id per UTF-8 byte; bos 256, eos 257. Needs no training and no extra package."""
+    """One id per UTF-8 byte; bos 256, eos 257. Needs no training and no extra package.
+
+    Chat templates may write the two as <|bos|> and <|eos|>.
+    """
 
     vocab_size = 258
     bos_id: int | None = 256
     eos_id = 257
     fingerprint = "bytes/1"
+    _specials: Mapping[str, int] = {"<|bos|>": 256, "<|eos|>": 257}
 
     def encode(self, texts: Sequence[str]) -> list[Encoding]:
         return [_encode_bytes(text) for text in texts]
 
+    def encode_with_specials(self, texts: Sequence[str]) -> list[Encoding]:
+        return [self._with_specials(text) for text in texts]
+
+    def _with_specials(self, text: str) -> Encoding:
+        ids, spans, start = [], [], 0
+        for piece in _pattern(self._specials).split(text):
+            stop = start + len(piece)
+            if piece in self._specials:
+                ids.append(np.array([self._specials[piece]], np.int32))
+                spans.append(np.array([[start, stop]], np.int32))
+            else:
+                encoded = _encode_bytes(piece)
+                ids.append(encoded.ids)
+                spans.append(encoded.spans + np.int32(start))
+            start = stop
+        return Encoding(np.concatenate(ids), functools.partial(np.concatenate, spans))
+
+    def find_special(self, text: str) -> str | None:
+        found = _pattern(self._specials).search(text)
+        return found and found[0]
+
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         array = np.asarray(ids, np.int64)
         return array[array < 256].astype(np.uint8).tobytes().decode("utf-8", errors="replace")
+
+
+def _pattern(specials: Iterable[str]) -> re.Pattern[str]:
+    """Matches each of the texts, the longest that fits; never anything if there are none."""
+    longest_first = sorted(specials, key=len, reverse=True)
+    return re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
 
 
 def _encode_bytes(text: str) -> Encoding:
@@ -100,6 +149,12 @@ def _utf8(text: str) -> bytes:
             f"text must be Unicode without lone surrogates: got {error.object[error.start]!r} at "
             f'character {error.start}. Clean it: text.encode("utf-8", "replace").decode().'
         ) from error
+
+
+def _check_unicode(texts: Sequence[str]) -> None:
+    for text in texts:
+        if not text.isascii():
+            _utf8(text)
 
 
 class Pretrained:
@@ -135,17 +190,62 @@ class Pretrained:
         self.content = content
 
     @functools.cached_property
+    def _specials(self) -> Mapping[str, int]:
+        """What the tokenizer.json calls special. Other tokens that were added to the vocabulary, as
+        <think> may be, are words like any other: text yields them."""
+        return {one["content"]: one["id"] for one in self._added if one["special"]}
+
+    @functools.cached_property
+    def _special(self) -> re.Pattern[str]:
+        return _pattern(self._specials)
+
+    @functools.cached_property
+    def _disguises(self) -> bool:
+        """Whether a special token is found in normalized text, as <s> in what had been <S>."""
+        normalized = any(one["special"] and one["normalized"] for one in self._added)
+        return normalized and json.loads(self.content).get("normalizer") is not None
+
+    @property
+    def _added(self) -> list[dict[str, Any]]:
+        return json.loads(self.content)["added_tokens"]
+
+    @functools.cached_property
     def _tokenizer(self) -> Any:
         return _load(self.content)
 
+    @functools.cached_property
+    def _with_specials(self) -> Any:
+        tokenizer = _load(self.content)
+        tokenizer.encode_special_tokens = False
+        return tokenizer
+
     def __getstate__(self) -> dict[str, Any]:
         # A pickled `tokenizers.Tokenizer` forgets encode_special_tokens.
-        return {key: value for key, value in self.__dict__.items() if key != "_tokenizer"}
+        loaded = ("_tokenizer", "_with_specials")
+        return {key: value for key, value in self.__dict__.items() if key not in loaded}
+
+    def find_special(self, text: str) -> str | None:
+        if found := self._special.search(text):
+            return found[0]
+        if not self._disguises:
+            return None
+        read, plain = self.encode_with_specials([text])[0], self.encode([text])[0]
+        # An unknown character may be a special id too, but that it is without specials as well.
+        extra = set(read.ids.tolist()) & set(self._specials.values()) - set(plain.ids.tolist())
+        first = next((i for i, one in enumerate(read.ids.tolist()) if one in extra), None)
+        return None if first is None else text[slice(*read.spans[first].tolist())]
+
+    def encode_with_specials(self, texts: Sequence[str]) -> list[Encoding]:
+        _check_unicode(texts)
+        # With offsets at once: who encodes a chat asks for them.
+        encoded = self._with_specials.encode_batch(list(texts), add_special_tokens=False)
+        return [
+            Encoding(np.array(one.ids, np.int32), functools.partial(_offsets, one))
+            for one in encoded
+        ]
 
     def encode(self, texts: Sequence[str]) -> list[Encoding]:
-        for text in texts:
-            if not text.isascii():
-                _utf8(text)
+        _check_unicode(texts)
         encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [
             Encoding(np.array(one.ids, np.int32), functools.partial(self._spans, text))
@@ -153,8 +253,7 @@ class Pretrained:
         ]
 
     def _spans(self, text: str) -> np.ndarray:
-        offsets = self._tokenizer.encode(text, add_special_tokens=False).offsets
-        return np.array(offsets, np.int32).reshape(-1, 2)
+        return _offsets(self._tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         return self._tokenizer.decode(np.asarray(ids).tolist(), skip_special_tokens=True)
@@ -204,7 +303,15 @@ def _load(content: str) -> Any:
     tokenizer.encode_special_tokens = True
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    # It would add no ids here, but may cut the space that a token begins with off its span.
+    tokenizer.post_processor = None
     return tokenizer
+
+
+def _offsets(encoded: Any) -> np.ndarray:
+    # Half the time of np.array of the pairs.
+    flat = itertools.chain.from_iterable(encoded.offsets)
+    return np.fromiter(flat, np.int32).reshape(-1, 2)
 
 
 def _named_specials(config: Path) -> dict[str, str | None]:

@@ -1,0 +1,96 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The Jinja of chat templates, sandboxed: what a Hugging Face template may use, and no chance.
+
+A template comes with a model that someone published, so it is not trusted; and what it renders is
+stored, so it must render the same tomorrow: `random` and `lipsum` are taken out.
+"""
+
+import json
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+OPENS, CLOSES = "_generation_opens", "_generation_closes"  # variables that hold the two marks
+
+
+class _Generation(Extension):
+    """{% generation %}..{% endgeneration %}: its output between the marks of the rendering.
+
+    Marks in the text survive whatever the block stands in: loops, conditions, macros, captures.
+    """
+
+    tags = {"generation"}  # noqa: RUF012  (typed as an instance variable there)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        inside = nodes.Scope(body).set_lineno(line)  # what is set in a block ends with it
+        return [_write(OPENS, line), inside, _write(CLOSES, line)]
+
+
+def _write(variable: str, line: int) -> nodes.Node:
+    return nodes.Output([nodes.Name(variable, "load")]).set_lineno(line, override=True)
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Refuses what Jinja's sandbox would write as nothing: a way to Python's own objects."""
+
+    def unsafe_undefined(self, obj: Any, attribute: str) -> jinja2.Undefined:
+        raise jinja2.exceptions.SecurityError(
+            f"a template has no access to {attribute!r} of a {type(obj).__name__}"
+        )
+
+
+class _Namespace(Namespace):
+    """`namespace()`, without the underscored names through which Python's own objects open."""
+
+    def __init__(self, *pairs: Any, **named: Any) -> None:
+        super().__init__(*pairs, **named)
+        for name in dict(*pairs, **named):
+            _check_name(name)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: str) -> None:
+    if name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"a namespace holds no {name!r}")
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as it is; Jinja's own filter writes <, > and & as escapes for HTML."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def environment() -> jinja2.Environment:
+    """What compiles and runs a chat template; `strftime_now` is given at each rendering."""
+    made = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+    made.filters["tojson"] = _tojson
+    made.globals["raise_exception"] = _raise_exception
+    made.globals["namespace"] = _Namespace
+    del made.filters["random"], made.globals["lipsum"]
+    return made

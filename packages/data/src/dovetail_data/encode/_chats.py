@@ -1,0 +1,217 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""What the encoders of chats share: messages checked, text rendered, ids masked by characters."""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int32, UInt8
+
+from dovetail_data.encode.encoder import Document
+from dovetail_data.sources.source import Corrupt, Record
+from dovetail_data.template import Rendered, Template
+from dovetail_data.tokenizer import ChatTokenizer, Encoding, Tokenizer
+
+
+class MalformedError(ValueError):
+    """The record is at fault, not the settings: it becomes a Corrupt."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """The texts that a record becomes, and what makes a document of their encodings."""
+
+    texts: Sequence[str]
+    finish: Callable[[Sequence[Encoding]], Document | None]
+
+
+def encode_each(
+    records: Sequence[Record],
+    prepare: Callable[[Record], Prepared | None],
+    encode: Callable[[Sequence[str]], list[Encoding]],
+) -> list[Document | Corrupt | None]:
+    """One result per record; the texts of all are encoded in one call."""
+    prepared = [_attempt(prepare, record) for record in records]
+    sound = [one for one in prepared if isinstance(one, Prepared)]
+    encodings = iter(encode([text for one in sound for text in one.texts]))
+    return [
+        one.finish([next(encodings) for _ in one.texts]) if isinstance(one, Prepared) else one
+        for one in prepared
+    ]
+
+
+def _attempt(
+    prepare: Callable[[Record], Prepared | None], record: Record
+) -> Prepared | Corrupt | None:
+    try:
+        prepared = prepare(record)
+        for text in prepared.texts if prepared else ():
+            text.encode("utf-8")
+    except MalformedError as error:
+        return Corrupt(str(error))
+    except UnicodeEncodeError as error:
+        return Corrupt(
+            f"text must be Unicode without lone surrogates: got {error.object[error.start]!r} "
+            "in the record. Mend or delete it."
+        )
+    return prepared
+
+
+class Renderer:
+    """A template over records: what is wrong with a record is a MalformedError."""
+
+    def __init__(self, tokenizer: ChatTokenizer, template: Template) -> None:
+        self.tokenizer = tokenizer
+        self.template = template
+
+    def text(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Any] | None,
+        add_generation_prompt: bool = False,
+    ) -> Rendered:
+        try:
+            return self.template.render(
+                messages, tools=tools, add_generation_prompt=add_generation_prompt
+            )
+        except ValueError as error:
+            raise MalformedError(str(error)) from error
+
+    def messages(self, value: Any, *, field: str) -> list[dict[str, Any]]:
+        """The messages under `field`, checked, as the template wants their contents."""
+        if not isinstance(value, list) or not value:
+            raise MalformedError(
+                f"a chat must be a list of messages: got {field}={_short(value)}. Write "
+                f'"{field}": [{{"role": "user", "content": ..}}, ..].'
+            )
+        return [self._message(one, f"{field}[{i}]") for i, one in enumerate(value)]
+
+    def tools(self, record: Record, field: str | None) -> list[Any] | None:
+        """The record's tools: a list, or that as JSON; None where it has none."""
+        value = None if field is None else record.get(field)
+        if isinstance(value, str):
+            with contextlib.suppress(ValueError):  # no list either: told below
+                value = json.loads(value)
+        if value is not None and not isinstance(value, list):
+            raise MalformedError(
+                f"tools must be a list of JSON schemas, or its text: got {field}={_short(value)}. "
+                "Write a list, or leave the field out."
+            )
+        self._refuse_specials(value, str(field))
+        return value
+
+    def _message(self, message: Any, where: str) -> dict[str, Any]:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise MalformedError(
+                f"a message must be an object with a string as role: got {where}="
+                f'{_short(message)}. Write {{"role": "user", "content": ..}}.'
+            )
+        content = message.get("content")
+        if content is None and not message.get("tool_calls"):
+            raise MalformedError(
+                f"a message must have content or tool_calls: got {where} with {sorted(message)}. "
+                'Write its text under "content", "" if there is none.'
+            )
+        self._refuse_specials(message, where)
+        if content is None:
+            return message
+        if isinstance(content, str):
+            if self.template.takes_text or not self.template.takes_parts:
+                return message
+            return {**message, "content": [{"type": "text", "text": content}]}
+        texts = _part_texts(content, where)
+        self._refuse_specials("".join(texts), where)  # a token may be cut between two parts
+        return message if self.template.takes_parts else {**message, "content": "".join(texts)}
+
+    def _refuse_specials(self, value: Any, where: str) -> None:
+        """Whoever writes a message must not write a turn of someone else with it."""
+        for text in _strings(value):
+            if found := self.tokenizer.find_special(text):
+                raise MalformedError(
+                    f"a message must not hold the text of a special token: got {found!r} in "
+                    f"{where}. Take it out: it would become the token, which only the template "
+                    "may write."
+                )
+
+
+def reader(tokenizer: Tokenizer) -> ChatTokenizer:
+    """`tokenizer`; TypeError unless it can read what templates write."""
+    if not isinstance(tokenizer, ChatTokenizer):
+        raise TypeError(
+            "a tokenizer must have encode_with_specials and find_special to read what a "
+            f"template writes: got {type(tokenizer).__name__}. Use Pretrained or Bytes, or add "
+            "those two."
+        )
+    return tokenizer
+
+
+def digest(manifest: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def cover(
+    spans: Int32[np.ndarray, "n 2"], trained: Sequence[tuple[int, int]], *, characters: int
+) -> UInt8[np.ndarray, "n"]:
+    """u1[n]: 1 for each id all of whose characters lie in a trained span.
+
+    spans: of the ids, trained: of the text, both [start, stop) in characters. An id without a
+    character counts if the place where it stands is trained.
+    """
+    inside = np.zeros(characters + 1, np.int64)
+    for start, stop in trained:
+        inside[start:stop] = 1
+    before = np.concatenate([[0], np.cumsum(inside)])
+    start = spans[:, 0]
+    stop = np.maximum(spans[:, 1], start + 1)
+    return (before[stop] - before[start] == stop - start).astype(np.uint8)
+
+
+def ambiguous(prefix: str, whole: str, *, cure: str) -> ValueError:
+    """The error that says where `whole` leaves `prefix`."""
+    pairs = zip(prefix, whole, strict=False)
+    at = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(prefix), len(whole)))
+    return ValueError(
+        "ambiguous template: it must render the first messages as it begins to render all: got "
+        f"{prefix[at : at + 20]!r} alone and {whole[at : at + 20]!r} among all, at character {at}. "
+        f"{cure}"
+    )
+
+
+def _part_texts(content: Any, where: str) -> list[str]:
+    parts = content if isinstance(content, list) else [content]
+    if not all(_is_text(part) for part in parts):
+        raise MalformedError(
+            f"a content must be a string or a list of text parts: got {_short(content)} in "
+            f'{where}. Write parts as {{"type": "text", "text": ..}}.'
+        )
+    return [part["text"] for part in parts]
+
+
+def _is_text(part: Any) -> bool:
+    return (
+        isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
+    )
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """Every string in a JSON value, names of fields too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for name, one in value.items():
+            yield str(name)
+            yield from _strings(one)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _strings(one)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,156 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Pairs of answers to one prompt, of which one is preferred."""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dovetail_data.encode import _chats
+from dovetail_data.encode.encoder import Document
+from dovetail_data.record import Field, ids
+from dovetail_data.sources.source import Corrupt, Record
+from dovetail_data.template import Template
+from dovetail_data.tokenizer import Encoding, Tokenizer
+
+_SIDES = ("chosen", "rejected")
+
+
+class Preference:
+    """`chosen`, `chosen_mask`, `rejected`, `rejected_mask` of records with those two answers.
+
+    Without a template, "prompt", "chosen" and "rejected" are strings: bos (where the tokenizer has
+    one) + ids of prompt and answer as one text + eos. With a template they are lists of messages,
+    rendered; "prompt" may be left out, or be the text of one of the messages, where both answers
+    begin with the messages of the prompt. Mask 1: an id all of whose characters lie in the answer,
+    and the eos; in messages the answer is all that follows the generation prompt, and ValueError if
+    the template does not begin with that when the answer follows.
+
+    A record whose two answers are equal is dropped, as is one that has an answer without an id of
+    its own. Nothing is cut.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        template: Template | None = None,
+        tools_field: str | None = "tools",
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.tools_field = tools_field
+        self.renderer = template and _chats.Renderer(_chats.reader(tokenizer), template)
+        mask = Field(dtype="|u1")
+        self.layout: Mapping[str, Field] = {
+            field: one
+            for side in _SIDES
+            for field, one in ((side, ids(tokenizer.vocab_size)), (f"{side}_mask", mask))
+        }
+        self.manifest: Mapping[str, Any] = {
+            "encoder": "preference",
+            "tokenizer": tokenizer.fingerprint,
+            "vocab_size": tokenizer.vocab_size,
+            "template": template and template.fingerprint,
+            "tools_field": tools_field,
+        }
+        self.fingerprint: str = _chats.digest(self.manifest)
+
+    def __call__(self, records: Sequence[Record]) -> list[Document | Corrupt | None]:
+        if self.renderer is None:
+            return _chats.encode_each(records, self._prepare_text, self.tokenizer.encode)
+        encode = _chats.reader(self.tokenizer).encode_with_specials
+        prepare = functools.partial(self._prepare_chat, self.renderer)
+        return _chats.encode_each(records, prepare, encode)
+
+    def _prepare_text(self, record: Record) -> _chats.Prepared | None:
+        given = [record.get(field) for field in ("prompt", *_SIDES)]
+        prompt, *answers = [text for text in given if isinstance(text, str)] or [""]
+        if len(answers) != len(_SIDES):
+            raise _chats.MalformedError(
+                "a preference without a template must have strings as prompt, chosen and rejected: "
+                f"got {_types(record)}. Write those, or pass template= for messages."
+            )
+        if answers[0] == answers[1]:
+            return None
+        texts = [prompt + answer for answer in answers]
+        finish = functools.partial(self._document, len(prompt), texts, ended=False)
+        return _chats.Prepared(texts=texts, finish=finish)
+
+    def _prepare_chat(self, renderer: _chats.Renderer, record: Record) -> _chats.Prepared | None:
+        prompt, *answers = _conversations(renderer, record)
+        if answers[0] == answers[1]:
+            return None
+        tools = renderer.tools(record, self.tools_field)
+        before = renderer.text(prompt, tools=tools, add_generation_prompt=True).text
+        texts = [renderer.text(prompt + answer, tools=tools).text for answer in answers]
+        for text in texts:
+            if not text.startswith(before):
+                raise _chats.ambiguous(
+                    before,
+                    text,
+                    cure="Mend what it writes for add_generation_prompt, or the variables on which "
+                    "that depends.",
+                )
+        finish = functools.partial(self._document, len(before), texts, ended=True)
+        return _chats.Prepared(texts=texts, finish=finish)
+
+    def _document(
+        self, start: int, texts: Sequence[str], encodings: Sequence[Encoding], *, ended: bool
+    ) -> Document | None:
+        """ended: the texts have their bos and eos."""
+        arrays: dict[str, np.ndarray] = {}
+        for side, text, encoding in zip(_SIDES, texts, encodings, strict=True):
+            tokens = encoding.ids
+            mask = _chats.cover(encoding.spans, [(start, len(text))], characters=len(text))
+            if not ended:
+                bos = [] if self.tokenizer.bos_id is None else [self.tokenizer.bos_id]
+                tokens = np.concatenate([bos, tokens, [self.tokenizer.eos_id]]).astype(np.int32)
+                mask = np.concatenate([[0] * len(bos), mask, [1]]).astype(np.uint8)
+            arrays[side], arrays[f"{side}_mask"] = tokens, mask
+        learnt = all(arrays[f"{side}_mask"][1:].any() for side in _SIDES)
+        return Document(arrays=arrays) if learnt else None
+
+
+def _conversations(renderer: _chats.Renderer, record: Record) -> list[list[dict[str, Any]]]:
+    """Prompt, chosen and rejected of a record, as messages."""
+    chosen, rejected = (renderer.messages(record.get(side), field=side) for side in _SIDES)
+    if isinstance(record.get("prompt"), list):
+        prompt = renderer.messages(record["prompt"], field="prompt")
+    else:
+        shared = [a == b for a, b in zip(chosen, rejected, strict=False)]
+        count = ([*shared, False]).index(False)
+        if chosen == rejected:
+            count -= 1
+        prompt, chosen, rejected = chosen[:count], chosen[count:], rejected[count:]
+        _check_shared(prompt, chosen, rejected, record.get("prompt"))
+    if prompt[-1]["role"] == "assistant":
+        raise _chats.MalformedError(
+            "a prompt must not end with what the assistant said: got prompt[-1] with "
+            "role='assistant'. Move that message to chosen and rejected."
+        )
+    return [prompt, chosen, rejected]
+
+
+def _check_shared(
+    prompt: Sequence[Mapping[str, Any]],
+    chosen: Sequence[Mapping[str, Any]],
+    rejected: Sequence[Mapping[str, Any]],
+    text: Any,
+) -> None:
+    if not (prompt and chosen and rejected):
+        raise _chats.MalformedError(
+            "chosen and rejected must begin with the same messages and then differ: got "
+            f"{len(prompt)} in common, then {len(chosen)} and {len(rejected)}. Write the prompt "
+            'under "prompt", as messages.'
+        )
+    if text is not None and all(one.get("content") != text for one in prompt):
+        raise _chats.MalformedError(
+            "a prompt that is text must be one of the messages with which chosen and rejected "
+            f"begin: got prompt={text!r:.60}. Write the prompt as messages."
+        )
+
+
+def _types(record: Record) -> dict[str, str]:
+    return {field: type(record.get(field)).__name__ for field in ("prompt", *_SIDES)}

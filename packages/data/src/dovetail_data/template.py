@@ -1,0 +1,264 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Hugging Face chat templates: messages to the text that a model reads.
+
+A template is a Jinja program. It runs in a sandbox, and it is told the date instead of asking the
+clock, because the text that it writes is stored and must come out the same on every day.
+"""
+
+import dataclasses
+import datetime
+import functools
+import hashlib
+import importlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeAlias
+
+Message: TypeAlias = Mapping[str, Any]
+
+# Unicode sets these 32 apart for use inside a program; text hardly ever holds one.
+_NONCHARACTERS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
+# Data sets name the reasoning of a message in one of these ways, templates read the first two.
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rendered:
+    """What a template wrote. spans: [start, stop) in characters of text, what each
+    {% generation %} block wrote, in order; empty for a template without such blocks."""
+
+    text: str
+    spans: tuple[tuple[int, int], ...]
+
+
+class Template:
+    """A chat template, by its Jinja source.
+
+    bos, eos: the texts that it writes for bos_token and eos_token; "" where the tokenizer has no
+    such token. A template that uses one must be told it (ValueError). variables: whatever else it
+    reads, as JSON values: {"enable_thinking": False}. now: what strftime_now answers; calling it
+    without is an error. Needs the extra `chat`.
+
+    Equal sources and values have equal fingerprints; a template pickles.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        *,
+        bos: str | None = None,
+        eos: str | None = None,
+        variables: Mapping[str, Any] | None = None,
+        now: datetime.datetime | None = None,
+    ) -> None:
+        require_jinja()
+        self.source = source
+        self.now = now
+        texts = {"bos_token": bos, "eos_token": eos}
+        # A tokenizer without bos leaves bos_token undefined, which templates ask for.
+        self.variables = {**(variables or {}), **{name: t for name, t in texts.items() if t}}
+        self._inspect(source, missing={name for name, text in texts.items() if text is None})
+        content = json.dumps([source, self.variables, now and now.isoformat()], sort_keys=True)
+        self.fingerprint: str = hashlib.sha256(content.encode()).hexdigest()
+
+    def _inspect(self, source: str, *, missing: set[str]) -> None:
+        """Sets `generation`; ValueError for bad syntax or a token that was not told."""
+        jinja2, dialect = require_jinja(), _dialect()
+        try:
+            used = jinja2.meta.find_undeclared_variables(dialect.environment().parse(source))
+            _ = self._compiled
+        except jinja2.TemplateError as error:
+            line = getattr(error, "lineno", None)
+            raise ValueError(
+                "a template must be Jinja as chat templates use it: got "
+                f"line={line}: {error.message}. Mend that line."
+            ) from error
+        for name in sorted((missing & used) - set(self.variables)):
+            short = name.removesuffix("_token")
+            raise ValueError(
+                f"a template that writes {name} must be told it: got {short}=None. Pass {short}= "
+                f'its text, or {short}="" if the tokenizer has none.'
+            )
+        self.generation: bool = dialect.OPENS in used
+        """Whether the template marks what the assistant says with {% generation %} blocks."""
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        name: str = "default",
+        bos: str | None = None,
+        eos: str | None = None,
+        variables: Mapping[str, Any] | None = None,
+        now: datetime.datetime | None = None,
+    ) -> "Template":
+        """The template of a model's directory, of a .jinja file, or of a tokenizer_config.json.
+
+        In a directory that is chat_template.jinja, else the configuration's "chat_template". name:
+        which one, where there are several. The texts of special tokens come from the
+        tokenizer_config.json beside it; bos, eos and variables go before those.
+        """
+        path = Path(path)
+        directory = path if path.is_dir() else path.parent
+        config = _read_json(directory / "tokenizer_config.json")
+        source = _find_source(path, config, name)
+        tokens = {key: _text_of(config[key]) for key in config if key.endswith("_token")}
+        known = {key: text for key, text in tokens.items() if text is not None}
+        others = {
+            k: text for k, text in known.items() if text and k not in ("bos_token", "eos_token")
+        }
+        return cls(
+            source,
+            bos=known.get("bos_token") if bos is None else bos,
+            eos=known.get("eos_token") if eos is None else eos,
+            variables={**others, **(variables or {})},
+            now=now,
+        )
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Any] | None = None,
+        add_generation_prompt: bool = False,
+    ) -> Rendered:
+        """The text of the messages, as transformers' apply_chat_template writes it.
+
+        A field of a message that is None counts as absent, and the reasoning of a message may have
+        any of its three usual names. ValueError with the reason where the template refuses or
+        fails, and where what a {% generation %} block wrote cannot be found in the text.
+        """
+        given = [_plain(message) for message in messages]
+        values = {"messages": given, "tools": tools, "add_generation_prompt": add_generation_prompt}
+        text = self._write(values, "", "")
+        if not self.generation:
+            return Rendered(text=text, spans=())
+        free = [mark for mark in _NONCHARACTERS if mark not in text]
+        if len(free) < 2:
+            raise ValueError(
+                "messages must leave two of the noncharacters U+FDD0..U+FDEF free: got all in one "
+                "conversation. Delete them."
+            )
+        return _unmark(self._write(values, free[0], free[1]), text, free[0], free[1])
+
+    @functools.cached_property
+    def takes_text(self) -> bool:
+        """Whether the template writes a content that is a string; some loop over parts alone, and
+        so over its characters."""
+        return self._writes("dovetail")
+
+    @functools.cached_property
+    def takes_parts(self) -> bool:
+        """Whether the template writes a content that is a list of text parts; many write what
+        Python prints for it."""
+        return self._writes([{"type": "text", "text": "dovetail"}])
+
+    def _writes(self, content: str | list[dict[str, str]]) -> bool:
+        values = {"messages": [{"role": "user", "content": content}], "tools": None}
+        try:
+            text = self._write({**values, "add_generation_prompt": False}, "", "")
+        except ValueError:  # "a" + [..] is how many fail
+            return False
+        return "dovetail" in text and (content == "dovetail" or str(content) not in text)
+
+    @functools.cached_property
+    def _compiled(self) -> Any:
+        return _dialect().environment().from_string(self.source)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != "_compiled"}
+
+    def _write(self, values: Mapping[str, Any], opens: str, closes: str) -> str:
+        marks = {_dialect().OPENS: opens, _dialect().CLOSES: closes}
+        fixed = {"documents": None, "strftime_now": self._strftime, **self.variables}
+        try:
+            return self._compiled.render({**fixed, **values, **marks})
+        except Exception as error:  # a foreign program may raise anything
+            raise ValueError(
+                f"the template must take the messages: got {type(error).__name__}: {error}. Mend "
+                "the record, or pass a template made for such messages."
+            ) from error
+
+    def _strftime(self, form: str) -> str:
+        if self.now is None:
+            raise ValueError("it writes the date, which must be told: pass Template(now=...)")
+        return self.now.strftime(form)
+
+
+def require_jinja() -> ModuleType:
+    try:
+        importlib.import_module("jinja2.meta")
+        return importlib.import_module("jinja2")
+    except ImportError as error:
+        raise ImportError(
+            "a chat template needs the package jinja2, which is not installed: "
+            "pip install 'dovetail-data[chat]'"
+        ) from error
+
+
+def _dialect() -> ModuleType:
+    from dovetail_data import _jinja
+
+    return _jinja
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    """The message without what is None (a column of a table has a value in every row), its
+    reasoning under each name that templates read."""
+    present = {key: value for key, value in message.items() if value is not None}
+    reasoning = next((present[name] for name in _REASONING if name in present), None)
+    if reasoning is None:
+        return present
+    return {"thinking": reasoning, **present, "reasoning_content": reasoning}
+
+
+def _unmark(marked: str, text: str, opens: str, closes: str) -> Rendered:
+    pieces = re.split(f"([{opens}{closes}])", marked)
+    written, marks = pieces[::2], pieces[1::2]
+    if "".join(written) != text or marks != [opens, closes] * (len(marks) // 2):
+        raise ValueError(
+            "what a {% generation %} block writes must stand in the text as the block wrote it: "
+            "got blocks within each other, or changed by a filter or a test. Move the blocks to "
+            "where the text is written."
+        )
+    ends = [0]
+    for piece in written:
+        ends.append(ends[-1] + len(piece))
+    return Rendered(text=text, spans=tuple(zip(ends[1:-1:2], ends[2::2], strict=True)))
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+
+def _text_of(token: Any) -> str | None:
+    """The text of a special token in tokenizer_config.json: itself, {"content": text}, "" for
+    null; None for what is no token, such as the boolean add_bos_token."""
+    if token is None:
+        return ""
+    if isinstance(token, dict):
+        return token.get("content")
+    return token if isinstance(token, str) else None
+
+
+def _find_source(path: Path, config: Mapping[str, Any], name: str) -> str:
+    standard = "chat_template.jinja"
+    extra = standard if name == "default" else f"additional_chat_templates/{name}.jinja"
+    file = path / extra if path.is_dir() else path
+    if file.is_file() and file.suffix != ".json":
+        return file.read_text(encoding="utf-8")
+    found = (config if path.is_dir() else _read_json(path)).get("chat_template")
+    if isinstance(found, list):
+        found = {one["name"]: one["template"] for one in found}
+    named = {"default": found} if isinstance(found, str) else found or {}
+    if name not in named:
+        raise ValueError(
+            f"a chat template must exist: got path={str(path)!r}, name={name!r} with the templates "
+            f"{sorted(named)}. Give a .jinja file, or a directory with {standard}."
+        )
+    return named[name]

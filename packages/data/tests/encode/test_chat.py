@@ -1,0 +1,293 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+import pickle
+
+import numpy as np
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dovetail_data import Bytes, Chat, Corrupt, Encoder, Pretrained, Template
+
+TEXTS = {"bos": "<|bos|>", "eos": "<|eos|>"}
+CHATML = Template(
+    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+LLAMA = Template(
+    "{{ bos_token }}{% for m in messages %}"
+    "{{ '<|head|>' + m.role + '<|end_head|>\n\n' }}"
+    "{% if m.role == 'assistant' %}"
+    "{% generation %}{{ m.content | trim + eos_token }}{% endgeneration %}"
+    "{% else %}{{ m.content | trim + eos_token }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|head|>assistant<|end_head|>\n\n' }}{% endif %}",
+    **TEXTS,
+)
+MISTRAL = Template(
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}"
+    "{{ '[INST] ' + m.content + ' [/INST]' }}{% elif m.role == 'assistant' %}"
+    "{{ ' ' + m.content + eos_token }}{% else %}"
+    "{{ raise_exception('only user and assistant') }}{% endif %}{% endfor %}",
+    **TEXTS,
+)
+# Drops what was thought once the conversation goes on, as templates of reasoning models do.
+FORGETFUL = Template(
+    "{% for m in messages %}{{ m.role + ':' }}"
+    "{{ m.content if loop.last else m.content.split('</think>')[-1] }}{{ '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
+)
+
+
+def turns(*texts):
+    roles = ["user", "assistant"] * len(texts)
+    return [{"role": r, "content": t} for r, t in zip(roles, texts, strict=False)]
+
+
+def encoded(template, messages, *, tokenizer=None, **options):
+    chat = Chat(tokenizer or Bytes(), template=template, **options)
+    (result,) = chat([{"messages": messages}])
+    return result
+
+
+def shown(document):
+    """The text of a document of Bytes with what is learnt in brackets; ^ is bos and $ eos."""
+    names = {256: "^", 257: "$"}
+    tokens = [names.get(i, chr(i)) for i in document.arrays["tokens"].tolist()]
+    mask = [0, *document.arrays["mask"].tolist(), 0]
+    steps = np.diff(mask)
+    pieces = [
+        "[" * int(steps[i] == 1) + token + "]" * int(steps[i + 1] == -1)
+        for i, token in enumerate(tokens)
+    ]
+    return "".join(pieces)
+
+
+def test_what_follows_the_generation_prompt_is_learnt():
+    document = encoded(CHATML, turns("Hi", "Ho", "A?", "B."))
+    assert shown(document) == (
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n[Ho<|im_end|>\n]"
+        "<|im_start|>user\nA?<|im_end|>\n<|im_start|>assistant\n[B.<|im_end|>\n]"
+    )
+    assert document.arrays["tokens"].dtype == np.int32
+    assert document.arrays["mask"].dtype == np.uint8
+    assert document.text_bytes == 0
+
+
+def test_what_blocks_write_is_learnt():
+    document = encoded(LLAMA, turns("Hi", " Ho ", "A?", "B."))
+    assert shown(document) == (
+        "^<|head|>user<|end_head|>\n\nHi$<|head|>assistant<|end_head|>\n\n[Ho$]"
+        "<|head|>user<|end_head|>\n\nA?$<|head|>assistant<|end_head|>\n\n[B.$]"
+    )
+
+
+def test_a_template_without_a_generation_prompt_needs_none():
+    document = encoded(MISTRAL, turns("Hi", "Ho", "A?", "B."))
+    assert shown(document) == "^[INST] Hi [/INST][ Ho$][INST] A? [/INST][ B.$]"
+
+
+@pytest.mark.parametrize(
+    "template, last",
+    [(CHATML, "B.<|im_end|>\n"), (LLAMA, "B.$"), (MISTRAL, " B.$")],
+    ids=["chatml", "llama", "mistral"],
+)
+@pytest.mark.parametrize("more", [[], ["Then?"]])
+def test_the_last_message_alone_is_learnt(template, last, more):
+    document = encoded(template, turns("Hi", "Ho", "A?", "B.", *more), train_on="last")
+    learnt = document.arrays["tokens"][document.arrays["mask"] > 0]
+    assert "".join({257: "$"}.get(i, chr(i)) for i in learnt.tolist()) == last
+
+
+def test_a_message_of_several_blocks_is_learnt_whole():
+    template = Template(
+        "{% for m in messages %}{% if m.role == 'assistant' %}{% for c in m.content %}"
+        "{% generation %}{{ c }}{% endgeneration %}-{% endfor %}{% else %}{{ m.content }}"
+        "{% endif %}{% endfor %}"
+    )
+    messages = turns("a", "bc", "d", "ef")
+    assert shown(encoded(template, messages)) == "a[b]-[c]-d[e]-[f]-"
+    assert shown(encoded(template, messages, train_on="last")) == "ab-c-d[e]-[f]-"
+
+
+def test_a_conversation_may_begin_with_what_is_learnt():
+    messages = [{"role": "assistant", "content": "Ho"}]
+    document = encoded(CHATML, messages, train_on="last")
+    assert shown(document) == "<|im_start|>assistant\n[Ho<|im_end|>\n]"
+    document = encoded(LLAMA, messages, train_on="last")
+    assert shown(document) == "^<|head|>assistant<|end_head|>\n\n[Ho$]"
+
+
+def test_all_ids_but_the_first_are_learnt():
+    document = encoded(MISTRAL, turns("Hi", "Ho"), train_on="all")
+    assert shown(document) == "^[[INST] Hi [/INST] Ho$]"
+    assert shown(encoded(FORGETFUL, turns("Hi", "a</think>Ho", "A?"), train_on="all")) == (
+        "u[ser:Hi\nassistant:Ho\nuser:A?\n]"
+    )
+
+
+@given(st.lists(st.text(st.characters(codec="utf-8"), max_size=6), min_size=2, max_size=5))
+@settings(max_examples=60, deadline=None)
+def test_any_conversation_is_masked_by_its_bytes(texts):
+    messages = turns(*texts)
+    expected = []
+    for message in messages:
+        said = message["role"] == "assistant"
+        head, body = f"<|im_start|>{message['role']}\n", f"{message['content']}<|im_end|>\n"
+        expected += [(byte, 0) for byte in head.encode()]
+        expected += [(byte, int(said)) for byte in body.encode()]
+    blocks = Template(
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}{% if m.role == 'assistant' %}"
+        "{% generation %}{{ m.content + '<|im_end|>\n' }}{% endgeneration %}{% else %}"
+        "{{ m.content + '<|im_end|>\n' }}{% endif %}{% endfor %}"
+    )
+    for template in (CHATML, blocks):
+        arrays = encoded(template, messages).arrays
+        assert list(zip(arrays["tokens"], arrays["mask"], strict=True)) == expected
+
+
+@pytest.fixture
+def merges(tmp_path):
+    """Characters as ids, "a\n" as one id, and two special tokens of which text is part."""
+    vocabulary = {c: i for i, c in enumerate(["a", "b", "\n", ":", "a\n", "<", "|", ">", "é"])}
+    library = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, [("a", "\n")]))
+    library.add_special_tokens(["<|eos|>", "<|>"])
+    library.save(str(tmp_path / "tokenizer.json"))
+    return Pretrained(tmp_path)
+
+
+SPOKEN = Template("{% for m in messages %}{{ m.content + ':' }}{% endfor %}")
+SPLIT = Template(
+    "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+    "{% endgeneration %}{{ '\n<|>' }}{% else %}{{ m.content }}{% endif %}{% endfor %}"
+)
+
+
+def test_an_id_that_straddles_the_border_is_not_learnt(merges):
+    document = encoded(SPLIT, turns("b", "ba"), tokenizer=merges)
+    assert document.arrays["tokens"].tolist() == [1, 1, 4, 10]  # b, b, a+newline, <|>
+    assert document.arrays["mask"].tolist() == [0, 1, 0, 0]
+    document = encoded(SPLIT, turns("b", "éb"), tokenizer=merges)
+    assert document.arrays["tokens"].tolist() == [1, 8, 1, 2, 10]
+    assert document.arrays["mask"].tolist() == [0, 1, 1, 0, 0]
+
+
+def test_special_tokens_of_the_template_become_their_ids_and_of_messages_never(merges):
+    tokens = encoded(SPLIT, turns("<", "|b"), tokenizer=merges).arrays["tokens"]
+    assert tokens.tolist() == [5, 6, 1, 2, 10]  # <, |, b, newline, <|>
+    result = encoded(SPLIT, turns("b", "a<|>"), tokenizer=merges)
+    assert isinstance(result, Corrupt)
+    assert result.error == (
+        "a message must not hold the text of a special token: got '<|>' in messages[1]. Take it "
+        "out: it would become the token, which only the template may write."
+    )
+
+
+def test_nothing_to_learn_is_dropped(merges):
+    assert encoded(CHATML, turns("Hi")) is None
+    assert encoded(LLAMA, turns("Hi")) is None
+    assert encoded(LLAMA, turns("Hi"), train_on="last") is None
+    assert encoded(SPLIT, turns("b", "a"), tokenizer=merges) is None  # the only id straddles
+    assert encoded(SPOKEN, turns("", "b")[1:], tokenizer=merges).arrays["mask"].tolist() == [1, 1]
+    first = Template("{% generation %}{{ messages[0].content }}{% endgeneration %}!")
+    assert encoded(first, turns("a")) is None  # learnt, but no target: it is the first id
+    assert encoded(Template("{{ messages[0].content }}"), turns("a"), train_on="all") is None
+
+
+@pytest.mark.parametrize("train_on", ["assistant", "last"])
+def test_a_template_that_rewrites_what_was_said_is_ambiguous(train_on):
+    message = (
+        r"ambiguous template: it must .*: got 'a</think>b\\n' alone and 'b\\nuser:c\\n' among all, "
+        r"at character 17\. Add \{% generation %\} blocks .* or pass train_on=\"all\""
+    )
+    with pytest.raises(ValueError, match=message):
+        encoded(FORGETFUL, turns("x", "a</think>b", "c"), train_on=train_on)
+
+
+def test_a_generation_prompt_that_the_answer_does_not_keep_is_ambiguous():
+    template = Template(
+        "{% for m in messages %}{{ m.role + ':' + m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'assistant:<think>' }}{% endif %}"
+    )
+    with pytest.raises(ValueError, match=r"ambiguous .*got '<think>' alone and 'Ho' among all"):
+        encoded(template, turns("Hi", "Ho"))
+
+
+def test_what_no_message_precedes_is_looked_at_where_it_is_learnt():
+    document = encoded(FORGETFUL, turns("x", "a</think>b"))
+    assert shown(document) == "user:x\nassistant:[a</think>b\n]"
+
+
+@pytest.mark.parametrize(
+    "record, message",
+    [
+        ({"text": "a"}, "a chat must be a list of messages: got messages=None."),
+        ({"messages": [{"role": "system", "content": ""}]}, "got TemplateError: only user and as"),
+        ({"messages": turns("a", "b"), "tools": 3}, "tools must be a list of JSON schemas"),
+        ({"messages": turns("a\ud800", "b")}, "text must be Unicode without lone surrogates: got"),
+    ],
+)
+def test_what_is_no_conversation_is_corrupt_in_its_place(record, message):
+    good = {"messages": turns("Hi", "Ho")}
+    chat = Chat(Bytes(), template=MISTRAL)
+    first, second, third = chat([good, record, good])
+    assert isinstance(second, Corrupt)
+    assert message in second.error
+    assert shown(first) == shown(third) == "^[INST] Hi [/INST][ Ho$]"
+
+
+def test_other_fields_may_hold_the_messages_and_the_tools():
+    template = Template("{{ tools | tojson }}{% for m in messages %}/{{ m.content }}{% endfor %}")
+    record = {"talk": turns("a", "b"), "can": [1], "tools": [2], "messages": []}
+    options = {"field": "talk", "tools_field": "can", "train_on": "all"}
+    (document,) = Chat(Bytes(), template=template, **options)([record])
+    assert shown(document) == "[[1]/a/b]"
+    (document,) = Chat(Bytes(), template=template, **{**options, "tools_field": None})([record])
+    assert shown(document) == "n[ull/a/b]"
+
+
+def test_it_is_an_encoder_that_travels():
+    chat = Chat(Bytes(), template=LLAMA)
+    assert isinstance(chat, Encoder)
+    records = [{"messages": turns("Hi", "Ho")}, {"messages": 1}, {"messages": turns("Hi")}]
+    copy = pickle.loads(pickle.dumps(chat))
+    assert copy.fingerprint == chat.fingerprint
+    assert shown(copy(records)[0]) == shown(chat(records)[0])
+    assert copy(records)[1:] == chat(records)[1:]
+    together = [shown(one) for one in chat(records[:1] * 3)]
+    assert together == [shown(chat(records)[0])] * 3
+
+
+def test_the_layout_holds_ids_and_marks():
+    layout = Chat(Bytes(), template=LLAMA).layout
+    assert (layout["tokens"].dtype, layout["tokens"].vocab_size) == ("<u2", 258)
+    assert (layout["mask"].dtype, layout["mask"].vocab_size) == ("|u1", None)
+
+
+def test_fingerprints_tell_what_changes_the_arrays(bpe):
+    variants = [
+        Chat(Bytes(), template=LLAMA),
+        Chat(bpe, template=LLAMA),
+        Chat(Bytes(), template=MISTRAL),
+        Chat(Bytes(), template=LLAMA, train_on="last"),
+        Chat(Bytes(), template=LLAMA, train_on="all"),
+        Chat(Bytes(), template=LLAMA, field="talk"),
+        Chat(Bytes(), template=LLAMA, tools_field=None),
+    ]
+    assert len({chat.fingerprint for chat in variants}) == len(variants)
+    assert Chat(Bytes(), template=LLAMA).fingerprint == variants[0].fingerprint
+    assert variants[0].manifest == {
+        "encoder": "chat",
+        "tokenizer": "bytes/1",
+        "vocab_size": 258,
+        "template": LLAMA.fingerprint,
+        "train_on": "assistant",
+        "field": "messages",
+        "tools_field": "tools",
+    }
+
+
+def test_an_unknown_choice_is_an_error():
+    message = r'train_on must be "assistant", "last" or "all": got train_on=\'user\'. Pass one'
+    with pytest.raises(ValueError, match=message):
+        Chat.__init__.__wrapped__(Chat.__new__(Chat), Bytes(), template=LLAMA, train_on="user")

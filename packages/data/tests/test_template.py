@@ -1,0 +1,274 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+import datetime
+import json
+import pickle
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dovetail_data import Template
+
+USER = {"role": "user", "content": "Hi"}
+MODEL = {"role": "assistant", "content": "Ho"}
+BLOCKS = (
+    "{% for m in messages %}{{ '[' + m.role + ']' }}"
+    "{% if m.role == 'assistant' %}{% generation %}{{ m.content + '.' }}{% endgeneration %}"
+    "{% else %}{{ m.content }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '[assistant]' }}{% endif %}"
+)
+
+
+def blocks_of(source, messages, **options):
+    rendered = Template(source).render(messages, **options)
+    return rendered.text, [rendered.text[start:stop] for start, stop in rendered.spans]
+
+
+def test_blocks_are_found_in_loops_and_conditions():
+    rendered = Template(BLOCKS).render([USER, MODEL, USER, MODEL], add_generation_prompt=True)
+    assert rendered.text == "[user]Hi[assistant]Ho.[user]Hi[assistant]Ho.[assistant]"
+    assert rendered.spans == ((19, 22), (41, 44))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% macro say(x) %}<{% generation %}{{ x }}{% endgeneration %}>{% endmacro %}"
+        "ab{{ say('Ho') }}cd",
+        "{% set x %}<{% generation %}Ho{% endgeneration %}>{% endset %}ab{{ x }}cd",
+        "ab{% filter trim %}<{% generation %}Ho{% endgeneration %}>{% endfilter %}cd",
+    ],
+)
+def test_blocks_are_found_in_what_is_written_later(source):
+    assert blocks_of(source, [USER]) == ("ab<Ho>cd", ["Ho"])
+
+
+def test_a_block_that_writes_nothing_is_a_span_of_nothing():
+    rendered = Template("a{% generation %}{% endgeneration %}b").render([USER])
+    assert (rendered.text, rendered.spans) == ("ab", ((1, 1),))
+
+
+def test_a_template_without_blocks_has_no_spans():
+    template = Template("{{ messages[0].content }}")
+    assert not template.generation
+    assert template.render([USER]).spans == ()
+    assert Template(BLOCKS).generation
+
+
+@given(
+    texts=st.lists(st.text(st.sampled_from("ab\n\ufdd0\ufdd1\ufdd2é{%}"), max_size=5), min_size=1)
+)
+@settings(max_examples=60, deadline=None)
+def test_any_content_leaves_the_spans_right(texts):
+    messages = [
+        {"role": "assistant" if i % 2 else "user", "content": text} for i, text in enumerate(texts)
+    ]
+    text, said = blocks_of(BLOCKS, messages)
+    ended = [f"{one}." if i % 2 else one for i, one in enumerate(texts)]
+    assert said == ended[1::2]
+    assert text == "".join(f"[{m['role']}]{one}" for m, one in zip(messages, ended, strict=True))
+
+
+def test_a_text_without_room_for_marks_is_an_error():
+    held = "".join(chr(0xFDD0 + i) for i in range(31))
+    with pytest.raises(ValueError, match=r"leave two .* free: got all in one .*\. Delete them"):
+        Template(BLOCKS).render([{"role": "user", "content": held}])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% generation %}a{% generation %}b{% endgeneration %}{% endgeneration %}",
+        "{% filter trim %}{% generation %} a {% endgeneration %}{% endfilter %}",
+        "{% set x %}{% generation %} a {% endgeneration %}{% endset %}{{ x | trim }}",
+        "{% set x %}{% generation %}ab{% endgeneration %}{% endset %}{{ x | reverse }}",
+    ],
+)
+def test_a_block_that_cannot_be_found_is_an_error(source):
+    with pytest.raises(ValueError, match=r"must stand in the text .*: got blocks .*\. Move the bl"):
+        Template(source).render([USER])
+
+
+def test_what_is_none_is_absent_and_the_message_is_left_alone():
+    source = "{{ messages[0].content is defined }}{{ messages[0].name is defined }}"
+    message = {"role": "assistant", "content": None, "name": "x"}
+    assert Template(source).render([message]).text == "FalseTrue"
+    assert message == {"role": "assistant", "content": None, "name": "x"}
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "thinking", "reasoning"])
+def test_reasoning_has_the_names_that_templates_read(name):
+    source = "{{ messages[0].reasoning_content }}/{{ messages[0].thinking }}"
+    assert Template(source).render([{**MODEL, name: "hm"}]).text == "hm/hm"
+
+
+def test_tools_and_variables_reach_the_template():
+    source = "{{ tools[0].name }} {{ level + 1 }} {{ documents is none }} {{ tools is none }}"
+    template = Template(source, variables={"level": 2})
+    assert template.render([USER], tools=[{"name": "f"}]).text == "f 3 True False"
+
+
+def test_special_tokens_are_those_that_are_told():
+    source = "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}"
+    assert Template(source, bos="<s>", eos="</s>").render([USER]).text == "<s>Hi</s>"
+    assert Template(source, bos="", eos="</s>").render([USER]).text == "Hi</s>"
+    assert Template("{{ bos_token is defined }}", bos="").render([USER]).text == "False"
+
+
+@pytest.mark.parametrize("name", ["bos", "eos"])
+def test_a_special_token_that_is_not_told_is_an_error(name):
+    given_one = {"bos": "<s>", "eos": "</s>", name: None}
+    message = rf"writes {name}_token must be told it: got {name}=None. Pass {name}= its text, or"
+    with pytest.raises(ValueError, match=message):
+        Template("{{ bos_token }}{{ eos_token }}", **given_one)
+
+
+def test_the_date_is_told_and_not_asked():
+    source = "{{ strftime_now('%d %b %Y') }}"
+    template = Template(source, now=datetime.datetime(2024, 7, 26))
+    assert template.render([USER]).text == "26 Jul 2024"
+    with pytest.raises(ValueError, match=r"must take the messages: .*must be told: pass Temp.*now"):
+        Template(source).render([USER])
+
+
+def test_what_a_template_refuses_is_told():
+    source = "{{ raise_exception('roles must alternate') }}"
+    message = r"must take the messages: got TemplateError: roles must alternate. Mend the record"
+    with pytest.raises(ValueError, match=message):
+        Template(source).render([USER])
+
+
+@pytest.mark.parametrize("source", ["{{ 'a' + messages[0].absent }}", "{{ 'a' + messages }}"])
+def test_what_a_template_fails_at_is_told(source):
+    with pytest.raises(ValueError, match=r"must take the messages: got \w+Error: .*\. Mend the re"):
+        Template(source).render([USER])
+
+
+@pytest.mark.parametrize(
+    "source, line",
+    [("a\n{% if x %}", 2), ("a\nb\n{{ x | nothing }}", 3), ("{% generation %}", 1)],
+)
+def test_bad_syntax_is_an_error_that_names_the_line(source, line):
+    message = rf"must be Jinja as chat templates use it: got line={line}: .*\. Mend that line"
+    with pytest.raises(ValueError, match=message):
+        Template(source)
+
+
+def test_a_content_is_written_as_the_template_can():
+    text = Template("{{ 'x' + messages[0].content }}")
+    assert (text.takes_text, text.takes_parts) == (True, False)
+    printed = Template("{{ messages[0].content }}")
+    assert (printed.takes_text, printed.takes_parts) == (True, False)
+    parts = Template("{% for part in messages[0].content %}{{ part.text }}{% endfor %}")
+    assert (parts.takes_text, parts.takes_parts) == (False, True)
+
+
+def test_a_copy_in_another_process_renders_alike():
+    now = datetime.datetime(2024, 7, 26)
+    template = Template(BLOCKS, bos="<s>", variables={"a": [1]}, now=now)
+    expected = template.render([USER, MODEL])
+    copy = pickle.loads(pickle.dumps(template))
+    assert copy.fingerprint == template.fingerprint
+    assert copy.render([USER, MODEL]) == expected
+    assert copy._strftime("%Y") == "2024"
+
+
+def test_fingerprints_tell_what_changes_the_text():
+    day = datetime.datetime(2024, 7, 26)
+    source = "{{ bos_token }}{{ eos_token }}"
+    told = {"bos": "<s>", "eos": "</s>"}
+    variants = [
+        Template(source, **told),
+        Template(source + " ", **told),
+        Template(source, bos="<b>", eos="</s>"),
+        Template(source, bos="<s>", eos="<b>"),
+        Template(source, **told, variables={"a": 1}),
+        Template(source, **told, now=day),
+        Template(source, **told, now=day + datetime.timedelta(days=1)),
+    ]
+    assert len({one.fingerprint for one in variants}) == len(variants)
+    assert Template(source, **told).fingerprint == variants[0].fingerprint
+
+
+def test_a_missing_extra_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(ImportError, match=r"needs .*jinja2.*pip install 'dovetail-data\[chat\]'"):
+        Template("a")
+
+
+@pytest.fixture
+def model(tmp_path):
+    """Saves a tokenizer_config.json with the fields, and files by name; gives the directory."""
+
+    def save(files=(), **config):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+        for name, text in dict(files).items():
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text(text)
+        return tmp_path
+
+    return save
+
+
+SPECIALS = {
+    "bos_token": "<s>",
+    "eos_token": {"content": "</s>", "lstrip": False},
+    "pad_token": "<p>",
+    "add_bos_token": True,
+}
+WRITER = "{{ bos_token }}{{ pad_token }}{{ eos_token }}{{ add_bos_token is defined }}"
+
+
+def test_a_template_is_found_in_the_configuration(model):
+    directory = model(chat_template=WRITER, **SPECIALS)
+    for path in (directory, str(directory), directory / "tokenizer_config.json"):
+        assert Template.load(path).render([USER]).text == "<s><p></s>False"
+
+
+def test_a_file_of_its_own_goes_before_the_configuration(model):
+    directory = model({"chat_template.jinja": WRITER + "é"}, chat_template="old", **SPECIALS)
+    for path in (directory, directory / "chat_template.jinja"):
+        assert Template.load(path).render([USER]).text == "<s><p></s>Falseé"
+
+
+def test_one_of_several_templates_is_taken_by_name(model):
+    several = [{"name": "default", "template": "d"}, {"name": "rag", "template": "r"}]
+    directory = model(chat_template=several)
+    assert Template.load(directory).source == "d"
+    assert Template.load(directory, name="rag").source == "r"
+    model({"additional_chat_templates/tool_use.jinja": "t"}, chat_template=several)
+    assert Template.load(directory, name="tool_use").source == "t"
+    with pytest.raises(ValueError, match=r"got path='.*', name='x' with the templates \['default"):
+        Template.load(directory, name="x")
+
+
+def test_what_is_passed_goes_before_the_configuration(model):
+    directory = model(chat_template=WRITER, **SPECIALS)
+    template = Template.load(directory, bos="", eos="<e>", variables={"pad_token": "-"})
+    assert template.render([USER]).text == "-<e>False"
+
+
+def test_the_date_and_null_are_loaded_too(model):
+    source = "{{ bos_token }}{{ strftime_now('%Y') }}"
+    directory = model(chat_template=source, bos_token=None)
+    template = Template.load(directory, now=datetime.datetime(2024, 7, 26))
+    assert template.render([USER]).text == "2024"
+
+
+def test_a_template_alone_must_be_told_its_tokens(tmp_path):
+    (tmp_path / "mine.jinja").write_text("{{ bos_token }}")
+    with pytest.raises(ValueError, match=r"must be told it: got bos=None"):
+        Template.load(tmp_path / "mine.jinja")
+    assert Template.load(tmp_path / "mine.jinja", bos="<s>").render([USER]).text == "<s>"
+
+
+def test_no_template_is_an_error(model, tmp_path):
+    message = (
+        r"must exist: got path='.*', name='default' with the templates \[\]. Give a .jinja file"
+    )
+    with pytest.raises(ValueError, match=message):
+        Template.load(model(bos_token="<s>"))
+    with pytest.raises(ValueError, match=message):
+        Template.load(tmp_path / "nowhere")

@@ -8,8 +8,7 @@ from typing import Any
 import grain
 import numpy as np
 
-from dovetail_data._processes import Processes
-from dovetail_data._reader import Ahead, Reader, Threads
+from dovetail_data._reader import Ahead, Reader
 from dovetail_data.corpus import CorruptDocument, CorruptError
 from dovetail_data.rows import Arrays, Rows, Span, joined
 from dovetail_data.stats import Meter, Stats
@@ -136,9 +135,7 @@ class Batches(grain.DatasetIterator[Arrays]):
         if not (self._threads or self._workers):
             return self._reader(start)
         if self._ahead is None:
-            workers = self._workers or self._threads
-            make = Processes if self._workers else Threads
-            self._ahead = Ahead(self._reader, make(self._reader, workers), depth=2 * workers)
+            self._ahead = Ahead(self._reader, threads=self._threads, workers=self._workers)
         return self._ahead.take(start)
 
     def _count(self, corrupt: list[CorruptDocument]) -> None:

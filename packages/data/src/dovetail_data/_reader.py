@@ -10,11 +10,12 @@ import collections
 import hashlib
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from dovetail_data._processes import Processes
+from dovetail_data._shared import Exchange, Sender, Sent
 from dovetail_data.corpus import CorruptDocument
 from dovetail_data.rows import Arrays, Rows
 
@@ -71,14 +72,19 @@ def _extended(array: np.ndarray, rows: int) -> np.ndarray:
 
 
 class Ahead:
-    """Calls of a reader that run ahead of their use, `depth` of them begun or done."""
+    """Calls of a reader that run ahead of their use, in threads or in processes."""
 
-    def __init__(self, reader: Reader, pool: "Threads | Processes", *, depth: int) -> None:
+    def __init__(self, reader: Reader, *, threads: int, workers: int) -> None:
         self._reader = reader
-        self._pool = pool
-        self._depth = depth
+        self._exchange = Exchange() if workers else None
+        if self._exchange is None:
+            self._pool: Threads | Processes = Threads(reader, threads)
+        else:
+            scratch = self._exchange.directory
+            self._pool = Processes(Sender(reader, scratch), workers, scratch=scratch)
+        self._depth = 2 * (workers or threads)  # one that is read and one that waits, for each
         self._next = 0
-        self._pending: collections.deque[tuple[int, Future[Read]]] = collections.deque()
+        self._pending: collections.deque[tuple[int, Future[Read | Sent]]] = collections.deque()
 
     def take(self, start: int) -> Read:
         """What the reader gives for `start`; begins on what follows."""
@@ -89,17 +95,19 @@ class Ahead:
             self._next = start
         try:
             self._fill()
-            read = self._pending.popleft()[1].result()
+            found = self._pending.popleft()[1].result()
             self._fill()
         except BrokenProcessPool as error:
             raise RuntimeError(
                 "each worker must live as long as its iterator: got one dead. Guard the script by "
                 '`if __name__ == "__main__":`, or pass fewer workers if memory ran out.'
             ) from error
-        return read
+        return found.receive() if isinstance(found, Sent) else found
 
     def close(self) -> None:
         self._pool.close(wait=False)
+        if self._exchange is not None:
+            self._exchange.close()
 
     def _fill(self) -> None:
         total = self._reader.total
@@ -115,7 +123,7 @@ class Threads:
         self._work = work
         self._executor = ThreadPoolExecutor(workers, thread_name_prefix="batches")
 
-    def submit(self, start: int) -> Future[Read]:
+    def submit(self, start: int) -> Future[Any]:
         return self._executor.submit(self._work, start)
 
     def close(self, *, wait: bool) -> None:

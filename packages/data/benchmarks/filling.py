@@ -14,8 +14,8 @@ from pathlib import Path
 
 import grain
 import numpy as np
-
 from corpora import drawn_corpus, lognormal_lengths
+
 from dovetail_data import Corpus, pack
 from measure import report, rounds
 

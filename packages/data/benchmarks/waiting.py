@@ -15,8 +15,8 @@ from typing import Any
 import grain
 import jax
 import numpy as np
-
 from corpora import drawn_corpus, lognormal_lengths
+
 from dovetail_data import Corpus, Rows, batches, pack, to_device
 from measure import report, rounds
 

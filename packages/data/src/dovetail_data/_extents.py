@@ -46,7 +46,8 @@ def extents(path: Path) -> Iterator[tuple[int, int]]:
             header = read_extent(file, _inside(position), _CHUNK_HEADER.size)
             data_bytes, kind, value_bytes = _CHUNK_HEADER.unpack(header)
             data = _advance(position, _CHUNK_HEADER.size)
-            if kind & 0xFF == _RECORDS and kind >> 8 == 1:
+            # More values than data: compressed, which no shard of ours is.
+            if kind & 0xFF == _RECORDS and kind >> 8 == 1 and value_bytes <= data_bytes:
                 yield _inside(_advance(data, data_bytes - value_bytes)), value_bytes
             position = _advance(data, data_bytes)
     finally:

@@ -134,6 +134,8 @@ class Order:
         return rows
 
     def _permutation(self, epoch: int) -> Permutation:
-        if self._current is None or self._current[0] != epoch:
-            self._current = epoch, Permutation(self._n, key=f"rows/{self._seed}/{epoch}")
-        return self._current[1]
+        current = self._current  # read once: another thread may be in another epoch
+        if current is None or current[0] != epoch:
+            current = epoch, Permutation(self._n, key=f"rows/{self._seed}/{epoch}")
+            self._current = current
+        return current[1]

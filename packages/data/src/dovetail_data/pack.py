@@ -19,7 +19,7 @@ from dovetail_data.corpus import Corpus
 from dovetail_data.order import Permutation
 from dovetail_data.rows import Rows
 from dovetail_data.spans import SpanTable
-from dovetail_data.token_rows import TokenRows
+from dovetail_data.token_rows import TokenRows, require_field
 
 Method = Literal["best_fit", "first_fit", "concat"]
 
@@ -98,6 +98,7 @@ def pad(corpus: Corpus, *, length: int) -> Rows:
 def _check(corpus: Corpus, length: int) -> None:
     if length < 1:
         raise ValueError(f"length must be >= 1: got length={length}. Pass the slots of a row.")
+    require_field(corpus, "tokens", "Write it with Text or Chat, or use pairs or images.")
     if not (corpus.lengths > 1).any():
         raise ValueError(
             f"a corpus must have a pair of ids: got {len(corpus)} documents of at most one id. "

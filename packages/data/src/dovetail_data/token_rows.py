@@ -22,7 +22,6 @@ class TokenRows(Rows):
     """
 
     def __init__(self, corpus: Corpus, table: SpanTable, *, length: int) -> None:
-        require_field(corpus, "tokens", "Write it with Text or Chat, or use pairs or images.")
         self.corpus = corpus
         self.length = length
         self._table = table

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dovetail_data import Corpus, Pretrained, Progress, Text, text, train_bpe, write
+from dovetail_data import Corpus, Pretrained, Progress, Text, records, text, train_bpe, write
 
 TOKENIZER = "tokenizer.json"
 
@@ -104,7 +104,7 @@ def prepare(
     else:
         directory.mkdir(parents=True, exist_ok=True)
         source = text(train)
-        texts = (record["text"] for part in source.parts() for record in source.read(part))
+        texts = (record["text"] for record in records(source))
         tokenizer = train_bpe(texts, path, vocab_size=vocab_size)
 
     def encoded(files: Sequence[Path], name: str) -> Corpus:

@@ -61,15 +61,22 @@ def test_records_are_decoded_as_asked(tmp_path):
     assert len(prints) == 3
 
 
+@pytest.mark.parametrize("parts", [1, 4])
 @pytest.mark.parametrize("options", ["group_size:4", "group_size:4,uncompressed"])
-def test_records_of_a_damaged_chunk_are_corrupt_and_the_others_are_read(tmp_path, options):
+def test_records_of_a_damaged_chunk_are_corrupt_and_the_others_are_read(
+    tmp_path, monkeypatch, options, parts
+):
     path = tmp_path / "a.array_record"
     write(path, [json.dumps(row).encode() for row in ROWS], options=options)
     content = bytearray(path.read_bytes())
-    content[2000] ^= 0x04
+    # In a compressed file, a byte before the index of chunks.
+    place = content.find(ROWS[50]["text"].encode()) if "uncompressed" in options else 2000
+    content[place] ^= 0x04
     path.write_bytes(content)
+    monkeypatch.setattr(module, "_PART_BYTES", len(content) // 3 if parts > 1 else len(content))
     source = array_record(path)
-    found = list(source.read(source.parts()[0]))
+    assert len(source.parts()) == parts
+    found = [item for part in source.parts() for item in source.read(part)]
     bad = [i for i, item in enumerate(found) if isinstance(item, Corrupt)]
     assert len(found) == 100
     assert bad in [list(range(start, start + 4)) for start in range(0, 100, 4)]

@@ -73,9 +73,15 @@ def test_a_saved_dataset_that_is_not_whole_or_reordered_is_an_error(tmp_path):
     (tmp_path / "d" / name).unlink()
     with pytest.raises(ValueError, match=r"must exist: got path='.*data-00000-of-00003\.arrow'"):
         hf_directory(tmp_path / "d")
-    (tmp_path / "d" / "state.json").write_text('{"_data_files": [')
-    with pytest.raises(ValueError, match=r"must be whole: got .*state\.json: .*\. Save it again\."):
-        hf_directory(tmp_path / "d")
+    for content in ('{"_data_files": [', '{"_split": null}'):
+        (tmp_path / "d" / "state.json").write_text(content)
+        message = r"must be whole: got .*state\.json: .*\. Save it again\."
+        with pytest.raises(ValueError, match=message):
+            hf_directory(tmp_path / "d")
+    (tmp_path / "f").mkdir()
+    (tmp_path / "f" / "dataset_dict.json").write_text('{"splits": ["train"]}')
+    with pytest.raises(ValueError, match=r"must be whole: got .*train/state\.json: .*No such file"):
+        hf_directory(tmp_path / "f")
     save(tmp_path / "e", ROWS, _indices_data_files=[{"filename": "indices.arrow"}])
     message = r"must lie as its rows go: got .*e with \['_indices_data_files'\]\. Load it with"
     with pytest.raises(ValueError, match=message):
@@ -87,8 +93,6 @@ def test_a_repository_of_parquet_shards(tmp_path):
         write_parquet(tmp_path / "data" / f"train-{i:05d}-of-00002.parquet", rows)
     write_parquet(tmp_path / "data" / "test_sft-00000-of-00001.parquet", ROWS[:2])
     (tmp_path / "README.md").write_text("# data")
-    (tmp_path / ".cache").mkdir()
-    (tmp_path / ".cache" / "train-00000-of-00001.parquet").write_bytes(b"")
     assert list(records(hf_directory(tmp_path))) == ROWS
     assert list(records(hf_directory(tmp_path, columns=["n"]))) == [{"n": i} for i in range(25)]
     assert list(records(hf_directory(tmp_path, split="test_sft"))) == ROWS[:2]
@@ -104,6 +108,8 @@ def test_a_repository_of_json_lines(tmp_path, name):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_bytes(pack(lines(ROWS)))
     (tmp_path / "dataset_infos.json").write_text("{}")
+    (tmp_path / ".cache" / "train").mkdir(parents=True)
+    (tmp_path / ".cache" / "train" / "old.jsonl").write_bytes(lines(ROWS[:1]))
     (tmp_path / "valid.jsonl").write_bytes(lines(ROWS[:3]))
     assert list(records(hf_directory(tmp_path))) == ROWS
     assert list(records(hf_directory(tmp_path, split="validation"))) == ROWS[:3]

@@ -25,6 +25,7 @@ from dovetail_data.sources import _splits
              "gen": ["data/gen-00000-of-00001.parquet"]},
         ),
         (["a/train-00000-of-00001.json", "b/x.json"], {"train": ["a/train-00000-of-00001.json"]}),
+        (["data/a-00000-of-00001.json", "train/b.json"], {"a": ["data/a-00000-of-00001.json"]}),
         (["en_us/evaluation.v2/x"], {"test": ["en_us/evaluation.v2/x"]}),
     ],
 )  # fmt: skip

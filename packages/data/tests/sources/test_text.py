@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import inspect
+import os
 
 import pytest
 
@@ -71,11 +72,18 @@ def test_half_a_document_is_not_given(tmp_path, errors):
 
 
 def test_a_file_that_changed_since_is_an_error(tree):
+    (tree / "c.txt.gz").write_bytes(gzip.compress(b"C" * 99))
     source = text(tree)
+    _, plain, packed = source.parts()
+    os.truncate(tree / "c.txt.gz", packed.bytes - 2)
     (tree / "b.txt").write_bytes(b"BBBB")
-    message = r"must not change while it is read: got .*b\.txt with 4 bytes, it had 3. Make the"
-    with pytest.raises(ValueError, match=message):
-        contents(source)
+    for part, now in ((plain, 4), (packed, packed.bytes - 2)):
+        message = (
+            rf"must not change while it is read: got .*{part.name} with {now} bytes, it had "
+            rf"{part.bytes}\. Make the source again\."
+        )
+        with pytest.raises(ValueError, match=message):
+            list(source.read(part))
 
 
 def test_another_way_to_take_errors_is_refused(tree):

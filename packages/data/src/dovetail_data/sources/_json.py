@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A JSON object in UTF-8, or what is wrong with it."""
 
+import collections
 import json
 import re
 from typing import Any
@@ -13,6 +14,18 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _KINDS = {list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
 
 
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        counts = collections.Counter(name for name, _ in pairs)
+        twice = next(name for name, count in counts.items() if count > 1)
+        raise ValueError(f"the name {twice!a} more than once in one object")
+    return value
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique)  # json.loads would make one per line
+
+
 def parse(line: bytes) -> Record | Corrupt:
     """The object that `line` is. NaN and infinities are taken, as Python's json writes them.
 
@@ -21,7 +34,7 @@ def parse(line: bytes) -> Record | Corrupt:
     can spell and UTF-8 cannot.
     """
     try:
-        value = json.loads(line.decode("utf-8"), object_pairs_hook=_unique)
+        value = _DECODER.decode(line.decode("utf-8"))
     except UnicodeDecodeError as error:
         return Corrupt(
             f"a record must be UTF-8: got byte 0x{line[error.start]:02x} at its byte "
@@ -44,15 +57,6 @@ def parse(line: bytes) -> Record | Corrupt:
             f"a record must be Unicode without lone surrogates: got {lone!a}. "
             "Mend its \\ud800-\\udfff escapes or delete it."
         )
-    return value
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the name {twice!a} more than once in one object")
     return value
 
 

@@ -52,18 +52,18 @@ def hf_directory(
             "give a single file to parquet(...), jsonl(...) or arrow(...)."
         )
     if (directory / "dataset_dict.json").is_file():
-        splits = _read(directory / "dataset_dict.json")["splits"]
+        splits = _read(directory / "dataset_dict.json", "splits")["splits"]
         _check_split(directory, split, splits)
         return _saved(directory / split, columns)
     if (directory / "state.json").is_file():
-        saved = _read(directory / "state.json").get("_split")
+        saved = _read(directory / "state.json", "_data_files").get("_split")
         _check_split(directory, split, [saved or split])
         return _saved(directory, columns)
     return _repository(directory, split, columns)
 
 
 def _saved(directory: Path, columns: Sequence[str] | None) -> ArrowFiles:
-    state = _read(directory / "state.json")
+    state = _read(directory / "state.json", "_data_files")
     indices = [name for name, value in state.items() if name.startswith("_indices") and value]
     if indices:
         raise ValueError(
@@ -153,10 +153,14 @@ def _check_split(directory: Path, split: str, splits: Iterable[str]) -> None:
         )
 
 
-def _read(path: Path) -> Any:
+def _read(path: Path, name: str) -> dict[str, Any]:
+    """The object of a JSON file, which has `name`."""
     try:
-        return json.loads(path.read_bytes())
-    except ValueError as error:
+        content = json.loads(path.read_bytes())
+        if name not in content:
+            raise ValueError(f"no {name!r} in it")
+    except (OSError, ValueError) as error:
         raise ValueError(
             f"a saved dataset must be whole: got {path}: {error}. Save it again."
         ) from error
+    return content

@@ -35,7 +35,7 @@ def every_pair(lengths):
     seed=st.integers(0, 3),
     method=st.sampled_from(METHODS),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_packing_keeps_every_pair_once(corpus_of, pairs, lengths, length, seed, method):
     rows = pack(corpus_of(lengths), length=length, seed=seed, method=method)
     batch = all_rows(rows)

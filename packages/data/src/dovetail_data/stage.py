@@ -1,0 +1,50 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The weights of a mixture from some row on, and the integers that realise them."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import TypeAlias
+
+from dovetail_data._chairman import PERIOD, shares
+
+Weights: TypeAlias = Mapping[str, int | float | Fraction]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Stage:
+    """From row `start` of a mixture on, `weights` hold. One of 0 turns a source off."""
+
+    start: int
+    weights: Weights
+
+
+def counts_of(stage: Stage, names: Sequence[str]) -> list[int]:
+    """The weights of a stage as integers, source by source."""
+    weights = stage.weights
+    if set(weights) != set(names):
+        raise ValueError(
+            f"weights must be of the sources {list(names)}: got {sorted(weights)} for the rows "
+            f"from {stage.start}. Name each source; a weight of 0 turns it off."
+        )
+    for name, weight in weights.items():
+        if not 0 <= weight < math.inf:
+            raise ValueError(
+                f"a weight must be a number >= 0: got weights[{name!r}]={weight!r}. Pass 0 to "
+                "turn the source off."
+            )
+    if not any(weights.values()):
+        raise ValueError(
+            f"a weight must be above 0: got {dict(weights)} for the rows from {stage.start}. Give "
+            "one source a weight."
+        )
+    counts = shares([Fraction(str(weights[name])) for name in names])
+    for name, count in zip(names, counts, strict=True):
+        if weights[name] and not count:
+            raise ValueError(
+                f"a weight must be at least about 1/{2 * PERIOD} of the sum: got weights[{name!r}]"
+                f"={weights[name]} of {sum(weights.values())}. Raise it, or pass 0."
+            )
+    return counts

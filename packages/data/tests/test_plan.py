@@ -1,0 +1,86 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+import numpy as np
+import pytest
+
+from dovetail_data import pack, pad
+from dovetail_data.mix import Stage, mix
+from dovetail_data.plan import Planned, plan
+
+LONG, SHORT = [9, 9, 9, 9, 5], [3, 3, 2]  # ids: 36 pairs, and 5
+
+
+@pytest.fixture
+def sources(corpus_of):
+    return {"long": pad(corpus_of(LONG), length=8), "short": pad(corpus_of(SHORT), length=8)}
+
+
+def test_plain_rows_are_one_line(corpus_of):
+    rows = pack(corpus_of([9, 5, 5]), length=8)  # 2 rows, full
+    found = plan(rows, steps=3, global_batch=5)
+    assert found.sources == (Planned(name="", rows=15, epochs=7.5, tokens=15 * 8.0, share=1.0),)
+    assert (found.rows, found.tokens) == (15, 120.0)
+    assert str(found).splitlines() == [
+        "3 steps of 5 rows",
+        "source  rows  epochs  tokens   share",
+        "rows      15   7.500     120  100.0%",
+    ]
+
+
+def test_each_source_has_its_rows_epochs_and_tokens(sources):
+    rows = mix(
+        sources,
+        weights={"long": 3, "short": 1},
+        stages=[Stage(start=400, weights={"long": 0, "short": 1})],
+    )
+    found = plan(rows, steps=100, global_batch=5)
+    # 400 rows at 3 to 1, then 100 of short; 36 / 5 tokens in a row of long, 5 / 3 in one of short.
+    tokens = {"long": 300 * 36 / 5, "short": 200 * 5 / 3}
+    expected = {
+        "long": (300, 300 / 5, tokens["long"]),
+        "short": (200, 200 / 3, tokens["short"]),
+    }
+    for one in found.sources:
+        count, epochs, of = expected.pop(one.name)
+        assert one.rows == count
+        assert one.epochs == pytest.approx(epochs, rel=1e-12)
+        assert one.tokens == pytest.approx(of, rel=1e-12)
+        assert one.share == pytest.approx(of / sum(tokens.values()), rel=1e-12)
+    assert not expected
+    assert found.rows == 500
+    assert str(found).splitlines() == [
+        "100 steps of 5 rows",
+        "source  rows  epochs  tokens   share",
+        "long     300  60.000   2,160   86.6%",
+        "short    200  66.667     333   13.4%",
+        "all      500           2,493  100.0%",
+    ]
+
+
+def test_the_plan_is_what_the_order_gives(sources):
+    rows = mix(sources, weights={"long": 0.55, "short": 0.45}, exhausted="drop")
+    found = {one.name: one.rows for one in plan(rows, steps=11, global_batch=3).sources}
+    drawn = rows.draws(7)(np.arange(33))
+    assert found == {"long": (drawn < 5).sum(), "short": (drawn >= 5).sum()}
+
+
+def test_a_wrapped_mixture_is_one_source(sources):
+    rows = mix(sources, weights={"long": 1, "short": 1}).map(lambda row, rng: row)
+    (one,) = plan(rows, steps=4, global_batch=2).sources
+    assert (one.rows, one.epochs, one.share) == (8, 1.0, 1.0)
+    assert one.tokens == 41.0
+
+
+@pytest.mark.parametrize("name", ["steps", "global_batch"])
+@pytest.mark.parametrize("value", [0, -3])
+def test_nothing_to_plan_is_an_error(sources, name, value):
+    options = {"steps": 1, "global_batch": 1, name: value}
+    with pytest.raises(ValueError, match=rf"{name} must be >= 1: got {name}={value}. Pass that"):
+        plan(sources["long"], **options)
+
+
+def test_half_an_example_is_an_error(sources):
+    sources["long"].unit = 2  # as pairs are
+    with pytest.raises(ValueError, match=r"multiple of the 2 rows of an .*=3. Pass 4\."):
+        plan(sources["long"], steps=1, global_batch=3)
+    assert plan(sources["long"], steps=5, global_batch=4).rows == 10

@@ -161,6 +161,10 @@ def test_a_content_is_written_as_the_template_can():
     assert (text.takes_text, text.takes_parts) == (True, False)
     printed = Template("{{ messages[0].content }}")
     assert (printed.takes_text, printed.takes_parts) == (True, False)
+    as_json = Template("{{ messages[0].content | tojson }}")
+    assert (as_json.takes_text, as_json.takes_parts) == (True, False)
+    neither = Template("{{ raise_exception('two messages, please') }}")
+    assert (neither.takes_text, neither.takes_parts) == (False, False)
     parts = Template("{% for part in messages[0].content %}{{ part.text }}{% endfor %}")
     assert (parts.takes_text, parts.takes_parts) == (False, True)
 
@@ -190,6 +194,26 @@ def test_fingerprints_tell_what_changes_the_text():
     ]
     assert len({one.fingerprint for one in variants}) == len(variants)
     assert Template(source, **told).fingerprint == variants[0].fingerprint
+
+
+def test_a_special_token_may_be_a_variable():
+    template = Template("{{ bos_token }}", variables={"bos_token": "<s>"})
+    assert template.render([USER]).text == "<s>"
+
+
+@pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt"])
+def test_variables_do_not_name_what_is_set_each_time(name):
+    message = rf"variables must not name .*: got '{name}' in variables\. Leave it out"
+    with pytest.raises(ValueError, match=message):
+        Template("a", variables={name: []})
+
+
+def test_variables_are_json():
+    message = (
+        r"variables .* must be JSON values: got variables=\{'a': \{1\}\}: .*\. Pass strings, nu"
+    )
+    with pytest.raises(TypeError, match=message):
+        Template("a", variables={"a": {1}})
 
 
 def test_a_missing_extra_says_what_to_install(monkeypatch):
@@ -262,6 +286,15 @@ def test_a_template_alone_must_be_told_its_tokens(tmp_path):
     with pytest.raises(ValueError, match=r"must be told it: got bos=None"):
         Template.load(tmp_path / "mine.jinja")
     assert Template.load(tmp_path / "mine.jinja", bos="<s>").render([USER]).text == "<s>"
+
+
+def test_a_damaged_configuration_is_named(model):
+    directory = model({"chat_template.jinja": "a"})
+    (directory / "tokenizer_config.json").write_text('{"a":')
+    with pytest.raises(
+        ValueError, match=r"must be JSON in UTF-8: got .*tokenizer_config.json: .*Me"
+    ):
+        Template.load(directory)
 
 
 def test_no_template_is_an_error(model, tmp_path):

@@ -59,11 +59,16 @@ class Template:
         self.source = source
         self.now = now
         texts = {"bos_token": bos, "eos_token": eos}
+        if taken := sorted(set(variables or ()) & {"messages", "tools", "add_generation_prompt"}):
+            raise ValueError(
+                f"variables must not name what each rendering sets: got {taken[0]!r} in variables. "
+                "Leave it out, and put it into the records."
+            )
         # A tokenizer without bos leaves bos_token undefined, which templates ask for.
         self.variables = {**(variables or {}), **{name: t for name, t in texts.items() if t}}
         self._inspect(source, missing={name for name, text in texts.items() if text is None})
-        content = json.dumps([source, self.variables, now and now.isoformat()], sort_keys=True)
-        self.fingerprint: str = hashlib.sha256(content.encode()).hexdigest()
+        content = [source, self.variables, now and now.isoformat()]
+        self.fingerprint: str = hashlib.sha256(_canonical(content).encode()).hexdigest()
 
     def _inspect(self, source: str, *, missing: set[str]) -> None:
         """Sets `generation`; ValueError for bad syntax or a token that was not told."""
@@ -154,8 +159,8 @@ class Template:
 
     @functools.cached_property
     def takes_parts(self) -> bool:
-        """Whether the template writes a content that is a list of text parts; many write what
-        Python prints for it."""
+        """Whether the template writes a content that is a list of text parts; many write the list
+        as Python or JSON prints it."""
         return self._writes([{"type": "text", "text": "dovetail"}])
 
     def _writes(self, content: str | list[dict[str, str]]) -> bool:
@@ -164,7 +169,8 @@ class Template:
             text = self._write({**values, "add_generation_prompt": False}, "", "")
         except ValueError:  # "a" + [..] is how many fail
             return False
-        return "dovetail" in text and (content == "dovetail" or str(content) not in text)
+        printed = () if isinstance(content, str) else (str(content), json.dumps(content))
+        return "dovetail" in text and all(form not in text for form in printed)
 
     @functools.cached_property
     def _compiled(self) -> Any:
@@ -232,8 +238,25 @@ def _unmark(marked: str, text: str, opens: str, closes: str) -> Rendered:
     return Rendered(text=text, spans=tuple(zip(ends[1:-1:2], ends[2::2], strict=True)))
 
 
+def _canonical(content: list[Any]) -> str:
+    try:
+        return json.dumps(content, sort_keys=True)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"the variables of a template must be JSON values: got variables={content[1]!r:.80}: "
+            f"{error}. Pass strings, numbers, lists and dictionaries of those."
+        ) from error
+
+
 def _read_json(file: Path) -> dict[str, Any]:
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    """The object in a file; empty without the file."""
+    try:
+        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except ValueError as error:
+        raise ValueError(
+            f"a configuration must be JSON in UTF-8: got {file}: {error}. Mend it, or load the "
+            "template's own .jinja file from elsewhere."
+        ) from error
 
 
 def _text_of(token: Any) -> str | None:

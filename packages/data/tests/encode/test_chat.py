@@ -114,6 +114,11 @@ def test_a_conversation_may_begin_with_what_is_learnt():
     messages = [{"role": "assistant", "content": "Ho"}]
     document = encoded(CHATML, messages, train_on="last")
     assert shown(document) == "<|im_start|>assistant\n[Ho<|im_end|>\n]"
+    template = Template(
+        "{{ messages[0].role[0] + ':' }}{% for m in messages %}{% generation %}{{ m.content }}"
+        "{% endgeneration %}{% endfor %}"
+    )
+    assert shown(encoded(template, messages, train_on="last")) == "a:[Ho]"
     document = encoded(LLAMA, messages, train_on="last")
     assert shown(document) == "^<|head|>assistant<|end_head|>\n\n[Ho$]"
 
@@ -124,6 +129,15 @@ def test_all_ids_but_the_first_are_learnt():
     assert shown(encoded(FORGETFUL, turns("Hi", "a</think>Ho", "A?"), train_on="all")) == (
         "u[ser:Hi\nassistant:Ho\nuser:A?\n]"
     )
+
+
+def test_what_blocks_write_is_learnt_whoever_says_it():
+    template = Template(
+        "{% for m in messages %}-{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
+    )
+    messages = turns("a", "b", "c", "d")
+    assert shown(encoded(template, messages)) == "-[a]-[b]-[c]-[d]"
+    assert shown(encoded(template, messages, train_on="last")) == "-a-b-c-[d]"
 
 
 @given(st.lists(st.text(st.characters(codec="utf-8"), max_size=6), min_size=2, max_size=5))
@@ -244,6 +258,17 @@ def test_other_fields_may_hold_the_messages_and_the_tools():
     assert shown(document) == "[[1]/a/b]"
     (document,) = Chat(Bytes(), template=template, **{**options, "tools_field": None})([record])
     assert shown(document) == "n[ull/a/b]"
+
+
+@pytest.mark.parametrize("train_on", ["assistant", "last"])
+@pytest.mark.parametrize("template", [CHATML, LLAMA, MISTRAL], ids=["chatml", "llama", "mistral"])
+def test_tools_are_there_for_every_rendering(template, train_on):
+    needed = "{% if not tools %}{{ raise_exception('no tools') }}{% endif %}{{ tools[0].name }}"
+    with_tools = Template(needed + template.source, **TEXTS)
+    messages = turns("Hi", "Ho", "A?", "B.")
+    chat = Chat(Bytes(), template=with_tools, train_on=train_on)
+    (document,) = chat([{"messages": messages, "tools": '[{"name": "f"}]'}])
+    assert shown(document) == f"f{shown(encoded(template, messages, train_on=train_on))}"
 
 
 def test_it_is_an_encoder_that_travels():

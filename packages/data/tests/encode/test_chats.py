@@ -109,6 +109,7 @@ def test_a_lone_surrogate_costs_its_record_alone():
             [{"role": "u", "content": [{"type": "image"}]}],
             r"list of text parts: got \[\{'type'.*Wr",
         ),
+        ([{"role": "u", "content": [{"type": "x", "text": "a"}]}], r"list of text parts: got"),
         ([{"role": "u", "content": ["a"]}], r"a list of text parts: got \['a'\] in .*Write parts"),
         (
             [{"role": "u", "content": "a<|eos|>"}],

@@ -114,6 +114,16 @@ def test_the_shared_messages_are_the_prompt():
     assert shown(document, "rejected") == ("u:A\na:B\nu:C\na:d\n", "d\n")
 
 
+def test_a_prompt_as_text_is_one_of_the_shared_messages():
+    record = {
+        "prompt": "C",
+        "chosen": turns("A", "B", "C", "D"),
+        "rejected": turns("A", "B", "C", "d"),
+    }
+    document = encoded(record, template=LINES)
+    assert shown(document, "rejected") == ("u:A\na:B\nu:C\na:d\n", "d\n")
+
+
 def test_special_tokens_are_those_of_the_template():
     template = Template(
         "{{ bos_token }}{% for m in messages %}{{ m.content + eos_token }}{% endfor %}",
@@ -192,6 +202,11 @@ def test_a_prompt_that_is_rewritten_is_ambiguous():
             {"chosen": turns("a"), "rejected": turns("a", "b")},
             LINES,
             "must begin with the same messages and then differ: got 1 in common, then 0 and 1. W",
+        ),
+        (
+            {"chosen": turns("a", "b"), "rejected": turns("a")},
+            LINES,
+            "must begin with the same messages and then differ: got 1 in common, then 1 and 0. W",
         ),
         (
             {"chosen": turns("a"), "rejected": turns("a")},

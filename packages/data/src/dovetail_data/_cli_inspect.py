@@ -1,0 +1,110 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The action `inspect`: what a corpus is, and what its rows hold."""
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+from dovetail_data import _summary
+from dovetail_data._cli_write import tokenizer_of
+from dovetail_data.corpus import Corpus
+from dovetail_data.image_rows import images
+from dovetail_data.inspecting import show
+from dovetail_data.pack import Method, pack
+from dovetail_data.pair_rows import pairs
+from dovetail_data.prompt_rows import prompts
+from dovetail_data.rows import Rows
+
+_LENGTH = 2048
+
+
+def declare(parser: argparse.ArgumentParser) -> None:
+    """Say what a corpus is: origin, sizes, lengths, fill; with rows, what they hold.
+
+    Rows are those that training would see: packed text and chats, pairs, prompts or images. What is
+    learnt is green, or between ⟦ and ⟧ where there is no color; special tokens are between ⟨ and ⟩.
+    """
+    add = parser.add_argument
+    add("corpus", type=Path, metavar="DIR", help="what write finished")
+    add_packing(parser)
+    add("--row", type=int, nargs="+", default=[], metavar="N", help="show these rows")
+    add("--rows", type=int, default=0, metavar="K", help="show the first K rows")
+    add("--tokens", action="store_true", help="with a bar between tokens")
+    add("--html", type=Path, metavar="FILE", help="write the rows as a page for a browser")
+    add("--json", action="store_true", help="print it as JSON")
+    add("--tokenizer", metavar="PATH", help="to read ids with, if not the one of the corpus")
+    add("--color", choices=("auto", "always", "never"), default="auto", help="(auto)")
+
+
+def add_packing(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    most = "the longest of pairs and prompts"
+    add("--length", type=int, metavar="S", help=f"slots of a row ({_LENGTH}, or {most})")
+    add("--method", choices=get_args(Method), default="best_fit", help="of packing (best_fit)")
+    add("--seed", type=int, default=0, help="of packing (0)")
+
+
+def run(args: argparse.Namespace, progress: object) -> str:
+    """What is to be printed."""
+    corpus = Corpus(args.corpus)
+    rows, method = rows_of(corpus, args)
+    numbers = [*args.row, *range(min(args.rows, len(rows)))]
+    for row in numbers:
+        if not 0 <= row < len(rows):
+            raise ValueError(
+                f"--row must be in [0, {len(rows)}): got --row {row}. Leave --row and --rows out "
+                "to see what there is."
+            )
+    if numbers:
+        return _show(rows, numbers, args)
+    if args.html:
+        raise ValueError(
+            f"a page must have rows: got --html {args.html} alone. Pass --rows 20 too."
+        )
+    found = _summary.facts(corpus)
+    if corpus.vocab_size is not None:
+        found["lengths"] = _summary.lengths(corpus)
+        found["packing"] = _summary.packing(rows, method=method)
+    return json.dumps(found, indent=2) if args.json else _summary.told(found)
+
+
+def rows_of(corpus: Corpus, args: argparse.Namespace) -> tuple[Rows, str]:
+    """The rows that training sees of a corpus, by its fields; and how they are made."""
+    if "image" in corpus.fields:
+        return images(corpus), "images"
+    length = args.length
+    if "chosen" in corpus.fields:
+        longest = int(corpus.lengths.max()) - 1
+        return pairs(corpus, length=longest if length is None else length), "pairs"
+    if "extra" in corpus.fields:
+        longest = int(corpus.lengths.max())
+        return prompts(corpus, length=longest if length is None else length), "prompts"
+    slots = _LENGTH if length is None else length
+    return pack(corpus, length=slots, method=args.method, seed=args.seed), args.method
+
+
+def _show(rows: Rows, numbers: list[int], args: argparse.Namespace) -> str:
+    tokenizer = tokenizer_of(args.tokenizer) if args.tokenizer else None
+    shown = show(rows, numbers, tokenizer=tokenizer)
+    if args.html:
+        args.html.write_text(shown.html(title=args.corpus.name), encoding="utf-8")
+        return str(args.html)
+    if args.json:
+        return json.dumps(dataclasses.asdict(shown), indent=2, default=_size)
+    return shown.text(color=_colored(args.color), borders=args.tokens)
+
+
+def _colored(asked: str) -> bool:
+    if asked != "auto":
+        return asked == "always"
+    # https://no-color.org: set and not empty.
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
+def _size(png: Any) -> str:
+    return f"PNG of {len(png)} bytes"

@@ -1,0 +1,201 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The action `write`: files to a corpus."""
+
+import argparse
+import collections
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from dovetail_data import _summary, compression
+from dovetail_data._pieces import special_names
+from dovetail_data.encode import Encoder, Image, Text
+from dovetail_data.encode.chat import Chat
+from dovetail_data.encode.preference import Preference
+from dovetail_data.encode.prompt import Prompt
+from dovetail_data.sources.array_record import array_record
+from dovetail_data.sources.arrow import arrow
+from dovetail_data.sources.hf_directory import hf_directory
+from dovetail_data.sources.jsonl import jsonl
+from dovetail_data.sources.parquet import parquet
+from dovetail_data.sources.source import Source
+from dovetail_data.sources.text import text
+from dovetail_data.template import Template
+from dovetail_data.tokenizer import Bytes, Pretrained, Tokenizer
+from dovetail_data.write import Progress, write
+
+_SOURCES: dict[str, Callable[..., Source]] = {
+    "text": text,
+    "jsonl": jsonl,
+    "parquet": parquet,
+    "arrow": arrow,
+    "array_record": array_record,
+}
+_ENDINGS = {
+    ".txt": "text",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".array_record": "array_record",
+}
+_SAVED = ("state.json", "dataset_dict.json")  # what save_to_disk of `datasets` leaves
+# The options of the command line that each encoder takes.
+_TAKES = {
+    "text": ("tokenizer", "field"),
+    "chat": ("tokenizer", "field", "template", "train_on"),
+    "preference": ("tokenizer", "template"),
+    "prompt": ("tokenizer", "field", "template"),
+    "image": ("field",),
+}
+
+
+def declare(parser: argparse.ArgumentParser) -> None:
+    """Encode files into a corpus, or go on where an interrupted write stopped.
+
+    Compressed files (.gz, .bz2, .xz, .zst) are read as what they hold. A directory is searched; one
+    that `datasets` saved, or that holds Parquet files, is read as a data set with splits.
+    """
+    add = parser.add_argument
+    add("paths", type=Path, nargs="+", metavar="PATH", help="a file or a directory")
+    add("--out", type=Path, required=True, metavar="DIR", help="the corpus")
+    formats = (*_SOURCES, "hf")
+    add("--format", choices=formats, help="by default guessed from the names of the files")
+    add("--pattern", metavar="GLOB", help='what to read in directories, such as "**/*.md"')
+    add("--split", help="of a data set in a directory (train)")
+    add("--encoder", choices=_TAKES, default="text", help="what a record is (text)")
+    add("--tokenizer", metavar="PATH", help="a tokenizer.json or its directory, or bytes (bytes)")
+    add("--template", type=Path, metavar="PATH", help="a chat template, or a model's directory")
+    add("--field", metavar="NAME", help="of a record, that holds the text, messages, ..")
+    add("--train-on", choices=("assistant", "last", "all"), help="of a chat (assistant)")
+    add("--workers", type=int, default=1, metavar="N", help="processes that encode (1)")
+    add("--shard-bytes", type=int, default=1 << 28, metavar="N", help="of ids in a file (2^28)")
+    add("--max-corrupt", type=int, default=0, metavar="N", help="records that may be left out (0)")
+    add("--json", action="store_true", help="print the summary as JSON")
+
+
+def run(args: argparse.Namespace, progress: Callable[[Progress], object] | None) -> str:
+    """What is to be printed."""
+    encoder = _encoder(args)
+    source, split = _source(args)
+    try:
+        corpus = write(
+            source,
+            args.out,
+            encoder=encoder,
+            shard_bytes=args.shard_bytes,
+            workers=args.workers,
+            max_corrupt=args.max_corrupt,
+            progress=progress,
+        )
+    except KeyboardInterrupt as stopped:
+        raise KeyboardInterrupt(
+            "finished shards stay, and the same command goes on from them"
+        ) from stopped
+    found = _summary.facts(corpus) | ({"split": split} if split else {})
+    return json.dumps(found, indent=2) if args.json else _summary.told(found)
+
+
+def _source(args: argparse.Namespace) -> tuple[Source, str | None]:
+    """The source, and which split it is, if it is one."""
+    kind, pattern = args.format, args.pattern
+    if kind is None:
+        kind, pattern = ("hf", pattern) if args.split else _guess(args.paths, pattern)
+    if kind == "hf":
+        if len(args.paths) > 1 or args.pattern:
+            raise ValueError(
+                "a data set must be one directory, without --pattern: got "
+                f"paths={list(map(str, args.paths))}, pattern={args.pattern!r}. Pass --format "
+                "parquet or another to read files of several."
+            )
+        split = args.split or "train"
+        return hf_directory(args.paths[0], split=split), split
+    if args.split:
+        raise ValueError(
+            f"--split must be of a data set: got --split {args.split} with --format {kind}. "
+            "Pass --format hf, or leave it out."
+        )
+    return _SOURCES[kind](args.paths, **({"pattern": pattern} if pattern else {})), None
+
+
+def _guess(paths: Sequence[Path], pattern: str | None) -> tuple[str, str | None]:
+    """Format and pattern by the names of the files, which must be of one kind.
+
+    In a directory files of unknown kinds are passed over, unless a pattern asks for them.
+    """
+    named: collections.Counter[str] = collections.Counter()
+    found: collections.Counter[str] = collections.Counter()
+    for path in paths:
+        if any((path / name).is_file() for name in _SAVED):
+            named["saved data set"] += 1
+        elif path.is_dir():
+            files = [file for file in path.glob(pattern or "**/*") if file.is_file()]
+            (named if pattern else found).update(map(_ending, files))
+        elif path.exists():
+            named[_ending(path)] += 1
+        else:
+            raise ValueError(f"a path must exist: got {path}. Correct its spelling.")
+    known = {ending for ending in (*named, *found) if ending in _ENDINGS or ending in named}
+    if known == {"saved data set"}:
+        return "hf", None
+    kinds = {_ENDINGS.get(ending) for ending in known}
+    if len(known) != 1 or None in kinds:
+        listed = [f"{count:,} {name}" for name, count in sorted((named + found).items())]
+        raise ValueError(
+            f"files must be of one known kind, {', '.join(_ENDINGS)}: got "
+            f"{', '.join(listed) or 'no file'} in {', '.join(map(str, paths))}. Pass --format, and "
+            'for directories --pattern, such as --format text --pattern "**/*.md".'
+        )
+    (ending,) = known
+    if ending == ".parquet" and len(paths) == 1 and paths[0].is_dir() and not pattern:
+        return "hf", None
+    return _ENDINGS[ending], pattern or f"**/*{ending}"
+
+
+def _ending(path: Path) -> str:
+    name = path.name.removesuffix(compression.suffix(path.name))
+    return Path(name).suffix or f"named {path.name!r}"
+
+
+def _encoder(args: argparse.Namespace) -> Encoder:
+    takes = _TAKES[args.encoder]
+    for option in ("tokenizer", "field", "template", "train_on"):
+        if getattr(args, option) is not None and option not in takes:
+            others = [name for name, options in _TAKES.items() if option in options]
+            raise ValueError(
+                f"--{option.replace('_', '-')} must be for an encoder that takes it: got --encoder "
+                f"{args.encoder}. Leave it out, or pass --encoder {' or '.join(others)}."
+            )
+    field = {} if args.field is None else {"field": args.field}
+    if args.encoder == "image":
+        return Image(**field)
+    tokenizer = tokenizer_of(args.tokenizer or "bytes")
+    if args.encoder == "text":
+        return Text(tokenizer, **field)
+    template = None if args.template is None else _template(args.template, tokenizer)
+    if args.encoder == "preference":
+        return Preference(tokenizer, template=template)
+    if args.encoder == "prompt":
+        return Prompt(tokenizer, template=template, **field)
+    if template is None:
+        raise ValueError(
+            "chats must have a template: got --encoder chat without --template. Pass the "
+            "directory of the model that is to be tuned, or its chat_template.jinja."
+        )
+    return Chat(tokenizer, template=template, train_on=args.train_on or "assistant", **field)
+
+
+def tokenizer_of(name: str) -> Bytes | Pretrained:
+    """What --tokenizer names."""
+    return Bytes() if name == "bytes" else Pretrained(name)
+
+
+def _template(path: Path, tokenizer: Tokenizer) -> Template:
+    """The template; bos and eos as the tokenizer_config.json beside it says, else the tokenizer."""
+    directory = path if path.is_dir() else path.parent
+    if (directory / "tokenizer_config.json").is_file():
+        return Template.load(path)
+    names = special_names(tokenizer)
+    bos = "" if tokenizer.bos_id is None else names[tokenizer.bos_id]
+    return Template.load(path, bos=bos, eos=names[tokenizer.eos_id])

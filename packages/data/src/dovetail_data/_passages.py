@@ -1,0 +1,159 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""A row as passages: its segments read, and where each is from."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from dovetail_data._pieces import Piece, Reader
+from dovetail_data.corpus import CorruptDocument
+from dovetail_data.mapped_rows import MappedRows
+from dovetail_data.mix import Mixture
+from dovetail_data.pixels import encode_png
+from dovetail_data.prompt_rows import PromptRows
+from dovetail_data.rows import Arrays, Rows, Span
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Passage:
+    """One segment. title: where it is from. error: why it has no pieces, if it has none."""
+
+    title: str
+    pieces: tuple[Piece, ...] = ()
+    error: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ShownRow:
+    """One row. summary: what its slots hold. side_by_side: its passages are to be compared.
+    notes: what else there is, by name. png: its picture, if it is one."""
+
+    row: int
+    summary: str
+    passages: tuple[Passage, ...]
+    side_by_side: bool = False
+    notes: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    png: bytes | None = None
+
+
+def read_row(rows: Rows, row: int, *, reader: Callable[[Rows], Reader]) -> ShownRow:
+    """Row `row` of `rows`; `reader` is asked for what reads the ids of the rows that it is from."""
+    corrupt: list[CorruptDocument] = []
+    batch = rows.batch(np.array([row]), corrupt=corrupt)
+    errors = {one.document: f"corrupt: {one.error}, in {one.shard}" for one in corrupt}
+    spans = rows.explain(row)
+    source, own = _origin(rows, row)
+    if "images" in batch:
+        return _image(row, batch, span=spans[0], error=errors.get(spans[0].document, ""))
+    if "pair_ids" in batch:
+        passages = _sides(batch, spans[0], error=errors.get(spans[0].document, ""))
+    else:
+        passages = _segments(batch, spans, errors=errors)
+    known = reader(source)
+    notes = {}
+    slots, held = batch["tokens"].size, int(np.count_nonzero(batch["segment_ids"]))
+    if isinstance(source, PromptRows) and not errors:
+        (extra,) = source.extra([own])
+        notes["extra"] = json.dumps(extra, ensure_ascii=False, indent=2)
+    if held < slots:
+        notes["empty"] = f"{slots - held} of {slots} slots"
+    counted = int(np.count_nonzero(batch["mask"]))
+    return ShownRow(
+        row=row,
+        summary=f"{held} of {slots} slots filled, {counted} learnt",
+        passages=tuple(
+            Passage(title=title, pieces=known.pieces(ids, mask), error=error)
+            for title, ids, mask, error in passages
+        ),
+        side_by_side="pair_ids" in batch,
+        notes=notes,
+    )
+
+
+_Read = tuple[str, list[int], list[float], str]  # title, ids, their mask, error
+_ABSENT = "not in the row: the function of map took it out"
+
+
+def _segments(batch: Arrays, spans: list[Span], *, errors: Mapping[int, str]) -> list[_Read]:
+    """The segments of the only row of `batch`."""
+    slots = {name: batch[name] for name in ("tokens", "targets", "mask") if name in batch}
+    out = []
+    for segment, span in enumerate(spans, start=1):
+        here = batch["segment_ids"][0] == segment
+        error = "" if here.any() else errors.get(span.document, _ABSENT)
+        title = _where(span)
+        if "targets" in batch:
+            title += f", pairs {span.start} to {span.start + span.length - 1}"
+        out.append((title, *_ids({name: array[0][here] for name, array in slots.items()}), error))
+    return out
+
+
+def _sides(batch: Arrays, span: Span, *, error: str) -> list[_Read]:
+    """The two rows of a pair."""
+    out = []
+    for i, side in enumerate(("chosen", "rejected")):
+        here = batch["segment_ids"][i] == 1
+        read = _ids({name: batch[name][i][here] for name in ("tokens", "targets", "mask")})
+        out.append((f"{side}: {_where(span)}", *read, error))
+    return out
+
+
+def _ids(segment: Arrays) -> tuple[list[int], list[float]]:
+    """Inputs and targets of a segment as one sequence, and the mask of each id as a target."""
+    tokens = segment["tokens"]
+    if "targets" not in segment or not len(tokens):
+        return tokens.tolist(), [0.0] * len(tokens)
+    ids = np.concatenate([tokens[:1], segment["targets"]])
+    return ids.tolist(), [0.0, *segment["mask"].tolist()]
+
+
+def _image(row: int, batch: Arrays, *, span: Span, error: str) -> ShownRow:
+    (pixels,) = batch["images"]
+    size = f"{pixels.dtype}{list(pixels.shape)}"
+    png, notes = None, {}
+    if not error:
+        png, notes = _picture(pixels)
+    return ShownRow(
+        row=row,
+        summary=f"image {size}, label {batch['labels'][0]}",
+        passages=(Passage(title=_where(span), error=error),),
+        notes=notes,
+        png=png,
+    )
+
+
+def _picture(pixels: np.ndarray) -> tuple[bytes | None, dict[str, str]]:
+    """A PNG of what a transform may have made of an image, and what had to be done for that."""
+    notes = {}
+    plane = pixels[:, :, 0] if pixels.ndim == 3 and pixels.shape[2] == 1 else pixels
+    if not (plane.ndim == 2 or (plane.ndim == 3 and plane.shape[2] == 3)) or not plane.size:
+        return None, {"picture": "none: the shape is not that of one"}
+    if plane.dtype != np.uint8:
+        low, high = float(plane.min()), float(plane.max())
+        if not np.isfinite([low, high]).all():
+            return None, {"picture": f"none: pixels from {low} to {high}"}
+        notes["picture"] = f"pixels from {low:g} to {high:g} shown from black to white"
+        plane = (plane.astype(np.float64) - low) * (255 / ((high - low) or 1))
+    return encode_png(plane.round().astype(np.uint8)), notes
+
+
+def _where(span: Span) -> str:
+    mixed = f"{span.mixed}, " if span.mixed else ""
+    return f"{mixed}document {span.document} (record {span.record} of {span.source})"
+
+
+def _origin(rows: Rows, row: int) -> tuple[Rows, int]:
+    """The rows of one corpus that row `row` is from, and its number there."""
+    while isinstance(rows, MappedRows | Mixture):
+        if isinstance(rows, MappedRows):
+            rows = rows._rows
+            continue
+        for source in rows.sources.values():
+            if row < len(source):
+                rows = source
+                break
+            row -= len(source)
+    return rows, row

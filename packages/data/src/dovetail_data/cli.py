@@ -1,0 +1,189 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The command `python -m dovetail_data`: write, inspect, plan.
+
+`add_arguments` and `run` are what another command mounts. Results go to standard output, all else
+to standard error.
+"""
+
+import argparse
+import dataclasses
+import io
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from inspect import cleandoc
+from pathlib import Path
+from types import TracebackType
+from typing import get_args
+
+from dovetail_data import _cli_inspect, _cli_write
+from dovetail_data._timeline import Exhausted
+from dovetail_data._visible import visible
+from dovetail_data.corpus import Corpus
+from dovetail_data.mix import mix
+from dovetail_data.plan import plan
+from dovetail_data.write import Progress
+
+FAILED, INTERRUPTED = 1, 130
+
+_EXIT_CODES = """exit codes:
+  0    done
+  1    it could not be done: the error says why
+  2    the command line is wrong
+  130  interrupted"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the actions; the parsed arguments go to `run`."""
+    parser.epilog = _EXIT_CODES
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    for name, declare, act in (
+        ("write", _cli_write.declare, _cli_write.run),
+        ("inspect", _cli_inspect.declare, _cli_inspect.run),
+        ("plan", _declare_plan, _run_plan),
+    ):
+        description = cleandoc(declare.__doc__ or "")
+        action = actions.add_parser(
+            name,
+            help=description.splitlines()[0],
+            description=description,
+            epilog=_EXIT_CODES,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        # Without a default, so that it may stand before the action too.
+        action.add_argument(
+            "--debug", action="store_true", default=argparse.SUPPRESS, help="show where errors rise"
+        )
+        declare(action)
+        action.set_defaults(act=act)
+
+
+def run(args: argparse.Namespace, *, progress: Callable[[Progress], object] | None = None) -> int:
+    """Does what was asked; returns the exit code. Raises what the library raises."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Documents hold characters that not every terminal has: better escaped than no answer.
+        sys.stdout.reconfigure(errors="backslashreplace")
+    print(args.act(args, progress))
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command: errors become one message, and the exit codes those of --help."""
+    parser = argparse.ArgumentParser(
+        prog="python -m dovetail_data",
+        description="Write corpora, look into them, plan what a run sees of them.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--debug", action="store_true", help="show where errors rise")
+    add_arguments(parser)
+    args = parser.parse_args(argv)
+    logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
+    try:
+        with _Line() as line:
+            code = run(args, progress=line)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt as stopped:
+        print(f"\ninterrupted: {stopped}".rstrip(": "), file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # `... | head` has seen enough; nothing is left to be flushed at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except (ValueError, ImportError, OSError, RuntimeError) as error:
+        if args.debug:
+            raise
+        # It may name a file whose name a terminal would obey.
+        safe = "\n".join(visible(line) for line in str(error).split("\n"))
+        print(f"error: {safe}", file=sys.stderr)
+        return FAILED
+
+
+class _Line:
+    """What `write` reports, in one line that is written over and over; on a terminal alone."""
+
+    def __init__(self) -> None:
+        self._shown = ""
+
+    def __enter__(self) -> "_Line":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._show("")
+
+    def __call__(self, done: Progress) -> None:
+        if done.bytes == done.total_bytes:
+            self._show("")
+            return
+        self._show(
+            f"write: {done.bytes / 1e6:,.0f} of {done.total_bytes / 1e6:,.0f} MB, "
+            f"{done.documents:,} documents, {done.tokens:,} tokens"
+        )
+
+    def _show(self, text: str) -> None:
+        if text != self._shown and sys.stderr.isatty():
+            sys.stderr.write("\r" + text.ljust(len(self._shown)) + ("" if text else "\r"))
+            sys.stderr.flush()
+            self._shown = text
+
+
+def _declare_plan(parser: argparse.ArgumentParser) -> None:
+    """Say what a run will see of corpora: rows, epochs and tokens of each. Reads no document."""
+    add = parser.add_argument
+    add("corpora", type=Path, nargs="*", metavar="DIR", help="a corpus, named as its directory")
+    add("--name", action="append", default=[], metavar="NAME=DIR", help="a corpus of another name")
+    add("--weights", nargs="+", default=[], metavar="NAME=W", help="of several: shares of the rows")
+    add("--exhausted", choices=get_args(Exhausted), default="repeat", help="(repeat)")
+    add("--global-batch", type=int, required=True, metavar="B", help="rows of a step")
+    add("--steps", type=int, required=True, metavar="N", help="of the run")
+    _cli_inspect.add_packing(parser)
+    add("--json", action="store_true", help="print it as JSON")
+
+
+def _run_plan(args: argparse.Namespace, progress: object) -> str:
+    directories = [(path.resolve().name, path) for path in args.corpora]
+    directories += [(name, Path(path)) for name, path in map(_named, args.name)]
+    rows = {}
+    for name, path in directories:
+        if name in rows:
+            raise ValueError(
+                f"corpora must have names of their own: got {name!r} twice. Pass --name NAME=DIR."
+            )
+        rows[name], _ = _cli_inspect.rows_of(Corpus(path), args)
+    weights = {name: _number(name, value) for name, value in map(_named, args.weights)}
+    if len(rows) == 1 and not weights:
+        weights = dict.fromkeys(rows, 1.0)
+    found = plan(
+        mix(rows, weights=weights, exhausted=args.exhausted),
+        steps=args.steps,
+        global_batch=args.global_batch,
+    )
+    if not args.json:
+        return str(found)
+    totals = {"rows": found.rows, "tokens": found.tokens}
+    return json.dumps({**dataclasses.asdict(found), **totals}, indent=2)
+
+
+def _named(given: str) -> tuple[str, str]:
+    name, equals, value = given.partition("=")
+    if not (name and equals and value):
+        raise ValueError(f"a name must have a value: got {given!r}. Write NAME=VALUE.")
+    return name, value
+
+
+def _number(name: str, value: str) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        raise ValueError(
+            f"a weight must be a number: got {name}={value}. Write {name}=0.5."
+        ) from None

@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from importlib import metadata
 from typing import NoReturn
 
-from dovetail.commands import checkpoint, doctor, generate, models, quickstart, train
+from dovetail.commands import checkpoint, data, doctor, generate, models, quickstart, train
 
 COMMANDS = {
     "quickstart": quickstart,
     "train": train,
     "generate": generate,
     "models": models,
+    "data": data,
     "checkpoint": checkpoint,
     "doctor": doctor,
 }
@@ -80,10 +81,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             logging.getLogger(noisy).setLevel(logging.CRITICAL)
     try:
         return args.run(args)
-    except KeyboardInterrupt:
-        print("\ndovetail: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as stopped:
+        print(f"\ndovetail: interrupted: {stopped}".rstrip(": "), file=sys.stderr)
         return INTERRUPTED
-    except (ValueError, OSError, RuntimeError) as error:
+    except (ValueError, ImportError, OSError, RuntimeError) as error:
         if debug:
             raise
         print(f"dovetail: error: {error}", file=sys.stderr)

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import pickle
 import re
-import sys
 
 import grain
 import numpy as np
@@ -22,7 +21,7 @@ def corpus(tmp_path_factory):
         (directory / "in" / name).write_text(content)
     with pytest.MonkeyPatch.context() as patch:
         # a chunk per file; shards of two documents, one and one
-        patch.setattr(sys.modules["dovetail_data.write"], "_CHUNK_BYTES", 1)
+        patch.setattr("dovetail_data._tasks._CHUNK_BYTES", 1)
         return write(text(directory / "in"), directory / "c", encoder=Text(Bytes()), shard_bytes=20)
 
 

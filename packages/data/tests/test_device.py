@@ -1,9 +1,14 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
 import _thread
+import json
+import os
+import socket
+import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -161,3 +166,43 @@ def test_dropping_it_ends_its_thread(rows, sharding):
     del it
     thread.join(timeout=5)
     assert not thread.is_alive()
+
+
+PROGRAM = Path(__file__).parent / "programs/hosts.py"
+
+
+def on_hosts(directory, count, *, devices, steps, state=""):
+    """What `count` processes of `devices` devices each hold: per step (state, {name: shards})."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    flags = f"--xla_force_host_platform_device_count={devices}"
+    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    common = [str(count), str(port), state, str(steps)]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, PROGRAM, directory, str(i), *common],
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for i in range(count)
+    ]
+    outputs = [process.communicate(timeout=120)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] * count
+    hosts = [[json.loads(line) for line in output.splitlines()] for output in outputs]
+    merged = []
+    for step in zip(*hosts, strict=True):
+        assert len({json.dumps(state) for state, _ in step}) == 1
+        names = step[0][1]
+        shards = {name: sorted(one for host in step for one in host[1][name]) for name in names}
+        merged.append([step[0][0], shards])
+    return merged
+
+
+def test_two_processes_hold_the_global_batches_of_one_and_go_on_from_its_state(rows):
+    directory = str(rows.corpus.directory)
+    alone = on_hosts(directory, 1, devices=4, steps=4)
+    state = json.dumps(alone[1][0])
+    assert on_hosts(directory, 2, devices=2, steps=2, state=state) == alone[2:]
+    assert len(alone[0][1]["tokens"]) == 4

@@ -64,11 +64,12 @@ def test_the_plan_is_what_the_order_gives(sources):
     assert found == {"long": (drawn < 5).sum(), "short": (drawn >= 5).sum()}
 
 
-def test_a_wrapped_mixture_is_one_source(sources):
-    rows = mix(sources, weights={"long": 1, "short": 1}).map(lambda row, rng: row)
-    (one,) = plan(rows, steps=4, global_batch=2).sources
-    assert (one.rows, one.epochs, one.share) == (8, 1.0, 1.0)
-    assert one.tokens == 41.0
+def test_a_function_over_the_rows_changes_no_plan(sources):
+    rows = mix(sources, weights={"long": 1, "short": 1})
+    for plain in (rows, sources["long"]):
+        mapped = plain.map(lambda row, rng: row)
+        expected = plan(plain, steps=4, global_batch=2)
+        assert plan(mapped, steps=4, global_batch=2) == expected
 
 
 @pytest.mark.parametrize("name", ["steps", "global_batch"])

@@ -6,7 +6,7 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 
-from dovetail_data import Document, Field, Span, batches, ids, jsonl, prompts, write
+from dovetail_data import Document, Field, Span, batches, ids, jsonl, mix, pad, prompts, write
 
 LENGTHS = [3, 1, 4]
 
@@ -47,14 +47,14 @@ def test_all_ids_of_a_prompt_stand_in_its_row(corpus):
     assert batch["positions"].tolist() == [[0, 0, 0, 0], [0, 1, 2, 3], [0, 1, 2, 0]]
     assert not batch["mask"].any()
     assert batch["mask"].dtype == np.float32
-    assert batch["document_ids"].tolist() == [1, 2, 0]
+    assert batch["prompt_ids"].tolist() == [1, 2, 0]
     assert (rows.tokens, rows.fill) == (8, 8 / 12)
 
 
 def test_extra_gives_what_else_the_records_held(corpus):
     rows = prompts(corpus, length=4)
     batch = next(batches(rows, global_batch=3, seed=5))
-    extra = rows.extra(batch["document_ids"])
+    extra = rows.extra(batch["prompt_ids"])
     assert extra == [{"n": n, "answer": f"né {n}"} for n in batch["segment_ids"].sum(axis=1)]
 
 
@@ -74,3 +74,17 @@ def test_explain(corpus):
 def test_another_corpus_is_an_error(corpus_of):
     with pytest.raises(ValueError, match=r"the field 'extra': got .*'tokens'.*Write it with"):
         prompts(corpus_of([3, 4]), length=4)
+
+
+def test_a_mixture_numbers_the_prompts_of_all_its_sources(corpus):
+    one = prompts(corpus, length=4)
+    rows = mix({"a": one, "b": one.map(lambda row, rng: row)}, weights={"a": 1, "b": 2})
+    batch = rows.batch(np.array([5, 0, 4, 2]))
+    assert batch["prompt_ids"].tolist() == [5, 0, 4, 2]
+    assert batch["segment_ids"].sum(axis=1).tolist() == [4, 3, 1, 4]
+    assert [one["n"] for one in rows.extra(batch["prompt_ids"])] == [4, 3, 1, 4]
+
+
+def test_other_rows_have_no_extra(corpus_of):
+    with pytest.raises(ValueError, match=r"only prompts have fields .*: got TokenRows. Make the"):
+        pad(corpus_of([3, 4]), length=4).extra([0])

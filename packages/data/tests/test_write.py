@@ -1,5 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
+import gzip
 import hashlib
 import json
 import os
@@ -22,6 +23,7 @@ module = sys.modules["dovetail_data.write"]  # the package's attribute of that n
 # for a line, so that it can be killed at a chosen chunk however slow the machine is.
 PROGRAM = """
 import sys
+import dovetail_data._tasks
 from dovetail_data import Bytes, Text, text, write
 
 def proceed(event):
@@ -30,7 +32,7 @@ def proceed(event):
 
 if __name__ == "__main__":
     source, directory, workers = sys.argv[1:]
-    sys.modules["dovetail_data.write"]._CHUNK_BYTES = 20_000
+    dovetail_data._tasks._CHUNK_BYTES = 20_000
     write(text(source), directory, encoder=Text(Bytes()), shard_bytes=90_000, workers=int(workers),
           progress=proceed)
 """
@@ -110,7 +112,7 @@ def test_killed_at_random_moments_the_bytes_are_the_same(
 @pytest.mark.parametrize("moment", ["before the rename", "after it"])
 def test_a_crash_around_the_rename_of_a_shard(tree, tmp_path, monkeypatch, shard, moment):
     source, encoder = text(tree), Text(Bytes())
-    monkeypatch.setattr(module, "_CHUNK_BYTES", 20_000)
+    monkeypatch.setattr("dovetail_data._tasks._CHUNK_BYTES", 20_000)
     write(source, tmp_path / "whole", encoder=encoder, shard_bytes=90_000)
     rename = Path.replace
 
@@ -186,7 +188,7 @@ def test_a_changed_call_is_an_error(tree, bpe, tmp_path, changed, finished):
 
 
 def test_counts_and_progress(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_CHUNK_BYTES", 5)
+    monkeypatch.setattr("dovetail_data._tasks._CHUNK_BYTES", 5)
     (tmp_path / "x.jsonl").write_text('{"text": "né"}\n{"text": ""}\n{"text": "yes"}')
     (tmp_path / "y.jsonl").write_text('{"text": "no"}')
     events = []
@@ -245,6 +247,50 @@ def test_options_below_one_are_errors(tmp_path, name):
         write(text(tmp_path), tmp_path / "c", encoder=Text(Bytes()), **{name: 0})
 
 
+def test_a_corpus_within_its_source_is_an_error(tmp_path):
+    (tmp_path / "x.jsonl").write_text('{"text": "a"}')
+    write(jsonl(tmp_path), tmp_path / "c", encoder=Text(Bytes()))
+    message = r"not lie where its source is searched for: got .*ledger\.jsonl in .*Give a directory"
+    with pytest.raises(ValueError, match=message):
+        write(jsonl(tmp_path), tmp_path / "c", encoder=Text(Bytes()))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("name", ["x.jsonl.gz", "x.jsonl"])
+def test_a_large_part_is_encoded_in_slices_and_resumed_within(tmp_path, monkeypatch, name, workers):
+    lines = "\n".join(json.dumps({"text": f"document {i} " * 40}) for i in range(100))
+    content = gzip.compress(lines.encode(), mtime=0) if name.endswith("gz") else lines.encode()
+    (tmp_path / name).write_bytes(content)
+    source, encoder = jsonl(tmp_path / name), Text(Bytes())
+    whole = write(source, tmp_path / "whole", encoder=encoder)
+    monkeypatch.setattr("dovetail_data._tasks._LARGE_BYTES", 100)
+    monkeypatch.setattr("dovetail_data._tasks._SLICE_RECORDS", 7)
+    options = {"encoder": encoder, "shard_bytes": 20_000, "workers": workers}
+    sliced = write(source, tmp_path / "sliced", **options)
+    assert len(sliced._paths) > 3
+    assert [sliced[i]["tokens"].tolist() for i in range(100)] == [
+        whole[i]["tokens"].tolist() for i in range(100)
+    ]
+    assert [sliced.source(i) for i in range(100)] == [whole.source(i) for i in range(100)]
+    events = []
+
+    class StopError(Exception):
+        pass
+
+    def stop(event):
+        events.append(event)
+        if len(events) % 6 == 0:
+            raise StopError
+
+    for _ in range(2):
+        with pytest.raises(StopError):
+            write(source, tmp_path / "c", progress=stop, **options)
+    write(source, tmp_path / "c", **options)
+    assert digests(tmp_path / "c") == digests(tmp_path / "sliced")
+    assert [event.documents for event in events[:6]] == [7, 14, 21, 28, 35, 42]
+    assert 0 < events[6].documents < 49  # it went on from a shard that ended within the part
+
+
 def test_a_worker_that_dies_is_an_error(tmp_path):
     (tmp_path / "x.txt").write_text("a")
     program = (
@@ -297,7 +343,7 @@ def damaged(tmp_path):
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_corrupt_records_are_left_out_counted_and_listed(damaged, tmp_path, monkeypatch, workers):
-    monkeypatch.setattr(module, "_CHUNK_BYTES", 1)
+    monkeypatch.setattr("dovetail_data._tasks._CHUNK_BYTES", 1)
     events = []
     corpus = write(
         damaged,
@@ -317,7 +363,7 @@ def test_corrupt_records_are_left_out_counted_and_listed(damaged, tmp_path, monk
 
 
 def test_one_corrupt_record_too_many_is_an_error_that_lists_them(damaged, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_CHUNK_BYTES", 1)
+    monkeypatch.setattr("dovetail_data._tasks._CHUNK_BYTES", 1)
     message = (
         r"at most max_corrupt=2 records may be corrupt: got 3 so far:\n  a\.jsonl:3: .*\n"
         r"  b\.jsonl:2: .*\n  b\.jsonl:4: .*\nMend them, or pass max_corrupt="

@@ -19,9 +19,14 @@ from dovetail_data.encode import Preference as Preference
 from dovetail_data.encode import Prompt as Prompt
 from dovetail_data.encode import Text as Text
 from dovetail_data.image_rows import images as images
+from dovetail_data.mix import Mixture as Mixture
+from dovetail_data.mix import mix as mix
 from dovetail_data.pack import pack as pack
 from dovetail_data.pack import pad as pad
 from dovetail_data.pair_rows import pairs as pairs
+from dovetail_data.plan import Plan as Plan
+from dovetail_data.plan import Planned as Planned
+from dovetail_data.plan import plan as plan
 from dovetail_data.prompt_rows import prompts as prompts
 from dovetail_data.record import Field as Field
 from dovetail_data.record import ids as ids
@@ -37,6 +42,7 @@ from dovetail_data.sources import jsonl as jsonl
 from dovetail_data.sources import parquet as parquet
 from dovetail_data.sources import records as records
 from dovetail_data.sources import text as text
+from dovetail_data.stage import Stage as Stage
 from dovetail_data.stats import Stats as Stats
 from dovetail_data.template import Rendered as Rendered
 from dovetail_data.template import Template as Template

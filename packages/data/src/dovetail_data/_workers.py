@@ -1,25 +1,23 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Encoding chunks of the input, here or in spawned processes, always in order."""
+"""Encoding the input, here or in spawned processes, always in order."""
 
 import collections
 import dataclasses
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 
 from dovetail_data._processes import Processes
+from dovetail_data._tasks import Piece, Task
 from dovetail_data.encode.encoder import Document, Encoder
 from dovetail_data.record import Codec
 from dovetail_data.sources.source import Corrupt, Part, Record, Source
 
-Chunk = Sequence[tuple[int, Part]]
-"""Parts that are encoded together, each with its place among all parts."""
-
 
 @dataclasses.dataclass
 class Encoded:
-    """A chunk's documents as records; table: (length, part, record) of each.
+    """A task's documents as records; table: (length, part, record) of each.
 
     corrupt: (where, error) of each record that could not be read or encoded.
     """
@@ -34,31 +32,36 @@ class Encoded:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:
-    """What a worker needs to encode any chunk."""
+    """What a worker needs to encode any task."""
 
     source: Source
     encoder: Encoder
     codec: Codec
 
-    def encode(self, chunk: Chunk) -> Encoded:
+    def encode(self, task: Task) -> Encoded:
         out = Encoded()
         places = [
-            (i, part, j, r) for i, part in chunk for j, r in enumerate(self.source.read(part))
+            (piece, j, record)
+            for piece in task.pieces
+            for j, record in enumerate(self._records(piece), start=piece.first)
         ]
         documents = iter(self._documents([r for *_, r in places if not isinstance(r, Corrupt)]))
-        for i, part, j, record in places:
+        for piece, j, record in places:
             found = record if isinstance(record, Corrupt) else next(documents)
             if found is None:
                 out.dropped += 1
             elif isinstance(found, Corrupt):
-                out.corrupt.append((self.source.locate(part, j), found.error))
+                out.corrupt.append((self.source.locate(piece.part, j), found.error))
             else:
                 counts = [len(found.arrays[name]) for name in self.codec.ids]
-                out.records.append(self._record(found, where=(part, j)))
-                out.table.append((max(counts, default=0), i, j))
+                out.records.append(self._record(found, where=(piece.part, j)))
+                out.table.append((max(counts, default=0), piece.number, j))
                 out.tokens += sum(counts)
                 out.text_bytes += found.text_bytes
         return out
+
+    def _records(self, piece: Piece) -> Iterable[Record | Corrupt]:
+        return self.source.read(piece.part) if piece.records is None else piece.records
 
     def _documents(self, records: list[Record]) -> list[Document | Corrupt | None]:
         documents = self.encoder(records)
@@ -77,21 +80,21 @@ class Job:
 
 
 def encode_all(
-    job: Job, chunks: Sequence[Chunk], *, workers: int
-) -> Generator[Encoded, None, None]:
-    """The encoded chunks, in the order of `chunks`."""
+    job: Job, tasks: Iterator[Task], *, workers: int
+) -> Generator[tuple[Encoded, bool], None, None]:
+    """What each task gives, in their order, and whether a chunk ends with it."""
     if workers == 1:
-        yield from map(job.encode, chunks)
+        yield from ((job.encode(task), task.ends) for task in tasks)
         return
     processes = Processes(job.encode, workers)
-    pending: collections.deque[Future[Encoded]] = collections.deque()
+    pending: collections.deque[tuple[Future[Encoded], bool]] = collections.deque()
     try:
-        for chunk in chunks:
-            pending.append(processes.submit(chunk))
+        for task in tasks:
+            pending.append((processes.submit(task), task.ends))
             if len(pending) > 2 * workers:  # one running and one waiting for each
-                yield pending.popleft().result()
+                yield pending[0][0].result(), pending.popleft()[1]
         while pending:
-            yield pending.popleft().result()
+            yield pending[0][0].result(), pending.popleft()[1]
     except BrokenProcessPool as error:
         raise RuntimeError(
             f"each worker must live until the corpus is written: got workers={workers} with one "

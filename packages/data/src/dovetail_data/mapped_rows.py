@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows changed by a function, with random numbers that depend on nothing but the row's place."""
 
-from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
-from jaxtyping import Int64, UInt64
+from jaxtyping import Int32, Int64, UInt64
 
 from dovetail_data.corpus import CorruptDocument
 from dovetail_data.rows import Arrays, Draws, Rows, Span
@@ -60,6 +60,14 @@ class MappedRows(Rows):
     @property
     def epoch(self) -> int | None:
         return self._rows.epoch
+
+    @property
+    def sources(self) -> Mapping[str, Rows]:
+        found = self._rows.sources
+        return {"": self} if set(found) == {""} else found
+
+    def extra(self, prompt_ids: Int32[np.ndarray, "k"] | Sequence[int]) -> list[dict[str, Any]]:
+        return self._rows.extra(prompt_ids)
 
     def draws(self, seed: int | None) -> Draws:
         return self._rows.draws(seed)

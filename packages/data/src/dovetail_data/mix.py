@@ -13,15 +13,17 @@ import itertools
 import json
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
-from jaxtyping import Int64, UInt64
+from jaxtyping import Int32, Int64, UInt64
 
 from dovetail_data._timeline import Exhausted, Timeline
 from dovetail_data.corpus import CorruptDocument
 from dovetail_data.rows import Arrays, Draws, Rows, Span
 from dovetail_data.stage import Stage, Weights, counts_of
+
+_NUMBERS = {"pair_ids", "prompt_ids"}  # fields that count the rows of one source
 
 
 def mix(
@@ -72,15 +74,14 @@ def mix(
 class Mixture(Rows):
     """What `mix` returns. Row i of the sources laid end to end, by name, is row i of the mixture.
 
-    sources: the rows of each, sorted by name. weights: those realised, of each stage.
+    weights: those realised, of each stage.
     """
 
     def __init__(
         self, rows: Mapping[str, Rows], *, stages: Sequence[Stage], exhausted: Exhausted
     ) -> None:
-        self.sources: dict[str, Rows] = {name: rows[name] for name in sorted(rows)}
-        self._names = list(self.sources)
-        self._rows = list(self.sources.values())
+        self._names = sorted(rows)
+        self._rows = [rows[name] for name in self._names]
         self._fields = _common_fields(self.sources)
         self.unit, self.length = self._rows[0].unit, self._rows[0].length
         self.tokens = sum(source.tokens for source in self._rows)
@@ -106,6 +107,10 @@ class Mixture(Rows):
         return int(self._offsets[-1])
 
     @property
+    def sources(self) -> Mapping[str, Rows]:
+        return dict(zip(self._names, self._rows, strict=True))
+
+    @property
     def epoch(self) -> int | None:
         return self._timeline.epoch
 
@@ -116,7 +121,8 @@ class Mixture(Rows):
         keys: UInt64[np.ndarray, "k"] | None = None,
         corrupt: list[CorruptDocument] | None = None,
     ) -> Arrays:
-        """The rows as one batch, each source read once."""
+        """The rows as one batch, each source read once. `pair_ids` and `prompt_ids` count the rows
+        of all sources."""
         self._check(rows)
         units = (len(rows), self.unit)
         batch = {
@@ -132,15 +138,27 @@ class Mixture(Rows):
             )
             for name, array in batch.items():
                 array[here] = part[name].reshape(-1, *array.shape[1:])
+            for name in _NUMBERS & batch.keys():
+                batch[name][here] += self._offsets[j]
         return {
             name: array.reshape(len(rows) * self.unit, *array.shape[2:])
             for name, array in batch.items()
         }
 
+    def extra(self, prompt_ids: Int32[np.ndarray, "k"] | Sequence[int]) -> list[dict[str, Any]]:
+        found = []
+        for row in np.asarray(prompt_ids, np.int64).tolist():
+            j = self._source_of(row)
+            found += self._rows[j].extra([row - int(self._offsets[j])])
+        return found
+
+    def _source_of(self, row: int) -> int:
+        return int(np.searchsorted(self._offsets, row, side="right")) - 1
+
     def explain(self, row: int) -> list[Span]:
         """The spans of one row; `mixed` is its source, "outer/inner" in a mixture of mixtures."""
         self._check(np.array([row]))
-        j = int(np.searchsorted(self._offsets, row, side="right")) - 1
+        j = self._source_of(row)
         return [
             dataclasses.replace(span, mixed="/".join(filter(None, (self._names[j], span.mixed))))
             for span in self._rows[j].explain(row - int(self._offsets[j]))

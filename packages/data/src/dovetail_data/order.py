@@ -18,14 +18,10 @@ from jaxtyping import Int64
 _FEW = 1 << 12
 _ROUNDS, _ROUNDS_OF_FEW = 8, 16  # 8 leave the orders of 5 or 6 rows visibly unequal in frequency
 
-# Below so many places, Python's integers (3 us a place) beat some hundred calls of NumPy (42 us).
-_SCALAR = 12
 _BLOCK = 1 << 14  # places at a time: what the rounds pass over stays in the cache
 
 # The finaliser of SplitMix64 (Steele et al. 2014); arrays of one, for NumPy converts scalars anew.
-_MULTIPLIERS = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-_64_BITS = (1 << 64) - 1
-_M1, _M2 = (np.array([m], np.uint64) for m in _MULTIPLIERS)
+_M1, _M2 = (np.array([m], np.uint64) for m in (0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 _30, _27, _31, _32 = (np.array([shift], np.uint64) for shift in (30, 27, 31, 32))
 
 
@@ -44,30 +40,10 @@ class Permutation:
 
     def __call__(self, i: Int64[np.ndarray, "k"]) -> Int64[np.ndarray, "k"]:
         """The values at the places i, each in [0, n)."""
-        if len(i) <= _SCALAR:
-            return np.array([self.value(place) for place in i.tolist()], np.int64)
         out = np.empty(len(i), np.int64)
         for begin in range(0, len(i), _BLOCK):
             out[begin : begin + _BLOCK] = self._walk(i[begin : begin + _BLOCK])
         return out
-
-    def value(self, i: int) -> int:
-        """The value at one place: the definition, in integers without limit."""
-        first, second = _MULTIPLIERS
-        while True:
-            left, right = divmod(i, self._b)
-            for turn, key in enumerate(self._keys):
-                z = ((left if turn % 2 else right) + key) & _64_BITS
-                z = (z ^ (z >> 30)) * first & _64_BITS
-                z = (z ^ (z >> 27)) * second & _64_BITS
-                z = (z ^ (z >> 31)) >> 32
-                if turn % 2:
-                    right = (right + z) % self._b
-                else:
-                    left = (left + z) % self._a
-            i = left * self._b + right
-            if i < self._n:
-                return i
 
     def _walk(self, i: np.ndarray) -> np.ndarray:
         out = self._feistel(i)
@@ -122,10 +98,6 @@ class Order:
         """The rows at `places`, counted from the first row of epoch 0."""
         if self._seed is None:
             return places % self._n
-        if len(places) <= _SCALAR:
-            split = [divmod(place, self._n) for place in places.tolist()]
-            rows = [self._permutation(epoch).value(within) for epoch, within in split]
-            return np.array(rows, np.int64)
         epochs, within = np.divmod(places, self._n)
         rows = np.empty_like(within)
         for epoch in np.unique(epochs).tolist():

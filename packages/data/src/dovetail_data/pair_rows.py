@@ -15,7 +15,7 @@ from dovetail_data.token_rows import require_field, require_fit, span_of
 def pairs(corpus: Corpus, *, length: int) -> Rows:
     """Rows 2i chosen and 2i + 1 rejected of each pair, of `length` slots, the rest padding.
 
-    A batch has `pair_ids` i32[B] beside the fields of text: the document that both rows are of.
+    A batch has `pair_ids` i32[B] beside the fields of text: the number of the pair, for both.
     The mask counts the answers alone. A global batch counts rows, two to a pair, and no pair is
     cut between hosts. ValueError for a pair of more than `length` (token, target) pairs.
     """

@@ -4,7 +4,6 @@
 
 import dataclasses
 
-from dovetail_data.mix import Mixture
 from dovetail_data.rows import Rows
 
 
@@ -63,8 +62,7 @@ class Plan:
 def plan(rows: Rows, *, steps: int, global_batch: int) -> Plan:
     """Rows, epochs and tokens of each source in `steps` batches of `global_batch` rows.
 
-    Reads no document. print(plan(..)) shows a table. A mixture that `map` wraps counts as one
-    source: plan it before.
+    Reads no document. print(plan(..)) shows a table.
     """
     for name, value in {"steps": steps, "global_batch": global_batch}.items():
         if value < 1:
@@ -75,9 +73,7 @@ def plan(rows: Rows, *, steps: int, global_batch: int) -> Plan:
             f"global_batch={global_batch}. Pass {-(-global_batch // rows.unit) * rows.unit}."
         )
     places = steps * (global_batch // rows.unit)
-    sources, drawn = {"": rows}, {"": places}
-    if isinstance(rows, Mixture):
-        sources, drawn = rows.sources, rows.drawn(places)
+    sources, drawn = rows.sources, rows.drawn(places)
     tokens = {name: drawn[name] * of.tokens / len(of) for name, of in sources.items()}
     return Plan(
         steps=steps,

@@ -14,11 +14,11 @@ from dovetail_data.rows import Arrays, Rows, Span
 from dovetail_data.token_rows import require_field, require_fit, span_of
 
 
-def prompts(corpus: Corpus, *, length: int) -> "PromptRows":
+def prompts(corpus: Corpus, *, length: int) -> Rows:
     """One prompt per row of `length` slots, all its ids, the rest padding.
 
     A batch has `tokens`, `segment_ids` (1, and 0 for padding), `positions` i32[B, S], `mask`
-    f32[B, S] of zeros, for there is nothing to learn, and `document_ids` i32[B]; `extra` gives
+    f32[B, S] of zeros, for there is nothing to learn, and `prompt_ids` i32[B]; `rows.extra` gives
     what else the records of those held, such as the answer that a reward compares with. ValueError
     for a prompt of more than `length` ids.
     """
@@ -38,9 +38,9 @@ class PromptRows(Rows):
     def __len__(self) -> int:
         return len(self.corpus)
 
-    def extra(self, document_ids: Int32[np.ndarray, "k"] | Sequence[int]) -> list[dict[str, Any]]:
+    def extra(self, prompt_ids: Int32[np.ndarray, "k"] | Sequence[int]) -> list[dict[str, Any]]:
         """The other fields of the records that these prompts are from."""
-        documents = self.corpus.__getitems__([int(i) for i in document_ids])
+        documents = self.corpus.__getitems__([int(i) for i in prompt_ids])
         return [json.loads(document["extra"].tobytes()) for document in documents]
 
     def identity(self, place: int) -> Mapping[str, str]:
@@ -66,7 +66,7 @@ class PromptRows(Rows):
             "segment_ids": segment_ids,
             "positions": positions,
             "mask": np.zeros(tokens.shape, np.float32),
-            "document_ids": rows.astype(np.int32),
+            "prompt_ids": rows.astype(np.int32),
         }
 
     def explain(self, row: int) -> list[Span]:

@@ -5,10 +5,10 @@
 import abc
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
-from jaxtyping import Int64, UInt64
+from jaxtyping import Int32, Int64, UInt64
 
 from dovetail_data.corpus import CorruptDocument
 from dovetail_data.order import Order
@@ -100,9 +100,21 @@ class Rows(abc.ABC):
         """The order in which an iterator takes the rows, epoch after epoch; None: as they are."""
         return Order(len(self), seed=seed)
 
+    @property
+    def sources(self) -> Mapping[str, "Rows"]:
+        """What a mixture is made of; other rows are the one source "" of themselves."""
+        return {"": self}
+
     def drawn(self, places: int) -> Mapping[str, int]:
         """How many of the first `places` rows of any order come from which source."""
         return {"": places}
+
+    def extra(self, prompt_ids: Int32[np.ndarray, "k"] | Sequence[int]) -> list[dict[str, Any]]:
+        """What else the records of `prompts` held; `prompt_ids` as in their batches."""
+        raise ValueError(
+            f"only prompts have fields beside their ids: got {type(self).__name__}. Make the rows "
+            "with prompts."
+        )
 
     def map(self, function: Callable[[Arrays, np.random.Generator], Arrays]) -> "Rows":
         """These rows changed one by one: function(row, rng) -> row, arrays without the batch axis.

@@ -4,13 +4,15 @@
 
 The files depend on the source, the encoder and shard_bytes alone: not on the number of workers,
 nor on how often the writer was killed. Parts of the input are grouped into chunks; workers encode
-chunks, one process writes them in order, and a shard ends with the chunk that fills it. So a small
-corpus is encoded in parallel too, and a crash costs the shard in progress.
+chunks, or slices of a large one, one process writes them in order, and a shard ends with the chunk
+or slice that fills it. So a small corpus is encoded in parallel too, and a crash costs the shard in
+progress.
 """
 
 import dataclasses
 import errno
 import itertools
+import os
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -18,7 +20,8 @@ from typing import Any
 
 from dovetail_data import index
 from dovetail_data._shard import Shard
-from dovetail_data._workers import Chunk, Encoded, Job, encode_all
+from dovetail_data._tasks import Chunk, cut, tasks
+from dovetail_data._workers import Encoded, Job, encode_all
 from dovetail_data.corpus import Corpus
 from dovetail_data.encode.encoder import Encoder
 from dovetail_data.ledger import Ledger, check_identity, open_ledger
@@ -26,7 +29,6 @@ from dovetail_data.record import Codec
 from dovetail_data.sources.source import Part, Source
 from dovetail_data.tokenizer_files import save_tokenizer
 
-_CHUNK_BYTES = 1 << 20  # of input: enough to share among workers, small beside their memory
 _LISTED = 20  # corrupt records in an error: a screenful
 
 
@@ -63,7 +65,8 @@ def write(
     shard_bytes: a shard ends when it holds as many bytes of ids. workers: processes that encode;
     1 encodes in this one. More need a script guarded by `if __name__ == "__main__":`, as any
     spawned process does. max_corrupt: how many records may be damaged; they are left out, counted
-    and listed (`Corpus.corrupt`), and one more is a ValueError. progress: called after every chunk.
+    and listed (`Corpus.corrupt`), and one more is a ValueError. progress: called after every chunk
+    of about 1 MB.
 
     A finished corpus is opened, not written again. ValueError when the directory holds another
     source or encoder, when there is no document, or when an id is outside the vocabulary; OSError
@@ -79,6 +82,8 @@ def write(
                 f"{name} must be >= {least}: got {name}={value}. Pass {least} or more."
             )
     directory = Path(directory)
+    parts = source.parts()
+    _check_outside(directory, parts)
     identity = {
         "source": source.fingerprint,
         "encoder": encoder.fingerprint,
@@ -89,8 +94,7 @@ def write(
         return Corpus(directory)
     directory.mkdir(parents=True, exist_ok=True)
     job = Job(source=source, encoder=encoder, codec=Codec(encoder.layout))
-    parts = source.parts()
-    chunks = _chunks(parts)
+    chunks = cut(parts)
     # The ledger counts chunks: another version of this code must not cut the input otherwise.
     resumable = {**identity, "parts": len(parts), "chunks": len(chunks)}
     with open_ledger(directory, identity=resumable) as ledger:
@@ -128,21 +132,25 @@ class _Run:
     def write(
         self, shard_bytes: int, *, workers: int, max_corrupt: int
     ) -> Generator[Progress, None, None]:
-        """Writes what the ledger lacks; yields after each chunk."""
-        done = self.ledger.lines[-1]["chunks"] if self.ledger.lines else 0
+        """Writes what the ledger lacks; yields after each task."""
+        last = self.ledger.lines[-1] if self.ledger.lines else {"chunks": 0, "slices": 0}
+        written, slices = last["chunks"], last["slices"]
+        left = tasks(self.job.source, self.chunks, done=written, slices=slices)
         totals = _Totals([line["shard"] for line in self.ledger.lines], self.chunks)
         shard: Shard | None = None
         try:
             _check_corrupt(totals.corrupt, max_corrupt)
-            with closing(encode_all(self.job, self.chunks[done:], workers=workers)) as encoded:
-                for written, chunk in enumerate(encoded, start=done + 1):
-                    totals.add(chunk)
+            with closing(encode_all(self.job, left, workers=workers)) as results:
+                for encoded, ends in results:
+                    written, slices = (written + 1, 0) if ends else (written, slices + 1)
+                    totals.add(encoded)
                     _check_corrupt(totals.corrupt, max_corrupt)
                     with _disk(self.directory, self.ledger):
                         shard = shard or Shard(self.directory, len(self.ledger.lines))
-                        shard.add(chunk)
+                        shard.add(encoded)
                         if shard.bytes >= shard_bytes or written == len(self.chunks):
-                            self.ledger.append({"chunks": written, "shard": shard.close()})
+                            line = {"chunks": written, "slices": slices}
+                            self.ledger.append({**line, "shard": shard.close()})
                             shard = None
                     yield totals.progress(written)
         finally:
@@ -171,7 +179,7 @@ class _Totals:
 
     def progress(self, written: int) -> Progress:
         return Progress(
-            parts=self._chunks[written - 1][-1][0] + 1,
+            parts=self._chunks[written - 1][-1][0] + 1 if written else 0,
             total_parts=self._chunks[-1][-1][0] + 1,
             bytes=self._bytes[written],
             total_bytes=self._bytes[-1],
@@ -179,6 +187,17 @@ class _Totals:
             tokens=self.tokens,
             dropped=self.dropped,
             corrupt=len(self.corrupt),
+        )
+
+
+def _check_outside(directory: Path, parts: Sequence[Part]) -> None:
+    """A source that was searched for around the corpus would find it, and change by it."""
+    root = os.path.join(os.path.abspath(directory), "")
+    inside = next((part.path for part in parts if part.path.startswith(root)), None)
+    if inside is not None:
+        raise ValueError(
+            f"a corpus must not lie where its source is searched for: got {inside} in "
+            f"directory={directory}. Give a directory outside, or a pattern that leaves it out."
         )
 
 
@@ -190,19 +209,6 @@ def _check_corrupt(found: list[tuple[str, str]], max_corrupt: int) -> None:
             f"at most max_corrupt={max_corrupt} records may be corrupt: got {len(found)} so far:\n"
             f"{listed}{more}\nMend them, or pass max_corrupt= the number that may be left out."
         )
-
-
-def _chunks(parts: Sequence[Part]) -> list[Chunk]:
-    """Consecutive parts, each chunk ending with the part that makes it _CHUNK_BYTES long."""
-    chunks: list[list[tuple[int, Part]]] = []
-    room = 0
-    for i, part in enumerate(parts):
-        if room <= 0:
-            chunks.append([])
-            room = _CHUNK_BYTES
-        chunks[-1].append((i, part))
-        room -= part.bytes
-    return list(chunks)
 
 
 @contextmanager

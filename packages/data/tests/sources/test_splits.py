@@ -76,6 +76,7 @@ TRAIN = ["data/train-0.parquet", "data/train-1.parquet"]
          "  data_files: x.jsonl\n", {"train": ["x.jsonl"]}),
         ("configs:\n- config_name: a\n  data_files: none\n- config_name: default\n"
          "  data_files: x.jsonl\n", {"train": ["x.jsonl"]}),
+        ("configs: [{data_files: x.jsonl}]\n", {"train": ["x.jsonl"]}),
         (PLAIN.replace("data/train", "no"), {"train": [], "test": ["data/test-0.parquet"]}),
     ],
 )  # fmt: skip
@@ -96,12 +97,10 @@ def test_a_readme_without_configs_declares_nothing(repository):
         ("configs:\n- config_name: a\n  data_files: x\n- config_name: b\n  data_files: x\n",
          "the configurations ['a', 'b'] without a default"),
         ("configs:\n- config_name: a\n  data_dir: x\n", "with ['config_name', 'data_dir'], not"),
-        ("configs: [{data_files: x}]\n", "'[{data_files: x}]', not a plain or quoted string"),
-        ("configs:\n- data_files: |\n    x\n", "'|', not a plain or quoted string"),
         ("configs:\n  data_files: x\n", "configs that are no list of mappings"),
-        ("configs:\n- data_files:\n", "'data_files' without a value"),
-        ("configs:\n-\n", "an empty item"),
-        ("configs:\n- data_files: x\n   default: true\n", "'default: true' out of place"),
+        ("configs:\n- data_files:\n", "the data_files None, not files"),
+        ("configs:\n-\n", "configs that are no list of mappings"),
+        ("configs:\n- data_files: x\n   default: true\n", "mapping values are not allowed here"),
         ("configs:\n- data_files:\n  - split: a\n", "the data_files entry {'split': 'a'}, not"),
         (PLAIN.replace("split: test", "split: train"), "the data_files entry {'split': 'train'"),
         (PLAIN.replace("data/train-*", "hf://x/y"), "the path 'hf://x/y', not within"),

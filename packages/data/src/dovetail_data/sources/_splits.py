@@ -7,6 +7,7 @@ dataset": data_files in README.md if it names them, otherwise the names of the f
 """
 
 import collections
+import importlib
 import re
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
@@ -19,7 +20,6 @@ _KEYWORDS = {
 }
 _SHARD = re.compile(r"(?:data/)?([^/]+)-\d{5}-of-\d{5}[^/]*")
 _SEPARATORS = re.compile(r"[-._ 0-9]+")
-_ENTRY = re.compile(r"([\w-]+):(?:\s+(.*))?")
 
 Splits = dict[str, list[str]]
 """The paths of the files of each split, relative to the repository, sorted."""
@@ -51,30 +51,46 @@ def _by_keyword(parts: dict[str, tuple[str, ...]]) -> Splits:
 def declared(directory: Path) -> Splits | None:
     """Splits by the `configs` at the top of README.md; None if it has none.
 
-    ValueError for several configurations of which none is the default, and for YAML beyond plain
-    lists, mappings and strings: no YAML parser is needed for what the Hub writes there.
+    ValueError for several configurations of which none is the default, and for one that says
+    more than which files a split has. Needs the extra `hub` where there are configs.
     """
     readme = directory / "README.md"
-    lines = _configs_of(readme.read_text(encoding="utf-8")) if readme.is_file() else []
-    if not lines:
+    front = _front_matter(readme.read_text(encoding="utf-8")) if readme.is_file() else ""
+    if not re.search(r"^configs\s*:", front, re.MULTILINE):
         return None
+    yaml = _require_yaml()
     try:
-        configs = _value(lines, lines[0][0])
-        if lines:
-            raise ValueError(f"{lines[0][1]!r} out of place")
-        patterns = _patterns(_default(configs))
-    except ValueError as error:
+        patterns = _patterns(_default(yaml.safe_load(front)["configs"]))
+    except (ValueError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
         raise ValueError(
             f"the configs of README.md must say plainly which files a split has: got {readme}: "
-            f"{error}. Give the files to parquet([...]), jsonl([...]) or arrow([...]) yourself."
+            f"{reason}. Give the files to parquet([...]), jsonl([...]) or arrow([...]) yourself."
         ) from error
     return {split: _glob(directory, globs) for split, globs in patterns.items()}
+
+
+def _front_matter(readme: str) -> str:
+    """The YAML between the two lines --- at the top; "" without."""
+    first, *lines = readme.splitlines() or [""]
+    marks = (i for i, line in enumerate(lines) if line.rstrip() == "---")
+    return "\n".join(lines[: next(marks, 0)]) if first.rstrip() == "---" else ""
+
+
+def _require_yaml() -> Any:
+    try:
+        return importlib.import_module("yaml")
+    except ImportError as error:
+        raise ImportError(
+            "a README.md with configs needs the package pyyaml, which is not installed: "
+            "pip install 'dovetail-data[hub]'"
+        ) from error
 
 
 def _default(configs: Any) -> dict[str, Any]:
     if not isinstance(configs, list) or not all(isinstance(one, dict) for one in configs):
         raise ValueError("configs that are no list of mappings")
-    usual = [one for one in configs if one.get("default") == "true"]
+    usual = [one for one in configs if one.get("default") is True]
     usual = usual or [one for one in configs if one.get("config_name") == "default"] or configs
     if len(usual) > 1:
         raise ValueError(
@@ -90,7 +106,9 @@ def _patterns(config: dict[str, Any]) -> dict[str, list[str]]:
     if isinstance(files, str) or _all_strings(files):
         files = [{"split": "train", "path": files}]
     patterns: dict[str, list[str]] = {}
-    for one in files or []:
+    if not isinstance(files, list):
+        raise ValueError(f"the data_files {files!r}, not files")
+    for one in files:
         if not isinstance(one, dict) or set(one) != {"split", "path"} or one["split"] in patterns:
             raise ValueError(f"the data_files entry {one!r}, not one split and path")
         paths = [one["path"]] if isinstance(one["path"], str) else one["path"]
@@ -112,69 +130,3 @@ def _glob(directory: Path, patterns: list[str]) -> list[str]:
     whole = [f"{pattern}/*" if pattern.endswith("**") else pattern for pattern in patterns]
     found = (file for pattern in whole for file in directory.glob(pattern) if file.is_file())
     return sorted({file.relative_to(directory).as_posix() for file in found})
-
-
-def _configs_of(readme: str) -> list[tuple[int, str]]:
-    """(indent, text) of each line under `configs:` in the front matter."""
-    lines = readme.splitlines()
-    if not lines or lines[0].rstrip() != "---":
-        return []
-    block: list[tuple[int, str]] = []
-    inside = False
-    for line in lines[1:]:
-        text = line.strip()
-        if text == "---":
-            break
-        if re.match(r"[\w-]+:", line):
-            inside = line.startswith("configs:")
-            text = text.removeprefix("configs:").strip() if inside else ""
-        if inside and text and not text.startswith("#"):
-            block.append((len(line) - len(line.lstrip()), text))
-    return block
-
-
-def _value(lines: list[tuple[int, str]], indent: int) -> Any:
-    """Takes from `lines` the list or mapping that begins at `indent`, or a single string."""
-    if lines[0][1].startswith("-"):
-        return _list(lines, indent)
-    if _ENTRY.fullmatch(lines[0][1]):
-        return _mapping(lines, indent)
-    return _string(lines.pop(0)[1])
-
-
-def _list(lines: list[tuple[int, str]], indent: int) -> list[Any]:
-    items: list[Any] = []
-    while lines and lines[0][0] == indent and lines[0][1].startswith("-"):
-        _, text = lines.pop(0)
-        rest = text[1:].lstrip()
-        if rest:  # what follows the dash is a value further to the right
-            lines.insert(0, (indent + len(text) - len(rest), rest))
-        if not lines or lines[0][0] <= indent:
-            raise ValueError("an empty item")
-        items.append(_value(lines, lines[0][0]))
-    return items
-
-
-def _mapping(lines: list[tuple[int, str]], indent: int) -> dict[str, Any]:
-    entries: dict[str, Any] = {}
-    while lines and lines[0][0] == indent and (match := _ENTRY.fullmatch(lines[0][1])):
-        lines.pop(0)
-        name, rest = match.groups()
-        if rest:
-            entries[name] = _string(rest)
-            continue
-        # A list may stand below its name without an indent of its own.
-        below = lines and (lines[0][0], lines[0][1].startswith("-")) >= (indent, True)
-        if not below:
-            raise ValueError(f"{name!r} without a value")
-        entries[name] = _value(lines, lines[0][0])
-    return entries
-
-
-def _string(text: str) -> str:
-    quoted = re.fullmatch(r"\"([^\"\\]*)\"|'([^']*)'", text)
-    if quoted:
-        return quoted.group(1) or quoted.group(2) or ""
-    if text[0] in "[{\"'|>&*!%@`" or " #" in text or ": " in text:
-        raise ValueError(f"{text!r}, not a plain or quoted string")
-    return text

@@ -119,8 +119,8 @@ def parity(session: nox.Session) -> None:
     install_torch(session)
     needed = [m for m in everyone if any(m in workspace.needs(c, everyone) for c in chosen)]
     install(session, *needed, groups=("test", "parity"))
-    # Tests that measure an error put it in this table, which the documentation includes.
     session.env["HF_HUB_OFFLINE"] = "1"
+    # Tests that measure an error put it in this table, which the documentation includes.
     session.env["PARITY_TABLE"] = str(ROOT / "docs/packages/models_parity.md")
     run_marked(session, "parity", [f"packages/{m.folder}/tests" for m in chosen])
 

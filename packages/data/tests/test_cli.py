@@ -3,6 +3,7 @@
 """What the command prints and how it exits."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -221,7 +222,8 @@ def test_the_module_with_workers_and_a_pipe_that_closes(here, corpus):
     assert (done.returncode, done.stderr) == (0, "")
     assert ids("out") == IDS
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen([*module, "inspect", "corpus"], **pipes) as piped:
+    buffered = {**os.environ, "PYTHONUNBUFFERED": ""}
+    with subprocess.Popen([*module, "inspect", "corpus"], **pipes, env=buffered) as piped:
         piped.stdout.close()
         assert piped.stderr.read() == b""
     assert piped.returncode == 1

@@ -88,6 +88,8 @@ def test_inspect(corpus, command):
     )
     found = json.loads(command("inspect", "corpus", "--method", "concat", "--json")[1])
     assert found["packing"] == {"method": "concat", "length": 2048, "rows": 1, "fill": 24 / 2048}
+    _, out, _ = command("inspect", "corpus", "--method", "concat", "--length", "8")
+    assert out.endswith("concat at length 8: 3 rows, fill 1.0000\n")
     assert found["lengths"]["quantiles"]["0.5"] == 8
     assert found["lengths"]["histogram"] == [
         {"from": 4, "below": 8, "documents": 1},

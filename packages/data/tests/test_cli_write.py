@@ -84,6 +84,10 @@ def put_jsonl(folder):
     (folder / "a.jsonl.gz").write_bytes(gzip.compress(LINES.encode()))
 
 
+def put_ndjson(folder):
+    (folder / "a.ndjson").write_text(LINES)
+
+
 def put_parquet(folder):
     pq.write_table(pa.Table.from_pylist(RECORDS), folder / "train-00000-of-00001.parquet")
     other = pa.Table.from_pylist([{"text": "held out"}])
@@ -108,7 +112,7 @@ def put_array_record(folder):
     writer.close()
 
 
-PUT = [put_texts, put_jsonl, put_parquet, put_arrow, put_saved, put_array_record]
+PUT = [put_texts, put_jsonl, put_ndjson, put_parquet, put_arrow, put_saved, put_array_record]
 
 
 @pytest.mark.parametrize("put", PUT, ids=lambda put: put.__name__)
@@ -117,7 +121,7 @@ def test_the_format_is_guessed_from_names(put, whole, here, command):
     (here / "in").mkdir()
     put(here / "in")
     (here / "in" / "README.md").write_text("passed over")
-    wanted = (".txt", ".gz", ".parquet", ".arrow", ".array_record")
+    wanted = (".txt", ".gz", ".ndjson", ".parquet", ".arrow", ".array_record")
     files = sorted(path for path in (here / "in").iterdir() if path.suffix in wanted)
     paths = [path for path in files if not path.name.startswith("test")]
     code, out, err = command("write", *(["in"] if whole else paths), "--out", "out")
@@ -125,6 +129,12 @@ def test_the_format_is_guessed_from_names(put, whole, here, command):
     assert ids("out") == IDS
     assert (out.splitlines()[0], err) == ("out: 3 documents, 27 tokens", "")
     assert ("  split: train\n" in out) == (whole and put in (put_parquet, put_saved))
+
+
+def test_a_field(here, command):
+    (here / "in.jsonl").write_text('{"text": "a", "body": "b"}')
+    assert command("write", "in.jsonl", "--out", "out", "--field", "body")[0] == 0
+    assert ids("out") == [[256, *b"b", 257]]
 
 
 def test_a_split(here, command):
@@ -237,6 +247,22 @@ def test_the_template_of_a_model_comes_with_its_own_tokens(here, command):
     assert "[user]a[assistant]⟦b[end]⟧" in shown(command)
 
 
+def test_preferences_and_prompts_of_chats(here, command):
+    (asked, answer) = CHAT["messages"]
+    record = {"prompt": [asked], "chosen": [answer], "rejected": [{**answer, "content": "c"}]}
+    prompted = TEMPLATE + "{% if add_generation_prompt %}[assistant]{% endif %}"
+    (here / "in.jsonl").write_text(json.dumps(record))
+    (here / "chat.jinja").write_text(prompted)
+    line = ["write", "in.jsonl", "--template", "chat.jinja", "--out", "out", "--encoder"]
+    assert command(*line, "preference")[0] == 0
+    lines = shown(command)
+    assert MASKED in lines
+    assert MASKED.replace("b⟨", "c⟨") in lines
+    line[5] = "prompts"
+    assert command(*line, "prompt")[0] == 0
+    assert "    ⟨<|bos|>⟩[user]a[assistant]\n" in command("inspect", "prompts", "--rows", "1")[1]
+
+
 def test_preferences_and_prompts(here, command):
     record = {"prompt": "2+2?", "chosen": "4", "rejected": "5"}
     (here / "in.jsonl").write_text(json.dumps(record))
@@ -245,6 +271,8 @@ def test_preferences_and_prompts(here, command):
     assert lines[0] == "row 0: 12 of 12 slots filled, 4 learnt"
     assert "⟨<|bos|>⟩2+2?⟦4⟨<|eos|>⟩⟧" in lines
     assert "⟨<|bos|>⟩2+2?⟦5⟨<|eos|>⟩⟧" in lines
+    code, _, err = command("inspect", "out", "--length", "5")
+    assert (code, "with 6 pairs, length=5" in err) == (1, True)
     line = ["write", "in.jsonl", "--encoder", "prompt", "--out", "prompts", "--field", "chosen"]
     assert command(*line)[0] == 0
     _, out, _ = command("inspect", "prompts", "--rows", "1", "--length", "3")

@@ -201,6 +201,23 @@ def test_a_corrupt_document_is_told_in_its_place(plain):
     assert '<p class="error">corrupt: its 10 of 10 bytes' in shown.html()
 
 
+def test_a_corrupt_prompt_and_a_corrupt_image(written, pictures):
+    prompt = damage(written([{"prompt": "bc", "n": 1}], Prompt(Bytes())), b'{"n":1}')
+    (row,) = show(prompts(prompt, length=4), [0]).rows
+    assert row.passages[0].error.startswith("corrupt: ")
+    assert row.notes == {"empty": "4 of 4 slots"}
+    end = pictures[0]["image"].tobytes()[-8:]
+    image = damage(pictures, end + np.array(7, "<i4").tobytes())
+    (row,) = show(images(image), [0]).rows
+    assert row.passages[0].error.startswith("corrupt: ")
+    assert (row.png, row.notes) == (None, {})
+
+
+def test_a_full_row_has_no_note(chat):
+    (row,) = show(pad(chat, length=39), [1]).rows
+    assert (row.summary, row.notes) == ("39 of 39 slots filled, 4 learnt", {})
+
+
 def test_a_segment_that_map_took_out(plain):
     def empty(row, rng):
         return {name: np.zeros_like(array) for name, array in row.items()}

@@ -149,6 +149,11 @@ def test_a_tokenizer_of_the_users_own():
     ]
 
 
+def test_an_id_without_text_that_stands_alone_is_marked():
+    pieces = Reader(Letters()).pieces([0, 5], [0.0, 1.0])
+    assert [(piece.text, piece.ids) for piece in pieces] == [("a", (0,)), ("\ufffd", (5,))]
+
+
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 257), max_size=80), st.integers(0, 1))
 def test_any_ids_are_all_there(ids, weight):

@@ -13,7 +13,6 @@ from dovetail_data.corpus import CorruptDocument
 from dovetail_data.mapped_rows import MappedRows
 from dovetail_data.mix import Mixture
 from dovetail_data.pixels import encode_png
-from dovetail_data.prompt_rows import PromptRows
 from dovetail_data.rows import Arrays, Rows, Span
 
 
@@ -45,18 +44,17 @@ def read_row(rows: Rows, row: int, *, reader: Callable[[Rows], Reader]) -> Shown
     batch = rows.batch(np.array([row]), corrupt=corrupt)
     errors = {one.document: f"corrupt: {one.error}, in {one.shard}" for one in corrupt}
     spans = rows.explain(row)
-    source, own = _origin(rows, row)
     if "images" in batch:
         return _image(row, batch, span=spans[0], error=errors.get(spans[0].document, ""))
     if "pair_ids" in batch:
         passages = _sides(batch, spans[0], error=errors.get(spans[0].document, ""))
     else:
         passages = _segments(batch, spans, errors=errors)
-    known = reader(source)
+    known = reader(_origin(rows, row))
     notes = {}
     slots, held = batch["tokens"].size, int(np.count_nonzero(batch["segment_ids"]))
-    if isinstance(source, PromptRows) and not errors:
-        (extra,) = source.extra([own])
+    if "prompt_ids" in batch and not errors:
+        (extra,) = rows.extra(batch["prompt_ids"])
         notes["extra"] = json.dumps(extra, ensure_ascii=False, indent=2)
     if held < slots:
         notes["empty"] = f"{slots - held} of {slots} slots"
@@ -145,8 +143,8 @@ def _where(span: Span) -> str:
     return f"{mixed}document {span.document} (record {span.record} of {span.source})"
 
 
-def _origin(rows: Rows, row: int) -> tuple[Rows, int]:
-    """The rows of one corpus that row `row` is from, and its number there."""
+def _origin(rows: Rows, row: int) -> Rows:
+    """The rows of one corpus that row `row` is from."""
     while isinstance(rows, MappedRows | Mixture):
         if isinstance(rows, MappedRows):
             rows = rows._rows
@@ -156,4 +154,4 @@ def _origin(rows: Rows, row: int) -> tuple[Rows, int]:
                 rows = source
                 break
             row -= len(source)
-    return rows, row
+    return rows

@@ -229,8 +229,8 @@ def test_the_module_with_workers_and_a_pipe_that_closes(here, corpus):
     assert piped.returncode == 1
 
 
-def test_importing_it_takes_no_jax():
-    program = (
-        "import sys, dovetail_data.cli; sys.exit('jax' in sys.modules or 'PIL' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+def test_importing_it_takes_nothing_that_is_optional_or_slow():
+    others = {"jax", "grain", "pyarrow", "jinja2", "PIL", "zstandard", "tokenizers"}
+    program = f"import sys, dovetail_data.cli; print(sorted({others} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("[]\n", "")

@@ -5,6 +5,7 @@
 import argparse
 import difflib
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from importlib import metadata
@@ -80,10 +81,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         for noisy in ("absl", "asyncio"):
             logging.getLogger(noisy).setLevel(logging.CRITICAL)
     try:
-        return args.run(args)
+        code = args.run(args)
+        sys.stdout.flush()
+        return code
     except KeyboardInterrupt as stopped:
         print(f"\ndovetail: interrupted: {stopped}".rstrip(": "), file=sys.stderr)
         return INTERRUPTED
+    except BrokenPipeError:  # `... | head` has seen enough; nothing is left to be flushed at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return getattr(args, "error_code", 1)
     except (ValueError, ImportError, OSError, RuntimeError) as error:
         if debug:
             raise

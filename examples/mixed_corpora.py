@@ -28,10 +28,10 @@ from dovetail_data import (
     mix,
     pack,
     plan,
+    show,
     text,
     write,
 )
-from dovetail_data.inspecting import show
 
 files = sorted(Path(ast.__file__).parent.glob("*.py"))[:60]
 code = write(text(files), "code", encoder=Text(Bytes()))

@@ -24,13 +24,13 @@ from dovetail_data import (
     pad,
     pairs,
     prompts,
+    show,
     text,
     write,
 )
 from dovetail_data.encode.chat import Chat
 from dovetail_data.encode.preference import Preference
 from dovetail_data.encode.prompt import Prompt
-from dovetail_data.inspecting import show
 from dovetail_data.mix import mix
 from dovetail_data.sources.parquet import parquet
 from dovetail_data.template import Template

@@ -8,11 +8,10 @@ import re
 
 import pytest
 
-from dovetail_data import Bytes, Corpus, Text, jsonl, pad, pairs, prompts, text, write
+from dovetail_data import Bytes, Corpus, Text, jsonl, pad, pairs, prompts, show, text, write
 from dovetail_data.encode.chat import Chat
 from dovetail_data.encode.preference import Preference
 from dovetail_data.encode.prompt import Prompt
-from dovetail_data.inspecting import show
 from dovetail_data.template import Template
 
 # What the assistant says and the end of its turn are learnt.

@@ -98,16 +98,19 @@ def test_an_error_comes_with_the_batch_that_has_it_and_can_be_tried_again(rows):
 
 
 def test_threads_end_with_their_iterator(rows):
-    before = threading.active_count()
+    def ours():
+        return {thread for thread in threading.enumerate() if thread.name.startswith("batches")}
+
+    before = ours()
     it = batches(rows, global_batch=4, seed=1, threads=2)
     next(it)
-    assert threading.active_count() > before
+    started = ours() - before
+    assert started
     del it
     gc.collect()
-    for thread in threading.enumerate():
-        if thread.name.startswith("batches"):
-            thread.join(timeout=10)
-    assert threading.active_count() == before
+    for thread in started:
+        thread.join(timeout=10)
+    assert not started & ours()
 
 
 def start(program, rows, *, state, steps, workers):

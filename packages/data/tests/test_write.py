@@ -1,8 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-import gzip
 import hashlib
-import json
 import os
 import random
 import signal
@@ -255,138 +253,9 @@ def test_a_corpus_within_its_source_is_an_error(tmp_path):
         write(jsonl(tmp_path), tmp_path / "c", encoder=Text(Bytes()))
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("name", ["x.jsonl.gz", "x.jsonl"])
-def test_a_large_part_is_encoded_in_slices_and_resumed_within(tmp_path, monkeypatch, name, workers):
-    lines = "\n".join(json.dumps({"text": f"document {i} " * 40}) for i in range(100))
-    content = gzip.compress(lines.encode(), mtime=0) if name.endswith("gz") else lines.encode()
-    (tmp_path / name).write_bytes(content)
-    source, encoder = jsonl(tmp_path / name), Text(Bytes())
-    whole = write(source, tmp_path / "whole", encoder=encoder)
-    monkeypatch.setattr("dovetail_data._tasks._LARGE_BYTES", 100)
-    monkeypatch.setattr("dovetail_data._tasks._SLICE_RECORDS", 7)
-    options = {"encoder": encoder, "shard_bytes": 20_000, "workers": workers}
-    sliced = write(source, tmp_path / "sliced", **options)
-    assert len(sliced._paths) > 3
-    assert [sliced[i]["tokens"].tolist() for i in range(100)] == [
-        whole[i]["tokens"].tolist() for i in range(100)
-    ]
-    assert [sliced.source(i) for i in range(100)] == [whole.source(i) for i in range(100)]
-    events = []
-
-    class StopError(Exception):
-        pass
-
-    def stop(event):
-        events.append(event)
-        if len(events) % 6 == 0:
-            raise StopError
-
-    for _ in range(2):
-        with pytest.raises(StopError):
-            write(source, tmp_path / "c", progress=stop, **options)
-    write(source, tmp_path / "c", **options)
-    assert digests(tmp_path / "c") == digests(tmp_path / "sliced")
-    assert [event.documents for event in events[:6]] == [7, 14, 21, 28, 35, 42]
-    assert 0 < events[6].documents < 49  # it went on from a shard that ended within the part
-
-
-def test_a_worker_that_dies_is_an_error(tmp_path):
-    (tmp_path / "x.txt").write_text("a")
-    program = (
-        "import sys, os\n"
-        "from dovetail_data import Bytes, Text, text, write\n"
-        "class Dying(Text):\n"
-        "    def __call__(self, records): os._exit(9)\n"
-        "if __name__ == '__main__':\n"
-        "    write(text(sys.argv[1]), sys.argv[2], encoder=Dying(Bytes()), workers=2)\n"
-    )
-    (tmp_path / "program.py").write_text(program)
-    run = subprocess.run(
-        [sys.executable, tmp_path / "program.py", tmp_path / "x.txt", tmp_path / "c"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    message = run.stderr.strip().splitlines()[-1]
-    assert message.startswith("RuntimeError: each worker must live")
-    assert "got workers=2 with one dead" in message
-    assert "Guard the script" in message
-
-
-def test_an_error_in_a_worker_reaches_the_caller(tree, tmp_path):
-    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
-    run = subprocess.run(
-        [sys.executable, "-c", PROGRAM, tmp_path / "latin.txt", tmp_path / "c", "2"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert "max_corrupt=0 records may be corrupt: got 1 so far" in run.stderr
-    assert "latin.txt: a text file must be UTF-8: got byte 0xe9 at offset 3" in run.stderr
-
-
 def test_workers_leave_this_process_as_it_was():
     assert "TOKENIZERS_PARALLELISM" not in os.environ
     assert dovetail_data._processes._work is None
-
-
-@pytest.fixture
-def damaged(tmp_path):
-    """Eleven lines in two files, of which three are damaged: two by their JSON, one by its text."""
-    lines = [json.dumps({"text": f"document {i}"}) for i in range(11)]
-    lines[2], lines[7], lines[9] = "{", '{"text": null}', "]"
-    (tmp_path / "a.jsonl").write_text("\n".join(lines[:6]))
-    (tmp_path / "b.jsonl").write_text("\n".join(lines[6:]))
-    return jsonl(tmp_path)
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_corrupt_records_are_left_out_counted_and_listed(damaged, tmp_path, monkeypatch, workers):
-    monkeypatch.setattr("dovetail_data._tasks._CHUNK_BYTES", 1)
-    events = []
-    corpus = write(
-        damaged,
-        tmp_path / "c",
-        encoder=Text(Bytes()),
-        workers=workers,
-        max_corrupt=3,
-        shard_bytes=1,
-        progress=events.append,
-    )
-    texts = [corpus.tokenizer.decode(corpus[i]["tokens"]) for i in range(len(corpus))]
-    assert texts == [f"document {i}" for i in range(11) if i not in (2, 7, 9)]
-    assert [one.where for one in corpus.corrupt] == ["a.jsonl:3", "b.jsonl:2", "b.jsonl:4"]
-    assert "must have a string under field='text'" in corpus.corrupt[1].error
-    assert events[-1].corrupt == 3
-    assert [corpus.source(i)[1] for i in range(len(corpus))] == [0, 1, 3, 4, 5, 0, 2, 4]
-
-
-def test_one_corrupt_record_too_many_is_an_error_that_lists_them(damaged, tmp_path, monkeypatch):
-    monkeypatch.setattr("dovetail_data._tasks._CHUNK_BYTES", 1)
-    message = (
-        r"at most max_corrupt=2 records may be corrupt: got 3 so far:\n  a\.jsonl:3: .*\n"
-        r"  b\.jsonl:2: .*\n  b\.jsonl:4: .*\nMend them, or pass max_corrupt="
-    )
-    arguments = {"encoder": Text(Bytes()), "shard_bytes": 1}
-    with pytest.raises(ValueError, match=message):
-        write(damaged, tmp_path / "c", max_corrupt=2, **arguments)
-    with pytest.raises(ValueError, match=r"may be corrupt: got 1 so far:\n  a\.jsonl:3: "):
-        write(damaged, tmp_path / "c", **arguments)  # what the ledger has counts too
-    resumed = write(damaged, tmp_path / "c", max_corrupt=3, **arguments)
-    whole = write(damaged, tmp_path / "whole", max_corrupt=9, **arguments)
-    assert resumed.fingerprint == whole.fingerprint
-    assert digests(tmp_path / "c") == digests(tmp_path / "whole")
-
-
-def test_an_encoder_that_loses_a_record_is_an_error(tmp_path):
-    class Losing(Text):
-        def __call__(self, records):
-            return super().__call__(records)[1:]
-
-    (tmp_path / "x.jsonl").write_text('{"text": "a"}\n{"text": "b"}')
-    with pytest.raises(ValueError, match=r"one result for each record: got 1 for 2. Return None"):
-        write(jsonl(tmp_path), tmp_path / "c", encoder=Losing(Bytes()))
 
 
 def test_an_unknown_layout_of_array_record_is_an_error(tmp_path, monkeypatch):

@@ -19,6 +19,8 @@ from dovetail_data.encode import Preference as Preference
 from dovetail_data.encode import Prompt as Prompt
 from dovetail_data.encode import Text as Text
 from dovetail_data.image_rows import images as images
+from dovetail_data.inspecting import Shown as Shown
+from dovetail_data.inspecting import show as show
 from dovetail_data.mix import Mixture as Mixture
 from dovetail_data.mix import mix as mix
 from dovetail_data.pack import pack as pack

@@ -147,7 +147,7 @@ def _origin(rows: Rows, row: int) -> Rows:
     """The rows of one corpus that row `row` is from."""
     while isinstance(rows, MappedRows | Mixture):
         if isinstance(rows, MappedRows):
-            rows = rows._rows
+            rows = rows.rows
             continue
         for source in rows.sources.values():
             if row < len(source):

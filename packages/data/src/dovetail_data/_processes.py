@@ -9,7 +9,7 @@ import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 
@@ -22,39 +22,39 @@ class Processes:
     def __init__(
         self, work: Callable[[Any], Any], workers: int, *, scratch: str | None = None
     ) -> None:
+        # Not fork: a forked child inherits the locks of the tokenizer's threads and hangs.
+        context = multiprocessing.get_context("spawn")
+        closed, self._open = context.Pipe(duplex=False)
         self._executor = ProcessPoolExecutor(
-            workers,
-            # Not fork: a forked child inherits the locks of the tokenizer's threads and hangs.
-            mp_context=multiprocessing.get_context("spawn"),
-            initializer=_start,
-            initargs=(work, scratch),
+            workers, mp_context=context, initializer=_start, initargs=(work, closed, scratch)
         )
 
     def submit(self, argument: Any) -> Future[Any]:
         return self._executor.submit(_call, argument)
 
     def close(self, *, wait: bool) -> None:
-        """Ends them when each has done what it is at; wait: returns only then."""
+        """Ends them at once, whatever they are at; wait: returns when they have ended."""
+        self._open.close()
         self._executor.shutdown(wait=wait, cancel_futures=True)
 
 
 _work: Callable[[Any], Any] | None = None  # in a worker: pickled once per process, not per call
 
 
-def _start(work: Callable[[Any], Any], scratch: str | None) -> None:
+def _start(work: Callable[[Any], Any], closed: Connection, scratch: str | None) -> None:
     global _work
     _work = work
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    threading.Thread(target=_die_with_parent, args=(scratch,), daemon=True).start()
+    threading.Thread(target=_end, args=(closed, scratch), daemon=True).start()
 
 
-def _die_with_parent(scratch: str | None) -> None:
-    # A parent that was killed cannot end its workers; they would wait for work for ever.
+def _end(closed: Connection, scratch: str | None) -> None:
+    # A parent that was killed cannot end its workers; they would wait for work for ever. One that
+    # closes them would wait for what they are at, and for as much again that is queued.
     parent = multiprocessing.parent_process()
     assert parent is not None
-    wait([parent.sentinel])
-    if scratch is not None:
+    if parent.sentinel in wait([parent.sentinel, closed]) and scratch is not None:
         shutil.rmtree(scratch, ignore_errors=True)
     os._exit(1)
 

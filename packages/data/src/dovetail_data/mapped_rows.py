@@ -20,17 +20,17 @@ def generator(key: int) -> np.random.Generator:
 
 
 class MappedRows(Rows):
-    """What `Rows.map` returns: function(row, rng) in the place of each row."""
+    """What `Rows.map` returns: function(row, rng) in the place of each row of `rows`."""
 
     def __init__(self, rows: Rows, function: Function) -> None:
-        self._rows = rows
+        self.rows = rows
         self._function = function
         self.unit = rows.unit
         self.length = rows.length
         self.tokens = rows.tokens
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.rows)
 
     def batch(
         self,
@@ -40,7 +40,7 @@ class MappedRows(Rows):
         corrupt: list[CorruptDocument] | None = None,
     ) -> Arrays:
         chosen = rows.astype(np.uint64) if keys is None else keys
-        batch = self._rows.batch(rows, keys=chosen, corrupt=corrupt)
+        batch = self.rows.batch(rows, keys=chosen, corrupt=corrupt)
         if not len(rows):
             like = self.batch(np.array([0]), corrupt=[])
             return {name: array[:0] for name, array in like.items()}
@@ -52,25 +52,25 @@ class MappedRows(Rows):
         return {name: join([row[name] for row in each]) for name in each[0]}
 
     def explain(self, row: int) -> list[Span]:
-        return self._rows.explain(row)
+        return self.rows.explain(row)
 
     def identity(self, place: int) -> Mapping[str, str]:
-        return self._rows.identity(place)
+        return self.rows.identity(place)
 
     @property
     def epoch(self) -> int | None:
-        return self._rows.epoch
+        return self.rows.epoch
 
     @property
     def sources(self) -> Mapping[str, Rows]:
-        found = self._rows.sources
+        found = self.rows.sources
         return {"": self} if set(found) == {""} else found
 
     def extra(self, prompt_ids: Int32[np.ndarray, "k"] | Sequence[int]) -> list[dict[str, Any]]:
-        return self._rows.extra(prompt_ids)
+        return self.rows.extra(prompt_ids)
 
     def draws(self, seed: int | None) -> Draws:
-        return self._rows.draws(seed)
+        return self.rows.draws(seed)
 
     def drawn(self, places: int) -> Mapping[str, int]:
-        return self._rows.drawn(places)
+        return self.rows.drawn(places)

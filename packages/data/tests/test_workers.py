@@ -1,0 +1,117 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dovetail_data import Bytes, Text, jsonl, write
+
+
+def digests(directory: Path) -> dict[str, str]:
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(directory.iterdir())
+    }
+
+
+@pytest.fixture
+def damaged(tmp_path):
+    """Eleven lines in two files, of which three are damaged: two by their JSON, one by its text."""
+    lines = [json.dumps({"text": f"document {i}"}) for i in range(11)]
+    lines[2], lines[7], lines[9] = "{", '{"text": null}', "]"
+    (tmp_path / "a.jsonl").write_text("\n".join(lines[:6]))
+    (tmp_path / "b.jsonl").write_text("\n".join(lines[6:]))
+    return jsonl(tmp_path)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_corrupt_records_are_left_out_counted_and_listed(damaged, tmp_path, monkeypatch, workers):
+    monkeypatch.setattr("dovetail_data._tasks._CHUNK_BYTES", 1)
+    events = []
+    corpus = write(
+        damaged,
+        tmp_path / "c",
+        encoder=Text(Bytes()),
+        workers=workers,
+        max_corrupt=3,
+        shard_bytes=1,
+        progress=events.append,
+    )
+    texts = [corpus.tokenizer.decode(corpus[i]["tokens"]) for i in range(len(corpus))]
+    assert texts == [f"document {i}" for i in range(11) if i not in (2, 7, 9)]
+    assert [one.where for one in corpus.corrupt] == ["a.jsonl:3", "b.jsonl:2", "b.jsonl:4"]
+    assert "must have a string under field='text'" in corpus.corrupt[1].error
+    assert events[-1].corrupt == 3
+    assert [corpus.source(i)[1] for i in range(len(corpus))] == [0, 1, 3, 4, 5, 0, 2, 4]
+
+
+def test_one_corrupt_record_too_many_is_an_error_that_lists_them(damaged, tmp_path, monkeypatch):
+    monkeypatch.setattr("dovetail_data._tasks._CHUNK_BYTES", 1)
+    message = (
+        r"at most max_corrupt=2 records may be corrupt: got 3 so far:\n  a\.jsonl:3: .*\n"
+        r"  b\.jsonl:2: .*\n  b\.jsonl:4: .*\nMend them, or pass max_corrupt="
+    )
+    arguments = {"encoder": Text(Bytes()), "shard_bytes": 1}
+    with pytest.raises(ValueError, match=message):
+        write(damaged, tmp_path / "c", max_corrupt=2, **arguments)
+    with pytest.raises(ValueError, match=r"may be corrupt: got 1 so far:\n  a\.jsonl:3: "):
+        write(damaged, tmp_path / "c", **arguments)  # what the ledger has counts too
+    resumed = write(damaged, tmp_path / "c", max_corrupt=3, **arguments)
+    whole = write(damaged, tmp_path / "whole", max_corrupt=9, **arguments)
+    assert resumed.fingerprint == whole.fingerprint
+    assert digests(tmp_path / "c") == digests(tmp_path / "whole")
+
+
+def test_an_encoder_that_loses_a_record_is_an_error(tmp_path):
+    class Losing(Text):
+        def __call__(self, records):
+            return super().__call__(records)[1:]
+
+    (tmp_path / "x.jsonl").write_text('{"text": "a"}\n{"text": "b"}')
+    with pytest.raises(ValueError, match=r"one result for each record: got 1 for 2. Return None"):
+        write(jsonl(tmp_path), tmp_path / "c", encoder=Losing(Bytes()))
+
+
+def test_a_worker_that_dies_is_an_error(tmp_path):
+    (tmp_path / "x.txt").write_text("a")
+    program = (
+        "import sys, os\n"
+        "from dovetail_data import Bytes, Text, text, write\n"
+        "class Dying(Text):\n"
+        "    def __call__(self, records): os._exit(9)\n"
+        "if __name__ == '__main__':\n"
+        "    write(text(sys.argv[1]), sys.argv[2], encoder=Dying(Bytes()), workers=2)\n"
+    )
+    (tmp_path / "program.py").write_text(program)
+    run = subprocess.run(
+        [sys.executable, tmp_path / "program.py", tmp_path / "x.txt", tmp_path / "c"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    message = run.stderr.strip().splitlines()[-1]
+    assert message.startswith("RuntimeError: each worker must live")
+    assert "got workers=2 with one dead" in message
+    assert "Guard the script" in message
+
+
+def test_an_error_in_a_worker_reaches_the_caller(tmp_path):
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    program = (
+        "import sys\n"
+        "from dovetail_data import Bytes, Text, text, write\n"
+        "if __name__ == '__main__':\n"
+        "    write(text(sys.argv[1]), sys.argv[2], encoder=Text(Bytes()), workers=2)\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", program, tmp_path / "latin.txt", tmp_path / "c"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "max_corrupt=0 records may be corrupt: got 1 so far" in run.stderr
+    assert "latin.txt: a text file must be UTF-8: got byte 0xe9 at offset 3" in run.stderr

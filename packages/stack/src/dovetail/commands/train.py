@@ -108,7 +108,7 @@ def _execute(run: Settings, out: Path, *, data: int, fsdp: int) -> bool:
     """Does what is left of a run; False if a signal ended it early, its state saved."""
     from dovetail.recipes.language_model import llama_config, train
     from dovetail_checkpoint import on_signal
-    from dovetail_data import pack
+    from dovetail_data import pack, plan
 
     mesh = _mesh(data=data, fsdp=fsdp)
     prepared = _prepare(run, out)
@@ -119,6 +119,7 @@ def _execute(run: Settings, out: Path, *, data: int, fsdp: int) -> bool:
     if steps is None:
         steps = _plan(run, config, rows, mesh)
         dataclasses.replace(run, steps=steps).save(out)
+    print(plan(rows, steps=steps, global_batch=run.training.global_batch), flush=True)
     held_out = pack(prepared.held_out, length=length, seed=seed)
     evaluation = _evaluation(held_out, prepared.tokenizer, run.training, steps=steps)
     with on_signal(signal.SIGINT, signal.SIGTERM) as stop, Bar(steps=steps) as bar:

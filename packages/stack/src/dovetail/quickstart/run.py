@@ -25,10 +25,12 @@ from dovetail.quickstart.training import Resume, Text, train
 from dovetail.recipes import text as text_recipe
 from dovetail.recipes.language_model import METRICS, schedule
 from dovetail.settings import Settings
+from dovetail_data import Corpus, pack, show
 from dovetail_train import read_jsonl
 
 PROMPTS = ("def read_", "class ", "    for i in range(")
 SAMPLE_TOKENS = 64
+ROWS, SHOWN_ROWS = "rows.html", 8
 
 
 def standard_library() -> Text:
@@ -86,7 +88,7 @@ def quickstart(text: Text, out: Path, *, minutes: float) -> dict[str, Any]:
 
 def _measure(out: Path, resume: Resume) -> Measured:
     from dovetail.recipes.evaluation import bits_per_byte
-    from dovetail_data import Corpus, Pretrained
+    from dovetail_data import Pretrained
     from dovetail_models import load, size
 
     run = settings.load(out)
@@ -137,12 +139,16 @@ def _report(out: Path, measured: Measured, result: Mapping[str, Any]) -> Report:
     run = settings.load(out)
     steps = run.steps or 0
     lines = read_jsonl(out / METRICS)
+    rows = pack(Corpus(out / "train"), length=run.training.length, seed=run.training.seed)
+    shown = show(rows, range(min(SHOWN_ROWS, len(rows))))
+    (out / ROWS).write_text(shown.html(title="Training rows"), encoding="utf-8")
     adam = schedule(run.training.learning_rate, steps=steps)
     rates = [(line["step"], float(jnp.asarray(adam(line["step"])))) for line in lines]
     return Report(
         bits_per_byte=measured.bits_per_byte,
         facts=[
             ("Text", f"{run.text} ({run.pattern})"),
+            ("Rows", f"{rows.fill:.2%} full; {SHOWN_ROWS} of them as text: {out / ROWS}"),
             ("Parameters", f"{measured.parameters:,}"),
             ("Steps", f"{steps} of {run.training.global_batch} × {run.training.length} tokens"),
             ("Training", f"{measured.train_s:.0f} s, median {measured.tokens_per_s:,.0f} tokens/s"),

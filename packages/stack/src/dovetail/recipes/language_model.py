@@ -7,6 +7,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -120,8 +121,9 @@ def train(
       The trained model and how the run ended.
     """
     run = trainer(training, steps=steps, mesh=mesh)
-    data = batches(rows, global_batch=training.global_batch, seed=training.seed)
-    with Store(directory / CHECKPOINTS) as store:
+    # A thread reads ahead; the state that is saved is that of the batch that was trained on.
+    data = batches(rows, global_batch=training.global_batch, seed=training.seed, threads=1)
+    with closing(data), Store(directory / CHECKPOINTS) as store:
         result = run.fit(
             init(config, mesh=mesh, seed=training.seed),
             data,

@@ -65,10 +65,21 @@ def test_an_epoch_gives_every_pair_once(corpora, pairs, data):
     assert found == sorted(expected_pairs(corpus))
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=6)
 @given(st.data())
 def test_a_run_in_pieces_on_any_hosts_is_the_run_in_one(corpora, data):
-    """Packed and mixed, with stages: killed at any row, resumed on other hosts with another batch,
+    check_in_pieces(corpora, data)
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=300)
+@given(st.data())
+def test_three_hundred_runs_in_pieces(corpora, data):
+    check_in_pieces(corpora, data)
+
+
+def check_in_pieces(corpora, data):
+    """Packed and mixed, with stages: stopped at any row, resumed on other hosts with another batch,
     several times over."""
     length = data.draw(st.integers(3, 30))
     methods = [data.draw(st.sampled_from(METHODS[:3])) for _ in corpora]

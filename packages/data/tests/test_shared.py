@@ -78,6 +78,7 @@ def test_without_room_it_goes_as_it_is_and_says_so(exchange, monkeypatch, caplog
     monkeypatch.setattr(_shared.os, "posix_fallocate", full)
     with caplog.at_level(logging.WARNING):
         arrays, _ = Sender(batch, exchange.directory)(3)
+        Sender(batch, exchange.directory)(4)
     np.testing.assert_array_equal(arrays["tokens"], ARRAYS["tokens"] + 3)
     assert os.listdir(exchange.directory) == []
     (message,) = caplog.messages

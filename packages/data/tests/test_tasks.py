@@ -38,6 +38,16 @@ def test_small_parts_share_a_chunk_and_a_large_one_has_its_own(monkeypatch):
     ]
 
 
+def test_a_ledger_of_another_way_to_cut_is_not_continued(tmp_path, monkeypatch):
+    (tmp_path / "x.jsonl").write_text('{"text": "a"}\n{"text": 1}')
+    source, options = jsonl(tmp_path / "x.jsonl"), {"encoder": Text(Bytes())}
+    with pytest.raises(ValueError, match="may be corrupt"):
+        write(source, tmp_path / "c", **options)
+    monkeypatch.setattr("dovetail_data._tasks._SLICE_RECORDS", 7)
+    with pytest.raises(ValueError, match=r"continued with the same cut: got cut='.*/7', it holds"):
+        write(source, tmp_path / "c", max_corrupt=1, **options)
+
+
 class Numbers:
     """A source whose part of n bytes has n records."""
 

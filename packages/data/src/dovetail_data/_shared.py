@@ -8,6 +8,7 @@ takes the name away: they are freed with the last array that looks into them.
 """
 
 import dataclasses
+import functools
 import logging
 import mmap
 import os
@@ -81,17 +82,22 @@ def send(value: Any, directory: str) -> Any | Sent:
         _write(file, raw, sum(sizes))
     except OSError as error:
         os.unlink(path)
-        _logger.warning(
-            "%s must hold a batch of %d bytes: got %s; batches pass through a slower pipe. Give "
-            "it more memory, as in docker run --shm-size.",
-            directory,
-            sum(sizes),
-            error,
-        )
+        _tell(directory, sum(sizes), str(error))
         return value
     finally:
         os.close(file)
     return Sent(path, pickled, sizes)
+
+
+@functools.cache  # once, not with every batch
+def _tell(directory: str, size: int, error: str) -> None:
+    _logger.warning(
+        "%s must hold a batch of %d bytes: got %s; batches pass through a slower pipe. Give it "
+        "more memory, as in docker run --shm-size.",
+        directory,
+        size,
+        error,
+    )
 
 
 def _write(file: int, views: list[memoryview], size: int) -> None:

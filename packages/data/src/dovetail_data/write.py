@@ -20,7 +20,7 @@ from typing import Any
 
 from dovetail_data import index
 from dovetail_data._shard import Shard
-from dovetail_data._tasks import Chunk, cut, tasks
+from dovetail_data._tasks import Chunk, cut, cutting, tasks
 from dovetail_data._workers import Encoded, Job, encode_all
 from dovetail_data.corpus import Corpus
 from dovetail_data.encode.encoder import Encoder
@@ -95,8 +95,7 @@ def write(
     directory.mkdir(parents=True, exist_ok=True)
     job = Job(source=source, encoder=encoder, codec=Codec(encoder.layout))
     chunks = cut(parts)
-    # The ledger counts chunks: another version of this code must not cut the input otherwise.
-    resumable = {**identity, "parts": len(parts), "chunks": len(chunks)}
+    resumable = {**identity, "parts": len(parts), "chunks": len(chunks), "cut": cutting()}
     with open_ledger(directory, identity=resumable) as ledger:
         run = _Run(job=job, chunks=chunks, directory=directory, ledger=ledger)
         with closing(run.write(shard_bytes, workers=workers, max_corrupt=max_corrupt)) as events:

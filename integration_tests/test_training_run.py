@@ -242,7 +242,7 @@ def test_a_file_that_is_not_utf_8_is_named_and_nothing_is_lost(files, tmp_path):
     (files / "4.py").write_bytes(b"caf\xe9 = 1\n")
     output = _refused(tmp_path / "run", text=files)
     assert f"from {files}" in output
-    assert "  4.py: a text file must be UTF-8: got byte 0xe9 at offset 3" in output
+    assert "4.py: a text file must be UTF-8: got byte 0xe9 at offset 3" in output
     assert "UTF-8" in output
     (files / "4.py").write_text("café = 1\n")
     code, output = _train(tmp_path / "run")

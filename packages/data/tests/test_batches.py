@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail_data import Corpus, CorruptError, batches, check_batch, pack, pad
+from dovetail_data import Corpus, CorruptError, batches, check_batch, mix, pack, pad
 
 
 @pytest.fixture(scope="module")
@@ -298,3 +298,19 @@ def test_grains_own_check_of_checkpoints_passes(rows):
             return batches(rows, global_batch=4, seed=1, epochs=1)
 
     grain.experimental.assert_equal_output_after_checkpoint(Dataset())
+
+
+def test_equal_numbers_of_two_corpora_are_two_documents(corpus_of):
+    corpora = [corpus_of([9, 8, 7]), corpus_of([6, 9, 9])]
+    for corpus in corpora:
+        (path,) = corpus.directory.glob("*.array_record")
+        content = bytearray(path.read_bytes())
+        content[int(corpus._tables[0]["begin"][1])] ^= 1
+        path.write_bytes(content)
+    sources = {f"{i}": pad(Corpus(one.directory), length=9) for i, one in enumerate(corpora)}
+    rows = mix(sources, weights={"0": 1, "1": 1}, exhausted="stop")
+    it = batches(rows, global_batch=6, seed=0, max_corrupt=2, epochs=1)
+    list(it)
+    assert [one.document for one in it.stats().corrupt] == [1, 1]
+    with pytest.raises(CorruptError, match=r"at most max_corrupt=1 .* got 2"):
+        list(batches(rows, global_batch=6, seed=0, max_corrupt=1, epochs=1))

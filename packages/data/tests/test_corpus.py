@@ -57,6 +57,16 @@ def test_it_pickles_and_serves_grain(corpus):
     assert [dataset[i]["tokens"].tolist() for i in range(4)] == EXPECTED
 
 
+def test_another_process_does_not_verify_it_again(corpus, monkeypatch):
+    pickled = pickle.dumps(corpus)
+
+    def never(*_):
+        raise AssertionError("the tables were read")
+
+    monkeypatch.setattr("hashlib.file_digest", never)
+    assert pickle.loads(pickled)[2]["tokens"].tolist() == EXPECTED[2]
+
+
 @pytest.mark.parametrize("document", [-1, 4])
 def test_a_document_outside_is_an_error(corpus, document):
     with pytest.raises(IndexError, match=rf"in \[0, 4\): got document={document}. Use range"):
@@ -126,6 +136,18 @@ def test_a_shard_cut_after_it_was_opened_is_damaged_not_misread(copied):
         opened[2]
 
 
+def test_a_disk_that_cannot_be_read_is_damage(corpus, monkeypatch):
+    def broken(*_):
+        raise OSError(5, "Input/output error")
+
+    opened = Corpus(corpus.directory)
+    monkeypatch.setattr("dovetail_data.corpus.read_extent", broken)
+    corrupt = []
+    assert opened.read(np.array([1, 3]), corrupt=corrupt) == [None, None]
+    assert [one.document for one in corrupt] == [1, 3]
+    assert all("Input/output error" in one.error for one in corrupt)
+
+
 def test_a_flipped_bit_in_a_table_does_not_open(copied):
     path = copied / "00000.npy"
     flip(path, path.stat().st_size - 3)
@@ -185,7 +207,10 @@ def test_a_tokenizer_of_the_users_own_is_not_kept(corpus_of):
         _ = corpus_of([3, 4]).tokenizer
 
 
-def test_another_tokenizer_beside_it_is_an_error(copied):
+@pytest.mark.parametrize("other", [False, True])
+def test_another_tokenizer_beside_it_is_an_error(copied, bpe, other):
     (copied / "bytes.json").unlink()
+    if other:
+        (copied / "tokenizer.json").write_text(bpe.content)
     with pytest.raises(ValueError, match=r"must keep its tokenizer.*Decode with your own"):
         _ = Corpus(copied).tokenizer

@@ -50,3 +50,10 @@ def test_a_host_without_rows_still_gives_arrays(corpus_of):
 def test_the_generator_depends_on_its_key_alone():
     values = [generator(key).integers(0, 1 << 30) for key in (7, 8, 7)]
     assert values[0] == values[2] != values[1]
+
+
+def test_another_seed_draws_other_numbers_at_the_same_place(corpus_of):
+    rows = pad(corpus_of([5]), length=4).map(lambda row, rng: {"draw": rng.random(3)})
+    draws = [batches(rows, global_batch=1, seed=s).batch(7)["draw"] for s in (1, 1, 2, None)]
+    np.testing.assert_array_equal(draws[0], draws[1])
+    assert len(np.unique(draws)) == 9

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -95,6 +96,31 @@ def test_an_error_comes_with_the_batch_that_has_it_and_can_be_tried_again(rows):
     got.append(next(ahead)["tokens"])
     np.testing.assert_array_equal(np.concatenate(got), next(plain)["tokens"])
     ahead.close()
+
+
+def test_batches_that_cross_a_block_of_the_order(rows, monkeypatch):
+    expected = list(batches(rows, global_batch=4, seed=1, epochs=2))
+    monkeypatch.setattr("dovetail_data._reader._BLOCK_PLACES", 6)
+    for batch, wanted in zip(
+        batches(rows, global_batch=4, seed=1, epochs=2), expected, strict=True
+    ):
+        same(batch, wanted)
+
+
+def test_nothing_is_read_beyond_the_end(rows):
+    class Recording(type(rows)):
+        counts: ClassVar[list[int]] = []
+
+        def batch(self, numbers, **options):
+            self.counts.append(len(numbers))
+            return super().batch(numbers, **options)
+
+    recording = Recording(rows.corpus, rows._table, length=13)
+    it = batches(recording, global_batch=4, seed=1, epochs=1, threads=2)
+    list(it)
+    it.close()
+    assert sum(recording.counts) == len(rows)
+    assert min(recording.counts) > 0
 
 
 def test_threads_end_with_their_iterator(rows):

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import dovetail_data._processes
+import dovetail_data._shard
 from dovetail_data import Bytes, Document, Text, jsonl, text, write
 from dovetail_data.ledger import NAME as LEDGER
 
@@ -264,6 +265,26 @@ def test_an_unknown_layout_of_array_record_is_an_error(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"must write each document as one chunk: got .*Use array"):
         write(text(tmp_path / "x.txt"), tmp_path / "c", encoder=Text(Bytes()))
     assert sorted(path.name for path in (tmp_path / "c").iterdir()) == [LEDGER]
+
+
+def test_a_record_that_does_not_lie_where_it_was_found_is_an_error(tmp_path, monkeypatch):
+    (tmp_path / "x.txt").write_text("abc")
+    whole = dovetail_data._shard.extents
+    monkeypatch.setattr(
+        "dovetail_data._shard.extents", lambda path: ((at - 1, size) for at, size in whole(path))
+    )
+    with pytest.raises(ValueError, match=r"must write each document as one chunk: got .*Use array"):
+        write(text(tmp_path / "x.txt"), tmp_path / "c", encoder=Text(Bytes()))
+
+
+def test_the_fingerprint_is_of_documents_and_what_made_them(tmp_path):
+    (tmp_path / "x.jsonl").write_text('{"a": "same", "b": "same"}')
+    made = [
+        write(jsonl(tmp_path / "x.jsonl"), tmp_path / name, encoder=Text(Bytes(), field=field))
+        for name, field in (("1", "a"), ("2", "a"), ("3", "b"))
+    ]
+    assert made[0].fingerprint == made[1].fingerprint != made[2].fingerprint
+    assert made[0][0]["tokens"].tolist() == made[2][0]["tokens"].tolist()
 
 
 @pytest.mark.slow

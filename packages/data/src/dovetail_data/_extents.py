@@ -12,7 +12,6 @@ that may fall inside of anything; and chunks, each with a header of 40 bytes: u6
 header, size of the data, hash of the data, (count of records << 8 | type), size of the values.
 """
 
-import collections
 import os
 import struct
 from collections.abc import Iterator
@@ -74,15 +73,13 @@ class Files:
 
     def __init__(self, paths: list[Path]) -> None:
         self._paths = paths
-        self._open: collections.OrderedDict[int, int] = collections.OrderedDict()
+        self._open: dict[int, int] = {}
 
     def __getitem__(self, shard: int) -> int:
         """The descriptor of a shard; valid until other shards are asked for."""
-        if shard in self._open:
-            self._open.move_to_end(shard)
-        else:
+        if shard not in self._open:
             if len(self._open) >= _OPEN_FILES:
-                os.close(self._open.popitem(last=False)[1])
+                os.close(self._open.pop(next(iter(self._open))))
             self._open[shard] = os.open(self._paths[shard], os.O_RDONLY)
         return self._open[shard]
 

@@ -60,7 +60,7 @@ class Corpus:
     documents: totals. text_bytes: UTF-8 bytes of the input, for bits per byte. dropped: records
     without content. corrupt: those that could not be read. manifest: what made the documents:
     encoder, tokenizer, template, by digest. vocab_size: ids lie below it; None without ids.
-    fingerprint: equal for equal content.
+    fingerprint: equal for equal documents that were made in the same way.
     """
 
     def __init__(self, directory: str | Path) -> None:

@@ -42,7 +42,8 @@ def write_index(
 ) -> None:
     """Finishes a corpus. facts: layout, manifest and fingerprints, recorded as they are.
 
-    The corpus's own fingerprint is the sha256 of what its readers see, layout, manifest and documents.
+    The corpus's own fingerprint is the sha256 of what its readers see: layout, manifest and
+    documents.
     """
     totals = {name: sum(shard[name] for shard in shards) for name in TOTALS}
     corrupt = sum(len(shard["corrupt"]) for shard in shards)

@@ -18,7 +18,7 @@ jaxtyping.install_import_hook("dovetail_data", "beartype.beartype")
 import jax  # noqa: E402
 
 import dovetail_data  # noqa: E402
-from dovetail_data import Corpus, Document, jsonl, write  # noqa: E402
+from dovetail_data import Corpus, Document, cli, jsonl, write  # noqa: E402
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -88,3 +88,37 @@ def pairs_of(batch) -> np.ndarray:
 @pytest.fixture(scope="session")
 def pairs():
     return pairs_of
+
+
+@pytest.fixture
+def written(tmp_path):
+    """written(records, encoder): a corpus of them."""
+
+    def make(records, encoder, name="in.jsonl") -> Corpus:
+        folder = tmp_path / f"corpus-{len(list(tmp_path.iterdir()))}"
+        folder.mkdir()
+        (folder / name).write_text("\n".join(map(json.dumps, records)))
+        return write(jsonl(folder / name), folder / "out", encoder=encoder)
+
+    return make
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A directory of its own as the current one."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def command(capsys):
+    """command(*argv): the exit code, and what was printed to standard output and error."""
+
+    def call(*argv):
+        try:
+            code = cli.main(list(map(str, argv)))
+        except SystemExit as stopped:
+            code = stopped.code
+        return (code, *capsys.readouterr())
+
+    return call

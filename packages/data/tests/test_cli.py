@@ -12,36 +12,12 @@ import pytest
 
 from dovetail_data import Corpus, cli
 
+pytestmark = pytest.mark.usefixtures("here")
+
 TEXTS = ["hé\n", "lorem ipsum", "", "日本"]
-
-
 IDS = [[256, *text.encode(), 257] for text in TEXTS if text]
-
-
 RECORDS = [{"text": text} for text in TEXTS]
-
-
 LINES = "".join(json.dumps(record) + "\n" for record in RECORDS)
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
-def command(capsys):
-    """command(*argv): the exit code, and what was printed to standard output and error."""
-
-    def call(*argv):
-        try:
-            code = cli.main(list(map(str, argv)))
-        except SystemExit as stopped:
-            code = stopped.code
-        return (code, *capsys.readouterr())
-
-    return call
 
 
 @pytest.fixture

@@ -17,15 +17,11 @@ from array_record.python.array_record_module import ArrayRecordWriter
 
 from dovetail_data import Corpus, cli
 
+pytestmark = pytest.mark.usefixtures("here")
+
 TEXTS = ["hé\n", "lorem ipsum", "", "日本"]
-
-
 IDS = [[256, *text.encode(), 257] for text in TEXTS if text]
-
-
 RECORDS = [{"text": text} for text in TEXTS]
-
-
 LINES = "".join(json.dumps(record) + "\n" for record in RECORDS)
 
 
@@ -40,26 +36,6 @@ TEMPLATE = (
 
 
 MASKED = "⟨<|bos|>⟩[user]a[assistant]⟦b⟨<|eos|>⟩⟧"
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
-def command(capsys):
-    """command(*argv): the exit code, and what was printed to standard output and error."""
-
-    def call(*argv):
-        try:
-            code = cli.main(list(map(str, argv)))
-        except SystemExit as stopped:
-            code = stopped.code
-        return (code, *capsys.readouterr())
-
-    return call
 
 
 @pytest.fixture

@@ -20,7 +20,6 @@ from dovetail_data import (
     Image,
     Text,
     images,
-    jsonl,
     pad,
     pairs,
     prompts,
@@ -46,19 +45,6 @@ TEMPLATE = (
 def turns(*contents):
     roles = ("user", "assistant")
     return [{"role": roles[i % 2], "content": one} for i, one in enumerate(contents)]
-
-
-@pytest.fixture
-def written(tmp_path):
-    """written(records, encoder): a corpus of them."""
-
-    def make(records, encoder, name="in.jsonl") -> Corpus:
-        folder = tmp_path / f"corpus-{len(list(tmp_path.iterdir()))}"
-        folder.mkdir()
-        (folder / name).write_text("\n".join(map(json.dumps, records)))
-        return write(jsonl(folder / name), folder / "out", encoder=encoder)
-
-    return make
 
 
 @pytest.fixture

@@ -3,12 +3,11 @@
 """The page: well-formed, complete, and harmless whatever the rows hold."""
 
 import html.parser
-import json
 import re
 
 import pytest
 
-from dovetail_data import Bytes, Corpus, Text, jsonl, pad, pairs, prompts, show, text, write
+from dovetail_data import Bytes, Text, pad, pairs, prompts, show, text, write
 from dovetail_data.encode.chat import Chat
 from dovetail_data.encode.preference import Preference
 from dovetail_data.encode.prompt import Prompt
@@ -29,19 +28,6 @@ HOSTILE = "\x1b]0;owned\x07<script>alert('x')</script>\u202e&amp;\r\n\x9b2J"
 def turns(*contents):
     roles = ("user", "assistant")
     return [{"role": roles[i % 2], "content": one} for i, one in enumerate(contents)]
-
-
-@pytest.fixture
-def written(tmp_path):
-    """written(records, encoder): a corpus of them."""
-
-    def make(records, encoder, name="in.jsonl") -> Corpus:
-        folder = tmp_path / f"corpus-{len(list(tmp_path.iterdir()))}"
-        folder.mkdir()
-        (folder / name).write_text("\n".join(map(json.dumps, records)))
-        return write(jsonl(folder / name), folder / "out", encoder=encoder)
-
-    return make
 
 
 def template(**options):

@@ -7,6 +7,7 @@ with the same tokenizer on as many processes, and writes its Arrow cache; the id
 first. The limit is the tokenizer alone, its texts in memory, its results thrown away.
 """
 
+import functools
 import itertools
 import json
 import os
@@ -131,13 +132,11 @@ def main() -> None:
         tokens = compare(directory, tokenizer)
         kinds = [("ours", 1), ("ours", 2), ("datasets", 1), ("datasets", 2), ("limit", 1)]
         kinds += [(f"{kind} again", n) for kind, n in kinds[2:]]
-        found = rounds(
-            {
-                (kind, n): (lambda k=kind.split()[0], n=n: measured(k, n, directory))
-                for kind, n in kinds
-            },
-            repeats=REPEATS,
-        )
+        cases = {
+            (kind, n): functools.partial(measured, kind.split()[0], n, directory)
+            for kind, n in kinds
+        }
+        found = rounds(cases, repeats=REPEATS)
     for kind, distribution, workers in (
         ("datasets", "datasets", 2),
         ("datasets", "datasets", 1),

@@ -3,7 +3,7 @@
 """Where the bytes of each record lie in an ArrayRecord file, and reading them from there.
 
 ArrayRecord's reader decodes a chunk and its index for each record at random, about 14 us of CPU;
-one `pread` takes 2. With `group_size:1,uncompressed` each record is a chunk of its own whose last
+one `pread` takes 1. With `group_size:1,uncompressed` each record is a chunk of its own whose last
 bytes are the record, so its place can be noted when the shard is written. The file stays one that
 any reader of ArrayRecord opens.
 

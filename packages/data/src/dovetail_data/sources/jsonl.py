@@ -3,6 +3,7 @@
 """JSON lines, one record each."""
 
 import bisect
+import contextlib
 import dataclasses
 import functools
 import os
@@ -112,14 +113,12 @@ def _places(part: Part, _mtime_ns: int) -> tuple[int, list[int]]:
     """
     blanks: list[int] = []
     items = 0
-    try:
+    with contextlib.suppress(compression.Damaged):  # `read` tells it, as the item behind the last
         for line in _lines(part):
             if line.strip():
                 items += 1
             else:
                 blanks.append(items)
-    except compression.Damaged:
-        pass  # `read` gives it as the item after the last line
     return _newlines_before(part), blanks
 
 

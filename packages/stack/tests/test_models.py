@@ -5,8 +5,6 @@
 import json
 import os
 import signal
-import threading
-import time
 
 import jax.numpy as jnp
 import numpy as np
@@ -63,18 +61,22 @@ def test_convert_refuses_what_is_there(directory, tmp_path, capsys):
     assert list(tmp_path.iterdir()) == [tmp_path / "out"]
 
 
-def test_an_interrupted_convert_leaves_nothing(directory, tmp_path, capsys):
-    def interrupt():
-        while not list(tmp_path.glob(".out.*.partial/*.safetensors")):
-            time.sleep(0)
-        os.kill(os.getpid(), signal.SIGINT)
+def test_an_interrupted_convert_leaves_nothing(directory, tmp_path, capsys, monkeypatch):
+    sync, synced = os.fsync, []
 
-    # A daemon, so that it cannot hold up a suite in which convert fails earlier.
-    threading.Thread(target=interrupt, daemon=True).start()
-    # A file for each of 30 tensors, each synced: there is time to interrupt.
+    # Between two files a handle may be open that no `with` holds yet: interrupt inside one.
+    def interrupt(handle):
+        sync(handle)
+        synced.append(handle)
+        if len(synced) == 3:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(os, "fsync", interrupt)
+    # A file for each of 30 tensors, each synced.
     line = ["models", "convert", str(directory), str(tmp_path / "out"), "--file-bytes", "1"]
     assert cli.main(line) == cli.INTERRUPTED
     assert "interrupted" in capsys.readouterr().err
+    assert len(synced) == 3
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,0 +1,101 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Operations on arrays that are sharded over a mesh.
+
+Under an Explicit mesh (the default of `jax.make_mesh`) the type of an array says how it is sharded,
+and loops that begin with fresh zeros, dynamic slices and custom calls fail or need annotations. So
+an operation that is independent along some axes (batch, heads) runs as it is on each shard, inside
+`jax.shard_map`. Under an Auto mesh types say nothing and the partitioner splits the same code.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec, reshard
+
+# What `jax.Array.sharding.spec` says of one axis: not sharded, over one mesh axis, over several.
+_Part = str | tuple[str, ...] | None
+
+
+def per_shard(
+    operation: str,
+    function: Callable[..., Any],
+    arrays: Sequence[Any],
+    axes: Sequence[str],
+    *,
+    out: Any,
+    may: str,
+    instead: str,
+    summed: str = "",
+) -> Any:
+    """`function(*arrays)`, on each shard where the types of `arrays` say that they are sharded.
+
+    axes: a letter for each axis of each array, as in "btnh"; arrays may be None. Axes of one letter
+    are split alike: one that is not sharded is split to fit, or stays whole if its size is 1.
+    out: such letters for each result, in a pytree of the result's structure.
+    may: the letters along which the operation is independent. Another that is sharded is a
+    ValueError, which ends with `instead`.
+    summed: those letters of `may` over whose shards the results add up.
+    """
+    mesh, parts = _parts(operation, arrays, axes, may=may, instead=instead)
+    if mesh is None:
+        return function(*arrays)
+
+    def spec(letters: str, shape: tuple[int, ...] | None = None) -> PartitionSpec:
+        sizes = shape or (0,) * len(letters)
+        split = [None if s == 1 else parts.get(x) for x, s in zip(letters, sizes, strict=True)]
+        return PartitionSpec(*split)
+
+    given = [i for i, array in enumerate(arrays) if array is not None]
+    specs = [spec(axes[i], arrays[i].shape) for i in given]
+    names = [name for letter in summed for name in _names(parts.get(letter))]
+
+    def body(*shards: Any) -> Any:
+        filled: list[Any] = [None] * len(arrays)
+        for i, shard in zip(given, shards, strict=True):
+            filled[i] = shard
+        result = function(*filled)
+        return jax.lax.psum(result, tuple(names)) if names else result
+
+    # Without the check of varying axes: loops inside begin with fresh zeros, which do not vary.
+    mapped = jax.shard_map(
+        body,
+        mesh=mesh,
+        in_specs=tuple(specs),
+        out_specs=jax.tree.map(spec, out),
+        check_vma=False,
+    )
+    return mapped(*(reshard(arrays[i], s) for i, s in zip(given, specs, strict=True)))
+
+
+def _parts(
+    operation: str, arrays: Sequence[Any], axes: Sequence[str], *, may: str, instead: str
+) -> tuple[Any, dict[str, _Part]]:
+    """The mesh that the types name, None if nothing is sharded, and how each letter is split."""
+    mesh, parts = None, {}
+    for array, letters in zip(arrays, axes, strict=True):
+        if array is None:
+            continue
+        sharding = jax.typeof(array).sharding
+        for letter, part in zip(letters, sharding.spec, strict=True):
+            if part is None:
+                continue
+            mesh = sharding.mesh
+            if letter not in may:
+                raise ValueError(
+                    f"{operation} may be sharded along {', '.join(may)} of {' '.join(axes)}, got "
+                    f"{letter} of {letters} sharded over {part!r}. {instead}"
+                )
+            if parts.setdefault(letter, part) != part:
+                raise ValueError(
+                    f"{operation} needs {letter} sharded alike in all its arguments, got "
+                    f"{parts[letter]!r} and {part!r}. Use jax.sharding.reshard on one of them."
+                )
+    return mesh, parts
+
+
+def _names(part: _Part) -> tuple[str, ...]:
+    if part is None:
+        return ()
+    return (part,) if isinstance(part, str) else part

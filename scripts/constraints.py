@@ -19,7 +19,11 @@ import workspace
 # What each file is for. uv has no option for an upper bound on Python, but it reads this key of the
 # project that it runs in; resolving for all Pythons at once would fork on every second line. In the
 # same place it is told to leave out torch where another package needs it.
-_ENVIRONMENTS = {"3.11": "python_version == '3.11'", "3.12": "python_version >= '3.12'"}
+_ENVIRONMENTS = {
+    "3.11": "python_version == '3.11'",
+    # tokamax needs what has markers for the browser, where array-record has no wheel.
+    "3.12": "python_version >= '3.12' and sys_platform != 'emscripten'",
+}
 
 
 def command(python: str, torch_free: Path, output: Path, *, upgrade: bool) -> list[str]:
@@ -42,10 +46,11 @@ def parity_without_torch() -> list[str]:
 
 
 def plain(text: str) -> str:
-    """The lines without the one marker that the file's name already says."""
-    text = text.replace("python_full_version < '3.12' and ", "")
-    text = text.replace(" and python_full_version < '3.12'", "")
-    return text.replace(" ; python_full_version < '3.12'", "")
+    """The lines without the markers that the file's name, and its purpose, already say."""
+    for known in ("python_full_version < '3.12'", "sys_platform != 'emscripten'"):
+        text = text.replace(f"{known} and ", "").replace(f" and {known}", "")
+        text = text.replace(f" ; {known}", "")
+    return text
 
 
 def resolve(python: str, *, upgrade: bool) -> None:

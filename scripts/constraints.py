@@ -3,13 +3,15 @@
 """Resolve the tested set again: writes constraints/py311.txt and constraints/py312.txt.
 
 Every member with its extras and groups, and the workspace's own groups, resolved together; the
-members themselves are left out, and so is torch, which the parity session installs by itself.
+members themselves and their native wheels are left out, and so is torch, which the parity session
+installs by itself.
 `--upgrade` looks for newer versions; without it what is written stays as long as it satisfies.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import tempfile
 from pathlib import Path
@@ -58,7 +60,11 @@ def resolve(python: str, *, upgrade: bool) -> None:
     target = workspace.constraints_file(python)
     with tempfile.TemporaryDirectory() as folder:
         project = Path(folder)
-        settings = f'environments = ["{_ENVIRONMENTS[python]}"]\nexclude-dependencies = ["torch"]\n'
+        native = [m.native for m in workspace.members().values() if m.native]
+        left_out = json.dumps(["torch", *native])
+        settings = (
+            f'environments = ["{_ENVIRONMENTS[python]}"]\nexclude-dependencies = {left_out}\n'
+        )
         (project / "pyproject.toml").write_text("[tool.uv]\n" + settings, encoding="utf-8")
         parity = project / "parity.in"
         parity.write_text("\n".join(parity_without_torch()) + "\n", encoding="utf-8")

@@ -34,7 +34,11 @@ class Requirement:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Member:
-    """One folder of packages/, as its pyproject.toml describes it."""
+    """One folder of packages/, as its pyproject.toml describes it.
+
+    native: the distribution that its folder `native` builds from source that must be compiled. It
+    is an extra of the member, and not a member.
+    """
 
     folder: str
     path: Path
@@ -43,6 +47,7 @@ class Member:
     dependencies: tuple[Requirement, ...]
     extras: dict[str, tuple[str, ...]]
     groups: dict[str, tuple[str, ...]]
+    native: str | None = None
 
     @property
     def module(self) -> str:
@@ -50,9 +55,16 @@ class Member:
         return self.name.replace("-", "_")
 
     def editable(self) -> str:
-        """What to give to `pip install -e`: the folder, with every extra that the member has."""
-        extras = f"[{','.join(sorted(self.extras))}]" if self.extras else ""
-        return f"{self.path}{extras}"
+        """What to give to `pip install -e`: the folder, with every extra but that of its native
+        wheel, which needs a compiler."""
+        native = {
+            extra
+            for extra, needs in self.extras.items()
+            for need in needs
+            if parse(need).name == self.native
+        }
+        wanted = sorted(self.extras.keys() - native)
+        return f"{self.path}[{','.join(wanted)}]" if wanted else str(self.path)
 
 
 def parse(requirement: str) -> Requirement:
@@ -83,8 +95,15 @@ def members(root: Path = ROOT) -> dict[str, Member]:
             dependencies=tuple(parse(d) for d in project["dependencies"]),
             extras={k: tuple(v) for k, v in project.get("optional-dependencies", {}).items()},
             groups={k: tuple(v) for k, v in document.get("dependency-groups", {}).items()},
+            native=_native(file.parent / "native" / "pyproject.toml"),
         )
     return found
+
+
+def _native(file: Path) -> str | None:
+    if not file.exists():
+        return None
+    return tomllib.loads(file.read_text(encoding="utf-8"))["project"]["name"]
 
 
 def needs(member: Member, everyone: Iterable[Member]) -> list[Member]:

@@ -84,7 +84,7 @@ def _parts(
             mesh = sharding.mesh
             if letter not in may:
                 raise ValueError(
-                    f"{operation} may be sharded along {', '.join(may)} of {' '.join(axes)}, got "
+                    f"{operation} may be sharded along {', '.join(may)} of {_words(axes)}, got "
                     f"{letter} of {letters} sharded over {part!r}. {instead}"
                 )
             if parts.setdefault(letter, part) != part:
@@ -93,6 +93,10 @@ def _parts(
                     f"{parts[letter]!r} and {part!r}. Use jax.sharding.reshard on one of them."
                 )
     return mesh, parts
+
+
+def _words(axes: Sequence[str]) -> str:
+    return " ".join(filter(None, axes))
 
 
 def _names(part: _Part) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 import jax
+from jax.core import Tracer
 
 CallT = TypeVar("CallT")
 
@@ -126,16 +127,17 @@ def device(*arrays: Any) -> Device:
     therefore chooses for a device that is not here, as for `jax.export`.
     """
     for array in arrays:
-        if isinstance(array, jax.Array) and not isinstance(array, jax.core.Tracer):
+        if isinstance(array, jax.Array) and not isinstance(array, Tracer):
             one = next(iter(array.devices()))
             return Device(platform=one.platform, kind=one.device_kind)
     meshes = [jax.sharding.get_abstract_mesh()]
-    meshes += [jax.typeof(a).sharding.mesh for a in arrays if isinstance(a, jax.core.Tracer)]
+    meshes += [jax.typeof(a).sharding.mesh for a in arrays if isinstance(a, Tracer)]
     for mesh in meshes:
         if mesh.abstract_device is not None:
             one = mesh.abstract_device
             return Device(platform=_platform(one.platform), kind=one.device_kind)
-    default = jax.config.jax_default_device
+    # JAX adds its options to the class when it is imported.
+    default = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
     if isinstance(default, str):
         default = jax.devices(default)[0]
     one = default or jax.devices()[0]

@@ -1,6 +1,7 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
 import re
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +30,9 @@ class _Lookup(nnx.Module):
 
     def head(self, x):
         return x @ self.matrix[...]
+
+    def head_weight(self):
+        return self.matrix[...], None
 
 
 def _batch(rng, rows=3, length=7, vocab=11):
@@ -199,3 +203,78 @@ def test_a_batch_without_targets_is_refused():
         ValueError, match=r"must have tokens.*got \['mask', 'tokens'\]; add targets"
     ):
         lm_loss()(_Lookup(rng), batch, key=KEY)
+
+
+class _Sums(NamedTuple):
+    sum: jax.Array
+    count: jax.Array
+    z_sum: jax.Array
+
+
+def _plain_sums(x, w, labels, *, where, soft_cap, z_loss):
+    """What an operation without logits gives, from the logits."""
+    logits = x @ w if soft_cap is None else soft_cap * jnp.tanh(x @ w / soft_cap)
+    normalizer = jax.nn.logsumexp(logits, axis=-1)
+    nll = normalizer - jnp.take_along_axis(logits, labels[:, None], axis=1)[:, 0]
+    squares = (where * normalizer**2).sum()
+    return _Sums((where * nll).sum() + z_loss * squares, where.sum(), squares)
+
+
+@pytest.mark.parametrize("z", [0.0, 0.1])
+def test_an_operation_may_take_the_place_of_the_logits(z):
+    rng = np.random.default_rng(7)
+    model, batch = _Lookup(rng), _batch(rng)
+    nll, squares, count = _oracle(model, batch)
+
+    def terms(**options):
+        found = lm_loss(z=z, **options)(model, batch, key=KEY)
+        return list(found.values()) if z else [found]
+
+    (first, *rest) = terms(cross_entropy=_plain_sums)
+    np.testing.assert_allclose(first, (nll, count), rtol=3e-6)
+    for term in rest:
+        np.testing.assert_allclose(term, (z * squares, count), rtol=3e-6)
+
+    def gradient(**options):
+        loss = lm_loss(z=z, **options)
+
+        def total(model):
+            found = loss(model, batch, key=KEY)
+            return sum(s for s, _ in found.values()) if z else found[0]
+
+        return nnx.grad(total)(model)
+
+    ours, theirs = gradient(cross_entropy=_plain_sums), gradient()
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_the_operation_gets_the_soft_cap_and_one_dtype():
+    rng = np.random.default_rng(8)
+    seen = {}
+
+    class Capped(_Lookup):
+        def features(self, tokens, **options):
+            x, cache = super().features(tokens, **options)
+            return x.astype(jnp.bfloat16), cache
+
+        def head_weight(self):
+            return self.matrix[...], 3.0
+
+    def spy(x, w, labels, **options):
+        seen.update(options, x=x, w=w, labels=labels)
+        return _plain_sums(x, w, labels, **options)
+
+    lm_loss(cross_entropy=spy)(Capped(rng), _batch(rng), key=KEY)
+    assert seen["soft_cap"] == 3.0
+    assert seen["x"].shape == (21, 4)
+    assert seen["x"].dtype == seen["w"].dtype == jnp.float32
+    assert seen["labels"].shape == seen["where"].shape == (21,)
+
+
+def test_chunk_and_cross_entropy_exclude_each_other():
+    message = (
+        "chunk divides the logits, which cross_entropy does not make, got chunk=5 and .*; leave"
+    )
+    with pytest.raises(ValueError, match=message):
+        lm_loss(chunk=5, cross_entropy=_plain_sums)

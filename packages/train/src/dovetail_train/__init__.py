@@ -8,6 +8,7 @@ from dovetail_train.eval.bits import Eval as Eval
 from dovetail_train.flops import Flops as Flops
 from dovetail_train.flops import count_flops as count_flops
 from dovetail_train.hooks import Hook as Hook
+from dovetail_train.loss import CrossEntropy as CrossEntropy
 from dovetail_train.loss import lm_loss as lm_loss
 from dovetail_train.mesh import fsdp_shardings as fsdp_shardings
 from dovetail_train.mesh import make_mesh as make_mesh

@@ -12,7 +12,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Int
 
-from dovetail_train.loss import token_sums
+from dovetail_train.loss import CrossEntropy, lm_loss, token_sums
 from dovetail_train.state import State
 from dovetail_train.step import Batch, Loss, Term, terms_of
 
@@ -26,7 +26,7 @@ class BitsPerByte:
     token_bytes: how many bytes of text each token stands for; 0 for special tokens, whose bits
     still count: an end of document is information too. Each byte must be the target of one
     position with mask 1, and the mask otherwise 0, for the ratio to be that of the text.
-    attention and chunk as in `lm_loss`.
+    attention, cross_entropy and chunk as in `lm_loss`.
     """
 
     def __init__(
@@ -34,7 +34,8 @@ class BitsPerByte:
         token_bytes: Int[np.ndarray, " V"],
         *,
         attention: Callable[..., Any] | None = None,
-        chunk: int = 1024,
+        cross_entropy: CrossEntropy | None = None,
+        chunk: int | None = None,
     ) -> None:
         if token_bytes.ndim != 1 or token_bytes.size == 0 or token_bytes.min() < 0:
             raise ValueError(
@@ -42,11 +43,12 @@ class BitsPerByte:
                 f"with minimum {token_bytes.min(initial=0)}; give 0 for special tokens"
             )
         self._token_bytes = np.asarray(token_bytes, np.float32)
-        self._attention, self._chunk = attention, chunk
+        lm_loss(cross_entropy=cross_entropy, chunk=chunk)  # refuses what does not fit
+        self._options = {"attention": attention, "cross_entropy": cross_entropy, "chunk": chunk}
 
     def __call__(self, model: Any, batch: Batch, *, key: Any) -> Term:
         del key  # nothing here is random
-        nll, _, _ = token_sums(model, batch, attention=self._attention, chunk=self._chunk)
+        nll, _, _ = token_sums(model, batch, **self._options)
         targets = jnp.where(batch["mask"] > 0, batch["targets"], 0)
         sizes = jnp.asarray(self._token_bytes)[targets]
         return nll / math.log(2), (batch["mask"] * sizes).sum()

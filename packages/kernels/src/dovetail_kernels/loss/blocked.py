@@ -1,0 +1,140 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The losses over tiles of logits, with their gradients.
+
+A sum over tokens has one number for its cotangent, so `cross_entropy` forms both gradients in its
+forward rule, while each tile of logits is at hand: three products in all, where a recomputation in
+the backward pass takes four. It does so only if a gradient is asked for, and only those that are.
+Outputs per token have a cotangent each, which is not known yet: `log_probabilities` keeps two or
+three numbers per token and forms the logits again.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.custom_derivatives import SymbolicZero
+
+from dovetail_kernels.loss import rows
+from dovetail_kernels.loss.rows import Gradients, Head, Operands, Stats, Wanted
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Formula:
+    """weight ((1 - smoothing) (lse - z_y) + smoothing (lse - mean_k z_k) + z_loss lse^2)."""
+
+    smoothing: float
+    z_loss: float
+    vocabulary: int
+
+    def __call__(self, stats: Stats, weights: Array) -> Array:
+        loss = stats.lse - (1 - self.smoothing) * stats.label
+        if stats.total is not None:
+            loss = loss - (self.smoothing / self.vocabulary) * stats.total
+        if self.z_loss:
+            loss = loss + self.z_loss * jnp.square(stats.lse)
+        return jnp.where(weights == 0, 0, weights * loss)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def cross_entropy(
+    head: Head, formula: Formula, operands: Operands, weights: Array
+) -> tuple[Array, Array, Array]:
+    """Over the tokens, the sums of `formula`, of weight lse^2 and of weight [y is the largest]."""
+    return _cross_entropy(head, formula, operands, weights)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _cross_entropy(
+    head: Head, formula: Formula, operands: Operands, weights: Array
+) -> tuple[Array, Array, Array]:
+    stats, best = rows.stats_of(head, operands)
+    return _sums(formula, operands, stats, best, weights)
+
+
+def _sums(
+    formula: Formula, operands: Operands, stats: Stats, best: Array, weights: Array
+) -> tuple[Array, Array, Array]:
+    z = jnp.where(weights == 0, 0, weights * jnp.square(stats.lse))
+    hits = weights * (best == operands.labels).astype(weights.dtype)
+    return jnp.sum(formula(stats, weights)), jnp.sum(z), jnp.sum(hits)
+
+
+def _cross_entropy_forward(
+    head: Head, formula: Formula, operands: Any, weights: Any
+) -> tuple[tuple[Array, Array, Array], tuple[Gradients, Array]]:
+    given, wanted = _given(operands)
+    stats, best, found = rows.stats_and_gradients(
+        head, given, formula, weights.value, wanted=wanted
+    )
+    each = jnp.where(weights.value == 0, 0, formula(stats, jnp.ones_like(weights.value)))
+    return _sums(formula, given, stats, best, weights.value), (found, each)
+
+
+def _cross_entropy_backward(
+    head: Head, formula: Formula, residuals: tuple[Gradients, Array], cotangents: Any
+) -> tuple[Operands, Array]:
+    found, each = residuals
+    by_sum, by_z, _ = (_dense(one) for one in cotangents)
+    # One pair of gradients was formed, that of the sum: what is asked of z_sum cannot be answered.
+    scale = jnp.where(by_z == 0, by_sum, jnp.nan)
+
+    def scaled(gradient: Array) -> Array:
+        return (gradient.astype(scale.dtype) * scale).astype(gradient.dtype)
+
+    return _by_operands(jax.tree.map(scaled, found)), each * scale
+
+
+_cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward, symbolic_zeros=True)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def token_stats(head: Head, operands: Operands) -> Stats:
+    """Stats of each token, differentiable by x, w and bias."""
+    return _token_stats(head, operands)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _token_stats(head: Head, operands: Operands) -> Stats:
+    return rows.stats_of(head, operands)[0]
+
+
+def _token_stats_forward(head: Head, operands: Any) -> tuple[Stats, tuple]:
+    given, wanted = _given(operands)
+    stats, _ = rows.stats_of(head, given)
+    return stats, (given, stats, wanted)
+
+
+def _token_stats_backward(head: Head, residuals: tuple, cotangents: Stats) -> tuple[Operands]:
+    operands, stats, wanted = residuals
+    by = jax.tree.map(_dense, cotangents, is_leaf=_is_symbolic)
+    return (_by_operands(rows.gradients(head, operands, stats, by, wanted=wanted)),)
+
+
+_token_stats.defvjp(_token_stats_forward, _token_stats_backward, symbolic_zeros=True)
+
+
+def _given(operands: Any) -> tuple[Operands, Wanted]:
+    """The arrays, and which of them are differentiated."""
+    x, w, bias, labels, read = operands
+    wanted = Wanted(x=x.perturbed, w=w.perturbed, bias=bias is not None and bias.perturbed)
+    values = Operands(
+        x.value, w.value, None if bias is None else bias.value, labels.value, read.value
+    )
+    return values, wanted
+
+
+def _by_operands(found: Gradients) -> Operands:
+    """As a cotangent of `Operands`: None is zero."""
+    return Operands(x=found.x, w=found.w, bias=found.bias, labels=None, read=None)  # type: ignore
+
+
+def _is_symbolic(cotangent: Any) -> bool:
+    return isinstance(cotangent, SymbolicZero)
+
+
+def _dense(cotangent: Any) -> Array:
+    return jnp.zeros(cotangent.shape, cotangent.dtype) if _is_symbolic(cotangent) else cotangent

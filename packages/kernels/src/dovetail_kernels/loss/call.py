@@ -1,0 +1,191 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""What is checked of a call of a loss, and its abstract facts."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from dovetail_kernels import dispatch
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LossCall:
+    """One call: x [tokens, width], a head of width by vocabulary, and what is asked."""
+
+    operation: str
+    tokens: int
+    width: int
+    vocabulary: int
+    dtype: jnp.dtype
+    bias: bool
+    vocab_axis: int
+    soft_cap: float | None
+    temperature: float
+    smoothing: float
+    z_loss: float
+    budget: int | None
+    device: dispatch.Device
+
+
+def check(
+    operation: str,
+    x: Any,
+    w: Any,
+    labels: Any,
+    *,
+    where: Any,
+    bias: Any,
+    vocab_axis: int,
+    soft_cap: float | None,
+    temperature: float = 1.0,
+    smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    budget: int | None,
+) -> LossCall:
+    """The call, if its arguments are right.
+
+    Raises:
+        ValueError: shapes or values.
+        TypeError: dtypes.
+    """
+    if vocab_axis not in (0, 1):
+        raise ValueError(
+            f"vocab_axis must be 1 for w [D, V] or 0 for w [V, D], got vocab_axis={vocab_axis!r}. "
+            "Use 0 for tied embeddings."
+        )
+    tokens, width, vocabulary = _shapes(operation, x, w, vocab_axis)
+    for name, array, size in (
+        ("labels", labels, tokens),
+        ("where", where, tokens),
+        ("bias", bias, vocabulary),
+    ):
+        if array is not None and array.shape != (size,):
+            letter = "V" if name == "bias" else "M"
+            raise ValueError(
+                f"{name} must be [{letter}] = [{size}], got {name}.shape={array.shape}. Use "
+                f"{name}.reshape(-1) if it has more axes."
+            )
+    _dtypes(x, w, labels, where, bias)
+    _options(soft_cap, temperature, smoothing, z_loss, budget)
+    _labels_in_range(labels, where, vocabulary)
+    return LossCall(
+        operation=operation,
+        tokens=tokens,
+        width=width,
+        vocabulary=vocabulary,
+        dtype=jax.dtypes.canonicalize_dtype(x.dtype),  # float64 only under x64
+        bias=bias is not None,
+        vocab_axis=vocab_axis,
+        soft_cap=soft_cap,
+        temperature=temperature,
+        smoothing=smoothing,
+        z_loss=z_loss,
+        budget=budget,
+        device=dispatch.device(x, w),
+    )
+
+
+def _shapes(operation: str, x: Any, w: Any, vocab_axis: int) -> tuple[int, int, int]:
+    if len(x.shape) != 2 or len(w.shape) != 2:
+        raise ValueError(
+            f"{operation} needs x [M, D] and w of two axes, got x.shape={x.shape} and "
+            f"w.shape={w.shape}. Use x.reshape(-1, x.shape[-1]), and labels.reshape(-1)."
+        )
+    width, vocabulary = w.shape[1 - vocab_axis], w.shape[vocab_axis]
+    if x.shape[1] != width:
+        axes = "[D, V]" if vocab_axis == 1 else "[V, D]"
+        raise ValueError(
+            f"the last axis of x [M, D] must be D of w {axes}, got x.shape={x.shape} and "
+            f"w.shape={w.shape}. Use vocab_axis={1 - vocab_axis} if w is the other way round."
+        )
+    if vocabulary == 0 or width == 0:
+        raise ValueError(
+            f"w must have a vocabulary and a width, got w.shape={w.shape}. Use a head with V >= 1 "
+            "and D >= 1."
+        )
+    return x.shape[0], width, vocabulary
+
+
+def _dtypes(x: Any, w: Any, labels: Any, where: Any, bias: Any) -> None:
+    allowed = ("bfloat16", "float32", "float64")
+    if x.dtype != w.dtype or jnp.dtype(x.dtype).name not in allowed:
+        raise TypeError(
+            f"x and w must have one dtype of {', '.join(allowed)}, got x.dtype={x.dtype} and "
+            f"w.dtype={w.dtype}. Use .astype on one: float16 does not hold sums over tokens."
+        )
+    if not jnp.issubdtype(labels.dtype, jnp.integer):
+        raise TypeError(
+            f"labels must be integers, got labels.dtype={labels.dtype}. Use .astype(jnp.int32)."
+        )
+    if where is not None and not (
+        jnp.issubdtype(where.dtype, jnp.bool_) or jnp.issubdtype(where.dtype, jnp.floating)
+    ):
+        raise TypeError(
+            f"where must be bool or floating weights, got where.dtype={where.dtype}. Use "
+            "where != 0."
+        )
+    if bias is not None and not jnp.issubdtype(bias.dtype, jnp.floating):
+        raise TypeError(
+            f"bias must be floating, got bias.dtype={bias.dtype}. Use .astype(w.dtype)."
+        )
+
+
+def _options(
+    soft_cap: float | None,
+    temperature: float,
+    smoothing: float,
+    z_loss: float,
+    budget: int | None,
+) -> None:
+    if soft_cap is not None and not 0 < soft_cap < math.inf:
+        raise ValueError(
+            f"soft_cap must be positive and finite, got soft_cap={soft_cap!r}. Use None for no cap."
+        )
+    if not 0 < temperature < math.inf:
+        raise ValueError(
+            f"temperature must be positive and finite, got temperature={temperature!r}. Use 1.0 "
+            "for the model's own probabilities."
+        )
+    if not 0 <= smoothing < 1:
+        raise ValueError(
+            f"smoothing must be in [0, 1), got smoothing={smoothing!r}. Use 0.0 for none."
+        )
+    if not 0 <= z_loss < math.inf:
+        raise ValueError(
+            f"z_loss must be 0 or positive and finite, got z_loss={z_loss!r}. Use 0.0 for none."
+        )
+    if budget is not None and budget <= 0:
+        raise ValueError(
+            f"budget must be a positive number of bytes, got budget={budget!r}. Leave it out for "
+            "the default."
+        )
+
+
+def _labels_in_range(labels: Any, where: Any, vocabulary: int) -> None:
+    """Checks values, which only concrete arrays have; under a trace such a label gives NaN."""
+    if not (_concrete(labels) and (where is None or _concrete(where))):
+        return
+    values = np.asarray(labels)
+    wrong = (values < 0) | (values >= vocabulary)
+    if where is not None:
+        wrong &= np.asarray(where) != 0
+    if wrong.any():
+        i = int(np.argmax(wrong))
+        raise ValueError(
+            f"labels must be in [0, V) = [0, {vocabulary}) where they count, got labels[{i}]="
+            f"{values[i]}. Use where=(labels != {values[i]}) if it marks what does not count."
+        )
+
+
+def _concrete(array: Any) -> bool:
+    if isinstance(array, Tracer):
+        return False
+    return isinstance(array, np.ndarray) or (
+        isinstance(array, jax.Array) and array.is_fully_addressable
+    )

@@ -1,0 +1,72 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The losses as their formulas read, with all logits in memory."""
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from dovetail_kernels.loss.call import LossCall
+
+
+def cross_entropy(
+    call: LossCall, x: Array, w: Array, bias: Array | None, labels: Array, weights: Array
+) -> tuple[Array, Array, Array]:
+    """The sums of the loss, of lse^2 and of hits, each times `weights` [M]."""
+    read = weights != 0
+    z, labels = _logits(call, x, w, bias, read), jnp.where(read, labels, 0)
+    lse = jax.nn.logsumexp(z, axis=1)
+    loss = lse - (1 - call.smoothing) * _at(z, labels)
+    if call.smoothing:
+        loss = loss - call.smoothing * jnp.mean(z, axis=1)
+    if call.z_loss:
+        loss = loss + call.z_loss * jnp.square(lse)
+    hits = jnp.argmax(z, axis=1) == labels
+    total = jnp.sum(jnp.where(read, weights * loss, 0))
+    z_sum = jnp.sum(jnp.where(read, weights * jnp.square(lse), 0))
+    correct = jnp.sum(jnp.where(read, weights * hits.astype(weights.dtype), 0))
+    return total, _without_gradient(z_sum), jax.lax.stop_gradient(correct)
+
+
+def log_probabilities(
+    call: LossCall, x: Array, w: Array, bias: Array | None, labels: Array, weights: Array
+) -> tuple[Array, Array]:
+    """log p(label) [M] and -sum_k p_k log p_k [M], before `weights`, of 0 where not read."""
+    read = weights != 0
+    z, labels = _logits(call, x, w, bias, read), jnp.where(read, labels, 0)
+    logps = jax.nn.log_softmax(z, axis=1)
+    each = jnp.where(logps == -jnp.inf, 0, jnp.exp(logps) * logps)
+    return _at(logps, labels), -jnp.sum(each, axis=1)
+
+
+def _logits(call: LossCall, x: Array, w: Array, bias: Array | None, read: Array) -> Array:
+    acc = jnp.promote_types(x.dtype, jnp.float32)
+    x = jnp.where(read[:, None], x, jnp.zeros((), x.dtype))
+    head = w if call.vocab_axis == 1 else w.T
+    z = jnp.dot(x, head, preferred_element_type=acc)
+    if bias is not None:
+        z = z + bias.astype(acc)[None]
+    if call.soft_cap is not None:
+        z = call.soft_cap * jnp.tanh(z / call.soft_cap)
+    return z / call.temperature
+
+
+def _at(z: Array, labels: Array) -> Array:
+    return jnp.take_along_axis(z, labels[:, None], axis=1)[:, 0]
+
+
+@jax.custom_vjp
+def _without_gradient(value: Array) -> Array:
+    """`value`, whose gradient is NaN: what no implementation gives must not look like zero."""
+    return value
+
+
+def _without_gradient_forward(value: Array) -> tuple[Array, None]:
+    return value, None
+
+
+def _without_gradient_backward(_: None, cotangent: Array) -> tuple[Array]:
+    return (jnp.where(cotangent == 0, cotangent, jnp.nan),)
+
+
+_without_gradient.defvjp(_without_gradient_forward, _without_gradient_backward)

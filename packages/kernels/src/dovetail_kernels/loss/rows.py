@@ -1,0 +1,390 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a loss needs to know of each token's logits, and the way back, tile by tile.
+
+Every loss here is a formula of four numbers of a token's logits z and its label y:
+
+    lse = log(sum_k exp z_k)    label = z_y    total = sum_k z_k    mean = sum_k p_k z_k
+
+where p = softmax(z). Given the derivative of the loss by each (dlse, dlabel, dtotal, dmean),
+
+    dz_k = dlse p_k + dlabel [k = y] + dtotal + dmean p_k (1 + z_k - mean)
+
+which needs z once more, but no other pass over the vocabulary. So cross-entropy, smoothing, z-loss,
+log-probabilities and entropy are plain formulas on numbers per token, and this file knows none.
+
+A tile of tokens takes every n-th token, not neighbours: where a mesh shards tokens, the tile is
+then sharded alike, and cutting it moves nothing between devices. The last tile of columns overlaps
+the one before it, and what it repeats counts as -inf: the head is never padded, as a padded column
+with a logit of 0 would count.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from dovetail_kernels.loss.tiles import Tiles
+
+
+class Stats(NamedTuple):
+    """The four numbers of each token. None: not asked for."""
+
+    lse: Array
+    label: Array
+    total: Array | None
+    mean: Array | None
+
+
+class Operands(NamedTuple):
+    """The arrays of a loss. A token that is not `read` may hold anything, and is set to zero."""
+
+    x: Array
+    w: Array
+    bias: Array | None
+    labels: Array
+    read: Array
+
+
+class Gradients(NamedTuple):
+    """By x, w and bias; None where not wanted."""
+
+    x: Array | None
+    w: Array | None
+    bias: Array | None
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """The operands by which a gradient is asked for."""
+
+    x: bool
+    w: bool
+    bias: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Head:
+    """z = soft_cap(x w + bias) / temperature, its tiles, and which of `Stats` are asked for."""
+
+    vocab_axis: int
+    soft_cap: float | None
+    temperature: float
+    total: bool
+    mean: bool
+    tiles: Tiles
+
+
+def accumulator(dtype: jnp.dtype) -> jnp.dtype:
+    """What sums are kept in: float32, or float64 for float64."""
+    return jnp.promote_types(dtype, jnp.float32)
+
+
+def stats_of(head: Head, operands: Operands) -> tuple[Stats, Array]:
+    """Stats [tokens] and the lowest index of each token's largest logit, in one product."""
+    cut = _cut_operands(head, operands)
+
+    def step(i: Array, found: tuple[Stats, Array]) -> tuple[Stats, Array]:
+        stats, best, _ = _forward(head, _tile(cut, i), None)
+        return _put(found, (stats, best), i)
+
+    start = (_no_stats(head, cut), jnp.zeros(cut.labels.shape, jnp.int32))
+    return _join(lax.fori_loop(0, cut.read.shape[1], step, start), operands)
+
+
+def gradients(
+    head: Head, operands: Operands, stats: Stats, by: Stats, *, wanted: Wanted
+) -> Gradients:
+    """The gradients, given `stats` and the loss's derivative `by` each; logits are found again."""
+    cut = _cut_operands(head, operands)
+    per_token = _cut(head, (stats, by))
+
+    def step(i: Array, sums: Gradients) -> Gradients:
+        own, by_own = _take(per_token, i)
+        return _back(head, _tile(cut, i), i, own, by_own, None, sums)
+
+    sums = lax.fori_loop(0, cut.read.shape[1], step, _no_gradients(cut, wanted))
+    return _finish(operands, sums)
+
+
+def stats_and_gradients(
+    head: Head,
+    operands: Operands,
+    formula: Callable[[Stats, Array], Array],
+    weights: Array,
+    *,
+    wanted: Wanted,
+) -> tuple[Stats, Array, Gradients]:
+    """Stats, the index of each largest logit, and the gradients of the sum of `formula`.
+
+    The formula is of a tile's stats and `weights`. The cotangent of its sum is one number, which
+    scales the gradients afterwards: that is why they can be formed while the logits are at hand.
+    """
+    cut = _cut_operands(head, operands)
+    factors = _cut(head, weights)
+    shape = (head.tiles.rows, operands.w.shape[head.vocab_axis])
+    kept = jnp.zeros(shape, accumulator(operands.x.dtype)) if head.tiles.keep else None
+    best = jnp.zeros(cut.labels.shape, jnp.int32)
+
+    def step(i: Array, carry: tuple) -> tuple:
+        found, sums, kept = carry
+        tile = _tile(cut, i)
+        stats, best, kept = _forward(head, tile, kept)
+        factor = _take(factors, i)
+        values, pull = jax.vjp(lambda stats: formula(stats, factor), stats)
+        (by,) = pull(jnp.ones_like(values))
+        sums = _back(head, tile, i, stats, by, kept, sums)
+        return _put(found, (stats, best), i), sums, kept
+
+    start = ((_no_stats(head, cut), best), _no_gradients(cut, wanted), kept)
+    (stats, best), sums, _ = lax.fori_loop(0, cut.read.shape[1], step, start)
+    return *_join((stats, best), operands), _finish(operands, sums)
+
+
+def _cut(head: Head, arrays: Any) -> Any:
+    """Arrays per token as [rows, tiles, ...], the last tokens padded with zeros."""
+
+    def one(array: Array) -> Array:
+        count = max(-(-array.shape[0] // max(head.tiles.rows, 1)), 1)
+        missing = count * head.tiles.rows - array.shape[0]
+        if missing:
+            array = jnp.pad(array, [(0, missing)] + [(0, 0)] * (array.ndim - 1))
+        return array.reshape(head.tiles.rows, count, *array.shape[1:])
+
+    return jax.tree.map(one, arrays)
+
+
+def _cut_operands(head: Head, operands: Operands) -> Operands:
+    x, labels, read = _cut(head, (operands.x, operands.labels, operands.read))
+    return operands._replace(x=x, labels=labels, read=read)
+
+
+def _join(arrays: Any, operands: Operands) -> Any:
+    """[rows, tiles] as [tokens] again."""
+    return jax.tree.map(lambda a: a.reshape(-1)[: operands.x.shape[0]], arrays)
+
+
+def _take(arrays: Any, i: Array) -> Any:
+    return jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, i, axis=1, keepdims=False), arrays)
+
+
+def _put(arrays: Any, values: Any, i: Array) -> Any:
+    return jax.tree.map(
+        lambda a, v: lax.dynamic_update_index_in_dim(a, v, i, axis=1), arrays, values
+    )
+
+
+def _tile(cut: Operands, i: Array) -> Operands:
+    """Tile i of the tokens, zero where not read: 0 times NaN would be NaN."""
+    x, labels, read = _take((cut.x, cut.labels, cut.read), i)
+    x = jnp.where(read[:, None], x, jnp.zeros((), x.dtype))
+    return cut._replace(x=x, labels=jnp.where(read, labels, 0), read=read)
+
+
+def _no_stats(head: Head, cut: Operands) -> Stats:
+    zeros = jnp.zeros(cut.labels.shape, accumulator(cut.x.dtype))
+    return Stats(
+        lse=zeros,
+        label=zeros,
+        total=zeros if head.total else None,
+        mean=zeros if head.mean else None,
+    )
+
+
+def _no_gradients(cut: Operands, wanted: Wanted) -> Gradients:
+    """Fresh sums; that of x in its dtype, as each of its tiles is written once."""
+    acc = accumulator(cut.x.dtype)
+    bias = cut.bias if wanted.bias else None
+    return Gradients(
+        x=jnp.zeros_like(cut.x) if wanted.x else None,
+        w=jnp.zeros(cut.w.shape, acc) if wanted.w else None,
+        bias=None if bias is None else jnp.zeros(bias.shape, acc),
+    )
+
+
+def _finish(operands: Operands, sums: Gradients) -> Gradients:
+    """In the shapes and dtypes of the operands."""
+    x, w, bias = sums
+    if x is not None:
+        x = x.reshape(-1, x.shape[-1])[: operands.x.shape[0]]
+    if w is not None:
+        w = w.astype(operands.w.dtype)
+    if bias is not None and operands.bias is not None:
+        bias = bias.astype(operands.bias.dtype)
+    return Gradients(x, w, bias)
+
+
+def _start(head: Head, j: Array, vocabulary: int) -> Array:
+    """The first column of tile j: the last tile ends with the vocabulary."""
+    return jnp.minimum(j * head.tiles.columns, vocabulary - head.tiles.columns)
+
+
+def _columns(head: Head, j: Array, vocabulary: int) -> tuple[Array, Array | None]:
+    """The indices [1, columns] of a tile, and which no tile before it had; None: all."""
+    columns = _start(head, j, vocabulary) + jnp.arange(head.tiles.columns)[None]
+    if vocabulary % head.tiles.columns == 0:
+        return columns, None
+    return columns, columns >= j * head.tiles.columns
+
+
+def _tile_count(head: Head, vocabulary: int) -> int:
+    return -(-vocabulary // head.tiles.columns)
+
+
+def _weights(head: Head, tile: Operands, j: Array) -> Array:
+    """The head's columns of tile j."""
+    start = _start(head, j, tile.w.shape[head.vocab_axis])
+    return lax.dynamic_slice_in_dim(tile.w, start, head.tiles.columns, axis=head.vocab_axis)
+
+
+def _logits(head: Head, tile: Operands, j: Array) -> Array:
+    """z [rows, columns] of tile j of the columns."""
+    acc = accumulator(tile.x.dtype)
+    axes = (((1,), (1 - head.vocab_axis,)), ((), ()))
+    z = lax.dot_general(tile.x, _weights(head, tile, j), axes, preferred_element_type=acc)
+    if tile.bias is not None:
+        start = _start(head, j, tile.bias.shape[0])
+        z = z + lax.dynamic_slice_in_dim(tile.bias, start, z.shape[1]).astype(acc)[None]
+    if head.soft_cap is not None:
+        z = head.soft_cap * jnp.tanh(z / head.soft_cap)
+    return z if head.temperature == 1.0 else z / head.temperature
+
+
+class _Sums(NamedTuple):
+    """What one pass over the columns carries: exps and moment are relative to exp(top)."""
+
+    top: Array
+    exps: Array
+    moment: Array
+    label: Array
+    total: Array
+    best: Array
+
+
+def _forward(head: Head, tile: Operands, kept: Array | None) -> tuple[Stats, Array, Array | None]:
+    """Stats of a tile of tokens, the index of the largest logit; and `kept`, filled with z."""
+    vocabulary = tile.w.shape[head.vocab_axis]
+    zeros = jnp.zeros(tile.labels.shape, accumulator(tile.x.dtype))
+
+    def step(j: Array, carry: tuple[_Sums, Array | None]) -> tuple[_Sums, Array | None]:
+        sums, kept = carry
+        z = _logits(head, tile, j)
+        if kept is not None:
+            kept = lax.dynamic_update_slice_in_dim(kept, z, _start(head, j, vocabulary), axis=1)
+        return _add_columns(head, tile, sums, z, j), kept
+
+    nothing = _Sums(zeros - jnp.inf, zeros, zeros, zeros, zeros, jnp.zeros_like(tile.labels))
+    sums, kept = lax.fori_loop(0, _tile_count(head, vocabulary), step, (nothing, kept))
+    stats = Stats(
+        lse=jnp.where(sums.top == -jnp.inf, sums.top, sums.top + jnp.log(sums.exps)),
+        label=sums.label,
+        total=sums.total if head.total else None,
+        mean=sums.moment / sums.exps if head.mean else None,
+    )
+    return stats, sums.best, kept
+
+
+def _add_columns(head: Head, tile: Operands, sums: _Sums, z: Array, j: Array) -> _Sums:
+    """`sums` with the logits z of tile j of the columns added."""
+    vocabulary = tile.w.shape[head.vocab_axis]
+    columns, new = _columns(head, j, vocabulary)
+    hit = columns == tile.labels[:, None]
+    seen, added = z, z
+    if new is not None:
+        seen, added, hit = jnp.where(new, z, -jnp.inf), jnp.where(new, z, 0), hit & new
+    top = jnp.max(seen, axis=1)
+    first = jnp.min(jnp.where(seen == top[:, None], columns, vocabulary - 1), axis=1)
+    raised = jnp.maximum(sums.top, top)
+    level = jnp.where(raised == -jnp.inf, 0, raised)  # -inf - -inf would be NaN
+    shrink = jnp.exp(sums.top - level)
+    e = jnp.exp(seen - level[:, None])
+    total, moment = sums.total, sums.moment
+    if head.total:
+        total = total + jnp.sum(added, axis=1)
+    if head.mean:
+        moment = moment * shrink + jnp.sum(jnp.where(e > 0, e * z, 0), axis=1)
+    return _Sums(
+        top=raised,
+        exps=sums.exps * shrink + jnp.sum(e, axis=1),
+        moment=moment,
+        label=sums.label + jnp.sum(jnp.where(hit, z, 0), axis=1),
+        total=total,
+        best=jnp.where(top > sums.top, first.astype(sums.best.dtype), sums.best),
+    )
+
+
+def _back(
+    head: Head,
+    tile: Operands,
+    i: Array,
+    stats: Stats,
+    by: Stats,
+    kept: Array | None,
+    sums: Gradients,
+) -> Gradients:
+    """`sums` with tile i of the tokens added; `by` is the loss's derivative by its `stats`."""
+    acc = accumulator(tile.x.dtype)
+
+    def step(j: Array, own: Gradients) -> Gradients:
+        if kept is None:
+            z = _logits(head, tile, j)
+        else:
+            start = _start(head, j, kept.shape[1])
+            z = lax.dynamic_slice_in_dim(kept, start, head.tiles.columns, axis=1)
+        return _add_products(head, tile, own, _logit_gradient(head, tile, stats, by, z, j), j)
+
+    own = sums._replace(x=None if sums.x is None else jnp.zeros(tile.x.shape, acc))
+    count = _tile_count(head, tile.w.shape[head.vocab_axis])
+    found = lax.fori_loop(0, count, step, own)
+    if sums.x is None or found.x is None:
+        return found
+    return found._replace(x=_put(sums.x, found.x.astype(sums.x.dtype), i))
+
+
+def _logit_gradient(
+    head: Head, tile: Operands, stats: Stats, by: Stats, z: Array, j: Array
+) -> Array:
+    """The derivative by x w + bias in tile j: the formula at the top, then that of the soft cap."""
+    columns, new = _columns(head, j, tile.w.shape[head.vocab_axis])
+    p = jnp.exp(z - stats.lse[:, None])
+    g = by.lse[:, None] * p
+    g = g + jnp.where(columns == tile.labels[:, None], by.label[:, None], 0)
+    if by.total is not None:
+        g = g + by.total[:, None]
+    if by.mean is not None and stats.mean is not None:
+        spread = jnp.where(p > 0, p * (1 + z - stats.mean[:, None]), 0)
+        g = g + by.mean[:, None] * spread
+    if head.soft_cap is not None:
+        g = g * (1 - jnp.square(z * (head.temperature / head.soft_cap)))
+    if head.temperature != 1.0:
+        g = g / head.temperature
+    counts = tile.read[:, None] if new is None else tile.read[:, None] & new
+    return jnp.where(counts, g, 0)
+
+
+def _add_products(head: Head, tile: Operands, sums: Gradients, g: Array, j: Array) -> Gradients:
+    """`sums` with what tile j of the columns adds, given its g, the gradient of x w + bias."""
+    axis, acc = head.vocab_axis, accumulator(tile.x.dtype)
+    start = _start(head, j, tile.w.shape[axis])
+    x, w, bias = sums
+    if bias is not None:
+        bias = _add_slice(bias, jnp.sum(g, axis=0), start, 0)
+    g = g.astype(tile.x.dtype)
+    if x is not None:
+        axes = (((1,), (axis,)), ((), ()))
+        columns = _weights(head, tile, j)
+        x = x + lax.dot_general(g, columns, axes, preferred_element_type=acc)
+    if w is not None:
+        pair = (tile.x, g) if axis == 1 else (g, tile.x)
+        product = lax.dot_general(*pair, (((0,), (0,)), ((), ())), preferred_element_type=acc)
+        w = _add_slice(w, product, start, axis)
+    return Gradients(x, w, bias)
+
+
+def _add_slice(array: Array, value: Array, start: Array, axis: int) -> Array:
+    old = lax.dynamic_slice_in_dim(array, start, value.shape[axis], axis)
+    return lax.dynamic_update_slice_in_dim(array, old + value, start, axis)

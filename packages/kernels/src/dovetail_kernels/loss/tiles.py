@@ -1,0 +1,96 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""How large the tiles of logits are, from a budget in bytes. They never change the answer.
+
+Two plans. *Kept*: the logits of a tile of tokens stay in memory over the whole vocabulary, between
+the pass that finds their sum of exponentials and the one that forms gradients: three products.
+*Computed again*: nothing is kept, and the second pass repeats the first product: four, in any
+memory. For each tile of tokens the gradient of the whole head is read and written once, so that
+few tokens per tile cost bandwidth: the kept plan gives way below half of its usual tile, where the
+other, with more tokens, takes less time (measured on a CPU: 1.15 of naive, and 1.4 at an eighth).
+"""
+
+import dataclasses
+
+# Tokens and columns of a tile. "cpu": measured (M 2048, D 512, V 32768, float32): 512 x 1024 takes
+# the least time of 64 to 512 x 512 to 4096. Elsewhere, not measured: products large enough to be
+# bound by arithmetic at 300 FLOP/byte.
+_SHAPES = {"cpu": (512, 1024)}
+_LARGE = (2048, 8192)
+_BUDGET_BYTES = {"cpu": 96 * 2**20}
+_LARGE_BUDGET_BYTES = 2**30
+_LEAST_ROWS, _LEAST_COLUMNS = 16, 128  # below, vectors and the operands of a product are not filled
+_LANES = 128  # columns are a multiple of this, for aligned slices
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tiles:
+    """`rows` tokens, `columns` of the vocabulary; `keep`: logits are not computed again."""
+
+    rows: int
+    columns: int
+    keep: bool
+
+
+def choose_tiles(
+    *, tokens: int, width: int, vocabulary: int, item: int, budget: int | None, platform: str
+) -> Tiles:
+    """The largest tiles whose temporary arrays, of `item` bytes a number, stay within `budget`.
+
+    Raises:
+        ValueError: not even the smallest tile does.
+    """
+    rows, columns = _SHAPES.get(platform, _LARGE)
+    if budget is None:
+        budget = max(
+            _BUDGET_BYTES.get(platform, _LARGE_BUDGET_BYTES),
+            tile_bytes(_least(width, vocabulary, tokens), width, vocabulary, item),
+        )
+    shapes = [(rows // f, columns // g, True) for f in (1, 2) for g in (1, 2, 4)]
+    rows *= 4
+    while rows > _LEAST_ROWS or columns > _LEAST_COLUMNS:
+        shapes.append((rows, columns, False))
+        rows, columns = max(rows // 2, _LEAST_ROWS), max(columns // 2, _LEAST_COLUMNS)
+    for r, c, keep in [*shapes, (_LEAST_ROWS, _LEAST_COLUMNS, False)]:
+        tiles = Tiles(rows=_split(tokens, r), columns=_lanes(vocabulary, c), keep=keep)
+        if tile_bytes(tiles, width, vocabulary, item) <= budget:
+            return tiles
+    least = tile_bytes(_least(width, vocabulary, tokens), width, vocabulary, item)
+    raise ValueError(
+        f"budget must hold the smallest tile, {least} bytes for D={width} and V={vocabulary}, got "
+        f"budget={budget}. Use budget={least} or more, or leave it out."
+    )
+
+
+def tile_bytes(tiles: Tiles, width: int, vocabulary: int, item: int) -> int:
+    """Bytes of the temporary arrays: logits and their gradient, a slice of the head, and its sum.
+
+    Results and what accumulates them are not temporary; a tile is counted twice for a copy.
+    """
+    kept = tiles.rows * vocabulary if tiles.keep else 0
+    tile = 3 * tiles.rows * tiles.columns + 3 * width * tiles.columns + 3 * tiles.rows * width
+    return item * (kept + tile)
+
+
+def _least(width: int, vocabulary: int, tokens: int) -> Tiles:
+    return Tiles(
+        rows=_split(tokens, _LEAST_ROWS), columns=_lanes(vocabulary, _LEAST_COLUMNS), keep=False
+    )
+
+
+def _split(tokens: int, rows: int) -> int:
+    """Tokens of a tile, `rows` at most: a divisor if one is near, as others cost a padded copy."""
+    fewest = max(_up(tokens, rows), 1)
+    count = next((n for n in range(fewest, 2 * fewest) if tokens % n == 0), fewest)
+    return _up(tokens, count)
+
+
+def _lanes(vocabulary: int, columns: int) -> int:
+    """Columns of a tile: as even as whole lanes allow, since the last overlaps its neighbour."""
+    even = _up(vocabulary, _up(vocabulary, columns))
+    return min(_up(even, _LANES) * _LANES, vocabulary)
+
+
+def _up(a: int, b: int) -> int:
+    """a / b, rounded up."""
+    return -(-a // b)

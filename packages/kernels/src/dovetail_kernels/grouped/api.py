@@ -1,0 +1,149 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The product of rows, which lie group by group, with their own group's matrix."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from dovetail_kernels.dispatch import Implementation, Plan, device
+from dovetail_kernels.grouped.call import GroupedMatmulCall
+from dovetail_kernels.grouped.ragged import RAGGED_DOT
+from dovetail_kernels.grouped.reference import REFERENCE
+from dovetail_kernels.grouped.tiles import TILES
+from dovetail_kernels.mesh import per_shard
+
+_DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+# Best first. Off TPU `ragged_dot` does E times the work. No GPU was at hand to measure the order.
+_TPU = (RAGGED_DOT, TILES, REFERENCE)
+_OTHERS = (TILES, RAGGED_DOT, REFERENCE)
+
+
+def grouped_matmul(
+    x: Float[Array | np.ndarray, "M D"],
+    w: Float[Array | np.ndarray, "E D F"],
+    sizes: Int[Array | np.ndarray, " E"],
+    *,
+    impl: str | Sequence[str] | None = None,
+) -> Float[Array, "M F"]:
+    """`out[m] = x[m] @ w[e]`, where the first `sizes[0]` rows have e = 0, the next `sizes[1]` 1...
+
+    The product of a mixture of experts after `permute`, and a drop-in for `jax.lax.ragged_dot`.
+    x and w are of one dtype, float16 to float64, which is that of the result and of the gradients;
+    sums are in float32 or wider. Gradients are of x and w, in reverse mode.
+
+    `sizes` must not be negative and must sum to M. Under a trace their values are unknown: there
+    rows beyond the sum give 0 and are not read (they may hold NaN), and where a size is negative or
+    the sum is above M, the whole result is NaN.
+
+    Under an Explicit mesh D and F may be sharded (D adds an all-reduce). Rows may not: `sizes`
+    counts all of them. impl: "tiles", "ragged_dot" or "reference", or several, best first.
+
+    Raises:
+        ValueError: shapes, dtypes or sizes that do not fit, a mesh as above, an unknown `impl`.
+
+    Example:
+
+        import jax, jax.numpy as jnp
+        from dovetail_kernels import grouped_matmul
+        x = jax.random.normal(jax.random.key(0), (6, 4))
+        w = jax.random.normal(jax.random.key(1), (3, 4, 5))
+        print(grouped_matmul(x, w, jnp.array([2, 0, 4])).shape)
+    """
+    chosen = plan_grouped_matmul(x, w, sizes, impl=impl).choose()
+    known = _concrete(sizes)
+    return per_shard(
+        "grouped_matmul",
+        functools.partial(_run, chosen, known=known),
+        (jnp.asarray(x), jnp.asarray(w), jnp.asarray(sizes, jnp.int32)),
+        ("md", "edf", "e"),
+        out="mf",
+        may="df",
+        summed="d",
+        instead="Gather that axis with jax.sharding.reshard, or call grouped_matmul inside "
+        "jax.shard_map, where each shard has its own rows and sizes.",
+    )
+
+
+def plan_grouped_matmul(
+    x: Any, w: Any, sizes: Any, *, impl: str | Sequence[str] | None = None
+) -> Plan[GroupedMatmulCall]:
+    """The plan of `grouped_matmul` with these arguments: arrays, or anything of shape and dtype."""
+    _check_shapes(x, w, sizes)
+    if _concrete(sizes):
+        _check_sizes(np.asarray(sizes), rows=x.shape[0])
+    one = device(x, w, sizes)
+    call = GroupedMatmulCall(
+        rows=x.shape[0],
+        inner=x.shape[1],
+        outer=w.shape[2],
+        count=w.shape[0],
+        dtype=str(x.dtype),
+        device=one,
+    )
+    return Plan(
+        operation="grouped_matmul",
+        call=call,
+        device=one,
+        implementations=_TPU if one.platform == "tpu" else _OTHERS,
+        impl=impl,
+    )
+
+
+def _run(
+    chosen: Implementation[GroupedMatmulCall],
+    x: jax.Array,
+    w: jax.Array,
+    sizes: jax.Array,
+    *,
+    known: bool,
+) -> jax.Array:
+    out = chosen.run(x, w, sizes)
+    if known:
+        return out
+    wrong = jnp.any(sizes < 0) | (jnp.sum(sizes, dtype=jnp.int32) > x.shape[0])
+    return jnp.where(wrong, jnp.nan, out)
+
+
+def _concrete(sizes: Any) -> bool:
+    return isinstance(sizes, np.ndarray | jax.Array) and not isinstance(sizes, jax.core.Tracer)
+
+
+def _check_shapes(x: Any, w: Any, sizes: Any) -> None:
+    if (len(x.shape), len(w.shape), len(sizes.shape)) != (2, 3, 1):
+        raise ValueError(
+            f"grouped_matmul needs x [M, D], w [E, D, F] and sizes [E], got x.shape={x.shape}, "
+            f"w.shape={w.shape}, sizes.shape={sizes.shape}. Reshape them; jax.vmap adds axes."
+        )
+    count, inner, _ = w.shape
+    if x.shape[1] != inner or sizes.shape[0] != count or count == 0:
+        raise ValueError(
+            "grouped_matmul needs one D in x [M, D] and w [E, D, F], and one E, at least 1, in w "
+            f"and sizes [E], got x.shape={x.shape}, w.shape={w.shape}, sizes.shape={sizes.shape}. "
+            "Transpose w with w.swapaxes(1, 2) if it is [E, F, D]."
+        )
+    if x.dtype != w.dtype or str(x.dtype) not in _DTYPES:
+        raise ValueError(
+            f"grouped_matmul needs x and w of one dtype among {', '.join(_DTYPES)}, got x.dtype="
+            f"{x.dtype}, w.dtype={w.dtype}. Use w.astype(x.dtype)."
+        )
+    if not jnp.issubdtype(sizes.dtype, jnp.integer):
+        raise ValueError(
+            f"grouped_matmul needs sizes that are integers, got sizes.dtype={sizes.dtype}. Use "
+            "sizes.astype(jnp.int32)."
+        )
+
+
+def _check_sizes(sizes: np.ndarray, *, rows: int) -> None:
+    if sizes.min() < 0 or sizes.sum() != rows:
+        raise ValueError(
+            f"grouped_matmul needs sizes of at least 0 that sum to the M={rows} rows of x, got "
+            f"sizes={sizes.tolist()}, sum {int(sizes.sum())}. Count the rows of each group with "
+            "jnp.bincount, or cut x to x[: sizes.sum()]."
+        )

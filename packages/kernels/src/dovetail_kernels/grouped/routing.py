@@ -1,0 +1,139 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Which experts each token goes to, and with which weights.
+
+One function covers the routers in use; what differs is only in which order they do four things.
+
+| router | score | normalise | bias, groups, scale |
+|---|---|---|---|
+| Mixtral, Qwen3, gpt-oss | softmax | True | |
+| OLMoE, Qwen2-MoE | softmax | False | |
+| DeepSeek-V2 | softmax | False | groups "max", scale |
+| DeepSeek-V3, Kimi K2, GLM-4.5 | sigmoid | True | bias, groups "top2", scale |
+
+A softmax over the logits of the chosen experts alone (gpt-oss) is a softmax over all of them that
+is then normalised over the chosen: the normaliser cancels. Both are computed in that one way, as a
+softmax over the chosen experts' log-scores, which cannot divide by an underflowed sum.
+"""
+
+import dataclasses
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExpertGroups:
+    """Experts are chosen from the `k` best of `count` groups of neighbours.
+
+    score: a group's worth, its best expert's ("max", DeepSeek-V2, 2405.04434, section 2.2.2) or the
+    sum of its best two ("top2", DeepSeek-V3, 2412.19437, section 2.1.2).
+    """
+
+    count: int
+    k: int
+    score: Literal["max", "top2"] = "top2"
+
+
+def route(
+    logits: Float[Array | np.ndarray, "*tokens E"],
+    *,
+    k: int,
+    score: Literal["softmax", "sigmoid"] = "softmax",
+    bias: Float[Array | np.ndarray, " E"] | None = None,
+    groups: ExpertGroups | None = None,
+    normalise: bool = True,
+    scale: float = 1.0,
+) -> tuple[Float[Array, "*tokens k"], Int[Array, "*tokens k"]]:
+    """`(weights, experts)` of each token: the k experts of highest score, best first, and
+
+        weight = scale * score                       or, to normalise,
+        weight = scale * score / Σ over the k chosen of score
+
+    Scores are in float32 or wider, as are the weights; experts are int32. Of equal scores the lower
+    index is chosen. `bias` is added to the scores for the choice alone (2408.15664): it has no part
+    in the weights and no gradient. The gradient flows through the weights.
+
+    Token axes may be sharded; the axis E may not.
+
+    Raises:
+        ValueError: `k`, `groups` or `bias` that do not fit E; an unknown `score`.
+
+    Example:
+
+        import jax
+        from dovetail_kernels import route
+        logits = jax.random.normal(jax.random.key(0), (5, 8))
+        weights, experts = route(logits, k=2)
+        print(experts, weights.sum(-1))
+    """
+    _check(logits, k=k, score=score, bias=bias, groups=groups)
+    logits = jnp.asarray(logits)
+    logits = logits.astype(np.promote_types(logits.dtype, np.float32))
+    experts = jax.lax.top_k(_merit(logits, score, bias, groups), k)[1]
+    chosen = jnp.take_along_axis(logits, experts, axis=-1, mode="promise_in_bounds")
+    if normalise:
+        weights = jax.nn.softmax(chosen if score == "softmax" else jax.nn.log_sigmoid(chosen))
+    elif score == "softmax":
+        weights = jnp.exp(chosen - jax.nn.logsumexp(logits, axis=-1, keepdims=True))
+    else:
+        weights = jax.nn.sigmoid(chosen)
+    return weights if scale == 1.0 else weights * scale, experts
+
+
+def _merit(logits: jax.Array, score: str, bias: Any, groups: ExpertGroups | None) -> jax.Array:
+    """What the choice goes by; −inf outside the best groups, so that no other merit is below."""
+    logits = jax.lax.stop_gradient(logits)
+    merit = jax.nn.softmax(logits) if score == "softmax" else jax.nn.sigmoid(logits)
+    if bias is not None:
+        bias = jax.lax.stop_gradient(jnp.asarray(bias)).astype(merit.dtype)
+        merit = merit + bias.reshape((1,) * (merit.ndim - 1) + bias.shape)
+    if groups is None:
+        return merit
+    size = merit.shape[-1] // groups.count
+    grouped = merit.reshape(*merit.shape[:-1], groups.count, size)
+    worth = jax.lax.top_k(grouped, 2 if groups.score == "top2" else 1)[0].sum(-1)
+    kept = jax.nn.one_hot(jax.lax.top_k(worth, groups.k)[1], groups.count, dtype=bool).any(-2)
+    return jnp.where(kept[..., None], grouped, -jnp.inf).reshape(merit.shape)
+
+
+def _check(logits: Any, *, k: int, score: str, bias: Any, groups: ExpertGroups | None) -> None:
+    if logits.ndim == 0:
+        raise ValueError(
+            f"route needs logits [..., E], got logits.shape={logits.shape}. Give one per expert."
+        )
+    count = logits.shape[-1]
+    if score not in ("softmax", "sigmoid"):
+        raise ValueError(f"score must be 'softmax' or 'sigmoid', got score={score!r}. Use one.")
+    if bias is not None and bias.shape != (count,):
+        raise ValueError(
+            f"route needs bias [E] for logits [..., E], got bias.shape={bias.shape}, E={count}. "
+            "Give one number per expert."
+        )
+    eligible = count
+    if groups is not None:
+        eligible = _eligible(groups, count)
+    if not 1 <= k <= eligible:
+        raise ValueError(
+            f"route needs 1 <= k <= the experts that may be chosen, {eligible} of E={count}, got "
+            f"k={k}, groups={groups}. Use a smaller k or more groups."
+        )
+
+
+def _eligible(groups: ExpertGroups, count: int) -> int:
+    """How many experts of `count` the kept groups hold."""
+    if groups.count < 1 or count % groups.count or not 1 <= groups.k <= groups.count:
+        raise ValueError(
+            f"route needs groups of equal size and 1 <= groups.k <= groups.count, got {groups}, "
+            f"E={count}. Use a groups.count that divides E."
+        )
+    size, least = count // groups.count, {"max": 1, "top2": 2}.get(groups.score)
+    if least is None or size < least:
+        raise ValueError(
+            "route needs groups.score 'max', or 'top2' with at least two experts in a group, got "
+            f"{groups}, E={count}. Use score='max'."
+        )
+    return groups.k * size

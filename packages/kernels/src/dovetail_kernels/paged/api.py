@@ -1,0 +1,243 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Attention over a cache of pages, for requests that prefill and requests that decode together."""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from dovetail_kernels.dispatch import Plan, device
+from dovetail_kernels.mesh import per_shard
+from dovetail_kernels.paged.call import PagedCall
+from dovetail_kernels.paged.gather import GATHER
+from dovetail_kernels.paged.reference import REFERENCE
+from dovetail_kernels.paged.requests import check
+
+_DTYPES = ("bfloat16", "float16", "float32", "float64")
+
+
+def paged_attention(
+    q: Float[Array, "M N H"],
+    pages: Float[Array, "P page 2 K H"],
+    *,
+    page_table: Int[Array, "R C"] | Int[np.ndarray, "R C"],
+    kv_lengths: Int[Array, " R"] | Int[np.ndarray, " R"],
+    q_starts: Int[Array, " R1"] | Int[np.ndarray, " R1"],
+    window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: Float[Array, " N"] | None = None,
+    scale: float | None = None,
+    impl: str | Sequence[str] | None = None,
+) -> Float[Array, "M N H"]:
+    """softmax(scale q·k) v for each row of q, causally over the keys that its request has in pages.
+
+    A batch is the rows of R requests, one after the other: rows q_starts[r] to q_starts[r + 1] are
+    request r's, and they are the last of its kv_lengths[r] keys, so that row i of n is at position
+    kv_lengths[r] - n + i and sees the keys up to its own. One row is decoding, many are prefill or
+    a chunk of it; none is an idle request. The keys of q's rows are written before, by
+    `paged_write`. Head n uses key head n // (N / K).
+
+    q: rows from q_starts[-1] on are padding; their output is 0 and they may hold anything.
+    pages: `page` keys per page, [:, :, 0] keys and [:, :, 1] values, of q's dtype.
+    page_table: i32; page_table[r, c] holds keys c page to (c + 1) page of request r. Entries of
+        which no key is seen are not read: beyond kv_lengths, or before the window.
+    kv_lengths, q_starts: i32, with q_starts[0] = 0.
+    window: a row sees the last `window` keys up to its own.
+    soft_cap: c tanh(logit / c) instead of the logit.
+    sinks: a logit per head that is added to the denominator, with no value.
+    scale: 1 / sqrt(H) if None.
+    impl: an implementation, or several to choose from; see `explain`.
+
+    Accumulates in f32 (f64 for f64); the result has q's dtype. q and sinks may be sharded along
+    heads, pages along key heads by the same mesh axis. A request's output does not depend on what
+    else is in the batch, and on CPU its bits do not.
+
+    There is no gradient, and asking for one is a NotImplementedError: a cache is for inference.
+
+    Raises:
+        ValueError: shapes, dtypes or options contradict each other; or values do, where they are
+            known. Under a trace the rows of a request whose page ids or length are out of range
+            become NaN, and all rows where q_starts falls or ends beyond q.
+
+    Example:
+
+        import jax, jax.numpy as jnp
+        from dovetail_kernels import paged_attention
+        pages = jax.random.normal(jax.random.key(0), (9, 16, 2, 4, 64))
+        q = jax.random.normal(jax.random.key(1), (6, 8, 64))  # a chunk of 5 rows, one that decodes
+        table = jnp.array([[3, 1, -1], [8, 0, 5]], jnp.int32)
+        lengths, starts = jnp.array([21, 40], jnp.int32), jnp.array([0, 5, 6], jnp.int32)
+        out = paged_attention(q, pages, page_table=table, kv_lengths=lengths, q_starts=starts)
+    """
+    plan = plan_paged_attention(
+        q,
+        pages,
+        page_table=page_table,
+        kv_lengths=kv_lengths,
+        q_starts=q_starts,
+        window=window,
+        soft_cap=soft_cap,
+        sinks=sinks,
+        scale=scale,
+        impl=impl,
+    )
+    check(plan.call, page_table, kv_lengths, q_starts)
+    run = functools.partial(plan.choose().run, call=plan.call)
+    numbers = [jnp.asarray(a, jnp.int32) for a in (page_table, kv_lengths, q_starts)]
+    return per_shard(
+        plan.operation,
+        _without_gradient(run),
+        (q, pages, *numbers, sinks),
+        ("mnh", "pstnh", "rc", "r", "e", "n"),
+        out="mnh",
+        may="n",
+        instead="Use jax.sharding.reshard to shard heads alone.",
+    )
+
+
+def plan_paged_attention(
+    q: Any,
+    pages: Any,
+    *,
+    page_table: Any,
+    kv_lengths: Any,
+    q_starts: Any,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: Any = None,
+    scale: float | None = None,
+    impl: str | Sequence[str] | None = None,
+) -> Plan[PagedCall]:
+    """Which implementation such a call of `paged_attention` would run, from shapes alone.
+
+    Raises:
+        ValueError: shapes, dtypes or options contradict each other.
+    """
+    _check_shapes(q, pages, page_table, kv_lengths, q_starts, sinks)
+    _check_options(window=window, soft_cap=soft_cap, scale=scale)
+    call = PagedCall(
+        queries=q.shape[0],
+        heads=q.shape[1],
+        kv_heads=pages.shape[3],
+        width=q.shape[2],
+        pages=pages.shape[0],
+        page_size=pages.shape[1],
+        requests=page_table.shape[0],
+        columns=page_table.shape[1],
+        dtype=np.dtype(q.dtype).name,
+        window=window,
+        soft_cap=soft_cap,
+        sinks=sinks is not None,
+        scale=q.shape[2] ** -0.5 if scale is None else float(scale),
+        device=device(q, pages),
+    )
+    return Plan(
+        operation="paged_attention",
+        call=call,
+        device=call.device,
+        implementations=(GATHER, REFERENCE),
+        impl=impl,
+    )
+
+
+def check_pages(pages: Any) -> None:
+    """ValueError unless `pages` has the shape and the dtype of a cache."""
+    if len(pages.shape) != 5 or pages.shape[2] != 2 or 0 in pages.shape[1:]:
+        raise ValueError(
+            f"pages must be [pages, page, 2, key heads, width], its third axis keys and values, "
+            f"got pages.shape={tuple(pages.shape)}. Use jnp.stack([k, v], axis=2) of such a k, v."
+        )
+    if pages.dtype not in _DTYPES:
+        raise ValueError(
+            f"pages must be of {', '.join(_DTYPES)}, got pages.dtype={pages.dtype}. Convert them, "
+            f"as pages.astype(jnp.bfloat16)."
+        )
+    if pages.shape[0] * pages.shape[1] >= 2**31:
+        raise ValueError(
+            f"pages must hold fewer than 2**31 keys, which i32 slots can name, got "
+            f"pages.shape={tuple(pages.shape)}. Split the cache."
+        )
+
+
+def _check_shapes(
+    q: Any, pages: Any, page_table: Any, kv_lengths: Any, q_starts: Any, sinks: Any
+) -> None:
+    check_pages(pages)
+    if len(q.shape) != 3 or q.shape[2] != pages.shape[4]:
+        raise ValueError(
+            f"q must be [rows, heads, width] with the width {pages.shape[4]} of pages, got "
+            f"q.shape={tuple(q.shape)} and pages.shape={tuple(pages.shape)}. Use "
+            f"q.reshape(-1, heads, {pages.shape[4]})."
+        )
+    heads, kv_heads = q.shape[1], pages.shape[3]
+    if heads == 0 or heads % kv_heads:
+        raise ValueError(
+            f"q's heads (axis 1) must be a multiple of the key heads (axis 3 of pages), got "
+            f"heads={heads} and key heads={kv_heads}. Check that no axes were swapped."
+        )
+    if q.dtype != pages.dtype:
+        raise ValueError(
+            f"q and pages must have one dtype, got q.dtype={q.dtype} and "
+            f"pages.dtype={pages.dtype}. Use q.astype(pages.dtype)."
+        )
+    if len(page_table.shape) != 2 or page_table.shape[1] == 0:
+        raise ValueError(
+            f"page_table must be [requests, columns] with a column at least, got "
+            f"page_table.shape={tuple(page_table.shape)}. Use page_table[None] for one request."
+        )
+    requests = page_table.shape[0]
+    wanted = {"kv_lengths": (kv_lengths, (requests,)), "q_starts": (q_starts, (requests + 1,))}
+    if sinks is not None:
+        wanted["sinks"] = (sinks, (heads,))
+    for name, (array, shape) in wanted.items():
+        if tuple(array.shape) != shape:
+            raise ValueError(
+                f"{name} must be {list(shape)} for {requests} requests (rows of page_table) and "
+                f"{heads} heads, got {name}.shape={tuple(array.shape)}. Use one number for each."
+            )
+    for name, array in {"page_table": page_table, **{n: a for n, (a, _) in wanted.items()}}.items():
+        if name != "sinks" and np.dtype(array.dtype) != np.int32:
+            raise ValueError(
+                f"{name} must be int32, got {name}.dtype={array.dtype}. Use "
+                f"{name}.astype(jnp.int32)."
+            )
+
+
+def _check_options(*, window: int | None, soft_cap: float | None, scale: float | None) -> None:
+    if window is not None and window < 1:
+        raise ValueError(
+            f"window must be 1 or more keys, a row's own among them, got window={window}. Leave it "
+            f"out to see all."
+        )
+    if soft_cap is not None and not (soft_cap > 0 and math.isfinite(soft_cap)):
+        raise ValueError(
+            f"soft_cap must be positive and finite, got soft_cap={soft_cap}. Leave it out for none."
+        )
+    if scale is not None and not math.isfinite(scale):
+        raise ValueError(
+            f"scale must be finite, got scale={scale}. Leave it out for 1 / sqrt(width)."
+        )
+
+
+def _without_gradient(run: Callable[..., Any]) -> Callable[..., Any]:
+    """`run`, which says what to use instead where a derivative of it is asked for.
+
+    The loop of one implementation has none in reverse, and JAX's error would name the loop.
+    """
+    wrapped = jax.custom_jvp(run)
+
+    @wrapped.defjvp
+    def refuse(primals: Any, tangents: Any) -> Any:
+        raise NotImplementedError(
+            "paged_attention has no gradient, as a cache is for inference, got a call inside "
+            "jax.grad, jax.vjp or jax.jvp. Use attention on contiguous keys to train, or "
+            "jax.lax.stop_gradient on q and pages."
+        )
+
+    return wrapped

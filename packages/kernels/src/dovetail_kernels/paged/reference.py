@@ -1,0 +1,71 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Paged attention by its formula: every row with a contiguous copy of all its request's keys."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from dovetail_kernels.dispatch import Implementation, Work
+from dovetail_kernels.paged.call import PagedCall
+from dovetail_kernels.paged.requests import requests
+
+
+@functools.partial(jax.jit, static_argnames="call")
+def run(
+    q: Float[Array, "M N H"],
+    pages: Float[Array, "P page 2 K H"],
+    page_table: Int[Array, "R C"],
+    kv_lengths: Int[Array, " R"],
+    q_starts: Int[Array, " R1"],
+    sinks: Float[Array, " N"] | None,
+    *,
+    call: PagedCall,
+) -> Float[Array, "M N H"]:
+    """softmax(scale q·k) v of each row, over the keys that it sees; f32 inside, or f64."""
+    batch = requests(call, page_table, kv_lengths, q_starts)
+    dtype = jnp.promote_types(q.dtype, jnp.float32)
+    count, heads, width = q.shape  # heads are those of this shard
+    if not call.requests:
+        return jnp.zeros_like(q)
+    j = jnp.arange(call.keys, dtype=jnp.int32)
+
+    def row(q: jax.Array, i: jax.Array, request: jax.Array) -> jax.Array:
+        position = batch.first[request] + i - batch.starts[request]
+        seen = j <= position
+        if call.window is not None:
+            seen &= j > position - min(call.window, call.keys + 1)
+        kv = pages[batch.page_ids[request]].reshape(call.keys, 2, -1, width)
+        kv = jnp.where(seen[:, None, None, None], kv, 0).astype(dtype)
+        k, v = jnp.repeat(kv, heads // kv.shape[2], axis=2).swapaxes(0, 1)
+        logits = call.scale * jnp.einsum("nh,jnh->nj", q.astype(dtype), k)
+        if call.soft_cap is not None:
+            logits = call.soft_cap * jnp.tanh(logits / call.soft_cap)
+        logits = jnp.where(seen[None], logits, -jnp.inf)
+        if sinks is not None:
+            logits = jnp.concatenate([logits, sinks.astype(dtype)[:, None]], axis=1)
+        weights = jax.nn.softmax(logits, axis=1)[:, : call.keys]
+        return jnp.einsum("nj,jnh->nh", weights, v)
+
+    i = jnp.arange(count, dtype=jnp.int32)
+    out = jax.vmap(row)(q, i, batch.row_request)
+    out = jnp.where(batch.row_owned[:, None, None], out, 0)
+    return jnp.where(batch.row_bad[:, None, None], jnp.nan, out).astype(q.dtype)
+
+
+def _work(call: PagedCall) -> Work:
+    size = jnp.dtype(call.dtype).itemsize
+    copied = call.queries * call.keys * 2 * call.kv_heads * call.width
+    rows = 2 * call.queries * call.heads * call.width
+    scores = 4 * call.queries * call.heads * call.keys
+    return Work(
+        flops=2 * rows * call.keys,
+        bytes=copied * (size + 4 * (1 + call.heads // call.kv_heads)) + rows * size + 4 * scores,
+    )
+
+
+REFERENCE = Implementation[PagedCall](
+    name="reference", refuse=lambda call: None, work=_work, run=run
+)

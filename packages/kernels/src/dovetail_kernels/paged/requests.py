@@ -1,0 +1,131 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Which rows and which pages belong to each request, and which requests can be answered at all.
+
+Values that contradict each other are an error where they are known (`check`). Under a trace they
+are not known, and an answer from clamped indices would look like any other: there the rows of the
+request become NaN, all rows if `q_starts` itself is wrong.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import Array, Bool, Int
+
+from dovetail_kernels.paged.call import PagedCall
+
+
+class Requests(NamedTuple):
+    """What every implementation needs to know of a batch; [R] unless said.
+
+    starts, counts: the rows of a request; counts are 0 where it cannot be answered.
+    first: the position of its first query, which sees the keys from there backwards.
+    page_ids: i32[R, columns], 0 where no query sees a key of that page.
+    row_request: i32[M], the request of a row, any for a row of none.
+    row_owned, row_bad: bool[M], a row of some request; one whose request cannot be answered.
+    """
+
+    starts: Int[Array, " R"]
+    counts: Int[Array, " R"]
+    first: Int[Array, " R"]
+    page_ids: Int[Array, "R C"]
+    row_request: Int[Array, " M"]
+    row_owned: Bool[Array, " M"]
+    row_bad: Bool[Array, " M"]
+
+
+def requests(call: PagedCall, page_table: Any, kv_lengths: Any, q_starts: Any) -> Requests:
+    """The requests of a batch. Traceable; works for R = 0 and M = 0 too."""
+    starts, ends = q_starts[:-1], q_starts[1:]
+    counts = ends - starts
+    ordered = jnp.all(counts >= 0) & (q_starts[0] == 0) & (q_starts[-1] <= call.queries)
+    columns = jnp.arange(call.columns, dtype=jnp.int32)[None]
+    low, high = needed_pages(call, counts, kv_lengths)
+    needed = (columns >= low[:, None]) & (columns < high[:, None])
+    outside = (page_table < 0) | (page_table >= call.pages)
+    good = (kv_lengths >= counts) & (kv_lengths <= call.keys) & ~jnp.any(needed & outside, axis=1)
+    good &= ordered
+    rows = jnp.arange(call.queries, dtype=jnp.int32)
+    request = jnp.searchsorted(ends, rows, side="right").astype(jnp.int32)
+    owned = (request < call.requests) & ordered
+    request = jnp.minimum(request, max(call.requests - 1, 0))
+    good_row = good[request] if call.requests else jnp.zeros(rows.shape, bool)
+    return Requests(
+        starts=starts,
+        counts=jnp.where(good, counts, 0),
+        first=kv_lengths - counts,
+        page_ids=jnp.where(needed & good[:, None], page_table, 0),
+        row_request=request,
+        row_owned=owned & good_row,
+        row_bad=(owned & ~good_row) | ~ordered,
+    )
+
+
+def needed_pages(call: PagedCall, counts: Any, kv_lengths: Any) -> tuple[Any, Any]:
+    """The first page and the end of the pages that a request's queries see; NumPy or JAX."""
+    low = kv_lengths - kv_lengths
+    if call.window is not None:
+        window = min(call.window, call.keys + 1)  # as good as any larger one, and within int32
+        low = (kv_lengths - counts - window + 1).clip(min=0) // call.page_size
+    high = (kv_lengths + call.page_size - 1) // call.page_size
+    return low, high * (counts > 0)
+
+
+def check(call: PagedCall, page_table: Any, kv_lengths: Any, q_starts: Any) -> None:
+    """ValueError where values that are known contradict each other or the shapes."""
+    starts = known(q_starts)
+    if starts is None:
+        return
+    _check_starts(call, starts)
+    lengths, counts = known(kv_lengths), np.diff(starts)
+    if lengths is None:
+        return
+    _check_lengths(call, lengths, counts)
+    table = known(page_table)
+    if table is None:
+        return
+    low, high = needed_pages(call, counts, lengths)
+    columns = np.arange(call.columns)[None]
+    needed = (columns >= low[:, None]) & (columns < high[:, None])
+    wrong = np.argwhere(needed & ((table < 0) | (table >= call.pages)))
+    if len(wrong):
+        r, c = wrong[0].tolist()
+        raise ValueError(
+            f"page_table must name pages 0 to {call.pages - 1} for every key that is seen, got "
+            f"page_table[{r}, {c}]={table[r, c]} with kv_lengths[{r}]={lengths[r]}. Give that "
+            f"request a page, or shorten kv_lengths."
+        )
+
+
+def _check_starts(call: PagedCall, starts: np.ndarray) -> None:
+    falls = np.flatnonzero(np.diff(starts) < 0)
+    if starts[0] != 0 or len(falls) or starts[-1] > call.queries:
+        where = "0" if starts[0] != 0 else str(falls[0] + 1) if len(falls) else "-1"
+        raise ValueError(
+            f"q_starts must begin with 0, never fall, and end within the {call.queries} rows of q, "
+            f"got q_starts[{where}]={starts[int(where)]} in {starts.tolist()}. Use the cumulative "
+            f"sum of each request's number of queries."
+        )
+
+
+def _check_lengths(call: PagedCall, lengths: np.ndarray, counts: np.ndarray) -> None:
+    wrong = np.flatnonzero((lengths < counts) | (lengths > call.keys))
+    if len(wrong):
+        r = int(wrong[0])
+        raise ValueError(
+            f"kv_lengths must count a request's queries too and fit its pages: from {counts[r]} "
+            f"queries to {call.columns} pages of {call.page_size} keys, got "
+            f"kv_lengths[{r}]={lengths[r]}. Count the keys after paged_write, or widen page_table."
+        )
+
+
+def known(array: Any) -> np.ndarray | None:
+    """The values of a concrete array that this process holds, as int64; None of any other."""
+    if isinstance(array, np.ndarray):
+        return array.astype(np.int64)
+    if not isinstance(array, jax.Array) or isinstance(array, Tracer):
+        return None
+    return np.asarray(array).astype(np.int64) if array.is_fully_addressable else None

@@ -48,6 +48,11 @@ class AttentionCall:
         """In which logits, sums and statistics are formed: at least float32."""
         return jnp.promote_types(self.dtype, jnp.float32)
 
+    @property
+    def masked(self) -> bool:
+        """Whether some query may not see some key."""
+        return self.causal or self.window is not None or self.segments or self.kv_lengths
+
 
 class Inputs(NamedTuple):
     """The arrays of a call; `segment_ids` and `positions` always as a (query, key) pair."""

@@ -1,0 +1,142 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Attention in blocks, in plain jnp: memory linear in T and S, no work on what nothing sees.
+
+FlashAttention-2 (2307.08691) under `custom_vjp`, which keeps `out` and `lse` and computes the
+logits again backward. Because of it the loops need no derivative, so their bounds may be values:
+each block of queries visits only blocks of keys that it may see (`bounds`). Loops over heads, as on
+a GPU, would make small products; here every product spans all heads of a block, which is what
+XLA's own threads divide.
+
+Rows of a batch see different blocks, and a product over several must visit as many as the longest
+needs (3.4 times the work of one row after another, with one long row in 8). So on a CPU rows are
+taken one by one, where they are not divided among devices: under an Auto mesh of several, as the
+types of the arrays tell, they stay together, since a loop over a divided axis would gather it.
+Arrays that only `in_shardings` divides do not tell; commit them to their mesh.
+"""
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType
+from jaxtyping import Array, Float
+
+from dovetail_kernels.attention import backward as _backward
+from dovetail_kernels.attention import forward as _forward
+from dovetail_kernels.attention.bounds import Cut, cut, visits
+from dovetail_kernels.attention.call import AttentionCall, Inputs, Stats
+from dovetail_kernels.dispatch import Implementation, Work
+
+
+def run(call: AttentionCall, inputs: Inputs) -> Any:
+    """`out`, or `(out, Stats)` if `call.stats`."""
+    out, lse, largest = _attend(call, inputs)
+    return (out, Stats(lse=lse, max=jax.lax.stop_gradient(largest))) if call.stats else out
+
+
+def forward(
+    call: AttentionCall, inputs: Inputs
+) -> tuple[Float[Array, "b t n g"], Float[Array, "b t n"], Float[Array, "b n"]]:
+    """(out, lse, largest logit per head) as in `Stats`. JAX cannot differentiate it."""
+    blocks = _cuts(call)
+    if not _one_by_one(call, inputs):
+        return _forward.forward(call, inputs, *blocks)
+    one, rows = _rows(call, inputs)
+    sinks = inputs.sinks
+    found = jax.lax.map(lambda row: _forward.forward(one, row._replace(sinks=sinks), *blocks), rows)
+    return found[0][:, 0], found[1][:, 0], found[2][:, 0]
+
+
+def backward(
+    call: AttentionCall,
+    inputs: Inputs,
+    out: Float[Array, "b t n g"],
+    lse: Float[Array, "b t n"],
+    dout: Float[Array, "b t n g"],
+    dlse: Float[Array, "b t n"],
+) -> Inputs:
+    """The gradients of q, k, v and sinks, given `out` and `lse` of any implementation's forward."""
+    blocks = _cuts(call)
+    inner = call.inner_dtype
+    delta = (out.astype(inner) * dout.astype(inner)).sum(-1) - dlse
+    if _one_by_one(call, inputs):
+        one, rows = _rows(call, inputs)
+        extra = [x[:, None] for x in (lse, delta, dout)]
+        found = jax.lax.map(lambda xs: _backward.backward(one, *xs, *blocks), (rows, *extra))
+        dq, dk, dv = (x[:, 0] for x in found)
+    else:
+        dq, dk, dv = _backward.backward(call, inputs, lse, delta, dout, *blocks)
+    dsinks = None
+    if inputs.sinks is not None:
+        # The share of the sink in its row's denominator; of an empty one (-inf, no sink) none.
+        sinks = inputs.sinks.astype(inner)[None, None, :]
+        share = jnp.where(sinks == -jnp.inf, 0, jnp.exp(sinks - lse))
+        dsinks = -(share * delta).sum((0, 1)).astype(inputs.sinks.dtype)
+    return Inputs(q=dq, k=dk, v=dv, sinks=dsinks)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(call: AttentionCall, inputs: Inputs) -> tuple[Array, Array, Array]:
+    return forward(call, inputs)
+
+
+def _attend_forward(call: AttentionCall, inputs: Inputs) -> tuple[Any, Any]:
+    out, lse, largest = forward(call, inputs)
+    return (out, lse, largest), (inputs, out, lse)
+
+
+def _attend_backward(call: AttentionCall, kept: Any, cotangents: Any) -> tuple[Inputs]:
+    dout, dlse, _ = cotangents
+    return (backward(call, *kept, dout, dlse),)
+
+
+_attend.defvjp(_attend_forward, _attend_backward)
+
+
+def _one_by_one(call: AttentionCall, inputs: Inputs) -> bool:
+    mesh = jax.typeof(inputs.q).sharding.mesh
+    divided = any(
+        kind == AxisType.Auto and size > 1
+        for kind, size in zip(mesh.axis_types, mesh.axis_sizes, strict=True)
+    )
+    return call.batch > 1 and call.device.platform == "cpu" and not divided
+
+
+def _rows(call: AttentionCall, inputs: Inputs) -> tuple[AttentionCall, Inputs]:
+    """The call of one row, and the arrays of all with an axis of rows before a batch of 1."""
+    rows = jax.tree.map(lambda x: x[:, None], inputs._replace(sinks=None))
+    return dataclasses.replace(call, batch=1), rows
+
+
+def _cuts(call: AttentionCall) -> tuple[Cut, Cut]:
+    """Blocks such that the tile of logits of one product stays where it is near.
+
+    On a CPU at most 2 MiB, the second-level cache of a core, and 128, which with 1, 8 or 32 heads
+    was the fastest or equal to it (of 64 to 512); below 64 products no longer pay for themselves.
+    Elsewhere a product needs rows enough for the whole device, and 64 MiB is what its cache holds;
+    that choice has not been measured.
+    """
+    cpu = call.device.platform == "cpu"
+    heads = call.heads if cpu else call.heads * call.batch
+    tile = (2 if cpu else 64) * 2**20 // (heads * call.inner_dtype.itemsize)
+    # The power of two of which the square fits the tile.
+    size = 2 ** (math.isqrt(max(tile, 1)).bit_length() - 1)
+    size = min(max(size, 64), 128 if cpu else 1024)
+    return cut(call.queries, size), cut(call.keys, size)
+
+
+def _work(call: AttentionCall) -> Work:
+    """Products of the blocks visited; arrays once, since blocks of keys come again from cache."""
+    queries, keys = _cuts(call)
+    pairs = call.batch * call.heads * visits(call, queries, keys) * queries.size * keys.size
+    width = call.head_dim + call.value_dim
+    rows = call.batch * (call.queries * call.heads + call.keys * call.kv_heads)
+    lse = call.batch * call.queries * call.heads * call.inner_dtype.itemsize
+    return Work(flops=2 * pairs * width, bytes=rows * width * call.dtype.itemsize + lse)
+
+
+BLOCKED = Implementation(name="blocked", refuse=lambda call: None, work=_work, run=run)

@@ -1,0 +1,204 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""What must hold of the arguments of attention, whatever runs it."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dovetail_kernels.attention.call import AttentionCall
+from dovetail_kernels.dispatch import Device
+
+_AXES = "q [batch, T, heads, head_dim], k [batch, S, kv_heads, head_dim], v [batch, S, kv_heads, g]"
+
+
+def checked_call(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    causal: bool,
+    window: int | None,
+    segment_ids: Any,
+    positions: Any,
+    kv_lengths: Any,
+    soft_cap: float | None,
+    sinks: Any,
+    scale: float | None,
+    stats: bool,
+    device: Device,
+) -> AttentionCall:
+    """The facts of a call; ValueError or TypeError if it is wrong in itself."""
+    _check_qkv(q, k, v)
+    batch, queries, heads, head_dim = q.shape
+    keys = k.shape[1]
+    _check_options(causal=causal, window=window, soft_cap=soft_cap, scale=scale, stats=stats)
+    _check_ids("segment_ids", segment_ids, batch, queries, keys)
+    _check_ids("positions", positions, batch, queries, keys)
+    _check_kv_lengths(kv_lengths, batch, keys)
+    _check_sinks(sinks, heads)
+    if (causal or window is not None) and positions is None and queries != keys:
+        asked = f"causal={causal}, window={window}"
+        raise ValueError(
+            f"{asked} need to know which query is beside which key where their counts differ, got "
+            f"T={queries}, S={keys} and positions=None. Pass positions=(query, key); for a cache "
+            "whose last T keys are the queries, jnp.arange(T) + S - T and jnp.arange(S) per row."
+        )
+    return AttentionCall(
+        batch=batch,
+        queries=queries,
+        keys=keys,
+        heads=heads,
+        kv_heads=k.shape[2],
+        head_dim=head_dim,
+        value_dim=v.shape[3],
+        dtype=jnp.dtype(q.dtype),
+        causal=causal,
+        window=window,
+        segments=segment_ids is not None,
+        positions=positions is not None,
+        kv_lengths=kv_lengths is not None,
+        soft_cap=None if soft_cap is None else float(soft_cap),
+        sinks=sinks is not None,
+        scale=1 / math.sqrt(head_dim) if scale is None else float(scale),
+        stats=stats,
+        device=device,
+    )
+
+
+def pair(ids: Any) -> tuple[Any, Any]:
+    """(query, key) of an argument that is such a pair or one array for both."""
+    return (ids[0], ids[1]) if isinstance(ids, tuple | list) else (ids, ids)
+
+
+def _check_qkv(q: Any, k: Any, v: Any) -> None:
+    shapes = f"q={tuple(q.shape)}, k={tuple(k.shape)}, v={tuple(v.shape)}"
+    if not len(q.shape) == len(k.shape) == len(v.shape) == 4:
+        raise ValueError(f"attention needs {_AXES}, got {shapes}. Add the axes that are missing.")
+    if 0 in (*q.shape, *k.shape, *v.shape):
+        raise ValueError(f"Every axis of {_AXES} must be at least 1, got {shapes}. Skip the call.")
+    alike = {
+        "batch": (q.shape[0], k.shape[0], v.shape[0]),
+        "S": (k.shape[1], v.shape[1]),
+        "kv_heads": (k.shape[2], v.shape[2]),
+        "head_dim": (q.shape[3], k.shape[3]),
+    }
+    for axis, sizes in alike.items():
+        if len(set(sizes)) > 1:
+            raise ValueError(
+                f"{axis} must be one size in {_AXES}, got {shapes}. Transpose the one that has its "
+                "axes in another order (heads come third), or repeat or cut it to fit."
+            )
+    if q.shape[2] % k.shape[2]:
+        raise ValueError(
+            f"heads must be a multiple of kv_heads in {_AXES}, got heads={q.shape[2]} and "
+            f"kv_heads={k.shape[2]}. If those are sequence lengths, transpose: heads come third."
+        )
+    dtypes = f"q={q.dtype}, k={k.dtype}, v={v.dtype}"
+    if not jnp.issubdtype(q.dtype, jnp.floating):
+        raise TypeError(
+            f"q, k and v must be floating point, got {dtypes}. Use .astype(jnp.float32)."
+        )
+    if not q.dtype == k.dtype == v.dtype:
+        raise TypeError(f"q, k and v must be of one dtype, got {dtypes}. Use k.astype(q.dtype).")
+
+
+def _check_options(
+    *, causal: bool, window: int | None, soft_cap: float | None, scale: float | None, stats: bool
+) -> None:
+    for name, flag in (("causal", causal), ("stats", stats)):
+        if not isinstance(flag, bool | np.bool_):
+            raise TypeError(
+                f"{name} must be a Python bool, got {name}={flag!r}. Use True or False."
+            )
+    if window is not None:
+        if not isinstance(window, int | np.integer) or isinstance(window, bool):
+            raise TypeError(
+                f"window must be a Python int, got window={window!r}. Mark it static under jit, or "
+                "use window=None for none."
+            )
+        if window < 1:
+            raise ValueError(
+                f"window counts the keys that a query sees, itself among them, so it is at least "
+                f"1, got window={window}. Use window=None for none."
+            )
+    for name, value in (("soft_cap", soft_cap), ("scale", scale)):
+        if value is None:
+            continue
+        if not isinstance(value, int | float | np.number) or isinstance(value, bool):
+            raise TypeError(
+                f"{name} must be a Python number, got {name}={value!r}. Mark it static under jit; "
+                "to learn a scale, multiply q by it and use scale=1.0."
+            )
+        if not math.isfinite(value) or (name == "soft_cap" and value <= 0):
+            raise ValueError(
+                f"{name} must be finite, and soft_cap positive, got {name}={value}. Use "
+                f"{name}=None for the default."
+            )
+
+
+def _check_ids(name: str, ids: Any, batch: int, queries: int, keys: int) -> None:
+    if ids is None:
+        return
+    if isinstance(ids, tuple | list) and len(ids) != 2:
+        raise ValueError(
+            f"{name} must be one array or a pair (query, key), got a sequence of {len(ids)}. Use "
+            f"{name}=(query, key)."
+        )
+    if not isinstance(ids, tuple | list) and queries != keys:
+        raise ValueError(
+            f"{name} of one array serves queries and keys of one length, got T={queries} and "
+            f"S={keys}. Use {name}=(query, key)."
+        )
+    for side, array, length in zip(("query", "key"), pair(ids), (queries, keys), strict=True):
+        if tuple(array.shape) != (batch, length):
+            raise ValueError(
+                f"{name} of the {side} side must be [batch, length] = {(batch, length)}, got shape "
+                f"{tuple(array.shape)}. Use jnp.broadcast_to for rows that share it."
+            )
+        if not jnp.issubdtype(array.dtype, jnp.signedinteger):
+            raise TypeError(
+                f"{name} must be signed integers (differences are taken), got dtype={array.dtype}. "
+                "Use .astype(jnp.int32)."
+            )
+
+
+def _check_kv_lengths(kv_lengths: Any, batch: int, keys: int) -> None:
+    if kv_lengths is None:
+        return
+    if tuple(kv_lengths.shape) != (batch,):
+        raise ValueError(
+            f"kv_lengths must be [batch] = {(batch,)}, got shape {tuple(kv_lengths.shape)}. Use "
+            "jnp.full(batch, length) for one length."
+        )
+    if not jnp.issubdtype(kv_lengths.dtype, jnp.signedinteger):
+        raise TypeError(
+            f"kv_lengths must be signed integers, got dtype={kv_lengths.dtype}. Use "
+            ".astype(jnp.int32)."
+        )
+    if isinstance(kv_lengths, np.ndarray | jax.Array) and not isinstance(
+        kv_lengths, jax.core.Tracer
+    ):
+        low, high = np.min(np.asarray(kv_lengths)), np.max(np.asarray(kv_lengths))
+        if low < 0 or high > keys:
+            raise ValueError(
+                f"kv_lengths must lie in 0..S, got {low}..{high} with S={keys}. Pass the keys that "
+                "they count, or jnp.minimum(kv_lengths, S)."
+            )
+
+
+def _check_sinks(sinks: Any, heads: int) -> None:
+    if sinks is None:
+        return
+    if tuple(sinks.shape) != (heads,):
+        raise ValueError(
+            f"sinks must be [heads] = {(heads,)}, one logit per query head, got shape "
+            f"{tuple(sinks.shape)}. Use jnp.full(heads, logit) for one logit."
+        )
+    if not jnp.issubdtype(sinks.dtype, jnp.floating):
+        raise TypeError(
+            f"sinks must be floating point, got dtype={sinks.dtype}. Use .astype(jnp.float32)."
+        )

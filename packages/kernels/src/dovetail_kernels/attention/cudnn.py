@@ -1,0 +1,112 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""cuDNN's fused attention, through the public `jax.nn.dot_product_attention`.
+
+It is the fastest where it applies, and it checks little: it takes no segments, and `jax.nn` passes
+an odd length, which fails in the compiler or on the device (marin-community/marin#6039). So what is
+not known to be right, forward and backward, is refused here, before anything is traced.
+"""
+
+import re
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from dovetail_kernels.attention.call import AttentionCall, Inputs
+from dovetail_kernels.dispatch import Implementation, Work
+
+# Before Hopper head_dim ends at 128. Kinds as devices name them; a new one gets the smaller bound.
+_HOPPER_OR_LATER = re.compile(r"\b(GH200|H100|H200|H800|H20|GB200|GB300|B100|B200|B300)\b")
+# The first with cuDNN's flash attention are of compute capability 8.0; these are older.
+_BEFORE_AMPERE = re.compile(r"\b(V100|P100|T4|K80|M60|P4|P40|TITAN V|Quadro RTX)\b")
+
+
+def refuse(call: AttentionCall) -> str | None:
+    """Why cuDNN would not give the documented answer, forward and backward; None if it would."""
+    return _refuse_device(call) or _refuse_shapes(call) or _refuse_options(call)
+
+
+def run(call: AttentionCall, inputs: Inputs) -> Float[Array, "b t n g"]:
+    """`out`; keys and values beyond kv_lengths are zeroed, since 0 · NaN would reach others.
+
+    A row of length 0 is given one such key, and its result set to the documented 0.
+    """
+    k, v, lengths = inputs.k, inputs.v, inputs.kv_lengths
+    if lengths is not None:
+        index = jnp.arange(call.keys, dtype=lengths.dtype)
+        counts = (index[None, :] < lengths[:, None])[:, :, None, None]
+        k, v = jnp.where(counts, k, 0), jnp.where(counts, v, 0)
+        lengths = jnp.maximum(lengths, 1).astype(jnp.int32)
+    out = jax.nn.dot_product_attention(
+        inputs.q,
+        k,
+        v,
+        scale=call.scale,
+        is_causal=call.causal,
+        key_value_seq_lengths=lengths,
+        local_window_size=None if call.window is None else (call.window - 1, 0),
+        implementation="cudnn",
+    )
+    if inputs.kv_lengths is None:
+        return out
+    return jnp.where((inputs.kv_lengths > 0)[:, None, None, None], out, 0)
+
+
+def _refuse_device(call: AttentionCall) -> str | None:
+    kind = call.device.kind
+    if call.device.platform != "gpu":
+        return f"it runs on NVIDIA GPUs, not on {call.device.platform}"
+    if "NVIDIA" not in kind or _BEFORE_AMPERE.search(kind):
+        return f"it needs an NVIDIA GPU of compute capability 8.0 or later, not {kind}"
+    return None
+
+
+def _refuse_shapes(call: AttentionCall) -> str | None:
+    largest = 256 if _HOPPER_OR_LATER.search(call.device.kind) else 128
+    if call.dtype not in (jnp.bfloat16, jnp.float16):
+        return f"it takes bfloat16 and float16, not {call.dtype}"
+    if call.head_dim != call.value_dim:
+        return f"jax.nn needs values as wide as keys, not {call.value_dim} and {call.head_dim}"
+    if call.head_dim % 8 or call.head_dim > largest:
+        return (
+            f"on {call.device.kind} head_dim must be a multiple of 8 up to {largest}, not "
+            f"{call.head_dim}"
+        )
+    if call.queries % 2 or call.keys % 2:
+        return f"it fails on odd lengths, T={call.queries}, S={call.keys}"
+    return None
+
+
+def _refuse_options(call: AttentionCall) -> str | None:
+    unknown = {
+        "segment_ids": call.segments,
+        "positions": call.positions,
+        "soft_cap": call.soft_cap is not None,
+        "sinks": call.sinks,
+        "stats": call.stats,  # jax.nn rounds its log-sum-exp to the dtype of q
+    }
+    asked = [name for name, given in unknown.items() if given]
+    if asked:
+        return f"it has no {', '.join(asked)}"
+    if call.window is not None and not call.causal:
+        return "it has windows to the left only, so window needs causal=True"
+    if call.kv_lengths and call.window is not None:
+        return "its window together with kv_lengths is not known to be right"
+    return None
+
+
+def _work(call: AttentionCall) -> Work:
+    """As blocked attention, without its copies: tiles above the diagonal are skipped."""
+    pairs = call.batch * call.heads * call.queries * call.keys
+    if call.causal:
+        reach = call.keys if call.window is None else min(call.window, call.keys)
+        # Below the diagonal, less the triangle that a window cuts off.
+        row = reach * (reach + 1) // 2 + (call.keys - reach) * reach
+        pairs = call.batch * call.heads * row
+    read = call.batch * call.keys * call.kv_heads + call.batch * call.queries * call.heads
+    width = call.head_dim + call.value_dim
+    return Work(flops=2 * pairs * width, bytes=read * width * call.dtype.itemsize)
+
+
+CUDNN = Implementation(name="cudnn", refuse=refuse, work=_work, run=run)

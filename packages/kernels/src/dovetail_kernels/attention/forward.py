@@ -1,0 +1,137 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Blocked attention forward: FlashAttention-2 (2307.08691), algorithm 1, over visited blocks.
+
+Each block of queries keeps a running maximum m, total and weighted sum acc of its rows, and
+divides once at the end. Blocks of keys that are visible as a whole come first and are not masked.
+
+A key or value that is not finite must reach the rows that see it and no other, but 0 · NaN in the
+product with the values would reach all rows of the block. Where a block is masked, such a value is
+therefore zero in that product, and its key NaN in the one that makes the logits, which are masked.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from dovetail_kernels.attention import tiles
+from dovetail_kernels.attention.bounds import Cut, Visits, bounds, visible
+from dovetail_kernels.attention.call import AttentionCall, Inputs
+
+
+class _State(NamedTuple):
+    m: Float[Array, "b k g i"]
+    total: Float[Array, "b k g i"]
+    acc: Float[Array, "b k gi h"]
+
+
+def forward(
+    call: AttentionCall, inputs: Inputs, queries: Cut, keys: Cut
+) -> tuple[Float[Array, "b t n h"], Float[Array, "b t n"], Float[Array, "b n"]]:
+    """(out, lse, largest logit per head), with axes cut into these blocks."""
+    at = bounds(call, inputs, queries, keys)
+    q, k, v = (
+        tiles.filled(x, cut) for x, cut in zip(inputs[:3], (queries, keys, keys), strict=True)
+    )
+
+    def block(out: Array, xs: tuple[Array, Visits]) -> tuple[Array, tuple[Array, Array]]:
+        i, visit = xs
+        qi = tiles.query_block(q, i, queries, call.kv_heads)
+
+        def step(n: Array, state: _State, masked: bool) -> _State:
+            kj, vj = (tiles.key_block(x, visit.ids[:, n], keys) for x in (k, v))
+            mask = visible(call, at, visit, n)[:, None, None] if masked else None
+            return _step(call, state, qi, kj, vj, mask)
+
+        state = over(visit, keys, at.conditional, step, _begin(call, queries.size))
+        found, lse, largest = _end(call, inputs.sinks, state)
+        return tiles.put_query_block(out, found, i, queries), (lse, largest)
+
+    out = jnp.zeros((*q.shape[:3], call.value_dim), call.dtype)
+    out, rows = jax.lax.scan(block, out, (jnp.arange(queries.count), at.visits))
+    lse, largest = (x.transpose(1, 0, 4, 2, 3).reshape(*q.shape[:3]) for x in rows)
+    return out[:, : call.queries], lse[:, : call.queries], largest[:, : call.queries].max(1)
+
+
+def over(visit: Visits, keys: Cut, conditional: bool, step: Callable[..., Any], state: Any) -> Any:
+    """`state = step(n, state, masked=)` over the blocks that one block of queries visits."""
+    whole, some = visit.whole.min(), visit.some.max()
+    if conditional and keys.count == 1:  # one loop is compiled in half the time of two
+        whole = jnp.zeros_like(whole)
+    else:
+        state = jax.lax.fori_loop(0, whole, functools.partial(step, masked=False), state)
+    if not conditional:
+        return state
+    return jax.lax.fori_loop(whole, some, functools.partial(step, masked=True), state)
+
+
+def logits(
+    call: AttentionCall, rows: Float[Array, "b k x h"], columns: Float[Array, "b k y h"]
+) -> tuple[Float[Array, "b k x y"], Float[Array, "b k x y"] | None]:
+    """Scaled and capped products, and the tanh that capped them."""
+    found = jnp.einsum("bkxh,bkyh->bkxy", rows, columns, preferred_element_type=call.inner_dtype)
+    found = found * call.scale
+    if call.soft_cap is None:
+        return found, None
+    tanh = jnp.tanh(found / call.soft_cap)
+    return call.soft_cap * tanh, tanh
+
+
+def _begin(call: AttentionCall, size: int) -> _State:
+    shape = (call.batch, call.kv_heads, call.heads // call.kv_heads, size)
+    m = jnp.full(shape, -jnp.inf, call.inner_dtype)
+    acc = jnp.zeros((*shape[:2], shape[2] * size, call.value_dim), call.inner_dtype)
+    return _State(m=m, total=jnp.zeros_like(m), acc=acc)
+
+
+def _step(
+    call: AttentionCall,
+    state: _State,
+    q: Float[Array, "b k gi h"],
+    k: Float[Array, "b k j h"],
+    v: Float[Array, "b k j w"],
+    mask: Bool[Array, "r 1 1 i j"] | None,
+) -> _State:
+    m, total, acc = state
+    if mask is not None:
+        fine = jnp.isfinite(k).all(-1, keepdims=True) & jnp.isfinite(v).all(-1, keepdims=True)
+        k, v = jnp.where(fine, k, jnp.nan), jnp.where(fine, v, 0)
+    s = logits(call, q, k)[0].reshape(*m.shape, -1)
+    if mask is not None:
+        s = jnp.where(mask, s, -jnp.inf)
+    new = jnp.maximum(m, s.max(-1))
+    base = _finite_base(new)
+    p = jnp.exp(s - base[..., None])
+    keep = jnp.exp(m - base)
+    weights = p.astype(call.dtype).reshape(*acc.shape[:-1], -1)
+    pv = jnp.einsum("bkij,bkjw->bkiw", weights, v, preferred_element_type=call.inner_dtype)
+    return _State(m=new, total=total * keep + p.sum(-1), acc=acc * _column(keep) + pv)
+
+
+def _end(
+    call: AttentionCall, sinks: Float[Array, " n"] | None, state: _State
+) -> tuple[Array, Array, Array]:
+    """(out, lse, largest logit) of each row. A sink joins the denominator last."""
+    m, total, acc = state
+    base = _finite_base(m)
+    if sinks is not None:
+        sinks = sinks.astype(m.dtype).reshape(1, call.kv_heads, -1, 1)
+        base = _finite_base(jnp.maximum(m, sinks))
+        keep = jnp.exp(m - base)
+        total, acc = total * keep + jnp.exp(sinks - base), acc * _column(keep)
+    none = total == 0
+    total = jnp.where(none, 1, total)
+    return acc / _column(total), jnp.where(none, -jnp.inf, base + jnp.log(total)), m
+
+
+def _finite_base(m: Array) -> Array:
+    """What to subtract in exponents: exp(-inf - -inf) would be NaN where nothing is visible."""
+    return jnp.where(m == -jnp.inf, 0, m)
+
+
+def _column(x: Float[Array, "b k g i"]) -> Float[Array, "b k gi 1"]:
+    return x.reshape(*x.shape[:2], -1, 1)

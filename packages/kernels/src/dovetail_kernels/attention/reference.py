@@ -1,0 +1,105 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Attention as its formula, with the whole [T, S] matrix of each head, differentiated by JAX.
+
+It refuses nothing, and it alone has second derivatives and forward mode. Values that are not finite
+need care, because 0 · NaN is NaN in a product over keys, forward, and over queries, backward. So
+products see zeros in the place of a query, key or value that is not finite, and each visible logit
+that such a one takes part in becomes NaN by addition: its rows are NaN, all others untouched.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from dovetail_kernels.attention.call import AttentionCall, Inputs, Stats
+from dovetail_kernels.dispatch import Implementation, Work
+
+
+def run(call: AttentionCall, inputs: Inputs) -> Any:
+    """`out`, or `(out, Stats)` if `call.stats`."""
+    mask = visible(call, inputs)[:, None, None]
+    q, k, v, flag = _finite(call, inputs)
+    inner = {"preferred_element_type": call.inner_dtype}
+    logits = call.scale * jnp.einsum("btkgh,bskh->bkgts", q, k, **inner) + flag
+    if call.soft_cap is not None:
+        logits = call.soft_cap * jnp.tanh(logits / call.soft_cap)
+    logits = jnp.where(mask, logits, -jnp.inf)
+    largest = logits.max(-1, keepdims=True)
+    weights, lse = _softmax(logits, mask, largest, _sinks(call, inputs))
+    out = jnp.einsum("bkgts,bskh->btkgh", weights.astype(call.dtype), v, **inner)
+    out = out.reshape(call.batch, call.queries, call.heads, call.value_dim).astype(call.dtype)
+    if not call.stats:
+        return out
+    by_row = lse.reshape(call.batch, call.heads, call.queries).swapaxes(1, 2)
+    by_head = jax.lax.stop_gradient(largest).reshape(call.batch, call.heads, -1).max(-1)
+    return out, Stats(lse=by_row, max=by_head)
+
+
+def visible(call: AttentionCall, inputs: Inputs) -> Bool[Array, "_ t s"]:
+    """Which query sees which key; the first axis is 1 where all rows are alike."""
+    if inputs.positions is None:
+        query, key = jnp.arange(call.queries)[None, :], jnp.arange(call.keys)[None, :]
+    else:
+        query, key = inputs.positions
+    ahead = query[:, :, None] - key[:, None, :]
+    mask = ahead >= 0 if call.causal else jnp.ones_like(ahead, bool)
+    if call.window is not None:
+        mask &= jnp.abs(ahead) < call.window
+    if inputs.segment_ids is not None:
+        query, key = inputs.segment_ids
+        mask = mask & (query[:, :, None] == key[:, None, :])
+    if inputs.kv_lengths is not None:
+        index = jnp.arange(call.keys, dtype=inputs.kv_lengths.dtype)
+        mask = mask & (index[None, :] < inputs.kv_lengths[:, None])[:, None, :]
+    return mask
+
+
+def _finite(call: AttentionCall, inputs: Inputs) -> tuple[Array, Array, Array, Array]:
+    """q by groups, k and v with zeros for what is not finite, and 0 or NaN for each logit."""
+    groups = call.heads // call.kv_heads
+    q = inputs.q.reshape(call.batch, call.queries, call.kv_heads, groups, call.head_dim)
+    q_bad = ~jnp.isfinite(q).all(-1)
+    kv_bad = ~(jnp.isfinite(inputs.k).all(-1) & jnp.isfinite(inputs.v).all(-1))
+    q, k, v = (
+        jnp.where(bad[..., None], 0, x)
+        for bad, x in ((q_bad, q), (kv_bad, inputs.k), (kv_bad, inputs.v))
+    )
+    bad = q_bad.transpose(0, 2, 3, 1)[..., None] | kv_bad.transpose(0, 2, 1)[:, :, None, None, :]
+    return q, k, v, jnp.where(bad, jnp.nan, 0).astype(call.inner_dtype)
+
+
+def _sinks(call: AttentionCall, inputs: Inputs) -> Float[Array, "1 k _ 1 1"]:
+    if inputs.sinks is None:
+        return jnp.full((1, call.kv_heads, 1, 1, 1), -jnp.inf, call.inner_dtype)
+    return inputs.sinks.astype(call.inner_dtype).reshape(1, call.kv_heads, -1, 1, 1)
+
+
+def _softmax(logits: Array, mask: Array, largest: Array, sinks: Array) -> tuple[Array, Array]:
+    """The weights, and the log of their denominator with the axis of keys; 0 and -inf for none."""
+    base = jax.lax.stop_gradient(jnp.maximum(largest, sinks))
+    base = jnp.where(base == -jnp.inf, 0, base)
+    # Selected once more: in a row that is NaN, so is the exponential of a masked logit.
+    powers = jnp.where(mask, jnp.exp(logits - base), 0)
+    total = powers.sum(-1, keepdims=True) + jnp.exp(sinks - base)
+    none = total == 0
+    total = jnp.where(none, 1, total)
+    return powers / total, jnp.where(none, -jnp.inf, base + jnp.log(total))
+
+
+def _work(call: AttentionCall) -> Work:
+    """Every pair is computed, visible or not; logits and weights are written and read."""
+    pairs = call.batch * call.heads * call.queries * call.keys
+    own = (
+        call.batch * call.queries * call.heads * (call.head_dim + call.value_dim)
+        + call.batch * call.keys * call.kv_heads * (call.head_dim + call.value_dim)
+    ) * call.dtype.itemsize
+    return Work(
+        flops=2 * pairs * (call.head_dim + call.value_dim),
+        bytes=own + 4 * pairs * call.inner_dtype.itemsize,
+    )
+
+
+REFERENCE = Implementation(name="reference", refuse=lambda call: None, work=_work, run=run)

@@ -1,0 +1,65 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Blocks of queries and of keys as operands of products: cut out of the arrays and put back.
+
+Letters of axes: b batch, k kv heads, g query heads of each, i queries of a block, j its keys, h
+head_dim or value_dim, r batch or 1. Query heads that share a kv head are rows of one matrix, g·i,
+so that keys are never repeated. Batch and heads stay axes of their own throughout, so that a
+partitioner can split them.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from dovetail_kernels.attention.bounds import Cut
+
+
+def filled(x: Float[Array, "b t n h"], one: Cut) -> Float[Array, "b filled n h"]:
+    """x with zeros after its end, up to whole blocks."""
+    return jnp.pad(x, ((0, 0), (0, one.size * one.count - x.shape[1]), (0, 0), (0, 0)))
+
+
+def query_block(
+    x: Float[Array, "b t n h"], i: Int[Array, ""], one: Cut, kv_heads: int
+) -> Float[Array, "b k gi h"]:
+    """Block i of queries."""
+    x = jax.lax.dynamic_slice_in_dim(x, i * one.size, one.size, axis=1)
+    b, size, n, h = x.shape
+    x = x.reshape(b, size, kv_heads, n // kv_heads, h).transpose(0, 2, 3, 1, 4)
+    return x.reshape(b, kv_heads, -1, h)
+
+
+def put_query_block(
+    whole: Float[Array, "b t n h"], x: Float[Array, "b k gi h"], i: Int[Array, ""], one: Cut
+) -> Float[Array, "b t n h"]:
+    """`whole` with x in the place of its block i of queries."""
+    b, k, _, h = x.shape
+    x = x.reshape(b, k, -1, one.size, h).transpose(0, 3, 1, 2, 4).reshape(b, one.size, -1, h)
+    return jax.lax.dynamic_update_slice_in_dim(whole, x.astype(whole.dtype), i * one.size, axis=1)
+
+
+def key_block(
+    x: Float[Array, "b s k h"], ids: Int[Array, " r"], one: Cut
+) -> Float[Array, "b k j h"]:
+    """Block ids[b] of each row b, or of all rows the one that they share."""
+
+    def taken(x: Array, start: Array) -> Array:
+        return jax.lax.dynamic_slice_in_dim(x, start, one.size, x.ndim - 3).swapaxes(-2, -3)
+
+    starts = ids * one.size
+    return taken(x, starts[0]) if len(ids) == 1 else jax.vmap(taken)(x, starts)
+
+
+def add_key_block(
+    whole: Float[Array, "b s k h"], x: Float[Array, "b k j h"], ids: Int[Array, " r"], one: Cut
+) -> Float[Array, "b s k h"]:
+    """`whole` with x added to what `key_block` takes."""
+
+    def added(whole: Array, x: Array, start: Array) -> Array:
+        axis = whole.ndim - 3
+        x = x.swapaxes(-2, -3) + jax.lax.dynamic_slice_in_dim(whole, start, one.size, axis)
+        return jax.lax.dynamic_update_slice_in_dim(whole, x, start, axis)
+
+    starts = ids * one.size
+    return added(whole, x, starts[0]) if len(ids) == 1 else jax.vmap(added)(whole, x, starts)

@@ -105,7 +105,7 @@ def attention(
         run,
         arrays,
         ("btnh", "bsnh", "bsng", "bt", "bs", "bt", "bs", "b", "n"),
-        out=("btng", Stats(lse="btn", max="bn")) if stats else "btng",
+        out=("btng", Stats._make(("btn", "bn"))) if stats else "btng",
         may="bn",
         instead="Gather it first (jax.sharding.reshard), or use ring attention for a long one.",
     )

@@ -76,7 +76,7 @@ def backward(
         return (tiles.put_query_block(dq, state.dq * call.scale, i, queries), *state[1:]), None
 
     sums = jnp.zeros_like(by_query[0]), *(jnp.zeros(x.shape, call.inner_dtype) for x in (k, v))
-    (dq, dk, dv), _ = jax.lax.scan(block, sums, (jnp.arange(queries.count), at.visits))
+    (dq, dk, dv), _ = jax.lax.scan(block, sums, (jnp.arange(queries.blocks), at.visits))
     dk, dv = (dk * call.scale).astype(call.dtype), dv.astype(call.dtype)
     return dq[:, : call.queries], dk[:, : call.keys], dv[:, : call.keys]
 

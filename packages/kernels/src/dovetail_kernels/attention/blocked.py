@@ -16,7 +16,6 @@ Arrays that only `in_shardings` divides do not tell; commit them to their mesh.
 """
 
 import dataclasses
-import functools
 import math
 from typing import Any
 
@@ -65,8 +64,10 @@ def backward(
     delta = (out.astype(inner) * dout.astype(inner)).sum(-1) - dlse
     if _one_by_one(call, inputs):
         one, rows = _rows(call, inputs)
-        extra = [x[:, None] for x in (lse, delta, dout)]
-        found = jax.lax.map(lambda xs: _backward.backward(one, *xs, *blocks), (rows, *extra))
+        rows = rows, lse[:, None], delta[:, None], dout[:, None]
+        found = jax.lax.map(
+            lambda row: _backward.backward(one, row[0], row[1], row[2], row[3], *blocks), rows
+        )
         dq, dk, dv = (x[:, 0] for x in found)
     else:
         dq, dk, dv = _backward.backward(call, inputs, lse, delta, dout, *blocks)
@@ -79,21 +80,18 @@ def backward(
     return Inputs(q=dq, k=dk, v=dv, sinks=dsinks)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(call: AttentionCall, inputs: Inputs) -> tuple[Array, Array, Array]:
-    return forward(call, inputs)
-
-
 def _attend_forward(call: AttentionCall, inputs: Inputs) -> tuple[Any, Any]:
     out, lse, largest = forward(call, inputs)
     return (out, lse, largest), (inputs, out, lse)
 
 
 def _attend_backward(call: AttentionCall, kept: Any, cotangents: Any) -> tuple[Inputs]:
+    inputs, out, lse = kept
     dout, dlse, _ = cotangents
-    return (backward(call, *kept, dout, dlse),)
+    return (backward(call, inputs, out, lse, dout, dlse),)
 
 
+_attend: Any = jax.custom_vjp(forward, nondiff_argnums=(0,))
 _attend.defvjp(_attend_forward, _attend_backward)
 
 

@@ -25,22 +25,22 @@ from dovetail_kernels.attention.call import AttentionCall, Inputs
 
 
 class Cut(NamedTuple):
-    """`count` blocks of `size` cover an axis; the last may be partly filling."""
+    """`blocks` of `size` cover an axis; the last may be partly filling."""
 
     size: int
-    count: int
+    blocks: int
 
 
 class Side(NamedTuple):
     """What decides visibility of queries, or of keys; None where no condition of the call needs it.
 
     Of all blocks [n, r, size], or of one [r, size], where r is batch, or 1 if all rows are alike.
-    Filling repeats the last value, which widens no interval. index: that of the key in its row.
+    Filling repeats the last value, which widens no interval. key_index: in its row.
     """
 
     position: Int[Array, "*n r size"] | None
     segment: Int[Array, "*n r size"] | None
-    index: Int[Array, "*n r size"] | None
+    key_index: Int[Array, "*n r size"] | None
 
 
 class Visits(NamedTuple):
@@ -83,11 +83,11 @@ def bounds(call: AttentionCall, inputs: Inputs, queries: Cut, keys: Cut) -> Boun
     ends = None
     if inputs.kv_lengths is not None:
         ends = jnp.minimum(inputs.kv_lengths, call.keys).astype(jnp.int32)
-    elif keys.size * keys.count > call.keys:
+    elif keys.size * keys.blocks > call.keys:
         ends = jnp.full(1, call.keys, jnp.int32)
     query, key = _side(call, inputs, 0, queries), _side(call, inputs, 1, keys)
-    key = key._replace(index=None if ends is None else _index(keys.size * keys.count, keys))
-    some = whole = jnp.ones((queries.count, 1, keys.count), bool)
+    key = key._replace(key_index=None if ends is None else _index(keys.size * keys.blocks, keys))
+    some = whole = jnp.ones((queries.blocks, 1, keys.blocks), bool)
     for may, must in _conditions(call, query, key, ends):
         some, whole = some & may, whole & must
     order = jnp.where(whole, 0, jnp.where(some, 1, 2))
@@ -111,8 +111,8 @@ def visible(call: AttentionCall, at: Bounds, visit: Visits, n: Array) -> Bool[Ar
             conditions.append((ahead if call.causal else jnp.abs(ahead)) < call.window)
     if visit.query.segment is not None and key.segment is not None:
         conditions.append(visit.query.segment[:, :, None] == key.segment[:, None, :])
-    if key.index is not None and at.ends is not None:
-        conditions.append((key.index < at.ends[:, None])[:, None, :])
+    if key.key_index is not None and at.ends is not None:
+        conditions.append((key.key_index < at.ends[:, None])[:, None, :])
     if len(visit.some) > 1:
         conditions.append((n < visit.some)[:, None, None])
     return functools.reduce(operator.and_, conditions)
@@ -121,8 +121,8 @@ def visible(call: AttentionCall, at: Bounds, visit: Visits, n: Array) -> Bool[Ar
 def visits(call: AttentionCall, queries: Cut, keys: Cut) -> int:
     """How many blocks of keys all blocks of one row's queries visit; at most, if values decide."""
     if call.positions or not (call.causal or call.window is not None):
-        return queries.count * keys.count
-    first = np.arange(queries.count) * queries.size
+        return queries.blocks * keys.blocks
+    first = np.arange(queries.blocks) * queries.size
     last = np.minimum(first + queries.size, call.queries) - 1
     window = call.keys if call.window is None else call.window
     until = last if call.causal else np.minimum(last + window - 1, call.keys - 1)
@@ -138,7 +138,7 @@ def _side(call: AttentionCall, inputs: Inputs, side: int, one: Cut) -> Side:
         position = _index(length, one)
     if inputs.segment_ids is not None:
         segment = _blocks(inputs.segment_ids[side], one)
-    return Side(position, segment, index=None)
+    return Side(position, segment, key_index=None)
 
 
 def _index(length: int, one: Cut) -> Int[Array, "n 1 size"]:
@@ -147,8 +147,8 @@ def _index(length: int, one: Cut) -> Int[Array, "n 1 size"]:
 
 def _blocks(ids: Int[Array, "r t"], one: Cut) -> Int[Array, "n r size"]:
     rows, length = ids.shape
-    ids = jnp.pad(ids, ((0, 0), (0, one.size * one.count - length)), mode="edge")
-    return ids.reshape(rows, one.count, one.size).swapaxes(0, 1)
+    ids = jnp.pad(ids, ((0, 0), (0, one.size * one.blocks - length)), mode="edge")
+    return ids.reshape(rows, one.blocks, one.size).swapaxes(0, 1)
 
 
 def _taken(blocks: Array, ids: Int[Array, " r"]) -> Array:
@@ -175,8 +175,8 @@ def _conditions(
     if query.segment is not None and key.segment is not None:
         (low_q, high_q), (low_k, high_k) = _intervals(query.segment, key.segment)
         yield (low_q <= high_k) & (low_k <= high_q), (low_q == high_k) & (low_k == high_q)
-    if key.index is not None and ends is not None:
-        first, last = (key.index[:, :, i].T[None, :, :] for i in (0, -1))
+    if key.key_index is not None and ends is not None:
+        first, last = (key.key_index[:, :, i].T[None, :, :] for i in (0, -1))
         yield first < ends[None, :, None], last < ends[None, :, None]
 
 

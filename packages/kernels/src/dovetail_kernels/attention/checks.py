@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from dovetail_kernels.attention.call import AttentionCall
 from dovetail_kernels.dispatch import Device
@@ -179,9 +180,7 @@ def _check_kv_lengths(kv_lengths: Any, batch: int, keys: int) -> None:
             f"kv_lengths must be signed integers, got dtype={kv_lengths.dtype}. Use "
             ".astype(jnp.int32)."
         )
-    if isinstance(kv_lengths, np.ndarray | jax.Array) and not isinstance(
-        kv_lengths, jax.core.Tracer
-    ):
+    if isinstance(kv_lengths, np.ndarray | jax.Array) and not isinstance(kv_lengths, Tracer):
         low, high = np.min(np.asarray(kv_lengths)), np.max(np.asarray(kv_lengths))
         if low < 0 or high > keys:
             raise ValueError(

@@ -52,7 +52,7 @@ def forward(
         return tiles.put_query_block(out, found, i, queries), (lse, largest)
 
     out = jnp.zeros((*q.shape[:3], call.value_dim), call.dtype)
-    out, rows = jax.lax.scan(block, out, (jnp.arange(queries.count), at.visits))
+    out, rows = jax.lax.scan(block, out, (jnp.arange(queries.blocks), at.visits))
     lse, largest = (x.transpose(1, 0, 4, 2, 3).reshape(*q.shape[:3]) for x in rows)
     return out[:, : call.queries], lse[:, : call.queries], largest[:, : call.queries].max(1)
 
@@ -60,7 +60,7 @@ def forward(
 def over(visit: Visits, keys: Cut, conditional: bool, step: Callable[..., Any], state: Any) -> Any:
     """`state = step(n, state, masked=)` over the blocks that one block of queries visits."""
     whole, some = visit.whole.min(), visit.some.max()
-    if conditional and keys.count == 1:  # one loop is compiled in half the time of two
+    if conditional and keys.blocks == 1:  # one loop is compiled in half the time of two
         whole = jnp.zeros_like(whole)
     else:
         state = jax.lax.fori_loop(0, whole, functools.partial(step, masked=False), state)

@@ -4,8 +4,8 @@
 
 It refuses nothing, and it alone has second derivatives and forward mode. Values that are not finite
 need care, because 0 · NaN is NaN in a product over keys, forward, and over queries, backward. So
-products see zeros in the place of a query, key or value that is not finite, and each visible logit
-that such a one takes part in becomes NaN by addition: its rows are NaN, all others untouched.
+products see zeros in the place of a query, key or value that is not finite, and the visible logits
+that such a one takes part in are NaN: so are their rows, and all others are untouched.
 """
 
 from typing import Any
@@ -21,15 +21,18 @@ from dovetail_kernels.dispatch import Implementation, Work
 def run(call: AttentionCall, inputs: Inputs) -> Any:
     """`out`, or `(out, Stats)` if `call.stats`."""
     mask = visible(call, inputs)[:, None, None]
-    q, k, v, flag = _finite(call, inputs)
-    inner = {"preferred_element_type": call.inner_dtype}
-    logits = call.scale * jnp.einsum("btkgh,bskh->bkgts", q, k, **inner) + flag
+    q, k, v, bad = _finite(call, inputs)
+    inner = call.inner_dtype
+    logits = call.scale * jnp.einsum("btkgh,bskh->bkgts", q, k, preferred_element_type=inner)
+    logits = jnp.where(mask & bad, jnp.nan, logits)
     if call.soft_cap is not None:
         logits = call.soft_cap * jnp.tanh(logits / call.soft_cap)
     logits = jnp.where(mask, logits, -jnp.inf)
     largest = logits.max(-1, keepdims=True)
     weights, lse = _softmax(logits, mask, largest, _sinks(call, inputs))
-    out = jnp.einsum("bkgts,bskh->btkgh", weights.astype(call.dtype), v, **inner)
+    out = jnp.einsum(
+        "bkgts,bskh->btkgh", weights.astype(call.dtype), v, preferred_element_type=inner
+    )
     out = out.reshape(call.batch, call.queries, call.heads, call.value_dim).astype(call.dtype)
     if not call.stats:
         return out
@@ -58,7 +61,7 @@ def visible(call: AttentionCall, inputs: Inputs) -> Bool[Array, "_ t s"]:
 
 
 def _finite(call: AttentionCall, inputs: Inputs) -> tuple[Array, Array, Array, Array]:
-    """q by groups, k and v with zeros for what is not finite, and 0 or NaN for each logit."""
+    """q by groups, k and v with zeros for what is not finite; the logits that it touches."""
     groups = call.heads // call.kv_heads
     q = inputs.q.reshape(call.batch, call.queries, call.kv_heads, groups, call.head_dim)
     q_bad = ~jnp.isfinite(q).all(-1)
@@ -68,7 +71,7 @@ def _finite(call: AttentionCall, inputs: Inputs) -> tuple[Array, Array, Array, A
         for bad, x in ((q_bad, q), (kv_bad, inputs.k), (kv_bad, inputs.v))
     )
     bad = q_bad.transpose(0, 2, 3, 1)[..., None] | kv_bad.transpose(0, 2, 1)[:, :, None, None, :]
-    return q, k, v, jnp.where(bad, jnp.nan, 0).astype(call.inner_dtype)
+    return q, k, v, bad
 
 
 def _sinks(call: AttentionCall, inputs: Inputs) -> Float[Array, "1 k _ 1 1"]:
@@ -81,12 +84,12 @@ def _softmax(logits: Array, mask: Array, largest: Array, sinks: Array) -> tuple[
     """The weights, and the log of their denominator with the axis of keys; 0 and -inf for none."""
     base = jax.lax.stop_gradient(jnp.maximum(largest, sinks))
     base = jnp.where(base == -jnp.inf, 0, base)
-    # Selected once more: in a row that is NaN, so is the exponential of a masked logit.
+    # Selected twice more: in a row that is NaN, so would be the weights of masked logits.
     powers = jnp.where(mask, jnp.exp(logits - base), 0)
     total = powers.sum(-1, keepdims=True) + jnp.exp(sinks - base)
     none = total == 0
     total = jnp.where(none, 1, total)
-    return powers / total, jnp.where(none, -jnp.inf, base + jnp.log(total))
+    return jnp.where(mask, powers / total, 0), jnp.where(none, -jnp.inf, base + jnp.log(total))
 
 
 def _work(call: AttentionCall) -> Work:

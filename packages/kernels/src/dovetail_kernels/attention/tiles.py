@@ -17,7 +17,7 @@ from dovetail_kernels.attention.bounds import Cut
 
 def filled(x: Float[Array, "b t n h"], one: Cut) -> Float[Array, "b filled n h"]:
     """x with zeros after its end, up to whole blocks."""
-    return jnp.pad(x, ((0, 0), (0, one.size * one.count - x.shape[1]), (0, 0), (0, 0)))
+    return jnp.pad(x, ((0, 0), (0, one.size * one.blocks - x.shape[1]), (0, 0), (0, 0)))
 
 
 def query_block(

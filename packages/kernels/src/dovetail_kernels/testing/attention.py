@@ -1,0 +1,361 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Is a function attention? Cases with a float64 oracle, for our implementations and anyone's.
+
+A case names the features that it needs. `check_attention` holds a function to those that it claims,
+and of every other case it asks that the answer is right or the call refused, never an option
+ignored. The oracle is written in NumPy from the formulas, gradients too, and shares nothing with
+what it judges. Keys and values beyond kv_lengths are NaN: what must not be read has no value.
+"""
+
+import dataclasses
+from collections.abc import Callable, Collection
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+    """One call: q [batch, queries, heads, 8], and the options that are not at their default.
+
+    segments: "packed" rows of one length, or "pair" of sides with segments that lack a partner.
+    positions: "restart" with each segment, or "pair" in any order. kv_lengths: from 0 to all keys.
+    poison: where to put NaN beside what lies beyond kv_lengths: in one "segment", or in the "last"
+    key.
+    """
+
+    name: str
+    needs: frozenset[str]
+    batch: int = 2
+    queries: int = 24
+    keys: int = 24
+    heads: int = 2
+    kv_heads: int = 2
+    head_dim: int = 8
+    value_dim: int = 8
+    dtype: str = "float32"
+    causal: bool = False
+    window: int | None = None
+    segments: str | None = None
+    positions: str | None = None
+    kv_lengths: bool = False
+    soft_cap: float | None = None
+    sinks: bool = False
+    scale: float | None = None
+    stats: bool = False
+    poison: str | None = None
+
+
+def _case(name: str, **options: Any) -> Case:
+    case = Case(name=name, needs=frozenset(), **options)
+    needs = {
+        case.dtype: True,
+        "causal": case.causal,
+        "window": case.window is not None and case.causal,
+        "two_sided_window": case.window is not None and not case.causal,
+        "segments": case.segments is not None,
+        "positions": case.positions is not None,
+        "kv_lengths": case.kv_lengths,
+        "soft_cap": case.soft_cap is not None,
+        "sinks": case.sinks,
+        "scale": case.scale is not None,
+        "stats": case.stats,
+        "gqa": case.heads != case.kv_heads,
+        "cross": case.queries != case.keys,
+        "odd": bool(case.queries % 2 or case.keys % 2),
+        "value_width": case.head_dim != case.value_dim,
+        "isolation": case.poison is not None,
+    }
+    return dataclasses.replace(case, needs=frozenset(n for n, needed in needs.items() if needed))
+
+
+def features() -> frozenset[str]:
+    """Every feature that a case may need."""
+    return frozenset().union(*(case.needs for case in cases()))
+
+
+def cases() -> tuple[Case, ...]:
+    """All, each feature alone first where it can be."""
+    packed = {"causal": True, "segments": "packed", "queries": 290, "keys": 290}
+    return (
+        _case("plain"),
+        _case("bfloat16", dtype="bfloat16", causal=True, heads=4),
+        _case("causal", causal=True, queries=300, keys=300),
+        _case("gqa, odd", causal=True, batch=3, heads=6, queries=37, keys=37),
+        _case("cross", queries=6, keys=150, heads=4),
+        _case("value width", value_dim=12),
+        _case("scale", scale=0.7),
+        _case("window", causal=True, window=33, queries=150, keys=150),
+        _case("two-sided window", window=5, queries=140, keys=140),
+        _case("packed segments", **packed),
+        _case("segments without partner", segments="pair", queries=20, keys=60),
+        _case("positions in any order", causal=True, positions="pair", queries=30, keys=150),
+        _case("positions restart", positions="restart", window=20, **packed),
+        _case("kv_lengths", kv_lengths=True, batch=3, queries=6, keys=160),
+        _case("kv_lengths, causal", kv_lengths=True, causal=True, batch=3),
+        _case("soft cap", soft_cap=2.0),
+        _case("sinks", sinks=True, heads=4),
+        _case("sinks of empty rows", sinks=True, kv_lengths=True, batch=3),
+        _case("stats", stats=True, causal=True, heads=4),
+        _case(
+            "everything",
+            kv_lengths=True,
+            soft_cap=3.0,
+            sinks=True,
+            stats=True,
+            window=60,
+            scale=0.5,
+            heads=4,
+            batch=3,
+            value_dim=5,
+            positions="restart",
+            **packed,
+        ),
+        _case("NaN in a segment", poison="segment", **packed),
+        _case("NaN in the last key", poison="last", causal=True, queries=140, keys=140),
+    )
+
+
+def check_attention(
+    fn: Callable[..., Any], *, supports: Collection[str], grad: bool = True
+) -> None:
+    """Holds `fn(q, k, v, **options)` to every case whose needs are within `supports`.
+
+    Every other case must be right too, or raise ValueError, TypeError or NotImplementedError. Only
+    "isolation" is a matter of values, which cannot be refused: not asked unless supported. `fn`
+    receives the options of `dovetail_kernels.attention`, those alone that are not at their default.
+
+    Raises:
+        ValueError: `supports` names a feature that no case needs.
+        AssertionError: a wrong answer, or a refusal of what `supports` claims.
+    """
+    unknown = sorted(set(supports) - features())
+    if unknown:
+        raise ValueError(
+            f"supports must name features of the suite, {sorted(features())}, got {unknown}. Leave "
+            "those out."
+        )
+    for case in cases():
+        claimed = case.needs <= set(supports)
+        if not claimed and "isolation" in case.needs:
+            continue
+        try:
+            check(fn, case, grad=grad)
+        except (ValueError, TypeError, NotImplementedError) as refusal:
+            if claimed:
+                raise AssertionError(
+                    f"{case.name}: refused what is claimed: {refusal}"
+                ) from refusal
+
+
+def check(fn: Callable[..., Any], case: Case, *, grad: bool = True) -> None:
+    """Compares values, and gradients if `grad`, with the oracle.
+
+    The bound is eps of float32 (of float64 for that) by the length of the sums behind a value,
+    plus, for a narrower dtype, eps of that for each rounding on the way (weights, their gradient,
+    the output, the result), both of the largest expected value.
+
+    Raises:
+        AssertionError: names the case, the value, the error found and the bound.
+        Whatever `fn` raises.
+    """
+    arrays, options = inputs(case)
+    cotangents = _cotangents(case)
+    expected = oracle(case, arrays, options, cotangents)
+    differentiable = [name for name in ("q", "k", "v", "sinks") if name in arrays]
+    given = {name: jnp.asarray(arrays[name], case.dtype) for name in differentiable}
+    inner = jnp.promote_types(case.dtype, jnp.float32)
+
+    def loss(given: dict[str, jax.Array]) -> tuple[jax.Array, dict[str, jax.Array]]:
+        q, k, v = (given[name] for name in "qkv")
+        sinks = {"sinks": given["sinks"]} if "sinks" in given else {}
+        result = fn(q, k, v, **options, **sinks)
+        out, found = (result[0], _named(result[1])) if case.stats else (result, {})
+        found["out"] = out
+        # Rows that are NaN, as expected, and empty ones' lse are left out of the loss.
+        parts = [
+            jnp.where(np.isfinite(expected[name]), found[name].astype(inner), 0)
+            * jnp.asarray(weight, inner)
+            for name, weight in cotangents.items()
+        ]
+        return jnp.stack([part.sum() for part in parts]).sum(), found
+
+    if grad:
+        gradients, found = jax.jit(jax.grad(loss, has_aux=True))(given)
+        found |= {f"d{name}": gradient for name, gradient in gradients.items()}
+    else:
+        found = jax.jit(loss)(given)[1]
+    for name, value in found.items():
+        _compare(case, name, np.asarray(value, np.float64), expected[name])
+
+
+def inputs(case: Case) -> tuple[Arrays, dict[str, Any]]:
+    """(q, k, v and sinks as float64 that the case's dtype holds exactly, the other options)."""
+    rng = np.random.default_rng(sum(map(ord, case.name)))
+    b, t, s = case.batch, case.queries, case.keys
+    arrays = {
+        "q": 2 * rng.standard_normal((b, t, case.heads, case.head_dim)),
+        "k": rng.standard_normal((b, s, case.kv_heads, case.head_dim)),
+        "v": rng.standard_normal((b, s, case.kv_heads, case.value_dim)),
+    }
+    if case.sinks:
+        arrays["sinks"] = rng.standard_normal(case.heads)
+    arrays = {n: np.asarray(x.astype(jnp.dtype(case.dtype)), np.float64) for n, x in arrays.items()}
+    options: dict[str, Any] = {
+        name: getattr(case, name)
+        for name in ("causal", "window", "soft_cap", "scale", "stats")
+        if getattr(case, name)
+    }
+    if case.segments == "packed":
+        options["segment_ids"] = _packed(rng, b, t)
+    if case.segments == "pair":
+        sides = [np.sort(rng.integers(low, low + 4, (b, n)), 1) for low, n in ((0, t), (1, s))]
+        options["segment_ids"] = tuple(side.astype(np.int32) for side in sides)
+    if case.positions == "restart":
+        segments = np.asarray(options["segment_ids"])
+        first = (segments[:, :, None] == segments[:, None, :]).argmax(-1)
+        options["positions"] = (np.arange(t)[None, :] - first).astype(np.int32)
+    if case.positions == "pair":
+        sides = [rng.permuted(np.tile(np.arange(n), (b, 1)), axis=1) for n in (t, s)]
+        options["positions"] = tuple(side.astype(np.int32) for side in sides)
+    if case.kv_lengths:
+        lengths = np.linspace(0, s, b).astype(np.int32)
+        options["kv_lengths"] = lengths
+        beyond = np.arange(s)[None, :] >= lengths[:, None]
+        arrays["k"][beyond] = arrays["v"][beyond] = np.nan
+    if case.poison == "segment":
+        bad = options["segment_ids"] == 2
+        for name in "qkv":
+            arrays[name][bad] = np.nan
+    if case.poison == "last":
+        arrays["k"][:, -1] = np.nan
+    return arrays, options
+
+
+def oracle(case: Case, arrays: Arrays, options: dict[str, Any], cotangents: Arrays) -> Arrays:
+    """out, lse, max and the gradients dq, dk, dv, dsinks, all float64, by the formulas.
+
+    A row that sees what is not finite, and every gradient that it has a part in, is NaN.
+    """
+    groups = case.heads // case.kv_heads
+    scale = case.head_dim**-0.5 if case.scale is None else case.scale
+    bad = {n: np.isnan(arrays[n].sum((2, 3))) for n in "qkv"}
+    q, k, v = np.nan_to_num(arrays["q"]), np.nan_to_num(arrays["k"]), np.nan_to_num(arrays["v"])
+    k, v = np.repeat(k, groups, 2), np.repeat(v, groups, 2)
+    see = mask(case, options)[:, None]
+    logits = scale * np.einsum("btnh,bsnh->bnts", q, k)
+    slope = np.ones_like(logits)
+    if case.soft_cap is not None:
+        tanh = np.tanh(logits / case.soft_cap)
+        logits, slope = case.soft_cap * tanh, 1 - tanh**2
+    logits = np.where(see, logits, -np.inf)
+    sinks = arrays.get("sinks", np.full(case.heads, -np.inf))[None, :, None]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        top = np.maximum(np.maximum(logits.max(-1), sinks), -1e300)
+        lse = top + np.log(np.exp(logits - top[..., None]).sum(-1) + np.exp(sinks - top))
+    lse = np.where(np.isfinite(lse), lse, -np.inf)
+    base = np.where(np.isfinite(lse), lse, 0)
+    p = np.exp(logits - base[..., None])
+    out = np.einsum("bnts,bsng->btng", p, v)
+    largest = logits.max((2, 3))
+
+    dout = cotangents["out"]
+    dlse = cotangents["lse"] if "lse" in cotangents else np.zeros((1, 1, 1))
+    dlse = np.where(np.isfinite(lse), dlse.swapaxes(1, 2), 0)
+    # The rows that are NaN.
+    rows = np.any(see[:, 0] & (bad["k"] | bad["v"])[:, None, :], 2)
+    rows = np.asarray(rows | (np.any(see[:, 0], 2) & bad["q"]))
+    dout = np.where(rows[:, :, None, None], 0, dout)
+    delta = np.einsum("btng,btng->bnt", dout, out) - dlse
+    ds = p * (np.einsum("btng,bsng->bnts", dout, v) - delta[..., None])
+    dq = scale * np.einsum("bnts,bsnh->btnh", ds * slope, k)
+    dk = scale * np.einsum("bnts,btnh->bsnh", ds * slope, q)
+    dv = np.einsum("bnts,btng->bsng", p, dout)
+    columns = np.asarray(np.any(see[:, 0] & rows[:, :, None], 1))
+    folded = (*k.shape[:2], case.kv_heads, groups, -1)
+    nan = {"rows": rows[:, :, None, None], "columns": columns[:, :, None, None]}
+    found = {
+        "out": np.where(nan["rows"], np.nan, out),
+        "lse": np.where(nan["rows"][..., 0], np.nan, lse.swapaxes(1, 2)),
+        "max": largest,
+        "dq": np.where(nan["rows"], np.nan, dq),
+        "dk": np.where(nan["columns"], np.nan, dk.reshape(folded).sum(3)),
+        "dv": np.where(nan["columns"], np.nan, dv.reshape(folded).sum(3)),
+    }
+    if case.sinks:
+        found["dsinks"] = -(np.exp(sinks - base) * delta).sum((0, 2))
+    return found
+
+
+def mask(case: Case, options: dict[str, Any]) -> np.ndarray:
+    """Which query sees which key, [batch, queries, keys], by the conditions as documented."""
+    index = np.arange(case.queries)[None, :], np.arange(case.keys)[None, :]
+    see = np.ones((case.batch, case.queries, case.keys), bool)
+    query, key = _sides(options.get("positions", index))
+    ahead = query[:, :, None] - key[:, None, :]
+    if case.causal:
+        see &= ahead >= 0
+    if case.window is not None:
+        see &= np.abs(ahead) < case.window
+    if "segment_ids" in options:
+        query, key = _sides(options["segment_ids"])
+        see &= query[:, :, None] == key[:, None, :]
+    if "kv_lengths" in options:
+        see &= np.arange(case.keys)[None, None, :] < options["kv_lengths"][:, None, None]
+    return see
+
+
+def _sides(ids: Any) -> tuple[np.ndarray, np.ndarray]:
+    return ids if isinstance(ids, tuple) else (ids, ids)
+
+
+def _packed(rng: np.random.Generator, batch: int, length: int) -> np.ndarray:
+    """Rows of segments 1, 2, 3 of unequal lengths, and padding, 0, at the end."""
+    cuts = np.sort(rng.integers(1, length, (batch, 3)), axis=1)
+    index = np.arange(length)[None, :]
+    ids = 1 + (index[:, None] >= cuts[:, :2, None]).sum(1)
+    return np.where(index >= cuts[:, 2:], 0, ids).astype(np.int32)
+
+
+def _cotangents(case: Case) -> Arrays:
+    rng = np.random.default_rng(case.queries + case.keys)
+    rows = (case.batch, case.queries, case.heads)
+    dout = rng.standard_normal((*rows, case.value_dim)).astype(np.float32).astype(np.float64)
+    if not case.stats:
+        return {"out": dout}
+    return {"out": dout, "lse": rng.standard_normal(rows).astype(np.float32).astype(np.float64)}
+
+
+def _named(stats: Any) -> dict[str, jax.Array]:
+    lse, largest = stats
+    return {"lse": lse, "max": largest}
+
+
+def _compare(case: Case, name: str, found: np.ndarray, expected: np.ndarray) -> None:
+    if found.shape != expected.shape:
+        raise AssertionError(
+            f"{case.name}: {name} has shape {found.shape}, expected {expected.shape}"
+        )
+    if not name.startswith("d"):
+        for what, test in (("NaN", np.isnan), ("-inf", np.isneginf)):
+            wrong = int((test(found) != test(expected)).sum())
+            if wrong:
+                raise AssertionError(
+                    f"{case.name}: {wrong} values of {name} are wrongly {what}, or not"
+                )
+    finite = np.isfinite(expected)
+    error = np.abs(np.where(finite, found - np.where(finite, expected, 0), 0)).max(initial=0)
+    bound = _bound(case) * max(1.0, np.abs(expected[finite]).max(initial=0))
+    if not error <= bound:  # NaN is not
+        raise AssertionError(f"{case.name}: error {error:.3g} of {name} exceeds {bound:.3g}")
+
+
+def _bound(case: Case) -> float:
+    inner = jnp.promote_types(case.dtype, jnp.float32)
+    sums = float(jnp.finfo(inner).eps) * (case.head_dim + max(case.queries, case.keys))
+    return sums if inner == case.dtype else sums + 4 * float(jnp.finfo(case.dtype).eps)

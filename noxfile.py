@@ -125,6 +125,19 @@ def parity(session: nox.Session) -> None:
     run_marked(session, "parity", [f"packages/{m.folder}/tests" for m in chosen])
 
 
+@nox.session(python=workspace.PYTHONS)
+def native(session: nox.Session) -> None:
+    """The wheels of compiled code, built from source, and their members' suites beside them."""
+    for member in [m for m in members() if m.native]:
+        install(session, member, extra=("uv",))
+        dist = Path(session.create_tmp()).resolve() / member.folder
+        source = str(member.path / "native")
+        session.run("uv", "build", "--quiet", "--clear", source, "--out-dir", str(dist))
+        (built,) = dist.glob("*.whl")
+        session.install("--no-deps", str(built))
+        session.run("pytest", f"packages/{member.folder}/tests", *session.posargs)
+
+
 @nox.session(python="3.11")
 def imports(session: nox.Session) -> None:
     """No sibling imports a sibling."""

@@ -2,5 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The hot operations of transformers: one documented answer on every backend."""
 
+from dovetail_kernels.attention.api import attention as attention
 from dovetail_kernels.explain import Report as Report
 from dovetail_kernels.explain import explain as explain
+from dovetail_kernels.grouped.api import grouped_matmul as grouped_matmul
+from dovetail_kernels.grouped.permutation import permute as permute
+from dovetail_kernels.grouped.permutation import unpermute as unpermute
+from dovetail_kernels.grouped.routing import route as route
+from dovetail_kernels.loss.api import linear_cross_entropy as linear_cross_entropy
+from dovetail_kernels.loss.api import linear_logprobs as linear_logprobs
+from dovetail_kernels.paged.api import paged_attention as paged_attention
+from dovetail_kernels.paged.write import paged_write as paged_write

@@ -6,10 +6,25 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from dovetail_kernels.attention.api import attention, plan_attention
 from dovetail_kernels.dispatch import Choice, Device, Plan
+from dovetail_kernels.grouped.api import grouped_matmul, plan_grouped_matmul
+from dovetail_kernels.loss.api import (
+    linear_cross_entropy,
+    linear_logprobs,
+    plan_linear_cross_entropy,
+    plan_linear_logprobs,
+)
+from dovetail_kernels.paged.api import paged_attention, plan_paged_attention
 
-# The operations that choose, and the plan that each makes of a call; filled as they are listed.
-_PLANS: dict[Callable[..., Any], Callable[..., Plan[Any]]] = {}
+# The operations that choose, and the plan that each makes of a call.
+_PLANS: dict[Callable[..., Any], Callable[..., Plan[Any]]] = {
+    attention: plan_attention,
+    grouped_matmul: plan_grouped_matmul,
+    linear_cross_entropy: plan_linear_cross_entropy,
+    linear_logprobs: plan_linear_logprobs,
+    paged_attention: plan_paged_attention,
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 from jax.core import Tracer
 from jaxtyping import Array, Bool, DTypeLike, Float, Int
 
@@ -54,7 +55,8 @@ def attention(
         mask = _visible(where, where, causal=causal, window=window)
         if segment_ids is not None:
             mask &= segment_ids[:, :, None] == segment_ids[:, None, :]
-        return _attend(q, k, v, mask, soft_cap=soft_cap, scale=scale, sinks=sinks)
+        out = _attend(q, k, v, mask, soft_cap=soft_cap, scale=scale, sinks=sinks)
+        return checkpoint_name(out, "attn_out")
     if not causal:
         raise ValueError("A cache is read in order, so it needs causal=True, got causal=False.")
     where = _index(q) if positions is None else positions

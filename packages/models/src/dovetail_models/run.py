@@ -28,9 +28,12 @@ class Remat:
     """Recompute a block in the backward pass, but keep the values named in `save` and `offload`.
 
     The names are "attn_out" (what attention returns) and "mlp_hidden" (what the down projection
-    takes); `save=()` keeps only each block's input. Values of `offload` wait in host memory, which
-    needs a device that has it as "pinned_host" beside its own. On a CPU with jax 0.10 recomputation
-    frees memory only when it is scanned.
+    takes); `save=()` keeps only each block's input. An operation given as `attention` gives the
+    first name itself, by `jax.ad_checkpoint.checkpoint_name`: to what it returns, and to whatever
+    else its gradient needs.
+
+    Values of `offload` wait in host memory, which needs a device that has it as "pinned_host"
+    beside its own. On a CPU with jax 0.10 recomputation frees memory only when it is scanned.
     """
 
     save: tuple[str, ...] = ("attn_out",)

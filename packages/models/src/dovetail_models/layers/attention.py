@@ -8,7 +8,6 @@ from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
-from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from dovetail_models.config import Attention, Norm
@@ -71,5 +70,5 @@ class SelfAttention(nnx.Module):
             out = attend(q, k, v, sinks=sinks, **options)
         else:
             out, kv = attend(q, k, v, sinks=sinks, kv=kv, **options)
-        out = checkpoint_name(out.reshape(*x.shape[:2], c.heads * c.head_dim), "attn_out")
+        out = out.reshape(*x.shape[:2], c.heads * c.head_dim)
         return self.o(out), kv

@@ -14,7 +14,6 @@ from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
-from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from dovetail_models.config import LatentAttention, Norm
@@ -77,7 +76,7 @@ class LatentSelfAttention(nnx.Module):
             out = self._expanded(q_flat, q_turned, latent, shared, attend, constrain)
         else:
             out, kv = self._absorbed(q_flat, q_turned, latent, shared, attend, kv)
-        out = checkpoint_name(out.reshape(*x.shape[:2], c.heads * c.v_dim), "attn_out")
+        out = out.reshape(*x.shape[:2], c.heads * c.v_dim)
         return self.o(out), kv
 
     def _queries(self, x: Array) -> Array:

@@ -3,8 +3,8 @@
 """One training step with the operations of dovetail-kernels against the same step without them.
 
 The same trainer, model and batch: `lm_loss()` against `lm_loss(attention=, cross_entropy=)`; for
-a mixture of experts also `configure(ragged_dot=)`. The losses of the first steps are compared before
-anything is timed. Temporary memory is XLA's own account of the compiled step.
+a mixture of experts also `configure(ragged_dot=)`. The losses of the first steps are compared
+before anything is timed.
 """
 
 import jax

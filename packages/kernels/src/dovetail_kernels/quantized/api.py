@@ -1,0 +1,297 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Activations times quantized weights: the call, its checks, and its implementations."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Float
+
+from dovetail_kernels import dispatch
+from dovetail_kernels.mesh import per_shard
+from dovetail_kernels.quantized import blocks, native, reference, split
+from dovetail_kernels.quantized.layout import Packed
+from dovetail_kernels.quantized.rows import accumulator
+
+Activations = Literal["int8"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class QuantizedMatmulCall:
+    """One call of `quantized_matmul`: x[rows, inputs] times weights of `bits` in `groups`."""
+
+    rows: int
+    inputs: int
+    outputs: int
+    dtype: np.dtype
+    bits: int
+    groups: int
+    asymmetric: bool
+    activations: str | None
+    device: dispatch.Device
+
+
+def quantized_matmul(
+    x: Float[Array | np.ndarray, "M D"],
+    w: Packed,
+    *,
+    activations: Activations | None = None,
+    impl: str | Sequence[str] | None = None,
+) -> Float[Array, "M F"]:
+    """y = x w, with w = (q - zero) scale as `pack` made it; x [M,D] -> y [M,F] in x's dtype.
+
+    Accumulates in float32 (float64 for float64 x). With eps of that dtype,
+    |y - x w| <= eps ((D + 8) sum |x||w| + max|x| sum |w|), each row of x for itself, before y is
+    rounded to its dtype. A row with inf or nan gives inf or nan throughout.
+
+    The gradient is that of x alone: dx = dy w transposed, with w as it is. Weights, scales and
+    zero points have none: a ValueError says so.
+
+    activations: "int8" rounds each row of x to round(x / s) s with s = max|x| / 127 in float32 and
+        multiplies integers ("W8A8"); the gradient takes the rounding for the identity.
+    impl: a name or names of implementations, "native", "split", "blocks", "reference"; by default
+        the best that can (`explain(quantized_matmul, x, w)`).
+
+    Sharded along M or F (or both) it runs on each shard. Under `jax.vmap` over x alone, rows are
+    gathered into one product.
+
+    Raises:
+        ValueError: shapes that do not fit, an unknown option, or an `impl` that cannot.
+        TypeError: x is not floating point, or w is not `Packed`.
+
+    Example:
+
+        w = jax.random.normal(jax.random.key(0), (512, 256))
+        y = quantized_matmul(jnp.ones((1, 512)), pack(w, bits=8))
+    """
+    plan = plan_quantized_matmul(x, w, activations=activations, impl=impl)
+    chosen = plan.choose()
+    by_blocks = plan.device.platform == "cpu" and _refuse_blocks(plan.call) is None
+
+    def product(x: Array, values: Array, scales: Array | None, zeros: Array | None) -> Array:
+        packed = Packed(values=values, scales=scales, zeros=zeros, bits=w.bits)
+        return _product(x, packed, chosen.name, activations, by_blocks)
+
+    return per_shard(
+        "quantized_matmul",
+        product,
+        (jnp.asarray(x), w.values, w.scales, w.zeros),
+        ("md", "fd", "fg", "fg"),
+        out="mf",
+        may="mf",
+        instead="Use jax.sharding.reshard to split x along M and w along F only.",
+    )
+
+
+def plan_quantized_matmul(
+    x: Any,
+    w: Packed,
+    *,
+    activations: Activations | None = None,
+    impl: str | Sequence[str] | None = None,
+) -> dispatch.Plan[QuantizedMatmulCall]:
+    """What `quantized_matmul` would do with these arguments, of which it reads shapes and dtypes.
+
+    Raises:
+        ValueError, TypeError: as `quantized_matmul`, but for `impl`.
+    """
+    _check(x, w, activations=activations)
+    device = dispatch.device(x, w.values)
+    call = QuantizedMatmulCall(
+        rows=x.shape[0],
+        inputs=x.shape[1],
+        outputs=w.out_features,
+        dtype=np.dtype(x.dtype),
+        bits=w.bits,
+        groups=w.groups,
+        asymmetric=w.zeros is not None,
+        activations=activations,
+        device=device,
+    )
+    return dispatch.Plan(
+        operation="quantized_matmul",
+        call=call,
+        device=device,
+        implementations=[IMPLEMENTATIONS[name] for name in _preferred(call)],
+        impl=impl,
+    )
+
+
+def _preferred(call: QuantizedMatmulCall) -> tuple[str, ...]:
+    """Best first. Compilers for a GPU or TPU fuse dequantization; XLA's for a CPU does not.
+
+    On a CPU, splitting multiplies the rows: with many of them, and more than one term of each, that
+    costs more than the reading of weights that it saves. On 2 Sapphire Rapids cores, which have
+    matrix instructions for int8, it is the faster up to 256 rows; without those the turn is sooner.
+    """
+    if call.device.platform != "cpu":
+        fused = ("reference", "blocks", "native")
+        return ("split", *fused) if call.activations else ("reference", "split", "blocks", "native")
+    if call.rows > 32 and _terms(call) > 1:
+        return ("native", "blocks", "reference", "split")
+    return ("native", "split", "blocks", "reference")
+
+
+def _check(x: Any, w: Packed, *, activations: str | None) -> None:
+    if not isinstance(w, Packed):
+        raise TypeError(
+            f"quantized_matmul needs w as Packed, got {type(w).__name__}. Use pack(w, bits=8)."
+        )
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise TypeError(
+            f"quantized_matmul needs a floating x [M,D], got dtype={x.dtype}. Use "
+            "x.astype(jnp.float32)."
+        )
+    if w.values.ndim != 2:
+        raise ValueError(
+            "quantized_matmul needs the weights of one matrix, w.values [F,D], got w.values of "
+            f"shape {tuple(w.values.shape)}. Use jax.vmap(quantized_matmul) for stacked ones."
+        )
+    if len(x.shape) != 2 or x.shape[1] != w.in_features or x.shape[0] == 0:
+        raise ValueError(
+            f"quantized_matmul needs x [M,D] with M > 0 and D={w.in_features} as w has, got x of "
+            f"shape {tuple(x.shape)}. Use x.reshape(-1, {w.in_features}) if it has more axes."
+        )
+    if activations not in (None, "int8"):
+        raise ValueError(
+            f"activations must be None or 'int8', got activations={activations!r}. Leave it out to "
+            "keep x as it is."
+        )
+    if activations and w.bits == 16:
+        raise ValueError(
+            "activations='int8' needs integer weights, got w of bits=16. Use pack(w, bits=8), or "
+            "leave activations out."
+        )
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
+def _product(
+    x: Array, packed: Packed, impl: str, activations: str | None, by_blocks: bool
+) -> Array:
+    """y by `impl`; the gradient dequantizes the weights by blocks or whole."""
+    return IMPLEMENTATIONS[impl].run(x, packed, activations=activations)
+
+
+def _forward(
+    x: Any, packed: Packed, impl: str, activations: str | None, by_blocks: bool
+) -> tuple[Array, Packed]:
+    """Each array is a CustomVJPPrimal: a value, and whether it is differentiated."""
+    if any(leaf.perturbed for leaf in jax.tree.leaves(packed, is_leaf=_is_primal)):
+        raise ValueError(
+            "quantized_matmul has a gradient in x alone, got one asked in the arrays of w. Use "
+            "jax.lax.stop_gradient(w), or x @ unpack(w) to train scales."
+        )
+    whole = jax.tree.map(lambda leaf: leaf.value, packed, is_leaf=_is_primal)
+    return _product(x.value, whole, impl, activations, by_blocks), whole
+
+
+def _is_primal(leaf: Any) -> bool:
+    return isinstance(leaf, jax.custom_derivatives.CustomVJPPrimal)
+
+
+def _backward(
+    impl: str, activations: str | None, by_blocks: bool, packed: Packed, dy: Any
+) -> tuple[Array | None, None]:
+    if isinstance(dy, jax.custom_derivatives.SymbolicZero):
+        return None, None
+    wide = accumulator(jnp.asarray(dy))
+    dx = blocks.backward(wide, packed) if by_blocks else reference.backward(wide, packed)
+    return dx.astype(dy.dtype), None
+
+
+_product.defvjp(_forward, _backward, symbolic_zeros=True)
+
+
+def _any(call: QuantizedMatmulCall) -> None:
+    return None
+
+
+def _refuse_blocks(call: QuantizedMatmulCall) -> str | None:
+    # And jax 0.10.2 converts bfloat16 whole before a loop that slices it.
+    return "bfloat16 weights have nothing to dequantize by blocks" if call.bits == 16 else None
+
+
+def _refuse_split(call: QuantizedMatmulCall) -> str | None:
+    if call.groups > 1:
+        return (
+            f"adds up whole channels, and these have {call.groups} groups with scales of their own"
+        )
+    if call.activations is None and call.dtype == np.float64:
+        return "terms of its rows hold float32, not float64"
+    if call.bits != 16 and call.inputs > split.LONGEST:
+        return f"its int32 sums hold D up to {split.LONGEST}, not D={call.inputs}"
+    return None
+
+
+def _refuse_native(call: QuantizedMatmulCall) -> str | None:
+    if call.device.platform != "cpu":
+        return f"is for a CPU, not {call.device.platform}"
+    if call.rows > native.ROWS:
+        return f"is for at most {native.ROWS} rows, not {call.rows}"
+    if call.dtype == np.float64:
+        return "accumulates in float32, not float64"
+    size = call.inputs // call.groups
+    whole = native.WIDTH * (2 if call.bits == 4 else 1)
+    if size % whole:
+        return f"groups of {call.bits} bits must be multiples of {whole}, not {size}"
+    return native.unavailable()
+
+
+def _packed_bytes(call: QuantizedMatmulCall) -> int:
+    of_scales = 0 if call.bits == 16 else 4 * call.outputs * call.groups
+    return call.outputs * call.inputs * call.bits // 8 + of_scales * (1 + call.asymmetric)
+
+
+def _read_once(call: QuantizedMatmulCall) -> dispatch.Work:
+    """What the product costs where weights are read once, as they are packed."""
+    rows = (call.inputs + call.outputs) * call.rows * call.dtype.itemsize
+    flops = 2 * call.rows * call.inputs * call.outputs
+    return dispatch.Work(flops=flops, bytes=rows + _packed_bytes(call))
+
+
+def _read_wide(call: QuantizedMatmulCall) -> dispatch.Work:
+    """The same with the weights written and read again as floats."""
+    once = _read_once(call)
+    wide = np.promote_types(call.dtype, np.float32)
+    again = 2 * call.inputs * call.outputs * wide.itemsize
+    return dispatch.Work(flops=once.flops, bytes=once.bytes + again)
+
+
+def _terms(call: QuantizedMatmulCall) -> int:
+    if call.activations:
+        return 1
+    if call.bits != 16:
+        return split.DIGITS
+    return {2: 2 if call.dtype == np.float16 else 1}.get(call.dtype.itemsize, 3)
+
+
+def _split_work(call: QuantizedMatmulCall) -> dispatch.Work:
+    """Of all terms of the rows, padding included, which are written, and their sums."""
+    once, terms = _read_once(call), _terms(call)
+    rows = max(split.PADDED, terms * call.rows)
+    width = 2 if call.bits == 16 else 1
+    between = 2 * rows * (call.inputs * width + call.outputs * 4)
+    return dispatch.Work(flops=2 * rows * call.inputs * call.outputs, bytes=once.bytes + between)
+
+
+IMPLEMENTATIONS = {
+    one.name: one
+    for one in (
+        dispatch.Implementation(
+            name="native", refuse=_refuse_native, work=_read_once, run=native.run
+        ),
+        dispatch.Implementation(
+            name="split", refuse=_refuse_split, work=_split_work, run=split.run
+        ),
+        dispatch.Implementation(
+            name="blocks", refuse=_refuse_blocks, work=_read_once, run=blocks.run
+        ),
+        dispatch.Implementation(name="reference", refuse=_any, work=_read_wide, run=reference.run),
+    )
+}

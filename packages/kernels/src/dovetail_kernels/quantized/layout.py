@@ -1,0 +1,120 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""How quantized weights lie in memory: one layout, [out, in], that every implementation reads.
+
+Four-bit weights share a byte with their partner in the other half of the group, not with their
+neighbour. So the low nibbles of a row are one run of its columns and the high nibbles another: the
+product is two products, of the two halves of x, and weights are never interleaved, which costs more
+than the product itself on a CPU.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import DTypeLike
+from jaxtyping import Float
+
+BIAS = 8  # what a nibble stores above its value, so that it is 0..15
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Packed:
+    """Weights w[D, F] = (q - zero) scale, quantized per output channel and group of inputs.
+
+    A pytree of arrays whose leading axis is F: it can be jitted over, stacked, sharded along F.
+
+    values: by `bits`, 16: bfloat16[F, D], the weights themselves; 8: int8[F, D]; 4: uint8[F, D/2],
+        byte j of a group of g has q[j] + 8 in its low nibble and q[j + g/2] + 8 in its high one.
+    scales: float32[F, D/g]; None for 16 bits.
+    zeros: float32[F, D/g], the q that means 0; None if that is 0 everywhere.
+    """
+
+    values: Any
+    scales: Any = None
+    zeros: Any = None
+    bits: int = dataclasses.field(metadata={"static": True})
+
+    @property
+    def in_features(self) -> int:
+        """D."""
+        return self.values.shape[-1] * (2 if self.bits == 4 else 1)
+
+    @property
+    def out_features(self) -> int:
+        """F."""
+        return self.values.shape[-2]
+
+    @property
+    def groups(self) -> int:
+        """D/g, the scales of one output channel."""
+        return 1 if self.scales is None else self.scales.shape[-1]
+
+    @property
+    def group_size(self) -> int:
+        """g, how many inputs share a scale."""
+        return self.in_features // self.groups
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of values, scales and zeros."""
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self))
+
+
+def nibbles(q: Array, *, group_size: int) -> Array:
+    """The bytes uint8[F, D/2] of four-bit q[F, D]."""
+    rows, columns = q.shape
+    halves = q.reshape(rows, columns // group_size, 2, group_size // 2) + jnp.int8(BIAS)
+    halves = halves.astype(jnp.uint8)
+    return (halves[:, :, 0] | (halves[:, :, 1] << jnp.uint8(4))).reshape(rows, columns // 2)
+
+
+def columns(x: Array, packed: Packed) -> list[Array]:
+    """x[M, D] by the columns of each array that `stored` gives: [x], or its half groups."""
+    if packed.bits != 4:
+        return [x]
+    rows = x.shape[0]
+    halves = x.reshape(rows, packed.groups, 2, packed.group_size // 2)
+    return [halves[:, :, half].reshape(rows, -1) for half in (0, 1)]
+
+
+def joined(parts: list[Array], packed: Packed) -> Array:
+    """The inverse of `columns`."""
+    if packed.bits != 4:
+        return parts[0]
+    rows, groups = parts[0].shape[0], packed.groups
+    halves = [part.reshape(rows, groups, 1, packed.group_size // 2) for part in parts]
+    return jnp.concatenate(halves, axis=2).reshape(rows, packed.in_features)
+
+
+def stored(packed: Packed) -> list[Array]:
+    """The integers as they are stored, int8: [q], or the low and the high nibbles, q + BIAS."""
+    if packed.bits != 4:
+        return [packed.values]
+    low, high = packed.values & jnp.uint8(15), packed.values >> jnp.uint8(4)
+    return [low.astype(jnp.int8), high.astype(jnp.int8)]
+
+
+def dequantized(packed: Packed, dtype: DTypeLike) -> list[Array]:
+    """The weights [F, D], or two of [F, D/2] for 4 bits, by the columns that `columns` gives."""
+    if packed.bits == 16:
+        return [packed.values.astype(dtype)]
+    zero = jnp.asarray(BIAS if packed.bits == 4 else 0, dtype)
+    if packed.zeros is not None:
+        zero = zero + packed.zeros[:, :, None].astype(dtype)
+    scale = packed.scales[:, :, None].astype(dtype)
+    weights = []
+    for q in stored(packed):
+        grouped = q.reshape(q.shape[0], packed.groups, -1).astype(dtype)
+        # Without zero points of 8 bits there is nothing to subtract.
+        shifted = grouped if packed.bits == 8 and packed.zeros is None else grouped - zero
+        weights.append((shifted * scale).reshape(q.shape))
+    return weights
+
+
+def unpack(packed: Packed, *, dtype: DTypeLike = jnp.float32) -> Float[Array, "D F"]:
+    """The weights w[D, F] = (q - zero) scale that `packed` stands for, in `dtype`."""
+    return joined(dequantized(packed, dtype), packed).T

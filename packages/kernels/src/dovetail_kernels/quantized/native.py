@@ -1,0 +1,100 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""y = x w for one to four rows on a CPU, by the C++ of the wheel dovetail-kernels-cpu.
+
+The wheel knows nothing of JAX: it is a shared library with one XLA FFI handler. It is looked for
+and registered at the first call that could use it, on the CPU platform only.
+"""
+
+import ctypes
+import functools
+import importlib
+import importlib.util
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from dovetail_kernels.quantized import blocks, split
+from dovetail_kernels.quantized.layout import Packed
+from dovetail_kernels.quantized.rows import restored, rounded
+
+ABI = 1  # of the handler: its arguments, its layout of weights. The wheel says which it has.
+ROWS = 4  # what its kernels are written for
+WIDTH = 16  # weights in one of its vectors: groups, and half groups of 4 bits, are whole vectors
+BEST = (
+    -1
+)  # the level of instructions: the best that the processor has; 0 portable, 1 AVX2, 2 AVX-512
+
+_MODULE = "dovetail_kernels_cpu"
+_TARGET = f"dovetail_kernels_matmul_{ABI}"
+
+
+@functools.cache
+def unavailable() -> str | None:
+    """Registers the handler; why that cannot be, or None. Asked once in a process."""
+    if importlib.util.find_spec(_MODULE) is None:
+        return "dovetail-kernels-cpu is not installed: pip install 'dovetail-kernels[cpu]'"
+    path = importlib.import_module(_MODULE).LIBRARY
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        return f"the library of dovetail-kernels-cpu does not load: {error}"
+    abi = library.dovetail_kernels_cpu_abi()
+    if abi != ABI:
+        older = "dovetail-kernels-cpu" if abi < ABI else "dovetail-kernels"
+        return (
+            f"dovetail-kernels-cpu has ABI {abi}, this needs {ABI}: pip install --upgrade {older}"
+        )
+    handler = jax.ffi.pycapsule(library.dovetail_kernels_cpu_matmul)
+    jax.ffi.register_ffi_target(_TARGET, handler, platform="cpu")
+    return None
+
+
+def run(x: Array, packed: Packed, *, activations: str | None) -> Array:
+    """y[M, F] = x[M, D] w[D, F], M at most 4."""
+    rows, steps = rounded(x, activations=activations)
+    return restored(_product(rows, packed), steps, x.dtype)
+
+
+@jax.custom_batching.custom_vmap
+def _product(rows: Array, packed: Packed) -> Array:
+    return call(rows, packed)
+
+
+@_product.def_vmap
+def _batched(size: int, batched: Sequence[Any], rows: Array, packed: Packed) -> tuple[Array, bool]:
+    """More rows of the same weights are one product; others are products one after the other."""
+    x_batched, weights_batched = batched
+    if any(jax.tree.leaves(weights_batched)):
+        each = (rows, packed)
+        whole = jax.tree.map(
+            lambda a, is_batched: a if is_batched else jnp.repeat(a[None], size, axis=0),
+            each,
+            (x_batched, weights_batched),
+        )
+        return jax.lax.map(lambda pair: _product(*pair), whole), True
+    merged = rows.reshape(size * rows.shape[1], rows.shape[2])
+    if merged.shape[0] <= ROWS:
+        y = call(merged, packed)
+    else:
+        best = split if packed.groups == 1 and packed.in_features <= split.LONGEST else blocks
+        y = best.run(merged, packed, activations=None)
+    return y.reshape(size, rows.shape[1], -1), True
+
+
+def call(rows: Array, packed: Packed, *, level: int = BEST) -> Array:
+    """float32[M, F] of float32 rows[M, D], with the instructions of `level`."""
+    absent = jnp.zeros((0, 0), jnp.float32)
+    result = jax.ShapeDtypeStruct((rows.shape[0], packed.out_features), jnp.float32)
+    return jax.ffi.ffi_call(_TARGET, result)(
+        rows,
+        packed.values,
+        absent if packed.scales is None else packed.scales,
+        absent if packed.zeros is None else packed.zeros,
+        bits=np.int32(packed.bits),
+        level=np.int32(level),
+    )

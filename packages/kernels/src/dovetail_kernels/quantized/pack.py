@@ -1,0 +1,214 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Weights into the packed layout: floats that are quantized here, integers that already are."""
+
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.core import Tracer
+from jaxtyping import Float
+
+from dovetail_kernels.quantized.layout import Packed, nibbles
+
+# A group of 4 bits that loses little: the size in which most published int4 weights come.
+_GROUP_SIZE = 128
+_TINY = float(np.finfo(np.float32).tiny)  # below it a scale is not normal, and XLA may flush it
+
+
+@runtime_checkable
+class Quantized(Protocol):
+    """Weights w[D, F] = (qvalue - zero_point) scale, as a `qwix.QArray` has them.
+
+    qvalue: [D, F] of int4, int8, uint4 or uint8; scale: float[G, F], of which each axis divides
+    that of qvalue and is repeated to it; zero_point: the same, or None for 0.
+    """
+
+    qvalue: Any
+    scale: Any
+    zero_point: Any
+
+
+def pack(
+    w: Float[Array | np.ndarray, "D F"] | Quantized,
+    *,
+    bits: int | None = None,
+    group_size: int | None = None,
+    symmetric: bool = True,
+) -> Packed:
+    """Weights w[D, F] as `quantized_matmul` reads them: (q - zero) scale, q of 8 or 4 bits.
+
+    A float w is rounded to nearest, half to even, for each output channel and group of
+    `group_size` inputs: with scale = max|w| / 127 (7 for 4 bits), or, not `symmetric`, with
+    (max(w, 0) - min(w, 0)) / 255 (15) and a zero point. A w that has qvalue, scale and zero_point
+    (`qwix.QArray`, or any such object) is packed as it is, and has its own groups.
+
+    bits: 8 (a float's default), 4, or 16 for plain bfloat16. A quantized w has those of its dtype;
+        4 for int8 or uint8 values that fit, which is checked unless traced.
+    group_size: divides D, even for 4 bits. Default: D for 8 bits, 128 for 4.
+
+    Raises:
+        ValueError: what does not fit, a float w that is not finite (unless traced), or options
+            that a quantized w decides itself.
+        TypeError: a dtype that is neither float nor an integer of at most 8 bits.
+
+    Example:
+
+        w = jax.random.normal(jax.random.key(0), (512, 256))
+        packed = pack(w, bits=4)
+        y = quantized_matmul(jnp.ones((1, 512)), packed)
+    """
+    if bits not in (None, 4, 8, 16):
+        raise ValueError(f"pack needs bits 4, 8 or 16, got bits={bits}. Use one of them.")
+    if not isinstance(w, jax.Array | np.ndarray):
+        if not isinstance(w, Quantized):
+            raise TypeError(
+                "pack needs a float array [D, F], or an object with qvalue, scale and zero_point, "
+                f"got {type(w).__name__}. Use jnp.asarray, or types.SimpleNamespace."
+            )
+        return _quantized(w, bits=bits, group_size=group_size, symmetric=symmetric)
+    _check_float(w, group_size=group_size, symmetric=symmetric, bits=bits)
+    if bits == 16:
+        return Packed(values=jnp.asarray(w).T.astype(jnp.bfloat16), bits=16)
+    bits = bits or 8
+    default = w.shape[0] if bits == 8 else _GROUP_SIZE
+    size = default if group_size is None else group_size
+    _check_group(w.shape[0], size, bits=bits)
+    return _rounded(jnp.asarray(w), bits=bits, size=size, symmetric=symmetric)
+
+
+def _rounded(w: Array, *, bits: int, size: int, symmetric: bool) -> Packed:
+    inputs, outputs = w.shape
+    low, high = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
+    grouped = w.T.astype(jnp.float32).reshape(outputs, inputs // size, size)
+    if symmetric:
+        scales = jnp.max(jnp.abs(grouped), axis=2) / high
+        zeros = jnp.zeros_like(scales)
+    else:
+        least = jnp.minimum(jnp.min(grouped, axis=2), 0)
+        # Half of each, because their difference may pass the largest float.
+        scales = (jnp.maximum(jnp.max(grouped, axis=2), 0) / 2 - least / 2) / ((high - low) / 2)
+        zeros = low - jnp.round(least / jnp.where(scales < _TINY, 1, scales))
+    scales = jnp.where(scales < _TINY, 0, scales)
+    steps = grouped / jnp.where(scales == 0, 1, scales)[:, :, None] + zeros[:, :, None]
+    # Scale and zero point are rounded themselves: the ends of a range may pass it by a half.
+    q = jnp.clip(jnp.round(steps), low, high)
+    q = jnp.where(scales[:, :, None] == 0, zeros[:, :, None], q)
+    q = q.astype(jnp.int8).reshape(outputs, inputs)
+    values = q if bits == 8 else nibbles(q, group_size=size)
+    return Packed(values=values, scales=scales, zeros=None if symmetric else zeros, bits=bits)
+
+
+def _quantized(
+    w: Quantized, *, bits: int | None, group_size: int | None, symmetric: bool
+) -> Packed:
+    if group_size is not None or not symmetric:
+        raise ValueError(
+            "pack keeps the groups and zero points of weights that are quantized already, got "
+            f"group_size={group_size}, symmetric={symmetric}. Leave them out."
+        )
+    q, own = w.qvalue, {"int4": 4, "uint4": 4, "int8": 8, "uint8": 8}
+    if str(q.dtype) not in own:
+        raise TypeError(
+            f"pack needs a qvalue of {', '.join(own)}, got {q.dtype}. Use .astype(jnp.int8) if its "
+            "values fit."
+        )
+    stored = own[str(q.dtype)]
+    bits = bits or stored
+    if q.ndim != 2 or bits == 16:
+        raise ValueError(
+            f"pack needs a qvalue [D, F] and bits 4 or 8, got qvalue of shape {q.shape}, "
+            f"bits={bits}. Use jax.vmap for stacked weights, and a float array for bits=16."
+        )
+    scales, zeros = _by_group(w)
+    _check_group(q.shape[0], q.shape[0] // scales.shape[1], bits=bits)
+    values = jnp.asarray(q).astype(jnp.uint8 if str(q.dtype).startswith("u") else jnp.int8).T
+    if values.dtype == jnp.uint8:
+        middle = 2 ** (bits - 1)
+        _check_range(values, 0, 2 * middle - 1, bits=bits, stored=stored)
+        # Wraps modulo 256, which gives the signed value.
+        values = jax.lax.bitcast_convert_type(values - jnp.uint8(middle), jnp.int8)
+        zeros = jnp.zeros_like(scales) - middle if zeros is None else zeros - middle
+    else:
+        _check_range(values, -(2 ** (bits - 1)), 2 ** (bits - 1) - 1, bits=bits, stored=stored)
+    if bits == 4:
+        values = nibbles(values, group_size=values.shape[1] // scales.shape[1])
+    return Packed(values=values, scales=scales, zeros=zeros, bits=bits)
+
+
+def _by_group(w: Quantized) -> tuple[Array, Array | None]:
+    """Scales and zero points as float32[F, G], of as many groups as the finer of them."""
+    shape = w.qvalue.shape
+    given = [a for a in (w.scale, w.zero_point) if a is not None]
+    for name, array in zip(("scale", "zero_point"), given, strict=False):
+        fits = array.ndim == 2 and all(n % m == 0 for n, m in zip(shape, array.shape, strict=True))
+        if not fits:
+            raise ValueError(
+                f"pack needs a {name} [G, F] whose axes divide those of qvalue [D, F] = "
+                f"{tuple(shape)}, got {name} of shape {tuple(array.shape)}. Use .reshape."
+            )
+    groups = max(array.shape[0] for array in given)
+    if any(groups % array.shape[0] for array in given):
+        raise ValueError(
+            "pack needs groups of scale and of zero_point that divide each other, got "
+            f"{[array.shape[0] for array in given]}. Use jnp.repeat on both."
+        )
+
+    def repeated(array: Any) -> Array:
+        wide = jnp.asarray(array).astype(jnp.float32).T
+        wide = jnp.repeat(wide, shape[1] // wide.shape[0], axis=0)
+        return jnp.repeat(wide, groups // wide.shape[1], axis=1)
+
+    zeros = None if w.zero_point is None else repeated(w.zero_point)
+    return repeated(w.scale), zeros
+
+
+def _check_float(w: Any, *, group_size: int | None, symmetric: bool, bits: int | None) -> None:
+    if not jnp.issubdtype(w.dtype, jnp.floating):
+        raise TypeError(
+            f"pack needs float weights, got an array of {w.dtype}. Use "
+            "types.SimpleNamespace(qvalue=w, scale=scale, zero_point=None) for quantized ones."
+        )
+    if w.ndim != 2 or 0 in w.shape:
+        raise ValueError(
+            f"pack needs w [D, F] with neither 0, got shape {tuple(w.shape)}. Use jax.vmap(pack) "
+            "for stacked weights."
+        )
+    if bits == 16 and (group_size is not None or not symmetric):
+        raise ValueError(
+            f"pack rounds to bfloat16 for bits=16, without groups, got group_size={group_size}, "
+            f"symmetric={symmetric}. Leave them out."
+        )
+    traced = isinstance(w, Tracer)
+    if bits != 16 and not traced and not bool(jnp.all(jnp.isfinite(jnp.asarray(w)))):
+        raise ValueError(
+            "pack needs finite weights, got w with inf or nan. Use jnp.nan_to_num(w) if they may "
+            "be replaced."
+        )
+
+
+def _check_group(inputs: int, size: int, *, bits: int) -> None:
+    if size > 0 and inputs % size == 0 and not (bits == 4 and size % 2):
+        return
+    raise ValueError(
+        f"pack needs a group_size that divides D{', and is even' if bits == 4 else ''}, got "
+        f"group_size={size}, D={inputs}, bits={bits}. Use another group_size=, or pad D of w and "
+        "of x with zeros."
+    )
+
+
+def _check_range(q: Array, low: int, high: int, *, bits: int, stored: int) -> None:
+    if bits >= stored:
+        return
+    if isinstance(q, Tracer):
+        raise ValueError(
+            f"pack cannot see whether traced {q.dtype} values fit bits={bits}, got a tracer. Call "
+            "pack outside jit, or use .astype(jnp.int4) or uint4 before."
+        )
+    least, most = int(q.min()), int(q.max())
+    if least < low or most > high:
+        raise ValueError(
+            f"pack needs values in {low}..{high} for bits={bits}, got {least}..{most}. Use bits=8."
+        )

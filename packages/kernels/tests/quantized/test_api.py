@@ -1,0 +1,267 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The call: which implementation, its checks, what is differentiated, sharded and batched."""
+
+import functools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import jaxtyping
+import numpy as np
+import pytest
+
+from dovetail_kernels.dispatch import Device
+from dovetail_kernels.quantized import api
+from dovetail_kernels.quantized.api import plan_quantized_matmul, quantized_matmul
+from dovetail_kernels.quantized.layout import Packed
+from dovetail_kernels.quantized.pack import pack
+from dovetail_kernels.testing.quantized import Case, cases, check, check_quantized_matmul
+
+PROGRAM = Path(__file__).parents[1] / "programs/quantized_sharded.py"
+EVERYTHING = {need for case in cases() for need in case.needs}
+SUPPORTS = {
+    "reference": EVERYTHING,
+    "blocks": EVERYTHING - {"16 bits"},
+    "split": EVERYTHING - {"groups", "float64"},
+}
+RNG = np.random.default_rng(0)
+W = RNG.standard_normal((64, 37)).astype(np.float32)
+X = RNG.standard_normal((3, 64)).astype(np.float32)
+
+
+@pytest.mark.parametrize("impl", SUPPORTS)
+def test_conforms(impl: str) -> None:
+    check_quantized_matmul(functools.partial(quantized_matmul, impl=impl), supports=SUPPORTS[impl])
+
+
+def test_every_case_has_an_implementation() -> None:
+    for case in cases():
+        able = [name for name, held in SUPPORTS.items() if case.needs <= held]
+        assert able, case.name
+
+
+@pytest.mark.parametrize("name", ["W8A8", "int4, groups and zero points"])
+def test_conforms_compiled(name: str) -> None:
+    (case,) = [case for case in cases() if case.name == name]
+
+    def compiled(x: jax.Array, w: Packed, **options: str) -> jax.Array:
+        checkpointed = jax.checkpoint(functools.partial(quantized_matmul, **options))
+        return jax.jit(checkpointed)(x, w)
+
+    check(compiled, case)
+
+
+def chosen(x: object, w: Packed, **options: object) -> str:
+    return plan_quantized_matmul(x, w, **options).choose().name
+
+
+@pytest.fixture
+def without_native(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api.native, "unavailable", lambda: "is not there")
+
+
+@pytest.mark.usefixtures("without_native")
+@pytest.mark.parametrize(
+    "rows, dtype, options, activations, expected",
+    [
+        (1, "float32", {"bits": 8}, None, "split"),
+        (32, "float32", {"bits": 8}, None, "split"),
+        (33, "float32", {"bits": 8}, None, "blocks"),
+        (33, "float32", {"bits": 8}, "int8", "split"),
+        (1, "float32", {"bits": 4, "group_size": 32}, None, "blocks"),
+        (1, "float32", {"bits": 4, "group_size": 64}, None, "split"),
+        (33, "float32", {"bits": 16}, None, "reference"),
+        (33, "bfloat16", {"bits": 16}, None, "split"),
+        (33, "float16", {"bits": 16}, None, "reference"),
+    ],
+)
+def test_rows_terms_and_groups_choose(
+    rows: int, dtype: str, options: dict, activations: str | None, expected: str
+) -> None:
+    x = jax.ShapeDtypeStruct((rows, 64), jnp.dtype(dtype))
+    assert chosen(x, pack(W, **options), activations=activations) == expected
+
+
+@pytest.mark.parametrize("activations, expected", [(None, "reference"), ("int8", "split")])
+def test_compilers_of_accelerators_fuse(
+    activations: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = Device(platform="gpu", kind="NVIDIA H100")
+    monkeypatch.setattr(api.dispatch, "device", lambda *arrays: gpu)
+    plan = plan_quantized_matmul(X, pack(W), activations=activations)
+    assert plan.choose().name == expected
+    refused = {choice.name: choice.refusal for choice in plan.choices()}
+    assert refused["native"] == "is for a CPU, not gpu"
+
+
+def refusal(name: str, x: object, w: Packed) -> str | None:
+    return next(c.refusal for c in plan_quantized_matmul(x, w).choices() if c.name == name)
+
+
+def test_each_refusal_says_why() -> None:
+    def rows(count: int, inputs: int, dtype: str = "float32") -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((count, inputs), np.dtype(dtype))
+
+    def int8(inputs: int, groups: int) -> Packed:
+        values = jax.ShapeDtypeStruct((5, inputs), np.dtype(np.int8))
+        scales = jax.ShapeDtypeStruct((5, groups), np.dtype(np.float32))
+        return Packed(values=values, scales=scales, bits=8)
+
+    assert refusal("blocks", X, pack(W, bits=16)) == (
+        "bfloat16 weights have nothing to dequantize by blocks"
+    )
+    assert refusal("split", rows(3, 64), int8(64, 2)) == (
+        "adds up whole channels, and these have 2 groups with scales of their own"
+    )
+    long = 2**17
+    assert refusal("split", rows(3, long), int8(long, 1)) == (
+        "its int32 sums hold D up to 131071, not D=131072"
+    )
+    assert refusal("split", rows(3, 64, "float64"), int8(64, 1)) == (
+        "terms of its rows hold float32, not float64"
+    )
+    assert refusal("native", rows(3, 64, "float64"), int8(64, 1)) == (
+        "accumulates in float32, not float64"
+    )
+    assert refusal("native", rows(5, 64), int8(64, 1)) == "is for at most 4 rows, not 5"
+    assert refusal("native", rows(4, 72), int8(72, 3)) == (
+        "groups of 8 bits must be multiples of 16, not 24"
+    )
+    assert refusal("native", X[:, :48], pack(W[:48], bits=4, group_size=16)) == (
+        "groups of 4 bits must be multiples of 32, not 16"
+    )
+
+
+def test_an_impl_that_cannot_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"split: adds up whole channels.*use impl='blocks'"):
+        quantized_matmul(X, pack(W, bits=4, group_size=32), impl="split")
+    with pytest.raises(ValueError, match=r"impl must name implementations.*got impl='triton'"):
+        quantized_matmul(X, pack(W), impl="triton")
+
+
+def test_bad_calls_say_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    w = pack(W)
+    with pytest.raises(TypeError, match=r"needs w as Packed, got ndarray. Use pack\(w, bits=8\)"):
+        quantized_matmul(X, W)
+    with pytest.raises(TypeError, match=r"floating x \[M,D\], got dtype=int8. Use x.astype"):
+        quantized_matmul(X.astype(np.int8), w)
+    with pytest.raises(ValueError, match=r"D=64 as w has, got x of shape \(3, 63\). Use x.resh"):
+        quantized_matmul(X[:, :63], w)
+    with pytest.raises(ValueError, match=r"got x of shape \(1, 3, 64\). Use x.reshape\(-1, 64\)"):
+        quantized_matmul(X[None], w)
+    with pytest.raises(ValueError, match=r"M > 0.*got x of shape \(0, 64\)"):
+        quantized_matmul(X[:0], w)
+    with pytest.raises(ValueError, match=r"None or 'int8', got activations='fp8'. Leave it out"):
+        quantized_matmul(X, w, activations="fp8")
+    with pytest.raises(ValueError, match=r"needs integer weights, got w of bits=16. Use pack"):
+        quantized_matmul(X, pack(W, bits=16), activations="int8")
+    stacked = jax.tree.map(lambda a: a[None], w)
+    with pytest.raises(ValueError, match=r"got w.values of shape \(1, 37, 64\). Use jax.vmap"):
+        quantized_matmul(X, stacked)
+
+
+def test_weights_have_no_gradient() -> None:
+    w = pack(W, bits=4, group_size=32)
+    with pytest.raises(ValueError, match=r"gradient in x alone.*Use jax.lax.stop_gradient\(w\)"):
+        jax.grad(lambda w: quantized_matmul(X, w).sum(), allow_int=True)(w)
+    with pytest.raises(ValueError, match=r"gradient in x alone"):
+        jax.grad(lambda w: quantized_matmul(X, w).sum())(pack(W, bits=16))
+
+
+def test_weights_may_stand_beside_what_is_trained() -> None:
+    w = pack(W, bits=8)
+
+    def loss(scale: jax.Array, w: Packed) -> jax.Array:
+        def step(total: jax.Array, row: jax.Array) -> tuple[jax.Array, None]:
+            return total + quantized_matmul(row[None] * scale, w).sum(), None
+
+        return jax.lax.scan(jax.checkpoint(step), jnp.float32(0), jnp.asarray(X))[0]
+
+    found = jax.jit(jax.grad(loss))(jnp.float32(2), w)
+    exact = X.astype(np.float64) @ _dequantized(w)
+    assert abs(found - exact.sum()) < 1e-5 * abs(exact).sum()
+
+
+def _dequantized(w: Packed) -> np.ndarray:
+    """Of 8 bits and one group."""
+    return (np.asarray(w.values, np.float64) * np.asarray(w.scales, np.float64)).T
+
+
+def test_eight_bit_rows_pass_gradients_through() -> None:
+    w = pack(W, bits=8)
+    dx = jax.grad(lambda x: quantized_matmul(x, w, activations="int8").sum())(jnp.asarray(X))
+    exact = np.broadcast_to(_dequantized(w).sum(1), X.shape)
+    np.testing.assert_allclose(dx, exact, rtol=1e-4, atol=1e-5)
+
+
+def test_stacked_weights_under_vmap() -> None:
+    ws = [pack(W * i, bits=4, group_size=32) for i in (1, 2)]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *ws)
+    found = jax.vmap(lambda w: quantized_matmul(X, w))(stacked)
+    np.testing.assert_allclose(found[1], 2 * found[0], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(found[0], quantized_matmul(X, ws[0]), rtol=1e-5, atol=1e-5)
+
+
+def test_the_same_bits_every_time() -> None:
+    for options in ({"bits": 8}, {"bits": 4, "group_size": 32}, {"bits": 16}):
+        w = pack(W, **options)
+        runs = [np.asarray(quantized_matmul(X, w)) for _ in range(3)]
+        for run in runs[1:]:
+            np.testing.assert_array_equal(run, runs[0])
+
+
+def _compiled(case: Case, impl: str) -> tuple[object, object]:
+    x = jax.ShapeDtypeStruct((case.rows, case.inputs), np.dtype(np.float32))
+    w = pack(RNG.standard_normal((case.inputs, case.outputs)).astype(np.float32), bits=case.bits)
+    run = functools.partial(quantized_matmul, impl=impl, activations=case.activations)
+    work = plan_quantized_matmul(x, w, impl=impl, activations=case.activations).choose()
+    call = plan_quantized_matmul(x, w, activations=case.activations).call
+    return jax.jit(run).lower(x, w).compile(), work.work(call)
+
+
+@pytest.mark.parametrize(
+    "impl, rows, bits, activations",
+    [
+        ("reference", 24, 8, None),
+        ("blocks", 24, 8, None),
+        ("split", 8, 8, None),
+        ("split", 3, 8, "int8"),
+        ("split", 8, 16, None),
+    ],
+)
+def test_work_is_what_xla_counts(impl: str, rows: int, bits: int, activations: str | None) -> None:
+    case = Case(
+        name="work",
+        needs=frozenset(),
+        rows=rows,
+        inputs=256,
+        outputs=320,
+        bits=bits,
+        activations=activations,
+    )
+    compiled, work = _compiled(case, impl)
+    # XLA counts element-wise work too: conversions of the weights, a few operations for each.
+    assert 0.9 * work.flops < compiled.cost_analysis()["flops"] < 1.4 * work.flops
+    memory = compiled.memory_analysis()
+    outer = memory.argument_size_in_bytes + memory.output_size_in_bytes
+    # Reading and writing what lies between counts twice in ours; blocks of a small matrix are one.
+    between = 0 if impl == "blocks" else 2 * memory.temp_size_in_bytes
+    assert 0.5 * (outer + between) < work.bytes < 1.5 * (outer + between)
+
+
+@pytest.mark.parametrize("program_impl", ["blocks", "split"])
+def test_sharded_as_alone(program_impl: str) -> None:
+    devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), program_impl],
+        env={**os.environ, **devices},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "ok\n", done.stderr

@@ -1,0 +1,60 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Blocks of output channels: whole, with a rest, or one."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dovetail_kernels.quantized import blocks
+from dovetail_kernels.quantized.api import quantized_matmul
+from dovetail_kernels.quantized.layout import Packed
+from dovetail_kernels.quantized.pack import pack
+from dovetail_kernels.testing.quantized import cases, check
+
+RNG = np.random.default_rng(0)
+
+
+@pytest.mark.parametrize(
+    "name", ["int8, zero points", "int4, groups and zero points", "W8A8", "int4, float64"]
+)
+def test_conforms_in_several_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "_WEIGHTS", 1)  # eight channels a block
+    (case,) = [case for case in cases() if case.name == name]
+    check(functools.partial(quantized_matmul, impl="blocks"), case)
+
+
+def packed(outputs: int) -> Packed:
+    return pack(RNG.standard_normal((24, outputs)).astype(np.float32), bits=4, group_size=12)
+
+
+@pytest.mark.parametrize(
+    "outputs, sizes", [(16, [8]), (21, [8, 5]), (7, [7]), (8, [8]), (15, [15])]
+)
+def test_blocks_and_a_rest(outputs: int, sizes: list[int]) -> None:
+    seen = []
+
+    def channels(block: Packed) -> jax.Array:
+        seen.append(block.out_features)
+        return block.scales.T
+
+    w = packed(outputs)
+    found = blocks.by_outputs(channels, w, weights=8 * 24)
+    np.testing.assert_array_equal(found, w.scales.T)
+    assert seen == sizes
+
+
+def test_only_a_block_is_dequantized() -> None:
+    w = pack(RNG.standard_normal((1024, 1024)).astype(np.float32), bits=4)
+    x = jnp.ones((1, 1024))
+
+    def step(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        y, pull = jax.vjp(functools.partial(quantized_matmul, w=w, impl="blocks"), x)
+        return y, pull(y)[0]
+
+    memory = jax.jit(step).lower(x).compile().memory_analysis()
+    # Two halves of 2^17 weights in float32, integers beside them; whole they are 4 MiB.
+    assert memory.temp_size_in_bytes < 2**20

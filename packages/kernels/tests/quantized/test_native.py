@@ -1,0 +1,190 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The native library: every level of instructions, threads, shards, and wheels that do not fit."""
+
+import ctypes
+import functools
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dovetail_kernels.quantized import native
+from dovetail_kernels.quantized.api import plan_quantized_matmul, quantized_matmul
+from dovetail_kernels.quantized.layout import Packed
+from dovetail_kernels.quantized.pack import pack
+from dovetail_kernels.testing.quantized import cases, check_quantized_matmul
+
+KERNELS = Path(__file__).resolve().parents[2]
+EVERYTHING = {need for case in cases() for need in case.needs}
+RNG = np.random.default_rng(0)
+LEVELS = {"portable": 0, "avx2": 1, "avx512": 2}
+
+
+def with_level(level: int, x: jax.Array, w: Packed, *, activations: str | None = None) -> jax.Array:
+    """`quantized_matmul` with the instructions of `level`, where native may run."""
+    plan_quantized_matmul(x, w, activations=activations, impl="native").choose()
+    call = functools.partial(native.call, level=level)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "call", call)
+        return quantized_matmul(x, w, activations=activations, impl="native")
+
+
+@pytest.mark.usefixtures("native_library")
+@pytest.mark.parametrize("level", LEVELS)
+def test_conforms(level: str) -> None:
+    path = sys.modules["dovetail_kernels_cpu"].LIBRARY
+    if ctypes.CDLL(str(path)).dovetail_kernels_cpu_level() < LEVELS[level]:
+        pytest.skip(f"this processor has no {level}")
+    check_quantized_matmul(
+        functools.partial(with_level, LEVELS[level]),
+        supports=EVERYTHING - {"float64", "odd groups", "many rows"},
+    )
+
+
+def weights(inputs: int, outputs: int, **options: object) -> Packed:
+    return pack(RNG.standard_normal((inputs, outputs)).astype(np.float32), **options)
+
+
+@pytest.mark.usefixtures("native_library")
+@pytest.mark.parametrize(
+    "options", [{"bits": 8}, {"bits": 4, "symmetric": False}, {"bits": 16}], ids=str
+)
+def test_threads_do_not_change_a_bit(options: dict) -> None:
+    """A product that is divided among threads, against its channels one by one."""
+    w = weights(1024, 1031, **options)
+    x = jnp.asarray(RNG.standard_normal((3, 1024)), jnp.float32)
+    whole = np.asarray(native.call(x, w))
+    for begin, end in ((0, 9), (515, 522), (1027, 1031)):
+        part = jax.tree.map(lambda a, b=begin, e=end: a[b:e], w)
+        np.testing.assert_array_equal(native.call(x, part), whole[:, begin:end])
+    for _ in range(20):
+        np.testing.assert_array_equal(native.call(x, w), whole)
+
+
+@pytest.mark.usefixtures("native_library")
+def test_a_row_has_the_same_bits_in_any_batch() -> None:
+    w = weights(256, 37, bits=4)
+    x = jnp.asarray(RNG.standard_normal((4, 256)), jnp.float32)
+    whole = np.asarray(native.call(x, w))
+    for rows in (1, 2, 3):
+        np.testing.assert_array_equal(native.call(x[:rows], w), whole[:rows])
+
+
+@pytest.mark.usefixtures("native_library")
+@pytest.mark.parametrize("batch", [3, 9])
+def test_rows_under_vmap_are_one_product(batch: int) -> None:
+    w = weights(64, 37, bits=4, group_size=32)
+    x = jnp.asarray(RNG.standard_normal((batch, 1, 64)), jnp.float32)
+    mapped = jax.jit(jax.vmap(functools.partial(quantized_matmul, w=w, impl="native")))
+    calls = mapped.lower(x).as_text().count("custom_call @dovetail_kernels_matmul")
+    assert calls == (1 if batch <= native.ROWS else 0)
+    expected = quantized_matmul(x[:, 0], w, impl="reference")
+    np.testing.assert_allclose(mapped(x)[:, 0], expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("native_library")
+def test_stacked_weights_under_vmap() -> None:
+    ws = [weights(64, 37, bits=8), weights(64, 37, bits=8)]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *ws)
+    x = jnp.asarray(RNG.standard_normal((2, 64)), jnp.float32)
+    call = functools.partial(quantized_matmul, impl="native")
+    for in_axes, rows in (((None, 0), x), ((0, 0), jnp.stack([x, 2 * x]))):
+        found = jax.vmap(call, in_axes)(rows, stacked)
+        for i in (0, 1):
+            expected = call(rows if rows.ndim == 2 else rows[i], ws[i])
+            np.testing.assert_array_equal(found[i], expected)
+
+
+def test_shards_run_it(wheel: Path | None) -> None:
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
+    path = os.pathsep.join([p for p in (str(wheel or ""), os.environ.get("PYTHONPATH")) if p])
+    done = subprocess.run(
+        [sys.executable, str(KERNELS / "tests/programs/quantized_sharded.py"), "native"],
+        env={**os.environ, **flags, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "ok\n", done.stderr
+
+
+@pytest.fixture
+def fresh() -> object:
+    native.unavailable.cache_clear()
+    yield
+    native.unavailable.cache_clear()
+
+
+@pytest.mark.usefixtures("fresh")
+def test_without_the_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native.importlib.util, "find_spec", lambda name: None)
+    choices = plan_quantized_matmul(np.ones((1, 64), np.float32), weights(64, 5)).choices()
+    assert choices[0].refusal == (
+        "dovetail-kernels-cpu is not installed: pip install 'dovetail-kernels[cpu]'"
+    )
+    assert choices[1].chosen
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("abi, upgrade", [(0, "dovetail-kernels-cpu"), (2, "dovetail-kernels")])
+def test_a_wheel_of_another_version(
+    abi: int, upgrade: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = SimpleNamespace(dovetail_kernels_cpu_abi=lambda: abi)
+    monkeypatch.setattr(native.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(
+        native.importlib, "import_module", lambda name: SimpleNamespace(LIBRARY="x")
+    )
+    monkeypatch.setattr(native.ctypes, "CDLL", lambda path: library)
+    assert native.unavailable() == (
+        f"dovetail-kernels-cpu has ABI {abi}, this needs 1: pip install --upgrade {upgrade}"
+    )
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_library_that_does_not_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = tmp_path / "broken.so"
+    broken.write_bytes(b"not a library")
+    monkeypatch.setattr(native.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(
+        native.importlib, "import_module", lambda name: SimpleNamespace(LIBRARY=broken)
+    )
+    reason = native.unavailable()
+    assert reason is not None
+    assert reason.startswith("the library of dovetail-kernels-cpu does not load: ")
+
+
+@pytest.mark.usefixtures("native_library")
+@pytest.mark.parametrize(
+    "rows, change, message",
+    [
+        (5, {}, "rows must be 1 to 4"),
+        (1, {"bits": 4}, "values do not have the type of their bits"),
+        (1, {"scales": jnp.ones((6, 1))}, "scales do not fit"),
+        (1, {"scales": jnp.ones((5, 8))}, "a group must be a whole number of vectors"),
+        (1, {"zeros": jnp.ones((5, 2))}, "zeros do not fit"),
+        (1, {"values": jnp.ones((5, 48), jnp.int8)}, "shapes of x, values and y do not fit"),
+    ],
+)
+def test_the_handler_checks_its_buffers(rows: int, change: dict, message: str) -> None:
+    held = {"values": jnp.ones((5, 64), jnp.int8), "scales": jnp.ones((5, 1)), "bits": 8}
+    with pytest.raises(jax.errors.JaxRuntimeError, match=message):
+        native.call(jnp.ones((rows, 64)), Packed(**{**held, **change})).block_until_ready()
+
+
+@pytest.mark.slow
+def test_kernels_under_sanitizers(tmp_path: Path) -> None:
+    """Every kernel over buffers of exactly their size, against a plain sum in double."""
+    built = tmp_path / "check"
+    command = [sys.executable, str(KERNELS / "native/tests/build_check.py"), str(built)]
+    subprocess.run(command, check=True)
+    done = subprocess.run([str(built)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("ok, levels 0 to ")

@@ -13,3 +13,7 @@ from dovetail_kernels.loss.api import linear_cross_entropy as linear_cross_entro
 from dovetail_kernels.loss.api import linear_logprobs as linear_logprobs
 from dovetail_kernels.paged.api import paged_attention as paged_attention
 from dovetail_kernels.paged.write import paged_write as paged_write
+from dovetail_kernels.quantized.api import quantized_matmul as quantized_matmul
+from dovetail_kernels.quantized.layout import Packed as Packed
+from dovetail_kernels.quantized.pack import pack as pack
+from dovetail_kernels.quantized.pack import unpack as unpack

@@ -16,6 +16,7 @@ from dovetail_kernels.loss.api import (
     plan_linear_logprobs,
 )
 from dovetail_kernels.paged.api import paged_attention, plan_paged_attention
+from dovetail_kernels.quantized.api import plan_quantized_matmul, quantized_matmul
 
 # The operations that choose, and the plan that each makes of a call.
 _PLANS: dict[Callable[..., Any], Callable[..., Plan[Any]]] = {
@@ -24,6 +25,7 @@ _PLANS: dict[Callable[..., Any], Callable[..., Plan[Any]]] = {
     linear_cross_entropy: plan_linear_cross_entropy,
     linear_logprobs: plan_linear_logprobs,
     paged_attention: plan_paged_attention,
+    quantized_matmul: plan_quantized_matmul,
 }
 
 

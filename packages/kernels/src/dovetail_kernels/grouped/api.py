@@ -9,7 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jax.core import Tracer
+from jaxtyping import Array, Float, Integer
 
 from dovetail_kernels.dispatch import Implementation, Plan, device
 from dovetail_kernels.grouped.call import GroupedMatmulCall
@@ -28,7 +29,7 @@ _OTHERS = (TILES, RAGGED_DOT, REFERENCE)
 def grouped_matmul(
     x: Float[Array | np.ndarray, "M D"],
     w: Float[Array | np.ndarray, "E D F"],
-    sizes: Int[Array | np.ndarray, " E"],
+    sizes: Integer[Array | np.ndarray, " E"],
     *,
     impl: str | Sequence[str] | None = None,
 ) -> Float[Array, "M F"]:
@@ -112,7 +113,7 @@ def _run(
 
 
 def _concrete(sizes: Any) -> bool:
-    return isinstance(sizes, np.ndarray | jax.Array) and not isinstance(sizes, jax.core.Tracer)
+    return isinstance(sizes, np.ndarray | jax.Array) and not isinstance(sizes, Tracer)
 
 
 def _check_shapes(x: Any, w: Any, sizes: Any) -> None:

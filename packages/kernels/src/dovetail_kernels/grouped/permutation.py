@@ -7,12 +7,16 @@ a scatter-add, which on GPUs sums in an order that changes from run to run. A so
 inverse make it a gather of the other direction and a sum over the k choices, always in that order.
 """
 
+import functools
+import operator
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jax.core import Tracer
+from jaxtyping import Array, Float, Int, Integer
 
 from dovetail_kernels.mesh import per_shard
 
@@ -30,7 +34,7 @@ class Permutation(NamedTuple):
 
 
 def permute(
-    x: Float[Array | np.ndarray, "M D"], experts: Int[Array | np.ndarray, "M k"], *, count: int
+    x: Float[Array | np.ndarray, "M D"], experts: Integer[Array | np.ndarray, "M k"], *, count: int
 ) -> tuple[Float[Array, "R D"], Int[Array, " E"], Permutation]:
     """`(rows, sizes, plan)`: each token's row once per expert of it, expert by expert.
 
@@ -55,19 +59,20 @@ def permute(
     """
     _check_permute(x, experts, count=count)
 
-    def run(x: jax.Array, experts: jax.Array) -> tuple[jax.Array, jax.Array, Permutation]:
+    def run(x: jax.Array, experts: jax.Array) -> tuple[jax.Array, ...]:
         sizes, plan = _sorted(experts, count)
-        return _spread(x, plan), sizes, plan
+        return _spread(x, plan), sizes, *plan
 
-    return per_shard(
+    rows, sizes, *plan = per_shard(
         "permute",
         run,
         (jnp.asarray(x), jnp.asarray(experts, jnp.int32)),
         ("md", "mk"),
-        out=("rd", "e", Permutation("r", "mk", "")),
+        out=("rd", "e", "r", "mk", ""),
         may="d",
         instead=_INSTEAD,
     )
+    return rows, sizes, Permutation(*plan)
 
 
 def unpermute(
@@ -117,6 +122,11 @@ def _sorted(experts: jax.Array, count: int) -> tuple[jax.Array, Permutation]:
     return sizes, Permutation(choices, places, jnp.sum(sizes, dtype=jnp.int32))
 
 
+def _sum(parts: Iterable[jax.Array]) -> jax.Array:
+    """In the order given."""
+    return functools.reduce(operator.add, parts)
+
+
 @jax.custom_vjp
 def _spread(x: jax.Array, plan: Permutation) -> jax.Array:
     return x[plan.choices // plan.places.shape[1]]
@@ -128,8 +138,7 @@ def _spread_forward(x: jax.Array, plan: Permutation) -> tuple[jax.Array, Permuta
 
 def _spread_backward(plan: Permutation, g: jax.Array) -> tuple[jax.Array, None]:
     wide = np.promote_types(g.dtype, np.float32)
-    total = sum(g[place].astype(wide) for place in plan.places.T)
-    return total.astype(g.dtype), None
+    return _sum(g[place].astype(wide) for place in plan.places.T).astype(g.dtype), None
 
 
 _spread.defvjp(_spread_forward, _spread_backward)
@@ -144,7 +153,7 @@ def _merge(rows: jax.Array, weights: jax.Array, plan: Permutation) -> jax.Array:
         * rows[place].astype(wide)
         for place, weight in zip(plan.places.T, weights.T, strict=True)
     )
-    return sum(parts).astype(rows.dtype)
+    return _sum(parts).astype(rows.dtype)
 
 
 def _merge_forward(rows: jax.Array, weights: jax.Array, plan: Permutation) -> Any:
@@ -169,7 +178,7 @@ def _check_permute(x: Any, experts: Any, *, count: int) -> None:
             "permute needs x [M, D] and experts [M, k], k at least 1, got x.shape="
             f"{x.shape}, experts.shape={experts.shape}. Reshape token axes to one."
         )
-    if isinstance(experts, jax.core.Tracer) or not experts.size:
+    if isinstance(experts, Tracer) or not experts.size:
         return
     least, most = int(experts.min()), int(experts.max())
     if least < 0 or most >= count:

@@ -54,13 +54,16 @@ def route(
         weight = scale * score / Σ over the k chosen of score
 
     Scores are in float32 or wider, as are the weights; experts are int32. Of equal scores the lower
-    index is chosen. `bias` is added to the scores for the choice alone (2408.15664): it has no part
-    in the weights and no gradient. The gradient flows through the weights.
+    index is chosen. Scores of different logits count as different even where float32 rounds them to
+    one, unless a bias is added or a group's best two are.
+
+    `bias` is for the choice alone (2408.15664): it has no part in the weights and no gradient. The
+    gradient flows through the weights.
 
     Token axes may be sharded; the axis E may not.
 
     Raises:
-        ValueError: `k`, `groups` or `bias` that do not fit E; an unknown `score`.
+        ValueError: `k`, `groups` or `bias` that do not fit E; an unknown `score`; E sharded.
 
     Example:
 
@@ -87,7 +90,12 @@ def route(
 def _merit(logits: jax.Array, score: str, bias: Any, groups: ExpertGroups | None) -> jax.Array:
     """What the choice goes by; −inf outside the best groups, so that no other merit is below."""
     logits = jax.lax.stop_gradient(logits)
-    merit = jax.nn.softmax(logits) if score == "softmax" else jax.nn.sigmoid(logits)
+    if bias is None and (groups is None or groups.score == "max"):
+        # The same order, and still one where scores underflow or are rounded to 1. Without -0.0,
+        # which top_k would put below 0.0.
+        merit = jnp.where(logits == 0, 0, logits)
+    else:
+        merit = jax.nn.softmax(logits) if score == "softmax" else jax.nn.sigmoid(logits)
     if bias is not None:
         bias = jax.lax.stop_gradient(jnp.asarray(bias)).astype(merit.dtype)
         merit = merit + bias.reshape((1,) * (merit.ndim - 1) + bias.shape)
@@ -106,6 +114,12 @@ def _check(logits: Any, *, k: int, score: str, bias: Any, groups: ExpertGroups |
             f"route needs logits [..., E], got logits.shape={logits.shape}. Give one per expert."
         )
     count = logits.shape[-1]
+    part = jax.typeof(logits).sharding.spec[-1]
+    if part is not None:
+        raise ValueError(
+            "route needs the experts of logits [..., E] on every shard, got E sharded over "
+            f"{part!r}. Use jax.sharding.reshard on logits."
+        )
     if score not in ("softmax", "sigmoid"):
         raise ValueError(f"score must be 'softmax' or 'sigmoid', got score={score!r}. Use one.")
     if bias is not None and bias.shape != (count,):

@@ -127,15 +127,15 @@ def parity(session: nox.Session) -> None:
 
 @nox.session(python=workspace.PYTHONS)
 def native(session: nox.Session) -> None:
-    """The wheels of compiled code, built from source, and their members' suites beside them."""
-    for member in [m for m in members() if m.native]:
-        install(session, member, extra=("uv",))
-        dist = Path(session.create_tmp()).resolve() / member.folder
-        source = str(member.path / "native")
-        session.run("uv", "build", "--quiet", "--clear", source, "--out-dir", str(dist))
-        (built,) = dist.glob("*.whl")
-        session.install("--no-deps", str(built))
-        session.run("pytest", f"packages/{member.folder}/tests", *session.posargs)
+    """The wheel of compiled code, built from its source, under the tests that can use it."""
+    (kernels,) = members("kernels")
+    install(session, kernels, extra=("uv",))
+    dist = Path(session.create_tmp()).resolve() / "native"
+    source = str(kernels.path / "native")
+    session.run("uv", "build", "--quiet", "--clear", "--wheel", source, "--out-dir", str(dist))
+    (built,) = dist.glob("*.whl")
+    session.install("--no-deps", str(built))
+    session.run("pytest", "packages/kernels/tests/quantized", *session.posargs)
 
 
 @nox.session(python="3.11")

@@ -90,7 +90,7 @@ def check_route(fn: Callable[..., Any], *, supports: Collection[str], grad: bool
 def check(fn: Callable[..., Any], case: Case, *, grad: bool = True) -> None:
     """Experts, weights and with `grad` the gradient of one case; AssertionError if wrong."""
     logits, bias, g = draw(case)
-    options = dict(case.options) | ({} if bias is None else {"bias": bias})
+    options: dict[str, Any] = dict(case.options) | ({} if bias is None else {"bias": bias})
     experts, weights, d_logits = oracle(np.asarray(logits, np.float64), g, **options)
 
     def run(logits: jax.Array) -> Any:
@@ -108,6 +108,7 @@ def check(fn: Callable[..., Any], case: Case, *, grad: bool = True) -> None:
             f"{case.name}: weights must be float32 and experts int32 {list(experts.shape)}, got "
             f"{' and '.join(kinds)}"
         )
+    gradient = None
     if grad:
         got_weights, got_experts, gradient = pulled(logits, jnp.asarray(g, jnp.float32))
     else:
@@ -119,7 +120,7 @@ def check(fn: Callable[..., Any], case: Case, *, grad: bool = True) -> None:
     # are less exact themselves: by eps times their size.
     fine = 4 * (case.count + abs(case.shift)) * float(np.finfo(np.float32).eps) * scale
     _close(case, "weights", got_weights, weights, fine)
-    if grad:
+    if gradient is not None:
         # Gradients are rounded to the dtype of the logits.
         coarse = fine + float(jnp.finfo(logits.dtype).eps) * abs(d_logits).max()
         _close(case, "gradient", gradient, d_logits, coarse)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Integer
 
 from dovetail_kernels import dispatch, mesh
 from dovetail_kernels.loss.call import LossCall, check
@@ -52,7 +52,7 @@ class Logprobs(NamedTuple):
 def linear_cross_entropy(
     x: Float[Array | np.ndarray, "M D"],
     w: Float[Array | np.ndarray, "D V"] | Float[Array | np.ndarray, "V D"],
-    labels: Int[Array | np.ndarray, " M"],
+    labels: Integer[Array | np.ndarray, " M"],
     *,
     where: Bool[Array | np.ndarray, " M"] | Float[Array | np.ndarray, " M"] | None = None,
     bias: Float[Array | np.ndarray, " V"] | None = None,
@@ -158,7 +158,7 @@ def plan_linear_cross_entropy(
 def linear_logprobs(
     x: Float[Array | np.ndarray, "M D"],
     w: Float[Array | np.ndarray, "D V"] | Float[Array | np.ndarray, "V D"],
-    labels: Int[Array | np.ndarray, " M"],
+    labels: Integer[Array | np.ndarray, " M"],
     *,
     where: Bool[Array | np.ndarray, " M"] | None = None,
     bias: Float[Array | np.ndarray, " V"] | None = None,

@@ -7,6 +7,10 @@ forward rule, while each tile of logits is at hand: three products in all, where
 the backward pass takes four. It does so only if a gradient is asked for, and only those that are.
 Outputs per token have a cotangent each, which is not known yet: `log_probabilities` keeps two or
 three numbers per token and forms the logits again.
+
+JAX may run one traced forward rule for different sets of differentiated arguments, and requires the
+same tree of residuals each time (else it fails with "foreach() argument 2 is longer"). So what is
+not formed is an array of shape [0] there, not None.
 """
 
 import dataclasses
@@ -71,7 +75,7 @@ def _cross_entropy_forward(
         head, given, formula, weights.value, wanted=wanted
     )
     each = jnp.where(weights.value == 0, 0, formula(stats, jnp.ones_like(weights.value)))
-    return _sums(formula, given, stats, best, weights.value), (found, each)
+    return _sums(formula, given, stats, best, weights.value), (_filled(found), each)
 
 
 def _cross_entropy_backward(
@@ -85,7 +89,7 @@ def _cross_entropy_backward(
     def scaled(gradient: Array) -> Array:
         return (gradient.astype(scale.dtype) * scale).astype(gradient.dtype)
 
-    return _by_operands(jax.tree.map(scaled, found)), each * scale
+    return _by_operands(jax.tree.map(scaled, _formed(found))), each * scale
 
 
 _cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward, symbolic_zeros=True)
@@ -105,11 +109,13 @@ def _token_stats(head: Head, operands: Operands) -> Stats:
 def _token_stats_forward(head: Head, operands: Any) -> tuple[Stats, tuple]:
     given, wanted = _given(operands)
     stats, _ = rows.stats_of(head, given)
-    return stats, (given, stats, wanted)
+    marks = Gradients(*(jnp.zeros(1) if one else None for one in wanted))
+    return stats, (given, stats, _filled(marks))
 
 
 def _token_stats_backward(head: Head, residuals: tuple, cotangents: Stats) -> tuple[Operands]:
-    operands, stats, wanted = residuals
+    operands, stats, marks = residuals
+    wanted = Wanted(*(one is not None for one in _formed(marks)))
     by = jax.tree.map(_dense, cotangents, is_leaf=_is_symbolic)
     return (_by_operands(rows.gradients(head, operands, stats, by, wanted=wanted)),)
 
@@ -125,6 +131,16 @@ def _given(operands: Any) -> tuple[Operands, Wanted]:
         x.value, w.value, None if bias is None else bias.value, labels.value, read.value
     )
     return values, wanted
+
+
+def _filled(gradients: Gradients) -> Gradients:
+    """With an array of shape [0], which no gradient has, for each that is not formed."""
+    return Gradients(*(jnp.zeros(0) if one is None else one for one in gradients))
+
+
+def _formed(filled: Gradients) -> Gradients:
+    """The inverse of `_filled`."""
+    return Gradients(*(None if one is None or one.shape == (0,) else one for one in filled))
 
 
 def _by_operands(found: Gradients) -> Operands:

@@ -33,6 +33,11 @@ class LossCall:
     device: dispatch.Device
 
 
+def accumulator(dtype: jnp.dtype) -> jnp.dtype:
+    """What products are summed in: float32, or float64 for float64."""
+    return jnp.dtype(jnp.float64 if dtype == jnp.float64 else jnp.float32)
+
+
 def check(
     operation: str,
     x: Any,

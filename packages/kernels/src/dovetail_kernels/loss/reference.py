@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from dovetail_kernels.loss.call import LossCall
+from dovetail_kernels.loss.call import LossCall, accumulator
 
 
 def cross_entropy(
@@ -40,7 +40,7 @@ def log_probabilities(
 
 
 def _logits(call: LossCall, x: Array, w: Array, bias: Array | None, read: Array) -> Array:
-    acc = jnp.promote_types(x.dtype, jnp.float32)
+    acc = accumulator(x.dtype)
     x = jnp.where(read[:, None], x, jnp.zeros((), x.dtype))
     head = w if call.vocab_axis == 1 else w.T
     z = jnp.dot(x, head, preferred_element_type=acc)

@@ -27,6 +27,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from dovetail_kernels.loss.call import accumulator
 from dovetail_kernels.loss.tiles import Tiles
 
 
@@ -57,9 +58,7 @@ class Gradients(NamedTuple):
     bias: Array | None
 
 
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Wanted:
+class Wanted(NamedTuple):
     """The operands by which a gradient is asked for."""
 
     x: bool
@@ -77,11 +76,6 @@ class Head:
     total: bool
     mean: bool
     tiles: Tiles
-
-
-def accumulator(dtype: jnp.dtype) -> jnp.dtype:
-    """What sums are kept in: float32, or float64 for float64."""
-    return jnp.promote_types(dtype, jnp.float32)
 
 
 def stats_of(head: Head, operands: Operands) -> tuple[Stats, Array]:
@@ -220,15 +214,16 @@ def _finish(operands: Operands, sums: Gradients) -> Gradients:
 
 def _start(head: Head, j: Array, vocabulary: int) -> Array:
     """The first column of tile j: the last tile ends with the vocabulary."""
-    return jnp.minimum(j * head.tiles.columns, vocabulary - head.tiles.columns)
+    return jnp.minimum(j.astype(jnp.int32) * head.tiles.columns, vocabulary - head.tiles.columns)
 
 
 def _columns(head: Head, j: Array, vocabulary: int) -> tuple[Array, Array | None]:
     """The indices [1, columns] of a tile, and which no tile before it had; None: all."""
-    columns = _start(head, j, vocabulary) + jnp.arange(head.tiles.columns)[None]
+    columns = jnp.arange(head.tiles.columns, dtype=jnp.int32)[None]
+    columns = columns + _start(head, j, vocabulary)
     if vocabulary % head.tiles.columns == 0:
         return columns, None
-    return columns, columns >= j * head.tiles.columns
+    return columns, columns >= j.astype(jnp.int32) * head.tiles.columns
 
 
 def _tile_count(head: Head, vocabulary: int) -> int:
@@ -251,7 +246,10 @@ def _logits(head: Head, tile: Operands, j: Array) -> Array:
         z = z + lax.dynamic_slice_in_dim(tile.bias, start, z.shape[1]).astype(acc)[None]
     if head.soft_cap is not None:
         z = head.soft_cap * jnp.tanh(z / head.soft_cap)
-    return z if head.temperature == 1.0 else z / head.temperature
+    if head.temperature != 1.0:
+        z = z / head.temperature
+    # Formed once: the largest logit is looked for by its bits, which two fusions might not share.
+    return lax.optimization_barrier(z)
 
 
 class _Sums(NamedTuple):
@@ -313,7 +311,7 @@ def _add_columns(head: Head, tile: Operands, sums: _Sums, z: Array, j: Array) ->
         moment=moment,
         label=sums.label + jnp.sum(jnp.where(hit, z, 0), axis=1),
         total=total,
-        best=jnp.where(top > sums.top, first.astype(sums.best.dtype), sums.best),
+        best=jnp.where(top > sums.top, first, sums.best),
     )
 
 

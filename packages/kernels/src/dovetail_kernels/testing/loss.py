@@ -279,7 +279,7 @@ def _cross_entropy(
         "z_sum": one.lse**2,
         "correct": hits,
     }
-    sums = {name: np.sum(one.weights * value) for name, value in each.items()}
+    sums = {name: np.asarray(np.sum(one.weights * value)) for name, value in each.items()}
     by_z = one.weights[:, None] * ((1 + 2 * z_loss * one.lse)[:, None] * one.p - target)
     return sums, _by_operands(case, one, by_z)
 

@@ -1,0 +1,52 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""What the implementations refuse and cost."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from dovetail_kernels.loss.api import (
+    linear_cross_entropy,
+    linear_logprobs,
+    plan_linear_cross_entropy,
+    plan_linear_logprobs,
+)
+
+SHAPES = (
+    jax.ShapeDtypeStruct((256, 64), jnp.float32),
+    jax.ShapeDtypeStruct((64, 1024), jnp.float32),
+    jax.ShapeDtypeStruct((256,), jnp.int32),
+)
+
+
+@pytest.mark.parametrize("plan", [plan_linear_cross_entropy, plan_linear_logprobs])
+def test_which_is_chosen(plan):
+    choices = plan(*SHAPES).choices()
+    assert [(c.name, c.chosen, c.refusal) for c in choices] == [
+        ("blocked", True, None),
+        ("reference", False, None),
+    ]
+
+
+def test_the_reference_is_refused_over_budget():
+    size = 2 * 256 * 1024 * 4
+    refusal = f"it keeps all logits and their gradient, {size} bytes, and budget={size - 1}"
+    plan = plan_linear_cross_entropy(*SHAPES, budget=size - 1, impl="reference")
+    assert plan.choices()[1].refusal == refusal
+    with pytest.raises(ValueError, match=refusal):
+        plan.choose()
+    assert plan_linear_cross_entropy(*SHAPES, budget=size, impl="reference").choose()
+
+
+@pytest.mark.parametrize("impl", ["blocked", "reference"])
+@pytest.mark.parametrize("op", [linear_cross_entropy, linear_logprobs])
+def test_work_is_what_xla_counts(op, impl):
+    """One tile. XLA adds some operations a logit to 128 of the product; bytes within a factor 6,
+    as it counts each pass of a fusion over the logits."""
+    plan = plan_linear_cross_entropy(*SHAPES, impl=impl)
+    work = next(c.work for c in plan.choices() if c.name == impl)
+    program = jax.jit(lambda *a: jax.tree.leaves(op(*a, impl=impl))[:2])
+    cost = program.lower(*SHAPES).compile().cost_analysis()
+    assert 1 <= cost["flops"] / work.flops <= 1.15
+    assert 1 <= cost["bytes accessed"] / work.bytes <= 6

@@ -3,18 +3,26 @@
 """The hot operations of transformers: one documented answer on every backend."""
 
 from dovetail_kernels.attention.api import attention as attention
+from dovetail_kernels.attention.call import Stats as Stats
 from dovetail_kernels.explain import Report as Report
 from dovetail_kernels.explain import explain as explain
+from dovetail_kernels.glu import glu as glu
 from dovetail_kernels.grouped.api import grouped_matmul as grouped_matmul
+from dovetail_kernels.grouped.permutation import Permutation as Permutation
 from dovetail_kernels.grouped.permutation import permute as permute
 from dovetail_kernels.grouped.permutation import unpermute as unpermute
 from dovetail_kernels.grouped.routing import ExpertGroups as ExpertGroups
 from dovetail_kernels.grouped.routing import route as route
+from dovetail_kernels.loss.api import CE as CE
+from dovetail_kernels.loss.api import Logprobs as Logprobs
 from dovetail_kernels.loss.api import linear_cross_entropy as linear_cross_entropy
 from dovetail_kernels.loss.api import linear_logprobs as linear_logprobs
+from dovetail_kernels.norm import layer_norm as layer_norm
+from dovetail_kernels.norm import rms_norm as rms_norm
 from dovetail_kernels.paged.api import paged_attention as paged_attention
 from dovetail_kernels.paged.write import paged_write as paged_write
 from dovetail_kernels.quantized.api import quantized_matmul as quantized_matmul
 from dovetail_kernels.quantized.layout import Packed as Packed
 from dovetail_kernels.quantized.layout import unpack as unpack
 from dovetail_kernels.quantized.pack import pack as pack
+from dovetail_kernels.rope import rope as rope

@@ -1,2 +1,17 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
+"""Conformance suites: whether a function, of whoever, gives an operation's answer or refuses.
+
+Each `check_*` takes a function with the signature of the operation of that name and `supports`, the
+features that it must have right; what else it does not refuse must be right too. Expected values
+are NumPy float64. Cases one by one, as for parametrised tests, are in the module of each.
+"""
+
+from dovetail_kernels.testing.attention import check_attention as check_attention
+from dovetail_kernels.testing.grouped import check_grouped_matmul as check_grouped_matmul
+from dovetail_kernels.testing.loss import check_linear_cross_entropy as check_linear_cross_entropy
+from dovetail_kernels.testing.loss import check_linear_logprobs as check_linear_logprobs
+from dovetail_kernels.testing.paged import check_paged_attention as check_paged_attention
+from dovetail_kernels.testing.paged import check_paged_write as check_paged_write
+from dovetail_kernels.testing.quantized import check_quantized_matmul as check_quantized_matmul
+from dovetail_kernels.testing.routing import check_route as check_route

@@ -91,6 +91,12 @@ def test_every_source_file_begins_with_its_licence():
     assert wrong == []
 
 
+def docstring_lines(function: ast.AST) -> int:
+    if ast.get_docstring(function, clean=False) is None:
+        return 0
+    return function.body[0].end_lineno - function.body[0].lineno + 1
+
+
 @pytest.mark.parametrize("file", PYTHON, ids=relative)
 def test_file_fits_python_311_and_the_budgets(file):
     source = text(file)
@@ -99,7 +105,8 @@ def test_file_fits_python_311_and_the_budgets(file):
         compile(source, relative(file), "exec")  # what ast lets pass, such as newer f-strings
     assert len(source.splitlines()) <= FILE_LINES
     functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
-    long = {f.name: f.end_lineno - f.lineno + 1 for f in functions}
+    # Without its docstring, which owes the user more the more the function does.
+    long = {f.name: f.end_lineno - f.lineno + 1 - docstring_lines(f) for f in functions}
     assert {name: n for name, n in long.items() if n > FUNCTION_LINES} == {}
 
 

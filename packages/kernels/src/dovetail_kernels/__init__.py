@@ -26,3 +26,5 @@ from dovetail_kernels.quantized.layout import Packed as Packed
 from dovetail_kernels.quantized.layout import unpack as unpack
 from dovetail_kernels.quantized.pack import pack as pack
 from dovetail_kernels.rope import rope as rope
+from dovetail_kernels.sample import sample as sample
+from dovetail_kernels.sample import warp_logits as warp_logits

@@ -30,3 +30,8 @@ class PagedCall:
     def keys(self) -> int:
         """The longest request that the page table can name."""
         return self.columns * self.page_size
+
+    @property
+    def inner(self) -> str:
+        """The dtype of what is computed between arguments and result."""
+        return "float64" if self.dtype == "float64" else "float32"

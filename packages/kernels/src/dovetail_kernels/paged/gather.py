@@ -62,14 +62,13 @@ def run(
     if not call.requests or not call.queries:
         return jnp.zeros_like(q)
     batch = requests(call, page_table, kv_lengths, q_starts)
-    dtype = jnp.promote_types(q.dtype, jnp.float32)
     lanes = _lanes_of_a_group(call.device.platform)
     # The last tile of a batch may reach beyond its last row.
     padded = jnp.pad(q, ((0, SIZES[-1]), (0, 0), (0, 0)))
     per_block = max(1, BLOCK // call.page_size)
     page_ids = jnp.pad(batch.page_ids, ((0, 0), (0, -call.columns % per_block)))
     batch = batch._replace(page_ids=page_ids)
-    out = jnp.zeros(q.shape, dtype)
+    out = jnp.zeros(q.shape, call.inner)
     for some in tiles(batch.counts, rows=call.queries):
         out = _attend(out, padded, pages, sinks, batch, some, call=call, lanes=lanes[some.size])
     return jnp.where(batch.row_bad[:, None, None], jnp.nan, out).astype(q.dtype)
@@ -132,12 +131,13 @@ def _lanes(
     """
     lanes, heads, width = len(these.row), q.shape[1], q.shape[2]
     kv_heads = pages.shape[3]
-    dtype = jnp.promote_types(q.dtype, jnp.float32)
+    dtype = jnp.dtype(call.inner)
     floor = float(jnp.finfo(dtype).min)  # finite, for -inf - -inf would be NaN
     tile = jax.vmap(lambda row: lax.dynamic_slice_in_dim(q, row, size))(these.row)
     tile = tile.astype(dtype).reshape(lanes, size, kv_heads, -1, width)
     q_LKGH = (tile * call.scale).transpose(0, 2, 3, 1, 4).reshape(lanes, kv_heads, -1, width)
     group = q_LKGH.shape[2]
+    bits = call.device.platform == "cpu" and pages.dtype == jnp.bfloat16
     nth = jnp.tile(jnp.arange(size, dtype=jnp.int32), group // size)
     position_LG = these.position[:, None] + nth[None]
     last_L = these.position + these.rows
@@ -145,7 +145,7 @@ def _lanes(
 
     def block(carry: Any) -> Any:
         i, maximum, total, acc = carry
-        k_LBKH, v_LBKH, key_LB = _block(pages, ids_LC, these.begin + i, i)
+        k_LBKH, v_LBKH, key_LB = _block(pages, ids_LC, these.begin + i, i, bits=bits)
         seen_LGB = key_LB[:, None] <= position_LG[..., None]
         if call.window is not None:
             oldest = position_LG[..., None] - min(call.window, call.keys + 1)
@@ -176,7 +176,7 @@ def _lanes(
     return (acc / total[..., None]).reshape(lanes, heads, size, width).swapaxes(1, 2)
 
 
-def _block(pages: Any, ids_LC: Any, block_L: Any, step: Any) -> tuple[Any, Any, Any]:
+def _block(pages: Any, ids_LC: Any, block_L: Any, step: Any, *, bits: bool) -> tuple[Any, Any, Any]:
     """Keys and values of one block of each lane, [L, B, K, H], and their positions, [L, B]."""
     page_size, kv_heads, width = pages.shape[1], *pages.shape[3:]
     per_block = max(1, BLOCK // page_size)
@@ -187,24 +187,24 @@ def _block(pages: Any, ids_LC: Any, block_L: Any, step: Any) -> tuple[Any, Any, 
     key_LB = block_L[:, None] * keys + jnp.arange(keys, dtype=jnp.int32)[None]
 
     def gathered(which: int) -> Any:
-        found = _rows(pages, ids, which, step)
+        found = _rows(pages, ids, which, step, bits=bits)
         return found.reshape(len(ids), keys, kv_heads, width)
 
     return gathered(0), gathered(1), key_LB
 
 
-def _rows(pages: Any, ids: Any, which: int, step: Any) -> Any:
+def _rows(pages: Any, ids: Any, which: int, step: Any, *, bits: bool) -> Any:
     """pages[ids, :, which]: keys apart from values, as each is transposed for its product.
 
-    XLA for CPU computes a bfloat16 gather in float32 (until jax 0.12), converts all pages for it,
-    and moves that out of the loop: a float32 copy of the cache. Bits are gathered as they are, and
-    the barrier, which the step makes different in each turn, keeps them inside.
+    bits: as integers. XLA for CPU computes a bfloat16 gather in float32 (until jax 0.12), converts
+    all pages for it, and moves that out of the loop: a float32 copy of the cache. Integers are
+    gathered as they are, and the barrier, with the step in it, keeps their conversion inside.
     """
-    if pages.dtype != jnp.bfloat16:
+    if not bits:
         return pages.at[ids, :, which].get(mode="promise_in_bounds")
     pages, _ = lax.optimization_barrier((pages, step))
-    bits = lax.bitcast_convert_type(pages, jnp.uint16)
-    found = bits.at[ids, :, which].get(mode="promise_in_bounds")
+    integers = lax.bitcast_convert_type(pages, jnp.uint16)
+    found = integers.at[ids, :, which].get(mode="promise_in_bounds")
     return lax.bitcast_convert_type(found, pages.dtype)
 
 

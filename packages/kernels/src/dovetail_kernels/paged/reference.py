@@ -26,7 +26,7 @@ def run(
 ) -> Float[Array, "M N H"]:
     """softmax(scale q·k) v of each row, over the keys that it sees; f32 inside, or f64."""
     batch = requests(call, page_table, kv_lengths, q_starts)
-    dtype = jnp.promote_types(q.dtype, jnp.float32)
+    dtype = jnp.dtype(call.inner)
     count, heads, width = q.shape  # heads are those of this shard
     if not call.requests:
         return jnp.zeros_like(q)

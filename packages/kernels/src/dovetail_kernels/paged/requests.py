@@ -43,13 +43,12 @@ def requests(call: PagedCall, page_table: Any, kv_lengths: Any, q_starts: Any) -
     counts = ends - starts
     ordered = jnp.all(counts >= 0) & (q_starts[0] == 0) & (q_starts[-1] <= call.queries)
     columns = jnp.arange(call.columns, dtype=jnp.int32)[None]
-    low, high = needed_pages(call, counts, kv_lengths)
-    needed = (columns >= low[:, None]) & (columns < high[:, None])
+    needed = _needed(call, counts, kv_lengths, columns)
     outside = (page_table < 0) | (page_table >= call.pages)
     good = (kv_lengths >= counts) & (kv_lengths <= call.keys) & ~jnp.any(needed & outside, axis=1)
     good &= ordered
     rows = jnp.arange(call.queries, dtype=jnp.int32)
-    request = jnp.searchsorted(ends, rows, side="right").astype(jnp.int32)
+    request = jnp.searchsorted(ends, rows, side="right", method="compare_all").astype(jnp.int32)
     owned = (request < call.requests) & ordered
     request = jnp.minimum(request, max(call.requests - 1, 0))
     good_row = good[request] if call.requests else jnp.zeros(rows.shape, bool)
@@ -64,14 +63,15 @@ def requests(call: PagedCall, page_table: Any, kv_lengths: Any, q_starts: Any) -
     )
 
 
-def needed_pages(call: PagedCall, counts: Any, kv_lengths: Any) -> tuple[Any, Any]:
-    """The first page and the end of the pages that a request's queries see; NumPy or JAX."""
-    low = kv_lengths - kv_lengths
-    if call.window is not None:
-        window = min(call.window, call.keys + 1)  # as good as any larger one, and within int32
-        low = (kv_lengths - counts - window + 1).clip(min=0) // call.page_size
-    high = (kv_lengths + call.page_size - 1) // call.page_size
-    return low, high * (counts > 0)
+def _needed(call: PagedCall, counts: Any, kv_lengths: Any, columns: Any) -> Any:
+    """bool[R, columns]: the pages on which a query sees a key; NumPy or JAX, `columns` [1, C]."""
+    ends = (kv_lengths + call.page_size - 1) // call.page_size
+    needed = (columns < ends[:, None]) & (counts > 0)[:, None]
+    if call.window is None:
+        return needed
+    window = min(call.window, call.keys + 1)  # as good as any larger one, and within int32
+    oldest = (kv_lengths - counts - window + 1).clip(min=0)
+    return needed & (columns >= (oldest // call.page_size)[:, None])
 
 
 def check(call: PagedCall, page_table: Any, kv_lengths: Any, q_starts: Any) -> None:
@@ -87,9 +87,7 @@ def check(call: PagedCall, page_table: Any, kv_lengths: Any, q_starts: Any) -> N
     table = known(page_table)
     if table is None:
         return
-    low, high = needed_pages(call, counts, lengths)
-    columns = np.arange(call.columns)[None]
-    needed = (columns >= low[:, None]) & (columns < high[:, None])
+    needed = _needed(call, counts, lengths, np.arange(call.columns)[None])
     wrong = np.argwhere(needed & ((table < 0) | (table >= call.pages)))
     if len(wrong):
         r, c = wrong[0].tolist()

@@ -57,7 +57,7 @@ def _tiles(counts: Any, per_request: Any, *, size: int, longest: int, most: int)
     ends = jnp.cumsum(per_request, dtype=jnp.int32)
     ids = jnp.arange(most, dtype=jnp.int32)
     is_real = ids < ends[-1]
-    request = jnp.searchsorted(ends, ids, side="right").astype(jnp.int32)
+    request = jnp.searchsorted(ends, ids, side="right", method="compare_all").astype(jnp.int32)
     request = jnp.minimum(request, counts.shape[0] - 1)
     nth = ids - (ends - per_request)[request]
     before = nth * size if size == longest else (counts // longest * longest)[request]

@@ -1,0 +1,182 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Blocks gathered by the page table: equal to contiguous attention, and to itself to the bit."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
+
+from dovetail_kernels.paged import gather
+from dovetail_kernels.paged.api import paged_attention, plan_paged_attention
+from dovetail_kernels.testing.paged import Case, Inputs, cases, check, expected, inputs
+
+NAMED = {case.name: case for case in cases()}
+NUMBERS = ("page_table", "kv_lengths", "q_starts")
+
+# Few programs, many values: page size (blocks of 128 and 126 keys), heads, key heads, window.
+SETTINGS = ((16, 4, 4, None), (3, 6, 2, 40))
+ROWS, REQUESTS, LONGEST = 14, 4, 400
+
+
+@st.composite
+def batches(draw):
+    """The setting, queries and lengths of a case whose shapes are one of few."""
+    sizes = st.sampled_from((0, 1, 1, 2, 9, ROWS))
+    queries = draw(st.lists(sizes, min_size=REQUESTS, max_size=REQUESTS))
+    while sum(queries) > ROWS:
+        queries[queries.index(max(queries))] = 1
+    more = st.one_of(st.integers(0, 10), st.integers(100, LONGEST - ROWS))
+    return draw(st.sampled_from(SETTINGS)), queries, [count + draw(more) for count in queries]
+
+
+def filled(case: Case, given: Inputs) -> Inputs:
+    """With as many pages and columns as the largest batch of its setting has."""
+    columns = -(-LONGEST // case.page_size)
+    pages = REQUESTS * columns + 3
+    table = given.page_table[:, :columns]
+    return given._replace(
+        page_table=np.pad(table, ((0, 0), (0, columns - table.shape[1])), constant_values=-1),
+        pages=np.pad(
+            given.pages,
+            ((0, pages - len(given.pages)), *((0, 0),) * 4),
+            constant_values=np.nan,
+        ),
+    )
+
+
+@settings(deadline=None, max_examples=60, derandomize=True)
+@given(batches(), st.integers(0, 99))
+def test_equals_contiguous_attention(batch, seed):
+    (page_size, heads, kv_heads, window), queries, lengths = batch
+    case = Case(
+        name="drawn",
+        needs=frozenset(),
+        queries=tuple(queries),
+        lengths=tuple(lengths),
+        heads=heads,
+        kv_heads=kv_heads,
+        page_size=page_size,
+        padding=ROWS - sum(queries),
+        window=window,
+    )
+    given = filled(case, inputs(case, seed=seed))
+    numbers = {name: getattr(given, name) for name in NUMBERS}
+    q, pages = jnp.asarray(given.q), jnp.asarray(given.pages)
+    out = paged_attention(q, pages, **numbers, window=case.window, impl="gather")
+    want = expected(case, given, np.zeros(given.q.shape)).out
+    # A mean of values below 5, with a rounding for each of H + S terms of its sums.
+    np.testing.assert_allclose(out, want, rtol=0, atol=5 * 1.2e-7 * (case.width + LONGEST))
+
+
+def rows_of(case, given, dtype):
+    q, pages = jnp.asarray(given.q, dtype), jnp.asarray(given.pages, dtype)
+    numbers = {name: getattr(given, name) for name in NUMBERS}
+    return np.asarray(paged_attention(q, pages, **numbers, window=case.window), np.float32)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, pytest.param(jnp.bfloat16, marks=pytest.mark.slow)])
+def test_a_request_has_the_same_bits_alone_and_in_any_batch(dtype):
+    case = Case(
+        name="mixed",
+        needs=frozenset(),
+        queries=(3, 1, 70, 9),
+        lengths=(7, 300, 150, 9),
+        heads=8,
+        kv_heads=2,
+        width=32,
+        window=260,
+    )
+    given = inputs(case)
+    together = rows_of(case, given, dtype)
+    np.testing.assert_array_equal(rows_of(case, given, dtype), together)
+    order = np.array([3, 1, 0, 2])
+    starts = np.concatenate([[0], np.cumsum(np.diff(given.q_starts)[order])]).astype(np.int32)
+    spans = [slice(*given.q_starts[r : r + 2]) for r in order]
+    moved = given._replace(
+        q=np.concatenate([given.q[span] for span in spans]),
+        page_table=given.page_table[order],
+        kv_lengths=given.kv_lengths[order],
+        q_starts=starts,
+    )
+    np.testing.assert_array_equal(
+        rows_of(case, moved, dtype), np.concatenate([together[span] for span in spans])
+    )
+    for r in (0, 1):
+        span = slice(*given.q_starts[r : r + 2])
+        alone = given._replace(
+            q=given.q[span],
+            page_table=given.page_table[r : r + 1, : -(-case.lengths[r] // case.page_size)],
+            kv_lengths=given.kv_lengths[r : r + 1],
+            q_starts=np.array([0, case.queries[r]], np.int32),
+        )
+        np.testing.assert_array_equal(rows_of(case, alone, dtype), together[span])
+
+
+def test_lanes_together_give_what_one_gives(monkeypatch):
+    """What a GPU runs: groups of tiles, sorted, the last group not full."""
+    several = dict(zip(gather.SIZES, (4, 2, 3), strict=True))
+    monkeypatch.setattr(gather, "_lanes_of_a_group", lambda platform: several)
+    case = dataclasses.replace(
+        NAMED["sinks"], window=140, queries=(3, 1, 70, 9, 1, 0, 140, 1), lengths=(9, 200, 79, 9, 1)
+    )
+    case = dataclasses.replace(case, lengths=(*case.lengths, 0, 200, 133), heads=4, scale=0.3)
+    check(functools.partial(paged_attention, impl="gather"), case, grad=False)
+
+
+def shapes(*, rows, requests, columns, pages, dtype, heads=8, kv_heads=2, width=64):
+    struct = jax.ShapeDtypeStruct
+    return (
+        struct((rows, heads, width), dtype),
+        struct((pages, 16, 2, kv_heads, width), dtype),
+        {
+            "page_table": struct((requests, columns), jnp.int32),
+            "kv_lengths": struct((requests,), jnp.int32),
+            "q_starts": struct((requests + 1,), jnp.int32),
+        },
+    )
+
+
+def compiled(q, pages, numbers):
+    step = jax.jit(lambda q, pages, numbers: paged_attention(q, pages, **numbers))
+    return step.lower(q, pages, numbers).compile()
+
+
+def test_memory_is_that_of_the_rows_not_of_the_table():
+    """Nothing as large as the pages (16 MiB in bfloat16) or as one request's reach (4 MiB)."""
+    given = shapes(rows=4, requests=4, columns=1024, pages=4096, dtype=jnp.bfloat16)
+    temp = compiled(*given).memory_analysis().temp_size_in_bytes
+    # Keys and values of a block in f32 for tiles of 1 and of 8 rows, scores and rows: 128 KiB each.
+    assert temp < 2**20
+
+
+def test_work():
+    """One request, one row and one block: the loops' bodies run once, which is all XLA counts."""
+    q, pages, numbers = shapes(rows=1, requests=1, columns=8, pages=8, dtype=jnp.float32)
+    plan = plan_paged_attention(q, pages, **numbers)
+    work = plan.choose().work(plan.call)
+    cost = compiled(q, pages, numbers).cost_analysis()
+    assert work.flops == 4 * 8 * 64 * 128
+    # Beside the products XLA counts the softmax: a tenth, with 64 wide heads.
+    assert work.flops <= cost["flops"] <= 1.2 * work.flops
+    assert 0.4 * work.bytes <= cost["bytes accessed"] <= 2.5 * work.bytes
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_lowers_for_cuda(dtype):
+    mesh = AbstractMesh(
+        (), (), abstract_device=AbstractDevice(device_kind="H100", num_cores=None, platform="cuda")
+    )
+    q, pages, numbers = shapes(rows=70, requests=3, columns=20, pages=60, dtype=dtype)
+    with use_abstract_mesh(mesh):
+        step = jax.jit(lambda q, pages, numbers: paged_attention(q, pages, **numbers))
+        module = jax.export.export(step, platforms=["cuda"])(q, pages, numbers).mlir_module()
+    # As many tiles at once as the device wants, their bits as they are.
+    assert "tensor<64x8x16x2x64x" in module
+    assert "bitcast_convert" not in module

@@ -125,6 +125,13 @@ def parity(session: nox.Session) -> None:
     run_marked(session, "parity", [f"packages/{m.folder}/tests" for m in chosen])
 
 
+@nox.session(python="3.12")
+def tokamax(session: nox.Session) -> None:
+    """Tokamax's own tests over ours, and its operations beside ours; it needs Python 3.12."""
+    install(session, *members("kernels"))
+    session.run("pytest", "-m", "parity", "packages/kernels/tests", *session.posargs)
+
+
 @nox.session(python=workspace.PYTHONS)
 def native(session: nox.Session) -> None:
     """The wheel of compiled code, built from its source, under the tests that can use it."""

@@ -18,17 +18,14 @@ from dovetail_kernels.testing.quantized import cases, check
 RNG = np.random.default_rng(0)
 
 
-@pytest.mark.parametrize(
-    "name", ["int8, zero points", "int4, groups and zero points", "W8A8", "int4, float64"]
-)
+@pytest.mark.parametrize("name", ["int8, zero points", "int4, float64"])
 def test_conforms_in_several_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "_WEIGHTS", 1)  # eight channels a block
     (case,) = [case for case in cases() if case.name == name]
     check(functools.partial(quantized_matmul, impl="blocks"), case)
 
 
-def packed(outputs: int) -> Packed:
-    return pack(RNG.standard_normal((24, outputs)).astype(np.float32), bits=4, group_size=12)
+W = pack(RNG.standard_normal((24, 21)).astype(np.float32), bits=4, group_size=12)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +38,7 @@ def test_blocks_and_a_rest(outputs: int, sizes: list[int]) -> None:
         seen.append(block.out_features)
         return block.scales.T
 
-    w = packed(outputs)
+    w = jax.tree.map(lambda a: a[:outputs], W)
     found = blocks.by_outputs(channels, w, weights=8 * 24)
     np.testing.assert_array_equal(found, w.scales.T)
     assert seen == sizes

@@ -7,6 +7,7 @@ import functools
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -66,6 +67,19 @@ def test_threads_do_not_change_a_bit(options: dict) -> None:
         np.testing.assert_array_equal(native.call(x, part), whole[:, begin:end])
     for _ in range(20):
         np.testing.assert_array_equal(native.call(x, w), whole)
+
+
+@pytest.mark.usefixtures("native_library")
+def test_many_calls_at_once() -> None:
+    """Every thread of XLA's pool may be inside a call, waiting for tasks that are still queued."""
+    w = weights(1024, 1031, bits=8)
+    x = jnp.asarray(RNG.standard_normal((1, 1024)), jnp.float32)
+    call = jax.jit(native.call).lower(x, w).compile()
+    expected = np.asarray(call(x, w))
+    with ThreadPoolExecutor(16) as pool:
+        results = [pool.submit(lambda: np.asarray(call(x, w))) for _ in range(200)]
+        for result in results:
+            np.testing.assert_array_equal(result.result(timeout=60), expected)
 
 
 @pytest.mark.usefixtures("native_library")

@@ -180,11 +180,3 @@ def test_float_weights_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
         pack(W.astype(np.int32))
     with pytest.raises(TypeError, match=r"qvalue, scale and zero_point, got list. Use jnp.asarr"):
         pack([[1.0]])
-
-
-def test_qwix_arrays_are_packed() -> None:
-    qwix = pytest.importorskip("qwix", reason="qwix is not installed")
-    for qtype in ("int8", "int4"):
-        q = qwix.quantize(jnp.asarray(W), qtype, channelwise_axes=[1], tiled_axes={0: 6})
-        expected = np.asarray(qwix.dequantize(q))
-        np.testing.assert_allclose(unpack(pack(q)), expected, rtol=1e-6, atol=1e-7)

@@ -18,7 +18,7 @@ RNG = np.random.default_rng(0)
 W = RNG.standard_normal((16, 7)).astype(np.float32)
 
 
-@pytest.mark.parametrize("options", [{"bits": 8}, {"bits": 4, "group_size": 8}, {"bits": 16}])
+@pytest.mark.parametrize("options", [{"bits": 4, "group_size": 8}, {"bits": 16}])
 def test_the_gradient_is_that_of_the_values(options: dict) -> None:
     with jax.enable_x64(True):
         x = jnp.asarray(RNG.standard_normal((3, 16)))

@@ -26,7 +26,9 @@ _WEIGHTS = 2**17
 def run(x: Array, packed: Packed, *, activations: str | None) -> Array:
     """y[M, F] = x[M, D] w[D, F]."""
     rows, steps = rounded(x, activations=activations)
-    y = by_outputs(lambda block: reference.product(rows, block), packed, weights=_WEIGHTS)
+    # Once: inside, every block would split the rows anew (2.7x the time at 64 rows).
+    parts = columns(rows, packed)
+    y = by_outputs(lambda block: reference.product(parts, block), packed, weights=_WEIGHTS)
     return restored(y, steps, x.dtype)
 
 

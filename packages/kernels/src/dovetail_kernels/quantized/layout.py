@@ -9,6 +9,7 @@ than the product itself on a CPU.
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -115,6 +116,7 @@ def dequantized(packed: Packed, dtype: DTypeLike) -> list[Array]:
     return weights
 
 
+@functools.partial(jax.jit, static_argnames="dtype")
 def unpack(packed: Packed, *, dtype: DTypeLike = jnp.float32) -> Float[Array, "D F"]:
     """The weights w[D, F] = (q - zero) scale that `packed` stands for, in `dtype`."""
     return joined(dequantized(packed, dtype), packed).T

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights into the packed layout: floats that are quantized here, integers that already are."""
 
+import functools
 from typing import Any, Protocol, runtime_checkable
 
 import jax
@@ -79,6 +80,7 @@ def pack(
     return _rounded(jnp.asarray(w), bits=bits, size=size, symmetric=symmetric)
 
 
+@functools.partial(jax.jit, static_argnames=("bits", "size", "symmetric"))
 def _rounded(w: Array, *, bits: int, size: int, symmetric: bool) -> Packed:
     inputs, outputs = w.shape
     low, high = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1

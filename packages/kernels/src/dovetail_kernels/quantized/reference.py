@@ -15,13 +15,13 @@ _EXACT = jax.lax.Precision.HIGHEST  # float32 products stay float32 on hardware 
 def run(x: Array, packed: Packed, *, activations: str | None) -> Array:
     """y[M, F] = x[M, D] w[D, F]."""
     rows, steps = rounded(x, activations=activations)
-    return restored(product(rows, packed), steps, x.dtype)
+    return restored(product(columns(rows, packed), packed), steps, x.dtype)
 
 
-def product(rows: Array, packed: Packed) -> Array:
-    """rows[M, D] w in the dtype of `rows`."""
-    weights = dequantized(packed, rows.dtype)
-    pairs = zip(columns(rows, packed), weights, strict=True)
+def product(parts: list[Array], packed: Packed) -> Array:
+    """Rows w in the dtype of rows, of which `columns` gave the parts."""
+    weights = dequantized(packed, parts[0].dtype)
+    pairs = zip(parts, weights, strict=True)
     dots = [jnp.einsum("md,fd->mf", part, w, precision=_EXACT) for part, w in pairs]
     return sum(dots[1:], dots[0])
 

@@ -128,7 +128,7 @@ def parity(session: nox.Session) -> None:
 @nox.session(python="3.12")
 def tokamax(session: nox.Session) -> None:
     """Tokamax's own tests over ours, and its operations beside ours; it needs Python 3.12."""
-    install(session, *members("kernels"))
+    install(session, *members("kernels"), groups=("test", "tokamax"))
     session.run("pytest", "-m", "parity", "packages/kernels/tests", *session.posargs)
 
 

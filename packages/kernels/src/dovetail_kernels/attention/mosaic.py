@@ -1,0 +1,116 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Attention by our own kernel on Hopper GPUs: its forward, with the backward of `blocked`.
+
+They share out and lse, so either forward may be followed by that backward. No GPU was at hand when
+this was written: the kernel is executed by Pallas's interpreter and lowered for the GPU, not timed.
+Therefore it is the last choice there, taken only where it is asked for.
+"""
+
+import functools
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from dovetail_kernels.attention import blocked
+from dovetail_kernels.attention.bounds import Cut, visits
+from dovetail_kernels.attention.call import AttentionCall, Inputs, Stats
+from dovetail_kernels.dispatch import Implementation, Work
+
+# As JAX names them: "NVIDIA H100 80GB HBM3", "NVIDIA H200", "NVIDIA GH200 480GB".
+_HOPPER = re.compile(r"\bG?H(100|200|20|800)\b")
+_WIDTHS = (64, 128)
+
+
+def run(call: AttentionCall, inputs: Inputs) -> Array | tuple[Array, Stats]:
+    """As `attention`, by the kernel."""
+    found: Any = _attend(call, inputs)
+    out, lse, largest = found
+    return (out, Stats(lse, jax.lax.stop_gradient(largest))) if call.stats else out
+
+
+def refuse(call: AttentionCall) -> str | None:
+    """Why the kernel cannot do a call."""
+    if call.device.platform != "gpu" or not _HOPPER.search(call.device.kind):
+        return (
+            "needs a Hopper GPU (H100, H200, GH200), got "
+            f"platform={call.device.platform!r}, kind={call.device.kind!r}"
+        )
+    if call.dtype not in (jnp.bfloat16, jnp.float16):
+        return f"takes bfloat16 and float16, got dtype={call.dtype}"
+    if call.head_dim not in _WIDTHS or call.value_dim not in _WIDTHS:
+        return (
+            f"takes a head_dim and a value_dim of 64 or 128, got head_dim={call.head_dim}, "
+            f"value_dim={call.value_dim}"
+        )
+    return None
+
+
+def work(call: AttentionCall) -> Work:
+    """Products over whole blocks of 128 queries and 128 keys, and each array once."""
+    queries, keys = _cuts(call)
+    pairs = call.batch * call.heads * visits(call, queries, keys) * queries.size * keys.size
+    width = call.head_dim + call.value_dim
+    # Keys and values are cleaned where something is hidden: read, written, and read again.
+    keys_read = call.keys * call.kv_heads * (3 if call.masked else 1)
+    values = call.batch * (call.queries * call.heads + keys_read) * width
+    statistics = 2 * 4 * call.batch * call.queries * call.heads
+    return Work(flops=2 * pairs * width, bytes=call.dtype.itemsize * values + statistics)
+
+
+def _cuts(call: AttentionCall) -> tuple[Cut, Cut]:
+    from dovetail_kernels.attention.mosaic_kernel import KEYS, QUERIES
+
+    return Cut(QUERIES, -(-call.queries // QUERIES)), Cut(KEYS, -(-call.keys // KEYS))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(call: AttentionCall, inputs: Inputs) -> tuple[Array, Array, Array]:
+    """out [B,T,N,G], lse [B,T,N], the largest logit [B,N]."""
+    return _forward(call, inputs)
+
+
+def _attend_fwd(call: AttentionCall, inputs: Inputs) -> tuple[tuple[Array, Array, Array], tuple]:
+    out, lse, largest = _forward(call, inputs)
+    return (out, lse, largest), (inputs, out, lse)
+
+
+def _attend_bwd(call: AttentionCall, kept: tuple, cotangents: tuple) -> tuple[Inputs]:
+    return (blocked.backward(call, *kept, *cotangents[:2]),)
+
+
+_attend.defvjp(_attend_fwd, _attend_bwd)
+
+
+def _forward(call: AttentionCall, inputs: Inputs) -> tuple[Array, Array, Array]:
+    # Not at import: Pallas takes longer to import than the rest of the package.
+    from dovetail_kernels.attention import mosaic_kernel, mosaic_masks
+
+    k, v = inputs.k, inputs.v
+    if call.masked:
+        # A weight of zero times NaN is NaN: a value that is not finite is made zero, and its key
+        # NaN, which reaches the logits of those that see it alone.
+        finite = jnp.isfinite(v).all(-1, keepdims=True)
+        k, v = jnp.where(finite, k, jnp.nan), jnp.where(finite, v, 0)
+    queries, keys = _cuts(call)
+    out, lse, largest = mosaic_kernel.forward(
+        _filled(inputs.q, queries),
+        _filled(k, keys),
+        _filled(v, keys),
+        masks=mosaic_masks.masks(call, inputs, queries, keys),
+        sinks=None if inputs.sinks is None else inputs.sinks.astype(jnp.float32),
+        scale=call.scale,
+        soft_cap=call.soft_cap,
+    )
+    lse, largest = lse[:, :, : call.queries], largest[:, :, : call.queries]
+    return out[:, : call.queries], lse.swapaxes(1, 2), largest.max(2)
+
+
+def _filled(x: Array, cut: Cut) -> Array:
+    return jnp.pad(x, ((0, 0), (0, -x.shape[1] % cut.size), (0, 0), (0, 0)))
+
+
+MOSAIC = Implementation(name="mosaic", refuse=refuse, work=work, run=run)

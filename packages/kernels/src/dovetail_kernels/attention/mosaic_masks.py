@@ -1,0 +1,93 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The conditions of a call in the form in which the Mosaic kernel reads them.
+
+All that concerns positions becomes one range for each query, and a hidden key a position that is in
+no range, so that the kernel compares twice whatever the call asks.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int
+
+from dovetail_kernels.attention.bounds import Cut, bounds
+from dovetail_kernels.attention.call import AttentionCall, Inputs
+from dovetail_kernels.attention.mosaic_kernel import Masks
+
+_LARGEST = np.iinfo(np.int32).max
+# Of keys beyond kv_lengths or filling up a block: positions are made >= 0.
+_HIDDEN = -1
+
+
+def masks(call: AttentionCall, inputs: Inputs, queries: Cut, keys: Cut) -> Masks:
+    """For whole blocks of queries and keys; those that fill up see nothing and are not seen."""
+    low, high, position = _ranges(call, inputs)
+    seen = _arange(call.keys) < _ends(call, inputs)[:, None]
+    kept = bounds(call, inputs, queries, keys).visits
+    found = Masks(
+        q_low=_filled(low, queries, 0),
+        q_high=_filled(high, queries, _HIDDEN),
+        k_position=_filled(jnp.where(seen, position, _HIDDEN), keys, _HIDDEN),
+        blocks=kept.ids.swapaxes(0, 1),
+        whole=kept.whole.T,
+        some=kept.some.T,
+    )
+    if inputs.segment_ids is not None:
+        q_segment, k_segment = _in_32_bits(inputs.segment_ids)
+        q_segment, k_segment = _filled(q_segment, queries, 0), _filled(k_segment, keys, 0)
+        found = found._replace(q_segment=q_segment, k_segment=k_segment)
+    return Masks(
+        *(
+            None if x is None else jnp.broadcast_to(x, (call.batch, *x.shape[1:])).astype(jnp.int32)
+            for x in found
+        )
+    )
+
+
+def _ranges(call: AttentionCall, inputs: Inputs) -> tuple[Array, Array, Array]:
+    """The least and the largest position that each query sees, and the positions of keys."""
+    if not call.causal and call.window is None:
+        nothing = jnp.zeros((1, call.keys), jnp.int32)
+        everything = jnp.full((1, call.queries), _LARGEST, jnp.int32)
+        return jnp.zeros_like(everything), everything, nothing
+    q_position, k_position = _positions(call, inputs)
+    low, high = jnp.zeros_like(q_position), jnp.full_like(q_position, _LARGEST)
+    if call.window is not None:
+        reach = min(call.window - 1, _LARGEST)
+        low = jnp.maximum(q_position - reach, 0)
+        high = jnp.minimum(q_position, _LARGEST - reach) + reach
+    return low, q_position if call.causal else high, k_position
+
+
+def _positions(call: AttentionCall, inputs: Inputs) -> tuple[Array, Array]:
+    """int32 and >= 0: less the smallest of the row, since only differences count."""
+    if inputs.positions is None:
+        return _arange(call.queries), _arange(call.keys)
+    wide = jnp.int64 if inputs.positions[0].dtype.itemsize > 4 else jnp.int32
+    q_position, k_position = (side.astype(wide) for side in inputs.positions)
+    least = jnp.minimum(q_position.min(1), k_position.min(1))[:, None]
+    return (q_position - least).astype(jnp.int32), (k_position - least).astype(jnp.int32)
+
+
+def _arange(length: int) -> Array:
+    return jnp.arange(length, dtype=jnp.int32)[None, :]
+
+
+def _ends(call: AttentionCall, inputs: Inputs) -> Array:
+    if inputs.kv_lengths is None:
+        return jnp.full(1, call.keys, jnp.int32)
+    return jnp.minimum(inputs.kv_lengths, call.keys).astype(jnp.int32)
+
+
+def _in_32_bits(ids: tuple[Array, Array]) -> tuple[Array, Array]:
+    """Equal where `ids` are: wider ones are replaced by their ranks."""
+    if ids[0].dtype.itemsize <= 4:
+        return ids
+    ordered = jnp.sort(jnp.concatenate(ids, axis=1), axis=1)
+    q_ids, k_ids = (jax.vmap(jnp.searchsorted)(ordered, side) for side in ids)
+    return q_ids, k_ids
+
+
+def _filled(ids: Int[Array, "r t"], cut: Cut, value: int) -> Int[Array, "r t2"]:
+    return jnp.pad(ids, ((0, 0), (0, -ids.shape[1] % cut.size)), constant_values=value)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from dovetail_kernels.attention import blocked, cudnn, mosaic, reference, tokamax
+from dovetail_kernels.attention import blocked, cudnn, reference
 from dovetail_kernels.attention.call import AttentionCall, Inputs, Stats
 from dovetail_kernels.attention.checks import checked_call, pair
 from dovetail_kernels.dispatch import Implementation, Plan, device
@@ -158,8 +158,8 @@ def plan_attention(
 def _implementations(platform: str) -> list[Implementation[AttentionCall]]:
     """Best first."""
     if platform == "gpu":
-        return [cudnn.CUDNN, tokamax.TOKAMAX, blocked.BLOCKED, mosaic.MOSAIC, reference.REFERENCE]
-    return [blocked.BLOCKED, reference.REFERENCE, tokamax.TOKAMAX, cudnn.CUDNN, mosaic.MOSAIC]
+        return [cudnn.CUDNN, blocked.BLOCKED, reference.REFERENCE]
+    return [blocked.BLOCKED, reference.REFERENCE, cudnn.CUDNN]
 
 
 def _sides(ids: Any) -> tuple[Any, Any]:
@@ -182,7 +182,7 @@ def _inputs(arrays: Sequence[Any]) -> Inputs:
 def _alike(query: Array | None, key: Array | None) -> tuple[Array, Array] | None:
     if query is None or key is None:
         return None
-    dtype = jnp.promote_types(query.dtype, key.dtype)
+    dtype = np.promote_types(query.dtype, key.dtype)
     return query.astype(dtype), key.astype(dtype)
 
 

@@ -60,7 +60,7 @@ def backward(
         i, visit = xs
         rows = _rows(call, *(tiles.query_block(x, i, queries, call.kv_heads) for x in by_query))
 
-        def step(n: Array, state: _State, masked: bool) -> _State:
+        def step(n: Array | int, state: _State, masked: bool) -> _State:
             ids = visit.ids[:, n]
             kj, vj = (tiles.key_block(x, ids, keys) for x in (k, v))
             mask = visible(call, at, visit, n) if masked else None

@@ -87,7 +87,7 @@ def _attend_forward(call: AttentionCall, inputs: Inputs) -> tuple[Any, Any]:
 
 def _attend_backward(call: AttentionCall, kept: Any, cotangents: Any) -> tuple[Inputs]:
     inputs, out, lse = kept
-    dout, dlse, _ = cotangents
+    dout, dlse, _ = (jnp.asarray(x) for x in cotangents)
     return (backward(call, inputs, out, lse, dout, dlse),)
 
 

@@ -96,7 +96,9 @@ def bounds(call: AttentionCall, inputs: Inputs, queries: Cut, keys: Cut) -> Boun
     return Bounds(Visits(query, ids, *counts), key, ends)
 
 
-def visible(call: AttentionCall, at: Bounds, visit: Visits, n: Array) -> Bool[Array, "r bq bk"]:
+def visible(
+    call: AttentionCall, at: Bounds, visit: Visits, n: Array | int
+) -> Bool[Array, "r bq bk"]:
     """Which pairs are visible of one block of queries and the n-th that it visits.
 
     Rows visit in step, for as long as any of them has a block to see; another sees nothing then.

@@ -46,7 +46,7 @@ class AttentionCall:
     @property
     def inner_dtype(self) -> jnp.dtype:
         """In which logits, sums and statistics are formed: at least float32."""
-        return jnp.promote_types(self.dtype, jnp.float32)
+        return self.dtype if self.dtype.itemsize > 4 else jnp.dtype(jnp.float32)
 
     @property
     def masked(self) -> bool:

@@ -42,7 +42,7 @@ def forward(
         i, visit = xs
         qi = tiles.query_block(q, i, queries, call.kv_heads)
 
-        def step(n: Array, state: _State, masked: bool) -> _State:
+        def step(n: Array | int, state: _State, masked: bool) -> _State:
             kj, vj = (tiles.key_block(x, visit.ids[:, n], keys) for x in (k, v))
             mask = visible(call, at, visit, n)[:, None, None] if masked else None
             return _step(call, state, qi, kj, vj, mask)
@@ -61,7 +61,7 @@ def over(visit: Visits, keys: Cut, conditional: bool, step: Callable[..., Any], 
     """`state = step(n, state, masked=)` over the blocks that one block of queries visits."""
     whole, some = visit.whole.min(), visit.some.max()
     if conditional and keys.blocks == 1:  # one loop is compiled in half the time of two
-        whole = jnp.zeros_like(whole)
+        whole = 0
     else:
         state = jax.lax.fori_loop(0, whole, functools.partial(step, masked=False), state)
     if not conditional:

@@ -93,7 +93,7 @@ def _softmax(logits: Array, mask: Array, largest: Array, sinks: Array) -> tuple[
 
 
 def _work(call: AttentionCall) -> Work:
-    """Every pair is computed, visible or not; logits and weights are written and read."""
+    """Every pair, visible or not; logits and weights are each written once and read thrice."""
     pairs = call.batch * call.heads * call.queries * call.keys
     own = (
         call.batch * call.queries * call.heads * (call.head_dim + call.value_dim)
@@ -101,7 +101,7 @@ def _work(call: AttentionCall) -> Work:
     ) * call.dtype.itemsize
     return Work(
         flops=2 * pairs * (call.head_dim + call.value_dim),
-        bytes=own + 4 * pairs * call.inner_dtype.itemsize,
+        bytes=own + 8 * pairs * call.inner_dtype.itemsize,
     )
 
 

@@ -24,9 +24,9 @@ class Case:
     """One call: q [batch, queries, heads, 8], and the options that are not at their default.
 
     segments: "packed" rows of one length, or "pair" of sides with segments that lack a partner.
-    positions: "restart" with each segment, or "pair" in any order. kv_lengths: from 0 to all keys.
-    poison: where to put NaN beside what lies beyond kv_lengths: in one "segment", or in the "last"
-    key.
+    positions: "gaps", twice the index in the segment, or "pair" in any order. kv_lengths: from none
+    to all. poison: where NaN is put beside what lies beyond kv_lengths: in one "segment" of q, k
+    and v, or in the "last" key.
     """
 
     name: str
@@ -95,7 +95,7 @@ def cases() -> tuple[Case, ...]:
         _case("packed segments", **packed),
         _case("segments without partner", segments="pair", queries=20, keys=60),
         _case("positions in any order", causal=True, positions="pair", queries=30, keys=150),
-        _case("positions restart", positions="restart", window=20, **packed),
+        _case("positions with gaps", positions="gaps", window=20, **packed),
         _case("kv_lengths", kv_lengths=True, batch=3, queries=6, keys=160),
         _case("kv_lengths, causal", kv_lengths=True, causal=True, batch=3),
         _case("soft cap", soft_cap=2.0),
@@ -113,7 +113,7 @@ def cases() -> tuple[Case, ...]:
             heads=4,
             batch=3,
             value_dim=5,
-            positions="restart",
+            positions="gaps",
             **packed,
         ),
         _case("NaN in a segment", poison="segment", **packed),
@@ -169,7 +169,7 @@ def check(fn: Callable[..., Any], case: Case, *, grad: bool = True) -> None:
     expected = oracle(case, arrays, options, cotangents)
     differentiable = [name for name in ("q", "k", "v", "sinks") if name in arrays]
     given = {name: jnp.asarray(arrays[name], case.dtype) for name in differentiable}
-    inner = jnp.promote_types(case.dtype, jnp.float32)
+    inner = _inner(case)
 
     def loss(given: dict[str, jax.Array]) -> tuple[jax.Array, dict[str, jax.Array]]:
         q, k, v = (given[name] for name in "qkv")
@@ -177,6 +177,8 @@ def check(fn: Callable[..., Any], case: Case, *, grad: bool = True) -> None:
         result = fn(q, k, v, **options, **sinks)
         out, found = (result[0], _named(result[1])) if case.stats else (result, {})
         found["out"] = out
+        for name, value in found.items():
+            _check_shape(case, name, value, expected[name])
         # Rows that are NaN, as expected, and empty ones' lse are left out of the loss.
         parts = [
             jnp.where(np.isfinite(expected[name]), found[name].astype(inner), 0)
@@ -216,10 +218,10 @@ def inputs(case: Case) -> tuple[Arrays, dict[str, Any]]:
     if case.segments == "pair":
         sides = [np.sort(rng.integers(low, low + 4, (b, n)), 1) for low, n in ((0, t), (1, s))]
         options["segment_ids"] = tuple(side.astype(np.int32) for side in sides)
-    if case.positions == "restart":
+    if case.positions == "gaps":
         segments = np.asarray(options["segment_ids"])
         first = (segments[:, :, None] == segments[:, None, :]).argmax(-1)
-        options["positions"] = (np.arange(t)[None, :] - first).astype(np.int32)
+        options["positions"] = (2 * (np.arange(t)[None, :] - first)).astype(np.int32)
     if case.positions == "pair":
         sides = [rng.permuted(np.tile(np.arange(n), (b, 1)), axis=1) for n in (t, s)]
         options["positions"] = tuple(side.astype(np.int32) for side in sides)
@@ -336,11 +338,15 @@ def _named(stats: Any) -> dict[str, jax.Array]:
     return {"lse": lse, "max": largest}
 
 
-def _compare(case: Case, name: str, found: np.ndarray, expected: np.ndarray) -> None:
+def _check_shape(case: Case, name: str, found: Any, expected: np.ndarray) -> None:
     if found.shape != expected.shape:
         raise AssertionError(
             f"{case.name}: {name} has shape {found.shape}, expected {expected.shape}"
         )
+
+
+def _compare(case: Case, name: str, found: np.ndarray, expected: np.ndarray) -> None:
+    _check_shape(case, name, found, expected)
     if not name.startswith("d"):
         for what, test in (("NaN", np.isnan), ("-inf", np.isneginf)):
             wrong = int((test(found) != test(expected)).sum())
@@ -355,7 +361,11 @@ def _compare(case: Case, name: str, found: np.ndarray, expected: np.ndarray) -> 
         raise AssertionError(f"{case.name}: error {error:.3g} of {name} exceeds {bound:.3g}")
 
 
+def _inner(case: Case) -> np.dtype:
+    return np.dtype("float64" if case.dtype == "float64" else "float32")
+
+
 def _bound(case: Case) -> float:
-    inner = jnp.promote_types(case.dtype, jnp.float32)
+    inner = _inner(case)
     sums = float(jnp.finfo(inner).eps) * (case.head_dim + max(case.queries, case.keys))
     return sums if inner == case.dtype else sums + 4 * float(jnp.finfo(case.dtype).eps)

@@ -1,0 +1,201 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""What blocks are for: memory linear in length, work halved by causal; and every transformation."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.test_util import check_grads
+
+from dovetail_kernels.attention import backward, blocked, forward
+from dovetail_kernels.attention.api import attention, plan_attention
+from dovetail_kernels.attention.call import Inputs
+from dovetail_kernels.testing.attention import Case, cases, check
+
+CALL = functools.partial(attention, impl="blocked")
+
+
+def arrays(t, *, b=1, n=2, h=8, seed=0):
+    return jnp.asarray(np.random.default_rng(seed).standard_normal((3, b, t, n, h)), jnp.float32)
+
+
+def gradient_of(call):
+    return jax.grad(lambda q, k, v: call(q, k, v).sum(), argnums=(0, 1, 2))
+
+
+def temp_bytes(t):
+    x = jax.ShapeDtypeStruct((1, t, 2, 64), jnp.float32)
+    compiled = jax.jit(gradient_of(functools.partial(CALL, causal=True))).lower(x, x, x).compile()
+    return compiled.memory_analysis().temp_size_in_bytes
+
+
+def test_memory_grows_linearly():
+    short, long = temp_bytes(2048), temp_bytes(8192)
+    # Of the inputs that are four times as long; logits would be sixteen times as many, 512 MiB.
+    assert long <= 4.2 * short
+    assert long < 4 * 8192 * 2 * 64 * 4
+
+
+def test_causal_halves_the_blocks_and_so_the_work(monkeypatch):
+    """XLA counts a loop's body once: bodies are counted here, the FLOPs of one below."""
+    executed = []
+
+    def counted(module):
+        step = module._step
+        monkeypatch.setattr(module, "_step", lambda *a: executed.append(module) or step(*a))
+
+    counted(forward)
+    counted(backward)
+    q, k, v = arrays(8 * 128, h=4)
+    for causal, blocks in ((False, 64), (True, 36)):
+        executed.clear()
+        with jax.disable_jit():
+            gradient_of(functools.partial(CALL, causal=causal))(q, k, v)
+        assert executed.count(forward) == blocks
+        assert executed.count(backward) == blocks
+        call = plan_attention(q, k, v, causal=causal).call
+        assert blocked.BLOCKED.work(call).flops == blocks * 2 * 2 * 128 * 128 * 8
+
+
+def test_work_of_one_block_is_what_xla_counts():
+    q, k, v = (jax.ShapeDtypeStruct((1, 128, n, 64), jnp.float32) for n in (4, 2, 2))
+    work = blocked.BLOCKED.work(plan_attention(q, k, v, causal=True).call)
+    compiled = jax.jit(functools.partial(CALL, causal=True)).lower(q, k, v).compile()
+    # Beside the products, some operations for each logit, which has 256 in them.
+    assert work.flops <= compiled.cost_analysis()["flops"] <= 1.2 * work.flops
+    memory = compiled.memory_analysis()
+    moved = memory.argument_size_in_bytes + memory.output_size_in_bytes
+    assert moved <= work.bytes <= 1.1 * moved  # lse is no result of this call
+
+
+LENGTHS = [1, 2, 7, 127, 128, 129, 255, 300]
+
+
+@pytest.mark.parametrize("t, s", [(1, 129), (127, 1), (300, 300)])
+def test_every_length_on_either_side(t, s):
+    positions = t != s and "pair"
+    case = Case(
+        name=f"{t} and {s}",
+        needs=frozenset(),
+        queries=t,
+        keys=s,
+        causal=bool(positions),
+        positions=positions or None,
+        batch=1,
+        head_dim=3,
+        value_dim=2,
+    )
+    check(CALL, case, grad=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("t", LENGTHS)
+@pytest.mark.parametrize("s", LENGTHS)
+def test_every_length_with_gradients(t, s):
+    case = Case(name=f"{t}, {s}", needs=frozenset(), queries=t, keys=s, window=40, positions="pair")
+    check(CALL, case)
+
+
+def test_rows_together_are_rows_one_by_one(monkeypatch):
+    """As where rows are divided among devices, and on a GPU."""
+    monkeypatch.setattr(blocked, "_one_by_one", lambda call, inputs: False)
+    check(CALL, next(case for case in cases() if case.name == "everything"))
+
+
+@pytest.mark.parametrize("batch, heads, platform, size", [
+    (1, 8, "cpu", 128),
+    (64, 32, "cpu", 128),
+    (1, 64, "cpu", 64),
+    (1, 1000, "cpu", 64),
+    (2, 16, "gpu", 512),
+    (1, 1, "gpu", 1024),
+    (64, 64, "gpu", 64),
+])  # fmt: skip
+def test_the_rule_for_block_sizes(batch, heads, platform, size):
+    x = jax.ShapeDtypeStruct((batch, 4096, heads, 64), jnp.bfloat16)
+    call = plan_attention(x, x, x).call
+    call = dataclasses.replace(call, device=dataclasses.replace(call.device, platform=platform))
+    queries, keys = blocked._cuts(call)
+    assert (queries.size, keys.size) == (size, size)
+
+
+def test_float64_is_float64_throughout():
+    case = next(case for case in cases() if case.name == "stats")
+    with jax.enable_x64(True):
+        check(CALL, dataclasses.replace(case, dtype="float64"))
+
+
+def test_under_vmap_each_row_has_its_own_segments():
+    x = arrays(140, b=3)
+    ids = jnp.asarray(np.sort(np.random.default_rng(1).integers(0, 5, (3, 140)), 1), jnp.int32)
+
+    def one(x, ids):
+        return gradient_of(functools.partial(CALL, segment_ids=ids[None], causal=True))(*x[:, None])
+
+    # vmap over rows that have no axis of batch left: [3, 140, 2, 8] and [140] each.
+    found = jax.jit(jax.vmap(one, in_axes=(1, 0)))(x, ids)
+    expected = jax.jit(gradient_of(functools.partial(CALL, segment_ids=ids, causal=True)))(*x)
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a[:, 0], b, rtol=1e-4, atol=1e-5)
+
+
+def test_checkpoint_and_repetition_give_the_same_bits():
+    x = arrays(150, b=2)
+    call = functools.partial(CALL, causal=True, window=50)
+    plain, again = (jax.jit(gradient_of(f)) for f in (call, jax.checkpoint(call)))
+    first = plain(*x)
+    for other in (plain(*x), again(*x)):
+        for a, b in zip(first, other, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_a_row_has_the_same_bits_alone_and_in_a_batch():
+    x = arrays(150, b=3)
+    call = jax.jit(functools.partial(CALL, causal=True))
+    np.testing.assert_array_equal(call(*x)[1:2], call(*x[:, 1:2]))
+
+
+@pytest.mark.slow
+def test_gradients_are_slopes():
+    sinks = jnp.asarray([0.5, -0.5], jnp.float32)
+
+    @jax.jit
+    def both(q, k, v, sinks):
+        out, stats = CALL(q, k, v, causal=True, soft_cap=2.0, sinks=sinks, stats=True)
+        return out, stats.lse
+
+    # Finite differences in float32: no better than a few thousandths.
+    check_grads(both, (*arrays(6), sinks), order=1, modes=("rev",), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.slow
+def test_the_backward_takes_any_forward():
+    q, k, v = arrays(20)
+    call = plan_attention(q, k, v, causal=True).call
+    forward = functools.partial(attention, causal=True, stats=True, impl="reference")
+    out, stats = jax.jit(forward)(q, k, v)
+    found = jax.jit(functools.partial(blocked.backward, call))(
+        Inputs(q, k, v), out, stats.lse, jnp.ones_like(out), 0 * stats.lse
+    )
+    reference = functools.partial(attention, causal=True, impl="reference")
+    expected = jax.jit(gradient_of(reference))(q, k, v)
+    for a, b in zip(found[:3], expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+def test_lowers_for_a_gpu_and_a_tpu(dtype):
+    x = jax.ShapeDtypeStruct((2, 300, 4, 64), dtype)
+    ids = jax.ShapeDtypeStruct((2, 300), jnp.int32)
+
+    def both(q, k, v, ids):
+        return gradient_of(functools.partial(CALL, causal=True, segment_ids=ids))(q, k, v)
+
+    for platform in ("cuda", "tpu"):
+        exported = jax.export.export(jax.jit(both), platforms=[platform])(x, x, x, ids)
+        assert [out.shape for out in exported.out_avals] == [x.shape] * 3
+        assert "custom_call" not in exported.mlir_module()

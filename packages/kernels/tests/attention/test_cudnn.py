@@ -1,0 +1,105 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""What is not known to be right on cuDNN is refused; what is passed to jax.nn means the same.
+
+No cuDNN is here: jax.nn's own XLA path receives the arguments that cuDNN would.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from dovetail_kernels.attention import cudnn
+from dovetail_kernels.attention.api import plan_attention
+from dovetail_kernels.attention.call import Inputs
+from dovetail_kernels.dispatch import Device
+from dovetail_kernels.testing.attention import check_attention
+
+H100 = Device(platform="gpu", kind="NVIDIA H100 80GB HBM3")
+A100 = Device(platform="gpu", kind="NVIDIA A100-SXM4-80GB")
+
+
+def call_of(q=(2, 64, 4, 64), s=64, g=64, dtype=jnp.bfloat16, device=H100, **options):
+    q, k, v = (jax.ShapeDtypeStruct(x, dtype) for x in (q, (2, s, 2, q[3]), (2, s, 2, g)))
+    return dataclasses.replace(plan_attention(q, k, v, **options).call, device=device)
+
+
+IDS = jax.ShapeDtypeStruct((2, 64), jnp.int32)
+LENGTHS = jax.ShapeDtypeStruct((2,), jnp.int32)
+REFUSED = {
+    "on cpu": ({"device": Device(platform="cpu", kind="cpu")}, "NVIDIA GPUs, not on cpu"),
+    "another maker": ({"device": Device(platform="gpu", kind="AMD Instinct MI300X")}, "not AMD"),
+    "too old": ({"device": Device(platform="gpu", kind="Tesla V100-SXM2-16GB")}, "not Tesla V100"),
+    "float32": ({"dtype": jnp.float32}, "bfloat16 and float16, not float32"),
+    "value width": ({"g": 32}, "as wide as keys, not 32 and 64"),
+    "head_dim": ({"q": (2, 64, 4, 60), "g": 60}, "multiple of 8 up to 256, not 60"),
+    "large head_dim": ({"q": (2, 64, 4, 264), "g": 264}, "up to 256, not 264"),
+    "head_dim before Hopper": (
+        {"q": (2, 64, 4, 192), "g": 192, "device": A100},
+        "up to 128, not 192",
+    ),
+    "odd queries": ({"q": (2, 63, 4, 64)}, "odd lengths, T=63, S=64"),
+    "odd keys": ({"s": 65}, "odd lengths, T=64, S=65"),
+    "segments": ({"segment_ids": IDS}, "no segment_ids"),
+    "positions": ({"positions": IDS}, "no positions"),
+    "soft cap": ({"soft_cap": 2.0}, "no soft_cap"),
+    "sinks": ({"sinks": jax.ShapeDtypeStruct((4,), jnp.float32)}, "no sinks"),
+    "stats": ({"stats": True}, "no stats"),
+    "two-sided window": ({"window": 3}, "window needs causal=True"),
+    "window and lengths": (
+        {"window": 3, "causal": True, "kv_lengths": LENGTHS},
+        "together with kv_l",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name):
+    options, reason = REFUSED[name]
+    assert reason in (cudnn.refuse(call_of(**options)) or "not refused")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"causal": True}, {"causal": True, "window": 5}, {"kv_lengths": LENGTHS}, {"s": 32}],
+)
+def test_taken(options):
+    assert cudnn.refuse(call_of(**options)) is None
+    assert cudnn.refuse(call_of(device=A100, **options)) is None
+
+
+def through_jax_nn(monkeypatch):
+    """cuDNN's call, with each option that it does not refuse, computed by jax.nn's XLA path."""
+    original = jax.nn.dot_product_attention
+
+    def xla(*arrays, implementation, **options):
+        assert implementation == "cudnn"
+        return original(*arrays, implementation="xla", **options)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", xla)
+
+    def attention(q, k, v, *, kv_lengths=None, **options):
+        call = plan_attention(q, k, v, kv_lengths=kv_lengths, **options).call
+        reason = cudnn.refuse(dataclasses.replace(call, device=H100, dtype=jnp.dtype(jnp.bfloat16)))
+        if reason:
+            raise ValueError(reason)
+        lengths = None if kv_lengths is None else jnp.asarray(kv_lengths)
+        return cudnn.run(call, Inputs(q, k, v, kv_lengths=lengths))
+
+    return attention
+
+
+def test_options_mean_to_jax_nn_what_they_mean_here(monkeypatch):
+    """In float32, since what is tested is the meaning, not the rounding."""
+    supports = {"float32", "causal", "window", "kv_lengths", "cross", "gqa", "scale"}
+    check_attention(through_jax_nn(monkeypatch), supports=supports, grad=False)
+
+
+@pytest.mark.parametrize("window, pairs", [(None, 64 * 65 // 2), (1, 64), (3, 62 * 3 + 3)])
+def test_work_counts_visible_pairs(window, pairs):
+    call = call_of(causal=True, window=window)
+    work = cudnn.CUDNN.work(call)
+    assert work.flops == 2 * 2 * 4 * pairs * 128
+    assert work.bytes == 2 * 2 * 64 * (4 + 4 + 2 + 2) * 64

@@ -100,7 +100,7 @@ def compare(case: str, rivals: dict[str, Callable[..., Any]], *args: Any) -> Non
         name: lambda program=program: cost(lambda: jax.block_until_ready(program(*args))).cpu_s
         for name, program in [*programs.items(), *((f"{n} again", programs[n]) for n in others)]
     }
-    found = rounds(calls, repeats=15)
+    found = rounds(calls, repeats=9)
     for name in others:
         report(
             f"{case}, against {name}",

@@ -19,8 +19,8 @@ from dovetail_kernels.grouped.call import GroupedMatmulCall
 D, F = 6, 4
 
 
-def products(function, *args):
-    """The shapes that each product which is executed multiplies, in order.
+def executed(function, *args):
+    """(name, shapes of the inputs) of each operation that is executed, in order.
 
     Runs the traced program, equation by equation. XLA's count takes a loop's body once.
     """
@@ -28,6 +28,10 @@ def products(function, *args):
     closed = jax.make_jaxpr(function)(*args)
     evaluate(closed.jaxpr, closed.consts, jax.tree.leaves(args), found)
     return found
+
+
+def products(found):
+    return [shapes for name, shapes in found if name == "dot_general"]
 
 
 def evaluate(jaxpr, consts, args, found):
@@ -51,8 +55,7 @@ def result(equation, inputs, found):
     inner = [value for value in params.values() if isinstance(value, ClosedJaxpr)]
     if inner:
         return evaluate(inner[0].jaxpr, inner[0].consts, inputs, found)
-    if primitive.name == "dot_general":
-        found.append(tuple(value.shape for value in inputs))
+    found.append((primitive.name, tuple(jnp.shape(value) for value in inputs)))
     out = primitive.bind(*inputs, **params)
     return out if primitive.multiple_results else [out]
 
@@ -74,9 +77,8 @@ def arguments(rows, sizes):
 SPLITS = [
     (60, (0, 11, 0, 24, 25)),
     (60, (60, 0, 0, 0, 0)),
-    (12, (1,) * 12),
-    (3, (0, 2, 0, 0, 1, 0, 0)),
     (60, (0, 0, 0, 0, 0)),
+    (3, (0, 2, 0, 0, 1, 0, 0)),
 ]
 
 
@@ -86,14 +88,18 @@ def test_work_is_that_of_the_tiles_of_groups_that_have_rows(rows, sizes):
     tile = tiles.tile_rows(rows, len(sizes))
     count = sum(math.ceil(size / tile) for size in sizes)
     forward = [((tile, D), (D, F))] * count
-    assert products(tiles.TILES.run, x, w, sizes_array) == forward
+    found = executed(tiles.TILES.run, x, w, sizes_array)
+    assert products(found) == forward
+    # A matrix is copied once for each group that has rows, and never for another.
+    cuts = [shapes[0] for name, shapes in found if name == "dynamic_slice"]
+    assert cuts.count(w.shape) == sum(size > 0 for size in sizes)
 
     def both(x, w, sizes, g):
         return jax.vjp(lambda x, w: tiles.TILES.run(x, w, sizes), x, w)[1](g)
 
     # The gradient alone is as much work again for each of x and w.
     back = [((tile, F), (D, F))] * count + [((tile, D), (tile, F))] * count
-    assert products(both, x, w, sizes_array, g) == forward + back
+    assert products(executed(both, x, w, sizes_array, g)) == forward + back
     assert count <= tiles.most_tiles(rows, len(sizes))
 
 
@@ -108,12 +114,12 @@ def worst(rows, count):
     return sizes
 
 
-@pytest.mark.parametrize("rows, count", [(60, 5), (3, 7), (100, 1), (64, 8), (1000, 3)])
+@pytest.mark.parametrize("rows, count", [(60, 5), (3, 7), (300, 3)])
 def test_the_stated_work_is_that_of_the_worst_sizes(rows, count):
     sizes = worst(rows, count)
     assert sizes.sum() == rows
     x, w, _, sizes_array = arguments(rows, sizes)
-    found = products(tiles.TILES.run, x, w, sizes_array)
+    found = products(executed(tiles.TILES.run, x, w, sizes_array))
     device = Device(platform="cpu", kind="cpu")
     options = {"rows": rows, "inner": D, "outer": F, "count": count, "dtype": "float32"}
     work = tiles.TILES.work(GroupedMatmulCall(**options, device=device))

@@ -35,7 +35,8 @@ _run.defvjp(_forward, _backward)
 
 
 def _product(x: jax.Array, w: jax.Array, sizes: jax.Array) -> jax.Array:
-    # Rows of no expert may hold anything: the dense form multiplies NaN by 0.
+    # Rows of no expert may hold anything. XLA's form for CPU does not read them; the operation's
+    # documentation promises that of none.
     row = jnp.arange(x.shape[0], dtype=jnp.int32)[:, None]
     valid = row < jnp.sum(sizes, dtype=jnp.int32)
     out = jax.lax.ragged_dot(jnp.where(valid, x, 0), w, sizes)

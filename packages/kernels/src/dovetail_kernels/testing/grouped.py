@@ -7,7 +7,8 @@ For any function called as `fn(x, w, sizes)`, such as `jax.lax.ragged_dot`. A ca
 in its `needs`:
 
     bfloat16, float16, float64   that dtype (float64 where `jax_enable_x64` is set, else left out)
-    beyond    sizes sum to less than M: the rows behind them give 0, and may hold NaN
+    beyond    sizes sum to less than M: the rows behind them give 0, and may hold NaN, as may
+              their cotangents
     wrong     a negative size, or a sum above M: the whole result is NaN
     vmap      x and sizes have a batch axis, w has none
 """
@@ -121,7 +122,7 @@ def _out(fn: Callable[..., Any], batched: bool, x: Any, w: Any, sizes: Any) -> A
 
 
 def _draw(case: Case) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """x with NaN in the rows of no group, w, and the cotangent of the result."""
+    """x, w and the cotangent of the result; NaN in the rows of no group."""
     rng = np.random.default_rng(zlib.crc32(case.name.encode()))
     batch = (len(case.sizes),) if "vmap" in case.needs else ()
     count = np.shape(case.sizes)[-1]
@@ -129,7 +130,7 @@ def _draw(case: Case) -> tuple[jax.Array, jax.Array, jax.Array]:
     w = rng.standard_normal((count, case.inner, case.outer))
     g = rng.standard_normal((*batch, case.rows, case.outer))
     if "beyond" in case.needs:
-        x[sum(case.sizes) :] = np.nan
+        x[sum(case.sizes) :], g[sum(case.sizes) :] = np.nan, np.nan
     x, w, g = (jnp.asarray(part.astype(jnp.dtype(case.dtype))) for part in (x, w, g))
     return x, w, g
 

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dovetail_kernels.paged.api import paged_attention
+from dovetail_kernels.paged.api import paged_attention, plan_paged_attention
+from dovetail_kernels.paged.requests import requests
 
 PAGES, PAGE, ROWS = 9, 4, 6
 q = jax.random.normal(jax.random.key(0), (ROWS, 4, 8))
@@ -78,6 +79,14 @@ def test_traced_values_give_nan_to_the_rows_that_have_no_answer(impl, name, at, 
     assert np.isnan(found[is_bad]).all()
     np.testing.assert_array_equal(found[~is_bad], good[~is_bad])
     np.testing.assert_array_equal(good[5], np.zeros((4, 8)))
+
+
+def test_requests_without_an_answer_have_no_rows_to_compute():
+    call = plan_paged_attention(q, pages, **GOOD).call
+    numbers = map(jnp.asarray, changed("kv_lengths", 1, 2**31 - 1).values())
+    batch = requests(call, *numbers)
+    np.testing.assert_array_equal(batch.counts, [3, 0])
+    np.testing.assert_array_equal(batch.page_ids, [[3, 1, 0, 0], [0, 0, 0, 0]])
 
 
 @pytest.mark.parametrize("impl", ["gather", "reference"])

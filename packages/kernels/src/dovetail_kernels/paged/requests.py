@@ -21,7 +21,8 @@ from dovetail_kernels.paged.call import PagedCall
 class Requests(NamedTuple):
     """What every implementation needs to know of a batch; [R] unless said.
 
-    starts, counts: the rows of a request; counts are 0 where it cannot be answered.
+    starts, counts: the rows of a request; counts are 0 where it cannot be answered, whose length
+        may be anything and would be the bound of a loop.
     first: the position of its first query, which sees the keys from there backwards.
     page_ids: i32[R, columns], 0 where no query sees a key of that page.
     row_request: i32[M], the request of a row, any for a row of none.

@@ -1,75 +1,18 @@
 // Copyright 2026 The Dovetail Authors
 // SPDX-License-Identifier: Apache-2.0
-// The XLA FFI handler: checks its buffers, chooses a kernel, divides the channels among threads.
+// The XLA FFI handler: checks its buffers, chooses a kernel, and runs it on XLA's threads.
 
-#include <atomic>
-#include <condition_variable>
 #include <cstdint>
-#include <memory>
-#include <mutex>
 
 #include "levels.h"
 #include "product.h"
+#include "work.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace ffi = xla::ffi;
 
 namespace dovetail {
 namespace {
-
-// Weights for which another thread is worth waking: some ten microseconds of work.
-constexpr int64_t kWeightsOfTask = 1 << 17;
-
-// Output channels that any thread may take, a chunk at a time.
-//
-// The calling thread takes chunks too, and waits at the end for those alone that another thread has
-// taken and is therefore computing. So it never waits for a task that is still queued: it may be
-// a thread of the pool itself, and all the others may be doing the same. A task that starts late
-// finds nothing to take and touches nothing but this object, which it shares.
-class Work {
- public:
-  Work(const Product& product, Kernel kernel, int64_t chunk)
-      : product_(product), kernel_(kernel), chunk_(chunk), left_(product.out) {}
-
-  void Take() {
-    for (;;) {
-      const int64_t begin = next_.fetch_add(chunk_);
-      if (begin >= product_.out) return;
-      const int64_t end = begin + chunk_ < product_.out ? begin + chunk_ : product_.out;
-      kernel_(product_, begin, end);
-      if (left_.fetch_sub(end - begin) == end - begin) {
-        std::lock_guard<std::mutex> lock(mutex_);
-        done_.notify_all();
-      }
-    }
-  }
-
-  void Wait() {
-    std::unique_lock<std::mutex> lock(mutex_);
-    done_.wait(lock, [this] { return left_.load() == 0; });
-  }
-
- private:
-  const Product product_;
-  const Kernel kernel_;
-  const int64_t chunk_;
-  std::atomic<int64_t> next_{0};
-  std::atomic<int64_t> left_;
-  std::mutex mutex_;
-  std::condition_variable done_;
-};
-
-void Run(const Product& product, Kernel kernel, ffi::ThreadPool pool) {
-  const int64_t tasks = product.in * product.out / kWeightsOfTask;
-  const int64_t threads = pool.num_threads() < tasks ? pool.num_threads() : tasks;
-  if (threads <= 1) return kernel(product, 0, product.out);
-  // Four chunks a thread even out what else the machine does; whole sets of a kernel's channels.
-  const int64_t chunk = (product.out / (4 * threads) + 3) / 4 * 4;
-  auto work = std::make_shared<Work>(product, kernel, chunk > 0 ? chunk : 4);
-  for (int64_t i = 1; i < threads; ++i) pool.Schedule([work] { work->Take(); });
-  work->Take();
-  work->Wait();
-}
 
 ffi::Error Invalid(const char* what) { return ffi::Error::InvalidArgument(what); }
 
@@ -108,7 +51,8 @@ ffi::Error Matmul(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::AnyBuffer 
       (p.scales == nullptr || zeros.dimensions()[0] != p.out || zeros.dimensions()[1] != p.groups))
     return Invalid("zeros do not fit");
   if (level > BestLevel()) return Invalid("this processor does not have that level");
-  Run(p, KernelOf(level < 0 ? BestLevel() : level), pool);
+  RunOn(p, KernelOf(level < 0 ? BestLevel() : level), pool.num_threads(),
+        [&pool](auto task) { pool.Schedule(task); });
   return ffi::Error::Success();
 }
 

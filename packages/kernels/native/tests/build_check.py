@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""`python build_check.py OUTPUT`: builds check.cc with the sanitizers of addresses and of C++."""
+"""`python build_check.py OUTPUT [SANITIZERS]`: builds check.cc; by default address,undefined."""
 
 import sys
 from pathlib import Path
@@ -10,9 +10,10 @@ sys.path.insert(0, str(NATIVE))
 
 from build_library import kernels, link  # noqa: E402
 
-SANITIZE = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g", "-O1"]
-
 if __name__ == "__main__":
-    output = Path(sys.argv[1])
-    objects = kernels(output.parent, extra=SANITIZE, also=[NATIVE / "tests/check.cc"])
-    link([*SANITIZE, *objects], output)
+    output, *sanitizers = sys.argv[1:]
+    chosen = ",".join(sanitizers) or "address,undefined"
+    flags = [f"-fsanitize={chosen}", "-fno-sanitize-recover=all", "-g", "-O1", "-pthread"]
+    folder = Path(output).parent
+    objects = kernels(folder, extra=flags, also=[NATIVE / "tests/check.cc"])
+    link([*flags, *objects], Path(output))

@@ -1,17 +1,22 @@
 // Copyright 2026 The Dovetail Authors
 // SPDX-License-Identifier: Apache-2.0
 // Every kernel of every level that this processor has, over heap buffers of exactly their size,
-// against sums in double. Meant to be built with -fsanitize=address,undefined.
+// against sums in double; and products divided among threads that come soon, late or never. Meant to
+// be built with sanitizers.
 
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <random>
+#include <thread>
 #include <vector>
 
 #include "../cpp/levels.h"
+#include "../cpp/work.h"
 
 namespace {
 
@@ -91,9 +96,43 @@ bool Check(const Shape& s, int level) {
   return true;
 }
 
+// A kernel that counts how often each channel is computed, slower on every second chunk.
+void Count(const dovetail::Product& p, int64_t begin, int64_t end) {
+  if (begin / (end - begin) % 2) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  for (int64_t f = begin; f < end; ++f) p.y[f] += 1;
+}
+
+bool EachOnce(const char* name, const std::function<void(std::function<void()>)>& schedule) {
+  for (int64_t out : {257, 512, 1031}) {
+    std::vector<float> y(out);
+    dovetail::Product p = {};
+    p.in = 4096, p.out = out, p.y = y.data();
+    dovetail::RunOn(p, Count, 4, schedule);
+    for (float count : y)
+      if (count != 1) {
+        std::fprintf(stderr, "%s: a channel of %d is computed %g times\n", name, (int)out, count);
+        return false;
+      }
+  }
+  return true;
+}
+
+bool Threads() {
+  std::vector<std::thread> threads;
+  std::vector<std::function<void()>> late;
+  const bool right =
+      EachOnce("soon", [&](auto task) { threads.emplace_back(task); }) &&
+      EachOnce("late", [&](auto task) { late.push_back(task); }) &&
+      EachOnce("never", [](auto) {});
+  for (auto& task : late) task();  // their product is gone
+  for (auto& thread : threads) thread.join();
+  return right;
+}
+
 }  // namespace
 
 int main() {
+  if (!Threads()) return 1;
   const int levels = dovetail::BestLevel();
   for (int level = 0; level <= levels; ++level)
     for (int rows = 1; rows <= 4; ++rows)

@@ -194,11 +194,12 @@ def test_the_handler_checks_its_buffers(rows: int, change: dict, message: str) -
 
 
 @pytest.mark.slow
-def test_kernels_under_sanitizers(tmp_path: Path) -> None:
-    """Every kernel over buffers of exactly their size, against a plain sum in double."""
+@pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
+def test_under_sanitizers(tmp_path: Path, sanitizers: str) -> None:
+    """Kernels over buffers of exactly their size, and products on threads soon, late and never."""
     built = tmp_path / "check"
-    command = [sys.executable, str(KERNELS / "native/tests/build_check.py"), str(built)]
-    subprocess.run(command, check=True)
+    script = str(KERNELS / "native/tests/build_check.py")
+    subprocess.run([sys.executable, script, str(built), sanitizers], check=True)
     done = subprocess.run([str(built)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("ok, levels 0 to ")

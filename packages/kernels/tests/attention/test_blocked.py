@@ -199,3 +199,18 @@ def test_lowers_for_a_gpu_and_a_tpu(dtype):
         exported = jax.export.export(jax.jit(both), platforms=[platform])(x, x, x, ids)
         assert [out.shape for out in exported.out_avals] == [x.shape] * 3
         assert "custom_call" not in exported.mlir_module()
+
+
+def test_a_saved_forward_does_not_run_again():
+    x = jnp.ones((1, 300, 2, 8))
+
+    def loops(policy):
+        def loss(x):
+            return jnp.sum(jnp.sin(attention(2 * x, x, x, causal=True)))
+
+        step = loss if policy is None else jax.checkpoint(loss, policy=policy)
+        return str(jax.make_jaxpr(jax.grad(step))(x)).count("scan[")
+
+    saved = jax.checkpoint_policies.save_only_these_names("attn_out")
+    assert loops(None) == loops(saved) == 2  # forward and backward
+    assert loops(jax.checkpoint_policies.nothing_saveable) == 3

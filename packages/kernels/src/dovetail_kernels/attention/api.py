@@ -63,7 +63,8 @@ def attention(
     query that is not finite makes NaN of the rows that see it. Others it does not reach, forward or
     backward, in "blocked" and "reference"; beyond kv_lengths in any implementation.
 
-    Under an Explicit mesh, sharded batch and heads run shard by shard.
+    Under an Explicit mesh, sharded batch and heads run shard by shard. Under `jax.checkpoint`, what
+    "blocked" needs backward has the name "attn_out": a policy that saves it runs forward once.
 
     Raises:
         TypeError: a dtype or an option's type is wrong.

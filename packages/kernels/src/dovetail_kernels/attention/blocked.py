@@ -21,6 +21,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AxisType
 from jaxtyping import Array, Float
 
@@ -29,6 +30,8 @@ from dovetail_kernels.attention import forward as _forward
 from dovetail_kernels.attention.bounds import Cut, cut, visits
 from dovetail_kernels.attention.call import AttentionCall, Inputs, Stats
 from dovetail_kernels.dispatch import Implementation, Work
+
+NAME = "attn_out"  # of out and lse, for the policies of `jax.checkpoint`
 
 
 def run(call: AttentionCall, inputs: Inputs) -> Any:
@@ -82,6 +85,9 @@ def backward(
 
 def _attend_forward(call: AttentionCall, inputs: Inputs) -> tuple[Any, Any]:
     out, lse, largest = forward(call, inputs)
+    # What `jax.checkpoint` must keep for it not to run the forward pass again; dovetail-models and
+    # others save this name.
+    out, lse = checkpoint_name(out, NAME), checkpoint_name(lse, NAME)
     return (out, lse, largest), (inputs, out, lse)
 
 

@@ -127,6 +127,7 @@ def test_float16():
 
 
 @_interpreted
+@pytest.mark.slow
 def test_large_logits_and_caps_do_not_overflow():
     q, k, v = _inputs(heads=1)
     masks = _causal(q, k, ahead=0, blocks=[0])

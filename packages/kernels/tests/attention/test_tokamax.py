@@ -102,7 +102,7 @@ def test_right_or_refused():
 
 
 @_needs_tokamax
-@pytest.mark.parametrize("name", ["causal", "two-sided window", "kv_lengths", "soft cap"])
+@pytest.mark.parametrize("name", ["causal", "kv_lengths"])
 def test_answers_and_gradients(name):
     case = next(case for case in cases() if case.name == name)
     check(_tokamax, case)

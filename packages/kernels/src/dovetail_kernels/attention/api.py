@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from dovetail_kernels.attention import blocked, cudnn, reference
+from dovetail_kernels.attention import blocked, cudnn, mosaic, reference, tokamax
 from dovetail_kernels.attention.call import AttentionCall, Inputs, Stats
 from dovetail_kernels.attention.checks import checked_call, pair
 from dovetail_kernels.dispatch import Implementation, Plan, device
@@ -159,8 +159,8 @@ def plan_attention(
 def _implementations(platform: str) -> list[Implementation[AttentionCall]]:
     """Best first."""
     if platform == "gpu":
-        return [cudnn.CUDNN, blocked.BLOCKED, reference.REFERENCE]
-    return [blocked.BLOCKED, reference.REFERENCE, cudnn.CUDNN]
+        return [cudnn.CUDNN, tokamax.TOKAMAX, blocked.BLOCKED, mosaic.MOSAIC, reference.REFERENCE]
+    return [blocked.BLOCKED, reference.REFERENCE, tokamax.TOKAMAX, cudnn.CUDNN, mosaic.MOSAIC]
 
 
 def _sides(ids: Any) -> tuple[Any, Any]:

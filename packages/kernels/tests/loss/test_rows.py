@@ -94,6 +94,16 @@ def test_stats_and_then_gradients(tiles):
         assert found.dtype == jnp.float32
 
 
+def test_the_first_of_equal_logits_in_several_tiles_is_the_best():
+    """Small integers, so that equal columns have equal bits in any tile."""
+    w = np.tile(np.asarray([[1, -2, 3, 0, 3], [0, 1, 2, -1, 2.0]]), (1, 10))
+    x = jnp.asarray([[1.0, 1], [-1, 0], [0, 0]])
+    shape = {"labels": jnp.zeros(3, jnp.int32), "read": jnp.ones(3, bool)}
+    o = Operands(x=x, w=jnp.asarray(w, jnp.float32), bias=None, **shape)
+    _, best = rows.stats_of(head((3, 16)), o)
+    np.testing.assert_array_equal(best, [2, 1, 0])
+
+
 def test_what_is_not_read_has_no_gradient():
     by = Stats(*jnp.asarray(BY, jnp.float32))
     stats, _ = rows.stats_of(head(TILES[1]), operands())

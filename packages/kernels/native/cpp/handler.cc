@@ -3,6 +3,7 @@
 // The XLA FFI handler: checks its buffers, chooses a kernel, and runs it on XLA's threads.
 
 #include <cstdint>
+#include <utility>
 
 #include "levels.h"
 #include "product.h"
@@ -52,7 +53,7 @@ ffi::Error Matmul(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::AnyBuffer 
     return Invalid("zeros do not fit");
   if (level > BestLevel()) return Invalid("this processor does not have that level");
   RunOn(p, KernelOf(level < 0 ? BestLevel() : level), pool.num_threads(),
-        [&pool](auto task) { pool.Schedule(task); });
+        [&pool](auto task) { pool.Schedule(std::move(task)); });
   return ffi::Error::Success();
 }
 

@@ -13,6 +13,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.sharding import AbstractDevice, AbstractMesh
 
 from dovetail_kernels.attention.api import attention, plan_attention
+from dovetail_kernels.attention.blocked import NAME
 from dovetail_kernels.attention.call import Inputs
 from dovetail_kernels.attention.mosaic import MOSAIC
 from dovetail_kernels.dispatch import Device
@@ -148,6 +149,18 @@ def test_lowers_under(transform):
     of = {"x64": function, "vmap": jax.vmap(function)}.get(transform, jax.grad(loss, (0, 1, 2)))
     with jax.enable_x64(transform == "x64"):
         assert "mosaic_gpu" in _lowered(of, *shapes)
+
+
+@pytest.mark.parametrize("names, forwards", [((NAME,), 1), ((), 2)])
+def test_a_checkpoint_that_saves_its_name_runs_forward_once(names, forwards):
+    policy = jax.checkpoint_policies.save_only_these_names(*names)
+
+    @functools.partial(jax.checkpoint, policy=policy)
+    def inner(q, k, v):
+        return _kernel(q, k, v).astype(jnp.float32).sum()
+
+    text = _lowered(jax.value_and_grad(inner, (0, 1, 2)), *_shapes())
+    assert text.count("custom_call @mosaic_gpu") == forwards
 
 
 def test_no_array_of_queries_by_keys():

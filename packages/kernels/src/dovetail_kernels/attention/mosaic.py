@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array
 
 from dovetail_kernels.attention import blocked
@@ -75,6 +76,7 @@ def _attend(call: AttentionCall, inputs: Inputs) -> tuple[Array, Array, Array]:
 
 def _attend_fwd(call: AttentionCall, inputs: Inputs) -> tuple[tuple[Array, Array, Array], tuple]:
     out, lse, largest = _forward(call, inputs)
+    out, lse = checkpoint_name(out, blocked.NAME), checkpoint_name(lse, blocked.NAME)
     return (out, lse, largest), (inputs, out, lse)
 
 

@@ -8,11 +8,13 @@ an operation that is independent along some axes (batch, heads) runs as it is on
 `jax.shard_map`. Under an Auto mesh types say nothing and the partitioner splits the same code.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import PartitionSpec, reshard
+from jax.core import Tracer
+from jax.sharding import NamedSharding, PartitionSpec, reshard
 
 # What `jax.Array.sharding.spec` says of one axis: not sharded, over one mesh axis, over several.
 _Part = str | tuple[str, ...] | None
@@ -41,6 +43,7 @@ def per_shard(
     mesh, parts = _parts(operation, arrays, axes, may=may, instead=instead)
     if mesh is None:
         return function(*arrays)
+    _check_sizes(operation, mesh, parts, arrays, axes)
 
     def spec(letters: str, shape: tuple[int, ...] | None = None) -> PartitionSpec:
         sizes = shape or (0,) * len(letters)
@@ -66,7 +69,8 @@ def per_shard(
         out_specs=jax.tree.map(spec, out),
         check_vma=False,
     )
-    return mapped(*(reshard(arrays[i], s) for i, s in zip(given, specs, strict=True)))
+    split = (reshard(arrays[i], NamedSharding(mesh, s)) for i, s in zip(given, specs, strict=True))
+    return mapped(*split)
 
 
 def _parts(
@@ -81,7 +85,8 @@ def _parts(
         for letter, part in zip(letters, sharding.spec, strict=True):
             if part is None:
                 continue
-            mesh = sharding.mesh
+            # Of an array that is here, the mesh of its devices: none need be in scope.
+            mesh = sharding.mesh if isinstance(array, Tracer) else array.sharding.mesh
             if letter not in may:
                 raise ValueError(
                     f"{operation} may be sharded along {', '.join(may)} of {_words(axes)}, got "
@@ -93,6 +98,22 @@ def _parts(
                     f"{parts[letter]!r} and {part!r}. Use jax.sharding.reshard on one of them."
                 )
     return mesh, parts
+
+
+def _check_sizes(
+    operation: str, mesh: Any, parts: dict[str, _Part], arrays: Sequence[Any], axes: Sequence[str]
+) -> None:
+    for array, letters in zip(arrays, axes, strict=True):
+        if array is None:
+            continue
+        for letter, size in zip(letters, array.shape, strict=True):
+            shards = math.prod(mesh.shape[name] for name in _names(parts.get(letter)))
+            if size > 1 and size % shards:
+                raise ValueError(
+                    f"{operation} needs {letter} of all its arguments divided by the {shards} "
+                    f"shards of {parts[letter]!r}, got {letter}={size} in {letters} of shape "
+                    f"{array.shape}. Use jax.sharding.reshard over fewer devices."
+                )
 
 
 def _words(axes: Sequence[str]) -> str:

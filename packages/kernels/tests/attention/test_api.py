@@ -190,3 +190,18 @@ def test_on_eight_devices(mesh):
         check=False,
     )
     assert done.stdout == "ok\n", done.stderr
+
+
+@pytest.mark.parametrize("impl", ["blocked", "reference"])
+def test_narrow_positions_and_wide_windows_do_not_wrap(impl):
+    rng = np.random.default_rng(5)
+    q, k, v = (jnp.asarray(rng.normal(size=(1, 200, 1, 4)), jnp.float32) for _ in range(3))
+    run = functools.partial(attention, q, k, v, causal=True, impl=impl)
+    expected = run()
+    narrow = np.arange(200, dtype=np.int16)[None]
+    np.testing.assert_array_equal(run(positions=narrow, window=2**40), expected)
+    # 100 - (-100) does not fit in int8.
+    shifted = np.arange(-100, 100).astype(np.int8)[None]
+    np.testing.assert_array_equal(run(positions=shifted, window=2**31), expected)
+    lengths = np.array([100], np.int8)
+    np.testing.assert_array_equal(run(kv_lengths=lengths), run(kv_lengths=np.array([100], "i4")))

@@ -19,6 +19,7 @@ from dovetail_kernels.testing import grouped as suite
 
 IMPLS = ("tiles", "ragged_dot", "reference")
 FUNCTIONS = {impl: functools.partial(grouped_matmul, impl=impl) for impl in IMPLS}
+SLOW = pytest.mark.slow
 PROGRAM = Path(__file__).parents[1] / "programs" / "mixture_sharded.py"
 X = jax.ShapeDtypeStruct((12, 4), jnp.float32)
 W = jax.ShapeDtypeStruct((3, 4, 5), jnp.float32)
@@ -30,7 +31,7 @@ def test_every_implementation_gives_the_documented_answer(impl):
     suite.check_grouped_matmul(FUNCTIONS[impl], supports=suite.FEATURES)
 
 
-@pytest.mark.parametrize("impl", IMPLS)
+@pytest.mark.parametrize("impl", ["tiles", *(pytest.param(i, marks=SLOW) for i in IMPLS[1:])])
 def test_float64(impl):
     with jax.enable_x64(True):
         found = [case for case in suite.cases() if case.dtype == "float64"]

@@ -21,7 +21,8 @@ def drawn(tokens, k, count, seed=0, dtype=np.float32):
 
 
 # Few shapes, each of which is compiled.
-SHAPES = st.sampled_from([(0, 2, 3), (1, 1, 1), (9, 4, 4), (8, 3, 7), (5, 1, 6)])
+SHAPES = st.sampled_from([(0, 2, 3), (9, 4, 4), (8, 3, 7)])
+permuted = jax.jit(permute, static_argnames="count")
 
 
 @given(SHAPES, st.integers(0, 999))
@@ -29,7 +30,7 @@ SHAPES = st.sampled_from([(0, 2, 3), (1, 1, 1), (9, 4, 4), (8, 3, 7), (5, 1, 6)]
 def test_rows_lie_expert_by_expert_in_the_order_of_tokens(shape, seed):
     tokens, k, count = shape
     x, experts, _, _ = drawn(tokens, k, count, seed)
-    rows, sizes, plan = permute(x, experts, count=count)
+    rows, sizes, plan = permuted(x, experts, count=count)
     pairs = sorted((e, m, j) for m, chosen in enumerate(experts) for j, e in enumerate(chosen))
     expected = np.array([np.asarray(x)[m] for _, m, _ in pairs], np.float32).reshape(-1, 5)
     np.testing.assert_array_equal(rows, expected)
@@ -110,9 +111,10 @@ def test_vmap_and_checkpoint():
         rows, _, plan = permute(x, experts, count=4)
         return (unpermute(jnp.tanh(rows), plan, weights) ** 2).sum()
 
-    grads = jax.vmap(jax.grad(jax.checkpoint(loss), (0, 1)))(*batches)
+    grads = jax.jit(jax.vmap(jax.grad(jax.checkpoint(loss), (0, 1))))(*batches)
+    plain = jax.jit(jax.grad(loss, (0, 1)))
     for i in range(2):
-        alone = jax.grad(loss, (0, 1))(*(batch[i] for batch in batches))
+        alone = plain(*(batch[i] for batch in batches))
         for one, other in zip(grads, alone, strict=True):
             np.testing.assert_allclose(one[i], other, rtol=1e-6)
 

@@ -76,8 +76,6 @@ def arguments(rows, sizes):
 
 SPLITS = [
     (60, (0, 11, 0, 24, 25)),
-    (60, (60, 0, 0, 0, 0)),
-    (60, (0, 0, 0, 0, 0)),
     (3, (0, 2, 0, 0, 1, 0, 0)),
 ]
 
@@ -114,7 +112,7 @@ def worst(rows, count):
     return sizes
 
 
-@pytest.mark.parametrize("rows, count", [(60, 5), (3, 7), (300, 3)])
+@pytest.mark.parametrize("rows, count", [(60, 5), (3, 7)])
 def test_the_stated_work_is_that_of_the_worst_sizes(rows, count):
     sizes = worst(rows, count)
     assert sizes.sum() == rows

@@ -75,4 +75,11 @@ with jax.sharding.set_mesh(MESH):
         "toy needs n sharded alike in all its arguments, got 'tensor' and 'data'. Use "
         "jax.sharding.reshard on one of them."
     )
+    assert refusal(lambda: sums(put(np.repeat(x, 2, 1), None, ("tensor", "data")), w)) == (
+        "toy needs n of all its arguments divided by the 8 shards of ('tensor', 'data'), got n=4 "
+        "in nh of shape (4, 6). Use jax.sharding.reshard over fewer devices."
+    )
+
+# Arrays that are here bring their own mesh.
+np.testing.assert_allclose(sums(put(x, "data", "tensor"), w), (x * w).sum(0), rtol=1e-5)
 print("ok")

@@ -64,7 +64,8 @@ def attention(
     backward, in "blocked" and "reference"; beyond kv_lengths in any implementation.
 
     Under an Explicit mesh, sharded batch and heads run shard by shard. Under `jax.checkpoint`, what
-    "blocked" needs backward has the name "attn_out": a policy that saves it runs forward once.
+    "blocked" and "mosaic" need backward has the name "attn_out": a policy that saves it runs the
+    forward pass once.
 
     Raises:
         TypeError: a dtype or an option's type is wrong.
@@ -175,7 +176,7 @@ def _inputs(arrays: Sequence[Any]) -> Inputs:
         v=v,
         segment_ids=_alike(segment_q, segment_k),
         positions=_alike(position_q, position_k),
-        kv_lengths=kv_lengths,
+        kv_lengths=None if kv_lengths is None else kv_lengths.astype(jnp.int32),
         sinks=sinks,
     )
 
@@ -183,7 +184,8 @@ def _inputs(arrays: Sequence[Any]) -> Inputs:
 def _alike(query: Array | None, key: Array | None) -> tuple[Array, Array] | None:
     if query is None or key is None:
         return None
-    dtype = np.promote_types(query.dtype, key.dtype)
+    # At least int32: differences of narrow positions would wrap.
+    dtype = np.promote_types(np.promote_types(query.dtype, key.dtype), np.int32)
     return query.astype(dtype), key.astype(dtype)
 
 

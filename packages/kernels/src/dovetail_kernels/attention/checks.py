@@ -58,7 +58,8 @@ def checked_call(
         value_dim=v.shape[3],
         dtype=jnp.dtype(q.dtype),
         causal=causal,
-        window=window,
+        # As good as any larger one, and within int32: positions differ by less than 2**31.
+        window=None if window is None else min(int(window), 2**31 - 1),
         segments=segment_ids is not None,
         positions=positions is not None,
         kv_lengths=kv_lengths is not None,

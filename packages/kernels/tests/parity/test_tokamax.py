@@ -156,6 +156,12 @@ class _Tests(test_base.AttentionTestBase):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args, attention_fn=_attention, supports_precisions=False)
 
+    def _test_small_sequences(self, seq_q: int, seq_kv: int) -> None:
+        # Logits reach 36 here. Weights formed again from lse err by eps * 36 = 4e-6 of themselves,
+        # and 256 queries add up to gradients of 15: more than Tokamax's 2e-5.
+        with test_base.override_test_args(atol_grads=6e-5):
+            super()._test_small_sequences(seq_q, seq_kv)
+
 
 _NAMES = sorted(name for name in dir(_Tests) if name.startswith("test_"))
 

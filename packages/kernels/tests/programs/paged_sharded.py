@@ -72,7 +72,10 @@ numbers = dict(zip(("page_table", "kv_lengths", "q_starts"), numbers, strict=Tru
 wide = jnp.concatenate([pages] * 8)
 for name, arrays in {
     "s of pstnh|p of pstnh": (q, jax.device_put(wide, on(explicit, "h"))),
-    "evenly divide": (jax.device_put(jnp.concatenate([q] * 4, 1), on(explicit, None, "h")), pages),
+    "got n=2 in pstnh": (
+        jax.device_put(jnp.concatenate([q] * 4, 1), on(explicit, None, "h")),
+        pages,
+    ),
 }.items():
     message = ""
     try:

@@ -137,7 +137,8 @@ def test_each_refusal_says_why() -> None:
 
 
 def test_an_impl_that_cannot_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"split: adds up whole channels.*use impl='(native|blocks)'"):
+    proposal = r"split: adds up whole channels.*use impl='(native|blocks)'"
+    with pytest.raises(ValueError, match=proposal):
         quantized_matmul(X, pack(W, bits=4, group_size=32), impl="split")
     with pytest.raises(ValueError, match=r"impl must name implementations.*got impl='triton'"):
         quantized_matmul(X, pack(W), impl="triton")

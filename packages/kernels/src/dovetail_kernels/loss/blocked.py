@@ -144,8 +144,11 @@ def _formed(filled: Gradients) -> Gradients:
 
 
 def _by_operands(found: Gradients) -> Operands:
-    """As a cotangent of `Operands`: None is zero."""
-    return Operands(x=found.x, w=found.w, bias=found.bias, labels=None, read=None)  # type: ignore
+    """As a cotangent of `Operands`: None, which no operand itself is, is zero."""
+    absent: Any = None
+    x: Any = found.x
+    w: Any = found.w
+    return Operands(x=x, w=w, bias=found.bias, labels=absent, read=absent)
 
 
 def _is_symbolic(cotangent: Any) -> bool:

@@ -1,0 +1,169 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""What any gradient transformation must do, whoever wrote it, as checks to run over yours.
+
+The mathematics of an optimizer is its own test's matter. Here is what loops rely on: that a step
+can be compiled once, scanned, vmapped, donated, saved and restored, on trees with holes.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+STEPS = 4
+
+
+def check_transformation(
+    tx: optax.GradientTransformation, params: Any, *, tolerance: float = 1e-5, **extra: Any
+) -> None:
+    """Raises AssertionError, saying what failed, unless `tx` keeps the contract on `params`.
+
+    params: a pytree of arrays that `tx` accepts; gradients are random. tolerance: relative to the
+    largest parameter, between the step as compiled, scanned or vmapped and as interpreted. extra:
+    further arguments of `update`, such as `value`.
+    """
+    tx = optax.with_extra_args_support(tx)
+    params = jax.tree.map(jnp.asarray, params)
+    for check in (
+        _keeps_types,
+        _compiles_once,
+        _scans,
+        _vmaps,
+        _is_donated,
+        _survives_a_copy,
+        _moves_trees_with_holes,
+        _stands_still_at_zero,
+    ):
+        check(_Loop(tx, params, tolerance, extra))
+
+
+class _Loop:
+    """A transformation, where it starts, and the gradients of a few steps."""
+
+    def __init__(
+        self,
+        tx: optax.GradientTransformationExtraArgs,
+        params: Any,
+        tolerance: float,
+        extra: dict[str, Any],
+    ):
+        self.tx, self.params, self.tolerance, self.extra = tx, params, tolerance, extra
+        rng = np.random.default_rng(0)
+        self.grads = [
+            jax.tree.map(
+                lambda p: jnp.asarray(rng.standard_normal(p.shape, np.float32), p.dtype), params
+            )
+            for _ in range(STEPS)
+        ]
+
+    def step(self, params: Any, state: Any, grads: Any) -> tuple[Any, Any]:
+        updates, state = self.tx.update(grads, state, params, **self.extra)
+        return optax.apply_updates(params, updates), state
+
+    def run(self, step: Callable[..., tuple[Any, Any]]) -> Any:
+        params, state = self.params, self.tx.init(self.params)
+        for grads in self.grads:
+            params, state = step(params, state, grads)
+        return params
+
+    def same(self, what: str, got: Any, expected: Any) -> None:
+        for path, right in jax.tree_util.tree_leaves_with_path(expected):
+            found = dict(jax.tree_util.tree_leaves_with_path(got))[path]
+            right, found = (np.asarray(x, np.float64) for x in (right, found))
+            eps = float(jnp.finfo(jax.tree.leaves(self.params)[0].dtype).eps)
+            bound = max(self.tolerance, eps) * max(1.0, np.abs(right).max(initial=0.0))
+            error = np.abs(found - right).max(initial=0.0)
+            assert error <= bound, f"{what}: {jax.tree_util.keystr(path)} is off by {error}"
+
+
+def _types(tree: Any) -> Any:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), tree)
+
+
+def _keeps_types(loop: _Loop) -> None:
+    state = loop.tx.init(loop.params)
+    updates, after = loop.tx.update(loop.grads[0], state, loop.params, **loop.extra)
+    assert _types(after) == _types(state), "a step changes shapes or dtypes of the state"
+    shapes = [jax.tree.map(jnp.shape, x) for x in (updates, loop.params)]
+    assert shapes[0] == shapes[1], "updates have other shapes than the parameters"
+    moved = optax.apply_updates(loop.params, updates)
+    assert _types(moved) == _types(loop.params), "a step changes the dtypes of the parameters"
+
+
+def _compiles_once(loop: _Loop) -> None:
+    traced = []
+
+    @jax.jit
+    def step(*args: Any) -> tuple[Any, Any]:
+        traced.append(None)
+        return loop.step(*args)
+
+    loop.same("compiled", loop.run(step), loop.run(loop.step))
+    assert len(traced) == 1, f"{STEPS} steps were traced {len(traced)} times"
+
+
+def _scans(loop: _Loop) -> None:
+    stacked = jax.tree.map(lambda *g: jnp.stack(g), *loop.grads)
+    start = (loop.params, loop.tx.init(loop.params))
+    (params, _), _ = jax.lax.scan(lambda c, g: (loop.step(*c, g), None), start, stacked)
+    loop.same("scanned", params, loop.run(loop.step))
+
+
+def _vmaps(loop: _Loop) -> None:
+    def pair(tree: Any, other: Any) -> Any:
+        return jax.tree.map(lambda a, b: jnp.stack([a, b]), tree, other)
+
+    twice = pair(loop.params, loop.grads[0])
+    states = jax.vmap(loop.tx.init)(twice)
+    moved, _ = jax.vmap(loop.step)(twice, states, pair(loop.grads[1], loop.grads[2]))
+    first, _ = loop.step(loop.params, loop.tx.init(loop.params), loop.grads[1])
+    loop.same("vmapped", jax.tree.map(lambda x: x[0], moved), first)
+
+
+def _is_donated(loop: _Loop) -> None:
+    def copied(tree: Any) -> Any:
+        return jax.tree.map(jnp.copy, tree)
+
+    step = jax.jit(loop.step, donate_argnums=(0, 1))
+    params, state = copied(loop.params), copied(loop.tx.init(loop.params))
+    for grads in loop.grads:
+        params, state = step(params, state, grads)
+    loop.same("donated", params, loop.run(jax.jit(loop.step)))
+
+
+def _survives_a_copy(loop: _Loop) -> None:
+    """As a checkpoint does: arrays out to the host, and into the structure of a fresh state."""
+    step = jax.jit(loop.step)
+    params, state = loop.params, loop.tx.init(loop.params)
+    for grads in loop.grads[:-1]:
+        params, state = step(params, state, grads)
+    kept = [np.array(x) for x in jax.tree.leaves(state)]
+    fresh = jax.tree.structure(loop.tx.init(loop.params))
+    restored = jax.tree.unflatten(fresh, [jnp.asarray(x) for x in kept])
+    straight, back = (step(params, s, loop.grads[-1]) for s in (state, restored))
+    for a, b in zip(jax.tree.leaves(straight), jax.tree.leaves(back), strict=True):
+        assert np.array(a).tobytes() == np.array(b).tobytes(), "a restored state steps otherwise"
+
+
+def _moves_trees_with_holes(loop: _Loop) -> None:
+    empty: dict[str, Any] = {}
+    loop.tx.update(empty, loop.tx.init(empty), empty, **loop.extra)
+    holed = {"none": None, "masked": optax.MaskedNode(), "all": loop.params}
+    grads = {"none": None, "masked": optax.MaskedNode(), "all": loop.grads[0]}
+    moved, _ = loop.step(holed, loop.tx.init(holed), grads)
+    plain, _ = loop.step(loop.params, loop.tx.init(loop.params), loop.grads[0])
+    loop.same("beside None and MaskedNode", moved["all"], plain)
+
+
+def _stands_still_at_zero(loop: _Loop) -> None:
+    zeros = jax.tree.map(jnp.zeros_like, loop.params)
+    params, state = loop.params, loop.tx.init(loop.params)
+    for _ in range(2):
+        params, state = loop.step(params, state, zeros)
+    for x in jax.tree.leaves((params, state)):
+        if jnp.issubdtype(jnp.result_type(x), jnp.inexact):
+            assert bool(jnp.isfinite(x).all()), "gradients of zero give a value that is not finite"

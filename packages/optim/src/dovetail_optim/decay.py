@@ -1,0 +1,148 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Weight decay of the parameters that a pattern names, and how it meets the learning rate.
+
+A step is p ← p + u, where the update u = -η d has the learning rate in it already. Three ways to
+decay have been called weight decay:
+
+- "coupled": u - η λ p, the decay of AdamW in torch and Optax. A schedule of η is one of the decay;
+  another peak of η means another decay.
+- "independent": u - λ p (arXiv 1711.05101, Algorithm 2, where λ times a schedule without the peak
+  learning rate; arXiv 2309.14322, section 3.2, finds the loss less sensitive to η with it). The
+  coupled λ times the peak learning rate is of its size.
+- "cautious": u - η λ p in the coordinates where d and p agree in sign or one is 0 (arXiv
+  2510.12402, section 3), so that the decay never works against the step.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple, get_args
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.core import Tracer
+from jaxtyping import Array, Float, Int32
+
+from dovetail_optim import paths
+
+Mode = Literal["coupled", "independent", "cautious"]
+Rate = jax.typing.ArrayLike | Callable[[Any], Any]  # a number, or an optax schedule
+
+
+class DecayState(NamedTuple):
+    """The number of steps taken, for schedules."""
+
+    step: Int32[Array, ""]
+
+
+def decay(
+    rate: Rate,
+    *,
+    mode: Mode = "independent",
+    where: str | Sequence[str] = "**/kernel",
+    learning_rate: Rate | None = None,
+) -> optax.GradientTransformation:
+    """u - λ p, u - η λ p, or the latter where -u and p agree in sign, on the named parameters.
+
+    Comes last in a chain, after the learning rate. rate: λ, a number of at least 0 or a schedule;
+    with "independent", `lambda t: 1e-4 * schedule(t) / peak` decays along with the learning rate.
+    mode: as above. where: patterns of `dovetail_optim.paths`; parameters that none matches are left
+    alone. learning_rate: η, the number or schedule that scaled the updates; "coupled" and
+    "cautious" need it, "independent" refuses it.
+
+    Updates keep their dtype. `update` needs params. Raises ValueError for the arguments when
+    called, and for a pattern that no parameter matches at `init` and while `update` is traced.
+
+        adam = optax.adam(1e-3)
+        tx = optax.chain(adam, decay(1e-4))
+        tx = optax.chain(adam, decay(0.1, mode="cautious", learning_rate=1e-3, where="**"))
+    """
+    check_mode(mode)
+    check_rate("rate", rate)
+    if (learning_rate is None) != (mode == "independent"):
+        raise ValueError(
+            "learning_rate must be given for mode='coupled' and mode='cautious', which multiply by "
+            f"it, and for no other; got {mode=}, {learning_rate=}; write the rate or schedule that "
+            "scaled the updates, or mode='independent' without it"
+        )
+    if learning_rate is not None:
+        check_rate("learning_rate", learning_rate)
+    patterns = (where,) if isinstance(where, str) else tuple(where)
+
+    def init(params: Any) -> DecayState:
+        _named(patterns, params)
+        return DecayState(step=jnp.zeros([], jnp.int32))
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, DecayState]:
+        if params is None:
+            raise ValueError(
+                "decay needs the parameters; got params=None; call update(updates, state, params)"
+            )
+        chosen = _named(patterns, params)
+        amount = strength(mode, rate, 0.0 if learning_rate is None else learning_rate, state.step)
+        leaves, structure = jax.tree.flatten(updates)
+        decayed = [
+            decay_update(u, p, amount=amount, mode=mode) if named else u
+            for u, p, named in zip(leaves, jax.tree.leaves(params), chosen, strict=True)
+        ]
+        after = DecayState(step=jnp.asarray(optax.safe_increment(state.step)))
+        return jax.tree.unflatten(structure, decayed), after
+
+    return optax.GradientTransformation(init, update)
+
+
+def strength(mode: Mode, rate: Rate, learning_rate: Rate, step: Int32[Array, ""]) -> Any:
+    """What p is multiplied by at this step: λ if "independent", else η λ."""
+    now = at(rate, step)
+    return now if mode == "independent" else at(learning_rate, step) * now
+
+
+def decay_update(
+    update: Float[Array, "*shape"], param: Float[Array, "*shape"], *, amount: Any, mode: Mode
+) -> Float[Array, "*shape"]:
+    """u - amount p, if "cautious" only where u p ≤ 0; computed in float32 at least."""
+    dtype = jnp.promote_types(jnp.promote_types(update.dtype, param.dtype), jnp.float32)
+    u, p = update.astype(dtype), param.astype(dtype)
+    shrink = jnp.asarray(amount, dtype) * p
+    if mode == "cautious":
+        # Of the signs, as the product of two small numbers may be 0.
+        shrink = jnp.where(jnp.sign(u) * jnp.sign(p) <= 0, shrink, jnp.zeros_like(shrink))
+    return (u - shrink).astype(update.dtype)
+
+
+def at(rate: Rate, step: Int32[Array, ""]) -> Any:
+    """The number, or the schedule's value at this step."""
+    return rate(step) if callable(rate) else rate
+
+
+def check_rate(name: str, rate: Any) -> None:
+    """Raises unless `rate` is a schedule or a finite number of at least 0."""
+    if callable(rate) or isinstance(rate, Tracer):
+        return
+    if not (jnp.ndim(rate) == 0 and math.isfinite(rate) and rate >= 0):
+        raise ValueError(
+            f"{name} must be a number of at least 0, or a schedule of the step; got "
+            f"{name}={rate}; write {name}=0.1, or lambda step: 0.1 * 0.99**step"
+        )
+
+
+def check_mode(mode: str) -> None:
+    """Raises ValueError for a mode that there is not."""
+    if mode not in get_args(Mode):
+        raise ValueError(
+            f"the mode of weight decay must be one of {list(get_args(Mode))}; got {mode!r}; write "
+            "'coupled' for that of AdamW"
+        )
+
+
+def _named(patterns: Sequence[str], params: Any) -> list[bool]:
+    """Whether each parameter matches a pattern; raises for a pattern that matches none."""
+    names = paths.names(params)
+    for pattern in patterns:
+        if names and not any(paths.matches(pattern, name) for name in names):
+            raise ValueError(
+                f"every pattern of decay must match a parameter; got where={pattern!r}; the "
+                f"nearest of {len(names)} names: {paths.near(pattern, names)}"
+            )
+    return [any(paths.matches(pattern, name) for pattern in patterns) for name in names]

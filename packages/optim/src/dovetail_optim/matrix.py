@@ -1,0 +1,147 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Which axes of an array make its matrices: `"l i h d -> l h, i, d"`.
+
+On the left the array's axes in order; on the right the same axes in three groups: those that count
+matrices (may be empty), those that a matrix multiplies (in), those that it gives (out). The example
+is a stack of layers, each with a matrix for every head.
+
+Axis numbers would do for one array. Names also say what a number cannot: that the reader of a
+configuration sees heads as separate matrices, or as one with `"l i h d -> l, i, h d"`.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Shaped
+
+from dovetail_optim import paths
+from dovetail_optim.route import assign as assign_rules
+
+_FORM = "axes on the left, then batch, in and out axes, as in 'l i h d -> l h, i, d'"
+_PROPOSED = {
+    2: "'i o -> , i, o'",
+    3: "'l i o -> l, i, o' for a stack of layers or experts, 'i h d -> h, i, d' or "
+    "'i h d -> , i, h d' for heads as matrices of their own or as one",
+    4: "'l i h d -> l h, i, d' for heads in a stack of layers, 'l e i o -> l e, i, o' for experts",
+}
+
+Rule = tuple[str, str]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Matrices:
+    """A parsed axis string: numbers of the axes that count, enter and leave the matrices."""
+
+    text: str
+    batch: tuple[int, ...]
+    inner: tuple[int, ...]
+    outer: tuple[int, ...]
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        return self.batch + self.inner + self.outer
+
+    def sizes(self, shape: Sequence[int]) -> tuple[int, int, int]:
+        """(matrices, in, out) of an array of this shape."""
+        batch, inner, outer = (
+            math.prod(shape[axis] for axis in group)
+            for group in (self.batch, self.inner, self.outer)
+        )
+        return batch, inner, outer
+
+    def fold(self, x: Shaped[Array, "..."]) -> Shaped[Array, "b i o"]:
+        """The matrices of `x`, one after the other."""
+        return x.transpose(self.order).reshape(self.sizes(x.shape))
+
+    def unfold(self, stack: Shaped[Array, "b i o"], shape: Sequence[int]) -> Shaped[Array, "..."]:
+        """The array of this shape whose `fold` is `stack`."""
+        moved = stack.reshape([shape[axis] for axis in self.order])
+        return moved.transpose([self.order.index(axis) for axis in range(len(shape))])
+
+    def check(self, shape: Sequence[int], name: str) -> None:
+        """Raises ValueError unless arrays of this shape are as the string says."""
+        if len(shape) == len(self.order):
+            return
+        raise ValueError(
+            f"matrix={self.text!r} needs arrays of {len(self.order)} axes; got {name!r} of shape "
+            f"{tuple(shape)}; {_instead(len(shape))}"
+        )
+
+
+def _instead(rank: int) -> str:
+    """What to write for an array of this rank, for the end of an error message."""
+    if rank < 2:
+        return "route it to a transformation that is not of matrices"
+    examples = _PROPOSED.get(rank, f"a string of {rank} axes before the arrow")
+    return f"write matrix={examples}; or [(pattern, string), ...] if parameters differ"
+
+
+def parse_rules(matrix: str | Sequence[Rule]) -> list[tuple[str, Matrices]]:
+    """One axis string for all names, or one for each pattern, as (pattern, Matrices)."""
+    if isinstance(matrix, str):
+        return [("**", parse(matrix))]
+    for rule in matrix:
+        if not (isinstance(rule, tuple) and len(rule) == 2 and isinstance(rule[0], str)):
+            raise TypeError(
+                "matrix must be an axis string, or pairs of a pattern and an axis string, as in "
+                f"[('**/q/kernel', 'l i h d -> l h, i, d')]; got rule={rule!r}"
+            )
+    return [(pattern, parse(text)) for pattern, text in matrix]
+
+
+def assign(rules: Sequence[tuple[str, Matrices]], tree: Any) -> list[Matrices]:
+    """How each leaf of `tree` is matrices: by the first rule that its name matches.
+
+    Raises ValueError for a leaf that no rule matches or whose rank is another, for a rule that is
+    the first for none, and TypeError for a leaf that is not of real floating point.
+    """
+    names, leaves = paths.names(tree), jax.tree.leaves(tree)
+    chosen = [rules[i][1] for i in assign_rules([pattern for pattern, _ in rules], names)]
+    for name, leaf, matrices in zip(names, leaves, chosen, strict=True):
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            raise TypeError(
+                f"matrices must be of real floating point; got {name!r} of dtype={leaf.dtype}; "
+                "route it to another transformation"
+            )
+        matrices.check(leaf.shape, name)
+    return chosen
+
+
+def parse(text: str) -> Matrices:
+    """The axis string as axis numbers; raises ValueError for one that is malformed.
+
+    Example, six matrices of 4 by 5 in an array whose middle axes are those of the matrix:
+
+        parse("l i o h -> l h, i, o").sizes((2, 4, 5, 3))  # (6, 4, 5)
+    """
+    left, arrow, right = text.partition("->")
+    groups = [group.split() for group in right.split(",")]
+    axes, used = left.split(), [axis for group in groups for axis in group]
+    if not arrow or len(groups) != 3:
+        _refuse(text, f"{len(groups) if arrow else 0} groups after the arrow")
+    for axis in axes + used:
+        if not axis.isidentifier():
+            _refuse(text, f"axis={axis!r}, which is no name")
+    for side in (axes, used):
+        twice = [axis for axis in side if side.count(axis) > 1]
+        if twice:
+            _refuse(text, f"axis={twice[0]!r} twice on one side")
+    if set(axes) != set(used):
+        alone = sorted(set(axes) ^ set(used))
+        _refuse(text, f"{paths.few(alone)} on one side only")
+    if not groups[1] or not groups[2]:
+        _refuse(text, f"no {'out' if groups[1] else 'in'} axis")
+    batch, inner, outer = (tuple(axes.index(axis) for axis in group) for group in groups)
+    return Matrices(text=text, batch=batch, inner=inner, outer=outer)
+
+
+def _refuse(text: str, got: str) -> None:
+    raise ValueError(
+        f"a matrix string names every axis once on each side and has an in and an out axis; got "
+        f"{got} in matrix={text!r}; write {_FORM}"
+    )

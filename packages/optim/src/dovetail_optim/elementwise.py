@@ -1,0 +1,121 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a transformation works on each element alone, and which state belongs to which parameter.
+
+Both are read off the transformation's own functions, traced with a size for each parameter that
+nothing else has: state of that size belongs to that parameter, and an operation that changes the
+size, or that is known to look along an axis, is not elementwise. Nothing is computed.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.extend import core
+
+from dovetail_optim import paths
+
+_FIRST = 1_000_003  # the size that stands for the first parameter; no real axis is meant by it
+
+# Operations that keep a shape and look along it, or that depend on an element's place.
+_ALONG = (
+    *("sort", "rev", "fft", "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "iota"),
+    *("random_bits", "threefry2x32", "triangular_solve", "dot_general", "gather", "scatter"),
+)
+
+
+def wide(dtype: Any) -> Any:
+    """The dtype in which an update of parameters of `dtype` is computed: float32 at least."""
+    return jnp.promote_types(dtype, jnp.float32)
+
+
+def owners(tx: optax.GradientTransformation, params: Any) -> list[int | None]:
+    """For each leaf of `tx.init(params)`, the parameter whose shape it has; None for no one's.
+
+    Raises TypeError for state that has a part of a parameter's shape, as factored moments do.
+    """
+    probes, sizes = _probes(params)
+    probed = jax.tree.leaves(jax.eval_shape(tx.init, probes))
+    real = jax.tree.leaves(jax.eval_shape(tx.init, structs(params)))
+    shapes = [jnp.shape(x) for x in jax.tree.leaves(params)]
+    found: list[int | None] = []
+    for probe, leaf in zip(probed, real, strict=True):
+        i = next((sizes[n] for n in probe.shape if n in sizes), None)
+        expected = probe.shape if i is None else shapes[i]
+        if leaf.shape != expected or (i is not None and probe.shape.count(_FIRST + i) != 1):
+            name = "" if i is None else f", for {paths.names(params)[i]!r} of shape {shapes[i]}"
+            raise TypeError(
+                "state that is stored in codes must be of each element alone, shaped as its "
+                f"parameter; got state of shape {leaf.shape}{name}; use a transformation such as "
+                "optax.adamw, or leave these parameters out by dovetail_optim.route"
+            )
+        found.append(i)
+    return found
+
+
+def check(
+    tx: optax.GradientTransformationExtraArgs,
+    params: Any,
+    *,
+    has_params: bool = True,
+    extra: dict[str, Any],
+) -> None:
+    """Raises TypeError unless the updates of `tx`, called as said, depend on each element alone."""
+    probes, sizes = _probes(params)
+    state = jax.eval_shape(tx.init, probes)
+
+    def update(updates: Any, state: Any, params: Any) -> Any:
+        return tx.update(updates, state, params if has_params else None, **extra)
+
+    traced = jax.make_jaxpr(update)(probes, state, probes)
+    for equation in _equations(traced.jaxpr):
+        shapes = [[tuple(x.aval.shape) for x in v] for v in (equation.invars, equation.outvars)]
+        inputs, outputs = ([s for s in v if any(n in sizes for n in s)] for v in shapes)
+        name = equation.primitive.name
+        if not inputs + outputs:
+            continue
+        if name in _ALONG or len({*inputs, *outputs}) > 1 or (inputs and not outputs):
+            size = next(n for n in (inputs + outputs)[0] if n in sizes)
+            raise TypeError(
+                "state is updated a few blocks at a time, so each element's update must depend on "
+                f"that element alone; got an operation {name!r} over all of "
+                f"{paths.names(params)[sizes[size]]!r}; put what needs the whole (a clip by the "
+                "norm, noise) before this transformation in an optax.chain"
+            )
+
+
+def structs(params: Any) -> Any:
+    """The shapes of `params`, without shardings, in the dtypes of their updates."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), wide(x.dtype)), params)
+
+
+def _probes(params: Any) -> tuple[Any, dict[int, int]]:
+    """The tree of `params` with a size for each of its leaves, of the same rank (1 for a scalar)."""
+    leaves, tree = jax.tree.flatten(structs(params))
+    probes = [
+        jax.ShapeDtypeStruct((_FIRST + i, *[1] * (x.ndim - 1)), x.dtype)
+        for i, x in enumerate(leaves)
+    ]
+    return jax.tree.unflatten(tree, probes), {_FIRST + i: i for i in range(len(leaves))}
+
+
+def _equations(jaxpr: core.Jaxpr) -> Iterator[core.JaxprEqn]:
+    """The equations of a program and of the programs inside, without those that only hold one."""
+    for equation in jaxpr.eqns:
+        inner = [p for v in equation.params.values() for p in _programs(v)]
+        for program in inner:
+            yield from _equations(program)
+        if not inner:
+            yield equation
+
+
+def _programs(value: Any) -> Iterator[core.Jaxpr]:
+    if isinstance(value, core.ClosedJaxpr):
+        yield value.jaxpr
+    elif isinstance(value, core.Jaxpr):
+        yield value
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _programs(item)

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import jax
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import optax
 import pytest
@@ -27,7 +28,7 @@ def test_each_parameter_moves_by_the_first_rule_it_matches(params):
     updates, state = tx.update(grads, tx.init(params), params)
     np.testing.assert_array_equal(updates["layers"][0]["bias"], -2.0)
     np.testing.assert_allclose(updates["layers"][0]["kernel"], -0.2, rtol=1e-6)
-    np.testing.assert_allclose(updates["embed"]["table"], -1.0, rtol=1e-6)  # Adam's first step
+    np.testing.assert_allclose(updates["embed"]["table"], -1.0, rtol=1e-5)  # Adam's first step
     assert len([x for x in jax.tree.leaves(state) if x.shape == (5, 3)]) == 2  # Adam's moments
 
 
@@ -49,9 +50,10 @@ def test_a_rule_behind_one_that_takes_all_it_matches_is_an_error(params):
 
 
 @pytest.mark.parametrize("rule", ["**", ("**",), (optax.sgd(1.0), "**")])
-def test_a_rule_is_a_pattern_and_a_transformation(rule):
+def test_a_rule_is_a_pattern_and_a_transformation(rule, monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     with pytest.raises(TypeError, match="a rule is a pattern and a transformation"):
-        route.__wrapped__([rule]) if hasattr(route, "__wrapped__") else route([rule])
+        route([rule])
 
 
 def test_nnx_state_and_its_pure_dict_move_alike():

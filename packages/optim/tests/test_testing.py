@@ -55,7 +55,7 @@ def by_host(g, state):
     "tx, message",
     [
         (broken(count=lambda c: (c + 1).astype(jnp.int32)), "shapes or dtypes of the state"),
-        (broken(step=lambda g, s: g[..., None] * jnp.ones(2)), "other shapes than the parameters"),
+        (broken(step=lambda g, s: jnp.stack([g, g], -1)), "other shapes than the parameters"),
         (broken(step=by_host), "compiled: "),
         (broken(step=lambda g, s: g / jnp.abs(g).max()), "zero give a value that is not finite"),
         (

@@ -7,7 +7,7 @@ error where a parameter would be moved by no rule, or a rule moves none, which i
 layer goes untrained.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import jax
@@ -39,6 +39,7 @@ def route(rules: Sequence[Rule]) -> optax.GradientTransformationExtraArgs:
                 f"got rule={rule!r}"
             )
     patterns = [pattern for pattern, _ in rules]
+    transforms: dict[Hashable, optax.GradientTransformation]
     transforms = {str(i): tx for i, (_, tx) in enumerate(rules)}
 
     def labels(tree: Any) -> Any:

@@ -1,0 +1,178 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""What is skipped, against the rule in float64 NumPy; and that skipping changes nothing."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from dovetail_optim import Guard, guard, halted
+from dovetail_optim.guard import REASONS, norm
+from dovetail_optim.testing import check_transformation
+
+RNG = np.random.default_rng(0)
+PARAMS = {
+    "w": jnp.asarray(RNG.normal(size=(3, 5)), jnp.float32),
+    "b": jnp.asarray([-0.0, 0.0, 1.5, -2.0], jnp.float32),
+}
+TX = guard(optax.adamw(1e-2), window=16, patience=3)
+
+
+@jax.jit
+def step(params, state, grads, value):
+    updates, state = TX.update(grads, state, params, value=value)
+    return optax.apply_updates(params, updates), state
+
+
+def gradient(size=1.0, seed=0):
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda p: jnp.asarray(size * rng.normal(size=p.shape), jnp.float32), PARAMS)
+
+
+def bits(tree):
+    return [np.array(x).tobytes() for x in jax.tree.leaves(tree)]
+
+
+def train(sizes, start=None):
+    """Parameters, state, and the reason of each step."""
+    params, state = start or (PARAMS, TX.init(PARAMS))
+    reasons = []
+    for i, size in enumerate(sizes):
+        params, state = step(params, state, gradient(size, seed=i), jnp.float32(1.0))
+        reasons.append(int(state.history.reason))
+    return params, state, reasons
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_contract(dtype):
+    check_transformation(TX, jax.tree.map(lambda p: p.astype(dtype), PARAMS), value=1.0)
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("where", ["w", "b", "loss"])
+@pytest.mark.parametrize("at", [0, 1, 20])
+def test_what_is_not_finite_changes_no_bit_at_any_step(wrong, where, at):
+    params, state, _ = train([1.0] * at)
+    grads, loss = gradient(seed=99), jnp.float32(2.0)
+    if where == "loss":
+        loss = jnp.float32(wrong)
+    else:
+        grads[where] = grads[where].at[1].set(wrong)
+    after, skipped = step(params, state, grads, loss)
+    assert bits(after) == bits(params)
+    assert bits(skipped.inner) == bits(state.inner)
+    assert bits(skipped.history.log_norms) == bits(state.history.log_norms)
+    assert int(skipped.history.skipped) == 1
+    assert REASONS[int(skipped.history.reason)].endswith("is not finite")
+    assert ("loss" in REASONS[int(skipped.history.reason)]) == (where == "loss")
+    good = gradient(seed=7), jnp.float32(2.0)
+    once, state_once = step(after, skipped, *good)
+    never, state_never = step(params, state, *good)
+    assert bits(once) == bits(never)
+    assert bits(state_once.inner) == bits(state_never.inner)
+
+
+def oracle(sizes, *, sigma=6.0, window=16, patience=3):
+    """The rule by its words, in float64: the reason of each step."""
+    logs, spikes, reasons = [], 0, []
+    for i, size in enumerate(sizes):
+        leaves = [np.asarray(x, np.float64) for x in jax.tree.leaves(gradient(size, seed=i))]
+        log = np.log(np.sqrt(sum((x**2).sum() for x in leaves)))
+        recent = np.array(logs[-window:])
+        limit = np.inf
+        if len(logs) >= 16:
+            mad = max(np.median(abs(recent - np.median(recent))), 0.1)
+            limit = np.median(recent) + sigma * 1.4826 * mad
+        spikes = spikes + 1 if log > limit else 0
+        if 0 < spikes < patience:
+            reasons.append(3)
+            continue
+        logs = [log] if spikes else [*logs, log]
+        spikes = 0
+        reasons.append(0)
+    return reasons
+
+
+def test_spikes_are_those_of_the_rule():
+    rng = np.random.default_rng(5)
+    sizes = np.exp(rng.normal(size=120) * 0.2)
+    sizes[[3, 20, 40, 41, 70]] *= 40  # the first comes before there are sixteen
+    _, state, reasons = train(sizes)
+    assert reasons == oracle(sizes)
+    assert np.flatnonzero(reasons).tolist() == [20, 40, 41, 70]
+    assert int(state.history.skipped) == 4
+
+
+def test_a_lasting_rise_is_accepted_after_patience_and_counts_from_there():
+    sizes = [1.0] * 20 + [100.0] * 25 + [1e4] + [100.0]
+    _, _, reasons = train(sizes)
+    assert reasons == oracle(sizes)
+    assert reasons[20:23] == [3, 3, 0]
+    assert not any(reasons[23:45])
+    assert reasons[45:] == [3, 0]
+
+
+def test_a_spike_between_others_that_are_not_finite_still_counts():
+    params, state, _ = train([1.0] * 20)
+    seen = []
+    for size in (100.0, np.nan, 100.0, 100.0):
+        params, state = step(params, state, gradient(size), jnp.float32(1.0))
+        seen.append(int(state.history.reason))
+    assert seen == [3, 1, 3, 0]
+
+
+def test_a_gradient_of_zero_is_taken_and_says_nothing():
+    _, state, _ = train([0.0] * 3 + [1.0] * 16)
+    assert int(state.history.accepted) == 16
+    assert int(state.history.skipped) == 0
+    assert np.isfinite(state.history.log_norms).all()
+
+
+def test_a_run_that_came_to_nothing_says_why():
+    params, state, _ = train([1.0] * 2)
+    assert halted(state, patience=3) is None
+    for _ in range(3):
+        assert halted(state, patience=3) is None
+        params, state = step(params, state, gradient(np.nan), jnp.float32(1.0))
+    message = halted(state, patience=3)
+    assert (
+        message == "the gradient is not finite, for 3 steps in a row; of all steps 3 were skipped"
+    )
+    _, state = step(params, state, gradient(), jnp.float32(1.0))
+    assert halted(state, patience=3) is None
+    with pytest.raises(ValueError, match=r"one guard, got 0 in a dict.*Use guard"):
+        halted({})
+
+
+def test_the_loss_reaches_what_takes_it_and_may_be_left_out():
+    def update(updates, state, params=None, *, value, **_):
+        return jax.tree.map(lambda g: g * value, updates), state
+
+    takes = optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
+    tx = guard(takes)
+    updates, _ = tx.update(PARAMS, tx.init(PARAMS), PARAMS, value=2.0)
+    np.testing.assert_array_equal(updates["w"], 2 * PARAMS["w"])
+    plain = guard(optax.sgd(1.0))
+    updates, _ = plain.update(PARAMS, plain.init(PARAMS))
+    np.testing.assert_array_equal(updates["w"], -PARAMS["w"])
+
+
+def test_norms_of_narrow_numbers_are_formed_in_float32():
+    tree = {"a": jnp.full(300, 200.0, jnp.float16)}  # its square is beyond float16
+    np.testing.assert_allclose(norm(tree), 200 * np.sqrt(300), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"sigma": 0.0}, r"sigma must be positive, got sigma=0.0. Use"),
+        ({"sigma": np.inf}, r"sigma must be positive, got sigma=inf. Use"),
+        ({"window": 15}, r"window must be at least 16 .*got window=15. Use"),
+        ({"patience": 0}, r"patience must be at least 1 step, got patience=0. Use"),
+    ],
+)
+def test_options_out_of_range(options, message):
+    with pytest.raises(ValueError, match=message):
+        Guard(**options)

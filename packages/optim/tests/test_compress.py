@@ -17,7 +17,7 @@ from dovetail_optim.codec import Coded, fp8, fp8_positive
 from dovetail_optim.compress import compress
 from dovetail_optim.testing import check_transformation
 
-PROGRAM = Path(__file__).parent / "programs" / "state_sharded.py"
+PROGRAM = Path(__file__).parent / "programs" / "compact_sharded.py"
 
 
 @pytest.fixture(autouse=True)

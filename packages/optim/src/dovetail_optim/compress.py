@@ -113,7 +113,7 @@ class _Compressed:
         params = jax.tree.map(jnp.asarray, params)
         plan, leaves = self._plan(params), jax.tree.leaves(params)
         found = dict(enumerate([] if leaves else jax.tree.leaves(self.tx.init(params))))
-        for i, (x, shard) in enumerate(zip(leaves, self._shards(params), strict=True)):
+        for i, (x, shard) in enumerate(zip(leaves, self._shards(params, plan), strict=True)):
             # One leaf at a time, so that the state of no other is held in float32.
             state = self.tx.init(plan.alone(i, x.astype(elementwise.wide(x.dtype))))
             for j, value in zip(plan.members(i), jax.tree.leaves(state), strict=True):
@@ -132,7 +132,7 @@ class _Compressed:
         if not jax.tree.leaves(like):
             updates, inner = self.tx.update(updates, state.inner, params, **extra)
             return updates, CompressedState(state.count + 1, inner)
-        shards = tuple(self._shards(like))
+        shards = tuple(self._shards(like, self._plan(like), state.inner))
         # What is no array, such as a function, cannot pass jax.jit and is bound to it.
         arrays = {k: v for k, v in extra.items() if all(map(_is_array, jax.tree.leaves(v)))}
         rest = {k: v for k, v in extra.items() if k not in arrays}
@@ -196,9 +196,13 @@ class _Compressed:
         state = jax.tree.structure(shapes)
         return _Plan(tree, state, owners, codecs, [x.shape for x in leaves])
 
-    def _shards(self, params: Any) -> list[Shard | None]:
-        """Where each parameter's state is sharded."""
+    def _shards(self, params: Any, plan: _Plan, state: Any = None) -> list[Shard | None]:
+        """Where the state of each parameter is sharded; if there is none yet, where that is."""
         leaves, tree = jax.tree.flatten(params)
+        kept = [] if state is None else plan.state.flatten_up_to(state)
+        for i, x in zip(plan.owners, kept, strict=False):
+            if i is not None:  # it may be split further, as state_shardings(zero=...) does
+                leaves[i] = x.codes if isinstance(x, Coded) else x
         given = [None] * len(leaves)
         if self.shardings is not None:
             given = tree.flatten_up_to(self.shardings)

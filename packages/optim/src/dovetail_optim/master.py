@@ -1,0 +1,126 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""bfloat16 parameters whose float32 master costs two bytes, not four.
+
+The upper half of a float32's bits, rounded, is a bfloat16. What is left, the signed difference of
+the bits, fits an int16. So parameter and remainder are the float32, exactly:
+
+    bits(master) = bits(parameter) 2¹⁶ + remainder
+
+Rounding half away from zero is an addition in the bits, of either sign, and its remainder lies in
+[-2¹⁵, 2¹⁵): of nearest even, a tie's would not. The idea, with an 8 bit remainder that loses the
+rest, is FlashOptim's (2602.23349).
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, BFloat16, Float32, Int16
+
+from dovetail_optim.rounding import check_dtypes, like, needs_params, step_to
+
+
+class SplitMasterState(NamedTuple):
+    """remainder: int16, of a bfloat16 parameter's shape; None beside others. inner: of `tx`."""
+
+    remainder: Any
+    inner: Any
+
+
+def split(
+    x: Float32[Array, "*shape"],
+) -> tuple[BFloat16[Array, "*shape"], Int16[Array, "*shape"]]:
+    """The bfloat16 nearest to `x`, ties away from zero, and the int16 that `join_leaf` adds to it.
+
+    All of float32 comes back bit for bit, zeros of both signs and infinities included, but for the
+    2¹⁶ NaN of payload 0x7F8000 and above, which come back as the NaN below. A NaN of payload below
+    0x8000, which no arithmetic makes, is inf with a remainder.
+    """
+    raw = jax.lax.bitcast_convert_type(x, jnp.uint32)
+    # Rounding these up would carry into the sign: a NaN would show as zero.
+    raw = jnp.where(raw & 0x7FFF8000 == 0x7FFF8000, raw & jnp.uint32(0xFFFF7FFF), raw)
+    upper = (raw + 0x8000) >> 16
+    remainder = (raw - (upper << 16)).astype(jnp.int16)
+    return jax.lax.bitcast_convert_type(upper.astype(jnp.uint16), jnp.bfloat16), remainder
+
+
+def join_leaf(
+    p: BFloat16[Array, "*shape"], remainder: Int16[Array, "*shape"]
+) -> Float32[Array, "*shape"]:
+    """The float32 that `split` took apart."""
+    upper = jax.lax.bitcast_convert_type(p, jnp.uint16).astype(jnp.uint32) << 16
+    raw = upper + remainder.astype(jnp.int32).astype(jnp.uint32)
+    return jax.lax.bitcast_convert_type(raw, jnp.float32)
+
+
+def join(params: Any, state: SplitMasterState) -> Any:
+    """The float32 master of `params`, of which bfloat16 leaves have a remainder in `state`."""
+    leaves, tree = jax.tree.flatten(params)
+    remainders = tree.flatten_up_to(state.remainder)
+    whole = [p if r is None else join_leaf(p, r) for p, r in zip(leaves, remainders, strict=True)]
+    return jax.tree.unflatten(tree, whole)
+
+
+def split_master(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """bfloat16 parameters that move as float32 ones do: `tx` sees and moves their exact master.
+
+    tx: any; gradients of bfloat16 leaves reach it in float32. Leaves of float32 and float64 pass as
+    they are. The updates of bfloat16 parameters are float32, p' - p, and `optax.apply_updates`
+    lands on p' exactly while |p'| >= 2⁻¹⁶ |p|. Where it would not (one step that undoes nearly all
+    of a parameter) the master becomes what it lands on, off by at most 2⁻²⁵ |p|, less than the last
+    bit that float32 held of p. Denormals count as zero. Apply the updates as they are, once: anything after this
+    transformation that changes them parts parameters from their remainders.
+
+    The master starts as the parameters. To start from float32, `split` each leaf and
+    `state._replace(remainder=...)`; `join(params, state)` gives it back at any time.
+
+    Raises TypeError at `init` for parameters of another dtype, and ValueError for `update` without
+    parameters.
+
+        tx = split_master(optax.adamw(1e-3))
+        state = tx.init(params)  # of bfloat16; two more bytes each
+        updates, state = tx.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+        master = join(params, state)
+    """
+    inner = optax.with_extra_args_support(tx)
+
+    def init(params: Any) -> SplitMasterState:
+        check_dtypes("split_master", params)
+        remainder = jax.tree.map(
+            lambda p: jnp.zeros_like(p, jnp.int16) if p.dtype == jnp.bfloat16 else None, params
+        )
+        state = SplitMasterState(remainder, None)
+        return state._replace(inner=inner.init(join(params, state)))
+
+    def update(
+        updates: Any, state: SplitMasterState, params: Any = None, **extra: Any
+    ) -> tuple[Any, SplitMasterState]:
+        needs_params("split_master", params)
+        master = join(params, state)
+        u, after = inner.update(like(updates, master), state.inner, master, **extra)
+        leaves, tree = jax.tree.flatten(params)
+        moved = [
+            _moved(p, x, u)
+            for p, x, u in zip(
+                leaves, tree.flatten_up_to(master), tree.flatten_up_to(u), strict=True
+            )
+        ]
+        found = SplitMasterState(jax.tree.unflatten(tree, [r for _, r in moved]), after)
+        return jax.tree.unflatten(tree, [u for u, _ in moved]), found
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _moved(p: Array, master: Array, u: Array) -> tuple[Array, Array | None]:
+    """The update of one leaf, and its remainder thereafter."""
+    if p.dtype != jnp.bfloat16:
+        return u, None
+    to, remainder = split(optax.apply_updates(master, u))
+    step = step_to(p, to)
+    landed = (p.astype(jnp.float32) + step).astype(jnp.bfloat16)
+    bits = [jax.lax.bitcast_convert_type(x, jnp.uint16) for x in (landed, to)]
+    lands = (bits[0] == bits[1]) | jnp.isnan(to)
+    return step, jnp.where(lands, remainder, jnp.zeros_like(remainder))

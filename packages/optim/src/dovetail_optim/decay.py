@@ -102,7 +102,7 @@ def decay_update(
     update: Float[Array, "*shape"], param: Float[Array, "*shape"], *, amount: Any, mode: Mode
 ) -> Float[Array, "*shape"]:
     """u - amount p, if "cautious" only where u p ≤ 0; computed in float32 at least."""
-    dtype = jnp.promote_types(jnp.promote_types(update.dtype, param.dtype), jnp.float32)
+    dtype = wide(update.dtype)
     u, p = update.astype(dtype), param.astype(dtype)
     shrink = jnp.asarray(amount, dtype) * p
     if mode == "cautious":
@@ -114,6 +114,11 @@ def decay_update(
 def at(rate: Rate, step: Int32[Array, ""]) -> Any:
     """The number, or the schedule's value at this step."""
     return rate(step) if callable(rate) else rate
+
+
+def wide(dtype: jax.typing.DTypeLike) -> jax.typing.DTypeLike:
+    """The dtype, or float32 if it is narrower."""
+    return dtype if jnp.finfo(dtype).bits >= 32 else jnp.float32
 
 
 def check_rate(name: str, rate: Any) -> None:

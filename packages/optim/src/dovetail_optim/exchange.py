@@ -12,15 +12,18 @@ that do not shard a leaf each group of devices does its share, and an all-gather
 How the arrays are sharded is known from their types on an Explicit mesh, from the arrays themselves
 outside `jax.jit`, and else only from the caller. Known, the exchange is written out below, so that
 it is what it says on every version of the compiler. On an Auto mesh in context, without that
-knowledge, the stack is constrained instead and the compiler finds the way there and back.
+knowledge, the stack is constrained instead and the compiler finds the way there and back: an
+all-to-all for each axis of the mesh that shards the matrices. An axis that shards their number, of
+layers or experts, costs it more than it need: give the shardings.
 
-Stacks are cut into chunks, done one after the other, because the operation's temporaries are
-several times its input.
+A large stack is done in chunks, one after the other, because the operation's temporaries are
+several times its input: what remains is the stack in the operation's dtype, and its result.
 """
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import jax
@@ -32,7 +35,7 @@ from jaxtyping import Array, Float
 from dovetail_optim.matrix import Matrices
 
 Where = Literal["auto", "local"] | Any  # or a pytree of NamedSharding
-Stack = Float[Array, "b i o"]
+Stack = Float[Array, "_b _i _o"]
 Names = tuple[str, ...]
 
 
@@ -50,7 +53,7 @@ def map_whole(
     work: from a stack of matrices to a stack alike; it sees zeros where a stack is filled up to a
     multiple of the devices. where: "auto" as above; "local" leaves it all to the compiler; a list,
     as long as `arrays`, or another pytree with as many leaves, of the NamedShardings of the arrays.
-    chunk_bytes: about how much `work` is given at a time, on each device.
+    chunk_bytes: the most that `work` is given at a time on each device, or one matrix if larger.
 
     Inside a `jax.shard_map` an array is what the body sees of it: matrices that the map splits
     would be taken for whole ones.
@@ -63,8 +66,10 @@ def map_whole(
 
         def run(*blocks: Any, place: _Place = place, folds: list[Matrices] = folds) -> list[Any]:
             stacks = [f.fold(x.astype(dtype)) for f, x in zip(folds, blocks, strict=True)]
-            done = _in_chunks(work, stacks, place, chunk_bytes)
-            return [f.unfold(y, x.shape) for f, y, x in zip(folds, done, blocks, strict=True)]
+            done = _in_chunks(work, jnp.concatenate(stacks), place, chunk_bytes)
+            ends = list(itertools.accumulate(len(stack) for stack in stacks))
+            pieces = [done[end - len(s) : end] for s, end in zip(stacks, ends, strict=True)]
+            return [f.unfold(y, x.shape) for f, y, x in zip(folds, pieces, blocks, strict=True)]
 
         if place.known:
             specs = [places[i][1] for i in members]
@@ -100,12 +105,12 @@ class _Place:
         return tuple(n for n in self.names if n not in (*self.batch, *self.inner, *self.outer))
 
     def size(self, names: Iterable[str]) -> int:
-        return math.prod(self.mesh.shape[name] for name in names)
+        return math.prod(self.mesh.shape[name] for name in names)  # 1 without a mesh
 
     @property
     def parts(self) -> int:
         """Devices among which the matrices at hand are divided."""
-        return self.size(name for name in self.names if name not in self.batch)
+        return self.size(n for n in self.names if n not in self.batch)
 
 
 def _places(
@@ -125,7 +130,7 @@ def _places(
         if sharding is not None:
             places.append(_sharded(shape, folding, sharding, x.ndim))
         elif mesh is not None and isinstance(x, Tracer) and _axes(mesh, AxisType.Auto):
-            names = _axes(mesh, AxisType.Auto)
+            names = _axes(mesh, AxisType.Auto)[::-1]
             places.append((_Place(shape=shape, mesh=mesh, names=names), None))
         else:
             places.append((_Place(shape=shape), None))
@@ -142,12 +147,14 @@ def _known(x: Array) -> NamedSharding | None:
 
 def check_where(where: Where, count: int | None = None) -> None:
     """Raises ValueError unless `where` is as `map_whole` takes it, for `count` arrays if known."""
-    leaves = [] if where in ("auto", "local") else jax.tree.leaves(where)
+    if where in ("auto", "local"):
+        return
+    leaves = jax.tree.leaves(where)
     wrong = [leaf for leaf in leaves if not isinstance(leaf, NamedSharding)]
-    if wrong or (count is not None and len(leaves) not in (0, count)):
+    if wrong or (count is not None and len(leaves) != count):
         raise ValueError(
             "exchange must be 'auto', 'local', or a pytree with a NamedSharding for each of the "
-            f"{'' if count is None else count} parameters; got "
+            f"{'' if count is None else f'{count} '}parameters; got "
             + (repr(wrong[0]) if wrong else f"{len(leaves)} shardings")
             + "; write exchange=jax.tree.map(lambda p: p.sharding, params)"
         )
@@ -189,49 +196,29 @@ def _tuple(entry: Any) -> Names:
 
 
 def _in_chunks(
-    work: Callable[[Stack], Stack], stacks: list[Stack], place: _Place, chunk_bytes: int
-) -> list[Stack]:
-    """`work` on all that the stacks hold, from where they are and back."""
-    parts = place.parts if place.mesh is not None else 1
-    matrix_bytes = math.prod(place.shape) * stacks[0].dtype.itemsize
-    count = parts * max(1, chunk_bytes // matrix_bytes)
-    done: list[list[Stack]] = [[] for _ in stacks]
-    before = None
-    for chunk in _chunks([len(s) for s in stacks], count):
-        stack = jnp.concatenate([stacks[i][start:stop] for i, start, stop in chunk])
-        filled = jnp.pad(stack, ((0, -len(stack) % parts), (0, 0), (0, 0)))
-        if before is not None:  # so that only one chunk's temporaries are alive
-            filled, _ = jax.lax.optimization_barrier((filled, before))
-        before = _receive(work(_send(filled, place)), place)
-        offset = 0
-        for i, start, stop in chunk:
-            done[i].append(before[offset : offset + stop - start])
-            offset += stop - start
-    return [jnp.concatenate(pieces) for pieces in done]
+    work: Callable[[Stack], Stack], stack: Stack, place: _Place, chunk_bytes: int
+) -> Stack:
+    """`work` on all of the stack, from where it is and back, so much at a time."""
 
+    def whole(chunk: Stack) -> Stack:
+        return _receive(work(_send(chunk, place)), place)
 
-def _chunks(lengths: Sequence[int], count: int) -> Iterator[list[tuple[int, int, int]]]:
-    """Runs of at most `count` of all the stacks' matrices in turn: (stack, start, stop)."""
-    chunk: list[tuple[int, int, int]] = []
-    room = count
-    for i, length in enumerate(lengths):
-        start = 0
-        while start < length:
-            stop = min(length, start + room)
-            chunk.append((i, start, stop))
-            room -= stop - start
-            start = stop
-            if not room:
-                yield chunk
-                chunk, room = [], count
-    if chunk:
-        yield chunk
+    parts = place.parts
+    at_once = parts * max(1, chunk_bytes // (math.prod(place.shape) * stack.dtype.itemsize))
+    chunks = -(-len(stack) // at_once)
+    count = -(-len(stack) // (chunks * parts)) * parts
+    filled = jnp.pad(stack, ((0, chunks * count - len(stack)), (0, 0), (0, 0)))
+    if chunks == 1:
+        return whole(filled)[: len(stack)]
+    # A loop, as the compiler is free to run independent chunks together.
+    done = jax.lax.map(whole, filled.reshape(chunks, count, *filled.shape[1:]))
+    return done.reshape(filled.shape[0], *done.shape[2:])[: len(stack)]
 
 
 def _send(stack: Stack, place: _Place) -> Stack:
     """Parts of all matrices, to all parts of this device's share of the matrices."""
     if not place.known:
-        return _constrain(stack, place, PartitionSpec(place.names, None, None))
+        return _constrain(stack, place, range(len(place.names) + 1))
     if place.rest:
         share = len(stack) // place.size(place.rest)
         first = jax.lax.axis_index(place.rest) * share
@@ -249,8 +236,7 @@ def _send(stack: Stack, place: _Place) -> Stack:
 def _receive(stack: Stack, place: _Place) -> Stack:
     """The way back of `_send`."""
     if not place.known:
-        free = PartitionSpec.UNCONSTRAINED
-        return _constrain(stack, place, PartitionSpec(None, free, free))
+        return _constrain(stack, place, range(len(place.names), -1, -1))
     split = place.inner + place.outer
     if split:
         rows, columns = place.size(place.inner), place.size(place.outer)
@@ -261,7 +247,16 @@ def _receive(stack: Stack, place: _Place) -> Stack:
     return jax.lax.all_gather(stack, place.rest, tiled=True) if place.rest else stack
 
 
-def _constrain(stack: Stack, place: _Place, spec: PartitionSpec) -> Stack:
-    if place.mesh is None:
-        return stack
-    return jax.lax.with_sharding_constraint(stack, NamedSharding(place.mesh, spec))
+def _constrain(stack: Stack, place: _Place, counts: Iterable[int]) -> Stack:
+    """The stack's axis over so many of the mesh's axes, in turn.
+
+    One after the other, because the compiler moves one from a matrix's axis to the stack's by an
+    all-to-all, but gathers everything to move two at a time. The mesh's last first, because an axis
+    sharded over two has the last as the minor, which alone can leave without the other. None at
+    both ends, or what is moved is not the stack but all that it was added up from.
+    """
+    free = PartitionSpec.UNCONSTRAINED
+    for count in counts if place.names else ():
+        spec = PartitionSpec(place.names[:count] or None, free, free)
+        stack = jax.lax.with_sharding_constraint(stack, NamedSharding(place.mesh, spec))
+    return stack

@@ -81,10 +81,10 @@ def _instead(rank: int) -> str:
     return f"write matrix={examples}; or [(pattern, string), ...] if parameters differ"
 
 
-def parse_rules(matrix: str | Sequence[Rule]) -> list[tuple[str, Matrices]]:
-    """One axis string for all names, or one for each pattern, as (pattern, Matrices)."""
+def parse_rules(matrix: str | Sequence[Rule]) -> Matrices | list[tuple[str, Matrices]]:
+    """One axis string for all parameters, or one for each pattern, parsed."""
     if isinstance(matrix, str):
-        return [("**", parse(matrix))]
+        return parse(matrix)
     for rule in matrix:
         if not (isinstance(rule, tuple) and len(rule) == 2 and isinstance(rule[0], str)):
             raise TypeError(
@@ -94,14 +94,17 @@ def parse_rules(matrix: str | Sequence[Rule]) -> list[tuple[str, Matrices]]:
     return [(pattern, parse(text)) for pattern, text in matrix]
 
 
-def assign(rules: Sequence[tuple[str, Matrices]], tree: Any) -> list[Matrices]:
-    """How each leaf of `tree` is matrices: by the first rule that its name matches.
+def assign(rules: Matrices | Sequence[tuple[str, Matrices]], tree: Any) -> list[Matrices]:
+    """How each leaf of `tree` is matrices: alike, or by the first rule that its name matches.
 
     Raises ValueError for a leaf that no rule matches or whose rank is another, for a rule that is
     the first for none, and TypeError for a leaf that is not of real floating point.
     """
     names, leaves = paths.names(tree), jax.tree.leaves(tree)
-    chosen = [rules[i][1] for i in assign_rules([pattern for pattern, _ in rules], names)]
+    if isinstance(rules, Matrices):
+        chosen = [rules] * len(leaves)
+    else:
+        chosen = [rules[i][1] for i in assign_rules([pattern for pattern, _ in rules], names)]
     for name, leaf, matrices in zip(names, leaves, chosen, strict=True):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             raise TypeError(

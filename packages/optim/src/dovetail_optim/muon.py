@@ -24,7 +24,16 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Int32
 
-from dovetail_optim.decay import Mode, Rate, at, check_mode, check_rate, decay_update, strength
+from dovetail_optim.decay import (
+    Mode,
+    Rate,
+    at,
+    check_mode,
+    check_rate,
+    decay_update,
+    strength,
+    wide,
+)
 from dovetail_optim.exchange import Where, check_where, map_whole
 from dovetail_optim.matrix import Matrices, Rule, assign, parse_rules
 from dovetail_optim.newton_schulz import coefficients, orthogonalize
@@ -88,9 +97,8 @@ def muon(
 
     def change(o: Array, w: Array, folding: Matrices, step: Array) -> Array:
         """What is added to W, before rounding to its dtype."""
-        wide = jnp.promote_types(w.dtype, jnp.float32)
-        eta = jnp.asarray(at(learning_rate, step), wide)
-        moved = -eta * _factor(scale, *folding.sizes(w.shape)[1:]) * o.astype(wide)
+        eta = jnp.asarray(at(learning_rate, step), wide(w.dtype))
+        moved = -eta * _factor(scale, *folding.sizes(w.shape)[1:]) * o.astype(eta.dtype)
         if not decays:
             return moved
         amount = strength(decay, weight_decay, learning_rate, step)
@@ -128,7 +136,7 @@ def muon(
 
 
 def _zeros(p: Array) -> Array:
-    return jnp.zeros_like(p, dtype=jnp.promote_types(p.dtype, jnp.float32))
+    return jnp.zeros_like(p, dtype=wide(p.dtype))
 
 
 def _average(momentum: float, m: Array, g: Array) -> Array:

@@ -99,7 +99,7 @@ def orthogonalize(
     tall = x.shape[-2] > x.shape[-1]
     y = (x.mT if tall else x).astype(dtype)  # so that A = yyᵀ is of the smaller side
     # The square of a bfloat16 sum in bfloat16 would stop growing at 256 equal terms.
-    wide = y.astype(jnp.promote_types(dtype, jnp.float32))
+    wide = y.astype(jnp.float32) if jnp.finfo(dtype).bits < 32 else y
     norm = jnp.sqrt(jnp.sum(wide * wide, axis=(-2, -1), keepdims=True))
     y = (wide / jnp.maximum(norm, _SMALLEST_NORM)).astype(dtype)
     for a, b, c in rows:

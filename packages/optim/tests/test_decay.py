@@ -69,7 +69,7 @@ def test_coupled_is_adamw():
     )
     theirs = optax.adamw(schedule, weight_decay=0.1)
     rng = np.random.default_rng(1)
-    params = [PARAMS, PARAMS]
+    params = [jax.tree.map(jnp.asarray, PARAMS)] * 2
     states = [ours.init(PARAMS), theirs.init(PARAMS)]
     for _ in range(STEPS):
         grads = jax.tree.map(lambda p: rng.standard_normal(p.shape).astype(np.float32), PARAMS)
@@ -82,10 +82,10 @@ def test_coupled_is_adamw():
 
 def test_cautious_decays_where_it_agrees():
     p = np.array([2.0, 2.0, -2.0, -2.0, 2.0, 0.0, 1e-30], np.float32)
-    u = np.array([0.5, -0.5, 0.5, -0.5, 0.0, 0.5, -1e-30], np.float32)
+    u = np.array([0.5, -0.5, 0.5, -0.5, 0.0, 0.5, 1e-30], np.float32)
     tx = decay(0.1, mode="cautious", learning_rate=0.5, where="w")
     found, _ = tx.update({"w": jnp.asarray(u)}, tx.init({"w": p}), {"w": jnp.asarray(p)})
-    shrink = np.float32(0.05) * p * np.array([0, 1, 1, 0, 1, 1, 1], np.float32)
+    shrink = np.float32(0.05) * p * np.array([0, 1, 1, 0, 1, 1, 0], np.float32)
     np.testing.assert_allclose(found["w"], u - shrink, rtol=1e-6)
 
 
@@ -114,13 +114,11 @@ def test_bfloat16_is_added_in_float32():
     assert float(found["w"][0]) == -(2.0**-8)
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize(
-    "tx",
+    "dtype, tx",
     [
-        decay(0.1, where="**/w"),
-        decay(0.1, mode="coupled", learning_rate=optax.linear_schedule(0.1, 0.0, 5), where="**/w"),
-        optax.chain(optax.sgd(0.1), decay(0.1, mode="cautious", learning_rate=0.1, where="**")),
+        (jnp.float32, decay(optax.linear_schedule(0.1, 0.0, 5), where="**/w")),
+        (jnp.bfloat16, decay(0.1, mode="cautious", learning_rate=0.1, where="**")),
     ],
 )
 def test_contract(tx, dtype):

@@ -57,7 +57,7 @@ def test_chunks_are_bounded_and_alike():
         np.testing.assert_allclose(got, expected(x), rtol=1e-5, atol=1e-5)
 
 
-@settings(deadline=None, max_examples=20, derandomize=True)
+@settings(deadline=None, max_examples=8, derandomize=True)
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.integers(1, 6))
 def test_any_lengths_in_any_chunks(lengths, room):
     rng = np.random.default_rng(1)

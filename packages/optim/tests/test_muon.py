@@ -175,6 +175,7 @@ def test_contract(dtype, decay):
     check_transformation(tx, params)
 
 
+@pytest.mark.slow
 def test_contract_with_bfloat16_iterations():
     # Compiled or not decides where bfloat16 is rounded: 0.01 of a step of 0.1, four times.
     params = {"a": jnp.asarray(draw(0)["wide"])}

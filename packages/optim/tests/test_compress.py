@@ -17,6 +17,8 @@ from dovetail_optim.codec import Coded, fp8, fp8_positive
 from dovetail_optim.compress import compress
 from dovetail_optim.testing import check_transformation
 
+# Eight devices, and programs that are compiled fast.
+FLAGS = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
 PROGRAM = Path(__file__).parent / "programs" / "compact_sharded.py"
 
 
@@ -135,6 +137,13 @@ def test_the_loop_and_the_whole_agree(shape, block, monkeypatch):
             np.testing.assert_allclose(a, b, rtol=1e-2, atol=1e-6)
 
 
+def test_no_codes_are_computed_while_init_compiles():
+    """A reduction of constants would be, slowly: every one must hang on the parameters."""
+    leaf = jax.ShapeDtypeStruct((64, 512), jnp.float32)
+    text = jax.jit(compress(optax.adam(1e-3)).init).lower(leaf).compile().as_text()
+    assert "reduce" in text
+
+
 def test_state_has_the_parameters_shapes_and_names():
     state = compress(optax.adamw(1e-3), block=16).init(params())
     mu = state.inner[0].mu
@@ -219,7 +228,7 @@ def test_extra_arguments_reach_the_transformation():
 
 
 def test_on_eight_devices():
-    devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    devices = {"XLA_FLAGS": FLAGS, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
         [sys.executable, str(PROGRAM)],
         env={**os.environ, **devices},
@@ -232,9 +241,9 @@ def test_on_eight_devices():
 
 def refused(error, tx, message, leaves=None, **options):
     leaves = params() if leaves is None else leaves
+    tx = compress(tx, block=16, **options)
     with pytest.raises(error, match=message):
-        tx = compress(tx, block=16, **options)
-        tx.update(leaves, tx.init(leaves), leaves)
+        jax.eval_shape(lambda p: tx.update(p, tx.init(p), p), leaves)
 
 
 def test_what_is_refused():

@@ -21,6 +21,8 @@ from dovetail_optim.compress import compress
 from dovetail_optim.master import split_master
 from dovetail_optim.sharding import init, state_shardings
 
+# Eight devices, and programs that are compiled fast.
+FLAGS = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
 PROGRAM = Path(__file__).parent / "programs" / "state_sharded.py"
 P = PartitionSpec
 # Shapes alone need no devices: a mesh of any size can be planned for on one.
@@ -56,7 +58,7 @@ def spec_of(tx, leaf, **options):
 
 
 def test_on_eight_devices():
-    devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
+    devices = {"XLA_FLAGS": FLAGS, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
         [sys.executable, str(PROGRAM)],
         env={**os.environ, **devices},

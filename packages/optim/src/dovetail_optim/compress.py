@@ -35,10 +35,10 @@ _APART = 0x8CB92BA7  # odd and large: arrays of one leaf are dithered apart
 class CompressedState(NamedTuple):
     """`inner` is the state of the transformation, with a `Coded` for each leaf of a named field.
 
-    count: steps taken, from which the dither follows.
+    steps: how many were taken, from which the dither follows.
     """
 
-    count: Int32[Array, "*batch"]
+    steps: Int32[Array, "*batch"]
     inner: Any
 
 
@@ -118,20 +118,20 @@ class _Compressed:
             state = self.tx.init(plan.alone(i, x.astype(elementwise.wide(x.dtype))))
             for j, value in zip(plan.members(i), jax.tree.leaves(state), strict=True):
                 codec = plan.codecs[j]
-                found[j] = value if codec is None else self._encoded(codec, value, shard)
+                found[j] = value if codec is None else self._encoded(codec, value, x, shard)
         inner = jax.tree.unflatten(plan.state, [found[j] for j in range(len(found))])
         return CompressedState(jnp.zeros((), jnp.int32), inner)
 
-    def _encoded(self, codec: Fp8, x: Array, shard: Shard | None) -> Coded:
-        return per_shard(lambda x, _: _encode(codec, x, self.block), shard, x, None)
+    def _encoded(self, codec: Fp8, x: Array, p: Array, shard: Shard | None) -> Coded:
+        return per_shard(lambda x, _: _encode(codec, *x, self.block), shard, (x, p), None)
 
     def update(
-        self, updates: Any, state: CompressedState, params: Any = None, **extra: Any
+        self, updates: Any, state: Any, params: Any = None, **extra: Any
     ) -> tuple[Any, CompressedState]:
         like = jax.tree.map(jnp.asarray, updates if params is None else params)
         if not jax.tree.leaves(like):
             updates, inner = self.tx.update(updates, state.inner, params, **extra)
-            return updates, CompressedState(state.count + 1, inner)
+            return updates, CompressedState(state.steps + 1, inner)
         shards = tuple(self._shards(like, self._plan(like), state.inner))
         # What is no array, such as a function, cannot pass jax.jit and is bound to it.
         arrays = {k: v for k, v in extra.items() if all(map(_is_array, jax.tree.leaves(v)))}
@@ -151,7 +151,7 @@ class _Compressed:
         like = updates if params is None else params
         plan = self._plan(like)
         elementwise.check(self.tx, like, has_params=params is not None, extra=extra)
-        call = _Call(self.tx, plan, self.block, state.count, extra, params is not None)
+        call = _Call(self.tx, plan, self.block, state.steps, extra, params is not None)
         after = dict(enumerate(plan.state.flatten_up_to(state.inner)))
         shared = {j: after[j] for j in plan.members(None)}
         moved = []
@@ -163,7 +163,7 @@ class _Compressed:
             after |= owned
         after |= call.shared(jax.tree.leaves(like)[0], shared)
         inner = jax.tree.unflatten(plan.state, [after[j] for j in range(len(after))])
-        return jax.tree.unflatten(plan.tree, moved), CompressedState(state.count + 1, inner)
+        return jax.tree.unflatten(plan.tree, moved), CompressedState(state.steps + 1, inner)
 
     def _plan(self, params: Any) -> _Plan:
         for path, x in jax.tree_util.tree_leaves_with_path(params):
@@ -225,7 +225,7 @@ class _Call(NamedTuple):
     tx: Any
     plan: _Plan
     block: int
-    count: Array
+    steps: Array
     extra: dict[str, Any]
     has_params: bool
 
@@ -253,10 +253,10 @@ class _Call(NamedTuple):
 
             write, read, owned = split
             views, seen = jax.tree.map(rows.of, ((write, owned), read))
-            found = stream(turn, seen, views, rows=rows.count, most=rows.most, live=whole[1] >= 0)
+            found = stream(turn, seen, views, rows=rows.rows, most=rows.most, live=whole[1] >= 0)
             return jax.tree.map(lambda x, like: x.reshape(like.shape), found, (write, owned))
 
-        u, owned = per_shard(on_shard, shard, (write, read, owned), (shared, self.count))
+        u, owned = per_shard(on_shard, shard, (write, read, owned), (shared, self.steps))
         return _as_sharded(u, p), owned
 
     def step(self, i: int, g: Array, p: Array, owned: Any, shared: Any) -> Any:
@@ -292,9 +292,13 @@ class _Call(NamedTuple):
         return {j: moved[j] for j in shared}
 
 
-@functools.partial(jax.jit, static_argnums=(0, 2))
-def _encode(codec: Fp8, x: Array, block: int) -> Coded:
-    return codec.encode(x, block=block)
+@functools.partial(jax.jit, static_argnums=(0, 3))
+def _encode(codec: Fp8, x: Array, p: Array, block: int) -> Coded:
+    """The codes of `x`, which is made to hang on the parameter.
+
+    XLA interprets what follows from a constant while it compiles: of zeros, 5 s a million values.
+    """
+    return codec.encode(jnp.where(p < -jnp.inf, p.astype(x.dtype), x), block=block)
 
 
 def _is_array(x: Any) -> bool:

@@ -71,8 +71,7 @@ def check(
 
     traced = jax.make_jaxpr(update)(probes, state, probes)
     for equation in _equations(traced.jaxpr):
-        shapes = [[tuple(x.aval.shape) for x in v] for v in (equation.invars, equation.outvars)]
-        inputs, outputs = ([s for s in v if any(n in sizes for n in s)] for v in shapes)
+        inputs, outputs = (_of_leaves(v, sizes) for v in (equation.invars, equation.outvars))
         name = equation.primitive.name
         if not inputs + outputs:
             continue
@@ -92,13 +91,18 @@ def structs(params: Any) -> Any:
 
 
 def _probes(params: Any) -> tuple[Any, dict[int, int]]:
-    """The tree of `params` with a size for each of its leaves, of the same rank (1 for a scalar)."""
+    """The tree of `params` with a size for each leaf, of the same rank (1 for a scalar)."""
     leaves, tree = jax.tree.flatten(structs(params))
     probes = [
         jax.ShapeDtypeStruct((_FIRST + i, *[1] * (x.ndim - 1)), x.dtype)
         for i, x in enumerate(leaves)
     ]
     return jax.tree.unflatten(tree, probes), {_FIRST + i: i for i in range(len(leaves))}
+
+
+def _of_leaves(variables: Any, sizes: dict[int, int]) -> list[tuple[int, ...]]:
+    """The shapes of those variables that have a parameter's size."""
+    return [x.aval.shape for x in variables if any(n in sizes for n in x.aval.shape)]
 
 
 def _equations(jaxpr: core.Jaxpr) -> Iterator[core.JaxprEqn]:

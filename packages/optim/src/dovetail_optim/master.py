@@ -70,8 +70,8 @@ def split_master(tx: optax.GradientTransformation) -> optax.GradientTransformati
     they are. The updates of bfloat16 parameters are float32, p' - p, and `optax.apply_updates`
     lands on p' exactly while |p'| >= 2⁻¹⁶ |p|. Where it would not (one step that undoes nearly all
     of a parameter) the master becomes what it lands on, off by at most 2⁻²⁵ |p|, less than the last
-    bit that float32 held of p. Denormals count as zero. Apply the updates as they are, once: anything after this
-    transformation that changes them parts parameters from their remainders.
+    bit that float32 held of p. Denormals count as zero. Apply the updates as they are, once: what
+    comes after this transformation and changes them parts parameters from their remainders.
 
     The master starts as the parameters. To start from float32, `split` each leaf and
     `state._replace(remainder=...)`; `join(params, state)` gives it back at any time.
@@ -96,7 +96,7 @@ def split_master(tx: optax.GradientTransformation) -> optax.GradientTransformati
         return state._replace(inner=inner.init(join(params, state)))
 
     def update(
-        updates: Any, state: SplitMasterState, params: Any = None, **extra: Any
+        updates: Any, state: Any, params: Any = None, **extra: Any
     ) -> tuple[Any, SplitMasterState]:
         needs_params("split_master", params)
         master = join(params, state)
@@ -118,7 +118,7 @@ def _moved(p: Array, master: Array, u: Array) -> tuple[Array, Array | None]:
     """The update of one leaf, and its remainder thereafter."""
     if p.dtype != jnp.bfloat16:
         return u, None
-    to, remainder = split(optax.apply_updates(master, u))
+    to, remainder = split((master + u).astype(master.dtype))
     step = step_to(p, to)
     landed = (p.astype(jnp.float32) + step).astype(jnp.bfloat16)
     bits = [jax.lax.bitcast_convert_type(x, jnp.uint16) for x in (landed, to)]

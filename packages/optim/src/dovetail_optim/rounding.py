@@ -19,9 +19,9 @@ from dovetail_optim.mix import mix
 
 
 class StochasticRoundState(NamedTuple):
-    """count: steps taken, from which the random bits follow."""
+    """steps: how many were taken, from which the random bits follow."""
 
-    count: Int32[Array, "*batch"]
+    steps: Int32[Array, "*batch"]
     inner: Any
 
 
@@ -52,19 +52,19 @@ def stochastic_round(
         return StochasticRoundState(jnp.zeros((), jnp.int32), inner.init(widened(params)))
 
     def update(
-        updates: Any, state: StochasticRoundState, params: Any = None, **extra: Any
+        updates: Any, state: Any, params: Any = None, **extra: Any
     ) -> tuple[Any, StochasticRoundState]:
         needs_params("stochastic_round", params)
         master = widened(params)
         u, after = inner.update(like(updates, master), state.inner, master, **extra)
         leaves, tree = jax.tree.flatten(params)
         moved = [
-            _rounded(p, x, u, mix(jnp.uint32(seed) + jnp.uint32(i), state.count.astype(jnp.uint32)))
+            _rounded(p, x, u, mix(jnp.uint32(seed) + jnp.uint32(i), state.steps.astype(jnp.uint32)))
             for i, (p, x, u) in enumerate(
                 zip(leaves, tree.flatten_up_to(master), tree.flatten_up_to(u), strict=True)
             )
         ]
-        return jax.tree.unflatten(tree, moved), StochasticRoundState(state.count + 1, after)
+        return jax.tree.unflatten(tree, moved), StochasticRoundState(state.steps + 1, after)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -73,7 +73,7 @@ def _rounded(p: Array, x: Array, u: Array, key: Array) -> Array:
     """The update of one leaf: of bfloat16, to where `x + u` is rounded; else `u`."""
     if p.dtype != jnp.bfloat16:
         return u
-    return step_to(p, round_at_random(optax.apply_updates(x, u), mix(_index(p), key)))
+    return step_to(p, round_at_random((x + u).astype(x.dtype), mix(_index(p), key)))
 
 
 def round_at_random(

@@ -107,7 +107,7 @@ class _Relation:
         if isinstance(leaf, Coded):
             # One sharding for both: a block's exponent lies with its codes.
             blocks = leaf.exponents.shape[-1] if shape else 1
-            split = self._split(shape, range(len(shape)), spec, blocks=blocks)
+            split: Any = self._split(shape, range(len(shape)), spec, blocks=blocks)
             return Coded(split, split)
         axes = self._axes(path, leaf.shape, shape) if found else None
         if axes is not None:

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 from jax.sharding import (
     AxisType,
-    Mesh,
     NamedSharding,
     PartitionSpec,
     get_abstract_mesh,
@@ -55,10 +55,11 @@ def placed(x: Array, given: NamedSharding | None) -> Shard | None:
     """
     if given is not None:
         return Shard(given.mesh, given.spec) if any(given.spec) else None
-    kind = jax.typeof(x).sharding
-    concrete = not isinstance(x, jax.core.Tracer)
+    kind: Any = jax.typeof(x).sharding
+    concrete = not isinstance(x, Tracer)
     if any(kind.spec):
-        return Shard(x.sharding.mesh if concrete else kind.mesh, kind.spec)
+        lies: Any = x.sharding if concrete else kind
+        return Shard(lies.mesh, kind.spec)
     if _hidden(x, concrete):
         raise ValueError(
             "on a mesh of Auto axes compress must be told how the parameters are sharded, so that "
@@ -94,7 +95,7 @@ def per_shard(function: Callable[..., Any], shard: Shard | None, split: Any, who
 
 
 class Rows(NamedTuple):
-    """How the leaf of a shard, of `shape`, is viewed as `count` rows of `width` values."""
+    """How the leaf of a shard, of `shape`, is viewed as `rows` of `width` values."""
 
     shape: tuple[int, ...]
     block: int
@@ -105,7 +106,7 @@ class Rows(NamedTuple):
         return n if n % self.block else self.block
 
     @property
-    def count(self) -> int:
+    def rows(self) -> int:
         return math.prod(self.shape) // self.width
 
     @property
@@ -120,7 +121,7 @@ class Rows(NamedTuple):
 
     def of(self, x: Shaped[Array, "..."]) -> Shaped[Array, "rows ..."]:
         """The view of an array of the leaf's shape, or of its blocks' exponents."""
-        return x.reshape(self.count, -1)
+        return x.reshape(self.rows, -1)
 
     def dither(self, start: Array, rows: int, key: Array, shard: Shard | None, whole: Any) -> Any:
         """Bits for each value of a turn: the same for a place in the `whole` leaf however sharded.

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compressed state and rounding on eight devices: the bits of one, and no traffic. Prints "ok"."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ import optax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from dovetail_optim import stream
+from dovetail_optim.codec import fp8
 from dovetail_optim.compress import compress
 from dovetail_optim.master import split_master
 from dovetail_optim.rounding import stochastic_round
@@ -43,8 +46,6 @@ def run(tx, first, *grads):
 def made(name, shardings):
     if name == "compress":
         tx = optax.sgd(0.5, momentum=0.5)
-        from dovetail_optim.codec import fp8
-
         return compress(tx, codecs=(("trace", fp8()),), block=16, shardings=shardings)
     if name == "round":
         return stochastic_round(optax.sgd(2.0**-10), seed=5)
@@ -53,14 +54,14 @@ def made(name, shardings):
 
 for name in ("compress", "round", "master"):
     dtype = jnp.float32 if name == "compress" else jnp.bfloat16
-    alone = jax.jit(lambda *t, tx=made(name, None): run(tx, *t))(*trees(dtype))
+    alone = jax.jit(functools.partial(run, made(name, None)))(*trees(dtype))
     for kind in (AxisType.Auto, AxisType.Explicit):
         mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(kind,) * 2)
         shardings = {k: NamedSharding(mesh, s) for k, s in SPECS.items()}
         with jax.sharding.set_mesh(mesh):
             given = [jax.device_put(t, shardings) for t in trees(dtype)]
             tx = made(name, shardings if kind == AxisType.Auto else None)
-            program = jax.jit(lambda *t, tx=tx: run(tx, *t)).lower(*given).compile()
+            program = jax.jit(functools.partial(run, tx)).lower(*given).compile()
             found = program(*given)
             for (path, a), b in zip(
                 jax.tree_util.tree_leaves_with_path(found), jax.tree.leaves(alone), strict=True

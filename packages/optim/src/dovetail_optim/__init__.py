@@ -12,6 +12,7 @@ from dovetail_optim.schedules import Schedule as Schedule
 from dovetail_optim.schedules import branch as branch
 from dovetail_optim.schedules import by_tokens as by_tokens
 from dovetail_optim.schedules import wsd as wsd
+from dovetail_optim.soap import soap as soap
 from dovetail_optim.step import Step as Step
 from dovetail_optim.watch import measurements as measurements
 from dovetail_optim.watch import watch as watch

@@ -6,6 +6,7 @@ The mathematics of an optimizer is its own test's matter. Here is what loops rel
 can be compiled once, scanned, vmapped, donated, saved and restored, on trees with holes.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -27,7 +28,7 @@ def check_transformation(
     further arguments of `update`, such as `value`.
     """
     tx = optax.with_extra_args_support(tx)
-    params = jax.tree.map(jnp.asarray, params)
+    loop = _Loop(tx, jax.tree.map(jnp.asarray, params), tolerance, extra)
     for check in (
         _keeps_types,
         _compiles_once,
@@ -38,7 +39,7 @@ def check_transformation(
         _moves_trees_with_holes,
         _stands_still_at_zero,
     ):
-        check(_Loop(tx, params, tolerance, extra))
+        check(loop)
 
 
 class _Loop:
@@ -64,6 +65,14 @@ class _Loop:
         updates, state = self.tx.update(grads, state, params, **self.extra)
         return optax.apply_updates(params, updates), state
 
+    @functools.cached_property
+    def compiled(self) -> Callable[..., tuple[Any, Any]]:
+        return jax.jit(self.step)
+
+    @functools.cached_property
+    def expected(self) -> Any:
+        return self.run(self.compiled)
+
     def run(self, step: Callable[..., tuple[Any, Any]]) -> Any:
         params, state = self.params, self.tx.init(self.params)
         for grads in self.grads:
@@ -86,7 +95,8 @@ def _types(tree: Any) -> Any:
 
 def _keeps_types(loop: _Loop) -> None:
     state = loop.tx.init(loop.params)
-    updates, after = loop.tx.update(loop.grads[0], state, loop.params, **loop.extra)
+    update = jax.jit(loop.tx.update)
+    updates, after = update(loop.grads[0], state, loop.params, **loop.extra)
     assert _types(after) == _types(state), "a step changes shapes or dtypes of the state"
     shapes = [jax.tree.map(jnp.shape, x) for x in (updates, loop.params)]
     assert shapes[0] == shapes[1], "updates have other shapes than the parameters"
@@ -110,7 +120,7 @@ def _scans(loop: _Loop) -> None:
     stacked = jax.tree.map(lambda *g: jnp.stack(g), *loop.grads)
     start = (loop.params, loop.tx.init(loop.params))
     (params, _), _ = jax.lax.scan(lambda c, g: (loop.step(*c, g), None), start, stacked)
-    loop.same("scanned", params, loop.run(loop.step))
+    loop.same("scanned", params, loop.expected)
 
 
 def _vmaps(loop: _Loop) -> None:
@@ -119,8 +129,9 @@ def _vmaps(loop: _Loop) -> None:
 
     twice = pair(loop.params, loop.grads[0])
     states = jax.vmap(loop.tx.init)(twice)
-    moved, _ = jax.vmap(loop.step)(twice, states, pair(loop.grads[1], loop.grads[2]))
-    first, _ = loop.step(loop.params, loop.tx.init(loop.params), loop.grads[1])
+    step = jax.jit(jax.vmap(loop.step))
+    moved, _ = step(twice, states, pair(loop.grads[1], loop.grads[2]))
+    first, _ = loop.compiled(loop.params, loop.tx.init(loop.params), loop.grads[1])
     loop.same("vmapped", jax.tree.map(lambda x: x[0], moved), first)
 
 
@@ -132,13 +143,12 @@ def _is_donated(loop: _Loop) -> None:
     params, state = copied(loop.params), copied(loop.tx.init(loop.params))
     for grads in loop.grads:
         params, state = step(params, state, grads)
-    loop.same("donated", params, loop.run(jax.jit(loop.step)))
+    loop.same("donated", params, loop.expected)
 
 
 def _survives_a_copy(loop: _Loop) -> None:
     """As a checkpoint does: arrays out to the host, and into the structure of a fresh state."""
-    step = jax.jit(loop.step)
-    params, state = loop.params, loop.tx.init(loop.params)
+    step, params, state = loop.compiled, loop.params, loop.tx.init(loop.params)
     for grads in loop.grads[:-1]:
         params, state = step(params, state, grads)
     kept = [np.array(x) for x in jax.tree.leaves(state)]
@@ -151,11 +161,11 @@ def _survives_a_copy(loop: _Loop) -> None:
 
 def _moves_trees_with_holes(loop: _Loop) -> None:
     empty: dict[str, Any] = {}
-    loop.tx.update(empty, loop.tx.init(empty), empty, **loop.extra)
+    jax.jit(loop.tx.update)(empty, loop.tx.init(empty), empty, **loop.extra)
     holed = {"none": None, "masked": optax.MaskedNode(), "all": loop.params}
     grads = {"none": None, "masked": optax.MaskedNode(), "all": loop.grads[0]}
-    moved, _ = loop.step(holed, loop.tx.init(holed), grads)
-    plain, _ = loop.step(loop.params, loop.tx.init(loop.params), loop.grads[0])
+    moved, _ = loop.compiled(holed, loop.tx.init(holed), grads)
+    plain, _ = loop.compiled(loop.params, loop.tx.init(loop.params), loop.grads[0])
     loop.same("beside None and MaskedNode", moved["all"], plain)
 
 
@@ -163,7 +173,7 @@ def _stands_still_at_zero(loop: _Loop) -> None:
     zeros = jax.tree.map(jnp.zeros_like, loop.params)
     params, state = loop.params, loop.tx.init(loop.params)
     for _ in range(2):
-        params, state = loop.step(params, state, zeros)
+        params, state = loop.compiled(params, state, zeros)
     before = jax.tree.leaves((loop.params, loop.tx.init(loop.params)))
     for x, start in zip(jax.tree.leaves((params, state)), before, strict=True):
         if jnp.issubdtype(jnp.result_type(x), jnp.inexact):

@@ -1,0 +1,241 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""SOAP (2409.11321): Adam in the eigenbasis of Shampoo's preconditioner.
+
+    L ← s L + (1 - s) G Gᵀ,   R ← s R + (1 - s) Gᵀ G
+    Q_L, Q_R: the eigenvectors of L and R, by one step of orthogonal iteration, qr(L Q_L)
+    M ← β1 M + (1 - β1) G,    V ← β2 V + (1 - β2) (Q_Lᵀ G Q_R)²
+    W ← W - η Q_L (Q_Lᵀ M Q_R / (√V + ε)) Q_Rᵀ - η λ W      with Adam's correction of bias
+
+M is kept as it is and turned when it is used; V stays in the basis, which changes slowly. The first
+gradient makes the basis and nothing else, as its own projection would be: no parameter moves.
+
+All matrices of a parameter tree, of layers and heads, take turns at the refresh of their basis:
+each step does one of every `refresh`, where the authors' code does all in every tenth step, which
+then takes several times as long as the others.
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, Int32
+
+from dovetail_optim.decay import Mode, Rate, at, check_mode, check_rate, decay_update, strength
+from dovetail_optim.matrix import Matrices, Rule, assign, parse_rules
+
+# Products of a Gram matrix in TF32 or bfloat16 lose the small eigenvalues, and so the basis.
+_EXACT = jax.lax.Precision.HIGHEST
+
+
+class Basis(NamedTuple):
+    """One side of the matrices of a parameter: averaged products, and their eigenvectors.
+
+    None for a side longer than `max_dim`, which is not turned.
+    """
+
+    gram: Float[Array, "b n n"] | None
+    vectors: Float[Array, "b n n"] | None
+
+
+class SoapState(NamedTuple):
+    """The steps taken; M in the structure of the parameters; V and the bases of each leaf.
+
+    All float32, or float64 for float64 parameters. V is `[matrices, in, out]`.
+    """
+
+    step: Int32[Array, ""]
+    mu: Any
+    nu: tuple[Float[Array, "b i o"], ...]
+    left: tuple[Basis, ...]
+    right: tuple[Basis, ...]
+
+
+def soap(
+    learning_rate: Rate,
+    *,
+    matrix: str | Sequence[Rule] = "i o -> , i, o",
+    b1: float = 0.95,
+    b2: float = 0.95,
+    eps: float = 1e-8,
+    basis_decay: float = 0.95,
+    refresh: int = 10,
+    max_dim: int = 8192,
+    weight_decay: Rate = 0.0,
+    decay: Mode = "coupled",
+) -> optax.GradientTransformation:
+    """The update of SOAP for each matrix W (2409.11321, algorithm 3).
+
+    learning_rate: η, a number or a schedule of the step, counted from 0, the step that only makes
+    the bases.
+    matrix: which axes are the matrices, as in `dovetail_optim.matrix`, or pairs of a pattern and
+    such a string where parameters differ.
+    b1, b2, eps: Adam's. basis_decay: s. refresh: every so many steps a matrix has its turn.
+    max_dim: a longer side has no basis: its part of the product is the identity.
+    weight_decay, decay: λ and the mode, as in `dovetail_optim.decay`.
+
+    A matrix of m by n holds m n twice and 2 m² + 2 n² numbers of state, and refreshing it costs
+    products and a QR of m³ and n³. Updates are in the parameter's dtype. Raises ValueError for
+    arguments out of range; at `init` and while `update` is traced, for a parameter whose rank is
+    not that of its axis string.
+
+        tx = route([("layers/**/kernel", soap(3e-3)), ("**", optax.adamw(3e-3))])
+    """
+    rules = parse_rules(matrix)
+    check_rate("learning_rate", learning_rate)
+    check_rate("weight_decay", weight_decay)
+    check_mode(decay)
+    _check(b1=b1, b2=b2, basis_decay=basis_decay, refresh=refresh, max_dim=max_dim)
+    decays = not (isinstance(weight_decay, float | int) and weight_decay == 0)
+
+    def init(params: Any) -> SoapState:
+        leaves = jax.tree.leaves(params)
+        found = [_begin(p, m, max_dim) for p, m in zip(leaves, assign(rules, params), strict=True)]
+        nu, left, right = zip(*found, strict=True) if found else ((), (), ())
+        mu = jax.tree.map(lambda p: jnp.zeros_like(p, dtype=_wide(p)), params)
+        return SoapState(jnp.zeros([], jnp.int32), mu, nu, left, right)
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, SoapState]:
+        if params is None and decays:
+            raise ValueError(
+                f"soap needs the parameters for weight decay; got params=None, {weight_decay=}; "
+                "call update(updates, state, params)"
+            )
+        matrices = assign(rules, updates)
+        turns = itertools.accumulate((m.sizes(g.shape)[0] for m, g in _pairs(matrices, updates)))
+        grads, structure = jax.tree.flatten(updates)
+        weights = grads if params is None else jax.tree.leaves(params)
+        moved, mu, nu, left, right = [], [], [], [], []
+        for i, (folding, g, last) in enumerate(zip(matrices, grads, turns, strict=True)):
+            fold = folding.fold(g.astype(_wide(g)))
+            m = b1 * folding.fold(jax.tree.leaves(state.mu)[i]) + (1 - b1) * fold
+            # The bases of this step are those before its own gradient joins them.
+            bases = state.left[i], state.right[i]
+            turned, v = _adam(m, fold, state.nu[i], *bases, step=state.step, betas=(b1, b2, eps))
+            after = [
+                _next(basis, product, state.step, last - len(fold), basis_decay, refresh)
+                for basis, product in zip(bases, _grams(fold, bases), strict=True)
+            ]
+            # The first gradient makes the bases alone.
+            first = state.step == 0
+            eta = jnp.asarray(at(learning_rate, state.step), fold.dtype)
+            change = folding.unfold(jnp.where(first, 0, -eta * turned), g.shape)
+            w = weights[i]
+            if decays:
+                amount = strength(decay, weight_decay, learning_rate, state.step)
+                amount = jnp.where(first, 0.0, amount)
+                change = decay_update(change, w, amount=amount, mode=decay)
+            moved.append(change.astype(w.dtype))
+            mu.append(folding.unfold(jnp.where(first, 0, m), g.shape))
+            nu.append(jnp.where(first, 0, v))
+            left.append(after[0])
+            right.append(after[1])
+        after_mu = jax.tree.unflatten(jax.tree.structure(state.mu), mu)
+        step = jnp.asarray(optax.safe_increment(state.step))
+        return jax.tree.unflatten(structure, moved), SoapState(
+            step, after_mu, tuple(nu), tuple(left), tuple(right)
+        )
+
+    return optax.GradientTransformation(init, update)
+
+
+def _pairs(matrices: list[Matrices], tree: Any) -> zip:
+    return zip(matrices, jax.tree.leaves(tree), strict=True)
+
+
+def _wide(x: Array) -> Any:
+    return jnp.promote_types(x.dtype, jnp.float32)
+
+
+def _begin(p: Array, folding: Matrices, max_dim: int) -> tuple[Array, Basis, Basis]:
+    count, rows, columns = folding.sizes(p.shape)
+    dtype = _wide(p)
+
+    def basis(n: int) -> Basis:
+        if n > max_dim:
+            return Basis(None, None)
+        return Basis(jnp.zeros((count, n, n), dtype), jnp.zeros((count, n, n), dtype))
+
+    return jnp.zeros((count, rows, columns), dtype), basis(rows), basis(columns)
+
+
+def _adam(
+    m: Float[Array, "b i o"],
+    g: Float[Array, "b i o"],
+    v: Float[Array, "b i o"],
+    left: Basis,
+    right: Basis,
+    *,
+    step: Array,
+    betas: tuple[float, float, float],
+) -> tuple[Float[Array, "b i o"], Float[Array, "b i o"]]:
+    """Adam's direction, formed in the bases and turned back, and V."""
+    b1, b2, eps = betas
+    turned = _turn(g, left, right)
+    v = b2 * v + (1 - b2) * jnp.square(turned)
+    # Steps that moved parameters, this one among them.
+    taken = jnp.maximum(step, 1).astype(g.dtype)
+    unbiased = _turn(m, left, right) / (1 - b1**taken)
+    direction = unbiased / (jnp.sqrt(v / (1 - b2**taken)) + eps)
+    return _turn(direction, left, right, back=True), v
+
+
+def _turn(x: Array, left: Basis, right: Basis, *, back: bool = False) -> Array:
+    """Q_Lᵀ x Q_R, or back Q_L x Q_Rᵀ."""
+    if left.vectors is not None:
+        form = "bij,bjo->bio" if back else "bji,bjo->bio"
+        x = jnp.einsum(form, left.vectors, x, precision=_EXACT)
+    if right.vectors is not None:
+        form = "bij,boj->bio" if back else "bij,bjo->bio"
+        x = jnp.einsum(form, x, right.vectors, precision=_EXACT)
+    return x
+
+
+def _grams(g: Array, bases: tuple[Basis, Basis]) -> list[Array | None]:
+    """G Gᵀ and Gᵀ G, where there is a basis for them."""
+    forms = ("bio,bjo->bij", "bio,bip->bop")
+    return [
+        None if basis.gram is None else jnp.einsum(form, g, g, precision=_EXACT)
+        for form, basis in zip(forms, bases, strict=True)
+    ]
+
+
+def _next(
+    basis: Basis, product: Array | None, step: Array, turn: int, decay: float, refresh: int
+) -> Basis:
+    """The basis after a step, of which the matrices are numbers `turn` and on of the tree."""
+    if basis.gram is None or basis.vectors is None or product is None:
+        return basis
+    gram = jnp.where(step == 0, 1.0, decay) * basis.gram + (1 - decay) * product
+    count = len(gram)
+    # Matrix j is due where (turn + j - step) % refresh == 0: at most so many of the parameter.
+    first = (step - turn) % refresh
+    due = first + refresh * jnp.arange(-(-count // refresh))
+
+    def refreshed() -> Array:
+        chosen = jnp.minimum(due, count - 1)
+        powers = jnp.einsum("bij,bjk->bik", gram[chosen], basis.vectors[chosen], precision=_EXACT)
+        # An index out of range is not written.
+        return basis.vectors.at[due].set(jnp.linalg.qr(powers)[0], mode="drop")
+
+    some = jax.lax.cond(first < count, refreshed, lambda: basis.vectors)
+    vectors = jax.lax.cond(step == 0, lambda: _eigenvectors(gram), lambda: some)
+    return Basis(gram, vectors)
+
+
+def _eigenvectors(gram: Float[Array, "b n n"]) -> Float[Array, "b n n"]:
+    """Those of the largest eigenvalues first, as orthogonal iteration keeps them."""
+    return jnp.linalg.eigh(gram)[1][:, :, ::-1]
+
+
+def _check(*, b1: float, b2: float, basis_decay: float, refresh: int, max_dim: int) -> None:
+    for name, value in (("b1", b1), ("b2", b2), ("basis_decay", basis_decay)):
+        if not 0 <= value < 1:
+            raise ValueError(f"{name} must be in [0, 1); got {name}={value}; write {name}=0.95")
+    if refresh < 1:
+        raise ValueError(f"refresh must be at least 1 step; got {refresh=}; write refresh=10")
+    if max_dim < 1:
+        raise ValueError(f"max_dim must be at least 1; got {max_dim=}; write max_dim=8192")

@@ -50,9 +50,12 @@ def map_whole(
 ) -> list[Float[Array, "..."]]:
     """`work` on the matrices of `arrays`, each whole, in `dtype`; results in the arrays' shardings.
 
-    work: from a stack of matrices to a stack alike; it sees zeros where a stack is filled up to a
-    multiple of the devices. where: "auto" as above; "local" leaves it all to the compiler; a list,
-    as long as `arrays`, or another pytree with as many leaves, of the NamedShardings of the arrays.
+    work: from a stack of matrices to a stack alike. It sees zeros where a stack is filled up to a
+    multiple of the devices; and rows and columns in another order where several sharded axes make
+    one side, so it must not matter to it, as it does not to a function of the singular values.
+    where: "auto" as above; "local" leaves it all to the compiler, which on an Explicit mesh refuses
+    matrices that are sharded; a list as long as `arrays`, or another pytree with as many leaves, of
+    the arrays' NamedShardings.
     chunk_bytes: the most that `work` is given at a time on each device, or one matrix if larger.
 
     Inside a `jax.shard_map` an array is what the body sees of it: matrices that the map splits

@@ -15,6 +15,7 @@ It is for the hidden matrices of a network. Embeddings, the last layer, scales a
 another transformation, by `route`.
 """
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, get_args
@@ -36,7 +37,7 @@ from dovetail_optim.decay import (
 )
 from dovetail_optim.exchange import Where, check_where, map_whole
 from dovetail_optim.matrix import Matrices, Rule, assign, parse_rules
-from dovetail_optim.newton_schulz import coefficients, orthogonalize
+from dovetail_optim.newton_schulz import Row, coefficients, orthogonalize
 
 Scale = Literal["spectral", "rms", "width"]
 
@@ -83,65 +84,93 @@ def muon(
         tx = route([("layers/**/kernel", muon(0.02)), ("**", optax.adamw(1e-3))])
         tx = muon(0.02, matrix=[("*/q/kernel", "i h d -> h, i, d"), ("**", "i o -> , i, o")])
     """
-    rules, rows = parse_rules(matrix), coefficients(ns)
     check_rate("learning_rate", learning_rate)
     check_rate("weight_decay", weight_decay)
     check_mode(decay)
     check_where(exchange)
     _check(momentum, scale, chunk_bytes)
-    decays = not (isinstance(weight_decay, float | int) and weight_decay == 0)
+    settings = _Muon(
+        learning_rate=learning_rate,
+        rules=parse_rules(matrix),
+        momentum=momentum,
+        nesterov=nesterov,
+        rows=coefficients(ns),
+        scale=scale,
+        weight_decay=weight_decay,
+        decay=decay,
+        exchange=exchange,
+        dtype=dtype,
+        chunk_bytes=chunk_bytes,
+    )
+    return optax.GradientTransformation(settings.init, settings.update)
 
-    def init(params: Any) -> MuonState:
-        assign(rules, params)
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Muon:
+    """The two functions of the transformation, and the arguments of `muon`, parsed."""
+
+    learning_rate: Rate
+    rules: Matrices | list[tuple[str, Matrices]]
+    momentum: float
+    nesterov: bool
+    rows: tuple[Row, ...]
+    scale: Scale
+    weight_decay: Rate
+    decay: Mode
+    exchange: Where
+    dtype: jax.typing.DTypeLike
+    chunk_bytes: int
+
+    @property
+    def decays(self) -> bool:
+        return not (isinstance(self.weight_decay, float | int) and self.weight_decay == 0)
+
+    def init(self, params: Any) -> MuonState:
+        assign(self.rules, params)
         return MuonState(step=jnp.zeros([], jnp.int32), momentum=jax.tree.map(_zeros, params))
 
-    def change(o: Array, w: Array, folding: Matrices, step: Array) -> Array:
-        """What is added to W, before rounding to its dtype."""
-        eta = jnp.asarray(at(learning_rate, step), wide(w.dtype))
-        moved = -eta * _factor(scale, *folding.sizes(w.shape)[1:]) * o.astype(eta.dtype)
-        if not decays:
-            return moved
-        amount = strength(decay, weight_decay, learning_rate, step)
-        return decay_update(moved, w, amount=amount, mode=decay)
-
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, MuonState]:
-        if params is None and decays:
+    def update(self, updates: Any, state: Any, params: Any = None) -> tuple[Any, MuonState]:
+        if params is None and self.decays:
             raise ValueError(
-                f"muon needs the parameters for weight decay; got params=None, {weight_decay=}; "
-                "call update(updates, state, params)"
+                "muon needs the parameters for weight decay; got params=None, "
+                f"weight_decay={self.weight_decay}; call update(updates, state, params)"
             )
-        matrices = assign(rules, updates)
-        average = jax.tree.map(lambda m, g: _average(momentum, m, g), state.momentum, updates)
-        ahead = average
-        if nesterov:
-            ahead = jax.tree.map(lambda m, g: _average(momentum, m, g), average, updates)
+        matrices = assign(self.rules, updates)
+        average = jax.tree.map(self.average, state.momentum, updates)
+        ahead = jax.tree.map(self.average, average, updates) if self.nesterov else average
         orthogonal = map_whole(
-            lambda stack: orthogonalize(stack, ns=rows, dtype=dtype),
+            lambda stack: orthogonalize(stack, ns=self.rows, dtype=self.dtype),
             jax.tree.leaves(ahead),
             matrices,
-            where=exchange,
-            dtype=dtype,
-            chunk_bytes=chunk_bytes,
+            where=self.exchange,
+            dtype=self.dtype,
+            chunk_bytes=self.chunk_bytes,
         )
         leaves, structure = jax.tree.flatten(updates)
         weights = leaves if params is None else jax.tree.leaves(params)
         moved = [
-            change(o, w, folding, state.step).astype(w.dtype)
+            self.change(o, w, folding, state.step).astype(w.dtype)
             for o, w, folding in zip(orthogonal, weights, matrices, strict=True)
         ]
-        after = MuonState(step=jnp.asarray(optax.safe_increment(state.step)), momentum=average)
-        return jax.tree.unflatten(structure, moved), after
+        after = jnp.asarray(optax.safe_increment(state.step))
+        return jax.tree.unflatten(structure, moved), MuonState(step=after, momentum=average)
 
-    return optax.GradientTransformation(init, update)
+    def average(self, m: Array, g: Array) -> Array:
+        """μ M + (1 - μ) G."""
+        return self.momentum * m + (1 - self.momentum) * g.astype(m.dtype)
+
+    def change(self, o: Array, w: Array, folding: Matrices, step: Array) -> Array:
+        """What is added to W, before rounding to its dtype."""
+        eta = jnp.asarray(at(self.learning_rate, step), wide(w.dtype))
+        moved = -eta * _factor(self.scale, *folding.sizes(w.shape)[1:]) * o.astype(eta.dtype)
+        if not self.decays:
+            return moved
+        amount = strength(self.decay, self.weight_decay, self.learning_rate, step)
+        return decay_update(moved, w, amount=amount, mode=self.decay)
 
 
 def _zeros(p: Array) -> Array:
     return jnp.zeros_like(p, dtype=wide(p.dtype))
-
-
-def _average(momentum: float, m: Array, g: Array) -> Array:
-    """μ M + (1 - μ) G."""
-    return momentum * m + (1 - momentum) * g.astype(m.dtype)
 
 
 def _factor(scale: Scale, rows: int, columns: int) -> float:

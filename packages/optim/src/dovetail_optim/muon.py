@@ -82,7 +82,7 @@ def muon(
     parameter whose rank is not that of its axis string.
 
         tx = route([("layers/**/kernel", muon(0.02)), ("**", optax.adamw(1e-3))])
-        tx = muon(0.02, matrix=[("*/q/kernel", "i h d -> h, i, d"), ("**", "i o -> , i, o")])
+        tx = muon(0.02, matrix=[("**/q/kernel", "i h d -> h, i, d"), ("**", "i o -> , i, o")])
     """
     check_rate("learning_rate", learning_rate)
     check_rate("weight_decay", weight_decay)

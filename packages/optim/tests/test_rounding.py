@@ -54,6 +54,9 @@ def test_inf_and_nan_stay():
     out = np.asarray(round_at_random(x, jnp.full(4, 2**32 - 1, jnp.uint32)), np.float32)
     np.testing.assert_array_equal(out, np.asarray(x))
     assert np.signbit(out[3])
+    others = np.array([0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001], np.uint32).view(np.float32)
+    assert np.isnan(round_at_random(jnp.asarray(others), jnp.zeros(3, jnp.uint32))).all()
+    assert np.isnan(round_at_random(jnp.asarray(others), jnp.full(3, 2**32 - 1, jnp.uint32))).all()
 
 
 def drift(seed, *, shape=(64, 64), steps=64, by=1e-4):

@@ -92,7 +92,7 @@ def round_at_random(
 def step_to(p: BFloat16[Array, "*shape"], to: BFloat16[Array, "*shape"]) -> Array:
     """The float32 update by which `optax.apply_updates` takes `p` to `to`: `to - p`.
 
-    p + (to - p) is `to` after its two roundings while |to| >= 2⁻¹⁶ |p|, and off by at most 2⁻²⁵ |p|
+    p + (to - p) is `to` after its two roundings while |to| >= 2⁻¹⁶ |p|, and off by at most 2⁻²⁴ |p|
     below. Where nothing moves the update is -0.0, which alone keeps -0.0 as it is (and inf inf).
     """
     same = jax.lax.bitcast_convert_type(p, jnp.uint16) == jax.lax.bitcast_convert_type(

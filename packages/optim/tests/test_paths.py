@@ -27,7 +27,8 @@ def test_a_parameter_has_one_name_as_state_as_pure_dict_and_as_tuple():
 @pytest.mark.parametrize(
     "pattern, right, wrong",
     [
-        ("**", ["a", "a/b/c"], []),
+        ("**", ["", "a", "a/b/c"], []),
+        ("*", ["a"], ["", "a/b"]),
         ("**/bias", ["bias", "a/bias", "a/b/bias"], ["bias/a", "abias", "a/bias2"]),
         ("layers/*/kernel", ["layers/0/kernel"], ["layers/kernel", "layers/0/q/kernel"]),
         ("layers/**", ["layers/0", "layers/0/q/kernel"], ["layer/0", "a/layers/0"]),

@@ -43,7 +43,7 @@ def _key(key: Any) -> str:
 
 def matches(pattern: str, name: str) -> bool:
     """Whether the whole name is as the pattern says."""
-    return _expression(pattern).fullmatch(name + "/") is not None
+    return _expression(pattern).fullmatch(name and name + "/") is not None
 
 
 @functools.lru_cache(maxsize=1024)

@@ -15,7 +15,6 @@ each step does one of every `refresh`, where the authors' code does all in every
 then takes several times as long as the others.
 """
 
-import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -42,16 +41,19 @@ class Basis(NamedTuple):
 
 
 class SoapState(NamedTuple):
-    """The steps taken; M in the structure of the parameters; V and the bases of each leaf.
+    """The steps taken, and trees of the parameters' structure: M, V, and of each side its basis.
 
-    All float32, or float64 for float64 parameters. V is `[matrices, in, out]`.
+    M and V have the parameter's shape, V in the bases; Grams and eigenvectors are [matrices, n, n].
+    All float32, or float64 for float64 parameters; None for a side that is not turned.
     """
 
     step: Int32[Array, ""]
     mu: Any
-    nu: tuple[Float[Array, "b i o"], ...]
-    left: tuple[Basis, ...]
-    right: tuple[Basis, ...]
+    nu: Any
+    left_gram: Any
+    left: Any
+    right_gram: Any
+    right: Any
 
 
 def soap(
@@ -92,11 +94,18 @@ def soap(
     decays = not (isinstance(weight_decay, float | int) and weight_decay == 0)
 
     def init(params: Any) -> SoapState:
-        leaves = jax.tree.leaves(params)
+        leaves, structure = jax.tree.flatten(params)
         found = [_begin(p, m, max_dim) for p, m in zip(leaves, assign(rules, params), strict=True)]
-        nu, left, right = zip(*found, strict=True) if found else ((), (), ())
-        mu = jax.tree.map(lambda p: jnp.zeros_like(p, dtype=_wide(p)), params)
-        return SoapState(jnp.zeros([], jnp.int32), mu, nu, left, right)
+        return _state(jnp.zeros([], jnp.int32), found, structure)
+
+    def change(turned: Array, w: Array, folding: Matrices, step: Array) -> Array:
+        """What is added to W; the first gradient makes the bases alone."""
+        eta = jnp.where(step == 0, 0, at(learning_rate, step)).astype(turned.dtype)
+        moved = folding.unfold(-eta * turned, w.shape)
+        if not decays:
+            return moved
+        amount = jnp.where(step == 0, 0, strength(decay, weight_decay, learning_rate, step))
+        return decay_update(moved, w, amount=amount, mode=decay)
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, SoapState]:
         if params is None and decays:
@@ -104,76 +113,81 @@ def soap(
                 f"soap needs the parameters for weight decay; got params=None, {weight_decay=}; "
                 "call update(updates, state, params)"
             )
-        matrices = assign(rules, updates)
-        turns = itertools.accumulate((m.sizes(g.shape)[0] for m, g in _pairs(matrices, updates)))
         grads, structure = jax.tree.flatten(updates)
         weights = grads if params is None else jax.tree.leaves(params)
-        moved, mu, nu, left, right = [], [], [], [], []
-        for i, (folding, g, last) in enumerate(zip(matrices, grads, turns, strict=True)):
+        moved, after, turn = [], [], 0
+        for g, w, folding, old in zip(
+            grads, weights, assign(rules, updates), _leaves(state, structure), strict=True
+        ):
             fold = folding.fold(g.astype(_wide(g)))
-            m = b1 * folding.fold(jax.tree.leaves(state.mu)[i]) + (1 - b1) * fold
+            m = b1 * folding.fold(old.mu) + (1 - b1) * fold
+            v = folding.fold(old.nu)
             # The bases of this step are those before its own gradient joins them.
-            bases = state.left[i], state.right[i]
-            turned, v = _adam(m, fold, state.nu[i], *bases, step=state.step, betas=(b1, b2, eps))
-            after = [
-                _next(basis, product, state.step, last - len(fold), basis_decay, refresh)
-                for basis, product in zip(bases, _grams(fold, bases), strict=True)
+            turned, v = _adam(m, fold, v, old, step=state.step, betas=(b1, b2, eps))
+            moved.append(change(turned, w, folding, state.step).astype(w.dtype))
+            m, v = (folding.unfold(jnp.where(state.step == 0, 0, x), g.shape) for x in (m, v))
+            sides = [
+                _next(basis, fold, form, state.step, turn, basis_decay, refresh)
+                for basis, form in ((old.left, "bio,bjo->bij"), (old.right, "bio,bip->bop"))
             ]
-            # The first gradient makes the bases alone.
-            first = state.step == 0
-            eta = jnp.asarray(at(learning_rate, state.step), fold.dtype)
-            change = folding.unfold(jnp.where(first, 0, -eta * turned), g.shape)
-            w = weights[i]
-            if decays:
-                amount = strength(decay, weight_decay, learning_rate, state.step)
-                amount = jnp.where(first, 0.0, amount)
-                change = decay_update(change, w, amount=amount, mode=decay)
-            moved.append(change.astype(w.dtype))
-            mu.append(folding.unfold(jnp.where(first, 0, m), g.shape))
-            nu.append(jnp.where(first, 0, v))
-            left.append(after[0])
-            right.append(after[1])
-        after_mu = jax.tree.unflatten(jax.tree.structure(state.mu), mu)
+            after.append(_Leaf(m, v, *sides))
+            turn += len(fold)
         step = jnp.asarray(optax.safe_increment(state.step))
-        return jax.tree.unflatten(structure, moved), SoapState(
-            step, after_mu, tuple(nu), tuple(left), tuple(right)
-        )
+        return jax.tree.unflatten(structure, moved), _state(step, after, structure)
 
     return optax.GradientTransformation(init, update)
 
 
-def _pairs(matrices: list[Matrices], tree: Any) -> zip:
-    return zip(matrices, jax.tree.leaves(tree), strict=True)
+class _Leaf(NamedTuple):
+    """The state of one parameter."""
+
+    mu: Array
+    nu: Array
+    left: Basis
+    right: Basis
+
+
+def _state(step: Array, found: list[_Leaf], structure: Any) -> SoapState:
+    rows = [(x.mu, x.nu, *x.left, *x.right) for x in found]
+    columns = zip(*rows, strict=True) if rows else [()] * 6
+    return SoapState(step, *(jax.tree.unflatten(structure, column) for column in columns))
+
+
+def _leaves(state: SoapState, structure: Any) -> list[_Leaf]:
+    """The inverse of `_state`; what is None is a leaf here."""
+    columns = [structure.flatten_up_to(tree) for tree in state[1:]]
+    return [_Leaf(m, v, Basis(*x[:2]), Basis(*x[2:])) for m, v, *x in zip(*columns, strict=True)]
 
 
 def _wide(x: Array) -> Any:
     return jnp.promote_types(x.dtype, jnp.float32)
 
 
-def _begin(p: Array, folding: Matrices, max_dim: int) -> tuple[Array, Basis, Basis]:
+def _begin(p: Array, folding: Matrices, max_dim: int) -> _Leaf:
     count, rows, columns = folding.sizes(p.shape)
     dtype = _wide(p)
+    zeros = jnp.zeros_like(p, dtype=dtype)
 
     def basis(n: int) -> Basis:
         if n > max_dim:
             return Basis(None, None)
         return Basis(jnp.zeros((count, n, n), dtype), jnp.zeros((count, n, n), dtype))
 
-    return jnp.zeros((count, rows, columns), dtype), basis(rows), basis(columns)
+    return _Leaf(zeros, zeros, basis(rows), basis(columns))
 
 
 def _adam(
     m: Float[Array, "b i o"],
     g: Float[Array, "b i o"],
     v: Float[Array, "b i o"],
-    left: Basis,
-    right: Basis,
+    bases: _Leaf,
     *,
     step: Array,
     betas: tuple[float, float, float],
 ) -> tuple[Float[Array, "b i o"], Float[Array, "b i o"]]:
     """Adam's direction, formed in the bases and turned back, and V."""
     b1, b2, eps = betas
+    left, right = bases.left, bases.right
     turned = _turn(g, left, right)
     v = b2 * v + (1 - b2) * jnp.square(turned)
     # Steps that moved parameters, this one among them.
@@ -194,22 +208,18 @@ def _turn(x: Array, left: Basis, right: Basis, *, back: bool = False) -> Array:
     return x
 
 
-def _grams(g: Array, bases: tuple[Basis, Basis]) -> list[Array | None]:
-    """G Gᵀ and Gᵀ G, where there is a basis for them."""
-    forms = ("bio,bjo->bij", "bio,bip->bop")
-    return [
-        None if basis.gram is None else jnp.einsum(form, g, g, precision=_EXACT)
-        for form, basis in zip(forms, bases, strict=True)
-    ]
-
-
 def _next(
-    basis: Basis, product: Array | None, step: Array, turn: int, decay: float, refresh: int
+    basis: Basis, g: Array, form: str, step: Array, turn: int, decay: float, refresh: int
 ) -> Basis:
-    """The basis after a step, of which the matrices are numbers `turn` and on of the tree."""
-    if basis.gram is None or basis.vectors is None or product is None:
+    """The basis after a step, of which the matrices are numbers `turn` and on of the tree.
+
+    form: of the product of g with itself that the Gram matrices average.
+    """
+    old = basis.vectors
+    if basis.gram is None or old is None:
         return basis
-    gram = jnp.where(step == 0, 1.0, decay) * basis.gram + (1 - decay) * product
+    product = jnp.einsum(form, g, g, precision=_EXACT)
+    gram = decay * basis.gram + (1 - decay) * product
     count = len(gram)
     # Matrix j is due where (turn + j - step) % refresh == 0: at most so many of the parameter.
     first = (step - turn) % refresh
@@ -217,11 +227,11 @@ def _next(
 
     def refreshed() -> Array:
         chosen = jnp.minimum(due, count - 1)
-        powers = jnp.einsum("bij,bjk->bik", gram[chosen], basis.vectors[chosen], precision=_EXACT)
+        powers = jnp.einsum("bij,bjk->bik", gram[chosen], old[chosen], precision=_EXACT)
         # An index out of range is not written.
-        return basis.vectors.at[due].set(jnp.linalg.qr(powers)[0], mode="drop")
+        return old.at[due].set(jnp.linalg.qr(powers)[0], mode="drop")
 
-    some = jax.lax.cond(first < count, refreshed, lambda: basis.vectors)
+    some = jax.lax.cond(first < count, refreshed, lambda: old)
     vectors = jax.lax.cond(step == 0, lambda: _eigenvectors(gram), lambda: some)
     return Basis(gram, vectors)
 

@@ -1,0 +1,114 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Who moves which parameter, and what its state takes, before anything is allocated."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from dovetail_optim import paths
+from dovetail_optim.route import Rule, assign, route
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+    """One parameter: its name, shape and dtype, the pattern of its rule, and its state.
+
+    state: each array that belongs to it, as name, dtype and shape; state_bytes: of all of them.
+    sharding: of the parameter, where it has one.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: str
+    pattern: str
+    state: tuple[str, ...]
+    state_bytes: int
+    sharding: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Report:
+    """A row for each parameter, and the bytes of state that belong to none (counters, keys)."""
+
+    rows: tuple[Row, ...]
+    parameter_bytes: int
+    other_bytes: int
+
+    @property
+    def state_bytes(self) -> int:
+        """Of the whole state, on all devices together if nothing of it is replicated."""
+        return self.other_bytes + sum(row.state_bytes for row in self.rows)
+
+    def __str__(self) -> str:
+        head = ("parameter", "shape", "dtype", "rule", "state", "bytes", "sharding")
+        table = [head]
+        for row in self.rows:
+            shape, state = "x".join(map(str, row.shape)), ", ".join(row.state)
+            cells = (row.path, shape, row.dtype, row.pattern, state, f"{row.state_bytes:,}")
+            table.append((*cells, row.sharding))
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in table]
+        total = f"{self.parameter_bytes:,} bytes of parameters, {self.state_bytes:,} of state"
+        return "\n".join([*lines, total])
+
+
+def explain(rules: Sequence[Rule], params: Any) -> Report:
+    """What `route(rules)` would do with `params`: arrays, or `jax.ShapeDtypeStruct`s.
+
+    An array of the state belongs to the parameter whose path ends its own. Raises ValueError as
+    `route` and the transformations do.
+
+        print(explain([("**/bias", optax.sgd(0.1)), ("**", optax.adamw(1e-3))], params))
+    """
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    patterns = [rules[i][0] for i in assign([p for p, _ in rules], paths.names(params))]
+    state = jax.tree_util.tree_leaves_with_path(jax.eval_shape(route(rules).init, params))
+    owned: list[list[tuple[str, Any]]] = [[] for _ in leaves]
+    other_bytes = 0
+    for path, leaf in state:
+        i = _owner(path, [p for p, _ in leaves])
+        if i is None:
+            other_bytes += _bytes(leaf)
+        else:
+            owned[i].append((_field(path, leaves[i][0]), leaf))
+    rows = tuple(
+        Row(
+            path=paths.name(path),
+            shape=tuple(x.shape),
+            dtype=str(x.dtype),
+            pattern=pattern,
+            state=tuple(f"{name} {s.dtype}[{','.join(map(str, s.shape))}]" for name, s in mine),
+            state_bytes=sum(_bytes(s) for _, s in mine),
+            sharding=str(getattr(getattr(x, "sharding", None), "spec", "")),
+        )
+        for (path, x), pattern, mine in zip(leaves, patterns, owned, strict=True)
+    )
+    parameter_bytes = sum(_bytes(x) for _, x in leaves)
+    return Report(rows=rows, parameter_bytes=parameter_bytes, other_bytes=other_bytes)
+
+
+def _owner(path: tuple[Any, ...], candidates: Sequence[tuple[Any, ...]]) -> int | None:
+    """The parameter with the longest path that ends `path`, but for one key of a pair of arrays."""
+    best = None
+    for i, one in enumerate(candidates):
+        for end in (path, path[:-1]):
+            longer = best is None or len(one) > len(candidates[best])
+            if longer and len(one) <= len(end) and end[len(end) - len(one) :] == one:
+                best = i
+    return best
+
+
+def _field(path: tuple[Any, ...], owner: tuple[Any, ...]) -> str:
+    """The name of the part of the state: the last attribute before the parameter's path."""
+    end = path if path[len(path) - len(owner) :] == owner else path[:-1]
+    fields = [k.name for k in end[: len(end) - len(owner)] if hasattr(k, "name")]
+    tail = [k.name for k in path[len(end) :] if hasattr(k, "name")]
+    return ".".join(fields[-1:] + tail)
+
+
+def _bytes(x: Any) -> int:
+    return math.prod(x.shape) * x.dtype.itemsize

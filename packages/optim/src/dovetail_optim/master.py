@@ -70,8 +70,10 @@ def split_master(tx: optax.GradientTransformation) -> optax.GradientTransformati
     they are. The updates of bfloat16 parameters are float32, p' - p, and `optax.apply_updates`
     lands on p' exactly while |p'| >= 2⁻¹⁶ |p|. Below (one step undoes all of a parameter but some of
     float32's last 8 bits) it lands but for rare ties; then the master becomes what it lands on, off
-    by at most 2⁻²⁴ |p|, the last bit that float32 held of p. Denormals count as zero. Apply the updates as they are, once: what
-    comes after this transformation and changes them parts parameters from their remainders.
+    by at most 2⁻²⁴ |p|, the last bit that float32 held of p. Denormals count as zero.
+
+    Apply the updates as they are, once: what comes after this transformation and changes them parts
+    parameters from their remainders.
 
     The master starts as the parameters. To start from float32, `split` each leaf and
     `state._replace(remainder=...)`; `join(params, state)` gives it back at any time.
@@ -118,9 +120,7 @@ def _moved(p: Array, master: Array, u: Array) -> tuple[Array, Array | None]:
     """The update of one leaf, and its remainder thereafter."""
     if p.dtype != jnp.bfloat16:
         return u, None
+    # Where the step misses `to`, the sum is an odd multiple, below 2⁸, of half of the master's last
+    # bit: `to` is the sum, the remainder 0, and so the master is what the step lands on.
     to, remainder = split((master + u).astype(master.dtype))
-    step = step_to(p, to)
-    landed = (p.astype(jnp.float32) + step).astype(jnp.bfloat16)
-    bits = [jax.lax.bitcast_convert_type(x, jnp.uint16) for x in (landed, to)]
-    lands = (bits[0] == bits[1]) | jnp.isnan(to)
-    return step, jnp.where(lands, remainder, jnp.zeros_like(remainder))
+    return step_to(p, to), remainder

@@ -68,9 +68,9 @@ def split_master(tx: optax.GradientTransformation) -> optax.GradientTransformati
 
     tx: any; gradients of bfloat16 leaves reach it in float32. Leaves of float32 and float64 pass as
     they are. The updates of bfloat16 parameters are float32, p' - p, and `optax.apply_updates`
-    lands on p' exactly while |p'| >= 2⁻¹⁶ |p|. Below (one step undoes all of a parameter but some of
-    float32's last 8 bits) it lands but for rare ties; then the master becomes what it lands on, off
-    by at most 2⁻²⁴ |p|, the last bit that float32 held of p. Denormals count as zero.
+    lands on p' exactly while |p'| >= 2⁻¹⁶ |p|. Below (a step undoes all of a parameter but some of
+    float32's last 8 bits) it lands but for rare ties; then the master is what it lands on, off by
+    at most 2⁻²⁴ |p|, the last bit that float32 held of p. Denormals count as zero.
 
     Apply the updates as they are, once: what comes after this transformation and changes them parts
     parameters from their remainders.

@@ -49,3 +49,17 @@ def test_a_block_larger_than_the_axis_is_filling():
     found = jax.jit(lambda x: forward(CALL, x, Cut(64, 1), Cut(64, 1)))(INPUTS)
     for value, wanted in zip(found, expected(), strict=True):
         np.testing.assert_allclose(value, wanted, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("sink", [200.0, -200.0])
+def test_a_sink_far_from_the_logits_does_not_overflow(sink):
+    """exp(200) is no float32: the sink may itself be what is subtracted."""
+    call = plan_attention(Q, K, V, sinks=jnp.zeros(4)).call
+    inputs = Inputs(Q, K, V, sinks=jnp.full(4, sink, jnp.float32))
+    out, lse, _ = jax.jit(lambda x: forward(call, x, Cut(T, 1), Cut(S, 1)))(inputs)
+    k, v = (np.repeat(np.asarray(x, np.float64), 2, axis=2) for x in (K, V))
+    logits = np.einsum("btnh,bsnh->btns", np.asarray(Q, np.float64), k) / np.sqrt(8)
+    right = np.logaddexp(np.log(np.exp(logits).sum(-1)), sink)
+    np.testing.assert_allclose(lse, right, rtol=2e-5)
+    weights = np.exp(logits - right[..., None])
+    np.testing.assert_allclose(out, np.einsum("btns,bsnh->btnh", weights, v), rtol=2e-5, atol=2e-6)

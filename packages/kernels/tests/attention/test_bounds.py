@@ -118,6 +118,14 @@ def test_nothing_visible_is_left_out(conditions):
     holds(**conditions)
 
 
+@pytest.mark.parametrize("causal", [True, False])
+def test_blocks_that_a_window_cuts_are_not_whole(causal):
+    for window in (1, 8, 10, 17):
+        at = holds(32, 32, 8, **NONE | {"causal": causal, "window": window})
+        # The block of the same positions spans 7, the one before it 15.
+        assert (np.asarray(at.visits.whole).sum() > 0) == (window > (15 if causal else 7))
+
+
 NONE = {"causal": False, "window": None, "segments": None, "positions": None, "lengths": None}
 
 

@@ -296,10 +296,8 @@ def _threshold(z: Array, floor: Array, asked: Array, weigh: Callable[[Array], Ar
         # by the same comparison with the same number.
         weight = weigh(z > _number(middle)[:, None]).astype(jnp.float32)
         still = low + 1 < high
-        # Where the weight is just what is asked, no higher number would do.
-        high = jnp.where(
-            still & (weight <= asked), jnp.where(weight < asked, middle, middle + 1), high
-        )
+        # Where the weight is just what is asked both ends meet: no higher number would do.
+        high = jnp.where(still & (weight <= asked), middle, high)
         return jnp.where(still & (weight >= asked), middle, low), high
 
     low, _ = lax.while_loop(is_open, halve, (low, high))

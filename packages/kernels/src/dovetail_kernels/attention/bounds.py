@@ -101,8 +101,8 @@ def visible(
 ) -> Bool[Array, "r bq bk"]:
     """Which pairs are visible of one block of queries and the n-th that it visits.
 
-    Rows visit in step, for as long as any of them has a block to see. Another then comes to blocks of
-    which it sees nothing.
+    Rows visit in step, for as long as any of them has a block to see; another then comes to blocks
+    of which it sees nothing.
     """
     key = jax.tree.map(lambda blocks: _taken(blocks, visit.ids[:, n]), at.key)
     conditions = []

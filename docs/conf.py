@@ -11,13 +11,14 @@ from sphinx.application import Sphinx
 sys.path.append(str(Path(__file__).resolve().parent))
 
 import families
+import measured
 
 project = "Dovetail"
 author = "The Dovetail Authors"
 project_copyright = "2026, The Dovetail Authors"
 
 extensions = ["myst_nb", "sphinx.ext.autodoc"]
-exclude_patterns = ["_build", "conf.py", "families.py", "**/test_*.py"]
+exclude_patterns = ["_build", "conf.py", "families.py", "measured.py", "**/test_*.py"]
 html_theme = "furo"
 html_title = "Dovetail"
 
@@ -69,4 +70,5 @@ def as_markdown(
 def setup(app: Sphinx) -> None:
     """Sphinx calls this once, before it looks for pages."""
     families.write()
+    measured.write()
     app.connect("autodoc-process-docstring", as_markdown)

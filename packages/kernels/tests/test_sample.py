@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail_kernels.sample import sample, warp_logits
+from dovetail_kernels.sample import _reached, sample, warp_logits
 
 PROGRAM = Path(__file__).parent / "programs" / "sample_sharded.py"
 kept = jax.jit(warp_logits)
@@ -128,6 +128,11 @@ def test_a_temperature_near_zero_does_not_overflow():
     np.testing.assert_array_equal(found, [[0, -np.inf, -np.inf]])
 
 
+def test_min_p_keeps_what_is_just_as_likely_as_it_asks():
+    found = np.asarray(kept(np.asarray([[3.0, 1.0, 3.0]], "f4"), min_p=np.float32(1.0)))
+    np.testing.assert_array_equal(found, [[0, -np.inf, 0]])
+
+
 def test_a_softmax_of_warped_logits_is_the_distribution():
     z = np.log(np.asarray([[0.5, 0.25, 0.15, 0.1]], "f4"))
     found = jax.nn.softmax(kept(z, top_p=0.8), axis=1)
@@ -175,6 +180,20 @@ def test_draws_of_unlikely_tokens():
     others = tokens[tokens != 77]
     assert len(np.unique(others)) > 0.99 * len(others)
     assert abs(others.mean() / vocabulary - 0.5) < 4 / np.sqrt(12 * len(others))
+
+
+def test_no_token_without_weight_is_drawn_where_sums_are_rounded():
+    """Running sums in float32 rise where nothing is added; the share of such a place is asked."""
+    rng = np.random.default_rng(0)
+    weights = np.exp(rng.normal(size=(4000, 512)) * 3).astype("f4") * (
+        rng.random((4000, 512)) < 0.2
+    )
+    sums = np.asarray(jax.jit(lambda w: jnp.cumsum(w, axis=1))(weights))
+    rows, places = np.nonzero((np.diff(sums, axis=1) > 0) & (weights[:, 1:] == 0))
+    assert len(rows) > 1000
+    share = np.minimum(sums[rows, places] / sums[rows, -1], np.float32(1 - 2.0**-23))
+    found = np.asarray(jax.jit(_reached)(weights[rows], share))
+    assert (weights[rows, found] > 0).all()
 
 
 @pytest.mark.parametrize("vocabulary", [50, 4099])

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Normalisation over the last axis, of the mean square or of mean and variance.
 
-Plain jnp, which XLA fuses into one pass forward. Gradients written by hand save a third of the time
-of the backward pass alone, and in a network, where XLA fuses them with their neighbours, nothing,
-at a third more memory: benchmarks/elementwise.py measures both.
+Plain jnp, which XLA fuses into one pass forward. Gradients written by hand halve the time of the
+function alone in bfloat16. In a network, where XLA fuses them with their neighbours, they make it
+slower by a tenth and hold 1.6 times the memory or more: benchmarks/elementwise.py measures both.
 """
 
 from typing import Any, overload

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rotary position embedding.
 
-Plain jnp, which XLA fuses. Pairs of neighbours (`interleaved`) are as fast as halves forward, and
-take up to four times as long backward: benchmarks/elementwise.py. Permuting the projection's
-columns once makes an interleaved head one of halves.
+Plain jnp, which XLA fuses. With gradients, pairs of neighbours (`interleaved`) take a quarter to a
+half longer than halves: benchmarks/elementwise.py. Permuting the projection's columns once makes an
+interleaved head one of halves.
 """
 
 from typing import Any

@@ -7,8 +7,12 @@ threshold: it is searched by halving the float32 numbers themselves, which as in
 order. That is at most 32 sums over the row, each exact in what it compares; a sort of 151,936
 logits takes about 15 times as long as all of them on a CPU.
 
-The draw is the largest of logit plus Gumbel noise over what is kept, so nothing is normalised. The
-noise of a row is a function of its key alone: the row draws the same in any batch.
+The draw finds where a share of the kept weight is reached: first among sums of blocks, then within
+one block. That takes two random numbers for a row, where Gumbel noise takes one for each token, and
+a CPU longer to make them than for all else.
+
+On a CPU rows go one after the other: each is read up to 32 times, and fits in a core's cache, which
+a batch does not. There a row draws the same in any batch.
 """
 
 from collections.abc import Callable
@@ -21,10 +25,11 @@ from jax import Array, lax
 from jax.core import Tracer
 from jaxtyping import Float, Int, Key
 
-from dovetail_kernels import mesh
+from dovetail_kernels import dispatch, mesh
 
 _AXES = ("bv", "b", "b", "b", "b", "b")
 _INSTEAD = "Use jax.sharding.reshard on the logits so that only rows are sharded."
+_BLOCK = 512  # tokens: about the root of a vocabulary, so that both searches are short
 _SIGN = 31
 _MAGNITUDE = 0x7FFFFFFF
 
@@ -55,7 +60,8 @@ def sample(
     Args:
         logits: float32, bfloat16 or float16.
         keys: one key for each row, as of `jax.random.split(key, B)`; threefry, as other kinds draw
-            differently in another batch.
+            differently in another batch. Sums of float32 and draws of 23 bits may take or add
+            1e-4 of the probability at most, in the least likely tokens.
         temperature: 0 takes the largest logit, of equal ones the first.
         top_k: keeps the k largest logits, and all that equal the k-th. 0: all.
         top_p: keeps the fewest of the most likely tokens whose probabilities reach p, and all that
@@ -98,7 +104,8 @@ def sample(
             f"{logits.shape}. Use jax.random.split(key, {logits.shape[0]})."
         )
     arrays = (jnp.asarray(logits), keys, *rows)
-    return mesh.per_shard("sample", _sample, arrays, _AXES, out="b", may="b", instead=_INSTEAD)
+    run = _by_rows(_sample, arrays[0])
+    return mesh.per_shard("sample", run, arrays, _AXES, out="b", may="b", instead=_INSTEAD)
 
 
 def warp_logits(
@@ -124,7 +131,8 @@ def warp_logits(
     """
     rows = _options(logits, temperature, top_k, top_p, min_p)
     arrays = (jnp.asarray(logits), None, *rows)
-    return mesh.per_shard("warp_logits", _warp, arrays, _AXES, out="bv", may="b", instead=_INSTEAD)
+    run = _by_rows(_warp, arrays[0])
+    return mesh.per_shard("warp_logits", run, arrays, _AXES, out="bv", may="b", instead=_INSTEAD)
 
 
 def _options(
@@ -181,35 +189,57 @@ def _row(name: str, value: Any, batch: int, must: str, use: str) -> Array:
     return jnp.broadcast_to(row, (batch,))
 
 
+def _by_rows(f: Callable[..., Array], logits: Array) -> Callable[..., Array]:
+    """f itself, or on a CPU a loop of f over single rows."""
+    # Of several devices each may hold other rows; a loop over them would gather all.
+    if dispatch.device(logits).platform != "cpu" or jax.device_count("cpu") > 1:
+        return f
+
+    def one(row: tuple[Array | None, ...]) -> Array:
+        return f(*(None if a is None else a[None] for a in row))[0]
+
+    return lambda *arrays: lax.map(one, arrays)
+
+
 @jax.jit
 def _sample(logits: Array, keys: Array, temperature: Array, *filters: Array | None) -> Array:
     warped = _warp(logits, None, temperature, *filters)
-    noise = jax.vmap(lambda key: _gumbel(key, logits.shape[1]))(keys)
-    token = _first_largest(warped + noise)
+    token = _drawn(jnp.exp(warped), keys)
     return jnp.where(jnp.isnan(warped[:, 0]), -1, token)
 
 
-def _first_largest(z: Array) -> Array:
-    """i32[B], as `jnp.argmax(z, axis=1)`, which on a CPU takes five times as long after noise.
+def _drawn(weights: Array, keys: Array) -> Array:
+    """i32[B]: a column of weights [B, V], in proportion."""
+    rows, columns = weights.shape
+    blocks = -(-columns // _BLOCK)
+    padded = jnp.pad(weights, ((0, 0), (0, blocks * _BLOCK - columns)))
+    padded = padded.reshape(rows, blocks, _BLOCK)
+    bits = jax.vmap(lambda key: jax.random.bits(key, (2,), jnp.uint32))(keys)
+    share = (bits >> 9).astype(jnp.float32) * 2.0**-23
+    block = _reached(jnp.sum(padded, axis=2), share[:, 0])
+    within = jnp.take_along_axis(padded, block[:, None, None], axis=1)[:, 0]
+    return block * _BLOCK + _reached(within, share[:, 1])
 
-    There XLA computes the noise inside the reduction to pairs, one number at a time.
+
+def _reached(weights: Array, share: Array) -> Array:
+    """i32[B]: the first column of positive weight at which the running sum is above the share.
+
+    Running sums are rounded, and not in order of their columns: where nothing is added they may
+    rise all the same, and their last need not be the largest.
     """
-    z = lax.optimization_barrier(z)  # formed once, or the two reductions might differ in a bit
+    sums = jnp.cumsum(weights, axis=1)
+    above = sums > share[:, None] * sums[:, -1:]
+    columns = jnp.arange(weights.shape[1], dtype=jnp.int32)[None]
+    positive = weights > 0
+    last = jnp.max(jnp.where(positive, columns, 0), axis=1)
+    return jnp.min(jnp.where(positive & above, columns, last[:, None]), axis=1)
+
+
+def _first_largest(z: Array) -> Array:
+    """i32[B], as `jnp.argmax(z, axis=1)`, which on a CPU reduces pairs, one number at a time."""
     largest = z == jnp.max(z, axis=1, keepdims=True)
     columns = jnp.arange(z.shape[1], dtype=jnp.int32)[None]
     return jnp.min(jnp.where(largest, columns, z.shape[1] - 1), axis=1)
-
-
-def _gumbel(key: Array, count: int) -> Array:
-    """Gumbel noise f32[count] with a tail of 32 bits.
-
-    `jax.random.gumbel` has 23: no number above 15.9, and so no draw of tokens below 1e-7, which
-    together may be a percent; with mode="high" it takes twice as long as this.
-    """
-    bits = jax.random.bits(key, (count,), jnp.uint32)
-    # (0, 1): the least is 2**-33, and what float32 rounds to 1 would make the noise -inf.
-    uniform = jnp.minimum((bits.astype(jnp.float32) + 0.5) * 2.0**-32, 1 - 2.0**-24)
-    return -jnp.log(-jnp.log1p(-uniform))
 
 
 @jax.jit
@@ -266,10 +296,8 @@ def _threshold(z: Array, floor: Array, asked: Array, weigh: Callable[[Array], Ar
         # by the same comparison with the same number.
         weight = weigh(z > _number(middle)[:, None]).astype(jnp.float32)
         still = low + 1 < high
-        # Where the weight is just what is asked, no higher number would do.
-        high = jnp.where(
-            still & (weight <= asked), jnp.where(weight < asked, middle, middle + 1), high
-        )
+        # Where the weight is just what is asked both ends meet: no higher number would do.
+        high = jnp.where(still & (weight <= asked), middle, high)
         return jnp.where(still & (weight >= asked), middle, low), high
 
     low, _ = lax.while_loop(is_open, halve, (low, high))

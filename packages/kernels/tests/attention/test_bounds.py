@@ -77,13 +77,13 @@ def holds(t, s, size, **conditions):
             first, left = ids[i, row, : whole[i, row]], ids[i, row, some[i, row] :]
             assert not expected[i, row, left].any(), "a visible pair is left out"
             assert (expected | ~real)[i, row, first].all(), "not whole"
-            # The mask of each visited block, as the loops ask for it.
-            for n in range(whole[i, row], some[i, row]):
-                mask = np.asarray(visible(call, at, visit, jnp.int32(n)))
-                block = expected[i, row, ids[i, row, n]]
-                counts = real[i, row, ids[i, row, n]].any(1)
-                mask = np.broadcast_to(mask, (2, *block.shape))[row]
-                np.testing.assert_array_equal(mask[counts], block[counts])
+        # The mask of each visited block, as the loops ask for it; rows visit in step.
+        for n in range(whole[i].min(), some[i].max()):
+            mask = np.asarray(visible(call, at, visit, jnp.int32(n)))
+            for row in np.flatnonzero((whole[i] <= n) & (n < some[i])):
+                block, counts = (x[i, row, ids[i, row, n]] for x in (expected, real))
+                found = np.broadcast_to(mask, (2, *block.shape))[row]
+                np.testing.assert_array_equal(found[counts.any(1)], block[counts.any(1)])
     return at
 
 
@@ -116,6 +116,14 @@ def conditions(draw):
 @given(conditions())
 def test_nothing_visible_is_left_out(conditions):
     holds(**conditions)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_blocks_that_a_window_cuts_are_not_whole(causal):
+    for window in (1, 8, 10, 17):
+        at = holds(32, 32, 8, **NONE | {"causal": causal, "window": window})
+        # The block of the same positions spans 7, the one before it 15.
+        assert (np.asarray(at.visits.whole).sum() > 0) == (window > (15 if causal else 7))
 
 
 NONE = {"causal": False, "window": None, "segments": None, "positions": None, "lengths": None}

@@ -49,3 +49,31 @@ def test_a_block_larger_than_the_axis_is_filling():
     found = jax.jit(lambda x: forward(CALL, x, Cut(64, 1), Cut(64, 1)))(INPUTS)
     for value, wanted in zip(found, expected(), strict=True):
         np.testing.assert_allclose(value, wanted, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("sink", [200.0, -200.0])
+def test_a_sink_far_from_the_logits_does_not_overflow(sink):
+    """exp(200) is no float32: the sink may itself be what is subtracted."""
+    call = plan_attention(Q, K, V, sinks=jnp.zeros(4)).call
+    inputs = Inputs(Q, K, V, sinks=jnp.full(4, sink, jnp.float32))
+    out, lse, _ = jax.jit(lambda x: forward(call, x, Cut(T, 1), Cut(S, 1)))(inputs)
+    k, v = (np.repeat(np.asarray(x, np.float64), 2, axis=2) for x in (K, V))
+    logits = np.einsum("btnh,bsnh->btns", np.asarray(Q, np.float64), k) / np.sqrt(8)
+    right = np.logaddexp(np.log(np.exp(logits).sum(-1)), sink)
+    np.testing.assert_allclose(lse, right, rtol=2e-5)
+    weights = np.exp(logits - right[..., None])
+    np.testing.assert_allclose(out, np.einsum("btns,bsnh->btnh", weights, v), rtol=2e-5, atol=2e-6)
+
+
+def test_filling_is_not_the_largest_logit():
+    """All logits are below 0, which a filling query of zeros would have."""
+    q, k = -jnp.abs(Q) - 1, jnp.abs(K) + 1
+    inputs = INPUTS._replace(q=q, k=k)
+    largest = jax.jit(lambda x: forward(CALL, x, cut(T, 16), cut(S, 8)))(inputs)[2]
+    see = np.asarray(SEGMENTS[0])[:, :, None] == np.asarray(SEGMENTS[1])[:, None, :]
+    see &= np.arange(S)[None, None] < np.asarray(LENGTHS)[:, None, None]
+    k = np.repeat(np.asarray(k, np.float64), 2, axis=2)
+    logits = np.einsum("btnh,bsnh->btns", np.asarray(q, np.float64), k) / np.sqrt(8)
+    right = np.where(see[:, :, None, :], logits, -np.inf).max((1, 3))
+    assert right.max() < -1
+    np.testing.assert_allclose(largest, right, rtol=2e-5)

@@ -35,7 +35,10 @@ X = RNG.standard_normal((3, 64)).astype(np.float32)
 
 @pytest.mark.parametrize("impl", SUPPORTS)
 def test_conforms(impl: str) -> None:
-    check_quantized_matmul(functools.partial(quantized_matmul, impl=impl), supports=SUPPORTS[impl])
+    def compiled(x: jax.Array, w: Packed, **options: str) -> jax.Array:
+        return jax.jit(functools.partial(quantized_matmul, impl=impl, **options))(x, w)
+
+    check_quantized_matmul(compiled, supports=SUPPORTS[impl])
 
 
 def test_every_case_has_an_implementation() -> None:

@@ -101,7 +101,8 @@ def visible(
 ) -> Bool[Array, "r bq bk"]:
     """Which pairs are visible of one block of queries and the n-th that it visits.
 
-    Rows visit in step, for as long as any of them has a block to see; another sees nothing then.
+    Rows visit in step, for as long as any of them has a block to see; another then comes to blocks
+    of which it sees nothing.
     """
     key = jax.tree.map(lambda blocks: _taken(blocks, visit.ids[:, n]), at.key)
     conditions = []
@@ -110,13 +111,11 @@ def visible(
         if call.causal:
             conditions.append(ahead >= 0)
         if call.window is not None:
-            conditions.append((ahead if call.causal else jnp.abs(ahead)) < call.window)
+            conditions.append(jnp.abs(ahead) < call.window)
     if visit.query.segment is not None and key.segment is not None:
         conditions.append(visit.query.segment[:, :, None] == key.segment[:, None, :])
     if key.key_index is not None and at.ends is not None:
         conditions.append((key.key_index < at.ends[:, None])[:, None, :])
-    if len(visit.some) > 1:
-        conditions.append((n < visit.some)[:, None, None])
     return functools.reduce(operator.and_, conditions)
 
 

@@ -1,0 +1,86 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""A page of what was measured for each package, written from its benchmarks/results when built.
+
+Nothing is copied by hand, and nothing chosen: every recorded line is a row, those that a peer wins
+too.
+"""
+
+import json
+import re
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = ROOT / "docs/packages/measured"  # git ignores it
+MEMORY = ("temp_bytes", "temporary_bytes")
+OPENING = """# dovetail-{package}: measured
+
+Ratio is ours over the peer's, the median over rounds in which both took turns; noise is the same
+of the peer against itself: a ratio as near to 1 means equal. Peers without a version are the same
+library used otherwise, as the case says. Temporary memory is XLA's own account of it.
+"""
+
+
+def write() -> None:
+    """A page per package that has results."""
+    PAGES.mkdir(exist_ok=True)
+    for folder in sorted(ROOT.glob("packages/*/benchmarks/results")):
+        files = sorted(folder.glob("*.jsonl"))
+        if files:
+            package = folder.parent.parent.name
+            page = OPENING.format(package=package) + "".join(map(_section, files))
+            (PAGES / f"{package}.md").write_text(page, encoding="utf-8")
+
+
+def _section(file: Path) -> str:
+    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    script = file.parent.parent / f"{file.stem}.py"
+    # The module's docstring: what is compared with what.
+    (about,) = re.findall(r'^"""(.*?)"""', script.read_text(encoding="utf-8"), re.DOTALL | re.M)[:1]
+    tables = (_table(list(group)) for _, group in groupby(lines, key=_where))
+    return f"\n## {file.stem}\n\n{about.strip()}\n" + "".join(tables)
+
+
+def _where(line: dict[str, Any]) -> str:
+    jax = f", jax {line['jax']}" if line.get("jax") else ""
+    return (
+        f"{line['device']}, {line['cores']} cores; Python {line['python']}{jax}; commit "
+        f"{line['commit']}, {line['date']}"
+    )
+
+
+def _table(lines: list[dict[str, Any]]) -> str:
+    head = "| case | unit | ours | peer | | ratio | noise | memory, ours / peer |\n" + "|---" * 8
+    rows = "\n".join(map(_row, lines))
+    return f"\n{_where(lines[0])}:\n\n{head}|\n{rows}\n"
+
+
+def _row(line: dict[str, Any]) -> str:
+    version = line.get("peer_version")
+    peer = f"{line['peer']} {version}" if version else line["peer"] or ""
+    cells = [
+        line["case"].replace("|", "\\|"),
+        f"{line['metric']}, {line['unit']}",
+        _number(line["value"]),
+        _number(line["peer_value"]),
+        peer,
+        _number(line["ratio"]),
+        _number(line["noise"]),
+        _memory(line),
+    ]
+    return "| " + " | ".join(cells) + " |"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"
+
+
+def _memory(line: dict[str, Any]) -> str:
+    """MiB of ours and the peer's, where both were asked."""
+    for name in MEMORY:
+        pair = line.get(name), line.get(f"peer_{name}")
+        if None not in pair:
+            return " / ".join(f"{bytes_ / 2**20:.3g} MiB" for bytes_ in pair)
+    return ""

@@ -45,7 +45,7 @@ class Report:
 
     def __str__(self) -> str:
         head = ("parameter", "shape", "dtype", "rule", "state", "bytes", "sharding")
-        table = [head]
+        table: list[tuple[str, ...]] = [head]
         for row in self.rows:
             shape, state = "x".join(map(str, row.shape)), ", ".join(row.state)
             cells = (row.path, shape, row.dtype, row.pattern, state, f"{row.state_bytes:,}")

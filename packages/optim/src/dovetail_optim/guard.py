@@ -80,8 +80,9 @@ class Guard:
 
     def begin(self) -> History:
         """The history of no steps."""
-        zero = jnp.zeros((), jnp.int32)
-        return History(jnp.full(self.window, jnp.nan, jnp.float32), zero, zero, zero, zero, zero)
+        # One array for each: the same could not be donated twice.
+        counts = (jnp.zeros((), jnp.int32) for _ in range(5))
+        return History(jnp.full(self.window, jnp.nan, jnp.float32), *counts)
 
     def judge(
         self, history: History, norm: Float[Array, ""], value: Float[Array, ""] | None = None

@@ -166,14 +166,14 @@ def _wide(x: Array) -> Any:
 def _begin(p: Array, folding: Matrices, max_dim: int) -> _Leaf:
     count, rows, columns = folding.sizes(p.shape)
     dtype = _wide(p)
-    zeros = jnp.zeros_like(p, dtype=dtype)
 
     def basis(n: int) -> Basis:
         if n > max_dim:
             return Basis(None, None)
         return Basis(jnp.zeros((count, n, n), dtype), jnp.zeros((count, n, n), dtype))
 
-    return _Leaf(zeros, zeros, basis(rows), basis(columns))
+    mu, nu = (jnp.zeros_like(p, dtype=dtype) for _ in range(2))
+    return _Leaf(mu, nu, basis(rows), basis(columns))
 
 
 def _adam(

@@ -67,9 +67,11 @@ def watch(
 
     def init(params: Any) -> WatchState:
         _check(stacks, params)
-        zeros = jax.tree.map(jnp.zeros_like, _by_name(params, stacks))
-        zero = jnp.zeros((), jnp.int32)
-        measured = Measured(jnp.zeros((), jnp.float32), zeros, zeros, zeros, zero, zero)
+        shapes = jax.eval_shape(lambda p: _by_name(p, stacks), params)
+        # One array for each: the same could not be donated twice.
+        kinds = (jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes) for _ in range(3))
+        counts = (jnp.zeros((), jnp.int32) for _ in range(2))
+        measured = Measured(jnp.zeros((), jnp.float32), *kinds, *counts)
         return WatchState(measured, inner.init(params))
 
     def update(

@@ -9,6 +9,7 @@ import optax
 import pytest
 
 from dovetail_checkpoint import Store
+from dovetail_optim import compress, guard, muon, route, soap
 
 SMALL = optax.adam(1e-2)
 OPTIMIZERS = {
@@ -28,6 +29,15 @@ OPTIMIZERS = {
     "moving average of weights": optax.chain(SMALL, optax.ema(0.9)),
     "schedule-free": optax.contrib.schedule_free_adamw(1e-2),
     "muon": optax.contrib.muon(1e-2),
+    "guarded Muon, SOAP and AdamW in 8 bits": guard(
+        route(
+            [
+                ("layers/0", muon(1e-2)),
+                ("layers/1", soap(1e-2)),
+                ("**", compress(optax.adamw(1e-2))),
+            ]
+        )
+    ),
     "lookahead of finite updates": optax.apply_if_finite(optax.lion(1e-3), 3),
 }
 

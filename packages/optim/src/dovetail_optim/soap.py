@@ -126,10 +126,7 @@ def soap(
             turned, v = _adam(m, fold, v, old, step=state.step, betas=(b1, b2, eps))
             moved.append(change(turned, w, folding, state.step).astype(w.dtype))
             m, v = (folding.unfold(jnp.where(state.step == 0, 0, x), g.shape) for x in (m, v))
-            sides = [
-                _next(basis, fold, form, state.step, turn, basis_decay, refresh)
-                for basis, form in ((old.left, "bio,bjo->bij"), (old.right, "bio,bip->bop"))
-            ]
+            sides = _sides(old, fold, state.step, turn, basis_decay, refresh)
             after.append(_Leaf(m, v, *sides))
             turn += len(fold)
         step = jnp.asarray(optax.safe_increment(state.step))
@@ -206,6 +203,14 @@ def _turn(x: Array, left: Basis, right: Basis, *, back: bool = False) -> Array:
         form = "bij,boj->bio" if back else "bij,bjo->bio"
         x = jnp.einsum(form, x, right.vectors, precision=_EXACT)
     return x
+
+
+def _sides(
+    old: _Leaf, g: Array, step: Array, turn: int, decay: float, refresh: int
+) -> tuple[Basis, Basis]:
+    """Both bases after a step."""
+    left = _next(old.left, g, "bio,bjo->bij", step, turn, decay, refresh)
+    return left, _next(old.right, g, "bio,bip->bop", step, turn, decay, refresh)
 
 
 def _next(

@@ -159,6 +159,16 @@ def test_the_loss_reaches_what_takes_it_and_may_be_left_out():
     np.testing.assert_array_equal(updates["w"], -PARAMS["w"])
 
 
+def test_steps_outside_jit_compile_nothing_anew():
+    plain = guard(optax.sgd(0.1), window=16)
+    params, state = PARAMS, plain.init(PARAMS)
+    for i in range(2):
+        updates, state = plain.update(gradient(seed=i), state, params)
+    with jax.no_tracing():
+        updates, state = plain.update(gradient(seed=2), state, params)
+    assert not int(state.history.skipped)
+
+
 def test_norms_of_narrow_numbers_are_formed_in_float32():
     tree = {"a": jnp.full(300, 200.0, jnp.float16)}  # its square is beyond float16
     np.testing.assert_allclose(norm(tree), 200 * np.sqrt(300), rtol=1e-6)

@@ -160,11 +160,14 @@ def guard(
 
 def chosen(taken: Array, step: Callable[[], tuple[Any, Any]], state: Any) -> tuple[Any, Any]:
     """`step()`, or an update that changes nothing and the state as it is."""
-    shapes = jax.eval_shape(step)[0]
 
     def skip() -> tuple[Any, Any]:
+        shapes = jax.eval_shape(step)[0]
         return jax.tree.map(lambda u: jnp.full(u.shape, -0.0, u.dtype), shapes), state
 
+    if not isinstance(taken, jax.core.Tracer):
+        # Outside jit every cond of new functions would be compiled anew.
+        return step() if taken else skip()
     return jax.lax.cond(taken, step, skip)
 
 

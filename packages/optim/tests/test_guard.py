@@ -163,9 +163,9 @@ def test_steps_outside_jit_compile_nothing_anew():
     plain = guard(optax.sgd(0.1), window=16)
     params, state = PARAMS, plain.init(PARAMS)
     for i in range(2):
-        updates, state = plain.update(gradient(seed=i), state, params)
+        _, state = plain.update(gradient(seed=i), state, params)
     with jax.no_tracing():
-        updates, state = plain.update(gradient(seed=2), state, params)
+        _, state = plain.update(gradient(seed=2), state, params)
     assert not int(state.history.skipped)
 
 

@@ -214,3 +214,12 @@ def test_a_saved_forward_does_not_run_again():
     saved = jax.checkpoint_policies.save_only_these_names("attn_out")
     assert loops(None) == loops(saved) == 2  # forward and backward
     assert loops(jax.checkpoint_policies.nothing_saveable) == 3
+
+
+def test_a_traced_length_beyond_the_keys_is_all_of_them():
+    """150 keys are filled up to 152, which such a length would count."""
+    q, k, v = arrays(150)
+    run = jax.jit(lambda lengths: CALL(q, k, v, kv_lengths=lengths))
+    np.testing.assert_array_equal(
+        run(jnp.full(1, 1000, jnp.int32)), run(jnp.full(1, 150, jnp.int32))
+    )

@@ -1,0 +1,133 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""How low each optimizer brings the quickstart's model in the same number of tokens.
+
+The model, the tokenizer and the text are the quickstart's: a small Llama on the sources of the
+standard library, some files held out. Each optimizer moves the kernels inside the layers, and AdamW
+all else; its peak rate is the best of a grid at one seed. Then three other seeds, of weights and of
+the order of rows, run at that rate with the same warmup and cooldown. The value is the held-out
+loss in nats per token, mean over seeds; the ratio is to AdamW's, and its noise is the spread of
+AdamW's seeds. A second line of an optimizer has fewer steps in all, of the same schedule's form.
+"""
+
+import dataclasses
+import statistics
+import sys
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from dovetail.recipes.language_model import llama_config
+from dovetail.recipes.options import Shape
+from dovetail_data import Bytes, Rows, Text, batches, pack, text, write
+from dovetail_models import init
+from dovetail_optim import compress, muon, route, soap, wsd
+from dovetail_train import Trainer, lm_loss
+from measure import report
+
+STEPS, BATCH, LENGTH, SEEDS = 400, 8, 256, (1, 2, 3)
+Transform = Callable[[float, int], optax.GradientTransformation]
+
+
+def rate(peak: float, steps: int) -> Any:
+    """A twentieth of warmup, a fifth of cooldown."""
+    return wsd(peak, warmup=steps // 20, total=steps, cooldown=steps // 5)
+
+
+def adamw(peak: float, steps: int) -> optax.GradientTransformation:
+    return optax.adamw(rate(peak, steps), b2=0.95, weight_decay=0.1)
+
+
+def beside_adamw(matrices: Callable[..., optax.GradientTransformation]) -> Transform:
+    """The kernels by `matrices`, embeddings and norms by AdamW at its own best rate."""
+
+    def transform(peak: float, steps: int) -> optax.GradientTransformation:
+        kernels = matrices(rate(peak, steps), weight_decay=0.1)
+        return route([("layers/**/kernel", kernels), ("**", adamw(ADAMW_RATE, steps))])
+
+    return transform
+
+
+ADAMW_RATE = 1e-2
+OPTIMIZERS: dict[str, tuple[Transform, tuple[float, ...]]] = {
+    "AdamW": (adamw, (3e-3, 6e-3, 1e-2, 2e-2)),
+    "AdamW in 8 bits": (lambda peak, steps: compress(adamw(peak, steps)), (6e-3, 1e-2)),
+    "Muon": (beside_adamw(muon), (0.01, 0.02, 0.04, 0.08)),
+    "SOAP": (beside_adamw(soap), (3e-3, 6e-3, 1e-2, 2e-2)),
+}
+FEWER = {"Muon": (0.65,), "SOAP": (0.65,)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpora:
+    train: Rows
+    held_out: list[dict[str, np.ndarray]]
+
+
+def corpora(folder: Path) -> Corpora:
+    """Rows of the standard library's top-level modules; every tenth file is held out."""
+    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
+    parts = {"train": [f for i, f in enumerate(files) if i % 10], "held_out": files[::10]}
+    rows = {
+        name: pack(write(text(some), folder / name, encoder=Text(Bytes())), length=LENGTH)
+        for name, some in parts.items()
+    }
+    held_out = list(batches(rows["held_out"], global_batch=16, seed=None, epochs=1))
+    return Corpora(rows["train"], held_out[:16])
+
+
+def held_out_loss(trainer: Trainer, state: Any, held_out: list[Any]) -> float:
+    """Nats per token, of the sums and counts of all batches."""
+    model = trainer.model(state)
+    loss = lm_loss()
+    sums = np.zeros(2)
+    evaluate = jax.jit(lambda batch: loss(model, batch, key=None)[:2])
+    for batch in held_out:
+        sums += [float(x) for x in evaluate(batch)]
+    return float(sums[0] / sums[1])
+
+
+def run(transform: Transform, peak: float, data: Corpora, *, seed: int, steps: int) -> float:
+    config = llama_config(Shape(), Bytes(), length=LENGTH)
+    trainer = Trainer(transform(peak, steps), lm_loss(), seed=seed)
+    rows = batches(data.train, global_batch=BATCH, seed=seed)
+    result = trainer.fit(init(config, seed=seed), rows, steps=steps)
+    found = held_out_loss(trainer, result.state, data.held_out)
+    print(f"peak={peak} seed={seed} steps={steps}: {found:.4f}", file=sys.stderr, flush=True)
+    return found
+
+
+def main(folder: Path) -> None:
+    data = corpora(folder)
+    base: list[float] = []
+    for name, (transform, grid) in OPTIMIZERS.items():
+        tried = {peak: run(transform, peak, data, seed=0, steps=STEPS) for peak in grid}
+        best = min(tried, key=lambda peak: tried[peak])
+        for share in (1.0, *FEWER.get(name, ())):
+            steps = round(STEPS * share)
+            losses = [run(transform, best, data, seed=s, steps=steps) for s in SEEDS]
+            base = base or losses
+            report(
+                f"{name}, {steps} steps of {BATCH} x {LENGTH} tokens",
+                metric="held_out_loss",
+                unit="nats/token",
+                values=losses,
+                peer="optax adamw",
+                peer_values=base,
+                mean=statistics.mean(losses),
+                standard_deviation=statistics.stdev(losses),
+                peak_rate=best,
+                tried={str(peak): loss for peak, loss in tried.items()},
+            )
+
+
+if __name__ == "__main__":
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as temporary:
+        main(Path(temporary))

@@ -12,13 +12,22 @@ sys.path.append(str(Path(__file__).resolve().parent))
 
 import families
 import measured
+import schedules
 
 project = "Dovetail"
 author = "The Dovetail Authors"
 project_copyright = "2026, The Dovetail Authors"
 
 extensions = ["myst_nb", "sphinx.ext.autodoc"]
-exclude_patterns = ["_build", "conf.py", "families.py", "measured.py", "**/test_*.py"]
+exclude_patterns = [
+    "_build",
+    "conf.py",
+    "families.py",
+    "measured.py",
+    "schedules.py",
+    "schedules.py",
+    "**/test_*.py",
+]
 html_theme = "furo"
 html_title = "Dovetail"
 
@@ -71,4 +80,5 @@ def setup(app: Sphinx) -> None:
     """Sphinx calls this once, before it looks for pages."""
     families.write()
     measured.write()
+    schedules.write()
     app.connect("autodoc-process-docstring", as_markdown)

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int
 
 # 1.4826 MAD is the standard deviation of normal numbers.
@@ -165,7 +166,7 @@ def chosen(taken: Array, step: Callable[[], tuple[Any, Any]], state: Any) -> tup
         shapes = jax.eval_shape(step)[0]
         return jax.tree.map(lambda u: jnp.full(u.shape, -0.0, u.dtype), shapes), state
 
-    if not isinstance(taken, jax.core.Tracer):
+    if not isinstance(taken, Tracer):
         # Outside jit every cond of new functions would be compiled anew.
         return step() if taken else skip()
     return jax.lax.cond(taken, step, skip)

@@ -56,7 +56,7 @@ def compress(
     updates have the parameter's dtype. block: values of the last axis that share an exponent; it
     must divide the last axis of a shard, if that is sharded.
 
-    shardings: a pytree like the parameters of the state's `NamedSharding`s, needed where these are
+    shardings: a pytree like the parameters, of the state's `NamedSharding`, needed where these are
     sharded over Auto axes of a mesh, of which types say nothing.
 
     Raises, at `init` or while `update` is traced, TypeError for a `tx` that is not elementwise and

@@ -57,7 +57,7 @@ class Report:
 
 
 def explain(rules: Sequence[Rule], params: Any) -> Report:
-    """What `route(rules)` would do with `params`: arrays, or `jax.ShapeDtypeStruct`s.
+    """What `route(rules)` would do with `params`: arrays, or each a `jax.ShapeDtypeStruct`.
 
     An array of the state belongs to the parameter whose path ends its own. Raises ValueError as
     `route` and the transformations do.

@@ -32,7 +32,7 @@ def state_shardings(
 ) -> Any:
     """A pytree like `tx.init(params)`, with the `NamedSharding` of each array.
 
-    params: arrays, or `jax.ShapeDtypeStruct`s, with a `NamedSharding` on one mesh. State of a
+    params: arrays, or their `jax.ShapeDtypeStruct`, with `NamedSharding` on one mesh. State of a
     parameter's shape is sharded as the parameter is; factored, blocked and stacked state by the
     axes that are left of it; what belongs to no parameter is replicated. zero: an axis of the mesh,
     over which each leaf that has a parameter's axes is also split, along the largest that it

@@ -100,8 +100,12 @@ def orthogonalize(
     y = (x.mT if tall else x).astype(dtype)  # so that A = yyᵀ is of the smaller side
     # The square of a bfloat16 sum in bfloat16 would stop growing at 256 equal terms.
     wide = y.astype(jnp.float32) if jnp.finfo(dtype).bits < 32 else y
+    # The square of 1e20 is no float32: of parts of the largest, all are.
+    top = jnp.max(jnp.abs(wide), axis=(-2, -1), keepdims=True, initial=0)
+    wide = wide / jnp.where(top == 0, 1, top)
     norm = jnp.sqrt(jnp.sum(wide * wide, axis=(-2, -1), keepdims=True))
-    y = (wide / jnp.maximum(norm, _SMALLEST_NORM)).astype(dtype)
+    size = jnp.minimum(1, norm * top / _SMALLEST_NORM)
+    y = (wide / jnp.where(norm == 0, 1, norm) * size).astype(dtype)
     for a, b, c in rows:
         y = _step(y, a, b, c)
     return (y.mT if tall else y).astype(x.dtype)

@@ -104,8 +104,8 @@ def measurements(state: Any) -> dict[str, np.ndarray]:
 
     Raises ValueError if there is no `watch`, or there are several.
     """
-    is_measured = lambda x: isinstance(x, Measured)  # noqa: E731
-    found = [x for x in jax.tree.leaves(state, is_leaf=is_measured) if is_measured(x)]
+    leaves = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, Measured))
+    found = [x for x in leaves if isinstance(x, Measured)]
     if len(found) != 1:
         raise ValueError(
             f"measurements needs a state with one watch, got {len(found)} in a "

@@ -30,7 +30,7 @@ from dovetail_optim import compress, muon, route, soap, wsd
 from dovetail_train import Trainer, lm_loss
 from measure import report
 
-STEPS, BATCH, LENGTH, SEEDS = 400, 8, 256, (1, 2, 3)
+STEPS, BATCH, LENGTH, SEEDS = 400, 4, 256, (1, 2, 3)
 Transform = Callable[[float, int], optax.GradientTransformation]
 
 
@@ -117,7 +117,7 @@ def main(folder: Path) -> None:
                 metric="held_out_loss",
                 unit="nats/token",
                 values=losses,
-                peer="optax adamw",
+                peer=f"AdamW, {STEPS} steps",
                 peer_values=base,
                 mean=statistics.mean(losses),
                 standard_deviation=statistics.stdev(losses),

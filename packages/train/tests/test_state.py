@@ -1,5 +1,7 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -69,6 +71,37 @@ def test_optimizer_leaves_inherit_the_sharding_of_their_parameter():
         for leaf, sharding in zip(jax.tree.leaves(opt), jax.tree.leaves(at.opt), strict=True):
             sharded = leaf.shape == (512, 256)
             assert sharding.spec == (PartitionSpec("fsdp") if sharded else PartitionSpec())
+
+
+def test_state_of_several_arrays_for_each_parameter_lies_with_it():
+    class Coded(NamedTuple):
+        codes: jax.Array
+        scale: jax.Array
+
+    def init(params):
+        one = jnp.zeros((), jnp.int32)
+        return one, jax.tree.map(lambda x: Coded(x.astype(jnp.int8), x.max()), params)
+
+    tx = optax.GradientTransformation(init, lambda updates, state, params=None: (updates, state))
+    mesh = jax.sharding.AbstractMesh((4,), ("fsdp",))
+    model = nnx.eval_shape(lambda: nnx.Linear(512, 256, rngs=nnx.Rngs(0)))
+    count, moments = split(model, tx, trainable=nnx.Param, mesh=mesh)[0].shardings.opt
+    assert moments["kernel"].codes.spec == PartitionSpec("fsdp")
+    others = [count, moments["kernel"].scale, *moments["bias"]]
+    assert all(sharding.spec == PartitionSpec() for sharding in others)
+
+
+def test_who_calls_may_say_where_the_optimizer_lies():
+    def everywhere(tx, params):
+        mesh = params["kernel"].sharding.mesh
+        whole = NamedSharding(mesh, PartitionSpec())
+        return jax.tree.map(lambda _: whole, jax.eval_shape(tx.init, params))
+
+    mesh = jax.sharding.AbstractMesh((4,), ("fsdp",))
+    model = nnx.eval_shape(lambda: nnx.Linear(512, 256, rngs=nnx.Rngs(0)))
+    at = split(model, optax.adam(1.0), trainable=nnx.Param, mesh=mesh, shard_opt=everywhere)[0]
+    assert at.shardings.params["kernel"].spec == PartitionSpec("fsdp")
+    assert at.shardings.opt[0].mu["kernel"].spec == PartitionSpec()
 
 
 def test_arrays_on_the_mesh_stay_where_they_are():

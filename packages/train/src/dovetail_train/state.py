@@ -3,6 +3,7 @@
 """What a run carries from step to step, as one pytree of arrays with shardings."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,6 +18,9 @@ from dovetail_train.precision import leaf_name
 
 # Below this many elements a parameter is replicated; the default of `fsdp_shardings`.
 _MIN_SIZE = 65536
+
+# (transformation, parameters as ShapeDtypeStructs with shardings) -> shardings of its state
+OptShardings = Callable[[optax.GradientTransformation, Any], Any]
 
 
 @jax.tree_util.register_dataclass
@@ -61,12 +65,36 @@ class Arrays:
     rest: Any
 
 
+def opt_shardings(tx: optax.GradientTransformation, params: Any) -> Any:
+    """Optimizer leaves shaped like a parameter inherit its sharding; the others are replicated.
+
+    params: ShapeDtypeStructs with NamedShardings on one mesh. A leaf belongs to the parameter whose
+    path stands in its own: at the end, or, where a state holds several arrays for each parameter,
+    as compressed moments do, before the names of these.
+    """
+    like = dict(jax.tree_util.tree_leaves_with_path(params))
+    everywhere = NamedSharding(next(iter(like.values())).sharding.mesh, PartitionSpec())
+
+    def place(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
+        parts = (
+            path[start : start + size]
+            for size in range(len(path), -1, -1)
+            for start in range(len(path) - size, -1, -1)
+        )
+        owner = next((like[part] for part in parts if part in like), None)
+        # Factored statistics (Adafactor's rows and columns) have a shape of their own.
+        return owner.sharding if owner is not None and owner.shape == leaf.shape else everywhere
+
+    return jax.tree_util.tree_map_with_path(place, jax.eval_shape(tx.init, params))
+
+
 def split(
     model: nnx.Module,
     tx: optax.GradientTransformation,
     *,
     trainable: Any,
     mesh: Mesh | AbstractMesh,
+    shard_opt: OptShardings = opt_shardings,
 ) -> tuple[Definition, Arrays]:
     """The module in two, with every sharding decided; nothing is moved or computed.
 
@@ -88,12 +116,18 @@ def split(
         )
 
     param_shardings = placed(params, by_shape=True)
+    structs = jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(jnp.shape(x), x.dtype, sharding=s),
+        params,
+        param_shardings,
+    )
+    _check_opt(tx, params)
     shardings = State(
         step=NamedSharding(mesh, PartitionSpec()),
         params=param_shardings,
         frozen=placed(frozen, by_shape=True),
         rest=placed(rest, by_shape=False),
-        opt=_opt_shardings(tx, params, param_shardings, mesh),
+        opt=shard_opt(tx, structs),
     )
     definition = Definition(graphdef=graphdef, shardings=shardings)
     return definition, Arrays(params=params, frozen=frozen, rest=rest)
@@ -149,32 +183,9 @@ def _sharding(name: str, x: Any, mesh: Mesh | AbstractMesh, *, by_shape: bool) -
     return NamedSharding(mesh, PartitionSpec())
 
 
-def _opt_shardings(
-    tx: optax.GradientTransformation, params: Any, shardings: Any, mesh: Mesh | AbstractMesh
-) -> Any:
-    """Optimizer leaves shaped like a parameter inherit its sharding; the others are replicated."""
-    opt = jax.eval_shape(tx.init, params)
-    _, after = jax.eval_shape(tx.update, params, opt, params)
-    _check_opt(opt, after)
-    everywhere = NamedSharding(mesh, PartitionSpec())
-    like = jax.tree.map(lambda x, s: (jnp.shape(x), s), params, shardings)
-
-    def masked(leaf: Any) -> bool:
-        # Where optax.masked or partition left a parameter to another transformation: no array.
-        return isinstance(leaf, optax.MaskedNode)
-
-    def inherit(leaf: Any, parameter: tuple[tuple[int, ...], NamedSharding]) -> Any:
-        if masked(leaf):
-            return leaf
-        # Factored statistics (Adafactor's rows and columns) have a shape of their own.
-        return parameter[1] if leaf.shape == parameter[0] else everywhere
-
-    return optax.tree_utils.tree_map_params(
-        tx, inherit, opt, like, transform_non_params=lambda _: everywhere, is_leaf=masked
-    )
-
-
-def _check_opt(before: Any, after: Any) -> None:
+def _check_opt(tx: optax.GradientTransformation, params: Any) -> None:
+    before = jax.eval_shape(tx.init, params)
+    _, after = jax.eval_shape(tx.update, params, before, params)
     if jax.tree.structure(before) != jax.tree.structure(after):
         raise ValueError(
             f"tx.update must return a state of the tree that tx.init made, got "

@@ -20,7 +20,16 @@ from dovetail_train.metrics import Metrics
 from dovetail_train.peaks import peak_flops as peak_of
 from dovetail_train.precision import Precision
 from dovetail_train.sinks import Sink
-from dovetail_train.state import Arrays, Definition, State, abstract, build, split
+from dovetail_train.state import (
+    Arrays,
+    Definition,
+    OptShardings,
+    State,
+    abstract,
+    build,
+    opt_shardings,
+    split,
+)
 from dovetail_train.step import (
     Batch,
     Loss,
@@ -61,7 +70,8 @@ class Trainer:
     device alone; pass `make_mesh()` for all of them. Parameters with a NamedSharding on the mesh
     keep it, others are placed by `fsdp_shardings`. trainable: a filter of flax.nnx; what it leaves
     out is frozen. accumulate: the number of microbatches of a step; the result does not depend on
-    it beyond rounding. precision: the dtype inside the loss. seed: of the key that the loss gets.
+    it beyond rounding. opt_shardings: where the state of tx lies; by default as the parameters,
+    where shapes agree. precision: the dtype inside the loss. seed: of the key that the loss gets.
     flops: of a step, and peak_flops: per second of one device; by default counted from the loss
     and looked up by device kind. Without a peak there is no MFU.
     """
@@ -75,6 +85,7 @@ class Trainer:
         mesh: Mesh | None = None,
         trainable: Any = nnx.Param,
         accumulate: int = 1,
+        opt_shardings: OptShardings = opt_shardings,
         precision: Precision = Precision(compute="float32"),  # noqa: B008 - frozen
         seed: int = 0,
         flops: float | None = None,
@@ -93,6 +104,7 @@ class Trainer:
         self.precision, self.seed = precision, seed
         self._tx, self._loss, self._trainable = tx, loss, trainable
         self._weights, self._accumulate = dict(weights or {}), accumulate
+        self._opt_shardings = opt_shardings
         self._flops, self._peak_flops = flops, peak_flops
         self._rows = batch_sharding(self.mesh)
         self._prepared: _Prepared | None = None
@@ -242,7 +254,13 @@ class Trainer:
         return self._prepared
 
     def _split(self, model: nnx.Module) -> tuple[Definition, Arrays]:
-        definition, arrays = split(model, self._tx, trainable=self._trainable, mesh=self.mesh)
+        definition, arrays = split(
+            model,
+            self._tx,
+            trainable=self._trainable,
+            mesh=self.mesh,
+            shard_opt=self._opt_shardings,
+        )
         self.precision.check({"params": arrays.params, "frozen": arrays.frozen})
         return definition, arrays
 

@@ -10,7 +10,11 @@ import jaxtyping
 # Before the first import of the package, so that every annotation of it is checked.
 jaxtyping.install_import_hook("dovetail_optim", "beartype.beartype")
 
-from collections.abc import Iterator  # noqa: E402
+import os  # noqa: E402
+import subprocess  # noqa: E402
+import sys  # noqa: E402
+from collections.abc import Callable, Iterator  # noqa: E402
+from pathlib import Path  # noqa: E402
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
@@ -20,3 +24,23 @@ import pytest  # noqa: E402
 def _strict_ranks() -> Iterator[None]:
     with jax.numpy_rank_promotion("raise"):
         yield
+
+
+@pytest.fixture
+def on_eight_devices() -> Callable[..., None]:
+    """Runs a program of tests/programs, which prints "ok", where the host has eight devices."""
+
+    def run(program: str, *arguments: str) -> None:
+        path = Path(__file__).parent / "programs" / program
+        # Programs are small: optimizing them takes longer than running them as they are.
+        flags = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+        done = subprocess.run(
+            [sys.executable, "-W", "error", str(path), *arguments],
+            env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.stdout == "ok\n", done.stderr[-3000:]
+
+    return run

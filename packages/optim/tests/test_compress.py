@@ -2,11 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compressed state against float32 state, its bytes, its memory, and what it refuses."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,10 +11,6 @@ import pytest
 from dovetail_optim.codec import Coded, fp8, fp8_positive
 from dovetail_optim.compress import compress
 from dovetail_optim.testing import check_transformation
-
-# Eight devices, and programs that are compiled fast.
-FLAGS = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
-PROGRAM = Path(__file__).parent / "programs" / "compact_sharded.py"
 
 
 @pytest.fixture(autouse=True)
@@ -227,16 +218,8 @@ def test_extra_arguments_reach_the_transformation():
     np.testing.assert_allclose(out["w"], 9 * p["w"], rtol=1e-6)
 
 
-def test_on_eight_devices():
-    devices = {"XLA_FLAGS": FLAGS, "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM)],
-        env={**os.environ, **devices},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.stdout == "ok\n", done.stderr
+def test_on_eight_devices(on_eight_devices):
+    on_eight_devices("compact_sharded.py")
 
 
 def refused(error, tx, message, leaves=None, **options):

@@ -2,11 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is stacked with what and how much at a time; on eight devices, in a program of their own."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,7 +13,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 from dovetail_optim.exchange import check_where, map_whole
 from dovetail_optim.matrix import parse
 
-PROGRAM = Path(__file__).parent / "programs" / "muon_sharded.py"
 SHAPES = [(4, 3), (3, 4), (2, 4, 3), (4, 3), (5, 3, 4), (3, 5, 4)]
 TEXTS = ["i o -> , i, o"] * 2 + ["l i o -> l, i, o", "i o -> , i, o"] + ["l i o -> l, i, o"] * 2
 RNG = np.random.default_rng(0)
@@ -114,8 +108,5 @@ def test_shardings_for_each_array():
 
 
 @pytest.mark.parametrize("mesh", ["explicit", pytest.param("auto", marks=pytest.mark.slow)])
-def test_on_eight_devices(mesh):
-    env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
-    command = [sys.executable, "-W", "error", str(PROGRAM), mesh]
-    run = subprocess.run(command, env=env, capture_output=True, text=True)
-    assert run.stdout == "ok\n", run.stderr[-3000:]
+def test_on_eight_devices(mesh, on_eight_devices):
+    on_eight_devices("muon_sharded.py", mesh)

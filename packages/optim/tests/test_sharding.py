@@ -2,10 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which axis of a state's leaf is which of a parameter's, on one device and on eight."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -21,9 +17,6 @@ from dovetail_optim.compress import compress
 from dovetail_optim.master import split_master
 from dovetail_optim.sharding import init, state_shardings
 
-# Eight devices, and programs that are compiled fast.
-FLAGS = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
-PROGRAM = Path(__file__).parent / "programs" / "state_sharded.py"
 P = PartitionSpec
 # Shapes alone need no devices: a mesh of any size can be planned for on one.
 MESH = AbstractMesh((4, 8), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
@@ -57,16 +50,8 @@ def spec_of(tx, leaf, **options):
     return tuple(kept.spec)
 
 
-def test_on_eight_devices():
-    devices = {"XLA_FLAGS": FLAGS, "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM)],
-        env={**os.environ, **devices},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.stdout == "ok\n", done.stderr
+def test_on_eight_devices(on_eight_devices):
+    on_eight_devices("state_sharded.py")
 
 
 @pytest.mark.parametrize(

@@ -171,3 +171,7 @@ def test_wrong_calls():
     tx = soap(1e-2, weight_decay=0.1)
     with pytest.raises(ValueError, match=r"got params=None, weight_decay=0.1; call update"):
         tx.update(jnp.ones((2, 3)), tx.init(jnp.ones((2, 3))))
+
+
+def test_on_eight_devices(on_eight_devices):
+    on_eight_devices("soap_sharded.py")

@@ -90,6 +90,29 @@ def map_whole(
     return results
 
 
+def by_compiler(work: Callable[..., Any], like: Any) -> Callable[..., Any]:
+    """`work`, whose results have the shardings of `like`, divided by the compiler on any mesh.
+
+    On an Explicit mesh a product over a sharded axis is refused, and here that would be every one:
+    within `work` the axes are Auto. Without such a mesh this is `work`.
+    """
+    leaves, structure = jax.tree.flatten(like)
+    shardings = [jax.typeof(x).sharding for x in leaves]
+    mesh = next((s.mesh for s in shardings if _axes(s.mesh, AxisType.Explicit)), None)
+    if mesh is None:
+        return work
+    # State that was made without a mesh in context is whole on every device.
+    whole = NamedSharding(mesh, PartitionSpec())
+    placed = jax.tree.unflatten(structure, [s if s.mesh == mesh else whole for s in shardings])
+
+    def run(*args: Any) -> Any:
+        with jax.sharding.use_abstract_mesh(mesh):
+            names = _axes(mesh, AxisType.Explicit)
+            return jax.sharding.auto_axes(work, axes=names, out_sharding=placed)(*args)
+
+    return run
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Place:
     """The shape of matrices, and which axes of the mesh shard their number, rows and columns."""

@@ -15,6 +15,8 @@ each step does one of every `refresh`, where the authors' code does all in every
 then takes several times as long as the others.
 """
 
+import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -24,6 +26,7 @@ import optax
 from jaxtyping import Array, Float, Int32
 
 from dovetail_optim.decay import Mode, Rate, at, check_mode, check_rate, decay_update, strength
+from dovetail_optim.exchange import by_compiler
 from dovetail_optim.matrix import Matrices, Rule, assign, parse_rules
 
 # Products of a Gram matrix in TF32 or bfloat16 lose the small eigenvalues, and so the basis.
@@ -86,53 +89,134 @@ def soap(
 
         tx = route([("layers/**/kernel", soap(3e-3)), ("**", optax.adamw(3e-3))])
     """
-    rules = parse_rules(matrix)
     check_rate("learning_rate", learning_rate)
     check_rate("weight_decay", weight_decay)
     check_mode(decay)
     _check(b1=b1, b2=b2, basis_decay=basis_decay, refresh=refresh, max_dim=max_dim)
-    decays = not (isinstance(weight_decay, float | int) and weight_decay == 0)
+    settings = _Soap(
+        learning_rate=learning_rate,
+        rules=parse_rules(matrix),
+        b1=b1,
+        b2=b2,
+        eps=eps,
+        basis_decay=basis_decay,
+        refresh=refresh,
+        max_dim=max_dim,
+        weight_decay=weight_decay,
+        decay=decay,
+    )
+    return optax.GradientTransformation(settings.init, settings.update)
 
-    def init(params: Any) -> SoapState:
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Soap:
+    """The two functions of the transformation, and the arguments of `soap`, parsed."""
+
+    learning_rate: Rate
+    rules: Matrices | list[tuple[str, Matrices]]
+    b1: float
+    b2: float
+    eps: float
+    basis_decay: float
+    refresh: int
+    max_dim: int
+    weight_decay: Rate
+    decay: Mode
+
+    @property
+    def decays(self) -> bool:
+        return not (isinstance(self.weight_decay, float | int) and self.weight_decay == 0)
+
+    def init(self, params: Any) -> SoapState:
         leaves, structure = jax.tree.flatten(params)
-        found = [_begin(p, m, max_dim) for p, m in zip(leaves, assign(rules, params), strict=True)]
+        matrices = assign(self.rules, params)
+        found = [_begin(p, m, self.max_dim) for p, m in zip(leaves, matrices, strict=True)]
         return _state(jnp.zeros([], jnp.int32), found, structure)
 
-    def change(turned: Array, w: Array, folding: Matrices, step: Array) -> Array:
-        """What is added to W; the first gradient makes the bases alone."""
-        eta = jnp.where(step == 0, 0, at(learning_rate, step)).astype(turned.dtype)
-        moved = folding.unfold(-eta * turned, w.shape)
-        if not decays:
-            return moved
-        amount = jnp.where(step == 0, 0, strength(decay, weight_decay, learning_rate, step))
-        return decay_update(moved, w, amount=amount, mode=decay)
-
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, SoapState]:
-        if params is None and decays:
+    def update(self, updates: Any, state: Any, params: Any = None) -> tuple[Any, SoapState]:
+        if params is None and self.decays:
             raise ValueError(
-                f"soap needs the parameters for weight decay; got params=None, {weight_decay=}; "
-                "call update(updates, state, params)"
+                "soap needs the parameters for weight decay; got params=None, "
+                f"weight_decay={self.weight_decay}; call update(updates, state, params)"
             )
         grads, structure = jax.tree.flatten(updates)
         weights = grads if params is None else jax.tree.leaves(params)
+        matrices = assign(self.rules, updates)
         moved, after, turn = [], [], 0
         for g, w, folding, old in zip(
-            grads, weights, assign(rules, updates), _leaves(state, structure), strict=True
+            grads, weights, matrices, _leaves(state, structure), strict=True
         ):
-            fold = folding.fold(g.astype(_wide(g)))
-            m = b1 * folding.fold(old.mu) + (1 - b1) * fold
-            v = folding.fold(old.nu)
-            # The bases of this step are those before its own gradient joins them.
-            turned, v = _adam(m, fold, v, old, step=state.step, betas=(b1, b2, eps))
-            moved.append(change(turned, w, folding, state.step).astype(w.dtype))
-            m, v = (folding.unfold(jnp.where(state.step == 0, 0, x), g.shape) for x in (m, v))
-            sides = _sides(old, fold, state.step, turn, basis_decay, refresh)
-            after.append(_Leaf(m, v, *sides))
-            turn += len(fold)
+            one = functools.partial(self.one, folding=folding, turn=turn)
+            change, leaf = by_compiler(one, (w, old))(g, w, old, state.step)
+            moved.append(change)
+            after.append(leaf)
+            turn += folding.sizes(g.shape)[0]
         step = jnp.asarray(optax.safe_increment(state.step))
         return jax.tree.unflatten(structure, moved), _state(step, after, structure)
 
-    return optax.GradientTransformation(init, update)
+    def one(
+        self, g: Array, w: Array, old: "_Leaf", step: Array, *, folding: Matrices, turn: int
+    ) -> tuple[Array, "_Leaf"]:
+        """What is added to one parameter, whose matrices are numbers `turn` and on, and its state.
+
+        The bases of this step are those before its own gradient joins them.
+        """
+        fold = folding.fold(g.astype(_wide(g)))
+        m = self.b1 * folding.fold(old.mu) + (1 - self.b1) * fold
+        turned, v = self.adam(m, fold, folding.fold(old.nu), old, step)
+        moved = self.change(turned, w, folding, step).astype(w.dtype)
+        m, v = (folding.unfold(jnp.where(step == 0, 0, x), g.shape) for x in (m, v))
+        left = self.next(old.left, g=fold, form="bio,bjo->bij", step=step, turn=turn)
+        right = self.next(old.right, g=fold, form="bio,bip->bop", step=step, turn=turn)
+        return moved, _Leaf(m, v, left, right)
+
+    def adam(
+        self,
+        m: Float[Array, "b i o"],
+        g: Float[Array, "b i o"],
+        v: Float[Array, "b i o"],
+        bases: "_Leaf",
+        step: Array,
+    ) -> tuple[Float[Array, "b i o"], Float[Array, "b i o"]]:
+        """Adam's direction, formed in the bases and turned back, and V."""
+        left, right = bases.left, bases.right
+        v = self.b2 * v + (1 - self.b2) * jnp.square(_turn(g, left, right))
+        # Steps that moved parameters, this one among them.
+        taken = jnp.maximum(step, 1).astype(g.dtype)
+        unbiased = _turn(m, left, right) / (1 - self.b1**taken)
+        direction = unbiased / (jnp.sqrt(v / (1 - self.b2**taken)) + self.eps)
+        return _turn(direction, left, right, back=True), v
+
+    def change(self, turned: Array, w: Array, folding: Matrices, step: Array) -> Array:
+        """What is added to W; the first gradient makes the bases alone."""
+        eta = jnp.where(step == 0, 0, at(self.learning_rate, step)).astype(turned.dtype)
+        moved = folding.unfold(-eta * turned, w.shape)
+        if not self.decays:
+            return moved
+        amount = strength(self.decay, self.weight_decay, self.learning_rate, step)
+        return decay_update(moved, w, amount=jnp.where(step == 0, 0, amount), mode=self.decay)
+
+    def next(self, basis: "Basis", *, g: Array, form: str, step: Array, turn: int) -> "Basis":
+        """One side's basis after a step. form: of the product of g with itself in its Grams."""
+        old = basis.vectors
+        if basis.gram is None or old is None:
+            return basis
+        product = jnp.einsum(form, g, g, precision=_EXACT)
+        gram = self.basis_decay * basis.gram + (1 - self.basis_decay) * product
+        count = len(gram)
+        # Matrix j is due where (turn + j - step) % refresh == 0: so many of the parameter at most.
+        first = (step - turn) % self.refresh
+        due = first + self.refresh * jnp.arange(-(-count // self.refresh))
+
+        def refreshed() -> Array:
+            chosen = jnp.minimum(due, count - 1)
+            powers = jnp.einsum("bij,bjk->bik", gram[chosen], old[chosen], precision=_EXACT)
+            # An index out of range is not written.
+            return old.at[due].set(jnp.linalg.qr(powers)[0], mode="drop")
+
+        some = jax.lax.cond(first < count, refreshed, lambda: old)
+        vectors = jax.lax.cond(step == 0, lambda: _eigenvectors(gram), lambda: some)
+        return Basis(gram, vectors)
 
 
 class _Leaf(NamedTuple):
@@ -173,27 +257,6 @@ def _begin(p: Array, folding: Matrices, max_dim: int) -> _Leaf:
     return _Leaf(mu, nu, basis(rows), basis(columns))
 
 
-def _adam(
-    m: Float[Array, "b i o"],
-    g: Float[Array, "b i o"],
-    v: Float[Array, "b i o"],
-    bases: _Leaf,
-    *,
-    step: Array,
-    betas: tuple[float, float, float],
-) -> tuple[Float[Array, "b i o"], Float[Array, "b i o"]]:
-    """Adam's direction, formed in the bases and turned back, and V."""
-    b1, b2, eps = betas
-    left, right = bases.left, bases.right
-    turned = _turn(g, left, right)
-    v = b2 * v + (1 - b2) * jnp.square(turned)
-    # Steps that moved parameters, this one among them.
-    taken = jnp.maximum(step, 1).astype(g.dtype)
-    unbiased = _turn(m, left, right) / (1 - b1**taken)
-    direction = unbiased / (jnp.sqrt(v / (1 - b2**taken)) + eps)
-    return _turn(direction, left, right, back=True), v
-
-
 def _turn(x: Array, left: Basis, right: Basis, *, back: bool = False) -> Array:
     """Q_Lᵀ x Q_R, or back Q_L x Q_Rᵀ."""
     if left.vectors is not None:
@@ -203,42 +266,6 @@ def _turn(x: Array, left: Basis, right: Basis, *, back: bool = False) -> Array:
         form = "bij,boj->bio" if back else "bij,bjo->bio"
         x = jnp.einsum(form, x, right.vectors, precision=_EXACT)
     return x
-
-
-def _sides(
-    old: _Leaf, g: Array, step: Array, turn: int, decay: float, refresh: int
-) -> tuple[Basis, Basis]:
-    """Both bases after a step."""
-    left = _next(old.left, g, "bio,bjo->bij", step, turn, decay, refresh)
-    return left, _next(old.right, g, "bio,bip->bop", step, turn, decay, refresh)
-
-
-def _next(
-    basis: Basis, g: Array, form: str, step: Array, turn: int, decay: float, refresh: int
-) -> Basis:
-    """The basis after a step, of which the matrices are numbers `turn` and on of the tree.
-
-    form: of the product of g with itself that the Gram matrices average.
-    """
-    old = basis.vectors
-    if basis.gram is None or old is None:
-        return basis
-    product = jnp.einsum(form, g, g, precision=_EXACT)
-    gram = decay * basis.gram + (1 - decay) * product
-    count = len(gram)
-    # Matrix j is due where (turn + j - step) % refresh == 0: at most so many of the parameter.
-    first = (step - turn) % refresh
-    due = first + refresh * jnp.arange(-(-count // refresh))
-
-    def refreshed() -> Array:
-        chosen = jnp.minimum(due, count - 1)
-        powers = jnp.einsum("bij,bjk->bik", gram[chosen], old[chosen], precision=_EXACT)
-        # An index out of range is not written.
-        return old.at[due].set(jnp.linalg.qr(powers)[0], mode="drop")
-
-    some = jax.lax.cond(first < count, refreshed, lambda: old)
-    vectors = jax.lax.cond(step == 0, lambda: _eigenvectors(gram), lambda: some)
-    return Basis(gram, vectors)
 
 
 def _eigenvectors(gram: Float[Array, "b n n"]) -> Float[Array, "b n n"]:

@@ -1,0 +1,69 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""SOAP on eight devices as on one, its state placed by `state_shardings`. Prints "ok", or fails."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from dovetail_optim.sharding import init, state_shardings
+from dovetail_optim.soap import soap
+
+P = PartitionSpec
+MATRIX = [("q", "l i h d -> l h, i, d"), ("head", "i o -> , i, o"), ("**", "l i o -> l, i, o")]
+# Square, as one gradient makes the first basis: where its product has no rank any vectors serve.
+SHAPES = {
+    "up": ((3, 8, 8), P(None, "fsdp", "tensor")),
+    "experts": ((8, 6, 6), P(("data", "fsdp", "tensor"))),
+    "q": ((2, 8, 4, 8), P(None, "fsdp", "tensor")),
+    "head": ((8, 20), P("fsdp")),  # its longer side is not turned
+}
+
+
+def draw(seed):
+    rng = np.random.default_rng(seed)
+    return {k: rng.standard_normal(s).astype(np.float32) for k, (s, _) in SHAPES.items()}
+
+
+def steps(begin, place):
+    """Parameters and state after four steps: bases are made, then refreshed in turns."""
+
+    @jax.jit
+    def step(params, state, grads):
+        updates, state = TX.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    params = place(draw(0))
+    state = begin(params)
+    for seed in (1, 2, 3, 4):
+        params, state = step(params, state, place(draw(seed)))
+    return params, state
+
+
+TX = soap(0.1, matrix=MATRIX, refresh=2, max_dim=16, weight_decay=0.1)
+alone, _ = steps(TX.init, lambda tree: jax.tree.map(jnp.asarray, tree))
+KINDS = (
+    (AxisType.Auto,) * 3,
+    (AxisType.Explicit,) * 3,
+    (AxisType.Explicit, *(AxisType.Auto,) * 2),
+)
+for kinds in KINDS:
+    mesh = jax.make_mesh((2, 2, 2), ("fsdp", "tensor", "data"), axis_types=kinds)
+    shardings = {k: NamedSharding(mesh, spec) for k, (_, spec) in SHAPES.items()}
+
+    def put(tree):
+        return {k: jax.device_put(x, shardings[k]) for k, x in tree.items()}  # noqa: B023
+
+    found, state = steps(lambda params: init(TX, params), put)
+    planned = state_shardings(TX, put(draw(0)))
+    assert planned.nu["up"].spec == P(None, "fsdp", "tensor")
+    assert planned.left_gram["head"].spec == P(None, "fsdp", None)
+    for x, at in zip(jax.tree.leaves(state), jax.tree.leaves(planned), strict=True):
+        if AxisType.Auto not in kinds:  # where the compiler chooses no axis
+            assert x.sharding.is_equivalent_to(at, x.ndim), (x.shape, x.sharding, at)
+    for k, x in found.items():
+        # The bases come from sums in another order; the least eigenvalues' vectors turn most.
+        np.testing.assert_allclose(x, alone[k], rtol=0, atol=2e-4, err_msg=str((kinds, k)))
+print("ok")

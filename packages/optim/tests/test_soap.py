@@ -156,7 +156,7 @@ def test_contract(dtype):
     [
         ({"b1": 1.0}, r"b1 must be in \[0, 1\); got b1=1.0; write b1=0.95"),
         ({"basis_decay": -0.1}, r"basis_decay must be in \[0, 1\); got basis_decay=-0.1; write"),
-        ({"refresh": 0}, r"refresh must be at least 1 step; got refresh=0; write refresh=10"),
+        ({"refresh": 0}, r"refresh must be at least 1; got refresh=0; write refresh=10"),
         ({"max_dim": 0}, r"max_dim must be at least 1; got max_dim=0; write"),
     ],
 )

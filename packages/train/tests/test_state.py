@@ -104,6 +104,25 @@ def test_who_calls_may_say_where_the_optimizer_lies():
     assert at.shardings.opt[0].mu["kernel"].spec == PartitionSpec()
 
 
+def test_a_transformation_may_be_made_for_where_the_parameters_lie():
+    seen = []
+
+    def make(params):
+        seen.append(params)
+        return optax.adam(1.0)
+
+    mesh = jax.sharding.AbstractMesh((4,), ("fsdp",))
+    model = nnx.eval_shape(lambda: nnx.Linear(512, 256, rngs=nnx.Rngs(0)))
+    made, given = (
+        split(model, tx, trainable=nnx.Param, mesh=mesh)[0] for tx in (make, optax.adam(1.0))
+    )
+    assert made.is_like(given)
+    assert isinstance(made.tx, optax.GradientTransformation)
+    (params,) = seen
+    assert params["kernel"].shape == (512, 256)
+    assert jax.tree.map(lambda x: x.sharding, params) == made.shardings.params
+
+
 def test_arrays_on_the_mesh_stay_where_they_are():
     mesh = jax.sharding.AbstractMesh((2, 2), ("fsdp", "tensor"))
     model = nnx.eval_shape(lambda: nnx.Linear(512, 256, rngs=nnx.Rngs(0)))

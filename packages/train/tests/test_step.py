@@ -137,6 +137,20 @@ def test_the_modules_own_state_goes_through_the_microbatches_in_order():
     assert state.rest["drop"]["rngs"]["count"] == 8
 
 
+def test_the_transformation_is_given_the_loss():
+    def update(updates, state, params=None, *, value, **extra):
+        return jax.tree.map(jnp.zeros_like, updates), jnp.asarray(value)
+
+    tx = optax.GradientTransformationExtraArgs(lambda params: jnp.zeros(()), update)
+    trainer = Trainer(tx, _loss, weights=WEIGHTS)
+    rng = np.random.default_rng(5)
+    batch, model = _batch(rng, rng.random((ROWS, 3)) < 0.5), _model()
+    state, _ = trainer.step(trainer.init(model), batch)
+    # One float32 sum over 48 elements and its order.
+    loss = _expected(np.asarray(model.kernel[...]), batch)[0]
+    np.testing.assert_allclose(state.opt, loss, rtol=1e-5)
+
+
 def test_a_step_is_compiled_once():
     traces = []
 

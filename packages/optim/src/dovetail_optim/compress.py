@@ -57,7 +57,7 @@ def compress(
     must divide the last axis of a shard, if that is sharded.
 
     shardings: a pytree like the parameters, of the state's `NamedSharding`, needed where these are
-    sharded over Auto axes of a mesh, of which types say nothing.
+    sharded over Auto axes of a mesh, of which types say nothing. It may hold other parameters too.
 
     Raises, at `init` or while `update` is traced, TypeError for a `tx` that is not elementwise and
     parameters that are not real floats, and ValueError for a name that is no field of the state, a
@@ -198,14 +198,14 @@ class _Compressed:
 
     def _shards(self, params: Any, plan: _Plan, state: Any = None) -> list[Shard | None]:
         """Where the state of each parameter is sharded; if there is none yet, where that is."""
-        leaves, tree = jax.tree.flatten(params)
+        leaves = jax.tree.leaves(params)
         kept = [] if state is None else plan.state.flatten_up_to(state)
         for i, x in zip(plan.owners, kept, strict=False):
             if i is not None:  # it may be split further, as state_shardings(zero=...) does
                 leaves[i] = x.codes if isinstance(x, Coded) else x
         given = [None] * len(leaves)
         if self.shardings is not None:
-            given = tree.flatten_up_to(self.shardings)
+            given = paths.pick(self.shardings, params, what="shardings")
         shards = [placed(x, s) for x, s in zip(leaves, given, strict=True)]
         for name, x, shard in zip(paths.names(params), leaves, shards, strict=True):
             parts = shard.shards(x.ndim - 1) if shard and x.ndim else 1

@@ -23,14 +23,16 @@ from typing import Any, Literal, NamedTuple, get_args
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import ArrayLike
 from jaxtyping import Array, Int32
 
+from dovetail_optim import paths
+from dovetail_optim.checks import check_count, check_known, check_rate, check_share
 from dovetail_optim.decay import (
     Mode,
     Rate,
     at,
     check_mode,
-    check_rate,
     decay_update,
     strength,
     wide,
@@ -53,7 +55,7 @@ def muon(
     learning_rate: Rate,
     *,
     matrix: str | Sequence[Rule] = "i o -> , i, o",
-    momentum: float = 0.95,
+    momentum: ArrayLike = 0.95,
     nesterov: bool = True,
     ns: str | Sequence[Sequence[float]] = "jordan",
     scale: Scale = "spectral",
@@ -75,7 +77,9 @@ def muon(
     width (arXiv 2310.17813, condition 1).
     weight_decay, decay: λ and the mode, as in `dovetail_optim.decay`.
     exchange, chunk_bytes: as `where` and `chunk_bytes` of `dovetail_optim.exchange`. On an Auto
-    mesh under `jax.jit` give the parameters' shardings, or have the mesh in context.
+    mesh under `jax.jit` give the shardings as a tree like the parameters (all of them, where a
+    route leaves Muon some), or have the mesh in context.
+    Under `optax.inject_hyperparams` write `static_args=("dtype", "chunk_bytes")`.
 
     Updates are in the parameter's dtype. Params are needed for weight decay alone. Raises
     ValueError for arguments that are not as above; at `init` and while `update` is traced, for a
@@ -88,7 +92,10 @@ def muon(
     check_rate("weight_decay", weight_decay)
     check_mode(decay)
     check_where(exchange)
-    _check(momentum, scale, chunk_bytes)
+    check_share("momentum", momentum)
+    check_known("dtype", dtype)
+    check_count("chunk_bytes", chunk_bytes, example="2**28")
+    _check_scale(scale)
     settings = _Muon(
         learning_rate=learning_rate,
         rules=parse_rules(matrix),
@@ -111,7 +118,7 @@ class _Muon:
 
     learning_rate: Rate
     rules: Matrices | list[tuple[str, Matrices]]
-    momentum: float
+    momentum: Any
     nesterov: bool
     rows: tuple[Row, ...]
     scale: Scale
@@ -138,11 +145,14 @@ class _Muon:
         matrices = assign(self.rules, updates)
         average = jax.tree.map(self.average, state.momentum, updates)
         ahead = jax.tree.map(self.average, average, updates) if self.nesterov else average
+        where = self.exchange
+        if not isinstance(where, str):
+            where = paths.pick(where, updates, what="exchange")
         orthogonal = map_whole(
             lambda stack: orthogonalize(stack, ns=self.rows, dtype=self.dtype),
             jax.tree.leaves(ahead),
             matrices,
-            where=self.exchange,
+            where=where,
             dtype=self.dtype,
             chunk_bytes=self.chunk_bytes,
         )
@@ -181,13 +191,9 @@ def _factor(scale: Scale, rows: int, columns: int) -> float:
     return math.sqrt(ratio if scale == "width" else max(1.0, ratio))
 
 
-def _check(momentum: float, scale: str, chunk_bytes: int) -> None:
-    if not 0 <= momentum < 1:
-        raise ValueError(f"momentum must be in [0, 1); got {momentum=}; write momentum=0.95")
+def _check_scale(scale: str) -> None:
     if scale not in get_args(Scale):
         raise ValueError(
             f"scale must be one of {list(get_args(Scale))}; got {scale=}; write 'spectral' for "
             "that of Jordan and of torch.optim.Muon"
         )
-    if chunk_bytes < 1:
-        raise ValueError(f"chunk_bytes must be at least 1; got {chunk_bytes=}; write 2**28")

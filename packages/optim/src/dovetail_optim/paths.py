@@ -63,6 +63,22 @@ def _expression(pattern: str) -> re.Pattern[str]:
     return re.compile("".join(parts))
 
 
+def pick(given: Any, tree: Any, *, what: str) -> list[Any]:
+    """For each leaf of `tree` the leaf of that name in `given`, which may have others too.
+
+    So what is said of all parameters serves where a route leaves a transformation some of them.
+    what: the argument that `given` is. Raises ValueError for a leaf that `given` has not.
+    """
+    known = dict(zip(names(given), jax.tree.leaves(given), strict=True))
+    missing = [wanted for wanted in names(tree) if wanted not in known]
+    if missing:
+        raise ValueError(
+            f"{what} must name every parameter; got none for {few(missing)}; the nearest of "
+            f"{len(known)} names: {near(missing[0], known)}"
+        )
+    return [known[wanted] for wanted in names(tree)]
+
+
 def near(text: str, known: Iterable[str]) -> str:
     """The known names or patterns most like `text`, for the end of an error message."""
     found = difflib.get_close_matches(text, list(known), n=3, cutoff=0.0)

@@ -23,9 +23,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int32
 
-from dovetail_optim.decay import Mode, Rate, at, check_mode, check_rate, decay_update, strength
+from dovetail_optim.checks import check_count, check_rate, check_share
+from dovetail_optim.decay import Mode, Rate, at, check_mode, decay_update, strength
 from dovetail_optim.exchange import by_compiler
 from dovetail_optim.matrix import Matrices, Rule, assign, parse_rules
 
@@ -63,10 +65,10 @@ def soap(
     learning_rate: Rate,
     *,
     matrix: str | Sequence[Rule] = "i o -> , i, o",
-    b1: float = 0.95,
-    b2: float = 0.95,
-    eps: float = 1e-8,
-    basis_decay: float = 0.95,
+    b1: ArrayLike = 0.95,
+    b2: ArrayLike = 0.95,
+    eps: ArrayLike = 1e-8,
+    basis_decay: ArrayLike = 0.95,
     refresh: int = 10,
     max_dim: int = 8192,
     weight_decay: Rate = 0.0,
@@ -81,6 +83,7 @@ def soap(
     b1, b2, eps: Adam's. basis_decay: s. refresh: every so many steps a matrix has its turn.
     max_dim: a longer side has no basis: its part of the product is the identity.
     weight_decay, decay: λ and the mode, as in `dovetail_optim.decay`.
+    Under `optax.inject_hyperparams` write `static_args=("refresh", "max_dim")`.
 
     A matrix of m by n holds m n twice and 2 m² + 2 n² numbers of state, and refreshing it costs
     products and a QR of m³ and n³. Updates are in the parameter's dtype. Raises ValueError for
@@ -92,7 +95,10 @@ def soap(
     check_rate("learning_rate", learning_rate)
     check_rate("weight_decay", weight_decay)
     check_mode(decay)
-    _check(b1=b1, b2=b2, basis_decay=basis_decay, refresh=refresh, max_dim=max_dim)
+    for name, value in (("b1", b1), ("b2", b2), ("basis_decay", basis_decay)):
+        check_share(name, value)
+    check_count("refresh", refresh, example="10")
+    check_count("max_dim", max_dim, example="8192")
     settings = _Soap(
         learning_rate=learning_rate,
         rules=parse_rules(matrix),
@@ -114,10 +120,10 @@ class _Soap:
 
     learning_rate: Rate
     rules: Matrices | list[tuple[str, Matrices]]
-    b1: float
-    b2: float
-    eps: float
-    basis_decay: float
+    b1: Any
+    b2: Any
+    eps: Any
+    basis_decay: Any
     refresh: int
     max_dim: int
     weight_decay: Rate
@@ -271,13 +277,3 @@ def _turn(x: Array, left: Basis, right: Basis, *, back: bool = False) -> Array:
 def _eigenvectors(gram: Float[Array, "b n n"]) -> Float[Array, "b n n"]:
     """Those of the largest eigenvalues first, as orthogonal iteration keeps them."""
     return jnp.linalg.eigh(gram)[1][:, :, ::-1]
-
-
-def _check(*, b1: float, b2: float, basis_decay: float, refresh: int, max_dim: int) -> None:
-    for name, value in (("b1", b1), ("b2", b2), ("basis_decay", basis_decay)):
-        if not 0 <= value < 1:
-            raise ValueError(f"{name} must be in [0, 1); got {name}={value}; write {name}=0.95")
-    if refresh < 1:
-        raise ValueError(f"refresh must be at least 1 step; got {refresh=}; write refresh=10")
-    if max_dim < 1:
-        raise ValueError(f"max_dim must be at least 1; got {max_dim=}; write max_dim=8192")

@@ -3,6 +3,7 @@
 """What a run carries from step to step, as one pytree of arrays with shardings."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,9 @@ from dovetail_train.precision import leaf_name
 # Below this many elements a parameter is replicated; the default of `fsdp_shardings`.
 _MIN_SIZE = 65536
 
-# (transformation, parameters as ShapeDtypeStructs with shardings) -> shardings of its state
+# Both are given parameters as ShapeDtypeStructs with shardings: the function that makes a
+# transformation for where they lie, and the one that says where a transformation's state is to lie.
+Transformation = optax.GradientTransformation | Callable[[Any], optax.GradientTransformation]
 OptShardings = Callable[[optax.GradientTransformation, Any], Any]
 
 
@@ -42,10 +45,11 @@ class State:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Definition:
-    """A module without its arrays, and where each of its state is to lie."""
+    """A module without its arrays, where each of its state is to lie, and what updates it."""
 
     graphdef: Any
     shardings: State
+    tx: optax.GradientTransformation
 
     def merge(self, params: Any, frozen: Any, rest: Any) -> nnx.Module:
         """The module again, around these arrays."""
@@ -90,7 +94,7 @@ def opt_shardings(tx: optax.GradientTransformation, params: Any) -> Any:
 
 def split(
     model: nnx.Module,
-    tx: optax.GradientTransformation,
+    tx: Transformation,
     *,
     trainable: Any,
     mesh: Mesh | AbstractMesh,
@@ -121,6 +125,8 @@ def split(
         params,
         param_shardings,
     )
+    if not isinstance(tx, optax.GradientTransformation):
+        tx = tx(structs)
     _check_opt(tx, params)
     shardings = State(
         step=NamedSharding(mesh, PartitionSpec()),
@@ -129,7 +135,7 @@ def split(
         rest=placed(rest, by_shape=False),
         opt=shard_opt(tx, structs),
     )
-    definition = Definition(graphdef=graphdef, shardings=shardings)
+    definition = Definition(graphdef=graphdef, shardings=shardings, tx=tx)
     return definition, Arrays(params=params, frozen=frozen, rest=rest)
 
 
@@ -185,7 +191,8 @@ def _sharding(name: str, x: Any, mesh: Mesh | AbstractMesh, *, by_shape: bool) -
 
 def _check_opt(tx: optax.GradientTransformation, params: Any) -> None:
     before = jax.eval_shape(tx.init, params)
-    _, after = jax.eval_shape(tx.update, params, before, params)
+    update = functools.partial(optax.with_extra_args_support(tx).update, value=np.float32(0))
+    _, after = jax.eval_shape(update, params, before, params)
     if jax.tree.structure(before) != jax.tree.structure(after):
         raise ValueError(
             f"tx.update must return a state of the tree that tx.init made, got "

@@ -164,12 +164,18 @@ def make_step(
     weights: Mapping[str, float],
     seed: int,
 ) -> Callable[[State, Batch], tuple[State, Metrics]]:
-    """(state, batch) -> (state after one update, metrics). The key is fold_in(key(seed), step)."""
+    """(state, batch) -> (state after one update, metrics). The key is fold_in(key(seed), step).
+
+    A transformation that takes extra arguments, as guards do, is given the loss as `value`.
+    """
+    update = optax.with_extra_args_support(tx).update
 
     def step(state: State, batch: Batch) -> tuple[State, Metrics]:
         key = jax.random.fold_in(jax.random.key(seed), state.step)
         grads, terms, rest = gradients(state, batch, key)
-        updates, opt = tx.update(grads, state.opt, state.params)
+        metrics = _measure(terms, grads, batch, weights)
+        loss = metrics.scalars["loss"]
+        updates, opt = update(grads, state.opt, state.params, value=loss)
         after = State(
             step=state.step + 1,
             params=optax.apply_updates(state.params, updates),
@@ -177,7 +183,7 @@ def make_step(
             rest=rest,
             opt=opt,
         )
-        return after, _measure(terms, grads, batch, weights)
+        return after, metrics
 
     return step
 

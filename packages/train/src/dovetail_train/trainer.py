@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import optax
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -25,6 +24,7 @@ from dovetail_train.state import (
     Definition,
     OptShardings,
     State,
+    Transformation,
     abstract,
     build,
     opt_shardings,
@@ -65,20 +65,22 @@ class _Prepared:
 class Trainer:
     """Trains any NNX module with any Optax transformation on any mesh.
 
-    tx: its updates are added to the parameters. loss: see `Loss`. weights: factors of the terms of
-    a loss that returns several (default 1; 0 makes a term a metric). mesh: by default the first
-    device alone; pass `make_mesh()` for all of them. Parameters with a NamedSharding on the mesh
-    keep it, others are placed by `fsdp_shardings`. trainable: a filter of flax.nnx; what it leaves
-    out is frozen. accumulate: the number of microbatches of a step; the result does not depend on
-    it beyond rounding. opt_shardings: where the state of tx lies; by default as the parameters,
-    where shapes agree. precision: the dtype inside the loss. seed: of the key that the loss gets.
-    flops: of a step, and peak_flops: per second of one device; by default counted from the loss
-    and looked up by device kind. Without a peak there is no MFU.
+    tx: its updates are added to the parameters; it gets the loss as `value`, if it takes it. A
+    transformation that must know where the parameters lie is a function of these, as
+    ShapeDtypeStructs with shardings. loss: see `Loss`. weights: factors of the terms of a loss that
+    returns several (default 1; 0 makes a term a metric). mesh: by default the first device alone;
+    pass `make_mesh()` for all of them. Parameters with a NamedSharding on the mesh keep it, others
+    are placed by `fsdp_shardings`. trainable: a filter of flax.nnx; what it leaves out is frozen.
+    accumulate: the number of microbatches of a step; the result does not depend on it beyond
+    rounding. opt_shardings: where the state of tx lies; by default as the parameters, where shapes
+    agree. precision: the dtype inside the loss. seed: of the key that the loss gets. flops: of a
+    step, and peak_flops: per second of one device; by default counted from the loss and looked up
+    by device kind. Without a peak there is no MFU.
     """
 
     def __init__(
         self,
-        tx: optax.GradientTransformation,
+        tx: Transformation,
         loss: Loss,
         *,
         weights: Mapping[str, float] | None = None,
@@ -112,7 +114,7 @@ class Trainer:
     def init(self, model: nnx.Module) -> State:
         """The state before the first update. The arrays of the model are copied, not taken."""
         definition, arrays = self._prepare(model)
-        return build(definition.shardings, arrays, self._tx)
+        return build(definition.shardings, arrays, definition.tx)
 
     def step(self, state: State, batch: Batch) -> tuple[State, Metrics]:
         """The state after one update, and its metrics. Donates `state`; waits for nothing.
@@ -190,7 +192,7 @@ class Trainer:
     def program(self, model: nnx.Module, batch: Batch) -> Program:
         """The step for a batch of these shapes, without running or allocating anything."""
         definition, arrays = self._split(model)
-        state = abstract(definition.shardings, arrays, self._tx)
+        state = abstract(definition.shardings, arrays, definition.tx)
         rows = {
             name: jax.ShapeDtypeStruct(np.shape(x), jax.numpy.result_type(x), sharding=self._rows)
             for name, x in batch.items()
@@ -225,8 +227,8 @@ class Trainer:
         definition, arrays = self._prepare(model)
         return _fit.Beginning(
             params=arrays.params,
-            target=abstract(definition.shardings, arrays, self._tx),
-            build=lambda: build(definition.shardings, arrays, self._tx),
+            target=abstract(definition.shardings, arrays, definition.tx),
+            build=lambda: build(definition.shardings, arrays, definition.tx),
         )
 
     def _prepare(self, model: nnx.Module) -> tuple[Definition, Arrays]:
@@ -273,7 +275,7 @@ class Trainer:
                 batch, accumulate=self._accumulate, rows=self._rows
             ),
         )
-        return make_step(gradients, self._tx, weights=self._weights, seed=self.seed)
+        return make_step(gradients, definition.tx, weights=self._weights, seed=self.seed)
 
     def _is_placed(self, batch: Batch) -> bool:
         return bool(batch) and all(

@@ -5,9 +5,10 @@
 The model, the tokenizer and the text are the quickstart's: a small Llama on the sources of the
 standard library, some files held out. Each optimizer moves the kernels inside the layers, and AdamW
 all else at the rate that is best for AdamW alone; its own peak rate is the best of a grid at one
-seed. Then three other seeds, of weights and of the order of rows, run at that rate with the same
-form of warmup and cooldown, and the gradient's norm cut at 1. The value is the held-out loss in nats per token, the median of the
-seeds; the ratio is to AdamW's. A second line of an optimizer has fewer steps in all.
+seed. Then three other seeds, of weights and of the order of rows, run at that rate. Warmup and
+cooldown are of one form for all, and the gradient's norm is cut at 1. The value is the held-out
+loss in nats per token, the median of the seeds; the ratio is to AdamW's. Further lines of an
+optimizer have fewer steps in all.
 """
 
 import dataclasses

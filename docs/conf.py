@@ -10,6 +10,7 @@ from sphinx.application import Sphinx
 
 sys.path.append(str(Path(__file__).resolve().parent))
 
+import convergence
 import families
 import measured
 import schedules
@@ -22,9 +23,9 @@ extensions = ["myst_nb", "sphinx.ext.autodoc"]
 exclude_patterns = [
     "_build",
     "conf.py",
+    "convergence.py",
     "families.py",
     "measured.py",
-    "schedules.py",
     "schedules.py",
     "**/test_*.py",
 ]
@@ -80,5 +81,6 @@ def setup(app: Sphinx) -> None:
     """Sphinx calls this once, before it looks for pages."""
     families.write()
     measured.write()
+    convergence.write()
     schedules.write()
     app.connect("autodoc-process-docstring", as_markdown)

@@ -65,10 +65,10 @@ class Case:
 
 
 CASES = {
-    "AdamW": Case(lambda peak, _, steps: adamw(peak, steps), (1e-3, 2e-3, 4e-3, 8e-3)),
+    "AdamW": Case(lambda peak, _, steps: adamw(peak, steps), (2.5e-4, 5e-4, 1e-3, 2e-3)),
     "AdamW in 8 bits": Case(lambda peak, _, steps: compress(adamw(peak, steps))),
     "Muon": Case(beside_adamw(muon), (0.01, 0.02, 0.04), (1.0, 0.7, 0.5)),
-    "SOAP": Case(beside_adamw(soap), (1.5e-3, 3e-3, 6e-3), (1.0, 0.65)),
+    "SOAP": Case(beside_adamw(soap), (7.5e-4, 1.5e-3, 3e-3), (1.0, 0.65)),
 }
 
 

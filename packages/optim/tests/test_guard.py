@@ -51,15 +51,16 @@ def test_contract(dtype):
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("where", ["w", "b", "loss"])
+@pytest.mark.parametrize("where", ["w", "b", "loss", "both"])
 @pytest.mark.parametrize("at", [0, 1, 20])
 def test_what_is_not_finite_changes_no_bit_at_any_step(wrong, where, at):
     params, state, _ = train([1.0] * at)
     grads, loss = gradient(seed=99), jnp.float32(2.0)
-    if where == "loss":
+    if where in ("loss", "both"):
         loss = jnp.float32(wrong)
-    else:
-        grads[where] = grads[where].at[1].set(wrong)
+    if where != "loss":
+        leaf = "w" if where == "both" else where
+        grads[leaf] = grads[leaf].at[1].set(wrong)
     after, skipped = step(params, state, grads, loss)
     assert bits(after) == bits(params)
     assert bits(skipped.inner) == bits(state.inner)

@@ -114,3 +114,15 @@ def test_what_does_not_fit_is_refused(call, message, monkeypatch):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_a_branch_may_leave_where_a_curve_has_ended():
+    rise = Piece(steps=10, begin=0.0, end=1.0, shape="cosine")
+    early = branch(Schedule(pieces=(rise, Piece(steps=5, begin=1.0, end=1.0))), at=10, cooldown=4)
+    assert early.pieces == (rise, Piece(steps=4, begin=1.0, end=0.0, shape="1-sqrt"))
+
+
+def test_pieces_that_are_not_meant_give_no_nan():
+    rate = wsd(1.0, warmup=2, total=20, cooldown=10)
+    with jax.debug_nans(True):
+        assert float(rate(1)) == 0.5

@@ -83,3 +83,9 @@ def test_it_prints_a_table():
 def test_a_rule_that_moves_nothing_is_an_error_here_too():
     with pytest.raises(ValueError, match="nearest"):
         explain([("layer/**", optax.sgd(1.0)), ("**", optax.sgd(1.0))], params())
+
+
+def test_a_name_that_ends_another_takes_nothing_of_it():
+    tree = {"a": {"b": jnp.zeros(7)}, "b": jnp.zeros(3)}
+    report = explain([("**", optax.adam(1e-3))], tree)
+    assert {row.path: row.state_bytes for row in report.rows} == {"a/b": 56, "b": 24}

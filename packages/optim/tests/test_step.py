@@ -80,3 +80,15 @@ def test_it_is_donated_and_compiled_once():
     for i in range(3):
         params, state, _ = run(params, state, gradient(i), loss=jnp.float32(1.0))
     assert run._cache_size() == 1
+
+
+def test_the_transformation_is_given_the_loss_and_what_else_there_is():
+    def update(updates, state, params=None, *, value, scale):
+        return jax.tree.map(lambda g: scale * g, updates), jnp.asarray(value)
+
+    tx = optax.GradientTransformationExtraArgs(lambda params: jnp.zeros(()), update)
+    step = Step(tx)
+    grads = gradient(0)
+    params, state, _ = step(PARAMS, step.init(PARAMS), grads, loss=3.0, scale=2.0)
+    assert float(state.inner) == 3.0
+    np.testing.assert_allclose(params["w"], PARAMS["w"] + 2 * grads["w"], rtol=1e-6)

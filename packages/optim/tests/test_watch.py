@@ -77,3 +77,17 @@ def test_wrong_calls():
         TX.update(PARAMS, TX.init(PARAMS))
     with pytest.raises(ValueError, match=r"one watch, got 0 in a tuple. Use watch"):
         measurements(optax.adam(1.0).init(PARAMS))
+
+
+def test_a_norm_at_the_bound_is_not_clipped():
+    tx = watch(optax.clip_by_global_norm(5.0), clip=5.0)
+    grads = {"w": jnp.asarray([3.0, 4.0])}
+    _, state = tx.update(grads, tx.init(grads), grads)
+    assert measurements(state)["clip_rate"] == 0
+
+
+def test_bfloat16_is_squared_and_summed_in_float32():
+    tx = watch(optax.identity())
+    grads = {"w": jnp.full(1001, 1.0078125, jnp.bfloat16)}  # 1 + 2^-7, whose square bfloat16 rounds
+    _, state = tx.update(grads, tx.init(grads), grads)
+    np.testing.assert_allclose(measurements(state)["gradient_rms/w"], 1.0078125, rtol=1e-6)

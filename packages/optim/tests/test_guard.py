@@ -121,6 +121,8 @@ def test_a_spike_between_others_that_are_not_finite_still_counts():
     for size in (100.0, np.nan, 100.0, 100.0):
         params, state = step(params, state, gradient(size), jnp.float32(1.0))
         seen.append(int(state.history.reason))
+        failures = int(state.history.failures)
+        assert failures == (1 if np.isnan(size) else 0)  # which a spike ends
     assert seen == [3, 1, 3, 0]
 
 

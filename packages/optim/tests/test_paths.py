@@ -54,3 +54,10 @@ def test_an_error_shows_eight_names_and_how_many_more():
 def test_near_names_come_first():
     known = ["layers/0/kernel", "embed/table", "layers/0/bias"]
     assert paths.near("layer/0/kernel", known).startswith("'layers/0/kernel'")
+
+
+def test_leaves_are_picked_by_name_from_a_larger_tree():
+    given = {"a": {"kernel": 1, "bias": 2}, "b": 3}
+    assert paths.pick(given, {"b": "x", "a": {"kernel": "y"}}, what="shardings") == [1, 3]
+    with pytest.raises(ValueError, match=r"shardings must name every parameter; got none for 'c'"):
+        paths.pick(given, {"c": 0}, what="shardings")

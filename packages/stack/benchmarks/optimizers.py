@@ -8,10 +8,11 @@ all else at the rate that is best for AdamW alone; its own peak rate is the best
 seed. Then three other seeds, of weights and of the order of rows, run at that rate. Warmup and
 cooldown are of one form for all, and the gradient's norm is cut at 1. The value is the held-out
 loss in nats per token, the median of the seeds; the ratio is to AdamW's. Further lines of an
-optimizer have fewer steps in all.
+optimizer have fewer steps in all; for other numbers of them, such as 320, call it with SOAP 320.
 """
 
 import dataclasses
+import json
 import statistics
 import sys
 import sysconfig
@@ -31,6 +32,7 @@ from dovetail_optim import compress, muon, route, soap, wsd
 from dovetail_train import Trainer, lm_loss
 from measure import report
 
+RESULTS = Path(__file__).parent / "results/optimizers.jsonl"
 STEPS, BATCH, LENGTH, SEEDS = 400, 4, 256, (1, 2, 3)
 # (peak rate of the kernels, of all else, steps) -> the optimizer
 Transform = Callable[[float, float, int], optax.GradientTransformation]
@@ -111,8 +113,27 @@ def run(tx: optax.GradientTransformation, data: Corpora, *, seed: int, steps: in
     return found
 
 
-def main(folder: Path) -> None:
-    data = corpora(folder)
+def three_seeds(name: str, data: Corpora, *, steps: int, rates: tuple[float, float]) -> list[float]:
+    """The losses of the seeds that are on record, at those peak rates."""
+    tx = CASES[name].transform(*rates, steps)
+    return [run(tx, data, seed=seed, steps=steps) for seed in SEEDS]
+
+
+def record(name: str, losses: list[float], base: list[float], *, steps: int, **found: Any) -> None:
+    report(
+        f"{name}, {steps} steps of {BATCH} x {LENGTH} tokens",
+        metric="held_out_loss",
+        unit="nats/token",
+        values=losses,
+        peer=f"AdamW, {STEPS} steps",
+        peer_values=base,
+        mean=statistics.mean(losses),
+        standard_deviation=statistics.stdev(losses),
+        **found,
+    )
+
+
+def main(data: Corpora) -> None:
     base: list[float] = []
     adamw_rate = 0.0
     for name, case in CASES.items():
@@ -124,25 +145,28 @@ def main(folder: Path) -> None:
         adamw_rate = adamw_rate or best
         for share in case.shares:
             steps = round(STEPS * share)
-            tx = case.transform(best, adamw_rate, steps)
-            losses = [run(tx, data, seed=seed, steps=steps) for seed in SEEDS]
+            losses = three_seeds(name, data, steps=steps, rates=(best, adamw_rate))
             base = base or losses
-            report(
-                f"{name}, {steps} steps of {BATCH} x {LENGTH} tokens",
-                metric="held_out_loss",
-                unit="nats/token",
-                values=losses,
-                peer=f"AdamW, {STEPS} steps",
-                peer_values=base,
-                mean=statistics.mean(losses),
-                standard_deviation=statistics.stdev(losses),
-                peak_rate=best,
-                tried={str(peak): loss for peak, loss in tried.items()},
-            )
+            shown = {str(peak): loss for peak, loss in tried.items()}
+            record(name, losses, base, steps=steps, peak_rate=best, tried=shown)
+
+
+def more(data: Corpora, name: str, steps: int) -> None:
+    """Another number of steps of a case on record, at its rates and against AdamW's median."""
+    lines = [json.loads(line) for line in RESULTS.read_text(encoding="utf-8").splitlines()]
+    adamw, one = (next(x for x in lines if x["case"].startswith(f"{n},")) for n in ("AdamW", name))
+    rates = one["peak_rate"], adamw["peak_rate"]
+    losses = three_seeds(name, data, steps=steps, rates=rates)
+    base = [adamw["value"]] * len(losses)
+    record(name, losses, base, steps=steps, peak_rate=rates[0], tried=one["tried"])
 
 
 if __name__ == "__main__":
     import tempfile
 
     with tempfile.TemporaryDirectory() as temporary:
-        main(Path(temporary))
+        prepared = corpora(Path(temporary))
+        if sys.argv[1:]:  # a name and a number of steps
+            more(prepared, sys.argv[1], int(sys.argv[2]))
+        else:
+            main(prepared)

@@ -115,6 +115,16 @@ def test_a_lasting_rise_is_accepted_after_patience_and_counts_from_there():
     assert reasons[45:] == [3, 0]
 
 
+def test_a_new_beginning_forgets_the_norms_before():
+    # Half of the window would be of before, and the median absolute deviation all between.
+    rule = Guard(window=32, patience=2)
+    judge, history, taken = jax.jit(rule.judge), rule.begin(), []
+    for size in [1.0] * 32 + [100.0] * (2 + 15) + [1e4]:
+        ok, history = judge(history, jnp.float32(size))
+        taken.append(bool(ok))
+    assert np.flatnonzero(~np.array(taken)).tolist() == [32, 32 + 2 + 15]
+
+
 def test_a_spike_between_others_that_are_not_finite_still_counts():
     params, state, _ = train([1.0] * 20)
     seen = []

@@ -13,32 +13,35 @@ from dovetail_optim.testing import check_transformation
 
 RNG = np.random.default_rng(0)
 LAYERS, STEPS = 3, 20
+ADAM = {"b1": 0.95, "b2": 0.95, "eps": 1e-8}
 
 
 class Oracle:
     """One matrix; `turn` is its number, which says in which steps its bases are refreshed."""
 
-    def __init__(self, w, *, turn=0, refresh=10, max_dim=99, rate=1e-2, weight_decay=0.0):
+    def __init__(self, w, *, turn=0, refresh=10, max_dim=99, weight_decay=0.0, **numbers):
         self.w = np.asarray(w, np.float64)
         self.m, self.v = np.zeros_like(self.w), np.zeros_like(self.w)
         self.grams = [np.zeros((n, n)) for n in self.w.shape]
         self.bases = [np.eye(n) for n in self.w.shape]
         self.turned = [n <= max_dim for n in self.w.shape]
-        self.turn, self.refresh, self.rate, self.wd, self.t = turn, refresh, rate, weight_decay, 0
+        self.turn, self.refresh, self.rate, self.wd, self.t = turn, refresh, 1e-2, weight_decay, 0
+        self.b1, self.b2, self.eps = (numbers.get(k, d) for k, d in ADAM.items())
+        self.decay = numbers.get("basis_decay", 0.95)
 
     def step(self, g):
         g = np.asarray(g, np.float64)
         if self.t:
             ql, qr = self.bases
-            self.m = 0.95 * self.m + 0.05 * g
-            self.v = 0.95 * self.v + 0.05 * (ql.T @ g @ qr) ** 2
-            fix = 1 - 0.95**self.t
-            adam = (ql.T @ self.m @ qr / fix) / (np.sqrt(self.v / fix) + 1e-8)
+            self.m = self.b1 * self.m + (1 - self.b1) * g
+            self.v = self.b2 * self.v + (1 - self.b2) * (ql.T @ g @ qr) ** 2
+            fix1, fix2 = 1 - self.b1**self.t, 1 - self.b2**self.t
+            adam = (ql.T @ self.m @ qr / fix1) / (np.sqrt(self.v / fix2) + self.eps)
             self.w = self.w - self.rate * (ql @ adam @ qr.T + self.wd * self.w)
         for i, product in enumerate((g @ g.T, g.T @ g)):
             if not self.turned[i]:
                 continue
-            self.grams[i] = (0.95 * self.grams[i] if self.t else 0) + 0.05 * product
+            self.grams[i] = self.decay * self.grams[i] + (1 - self.decay) * product
             if self.t == 0:
                 self.bases[i] = np.linalg.eigh(self.grams[i])[1][:, ::-1]
             elif (self.turn - self.t) % self.refresh == 0:
@@ -77,6 +80,7 @@ def gradients(params, steps=STEPS):
         ((5, 5), {"refresh": 1}),
         ((4, 6), {"refresh": 3, "max_dim": 4}),
         ((6, 4), {"refresh": 2, "max_dim": 5}),
+        ((5, 5), {"b1": 0.9, "b2": 0.8, "eps": 0.01, "basis_decay": 0.7}),
     ],
 )
 def test_a_stack_is_the_papers_algorithm_for_each_matrix(sizes, options):

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import optax
 import pytest
@@ -121,6 +122,41 @@ def test_a_transformation_may_be_made_for_where_the_parameters_lie():
     (params,) = seen
     assert params["kernel"].shape == (512, 256)
     assert jax.tree.map(lambda x: x.sharding, params) == made.shardings.params
+
+
+def test_what_only_acts_as_a_transformation_serves(mesh, monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    state = _built(
+        nnx.Linear(3, 4, rngs=nnx.Rngs(0)),
+        optax.MultiSteps(optax.sgd(0.1), 2),
+        trainable=nnx.Param,
+        mesh=mesh,
+    )
+    assert int(state.opt.mini_step) == 0
+
+
+@pytest.mark.parametrize(
+    "tx, message",
+    [
+        (0.1, r"must be an Optax transformation.*got float; write"),
+        (lambda params: None, r"got NoneType from that function; write for example optax.adamw"),
+    ],
+)
+def test_what_is_no_transformation_is_refused(tx, message, mesh, monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    with pytest.raises(TypeError, match=message):
+        split(nnx.Linear(3, 4, rngs=nnx.Rngs(0)), tx, trainable=nnx.Param, mesh=mesh)
+
+
+def test_shardings_of_another_tree_are_refused(mesh):
+    with pytest.raises(ValueError, match=r"a tree like tx.init\(params\).*leave opt_shardings out"):
+        split(
+            nnx.Linear(3, 4, rngs=nnx.Rngs(0)),
+            optax.adam(0.1),
+            trainable=nnx.Param,
+            mesh=mesh,
+            shard_opt=lambda tx, params: (),
+        )
 
 
 def test_arrays_on_the_mesh_stay_where_they_are():

@@ -27,7 +27,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int32
 
 from dovetail_optim.checks import check_count, check_rate, check_share
-from dovetail_optim.decay import Mode, Rate, at, check_mode, decay_update, strength
+from dovetail_optim.decay import Mode, Rate, at, check_mode, decay_update, strength, wide
 from dovetail_optim.exchange import by_compiler
 from dovetail_optim.matrix import Matrices, Rule, assign, parse_rules
 
@@ -167,7 +167,7 @@ class _Soap:
 
         The bases of this step are those before its own gradient joins them.
         """
-        fold = folding.fold(g.astype(_wide(g)))
+        fold = folding.fold(g.astype(wide(g.dtype)))
         m = self.b1 * folding.fold(old.mu) + (1 - self.b1) * fold
         turned, v = self.adam(m, fold, folding.fold(old.nu), old, step)
         moved = self.change(turned, w, folding, step).astype(w.dtype)
@@ -246,13 +246,9 @@ def _leaves(state: SoapState, structure: Any) -> list[_Leaf]:
     return [_Leaf(m, v, Basis(*x[:2]), Basis(*x[2:])) for m, v, *x in zip(*columns, strict=True)]
 
 
-def _wide(x: Array) -> Any:
-    return jnp.promote_types(x.dtype, jnp.float32)
-
-
 def _begin(p: Array, folding: Matrices, max_dim: int) -> _Leaf:
     count, rows, columns = folding.sizes(p.shape)
-    dtype = _wide(p)
+    dtype = wide(p.dtype)
 
     def basis(n: int) -> Basis:
         if n > max_dim:

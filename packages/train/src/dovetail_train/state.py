@@ -125,15 +125,14 @@ def split(
         params,
         param_shardings,
     )
-    if not isinstance(tx, optax.GradientTransformation):
-        tx = tx(structs)
+    tx = _transformation(tx, structs)
     _check_opt(tx, params)
     shardings = State(
         step=NamedSharding(mesh, PartitionSpec()),
         params=param_shardings,
         frozen=placed(frozen, by_shape=True),
         rest=placed(rest, by_shape=False),
-        opt=shard_opt(tx, structs),
+        opt=_placed_opt(shard_opt, tx, structs),
     )
     definition = Definition(graphdef=graphdef, shardings=shardings, tx=tx)
     return definition, Arrays(params=params, frozen=frozen, rest=rest)
@@ -187,6 +186,36 @@ def _sharding(name: str, x: Any, mesh: Mesh | AbstractMesh, *, by_shape: bool) -
     if by_shape:
         return sharding_by_shape(jnp.shape(x), mesh, min_size=_MIN_SIZE)
     return NamedSharding(mesh, PartitionSpec())
+
+
+def _transformation(tx: Any, params: Any) -> optax.GradientTransformation:
+    """`tx`, or what it makes for these parameters."""
+
+    def serves(x: Any) -> bool:  # optax.MultiSteps has both, and is no GradientTransformation
+        return callable(getattr(x, "init", None)) and callable(getattr(x, "update", None))
+
+    made: Any = tx(params) if callable(tx) and not serves(tx) else tx
+    if not serves(made):
+        raise TypeError(
+            f"tx must be an Optax transformation, or a function from parameters to one, got "
+            f"{type(made).__name__}{' from that function' if made is not tx else ''}; write for "
+            f"example optax.adamw(1e-3)"
+        )
+    if isinstance(made, optax.GradientTransformation):
+        return made
+    return optax.GradientTransformation(made.init, made.update)
+
+
+def _placed_opt(shard_opt: OptShardings, tx: optax.GradientTransformation, params: Any) -> Any:
+    """The shardings of the optimizer's state, one for each of its arrays."""
+    found = shard_opt(tx, params)
+    like = jax.tree.structure(jax.eval_shape(tx.init, params))
+    if jax.tree.structure(found) != like:
+        raise ValueError(
+            f"opt_shardings must return a tree like tx.init(params), {like}, got "
+            f"{jax.tree.structure(found)}; leave opt_shardings out for the parameters' shardings"
+        )
+    return found
 
 
 def _check_opt(tx: optax.GradientTransformation, params: Any) -> None:

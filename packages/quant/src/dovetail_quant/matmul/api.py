@@ -1,0 +1,29 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a product of activations and quantized weights has to offer: here, or in a kernel library."""
+
+from typing import Any, Protocol, runtime_checkable
+
+from jaxtyping import Array, Float
+from qwix import QArray
+
+
+@runtime_checkable
+class Matmul(Protocol):
+    """A product plugs in as two functions: weights are laid out once, and multiplied many times.
+
+    The prepared weights are any pytree of arrays; the caller keeps it and may jit over it, stack it
+    or place it on devices.
+    """
+
+    def prepare(self, w: QArray) -> Any:
+        """The codes [K, N] as this product reads them."""
+        ...
+
+    def codes(self, prepared: Any) -> QArray:
+        """The inverse, bit for bit."""
+        ...
+
+    def __call__(self, x: Float[Array, "*batch K"], prepared: Any) -> Float[Array, "*batch N"]:
+        """x w in the dtype of x, accumulated in float32 at least."""
+        ...

@@ -1,0 +1,55 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""How the weights of a site are quantized, and its activations if they are."""
+
+import dataclasses
+from typing import Literal
+
+Weight = Literal["int8", "int4", "nf4", "fp8"]
+Method = Literal["absmax", "gptq", "awq", "smooth"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Spec:
+    """What a rule asks for.
+
+    weight: the codes: int8 and int4 are integers, nf4 the 16 quantiles of a normal distribution
+        (2305.14314), fp8 is float8_e4m3fn. group: how many inputs share a scale; None: all inputs
+        of an output channel. act: "int8" rounds each row of activations and multiplies integers.
+    method: absmax rounds to nearest; gptq (2210.17323), awq (2306.00978) and smooth (2211.10438)
+        need calibration. symmetric: whether 0 is the code 0; else an integer zero point per scale.
+    """
+
+    weight: Weight = "int8"
+    group: int | None = None
+    act: Literal["int8"] | None = None
+    method: Method = "absmax"
+    symmetric: bool = True
+
+    def __post_init__(self) -> None:
+        if self.weight not in ("int8", "int4", "nf4", "fp8"):
+            raise ValueError(
+                f"weight must be int8, int4, nf4 or fp8, got weight={self.weight!r}; "
+                "write weight='int8'"
+            )
+        if self.method not in ("absmax", "gptq", "awq", "smooth"):
+            raise ValueError(
+                f"method must be absmax, gptq, awq or smooth, got method={self.method!r}; "
+                "write method='absmax'"
+            )
+        if self.group is not None and self.group < 2:
+            raise ValueError(
+                f"group must be at least 2 inputs, got group={self.group}; write group=128, or "
+                "leave it out for one scale for each output channel"
+            )
+        if self.act not in (None, "int8"):
+            raise ValueError(f"act must be None or 'int8', got act={self.act!r}; leave it out")
+        if self.act and self.weight not in ("int8", "int4"):
+            raise ValueError(
+                f"act='int8' multiplies integers, got weight={self.weight!r}; write weight='int8'"
+            )
+        if not self.symmetric and self.weight not in ("int8", "int4"):
+            raise ValueError(
+                f"only integers have a zero point, got weight={self.weight!r} with "
+                "symmetric=False; leave symmetric out"
+            )

@@ -1,0 +1,22 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests share: types checked at run time, and neither ranks nor dtypes promote.
+
+Dtypes do: Optax's own transformations, which ours wrap, mix them.
+"""
+
+import jaxtyping
+
+# Before the first import of the package, so that every annotation of it is checked.
+jaxtyping.install_import_hook("dovetail_quant", "beartype.beartype")
+
+from collections.abc import Iterator  # noqa: E402
+
+import jax  # noqa: E402
+import pytest  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def _strict_ranks() -> Iterator[None]:
+    with jax.numpy_rank_promotion("raise"):
+        yield

@@ -1,0 +1,245 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Weights as codes: w = (level(code) - zero) scale, one scale per output and group of inputs.
+
+The arithmetic is Qwix's, so that files and peers agree bit for bit: symmetric integers spread
+absmax over 127.5 or 7.5 levels, because the last code also holds what rounds down to it; groups
+whose scale would fall below the root of the least float32 get the scale 1. One thing differs: all
+of it is float32, whatever the dtype of w, since a bfloat16 scale costs more accuracy than its two
+bytes per group are worth. Under jit a division by a constant may become a product with its
+reciprocal, one bit off; the constants here are hidden from that, and jit changes no code.
+"""
+
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Float, Shaped
+from qwix import QArray
+
+from dovetail_quant.spec import Spec, Weight
+
+# Quantiles of a normal distribution, scaled to [-1, 1] and with a 0: arXiv:2305.14314, appendix E.
+NF4: tuple[float, ...] = (
+    -1.0,
+    -0.6961928009986877,
+    -0.5250730514526367,
+    -0.39491748809814453,
+    -0.28444138169288635,
+    -0.18477343022823334,
+    -0.09105003625154495,
+    0.0,
+    0.07958029955625534,
+    0.16093020141124725,
+    0.24611230194568634,
+    0.33791524171829224,
+    0.44070982933044434,
+    0.5626170039176941,
+    0.7229568362236023,
+    1.0,
+)
+DTYPES: dict[Weight, Any] = {
+    "int8": jnp.int8,
+    "int4": jnp.int4,
+    "nf4": jnp.uint4,
+    "fp8": jnp.float8_e4m3fn,
+}
+# What absmax, or half of max - min, is divided by. 448 is the largest float8_e4m3fn.
+_SYMMETRIC: dict[Weight, float] = {"int8": 127.5, "int4": 7.5, "nf4": 1.0, "fp8": 448.0}
+_RANGE: dict[Weight, tuple[int, int]] = {"int8": (-128, 127), "int4": (-8, 7)}
+_LEAST_SCALE = float(np.sqrt(np.finfo(np.float32).tiny))
+
+_Scale = Float[Array, "*b G N"]
+_Zero = Shaped[Array, "*b G N"] | None
+
+
+def scales(w: Float[Array, "*b K N"], spec: Spec) -> tuple[_Scale, _Zero]:
+    """scale = max|w| / levels of each group; or (max - min) / levels, and the code that means 0.
+
+    Returns the scale as float32 and, if `spec.symmetric` is False, the zero point in the dtype of
+    the codes, else None. A range that lies to one side of 0 is widened to it.
+
+    Raises:
+        ValueError: `spec.group` does not divide K.
+    """
+    groups = 1 if spec.group is None else w.shape[-2] // spec.group
+    if groups * (spec.group or w.shape[-2]) != w.shape[-2] or 0 in w.shape:
+        raise ValueError(_refused_group(w.shape, spec.group))
+    grouped = _grouped(w.astype(jnp.float32), groups)
+    if spec.symmetric:
+        return _divided(jnp.max(jnp.abs(grouped), axis=-2), _SYMMETRIC[spec.weight]), None
+    low, high = _RANGE[spec.weight]
+    least = jnp.minimum(jnp.min(grouped, axis=-2), 0.0)
+    scale = _divided(jnp.maximum(jnp.max(grouped, axis=-2), 0.0) - least, float(high - low))
+    zero = jnp.clip(jnp.round(low - least / scale), low, high)
+    return scale, zero.astype(DTYPES[spec.weight])
+
+
+def encode(
+    w: Float[Array, "*b K N"], scale: _Scale, zero_point: _Zero, spec: Spec
+) -> Shaped[Array, "*b K N"]:
+    """The codes nearest to w / scale + zero_point, in the dtype of `spec.weight`.
+
+    The scale's shape says how many inputs share one (`spec.group` is not read, so that a few rows
+    can be encoded alone). Ties go to the even integer, and to the lower level of nf4; what lies
+    beyond the last level gets its code.
+
+    Raises:
+        ValueError: the groups of `scale` do not divide K.
+    """
+    steps = _spread(w.astype(jnp.float32), scale, jnp.divide)
+    if zero_point is not None:
+        steps = _spread(steps, zero_point.astype(jnp.float32), jnp.add)
+    dtype = DTYPES[spec.weight]
+    if spec.weight == "nf4":
+        return _nearest_nf4(steps).astype(dtype)
+    if spec.weight == "fp8":
+        return jnp.clip(steps, -_SYMMETRIC["fp8"], _SYMMETRIC["fp8"]).astype(dtype)
+    return jnp.clip(jnp.round(steps), *_RANGE[spec.weight]).astype(dtype)
+
+
+def decode(
+    codes: Shaped[Array, "*b K N"], scale: _Scale, zero_point: _Zero, spec: Spec
+) -> Float[Array, "*b K N"]:
+    """(level(code) - zero_point) scale in float32: the inverse of `encode` but for its rounding."""
+    return _decoded(codes, scale, zero_point, spec.weight)
+
+
+def quantize(w: Float[Array, "*b K N"], spec: Spec) -> QArray:
+    """w rounded to the nearest codes of `spec`, with the scales of `scales`.
+
+    Equals `qwix.quantize(w.astype(jnp.float32), ...)` with channelwise N, tiled K bit for bit.
+
+    Raises:
+        ValueError: the group does not divide K; or w holds inf or nan, or a range above the largest
+            float32 (not seen under jit, where such a group gives scales of inf or nan).
+
+    Example:
+
+        w = jax.random.normal(jax.random.key(0), (256, 64))
+        q = quantize(w, Spec(weight="int4", group=128))
+        error = jnp.max(jnp.abs(w - dequantize(q)))
+    """
+    scale, zero = scales(w, spec)
+    if not isinstance(scale, jax.core.Tracer) and not bool(jnp.all(jnp.isfinite(scale))):
+        raise ValueError(
+            "quantize needs finite weights, got w with inf, nan or a range above the largest "
+            f"float32, of shape={tuple(w.shape)}; write jnp.nan_to_num(w) if they may be replaced"
+        )
+    codes = encode(w, scale, zero, spec)
+    return QArray(codes, scale, zero, "nf4" if spec.weight == "nf4" else codes.dtype)
+
+
+def dequantize(q: QArray) -> Float[Array, "*b K N"]:
+    """The weights in float32 that the codes stand for.
+
+    Raises:
+        ValueError: the codes are of another type, or the scale is not [*b, G, N] with G dividing K.
+    """
+    check(q)
+    return _decoded(q.qvalue, q.scale, q.zero_point, weight_of(q))
+
+
+def nbytes(q: QArray) -> int:
+    """Bytes of codes, scales and zero points, two 4-bit codes a byte; arrays may be abstract."""
+    return sum(-(-leaf.size * _bits(leaf.dtype) // 8) for leaf in jax.tree.leaves(q))
+
+
+def weight_of(q: QArray) -> Weight:
+    """Which codes these are.
+
+    Raises:
+        ValueError: none that a Spec knows.
+    """
+    if isinstance(q.qtype, str) and q.qtype == "nf4" and q.qvalue.dtype == jnp.uint4:
+        return "nf4"
+    name = q.qtype if isinstance(q.qtype, str) else jnp.dtype(q.qtype).name
+    for weight, dtype in DTYPES.items():
+        if weight != "nf4" and q.qvalue.dtype.name == name == jnp.dtype(dtype).name:
+            return weight
+    raise ValueError(
+        f"codes must be int8, int4, nf4 or float8_e4m3fn, got qvalue={q.qvalue.dtype}, "
+        f"qtype={q.qtype!r}; write quantize(w, Spec(weight='int8'))"
+    )
+
+
+def check(q: QArray) -> None:
+    """Raises ValueError unless q is canonical: codes [*b, K, N], scale (and zero) [*b, G, N]."""
+    weight_of(q)
+    shape, scale = tuple(q.qvalue.shape), tuple(q.scale.shape)
+    fits = (
+        len(shape) >= 2
+        and 0 not in shape
+        and len(scale) == len(shape)
+        and scale[:-2] == shape[:-2]
+        and scale[-1] == shape[-1]
+        and scale[-2] > 0
+        and shape[-2] % scale[-2] == 0
+    )
+    if not fits:
+        raise ValueError(
+            f"scale must be [*b, G, N] with G dividing K of codes [*b, K, N], got scale={scale}, "
+            f"codes={shape}; write jnp.broadcast_to(scale, shape) or quantize(w, Spec())"
+        )
+    if q.zero_point is not None and tuple(q.zero_point.shape) != scale:
+        raise ValueError(
+            f"zero_point must have the shape of scale={scale}, got "
+            f"zero_point={tuple(q.zero_point.shape)}; write jnp.broadcast_to(zero_point, shape)"
+        )
+
+
+def _divided(span: Array, levels: float) -> Array:
+    # The barrier keeps XLA from multiplying by 1 / levels instead.
+    scale = span / jax.lax.optimization_barrier(jnp.float32(levels))
+    return jnp.where(scale < _LEAST_SCALE, jnp.ones_like(scale), scale)
+
+
+def _grouped(a: Array, groups: int) -> Array:
+    """[*b, K, N] as [*b, G, K/G, N]."""
+    return a.reshape(*a.shape[:-2], groups, a.shape[-2] // groups, a.shape[-1])
+
+
+def _spread(a: Array, per_group: Array, op: Any) -> Array:
+    """op(a[*b, K, N], per_group[*b, G, N]), each of G with its K/G rows of a."""
+    groups = per_group.shape[-2]
+    if a.shape[-2] % groups:
+        raise ValueError(_refused_group(a.shape, a.shape[-2] // groups))
+    return op(_grouped(a, groups), per_group[..., :, None, :]).reshape(a.shape)
+
+
+def _nearest_nf4(x: Array) -> Array:
+    """The first of the levels at the least distance: 15 comparisons, no array of 16 distances."""
+    x = jnp.clip(x, -1.0, 1.0)  # from far away all levels are equally far
+    best, code = jnp.abs(x - NF4[0]), jnp.zeros(x.shape, jnp.uint8)
+    for i, level in enumerate(NF4[1:], start=1):
+        distance = jnp.abs(x - level)
+        nearer = distance < best
+        best = jnp.where(nearer, distance, best)
+        code = jnp.where(nearer, jnp.uint8(i), code)
+    return code
+
+
+def _decoded(codes: Array, scale: Array, zero: Array | None, weight: Weight) -> Array:
+    if weight == "nf4":
+        levels = jnp.asarray(NF4, jnp.float32)[codes.astype(jnp.int32)]
+    else:
+        levels = codes.astype(jnp.float32)
+    if zero is not None:
+        levels = _spread(levels, zero.astype(jnp.float32), jnp.subtract)
+    return _spread(levels, scale.astype(jnp.float32), jnp.multiply)
+
+
+def _bits(dtype: Any) -> Literal[4] | int:
+    return 4 if str(dtype) in ("int4", "uint4") else dtype.itemsize * 8
+
+
+def _refused_group(shape: tuple[int, ...], group: int | None) -> str:
+    inputs = shape[-2]
+    divisors = [d for d in range(2, inputs + 1) if inputs % d == 0]
+    near = sorted(sorted(divisors, key=lambda d: abs(d - (group or inputs)))[:3])
+    return (
+        f"group must divide the inputs K of w [*b, K, N], got group={group}, K={inputs}, "
+        f"shape={tuple(shape)}; write group={' or '.join(map(str, near)) or None}"
+    )

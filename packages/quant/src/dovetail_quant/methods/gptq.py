@@ -1,0 +1,248 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""GPTQ (Frantar et al., 2210.17323): weights rounded one input at a time, each making up for the
+last.
+
+tr(dW^T H dW), H = sum of x x^T, is what rounding costs at the outputs. After an input is rounded,
+the weights of the inputs that are still free can be moved so as to undo part of its error; moved
+weights are what is rounded next. Algorithm 1 of the paper moves all free weights, by rows of the
+upper Cholesky factor U of the inverse of H: after input i, w_j -= (w_i - q_i) U_ij / U_ii.
+
+Here the same numbers come from the Cholesky factor of H itself, in reverse. Number the inputs
+backwards, in descending order of rounding, and let H = L L^T. Then L^T is upper, U is the inverse
+of L, and the moved weight of input i, when its turn comes, is
+
+    v_i = w_i + sum over j already rounded of (L_ji / L_ii) (w_j - q_j)
+
+with the original weights on the right. So nothing is inverted, the errors w - q are the only state,
+and a block of inputs costs one product with the errors before it, then a product of a row each.
+This form also loses fewer digits, by the root of the condition of H.
+
+The scale of a group is set from its weights as moved so far, when its first input is rounded
+(section 3.3 of the paper: with the inputs in their own order), or beforehand from the original
+weights, so that inputs may be rounded in any order and groups stay contiguous in memory (GPTQ's
+"static groups"). Rounding active inputs first is the more accurate order at equal bytes.
+"""
+
+import dataclasses
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+from qwix import QArray
+
+from dovetail_quant import codes
+from dovetail_quant.reconstruct import Report, channel_errors, check_operands, report
+from dovetail_quant.spec import Spec
+
+_HIGHEST = jax.lax.Precision.HIGHEST
+# Damping grows tenfold until H factors, from 1e-6 of the mean diagonal if it was 0. A sum of
+# squares factors at K 2^-24 (0.001 for K = 16384); a gram that needs over 1e3 is none.
+_LEAST_DAMP = 1e-6
+_MOST_DAMP = 1e3
+
+
+class _Problem(NamedTuple):
+    """What the loops read. w, scale and zero in the order of the inputs, factor in reverse order of
+    rounding; place[i] is the input that stands at i there."""
+
+    w: Array
+    factor: Array
+    place: Array
+    scale: Array
+    zero: Array | None
+
+
+class _State(NamedTuple):
+    """errors: w - q, in the order of the factor, 0 before rounding; q as codes, scales: as w."""
+
+    errors: Array
+    qvalue: Array
+    scale: Array
+    zero: Array | None
+
+
+def gptq(
+    w: Float[Array, "K N"],
+    gram: Float[Array, "K K"],
+    spec: Spec,
+    *,
+    damp: float = 0.01,
+    order: Literal["activation", "natural"] = "activation",
+    block: int = 128,
+) -> tuple[QArray, Report]:
+    """Codes of w that lessen tr(dW^T H dW), H = gram, and what that came to.
+
+    w: any float dtype; gram: sum of x x^T over calibration rows in any unit, as `record` keeps it;
+    both are computed in float32. The codes are `codes.quantize`'s in form. No output channel is
+    worse than round-to-nearest: where moving weights did not pay, it is returned (`Report.kept`).
+    Inputs that were always 0 get weight 0.
+
+    damp: added to the diagonal of H, in units of its mean; raised tenfold until H factors, and
+    reported. A gram that never does (it is no sum of squares) leaves every channel as nearest.
+    order: "activation" rounds the largest diagonal first and takes scales from the original
+    weights; "natural" goes from the first input to the last, and sets the scales of `spec.group`
+    as it goes. block: inputs between two products with all errors; groups in natural order are the
+    blocks, and `block` is not read. It changes the speed, not the result but for rounding.
+
+    Peak memory beside w and gram: two float32 [K, K], four [K, N].
+
+    Raises:
+        ValueError: shapes that do not fit, a group that does not divide K, options out of range.
+
+    Example:
+
+        x = jax.random.normal(jax.random.key(0), (512, 128))
+        w = jax.random.normal(jax.random.key(1), (128, 64))
+        q, report = gptq(w, x.T @ x, Spec(weight="int4", group=32))
+        assert report.error <= report.nearest
+    """
+    check_operands(w, gram)
+    _check_options(damp, order, block)
+    return _gptq(w, gram, spec, damp=float(damp), order=order, block=block)
+
+
+@jax.jit(static_argnames=("spec", "order", "block"))
+def _gptq(
+    w: Array, gram: Array, spec: Spec, *, damp: float, order: str, block: int
+) -> tuple[QArray, Report]:
+    w, gram = w.astype(jnp.float32), gram.astype(jnp.float32)
+    nearest = codes.quantize(w, spec)
+    diagonal = jnp.diagonal(gram)
+    # In reverse: what is rounded first stands last.
+    place = jnp.argsort(diagonal) if order == "activation" else jnp.arange(len(w))[::-1]
+    factor, used = _factor(gram[place][:, place], damp)
+    live = jnp.where((diagonal == 0)[:, None], 0, w)
+    moving = order == "natural" and spec.group is not None
+    problem = _Problem(live, factor, place, *codes.scales(live, spec))
+    size = spec.group if moving else min(block, len(w))
+    state = _rounded(problem, spec, block=size, moving=moving)
+
+    errors = channel_errors(codes.decode(state.qvalue, state.scale, state.zero, spec) - w, gram)
+    rounded = channel_errors(codes.dequantize(nearest) - w, gram)
+    # Not <=: a gram of zeros says nothing. NaN, from a factor that failed, is not less either.
+    better = errors < rounded
+    q = dataclasses.replace(
+        nearest,
+        qvalue=jnp.where(better, state.qvalue, nearest.qvalue),
+        scale=jnp.where(better, state.scale, nearest.scale),
+        zero_point=None
+        if state.zero is None
+        else jnp.where(better, state.zero, nearest.zero_point),
+    )
+    done = jnp.where(better, errors, rounded)
+    kept = jnp.sum(~better)
+    return q, report(w, gram, errors=done, nearest=rounded, kept=kept, damp=used)
+
+
+def _factor(h: Array, damp: Array) -> tuple[Array, Array]:
+    """The lower Cholesky factor of the damped h, and the damping, in units of the mean diagonal."""
+    diagonal = jnp.diagonal(h)
+    mean = jnp.mean(diagonal)
+    # An input that was always 0 is tied to no other: any positive element keeps it so.
+    diagonal = jnp.where(diagonal == 0, jnp.where(mean > 0, mean, 1), diagonal)
+    at = jnp.arange(len(h))
+
+    def attempt(damp: Array) -> tuple[Array, Array]:
+        damped = h.at[at, at].set(diagonal + damp * mean)
+        return jax.lax.linalg.cholesky(damped, symmetrize_input=False), damp
+
+    def failed(tried: tuple[Array, Array]) -> Array:
+        # A failed factorization is NaN from the pivot on, or everywhere.
+        return ~jnp.isfinite(tried[0][-1, -1]) & (tried[1] < _MOST_DAMP)
+
+    def again(tried: tuple[Array, Array]) -> tuple[Array, Array]:
+        return attempt(jnp.maximum(10 * tried[1], _LEAST_DAMP))
+
+    return jax.lax.while_loop(failed, again, attempt(jnp.float32(damp)))
+
+
+def _rounded(problem: _Problem, spec: Spec, *, block: int, moving: bool) -> _State:
+    """All inputs, from the last block of the factor to the first."""
+    inputs = len(problem.w)
+    full, rest = divmod(inputs, block)
+    state = _State(
+        errors=jnp.zeros_like(problem.w),
+        qvalue=jnp.zeros(problem.w.shape, codes.DTYPES[spec.weight]),
+        scale=problem.scale,
+        zero=problem.zero,
+    )
+
+    def one(i: Array, state: _State) -> _State:
+        start = inputs - (i + 1) * block
+        return _block(problem, state, spec, start=start, size=block, moving=moving)
+
+    state = jax.lax.fori_loop(0, full, one, state)
+    return _block(problem, state, spec, start=0, size=rest, moving=False) if rest else state
+
+
+def _block(
+    problem: _Problem, state: _State, spec: Spec, *, start: Array | int, size: int, moving: bool
+) -> _State:
+    """The inputs at [start, start + size) of the factor, all behind them being done."""
+    columns = jax.lax.dynamic_slice_in_dim(problem.factor, start, size, axis=1)
+    within = jax.lax.dynamic_slice_in_dim(columns, start, size)
+    feedback = columns / jnp.diagonal(within)
+    # Of inputs behind the block; the errors of the others, and of the block, are still 0.
+    moved = jnp.matmul(feedback.T, state.errors, precision=_HIGHEST)
+    within = jax.lax.dynamic_slice_in_dim(feedback, start, size)
+    place = jax.lax.dynamic_slice_in_dim(problem.place, start, size)
+    if moving:
+        state = _scaled(problem, state, spec, moved=moved, within=within, place=place)
+    inputs_of_scale = len(problem.w) // len(state.scale)
+
+    def one(i: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        errors, qvalue = carry
+        row = size - 1 - i
+        at = place[row]
+        w = problem.w[at][None]
+        back = jnp.matmul(within[:, row][None], errors, precision=_HIGHEST)
+        group = at // inputs_of_scale
+        scale = state.scale[group][None]
+        zero = None if state.zero is None else state.zero[group][None]
+        q = codes.encode(w + moved[row][None] + back, scale, zero, spec)
+        error = w - codes.decode(q, scale, zero, spec)
+        update = jax.lax.dynamic_update_slice_in_dim
+        return update(errors, error, row, 0), update(qvalue, q, at, 0)
+
+    errors, qvalue = jax.lax.fori_loop(
+        0, size, one, (jnp.zeros((size, problem.w.shape[1]), jnp.float32), state.qvalue)
+    )
+    errors = jax.lax.dynamic_update_slice_in_dim(state.errors, errors, start, 0)
+    return state._replace(errors=errors, qvalue=qvalue)
+
+
+def _scaled(
+    problem: _Problem, state: _State, spec: Spec, *, moved: Array, within: Array, place: Array
+) -> _State:
+    """The scale of the group that this block is, from its weights as they would be moved by now.
+
+    Were no input of the group rounded, each would move by c with c = moved - (within - 1)^T c: what
+    an input takes back of an error, those after it need not.
+    """
+    c = jax.lax.linalg.triangular_solve(
+        within, moved, left_side=True, lower=True, transpose_a=True, unit_diagonal=True
+    )
+    group = place[0] // len(place)
+    scale, zero = codes.scales(problem.w[place] + c, spec)
+    update = jax.lax.dynamic_update_slice_in_dim
+    scale = update(state.scale, scale, group, 0)
+    if zero is not None:
+        zero = update(state.zero, zero, group, 0)
+    return state._replace(scale=scale, zero=zero)
+
+
+def _check_options(damp: float, order: str, block: int) -> None:
+    if not damp >= 0:
+        raise ValueError(
+            f"damp must be at least 0, in units of the mean diagonal, got damp={damp}; "
+            "write damp=0.01"
+        )
+    if order not in ("activation", "natural"):
+        raise ValueError(
+            f"order must be 'activation' or 'natural', got order={order!r}; "
+            "write order='activation'"
+        )
+    if block < 1:
+        raise ValueError(f"block must be at least 1 input, got block={block}; write block=128")

@@ -1,0 +1,79 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""What quantizing a weight does to the outputs of its site: the measure that all methods share.
+
+sum over rows x of |x dW|^2 = tr(dW^T H dW), H = sum of x x^T. It is a sum over output channels, so
+two ways to quantize may be mixed, channel by channel, and the better of each taken.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+
+class Report(NamedTuple):
+    """What a method did to a site; leaves are arrays, so that it passes through jit and vmap.
+
+    error: tr(dW^T H dW) of the codes returned; nearest: of round-to-nearest; signal: of the
+    weight itself, tr(W^T H W). All in the units of the gram that came. kept: output channels left
+    as round-to-nearest, which was no worse there. damp: what GPTQ added to the diagonal of H, in
+    units of its mean; alpha: the exponent of AWQ and SmoothQuant; each 0 with the other methods.
+    """
+
+    error: Float[Array, ""]
+    nearest: Float[Array, ""]
+    signal: Float[Array, ""]
+    kept: Int[Array, ""]
+    damp: Float[Array, ""]
+    alpha: Float[Array, ""]
+
+    @property
+    def relative(self) -> Float[Array, "*sites"]:
+        """sqrt(error / signal), 0 for a site without signal."""
+        signal = jnp.where(self.signal > 0, self.signal, 1)
+        return jnp.sqrt(jnp.maximum(self.error, 0) / signal)
+
+
+def channel_errors(dw: Float[Array, "K N"], gram: Float[Array, "K K"]) -> Float[Array, "N"]:
+    """diag(dW^T H dW): the squared output error of each channel, summed over the rows behind H."""
+    dw = dw.astype(jnp.float32)
+    products = jnp.matmul(gram.astype(jnp.float32), dw, precision=jax.lax.Precision.HIGHEST)
+    # Never negative but for rounding.
+    return jnp.maximum((dw * products).sum(0), 0)
+
+
+def check_operands(w: Float[Array, "K N"], gram: Float[Array, "K K"]) -> None:
+    """Raises ValueError unless w is a matrix and gram the square of its inputs."""
+    if w.ndim != 2:
+        raise ValueError(
+            f"w must be a matrix [K, N], got w of shape={w.shape}; map over the leading axes with "
+            "jax.lax.map or jax.vmap"
+        )
+    if gram.shape != (w.shape[0], w.shape[0]):
+        raise ValueError(
+            f"the statistics must be of the inputs of w, got w of shape={w.shape} and gram of "
+            f"shape={gram.shape}; record inputs of width {w.shape[0]}"
+        )
+
+
+def report(
+    w: Float[Array, "K N"],
+    gram: Float[Array, "K K"],
+    *,
+    errors: Float[Array, "N"],
+    nearest: Float[Array, "N"],
+    kept: Int[Array, ""] | int = 0,
+    damp: Float[Array, ""] | float = 0.0,
+    alpha: Float[Array, ""] | float = 0.0,
+) -> Report:
+    """The sums over output channels, and the signal."""
+    return Report(
+        error=errors.sum(),
+        nearest=nearest.sum(),
+        signal=channel_errors(w, gram).sum(),
+        kept=jnp.asarray(kept, jnp.int32),
+        damp=jnp.asarray(damp, jnp.float32),
+        alpha=jnp.asarray(alpha, jnp.float32),
+    )

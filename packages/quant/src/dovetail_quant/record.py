@@ -34,7 +34,8 @@ class Statistics(NamedTuple):
     gram: Float[Array, "*experts K K"]
     absmax: Float[Array, "*experts K"]
     absmean: Float[Array, "*experts K"]
-    count: Float[Array, "*experts"]
+    # The name it has in Optax's states, too.
+    count: Float[Array, "*experts"]  # pyright: ignore[reportIncompatibleMethodOverride]
 
 
 def empty(width: int, *, experts: int | None = None) -> Statistics:
@@ -143,7 +144,7 @@ def merge(a: Statistics, b: Statistics) -> Statistics:
     )
 
 
-def starved(stats: Statistics, minimum: float) -> Bool[Array, "*experts"]:
+def starved(stats: Statistics, minimum: int | float) -> Bool[Array, "*experts"]:
     """Whether fewer than `minimum` rows were seen, for each expert.
 
     With fewer rows than inputs the gram is singular: round to nearest instead.

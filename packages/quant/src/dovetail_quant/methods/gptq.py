@@ -18,10 +18,11 @@ with the original weights on the right. So nothing is inverted, the errors w - q
 and a block of inputs costs one product with the errors before it, then a product of a row each.
 This form also loses fewer digits, by the root of the condition of H.
 
-The scale of a group is set from its weights as moved so far, when its first input is rounded
-(section 3.3 of the paper: with the inputs in their own order), or beforehand from the original
+The scale of a group is set from its weights as moved so far, when its first input is rounded (what
+the paper says of grouping; the inputs then go in their own order), or beforehand from the original
 weights, so that inputs may be rounded in any order and groups stay contiguous in memory (GPTQ's
-"static groups"). Rounding active inputs first is the more accurate order at equal bytes.
+"static groups"). Active inputs first is the more accurate order for one scale an output; with
+groups either may win.
 """
 
 import dataclasses
@@ -55,10 +56,13 @@ class _Problem(NamedTuple):
 
 
 class _State(NamedTuple):
-    """errors: w - q, in the order of the factor, 0 before rounding; q as codes, scales: as w."""
+    """errors: w - q, in the order of the factor, 0 before rounding. The zero points are float32.
+
+    No codes: XLA writes one row of 4-bit integers by unpacking them all. What w - errors is next
+    to is the code that was chosen.
+    """
 
     errors: Array
-    qvalue: Array
     scale: Array
     zero: Array | None
 
@@ -86,7 +90,8 @@ def gptq(
     as it goes. block: inputs between two products with all errors; groups in natural order are the
     blocks, and `block` is not read. It changes the speed, not the result but for rounding.
 
-    Peak memory beside w and gram: two float32 [K, K], four [K, N].
+    Peak memory beside w and gram, in float32: 2.25 [K, K] (the factor and the matrix it comes from)
+    and 4 [K, N]. The program has the same size for every K.
 
     Raises:
         ValueError: shapes that do not fit, a group that does not divide K, options out of range.
@@ -112,50 +117,51 @@ def _gptq(
     diagonal = jnp.diagonal(gram)
     # In reverse: what is rounded first stands last.
     place = jnp.argsort(diagonal) if order == "activation" else jnp.arange(len(w))[::-1]
-    factor, used = _factor(gram[place][:, place], damp)
+    factor, used = _factor(gram, place, damp)
     live = jnp.where((diagonal == 0)[:, None], 0, w)
-    moving = order == "natural" and spec.group is not None
     problem = _Problem(live, factor, place, *codes.scales(live, spec))
-    size = spec.group if moving else min(block, len(w))
-    state = _rounded(problem, spec, block=size, moving=moving)
+    # A group in the natural order is a block, so that its scale is due when the block is.
+    moving = spec.group if order == "natural" else None
+    size = moving or min(block, len(w))
+    state = _rounded(problem, spec, block=size, moving=moving is not None)
+    q = _codes(problem, state, spec, like=nearest)
 
-    errors = channel_errors(codes.decode(state.qvalue, state.scale, state.zero, spec) - w, gram)
+    errors = channel_errors(codes.dequantize(q) - w, gram)
     rounded = channel_errors(codes.dequantize(nearest) - w, gram)
     # Not <=: a gram of zeros says nothing. NaN, from a factor that failed, is not less either.
     better = errors < rounded
-    q = dataclasses.replace(
-        nearest,
-        qvalue=jnp.where(better, state.qvalue, nearest.qvalue),
-        scale=jnp.where(better, state.scale, nearest.scale),
-        zero_point=None
-        if state.zero is None
-        else jnp.where(better, state.zero, nearest.zero_point),
+    return jax.tree.map(lambda a, b: jnp.where(better, a, b), q, nearest), report(
+        w,
+        gram,
+        errors=jnp.where(better, errors, rounded),
+        nearest=rounded,
+        kept=jnp.sum(~better),
+        damp=used,
     )
-    done = jnp.where(better, errors, rounded)
-    kept = jnp.sum(~better)
-    return q, report(w, gram, errors=done, nearest=rounded, kept=kept, damp=used)
 
 
-def _factor(h: Array, damp: Array) -> tuple[Array, Array]:
-    """The lower Cholesky factor of the damped h, and the damping, in units of the mean diagonal."""
-    diagonal = jnp.diagonal(h)
+def _factor(gram: Array, place: Array, damp: float) -> tuple[Array, Array]:
+    """The lower Cholesky factor of the damped gram, in the order `place`, and the damping."""
+    diagonal = jnp.diagonal(gram)
     mean = jnp.mean(diagonal)
     # An input that was always 0 is tied to no other: any positive element keeps it so.
     diagonal = jnp.where(diagonal == 0, jnp.where(mean > 0, mean, 1), diagonal)
-    at = jnp.arange(len(h))
 
-    def attempt(damp: Array) -> tuple[Array, Array]:
-        damped = h.at[at, at].set(diagonal + damp * mean)
-        return jax.lax.linalg.cholesky(damped, symmetrize_input=False), damp
+    def failed(tried: tuple[Array, Array, Array]) -> Array:
+        return ~jnp.isfinite(tried[0][-1, -1]) & (tried[2] <= _MOST_DAMP)
 
-    def failed(tried: tuple[Array, Array]) -> Array:
-        # A failed factorization is NaN from the pivot on, or everywhere.
-        return ~jnp.isfinite(tried[0][-1, -1]) & (tried[1] < _MOST_DAMP)
+    def attempt(tried: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        # The barrier ties the reordered gram to this attempt: moved out of the loop it would live
+        # as long as the factor, a third [K, K].
+        at, damp = jax.lax.optimization_barrier((place, tried[2]))
+        raised = (diagonal + damp * mean)[at]
+        damped = jnp.where(at[:, None] == at, raised, gram[at[:, None], at])
+        factor = jax.lax.linalg.cholesky(damped, symmetrize_input=False)  # all NaN if it fails
+        return factor, damp, jnp.maximum(10 * damp, _LEAST_DAMP)
 
-    def again(tried: tuple[Array, Array]) -> tuple[Array, Array]:
-        return attempt(jnp.maximum(10 * tried[1], _LEAST_DAMP))
-
-    return jax.lax.while_loop(failed, again, attempt(jnp.float32(damp)))
+    start = jnp.full_like(gram, jnp.nan), jnp.float32(0), jnp.float32(damp)
+    factor, used, _ = jax.lax.while_loop(failed, attempt, start)
+    return factor, used
 
 
 def _rounded(problem: _Problem, spec: Spec, *, block: int, moving: bool) -> _State:
@@ -164,9 +170,8 @@ def _rounded(problem: _Problem, spec: Spec, *, block: int, moving: bool) -> _Sta
     full, rest = divmod(inputs, block)
     state = _State(
         errors=jnp.zeros_like(problem.w),
-        qvalue=jnp.zeros(problem.w.shape, codes.DTYPES[spec.weight]),
         scale=problem.scale,
-        zero=problem.zero,
+        zero=None if problem.zero is None else problem.zero.astype(jnp.float32),
     )
 
     def one(i: Array, state: _State) -> _State:
@@ -192,25 +197,20 @@ def _block(
         state = _scaled(problem, state, spec, moved=moved, within=within, place=place)
     inputs_of_scale = len(problem.w) // len(state.scale)
 
-    def one(i: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
-        errors, qvalue = carry
+    def one(i: Array, errors: Array) -> Array:
         row = size - 1 - i
-        at = place[row]
-        w = problem.w[at][None]
+        w = problem.w[place[row]][None]
         back = jnp.matmul(within[:, row][None], errors, precision=_HIGHEST)
-        group = at // inputs_of_scale
+        group = place[row] // inputs_of_scale
         scale = state.scale[group][None]
         zero = None if state.zero is None else state.zero[group][None]
         q = codes.encode(w + moved[row][None] + back, scale, zero, spec)
         error = w - codes.decode(q, scale, zero, spec)
-        update = jax.lax.dynamic_update_slice_in_dim
-        return update(errors, error, row, 0), update(qvalue, q, at, 0)
+        return jax.lax.dynamic_update_slice_in_dim(errors, error, row, 0)
 
-    errors, qvalue = jax.lax.fori_loop(
-        0, size, one, (jnp.zeros((size, problem.w.shape[1]), jnp.float32), state.qvalue)
-    )
+    errors = jax.lax.fori_loop(0, size, one, jnp.zeros_like(moved))
     errors = jax.lax.dynamic_update_slice_in_dim(state.errors, errors, start, 0)
-    return state._replace(errors=errors, qvalue=qvalue)
+    return state._replace(errors=errors)
 
 
 def _scaled(
@@ -228,9 +228,18 @@ def _scaled(
     scale, zero = codes.scales(problem.w[place] + c, spec)
     update = jax.lax.dynamic_update_slice_in_dim
     scale = update(state.scale, scale, group, 0)
-    if zero is not None:
-        zero = update(state.zero, zero, group, 0)
+    if state.zero is None or zero is None:
+        return state._replace(scale=scale)
+    zero = update(state.zero, zero.astype(jnp.float32), group, 0)
     return state._replace(scale=scale, zero=zero)
+
+
+def _codes(problem: _Problem, state: _State, spec: Spec, *, like: QArray) -> QArray:
+    """The codes that w - errors lies on, in the order of w and with the dtypes of `like`."""
+    q = problem.w - state.errors[jnp.argsort(problem.place)]
+    zero = None if state.zero is None else state.zero.astype(codes.DTYPES[spec.weight])
+    qvalue = codes.encode(q, state.scale, zero, spec)
+    return dataclasses.replace(like, qvalue=qvalue, scale=state.scale, zero_point=zero)
 
 
 def _check_options(damp: float, order: str, block: int) -> None:

@@ -1,0 +1,119 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""AWQ (Lin et al., 2306.00978): inputs that are large on average get finer weights.
+
+x w = (x / s) (s w): a weight row scaled up by s before rounding is rounded s times finer, as long
+as the scales of its groups, set by their largest rows, stay the same; the input pays with a
+division. Equation 5 of the paper looks for s = m^alpha, m = mean |x| of each input, with alpha in
+[0, 1] that makes the least output error. The paper measures that error on kept activations; here
+it is tr(dW^T H dW), the same number without them.
+
+Clipping, which the paper adds in a sentence, then narrows the range of a group where rounding the
+rest finer is worth losing its extremes.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+from qwix import QArray
+
+from dovetail_quant import codes
+from dovetail_quant.reconstruct import Report, channel_errors, check_operands, report
+from dovetail_quant.record import Statistics
+from dovetail_quant.spec import Spec
+
+# Inputs below this part of the largest count as this: beyond, s w of the others would be rounded
+# as if they were all that matters, and an input that was silent in calibration would lose all bits.
+_LEAST_MEAN = 1e-4
+
+
+def awq(
+    w: Float[Array, "K N"],
+    stats: Statistics,
+    spec: Spec,
+    *,
+    grid: int = 20,
+    clips: Sequence[float] = (),
+) -> tuple[Float[Array, "K"], QArray, Report]:
+    """s[K], the codes of s w, and what that came to: y = (x / s) Q(s w).
+
+    grid: how many alphas are tried, evenly from 0, which is round-to-nearest, to 1: the result is
+    never worse. clips: parts of the range of a group to try besides all of it, such as
+    (0.95, 0.9, 0.8, 0.7); each output and group takes the best, unless the output as a whole
+    suffers. s has geometric mean 1 between its largest and its least; 1 for a site without rows.
+
+    Raises:
+        ValueError: shapes that do not fit, a group that does not divide K, options out of range.
+
+    Example:
+
+        stats = record.update(record.empty(128), x)
+        s, q, report = awq(w, stats, Spec(weight="int4", group=32))
+        y = (x / s) @ codes.dequantize(q)
+    """
+    check_operands(w, stats.gram)
+    if grid < 2:
+        raise ValueError(f"grid must be at least 2 exponents, got grid={grid}; write grid=20")
+    if not all(0 < c < 1 for c in clips):
+        raise ValueError(
+            f"clips must be parts of a range, between 0 and 1, got clips={tuple(clips)}; "
+            "write clips=(0.95, 0.9, 0.8)"
+        )
+    return _awq(w, stats, spec, grid=grid, clips=tuple(float(c) for c in clips))
+
+
+@jax.jit(static_argnames=("spec", "grid", "clips"))
+def _awq(
+    w: Array, stats: Statistics, spec: Spec, *, grid: int, clips: tuple[float, ...]
+) -> tuple[Array, QArray, Report]:
+    w, gram = w.astype(jnp.float32), stats.gram.astype(jnp.float32)
+    largest = stats.absmean.max()
+    mean = jnp.maximum(stats.absmean / jnp.where(largest > 0, largest, 1), _LEAST_MEAN)
+
+    def smoothing(alpha: Array) -> Array:
+        s = mean**alpha
+        return s / jnp.sqrt(s.max() * s.min())
+
+    def errors_of(q: QArray, s: Array) -> Array:
+        return channel_errors(codes.dequantize(q) / s[:, None] - w, gram)
+
+    def attempt(alpha: Array) -> Array:
+        s = smoothing(alpha)
+        return errors_of(codes.quantize(w * s[:, None], spec), s).sum()
+
+    alphas = jnp.linspace(0, 1, grid, dtype=jnp.float32)
+    alpha = alphas[jnp.argmin(jax.lax.map(attempt, alphas))]  # the first of equals: 0
+    s = smoothing(alpha)
+    q = codes.quantize(w * s[:, None], spec)
+    errors, kept = errors_of(q, s), jnp.where(alpha == 0, w.shape[1], 0)
+    if clips:
+        narrow = _clipped(w * s[:, None], q, gram / (s[:, None] * s), spec, clips=clips)
+        narrow_errors = errors_of(narrow, s)
+        better = narrow_errors < errors
+        q = jax.tree.map(lambda a, b: jnp.where(better, a, b), narrow, q)
+        errors, kept = jnp.minimum(errors, narrow_errors), jnp.where(alpha == 0, (~better).sum(), 0)
+    nearest = errors_of(codes.quantize(w, spec), jnp.ones_like(s))
+    return s, q, report(w, gram, errors=errors, nearest=nearest, kept=kept, alpha=alpha)
+
+
+def _clipped(w: Array, q: QArray, gram: Array, spec: Spec, *, clips: tuple[float, ...]) -> QArray:
+    """q with the scale of each group narrowed by the ratio that serves it best.
+
+    A group is judged by its own block of the gram, as if the other groups were exact.
+    """
+    groups = q.scale.shape[0]
+    size = len(w) // groups
+    blocks = gram.reshape(groups, size, groups, size)[jnp.arange(groups), :, jnp.arange(groups)]
+
+    def cost(ratio: Array) -> Array:
+        scale = q.scale * ratio
+        rounded = codes.encode(w, scale, q.zero_point, spec)
+        dw = (codes.decode(rounded, scale, q.zero_point, spec) - w).reshape(groups, size, -1)
+        return jax.vmap(channel_errors)(dw, blocks)
+
+    ratios = jnp.asarray((1.0, *clips), jnp.float32)
+    scale = q.scale * ratios[jnp.argmin(jax.lax.map(cost, ratios), axis=0)]
+    return dataclasses.replace(q, qvalue=codes.encode(w, scale, q.zero_point, spec), scale=scale)

@@ -44,7 +44,7 @@ def channel_errors(dw: Float[Array, "K N"], gram: Float[Array, "K K"]) -> Float[
     return jnp.maximum((dw * products).sum(0), 0)
 
 
-def check_operands(w: Float[Array, "K N"], gram: Float[Array, "K K"]) -> None:
+def check_operands(w: Array, gram: Array) -> None:
     """Raises ValueError unless w is a matrix and gram the square of its inputs."""
     if w.ndim != 2:
         raise ValueError(

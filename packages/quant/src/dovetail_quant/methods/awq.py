@@ -85,18 +85,21 @@ def _awq(
         return errors_of(codes.quantize(w * s[:, None], spec), s).sum()
 
     alphas = jnp.linspace(0, 1, grid, dtype=jnp.float32)
-    alpha = alphas[jnp.argmin(jax.lax.map(attempt, alphas))]  # the first of equals: 0
-    s = smoothing(alpha)
+    alpha = alphas[jnp.argmin(jax.lax.map(attempt, alphas))]
+    s, plain = smoothing(alpha), codes.quantize(w, spec)
     q = codes.quantize(w * s[:, None], spec)
-    errors, kept = errors_of(q, s), jnp.where(alpha == 0, w.shape[1], 0)
+    errors, nearest = errors_of(q, s), errors_of(plain, jnp.ones_like(s))
+    pays = errors.sum() < nearest.sum()
+    s, alpha = jnp.where(pays, s, 1), jnp.where(pays, alpha, 0)
+    q = jax.tree.map(lambda a, b: jnp.where(pays, a, b), q, plain)
+    errors, kept = jnp.where(pays, errors, nearest), jnp.full(errors.shape, ~pays)
     if clips:
-        narrow = _clipped(w * s[:, None], q, gram / (s[:, None] * s), spec, clips=clips)
-        narrow_errors = errors_of(narrow, s)
-        better = narrow_errors < errors
-        q = jax.tree.map(lambda a, b: jnp.where(better, a, b), narrow, q)
-        errors, kept = jnp.minimum(errors, narrow_errors), jnp.where(alpha == 0, (~better).sum(), 0)
-    nearest = errors_of(codes.quantize(w, spec), jnp.ones_like(s))
-    return s, q, report(w, gram, errors=errors, nearest=nearest, kept=kept, alpha=alpha)
+        narrow = _clipped(w * s[:, None], q, gram / (s[:, None] * s[None]), spec, clips=clips)
+        narrowed = errors_of(narrow, s)
+        better = narrowed < errors
+        q = jax.tree.map(lambda a, b: jnp.where(better[None], a, b), narrow, q)
+        errors, kept = jnp.where(better, narrowed, errors), kept & ~better
+    return s, q, report(w, gram, errors=errors, nearest=nearest, kept=kept.sum(), alpha=alpha)
 
 
 def _clipped(w: Array, q: QArray, gram: Array, spec: Spec, *, clips: tuple[float, ...]) -> QArray:

@@ -105,12 +105,12 @@ def gptq(
     """
     check_operands(w, gram)
     _check_options(damp, order, block)
-    return _gptq(w, gram, spec, damp=float(damp), order=order, block=block)
+    return _gptq(w, gram, spec, damp=jnp.float32(damp), order=order, block=block)
 
 
 @jax.jit(static_argnames=("spec", "order", "block"))
 def _gptq(
-    w: Array, gram: Array, spec: Spec, *, damp: float, order: str, block: int
+    w: Array, gram: Array, spec: Spec, *, damp: Array, order: str, block: int
 ) -> tuple[QArray, Report]:
     w, gram = w.astype(jnp.float32), gram.astype(jnp.float32)
     nearest = codes.quantize(w, spec)
@@ -130,7 +130,7 @@ def _gptq(
     rounded = channel_errors(codes.dequantize(nearest) - w, gram)
     # Not <=: a gram of zeros says nothing. NaN, from a factor that failed, is not less either.
     better = errors < rounded
-    return jax.tree.map(lambda a, b: jnp.where(better, a, b), q, nearest), report(
+    return jax.tree.map(lambda a, b: jnp.where(better[None], a, b), q, nearest), report(
         w,
         gram,
         errors=jnp.where(better, errors, rounded),
@@ -140,7 +140,7 @@ def _gptq(
     )
 
 
-def _factor(gram: Array, place: Array, damp: float) -> tuple[Array, Array]:
+def _factor(gram: Array, place: Array, damp: Array) -> tuple[Array, Array]:
     """The lower Cholesky factor of the damped gram, in the order `place`, and the damping."""
     diagonal = jnp.diagonal(gram)
     mean = jnp.mean(diagonal)
@@ -155,11 +155,11 @@ def _factor(gram: Array, place: Array, damp: float) -> tuple[Array, Array]:
         # as long as the factor, a third [K, K].
         at, damp = jax.lax.optimization_barrier((place, tried[2]))
         raised = (diagonal + damp * mean)[at]
-        damped = jnp.where(at[:, None] == at, raised, gram[at[:, None], at])
+        damped = jnp.where(at[:, None] == at[None], raised[None], gram[at[:, None], at[None]])
         factor = jax.lax.linalg.cholesky(damped, symmetrize_input=False)  # all NaN if it fails
         return factor, damp, jnp.maximum(10 * damp, _LEAST_DAMP)
 
-    start = jnp.full_like(gram, jnp.nan), jnp.float32(0), jnp.float32(damp)
+    start = jnp.full_like(gram, jnp.nan), jnp.zeros_like(damp), damp
     factor, used, _ = jax.lax.while_loop(failed, attempt, start)
     return factor, used
 
@@ -188,7 +188,7 @@ def _block(
     """The inputs at [start, start + size) of the factor, all behind them being done."""
     columns = jax.lax.dynamic_slice_in_dim(problem.factor, start, size, axis=1)
     within = jax.lax.dynamic_slice_in_dim(columns, start, size)
-    feedback = columns / jnp.diagonal(within)
+    feedback = columns / jnp.diagonal(within)[None]
     # Of inputs behind the block; the errors of the others, and of the block, are still 0.
     moved = jnp.matmul(feedback.T, state.errors, precision=_HIGHEST)
     within = jax.lax.dynamic_slice_in_dim(feedback, start, size)

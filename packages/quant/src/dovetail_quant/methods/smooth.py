@@ -51,12 +51,12 @@ def smooth(
         )
     if not 0 <= alpha <= 1:
         raise ValueError(f"alpha must be in [0, 1], got alpha={alpha}; write alpha=0.5")
-    return _smooth(w, stats, spec, alpha=float(alpha))
+    return _smooth(w, stats, spec, alpha=jnp.float32(alpha))
 
 
 @jax.jit(static_argnames=("spec",))
 def _smooth(
-    w: Array, stats: Statistics, spec: Spec, *, alpha: float
+    w: Array, stats: Statistics, spec: Spec, *, alpha: Array
 ) -> tuple[Array, QArray, Report]:
     w = w.astype(jnp.float32)
     inputs, weights = stats.absmax, jnp.max(jnp.abs(w), axis=1)

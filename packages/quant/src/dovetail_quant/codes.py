@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.core import Tracer
 from jaxtyping import Float, Shaped
 from qwix import QArray
 
@@ -123,7 +124,7 @@ def quantize(w: Float[Array, "*b K N"], spec: Spec) -> QArray:
         error = jnp.max(jnp.abs(w - dequantize(q)))
     """
     scale, zero = scales(w, spec)
-    if not isinstance(scale, jax.core.Tracer) and not bool(jnp.all(jnp.isfinite(scale))):
+    if not isinstance(scale, Tracer) and not bool(jnp.all(jnp.isfinite(scale))):
         raise ValueError(
             "quantize needs finite weights, got w with inf, nan or a range above the largest "
             f"float32, of shape={tuple(w.shape)}; write jnp.nan_to_num(w) if they may be replaced"

@@ -1,0 +1,46 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""y = x w, with w dequantized whole: the formula, and what a GPU's or TPU's compiler fuses itself."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+from qwix import QArray
+
+from dovetail_quant.codes import dequantize
+from dovetail_quant.matmul.rows import check_rows, check_single, wide
+
+
+@dataclasses.dataclass(frozen=True)
+class Reference:
+    """The product whose prepared weights are the codes themselves.
+
+    Holds the whole of w in float32 for the time of a call where the compiler does not fuse: on a
+    CPU, use `Blocked`. Differentiable in x and in the scales.
+
+    Example:
+
+        w = jax.random.normal(jax.random.key(0), (256, 64))
+        matmul = Reference()
+        y = matmul(jnp.ones((3, 256)), matmul.prepare(quantize(w, Spec())))
+    """
+
+    def prepare(self, w: QArray) -> QArray:
+        """w, checked: ValueError unless the codes are [K, N] (or a stack) in canonical form."""
+        check_single(w)
+        return w
+
+    def codes(self, prepared: QArray) -> QArray:
+        """The same."""
+        return prepared
+
+    def __call__(self, x: Float[Array, "*batch K"], prepared: QArray) -> Float[Array, "*batch N"]:
+        """x w in the dtype of x, accumulated in float32, or in float64 for float64 x."""
+        check_single(prepared)
+        check_rows(x, prepared.qvalue.shape[-2])
+        weights = dequantize(prepared).astype(wide(x.dtype))
+        # HIGHEST: float32 products stay float32 on hardware that would round them.
+        y = jnp.matmul(x.astype(weights.dtype), weights, precision=jax.lax.Precision.HIGHEST)
+        return y.astype(x.dtype)

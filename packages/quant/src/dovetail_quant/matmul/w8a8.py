@@ -1,0 +1,174 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""y = x w with x in int8: integer products of rows that are rounded, or split into digits.
+
+    W8A8    x = q step, |q| <= 127: one int8 row, within step / 2 of x
+    Digits  x = step (d0 + d1 / 254 + d2 / 254^2), |d| <= 127: three int8 rows, x to 2^-24 max|x|
+
+Processors multiply int8 many rows at a time, in two to four times less time than float32, and
+weights of one byte are read as they are. Sums are int32 and exact; scales come after them, one
+product per group. Four-bit codes are widened to int8 by blocks.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Float
+from qwix import QArray
+
+from dovetail_quant.layout import FOUR_BITS, Packed, outputs, split
+from dovetail_quant.matmul import blocked, rows
+
+# The longest group: |d (q - zero)| <= 127 * 255, and 2^16 of them stay below 2^31.
+LONGEST = 2**16
+_BASE = 254
+# XLA's CPU backend multiplies one int8 row by a vector route: 12 times slower than float32.
+_LEAST_ROWS = 2
+_TINY = float(np.finfo(np.float32).tiny)
+
+
+@dataclasses.dataclass(frozen=True)
+class W8A8:
+    """The product that rounds each row of x to round(x / step) step, step = max|x| / 127.
+
+    With integers q of x, |y - step q w| <= 4 eps G sum |step q||w|, eps of float32. The gradient
+    takes the rounding for the identity: dx = dy w transposed. A row whose step would be below the
+    least normal float32 counts as zeros; one with inf or nan gives inf or nan throughout.
+
+    Example:
+
+        w = jax.random.normal(jax.random.key(0), (256, 64))
+        matmul = W8A8()
+        y = matmul(jnp.ones((3, 256)), matmul.prepare(quantize(w, Spec())))
+    """
+
+    def prepare(self, w: QArray) -> Packed:
+        """The codes [K, N] as blocks; ValueError unless they are int8 or int4."""
+        return _integers(rows.prepare(w), "w8a8")
+
+    def codes(self, prepared: Packed) -> QArray:
+        """The inverse, bit for bit."""
+        return rows.codes(prepared)
+
+    def __call__(self, x: Float[Array, "*batch K"], prepared: Packed) -> Float[Array, "*batch N"]:
+        """Rounded x times w, in the dtype of x.
+
+        Raises:
+            TypeError: x is not floating point.
+            ValueError: its last axis is not K, codes are no integers, a group is too long, or a
+                gradient in the weights is asked.
+        """
+        return rows.call(_rounded_forward, blocked.backward, x, _integers(prepared, "w8a8"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Digits:
+    """The product of all of x with integers, by three digits: float32's accuracy, int8's speed.
+
+    |y - x w| <= eps (8 G sum |x||w| + 2 max|x| sum |w|), each row of x for itself, eps of float32.
+    Rows with inf or nan give inf or nan throughout.
+    """
+
+    def prepare(self, w: QArray) -> Packed:
+        """The codes [K, N] as blocks; ValueError unless they are int8 or int4."""
+        return _integers(rows.prepare(w), "digits")
+
+    def codes(self, prepared: Packed) -> QArray:
+        """The inverse, bit for bit."""
+        return rows.codes(prepared)
+
+    def __call__(self, x: Float[Array, "*batch K"], prepared: Packed) -> Float[Array, "*batch N"]:
+        """x w in the dtype of x; raises what `W8A8` does, and TypeError for float64 x."""
+        if x.dtype == jnp.float64:
+            raise TypeError(
+                "digits hold what float32 holds, got x of dtype=float64; write matmul=Blocked()"
+            )
+        return rows.call(_digits_forward, blocked.backward, x, _integers(prepared, "digits"))
+
+
+def rounded(x: Float[Array, "R K"]) -> tuple[Array, Array]:
+    """(int8 round(x / step), float32 step [R, 1] = max|x| / 127) of each row."""
+    x = x.astype(jnp.float32)
+    # A product, which XLA makes of a division by 127 in some places and not in others.
+    step = jnp.max(jnp.abs(x), axis=1, keepdims=True) * np.float32(1 / 127)
+    step = jnp.where(step < _TINY, 0.0, step)
+    return jnp.round(x / jnp.where(step == 0, 1.0, step)).astype(jnp.int8), step
+
+
+def digits(x: Float[Array, "R K"]) -> tuple[Array, Array]:
+    """(int8 [3 R, K], the first digits of all rows, then the second ...; step [R, 1])."""
+    x = x.astype(jnp.float32)
+    step = jnp.max(jnp.abs(x), axis=1, keepdims=True) * np.float32(1 / 127)
+    step = jnp.where(step < _TINY, 0.0, step)
+    rest, found = x / jnp.where(step == 0, 1.0, step), []
+    for _ in range(3):
+        digit = jnp.round(rest)
+        rest = (rest - digit) * _BASE
+        found.append(digit.astype(jnp.int8))
+    return jnp.concatenate(found), step
+
+
+def products(q: Array, packed: Packed) -> Array:
+    """float32 [M, N], the sum over groups of scale times the exact int32 sum of q (code - zero)."""
+    count = q.shape[0]
+    q = jnp.pad(q, ((0, max(0, _LEAST_ROWS - count)), (0, 0)))
+    if packed.weight == "int8" and packed.groups == 1:
+        # One group: blocks side by side are the weights [N, K], and no loop is needed.
+        codes = packed.values.reshape(-1, packed.group)
+        sums = jax.lax.dot_general(
+            q, codes, (((1,), (1,)), ((), ())), preferred_element_type=jnp.int32
+        )
+        if packed.zeros is not None:
+            total = jnp.sum(q, axis=1, keepdims=True, dtype=jnp.int32)
+            sums = sums - total * packed.zeros.reshape(1, -1).astype(jnp.int32)
+        y = sums.astype(jnp.float32) * packed.scales.reshape(1, -1).astype(jnp.float32)
+        return y[:count, : packed.outputs]
+    grouped = jnp.concatenate(split(q, packed), axis=2).transpose(1, 0, 2)
+
+    def block(one: Packed) -> Array:
+        sums = group_sums(grouped, one).astype(jnp.float32)
+        return jnp.sum(sums * one.scales.astype(jnp.float32)[:, None, :], axis=0)
+
+    return outputs(jax.lax.map(block, packed), packed)[:count]
+
+
+def group_sums(q: Array, block: Packed) -> Array:
+    """int32 [G, M, n], exact: q [G, M, g] times the codes of one block, less their zero points."""
+    codes = block.values
+    if block.weight in FOUR_BITS:
+        halves = codes & jnp.uint8(15), codes >> jnp.uint8(4)
+        codes = jnp.concatenate([half.astype(jnp.int8) - jnp.int8(8) for half in halves], axis=2)
+    sums = jax.lax.dot_general(
+        q, codes, (((2,), (2,)), ((0,), (0,))), preferred_element_type=jnp.int32
+    )
+    if block.zeros is None:
+        return sums
+    total = jnp.sum(q, axis=2, keepdims=True, dtype=jnp.int32)
+    return sums - total * block.zeros.astype(jnp.int32)[:, None, :]
+
+
+def _rounded_forward(x: Array, packed: Packed) -> Array:
+    q, step = rounded(x)
+    return (products(q, packed) * step).astype(x.dtype)
+
+
+def _digits_forward(x: Array, packed: Packed) -> Array:
+    q, step = digits(x)
+    first, second, third = jnp.split(products(q, packed), 3)
+    return (first + (second + third / _BASE) / _BASE) * step
+
+
+def _integers(packed: Packed, product: str) -> Packed:
+    if packed.weight not in ("int8", "int4"):
+        raise ValueError(
+            f"{product} multiplies integers, got codes={packed.weight}; write matmul=Blocked()"
+        )
+    if packed.group > LONGEST:
+        raise ValueError(
+            f"{product} keeps int32 sums of at most {LONGEST} inputs, got group={packed.group}; "
+            f"write Spec(group=...) up to {LONGEST}, or matmul=Blocked()"
+        )
+    return packed

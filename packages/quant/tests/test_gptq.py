@@ -10,6 +10,7 @@ import pytest
 import qwix
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from qwix.contrib import gptq_core
 
 from dovetail_quant import codes
 from dovetail_quant.methods.gptq import _check_options, _gptq, gptq
@@ -127,6 +128,19 @@ def test_it_is_the_algorithm_of_the_paper(spec, order) -> None:
     np.testing.assert_allclose(report.error, ours.sum(), rtol=1e-3)
 
 
+def test_it_is_the_algorithm_of_qwix() -> None:
+    """Qwix rounds inputs in their own order, on weights [N, K], and no input is dead."""
+    w, gram = _problem(16, 24, seed=1, dead=False)
+    how = gptq_core.qarray.HowToQuantize(qtype=jnp.int4, channelwise_axes=(0,), tiled_axes={1: 8})
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        theirs, _ = gptq_core.quantize_weight(w.T, gram, how, blocksize=8)
+    ours, _ = gptq(w, gram, Spec(weight="int4", group=8), order="natural")
+    # A tie broken otherwise changes what is rounded after it, of that output.
+    same = np.all(np.asarray(ours.qvalue) == np.asarray(theirs.qvalue).T, axis=0)
+    assert same.mean() > 0.7
+    np.testing.assert_allclose(ours.scale[:, same], theirs.scale.T[:, same], rtol=1e-4)
+
+
 def test_the_codes_are_ordinary_and_dead_inputs_weigh_nothing() -> None:
     spec = Spec(weight="int4", group=10, symmetric=False)
     w, gram = _problem(40, 9)
@@ -195,7 +209,9 @@ def test_outputs_that_gain_nothing_are_returned_as_nearest() -> None:
     spec = Spec(weight="int4", group=8)
     nearest = codes.quantize(w, spec)
     nothing = jnp.zeros((24, 24))
-    for gram in (jnp.diag(jnp.arange(1.0, 25.0)), nothing, -jnp.eye(24), nothing * jnp.nan):
+    _, report = gptq(w, jnp.diag(jnp.arange(1.0, 25.0)), spec)
+    np.testing.assert_allclose(report.error, report.nearest, rtol=1e-6)
+    for gram in (nothing, -jnp.eye(24), nothing * jnp.nan):
         q, report = gptq(w, gram, spec)
         assert report.kept == 5
         np.testing.assert_array_equal(q.qvalue, nearest.qvalue)

@@ -285,8 +285,10 @@ def test_memory_is_the_factor_and_few_copies_of_the_weight(inputs, outputs) -> N
 
 def test_options_out_of_range_are_refused() -> None:
     w, gram = _problem(24, 5)
-    with pytest.raises(ValueError, match=r"damp must be at least 0.*damp=-1.*write damp=0.01"):
+    with pytest.raises(ValueError, match=r"damp must be in \[0, 1000\].*damp=-1.*write damp=0.01"):
         gptq(w, gram, Spec(weight="int4"), damp=-1.0)
+    with pytest.raises(ValueError, match=r"damp=2000.0"):
+        gptq(w, gram, Spec(weight="int4"), damp=2000.0)
     with pytest.raises(ValueError, match=r"block must be at least 1.*block=0.*write block=128"):
         gptq(w, gram, Spec(weight="int4"), block=0)
     # Below the types, which the tests check.

@@ -92,6 +92,23 @@ def test_a_million_rows_keep_their_digits() -> None:
     assert stats.count == 1_000_000
 
 
+def test_no_rows_change_nothing() -> None:
+    stats = record.update(record.empty(_K), jnp.asarray(_rows(9)))
+    none = jnp.zeros((0, _K))
+    for same in (
+        record.update(stats, none),
+        record.update(stats, jnp.ones((4, _K)), mask=jnp.zeros(4)),
+        jax.tree.map(
+            lambda a: a[0],
+            record.update_sorted(
+                jax.tree.map(lambda a: a[None], stats), none, sizes=jnp.zeros(1, jnp.int32)
+            ),
+        ),
+    ):
+        for a, b in zip(same, stats, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
 def test_merge_is_the_statistics_of_both_and_of_none() -> None:
     x = _rows(31)
     a, b = (record.update(record.empty(_K), jnp.asarray(p)) for p in (x[:11], x[11:]))

@@ -61,9 +61,16 @@ def update(
     row of another weight counts as so many rows. Inputs that experts hold as [E, rows, K] are
     recorded by `jax.vmap(update)`; see `update_sorted` and `update_assigned` for the others.
 
-    >>> stats = update(empty(3), jnp.array([[1.0, -2.0, 0.0], [3.0, 0.0, 0.0]]))
-    >>> stats.gram[0], stats.absmax, stats.count
-    (Array([10., -2.,  0.], dtype=float32), Array([3., 2., 0.], dtype=float32), Array(2., ...))
+    Raises:
+        ValueError: x has another number of inputs than the statistics.
+
+    Example:
+
+        stats = empty(3)
+        for batch in (jnp.array([[1.0, -2.0, 0.0]]), jnp.array([[3.0, 0.0, 0.0]])):
+            stats = update(stats, batch)
+        assert stats.gram[0, 0] == 10
+        assert stats.count == 2
     """
     width = stats.absmax.shape[-1]
     if x.shape[-1] != width:
@@ -91,6 +98,9 @@ def update_sorted(
 
     sizes: how many rows each expert has, in order; rows after their sum are padding. The work is
     that of M rows, not of M rows for each expert: blocks of rows that belong to one expert.
+
+    Raises:
+        ValueError: the statistics are of other experts or inputs.
     """
     experts = _experts(stats, sizes.shape[0], name="sizes")
     size = max(1, min(x.shape[0], 256, max(8, x.shape[0] // experts)))
@@ -125,6 +135,9 @@ def update_assigned(
 
     A row may go to several experts, each of which counts it. Every expert reads all rows:
     `update_sorted` does less where the rows are sorted.
+
+    Raises:
+        ValueError: the statistics are of other experts or inputs.
     """
     experts = _experts(stats, assigned.shape[-1], name="assigned")
     masks = assigned.reshape(-1, experts).T

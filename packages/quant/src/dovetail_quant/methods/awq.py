@@ -50,6 +50,8 @@ def awq(
 
     Example:
 
+        x = jax.random.normal(jax.random.key(0), (512, 128))
+        w = jax.random.normal(jax.random.key(1), (128, 64))
         stats = record.update(record.empty(128), x)
         s, q, report = awq(w, stats, Spec(weight="int4", group=32))
         y = (x / s) @ codes.dequantize(q)

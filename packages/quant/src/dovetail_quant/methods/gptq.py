@@ -235,7 +235,10 @@ def _scaled(
 
 
 def _codes(problem: _Problem, state: _State, spec: Spec, *, like: QArray) -> QArray:
-    """The codes that w - errors lies on, in the order of w and with the dtypes of `like`."""
+    """The codes that w - errors lies on, in the order of w and with the dtypes of `like`.
+
+    The difference is off by 2^-24 of the weight, and codes are 2^-8 of the range apart.
+    """
     q = problem.w - state.errors[jnp.argsort(problem.place)]
     zero = None if state.zero is None else state.zero.astype(codes.DTYPES[spec.weight])
     qvalue = codes.encode(q, state.scale, zero, spec)
@@ -243,9 +246,9 @@ def _codes(problem: _Problem, state: _State, spec: Spec, *, like: QArray) -> QAr
 
 
 def _check_options(damp: float, order: str, block: int) -> None:
-    if not damp >= 0:
+    if not 0 <= damp <= _MOST_DAMP:
         raise ValueError(
-            f"damp must be at least 0, in units of the mean diagonal, got damp={damp}; "
+            f"damp must be in [0, {_MOST_DAMP:g}], in units of the mean diagonal, got damp={damp}; "
             "write damp=0.01"
         )
     if order not in ("activation", "natural"):

@@ -39,6 +39,8 @@ def smooth(
 
     Example:
 
+        x = jax.random.normal(jax.random.key(0), (512, 128))
+        w = jax.random.normal(jax.random.key(1), (128, 64))
         stats = record.update(record.empty(128), x)
         s, q, report = smooth(w, stats, Spec(weight="int8", act="int8", method="smooth"))
         y = (x / s) @ codes.dequantize(q)

@@ -135,7 +135,8 @@ def merge(parts: list[Array], packed: Packed) -> Array:
 
 def outputs(y: Array, packed: Packed) -> Array:
     """Results [B, R, n] of all blocks side by side, without the padding: [R, N]."""
-    return y.transpose(1, 0, 2).reshape(y.shape[1], -1)[:, : packed.outputs]
+    count, rows, size = y.shape
+    return y.transpose(1, 0, 2).reshape(rows, count * size)[:, : packed.outputs]
 
 
 def _block_outputs(inputs: int, outputs: int, *, weight: Weight, shards: int) -> int:

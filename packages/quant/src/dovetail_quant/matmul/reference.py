@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""y = x w, with w dequantized whole: the formula, and what a GPU's or TPU's compiler fuses itself."""
+"""y = x w, with w dequantized whole: the formula, and what compilers for a GPU fuse themselves."""
 
 import dataclasses
 
@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 from qwix import QArray
 
 from dovetail_quant.codes import dequantize
-from dovetail_quant.matmul.rows import check_rows, check_single, wide
+from dovetail_quant.matmul.rows import check_rows, check_single, on_mesh, placement, wide
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +40,13 @@ class Reference:
         """x w in the dtype of x, accumulated in float32, or in float64 for float64 x."""
         check_single(prepared)
         check_rows(x, prepared.qvalue.shape[-2])
-        weights = dequantize(prepared).astype(wide(x.dtype))
-        # HIGHEST: float32 products stay float32 on hardware that would round them.
-        y = jnp.matmul(x.astype(weights.dtype), weights, precision=jax.lax.Precision.HIGHEST)
-        return y.astype(x.dtype)
+        mesh, placed = placement(prepared.qvalue)
+        outputs = prepared.qvalue.shape[1]
+        return on_mesh(_product, x, prepared, outputs=outputs, over=(mesh, placed[1]))
+
+
+def _product(x: Array, prepared: QArray) -> Array:
+    weights = dequantize(prepared).astype(wide(x.dtype))
+    # HIGHEST: float32 products stay float32 on hardware that would round them.
+    y = jnp.matmul(x.astype(weights.dtype), weights, precision=jax.lax.Precision.HIGHEST)
+    return y.astype(x.dtype)

@@ -51,7 +51,7 @@ def check_rows(x: Any, inputs: int) -> None:
 def prepare(w: QArray) -> Packed:
     """w as blocks; on an explicit mesh with blocks sharded as N was, and groups as K was."""
     check_single(w)
-    mesh, (of_inputs, of_outputs) = _placement(w.qvalue)
+    mesh, (of_inputs, of_outputs) = placement(w.qvalue)
     if mesh is None:
         return pack(w)
     shards = _shards(mesh, of_outputs)
@@ -63,7 +63,7 @@ def prepare(w: QArray) -> Packed:
 
 def codes(packed: Packed) -> QArray:
     """The inverse of `prepare`."""
-    mesh, placed = _placement(packed.values)
+    mesh, placed = placement(packed.values)
     if mesh is None:
         return unpack(packed)
     blocks, groups = placed[:2]
@@ -92,19 +92,35 @@ def call(run: Run, back: Run, x: Array, packed: Packed) -> Array:
         rows = x.reshape(-1, packed.inputs)
         return _product(rows, packed, run, back).reshape(*x.shape[:-1], packed.outputs)
 
-    mesh, placed = _placement(packed.values)
-    of_x, batch = _placement(x)
+    over = placement(packed.values)
+    return on_mesh(product, x, packed, outputs=packed.outputs, over=(over[0], over[1][0]))
+
+
+def on_mesh(
+    product: Callable[[Array, Any], Array],
+    x: Array,
+    prepared: Any,
+    *,
+    outputs: int,
+    over: tuple[Any, Any],
+) -> Array:
+    """product(x, prepared); on an explicit mesh XLA partitions it, and we say where y lies.
+
+    over: the mesh of the weights, or None, and the axes over which their outputs are sharded. y is
+    sharded as the batch axes of x, and over those axes if x leaves them free and they divide N.
+    """
+    (of_x, placed), (mesh, axes) = placement(x), over
     mesh = mesh or of_x
     if mesh is None:
-        return product(x, packed)
-    batch, blocks = batch[:-1], placed[0] if placed else None
-    taken = {name for axes in batch for name in _names(axes)}
-    fits = taken.isdisjoint(_names(blocks)) and packed.outputs % _shards(mesh, blocks) == 0
-    place = NamedSharding(mesh, PartitionSpec(*batch, blocks if fits else None))
-    return jax.sharding.auto_axes(product, out_sharding=place)(x, packed)
+        return product(x, prepared)
+    batch = placed[:-1]
+    taken = {name for one in batch for name in _names(one)}
+    fits = taken.isdisjoint(_names(axes)) and outputs % _shards(mesh, axes) == 0
+    place = NamedSharding(mesh, PartitionSpec(*batch, axes if fits else None))
+    return jax.sharding.auto_axes(product, out_sharding=place)(x, prepared)
 
 
-def _placement(a: Any) -> tuple[Any, tuple[Any, ...]]:
+def placement(a: Any) -> tuple[Any, tuple[Any, ...]]:
     """The mesh of an array with explicit axes, or None, and over what each axis is sharded."""
     sharding = jax.typeof(a).sharding
     mesh, spec = sharding.mesh, tuple(sharding.spec)

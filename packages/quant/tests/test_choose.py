@@ -1,0 +1,91 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The table, its reasons, and the product that follows it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dovetail_quant.layout import Packed
+from dovetail_quant.matmul import choose as choosing
+from dovetail_quant.matmul.api import Matmul
+from dovetail_quant.matmul.choose import PRODUCTS, Auto, choose
+from dovetail_quant.spec import Spec
+from dovetail_quant.testing import bound, problem
+
+INT4 = Spec(weight="int4", group=128)
+TABLE = [
+    (Spec(), "cpu", 1, "float32", "digits"),
+    (Spec(symmetric=False), "cpu", 64, "bfloat16", "digits"),
+    (Spec(), "cpu", 65, "float32", "blocked"),
+    (Spec(), "cpu", 1, "float64", "blocked"),
+    (Spec(group=128), "cpu", 1, "float32", "blocked"),
+    (INT4, "cpu", 1, "float32", "blocked"),
+    (Spec(weight="nf4"), "cpu", 257, "float32", "blocked"),
+    (Spec(act="int8"), "cpu", 1, "float32", "w8a8"),
+    (Spec(act="int8", weight="int4"), "gpu", 9, "float32", "w8a8"),
+    (INT4, "gpu", 1, "float32", "reference"),
+    (Spec(), "tpu", 1, "bfloat16", "reference"),
+]
+
+
+@pytest.mark.parametrize(("spec", "platform", "rows", "dtype", "expected"), TABLE)
+def test_table(spec: Spec, platform: str, rows: int, dtype: str, expected: str) -> None:
+    one = choose(spec, platform=platform, rows=rows, inputs=4096, dtype=dtype)
+    assert one.product == expected
+    before = list(PRODUCTS)[: list(PRODUCTS).index(expected)]
+    assert list(one.refused) == before
+
+
+def test_says_why() -> None:
+    text = str(choose(Spec(), platform="cpu", rows=200, inputs=4096))
+    assert text.startswith("blocked: decodes a block at a time")
+    assert "digits triples the rows, which pays up to 64, not at 200" in text
+    assert "w8a8 would round x" in text
+    text = str(choose(INT4, platform="gpu", rows=1, inputs=4096))
+    assert text.startswith("reference: the compiler for gpu fuses")
+    assert "blocked is for a CPU, not for gpu" in text
+    assert "at most 65536 inputs, not 70000" in str(
+        choose(Spec(), platform="cpu", rows=1, inputs=70000)
+    )
+
+
+def test_refusals() -> None:
+    with pytest.raises(ValueError, match=r"groups of at most 65536 .*inputs=70000; write Spec"):
+        choose(Spec(act="int8"), platform="cpu", rows=1, inputs=70000)
+    with pytest.raises(ValueError, match=r"got rows=-1, inputs=4096; write rows=1"):
+        choose(Spec(), platform="cpu", rows=-1, inputs=4096)
+
+
+def test_every_product_is_a_matmul() -> None:
+    assert all(isinstance(product, Matmul) for product in PRODUCTS.values())
+    assert isinstance(Auto(spec=Spec()), Matmul)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_auto_lays_out_for_the_platform(platform: str) -> None:
+    given = problem(Spec(weight="int4", group=3), rows=2, shape=(6, 5))
+    auto = Auto(spec=Spec(weight="int4", group=3), platform=platform)
+    prepared = auto.prepare(given.codes)
+    assert isinstance(prepared, Packed) == (platform == "cpu")
+    same = jax.tree.map(lambda a, b: bool((a == b).all()), auto.codes(prepared), given.codes)
+    assert jax.tree.all(same)
+    error = abs(np.asarray(auto(jnp.asarray(given.x), prepared)) - given.x @ given.w)
+    assert (error <= bound(given.x, given.w)).all()
+
+
+def test_auto_counts_all_batch_axes(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def spy(spec: Spec, **case: int) -> choosing.Choice:
+        seen.append(case["rows"])
+        return choose(spec, **case)
+
+    given = problem(Spec(), rows=6, shape=(6, 5))
+    auto = Auto(spec=Spec(), platform="cpu")
+    prepared = auto.prepare(given.codes)
+    monkeypatch.setattr(choosing, "choose", spy)
+    auto(jnp.asarray(given.x).reshape(2, 3, 6), prepared)
+    auto(jnp.asarray(given.x[0]), prepared)
+    assert seen == [6, 1]

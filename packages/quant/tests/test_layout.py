@@ -1,0 +1,149 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Blocks against their definition in loops, and back, bit for bit."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from qwix import QArray
+
+from dovetail_quant import layout
+from dovetail_quant.codes import DTYPES
+from dovetail_quant.layout import merge, outputs, pack, split, unpack
+
+RNG = np.random.default_rng(0)
+RANGES = {"int8": (-128, 128), "int4": (-8, 8), "nf4": (0, 16), "fp8": (0, 256)}
+
+
+def codes(weight: str, shape: tuple[int, ...], *, groups: int, zeros: bool = False) -> QArray:
+    """Every code there is, at random."""
+    q = RNG.integers(*RANGES[weight], shape)
+    if weight == "fp8":
+        qvalue = jnp.asarray(q.astype(np.uint8).view(jnp.float8_e4m3fn))
+    else:
+        qvalue = jnp.asarray(q.astype(DTYPES[weight]))
+    per_group = (*shape[:-2], groups, shape[-1])
+    zero = jnp.asarray(RNG.integers(*RANGES[weight], per_group).astype(qvalue.dtype))
+    scale = jnp.asarray(RNG.random(per_group, np.float32))
+    qtype = "nf4" if weight == "nf4" else qvalue.dtype
+    return QArray(qvalue, scale, zero if zeros else None, qtype)
+
+
+def same(a: jax.Array, b: jax.Array) -> bool:
+    bits = np.asarray(a).tobytes() == np.asarray(b).tobytes()
+    return a.dtype == b.dtype and a.shape == b.shape and bits
+
+
+@settings(deadline=None, derandomize=True, max_examples=8)
+@given(
+    weight=st.sampled_from(sorted(RANGES)),
+    groups=st.integers(1, 3),
+    group=st.integers(1, 9),
+    count=st.integers(1, 40),
+    stack=st.sampled_from([(), (2,), (2, 3)]),
+    shards=st.integers(1, 3),
+    zeros=st.booleans(),
+)
+def test_unpack_inverts_pack(
+    weight: str,
+    groups: int,
+    group: int,
+    count: int,
+    stack: tuple[int, ...],
+    shards: int,
+    zeros: bool,
+) -> None:
+    shape = (*stack, groups * group, count)
+    q = codes(weight, shape, groups=groups, zeros=zeros and weight in ("int8", "int4"))
+    packed = jax.jit(pack, static_argnames="shards")(q, shards=shards)
+    back = jax.jit(unpack)(packed)
+    assert jax.tree.structure(back) == jax.tree.structure(q)
+    assert jax.tree.all(jax.tree.map(same, back, q))
+    assert packed.values.shape[-4] % shards == 0
+    assert (packed.inputs, packed.outputs) == (groups * group, count)
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of 12 outputs of 10 inputs, so that 33 of them are 3 blocks of 11 each."""
+    monkeypatch.setattr(layout, "_BLOCK", {4: 120, 8: 120})
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("weight", RANGES)
+def test_where_each_code_lies(weight: str) -> None:
+    q = codes(weight, (10, 32), groups=2)
+    packed = pack(q)
+    values = np.asarray(packed.values)
+    assert values.shape == (3, 2, 11, 3 if weight in ("int4", "nf4") else 5)  # a group of 5: 3 + 2
+    assert values.dtype == (np.int8 if weight == "int8" else np.uint8)
+    stored = np.asarray(q.qvalue)
+    if weight == "fp8":
+        stored = stored.view(np.uint8)
+    for k in range(10):
+        for n in range(32):
+            group, j = divmod(k, 5)
+            at = values[n // 11, group, n % 11]
+            if weight in ("int4", "nf4"):
+                nibble = at[j] & 15 if j < 3 else at[j - 3] >> 4
+                assert nibble == int(stored[k, n]) + (8 if weight == "int4" else 0)
+            else:
+                assert at[j] == stored[k, n]
+    scales = np.asarray(packed.scales)
+    assert (scales[2, :, 9], scales[2, :, 10].any()) == (pytest.approx(q.scale[:, 31]), False)
+
+
+@pytest.mark.parametrize(("weight", "group"), [("int4", 5), ("int4", 6), ("fp8", 5)])
+def test_split_meets_the_codes_and_merge_inverts_it(weight: str, group: int) -> None:
+    q = codes(weight, (3 * group, 4), groups=3)
+    packed, x = pack(q), RNG.standard_normal((2, 3 * group)).astype(np.float32)
+    parts = split(jnp.asarray(x), packed)
+    assert same(merge(parts, packed), jnp.asarray(x))
+    grouped = x.reshape(2, 3, group)
+    half = -(-group // 2)
+    if weight == "fp8":
+        assert np.array_equal(parts[0], grouped)
+    else:
+        assert np.array_equal(parts[0], grouped[:, :, :half])
+        assert np.array_equal(parts[1][:, :, : group - half], grouped[:, :, half:])
+        assert not np.asarray(parts[1])[:, :, group - half :].any()
+
+
+def test_blocks_of_results_side_by_side() -> None:
+    packed = pack(codes("int8", (4, 10), groups=1), shards=3)
+    y = RNG.standard_normal((3, 2, 4)).astype(np.float32)
+    expected = np.concatenate(list(y), axis=1)[:, :10]
+    assert np.array_equal(outputs(jnp.asarray(y), packed), expected)
+
+
+@pytest.mark.parametrize(
+    ("weight", "shape", "blocks", "size"),
+    [
+        ("int4", (4096, 4096), 128, 32),
+        ("int8", (4096, 4096), 64, 64),
+        ("int8", (4096, 4099), 65, 64),  # 61 of padding, not a block of 3
+        ("nf4", (1 << 20, 20), 3, 7),
+        ("fp8", (64, 33), 1, 33),
+    ],
+)
+def test_size_of_blocks(weight: str, shape: tuple[int, int], blocks: int, size: int) -> None:
+    abstract = jax.eval_shape(lambda: codes(weight, (2, 2), groups=1))
+    q = QArray(
+        jax.ShapeDtypeStruct(shape, abstract.qvalue.dtype),
+        jax.ShapeDtypeStruct((1, shape[1]), jnp.float32),
+        None,
+        abstract.qtype,
+    )
+    packed = jax.eval_shape(pack, q)
+    assert packed.scales.shape == (blocks, 1, size)
+    width = shape[0] // 2 if weight in ("int4", "nf4") else shape[0]
+    assert packed.nbytes == blocks * size * (width + 4)
+
+
+def test_refuses_what_is_not_canonical() -> None:
+    q = codes("int8", (6, 4), groups=1)
+    with pytest.raises(ValueError, match=r"scale must be .*got scale=\(4, 4\), codes=\(6, 4\)"):
+        pack(QArray(q.qvalue, jnp.ones((4, 4))))

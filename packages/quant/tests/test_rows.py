@@ -1,0 +1,74 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Batch axes, refusals, and eight devices."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dovetail_quant.matmul.choose import PRODUCTS
+from dovetail_quant.matmul.rows import check_rows, wide
+from dovetail_quant.spec import Spec
+from dovetail_quant.testing import problem
+
+QUANT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "blocked",
+        pytest.param("w8a8", marks=pytest.mark.slow),
+        pytest.param("digits", marks=pytest.mark.slow),
+        pytest.param("reference", marks=pytest.mark.slow),
+    ],
+)
+def test_eight_devices_give_what_one_gives(name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, str(QUANT / "tests/programs/products_sharded.py"), name],
+        env={
+            **os.environ,
+            "JAX_PLATFORMS": "cpu",
+            "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+            "PYTHONPATH": os.pathsep.join([str(QUANT / "src"), os.environ.get("PYTHONPATH", "")]),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "ok\n", done.stderr
+
+
+@pytest.mark.parametrize("name", ["w8a8", "digits", "blocked"])
+def test_refusals(name: str) -> None:
+    given, matmul = problem(Spec(), rows=2, shape=(6, 5)), PRODUCTS[name]
+    prepared, x = matmul.prepare(given.codes), jnp.asarray(given.x)
+    with pytest.raises(ValueError, match=r"K=6 .*got x=\(3, 4\); write x.reshape\(-1, 6\)"):
+        matmul(x.reshape(3, 4), prepared)
+    with pytest.raises(TypeError):  # jaxtyping's words under pytest, ours without it
+        matmul(x.astype(jnp.int32), prepared)
+    with pytest.raises(TypeError, match=r"floating point, got x of dtype=int32; write x.astype"):
+        check_rows(x.astype(jnp.int32), 6)
+    stack = jax.tree.map(lambda a: a[None], (given.codes, prepared))
+    with pytest.raises(ValueError, match=r"got codes=\(1, 6, 5\); write jax.vmap\(matmul.prepare"):
+        matmul.prepare(stack[0])
+    with pytest.raises(ValueError, match=r"got values=\(1, 1, 1, 5, 6\); write jax.vmap\(matmul"):
+        matmul(x, stack[1])
+
+
+@pytest.mark.parametrize("name", ["w8a8", "digits", "blocked"])
+def test_no_rows(name: str) -> None:
+    given = problem(Spec(), rows=1, shape=(6, 5))
+    y = PRODUCTS[name](jnp.zeros((0, 3, 6)), PRODUCTS[name].prepare(given.codes))
+    assert y.shape == (0, 3, 5)
+
+
+def test_what_products_accumulate_in() -> None:
+    assert [wide(d) for d in (jnp.bfloat16, np.float16, np.float32)] == [np.float32] * 3
+    assert wide(np.float64) == np.float64

@@ -99,12 +99,15 @@ def test_inputs_that_are_alike_are_left_alone() -> None:
 def test_it_is_never_worse_than_nearest_nor_clipping_than_not(spec, spread, rows, seed) -> None:
     w, x, stats = _problem(16, 6, rows=rows, seed=seed, spread=spread)
     w = jnp.asarray(w)
-    s, q, report = awq(w, stats, spec, grid=5)
+    (*_, report), (*_, clipped) = found = [
+        awq(w, stats, spec, grid=5, clips=clips) for clips in ((), (0.9, 0.7))
+    ]
+    for s, q, r in found:
+        dw = np.asarray(codes.dequantize(q) / s[:, None] - w)
+        # float32 sums of 16 x 16 products.
+        error = ((x.astype(np.float64) @ dw) ** 2).sum()
+        np.testing.assert_allclose(r.error, error, rtol=1e-2, atol=1e-6 * report.signal)
     assert report.error <= report.nearest
-    # float32 sums of 16 x 16 products.
-    error = ((x.astype(np.float64) @ np.asarray(codes.dequantize(q) / s[:, None] - w)) ** 2).sum()
-    np.testing.assert_allclose(report.error, error, rtol=1e-2, atol=1e-6 * report.signal)
-    _, _, clipped = awq(w, stats, spec, grid=5, clips=(0.9, 0.7))
     assert clipped.error <= report.error * (1 + 1e-6)  # another program rounds its sums otherwise
 
 
@@ -139,7 +142,8 @@ def test_groups_are_clipped_by_their_own_inputs() -> None:
     x[:45, :12], x[45:, 12:] = 0, 0
     spec, clips = Spec(weight="int4", group=12), (0.9, 0.8, 0.7)
     stats = record.update(record.empty(24), jnp.asarray(x))
-    s, q, _ = awq(jnp.asarray(w), stats, spec, grid=2, clips=clips)
+    s, q, report = awq(jnp.asarray(w), stats, spec, grid=6, clips=clips)
+    assert report.alpha > 0
     for g, rows in ((0, slice(0, 12)), (1, slice(12, 24))):
         scaled = w[rows] * np.asarray(s)[rows, None]
         seen = x[:, rows] / np.asarray(s)[rows]

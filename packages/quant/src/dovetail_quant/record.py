@@ -109,15 +109,14 @@ def update_sorted(
     blocks = jnp.cumsum(-(-sizes // size))  # the blocks up to and with expert e
 
     def add(sums: Statistics, block: Array) -> tuple[Statistics, None]:
-        expert = jnp.searchsorted(blocks, block, side="right")
-        # The blocks that no expert needs, of which there are up to E, add rows of weight zero.
-        used, expert = expert < experts, jnp.minimum(expert, experts - 1)
+        # Blocks that no expert needs, up to E, start behind the last row of the last.
+        expert = jnp.minimum(jnp.searchsorted(blocks, block, side="right"), experts - 1)
         first = ends[expert] - sizes[expert]
         before = jnp.where(expert > 0, blocks[expert - 1], 0)
         start = first + (block - before) * size
         at = jnp.minimum(start, x.shape[0] - size)
         place = at + jnp.arange(size, dtype=jnp.int32)
-        mine = used & (place >= start) & (place < ends[expert])
+        mine = (place >= start) & (place < ends[expert])
         rows = jax.lax.dynamic_slice_in_dim(x, at, size)
         one = update(jax.tree.map(lambda a: a[expert], sums), rows, mask=mine)
         return jax.tree.map(lambda a, b: a.at[expert].set(b), sums, one), None

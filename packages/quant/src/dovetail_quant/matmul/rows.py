@@ -58,7 +58,7 @@ def prepare(w: QArray) -> Packed:
     groups = of_inputs if w.scale.shape[0] % _shards(mesh, of_inputs) == 0 else None
     three, packing = PartitionSpec(of_outputs, groups), functools.partial(pack, shards=shards)
     places = jax.tree.map(lambda _: NamedSharding(mesh, three), jax.eval_shape(packing, w))
-    return jax.sharding.auto_axes(packing, out_sharding=places)(w)
+    return _partitioned(packing, places)(w)
 
 
 def codes(packed: Packed) -> QArray:
@@ -76,7 +76,7 @@ def codes(packed: Packed) -> QArray:
         return NamedSharding(mesh, PartitionSpec(*fit))
 
     places = jax.tree.map(place, jax.eval_shape(unpack, packed))
-    return jax.sharding.auto_axes(unpack, out_sharding=places)(packed)
+    return _partitioned(unpack, places)(packed)
 
 
 def call(run: Run, back: Run, x: Array, packed: Packed) -> Array:
@@ -90,7 +90,8 @@ def call(run: Run, back: Run, x: Array, packed: Packed) -> Array:
 
     def product(x: Array, packed: Packed) -> Array:
         rows = x.reshape(-1, packed.inputs)
-        return _product(rows, packed, run, back).reshape(*x.shape[:-1], packed.outputs)
+        y: Any = _product(rows, packed, run, back)
+        return y.reshape(*x.shape[:-1], packed.outputs)
 
     over = placement(packed.values)
     return on_mesh(product, x, packed, outputs=packed.outputs, over=(over[0], over[1][0]))
@@ -117,7 +118,7 @@ def on_mesh(
     taken = {name for one in batch for name in _names(one)}
     fits = taken.isdisjoint(_names(axes)) and outputs % _shards(mesh, axes) == 0
     place = NamedSharding(mesh, PartitionSpec(*batch, axes if fits else None))
-    return jax.sharding.auto_axes(product, out_sharding=place)(x, prepared)
+    return _partitioned(product, place)(x, prepared)
 
 
 def placement(a: Any) -> tuple[Any, tuple[Any, ...]]:
@@ -127,6 +128,12 @@ def placement(a: Any) -> tuple[Any, tuple[Any, ...]]:
     padded = spec + (None,) * (a.ndim - len(spec))
     explicit = not mesh.empty and bool(mesh.explicit_axes)
     return (mesh if explicit else None), padded
+
+
+def _partitioned(f: Callable[..., Any], places: Any) -> Callable[..., Any]:
+    """f with its arrays' explicit axes left to XLA, and its results at `places`."""
+    auto_axes: Any = jax.sharding.auto_axes  # its type is that of the decorator without arguments
+    return auto_axes(f, out_sharding=places)
 
 
 def _names(axes: Any) -> tuple[str, ...]:

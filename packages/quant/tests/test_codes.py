@@ -128,6 +128,14 @@ def test_what_lies_beyond_the_last_level_gets_its_code() -> None:
         assert tuple(np.asarray(codes[:, 0]).astype(float)) == expected
 
 
+def test_ties_go_to_the_even_integer_and_to_the_lower_level() -> None:
+    one = jnp.ones((1, 1), jnp.float32)
+    halves = jnp.array([[0.5], [1.5], [-0.5], [-1.5]])
+    assert np.asarray(encode(halves, one, None, Spec())).ravel().tolist() == [0, 2, 0, -2]
+    middle = jnp.array([[NF4[8] / 2]], jnp.float32)  # half of a float: both distances are exact
+    assert int(encode(middle, one, None, Spec(weight="nf4"))[0, 0]) == 7
+
+
 def test_bytes_count_half_of_four_bits() -> None:
     w = weights(48, 7)
     assert nbytes(quantize(w, Spec())) == 48 * 7 + 4 * 7

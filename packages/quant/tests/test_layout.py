@@ -114,6 +114,7 @@ def test_split_meets_the_codes_and_merge_inverts_it(weight: str, group: int) -> 
 
 def test_blocks_of_results_side_by_side() -> None:
     packed = pack(codes("int8", (4, 10), groups=1), shards=3)
+    assert packed.scales.shape == (3, 1, 4)
     y = RNG.standard_normal((3, 2, 4)).astype(np.float32)
     expected = np.concatenate(list(y), axis=1)[:, :10]
     assert np.array_equal(outputs(jnp.asarray(y), packed), expected)

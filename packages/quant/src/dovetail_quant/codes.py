@@ -192,8 +192,7 @@ def check(q: QArray) -> None:
 
 
 def _divided(span: Array, levels: float) -> Array:
-    # The barrier keeps XLA from multiplying by 1 / levels instead.
-    scale = span / jax.lax.optimization_barrier(jnp.float32(levels))
+    scale = span / levels
     return jnp.where(scale < _LEAST_SCALE, jnp.ones_like(scale), scale)
 
 

@@ -20,7 +20,9 @@ TABLE = [
     (Spec(symmetric=False), "cpu", 64, "bfloat16", "digits"),
     (Spec(), "cpu", 65, "float32", "blocked"),
     (Spec(), "cpu", 1, "float64", "blocked"),
-    (Spec(group=128), "cpu", 1, "float32", "blocked"),
+    (Spec(group=128), "cpu", 8, "float32", "digits"),
+    (Spec(group=128), "cpu", 9, "float32", "blocked"),
+    (Spec(group=64), "cpu", 1, "float32", "blocked"),
     (INT4, "cpu", 1, "float32", "blocked"),
     (Spec(weight="nf4"), "cpu", 257, "float32", "blocked"),
     (Spec(act="int8"), "cpu", 1, "float32", "w8a8"),
@@ -46,6 +48,12 @@ def test_says_why() -> None:
     text = str(choose(INT4, platform="gpu", rows=1, inputs=4096))
     assert text.startswith("reference: the compiler for gpu fuses")
     assert "blocked is for a CPU, not for gpu" in text
+    assert "groups of at least 128 inputs, not 64" in str(
+        choose(Spec(group=64), platform="cpu", rows=1, inputs=4096)
+    )
+    assert "digits pays for int8, whose codes need no unpacking, not for fp8" in str(
+        choose(Spec(weight="fp8"), platform="cpu", rows=1, inputs=4096)
+    )
     assert "at most 65536 inputs, not 70000" in str(
         choose(Spec(), platform="cpu", rows=1, inputs=70000)
     )

@@ -14,8 +14,8 @@ neighbour: low nibbles are the group's first h inputs and high ones the rest. So
 products, of the two halves of x, and codes are never interleaved, which would cost more than the
 product. An odd group has one high nibble too many, which meets a 0 in x.
 
-Measured at 4096 x 4096 on 2 Sapphire Rapids cores with jax 0.10.2, one row: this order 2.9 ms of
-processor time, [N, K] with the groups' sums split off it 13, an axis of groups between 14.
+Measured at 4096 x 4096 on a Sapphire Rapids core with jax 0.10.2, one row of digits with int4 by
+128: 3.7 ms in this order, 13 with an output's groups side by side.
 """
 
 import dataclasses

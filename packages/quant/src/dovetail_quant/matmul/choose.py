@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which product a site gets: a table over platform, rows and spec, with its reasons.
 
-The order was measured at 4096 x 4096 on 2 Sapphire Rapids cores, jax 0.10.2 and 0.12.0.1. Digits
-triple the rows: with matrix instructions for int8 they win far beyond 64 rows, without those they
-are even with float32 there, so that 64 is where the table turns.
+The order was measured at 4096 x 4096 on 2 Sapphire Rapids cores with jax 0.10.2. Digits triple the
+rows: with those cores' matrix instructions for int8 they still take 0.4 of float32's time at 256
+rows. A core without them multiplies int8 about three times as fast as float32, which three digits
+use up: hence 64. Groups of 128 cost digits a product each: they win at 1 to 8 rows, lose at 16.
 """
 
 import dataclasses
@@ -30,6 +31,8 @@ PRODUCTS: dict[str, Matmul] = {
     "reference": Reference(),
 }
 _MOST_DIGIT_ROWS = 64
+_MOST_GROUPED_ROWS = 8
+_LEAST_GROUP = 128
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -102,14 +105,17 @@ def _refusal(
         return f"is for a CPU, not for {platform}"
     if name == "blocked":
         return None
-    if spec.weight != "int8" or spec.group is not None:
-        return "pays for int8 with one scale per output alone"
+    if spec.weight != "int8":
+        return f"pays for int8, whose codes need no unpacking, not for {spec.weight}"
     if jnp.dtype(dtype) == jnp.float64:
         return "holds float32, not float64"
     if group > LONGEST:
         return f"keeps int32 sums of at most {LONGEST} inputs, not {group}"
-    if rows > _MOST_DIGIT_ROWS:
-        return f"triples the rows, which pays up to {_MOST_DIGIT_ROWS}, not at {rows}"
+    if spec.group is not None and group < _LEAST_GROUP:
+        return f"pays for groups of at least {_LEAST_GROUP} inputs, not {group}"
+    most = _MOST_DIGIT_ROWS if spec.group is None else _MOST_GROUPED_ROWS
+    if rows > most:
+        return f"triples the rows, which pays up to {most}, not at {rows}"
     return None
 
 

@@ -25,7 +25,7 @@ from dovetail_quant.matmul import blocked, rows
 # The longest group: |d (q - zero)| <= 127 * 255, and 2^16 of them stay below 2^31.
 LONGEST = 2**16
 _BASE = 254
-# XLA's CPU backend multiplies one int8 row by a vector route: 12 times slower than float32.
+# XLA's CPU backend multiplies one int8 row by a vector route: 5 to 12 times slower than float32.
 _LEAST_ROWS = 2
 _TINY = float(np.finfo(np.float32).tiny)
 

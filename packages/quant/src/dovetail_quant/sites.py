@@ -1,0 +1,110 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Where a module multiplies by a weight, and why some of these places are left alone."""
+
+import dataclasses
+from typing import Any, Literal
+
+from flax import nnx
+
+from dovetail_quant.kernel import Axes, Kernel, split_equation
+
+Kind = Literal["linear", "general", "einsum", "experts"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Site:
+    """One product with a weight. left_alone: why it cannot be quantized; None if it can.
+
+    path: the module's, as "layers.3.attn.q". kind: how its module multiplies. axes: of its kernel.
+    """
+
+    path: str
+    kind: Kind | None
+    axes: Axes
+    dtype: str
+    left_alone: str | None = None
+
+
+def sites(model: nnx.Module) -> dict[str, Site]:
+    """Every module of `model` with a parameter of two axes or more, by path, in its order.
+
+    A module takes part as an `nnx.Linear`, `nnx.LinearGeneral` or `nnx.Einsum`, or if it holds
+    `kernel` [E, K, N] and the product `ragged_dot`, as layers of experts do.
+
+        for site in sites(model).values():
+            print(site.path, site.axes.shape, site.left_alone or "")
+    """
+    found = {}
+    for path, module in nnx.iter_modules(model):
+        name = ".".join(map(str, path))
+        one = _site(name, module)
+        if one is not None:
+            found[name] = one
+    return found
+
+
+def module_at(model: nnx.Module, path: str) -> Any:
+    """The module of that path."""
+    return next(m for p, m in nnx.iter_modules(model) if ".".join(map(str, p)) == path)
+
+
+def _site(path: str, module: Any) -> Site | None:
+    kernel = getattr(module, "kernel", None)
+    if not isinstance(kernel, nnx.Variable):
+        return _other(path, module)
+    value = kernel.get_value() if hasattr(kernel, "get_value") else kernel[...]
+    shape, dtype = tuple(value.shape), str(value.dtype)
+    if isinstance(value, Kernel):
+        return Site(
+            path=path, kind=None, axes=value.axes, dtype=dtype, left_alone="is quantized already"
+        )
+    kind, axes, why = _kind(module, shape)
+    return Site(path=path, kind=kind, axes=axes, dtype=dtype, left_alone=why)
+
+
+def _kind(module: Any, shape: tuple[int, ...]) -> tuple[Kind | None, Axes, str | None]:
+    whole = Axes(shape=shape, inputs=tuple(range(len(shape) - 1)))
+    if isinstance(module, nnx.Linear):
+        return "linear", Axes(shape=shape, inputs=(0,)), None
+    if isinstance(module, nnx.LinearGeneral):
+        if module.batch_axis:
+            return None, whole, "has a matrix for every element of a batch axis"
+        inputs = tuple(range(len(module.in_features)))
+        return "general", Axes(shape=shape, inputs=inputs), None
+    if isinstance(module, nnx.Einsum):
+        return _einsum(module, shape, whole)
+    if len(shape) == 3 and callable(getattr(module, "ragged_dot", None)):
+        return "experts", Axes(shape=shape, batch=(0,), inputs=(1,)), None
+    return None, whole, f"a {type(module).__name__} has its product in its own code"
+
+
+def _einsum(
+    module: Any, shape: tuple[int, ...], whole: Axes
+) -> tuple[Kind | None, Axes, str | None]:
+    if module.einsum_str is None:
+        return None, whole, "is given its equation when it is called"
+    left, right, out = split_equation(module.einsum_str)
+    letters = {*left, *right, *out}
+    alone = set(right) - set(left) - set(out)
+    batch = set(right) & set(left) & set(out)
+    summed = set(left) - set(right) - set(out)
+    if "." in letters or alone or batch or summed or len(set(left)) < len(left):
+        return None, whole, f"its equation {module.einsum_str} is no product of matrices"
+    inputs = tuple(axis for axis, letter in enumerate(right) if letter not in out)
+    return "einsum", Axes(shape=shape, inputs=inputs), None
+
+
+def _other(path: str, module: Any) -> Site | None:
+    """A module that holds a large parameter under another name."""
+    for name, variable in vars(module).items():
+        if isinstance(variable, nnx.Param) and getattr(variable, "ndim", 0) >= 2:
+            shape = tuple(variable.shape)
+            return Site(
+                path=path,
+                kind=None,
+                axes=Axes(shape=shape, inputs=(len(shape) - 1,)),
+                dtype=str(variable.dtype),
+                left_alone=f"a {type(module).__name__} keeps its {name} to itself",
+            )
+    return None

@@ -20,6 +20,8 @@ TABLE = [
     (Spec(symmetric=False), "cpu", 64, "bfloat16", "digits"),
     (Spec(), "cpu", 65, "float32", "blocked"),
     (Spec(), "cpu", 1, "float64", "blocked"),
+    (Spec(group=128), "cpu", 1, "float32", "blocked"),
+    (Spec(group=128), "cpu", 2, "float32", "digits"),
     (Spec(group=128), "cpu", 8, "float32", "digits"),
     (Spec(group=128), "cpu", 9, "float32", "blocked"),
     (Spec(group=64), "cpu", 1, "float32", "blocked"),
@@ -50,6 +52,9 @@ def test_says_why() -> None:
     assert "blocked is for a CPU, not for gpu" in text
     assert "groups of at least 128 inputs, not 64" in str(
         choose(Spec(group=64), platform="cpu", rows=1, inputs=4096)
+    )
+    assert "digits costs a product for each group, which one row does not" in str(
+        choose(Spec(group=128), platform="cpu", rows=1, inputs=4096)
     )
     assert "digits pays for int8, whose codes need no unpacking, not for fp8" in str(
         choose(Spec(weight="fp8"), platform="cpu", rows=1, inputs=4096)

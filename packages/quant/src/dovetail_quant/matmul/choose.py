@@ -5,7 +5,7 @@
 The order was measured at 4096 x 4096 on 2 Sapphire Rapids cores with jax 0.10.2. Digits triple the
 rows: with those cores' matrix instructions for int8 they still take 0.4 of float32's time at 256
 rows. A core without them multiplies int8 about three times as fast as float32, which three digits
-use up: hence 64. Groups of 128 cost digits a product each: they win at 1 to 8 rows, lose at 16.
+use up: hence 64. Groups of 128 cost digits a product each: they win at 2 to 8 rows, lose at 1 and 16.
 """
 
 import dataclasses
@@ -113,6 +113,8 @@ def _refusal(
         return f"keeps int32 sums of at most {LONGEST} inputs, not {group}"
     if spec.group is not None and group < _LEAST_GROUP:
         return f"pays for groups of at least {_LEAST_GROUP} inputs, not {group}"
+    if spec.group is not None and rows == 1:
+        return "costs a product for each group, which one row does not pay for"
     most = _MOST_DIGIT_ROWS if spec.group is None else _MOST_GROUPED_ROWS
     if rows > most:
         return f"triples the rows, which pays up to {most}, not at {rows}"

@@ -5,7 +5,7 @@
 The order was measured at 4096 x 4096 on 2 Sapphire Rapids cores with jax 0.10.2. Digits triple the
 rows: with those cores' matrix instructions for int8 they still take 0.4 of float32's time at 256
 rows. A core without them multiplies int8 about three times as fast as float32, which three digits
-use up: hence 64. Groups of 128 cost digits a product each: they win at 2 to 8 rows, lose at 1 and 16.
+use up: hence 64. Groups of 128 cost digits a product each: they win at 2 to 8 rows alone.
 """
 
 import dataclasses

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a product of activations and quantized weights has to offer: here, or in a kernel library."""
+"""What a product of activations and quantized weights has to offer, here or in a kernel library."""
 
 from typing import Any, Protocol, runtime_checkable
 

@@ -8,6 +8,7 @@ import jax
 from flax import nnx
 from qwix import QArray
 
+from dovetail_quant.embed import QuantizedEmbed, lookup
 from dovetail_quant.kernel import Kernel, Promote, QuantizedParam, dot_general, einsum, ragged_dot
 from dovetail_quant.matmul.api import Matmul
 from dovetail_quant.matmul.choose import Auto
@@ -42,14 +43,15 @@ def apply(model: nnx.Module, plan: Plan, *, matmul: Matmul | None = None) -> Any
                 f"method={spec.method!r} needs statistics, got a plan alone for {path!r}; write "
                 "apply(model, calibrate(model, plan, batches))"
             )
-        module, site = module_at(quantized, path), found[path]
-        codes = absmax.absmax(site.axes.fold(module.kernel[...]), spec)
-        install(module, site, codes, spec=spec, matmul=matmul)
+        site = found[path]
+        weight = getattr(module_at(quantized, path), site.parameter)[...]
+        codes = absmax.absmax(site.axes.fold(weight), spec)
+        install(quantized, site, codes, spec=spec, matmul=matmul)
     return quantized
 
 
 def install(
-    module: Any,
+    model: nnx.Module,
     site: Site,
     codes: QArray,
     *,
@@ -57,10 +59,14 @@ def install(
     scale: Any = None,
     matmul: Matmul | None = None,
 ) -> None:
-    """Puts the codes [K, N], or [B, K, N], in the place of the module's kernel."""
+    """Puts the codes [K, N], or [B, K, N], in the place of the site's parameter.
+
+    scale: [K], or [B, K], by which x is to be divided.
+    """
+    module = module_at(model, site.path)
+    before = getattr(module, site.parameter)
     product = Auto(spec=spec) if matmul is None else matmul
     prepare = jax.vmap(product.prepare) if site.axes.batch else product.prepare
-    before = module.kernel
     value = Kernel(
         prepared=prepare(codes),
         scale=scale,
@@ -69,12 +75,38 @@ def install(
         matmul=product,
         dtype=before[...].dtype,
     )
-    module.kernel = QuantizedParam(value, **before.get_metadata())
-    if site.kind == "experts":
-        module.ragged_dot = ragged_dot
+    after = QuantizedParam(value, **before.get_metadata())
+    if isinstance(module, nnx.Embed):
+        _replace(model, site.path, QuantizedEmbed(module, after))
         return
-    module.promote_dtype = Promote(module.promote_dtype)
-    if site.kind == "einsum":
-        module.einsum_op = einsum
+    setattr(module, site.parameter, after)
+    for name, function in _operations(module, site).items():
+        setattr(module, name, function)
+
+
+def _operations(module: Any, site: Site) -> dict[str, Any]:
+    """The attributes by which a module multiplies, as a quantized kernel needs them."""
+    if site.kind == "experts":
+        return {"ragged_dot": ragged_dot}
+    if site.kind == "embed":
+        return {"lookup": lookup, "dot_general": dot_general}
+    product = {"einsum_op": einsum} if site.kind == "einsum" else {"dot_general": dot_general}
+    return {**product, "promote_dtype": Promote(module.promote_dtype)}
+
+
+def _replace(model: nnx.Module, path: str, module: nnx.Module) -> None:
+    """Another module at that path, where its parent holds it by attribute, index or key."""
+    *above, last = path.split(".")
+    parent: Any = model
+    for key in above:
+        parent = _child(parent, key)
+    if isinstance(parent, nnx.Module) and not isinstance(parent, nnx.List):
+        setattr(parent, last, module)
     else:
-        module.dot_general = dot_general
+        parent[int(last) if last.isdigit() else last] = module
+
+
+def _child(parent: Any, key: str) -> Any:
+    if hasattr(parent, key):
+        return getattr(parent, key)
+    return parent[int(key) if key.isdigit() else key]

@@ -15,11 +15,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 from qwix import QArray
 
 from dovetail_quant.codes import dequantize, nbytes
-from dovetail_quant.matmul.api import Matmul
+from dovetail_quant.matmul.api import Lookup, Matmul
 from dovetail_quant.spec import Spec
 
 
@@ -120,6 +120,19 @@ class Kernel:
     def product(self, x: Float[Array, "*rows K"]) -> Float[Array, "*rows N"]:
         """x w, of one matrix."""
         return self.matmul(_divided(x, self.scale), self.prepared)
+
+    def rows(self, index: Int[Array, "*batch"]) -> Float[Array, "*batch K"]:
+        """The rows of an embedding of those indices, in `dtype`; NaN for those that it has not."""
+        if not isinstance(self.matmul, Lookup):
+            raise TypeError(
+                "an embedding needs a product with `take`, got "
+                f"{type(self.matmul).__name__}; leave embeddings out of the plan, or write "
+                "apply(model, plan) without matmul="
+            )
+        found = self.matmul.take(self.prepared, index)
+        if self.scale is not None:
+            found = found / self.scale
+        return found.astype(self.dtype)
 
 
 def _divided(x: Array, scale: Array | None) -> Array:

@@ -9,20 +9,22 @@ from flax import nnx
 
 from dovetail_quant.kernel import Axes, Kernel, split_equation
 
-Kind = Literal["linear", "general", "einsum", "experts"]
+Kind = Literal["linear", "general", "einsum", "experts", "embed"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Site:
     """One product with a weight. left_alone: why it cannot be quantized; None if it can.
 
-    path: the module's, as "layers.3.attn.q". kind: how its module multiplies. axes: of its kernel.
+    path: the module's, as "layers.3.attn.q". kind: how its module multiplies. parameter: its name
+    in the module. axes: of it.
     """
 
     path: str
     kind: Kind | None
     axes: Axes
     dtype: str
+    parameter: str = "kernel"
     left_alone: str | None = None
 
 
@@ -30,7 +32,8 @@ def sites(model: nnx.Module) -> dict[str, Site]:
     """Every module of `model` with a parameter of two axes or more, by path, in its order.
 
     A module takes part as an `nnx.Linear`, `nnx.LinearGeneral` or `nnx.Einsum`, or if it holds
-    `kernel` [E, K, N] and the product `ragged_dot`, as layers of experts do.
+    `kernel` [E, K, N] and the product `ragged_dot`, as layers of experts do; as an `nnx.Embed`, or
+    if it holds `embedding` [N, K], how rows are taken, `lookup`, and the product `dot_general`.
 
         for site in sites(model).values():
             print(site.path, site.axes.shape, site.left_alone or "")
@@ -96,15 +99,25 @@ def _einsum(
 
 
 def _other(path: str, module: Any) -> Site | None:
-    """A module that holds a large parameter under another name."""
+    """An embedding, or a module that holds a large parameter under another name."""
     for name, variable in vars(module).items():
-        if isinstance(variable, nnx.Param) and getattr(variable, "ndim", 0) >= 2:
-            shape = tuple(variable.shape)
-            return Site(
-                path=path,
-                kind=None,
-                axes=Axes(shape=shape, inputs=(len(shape) - 1,)),
-                dtype=str(variable.dtype),
-                left_alone=f"a {type(module).__name__} keeps its {name} to itself",
-            )
+        if not isinstance(variable, nnx.Param) or len(getattr(variable, "shape", ())) < 2:
+            continue
+        shape, dtype = tuple(variable.shape), str(variable.dtype)
+        axes = Axes(shape=shape, inputs=(len(shape) - 1,))
+        by_attributes = callable(getattr(module, "lookup", None))
+        if isinstance(variable[...], Kernel):
+            why = "is quantized already"
+        elif name == "embedding" and (isinstance(module, nnx.Embed) or by_attributes):
+            why = None
+        else:
+            why = f"a {type(module).__name__} keeps its {name} to itself"
+        return Site(
+            path=path,
+            kind=None if why else "embed",
+            axes=axes,
+            dtype=dtype,
+            parameter=name,
+            left_alone=why,
+        )
     return None

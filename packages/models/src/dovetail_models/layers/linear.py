@@ -2,6 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The two tables of weights: a projection with named axes, and the token embedding."""
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -47,19 +50,34 @@ class Embed(nnx.Module):
         table = init(rngs.params(), (rows, embed), jnp.float32)
         self.embedding = nnx.Param(table, **named(*names))
         self.names = names
+        # Attributes, as of nnx.Linear, so that a table of codes brings its own.
+        self.lookup: Callable[..., Any] = lookup
+        self.dot_general: Callable[..., Any] = jax.lax.dot_general
 
     def __call__(
         self, tokens: Int[Array, "b t"], *, constrain: Constrain
     ) -> Float[Array, "b t embed"]:
-        # A lookup in a table split along embed is rematerialised whole by the partitioner: gather
-        # that axis first.
-        table = constrain(self.embedding[...], (self.names[0], None))
-        # A token outside the table gives NaN; jnp.take would read -1 as the last row.
-        rows = table.at[tokens]
-        return rows.get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
+        return self.lookup(
+            self.embedding[...], tokens, place=lambda t: constrain(t, (self.names[0], None))
+        )
 
     def attend(self, x: Float[Array, "*batch embed"]) -> Float[Array, "*batch vocab"]:
         """float32 logits: the product of x with every row."""
         table = self.embedding[...]
         last = (((x.ndim - 1,), (1,)), ((), ()))
-        return jax.lax.dot_general(x, table, last, preferred_element_type=jnp.float32)
+        return self.dot_general(x, table, last, preferred_element_type=jnp.float32)
+
+
+def lookup(
+    table: Float[Array, "rows embed"],
+    tokens: Int[Array, "b t"],
+    *,
+    place: Callable[[Array], Array],
+) -> Float[Array, "b t embed"]:
+    """The rows of those indices; NaN for a token outside, where jnp.take would read -1 as the last.
+
+    place: gathers what is split along embed, for a lookup there is rematerialised whole by the
+    partitioner.
+    """
+    rows = place(table).at[tokens]
+    return rows.get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)

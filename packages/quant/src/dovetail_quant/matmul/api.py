@@ -4,7 +4,7 @@
 
 from typing import Any, Protocol, runtime_checkable
 
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 from qwix import QArray
 
 
@@ -26,4 +26,13 @@ class Matmul(Protocol):
 
     def __call__(self, x: Float[Array, "*batch K"], prepared: Any) -> Float[Array, "*batch N"]:
         """x w in the dtype of x, accumulated in float32 at least."""
+        ...
+
+
+@runtime_checkable
+class Lookup(Protocol):
+    """What the product of an embedding has to offer besides: its rows, the columns of w[K, N]."""
+
+    def take(self, prepared: Any, index: Int[Array, "*batch"]) -> Float[Array, "*batch K"]:
+        """w[:, index] in float32; NaN for an index that is none of 0 to N - 1."""
         ...

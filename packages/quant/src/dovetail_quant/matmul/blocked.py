@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 from qwix import QArray
 
 from dovetail_quant.codes import NF4
@@ -64,6 +64,13 @@ class Blocked:
         """
         return rows.call(forward, backward, x, prepared)
 
+    def take(self, prepared: Packed, index: Int[Array, "*batch"]) -> Float[Array, "*batch K"]:
+        """w[:, index] in float32, as an embedding whose features are K looks up its rows.
+
+        NaN for an index that is none of 0 to N - 1.
+        """
+        return columns(prepared, index)
+
 
 def forward(x: Array, packed: Packed) -> Array:
     """y [R, N] = x [R, K] w, in the dtype of x."""
@@ -91,6 +98,26 @@ def backward(dy: Array, packed: Packed) -> Array:
 
     sums, _ = jax.lax.scan(add, zeros, (blocks, packed))
     return merge(sums, packed)
+
+
+def columns(packed: Packed, index: Array) -> Array:
+    """w[:, index] [*batch, K]: of each only its own codes are read."""
+    flat, size = index.reshape(-1), packed.scales.shape[-1]
+    block, place = flat // size, flat % size
+
+    def gather(a: Any) -> Any:
+        return None if a is None else jnp.swapaxes(a[block, :, place], 0, 1)
+
+    one = dataclasses.replace(
+        packed,
+        values=gather(packed.values),
+        scales=gather(packed.scales),
+        zeros=gather(packed.zeros),
+    )
+    parts = [jnp.swapaxes(part, 0, 1) for part in decoded(one, jnp.float32)]
+    found = merge(parts, packed)
+    inside = (flat >= 0) & (flat < packed.outputs)
+    return jnp.where(inside[:, None], found, jnp.nan).reshape(*index.shape, packed.inputs)
 
 
 def decoded(block: Packed, dtype: Any) -> list[Array]:

@@ -14,12 +14,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 from qwix import QArray
 
 from dovetail_quant.layout import Packed
 from dovetail_quant.matmul.api import Matmul
-from dovetail_quant.matmul.blocked import Blocked
+from dovetail_quant.matmul.blocked import Blocked, columns
 from dovetail_quant.matmul.reference import Reference
 from dovetail_quant.matmul.w8a8 import LONGEST, W8A8, Digits
 from dovetail_quant.spec import Spec
@@ -152,6 +152,12 @@ class Auto:
         """The inverse, bit for bit."""
         name = "blocked" if isinstance(prepared, Packed) else "reference"
         return PRODUCTS[name].codes(prepared)
+
+    def take(self, prepared: Any, index: Int[Array, "*batch"]) -> Float[Array, "*batch K"]:
+        """w[:, index] in float32; NaN for an index that is none of 0 to N - 1."""
+        if isinstance(prepared, Packed):
+            return columns(prepared, index)
+        return Reference().take(prepared, index)
 
     def __call__(self, x: Float[Array, "*batch K"], prepared: Any) -> Float[Array, "*batch N"]:
         """x w in the dtype of x, by the product for as many rows."""

@@ -6,7 +6,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 from qwix import QArray
 
 from dovetail_quant.codes import dequantize
@@ -43,6 +43,17 @@ class Reference:
         mesh, placed = placement(prepared.qvalue)
         outputs = prepared.qvalue.shape[1]
         return on_mesh(_product, x, prepared, outputs=outputs, over=(mesh, placed[1]))
+
+    def take(self, prepared: QArray, index: Int[Array, "*batch"]) -> Float[Array, "*batch K"]:
+        """w[:, index] in float32, as an embedding whose features are K looks up its rows.
+
+        NaN for an index that is none of 0 to N - 1.
+        """
+        flat = index.reshape(-1)
+        one = jax.tree.map(lambda a: jnp.take(a, flat, axis=1, mode="clip"), prepared)
+        inside = (flat >= 0) & (flat < prepared.qvalue.shape[1])
+        found = jnp.where(inside[:, None], dequantize(one).T, jnp.nan)
+        return found.reshape(*index.shape, -1)
 
 
 def _product(x: Array, prepared: QArray) -> Array:

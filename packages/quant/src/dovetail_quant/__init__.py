@@ -2,4 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Quantization of any NNX model: planned, calibrated, measured, saved."""
 
+from dovetail_quant.apply import apply as apply
+from dovetail_quant.plan import Plan as Plan
+from dovetail_quant.plan import plan as plan
+from dovetail_quant.sites import Site as Site
+from dovetail_quant.sites import sites as sites
 from dovetail_quant.spec import Spec as Spec

@@ -56,7 +56,7 @@ def _site(path: str, module: Any) -> Site | None:
     kernel = getattr(module, "kernel", None)
     if not isinstance(kernel, nnx.Variable):
         return _other(path, module)
-    value = kernel.get_value() if hasattr(kernel, "get_value") else kernel[...]
+    value = kernel.get_value()  # not [...], which an abstract one has not
     shape, dtype = tuple(value.shape), str(value.dtype)
     if isinstance(value, Kernel):
         return Site(
@@ -85,8 +85,6 @@ def _kind(module: Any, shape: tuple[int, ...]) -> tuple[Kind | None, Axes, str |
 def _einsum(
     module: Any, shape: tuple[int, ...], whole: Axes
 ) -> tuple[Kind | None, Axes, str | None]:
-    if module.einsum_str is None:
-        return None, whole, "is given its equation when it is called"
     left, right, out = split_equation(module.einsum_str)
     letters = {*left, *right, *out}
     alone = set(right) - set(left) - set(out)
@@ -106,7 +104,7 @@ def _other(path: str, module: Any) -> Site | None:
         shape, dtype = tuple(variable.shape), str(variable.dtype)
         axes = Axes(shape=shape, inputs=(len(shape) - 1,))
         by_attributes = callable(getattr(module, "lookup", None))
-        if isinstance(variable[...], Kernel):
+        if isinstance(variable.get_value(), Kernel):
             why = "is quantized already"
         elif name == "embedding" and (isinstance(module, nnx.Embed) or by_attributes):
             why = None

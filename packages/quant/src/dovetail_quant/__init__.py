@@ -3,6 +3,10 @@
 """Quantization of any NNX model: planned, calibrated, measured, saved."""
 
 from dovetail_quant.apply import apply as apply
+from dovetail_quant.calibrate import calibrate as calibrate
+from dovetail_quant.calibrate import run_decoder as run_decoder
+from dovetail_quant.calibration import Calibrated as Calibrated
+from dovetail_quant.calibration import Calibration as Calibration
 from dovetail_quant.plan import Plan as Plan
 from dovetail_quant.plan import plan as plan
 from dovetail_quant.sites import Site as Site

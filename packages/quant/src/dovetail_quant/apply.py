@@ -8,6 +8,7 @@ import jax
 from flax import nnx
 from qwix import QArray
 
+from dovetail_quant.calibration import Calibration
 from dovetail_quant.embed import QuantizedEmbed, lookup
 from dovetail_quant.kernel import Kernel, Promote, QuantizedParam, dot_general, einsum, ragged_dot
 from dovetail_quant.matmul.api import Matmul
@@ -18,17 +19,19 @@ from dovetail_quant.sites import Site, module_at, sites
 from dovetail_quant.spec import Spec
 
 
-def apply(model: nnx.Module, plan: Plan, *, matmul: Matmul | None = None) -> Any:
+def apply(model: nnx.Module, plan: Plan | Calibration, *, matmul: Matmul | None = None) -> Any:
     """A new module, quantized as `plan` says; what is not quantized is shared with `model`.
 
-    matmul: the product of all sites; by default `Auto`, which chooses for platform, rows and spec.
+    plan: of this model; or a calibration, which holds its own. matmul: the product of all sites; by
+    default `Auto`, which chooses for platform, rows and spec.
 
     Raises ValueError for a plan of another model, or one whose method needs calibration.
 
         small = apply(model, plan(model, [(".*", Spec(weight="int8"))]))
     """
+    specs = plan.plan.specs if isinstance(plan, Calibration) else plan.specs
     found = sites(model)
-    missing = [path for path in plan.specs if path not in found or found[path].left_alone]
+    missing = [path for path in specs if path not in found or found[path].left_alone]
     if missing:
         raise ValueError(
             f"a plan must be of the model that it is applied to, got {missing[0]!r}, one of "
@@ -37,17 +40,23 @@ def apply(model: nnx.Module, plan: Plan, *, matmul: Matmul | None = None) -> Any
     # New variables around the same arrays, where a clone would copy them.
     graphdef, state = nnx.split(model)
     quantized = nnx.merge(graphdef, jax.tree.map(lambda x: x, state))
-    for path, spec in plan.specs.items():
-        if spec.method != "absmax":
-            raise ValueError(
-                f"method={spec.method!r} needs statistics, got a plan alone for {path!r}; write "
-                "apply(model, calibrate(model, plan, batches))"
-            )
-        site = found[path]
-        weight = getattr(module_at(quantized, path), site.parameter)[...]
-        codes = absmax.absmax(site.axes.fold(weight), spec)
-        install(quantized, site, codes, spec=spec, matmul=matmul)
+    for path, spec in specs.items():
+        if isinstance(plan, Calibration):
+            codes, scale = plan.found[path].codes, plan.found[path].scale
+        else:
+            codes, scale = _nearest(model, found[path], spec), None
+        install(quantized, found[path], codes, spec=spec, scale=scale, matmul=matmul)
     return quantized
+
+
+def _nearest(model: nnx.Module, site: Site, spec: Spec) -> QArray:
+    if spec.method != "absmax":
+        raise ValueError(
+            f"method={spec.method!r} needs statistics, got a plan alone for {site.path!r}; write "
+            "apply(model, calibrate(model, plan, batches))"
+        )
+    weight = getattr(module_at(model, site.path), site.parameter)[...]
+    return absmax.absmax(site.axes.fold(weight), spec)
 
 
 def install(

@@ -1,0 +1,238 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Codes that know their inputs: batches go through the model, and each site's method gets them.
+
+A site late in a model sees what the sites before it give. So with `sequential` sites are done in
+the order in which the model comes to them, and each sees the codes of those before, which it can
+make up for. Sites that take the same input, as q, k and v do, are done together. Every turn is a
+run of the batches up to its sites alone: what comes after is not computed, because nothing of it is
+asked for. Without `sequential` as many sites are done in a turn as `stats_bytes` holds.
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array
+from qwix import QArray
+
+from dovetail_quant import record
+from dovetail_quant.apply import install
+from dovetail_quant.calibration import Calibrated, Calibration
+from dovetail_quant.methods.absmax import absmax, measured
+from dovetail_quant.methods.awq import awq
+from dovetail_quant.methods.gptq import gptq
+from dovetail_quant.methods.smooth import smooth
+from dovetail_quant.plan import Plan
+from dovetail_quant.reconstruct import Report
+from dovetail_quant.recorder import Recorded, Recorder, counting
+from dovetail_quant.sites import Site, module_at, sites
+from dovetail_quant.spec import Spec
+
+Run = Callable[[nnx.Module, Any], Any]
+
+
+def run_decoder(model: Any, batch: Mapping[str, Any]) -> Any:
+    """The logits of a batch of `tokens`, with its `positions` and `segment_ids` if it has them.
+
+    Padding, where `mask` is 0, does not count.
+    """
+    options = {k: batch[k] for k in ("positions", "segment_ids") if k in batch}
+    mask = batch.get("mask")
+    with counting(None if mask is None else jnp.asarray(mask)):
+        return model(jnp.asarray(batch["tokens"]), **options)
+
+
+def calibrate(
+    model: nnx.Module,
+    plan: Plan,
+    batches: Iterable[Any],
+    *,
+    run: Run = run_decoder,
+    sequential: bool = True,
+    stats_bytes: int = 4 << 30,
+) -> Calibration:
+    """The codes of every site of `plan`, by its method, for the inputs that `batches` give it.
+
+    run: calls the model on a batch, as it will be used. batches: pytrees of arrays, all of them
+    held, of one shape if it is to compile once for each turn. sequential: as this file's head says.
+    stats_bytes: the most that statistics take at a time: K² float32 for a site of K inputs.
+
+    Raises ValueError for no batches, a plan of another model, a site whose inputs are not finite,
+    and a `stats_bytes` that is less than one site needs.
+    """
+    held = list(batches)
+    if not held:
+        raise ValueError("calibration needs a batch, got none; pass a list of some")
+    found, order = sites(model), _order(model, plan, held[0], run)
+    results: dict[str, Calibrated] = {}
+    starved: dict[str, int] = {}
+    work = _copy(model)
+    for turn in _turns(order, found, sequential=sequential, stats_bytes=stats_bytes):
+        stats = _record(work, [found[path] for path in turn], held, run)
+        record.check(stats)
+        for path in turn:
+            site, spec = found[path], plan.specs[path]
+            results[path], short = _site(work, site, spec, stats[path])
+            starved.update(short)
+            if sequential:
+                one = results[path]
+                install(work, site, one.codes, spec=spec, scale=one.scale)
+    for path in plan.specs:
+        if path not in results:
+            results[path] = _nearest(model, found[path], plan.specs[path])
+            starved[path] = 0
+    return Calibration(plan=plan, found=results, starved=starved)
+
+
+def _order(model: nnx.Module, plan: Plan, batch: Any, run: Run) -> list[list[str]]:
+    """The sites in the order of their calls, those that are called with one input together."""
+    found = sites(model)
+    missing = [path for path in plan.specs if path not in found or found[path].left_alone]
+    if missing:
+        raise ValueError(
+            f"a plan must be of the model that is calibrated, got {missing[0]!r}, one of "
+            f"{len(missing)} paths that are no site of this one; call plan(model, rules)"
+        )
+    calls: list[tuple[str, int]] = []
+
+    def note(path: str, product: Callable[..., Any], site: Site) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            x = args[1] if site.kind == "einsum" else args[0]
+            inputs.append(x)  # held, so that no other input gets its identity
+            calls.append((path, id(x)))
+            return product(*args, **options)
+
+        return call
+
+    inputs: list[Any] = []
+    noted = _copy(model)
+    for path in plan.specs:
+        name = _product(found[path])
+        module = module_at(noted, path)
+        setattr(module, name, note(path, getattr(module, name), found[path]))
+    nnx.eval_shape(lambda: run(noted, batch))
+    groups: dict[int, list[str]] = {}
+    seen = set()
+    for path, key in calls:
+        if path not in seen:
+            groups.setdefault(key, []).append(path)
+            seen.add(path)
+    return list(groups.values())
+
+
+def _product(site: Site) -> str:
+    """The attribute that holds the site's product."""
+    return {"einsum": "einsum_op", "experts": "ragged_dot"}.get(site.kind or "", "dot_general")
+
+
+def _turns(
+    order: Sequence[list[str]],
+    found: Mapping[str, Site],
+    *,
+    sequential: bool,
+    stats_bytes: int,
+) -> list[list[str]]:
+    """Which sites are recorded together."""
+
+    def size(path: str) -> int:
+        experts, inputs, _ = found[path].axes.sizes
+        return 4 * experts * inputs**2
+
+    turns: list[list[str]] = []
+    for group in order:
+        turn: list[str] = turns[-1] if turns and not sequential else []
+        if not turns or sequential:
+            turns.append(turn)
+        for path in group:
+            if size(path) > stats_bytes:
+                raise ValueError(
+                    f"the statistics of a site must fit stats_bytes, got stats_bytes={stats_bytes} "
+                    f"and {path!r}, which needs {size(path)}; write that, or leave the site out"
+                )
+            if sum(map(size, turn)) + size(path) > stats_bytes:
+                turn = []
+                turns.append(turn)
+            turn.append(path)
+    return turns
+
+
+def _record(
+    model: nnx.Module, chosen: Sequence[Site], batches: Sequence[Any], run: Run
+) -> dict[str, record.Statistics]:
+    """The statistics of some sites over all batches."""
+    listening = _copy(model)
+    for site in chosen:
+        module, name = module_at(listening, site.path), _product(site)
+        setattr(module, name, nnx.data(Recorder(getattr(module, name), site)))
+    graphdef, stats, rest = nnx.split(listening, Recorded, ...)
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def step(stats: Any, rest: Any, batch: Any) -> Any:
+        merged = nnx.merge(graphdef, stats, rest)
+        run(merged, batch)
+        return nnx.state(merged, Recorded)  # the rest is not asked for, and not computed
+
+    for batch in batches:
+        stats = step(stats, rest, batch)
+    nnx.update(listening, stats)
+    return {
+        site.path: getattr(module_at(listening, site.path), _product(site)).stats.get_value()
+        for site in chosen
+    }
+
+
+def _copy(model: nnx.Module) -> Any:
+    """A module of its own around the same arrays."""
+    graphdef, state = nnx.split(model)
+    return nnx.merge(graphdef, jax.tree.map(lambda x: x, state))
+
+
+def _site(
+    model: nnx.Module, site: Site, spec: Spec, stats: record.Statistics
+) -> tuple[Calibrated, dict[str, int]]:
+    """One site's codes by its method, and what of it was starved."""
+    w = site.axes.fold(getattr(module_at(model, site.path), site.parameter)[...])
+    if not site.axes.batch:
+        codes, scale, report, short = _matrix(w, stats, spec)
+        return Calibrated(codes=codes, scale=scale, report=report), (
+            {site.path: int(stats.count)} if short else {}
+        )
+    each = [
+        _matrix(w[e], jax.tree.map(lambda a: a[e], stats), spec)  # noqa: B023
+        for e in range(len(w))
+    ]
+    scales = [jnp.ones(w.shape[1]) if s is None else s for _, s, _, _ in each]
+    stacked = jax.tree.map(lambda *a: jnp.stack(a), *[codes for codes, *_ in each])
+    starved = {f"{site.path}[{e}]": int(stats.count[e]) for e, one in enumerate(each) if one[3]}
+    return Calibrated(
+        codes=stacked,
+        scale=None if all(s is None for _, s, _, _ in each) else jnp.stack(scales),
+        report=jax.tree.map(lambda *a: jnp.stack(a), *[report for _, _, report, _ in each]),
+    ), starved
+
+
+def _matrix(
+    w: Array, stats: record.Statistics, spec: Spec
+) -> tuple[QArray, Array | None, Report, bool]:
+    """(codes, scale, report, whether it saw too few rows for its method)."""
+    if spec.method == "absmax" or bool(record.starved(stats, len(w))):
+        codes, report = measured(w, stats.gram, spec)
+        return codes, None, report, spec.method != "absmax"
+    if spec.method == "gptq":
+        return (*_with_none(gptq(w, stats.gram, spec)), False)
+    scale, codes, report = (awq if spec.method == "awq" else smooth)(w, stats, spec)
+    return codes, scale, report, False
+
+
+def _with_none(result: tuple[QArray, Report]) -> tuple[QArray, None, Report]:
+    return result[0], None, result[1]
+
+
+def _nearest(model: nnx.Module, site: Site, spec: Spec) -> Calibrated:
+    """A site that no batch comes to, as an embedding that is looked up alone."""
+    w = site.axes.fold(getattr(module_at(model, site.path), site.parameter)[...])
+    return Calibrated(codes=absmax(w, spec), scale=None, report=None)

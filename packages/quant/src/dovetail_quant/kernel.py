@@ -130,13 +130,13 @@ class Kernel:
                 "apply(model, plan) without matmul="
             )
         found = self.matmul.take(self.prepared, index)
-        if self.scale is not None:
-            found = found / self.scale
-        return found.astype(self.dtype)
+        return _divided(found, self.scale).astype(self.dtype)
 
 
 def _divided(x: Array, scale: Array | None) -> Array:
-    return x if scale is None else (x / scale).astype(x.dtype)
+    if scale is None:
+        return x
+    return (x / scale.reshape(*(1,) * (x.ndim - 1), -1)).astype(x.dtype)
 
 
 def dot_general(

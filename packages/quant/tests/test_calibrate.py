@@ -1,0 +1,153 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Calibration against the same done by hand: inputs of every site, in NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from dovetail_quant import Plan, Spec, apply, calibrate, plan
+from dovetail_quant.calibrate import _order, _turns
+from dovetail_quant.methods.gptq import gptq
+from dovetail_quant.recorder import counting
+from dovetail_quant.sites import sites
+
+INT4 = Spec(weight="int4", group=8, method="gptq")
+
+
+class Model(nnx.Module):
+    """Two sites that share an input, one after them that is made first, and one never called."""
+
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.last = nnx.Einsum("td,dnh->tnh", (24, 2, 4), rngs=rngs)
+        self.left = nnx.Linear(16, 24, use_bias=False, rngs=rngs)
+        self.right = nnx.Linear(16, 24, use_bias=False, rngs=rngs)
+        self.unused = nnx.Linear(16, 8, rngs=rngs)
+
+    def __call__(self, x):
+        return self.last(jnp.tanh(self.left(x)) * self.right(x))
+
+
+def run(model, batch):
+    return model(batch)
+
+
+def batches(count=3):
+    rng = np.random.default_rng(0)
+    mix = rng.normal(size=(16, 16)) * np.linspace(0.1, 2, 16)
+    return [jnp.asarray(rng.normal(size=(40, 16)) @ mix, jnp.float32) for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return Model()
+
+
+@pytest.fixture(scope="module")
+def chosen(model):
+    return plan(model, [(".*", INT4)])
+
+
+def test_sites_are_done_in_the_order_of_their_calls(model, chosen):
+    order = _order(model, chosen, batches()[0], run)
+    assert order == [["left", "right"], ["last"]]
+    found = sites(model)
+    assert _turns(order, found, sequential=True, stats_bytes=1 << 20) == order
+    both = _turns(order, found, sequential=False, stats_bytes=1 << 20)
+    assert both == [["left", "right", "last"]]
+    # 1 KiB for each of 16 inputs, 2.25 for that of 24: two together, at most 3 KiB.
+    tight = _turns(order, found, sequential=False, stats_bytes=3 << 10)
+    assert tight == [["left", "right"], ["last"]]
+
+
+@pytest.mark.parametrize("sequential", [True, False])
+def test_every_site_gets_its_method_on_its_own_inputs(model, chosen, sequential):
+    result = calibrate(model, chosen, batches(), run=run, sequential=sequential)
+    x = np.concatenate(batches()).astype(np.float64)
+    before = {k: np.asarray(getattr(model, k).kernel[...], np.float64) for k in ("left", "right")}
+    if sequential:
+        quantized = apply(model, result)
+        before = {k: np.asarray(getattr(quantized, k).kernel[...].dequantize()) for k in before}
+    hidden = np.tanh(x @ before["left"]) * (x @ before["right"])
+    for path, inputs in (("left", x), ("right", x), ("last", hidden)):
+        site = sites(model)[path]
+        w = site.axes.fold(getattr(model, path).kernel[...])
+        want, _ = gptq(w, jnp.asarray(inputs.T @ inputs, jnp.float32), INT4)
+        found = result.found[path]
+        # The same method on a gram that differs by rounding: a tie may fall to the other code.
+        same = np.mean(np.asarray(found.codes.qvalue == want.qvalue))
+        assert same > 0.98, (path, same)
+        error = np.asarray(
+            site.axes.fold(getattr(apply(model, result), path).kernel[...].dequantize())
+        )
+        cost = np.sum((inputs @ (error - np.asarray(w))) ** 2)
+        np.testing.assert_allclose(found.report.error, cost, rtol=0.05)
+
+
+def test_a_site_that_no_batch_comes_to_is_rounded_and_listed(model, chosen):
+    result = calibrate(model, chosen, batches(), run=run)
+    assert result.starved == {"unused": 0}
+    assert result.found["unused"].report is None
+    assert result.found["left"].report is not None
+
+
+def test_too_few_rows_are_listed_and_rounded_to_nearest(model, chosen):
+    result = calibrate(model, chosen, [batches()[0][:7]], run=run)
+    assert result.starved == {"left": 7, "right": 7, "last": 7, "unused": 0}
+    nearest = apply(model, plan(model, [("left", Spec(weight="int4", group=8))]))
+    wanted = nearest.left.kernel[...].codes().qvalue
+    np.testing.assert_array_equal(result.found["left"].codes.qvalue, wanted)
+
+
+def test_padding_does_not_count(model, chosen):
+    def masked(model, batch):
+        x, mask = batch
+        with counting(mask):
+            return model(x)
+
+    x = batches(1)[0]
+    junk = jnp.full((9, 16), 1e3)
+    mask = jnp.arange(49) < 40
+    found = calibrate(model, chosen, [(jnp.concatenate([x, junk]), mask)], run=masked)
+    want = calibrate(model, chosen, [x], run=run)
+    for path in ("left", "right", "last"):
+        np.testing.assert_array_equal(found.found[path].codes.qvalue, want.found[path].codes.qvalue)
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", "smooth"])
+def test_the_whole_is_better_than_rounding_to_nearest(model, method):
+    spec = Spec(weight="int8" if method == "smooth" else "int4", group=8, method=method)
+    spec = Spec(weight="int8", act="int8", method="smooth") if method == "smooth" else spec
+    some = plan(model, [("unused", None), (".*", spec)])
+    plain = plan(
+        model, [("unused", None), (".*", Spec(weight=spec.weight, group=spec.group, act=spec.act))]
+    )
+    x, want = batches()[0], model(batches()[0])
+
+    def error(quantized):
+        return float(jnp.linalg.norm(quantized(x) - want) / jnp.linalg.norm(want))
+
+    found = error(apply(model, calibrate(model, some, batches(), run=run)))
+    assert found < error(apply(model, plain))
+
+
+def test_the_model_is_as_it_was(model, chosen):
+    before = jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(model)))
+    calibrate(model, chosen, batches(1), run=run)
+    jax.tree.map(np.testing.assert_array_equal, before, nnx.to_pure_dict(nnx.state(model)))
+    assert model.left.dot_general is Model().left.dot_general
+
+
+def test_wrong_calls(model, chosen):
+    with pytest.raises(ValueError, match=r"needs a batch, got none"):
+        calibrate(model, chosen, [], run=run)
+    other = Plan(specs={"nowhere": INT4}, left_alone={})
+    with pytest.raises(ValueError, match=r"got 'nowhere', one of 1 paths"):
+        calibrate(model, other, batches(1), run=run)
+    with pytest.raises(ValueError, match=r"stats_bytes=100 and 'left', which needs 1024"):
+        calibrate(model, chosen, batches(1), run=run, stats_bytes=100)
+    with pytest.raises(ValueError, match=r"must be finite.*site='left' with 1 of 16: 3"):
+        calibrate(model, chosen, [batches(1)[0].at[0, 3].set(jnp.nan)], run=run)

@@ -112,7 +112,8 @@ def _replace(model: nnx.Module, path: str, module: nnx.Module) -> None:
     if isinstance(parent, nnx.Module) and not isinstance(parent, nnx.List):
         setattr(parent, last, module)
     else:
-        parent[int(last) if last.isdigit() else last] = module
+        key: Any = int(last) if last.isdigit() else last
+        parent[key] = module
 
 
 def _child(parent: Any, key: str) -> Any:

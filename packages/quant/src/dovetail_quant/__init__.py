@@ -7,6 +7,8 @@ from dovetail_quant.calibrate import calibrate as calibrate
 from dovetail_quant.calibrate import run_decoder as run_decoder
 from dovetail_quant.calibration import Calibrated as Calibrated
 from dovetail_quant.calibration import Calibration as Calibration
+from dovetail_quant.files import load as load
+from dovetail_quant.files import save as save
 from dovetail_quant.plan import Plan as Plan
 from dovetail_quant.plan import plan as plan
 from dovetail_quant.sites import Site as Site

@@ -82,7 +82,7 @@ def install(
         axes=site.axes,
         spec=spec,
         matmul=product,
-        dtype=before[...].dtype,
+        dtype=before.get_value().dtype,
     )
     after = QuantizedParam(value, **before.get_metadata())
     if isinstance(module, nnx.Embed):

@@ -3,11 +3,12 @@
 """A quantized model in a directory: canonical codes, whatever product they were laid out for.
 
 `weights.safetensors` holds every array by its path in the module. For a quantized parameter there
-are, behind its path, `.codes`, `.scale` and, where there are, `.zero_point` and `.divides`: codes as
-int8, or as bytes of float8, or two codes of four bits a byte, along the last axis, the first in the
+are, behind its path, `.codes`, `.scale` and, where there are any, `.zero_point` and `.divides`. Codes
+are int8, or bytes of float8, or two codes of four bits a byte, along the last axis, the first in the
 low half. `quantization.json` says how to read them, and is the plan.
 """
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from dovetail_quant.codes import DTYPES
 from dovetail_quant.kernel import Kernel
 from dovetail_quant.layout import FOUR_BITS
 from dovetail_quant.matmul.api import Matmul
-from dovetail_quant.sites import module_at, sites
+from dovetail_quant.sites import sites
 from dovetail_quant.spec import Spec, Weight
 
 WEIGHTS, DESCRIPTION = "weights.safetensors", "quantization.json"
@@ -52,3 +53,119 @@ def save(model: nnx.Module, directory: Path | str) -> None:
     save_file(arrays, folder / WEIGHTS)
     text = json.dumps({"format": FORMAT, "parameters": described}, indent=1)
     (folder / DESCRIPTION).write_text(text + "\n", encoding="utf-8")
+
+
+def load(directory: Path | str, model: nnx.Module, *, matmul: Matmul | None = None) -> Any:
+    """A new module like `model`, which may be abstract, with the arrays of the directory.
+
+    matmul: as in `apply`; it need not be that with which the model was saved.
+
+    Raises ValueError for a directory that `save` did not write, and a model whose parameters have
+    other paths or shapes.
+    """
+    folder = Path(directory)
+    described = _description(folder)
+    graphdef, state = nnx.split(model)
+    loaded = nnx.merge(graphdef, jax.tree.map(lambda x: x, state))
+    found = sites(model)
+    flat = {".".join(map(str, p)): v for p, v in nnx.to_flat_state(nnx.state(loaded))}
+    with safe_open(folder / WEIGHTS, framework="np") as file:
+        names = set(file.keys())
+        for name, variable in flat.items():
+            if name in described:
+                continue
+            if name not in names:
+                raise ValueError(
+                    f"every parameter must be in the directory, got none for {name!r}; load a "
+                    "model of the same shape"
+                )
+            variable.set_value(_array(file.get_tensor(name), variable.get_value(), name))
+        for name, about in described.items():
+            path = name.rpartition(".")[0]
+            if path not in found or list(found[path].axes.shape) != about["shape"]:
+                raise ValueError(
+                    f"a directory must be of this model, got {name!r} of shape {about['shape']}; "
+                    "load a model of the same shape"
+                )
+            parts = {
+                part: file.get_tensor(f"{name}.{part}")
+                for part in ("codes", "scale", "zero_point", "divides")
+                if f"{name}.{part}" in names
+            }
+            spec = Spec(**about["spec"])
+            codes = _codes(parts, spec.weight)
+            divides = parts.get("divides")
+            scale = None if divides is None else jnp.asarray(divides)
+            install(loaded, found[path], codes, spec=spec, scale=scale, matmul=matmul)
+    return loaded
+
+
+def _describe(kernel: Kernel) -> dict[str, Any]:
+    return {"shape": list(kernel.shape), "spec": dataclasses.asdict(kernel.spec)}
+
+
+def _parts(kernel: Kernel) -> dict[str, np.ndarray]:
+    """The arrays of a kernel, as they are written."""
+    q = kernel.codes()
+    parts = {
+        "codes": _bytes(np.asarray(q.qvalue), kernel.spec.weight),
+        "scale": np.asarray(q.scale),
+    }
+    if q.zero_point is not None:
+        parts["zero_point"] = np.asarray(q.zero_point).astype(np.int8)
+    if kernel.scale is not None:
+        parts["divides"] = np.asarray(kernel.scale)
+    return parts
+
+
+def _bytes(codes: np.ndarray, weight: Weight) -> np.ndarray:
+    if weight == "int8":
+        return codes
+    if weight == "fp8":
+        return codes.view(np.uint8)
+    nibbles = codes.astype(np.int8).astype(np.uint8) & 15
+    nibbles = np.pad(nibbles, [(0, 0)] * (codes.ndim - 1) + [(0, codes.shape[-1] % 2)])
+    return nibbles[..., ::2] | (nibbles[..., 1::2] << 4)
+
+
+def _codes(parts: dict[str, np.ndarray], weight: Weight) -> QArray:
+    """The inverse of `_parts`."""
+    codes, scale = parts["codes"], jnp.asarray(parts["scale"])
+    if weight in FOUR_BITS:
+        nibbles = np.stack([codes & 15, codes >> 4], axis=-1).reshape(*codes.shape[:-1], -1)
+        nibbles = nibbles[..., : scale.shape[-1]].astype(np.int8)
+        codes = np.where(nibbles > 7, nibbles - 16, nibbles) if weight == "int4" else nibbles
+        codes = codes.astype(DTYPES[weight])
+    elif weight == "fp8":
+        codes = codes.view(DTYPES[weight])
+    zero = parts.get("zero_point")
+    return QArray(
+        jnp.asarray(codes),
+        scale,
+        None if zero is None else jnp.asarray(zero).astype(DTYPES[weight]),
+        "nf4" if weight == "nf4" else DTYPES[weight],
+    )
+
+
+def _array(found: np.ndarray, like: Any, name: str) -> Any:
+    if (found.shape, str(found.dtype)) != (tuple(like.shape), str(like.dtype)):
+        raise ValueError(
+            f"a directory must be of this model, got {name!r} as {found.dtype}{list(found.shape)} "
+            f"where the model has {like.dtype}{list(like.shape)}; load a model of the same shape"
+        )
+    return jnp.asarray(found)
+
+
+def _description(folder: Path) -> dict[str, Any]:
+    file = folder / DESCRIPTION
+    if not file.exists():
+        raise ValueError(
+            f"a quantized model is a directory with {DESCRIPTION}, got {folder}; write it with save"
+        )
+    data = json.loads(file.read_text(encoding="utf-8"))
+    if data.get("format") != FORMAT:
+        raise ValueError(
+            f"the format of {file} must be {FORMAT}, got {data.get('format')!r}; load it with a "
+            "newer version of this library"
+        )
+    return data["parameters"]

@@ -1,0 +1,84 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from dovetail_quant import Spec, apply, calibrate, plan
+from dovetail_quant.files import load, save
+from dovetail_quant.matmul.reference import Reference
+
+SPECS = [
+    Spec(),
+    Spec(weight="int4", group=8),
+    Spec(weight="int4", group=4, symmetric=False),
+    Spec(weight="nf4", group=8),
+    Spec(weight="fp8"),
+]
+
+
+class Model(nnx.Module):
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.embed = nnx.Embed(7, 16, rngs=rngs)
+        self.norm = nnx.LayerNorm(16, rngs=rngs)
+        self.blocks = nnx.List([nnx.Linear(16, 9, rngs=rngs)])  # odd: half a byte is left
+
+    def __call__(self, tokens):
+        return self.blocks[0](self.norm(self.embed(tokens)))
+
+
+TOKENS = jnp.arange(7)
+
+
+def bits(model):
+    return [np.asarray(x).tobytes() for x in jax.tree.leaves(nnx.state(model))]
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.weight + ("" if s.symmetric else " zeros"))
+@pytest.mark.parametrize("abstract", [False, True])
+def test_it_comes_back_bit_for_bit(spec, abstract, tmp_path):
+    quantized = apply(Model(), plan(Model(), [(".*", spec)]))
+    save(quantized, tmp_path / "a" / "b")
+    loaded = load(tmp_path / "a" / "b", nnx.eval_shape(Model) if abstract else Model())
+    assert bits(loaded) == bits(quantized)
+    np.testing.assert_array_equal(loaded(TOKENS), quantized(TOKENS))
+
+
+def test_codes_serve_another_product(tmp_path):
+    quantized = apply(Model(), plan(Model(), [(".*", SPECS[1])]))
+    save(quantized, tmp_path)
+    loaded = load(tmp_path, Model(), matmul=Reference())
+    # Sums of 16 float32 products in another order.
+    np.testing.assert_allclose(loaded(TOKENS), quantized(TOKENS), rtol=1e-4, atol=1e-6)
+
+
+def test_what_x_is_divided_by_comes_along(tmp_path):
+    model = Model()
+    some = plan(model, [("blocks.0", Spec(weight="int4", group=8, method="awq"))])
+    batches = [jax.random.randint(jax.random.key(0), (64,), 0, 7)]
+    quantized = apply(model, calibrate(model, some, batches, run=lambda m, b: m(b)))
+    assert quantized.blocks[0].kernel[...].scale is not None
+    save(quantized, tmp_path)
+    assert bits(load(tmp_path, model)) == bits(quantized)
+
+
+def test_a_directory_that_is_none_or_of_another_model_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"directory with quantization.json, got .*; write it"):
+        load(tmp_path, Model())
+    with pytest.raises(ValueError, match=r"has a quantized parameter, got none; call apply"):
+        save(Model(), tmp_path)
+    save(apply(Model(), plan(Model(), [(".*", Spec())])), tmp_path)
+    other = Model()
+    other.norm = nnx.LayerNorm(16, use_bias=False, rngs=nnx.Rngs(0))
+    other.blocks[0] = nnx.Linear(16, 8, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=r"'blocks.0.bias' as float32\[9\] where the model has"):
+        load(tmp_path, other)
+    file = tmp_path / "quantization.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "format": 2}))
+    with pytest.raises(ValueError, match=r"must be 1, got 2; load it with a newer"):
+        load(tmp_path, Model())

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A quantized model in a directory: canonical codes, whatever product they were laid out for.
 
-`weights.safetensors` holds every array by its path in the module. For a quantized parameter there
-are, behind its path, `.codes`, `.scale` and, where there are any, `.zero_point` and `.divides`. Codes
-are int8, or bytes of float8, or two codes of four bits a byte, along the last axis, the first in the
-low half. `quantization.json` says how to read them, and is the plan.
+`weights.safetensors` holds every array by its path in the module. A quantized parameter has,
+behind its path, `.codes`, `.scale` and, where there are any, `.zero_point` and `.divides`. Codes
+are int8, or bytes of float8, or two codes of four bits a byte, along the last axis, the first in
+the low half. `quantization.json` says how to read them, and is the plan.
 """
 
 import dataclasses

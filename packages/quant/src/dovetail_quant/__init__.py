@@ -11,6 +11,9 @@ from dovetail_quant.files import load as load
 from dovetail_quant.files import save as save
 from dovetail_quant.plan import Plan as Plan
 from dovetail_quant.plan import plan as plan
+from dovetail_quant.report import Report as Report
+from dovetail_quant.report import SiteReport as SiteReport
+from dovetail_quant.report import report as report
 from dovetail_quant.sites import Site as Site
 from dovetail_quant.sites import sites as sites
 from dovetail_quant.spec import Spec as Spec

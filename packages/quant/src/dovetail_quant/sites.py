@@ -47,11 +47,6 @@ def sites(model: nnx.Module) -> dict[str, Site]:
     return found
 
 
-def module_at(model: nnx.Module, path: str) -> Any:
-    """The module of that path."""
-    return next(m for p, m in nnx.iter_modules(model) if ".".join(map(str, p)) == path)
-
-
 def _site(path: str, module: Any) -> Site | None:
     kernel = getattr(module, "kernel", None)
     if not isinstance(kernel, nnx.Variable):
@@ -71,6 +66,8 @@ def _kind(module: Any, shape: tuple[int, ...]) -> tuple[Kind | None, Axes, str |
     if isinstance(module, nnx.Linear):
         return "linear", Axes(shape=shape, inputs=(0,)), None
     if isinstance(module, nnx.LinearGeneral):
+        if module.dot_general_cls is not None:
+            return None, whole, "makes its product by dot_general_cls"
         if module.batch_axis:
             return None, whole, "has a matrix for every element of a batch axis"
         inputs = tuple(range(len(module.in_features)))

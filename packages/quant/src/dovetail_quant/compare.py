@@ -153,7 +153,7 @@ def _measured(self: Any, y: Array, z: Array, *, outputs: tuple[int, ...]) -> Arr
     squares = jnp.stack([jnp.sum(delta**2, outputs), jnp.sum(exact**2, outputs)])
     weights = counted(squares.shape[1:])
     if weights is not None:
-        squares = jnp.where(weights > 0, squares * weights, 0)
+        squares = jnp.where(weights[None] > 0, squares * weights[None], 0)
     total = squares.sum(tuple(range(1, squares.ndim)))
     self.sums.set_value(self.sums.get_value() + total)
     return _tapped(y, delta, self.slope.get_value(), outputs)

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool
+from jaxtyping import Array, Shaped
 
 from dovetail_quant import record
 from dovetail_quant.kernel import split_equation
@@ -25,7 +25,7 @@ class Recorded(nnx.Variable):
 
 
 @contextlib.contextmanager
-def counting(mask: Bool[Array, "..."] | None) -> Iterator[None]:
+def counting(mask: Shaped[Array, "..."] | None) -> Iterator[None]:
     """Within, rows of inputs whose leading axes are those of `mask` count where it is not 0.
 
     Inputs of other leading axes, as those of experts, count whole.

@@ -3,8 +3,10 @@
 """Where a module multiplies by a weight, and why some of these places are left alone."""
 
 import dataclasses
+import math
 from typing import Any, Literal
 
+import jax.numpy as jnp
 from flax import nnx
 
 from dovetail_quant.kernel import Axes, Kernel, split_equation
@@ -26,6 +28,11 @@ class Site:
     dtype: str
     parameter: str = "kernel"
     left_alone: str | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Of the parameter as it is now, if it is float."""
+        return math.prod(self.axes.shape) * jnp.dtype(self.dtype).itemsize
 
 
 def sites(model: nnx.Module) -> dict[str, Site]:

@@ -6,8 +6,8 @@ A site late in a model sees what the sites before it give. So with `sequential` 
 the order in which the model comes to them, and each sees the codes of those before, which it can
 make up for. Sites that take the same input, as q, k and v do, are done together. Every turn is a
 run of the batches up to its sites, where it is stopped. The model runs op by op: as one program it
-would be compiled anew for each turn, which costs more than it saves (6 layers of a small Llama: 40 s
-against TODO). Without `sequential` as many sites are done in a turn as `stats_bytes` holds.
+would be compiled anew for each turn, which costs more than it saves. Without `sequential` as many
+sites are done in a turn as `stats_bytes` holds.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

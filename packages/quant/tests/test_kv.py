@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Encoded keys and values against their bounds, alone and in attention."""
 
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -139,8 +141,8 @@ def test_wrong_arrays_are_refused():
     with pytest.raises(ValueError, match=r"with D above 0, got x=\(5, 2, 0\); write"):
         CODEC.encode(jnp.ones((5, 2, 0)))
     with pytest.raises(ValueError, match=r"got scale=\(4, 2\) for codes=\(5, 2, 4\); index both"):
-        Int8.decode.__wrapped__(CODEC, codes, scale[1:], dtype=jnp.float32)
+        inspect.unwrap(Int8.decode)(CODEC, codes, scale[1:], dtype=jnp.float32)
     with pytest.raises(TypeError, match=r"got dtype=int8; write dtype=jnp.bfloat16"):
         CODEC.decode(codes, scale, dtype=jnp.int8)
     with pytest.raises(TypeError, match=r"got x of dtype=int32; write x.astype"):
-        Int8.encode.__wrapped__(CODEC, jnp.ones((5, 2, 4), jnp.int32))
+        inspect.unwrap(Int8.encode)(CODEC, jnp.ones((5, 2, 4), jnp.int32))

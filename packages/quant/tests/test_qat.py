@@ -51,18 +51,25 @@ class Layers(nnx.Module):
         return self.embed.attend(x.reshape(*tokens.shape, 24))
 
 
+class Vectors(nnx.Module):
+    def __init__(self, rngs):
+        self.embedding = nnx.Param(jax.random.normal(rngs.params(), (11, 16)))
+        self.lookup = lambda table, index, **_: table[index]
+        self.dot_general = jax.lax.dot_general
+
+
+class Experts(nnx.Module):
+    def __init__(self, rngs):
+        self.kernel = nnx.Param(jax.random.normal(rngs.params(), (3, 16, 16)))
+        self.ragged_dot = jax.lax.ragged_dot
+
+
 class ByAttributes(nnx.Module):
     """An embedding and experts that hold their operations as attributes."""
 
     def __init__(self, dtype=jnp.float32):
         rngs = nnx.Rngs(0)
-        self.embed, self.experts, self.dtype = nnx.Module(), nnx.Module(), dtype
-        table = jax.random.normal(rngs.params(), (11, 16))
-        self.embed.embedding = nnx.Param(table)
-        self.embed.lookup = lambda table, index, **_: table[index]
-        self.embed.dot_general = jax.lax.dot_general
-        self.experts.kernel = nnx.Param(jax.random.normal(rngs.params(), (3, 16, 16)))
-        self.experts.ragged_dot = jax.lax.ragged_dot
+        self.embed, self.experts, self.dtype = Vectors(rngs), Experts(rngs), dtype
 
     def __call__(self, tokens):
         x = self.embed.lookup(self.embed.embedding[...], tokens.reshape(-1), place=None)

@@ -11,7 +11,7 @@ Weights round as `qwix.QtProvider` rounds them, bit for bit where it and the spe
 used itself, because frozen sites would differ from trained ones (qwix 0.1.8): it rounds in the
 dtype of the product, where bfloat16 moves codes; it groups the last of several input axes alone;
 its steps of x are per group and spread over 127.5; its gradient in x is that of weights not
-rounded. It leaves embeddings float, and takes x for the weight when the two have one shape.
+rounded; it leaves look-ups float, and takes x for the weight where the two have one shape.
 """
 
 import dataclasses
@@ -161,7 +161,7 @@ class Product:
         w = self.how.weight(kernel)
         if kind in ("linear", "general", "einsum"):
             w = w.astype(x.dtype)  # which `Uncast` left as it was
-        before = self.before or jax.lax.dot_general  # None in `nnx.LinearGeneral`
+        before: Any = self.before or jax.lax.dot_general  # None in `nnx.LinearGeneral`
         return before(*args[:at], self.how.rows(x, contracted), w, *rest, **options)
 
 

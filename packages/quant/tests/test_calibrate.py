@@ -151,3 +151,14 @@ def test_wrong_calls(model, chosen):
         calibrate(model, chosen, batches(1), run=run, stats_bytes=100)
     with pytest.raises(ValueError, match=r"must be finite.*site='left' with 1 of 16: 3"):
         calibrate(model, chosen, [batches(1)[0].at[0, 3].set(jnp.nan)], run=run)
+
+
+def test_a_general_layer_is_done_as_a_linear_one():
+    linear = nnx.Linear(16, 8, rngs=nnx.Rngs(0))
+    general = nnx.LinearGeneral(16, 8, rngs=nnx.Rngs(1))  # which holds None as its product
+    general.kernel[...] = linear.kernel[...]
+    found = [
+        calibrate(m, plan(m, [(".*", INT4)]), batches(1), run=run).found[""].codes
+        for m in (linear, general)
+    ]
+    jax.tree.map(np.testing.assert_array_equal, *found)

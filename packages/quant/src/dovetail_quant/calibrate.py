@@ -113,7 +113,7 @@ def _order(model: nnx.Module, plan: Plan, batch: Any, run: Run) -> list[list[str
     for path in plan.specs:
         name = _product(found[path])
         module = module_at(noted, path)
-        setattr(module, name, note(path, getattr(module, name), found[path]))
+        setattr(module, name, note(path, _held(module, name), found[path]))
     nnx.eval_shape(lambda: run(noted, batch))
     groups: dict[int, list[str]] = {}
     seen = set()
@@ -127,6 +127,11 @@ def _order(model: nnx.Module, plan: Plan, batch: Any, run: Run) -> list[list[str
 def _product(site: Site) -> str:
     """The attribute that holds the site's product."""
     return {"einsum": "einsum_op", "experts": "ragged_dot"}.get(site.kind or "", "dot_general")
+
+
+def _held(module: nnx.Module, name: str) -> Callable[..., Any]:
+    """The product itself: an `nnx.LinearGeneral` holds None for JAX's own."""
+    return getattr(module, name) or jax.lax.dot_general
 
 
 def _turns(
@@ -167,7 +172,7 @@ def _record(
     listening = _copy(model)
     for site in chosen:
         module, name = module_at(listening, site.path), _product(site)
-        setattr(module, name, nnx.data(Recorder(getattr(module, name), site)))
+        setattr(module, name, nnx.data(Recorder(_held(module, name), site)))
     graphdef, stats, rest = nnx.split(listening, Recorded, ...)
 
     @functools.partial(jax.jit, donate_argnums=0)

@@ -242,6 +242,7 @@ def test_the_model_and_what_is_not_planned_stay(tmp_path):
     frozen = freeze(trained)
     jax.tree.map(np.testing.assert_array_equal, before, nnx.to_pure_dict(nnx.state(model)))
     assert type(frozen.linear) is nnx.Linear
+    assert frozen.linear.promote_dtype.before is model.linear.promote_dtype
     assert isinstance(frozen.linear.kernel[...], Kernel)
     assert not isinstance(frozen.general.kernel[...], Kernel)
     assert not isinstance(trained.linear.kernel[...], Kernel)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import qwix
 from flax import nnx
 
 from dovetail_quant import Plan, Spec, apply, calibrate, plan
@@ -162,3 +163,14 @@ def test_a_general_layer_is_done_as_a_linear_one():
         for m in (linear, general)
     ]
     jax.tree.map(np.testing.assert_array_equal, *found)
+
+
+def test_an_nnx_embedding_is_rounded_to_nearest_and_listed():
+    embed = nnx.Embed(40, 16, rngs=nnx.Rngs(0))
+    model = nnx.Sequential(embed, nnx.Linear(16, 8, rngs=nnx.Rngs(1)))
+    chosen = plan(model, [(".*", INT4)])
+    result = calibrate(model, chosen, [jnp.arange(40)], run=run)
+    assert result.starved == {"layers.0": 0}
+    codes = result.found["layers.0"].codes
+    want = qwix.quantize(embed.embedding[...].T, jnp.int4, channelwise_axes=[1], tiled_axes={0: 8})
+    np.testing.assert_array_equal(codes.qvalue, want.qvalue)

@@ -113,6 +113,8 @@ def _order(model: nnx.Module, plan: Plan, batch: Any, run: Run) -> list[list[str
     for path in plan.specs:
         name = _product(found[path])
         module = module_at(noted, path)
+        if isinstance(module, nnx.Embed):
+            continue  # has its product in its own code: as one that no batch comes to
         setattr(module, name, note(path, _held(module, name), found[path]))
     nnx.eval_shape(lambda: run(noted, batch))
     groups: dict[int, list[str]] = {}

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import qwix
 from flax import nnx
 
 from dovetail_quant import Plan, Spec, apply, calibrate, plan
@@ -152,3 +153,25 @@ def test_wrong_calls(model, chosen):
         calibrate(model, chosen, batches(1), run=run, stats_bytes=100)
     with pytest.raises(ValueError, match=r"must be finite.*site='left' with 1 of 16: 3"):
         calibrate(model, chosen, [batches(1)[0].at[0, 3].set(jnp.nan)], run=run)
+
+
+def test_a_general_layer_is_done_as_a_linear_one():
+    linear = nnx.Linear(16, 8, rngs=nnx.Rngs(0))
+    general = nnx.LinearGeneral(16, 8, rngs=nnx.Rngs(1))  # which holds None as its product
+    general.kernel[...] = linear.kernel[...]
+    found = [
+        calibrate(m, plan(m, [(".*", INT4)]), batches(1), run=run).found[""].codes
+        for m in (linear, general)
+    ]
+    jax.tree.map(np.testing.assert_array_equal, *found)
+
+
+def test_an_nnx_embedding_is_rounded_to_nearest_and_listed():
+    embed = nnx.Embed(40, 16, rngs=nnx.Rngs(0))
+    model = nnx.Sequential(embed, nnx.Linear(16, 8, rngs=nnx.Rngs(1)))
+    chosen = plan(model, [(".*", INT4)])
+    result = calibrate(model, chosen, [jnp.arange(40)], run=run)
+    assert result.starved == {"layers.0": 0}
+    codes = result.found["layers.0"].codes
+    want = qwix.quantize(embed.embedding[...].T, jnp.int4, channelwise_axes=[1], tiled_axes={0: 8})
+    np.testing.assert_array_equal(codes.qvalue, want.qvalue)

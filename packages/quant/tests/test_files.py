@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 from jax.sharding import SingleDeviceSharding
 
-from dovetail_quant import Spec, apply, calibrate, plan
+from dovetail_quant import Spec, apply, calibrate, plan, qlora
 from dovetail_quant.files import load, save
 from dovetail_quant.matmul.reference import Reference
 
@@ -75,7 +75,6 @@ def test_a_directory_that_is_none_or_of_another_model_is_refused(tmp_path):
         save(Model(), tmp_path)
     save(apply(Model(), plan(Model(), [(".*", Spec())])), tmp_path)
     other = Model()
-    other.norm = nnx.LayerNorm(16, use_bias=False, rngs=nnx.Rngs(0))
     other.blocks[0] = nnx.Linear(16, 8, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match=r"'blocks.0.bias' as float32\[9\] where the model has"):
         load(tmp_path, other)
@@ -91,3 +90,10 @@ def test_shardings_of_another_model_are_refused(tmp_path):
     shardings = nnx.State({"other": {"kernel": nnx.Param(place)}})
     with pytest.raises(ValueError, match=r"got 'other.kernel', one of 1; make them of the same"):
         load(tmp_path, Model(), shardings=shardings)
+
+
+def test_arrays_that_the_model_lacks_are_not_left_behind(tmp_path):
+    quantized = apply(Model(), plan(Model(), [(".*", Spec())]))
+    save(qlora(quantized, rank=2, alpha=1.0, rngs=nnx.Rngs(0)), tmp_path)
+    with pytest.raises(ValueError, match=r"'blocks.0.dot_general.a', one of 2; load .* apart"):
+        load(tmp_path, Model())

@@ -11,8 +11,13 @@ from dovetail_quant.explain import Explanation as Explanation
 from dovetail_quant.explain import explain as explain
 from dovetail_quant.files import load as load
 from dovetail_quant.files import save as save
+from dovetail_quant.kv import Int8 as Int8
+from dovetail_quant.kv import KVCodec as KVCodec
 from dovetail_quant.plan import Plan as Plan
 from dovetail_quant.plan import plan as plan
+from dovetail_quant.qat import freeze as freeze
+from dovetail_quant.qat import qat as qat
+from dovetail_quant.qlora import qlora as qlora
 from dovetail_quant.report import Report as Report
 from dovetail_quant.report import SiteReport as SiteReport
 from dovetail_quant.report import report as report

@@ -82,6 +82,7 @@ def load(
     likes = _placed(flat, shardings)
     with safe_open(folder / WEIGHTS, framework="np") as file:
         names = set(file.keys())
+        _check_names(names, set(flat), described)
         for name, variable in flat.items():
             if name in described:
                 continue
@@ -148,7 +149,8 @@ def _bytes(codes: np.ndarray, weight: Weight) -> np.ndarray:
 
 def _codes(parts: Mapping[str, Any], weight: Weight) -> QArray:
     """The inverse of `_parts`, with arrays of NumPy."""
-    codes, scale = parts["codes"], parts["scale"]
+    codes: Any = parts["codes"]
+    scale = parts["scale"]
     if weight in FOUR_BITS:
         nibbles = np.stack([codes & 15, codes >> 4], axis=-1).reshape(*codes.shape[:-1], -1)
         nibbles = nibbles[..., : scale.shape[-1]].astype(np.int8)
@@ -163,6 +165,22 @@ def _codes(parts: Mapping[str, Any], weight: Weight) -> QArray:
         None if zero is None else zero.astype(DTYPES[weight]),
         "nf4" if weight == "nf4" else DTYPES[weight],
     )
+
+
+def _check_names(names: set[str], model: set[str], described: Mapping[str, Any]) -> None:
+    """Nothing of a directory is left behind."""
+    known = (model - described.keys()) | {
+        f"{name}.{part}"
+        for name in described
+        for part in ("codes", "scale", "zero_point", "divides")
+    }
+    strange = sorted(names - known)
+    if strange:
+        raise ValueError(
+            f"the model must have every array of the directory, got none for {strange[0]!r}, one "
+            f"of {len(strange)}; load a model of the same shape, and save adapters apart, as "
+            "nnx.state(model, nnx.LoRAParam)"
+        )
 
 
 def _array(found: np.ndarray, like: Any, name: str) -> Any:

@@ -1,0 +1,261 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Quantization-aware training: a float model whose sites round as its quantized form will.
+
+A site keeps its float parameter, under its own path; the product that its module holds as an
+attribute rounds weights to the levels of the spec, and rows of x if the spec says so, and lets
+gradients pass as if it had not (the straight-through estimator, arXiv:1308.3432). So checkpoints,
+optimizers and shardings of the float model fit, and freezing reads the plan off the products.
+
+Weights round as `qwix.QtProvider` rounds them, bit for bit where it and the spec agree. It is not
+used itself, because frozen sites would differ from trained ones (qwix 0.1.8): it rounds in the
+dtype of the product, where bfloat16 moves codes; it groups the last of several input axes alone;
+its steps of x are per group and spread over 127.5; its gradient in x is that of weights not
+rounded; it leaves look-ups float, and takes x for the weight where the two have one shape.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from dovetail_quant.apply import apply
+from dovetail_quant.codes import dequantize, quantize
+from dovetail_quant.kernel import Axes, split_equation
+from dovetail_quant.matmul.api import Matmul
+from dovetail_quant.matmul.w8a8 import rounded
+from dovetail_quant.modules import copied, held, module_at
+from dovetail_quant.plan import Plan
+from dovetail_quant.sites import Kind, Site, sites
+from dovetail_quant.spec import Spec
+
+
+def qat(model: nnx.Module, plan: Plan, *example: Any, **example_options: Any) -> Any:
+    """A new module that computes with rounded weights, and trains those that it rounds.
+
+    The arrays are those of `model`, which stays as it is. example: what the model is called with,
+    arrays or `jax.ShapeDtypeStruct`s; nothing is computed, but every site of the plan must take
+    part, so that none is left float in silence.
+
+    Raises ValueError for a plan of another model, a method other than absmax, a site that the
+    example does not come to, one that trains already, and experts whose module casts the kernel.
+
+        trained = qat(model, plan(model, [(".*", Spec(weight="int4", group=32))]), x)
+        optimizer = nnx.Optimizer(trained, optax.adam(1e-3), wrt=nnx.Param)
+        ...
+        small = freeze(trained)
+    """
+    found = sites(model)
+    _check(plan, found)
+    trained = copied(model)
+    for path, spec in plan.specs.items():
+        site = found[path]
+        how = Rounding(kind=site.kind, axes=site.axes, dtype=site.dtype, spec=spec)
+        module = module_at(trained, path)
+        for name, function in _operations(module, how).items():
+            if isinstance(function.before, Product | Table | Uncast):
+                raise ValueError(
+                    f"a site is trained once, got {path!r}, which rounds already; write "
+                    "freeze(model) first, or train this model as it is"
+                )
+            setattr(module, name, function)
+    _check_reached(trained, plan, example, example_options)
+    return trained
+
+
+def freeze(model: nnx.Module, *, matmul: Matmul | None = None) -> Any:
+    """The quantized module, as `apply` gives it, that a module of `qat` has been computing.
+
+    Their results differ by float rounding alone: of sums, and of weights cast to a dtype of
+    activations that is narrower than float32. matmul: as in `apply`.
+
+    Raises ValueError for a model that `qat` did not give.
+    """
+    plain, specs = copied(model), {}
+    for path, module in nnx.iter_modules(plain):
+        for name, value in list(vars(module).items()):
+            if isinstance(value, Product | Table | Uncast):
+                setattr(module, name, value.before)
+            if isinstance(value, Product | Table):
+                specs[".".join(map(str, path))] = value.how.spec
+    if not specs:
+        raise ValueError(
+            "freeze takes a model whose sites round as they train, got none; write "
+            "freeze(qat(model, plan, x)), or apply(model, plan) for a float model"
+        )
+    return apply(plain, Plan(specs=specs, left_alone={}), matmul=matmul)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def nearest(w: Float[Array, "*b K N"], spec: Spec) -> Float[Array, "*b K N"]:
+    """The levels nearest to w, in its dtype; its derivative is the identity."""
+    return dequantize(quantize(w, spec)).astype(w.dtype)
+
+
+@nearest.defjvp
+def _nearest_jvp(spec: Spec, primals: Any, tangents: Any) -> tuple[Any, Any]:
+    return nearest(*primals, spec), tangents[0]
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def nearest_rows(x: Float[Array, "..."], axes: tuple[int, ...]) -> Float[Array, "..."]:
+    """round(x / step) step, step = max|x| / 127 over `axes`; its derivative is the identity."""
+    rest = tuple(axis for axis in range(x.ndim) if axis not in axes)
+    moved = x.transpose(*rest, *axes)
+    q, step = rounded(moved.reshape(-1, math.prod(x.shape[axis] for axis in axes)))
+    levels = (q.astype(jnp.float32) * step).astype(x.dtype).reshape(moved.shape)
+    order = (*rest, *axes)
+    return levels.transpose([order.index(axis) for axis in range(x.ndim)])
+
+
+@nearest_rows.defjvp
+def _nearest_rows_jvp(axes: tuple[int, ...], primals: Any, tangents: Any) -> tuple[Any, Any]:
+    return nearest_rows(*primals, axes), tangents[0]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rounding:
+    """What a site rounds. Without its path, so that equal layers stay equal and can be scanned."""
+
+    kind: Kind | None
+    axes: Axes
+    dtype: str
+    spec: Spec
+
+    def weight(self, kernel: Float[Array, "..."]) -> Float[Array, "..."]:
+        """The kernel, rounded."""
+        if str(kernel.dtype) != self.dtype:
+            raise ValueError(
+                f"a kernel must be rounded in its own dtype, got {kernel.dtype} of one that is "
+                f"{self.dtype}, because its module casts it before the product; keep it in "
+                f"{kernel.dtype}, or write a rule (site, None)"
+            )
+        return self.axes.unfold(nearest(self.axes.fold(kernel), self.spec))
+
+    def rows(self, x: Float[Array, "..."], axes: Sequence[int]) -> Float[Array, "..."]:
+        """x, rounded if the spec rounds activations."""
+        return x if self.spec.act is None else nearest_rows(x, tuple(axes))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Product:
+    """The product that a module had, of a rounded kernel, and of rounded x if the spec says so."""
+
+    before: Callable[..., Any]
+    how: Rounding
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        kind = self.how.kind
+        at = 1 if kind == "einsum" else 0
+        x, kernel, *rest = args[at:]
+        if kind == "einsum":
+            left, right, _ = split_equation(args[0])
+            contracted = [left.index(right[axis]) for axis in self.how.axes.inputs]
+        else:
+            contracted = (1,) if kind == "experts" else rest[0][0][0]
+        w = self.how.weight(kernel)
+        if kind in ("linear", "general", "einsum"):
+            w = w.astype(x.dtype)  # which `Uncast` left as it was
+        return self.before(*args[:at], self.how.rows(x, contracted), w, *rest, **options)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Uncast:
+    """The promotion that a module had, which leaves the kernel to be cast after it is rounded."""
+
+    before: Callable[..., Any]
+
+    def __call__(self, args: Sequence[Any], **options: Any) -> tuple[Any, ...]:
+        x, kernel, *rest = args
+        promoted = self.before((x, jnp.zeros((), kernel.dtype), *rest), **options)
+        return (promoted[0], kernel, *promoted[2:])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Table:
+    """What an embedding calls with its table, to cast it or to take its rows: of a rounded one.
+
+    `nnx.Embed` casts (table,) for a look-up, (query, table) for a product; others call `lookup`.
+    """
+
+    before: Callable[..., Any]
+    how: Rounding
+
+    def __call__(self, args: Any, *rest: Any, **options: Any) -> Any:
+        if rest:
+            return self.before(self.how.weight(args), *rest, **options)
+        *query, table = args
+        *query, table = self.before((*query, self.how.weight(table)), **options)
+        return (*(self.how.rows(q, (q.ndim - 1,)) for q in query), table)
+
+
+def _operations(module: Any, how: Rounding) -> dict[str, Any]:
+    """The attributes of a module that see its parameter, as they round it."""
+    if how.kind == "embed":
+        if isinstance(module, nnx.Embed):
+            return {"promote_dtype": Table(before=module.promote_dtype, how=how)}
+        return {
+            "lookup": Table(before=module.lookup, how=how),
+            "dot_general": Product(before=module.dot_general, how=how),
+        }
+    name = {"einsum": "einsum_op", "experts": "ragged_dot"}.get(how.kind or "", "dot_general")
+    product = {name: Product(before=held(module, name), how=how)}
+    if how.kind == "experts":
+        return product
+    return {**product, "promote_dtype": Uncast(before=module.promote_dtype)}
+
+
+def _check(plan: Plan, found: dict[str, Site]) -> None:
+    for path, spec in plan.specs.items():
+        if path not in found or found[path].left_alone:
+            raise ValueError(
+                f"a plan must be of the model that is trained, got {path!r}, which is no float "
+                "site of this one; call plan(model, rules)"
+            )
+        if spec.method != "absmax":
+            raise ValueError(
+                f"what is trained finds its own rounding, got method={spec.method!r} for "
+                f"{path!r}; write method='absmax'"
+            )
+
+
+def _check_reached(model: nnx.Module, plan: Plan, args: Any, options: Any) -> None:
+    """Every site must be called: a class may multiply in code of its own."""
+    reached = set()
+
+    def note(path: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            reached.add(path)
+            return function(*args, **options)
+
+        return call
+
+    noted = copied(model)
+    for path in plan.specs:
+        module = module_at(noted, path)
+        for name, value in list(vars(module).items()):
+            if isinstance(value, Product | Table):
+                setattr(module, name, note(path, value))
+    # Arrays alone are traced; other options, as flags, stay what they are.
+    leaves, treedef = jax.tree.flatten((args, options))
+    arrays = {i: leaf for i, leaf in enumerate(leaves) if hasattr(leaf, "shape")}
+
+    def call(arrays: dict[int, Any]) -> Any:
+        filled = [arrays.get(i, leaf) for i, leaf in enumerate(leaves)]
+        args, options = jax.tree.unflatten(treedef, filled)
+        return noted(*args, **options)
+
+    nnx.eval_shape(call, arrays)
+    left = [path for path in plan.specs if path not in reached]
+    if left:
+        raise ValueError(
+            f"the example must come to every site of the plan, got one that misses {left[0]!r} "
+            f"and so {len(left)} of {len(plan.specs)}; give one that does, or write a rule "
+            f"({left[0]!r}, None)"
+        )

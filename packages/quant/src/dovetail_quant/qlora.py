@@ -1,0 +1,175 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Low-rank adapters on a quantized model: y = x W + alpha / rank (x A) B, A and B trained alone.
+
+The codes of W stay as they are, whatever method found them (QLoRA, arXiv:2305.14314, equation 5).
+An adapter stands where the module holds its product, and calls the one that was there; so the
+kernel keeps its path, and no float copy of it is made, forward or backward.
+"""
+
+import re
+import string
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Key
+
+from dovetail_quant.kernel import Axes, Kernel, split_equation
+from dovetail_quant.matmul.rows import wide
+from dovetail_quant.modules import copied, held, module_at
+from dovetail_quant.sites import Site, sites
+
+
+def qlora(
+    model: nnx.Module,
+    *,
+    rank: int,
+    alpha: float,
+    rngs: nnx.Rngs,
+    where: str | None = None,
+) -> Any:
+    """A new module with an adapter at each quantized site; its results do not change by a bit.
+
+    The arrays are those of `model`, which stays as it is. A is uniform in +-1/sqrt(K), drawn from
+    `rngs.params`, and B is 0 (LoRA, arXiv:2106.09685, section 4.1); both are float32, and of type
+    `nnx.LoRAParam`. where: a regular expression of whole paths; by default every quantized
+    `nnx.Linear`, `nnx.LinearGeneral` and `nnx.Einsum`. Float sites and experts, which get an
+    adapter per expert, are adapted where it names them.
+
+    Adapters alone are read with `nnx.state(adapted, nnx.LoRAParam)`, and put back, over the codes
+    that `save` wrote before, with `nnx.update(qlora(load(...), ...), state)`.
+
+    Raises ValueError for a rank or alpha below what can be trained, a `where` that matches nothing
+    or an embedding, and a site that is adapted already.
+
+        adapted = qlora(small, rank=8, alpha=16.0, rngs=nnx.Rngs(0))
+        optimizer = nnx.Optimizer(adapted, optax.adam(1e-4), wrt=nnx.LoRAParam)
+        grads = nnx.grad(loss, argnums=nnx.DiffState(0, nnx.LoRAParam))(adapted)
+        optimizer.update(adapted, grads)
+    """
+    if rank < 1 or not alpha > 0:
+        raise ValueError(
+            f"rank must be at least 1 and alpha above 0, got rank={rank}, alpha={alpha}; write "
+            "rank=8, alpha=16.0"
+        )
+    found = sites(model)
+    chosen = _chosen(model, found, where)
+    adapted = copied(model)
+    for path in chosen:
+        module, axes = module_at(adapted, path), found[path].axes
+        name: Any = _product(module)
+        adapter = Adapter(
+            held(module, name), axes, name=name, rank=rank, alpha=alpha, key=rngs.params()
+        )
+        setattr(module, name, nnx.data(adapter))
+    return adapted
+
+
+class Adapter(nnx.Module):
+    """The product that a module had, and alpha / rank (x A) B beside it.
+
+    a: [K, rank], or [E, K, rank] of experts. b: [rank, N], or [E, rank, N]. Inputs and outputs of
+    several axes are folded. The sum is float32 at least, in the dtype of the product's result.
+    """
+
+    def __init__(
+        self,
+        product: Callable[..., Any],
+        axes: Axes,
+        *,
+        name: str,
+        rank: int,
+        alpha: float,
+        key: Key[Array, ""],
+    ):
+        count, inputs, outputs = axes.sizes
+        stack = (count,) if axes.batch else ()
+        bound = inputs**-0.5
+        first = jax.random.uniform(key, (*stack, inputs, rank), jnp.float32, -bound, bound)
+        self.a = nnx.LoRAParam(first)
+        self.b = nnx.LoRAParam(jnp.zeros((*stack, rank, outputs), jnp.float32))
+        self.product, self.axes, self.name, self.scale = product, axes, name, alpha / rank
+
+    def __call__(self, *args: Any, **options: Any) -> Array:
+        y = self.product(*args, **options)
+        low_rank = {"einsum_op": self._einsum, "ragged_dot": self._ragged_dot}
+        delta = low_rank.get(self.name, self._dot_general)(*args)
+        place = options.get("out_sharding")
+        delta = delta if place is None else jax.sharding.reshard(delta, place)
+        return (y.astype(delta.dtype) + self.scale * delta).astype(y.dtype)
+
+    def _factors(self, x: Array) -> tuple[Array, Array, Array]:
+        """x, A with the input axes of the kernel, B with its output axes, in one dtype."""
+        shape, dtype = self.axes.shape, wide(x.dtype)
+        inputs = [shape[axis] for axis in self.axes.inputs]
+        outputs = [shape[axis] for axis in self.axes.outputs]
+        a = self.a[...].reshape(*inputs, -1)
+        b = self.b[...].reshape(-1, *outputs)
+        return x.astype(dtype), a.astype(dtype), b.astype(dtype)
+
+    def _dot_general(self, x: Array, _: Any, dimension_numbers: Any, *rest: Any) -> Array:
+        x, a, b = self._factors(x)
+        ours, theirs = dimension_numbers[0]
+        order = [ours[list(theirs).index(axis)] for axis in self.axes.inputs]
+        return jnp.tensordot(jnp.tensordot(x, a, (order, list(range(len(order))))), b, 1)
+
+    def _einsum(self, equation: str, x: Array, *rest: Any) -> Array:
+        x, a, b = self._factors(x)
+        left, right, out = split_equation(equation)
+        low = next(c for c in string.ascii_letters if c not in equation)
+        inputs = "".join(right[axis] for axis in self.axes.inputs)
+        outputs = "".join(right[axis] for axis in self.axes.outputs)
+        kept = "".join(c for c in left if c not in inputs) + low
+        narrow = jnp.einsum(f"{left},{inputs}{low}->{kept}", x, a)
+        return jnp.einsum(f"{kept},{low}{outputs}->{out}", narrow, b)
+
+    def _ragged_dot(self, x: Array, _: Any, sizes: Any, *rest: Any) -> Array:
+        dtype = wide(x.dtype)
+        a, b = self.a[...].astype(dtype), self.b[...].astype(dtype)
+        return jax.lax.ragged_dot(jax.lax.ragged_dot(x.astype(dtype), a, sizes), b, sizes)
+
+
+def _chosen(model: nnx.Module, found: Mapping[str, Site], where: str | None) -> list[str]:
+    """The paths to adapt."""
+    chosen = []
+    for path, site in found.items():
+        module = module_at(model, path)
+        product = _product(module)
+        quantized = isinstance(getattr(module, site.parameter).get_value(), Kernel)
+        if where is None:
+            wanted = quantized and product in ("dot_general", "einsum_op")
+        else:
+            wanted = re.fullmatch(where, path) is not None
+        if not wanted:
+            continue
+        if product is None or not (quantized or site.left_alone is None):
+            alone = None if quantized else site.left_alone
+            why = alone or "it is an embedding"
+            raise ValueError(
+                f"an adapter needs a product that it can stand for, got {path!r}: {why}; write "
+                "where= such that it does not match"
+            )
+        if isinstance(getattr(module, product), Adapter):
+            raise ValueError(
+                f"a site has one adapter, got {path!r}, which has its own; train that one, or "
+                "call qlora on the model before"
+            )
+        chosen.append(path)
+    if not chosen:
+        raise ValueError(
+            f"an adapter needs a site, got where={where!r}, which matches none of "
+            f"{', '.join(list(found)[:5])}; write a pattern of whole paths, or call apply first"
+        )
+    return chosen
+
+
+def _product(module: Any) -> str | None:
+    """The attribute that holds the product of a module that can be adapted."""
+    if isinstance(module, nnx.Einsum):
+        return "einsum_op"
+    if isinstance(module, nnx.Linear | nnx.LinearGeneral):
+        return "dot_general"
+    return "ragged_dot" if callable(getattr(module, "ragged_dot", None)) else None

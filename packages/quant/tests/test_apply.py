@@ -12,7 +12,8 @@ from dovetail_quant import Plan, Spec, apply, plan
 from dovetail_quant.kernel import Kernel, QuantizedParam
 from dovetail_quant.matmul.blocked import Blocked
 from dovetail_quant.matmul.reference import Reference
-from dovetail_quant.sites import module_at, sites
+from dovetail_quant.modules import module_at
+from dovetail_quant.sites import sites
 
 SPECS = [
     Spec(),

@@ -6,7 +6,8 @@ import pytest
 from flax import nnx
 
 from dovetail_quant.kernel import Axes
-from dovetail_quant.sites import module_at, sites
+from dovetail_quant.modules import module_at
+from dovetail_quant.sites import sites
 
 
 class Everything(nnx.Module):

@@ -14,8 +14,9 @@ from dovetail_quant.kernel import Kernel, Promote, QuantizedParam, dot_general, 
 from dovetail_quant.matmul.api import Matmul
 from dovetail_quant.matmul.choose import Auto
 from dovetail_quant.methods import absmax
+from dovetail_quant.modules import copied, module_at, replace
 from dovetail_quant.plan import Plan
-from dovetail_quant.sites import Site, module_at, sites
+from dovetail_quant.sites import Site, sites
 from dovetail_quant.spec import Spec
 
 
@@ -37,9 +38,7 @@ def apply(model: nnx.Module, plan: Plan | Calibration, *, matmul: Matmul | None 
             f"a plan must be of the model that it is applied to, got {missing[0]!r}, one of "
             f"{len(missing)} paths that are no site of this one; call plan(model, rules)"
         )
-    # New variables around the same arrays, where a clone would copy them.
-    graphdef, state = nnx.split(model)
-    quantized = nnx.merge(graphdef, jax.tree.map(lambda x: x, state))
+    quantized = copied(model)
     for path, spec in specs.items():
         if isinstance(plan, Calibration):
             codes, scale = plan.found[path].codes, plan.found[path].scale
@@ -86,7 +85,7 @@ def install(
     )
     after = QuantizedParam(value, **before.get_metadata())
     if isinstance(module, nnx.Embed):
-        _replace(model, site.path, QuantizedEmbed(module, after))
+        replace(model, site.path, QuantizedEmbed(module, after))
         return
     setattr(module, site.parameter, after)
     for name, function in _operations(module, site).items():
@@ -101,22 +100,3 @@ def _operations(module: Any, site: Site) -> dict[str, Any]:
         return {"lookup": lookup, "dot_general": dot_general}
     product = {"einsum_op": einsum} if site.kind == "einsum" else {"dot_general": dot_general}
     return {**product, "promote_dtype": Promote(module.promote_dtype)}
-
-
-def _replace(model: nnx.Module, path: str, module: nnx.Module) -> None:
-    """Another module at that path, where its parent holds it by attribute, index or key."""
-    *above, last = path.split(".")
-    parent: Any = model
-    for key in above:
-        parent = _child(parent, key)
-    if isinstance(parent, nnx.Module) and not isinstance(parent, nnx.List):
-        setattr(parent, last, module)
-    else:
-        key: Any = int(last) if last.isdigit() else last
-        parent[key] = module
-
-
-def _child(parent: Any, key: str) -> Any:
-    if hasattr(parent, key):
-        return getattr(parent, key)
-    return parent[int(key) if key.isdigit() else key]

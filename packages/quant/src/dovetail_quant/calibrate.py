@@ -27,10 +27,11 @@ from dovetail_quant.methods.absmax import absmax, measured
 from dovetail_quant.methods.awq import awq
 from dovetail_quant.methods.gptq import gptq
 from dovetail_quant.methods.smooth import smooth
+from dovetail_quant.modules import copied, held, module_at
 from dovetail_quant.plan import Plan
 from dovetail_quant.reconstruct import Report
 from dovetail_quant.recorder import Recorded, Recorder, counting
-from dovetail_quant.sites import Site, module_at, sites
+from dovetail_quant.sites import Site, sites
 from dovetail_quant.spec import Spec
 
 Run = Callable[[nnx.Module, Any], Any]
@@ -71,7 +72,7 @@ def calibrate(
     found, order = sites(model), _order(model, plan, held[0], run)
     results: dict[str, Calibrated] = {}
     starved: dict[str, int] = {}
-    work = _copy(model)
+    work = copied(model)
     for turn in _turns(order, found, sequential=sequential, stats_bytes=stats_bytes):
         stats = _record(work, [found[path] for path in turn], held, run)
         record.check(stats)
@@ -111,11 +112,12 @@ def _order(model: nnx.Module, plan: Plan, batch: Any, run: Run) -> list[list[str
         return call
 
     inputs: list[Any] = []
-    noted = _copy(model)
+    noted = copied(model)
     for path in plan.specs:
         name = _product(found[path])
         module = module_at(noted, path)
-        setattr(module, name, note(path, getattr(module, name), found[path]))
+        if not isinstance(module, nnx.Embed):  # whose products nothing can listen to
+            setattr(module, name, note(path, held(module, name), found[path]))
     nnx.eval_shape(lambda: run(noted, batch))
     groups: dict[int, list[str]] = {}
     seen = set()
@@ -166,10 +168,10 @@ def _record(
     model: nnx.Module, chosen: Sequence[Site], batches: Sequence[Any], run: Run
 ) -> dict[str, record.Statistics]:
     """The statistics of some sites over all batches."""
-    listening = _copy(model)
+    listening = copied(model)
     for site in chosen:
         module, name = module_at(listening, site.path), _product(site)
-        setattr(module, name, nnx.data(Recorder(getattr(module, name), site)))
+        setattr(module, name, nnx.data(Recorder(held(module, name), site)))
     graphdef, stats, rest = nnx.split(listening, Recorded, ...)
 
     @functools.partial(jax.jit, donate_argnums=0)
@@ -199,12 +201,6 @@ def _check_seen(stats: Mapping[str, record.Statistics]) -> None:
             f"{len(lost)}: its layer is scanned or recomputed, or every row is masked; calibrate a "
             "model that runs layer by layer, as model.configure(scan=False, remat=False) makes it"
         )
-
-
-def _copy(model: nnx.Module) -> Any:
-    """A module of its own around the same arrays."""
-    graphdef, state = nnx.split(model)
-    return nnx.merge(graphdef, jax.tree.map(lambda x: x, state))
 
 
 def _site(

@@ -13,7 +13,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -26,6 +25,7 @@ from dovetail_quant.codes import DTYPES
 from dovetail_quant.kernel import Kernel
 from dovetail_quant.layout import FOUR_BITS
 from dovetail_quant.matmul.api import Matmul
+from dovetail_quant.modules import copied
 from dovetail_quant.sites import sites
 from dovetail_quant.spec import Spec, Weight
 
@@ -65,8 +65,7 @@ def load(directory: Path | str, model: nnx.Module, *, matmul: Matmul | None = No
     """
     folder = Path(directory)
     described = _description(folder)
-    graphdef, state = nnx.split(model)
-    loaded = nnx.merge(graphdef, jax.tree.map(lambda x: x, state))
+    loaded = copied(model)
     found = sites(model)
     flat = {".".join(map(str, p)): v for p, v in nnx.to_flat_state(nnx.state(loaded))}
     with safe_open(folder / WEIGHTS, framework="np") as file:

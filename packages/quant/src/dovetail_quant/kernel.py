@@ -87,10 +87,14 @@ class Kernel:
         return len(self.axes.shape)
 
     @property
+    def size(self) -> int:
+        return math.prod(self.axes.shape)
+
+    @property
     def nbytes(self) -> int:
-        """Of the codes and scales, four bits as half a byte."""
+        """Of the codes and scales, four bits as half a byte; arrays may be abstract."""
         extra = 0 if self.scale is None else self.scale.size * self.scale.dtype.itemsize
-        return nbytes(self.codes()) + extra
+        return nbytes(jax.eval_shape(Kernel.codes, self)) + extra
 
     def __getitem__(self, index: Any) -> "Kernel":
         """Itself for `[...]`, as a module asks a variable for all of its value."""

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool
+from jaxtyping import Array, Shaped
 
 from dovetail_quant import record
 from dovetail_quant.kernel import split_equation
@@ -25,7 +25,7 @@ class Recorded(nnx.Variable):
 
 
 @contextlib.contextmanager
-def counting(mask: Bool[Array, "..."] | None) -> Iterator[None]:
+def counting(mask: Shaped[Array, "..."] | None) -> Iterator[None]:
     """Within, rows of inputs whose leading axes are those of `mask` count where it is not 0.
 
     Inputs of other leading axes, as those of experts, count whole.
@@ -35,6 +35,14 @@ def counting(mask: Bool[Array, "..."] | None) -> Iterator[None]:
         yield
     finally:
         _MASK.reset(token)
+
+
+def counted(shape: tuple[int, ...]) -> Array | None:
+    """The mask of `counting`, spread over `shape`; None outside, or for other leading axes."""
+    mask = _MASK.get()
+    if mask is None or shape[: mask.ndim] != mask.shape:
+        return None
+    return jnp.broadcast_to(mask.reshape(*mask.shape, *(1,) * (len(shape) - mask.ndim)), shape)
 
 
 class Recorder(nnx.Module):
@@ -52,12 +60,7 @@ class Recorder(nnx.Module):
             self.stats.set_value(record.update_sorted(self.stats.get_value(), x, sizes=sizes))
             return self.product(*args, **options)
         rows = _rows(self.site, args)
-        mask = _MASK.get()
-        if mask is not None and rows.shape[: mask.ndim] == mask.shape:
-            more = rows.shape[mask.ndim : -1]
-            mask = jnp.broadcast_to(mask.reshape(*mask.shape, *(1,) * len(more)), rows.shape[:-1])
-        else:
-            mask = None
+        mask = counted(rows.shape[:-1])
         self.stats.set_value(record.update(self.stats.get_value(), rows, mask=mask))
         return self.product(*args, **options)
 

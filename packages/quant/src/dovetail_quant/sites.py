@@ -3,8 +3,10 @@
 """Where a module multiplies by a weight, and why some of these places are left alone."""
 
 import dataclasses
+import math
 from typing import Any, Literal
 
+import jax.numpy as jnp
 from flax import nnx
 
 from dovetail_quant.kernel import Axes, Kernel, split_equation
@@ -27,6 +29,11 @@ class Site:
     parameter: str = "kernel"
     left_alone: str | None = None
 
+    @property
+    def bytes(self) -> int:
+        """Of the parameter as it is now, if it is float."""
+        return math.prod(self.axes.shape) * jnp.dtype(self.dtype).itemsize
+
 
 def sites(model: nnx.Module) -> dict[str, Site]:
     """Every module of `model` with a parameter of two axes or more, by path, in its order.
@@ -45,11 +52,6 @@ def sites(model: nnx.Module) -> dict[str, Site]:
         if one is not None:
             found[name] = one
     return found
-
-
-def module_at(model: nnx.Module, path: str) -> Any:
-    """The module of that path."""
-    return next(m for p, m in nnx.iter_modules(model) if ".".join(map(str, p)) == path)
 
 
 def _site(path: str, module: Any) -> Site | None:
@@ -71,6 +73,8 @@ def _kind(module: Any, shape: tuple[int, ...]) -> tuple[Kind | None, Axes, str |
     if isinstance(module, nnx.Linear):
         return "linear", Axes(shape=shape, inputs=(0,)), None
     if isinstance(module, nnx.LinearGeneral):
+        if module.dot_general_cls is not None:
+            return None, whole, "makes its product by dot_general_cls"
         if module.batch_axis:
             return None, whole, "has a matrix for every element of a batch axis"
         inputs = tuple(range(len(module.in_features)))

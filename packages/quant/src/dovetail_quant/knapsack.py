@@ -1,0 +1,107 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""One option for each of many items, of least cost within a limit of bytes: exactly.
+
+A multiplier is a price for a byte. At each price every item takes its own best option, and one
+price nearly fills the limit (Shoham and Gersho, Efficient bit allocation for an arbitrary set of
+quantizers, IEEE Trans. ASSP 36, 1988). What that leaves unfilled is the gap to the best. So the
+price only gives a bound: items are decided one after the other, all combinations of bytes and cost
+that no other dominates are kept, and those that cannot come below the best known any more are not.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+_HALVINGS = 60  # of the price: the digits of a float64
+
+
+def knapsack(
+    sizes: Sequence[Sequence[int]], costs: Sequence[Sequence[float]], *, limit: int
+) -> list[int]:
+    """The option of each item that make the sum of costs least with a sum of sizes up to `limit`.
+
+    sizes, costs: of the options of each item, in bytes and at least 0.
+
+    Raises ValueError if the least sizes are above the limit, saying by how much.
+    """
+    least = sum(min(one) for one in sizes)
+    if least > limit:
+        raise ValueError(
+            f"a limit must hold the smallest options, got limit={limit} where they take {least}; "
+            f"add {least - limit} bytes, or smaller options"
+        )
+    items = [
+        (np.asarray(s, np.int64), np.asarray(c, np.float64))
+        for s, c in zip(sizes, costs, strict=True)
+    ]
+    price = _price(items, limit)
+    return _exact(items, limit, price=price, best=_filled(items, limit, price))
+
+
+def _at(items: Sequence[tuple[np.ndarray, np.ndarray]], price: float) -> list[int]:
+    """Each item's best option at a price; of equal ones the smallest."""
+    return [int(np.lexsort((s, c + price * s))[0]) for s, c in items]
+
+
+def _size(items: Sequence[tuple[np.ndarray, np.ndarray]], options: Sequence[int]) -> int:
+    return sum(int(s[o]) for (s, _), o in zip(items, options, strict=True))
+
+
+def _price(items: Sequence[tuple[np.ndarray, np.ndarray]], limit: int) -> float:
+    """The least price, to a float's digits, at which what the items choose is within the limit."""
+    if _size(items, _at(items, 0.0)) <= limit:
+        return 0.0
+    low, high = 0.0, 1e-300 + 2 * max(float(c.max()) for _, c in items)
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        if _size(items, _at(items, middle)) <= limit:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _filled(items: Sequence[tuple[np.ndarray, np.ndarray]], limit: int, price: float) -> float:
+    """The cost of a choice within the limit: that of the price, and what more fits, best first."""
+    options = _at(items, price)
+    room = limit - _size(items, options)
+    while True:
+        gains = [
+            ((c[o] - c[j]) / (s[j] - s[o]), i, j)
+            for i, ((s, c), o) in enumerate(zip(items, options, strict=True))
+            for j in range(len(s))
+            if c[j] < c[o] and 0 < s[j] - s[o] <= room
+        ]
+        if not gains:
+            return float(sum(c[o] for (_, c), o in zip(items, options, strict=True)))
+        _, i, j = max(gains)
+        room -= int(items[i][0][j] - items[i][0][options[i]])
+        options[i] = j
+
+
+def _exact(
+    items: Sequence[tuple[np.ndarray, np.ndarray]], limit: int, *, price: float, best: float
+) -> list[int]:
+    """Item after item, every sum of sizes with its least cost, but for those that cannot win."""
+    # What the items from i on cost at least at the price, the limit's own worth not yet taken off.
+    least = [0.0, *np.cumsum([float((c + price * s).min()) for s, c in reversed(items)])][::-1]
+    smallest = [0, *np.cumsum([int(s.min()) for s, _ in reversed(items)])][::-1]
+    used, cost = np.zeros(1, np.int64), np.zeros(1)
+    steps: list[tuple[np.ndarray, np.ndarray]] = []
+    slack = 1e-12 * (1 + abs(best))  # sums in another order differ by rounding
+    for i, (s, c) in enumerate(items):
+        sums, costs = (used[:, None] + s).reshape(-1), (cost[:, None] + c).reshape(-1)
+        bound = costs + least[i + 1] - price * (limit - sums)
+        possible = np.flatnonzero((sums + smallest[i + 1] <= limit) & (bound <= best + slack))
+        order = possible[np.lexsort((costs[possible], sums[possible]))]
+        lowest = np.minimum.accumulate(costs[order])
+        kept = order[np.concatenate([[True], costs[order][1:] < lowest[:-1]])]
+        steps.append((kept // len(s), kept % len(s)))
+        used, cost = sums[kept], costs[kept]
+    at = int(np.argmin(cost))
+    options = []
+    for parents, chosen in reversed(steps):
+        options.append(int(chosen[at]))
+        at = int(parents[at])
+    return options[::-1]

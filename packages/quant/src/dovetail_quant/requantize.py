@@ -1,0 +1,62 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""New weights for a quantized model that is being served, without building it anew.
+
+In reinforcement learning the policy is trained in float and sampled from quantized, and its weights
+change every step. The codes keep their places: same tree, same shapes, same shardings, so that
+nothing is compiled again, and the whole is one program that can be part of the update.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from dovetail_quant.kernel import Kernel
+from dovetail_quant.methods.absmax import absmax
+
+
+def requantize(state: Any, params: Any) -> Any:
+    """The state of a quantized model, with the weights of `params` as its codes.
+
+    state: `nnx.state(quantized)`. params: that of a float model, with the same paths. Codes are
+    rounded to the nearest, with new scales; what x is divided by (AWQ, SmoothQuant) is kept. Other
+    variables are those of `params`, where it has them. Pure: it may be jitted, and give what
+    `apply` would.
+
+    Raises ValueError for codes whose path `params` lacks or has in another shape.
+
+        update = jax.jit(requantize, donate_argnums=0)
+        nnx.update(quantized, update(nnx.state(quantized), nnx.state(policy)))
+    """
+    news = dict(nnx.to_flat_state(params))
+    flat = []
+    for path, variable in nnx.to_flat_state(state):
+        old, name = variable.get_value(), ".".join(map(str, path))
+        if path in news:
+            new: Any = news[path].get_value()
+            value = _codes(old, new, name) if isinstance(old, Kernel) else new
+        elif isinstance(old, Kernel):
+            raise ValueError(
+                f"the weights must have the paths of the quantized model, got none for {name!r}; "
+                "pass nnx.state(model) of the model that apply was given"
+            )
+        else:
+            value = old
+        flat.append((path, variable.replace(value)))
+    return nnx.from_flat_state(flat)
+
+
+def _codes(old: Kernel, new: Any, name: str) -> Kernel:
+    if tuple(new.shape) != old.shape:
+        raise ValueError(
+            f"the weights must be of the quantized model, got {name!r} of shape "
+            f"{list(new.shape)} for codes of {list(old.shape)}; pass the model's own"
+        )
+    w = old.axes.fold(jnp.asarray(new))
+    if old.scale is not None:
+        w = w.astype(jnp.float32) * old.scale[..., None]
+    prepare = jax.vmap(old.matmul.prepare) if old.axes.batch else old.matmul.prepare
+    return dataclasses.replace(old, prepared=prepare(absmax(w, old.spec)))

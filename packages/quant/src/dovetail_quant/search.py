@@ -1,0 +1,228 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Which spec each site gets, so that a model fits a number of bytes and loses least.
+
+What a spec costs at a site is predicted: half of the sum over rows of (g . (z - y))^2, with y and z
+the outputs of the site before and after and g the gradient of -log p of labels that the model drew
+itself (`compare`). To second order that is the divergence of the quantized model from the float
+one, as long as sites err independently, so that costs add. Each spec takes one pass forward and one
+back over the batches. The best choice under the limit is then exact (`knapsack`), is calibrated and
+measured, and both numbers are told: where they part, the errors were too large for second order.
+"""
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array
+
+from dovetail_quant.apply import apply
+from dovetail_quant.calibrate import Run, calibrate, run_decoder
+from dovetail_quant.calibration import Calibration
+from dovetail_quant.compare import Slope, by_site, compared, quantized_kernels
+from dovetail_quant.knapsack import knapsack
+from dovetail_quant.plan import Plan
+from dovetail_quant.report import Report, parameter_bytes, report, weights_of
+from dovetail_quant.sites import Site, sites
+from dovetail_quant.spec import Spec
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Option:
+    """A spec that a site may get, or None to stay float: its bytes, and what it costs in nats a row
+    of the model's outputs, as predicted."""
+
+    spec: Spec | None
+    bytes: int
+    cost: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Search:
+    """What `search` chose: give `apply` its `calibration`, or its `plan` if that is None.
+
+    options: of each site. rest_bytes: of all other parameters. predicted: the divergence in nats a
+    row, the sum of the costs chosen. report: measured on the same batches; its `kl` is to be held
+    against `predicted`.
+    """
+
+    plan: Plan
+    calibration: Calibration | None
+    options: Mapping[str, Sequence[Option]]
+    rest_bytes: int
+    predicted: float
+    report: Report
+
+    def plan_for(self, max_bytes: int) -> tuple[Plan, float]:
+        """(the best plan for another limit, its predicted divergence), from the same costs.
+
+        Raises ValueError as `search` does.
+        """
+        return _chosen(self.options, self.plan.left_alone, limit=max_bytes - self.rest_bytes)
+
+    def curve(self, count: int = 20) -> list[tuple[int, float]]:
+        """What each byte buys: (limit, predicted divergence), from the smallest to the largest."""
+        least, most = (
+            sum(extreme(o.bytes for o in one) for one in self.options.values())
+            for extreme in (min, max)
+        )
+        limits = np.linspace(least, most, count).astype(np.int64) + self.rest_bytes
+        return [(int(limit), self.plan_for(int(limit))[1]) for limit in limits]
+
+
+def search(
+    model: nnx.Module,
+    batches: Iterable[Any],
+    *,
+    max_bytes: int,
+    choices: Sequence[Spec | None],
+    key: Array,
+    run: Run = run_decoder,
+    where: str = ".*",
+    stats_bytes: int = 4 << 30,
+) -> Search:
+    """The plan of least predicted divergence with parameters of at most `max_bytes`, and its proof.
+
+    batches: as for `report`; all of them held. choices: what a site may get, None to stay float; a
+    site is not offered a group that does not divide its inputs. key: of the labels that are drawn.
+    where: the whole path of the sites that are to be decided; others stay float. stats_bytes: as
+    for `calibrate`, which is run for every choice whose method needs it, and for the plan.
+
+    Raises ValueError for a `max_bytes` below the smallest choice, saying by how much, a site that
+    no choice fits, no sites, no batches, and what `report` raises it for.
+
+        some = [Spec(weight="int4", group=32), Spec(), None]
+        found = search(model, batches, max_bytes=10**9, choices=some, key=key)
+        quantized = apply(model, found.calibration or found.plan)
+    """
+    held, decided = list(batches), _decided(model, where, choices)
+    options: dict[str, list[Option]] = {path: [] for path in decided}
+    left_alone = {p: s.left_alone or "is not searched" for p, s in sites(model).items()}
+    for spec in choices:
+        paths = [path for path, site in decided.items() if _fits(site, spec)]
+        if spec is None:
+            costs = dict.fromkeys(paths, (0.0, None))
+        else:
+            costs = _priced(model, dict.fromkeys(paths, spec), held, run, key, stats_bytes)
+        for path, (cost, size) in costs.items():
+            floats = decided[path].bytes
+            options[path].append(Option(spec=spec, bytes=size or floats, cost=cost))
+    rest_bytes = parameter_bytes(model) - sum(site.bytes for site in decided.values())
+    plan, predicted = _chosen(options, left_alone, limit=max_bytes - rest_bytes)
+    calibration = _calibrated(model, plan, held, run, stats_bytes=stats_bytes, sequential=True)
+    quantized = apply(model, plan if calibration is None else calibration)
+    return Search(
+        plan=plan,
+        calibration=calibration,
+        options=options,
+        rest_bytes=rest_bytes,
+        predicted=predicted,
+        report=report(model, quantized, held, run=run),
+    )
+
+
+def _decided(model: nnx.Module, where: str, choices: Sequence[Spec | None]) -> dict[str, Site]:
+    """The sites that are to be decided, each of which some choice must fit."""
+    found = sites(model)
+    decided = {p: s for p, s in found.items() if not s.left_alone and re.fullmatch(where, p)}
+    if not decided:
+        raise ValueError(
+            f"a search needs sites, got where={where!r}, the whole path of none of {len(found)}; "
+            f"some are {', '.join(list(found)[:3])}"
+        )
+    for path, site in decided.items():
+        if not any(_fits(site, spec) for spec in choices):
+            raise ValueError(
+                f"every site needs a choice that fits, got none of {len(choices)} for {path!r} "
+                f"with {site.axes.sizes[1]} inputs; add None to the choices, or a Spec whose group "
+                "divides them"
+            )
+    return decided
+
+
+def _fits(site: Site, spec: Spec | None) -> bool:
+    return spec is None or spec.group is None or site.axes.sizes[1] % spec.group == 0
+
+
+def _calibrated(
+    model: nnx.Module, plan: Plan, batches: Sequence[Any], run: Run, **options: Any
+) -> Calibration | None:
+    """The plan's calibration, if a method of it needs one."""
+    if all(spec.method == "absmax" for spec in plan.specs.values()):
+        return None
+    return calibrate(model, plan, batches, run=run, **options)
+
+
+def _priced(
+    model: nnx.Module,
+    specs: Mapping[str, Spec],
+    batches: Sequence[Any],
+    run: Run,
+    key: Array,
+    stats_bytes: int,
+) -> dict[str, tuple[float, int]]:
+    """(predicted nats a row, bytes) of each site with its spec, each alone."""
+    plan = Plan(specs=specs, left_alone={})
+    calibration = _calibrated(model, plan, batches, run, stats_bytes=stats_bytes, sequential=False)
+    quantized = apply(model, plan if calibration is None else calibration)
+    slopes = _slopes(compared(model, quantized), run)
+    rows, sums = 0.0, dict.fromkeys(specs, 0.0)
+    for i, batch in enumerate(batches):
+        counted, found = slopes(batch, jax.random.fold_in(key, i))
+        rows += float(counted)
+        for path, value in found.items():
+            sums[path] += float(value)
+    kernels = quantized_kernels(quantized)
+    return {path: (_cost(path, sums[path], rows), kernels[path].nbytes) for path in specs}
+
+
+def _cost(path: str, total: float, rows: float) -> float:
+    if not rows or not np.isfinite(total):
+        raise ValueError(
+            f"a search needs finite gradients of rows that count, got {total} of {rows:.0f} rows "
+            f"at {path!r}; pass batches whose mask is not 0 everywhere, with finite outputs"
+        )
+    return 0.5 * total / rows
+
+
+def _slopes(listening: nnx.Module, run: Run) -> Callable[[Any, Array], Any]:
+    """(batch, key) -> (rows that count, sum over rows of (g . (z - y))^2 by site)."""
+    graphdef, slopes, rest = nnx.split(listening, Slope, ...)
+
+    @jax.jit
+    def step(rest: Any, batch: Any, key: Array) -> Any:
+        def loss(slopes: Any) -> tuple[Array, Array]:
+            merged = nnx.merge(graphdef, slopes, jax.tree.map(lambda x: x, rest))
+            logits = jnp.asarray(run(merged, batch), jnp.float32)
+            labels = jax.random.categorical(key, jax.lax.stop_gradient(logits))
+            weights = weights_of(batch, logits.shape[:-1])
+            logps = jax.nn.log_softmax(logits)
+            drawn = jnp.take_along_axis(logps, labels[..., None], axis=-1)[..., 0]
+            return -jnp.sum(jnp.where(weights > 0, drawn * weights, 0)), weights.sum()
+
+        found, rows = jax.grad(loss, has_aux=True)(slopes)
+        return rows, by_site(found)
+
+    return lambda batch, key: step(rest, batch, key)
+
+
+def _chosen(
+    options: Mapping[str, Sequence[Option]], left_alone: Mapping[str, str], *, limit: int
+) -> tuple[Plan, float]:
+    """The plan of least cost whose sites take at most `limit` bytes, and that cost."""
+    sizes, costs = (
+        [[getattr(option, name) for option in one] for one in options.values()]
+        for name in ("bytes", "cost")
+    )
+    picked = knapsack(sizes, costs, limit=limit)
+    chosen = {p: one[i] for (p, one), i in zip(options.items(), picked, strict=True)}
+    specs = {path: option.spec for path, option in chosen.items() if option.spec is not None}
+    alone = {path: why for path, why in left_alone.items() if path not in options}
+    alone |= {path: "stays float" for path in chosen if path not in specs}
+    plan = Plan(specs=specs, left_alone=alone)
+    return plan, float(sum(option.cost for option in chosen.values()))

@@ -35,6 +35,14 @@ def test_its_products_pass_the_suite(name):
 def test_rounded_activations_pass_it_too():
     for spec in (Spec(act="int8"), Spec(weight="int4", group=32, act="int8")):
         check_matmul(KernelsProduct(act="int8"), spec, rows=(1, 7))
+    w, x = (jax.random.normal(jax.random.key(i), (16, 16)) for i in range(2))
+    prepared = KernelsProduct().prepare(quantize(w, Spec()))
+    step = jnp.abs(x).max(1, keepdims=True) / 127
+    rounded = jnp.round(x / step) * step
+    # The plain product of rounded rows: sums of 16 float32 products.
+    want = KernelsProduct()(rounded, prepared)
+    np.testing.assert_allclose(KernelsProduct(act="int8")(x, prepared), want, rtol=0, atol=1e-5)
+    assert np.abs(KernelsProduct()(x, prepared) - want).max() > 1e-3
 
 
 @pytest.mark.parametrize("weight", ["nf4", "fp8"])

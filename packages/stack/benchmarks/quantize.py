@@ -4,7 +4,7 @@
 
 The model is a finished run of scripts/quickstart: a small Llama on the sources of the standard
 library, float32. Calibration sees rows that it was trained on; every matrix is quantized, the tied
-embedding among them. The peer is the model itself, so ratio - 1 is the loss. bytes: of all
+embedding among them. The peer is the model itself, and loss is ratio - 1. bytes: of all
 parameters. nats and top1: of each prediction, against the model's own, on some held-out rows.
 
     python packages/stack/benchmarks/quantize.py RUN     (quickstart)
@@ -57,13 +57,15 @@ def main(run: Path) -> None:
         quantized = quant.apply(model, found)
         seconds = time.perf_counter() - start
         costs = quant.report(model, quantized, compared)
+        after = bits(quantized)
         report(
             f"quickstart's model, {name}",
             metric="bits_per_byte",
             unit="bits/byte",
-            values=[bits(quantized)],
+            values=[after],
             peer="the float32 model",
             peer_values=[before],
+            loss=after / before - 1,
             bytes=costs.bytes_after,
             peer_bytes=costs.bytes_before,
             nats=costs.kl,

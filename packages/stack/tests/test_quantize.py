@@ -118,9 +118,31 @@ def test_the_report_is_of_text_that_was_held_out(gptq, text, directory, tmp_path
     assert report["bits_per_byte"][0] != report["bits_per_byte"][1]
     assert 0 < report["report"]["kl"] < 1
     assert np.abs(logits(model) - logits(quantized)).max() > 1e-3
+    # Calibrated: every site is nearer than by rounding, but for noise on rows it did not see.
+    rounded = quantization.choose(model, bits=4, group=16, method="absmax", skip=[r".*\.mlp\.down"])
+    plain = dovetail_quant.report(model, dovetail_quant.apply(model, rounded), rows.held_out)
+    errors = [
+        (found["error"], plain.sites[path].error)
+        for path, found in report["report"]["sites"].items()
+    ]
+    assert sum(ours for ours, _ in errors) < 0.95 * sum(theirs for _, theirs in errors)
     told = (gptq / "report.txt").read_text()
     assert "a byte of text" in told
     assert "left alone: layers.0.mlp.down  as its rule says" in told
+
+
+def test_no_more_files_are_read_than_the_rows_need(tmp_path):
+    files = [tmp_path / f"{i}.txt" for i in range(20)]
+    for i, file in enumerate(files):
+        file.write_text("x" * (i + 1))
+    for size in (1, 50, 209, 210, 1000):
+        chosen = quantization._enough(files, size)
+        sizes = [file.stat().st_size for file in chosen]
+        assert chosen == sorted(chosen)
+        assert sum(sizes) >= min(size, 210)  # of 1 + 2 + ... + 20
+        # The last that was drawn was needed: without it, at most the largest, there was too little.
+        assert sum(sizes) - max(sizes) < size
+    assert quantization._enough(files, 50) != files[: len(quantization._enough(files, 50))]
 
 
 def test_generate_takes_it(gptq, capsys):
@@ -167,6 +189,12 @@ def test_what_does_not_fit_is_refused(directory, text, tmp_path, capsys, options
     error = capsys.readouterr().err
     assert re.search(message, error), error
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_method_without_text_is_refused_before_anything_is_read(directory, tmp_path, capsys):
+    line = ["quantize", str(directory), str(tmp_path / "out"), "--bits", "4", "--group", "16"]
+    assert cli.main(line) == 1
+    assert "read:" not in capsys.readouterr().err
 
 
 def test_a_quantized_directory_is_refused_where_floats_are_needed(gptq, tmp_path, capsys):

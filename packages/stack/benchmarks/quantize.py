@@ -7,11 +7,15 @@ library, float32. Calibration sees rows that it was trained on; every matrix is 
 embedding among them. The peer is the model itself, and loss is ratio - 1. bytes: of all
 parameters. nats and top1: of each prediction, against the model's own, on some held-out rows.
 
-    python packages/stack/benchmarks/quantize.py RUN     (quickstart)
+    python packages/stack/benchmarks/quantize.py RUN
+
+Without RUN it trains one first, which takes minutes.
 """
 
 import itertools
+import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -75,4 +79,10 @@ def main(run: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else "quickstart"))
+    if len(sys.argv) > 1:
+        main(Path(sys.argv[1]))
+    else:
+        with tempfile.TemporaryDirectory() as out:
+            line = [sys.executable, "-m", "dovetail", "quickstart", "--out", out]
+            subprocess.run(line, check=True, stdout=sys.stderr)
+            main(Path(out))

@@ -52,7 +52,8 @@ def chosen(model):
 
 
 def test_sites_are_done_in_the_order_of_their_calls(model, chosen):
-    order = _order(model, chosen, batches()[0], run)
+    order, calls = _order(model, chosen, batches()[0], run)
+    assert calls == {"left": 1, "right": 1, "last": 1}
     assert order == [["left", "right"], ["last"]]
     found = sites(model)
     assert _turns(order, found, sequential=True, stats_bytes=1 << 20) == order

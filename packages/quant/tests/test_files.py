@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.sharding import SingleDeviceSharding
 
 from dovetail_quant import Spec, apply, calibrate, plan
 from dovetail_quant.files import load, save
@@ -82,3 +83,11 @@ def test_a_directory_that_is_none_or_of_another_model_is_refused(tmp_path):
     file.write_text(json.dumps({**json.loads(file.read_text()), "format": 2}))
     with pytest.raises(ValueError, match=r"must be 1, got 2; load it with a newer"):
         load(tmp_path, Model())
+
+
+def test_shardings_of_another_model_are_refused(tmp_path):
+    save(apply(Model(), plan(Model(), [(".*", Spec())])), tmp_path)
+    place = SingleDeviceSharding(jax.devices()[0])
+    shardings = nnx.State({"other": {"kernel": nnx.Param(place)}})
+    with pytest.raises(ValueError, match=r"got 'other.kernel', one of 1; make them of the same"):
+        load(tmp_path, Model(), shardings=shardings)

@@ -15,6 +15,7 @@ from dovetail_quant.matmul.api import Matmul
 from dovetail_quant.matmul.choose import Auto
 from dovetail_quant.methods import absmax
 from dovetail_quant.modules import copied, module_at, replace
+from dovetail_quant.placing import Place, place_codes, place_divisor, place_of, place_prepared
 from dovetail_quant.plan import Plan
 from dovetail_quant.sites import Site, sites
 from dovetail_quant.spec import Spec
@@ -66,18 +67,22 @@ def install(
     spec: Spec,
     scale: Any = None,
     matmul: Matmul | None = None,
+    place: Place | None = None,
 ) -> None:
     """Puts the codes [K, N], or [B, K, N], in the place of the site's parameter.
 
-    scale: [K], or [B, K], by which x is to be divided.
+    scale: [K], or [B, K], by which x is to be divided. place: on a mesh; by default that of the
+    parameter.
     """
     module = module_at(model, site.path)
     before = getattr(module, site.parameter)
     product = Auto(spec=spec) if matmul is None else matmul
     prepare = jax.vmap(product.prepare) if site.axes.batch else product.prepare
+    if place is None:
+        place = place_of(before.get_value(), site.axes, site.path)
     value = Kernel(
-        prepared=prepare(codes),
-        scale=scale,
+        prepared=place_prepared(prepare(place_codes(codes, place)), place),
+        scale=place_divisor(scale, place),
         axes=site.axes,
         spec=spec,
         matmul=product,

@@ -5,11 +5,11 @@
 A site late in a model sees what the sites before it give. So with `sequential` sites are done in
 the order in which the model comes to them, and each sees the codes of those before, which it can
 make up for. Sites that take the same input, as q, k and v do, are done together. Every turn is a
-run of the batches up to its sites alone: what comes after is not computed, because nothing of it is
-asked for. Without `sequential` as many sites are done in a turn as `stats_bytes` holds.
+run of the batches up to its sites, where it is stopped. The model runs op by op: as one program it
+would be compiled anew for each turn, which costs more than it saves. Without `sequential` as many
+sites are done in a turn as `stats_bytes` holds.
 """
 
-import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -30,7 +30,7 @@ from dovetail_quant.methods.smooth import smooth
 from dovetail_quant.modules import copied, held, module_at
 from dovetail_quant.plan import Plan
 from dovetail_quant.reconstruct import Report
-from dovetail_quant.recorder import Recorded, Recorder, counting
+from dovetail_quant.recorder import Countdown, Recorder, counting
 from dovetail_quant.sites import Site, sites
 from dovetail_quant.spec import Spec
 
@@ -59,8 +59,9 @@ def calibrate(
 ) -> Calibration:
     """The codes of every site of `plan`, by its method, for the inputs that `batches` give it.
 
-    run: calls the model on a batch, as it will be used. batches: pytrees of arrays, all of them
-    held, of one shape if it is to compile once for each turn. sequential: as this file's head says.
+    run: calls the model on a batch, as it will be used, and not within jit, where it could not be
+    stopped and would be compiled for each turn. batches: pytrees of arrays, all of them held, which
+    call every site as often as the first does. sequential: as this file's head says.
     stats_bytes: the most that statistics take at a time: K² float32 for a site of K inputs.
 
     Raises ValueError for no batches, a plan of another model, a site whose inputs are not finite or
@@ -69,12 +70,14 @@ def calibrate(
     held = list(batches)
     if not held:
         raise ValueError("calibration needs a batch, got none; pass a list of some")
-    found, order = sites(model), _order(model, plan, held[0], run)
+    found = sites(model)
+    order, calls = _order(model, plan, held[0], run)
     results: dict[str, Calibrated] = {}
     starved: dict[str, int] = {}
     work = copied(model)
     for turn in _turns(order, found, sequential=sequential, stats_bytes=stats_bytes):
-        stats = _record(work, [found[path] for path in turn], held, run)
+        chosen, many = [found[path] for path in turn], sum(calls[path] for path in turn)
+        stats = _record(work, chosen, held, run, calls=many)
         record.check(stats)
         _check_seen(stats)
         for path in turn:
@@ -91,8 +94,11 @@ def calibrate(
     return Calibration(plan=plan, found=results, starved=starved)
 
 
-def _order(model: nnx.Module, plan: Plan, batch: Any, run: Run) -> list[list[str]]:
-    """The sites in the order of their calls, those that are called with one input together."""
+def _order(
+    model: nnx.Module, plan: Plan, batch: Any, run: Run
+) -> tuple[list[list[str]], Mapping[str, int]]:
+    """(The sites in the order of their calls, those that are called with one input together; how
+    often a batch calls each)."""
     found = sites(model)
     missing = [path for path in plan.specs if path not in found or found[path].left_alone]
     if missing:
@@ -120,12 +126,12 @@ def _order(model: nnx.Module, plan: Plan, batch: Any, run: Run) -> list[list[str
             setattr(module, name, note(path, held(module, name), found[path]))
     nnx.eval_shape(lambda: run(noted, batch))
     groups: dict[int, list[str]] = {}
-    seen = set()
+    counts: dict[str, int] = {}
     for path, key in calls:
-        if path not in seen:
+        if path not in counts:
             groups.setdefault(key, []).append(path)
-            seen.add(path)
-    return list(groups.values())
+        counts[path] = counts.get(path, 0) + 1
+    return list(groups.values()), counts
 
 
 def _product(site: Site) -> str:
@@ -165,24 +171,16 @@ def _turns(
 
 
 def _record(
-    model: nnx.Module, chosen: Sequence[Site], batches: Sequence[Any], run: Run
+    model: nnx.Module, chosen: Sequence[Site], batches: Sequence[Any], run: Run, *, calls: int
 ) -> dict[str, record.Statistics]:
-    """The statistics of some sites over all batches."""
-    listening = copied(model)
+    """The statistics of some sites over all batches, each of which calls them so many times."""
+    listening, countdown = copied(model), Countdown()
     for site in chosen:
         module, name = module_at(listening, site.path), _product(site)
-        setattr(module, name, nnx.data(Recorder(held(module, name), site)))
-    graphdef, stats, rest = nnx.split(listening, Recorded, ...)
-
-    @functools.partial(jax.jit, donate_argnums=0)
-    def step(stats: Any, rest: Any, batch: Any) -> Any:
-        merged = nnx.merge(graphdef, stats, rest)
-        run(merged, batch)
-        return nnx.state(merged, Recorded)  # the rest is not asked for, and not computed
-
+        setattr(module, name, nnx.data(Recorder(held(module, name), site, countdown)))
     for batch in batches:
-        stats = step(stats, rest, batch)
-    nnx.update(listening, stats)
+        with countdown.stopping(after=calls):
+            run(listening, batch)
     return {
         site.path: getattr(module_at(listening, site.path), _product(site)).stats.get_value()
         for site in chosen

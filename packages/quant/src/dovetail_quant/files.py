@@ -10,9 +10,11 @@ the low half. `quantization.json` says how to read them, and is the plan.
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -26,6 +28,7 @@ from dovetail_quant.kernel import Kernel
 from dovetail_quant.layout import FOUR_BITS
 from dovetail_quant.matmul.api import Matmul
 from dovetail_quant.modules import copied
+from dovetail_quant.placing import place_of
 from dovetail_quant.sites import sites
 from dovetail_quant.spec import Spec, Weight
 
@@ -55,10 +58,18 @@ def save(model: nnx.Module, directory: Path | str) -> None:
     (folder / DESCRIPTION).write_text(text + "\n", encoding="utf-8")
 
 
-def load(directory: Path | str, model: nnx.Module, *, matmul: Matmul | None = None) -> Any:
+def load(
+    directory: Path | str,
+    model: nnx.Module,
+    *,
+    matmul: Matmul | None = None,
+    shardings: Any = None,
+) -> Any:
     """A new module like `model`, which may be abstract, with the arrays of the directory.
 
-    matmul: as in `apply`; it need not be that with which the model was saved.
+    matmul: as in `apply`; it need not be that with which the model was saved. shardings: a state of
+    `NamedSharding` with the paths of the model; by default those of its own arrays or
+    `jax.ShapeDtypeStruct`s. Arrays are read one at a time and go to their devices from there.
 
     Raises ValueError for a directory that `save` did not write, and a model whose parameters have
     other paths or shapes.
@@ -68,6 +79,7 @@ def load(directory: Path | str, model: nnx.Module, *, matmul: Matmul | None = No
     loaded = copied(model)
     found = sites(model)
     flat = {".".join(map(str, p)): v for p, v in nnx.to_flat_state(nnx.state(loaded))}
+    likes = _placed(flat, shardings)
     with safe_open(folder / WEIGHTS, framework="np") as file:
         names = set(file.keys())
         for name, variable in flat.items():
@@ -78,7 +90,7 @@ def load(directory: Path | str, model: nnx.Module, *, matmul: Matmul | None = No
                     f"every parameter must be in the directory, got none for {name!r}; load a "
                     "model of the same shape"
                 )
-            variable.set_value(_array(file.get_tensor(name), variable.get_value(), name))
+            variable.set_value(_array(file.get_tensor(name), likes[name], name))
         for name, about in described.items():
             path = name.rpartition(".")[0]
             if path not in found or list(found[path].axes.shape) != about["shape"]:
@@ -91,11 +103,18 @@ def load(directory: Path | str, model: nnx.Module, *, matmul: Matmul | None = No
                 for part in ("codes", "scale", "zero_point", "divides")
                 if f"{name}.{part}" in names
             }
-            spec = Spec(**about["spec"])
-            codes = _codes(parts, spec.weight)
+            site, spec = found[path], Spec(**about["spec"])
+            place = place_of(likes[name], site.axes, path)
             divides = parts.get("divides")
-            scale = None if divides is None else jnp.asarray(divides)
-            install(loaded, found[path], codes, spec=spec, scale=scale, matmul=matmul)
+            install(
+                loaded,
+                site,
+                _codes(parts, spec.weight),
+                spec=spec,
+                scale=None if divides is None else jnp.asarray(divides),
+                matmul=matmul,
+                place=place,
+            )
     return loaded
 
 
@@ -129,7 +148,7 @@ def _bytes(codes: np.ndarray, weight: Weight) -> np.ndarray:
 
 def _codes(parts: dict[str, np.ndarray], weight: Weight) -> QArray:
     """The inverse of `_parts`."""
-    codes, scale = parts["codes"], jnp.asarray(parts["scale"])
+    codes, scale = parts["codes"], parts["scale"]
     if weight in FOUR_BITS:
         nibbles = np.stack([codes & 15, codes >> 4], axis=-1).reshape(*codes.shape[:-1], -1)
         nibbles = nibbles[..., : scale.shape[-1]].astype(np.int8)
@@ -139,9 +158,9 @@ def _codes(parts: dict[str, np.ndarray], weight: Weight) -> QArray:
         codes = codes.view(DTYPES[weight])
     zero = parts.get("zero_point")
     return QArray(
-        jnp.asarray(codes),
+        codes,
         scale,
-        None if zero is None else jnp.asarray(zero).astype(DTYPES[weight]),
+        None if zero is None else zero.astype(DTYPES[weight]),
         "nf4" if weight == "nf4" else DTYPES[weight],
     )
 
@@ -152,7 +171,28 @@ def _array(found: np.ndarray, like: Any, name: str) -> Any:
             f"a directory must be of this model, got {name!r} as {found.dtype}{list(found.shape)} "
             f"where the model has {like.dtype}{list(like.shape)}; load a model of the same shape"
         )
-    return jnp.asarray(found)
+    sharding = getattr(like, "sharding", None)
+    return jnp.asarray(found) if sharding is None else jax.device_put(found, sharding)
+
+
+def _placed(flat: Mapping[str, Any], shardings: Any) -> dict[str, Any]:
+    """Shape, dtype and sharding of every variable; those of `shardings` win."""
+    given = {} if shardings is None else dict(nnx.to_flat_state(shardings))
+    named = {".".join(map(str, p)): s.get_value() for p, s in given.items()}
+    strange = [name for name in named if name not in flat]
+    if strange:
+        raise ValueError(
+            f"shardings must have paths of the model, got {strange[0]!r}, one of {len(strange)}; "
+            "make them of the same model"
+        )
+    return {
+        name: jax.ShapeDtypeStruct(
+            value.shape,
+            value.dtype,
+            sharding=named.get(name, getattr(value, "sharding", None)),
+        )
+        for name, value in ((n, v.get_value()) for n, v in flat.items())
+    }
 
 
 def _description(folder: Path) -> dict[str, Any]:

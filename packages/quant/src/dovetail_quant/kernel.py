@@ -139,7 +139,7 @@ class Kernel:
 
     def product(self, x: Float[Array, "*rows K"]) -> Float[Array, "*rows N"]:
         """x w, of one matrix."""
-        return self.matmul(_divided(x, self.scale), self.prepared)
+        return _product(self, x)
 
     def rows(self, index: Int[Array, "*batch"]) -> Float[Array, "*batch K"]:
         """The rows of an embedding of those indices, in `dtype`; NaN for those that it has not."""
@@ -149,8 +149,20 @@ class Kernel:
                 f"{type(self.matmul).__name__}; leave embeddings out of the plan, or write "
                 "apply(model, plan) without matmul="
             )
-        found = self.matmul.take(self.prepared, index)
-        return _divided(found, self.scale).astype(self.dtype)
+        return _rows(self, index)
+
+
+# Compiled also where a model runs op by op: what loops inside would be compiled at every call.
+@jax.jit
+def _product(kernel: Kernel, x: Array) -> Array:
+    return kernel.matmul(_divided(x, kernel.scale), kernel.prepared)
+
+
+@jax.jit
+def _rows(kernel: Kernel, index: Array) -> Array:
+    product: Any = kernel.matmul
+    found = product.take(kernel.prepared, index)
+    return _divided(found, kernel.scale).astype(kernel.dtype)
 
 
 def _divided(x: Array, scale: Array | None) -> Array:
@@ -215,6 +227,11 @@ def ragged_dot(
     One matrix after the other multiplies all rows, and a row keeps the product of its own: as many
     operations as XLA's own on a CPU, and no float copy of the matrices.
     """
+    return _ragged(x, kernel, sizes)
+
+
+@jax.jit
+def _ragged(x: Array, kernel: Kernel, sizes: Array) -> Array:
     ends = jnp.cumsum(sizes)
     row = jnp.arange(len(x), dtype=ends.dtype)[:, None]
     first = ends - sizes

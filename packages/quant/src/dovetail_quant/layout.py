@@ -19,6 +19,7 @@ Measured at 4096 x 4096 on a Sapphire Rapids core with jax 0.10.2, one row of di
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -80,6 +81,12 @@ def pack(q: QArray, *, shards: int = 1) -> Packed:
         ValueError: codes or scales that are not canonical.
     """
     check(q)
+    return _packed(q, shards)
+
+
+# One program, where op by op each would be compiled for each shape of weights.
+@functools.partial(jax.jit, static_argnums=1)
+def _packed(q: QArray, shards: int) -> Packed:
     weight, groups = weight_of(q), q.scale.shape[-2]
     inputs, outputs = q.qvalue.shape[-2:]
     size = _block_outputs(inputs, outputs, weight=weight, shards=shards)

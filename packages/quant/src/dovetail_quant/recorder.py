@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.core import Tracer
 from jaxtyping import Array, Shaped
 
 from dovetail_quant import record
@@ -45,24 +46,56 @@ def counted(shape: tuple[int, ...]) -> Array | None:
     return jnp.broadcast_to(mask.reshape(*mask.shape, *(1,) * (len(shape) - mask.ndim)), shape)
 
 
-class Recorder(nnx.Module):
-    """`product`, called as the module calls it, with the statistics of x in `stats`."""
+class Enough(BaseException):
+    """Every call that was to be recorded is: what comes after in the model need not be computed."""
 
-    def __init__(self, product: Callable[..., Any], site: Site):
+
+class Countdown:
+    """Leaves a model in its middle: calling it so many times within `stopping` ends the block."""
+
+    left = 0
+
+    def __call__(self) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise Enough
+
+    @contextlib.contextmanager
+    def stopping(self, *, after: int) -> Iterator[None]:
+        """A block that ends at call number `after` of this, or by itself."""
+        self.left = after
+        with contextlib.suppress(Enough):
+            yield
+
+
+class Recorder(nnx.Module):
+    """`product`, called as the module calls it, with the statistics of x in `stats`.
+
+    recorded: called after each call outside jit, where alone a model may be left in its middle.
+    """
+
+    def __init__(self, product: Callable[..., Any], site: Site, recorded: Callable[[], None]):
         count, inputs, _ = site.axes.sizes
-        self.product, self.site = product, site
+        self.product, self.site, self.recorded = product, site, recorded
         experts = count if site.axes.batch else None
         self.stats = Recorded(record.empty(inputs, experts=experts))
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         if self.site.kind == "experts":
             x, _, sizes = args
-            self.stats.set_value(record.update_sorted(self.stats.get_value(), x, sizes=sizes))
-            return self.product(*args, **options)
-        rows = _rows(self.site, args)
-        mask = counted(rows.shape[:-1])
-        self.stats.set_value(record.update(self.stats.get_value(), rows, mask=mask))
+            self.stats.set_value(_update_sorted(self.stats.get_value(), x, sizes=sizes))
+        else:
+            x = _rows(self.site, args)
+            stats = _update(self.stats.get_value(), x, mask=counted(x.shape[:-1]))
+            self.stats.set_value(stats)
+        if not isinstance(x, Tracer):
+            self.recorded()
         return self.product(*args, **options)
+
+
+# Models run op by op while they are recorded; what loops inside is compiled, once for its shapes.
+_update = jax.jit(record.update, donate_argnums=0)
+_update_sorted = jax.jit(record.update_sorted, donate_argnums=0)
 
 
 def _rows(site: Site, args: tuple[Any, ...]) -> jax.Array:

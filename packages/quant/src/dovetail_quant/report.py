@@ -258,8 +258,7 @@ def _words(spec: Spec) -> str:
 
 
 def _bytes(count: int) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            return f"{count:.3g} {unit}" if isinstance(count, float) else f"{count} {unit}"
-        count = count / 1000
-    raise AssertionError("no unit")
+    for exponent, unit in ((9, "GB"), (6, "MB"), (3, "kB")):
+        if count >= 10**exponent:
+            return f"{count / 10**exponent:.3g} {unit}"
+    return f"{count} B"

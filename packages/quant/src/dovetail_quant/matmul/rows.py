@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 from qwix import QArray
@@ -49,11 +50,14 @@ def check_rows(x: Any, inputs: int) -> None:
 
 
 def prepare(w: QArray) -> Packed:
-    """w as blocks; on an explicit mesh with blocks sharded as N was, and groups as K was."""
+    """w as blocks; on an explicit mesh with blocks sharded as N was, and groups as K was.
+
+    On any other mesh there are blocks for every part of N.
+    """
     check_single(w)
     mesh, (of_inputs, of_outputs) = placement(w.qvalue)
     if mesh is None:
-        return pack(w)
+        return pack(w, shards=_shards_now(w.qvalue))
     shards = _shards(mesh, of_outputs)
     groups = of_inputs if w.scale.shape[0] % _shards(mesh, of_inputs) == 0 else None
     three, packing = PartitionSpec(of_outputs, groups), functools.partial(pack, shards=shards)
@@ -134,6 +138,14 @@ def _partitioned(f: Callable[..., Any], places: Any) -> Callable[..., Any]:
     """f with its arrays' explicit axes left to XLA, and its results at `places`."""
     auto_axes: Any = jax.sharding.auto_axes  # its type is that of the decorator without arguments
     return auto_axes(f, out_sharding=places)
+
+
+def _shards_now(codes: Any) -> int:
+    """Into how many parts the outputs of codes on a mesh without types are cut."""
+    sharding = None if isinstance(codes, Tracer) else codes.sharding
+    if not isinstance(sharding, NamedSharding) or len(sharding.spec) < codes.ndim:
+        return 1
+    return _shards(sharding.mesh, sharding.spec[-1])
 
 
 def _names(axes: Any) -> tuple[str, ...]:

@@ -1,0 +1,108 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Codes on a mesh: they lie as the float weight does, and what all of its parts need is everywhere.
+
+Codes [*b, K, N] take the axes of the mesh that the weight's own axes had; scales [*b, G, N] too,
+where these divide them, and are replicated along the others, as an axis of size 1 is.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array
+from jax.core import Tracer
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from qwix import QArray
+
+from dovetail_quant.kernel import Axes
+from dovetail_quant.layout import Packed
+
+Entries = tuple[Any, ...]  # of a PartitionSpec, one for each axis
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where the folded weight [*b, K, N] lies."""
+
+    mesh: Mesh | AbstractMesh
+    entries: Entries
+
+    def sharding(self, shape: tuple[int, ...]) -> NamedSharding:
+        """For an array of as many axes; those that the mesh does not divide are replicated."""
+        fit = (
+            entry if size % _shards(self.mesh, entry) == 0 else None
+            for size, entry in zip(shape, self.entries, strict=True)
+        )
+        return NamedSharding(self.mesh, PartitionSpec(*fit))
+
+    def replaced(self, *entries: Any) -> "Place":
+        """Of another array on this mesh."""
+        return dataclasses.replace(self, entries=entries)
+
+
+def place_of(value: Any, axes: Axes, path: str) -> Place | None:
+    """The place of the folds of a weight, an array or `jax.ShapeDtypeStruct`; None for one device.
+
+    Raises ValueError if it is sharded along an axis that the fold puts inside another.
+    """
+    sharding = None if isinstance(value, Tracer) else getattr(value, "sharding", None)
+    if not isinstance(sharding, NamedSharding) or sharding.mesh.size == 1:
+        return None
+    spec = tuple(sharding.spec) + (None,) * (len(axes.shape) - len(sharding.spec))
+    groups = [axes.inputs, axes.outputs]
+    if axes.batch:
+        groups.insert(0, axes.batch)
+    for group in groups:
+        inner = [axis for axis in group[1:] if spec[axis] is not None]
+        if inner and any(axes.shape[axis] > 1 for axis in group[: group.index(inner[0])]):
+            raise ValueError(
+                f"a weight that is quantized is sharded along the first of the axes {group} that "
+                f"are folded, got {path!r} of shape {axes.shape} as {sharding.spec}; shard axis "
+                f"{group[0]}, or leave the site out with a rule ({path!r}, None)"
+            )
+    entries = (next((spec[a] for a in group if spec[a] is not None), None) for group in groups)
+    return Place(mesh=sharding.mesh, entries=tuple(entries))
+
+
+def place_codes(q: QArray, place: Place | None) -> QArray:
+    """The codes, scales and zero points at that place; as they are for None."""
+    if place is None:
+        return jax.tree.map(jax.numpy.asarray, q)
+    return jax.tree.map(lambda a: jax.device_put(a, place.sharding(a.shape)), q)
+
+
+def place_divisor(scale: Any, place: Place | None) -> Array | None:
+    """What x is divided by, [*b, K]."""
+    if scale is None or place is None:
+        return scale
+    return jax.device_put(scale, place.replaced(*place.entries[:-1]).sharding(scale.shape))
+
+
+def place_prepared(prepared: Any, place: Place | None) -> Any:
+    """Codes as a product reads them: blocks lie as outputs did, groups as inputs, or what is in a
+    group if there are too few. Of experts, outputs are cut where the number of blocks allows it.
+
+    The layouts of other libraries are left as they came.
+    """
+    if place is None or not isinstance(prepared, Packed | QArray):
+        return prepared
+    if isinstance(prepared, QArray):
+        return place_codes(prepared, place)
+    *lead, of_inputs, of_outputs = place.entries
+    groups_fit = prepared.groups % _shards(place.mesh, of_inputs) == 0
+
+    def put(a: Array) -> Array:
+        entries = [*lead, of_outputs, of_inputs if groups_fit else None]
+        entries += [None] * (a.ndim - len(entries))
+        if not groups_fit and a.ndim == prepared.values.ndim:
+            entries[-1] = of_inputs  # within each group
+        return jax.device_put(a, place.replaced(*entries).sharding(a.shape))
+
+    return jax.tree.map(put, prepared)
+
+
+def _shards(mesh: Mesh | AbstractMesh, entry: Any) -> int:
+    names = () if entry is None else entry if isinstance(entry, tuple) else (entry,)
+    return int(np.prod([mesh.shape[name] for name in names], dtype=np.int64))

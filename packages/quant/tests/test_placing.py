@@ -1,0 +1,90 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Quantized modules on eight devices, in a process of their own."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from dovetail_quant.kernel import Axes
+from dovetail_quant.placing import place_of
+
+PROGRAM = Path(__file__).parent / "programs" / "modules_sharded.py"
+MESH = AbstractMesh((2, 4), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
+
+
+@pytest.fixture(scope="module")
+def found():
+    flags = "--xla_force_host_platform_device_count=8"
+    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM)], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("case", ["int8", "int4", "whole", "gptq"])
+def test_eight_devices_equal_one(found, case):
+    # Sums of up to 64 float32 products, in another order, through five layers.
+    assert found[case]["error"] < 2e-6
+    assert found[case]["reloaded"] == 0
+
+
+@pytest.mark.parametrize("how", ["applied", "loaded"])
+def test_codes_lie_as_kernels_did(found, how):
+    # Folded: inputs over "a" (2) or "b" (4), outputs over the other; of experts [4, 16, 32] the
+    # first and the last. [K, N] of the reference, blocks [B, G, n, h] of the others.
+    assert found["whole"]["cut"][how] == {
+        "embed": [2, 4],
+        "linear": [2, 4],
+        "general": [2, 4],
+        "einsum": [4, 2],
+        "experts": [4, 1, 2],
+    }
+    four_bits = {"embed": [4, 2, 1, 1], "linear": [4, 2, 1, 1], "general": [4, 2, 1, 1]}
+    four_bits |= {"einsum": [2, 4, 1, 1], "experts": [4, 1, 1, 1, 1]}
+    assert found["int4"]["cut"][how] == found["gptq"]["cut"][how] == four_bits
+    # One group: its inputs are cut instead.
+    one_group = {"embed": [4, 1, 1, 2], "linear": [4, 1, 1, 2], "general": [4, 1, 1, 2]}
+    one_group |= {"einsum": [2, 1, 1, 4], "experts": [4, 1, 1, 1, 1]}
+    assert found["int8"]["cut"][how] == one_group
+
+
+def test_scales_lie_with_them_and_are_replicated_where_there_is_one(found):
+    assert found["whole"]["scales"] == found["whole"]["cut"]["loaded"]
+    assert found["int8"]["scales"]["linear"] == [4, 1, 1]
+    assert found["int4"]["scales"]["linear"] == [4, 2, 1]
+
+
+def abstract(shape, spec):
+    return jax.ShapeDtypeStruct(shape, "float32", sharding=NamedSharding(MESH, spec))
+
+
+def test_the_place_of_a_fold():
+    axes = Axes(shape=(8, 2, 4), inputs=(0,))
+    place = place_of(abstract((8, 2, 4), P("b", "a")), axes, "x")
+    assert place is not None
+    assert place.entries == ("b", "a")
+    assert place.sharding((8, 8)).spec == P("b", "a")
+    assert place.sharding((1, 8)).spec == P(None, "a")  # as of one scale for all inputs
+    assert place_of(jax.ShapeDtypeStruct((8, 2, 4), "float32"), axes, "x") is None
+
+
+def test_an_axis_inside_a_fold_is_refused():
+    axes = Axes(shape=(8, 2, 4), inputs=(0,))
+    with pytest.raises(
+        ValueError, match=r"first of the axes \(1, 2\).*got 'x' of shape.*axis 1, or"
+    ):
+        place_of(abstract((8, 2, 4), P("b", None, "a")), axes, "x")
+    single = Axes(shape=(8, 1, 4), inputs=(0,))
+    place = place_of(abstract((8, 1, 4), P(None, None, "a")), single, "x")
+    assert place is not None
+    assert place.entries == (None, "a")

@@ -146,8 +146,8 @@ def _bytes(codes: np.ndarray, weight: Weight) -> np.ndarray:
     return nibbles[..., ::2] | (nibbles[..., 1::2] << 4)
 
 
-def _codes(parts: dict[str, np.ndarray], weight: Weight) -> QArray:
-    """The inverse of `_parts`."""
+def _codes(parts: Mapping[str, Any], weight: Weight) -> QArray:
+    """The inverse of `_parts`, with arrays of NumPy."""
     codes, scale = parts["codes"], parts["scale"]
     if weight in FOUR_BITS:
         nibbles = np.stack([codes & 15, codes >> 4], axis=-1).reshape(*codes.shape[:-1], -1)

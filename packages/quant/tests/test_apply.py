@@ -162,3 +162,12 @@ def test_a_quantized_kernel_is_no_array(model):
     kernel = apply(model, plan(model, [("linear", Spec())])).linear.kernel[...]
     with pytest.raises(TypeError, match=r"read as a whole, got index 0; write \[...\]"):
         kernel[0]
+    what = r"no array, got .*Kernel\(\[24, 16\] as int8 in groups of 24\).*write .dequantize\(\)"
+    with pytest.raises(AttributeError, match=r"got .reshape asked.*dequantize\(\)"):
+        kernel.reshape(-1)
+    with pytest.raises(TypeError, match=what):
+        np.asarray(kernel)
+    with pytest.raises(TypeError, match=what):
+        jnp.asarray(kernel)
+    with pytest.raises(TypeError, match=r"'Kernel'"):
+        jnp.zeros((24, 16)) + kernel

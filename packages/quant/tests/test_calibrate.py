@@ -136,6 +136,24 @@ def test_the_whole_is_better_than_rounding_to_nearest(model, method):
     assert found < error(apply(model, plain))
 
 
+class Recomputed(nnx.Module):
+    """Its layer runs as a copy, as scanned and recomputed ones do."""
+
+    def __init__(self):
+        self.layer = nnx.Linear(16, 16, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        graphdef, state = nnx.split(self.layer)
+        return jax.checkpoint(lambda state, x: nnx.merge(graphdef, state)(x))(state, x)
+
+
+def test_statistics_that_are_lost_in_a_copy_are_refused():
+    model = Recomputed()
+    some = plan(model, [("layer", INT4)])
+    with pytest.raises(ValueError, match=r"no row of 'layer'.*recomputed.*calibrate a model that"):
+        calibrate(model, some, batches(1), run=run)
+
+
 def test_the_model_is_as_it_was(model, chosen):
     before = jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(model)))
     calibrate(model, chosen, batches(1), run=run)

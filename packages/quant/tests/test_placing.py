@@ -41,7 +41,8 @@ def test_eight_devices_equal_one(found, case):
 @pytest.mark.parametrize("how", ["applied", "loaded"])
 def test_codes_lie_as_kernels_did(found, how):
     # Folded: inputs over "a" (2) or "b" (4), outputs over the other; of experts [4, 16, 32] the
-    # first and the last. [K, N] of the reference, blocks [B, G, n, h] of the others.
+    # first and the last. [K, N] of the reference, blocks [B, G, n, h] of the others: of experts
+    # there is one block, whose outputs are cut instead.
     assert found["whole"]["cut"][how] == {
         "embed": [2, 4],
         "linear": [2, 4],
@@ -50,11 +51,11 @@ def test_codes_lie_as_kernels_did(found, how):
         "experts": [4, 1, 2],
     }
     four_bits = {"embed": [4, 2, 1, 1], "linear": [4, 2, 1, 1], "general": [4, 2, 1, 1]}
-    four_bits |= {"einsum": [2, 4, 1, 1], "experts": [4, 1, 1, 1, 1]}
+    four_bits |= {"einsum": [2, 4, 1, 1], "experts": [4, 1, 1, 2, 1]}
     assert found["int4"]["cut"][how] == found["gptq"]["cut"][how] == four_bits
     # One group: its inputs are cut instead.
     one_group = {"embed": [4, 1, 1, 2], "linear": [4, 1, 1, 2], "general": [4, 1, 1, 2]}
-    one_group |= {"einsum": [2, 1, 1, 4], "experts": [4, 1, 1, 1, 1]}
+    one_group |= {"einsum": [2, 1, 1, 4], "experts": [4, 1, 1, 2, 1]}
     assert found["int8"]["cut"][how] == one_group
 
 

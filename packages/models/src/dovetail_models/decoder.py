@@ -25,7 +25,7 @@ from dovetail_models.config import Config, Experts
 from dovetail_models.inputs import check_positions, check_tokens, restart
 from dovetail_models.layers.block import RESIDUAL, Block
 from dovetail_models.layers.experts import ExpertLinear, RaggedDot
-from dovetail_models.layers.linear import Embed, project
+from dovetail_models.layers.linear import Embed, project, whole
 from dovetail_models.layers.norm import norm_layer
 from dovetail_models.layers.rope import Angles, angles
 from dovetail_models.layers.router import Balance
@@ -159,10 +159,13 @@ class Decoder(nnx.Module):
         return constrain(logits, names, rules=self.rules)
 
     def head_weight(self) -> tuple[Float[Array, "D V"], float | None]:
-        """(the head's matrix, its soft cap or None), for a loss that never makes all logits."""
+        """(the head's matrix, its soft cap or None), for a loss that never makes all logits.
+
+        A quantized head is decoded: a float copy, which `head` does without.
+        """
         if self.lm_head is None:
-            return self.embed.embedding[...].T, self.config.soft_cap
-        return self.lm_head.kernel[...], self.config.soft_cap
+            return whole(self.embed.embedding[...]).T, self.config.soft_cap
+        return whole(self.lm_head.kernel[...]), self.config.soft_cap
 
     def __call__(self, tokens: Tokens, **options: Any) -> Float[Array, "B T V"]:
         """float32 logits: `head(features(tokens, **options)[0])`."""

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 
 from dovetail_models.encoder import Encoder, Features, Tapped, TextEncoder, Tokens
 from dovetail_models.encoder_config import DualConfig, VisionConfig
-from dovetail_models.layers.linear import Embed, project
+from dovetail_models.layers.linear import Embed, project, whole
 from dovetail_models.layers.patch import Patches
 from dovetail_models.run import Remat
 from dovetail_models.shard import Rules, named
@@ -83,7 +83,7 @@ class VisionEncoder(Encoder):
         if self.class_token is not None:
             token = jnp.broadcast_to(self.class_token[...], (x.shape[0], 1, x.shape[2]))
             x = jnp.concatenate([token, x], axis=1)
-        x = x + self.positions.embedding[...]
+        x = x + whole(self.positions.embedding[...])
         return self._encoded(x, taps=taps, attention=attention)
 
     def head(self, x: Features) -> Float[Array, "B L"]:

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from dovetail_models.layers.linear import Embed, project
+from dovetail_models.layers.linear import Embed, project, whole
 
 
 @pytest.fixture
@@ -41,3 +41,19 @@ def test_a_projection_carries_its_names():
     assert linear.bias is not None
     assert linear.bias.get_metadata("out_sharding") == ("heads",)
     assert linear.bias.get_metadata("units") == (3,)
+
+
+class Halves:
+    """A kernel that is kept as codes, as far as a layer knows it."""
+
+    def __init__(self, codes):
+        self.codes = codes
+
+    def dequantize(self):
+        return self.codes.astype(jnp.float32) / 2
+
+
+def test_codes_are_decoded_where_a_whole_array_is_needed():
+    codes = jnp.array([[1, -2, 3]], jnp.int8)
+    np.testing.assert_array_equal(whole(Halves(codes)), [[0.5, -1.0, 1.5]])
+    assert whole(codes) is codes

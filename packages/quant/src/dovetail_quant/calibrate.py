@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array
 from qwix import QArray
@@ -63,8 +64,8 @@ def calibrate(
     call every site as often as the first does. sequential: as this file's head says.
     stats_bytes: the most that statistics take at a time: K² float32 for a site of K inputs.
 
-    Raises ValueError for no batches, a plan of another model, a site whose inputs are not finite,
-    and a `stats_bytes` that is less than one site needs.
+    Raises ValueError for no batches, a plan of another model, a site whose inputs are not finite or
+    not seen because its layer is scanned, and a `stats_bytes` that is less than one site needs.
     """
     held = list(batches)
     if not held:
@@ -78,6 +79,7 @@ def calibrate(
         chosen, many = [found[path] for path in turn], sum(calls[path] for path in turn)
         stats = _record(work, chosen, held, run, calls=many)
         record.check(stats)
+        _check_seen(stats)
         for path in turn:
             site, spec = found[path], plan.specs[path]
             results[path], short = _site(work, site, spec, stats[path])
@@ -183,6 +185,20 @@ def _record(
         site.path: getattr(module_at(listening, site.path), _product(site)).stats.get_value()
         for site in chosen
     }
+
+
+def _check_seen(stats: Mapping[str, record.Statistics]) -> None:
+    """Raises where a site is called on copies of its module, whose statistics are lost with them.
+
+    `jax.lax.scan` over layers and `jax.checkpoint` make such copies.
+    """
+    lost = [path for path, one in stats.items() if not np.any(one.count)]
+    if lost:
+        raise ValueError(
+            f"calibration must see the inputs of a site, got no row of {lost[0]!r}, one of "
+            f"{len(lost)}: its layer is scanned or recomputed, or every row is masked; calibrate a "
+            "model that runs layer by layer, as model.configure(scan=False, remat=False) makes it"
+        )
 
 
 def _site(

@@ -63,7 +63,7 @@ class Axes:
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Kernel:
     """Codes as a product reads them. A pytree: it can be jitted over, placed and saved.
 
@@ -104,6 +104,22 @@ class Kernel:
                 ".dequantize() for a float array to index"
             )
         return self
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"a quantized kernel is multiplied by, and is no array, got .{name} asked of {self}; "
+            "write .dequantize() for a float array, or leave this site out of the plan"
+        )
+
+    def __array__(self, *args: Any, **options: Any) -> Any:
+        raise TypeError(
+            f"a quantized kernel is multiplied by, and is no array, got {self} where one is "
+            "needed; write .dequantize() for a float array, or leave this site out of the plan"
+        )
+
+    def __repr__(self) -> str:
+        group = self.spec.group or self.axes.sizes[1]
+        return f"Kernel({list(self.shape)} as {self.spec.weight} in groups of {group})"
 
     def astype(self, dtype: Any) -> "Kernel":
         """Itself: the product has the dtype of x."""

@@ -82,7 +82,7 @@ def place_divisor(scale: Any, place: Place | None) -> Array | None:
 
 def place_prepared(prepared: Any, place: Place | None) -> Any:
     """Codes as a product reads them: blocks lie as outputs did, groups as inputs, or what is in a
-    group if there are too few. Of experts, outputs are cut where the number of blocks allows it.
+    block or a group if there are too few, as of experts, whose blocks nobody counted.
 
     The layouts of other libraries are left as they came.
     """
@@ -92,9 +92,12 @@ def place_prepared(prepared: Any, place: Place | None) -> Any:
         return place_codes(prepared, place)
     *lead, of_inputs, of_outputs = place.entries
     groups_fit = prepared.groups % _shards(place.mesh, of_inputs) == 0
+    blocks_fit = prepared.scales.shape[len(lead)] % _shards(place.mesh, of_outputs) == 0
 
     def put(a: Array) -> Array:
-        entries = [*lead, of_outputs, of_inputs if groups_fit else None]
+        of_groups = of_inputs if groups_fit else None
+        blocks = (of_outputs, of_groups, None) if blocks_fit else (None, of_groups, of_outputs)
+        entries = [*lead, *blocks]
         entries += [None] * (a.ndim - len(entries))
         if not groups_fit and a.ndim == prepared.values.ndim:
             entries[-1] = of_inputs  # within each group

@@ -81,19 +81,22 @@ class Recorder(nnx.Module):
         self.stats = Recorded(record.empty(inputs, experts=experts))
 
     def __call__(self, *args: Any, **options: Any) -> Any:
+        stats = self.stats.get_value()
         if self.site.kind == "experts":
             x, _, sizes = args
-            self.stats.set_value(_update_sorted(self.stats.get_value(), x, sizes=sizes))
+            update = record.update_sorted if isinstance(x, Tracer) else _update_sorted
+            self.stats.set_value(update(stats, x, sizes=sizes))
         else:
             x = _rows(self.site, args)
-            stats = _update(self.stats.get_value(), x, mask=counted(x.shape[:-1]))
-            self.stats.set_value(stats)
+            update = record.update if isinstance(x, Tracer) else _update
+            self.stats.set_value(update(stats, x, mask=counted(x.shape[:-1])))
         if not isinstance(x, Tracer):
             self.recorded()
         return self.product(*args, **options)
 
 
 # Models run op by op while they are recorded; what loops inside is compiled, once for its shapes.
+# There nothing is donated: a layer that is recomputed is a copy, and this module keeps its sums.
 _update = jax.jit(record.update, donate_argnums=0)
 _update_sorted = jax.jit(record.update_sorted, donate_argnums=0)
 

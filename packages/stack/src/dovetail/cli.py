@@ -11,12 +11,22 @@ from collections.abc import Sequence
 from importlib import metadata
 from typing import NoReturn
 
-from dovetail.commands import checkpoint, data, doctor, generate, models, quickstart, train
+from dovetail.commands import (
+    checkpoint,
+    data,
+    doctor,
+    generate,
+    models,
+    quantize,
+    quickstart,
+    train,
+)
 
 COMMANDS = {
     "quickstart": quickstart,
     "train": train,
     "generate": generate,
+    "quantize": quantize,
     "models": models,
     "data": data,
     "checkpoint": checkpoint,

@@ -25,7 +25,7 @@ from dovetail_models.hf.table import Family, candidates, dotted
 from dovetail_models.shard import WEIGHTS
 
 # What a directory holds beside the model, for whoever generates text with it.
-_BESIDE = (
+BESIDE = (
     "added_tokens.json",
     "chat_template.jinja",
     "chat_template.json",
@@ -63,7 +63,7 @@ def save(
             f"save writes a new directory, got path={str(path)!r}, which is in use. "
             "Choose another path, or remove it first."
         )
-    beside = [] if like is None else _beside(Path(like))
+    others = [] if like is None else beside(Path(like))
     keys = describe(model.config)
     pending = _pending(model, FAMILIES[model.config.family])
     kind = str(max(jax.tree.leaves(nnx.state(model, WEIGHTS)), key=lambda leaf: leaf.size).dtype)
@@ -73,7 +73,7 @@ def save(
     partial = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}.partial"
     partial.mkdir()
     try:
-        for file in beside:
+        for file in others:
             shutil.copyfile(file, partial / file.name)
         (partial / CONFIG_FILE).write_text(
             json.dumps(keys, indent=2, sort_keys=True) + "\n", "utf-8"
@@ -202,11 +202,12 @@ def _groups(pending: dict[str, Pending], file_bytes: int) -> list[list[str]]:
     return groups
 
 
-def _beside(like: Path) -> list[Path]:
-    found = [like / name for name in _BESIDE if (like / name).is_file()]
+def beside(like: Path) -> list[Path]:
+    """The files of a directory that go along with its model; ValueError if there are none."""
+    found = [like / name for name in BESIDE if (like / name).is_file()]
     if not found:
         raise ValueError(
-            f"like must be a directory with at least one of {', '.join(_BESIDE)}, got "
+            f"like must be a directory with at least one of {', '.join(BESIDE)}, got "
             f"like={str(like)!r}. Pass the directory of the tokenizer, or leave like out."
         )
     return found

@@ -6,6 +6,9 @@ Without a cache, keys and values of each head are expanded from the latent. With
 *absorbed*: the expansion of the keys moves onto the queries and that of the values onto the output,
 so the cache holds one key of `kv_rank + rope_dim` numbers and one value of `kv_rank` for all heads.
 Both are the same function. Source: DeepSeek-V2, 2405.04434, section 2.1 and appendix C.
+
+The absorbed form multiplies by parts of kv_b's kernel, some of them transposed. Where that is
+quantized it is decoded in each call: leave kv_b in float where a decoding step's time counts.
 """
 
 import functools
@@ -17,7 +20,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from dovetail_models.config import LatentAttention, Norm
-from dovetail_models.layers.linear import project
+from dovetail_models.layers.linear import project, whole
 from dovetail_models.layers.norm import RMSNorm
 from dovetail_models.layers.rope import Angles, rotate
 from dovetail_models.shard import Constrain
@@ -100,7 +103,7 @@ class LatentSelfAttention(nnx.Module):
                 "Attention over a cache reads the kernel of kv_b itself, so kv_b must be a plain "
                 f"nnx.Linear, got {type(self.kv_b).__name__}. Merge its adapters first: lora.merge."
             )
-        kernel = self.kv_b.kernel[...].astype(latent.dtype)
+        kernel = whole(self.kv_b.kernel[...]).astype(latent.dtype)
         kernel = kernel.reshape(c.kv_rank, c.heads, c.nope_dim + c.v_dim)
         on_keys = jnp.einsum("btne,rne->btnr", q_flat, kernel[..., : c.nope_dim])
         q = jnp.concatenate([on_keys, q_turned], axis=-1)

@@ -3,7 +3,7 @@
 """The two tables of weights: a projection with named axes, and the token embedding."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,24 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from dovetail_models.shard import Constrain, named
+
+
+@runtime_checkable
+class Codes(Protocol):
+    """What quantization puts in the place of a kernel: the operations that a module holds as
+    attributes multiply by it."""
+
+    def dequantize(self) -> Array:
+        """The float array that it stands for."""
+        ...
+
+
+def whole(kernel: Any) -> Array:
+    """A kernel as a float array, for who multiplies by it in another way than its module does.
+
+    Codes are decoded into an array of their own for that: four times int8's bytes, in each call.
+    """
+    return kernel.dequantize() if isinstance(kernel, Codes) else kernel
 
 
 def project(

@@ -2,14 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Continue a prompt with a trained model, token by token.
 
-The model is a run of `dovetail train`, or any Hugging Face directory of a supported family with a
-tokenizer.json.
+The model is a run of `dovetail train`, any Hugging Face directory of a supported family with a
+tokenizer.json, or what `dovetail quantize` made of one.
 """
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dovetail_models import Decoder
 
 EXPORT = "hf"  # where `dovetail train` exports, inside the run
+QUANTIZED = "quantization.json"  # what a directory of `dovetail quantize` has
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -30,12 +35,11 @@ def run(args: argparse.Namespace) -> int:
     """Streams the prompt and its continuation to standard output."""
     from dovetail.recipes.generation import generate
     from dovetail_data import Pretrained
-    from dovetail_models import load
 
     directory = locate(args.model)
     tokenizer = Pretrained(directory / "tokenizer.json")
     pieces = generate(
-        load(directory),
+        _load(directory),
         tokenizer,
         args.prompt,
         max_tokens=args.max_tokens,
@@ -48,6 +52,24 @@ def run(args: argparse.Namespace) -> int:
         print(piece, end="", flush=True)
     print()
     return 0
+
+
+def _load(directory: Path) -> "Decoder":
+    """The decoder in a directory, quantized or not."""
+    if (directory / QUANTIZED).is_file():
+        from dovetail.recipes.quantization import load
+    else:
+        from dovetail_models import load
+    return load(directory)
+
+
+def refuse_quantized(directory: Path, command: str) -> None:
+    """Raises ValueError for a directory of `dovetail quantize`, which `command` cannot take."""
+    if (directory / QUANTIZED).is_file():
+        raise ValueError(
+            f"{command} needs the weights that were not quantized yet, got {str(directory)!r} with "
+            f"{QUANTIZED}: name the directory that it was made from"
+        )
 
 
 def locate(path: Path) -> Path:

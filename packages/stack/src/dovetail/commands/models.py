@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from dovetail.commands.generate import locate
+from dovetail.commands.generate import locate, refuse_quantized
 
 FILE_BYTES = 5_000_000_000  # the most that transformers puts into a file
 ORBAX = ("_CHECKPOINT_METADATA", "_METADATA", "manifest.ocdbt")
@@ -131,4 +131,6 @@ def _directory(path: Path) -> Path:
             "Orbax checkpoint: restore it with the library that wrote it, then "
             "dovetail_models.save(model, path)"
         )
-    return locate(path)
+    directory = locate(path)
+    refuse_quantized(directory, "dovetail models")
+    return directory

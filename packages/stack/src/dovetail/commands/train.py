@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dovetail import settings
-from dovetail.commands.generate import EXPORT
+from dovetail.commands.generate import EXPORT, refuse_quantized
 from dovetail.progress import Bar, Writing
 from dovetail.recipes.options import Shape, Training
 from dovetail.settings import Settings
@@ -71,6 +71,7 @@ def run(args: argparse.Namespace) -> int:
     """Prepares the text, trains, exports; returns 3 if it was asked to stop before the end."""
     given = {name: value for name, value in vars(args).items() if name not in _NOT_SETTINGS}
     out = args.out.resolve()
+    refuse_quantized(out, "train")
     if _execute(_settings(given, out), out, data=args.data, fsdp=args.fsdp):
         print(f"Exported {out / EXPORT}. Try: dovetail generate {args.out} --prompt '...'")
         return 0

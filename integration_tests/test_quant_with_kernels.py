@@ -1,0 +1,103 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The quantized products of dovetail-kernels in the places of dovetail-quant's own."""
+
+import importlib.util
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import dovetail_models as models
+from dovetail.recipes.products import KernelsProduct
+from dovetail_kernels import explain, quantized_matmul
+from dovetail_quant import Spec, apply, load, plan, save
+from dovetail_quant.codes import quantize
+from dovetail_quant.testing import check_matmul
+
+SPECS = {
+    "int8": Spec(),
+    "int8 in groups": Spec(group=32),
+    "int8 with zero points": Spec(group=8, symmetric=False),
+    "int4": Spec(weight="int4", group=32),
+    "int4 with zero points": Spec(weight="int4", group=8, symmetric=False),
+    "int4 whole": Spec(weight="int4"),
+}
+TOKENS = np.random.default_rng(0).integers(0, 64, (2, 9), dtype=np.int32)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_its_products_pass_the_suite(name):
+    check_matmul(KernelsProduct(), SPECS[name])
+
+
+def test_rounded_activations_pass_it_too():
+    for spec in (Spec(act="int8"), Spec(weight="int4", group=32, act="int8")):
+        check_matmul(KernelsProduct(act="int8"), spec, rows=(1, 7))
+    w, x = (jax.random.normal(jax.random.key(i), (16, 16)) for i in range(2))
+    prepared = KernelsProduct().prepare(quantize(w, Spec()))
+    step = jnp.abs(x).max(1, keepdims=True) / 127
+    rounded = jnp.round(x / step) * step
+    # The plain product of rounded rows: sums of 16 float32 products.
+    want = KernelsProduct()(rounded, prepared)
+    np.testing.assert_allclose(KernelsProduct(act="int8")(x, prepared), want, rtol=0, atol=1e-5)
+    assert np.abs(KernelsProduct()(x, prepared) - want).max() > 1e-3
+
+
+@pytest.mark.parametrize("weight", ["nf4", "fp8"])
+def test_codes_that_it_has_not_are_refused(weight):
+    w = jax.random.normal(jax.random.key(0), (16, 4))
+    with pytest.raises(ValueError, match=r"codes of int8 and int4, got codes=.*write Spec\(weight"):
+        KernelsProduct().prepare(quantize(w, Spec(weight=weight)))
+    with pytest.raises(ValueError, match=r"divides D, and is even, got group_size=3"):
+        KernelsProduct().prepare(quantize(w[:15], Spec(weight="int4", group=3)))
+
+
+def test_which_product_one_row_gets():
+    """The native one where its wheel is and groups fill its vectors, else XLA's by blocks."""
+    w = jax.random.normal(jax.random.key(0), (128, 32))
+    packed = KernelsProduct().prepare(quantize(w, Spec(weight="int4", group=32)))
+    chosen = explain(quantized_matmul, jnp.ones((1, 128)), packed).chosen
+    wheel = importlib.util.find_spec("dovetail_kernels_cpu") is not None
+    assert chosen == ("native" if wheel else "blocks")
+
+
+def test_a_model_and_its_file(tmp_path):
+    """Embedding and head, experts and cache: the same logits as by quant's own products."""
+    model = models.init(
+        models.mixtral(
+            vocab_size=64, embed=32, depth=1, heads=4, kv_heads=2, mlp=64, experts=3, top_k=2
+        ),
+        seed=0,
+    )
+    chosen = plan(model, [(".*", Spec(weight="int4", group=32))])
+    own = apply(model, chosen)
+    theirs = apply(model, chosen, matmul=KernelsProduct())
+    logits = jax.jit(lambda m: m(TOKENS))
+    want = np.asarray(logits(own))
+    # Sums of up to 64 float32 products in another order, through one layer.
+    close = {"rtol": 0, "atol": 1e-5 * np.abs(want).max()}
+    np.testing.assert_allclose(logits(theirs), want, **close)
+    save(theirs, tmp_path)
+    found = load(tmp_path, models.abstract(model.config))
+    np.testing.assert_array_equal(logits(found), want)
+
+
+def test_rows_of_a_table():
+    w = jax.random.normal(jax.random.key(0), (32, 7))
+    codes = quantize(w, Spec(weight="int4", group=8, symmetric=False))
+    product = KernelsProduct()
+    found = product.take(product.prepare(codes), jnp.array([[6, 0], [7, -1]]))
+    # Independently: codes, scales and zero points of the columns, in NumPy.
+    q, zero = (np.asarray(a).astype(np.float64) for a in (codes.qvalue, codes.zero_point))
+    levels = q - np.repeat(zero, 8, axis=0)
+    table = (levels * np.repeat(np.asarray(codes.scale, np.float64), 8, axis=0)).T
+    np.testing.assert_allclose(found[0], table[[6, 0]], rtol=1e-6)
+    assert np.isnan(found[1]).all()
+
+
+def test_no_rows():
+    w = quantize(jax.random.normal(jax.random.key(0), (16, 4)), Spec())
+    product = KernelsProduct()
+    assert product(jnp.zeros((3, 0, 16)), product.prepare(w)).shape == (3, 0, 4)

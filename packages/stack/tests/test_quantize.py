@@ -1,0 +1,229 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The command `dovetail quantize`, as a user types it."""
+
+import json
+import math
+import os
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import dovetail_quant
+from dovetail import cli
+from dovetail.recipes import quantization
+from dovetail_data import Pretrained, train_bpe
+from dovetail_models import cast, gpt2, init, llama, load, save
+
+CONFIG = llama(
+    vocab_size=280, embed=32, depth=1, heads=4, kv_heads=2, mlp=48, tie=True, max_length=32
+)
+TOKENS = np.random.default_rng(0).integers(0, 280, (2, 9), dtype=np.int32)
+FILES = ("config.json", "quantization.json", "report.json", "report.txt", "weights.safetensors")
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """Ten files of words that repeat."""
+    directory = tmp_path_factory.mktemp("text")
+    rng = np.random.default_rng(0)
+    words = ["".join(chr(97 + i) for i in rng.integers(0, 26, n)) for n in rng.integers(1, 7, 40)]
+    for i in range(10):
+        (directory / f"{i}.txt").write_text(" ".join(rng.choice(words, 300)), encoding="utf-8")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory, text):
+    path = tmp_path_factory.mktemp("models")
+    texts = (file.read_text() for file in sorted(text.iterdir()))
+    train_bpe(texts, path / "tokenizer.json", vocab_size=280)
+    model = init(CONFIG, seed=0)
+    state = jax.tree.map(lambda leaf: leaf * 8 if leaf.ndim > 1 else leaf, nnx.state(model))
+    nnx.update(model, state)  # as init leaves them, logits are too alike to tell anything
+    save(model, path / "llama", like=path)
+    return path / "llama"
+
+
+@pytest.fixture(scope="module")
+def gptq(directory, text, tmp_path_factory):
+    """4 bits, calibrated, but for one matrix."""
+    out = tmp_path_factory.mktemp("quantized") / "deep" / "out"
+    line = ["quantize", str(directory), str(out), "--bits", "4", "--group", "16"]
+    line += ["--text", str(text), "--rows", "16", "--skip", r".*\.mlp\.down"]
+    assert cli.main(line) == 0
+    return out
+
+
+def logits(model):
+    return np.asarray(jax.jit(lambda m: m(TOKENS))(model))
+
+
+def test_eight_bits_round_to_nearest(directory, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert cli.main(["quantize", str(directory), str(out)]) == 0
+    told = capsys.readouterr()
+    assert "100%" in told.err
+    assert f"dovetail generate {out}" in told.out
+    assert sorted(f.name for f in out.iterdir() if "token" not in f.name) == sorted(FILES)
+    model = load(directory)
+    rules = [(".*", dovetail_quant.Spec(weight="int8"))]
+    want = dovetail_quant.apply(model, dovetail_quant.plan(model, rules))
+    np.testing.assert_array_equal(logits(quantization.load(out)), logits(want))
+
+
+def test_the_directory_holds_the_model_that_was_measured(gptq, directory):
+    found, model = quantization.load(gptq), load(directory)
+    report = json.loads((gptq / "report.json").read_text())
+    specs = report["plan"]["specs"]
+    assert {spec["method"] for spec in specs.values()} == {"gptq"}
+    assert {(spec["weight"], spec["group"]) for spec in specs.values()} == {("int4", 16)}
+    assert report["plan"]["left_alone"] == {"layers.0.mlp.down": "as its rule says"}
+    same = (
+        leaf[...] for leaf in (model.layers[0].mlp.down.kernel, found.layers[0].mlp.down.kernel)
+    )
+    np.testing.assert_array_equal(*same)
+    # Bytes: half of one for each code, four for each scale of 16; and the floats.
+    floats = 48 * 32 + 3 * 32
+    codes = sum(math.prod(s) for s in [(280, 32), (32, 32), (32, 16), (32, 16), (32, 32)])
+    codes += 2 * 32 * 48
+    assert report["bytes_after"] == floats * 4 + codes // 2 + codes // 16 * 4
+    assert report["bytes_before"] == 4 * (floats + codes)
+
+
+def test_the_report_is_of_text_that_was_held_out(gptq, text, directory, tmp_path):
+    report = json.loads((gptq / "report.json").read_text())
+    rows = quantization.read_rows(
+        text, Pretrained(directory / "tokenizer.json"), tmp_path, length=32, rows=16
+    )
+    assert len(rows.calibration) == len(rows.held_out) == 2  # of eight rows
+    seen = {row.tobytes() for batch in rows.calibration for row in batch["tokens"]}
+    assert not seen & {row.tobytes() for batch in rows.held_out for row in batch["tokens"]}
+    model, quantized = load(directory), quantization.load(gptq)
+    # The loss once more, by NumPy in float64.
+    total = count = 0.0
+    for batch in rows.held_out:
+        options = {key: batch[key] for key in ("positions", "segment_ids")}
+        x = np.asarray(quantized(batch["tokens"], **options), np.float64)
+        x -= np.log(np.exp(x).sum(-1, keepdims=True))
+        chosen = np.take_along_axis(x, batch["targets"][..., None], axis=-1)[..., 0]
+        total, count = total - (chosen * batch["mask"]).sum(), count + batch["mask"].sum()
+    found = report["report"]["loss_after"]
+    assert found[1] == count
+    assert found[0] == pytest.approx(total, rel=1e-5)
+    assert report["bits_per_byte"][0] != report["bits_per_byte"][1]
+    assert 0 < report["report"]["kl"] < 1
+    assert np.abs(logits(model) - logits(quantized)).max() > 1e-3
+    # Calibrated: every site is nearer than by rounding, but for noise on rows it did not see.
+    rounded = quantization.choose(model, bits=4, group=16, method="absmax", skip=[r".*\.mlp\.down"])
+    plain = dovetail_quant.report(model, dovetail_quant.apply(model, rounded), rows.held_out)
+    errors = [
+        (found["error"], plain.sites[path].error)
+        for path, found in report["report"]["sites"].items()
+    ]
+    assert sum(ours for ours, _ in errors) < 0.95 * sum(theirs for _, theirs in errors)
+    told = (gptq / "report.txt").read_text()
+    assert "a byte of text" in told
+    assert "left alone: layers.0.mlp.down  as its rule says" in told
+
+
+def test_no_more_files_are_read_than_the_rows_need(tmp_path):
+    files = [tmp_path / f"{i}.txt" for i in range(20)]
+    for i, file in enumerate(files):
+        file.write_text("x" * (i + 1))
+    for size in (1, 50, 209, 210, 1000):
+        chosen = quantization._enough(files, size)
+        sizes = [file.stat().st_size for file in chosen]
+        assert chosen == sorted(chosen)
+        assert sum(sizes) >= min(size, 210)  # of 1 + 2 + ... + 20
+        # The last that was drawn was needed: without it, at most the largest, there was too little.
+        assert sum(sizes) - max(sizes) < size
+    assert quantization._enough(files, 50) != files[: len(quantization._enough(files, 50))]
+
+
+def test_generate_takes_it(gptq, capsys):
+    assert cli.main(["generate", str(gptq), "--prompt", "a", "--max-tokens", "3"]) == 0
+    assert capsys.readouterr().out.startswith("a")
+
+
+def test_other_dtypes_come_back(directory, tmp_path):
+    """bfloat16 kernels beside a float32 norm, and positions that stay float."""
+    config = gpt2(vocab_size=20, embed=16, depth=1, heads=2, mlp=16, max_length=8)
+    model = cast(init(config, seed=0), jnp.bfloat16)
+    model.norm.scale.set_value(model.norm.scale[...].astype(jnp.float32))
+    plan = quantization.choose(model, bits=4, group=8, method="absmax")
+    assert "positions" in plan.left_alone
+    quantized, starved = quantization.quantize(model, plan, None)
+    receipt = quantization.measure(model, quantized, plan, None, starved=starved)
+    quantization.save(quantized, receipt, tmp_path / "out", like=tmp_path)
+    found = quantization.load(tmp_path / "out")
+    assert found.norm.scale.dtype == jnp.float32
+    tokens = TOKENS[:, :8] % 20
+    np.testing.assert_array_equal(found(tokens), quantized(tokens))
+    model.embed.embedding.set_value(model.embed.embedding[...].astype(jnp.float32))
+    mixed = quantization.quantize(model, plan, None)[0]
+    with pytest.raises(ValueError, match="one dtype, got bfloat16, float32: cast it first"):
+        quantization.save(mixed, receipt, tmp_path / "mixed", like=tmp_path)
+    assert not (tmp_path / "mixed").exists()
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["--bits", "4"], "got group=128 for 'embed' with 32 inputs; write group=32"),
+        (["--bits", "4", "--group", "16"], "gptq must see text .* got none: pass --text DIR, or"),
+        (["--method", "awq"], "awq must see text that the model is for, got none: pass --text"),
+        (["--skip", "layer"], "got pattern='layer', which is for none"),
+        (["--text", "TEXT", "--rows", "0"], "there is at least one; got --length 32 --rows 0"),
+        (["--text", "TEXT", "--length", "33"], "1 to 32 tokens in this model.*--length 33"),
+        (["--text", "nowhere"], "the text must be a directory, got 'nowhere'"),
+    ],
+)
+def test_what_does_not_fit_is_refused(directory, text, tmp_path, capsys, options, message):
+    options = [str(text) if option == "TEXT" else option for option in options]
+    assert cli.main(["quantize", str(directory), str(tmp_path / "out"), *options]) == 1
+    error = capsys.readouterr().err
+    assert re.search(message, error), error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_method_without_text_is_refused_before_anything_is_read(directory, tmp_path, capsys):
+    line = ["quantize", str(directory), str(tmp_path / "out"), "--bits", "4", "--group", "16"]
+    assert cli.main(line) == 1
+    assert "read:" not in capsys.readouterr().err
+
+
+def test_a_quantized_directory_is_refused_where_floats_are_needed(gptq, tmp_path, capsys):
+    new = str(tmp_path / "new")
+    for line, command in (
+        (["quantize", str(gptq), new], "quantize"),
+        (["models", "inspect", str(gptq)], "dovetail models"),
+        (["models", "convert", str(gptq), new], "dovetail models"),
+        (["train", "--out", str(gptq), "--text", new], "train"),
+    ):
+        assert cli.main(line) != 0
+        error = capsys.readouterr().err
+        assert f"{command} needs the weights that were not quantized yet, got" in error
+        assert "name the directory that it was made from" in error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_there_stays(directory, tmp_path, capsys):
+    (tmp_path / "out").mkdir()
+    assert cli.main(["quantize", str(directory), str(tmp_path / "out")]) == 1
+    assert "exists: name another" in capsys.readouterr().err
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_an_interrupted_write_leaves_nothing(directory, tmp_path, capsys, monkeypatch):
+    def interrupt(handle):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fsync", interrupt)
+    assert cli.main(["quantize", str(directory), str(tmp_path / "out")]) == cli.INTERRUPTED
+    assert "interrupted" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

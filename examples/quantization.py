@@ -4,7 +4,7 @@
 # %% [markdown]
 # # A model in a sixth of its bytes, and what that cost beside it
 #
-# A byte-level model learns the source of `argparse` for a minute, so that there is something to lose.
+# A byte-level model learns the source of `argparse`, so that there is something to lose.
 
 # %%
 import argparse

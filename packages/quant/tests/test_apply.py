@@ -4,6 +4,7 @@
 
 import jax
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import pytest
 from flax import nnx
@@ -12,6 +13,7 @@ from dovetail_quant import Plan, Spec, apply, plan
 from dovetail_quant.kernel import Kernel, QuantizedParam
 from dovetail_quant.matmul.blocked import Blocked
 from dovetail_quant.matmul.reference import Reference
+from dovetail_quant.matmul.w8a8 import W8A8
 from dovetail_quant.modules import module_at
 from dovetail_quant.sites import sites
 
@@ -171,3 +173,13 @@ def test_a_quantized_kernel_is_no_array(model):
         jnp.asarray(kernel)
     with pytest.raises(TypeError, match=r"'Kernel'"):
         jnp.zeros((24, 16)) + kernel
+
+
+def test_a_product_that_rounds_otherwise_than_the_spec_is_refused(model, monkeypatch):
+    with pytest.raises(ValueError, match=r"act=None of Blocked and act='int8' of 'linear'; write"):
+        apply(model, plan(model, [("linear", Spec(act="int8"))]), matmul=Blocked())
+    with pytest.raises(ValueError, match=r"act='int8' of W8A8 and act=None of 'linear'"):
+        apply(model, plan(model, [("linear", Spec())]), matmul=W8A8())
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # it would refuse before
+    with pytest.raises(TypeError, match=r"has prepare, codes, act and a call, got str; see"):
+        apply(model, plan(model, [("linear", Spec())]), matmul="auto")

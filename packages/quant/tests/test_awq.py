@@ -89,6 +89,7 @@ def test_inputs_that_are_alike_are_left_alone() -> None:
     np.testing.assert_array_equal(q.qvalue, codes.quantize(held, Spec(weight="int4")).qvalue)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=25, derandomize=True)
 @given(
     spec=st.sampled_from([Spec(weight="int4", group=4, symmetric=False), Spec(weight="nf4")]),

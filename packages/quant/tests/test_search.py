@@ -130,6 +130,7 @@ def test_methods_are_calibrated_and_sites_chosen_by_path(model):
     assert report(model, quantized, batches(4)).kl == pytest.approx(some.report.kl, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_labels_are_the_keys(model):
     few = {"max_bytes": 10**6, "choices": CHOICES[:1]}
     first, again, other = (

@@ -49,6 +49,7 @@ class Wrong:
     """The reference, broken in the named way."""
 
     how: str
+    act: None = None
 
     def prepare(self, w: QArray) -> QArray:
         return w

@@ -27,7 +27,8 @@ def apply(model: nnx.Module, plan: Plan | Calibration, *, matmul: Matmul | None 
     plan: of this model; or a calibration, which holds its own. matmul: the product of all sites; by
     default `Auto`, which chooses for platform, rows and spec.
 
-    Raises ValueError for a plan of another model, or one whose method needs calibration.
+    Raises ValueError for a plan of another model, one whose method needs calibration, and a product
+    that rounds activations where a spec does not, or the other way round; TypeError for no product.
 
         small = apply(model, plan(model, [(".*", Spec(weight="int8"))]))
     """
@@ -77,6 +78,7 @@ def install(
     module = module_at(model, site.path)
     before = getattr(module, site.parameter)
     product = Auto(spec=spec) if matmul is None else matmul
+    _check_product(product, spec, site.path)
     prepare = jax.vmap(product.prepare) if site.axes.batch else product.prepare
     if place is None:
         place = place_of(before.get_value(), site.axes, site.path)
@@ -95,6 +97,20 @@ def install(
     setattr(module, site.parameter, after)
     for name, function in _operations(module, site).items():
         setattr(module, name, function)
+
+
+def _check_product(product: Any, spec: Spec, path: str) -> None:
+    if not isinstance(product, Matmul):
+        raise TypeError(
+            "a product has prepare, codes, act and a call, got "
+            f"{type(product).__name__}; see dovetail_quant.matmul.api.Matmul"
+        )
+    if product.act != spec.act:
+        raise ValueError(
+            f"a product rounds activations as its spec says, got act={product.act!r} of "
+            f"{type(product).__name__} and act={spec.act!r} of {path!r}; write Spec(act="
+            f"{product.act!r}), or pass another matmul"
+        )
 
 
 def _operations(module: Any, site: Site) -> dict[str, Any]:

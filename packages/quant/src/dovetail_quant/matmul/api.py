@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a product of activations and quantized weights has to offer, here or in a kernel library."""
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from jaxtyping import Array, Float, Int
 from qwix import QArray
@@ -15,6 +15,11 @@ class Matmul(Protocol):
     The prepared weights are any pytree of arrays; the caller keeps it and may jit over it, stack it
     or place it on devices.
     """
+
+    @property
+    def act(self) -> Literal["int8"] | None:
+        """How it rounds x, as `Spec.act` says it; None: not at all."""
+        ...
 
     def prepare(self, w: QArray) -> Any:
         """The codes [K, N] as this product reads them."""

@@ -13,7 +13,7 @@ inputs are one group (4096 x 4096 int4 by 128 at one row: 2.9, 4.9 and 14 ms of 
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -46,6 +46,8 @@ class Blocked:
         prepared = matmul.prepare(quantize(w, Spec(weight="int4", group=32)))
         y = jax.jit(matmul)(jnp.ones((3, 256)), prepared)
     """
+
+    act: Literal["int8"] | None = dataclasses.field(default=None, init=False)
 
     def prepare(self, w: QArray) -> Packed:
         """The codes [K, N] as blocks."""

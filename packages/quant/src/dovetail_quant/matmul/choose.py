@@ -9,7 +9,7 @@ use up: hence 64. Groups of 128 cost digits a product each: they win at 2 to 8 r
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -137,6 +137,11 @@ class Auto:
 
     spec: Spec
     platform: str | None = None
+
+    @property
+    def act(self) -> Literal["int8"] | None:
+        """As the spec says."""
+        return self.spec.act
 
     def prepare(self, w: QArray) -> Any:
         """Blocks on a CPU and for act="int8", else the codes themselves."""

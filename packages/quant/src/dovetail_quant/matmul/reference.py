@@ -3,6 +3,7 @@
 """y = x w, with w dequantized whole: the formula, and what compilers for a GPU fuse themselves."""
 
 import dataclasses
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +27,8 @@ class Reference:
         matmul = Reference()
         y = matmul(jnp.ones((3, 256)), matmul.prepare(quantize(w, Spec())))
     """
+
+    act: Literal["int8"] | None = dataclasses.field(default=None, init=False)
 
     def prepare(self, w: QArray) -> QArray:
         """w, checked: ValueError unless the codes are [K, N] (or a stack) in canonical form."""

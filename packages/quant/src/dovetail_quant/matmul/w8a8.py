@@ -11,6 +11,7 @@ product per group. Four-bit codes are widened to int8 by blocks.
 """
 
 import dataclasses
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +46,8 @@ class W8A8:
         y = matmul(jnp.ones((3, 256)), matmul.prepare(quantize(w, Spec())))
     """
 
+    act: Literal["int8"] | None = dataclasses.field(default="int8", init=False)
+
     def prepare(self, w: QArray) -> Packed:
         """The codes [K, N] as blocks; ValueError unless they are int8 or int4."""
         return _integers(rows.prepare(w), "w8a8")
@@ -71,6 +74,8 @@ class Digits:
     |y - x w| <= eps (8 G sum |x||w| + 2 max|x| sum |w|), each row of x for itself, eps of float32.
     Rows with inf or nan give inf or nan throughout.
     """
+
+    act: Literal["int8"] | None = dataclasses.field(default=None, init=False)
 
     def prepare(self, w: QArray) -> Packed:
         """The codes [K, N] as blocks; ValueError unless they are int8 or int4."""

@@ -11,6 +11,7 @@ from flax import nnx
 
 from dovetail_quant import Plan, Spec, apply, calibrate, plan
 from dovetail_quant.calibrate import _order, _turns
+from dovetail_quant.codes import quantize
 from dovetail_quant.methods.gptq import gptq
 from dovetail_quant.recorder import counting
 from dovetail_quant.sites import sites
@@ -193,3 +194,43 @@ def test_an_nnx_embedding_is_rounded_to_nearest_and_listed():
     codes = result.found["layers.0"].codes
     want = qwix.quantize(embed.embedding[...].T, jnp.int4, channelwise_axes=[1], tiled_axes={0: 8})
     np.testing.assert_array_equal(codes.qvalue, want.qvalue)
+
+
+def test_nothing_behind_a_site_is_computed(model):
+    ends = []
+
+    def whole(m, batch):
+        y = m(batch)
+        ends.append(y)
+        return y
+
+    some = plan(model, [("left", INT4), (".*", None)])
+    calibrate(model, some, batches(3), run=whole)
+    assert len(ends) == 1  # shapes alone, to find the order
+
+
+class Experts(nnx.Module):
+    """Three matrices: the first gets 30 rows, the second 2, the third none."""
+
+    def __init__(self):
+        weights = jax.random.normal(jax.random.key(0), (3, 16, 8))
+        self.kernel, self.ragged_dot = nnx.Param(weights), jax.lax.ragged_dot
+
+    def __call__(self, x):
+        return self.ragged_dot(x, self.kernel[...], jnp.array([30, 2, 0], jnp.int32))
+
+
+def test_experts_that_saw_too_few_rows_are_listed_and_rounded_to_nearest():
+    model = nnx.Sequential(Experts())
+    x = batches(1)[0][:32]
+    result = calibrate(model, plan(model, [(".*", INT4)]), [x], run=run)
+    assert result.starved == {"layers.0[1]": 2, "layers.0[2]": 0}
+    found = result.found["layers.0"].codes
+    weights = model.layers[0].kernel[...]
+    rounded = Spec(weight="int4", group=8)
+    for expert in (1, 2):
+        want = quantize(weights[expert], rounded)
+        np.testing.assert_array_equal(found.qvalue[expert], want.qvalue)
+    gram = jnp.asarray(np.asarray(x[:30]).T @ np.asarray(x[:30]))
+    want, _ = gptq(weights[0], gram, INT4)
+    assert np.mean(np.asarray(found.qvalue[0] == want.qvalue)) > 0.98  # ties, as above

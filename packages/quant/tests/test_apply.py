@@ -2,6 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A quantized module against the same module with the float kernels that its codes stand for."""
 
+import copy
+import pickle
+
 import jax
 import jax.numpy as jnp
 import jaxtyping
@@ -183,3 +186,11 @@ def test_a_product_that_rounds_otherwise_than_the_spec_is_refused(model, monkeyp
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # it would refuse before
     with pytest.raises(TypeError, match=r"has prepare, codes, act and a call, got str; see"):
         apply(model, plan(model, [("linear", Spec())]), matmul="auto")
+
+
+@pytest.mark.parametrize("way", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_codes_are_copied_and_pickled(model, way):
+    kernel = apply(model, plan(model, [("linear", SPECS[1])])).linear.kernel[...]
+    again = way(kernel)
+    assert (again.spec, again.axes, again.matmul) == (kernel.spec, kernel.axes, kernel.matmul)
+    np.testing.assert_array_equal(again.dequantize(), kernel.dequantize())

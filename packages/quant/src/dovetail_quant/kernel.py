@@ -106,6 +106,8 @@ class Kernel:
         return self
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # what copies ask of one that has no fields yet
+            raise AttributeError(name)
         raise AttributeError(
             f"a quantized kernel is multiplied by, and is no array, got .{name} asked of {self}; "
             "write .dequantize() for a float array, or leave this site out of the plan"

@@ -14,6 +14,7 @@ from dovetail_quant.modules import module_at
 from dovetail_quant.recorder import counting
 from dovetail_quant.sites import sites
 
+SPEC = Spec(weight="int4", group=4)
 SIZES = [4, 0, 4]  # and two rows of no expert
 
 
@@ -175,3 +176,30 @@ def test_codes_are_found_by_path(pair):
     model, quantized = pair
     assert set(quantized_kernels(quantized)) == set(sites(model))
     assert quantized_kernels(model) == {}
+
+
+class Table(nnx.Module):
+    """An embedding that takes part by its attributes, and is its own head."""
+
+    def __init__(self):
+        self.embedding = nnx.Param(jax.random.normal(jax.random.key(3), (11, 8)))
+        self.lookup = lambda table, index: table[index]
+        self.dot_general = jax.lax.dot_general
+
+    def __call__(self, tokens):
+        x = self.lookup(self.embedding[...], tokens)
+        return self.dot_general(x, self.embedding[...], (((2,), (1,)), ((), ())))
+
+
+def test_both_products_of_a_tied_table_are_summed():
+    model = nnx.Sequential(Table())
+    quantized = apply(model, plan(model, [(".*", SPEC)]))
+    listening = compared(model, quantized)
+    listening(TOKENS)
+    (found,) = by_site(nnx.state(listening, Sums)).values()
+    ours, theirs = (weights(m)["layers.0"] for m in (model, quantized))
+    x = ours[np.asarray(TOKENS).reshape(-1)]
+    dx = theirs[np.asarray(TOKENS).reshape(-1)] - x
+    wanted = [(dx**2).sum() + ((x @ (theirs - ours).T) ** 2).sum()]
+    wanted += [(x**2).sum() + ((x @ ours.T) ** 2).sum()]
+    np.testing.assert_allclose(found, wanted, rtol=1e-4)

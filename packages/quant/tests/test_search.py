@@ -131,12 +131,18 @@ def test_methods_are_calibrated_and_sites_chosen_by_path(model):
 
 
 @pytest.mark.slow
-def test_labels_are_the_keys(model):
-    few = {"max_bytes": 10**6, "choices": CHOICES[:1]}
-    first, again, other = (
-        search(model, batches(1), key=jax.random.key(seed), **few).predicted for seed in (0, 0, 1)
-    )
-    assert first == again != other
+def test_labels_are_the_keys_and_each_batch_has_its_own(model):
+    one = batches(1)
+
+    def predicted(seed, some):
+        key = jax.random.key(seed)
+        return search(model, some, max_bytes=10**6, choices=CHOICES[:1], key=key).predicted
+
+    first = predicted(0, one)
+    assert predicted(0, one) == first
+    assert predicted(1, one) != first
+    # The same rows again: with the same labels the mean would be the same.
+    assert abs(predicted(0, one * 2) / first - 1) > 1e-3
 
 
 def test_wrong_calls(model):

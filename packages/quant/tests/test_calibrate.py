@@ -234,3 +234,21 @@ def test_experts_that_saw_too_few_rows_are_listed_and_rounded_to_nearest():
     gram = jnp.asarray(np.asarray(x[:30]).T @ np.asarray(x[:30]))
     want, _ = gptq(weights[0], gram, INT4)
     assert np.mean(np.asarray(found.qvalue[0] == want.qvalue)) > 0.98  # ties, as above
+
+
+class Twice(nnx.Module):
+    """One layer, called twice."""
+
+    def __init__(self):
+        self.layer = nnx.Linear(16, 16, use_bias=False, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        return self.layer(jnp.tanh(self.layer(x)))
+
+
+def test_all_calls_of_a_site_are_recorded():
+    model, x = Twice(), batches(1)[0]
+    report = calibrate(model, plan(model, [("layer", INT4)]), [x], run=run).found["layer"].report
+    w, first = np.asarray(model.layer.kernel[...], np.float64), np.asarray(x, np.float64)
+    signal = ((first @ w) ** 2).sum() + ((np.tanh(first @ w) @ w) ** 2).sum()
+    np.testing.assert_allclose(report.signal, signal, rtol=1e-4)  # float32 sums of 80 rows

@@ -86,14 +86,13 @@ def _exact(
     """Item after item, every sum of sizes with its least cost, but for those that cannot win."""
     # What the items from i on cost at least at the price, the limit's own worth not yet taken off.
     least = [0.0, *np.cumsum([float((c + price * s).min()) for s, c in reversed(items)])][::-1]
-    smallest = [0, *np.cumsum([int(s.min()) for s, _ in reversed(items)])][::-1]
     used, cost = np.zeros(1, np.int64), np.zeros(1)
     steps: list[tuple[np.ndarray, np.ndarray]] = []
     slack = 1e-12 * (1 + abs(best))  # sums in another order differ by rounding
     for i, (s, c) in enumerate(items):
         sums, costs = (used[:, None] + s).reshape(-1), (cost[:, None] + c).reshape(-1)
         bound = costs + least[i + 1] - price * (limit - sums)
-        possible = np.flatnonzero((sums + smallest[i + 1] <= limit) & (bound <= best + slack))
+        possible = np.flatnonzero((sums <= limit) & (bound <= best + slack))
         order = possible[np.lexsort((costs[possible], sums[possible]))]
         lowest = np.minimum.accumulate(costs[order])
         kept = order[np.concatenate([[True], costs[order][1:] < lowest[:-1]])]

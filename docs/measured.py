@@ -14,12 +14,13 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / "docs/packages/measured"  # git ignores it
-MEMORY = ("temp_bytes", "temporary_bytes")
+MEMORY = ("temp_bytes", "temporary_bytes", "program_bytes")
 OPENING = """# dovetail-{package}: measured
 
 Ratio is ours over the peer's, the median over rounds in which both took turns; noise is the same
 of the peer against itself: a ratio as near to 1 means equal. Peers without a version are the same
-library used otherwise, as the case says. Temporary memory is XLA's own account of it.
+library used otherwise, as the case says. Memory is XLA's own account: of temporaries, or of the
+whole program where a script says so.
 """
 
 
@@ -60,6 +61,8 @@ def _table(lines: list[dict[str, Any]]) -> str:
 def _row(line: dict[str, Any]) -> str:
     version = line.get("peer_version")
     peer = f"{line['peer']} {version}" if version else line["peer"] or ""
+    if line.get("refused"):
+        peer += f" (does not run: {line['refused']})".replace("|", "\\|")
     cells = [
         line["case"].replace("|", "\\|"),
         f"{line['metric']}, {line['unit']}",

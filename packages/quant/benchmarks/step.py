@@ -6,7 +6,7 @@ Eight layers with the seven projections of a Llama with width 1024 (103 million 
 attention, at 1, 8 and 64 rows: the whole step, with every dispatch. Each peer has the best of what
 its documents offer for a CPU: Qwix its `quantize_model`, TorchAO its configurations under
 `torch.compile` (of int4 the unpacked one: its packed ones ask for CUDA), bitsandbytes its layers.
-A peer's result is held against the float32 model first. `bytes` are arguments, temporaries and
+A peer's result is held against the float32 model first. `program_bytes` are arguments, temporaries and
 results of the compiled step by XLA's account, for the peers float32 and Qwix too. A line without a
 peer's value names a peer that could not run, and why.
 """
@@ -215,7 +215,7 @@ def line(
     theirs = results.get(peer)
     again = results["jax float32 again"] if peer == "jax float32" else None
     ours, kind = results[name], peer.split()[0]
-    more = {"peer_bytes": programs[peer][1]} if peer in programs else {}
+    more = {"peer_program_bytes": programs[peer][1]} if peer in programs else {}
     report(
         f"{case} against {peer}",
         metric="wall_s",
@@ -226,7 +226,7 @@ def line(
         peer_again=[c.wall_s for c in again] if again else None,
         cpu_s=sorted(c.cpu_s for c in ours)[len(ours) // 2],
         peer_cpu_s=sorted(c.cpu_s for c in theirs)[len(theirs) // 2] if theirs else None,
-        bytes=programs[name][1],
+        program_bytes=programs[name][1],
         refused=refused.get(peer),
         **more,
     )

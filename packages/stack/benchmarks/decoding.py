@@ -5,7 +5,7 @@
 Width 1024, six layers, 8,192 tokens of vocabulary (93 million weights, all of them quantized, drawn
 at random), a cache of 256 tokens, at 1 and 8 rows. `plain` are dovetail-quant's own products in
 JAX; `kernels` is `KernelsProduct`, with the native code of dovetail-kernels-cpu if `native` says
-so. `bytes` are arguments, temporaries and results of the compiled step by XLA's account.
+so. `program_bytes` are arguments, temporaries and results of the compiled step by XLA's account.
 """
 
 import functools
@@ -78,8 +78,8 @@ def main() -> None:
                 peer_again=[c.wall_s for c in results["float32 again"]],
                 cpu_s=sorted(c.cpu_s for c in results[name])[REPEATS // 2],
                 peer_cpu_s=sorted(c.cpu_s for c in results["float32"])[REPEATS // 2],
-                bytes=programs[name][1],
-                peer_bytes=programs["float32"][1],
+                program_bytes=programs[name][1],
+                peer_program_bytes=programs["float32"][1],
                 native=native,
             )
 

@@ -6,9 +6,9 @@ Eight layers with the seven projections of a Llama with width 1024 (103 million 
 attention, at 1, 8 and 64 rows: the whole step, with every dispatch. Each peer has the best of what
 its documents offer for a CPU: Qwix its `quantize_model`, TorchAO its configurations under
 `torch.compile` (of int4 the unpacked one: its packed ones ask for CUDA), bitsandbytes its layers.
-A peer's result is held against the float32 model first. `program_bytes` are arguments, temporaries and
-results of the compiled step by XLA's account, for the peers float32 and Qwix too. A line without a
-peer's value names a peer that could not run, and why.
+A peer's result is held against the float32 model first. `program_bytes` are arguments, temporaries
+and results of the compiled step by XLA's account, for the peers float32 and Qwix too. A line
+without a peer's value names a peer that could not run, and why.
 """
 
 import functools

@@ -231,6 +231,7 @@ def test_damping_is_raised_until_it_factors_and_reported() -> None:
     np.testing.assert_allclose(report.damp, 0.01, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_stacked_weights_are_mapped_each_with_its_own_damping() -> None:
     problems = [_problem(24, 10, seed=s, rows=r) for s, r in ((0, 90), (1, 4), (2, 40))]
     w, gram = (jnp.stack(part) for part in zip(*problems, strict=True))

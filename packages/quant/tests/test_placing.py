@@ -32,14 +32,28 @@ def run(*cases):
 
 @pytest.fixture(scope="module")
 def found():
-    return run("int8", "int4", "whole")
+    return run("int8", "int4")
 
 
-@pytest.mark.parametrize("case", ["int8", "int4", "whole"])
+@pytest.mark.parametrize("case", ["int8", "int4"])
 def test_eight_devices_equal_one(found, case):
     # Sums of up to 64 float32 products, in another order, through five layers.
     assert found[case]["error"] < 2e-6
     assert found[case]["reloaded"] == 0
+
+
+@pytest.mark.slow
+def test_codes_as_they_are_lie_as_kernels_did():
+    whole = run("whole")["whole"]
+    assert whole["error"] < 2e-6
+    assert whole["cut"]["applied"] == whole["cut"]["loaded"] == whole["scales"]
+    assert whole["scales"] == {  # [K, N]
+        "embed": [2, 4],
+        "linear": [2, 4],
+        "general": [2, 4],
+        "einsum": [4, 2],
+        "experts": [4, 1, 2],
+    }
 
 
 @pytest.mark.slow
@@ -55,13 +69,6 @@ def test_codes_lie_as_kernels_did(found, how):
     # Folded: inputs over "a" (2) or "b" (4), outputs over the other; of experts [4, 16, 32] the
     # first and the last. [K, N] of the reference, blocks [B, G, n, h] of the others: of experts
     # there is one block, whose outputs are cut instead.
-    assert found["whole"]["cut"][how] == {
-        "embed": [2, 4],
-        "linear": [2, 4],
-        "general": [2, 4],
-        "einsum": [4, 2],
-        "experts": [4, 1, 2],
-    }
     four_bits = {"embed": [4, 2, 1, 1], "linear": [4, 2, 1, 1], "general": [4, 2, 1, 1]}
     four_bits |= {"einsum": [2, 4, 1, 1], "experts": [4, 1, 1, 2, 1]}
     assert found["int4"]["cut"][how] == four_bits
@@ -72,7 +79,6 @@ def test_codes_lie_as_kernels_did(found, how):
 
 
 def test_scales_lie_with_them_and_are_replicated_where_there_is_one(found):
-    assert found["whole"]["scales"] == found["whole"]["cut"]["loaded"]
     assert found["int8"]["scales"]["linear"] == [4, 1, 1]
     assert found["int4"]["scales"]["linear"] == [4, 2, 1]
 

@@ -108,6 +108,7 @@ def test_more_bytes_buy_less_divergence(found):
     assert found.plan_for(found.report.bytes_before)[0].specs == {}
 
 
+@pytest.mark.slow
 def test_methods_are_calibrated_and_sites_chosen_by_path(model):
     choices = [Spec(weight="int4", group=8, method="gptq"), Spec(weight="int4", group=8)]
     some = search(

@@ -45,8 +45,10 @@ class Layer(nnx.Module):
             setattr(self, name, nnx.Linear(*size, use_bias=False, rngs=rngs))
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        x = x + self.o(jnp.tanh(self.q(x)) * self.k(x) + self.v(x))
-        return x + self.down(nnx.silu(self.gate(x)) * self.up(x))
+        y = x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True))
+        x = x + self.o(jnp.tanh(self.q(y)) * self.k(y) + self.v(y))
+        y = x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True))
+        return x + self.down(nnx.silu(self.gate(y)) * self.up(y))
 
 
 class Model(nnx.Module):
@@ -103,8 +105,10 @@ def torches(model: Model, x: jax.Array) -> tuple[dict[str, Call], dict[str, str]
                 setattr(self, name, linear(inputs, outputs))
 
         def forward(self, x: Any) -> Any:
-            x = x + self.o(torch.tanh(self.q(x)) * self.k(x) + self.v(x))
-            return x + self.down(torch.nn.functional.silu(self.gate(x)) * self.up(x))
+            y = x * torch.rsqrt((x * x).mean(-1, keepdim=True))
+            x = x + self.o(torch.tanh(self.q(y)) * self.k(y) + self.v(y))
+            y = x * torch.rsqrt((x * x).mean(-1, keepdim=True))
+            return x + self.down(torch.nn.functional.silu(self.gate(y)) * self.up(y))
 
     def build(linear: Callable[..., Any]) -> Any:
         made = torch.nn.Sequential(*(TorchLayer(linear) for _ in range(DEPTH)))

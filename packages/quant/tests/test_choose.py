@@ -17,8 +17,8 @@ from dovetail_quant.testing import bound, problem
 INT4 = Spec(weight="int4", group=128)
 TABLE = [
     (Spec(), "cpu", 1, "float32", "digits"),
-    (Spec(symmetric=False), "cpu", 64, "bfloat16", "digits"),
-    (Spec(), "cpu", 65, "float32", "blocked"),
+    (Spec(symmetric=False), "cpu", 512, "bfloat16", "digits"),
+    (Spec(), "cpu", 513, "float32", "blocked"),
     (Spec(), "cpu", 1, "float64", "blocked"),
     (Spec(group=128), "cpu", 1, "float32", "blocked"),
     (Spec(group=128), "cpu", 2, "float32", "digits"),
@@ -43,9 +43,9 @@ def test_table(spec: Spec, platform: str, rows: int, dtype: str, expected: str) 
 
 
 def test_says_why() -> None:
-    text = str(choose(Spec(), platform="cpu", rows=200, inputs=4096))
+    text = str(choose(Spec(), platform="cpu", rows=600, inputs=4096))
     assert text.startswith("blocked: decodes a block at a time")
-    assert "digits triples the rows, which pays up to 64, not at 200" in text
+    assert "digits triples the rows, which pays up to 512, not at 600" in text
     assert "w8a8 would round x" in text
     text = str(choose(INT4, platform="gpu", rows=1, inputs=4096))
     assert text.startswith("reference: the compiler for gpu fuses")

@@ -41,7 +41,7 @@ def test_conforms(name: str) -> None:
 
 @pytest.mark.parametrize("spec", [Spec(), Spec(weight="int4", group=16, act="int8")], ids=str)
 def test_auto_conforms(spec: Spec) -> None:
-    check_matmul(Auto(spec=spec, platform="cpu"), spec, rows=(1, 65), shapes=[(96, 33)])
+    check_matmul(Auto(spec=spec, platform="cpu"), spec, rows=(1, 513), shapes=[(96, 33)])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,10 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which product a site gets: a table over platform, rows and spec, with its reasons.
 
-The order was measured at 4096 x 4096 on 2 Sapphire Rapids cores with jax 0.10.2. Digits triple the
-rows: with those cores' matrix instructions for int8 they still take 0.4 of float32's time at 256
-rows. A core without them multiplies int8 about three times as fast as float32, which three digits
-use up: hence 64. Groups of 128 cost digits a product each: they win at 2 to 8 rows alone.
+The order was measured at 4096 x 4096 on 2 Sapphire Rapids cores with jax 0.10.2 and 0.12.0. Digits
+triple the rows: with those cores' matrix instructions for int8 they take 0.25 to 0.4 of float32's
+time at 128 to 512 rows, where decoded blocks take 1.6 to 1.25. A core without them multiplies int8
+about three times as fast as float32, which three digits use up. They end at 512 rows because their
+sums take 12 bytes for each row and output. Groups of 128 cost digits a product each: they win at 2
+to 8 rows alone.
 """
 
 import dataclasses
@@ -30,7 +32,7 @@ PRODUCTS: dict[str, Matmul] = {
     "blocked": Blocked(),
     "reference": Reference(),
 }
-_MOST_DIGIT_ROWS = 64
+_MOST_DIGIT_ROWS = 512
 _MOST_GROUPED_ROWS = 8
 _LEAST_GROUP = 128
 

@@ -137,7 +137,7 @@ def quantized_kernels(model: nnx.Module) -> dict[str, Kernel]:
 
 
 def by_site(state: Any) -> dict[str, Array]:
-    """The `Sums`, or `Slope`s, of a compared model, summed over the products of each site."""
+    """Every `Sums`, or `Slope`, of a compared model, added up over the products of each site."""
     found: dict[str, Array] = {}
     for path, variable in nnx.to_flat_state(state):
         above = path[:-2] if path[-2] in _WEIGHT else path[:-1]

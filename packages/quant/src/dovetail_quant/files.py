@@ -69,7 +69,7 @@ def load(
 
     matmul: as in `apply`; it need not be that with which the model was saved. shardings: a state of
     `NamedSharding` with the paths of the model; by default those of its own arrays or
-    `jax.ShapeDtypeStruct`s. Arrays are read one at a time and go to their devices from there.
+    `jax.ShapeDtypeStruct`. Arrays are read one at a time and go to their devices from there.
 
     Raises ValueError for a directory that `save` did not write, and a model whose parameters have
     other paths or shapes.

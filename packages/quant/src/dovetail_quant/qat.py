@@ -40,7 +40,7 @@ def qat(model: nnx.Module, plan: Plan, *example: Any, **example_options: Any) ->
     """A new module that computes with rounded weights, and trains those that it rounds.
 
     The arrays are those of `model`, which stays as it is. example: what the model is called with,
-    arrays or `jax.ShapeDtypeStruct`s; nothing is computed, but every site of the plan must take
+    arrays or `jax.ShapeDtypeStruct`; nothing is computed, but every site of the plan must take
     part, so that none is left float in silence.
 
     Raises ValueError for a plan of another model, a method other than absmax, a site that the

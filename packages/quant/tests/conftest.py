@@ -1,8 +1,8 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests share: types checked at run time, and neither ranks nor dtypes promote.
+"""What the tests share: types checked at run time, and ranks that do not promote.
 
-Dtypes do: Optax's own transformations, which ours wrap, mix them.
+Dtypes may: Optax's own transformations, with which tests train, mix them.
 """
 
 import jaxtyping

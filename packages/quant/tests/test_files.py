@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 from jax.sharding import SingleDeviceSharding
 
-from dovetail_quant import Spec, apply, calibrate, plan, qlora
+from dovetail_quant import Spec, apply, calibrate, files, plan, qlora
 from dovetail_quant.files import load, save
 from dovetail_quant.matmul.reference import Reference
 
@@ -108,4 +108,27 @@ def test_arrays_that_the_model_lacks_are_not_left_behind(tmp_path):
     quantized = apply(Model(), plan(Model(), [(".*", Spec())]))
     save(qlora(quantized, rank=2, alpha=1.0, rngs=nnx.Rngs(0)), tmp_path)
     with pytest.raises(ValueError, match=r"'blocks.0.dot_general.a', one of 2; load .* apart"):
+        load(tmp_path, Model())
+
+
+def test_a_save_that_was_interrupted_is_no_model(tmp_path, monkeypatch):
+    quantized = apply(Model(), plan(Model(), [(".*", Spec())]))
+    save(quantized, tmp_path)
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files, "save_file", full)
+    with pytest.raises(OSError, match=r"No space left"):
+        save(quantized, tmp_path)
+    with pytest.raises(ValueError, match=r"directory with quantization.json, got"):
+        load(tmp_path, Model())
+
+
+@pytest.mark.parametrize("size", [0, 10, -5])
+def test_a_file_that_is_cut_off_is_refused(size, tmp_path):
+    save(apply(Model(), plan(Model(), [("blocks.0", Spec())])), tmp_path)
+    file = tmp_path / files.WEIGHTS
+    file.write_bytes(file.read_bytes()[:size])
+    with pytest.raises(ValueError, match=r"whole safetensors file, got .*weights.*; copy it again"):
         load(tmp_path, Model())

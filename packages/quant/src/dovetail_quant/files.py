@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from qwix import QArray
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from dovetail_quant.apply import install
@@ -53,6 +53,8 @@ def save(model: nnx.Module, directory: Path | str) -> None:
         raise ValueError("a quantized model has a quantized parameter, got none; call apply first")
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
+    # The description says that all is there: away first, and written last.
+    (folder / DESCRIPTION).unlink(missing_ok=True)
     save_file(arrays, folder / WEIGHTS)
     text = json.dumps({"format": FORMAT, "parameters": described}, indent=1)
     (folder / DESCRIPTION).write_text(text + "\n", encoding="utf-8")
@@ -71,8 +73,8 @@ def load(
     `NamedSharding` with the paths of the model; by default those of its own arrays or
     `jax.ShapeDtypeStruct`. Arrays are read one at a time and go to their devices from there.
 
-    Raises ValueError for a directory that `save` did not write, and a model whose parameters have
-    other paths or shapes.
+    Raises ValueError for a directory that `save` did not write, or not to the end, a file that is
+    cut off, and a model whose parameters have other paths or shapes.
     """
     folder = Path(directory)
     described = _description(folder)
@@ -80,7 +82,7 @@ def load(
     found = sites(model)
     flat = {".".join(map(str, p)): v for p, v in nnx.to_flat_state(nnx.state(loaded))}
     likes = _placed(flat, shardings)
-    with safe_open(folder / WEIGHTS, framework="np") as file:
+    with _opened(folder / WEIGHTS) as file:
         names = set(file.keys())
         _check_names(names, set(flat), described)
         for name, variable in flat.items():
@@ -165,6 +167,16 @@ def _codes(parts: Mapping[str, Any], weight: Weight) -> QArray:
         None if zero is None else zero.astype(DTYPES[weight]),
         "nf4" if weight == "nf4" else DTYPES[weight],
     )
+
+
+def _opened(file: Path) -> Any:
+    try:
+        return safe_open(file, framework="np")
+    except SafetensorError as error:
+        raise ValueError(
+            f"the weights must be a whole safetensors file, got {file}: {error}; copy it again, or "
+            "save the model again"
+        ) from error
 
 
 def _check_names(names: set[str], model: set[str], described: Mapping[str, Any]) -> None:

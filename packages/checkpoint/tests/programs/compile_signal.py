@@ -14,7 +14,7 @@ from dovetail_checkpoint import on_signal
 
 
 def long_program(x):
-    for i in range(60):
+    for i in range(240):
         x = jnp.sort(x) * (1.0 + i) + jnp.sin(x[::-1])
     return x
 

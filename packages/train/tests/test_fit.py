@@ -7,7 +7,7 @@ import optax
 import pytest
 from flax import nnx
 
-from dovetail_train import Trainer
+from dovetail_train import BadStep, Trainer
 
 
 class _Data:
@@ -22,11 +22,16 @@ class _Data:
     def __next__(self):
         if self.i == self.end:
             raise StopIteration
-        x = np.random.default_rng(self.i).normal(size=(4, 3)).astype("f4")
-        if self.i == self.bad:
-            x[1, 2] = np.nan
+        x = self.rows(self.i, bad=self.bad)
         self.i += 1
         return {"x": x}
+
+    @staticmethod
+    def rows(i, *, bad=None):
+        x = np.random.default_rng(i).normal(size=(4, 3)).astype("f4")
+        if i == bad:
+            x[1, 2] = np.nan
+        return x
 
     def get_state(self):
         return {"i": self.i}
@@ -140,7 +145,7 @@ def test_saves_hold_the_position_of_the_batch_that_was_delivered():
         7: {"i": 7},
     }
     assert set(store.steps[7]) == {"params", "train", "data", "hooks"}
-    assert set(store.steps[7]["train"]) == {"step", "frozen", "rest", "opt"}
+    assert set(store.steps[7]["train"]) == {"step", "frozen", "rest", "opt", "guard"}
     assert data.i == 7  # nothing is fetched that no step needs
     assert store.waited
 
@@ -195,12 +200,14 @@ def _slow_loss(model, batch, *, key):
 
 @pytest.mark.parametrize("save_every", [1, 5])
 def test_a_loss_that_is_not_finite_ends_the_run_before_its_state_is_saved(save_every):
-    store, trainer = _Memory(), Trainer(optax.adam(1e-2), _slow_loss)
+    store, trainer = _Memory(), Trainer(optax.adam(1e-2), _slow_loss, guard=None)
     options = {"steps": 9, "store": store, "save_every": save_every}
     with pytest.raises(
-        RuntimeError, match=r"must be finite, got loss=nan.*at step 4.*look at that"
-    ):
+        BadStep, match=r"must be finite, got loss=nan.*at step 4, first in batch.x.*look at that"
+    ) as error:
         trainer.fit(nnx.Linear(3, 2, rngs=nnx.Rngs(0)), _Data(bad=4), **options)
+    assert error.value.step == 4
+    np.testing.assert_array_equal(error.value.batch["x"], _Data.rows(4, bad=4))
     assert max(store.steps, default=0) <= 4
     for items in store.steps.values():
         assert np.isfinite(items["params"]["kernel"]).all()
@@ -265,7 +272,7 @@ def test_a_run_is_not_resumed_with_other_hooks():
 def test_the_time_of_a_run_is_accounted_for():
     store = _Memory()
     first = _fit(_Data(), steps=4, store=store, hooks=[_Sum(2)])
-    assert set(first.seconds) == {"init", "compile", "step", "data", "hooks", "save"}
+    assert set(first.seconds) == {"init", "compile", "step", "skipped", "data", "hooks", "save"}
     assert all(first.seconds[name] > 0 for name in ("init", "compile", "step", "hooks", "save"))
     second = _fit(_Data(), steps=6, store=store, hooks=[_Sum(2)])
     assert all(second.seconds[name] >= 0.5 * seconds for name, seconds in first.seconds.items())

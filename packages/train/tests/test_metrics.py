@@ -14,10 +14,18 @@ def test_the_first_leaf_with_a_nan_or_an_infinity_is_named():
     assert first_non_finite({"b": tree["b"]}) is None
 
 
-def test_the_first_gradient_that_is_not_finite_is_named():
-    metrics = Metrics(scalars={}, grad_norms=jnp.array([1.0, jnp.nan, jnp.inf]))
+def test_gradient_norms_are_named_those_that_are_not_finite_first():
+    metrics = Metrics(scalars={}, grad_norms=jnp.array([1.0, jnp.nan, 3.0]))
     params = {"a": jnp.ones(1), "b": {"k": jnp.ones(2)}, "c": jnp.ones(1)}
-    assert metrics.non_finite_gradient(params) == "the gradient of b.k"
+    norms = metrics.gradient_norms(params)
+    assert list(norms) == ["b.k", "c", "a"]
+    assert norms["c"] == 3.0
+
+
+def test_the_mean_of_nothing_is_left_out():
+    scalars = {"loss": 1.0, "loss/a": 0.0, "count/a": 0.0, "loss/b": 0.0, "count/b": 2.0}
+    found = Metrics(scalars=scalars, grad_norms=jnp.zeros(0)).read()
+    assert found == {"loss": 1.0, "count/a": 0.0, "loss/b": 0.0, "count/b": 2.0}
 
 
 @pytest.mark.parametrize("loss, norm, finite", [(2.0, 1.0, True), (float("nan"), 1.0, False)])

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_np
 
-from dovetail_train import Trainer
+from dovetail_train import Metric, Trainer
 from dovetail_train.step import terms_of
 
 ROWS, WIDTH = 16, 5
@@ -95,8 +95,37 @@ def test_a_term_without_count_contributes_nothing(trainers):
     batch = _batch(np.random.default_rng(0), np.zeros((ROWS, 3)))
     for trainer in trainers.values():
         scalars = trainer.step(trainer.init(_model()), batch)[1].read()
-        assert scalars["loss/fit"] == scalars["count/fit"] == 0
+        assert scalars["count/fit"] == 0
+        assert "loss/fit" not in scalars
         assert scalars["loss"] == pytest.approx(0.25 * scalars["loss/size"])
+
+
+def test_a_metric_is_measured_and_not_trained():
+    def loss(model, batch, *, key):
+        terms = _loss(model, batch, key=key)
+        return {"fit": terms["fit"], "size": Metric(*terms["size"])}
+
+    rng = np.random.default_rng(4)
+    batch = _batch(rng, rng.random((ROWS, 3)) < 0.5)
+    kernel = np.asarray(_model().kernel[...])
+    for accumulate in (1, 4):
+        trainer = Trainer(optax.sgd(1.0), loss, accumulate=accumulate)
+        after, metrics = trainer.step(trainer.init(_model()), batch)
+        scalars = metrics.read()
+        out = batch["x"].astype(np.float64) @ kernel[:, 0]
+        size = (batch["bonus"] * out**4).sum() / batch["bonus"].sum()
+        np.testing.assert_allclose(scalars["loss/size"], size, rtol=1e-5)
+        assert scalars["loss"] == scalars["loss/fit"]
+        error = batch["mask"] * 2 * (out - batch["y"]) / batch["mask"].sum()
+        grad = np.einsum("bsw,bs->w", batch["x"], error)
+        np.testing.assert_allclose(
+            kernel[:, 0] - after.params["kernel"][:, 0], grad, rtol=2e-5, atol=1e-6
+        )
+    weighed = Trainer(optax.sgd(1.0), loss, weights={"size": 0.25})
+    scalars = weighed.step(weighed.init(_model()), batch)[1].read()
+    np.testing.assert_allclose(
+        scalars["loss"], scalars["loss/fit"] + 0.25 * scalars["loss/size"], rtol=1e-6
+    )
 
 
 def test_the_counting_pass_costs_no_product():

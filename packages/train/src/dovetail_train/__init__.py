@@ -7,6 +7,8 @@ from dovetail_train.eval.bits import BitsPerByte as BitsPerByte
 from dovetail_train.eval.bits import Eval as Eval
 from dovetail_train.flops import Flops as Flops
 from dovetail_train.flops import count_flops as count_flops
+from dovetail_train.guard import BadStep as BadStep
+from dovetail_train.guard import Guard as Guard
 from dovetail_train.hooks import Hook as Hook
 from dovetail_train.loss import CrossEntropy as CrossEntropy
 from dovetail_train.loss import lm_loss as lm_loss
@@ -20,6 +22,7 @@ from dovetail_train.sinks import Sink as Sink
 from dovetail_train.sinks import read_jsonl as read_jsonl
 from dovetail_train.state import State as State
 from dovetail_train.step import Loss as Loss
+from dovetail_train.step import Metric as Metric
 from dovetail_train.step import Term as Term
 from dovetail_train.store import OrbaxStore as OrbaxStore
 from dovetail_train.store import Store as Store

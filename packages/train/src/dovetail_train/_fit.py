@@ -3,8 +3,7 @@
 """The loop of `Trainer.fit`: dispatch ahead, read late, and never save what was not checked.
 
 Steps n + 1 and n + 2 are on their way to the device before the loop waits for the result of step n.
-A save or a hook reads every result first, so a loss that is not finite is known before its state is
-used.
+A save or a hook reads every result first, so what a step came to is known before its state is used.
 """
 
 import dataclasses
@@ -14,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dovetail_train.clock import Clock, Throughput
+from dovetail_train.guard import BadStep
 from dovetail_train.hooks import Hook
 from dovetail_train.metrics import Metrics, first_non_finite, is_finite
 from dovetail_train.prefetch import Prefetch, Stateful
@@ -112,6 +112,7 @@ class Run:
         self._names = begin.target.params
         self._state = self._restore(begin.target) or begin.build()
         self._start = int(self._state.step)
+        self._skipped = 0 if self._state.guard is None else int(self._state.guard.in_a_row)
         self._given = begin.params if self._start == 0 else None  # until step 0 was finite
 
     def _restore(self, target: State) -> State | None:
@@ -161,9 +162,7 @@ class Run:
         self._state, metrics = self._trainer.step(self._state, batch)
         self._clock.enter("step")
         rows = next(iter(batch.values())).shape[0]
-        self._pending.append(
-            _Dispatched(step=step, metrics=metrics, rows=rows, batch=batch if fresh else None)
-        )
+        self._pending.append(_Dispatched(step=step, metrics=metrics, rows=rows, batch=batch))
         if fresh:
             self._shapes.add(shapes)
             self._drain()
@@ -231,34 +230,71 @@ class Run:
     def _read(self) -> None:
         done = self._pending.popleft()
         scalars = done.metrics.read()
-        if not is_finite(scalars):
-            raise RuntimeError(self._non_finite(done, scalars))
+        self._judge(done, scalars)
         scalars |= self._throughput.result(tokens=scalars.get("tokens"), rows=done.rows)
+        if scalars.get("skipped"):
+            self._clock.move(scalars.get("step_time_s", 0.0), to="skipped")
         scalars["goodput"] = self._clock.goodput()
         self._scalars = scalars
         self._write(done.step, scalars)
+
+    def _judge(self, done: "_Dispatched", scalars: dict[str, float]) -> None:
+        """Raises BadStep where the run must end; says of other skipped steps why they were."""
+        guard, finite = self._trainer.guard, is_finite(scalars)
+        if scalars.get("skipped", 0.0) == 0 and finite:
+            self._skipped = 0
+            return
+        self._skipped += 1
+        if guard is None or done.step == 0:
+            raise self._bad(done, scalars, self._not_finite(done, scalars))
+        norms = done.metrics.gradient_norms(self._names)
+        largest = ", ".join(f"{name} {norm:.3g}" for name, norm in list(norms.items())[:3])
+        found = (
+            f"loss={scalars['loss']:.6g} (limit {scalars['loss_limit']:.6g}), "
+            f"grad_norm={scalars['grad_norm']:.6g} at step {done.step}; largest: {largest}"
+        )
+        if self._skipped <= guard.max_skips:
+            _log.warning("skipped an update: %s", found)
+            return
+        message = (
+            f"at most max_skips={guard.max_skips} steps in a row may be skipped, got "
+            f"{self._skipped}, the last with {found} ({self._kept()}); look at the batch of this "
+            f"error, lower the learning rate, or raise Guard(sigma=)"
+        )
+        raise self._bad(done, scalars, message)
+
+    def _bad(self, done: "_Dispatched", scalars: dict[str, float], message: str) -> BadStep:
+        return BadStep(
+            message,
+            step=done.step,
+            scalars=scalars,
+            batch=done.batch,
+            grad_norms=done.metrics.gradient_norms(self._names),
+        )
 
     def _write(self, step: int, scalars: Mapping[str, float]) -> None:
         for sink in self._sinks:
             sink.write(step, scalars)
 
-    def _non_finite(self, done: "_Dispatched", scalars: dict[str, float]) -> str:
-        where = first_non_finite({"batch": done.batch or {}})
+    def _not_finite(self, done: "_Dispatched", scalars: dict[str, float]) -> str:
+        where = first_non_finite({"batch": done.batch})
         if where is None and done.step == 0:
             where = first_non_finite({"params": self._given})
         if where is None:
-            where = done.metrics.non_finite_gradient(self._names)
-        saved = "nothing was saved" if self._saved is None else f"step {self._saved} is saved"
+            where = f"the gradient of {next(iter(done.metrics.gradient_norms(self._names)))}"
         return (
             f"the loss and its gradient must be finite, got loss={scalars['loss']}, "
-            f"grad_norm={scalars['grad_norm']} at step {done.step}, first in {where} ({saved}); "
-            f"look at that step's batch, or lower the learning rate"
+            f"grad_norm={scalars['grad_norm']} at step {done.step}, first in {where} "
+            f"({self._kept()}); look at that step's batch, or lower the learning rate"
         )
+
+    def _kept(self) -> str:
+        return "nothing was saved" if self._saved is None else f"step {self._saved} is saved"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Dispatched:
-    """A step on its way; of the first step of each shape, its batch too."""
+    """A step on its way, and what it is computed from."""
 
     step: int
     metrics: Metrics
@@ -271,7 +307,9 @@ class _Dispatched:
 
 def _rest(state: State) -> dict[str, Any]:
     """The item `train`: everything but the parameters, which other programs read alone."""
-    return {"step": state.step, "frozen": state.frozen, "rest": state.rest, "opt": state.opt}
+    rest = {"step": state.step, "frozen": state.frozen, "rest": state.rest, "opt": state.opt}
+    extras = {"ema": state.ema, "guard": state.guard}
+    return rest | {name: tree for name, tree in extras.items() if tree is not None}
 
 
 def _check(iterator: Any, *, steps: int, store: Store | None, save_every: int | None) -> None:

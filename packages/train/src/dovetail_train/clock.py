@@ -10,14 +10,15 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
-Activity = Literal["init", "compile", "step", "data", "hooks", "save"]
+Activity = Literal["init", "compile", "step", "skipped", "data", "hooks", "save"]
 
 
 class Clock:
     """Seconds of wall time by activity; exactly one activity runs at a time, so they sum to it.
 
     init: building or restoring the state. compile: calls that compiled a step, without its run.
-    step: the device had work (fetching a batch meanwhile is free and counts here). data: fetching
+    step: the device had work (fetching a batch meanwhile is free and counts here). skipped: the
+    same for steps whose update was not made. data: fetching
     a batch after which the device had none. hooks, save: the loop waited for them. A clock is
     Stateful: with `set_state` it continues the account of the run that it was saved from.
     """
@@ -39,6 +40,11 @@ class Clock:
         now = self._now()
         self._seconds[activity] += now - self._since
         self._since = now
+
+    def move(self, seconds: float, *, to: Activity) -> None:
+        """Gives seconds that counted as steps to another activity."""
+        self._seconds["step"] -= seconds
+        self._seconds[to] += seconds
 
     def seconds(self) -> dict[str, float]:
         """Seconds by activity up to now."""

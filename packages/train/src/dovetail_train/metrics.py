@@ -18,8 +18,9 @@ class Metrics:
     """The results of one step, on the device; reading them waits for the step.
 
     scalars: f32[] by name: "loss" (Σ weight·sum/count), "grad_norm", "count" (or, for a loss of
-    several terms, "loss/NAME" and "count/NAME"), and "tokens" when the batch has a mask: how many
-    are > 0. A term whose count is 0 contributes 0. grad_norms: f32[leaves], the norm of the
+    several terms, "loss/NAME" and "count/NAME"), "param_norm" (before the update), "update_norm",
+    and "tokens" when the batch has a mask: how many are > 0. With a guard, "skipped" (0 or 1) and
+    "loss_limit". A term whose count is 0 contributes 0. grad_norms: f32[leaves], the norm of the
     gradient of each parameter, in the order of `jax.tree.leaves`.
     """
 
@@ -27,17 +28,23 @@ class Metrics:
     grad_norms: Any
 
     def read(self) -> dict[str, float]:
-        """The scalars as Python floats; waits for the step."""
-        return {name: float(x) for name, x in jax.device_get(self.scalars).items()}
+        """The scalars as Python floats; waits for the step.
 
-    def non_finite_gradient(self, params: Any) -> str | None:
-        """The name of the first parameter whose gradient is not finite, from a tree like theirs."""
+        "loss/NAME" is left out where "count/NAME" is 0: nothing has no mean.
+        """
+        found = {name: float(x) for name, x in jax.device_get(self.scalars).items()}
+        empty = {f"loss/{name[6:]}" for name, x in found.items() if name[:6] == "count/" and x == 0}
+        return {name: x for name, x in found.items() if name not in empty}
+
+    def gradient_norms(self, params: Any) -> dict[str, float]:
+        """The norm of each parameter's gradient by its name, from a tree like theirs.
+
+        Those that are not finite come first, then the largest. Waits for the step.
+        """
         norms = jax.device_get(self.grad_norms)
         leaves = jax.tree_util.tree_leaves_with_path(params)
-        for (path, _), norm in zip(leaves, norms, strict=True):
-            if not math.isfinite(norm):
-                return f"the gradient of {leaf_name(path)}"
-        return None
+        named = {leaf_name(path): float(x) for (path, _), x in zip(leaves, norms, strict=True)}
+        return dict(sorted(named.items(), key=lambda item: (math.isfinite(item[1]), -item[1])))
 
 
 def is_finite(scalars: dict[str, float]) -> bool:

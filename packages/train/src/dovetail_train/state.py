@@ -14,6 +14,7 @@ import optax
 from flax import nnx
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
+from dovetail_train.guard import fresh
 from dovetail_train.mesh import sharding_by_shape
 from dovetail_train.precision import leaf_name
 
@@ -33,7 +34,8 @@ class State:
 
     step: i32[], how many updates were made. params: the trained parameters. frozen: the parameters
     that `trainable` left out; they never change. rest: every other Variable of the module (batch
-    statistics, random streams). opt: what the Optax transformation keeps.
+    statistics, random streams). opt: what the Optax transformation keeps. ema: f32, the moving
+    average of params, or None. guard: what the guard remembers (`Judged`), or None.
     """
 
     step: Any
@@ -41,6 +43,16 @@ class State:
     frozen: Any
     rest: Any
     opt: Any
+    ema: Any = None
+    guard: Any = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Extras:
+    """What a trainer carries beside the module and its optimizer: averages, a guard's memory."""
+
+    ema: bool = False
+    guard: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,6 +111,7 @@ def split(
     trainable: Any,
     mesh: Mesh | AbstractMesh,
     shard_opt: OptShardings = opt_shardings,
+    extras: Extras = Extras(),
 ) -> tuple[Definition, Arrays]:
     """The module in two, with every sharding decided; nothing is moved or computed.
 
@@ -127,12 +140,15 @@ def split(
     )
     tx = _transformation(tx, structs)
     _check_opt(tx, params)
+    everywhere = NamedSharding(mesh, PartitionSpec())
     shardings = State(
-        step=NamedSharding(mesh, PartitionSpec()),
+        step=everywhere,
         params=param_shardings,
         frozen=placed(frozen, by_shape=True),
         rest=placed(rest, by_shape=False),
         opt=_placed_opt(shard_opt, tx, structs),
+        ema=param_shardings if extras.ema else None,
+        guard=jax.tree.map(lambda _: everywhere, fresh()) if extras.guard else None,
     )
     definition = Definition(graphdef=graphdef, shardings=shardings, tx=tx)
     return definition, Arrays(params=params, frozen=frozen, rest=rest)
@@ -154,6 +170,8 @@ def build(at: State, arrays: Arrays, tx: optax.GradientTransformation) -> State:
         frozen=put(arrays.frozen, at.frozen),
         rest=put(arrays.rest, at.rest),
         opt=jax.jit(lambda p: _strong(tx.init(p)), out_shardings=at.opt)(params),
+        ema=None if at.ema is None else jax.jit(_float32_copy, out_shardings=at.ema)(params),
+        guard=None if at.guard is None else put(jax.device_get(fresh()), at.guard),
     )
 
 
@@ -171,6 +189,8 @@ def abstract(at: State, arrays: Arrays, tx: optax.GradientTransformation) -> Sta
         frozen=like(arrays.frozen, at.frozen),
         rest=like(arrays.rest, at.rest),
         opt=like(jax.eval_shape(tx.init, arrays.params), at.opt),
+        ema=None if at.ema is None else like(jax.eval_shape(_float32_copy, arrays.params), at.ema),
+        guard=None if at.guard is None else like(jax.eval_shape(fresh), at.guard),
     )
 
 
@@ -236,6 +256,10 @@ def _check_opt(tx: optax.GradientTransformation, params: Any) -> None:
                 f"{x.dtype}{list(x.shape)} becomes {y.dtype}{list(y.shape)}; give the "
                 f"transformation a dtype (such as mu_dtype=) or parameters of that dtype"
             )
+
+
+def _float32_copy(params: Any) -> Any:
+    return jax.tree.map(lambda p: jnp.array(p, jnp.float32, copy=True), params)
 
 
 def _strong(tree: Any) -> Any:

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""One optimizer step as a pure function: exact gradients over microbatches, then the update.
+"""Exact gradients over microbatches, as a pure function.
 
 The gradient is that of Σ wₖ·sumₖ/Nₖ with each count Nₖ taken over the whole batch, whatever the
 number of microbatches. A mean of the microbatches' means would weigh a token by how many others
@@ -9,29 +9,35 @@ the rest of it), and a second pass adds up gradients that are already divided by
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
-import optax
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
-from dovetail_train.metrics import Metrics
 from dovetail_train.precision import Precision
 from dovetail_train.state import Definition, State
 
 Term = tuple[Any, Any]  # (sum f32[], count f32[])
 Batch = Mapping[str, Any]  # arrays [rows, ...]
-_ONE = "loss"  # the name of the only term of a loss that returns no mapping
+ONE = "loss"  # the name of the only term of a loss that returns no mapping
+
+
+class Metric(NamedTuple):
+    """A term that is measured, not trained: its weight is 0 unless `weights` names it."""
+
+    sum: Any
+    count: Any
 
 
 @runtime_checkable
 class Loss(Protocol):
     """The sum of a batch's losses and the count that divides it, or a mapping of such by name.
 
-    Both are float32 scalars over the rows that are given, which may be a part of the batch.
+    Both are float32 scalars over the rows that are given, which may be a part of the batch. A
+    `Metric` among them is measured and has no gradient.
     `key` is the same for every microbatch of a step: noise that folds in a number of the row
     (`jax.random.fold_in(key, batch["id"][i])`) does not depend on the accumulation.
     """
@@ -41,7 +47,7 @@ class Loss(Protocol):
 
 def terms_of(value: Any) -> dict[str, tuple[Array, Array]]:
     """What a loss returned, checked, as a mapping of float32 (sum, count)."""
-    named = dict(value) if isinstance(value, Mapping) else {_ONE: value}
+    named = dict(value) if isinstance(value, Mapping) else {ONE: value}
     for name, term in named.items():
         pair = isinstance(term, tuple) and len(term) == 2
         if not pair or any(jnp.shape(part) != () for part in term):
@@ -51,10 +57,11 @@ def terms_of(value: Any) -> dict[str, tuple[Array, Array]]:
                 f"{name}={came}; write for example "
                 f"`return (losses * mask).sum(), mask.sum()`"
             )
-    return {
-        name: (jnp.asarray(total, jnp.float32), jnp.asarray(count, jnp.float32))
-        for name, (total, count) in named.items()
-    }
+    found = {}
+    for name, (total, count) in named.items():
+        pair = jnp.asarray(total, jnp.float32), jnp.asarray(count, jnp.float32)
+        found[name] = Metric(*pair) if isinstance(named[name], Metric) else pair
+    return found
 
 
 def make_objective(definition: Definition, loss: Loss, precision: Precision) -> Callable[..., Any]:
@@ -91,10 +98,11 @@ def mean_loss(
             f"use one of {', '.join(sorted(terms))}"
         )
     total = jnp.zeros((), jnp.float32)
-    for name, (term, _) in terms.items():
-        weight, count = weights.get(name, 1.0), counts[name]
+    for name, term in terms.items():
+        weight = weights.get(name, 0.0 if isinstance(term, Metric) else 1.0)
+        count = counts[name]
         if weight:  # 0·NaN would be NaN
-            total += jnp.where(count > 0, weight / jnp.where(count > 0, count, 1.0), 0.0) * term
+            total += jnp.where(count > 0, weight / jnp.where(count > 0, count, 1.0), 0.0) * term[0]
     return total
 
 
@@ -155,54 +163,3 @@ def split_rows(batch: Batch, *, accumulate: int, rows: NamedSharding) -> Any:
         return jax.lax.with_sharding_constraint(jnp.moveaxis(parts, 1, 0), sharding)
 
     return jax.tree.map(leaf, batch)
-
-
-def make_step(
-    gradients: Callable[..., Any],
-    tx: optax.GradientTransformation,
-    *,
-    weights: Mapping[str, float],
-    seed: int,
-) -> Callable[[State, Batch], tuple[State, Metrics]]:
-    """(state, batch) -> (state after one update, metrics). The key is fold_in(key(seed), step).
-
-    A transformation that takes extra arguments, as guards do, is given the loss as `value`.
-    """
-    update = optax.with_extra_args_support(tx).update
-
-    def step(state: State, batch: Batch) -> tuple[State, Metrics]:
-        key = jax.random.fold_in(jax.random.key(seed), state.step)
-        grads, terms, rest = gradients(state, batch, key)
-        metrics = _measure(terms, grads, batch, weights)
-        loss = metrics.scalars["loss"]
-        updates, opt = update(grads, state.opt, state.params, value=loss)
-        after = State(
-            step=state.step + 1,
-            params=optax.apply_updates(state.params, updates),
-            frozen=state.frozen,
-            rest=rest,
-            opt=opt,
-        )
-        return after, metrics
-
-    return step
-
-
-def _measure(
-    terms: Mapping[str, Term], grads: Any, batch: Batch, weights: Mapping[str, float]
-) -> Metrics:
-    counts = {name: n for name, (_, n) in terms.items()}
-    squares = [jnp.square(g.astype(jnp.float32)).sum() for g in jax.tree.leaves(grads)]
-    scalars = {
-        "loss": mean_loss(terms, counts, weights),
-        "grad_norm": jnp.sqrt(sum(squares)),
-    }
-    if "mask" in batch:
-        scalars["tokens"] = (batch["mask"] > 0).sum().astype(jnp.float32)
-    for name, (total, n) in terms.items():
-        if name == _ONE:
-            scalars["count"] = n
-            continue
-        scalars[f"loss/{name}"] = mean_loss({name: (total, n)}, counts, {})
-        scalars[f"count/{name}"] = n
-    return Metrics(scalars=scalars, grad_norms=jnp.sqrt(jnp.stack(squares)))

@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from dovetail_train import _fit
 from dovetail_train.flops import Flops, count_flops
+from dovetail_train.guard import Guard
 from dovetail_train.hooks import Hook
 from dovetail_train.mesh import batch_sharding, make_mesh, row_shards
 from dovetail_train.metrics import Metrics
@@ -22,6 +23,7 @@ from dovetail_train.sinks import Sink
 from dovetail_train.state import (
     Arrays,
     Definition,
+    Extras,
     OptShardings,
     State,
     Transformation,
@@ -35,10 +37,10 @@ from dovetail_train.step import (
     Loss,
     make_gradients,
     make_objective,
-    make_step,
     split_rows,
 )
 from dovetail_train.store import Store
+from dovetail_train.update import make_step
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,9 +75,12 @@ class Trainer:
     are placed by `fsdp_shardings`. trainable: a filter of flax.nnx; what it leaves out is frozen.
     accumulate: the number of microbatches of a step; the result does not depend on it beyond
     rounding. opt_shardings: where the state of tx lies; by default as the parameters, where shapes
-    agree. precision: the dtype inside the loss. seed: of the key that the loss gets. flops: of a
-    step, and peak_flops: per second of one device; by default counted from the loss and looked up
-    by device kind. Without a peak there is no MFU.
+    agree. precision: the dtype inside the loss. ema: the decay of a moving average of the
+    parameters, kept in float32 (`model(state, ema=True)`). guard: which updates are not made; None
+    makes all, and `fit` then ends at the first that is not finite. A guard holds one gradient
+    tree: None needs less memory where layers are recomputed. seed: of the key that the loss gets.
+    flops: of a step, and peak_flops: per second of one device; by default counted from the loss
+    and looked up by device kind. Without a peak there is no MFU.
     """
 
     def __init__(
@@ -89,6 +94,8 @@ class Trainer:
         accumulate: int = 1,
         opt_shardings: OptShardings = opt_shardings,
         precision: Precision = Precision(compute="float32"),  # noqa: B008 - frozen
+        ema: float | None = None,
+        guard: Guard | None = Guard(),  # noqa: B008 - frozen
         seed: int = 0,
         flops: float | None = None,
         peak_flops: float | None = None,
@@ -97,13 +104,19 @@ class Trainer:
             raise ValueError(
                 f"accumulate must be at least 1, got accumulate={accumulate}; write accumulate=1"
             )
+        if ema is not None and not 0 < ema < 1:
+            raise ValueError(
+                f"ema must lie between 0 and 1, got ema={ema}; write for example ema=0.999, or "
+                f"ema=None for no average"
+            )
         if mesh is None and jax.process_count() > 1:
             raise ValueError(
                 f"several processes need a mesh over all of their devices, got mesh=None with "
                 f"{jax.process_count()} processes; pass mesh=make_mesh()"
             )
         self.mesh = make_mesh(devices=jax.devices()[:1]) if mesh is None else mesh
-        self.precision, self.seed = precision, seed
+        self.precision, self.seed, self.guard = precision, seed, guard
+        self._ema = ema
         self._tx, self._loss, self._trainable = tx, loss, trainable
         self._weights, self._accumulate = dict(weights or {}), accumulate
         self._opt_shardings = opt_shardings
@@ -129,13 +142,22 @@ class Trainer:
         with jax.set_mesh(self.mesh):
             return prepared.step(state, dict(batch))
 
-    def model(self, state: State, *, cast: bool = False) -> nnx.Module:
+    def model(self, state: State, *, ema: bool = False, cast: bool = False) -> nnx.Module:
         """The module with the arrays of `state`, not copies: the next step donates them.
 
-        cast: in the dtype of the precision, as the loss sees it.
+        ema: with the moving averages, in the parameters' dtypes (copies where that is not
+        float32). cast: in the dtype of the precision, as the loss sees it.
         """
+        params = state.params
+        if ema and state.ema is None:
+            raise ValueError(
+                "a model of averages needs a trainer that keeps them, got ema=True with a state "
+                "that has none; write Trainer(..., ema=0.999)"
+            )
+        if ema:
+            params = jax.tree.map(lambda a, p: a.astype(p.dtype), state.ema, params)
         to = self.precision.cast if cast else lambda tree: tree
-        return self._ready().definition.merge(to(state.params), to(state.frozen), state.rest)
+        return self._ready().definition.merge(to(params), to(state.frozen), state.rest)
 
     def fit(
         self,
@@ -155,8 +177,9 @@ class Trainer:
         end, and when `stop` (polled after every update with their number) says so. The scalars of
         step n describe the state after n updates: the loss of step 0 is that of the fresh model.
 
-        Raises RuntimeError naming the step when the loss or the gradient is not finite; nothing
-        that followed is saved. Ctrl-C saves nothing either, and loses what came after the last
+        Raises BadStep naming the step when the loss or the gradient is not finite at the first
+        step, without a guard at any, or when the guard has skipped too many in a row; nothing that
+        followed is saved. Ctrl-C saves nothing either, and loses what came after the last
         save: to save then, pass a `stop` that a signal handler sets.
         """
         run = _fit.Run(
@@ -262,6 +285,7 @@ class Trainer:
             trainable=self._trainable,
             mesh=self.mesh,
             shard_opt=self._opt_shardings,
+            extras=Extras(ema=self._ema is not None, guard=self.guard is not None),
         )
         self.precision.check({"params": arrays.params, "frozen": arrays.frozen})
         return definition, arrays
@@ -275,7 +299,14 @@ class Trainer:
                 batch, accumulate=self._accumulate, rows=self._rows
             ),
         )
-        return make_step(gradients, definition.tx, weights=self._weights, seed=self.seed)
+        return make_step(
+            gradients,
+            definition.tx,
+            weights=self._weights,
+            seed=self.seed,
+            guard=self.guard,
+            ema=self._ema,
+        )
 
     def _is_placed(self, batch: Batch) -> bool:
         return bool(batch) and all(

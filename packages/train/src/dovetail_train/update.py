@@ -1,0 +1,109 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""One optimizer step as a pure function: gradients, a verdict on them, and the update.
+
+The update stands in a branch (`jax.lax.cond`). To choose between two finished states instead
+(`jnp.where`) would hold both, and would not be inert: 0 times NaN is NaN.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dovetail_train.guard import Guard, judge, limit
+from dovetail_train.metrics import Metrics
+from dovetail_train.state import State
+from dovetail_train.step import ONE, Batch, Term, mean_loss
+
+
+def make_step(
+    gradients: Callable[..., Any],
+    tx: optax.GradientTransformation,
+    *,
+    weights: Mapping[str, float],
+    seed: int,
+    guard: Guard | None = None,
+    ema: float | None = None,
+) -> Callable[[State, Batch], tuple[State, Metrics]]:
+    """(state, batch) -> (state after one update, metrics). The key is fold_in(key(seed), step).
+
+    A transformation that takes extra arguments, as guards do, is given the loss as `value`.
+    """
+    update = optax.with_extra_args_support(tx).update
+
+    def step(state: State, batch: Batch) -> tuple[State, Metrics]:
+        key = jax.random.fold_in(jax.random.key(seed), state.step)
+        grads, terms, rest = gradients(state, batch, key)
+        metrics = _measure(terms, grads, batch, weights)
+        loss, grad_norm = metrics.scalars["loss"], metrics.scalars["grad_norm"]
+
+        def take() -> Any:
+            updates, opt = update(grads, state.opt, state.params, value=loss)
+            params = optax.apply_updates(state.params, updates)
+            return params, rest, opt, _averaged(state.ema, params, ema), _norm(updates)
+
+        def leave() -> Any:
+            return state.params, state.rest, state.opt, state.ema, jnp.zeros((), jnp.float32)
+
+        scalars, seen = dict(metrics.scalars), state.guard
+        scalars["param_norm"] = _norm(state.params)
+        if guard is None:
+            after = take()
+        else:
+            scalars["loss_limit"] = limit(guard, seen)
+            good, seen = judge(guard, seen, loss=loss, grad_norm=grad_norm)
+            scalars["skipped"] = 1.0 - good.astype(jnp.float32)
+            after = jax.lax.cond(good, take, leave)
+        params, rest, opt, average, scalars["update_norm"] = after
+        done = State(
+            step=state.step + 1,
+            params=params,
+            frozen=state.frozen,
+            rest=rest,
+            opt=opt,
+            ema=average,
+            guard=seen,
+        )
+        return done, Metrics(scalars=scalars, grad_norms=metrics.grad_norms)
+
+    return step
+
+
+def _averaged(average: Any, params: Any, decay: float | None) -> Any:
+    """decay·average + (1 − decay)·params in float32: in bfloat16 so small a step would be lost."""
+    if decay is None:
+        return average
+    return jax.tree.map(
+        lambda a, p: a + (1.0 - decay) * (p.astype(jnp.float32) - a), average, params
+    )
+
+
+def _squares(tree: Any) -> list[jax.Array]:
+    return [jnp.square(x.astype(jnp.float32)).sum() for x in jax.tree.leaves(tree)]
+
+
+def _norm(tree: Any) -> jax.Array:
+    return jnp.sqrt(sum(_squares(tree), start=jnp.zeros((), jnp.float32)))
+
+
+def _measure(
+    terms: Mapping[str, Term], grads: Any, batch: Batch, weights: Mapping[str, float]
+) -> Metrics:
+    counts = {name: term[1] for name, term in terms.items()}
+    squares = _squares(grads)
+    scalars = {
+        "loss": mean_loss(terms, counts, weights),
+        "grad_norm": jnp.sqrt(sum(squares, start=jnp.zeros((), jnp.float32))),
+    }
+    if "mask" in batch:
+        scalars["tokens"] = (batch["mask"] > 0).sum().astype(jnp.float32)
+    for name, (total, n) in terms.items():
+        if name == ONE:
+            scalars["count"] = n
+            continue
+        scalars[f"loss/{name}"] = mean_loss({name: (total, n)}, counts, {})
+        scalars[f"count/{name}"] = n
+    return Metrics(scalars=scalars, grad_norms=jnp.sqrt(jnp.stack(squares)))

@@ -1,0 +1,129 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from dovetail_train import Guard, Trainer
+
+STEPS = 6
+
+
+class _Net(nnx.Module):
+    """Parameters, statistics and a random stream."""
+
+    def __init__(self):
+        rngs = nnx.Rngs(params=0, dropout=1)
+        self.up = nnx.Linear(3, 5, rngs=rngs)
+        self.norm = nnx.BatchNorm(5, rngs=rngs)
+        self.down = nnx.Linear(5, 2, rngs=rngs)
+
+    def __call__(self, x):
+        return self.down(self.norm(self.up(x)))
+
+
+def _loss(model, batch, *, key):
+    return (model(batch["x"]) ** 2).sum(), jnp.float32(batch["x"].shape[0])
+
+
+def _batches(*, bad=None):
+    rows = [np.random.default_rng(i).normal(size=(4, 3)).astype("f4") for i in range(STEPS)]
+    if bad is not None:
+        rows[bad][0, 1] = np.inf
+    return [{"x": x} for x in rows]
+
+
+@pytest.fixture(scope="module")
+def trainer():
+    tx = optax.adamw(optax.cosine_decay_schedule(1e-1, STEPS))
+    return Trainer(tx, _loss, ema=0.75, accumulate=2)
+
+
+def _run(trainer, batches):
+    state = trainer.init(_Net())
+    for batch in batches:
+        state, _ = trainer.step(state, batch)
+    return state
+
+
+@pytest.mark.parametrize("bad", range(STEPS))
+def test_a_bad_step_leaves_every_bit_as_if_its_batch_had_not_been(trainer, bad):
+    found = _run(trainer, _batches(bad=bad))
+    want = _run(trainer, [batch for i, batch in enumerate(_batches()) if i != bad])
+    assert int(found.step) == STEPS == int(want.step) + 1
+    assert int(found.guard.skipped) == 1
+    for name in ("params", "rest", "opt", "ema"):
+        jax.tree.map(np.testing.assert_array_equal, getattr(found, name), getattr(want, name))
+    assert float(found.guard.mean) == float(want.guard.mean)
+
+
+def test_the_average_is_the_closed_form(trainer):
+    state = trainer.init(_Net())
+    seen = [np.asarray(state.params["up"]["kernel"], np.float64)]
+    for batch in _batches():
+        state, _ = trainer.step(state, batch)
+        seen.append(np.asarray(state.params["up"]["kernel"], np.float64))
+    weights = [0.75**STEPS] + [0.25 * 0.75 ** (STEPS - n) for n in range(1, STEPS + 1)]
+    want = sum(w * p for w, p in zip(weights, seen, strict=True))
+    # Six float32 updates of numbers around 1.
+    np.testing.assert_allclose(state.ema["up"]["kernel"], want, rtol=1e-5, atol=1e-7)
+    model = trainer.model(state, ema=True)
+    np.testing.assert_array_equal(model.up.kernel[...], state.ema["up"]["kernel"])
+    assert model.up.kernel[...].dtype == jnp.float32
+    np.testing.assert_array_equal(trainer.model(state).up.kernel[...], seen[-1].astype("f4"))
+
+
+def test_the_average_of_bfloat16_parameters_moves():
+    model = nnx.Linear(3, 2, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+    trainer = Trainer(optax.sgd(0.5), _loss, ema=0.999)
+    state = trainer.init(model)
+    before = np.asarray(state.ema["kernel"])
+    assert before.dtype == np.float32
+    np.testing.assert_array_equal(before, model.kernel[...])
+    state, _ = trainer.step(state, _batches()[0])
+    ahead = np.asarray(state.params["kernel"], np.float32) - before
+    # 0.001 of a step is below bfloat16's spacing, 1/256, of the parameter.
+    np.testing.assert_allclose(state.ema["kernel"] - before, 0.001 * ahead, rtol=1e-2, atol=1e-7)
+    assert trainer.model(state, ema=True).kernel[...].dtype == jnp.bfloat16
+
+
+def test_the_norms_are_of_the_parameters_before_and_of_the_update(trainer):
+    state = trainer.init(_Net())
+    before = jax.tree.map(np.asarray, state.params)
+    state, metrics = trainer.step(state, _batches()[0])
+    scalars = metrics.read()
+
+    def norm(tree):
+        return np.sqrt(sum((np.asarray(x, np.float64) ** 2).sum() for x in jax.tree.leaves(tree)))
+
+    change = jax.tree.map(lambda a, b: np.asarray(b, np.float64) - a, before, state.params)
+    np.testing.assert_allclose(scalars["param_norm"], norm(before), rtol=1e-5)
+    # The change is read off parameters of about 1, of which it is a tenth.
+    np.testing.assert_allclose(scalars["update_norm"], norm(change), rtol=1e-4)
+
+
+@pytest.mark.parametrize("ema", [0.0, 1.0, -0.5])
+def test_a_decay_that_means_nothing_is_refused(ema):
+    with pytest.raises(ValueError, match=r"between 0 and 1, got ema=.*; write for example ema="):
+        Trainer(optax.sgd(0.1), _loss, ema=ema)
+
+
+def test_a_model_of_averages_needs_averages():
+    trainer = Trainer(optax.sgd(0.1), _loss)
+    state = trainer.init(nnx.Linear(3, 2, rngs=nnx.Rngs(0)))
+    with pytest.raises(ValueError, match=r"needs a trainer that keeps them.*write Trainer\("):
+        trainer.model(state, ema=True)
+
+
+def test_without_a_guard_there_is_no_branch():
+    def primitives(guard):
+        trainer = Trainer(optax.sgd(0.1), _loss, guard=guard)
+        program = trainer.program(_Net(), _batches()[0])
+        with jax.set_mesh(trainer.mesh):
+            return str(jax.make_jaxpr(program.fn)(*program.args))
+
+    assert " cond[" not in primitives(None)
+    assert " cond[" in primitives(Guard())

@@ -278,7 +278,7 @@ def test_the_router_tap_counts_the_real_tokens_of_every_mixture(scan, random_mod
     load, total, count = found["router"]
     assert load.shape == (2, 5)
     assert load.sum(1).tolist() == [2 * 10, 2 * 10]
-    assert count.tolist() == [2.0, 2.0]
+    assert count.tolist() == [3.0, 3.0]  # documents
     assert (np.asarray(total) > 0).all()
 
 

@@ -135,13 +135,12 @@ class Decoder(nnx.Module):
             check_positions(where, max_length=self.config.max_length)
             x = x + self.positions(where, constrain=fixed)
         turns = self._turns(where)
-        mask = None if segment_ids is None else segment_ids != 0
 
         def step(block: Any, x: Array, entry: Any = None) -> tuple[Array, Any]:
             a = block.attn.config
             turn = None if a.rope is None else turns[a.rope, a.rotary_dim]
-            options = {"turn": turn, "attend": attend, "constrain": fixed, "mask": mask}
-            x, entry, used = block(x, kv=entry, **options)
+            options = {"turn": turn, "attend": attend, "constrain": fixed}
+            x, entry, used = block(x, kv=entry, segment_ids=segment_ids, **options)
             return x, (entry, used if ROUTER in taps else None)
 
         walk = functools.partial(run, step=step, keep=kept, scan=self.scan, remat=self.remat)

@@ -54,19 +54,48 @@ def test_groups_by_their_best_and_by_their_two_best():
     assert chosen == [0, 4]
 
 
+def _by_hand(scores, chosen):
+    """2412.19437, eq. 18 to 20, of one sequence in float64: scores [t, E], chosen [t, K]."""
+    count, (length, top_k) = scores.shape[1], chosen.shape
+    used = np.bincount(chosen.ravel(), minlength=count) * count / (top_k * length)
+    share = (scores / scores.sum(-1, keepdims=True)).astype(np.float64).mean(0)
+    return (used * share).sum()
+
+
+def _routes(rows, length):
+    scores = np.random.default_rng(0).random((rows, length, 4)).astype(np.float32)
+    return scores, np.argsort(-scores, axis=-1)[..., :2].astype(np.int32)
+
+
 def test_balance_counts_choices_and_leaves_padding_out():
-    rng = np.random.default_rng(0)
-    scores = rng.random((2, 5, 4)).astype(np.float32)
-    chosen = np.argsort(-scores, axis=-1)[..., :2].astype(np.int32)
-    mask = np.array([[1, 1, 1, 0, 0], [0, 0, 0, 0, 0]], bool)
-    load, total, count = balance(jnp.asarray(scores), jnp.asarray(chosen), jnp.asarray(mask))
+    scores, chosen = _routes(2, 5)
+    segments = np.array([[1, 1, 1, 0, 0], [0, 0, 0, 0, 0]], np.int32)
+    load, total, count = balance(*map(jnp.asarray, (scores, chosen, segments)))
     kept = chosen[0, :3]
     assert load.tolist() == np.bincount(kept.ravel(), minlength=4).tolist()
-    # 2412.19437, eq. 18 to 20, over the three tokens of the one sequence.
-    used = np.bincount(kept.ravel(), minlength=4) * 4 / (2 * 3)
-    share = (scores[0, :3] / scores[0, :3].sum(-1, keepdims=True)).mean(0)
-    np.testing.assert_allclose(total, (used * share).sum(), rtol=1e-6)
+    np.testing.assert_allclose(total, _by_hand(scores[0, :3], kept), rtol=1e-6)
     assert count == 1
+
+
+def test_balance_of_whole_rows_is_the_sum_over_them():
+    scores, chosen = _routes(3, 5)
+    _, total, count = balance(jnp.asarray(scores), jnp.asarray(chosen), None)
+    want = sum(_by_hand(s, c) for s, c in zip(scores, chosen, strict=True))
+    np.testing.assert_allclose(total, want, rtol=1e-6)
+    assert count == 3
+
+
+def test_balance_of_packed_documents_is_that_of_the_documents_apart():
+    scores, chosen = _routes(2, 9)
+    segments = np.array([[1, 1, 2, 2, 2, 2, 3, 0, 0], [0, 7, 7, 7, 1, 1, 1, 1, 1]], np.int32)
+    pieces = [(0, 0, 2), (0, 2, 6), (0, 6, 7), (1, 1, 4), (1, 4, 9)]
+    _, total, count = balance(*map(jnp.asarray, (scores, chosen, segments)))
+    want = sum(_by_hand(scores[b, i:j], chosen[b, i:j]) for b, i, j in pieces)
+    np.testing.assert_allclose(total, want, rtol=1e-6)
+    assert count == len(pieces)
+
+
+def test_balance_is_1_where_all_experts_are_used_alike():
     even = jnp.full((1, 4, 4), 0.25)
     turns = jnp.array([[[0, 1], [2, 3], [0, 1], [2, 3]]])
     np.testing.assert_allclose(balance(even, turns, None).total, 1.0, rtol=1e-6)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from flax import nnx
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float, Int
 
 from dovetail_models.config import Experts, LatentAttention, Layer, Norm
 from dovetail_models.layers.attention import SelfAttention
@@ -49,7 +49,7 @@ class Block(nnx.Module):
         attend: Callable[..., Any],
         constrain: Constrain,
         kv: Any = None,
-        mask: Bool[Array, "B T"] | None = None,
+        segment_ids: Int[Array, "B T"] | None = None,
     ) -> tuple[Float[Array, "B T D"], Any, Balance | None]:
         """(the stream after the block, the cache entry after it, the experts' balance or None)."""
         pre = self.norms != "post"
@@ -63,7 +63,7 @@ class Block(nnx.Module):
         h = self.mlp_norm(x) if pre else x
         used = None
         if isinstance(self.mlp, MixtureOfExperts):
-            out, used = self.mlp(h, constrain=constrain, mask=mask)
+            out, used = self.mlp(h, constrain=constrain, segment_ids=segment_ids)
         else:
             out = self.mlp(h, constrain=constrain)
         if self.mlp_post_norm is not None:

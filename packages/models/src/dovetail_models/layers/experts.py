@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from dovetail_models.config import Activation, ClampedGlu, Experts, Mlp
 from dovetail_models.layers.mlp import FeedForward, glu
@@ -93,14 +93,14 @@ class MixtureOfExperts(nnx.Module):
         x: Float[Array, "b t D"],
         *,
         constrain: Constrain,
-        mask: Bool[Array, "b t"] | None = None,
+        segment_ids: Int[Array, "b t"] | None = None,
     ) -> tuple[Float[Array, "b t D"], Balance]:
-        """(output, how evenly the experts were used where `mask` is true)."""
+        """(output, how evenly the experts were used by each sequence)."""
         weights, chosen, scores = self.router(x)
         mixed = self._mix(x.reshape(-1, x.shape[-1]), weights, chosen).reshape(x.shape)
         if self.shared is not None:
             mixed = mixed + self.shared(x, constrain=constrain)
-        return mixed, balance(scores, chosen, mask)
+        return mixed, balance(scores, chosen, segment_ids)
 
     def _mix(self, x: Float[Array, "n D"], weights: Array, chosen: Array) -> Float[Array, "n D"]:
         k, flat = self.config.top_k, chosen.reshape(-1)

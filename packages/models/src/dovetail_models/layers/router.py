@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which experts a token goes to, with which weights, and how evenly."""
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -10,6 +11,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from dovetail_models.config import Experts, Groups
+from dovetail_models.inputs import restart
 from dovetail_models.shard import Buffer, named
 
 
@@ -18,7 +20,8 @@ class Balance(NamedTuple):
 
     `load` i32[E] counts the choices of each expert. `total` f32[] adds, over sequences, the balance
     loss of DeepSeek-V3 (2412.19437, eq. 17 to 20, without its factor), 1 where all experts are used
-    alike; `sequences` f32[] is their number, which divides it. Padding is left out of all three.
+    alike; `sequences` f32[] is their number, which divides it. In a packed row each document is a
+    sequence, so both are those of the documents apart. Padding is left out of all three.
     """
 
     load: Int[Array, "*layers E"]
@@ -75,14 +78,23 @@ def _in_best_groups(merit: Float[Array, "*batch E"], groups: Groups) -> Bool[Arr
 def balance(
     scores: Float[Array, "b t E"],
     chosen: Int[Array, "b t K"],
-    mask: Bool[Array, "b t"] | None,
+    segment_ids: Int[Array, "b t"] | None,
 ) -> Balance:
-    """The `Balance` of one layer; `mask` is true where a token counts."""
+    """The `Balance` of one layer. Each run of equal segment ids is a sequence; 0 is padding."""
     count, top_k = scores.shape[-1], chosen.shape[-1]
-    mask = jnp.ones(scores.shape[:2], bool) if mask is None else mask
-    taken = jnp.where(mask[..., None], jax.nn.one_hot(chosen, count, dtype=jnp.int32).sum(-2), 0)
-    tokens = jnp.maximum(mask.sum(1), 1).astype(jnp.float32)[:, None]
-    used = taken.sum(1).astype(jnp.float32) * (count / top_k) / tokens
-    share = scores / scores.sum(-1, keepdims=True) * mask[..., None].astype(scores.dtype)
-    loss = (used * (share.sum(1) / tokens)).sum(-1)
-    return Balance(taken.sum((0, 1)), loss.sum(), mask.any(1).sum().astype(jnp.float32))
+    taken = jax.nn.one_hot(chosen, count, dtype=jnp.int32).sum(-2)
+    share = scores / scores.sum(-1, keepdims=True)
+    if segment_ids is None:
+        inside, start = jnp.ones(scores.shape[:2], bool), jnp.zeros(scores.shape[:2], jnp.int32)
+        places = 1
+    else:
+        # A sequence is summed at the place of its first token.
+        inside, places = segment_ids != 0, scores.shape[1]
+        start = jnp.arange(places)[None] - restart(segment_ids)
+    taken = jnp.where(inside[..., None], taken, 0)
+    add = jax.vmap(functools.partial(jax.ops.segment_sum, num_segments=places))
+    tokens = add(inside.astype(jnp.float32), start)[..., None]
+    over = jnp.maximum(tokens, 1.0)
+    used = add(taken, start).astype(jnp.float32) * (count / top_k) / over
+    loss = used * add(jnp.where(inside[..., None], share, 0.0), start) / over
+    return Balance(taken.sum((0, 1)), loss.sum(), (tokens > 0).sum().astype(jnp.float32))

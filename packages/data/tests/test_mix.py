@@ -196,6 +196,9 @@ def test_a_batch_is_that_of_the_sources(unit):
     assert batch["tokens"].tolist() == [[n] * 3 for n in expected]
     assert batch["keys"].tolist() == np.repeat(keys, unit).tolist()
     assert batch["tokens"].dtype == np.int32
+    assert batch["source"].tolist() == np.repeat([1, 0, 0, 0, 0], unit).tolist()
+    assert batch["source"].dtype == np.int32
+    assert list(mixture.sources) == ["a", "b"]
     assert sorted((one.shard, one.document) for one in corrupt) == [
         ("40", 0),
         ("40", 3),
@@ -272,6 +275,7 @@ def test_a_mixture_of_mixtures(inner_policy, policy):
     # By name: 3 of math, then 5 of code and 11 of web.
     mine = rows >= 3
     np.testing.assert_array_equal(rows, outer.draws(2)(places[::-1])[::-1])
+    np.testing.assert_array_equal(outer.batch(rows)["source"], mine)  # the outer mixture's own
     found = [outer.explain(row)[0].mixed for row in rows.tolist()]
     assert set(found) == {"math", "text/web", "text/code"}
     once = 10  # before anything is used up

@@ -24,6 +24,7 @@ from dovetail_data.rows import Arrays, Draws, Rows, Span
 from dovetail_data.stage import Stage, Weights, counts_of
 
 _NUMBERS = {"pair_ids", "prompt_ids"}  # fields that count the rows of one source
+_SOURCE = "source"
 
 
 def mix(
@@ -121,8 +122,8 @@ class Mixture(Rows):
         keys: UInt64[np.ndarray, "k"] | None = None,
         corrupt: list[CorruptDocument] | None = None,
     ) -> Arrays:
-        """The rows as one batch, each source read once. `pair_ids` and `prompt_ids` count the rows
-        of all sources."""
+        """The rows as one batch, each source read once. `source` i32[B] is the index of a row's
+        source in `sources`; `pair_ids` and `prompt_ids` count the rows of all sources."""
         self._check(rows)
         units = (len(rows), self.unit)
         batch = {
@@ -140,10 +141,11 @@ class Mixture(Rows):
                 array[here] = part[name].reshape(-1, *array.shape[1:])
             for name in _NUMBERS & batch.keys():
                 batch[name][here] += self._offsets[j]
-        return {
+        flat = {
             name: array.reshape(len(rows) * self.unit, *array.shape[2:])
             for name, array in batch.items()
         }
+        return flat | {_SOURCE: np.repeat(source, self.unit).astype(np.int32)}
 
     def extra(self, prompt_ids: Int32[np.ndarray, "k"] | Sequence[int]) -> list[dict[str, Any]]:
         found = []
@@ -231,6 +233,7 @@ def _common_fields(sources: Mapping[str, Rows]) -> dict[str, tuple[np.dtype, tup
             "fields": {
                 field: (array.dtype, array.shape[1:])
                 for field, array in rows.batch(np.zeros(0, np.int64)).items()
+                if field != _SOURCE  # of an inner mixture, which is one source here
             },
         }
         for name, rows in sources.items()

@@ -9,15 +9,15 @@ operation that never makes them, given as `cross_entropy`, takes the place of al
 """
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from dovetail_train.mesh import row_shards
-from dovetail_train.step import Batch, Loss, Term
+from dovetail_train.step import Batch, Loss, Metric, Term
 
 _CHUNK = 1024
 
@@ -57,6 +57,8 @@ def lm_loss(
     cross_entropy: CrossEntropy | None = None,
     chunk: int | None = None,
     z: float = 0.0,
+    balance: bool = False,
+    sources: Sequence[str] = (),
 ) -> Loss:
     """Σ mask·(logsumexp(logits) − logits[target]) and Σ mask, in nats.
 
@@ -67,10 +69,39 @@ def lm_loss(
     cross_entropy: the operation that forms the loss from the features and from the model's
     `head_weight()`; None makes logits by the model's `head`, chunk by chunk.
     chunk: for how many positions per device those logits exist at once, 1024 unless given.
-    z: with z > 0 the loss is a mapping of "nll" and "z" = z·Σ mask·logsumexp² (PaLM, section 5).
+    z: with z > 0 there is a term "z" = z·Σ mask·logsumexp² (PaLM, section 5).
+    balance: adds the term "balance", the mean over sequences and layers of what the decoder taps as
+    "router" (an object with `total` and `sequences`). Its weight is `Trainer(weights=)`'s.
+    sources: names; the batch then has source i32[B], an index among them, and each gets the metric
+    "source/NAME", its mean nll.
 
-    A target outside the vocabulary where mask > 0 makes the loss NaN, which `Trainer.fit` refuses.
+    With any of the last three the loss is a mapping, in which "nll" is the loss of the tokens.
+    A target outside the vocabulary where mask > 0 makes the loss NaN.
     """
+    _check(cross_entropy=cross_entropy, chunk=chunk, z=z, sources=sources)
+    taps: dict[str, Any] = {"taps": ("router",)} if balance else {}
+
+    def loss(model: Any, batch: Batch, *, key: Any) -> Term | Mapping[str, Term]:
+        del key  # a decoder's noise, if any, is its own
+        x, *found = _features(model, batch, attention=attention, **taps)
+        names = tuple(sources)
+        sums = _sums(model, x, batch, cross_entropy=cross_entropy, chunk=chunk, z=z, sources=names)
+        terms: dict[str, Term] = {"nll": (sums.nll, sums.count)}
+        if z:
+            terms["z"] = sums.squares, sums.count
+        if balance:
+            router = found[-1]["router"]
+            terms["balance"] = router.total.sum(), router.sequences.sum()
+        for i, name in enumerate(names):
+            terms[f"source/{name}"] = Metric(sums.by_source[0, i], sums.by_source[1, i])
+        return terms if len(terms) > 1 else terms["nll"]
+
+    return loss
+
+
+def _check(
+    *, cross_entropy: CrossEntropy | None, chunk: int | None, z: float, sources: Sequence[str]
+) -> None:
     if (chunk is not None and chunk < 1) or z < 0:
         raise ValueError(
             f"chunk must be at least 1 and z at least 0, got chunk={chunk}, z={z}; "
@@ -81,15 +112,26 @@ def lm_loss(
             f"chunk divides the logits, which cross_entropy does not make, got chunk={chunk} and "
             f"cross_entropy={cross_entropy}; leave one of them out"
         )
+    if sources and cross_entropy is not None:
+        raise ValueError(
+            f"sources need the loss of each token, of which cross_entropy gives the sum alone, got "
+            f"sources={tuple(sources)} and cross_entropy={cross_entropy}; leave one of them out"
+        )
+    if isinstance(sources, str) or len(set(sources)) < len(sources):
+        raise ValueError(
+            f"sources must be names, each once, got sources={sources!r}; write for example "
+            f'lm_loss(sources=("code", "web"))'
+        )
 
-    operations = {"attention": attention, "cross_entropy": cross_entropy}
 
-    def loss(model: Any, batch: Batch, *, key: Any) -> Term | Mapping[str, Term]:
-        del key  # a decoder's noise, if any, is its own
-        nll, squares, count = token_sums(model, batch, chunk=chunk, z=z, **operations)
-        return {"nll": (nll, count), "z": (squares, count)} if z else (nll, count)
+class _Sums(NamedTuple):
+    """Over tokens: Σ mask·nll, z·Σ mask·logsumexp², Σ mask, and [2, sources], Σ mask·nll and Σ mask
+    of each. The sum of the first two has the gradient of both; each alone may not have its own."""
 
-    return loss
+    nll: Array
+    squares: Array
+    count: Array
+    by_source: Array
 
 
 def token_sums(
@@ -99,12 +141,16 @@ def token_sums(
     attention: Callable[..., Any] | None,
     cross_entropy: CrossEntropy | None,
     chunk: int | None,
-    z: float = 0.0,
-) -> tuple[Float[Array, ""], Float[Array, ""], Float[Array, ""]]:
-    """(Σ mask·nll, z·Σ mask·logsumexp², Σ mask), options as in `lm_loss`.
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """(Σ mask·nll, Σ mask), options as in `lm_loss`."""
+    x, *_ = _features(model, batch, attention=attention)
+    sums = _sums(model, x, batch, cross_entropy=cross_entropy, chunk=chunk, z=0.0, sources=())
+    return sums.nll, sums.count
 
-    The sum of the first two has the gradient of both; each alone may not have its own.
-    """
+
+def _features(
+    model: Any, batch: Batch, *, attention: Callable[..., Any] | None, **taps: Any
+) -> tuple[Any, ...]:
     missing = {"tokens", "targets", "mask"} - set(batch)
     if missing:
         raise ValueError(
@@ -114,13 +160,36 @@ def token_sums(
     options = {name: batch[name] for name in ("positions", "segment_ids") if name in batch}
     if attention is not None:
         options["attention"] = attention
-    x, _ = model.features(batch["tokens"], **options)
+    return model.features(batch["tokens"], **options, **taps)
+
+
+def _sums(
+    model: Any,
+    x: Float[Array, "B S D"],
+    batch: Batch,
+    *,
+    cross_entropy: CrossEntropy | None,
+    chunk: int | None,
+    z: float,
+    sources: tuple[str, ...],
+) -> _Sums:
     targets, mask = jnp.asarray(batch["targets"]), jnp.asarray(batch["mask"], jnp.float32)
-    if cross_entropy is None:
-        return _chunked(model, x, targets, mask, chunk=chunk or _CHUNK, z=z)
-    found = _headless(model, x, targets, mask, cross_entropy=cross_entropy, z=z)
-    share = jax.lax.stop_gradient(z * found.z_sum) if z else jnp.zeros(())
-    return found.sum - share, share, found.count
+    if cross_entropy is not None:
+        found = _headless(model, x, targets, mask, cross_entropy=cross_entropy, z=z)
+        share = jax.lax.stop_gradient(z * found.z_sum) if z else jnp.zeros(())
+        return _Sums(found.sum - share, share, found.count, jnp.zeros((2, 0)))
+    if sources and "source" not in batch:
+        raise ValueError(
+            f"a loss of sources needs a batch with source i32[B], got {sorted(batch)} where "
+            f"sources={sources}; add it, or leave sources out"
+        )
+    source = batch["source"] if sources else jnp.zeros(mask.shape[:1], jnp.int32)
+    known = (source >= 0) & (source < max(1, len(sources)))
+    # A source without a name makes the metrics NaN: its tokens would be missing from all of them.
+    own = jnp.where(known[:, None], jax.nn.one_hot(source, len(sources)), jnp.nan)
+    nll, squares, by_source = _chunked(model, x, targets, mask, own, chunk=chunk or _CHUNK)
+    counts = mask.sum(1) @ own
+    return _Sums(nll, z * squares, mask.sum(), jnp.stack([by_source, counts]))
 
 
 def _chunked(
@@ -128,19 +197,21 @@ def _chunked(
     x: Float[Array, "B S D"],
     targets: Int[Array, "B S"],
     mask: Float[Array, "B S"],
+    own: Float[Array, "B sources"],
     *,
     chunk: int,
-    z: float,
-) -> tuple[Float[Array, ""], Float[Array, ""], Float[Array, ""]]:
-    """`token_sums` with the logits of one chunk at a time."""
+) -> tuple[Float[Array, ""], Float[Array, ""], Float[Array, " sources"]]:
+    """(Σ mask·nll, Σ mask·logsumexp², Σ mask·nll of each source), logits a chunk at a time."""
 
-    def sums(x: Array, targets: Array, mask: Array) -> tuple[Array, Array]:
+    def sums(x: Array, targets: Array, mask: Array) -> tuple[Array, ...]:
         nll, normalizer = _cross_entropy(model.head(x), jnp.where(mask > 0, targets, 0))
-        return (mask * nll).sum(), (mask * normalizer**2).sum()
+        nll = mask * nll
+        by_source = jax.lax.stop_gradient(nll.sum(1)) @ own
+        return nll.sum(), (mask * normalizer**2).sum(), by_source
 
     rows = math.ceil(x.shape[0] / row_shards(dict(jax.sharding.get_abstract_mesh().shape)))
-    nll, squares = _over_chunks(sums, (x, targets, mask), size=max(1, chunk // rows))
-    return nll, z * squares, mask.sum()
+    zeros = jnp.zeros(()), jnp.zeros(()), jnp.zeros(own.shape[1])
+    return _over_chunks(sums, (x, targets, mask), size=max(1, chunk // rows), zeros=zeros)
 
 
 def _headless(
@@ -178,8 +249,8 @@ def _cross_entropy(
 
 
 def _over_chunks(
-    function: Callable[..., Any], arrays: tuple[Array, ...], *, size: int
-) -> tuple[Array, Array]:
+    function: Callable[..., Any], arrays: tuple[Array, ...], *, size: int, zeros: Any
+) -> Any:
     """The sum of `function` over pieces of at most `size` along axis 1, each computed twice."""
     rows, length = arrays[0].shape[:2]
     pieces = math.ceil(length / size)
@@ -196,7 +267,7 @@ def _over_chunks(
         jnp.moveaxis(a[:, : full * size].reshape(rows, full, size, *a.shape[2:]), 1, 0)
         for a in arrays
     ]
-    total, _ = jax.lax.scan(add, (jnp.zeros(()), jnp.zeros(())), stacked)
+    total, _ = jax.lax.scan(add, zeros, stacked)
     if full * size < length:
         total, _ = add(total, [a[:, full * size :] for a in arrays])
     return total

@@ -48,7 +48,7 @@ class BitsPerByte:
 
     def __call__(self, model: Any, batch: Batch, *, key: Any) -> Term:
         del key  # nothing here is random
-        nll, _, _ = token_sums(model, batch, **self._options)
+        nll, _ = token_sums(model, batch, **self._options)
         targets = jnp.where(batch["mask"] > 0, batch["targets"], 0)
         sizes = jnp.asarray(self._token_bytes)[targets]
         return nll / math.log(2), (batch["mask"] * sizes).sum()

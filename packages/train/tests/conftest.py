@@ -2,7 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shapes and types are checked at run time here, and here alone."""
 
+import json
+import os
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
 import jax
 import jaxtyping
@@ -29,3 +34,24 @@ def unchecked():
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture(scope="session")
+def on_eight_devices():
+    """Runs a program of tests/programs with eight CPU devices; what it writes, from JSON."""
+
+    def run(name, *arguments):
+        program = Path(__file__).parent / "programs" / name
+        # Unoptimised code: eight devices compile for long and compute next to nothing.
+        flags = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+        done = subprocess.run(
+            [sys.executable, str(program), *arguments],
+            env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        return json.loads(done.stdout)
+
+    return run

@@ -122,10 +122,10 @@ def test_the_scalars_of_step_n_describe_the_state_after_n_updates():
 def test_every_step_is_reported_once_and_in_order_when_nothing_is_waited_for():
     sink = _Lines()
     _fit(_Data(), steps=9, sinks=[sink])
-    assert [step for step, _ in sink.lines] == list(range(9))
+    assert [step for step, _ in sink.lines] == list(range(10))  # the last says where time went
     timed = [step for step, scalars in sink.lines if "step_time_s" in scalars]
     assert timed == list(range(1, 9))  # not the first, which compiled
-    assert all("rows_per_s" in scalars for step, scalars in sink.lines[1:])
+    assert all("rows_per_s" in scalars for step, scalars in sink.lines[1:9])
 
 
 def test_another_shape_compiles_and_is_not_timed():
@@ -271,7 +271,11 @@ def test_a_run_is_not_resumed_with_other_hooks():
 
 def test_the_time_of_a_run_is_accounted_for():
     store = _Memory()
-    first = _fit(_Data(), steps=4, store=store, hooks=[_Sum(2)])
+    sink = _Lines()
+    first = _fit(_Data(), steps=4, store=store, hooks=[_Sum(2)], sinks=[sink])
+    told = sink.of("seconds/step")
+    assert [step for step, _ in told] == [2, 4, 4]
+    assert 0 < told[0][1] < told[-1][1] <= first.seconds["step"]
     assert set(first.seconds) == {"init", "compile", "step", "skipped", "data", "hooks", "save"}
     assert all(first.seconds[name] > 0 for name in ("init", "compile", "step", "hooks", "save"))
     second = _fit(_Data(), steps=6, store=store, hooks=[_Sum(2)])

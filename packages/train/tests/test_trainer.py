@@ -1,12 +1,7 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
 import gc
-import json
-import os
-import subprocess
-import sys
 import weakref
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +12,6 @@ from flax import nnx
 
 from dovetail_train import Precision, State, Trainer, lm_loss, make_mesh
 from dovetail_train.testing import TinyDecoder
-
-PROGRAM = Path(__file__).parent / "programs" / "meshes.py"
 
 
 def _decoder():
@@ -138,18 +131,9 @@ def test_frozen_parameters_stay_and_the_others_move():
     assert np.abs(trained.lora.lora_b[...] - model.lora.lora_b[...]).max() > 0
 
 
-def test_eight_devices_give_the_losses_of_one_and_hold_an_eighth():
-    # Unoptimised code: eight devices compile for long and compute next to nothing.
-    flags = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+def test_eight_devices_give_the_losses_of_one_and_hold_an_eighth(on_eight_devices):
     names = ["one", "data", "fsdp", "both"]
-    out = subprocess.run(
-        [sys.executable, PROGRAM, *names],
-        env=os.environ | {"XLA_FLAGS": flags},
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    runs = json.loads(out.stdout)
+    runs = on_eight_devices("meshes.py", *names)
     for name in names[1:]:
         # Sums over 8 devices are in another order; Adam keeps the difference at that size.
         np.testing.assert_allclose(runs[name]["losses"], runs["one"]["losses"], rtol=2e-5)

@@ -3,6 +3,8 @@
 """A trainer for any NNX module, Optax transformation and mesh."""
 
 from dovetail_train._fit import Result as Result
+from dovetail_train.context import balanced_order as balanced_order
+from dovetail_train.context import context_parallel as context_parallel
 from dovetail_train.eval.bits import BitsPerByte as BitsPerByte
 from dovetail_train.eval.bits import Eval as Eval
 from dovetail_train.flops import Flops as Flops

@@ -140,6 +140,7 @@ class Run:
                     self._save(step)
             self._drain()
             self._save(step)
+            self._account(step)
         finally:
             self._clock.enter("save")
             if self._store is not None:
@@ -204,8 +205,13 @@ class Run:
         self._clock.enter("hooks")
         for hook in due:
             self._write(step, hook(self._trainer, self._state, step))
+        self._account(step)
         self._clock.enter("step")
         self._throughput.resume()
+
+    def _account(self, step: int) -> None:
+        """Tells the sinks where the time went so far."""
+        self._write(step, {f"seconds/{k}": v for k, v in self._clock.seconds().items()})
 
     def _save(self, step: int) -> None:
         if self._store is None or self._saved == step:

@@ -209,9 +209,11 @@ def _chunked(
         by_source = jax.lax.stop_gradient(nll.sum(1)) @ own
         return nll.sum(), (mask * normalizer**2).sum(), by_source
 
-    rows = math.ceil(x.shape[0] / row_shards(dict(jax.sharding.get_abstract_mesh().shape)))
+    mesh = dict(jax.sharding.get_abstract_mesh().shape)
+    rows = math.ceil(x.shape[0] / row_shards(mesh))
     zeros = jnp.zeros(()), jnp.zeros(()), jnp.zeros(own.shape[1])
-    return _over_chunks(sums, (x, targets, mask), size=max(1, chunk // rows), zeros=zeros)
+    size = max(1, chunk // rows) * mesh.get("context", 1)
+    return _over_chunks(sums, (x, targets, mask), size=size, zeros=zeros)
 
 
 def _headless(
@@ -263,8 +265,9 @@ def _over_chunks(
     def add(total: Any, piece: Any) -> tuple[Any, None]:
         return jax.tree.map(jnp.add, total, again(*piece)), None
 
+    # Strided: positions that are split among devices stay where they are.
     stacked = [
-        jnp.moveaxis(a[:, : full * size].reshape(rows, full, size, *a.shape[2:]), 1, 0)
+        jnp.moveaxis(a[:, : full * size].reshape(rows, size, full, *a.shape[2:]), 2, 0)
         for a in arrays
     ]
     total, _ = jax.lax.scan(add, zeros, stacked)

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Device meshes with fixed axis names, and where the arrays of a module without names go."""
 
+import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -86,9 +87,36 @@ def sharding_by_shape(
     return NamedSharding(mesh, PartitionSpec(*[None] * widest, "fsdp"))
 
 
-def batch_sharding(mesh: Mesh) -> NamedSharding:
-    """Rows over those of (data, fsdp, expert) that the mesh has."""
-    return NamedSharding(mesh, PartitionSpec(tuple(a for a in BATCH_AXES if a in mesh.shape)))
+@dataclasses.dataclass(frozen=True)
+class BatchPlacement:
+    """Rows over those of (data, fsdp, expert) that the mesh has, and tokens over context.
+
+    tokens: into how many parts the second axis of an array is split.
+    """
+
+    rows: NamedSharding
+    tokens: int
+
+    def of(self, ndim: int) -> NamedSharding:
+        """Where an array of so many axes lies."""
+        if self.tokens == 1 or ndim < 2:
+            return self.rows
+        return NamedSharding(self.rows.mesh, PartitionSpec(*self.rows.spec, "context"))
+
+    def check_tokens(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Raises ValueError for an array whose second axis the context axis does not divide."""
+        for name, shape in shapes.items():
+            if self.tokens > 1 and len(shape) > 1 and shape[1] % self.tokens:
+                raise ValueError(
+                    f"the tokens of a row must be divisible by the context axis, got {name} of "
+                    f"shape {shape} over context={self.tokens}; change the row length or the mesh"
+                )
+
+
+def batch_placement(mesh: Mesh | AbstractMesh) -> BatchPlacement:
+    """Where the arrays of a batch lie on `mesh`."""
+    rows = NamedSharding(mesh, PartitionSpec(tuple(a for a in BATCH_AXES if a in mesh.shape)))
+    return BatchPlacement(rows, mesh.shape.get("context", 1))
 
 
 def row_shards(axis_sizes: dict[str, int]) -> int:

@@ -17,6 +17,7 @@ from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
+from dovetail_train.mesh import BatchPlacement
 from dovetail_train.precision import Precision
 from dovetail_train.state import Definition, State
 
@@ -151,15 +152,16 @@ def make_gradients(
     return whole if accumulate == 1 else accumulated
 
 
-def split_rows(batch: Batch, *, accumulate: int, rows: NamedSharding) -> Any:
+def split_rows(batch: Batch, *, accumulate: int, placement: BatchPlacement) -> Any:
     """[rows, ...] -> [accumulate, rows / accumulate, ...]: microbatch i has rows i mod accumulate.
 
     Strided, so that each device's part of a microbatch is made of rows that it already holds.
     """
-    sharding = NamedSharding(rows.mesh, PartitionSpec(None, *rows.spec))
 
     def leaf(x: Array) -> Array:
         parts = x.reshape(x.shape[0] // accumulate, accumulate, *x.shape[1:])
+        now = placement.of(x.ndim)
+        sharding = NamedSharding(now.mesh, PartitionSpec(None, *now.spec))
         return jax.lax.with_sharding_constraint(jnp.moveaxis(parts, 1, 0), sharding)
 
     return jax.tree.map(leaf, batch)

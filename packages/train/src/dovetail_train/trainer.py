@@ -15,7 +15,7 @@ from dovetail_train import _fit
 from dovetail_train.flops import Flops, count_flops
 from dovetail_train.guard import Guard
 from dovetail_train.hooks import Hook
-from dovetail_train.mesh import batch_sharding, make_mesh, row_shards
+from dovetail_train.mesh import batch_placement, make_mesh, row_shards
 from dovetail_train.metrics import Metrics
 from dovetail_train.peaks import peak_flops as peak_of
 from dovetail_train.precision import Precision
@@ -121,7 +121,7 @@ class Trainer:
         self._weights, self._accumulate = dict(weights or {}), accumulate
         self._opt_shardings = opt_shardings
         self._flops, self._peak_flops = flops, peak_flops
-        self._rows = batch_sharding(self.mesh)
+        self._placement = batch_placement(self.mesh)
         self._prepared: _Prepared | None = None
 
     def init(self, model: nnx.Module) -> State:
@@ -135,7 +135,7 @@ class Trainer:
         batch: a mapping of arrays [rows, ...], as NumPy or as `place` returns it.
         """
         prepared = self._ready()
-        if jax.process_count() > 1:
+        if jax.process_count() > 1 or self._placement.tokens > 1:
             batch = self.place(batch)
         elif not self._is_placed(batch):
             self._check_rows(batch)  # jit sends NumPy arrays to the devices faster than device_put
@@ -197,18 +197,19 @@ class Trainer:
         return run.run()
 
     def place(self, batch: Batch) -> dict[str, jax.Array]:
-        """The batch on the mesh, its rows over (data, fsdp, expert).
+        """The batch on the mesh: rows over (data, fsdp, expert), the second axis over context.
 
         With several processes, each passes its own rows. Raises ValueError when the rows cannot
-        be split among the microbatches and the devices.
+        be split among the microbatches and the devices, or the tokens among those of context.
         """
         if self._is_placed(batch):
             return dict(batch)
         self._check_rows(batch)
+        places = {name: self._placement.of(np.ndim(x)) for name, x in batch.items()}
         if jax.process_count() == 1:
-            return jax.device_put(dict(batch), self._rows)
+            return jax.device_put(dict(batch), places)
         return {
-            name: jax.make_array_from_process_local_data(self._rows, np.asarray(x))
+            name: jax.make_array_from_process_local_data(places[name], np.asarray(x))
             for name, x in batch.items()
         }
 
@@ -217,7 +218,9 @@ class Trainer:
         definition, arrays = self._split(model)
         state = abstract(definition.shardings, arrays, definition.tx)
         rows = {
-            name: jax.ShapeDtypeStruct(np.shape(x), jax.numpy.result_type(x), sharding=self._rows)
+            name: jax.ShapeDtypeStruct(
+                np.shape(x), jax.numpy.result_type(x), sharding=self._placement.of(np.ndim(x))
+            )
             for name, x in batch.items()
         }
         return Program(
@@ -261,7 +264,7 @@ class Trainer:
             step = jax.jit(
                 _for_state_like(definition.shardings, self._step_of(definition)),
                 donate_argnums=0,
-                in_shardings=(None, self._rows),
+                in_shardings=(None, self._placement.rows if self._placement.tokens == 1 else None),
                 out_shardings=self._out_shardings(definition),
             )
             self._prepared = _Prepared(definition=definition, step=step)
@@ -296,7 +299,7 @@ class Trainer:
             weights=self._weights,
             accumulate=self._accumulate,
             split_rows=lambda batch: split_rows(
-                batch, accumulate=self._accumulate, rows=self._rows
+                batch, accumulate=self._accumulate, placement=self._placement
             ),
         )
         return make_step(
@@ -310,7 +313,8 @@ class Trainer:
 
     def _is_placed(self, batch: Batch) -> bool:
         return bool(batch) and all(
-            isinstance(x, jax.Array) and x.sharding == self._rows for x in batch.values()
+            isinstance(x, jax.Array) and x.sharding == self._placement.of(x.ndim)
+            for x in batch.values()
         )
 
     def _check_rows(self, batch: Batch) -> None:
@@ -330,6 +334,7 @@ class Trainer:
                 f"{self._accumulate} × {shards} = {divisor}, got rows={count}; use "
                 f"{max(1, count // divisor) * divisor} rows or another accumulate"
             )
+        self._placement.check_tokens({name: np.shape(x) for name, x in batch.items()})
 
 
 def _for_state_like(like: State, step: Callable[..., Any]) -> Callable[..., Any]:

@@ -82,6 +82,18 @@ def test_sums_of_many_batches_are_not_rounded_to_float32():
     assert _evaluate(Eval(batches, every=1, metrics={"x": loss})) == {"eval/x": (2**24 + 2) / 3}
 
 
+def test_the_averages_can_be_evaluated_too():
+    trainer = Trainer(optax.sgd(1.0), lm_loss(), ema=0.5)
+    targets = _batch([[3] * 40], [[1] * 40])  # dropout takes most
+    state, _ = trainer.step(trainer.init(_Unigram(P)), targets)
+    plain, options = _Unigram(P), {"every": 1, "metrics": {"nats": lm_loss()}}
+    plain.logits[...] = state.ema["logits"]
+    averaged = Eval(BATCHES, **options, ema=True)(trainer, state, 1)
+    want = _evaluate(Eval(BATCHES, **options), model=plain)
+    assert averaged == {"eval_ema/nats": want["eval/nats"]}
+    assert want != Eval(BATCHES, **options)(trainer, state, 1)
+
+
 def test_results_go_to_the_sinks_and_do_not_count_as_training():
     lines = []
 

@@ -57,6 +57,8 @@ class BitsPerByte:
 class Eval:
     """A hook: means over `batches` at every `every`-th step, as "eval/NAME".
 
+    ema: of the trainer's moving averages instead of its parameters, as "eval_ema/NAME".
+
     batches: an iterable that gives the same batches each time it is iterated. Rows are divided as
     in training, without microbatches. metrics: losses by name; a loss of several terms gives
     "eval/NAME/TERM". The model is in evaluation mode (`nnx.Module.eval`) and in the trainer's
@@ -64,7 +66,12 @@ class Eval:
     """
 
     def __init__(
-        self, batches: Iterable[Batch], *, every: int, metrics: Mapping[str, Loss]
+        self,
+        batches: Iterable[Batch],
+        *,
+        every: int,
+        metrics: Mapping[str, Loss],
+        ema: bool = False,
     ) -> None:
         if isinstance(batches, Iterator):
             raise ValueError(
@@ -77,7 +84,7 @@ class Eval:
                 f'metrics={dict(metrics)}; write Eval(batches, every=100, metrics={{"loss": loss}})'
             )
         self.every = every
-        self._batches, self._metrics = batches, dict(metrics)
+        self._batches, self._metrics, self._ema = batches, dict(metrics), ema
         self._compiled: tuple[Any, Callable[..., Any]] | None = None
 
     def __call__(self, trainer: "Trainer", state: State, step: int) -> dict[str, float]:
@@ -94,7 +101,8 @@ class Eval:
         for part in jax.device_get(parts):
             for name, term in part.items():
                 sums[name] = sums.get(name, np.zeros(2)) + np.asarray(term, np.float64)
-        return {f"eval/{name}": _ratio(name, term, step) for name, term in sums.items()}
+        group = "eval_ema" if self._ema else "eval"
+        return {f"{group}/{name}": _ratio(name, term, step) for name, term in sums.items()}
 
     def _compute_for(self, trainer: "Trainer") -> Callable[..., Any]:
         if self._compiled is None or self._compiled[0] is not trainer:
@@ -104,7 +112,7 @@ class Eval:
     def _terms(self, trainer: "Trainer", state: State, batch: Batch, key: Any) -> dict[str, Term]:
         found = {}
         for name, metric in self._metrics.items():
-            model: nnx.Module = trainer.model(state, cast=True)
+            model: nnx.Module = trainer.model(state, ema=self._ema, cast=True)
             model.eval()
             value = metric(model, batch, key=key)
             nested = isinstance(value, Mapping)

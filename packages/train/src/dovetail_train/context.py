@@ -1,0 +1,190 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Attention over sequences that are split among devices, by any attention of whole sequences.
+
+Everything else in a decoder is independent along the sequence, so context parallelism is two
+exchanges around one operation. Two ways, each good where the other is not:
+
+- all_to_all (DeepSpeed-Ulysses, 2309.14509): tokens are exchanged for heads, and each device has
+  a part of the heads and the whole sequence. Any operation will do. Heads must suffice.
+- gather (Llama 3, 2407.21783, section 3.3.2): each device keeps its queries and gets all keys and
+  values. The operation must take pairs of positions. Good where key-value heads are few.
+
+Kernels that the partitioner cannot split run per device this way, on meshes without a context axis
+too: rows and heads are split among the devices that have them.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Float, Int
+
+from dovetail_train.mesh import BATCH_AXES
+
+_CONTEXT, _TENSOR = "context", "tensor"
+
+
+def context_parallel(
+    attention: Callable[..., Any], *, method: Literal["all_to_all", "gather"] = "all_to_all"
+) -> Callable[..., Any]:
+    """`attention` with rows over (data, fsdp, expert), heads over tensor, tokens over context.
+
+    attention(q, k, v, *, causal, positions, segment_ids, sinks, ...): q [B,T,N,H], k [B,T,K,H],
+    v [B,T,K,G] -> [B,T,N,G]; N a multiple of K. With "gather", positions and segment_ids are pairs
+    (of the queries, of the keys), as `dovetail_kernels.attention` takes them. Key-value heads that
+    are fewer than the devices of a row are repeated. The mesh is the ambient one
+    (`jax.set_mesh`, which the trainer does); without one this is `attention`.
+
+    Raises ValueError when heads or tokens cannot be split, or a cache is given.
+
+        lm_loss(attention=context_parallel(dovetail_kernels.attention))
+    """
+    if method not in ("all_to_all", "gather"):
+        raise ValueError(
+            f'method must be "all_to_all" or "gather", got method={method!r}; write '
+            f'context_parallel(attention, method="all_to_all")'
+        )
+
+    def parallel(
+        q: Float[Array, "B T N H"],
+        k: Float[Array, "B T K H"],
+        v: Float[Array, "B T K G"],
+        *,
+        causal: bool = True,
+        positions: Int[Array, "B T"] | None = None,
+        segment_ids: Int[Array, "B T"] | None = None,
+        sinks: Float[Array, " N"] | None = None,
+        kv: Any = None,
+        **options: Any,
+    ) -> Float[Array, "B T N G"]:
+        if kv is not None:
+            raise ValueError(
+                "attention over a split sequence has no cache, got kv; generate with the "
+                "attention itself"
+            )
+        mesh = jax.sharding.get_abstract_mesh()
+        sides = {"positions": positions, "segment_ids": segment_ids}
+        sides = {name: x for name, x in sides.items() if x is not None}
+        if mesh.empty or mesh.size == 1:
+            plain = {"positions": None, "segment_ids": None, **sides}
+            return attention(q, k, v, causal=causal, sinks=sinks, **plain, **options)
+        shards = mesh.shape.get(_CONTEXT, 1)
+        split = mesh.shape.get(_TENSOR, 1) * (shards if method == "all_to_all" else 1)
+        _check(q, mesh, shards=shards, split=split, method=method)
+        k, v = (_enough_heads(x, heads=q.shape[2], split=split) for x in (k, v))
+        exchange = _all_to_all if method == "all_to_all" else _gather
+
+        def local(q: Array, k: Array, v: Array, sinks: Any, sides: dict[str, Array]) -> Array:
+            bound = {"causal": causal, **options}
+            return exchange(attention, (q, k, v), sinks=sinks, sides=sides, bound=bound, c=shards)
+
+        rows = tuple(axis for axis in BATCH_AXES if axis in mesh.shape)
+        tokens = _CONTEXT if _CONTEXT in mesh.shape else None
+        heads = _TENSOR if _TENSOR in mesh.shape else None
+        whole, side = PartitionSpec(rows, tokens, heads), PartitionSpec(rows, tokens)
+        own = None if sinks is None else PartitionSpec(heads)
+        # Without the check of varying axes: loops inside begin with fresh zeros, which do not vary.
+        mapped = jax.shard_map(
+            local,
+            in_specs=(whole, whole, whole, own, dict.fromkeys(sides, side)),
+            out_specs=whole,
+            check_vma=False,
+        )
+        return mapped(q, k, v, sinks, sides)
+
+    return parallel
+
+
+def _all_to_all(
+    attention: Callable[..., Any],
+    qkv: tuple[Array, Array, Array],
+    *,
+    sinks: Array | None,
+    sides: dict[str, Array],
+    bound: dict[str, Any],
+    c: int,
+) -> Array:
+    if c > 1:
+        qkv = jax.tree.map(lambda x: jax.lax.all_to_all(x, _CONTEXT, 2, 1, tiled=True), qkv)
+        sides = jax.tree.map(lambda x: jax.lax.all_gather(x, _CONTEXT, axis=1, tiled=True), sides)
+    if sinks is not None and c > 1:
+        each = sinks.shape[0] // c
+        sinks = jax.lax.dynamic_slice_in_dim(sinks, jax.lax.axis_index(_CONTEXT) * each, each)
+    given = {"positions": None, "segment_ids": None, **sides}
+    out = attention(*qkv, sinks=sinks, **given, **bound)
+    return jax.lax.all_to_all(out, _CONTEXT, 1, 2, tiled=True) if c > 1 else out
+
+
+def _gather(
+    attention: Callable[..., Any],
+    qkv: tuple[Array, Array, Array],
+    *,
+    sinks: Array | None,
+    sides: dict[str, Array],
+    bound: dict[str, Any],
+    c: int,
+) -> Array:
+    q, k, v = qkv
+    if c > 1:
+        rows, length = q.shape[:2]
+        first = jax.lax.axis_index(_CONTEXT) * length
+        here = jnp.broadcast_to(first + jnp.arange(length), (rows, length))
+        sides = {"positions": here, **sides}
+
+        def all_of(x: Array) -> Array:
+            return jax.lax.all_gather(x, _CONTEXT, axis=1, tiled=True)
+
+        k, v = all_of(k), all_of(v)
+        pairs = {name: (x, all_of(x)) for name, x in sides.items()}
+    else:
+        pairs = {name: (x, x) for name, x in sides.items()}
+    given = {"positions": None, "segment_ids": None, **pairs}
+    return attention(q, k, v, sinks=sinks, **given, **bound)
+
+
+def _enough_heads(x: Float[Array, "B T K H"], *, heads: int, split: int) -> Array:
+    """Each key-value head repeated until `split` devices can have a part, as few times as do."""
+    count = x.shape[2]
+    wanted = math.lcm(count, split)
+    wanted = wanted if heads % wanted == 0 else heads
+    return x if wanted == count else jnp.repeat(x, wanted // count, axis=2)
+
+
+def _check(q: Array, mesh: Any, *, shards: int, split: int, method: str) -> None:
+    rows = math.prod(mesh.shape.get(axis, 1) for axis in BATCH_AXES)
+    if q.shape[0] % rows or q.shape[1] % shards:
+        raise ValueError(
+            f"rows and tokens must be divisible by the devices that share them, got "
+            f"rows={q.shape[0]} over {rows} and tokens={q.shape[1]} over {shards}; change the "
+            f"mesh, or the batch"
+        )
+    if q.shape[2] % split:
+        other = "a smaller context axis, or method='gather'" if method == "all_to_all" else "a mesh"
+        raise ValueError(
+            f"query heads must be divisible by the devices that share a row, got heads="
+            f"{q.shape[2]} over {split} with method={method!r}; use {other}"
+        )
+
+
+def balanced_order(length: int, *, shards: int) -> Int[np.ndarray, " length"]:
+    """Which token comes at each place, so that every device of a causal "gather" has equal work.
+
+    Device i of c gets pieces i and 2c − 1 − i of 2c (Llama 3, 2407.21783, section 3.3.2). Apply it
+    along the token axis of tokens, targets, mask, segment_ids and positions, which must be there
+    then: masks go by position. Raises ValueError unless 2·shards divides length.
+
+        order = balanced_order(8, shards=2)  # 0 1 6 7 2 3 4 5
+    """
+    if shards < 1 or length % (2 * shards):
+        raise ValueError(
+            f"length must be divisible by 2·shards, got length={length}, shards={shards}; pad the "
+            f"rows to {-(-length // (2 * max(shards, 1))) * 2 * max(shards, 1)}"
+        )
+    pieces = np.arange(length).reshape(2 * shards, -1)
+    pairs = [(i, 2 * shards - 1 - i) for i in range(shards)]
+    return pieces[[i for pair in pairs for i in pair]].reshape(-1)

@@ -19,6 +19,13 @@ def test_a_product_counts_two_per_term():
     assert batched.model == 2 * 4 * 3 * 3 * 3
 
 
+def test_each_row_meets_the_matrix_of_its_own_group():
+    x, w, sizes = jnp.ones((12, 5)), jnp.ones((3, 5, 7)), jnp.array([2, 4, 6])
+    assert count_flops(jax.lax.ragged_dot, x, w, sizes).model == 2 * 12 * 5 * 7
+    grads = jax.value_and_grad(lambda x, w: jax.lax.ragged_dot(x, w, sizes).sum(), (0, 1))
+    assert count_flops(grads, x, w).model == 3 * (2 * 12 * 5 * 7)
+
+
 def test_a_scan_counts_times_its_length():
     def layers(x, w):
         return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, w)[0]

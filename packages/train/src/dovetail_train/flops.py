@@ -23,7 +23,6 @@ _OPAQUE = (
     "io_callback",
     "pallas_call",
     "pure_callback",
-    "ragged_dot_general",
     "triton_kernel_call",
 )
 
@@ -105,6 +104,15 @@ def _dot(eqn: Any) -> int:
     return 2 * math.prod(eqn.outvars[0].aval.shape) * math.prod(left[i] for i in contract)
 
 
+def _ragged_dot(eqn: Any) -> int:
+    """Each row meets the matrix of its own group alone."""
+    numbers = eqn.params["ragged_dot_dimension_numbers"]
+    (_, contract), (_, batch) = numbers.dot_dimension_numbers
+    right = eqn.invars[1].aval.shape
+    rest = set(range(len(right))) - {*contract, *batch, *numbers.rhs_group_dimensions}
+    return 2 * math.prod(eqn.invars[0].aval.shape) * math.prod(right[i] for i in rest)
+
+
 def _convolution(eqn: Any) -> int:
     kernel = eqn.invars[1].aval.shape
     features = eqn.params["dimension_numbers"].rhs_spec[0]
@@ -115,4 +123,5 @@ def _convolution(eqn: Any) -> int:
 _PRODUCTS: dict[str, Callable[[Any], int]] = {
     "dot_general": _dot,
     "conv_general_dilated": _convolution,
+    "ragged_dot_general": _ragged_dot,
 }

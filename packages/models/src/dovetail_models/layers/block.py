@@ -18,7 +18,7 @@ from dovetail_models.layers.rope import Angles
 from dovetail_models.layers.router import Balance
 from dovetail_models.shard import Constrain
 
-RESIDUAL = ("batch", "seq", None)
+RESIDUAL = ("batch", "stream", None)
 
 
 class Block(nnx.Module):

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from dovetail_train import Jsonl, OrbaxStore, Trainer
+from dovetail_train import Guard, Jsonl, OrbaxStore, Trainer
 
 
 class Batches:
@@ -66,7 +66,8 @@ def digest(state):
 
 
 def run(directory, *, steps, stop=None, hooks=(), save_every=2):
-    trainer = Trainer(optax.adamw(optax.cosine_decay_schedule(1e-2, 50)), loss, accumulate=2)
+    tx = optax.adamw(optax.cosine_decay_schedule(1e-2, 50))
+    trainer = Trainer(tx, loss, accumulate=2, ema=0.9, guard=Guard(sigma=1.0, window=4))
     store = OrbaxStore(Path(directory) / "checkpoints")
     sinks = [Jsonl(Path(directory) / "metrics.jsonl")]
     return trainer.fit(

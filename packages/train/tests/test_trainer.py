@@ -138,6 +138,8 @@ def test_eight_devices_give_the_losses_of_one_and_hold_an_eighth(on_eight_device
         # Sums over 8 devices are in another order; Adam keeps the difference at that size.
         np.testing.assert_allclose(runs[name]["losses"], runs["one"]["losses"], rtol=2e-5)
         np.testing.assert_allclose(runs[name]["embedding"], runs["one"]["embedding"], atol=5e-5)
+    for run in runs.values():
+        assert run["planned"] == run["live"]
     parts = {name: run["bytes"] / run["bytes_per_device"] for name, run in runs.items()}
     assert parts == {"one": 1, "data": 1, "fsdp": 8, "both": 4}
 

@@ -14,10 +14,16 @@ from dovetail_train.guard import Guard as Guard
 from dovetail_train.hooks import Hook as Hook
 from dovetail_train.loss import CrossEntropy as CrossEntropy
 from dovetail_train.loss import lm_loss as lm_loss
+from dovetail_train.mesh import abstract_mesh as abstract_mesh
 from dovetail_train.mesh import fsdp_shardings as fsdp_shardings
 from dovetail_train.mesh import make_mesh as make_mesh
 from dovetail_train.metrics import Metrics as Metrics
+from dovetail_train.plan import Plan as Plan
+from dovetail_train.plan import plan as plan
 from dovetail_train.precision import Precision as Precision
+from dovetail_train.program import Program as Program
+from dovetail_train.remat import Fitted as Fitted
+from dovetail_train.remat import fit_remat as fit_remat
 from dovetail_train.sinks import Console as Console
 from dovetail_train.sinks import Jsonl as Jsonl
 from dovetail_train.sinks import Sink as Sink
@@ -28,5 +34,4 @@ from dovetail_train.step import Metric as Metric
 from dovetail_train.step import Term as Term
 from dovetail_train.store import OrbaxStore as OrbaxStore
 from dovetail_train.store import Store as Store
-from dovetail_train.trainer import Program as Program
 from dovetail_train.trainer import Trainer as Trainer

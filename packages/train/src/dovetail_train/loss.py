@@ -86,9 +86,9 @@ def lm_loss(
         x, *found = _features(model, batch, attention=attention, **taps)
         names = tuple(sources)
         sums = _sums(model, x, batch, cross_entropy=cross_entropy, chunk=chunk, z=z, sources=names)
-        terms: dict[str, Term] = {"nll": (sums.nll, sums.count)}
+        terms: dict[str, Term] = {"nll": (sums.nll, sums.tokens)}
         if z:
-            terms["z"] = sums.squares, sums.count
+            terms["z"] = sums.squares, sums.tokens
         if balance:
             router = found[-1]["router"]
             terms["balance"] = router.total.sum(), router.sequences.sum()
@@ -130,7 +130,7 @@ class _Sums(NamedTuple):
 
     nll: Array
     squares: Array
-    count: Array
+    tokens: Array
     by_source: Array
 
 
@@ -145,7 +145,7 @@ def token_sums(
     """(Σ mask·nll, Σ mask), options as in `lm_loss`."""
     x, *_ = _features(model, batch, attention=attention)
     sums = _sums(model, x, batch, cross_entropy=cross_entropy, chunk=chunk, z=0.0, sources=())
-    return sums.nll, sums.count
+    return sums.nll, sums.tokens
 
 
 def _features(

@@ -15,6 +15,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 AXES = ("stage", "data", "fsdp", "expert", "context", "tensor")
 # The axes that split the rows of a batch.
 BATCH_AXES = ("data", "fsdp", "expert")
+_AUTO = (AxisType.Auto,) * len(AXES)
 
 
 def make_mesh(
@@ -42,6 +43,30 @@ def make_mesh(
         "context": context,
         "tensor": tensor,
     }
+    shape = _shape(sizes, count=len(devices))
+    return jax.make_mesh(shape, AXES, axis_types=_AUTO, devices=devices)
+
+
+def abstract_mesh(count: int, **axes: int) -> AbstractMesh:
+    """The mesh of `make_mesh(**axes)` on `count` devices that are not here, to plan for them."""
+    unknown = set(axes) - set(AXES)
+    if count < 1 or unknown:
+        raise ValueError(
+            f"a mesh has at least one device and axes among {', '.join(AXES)}, got count={count}, "
+            f"axes={sorted(axes)}; write for example abstract_mesh(8, fsdp=8)"
+        )
+    sizes = dict.fromkeys(AXES, 1) | {"fsdp": -1} | axes
+    return AbstractMesh(_shape(sizes, count=count), AXES, axis_types=_AUTO)
+
+
+def ambient(mesh: Mesh | AbstractMesh) -> Any:
+    """A context in which programs are traced for `mesh`."""
+    if isinstance(mesh, AbstractMesh):
+        return jax.sharding.use_abstract_mesh(mesh)
+    return jax.set_mesh(mesh)
+
+
+def _shape(sizes: dict[str, int], *, count: int) -> tuple[int, ...]:
     given = ", ".join(f"{name}={size}" for name, size in sizes.items())
     fills = [name for name, size in sizes.items() if size == -1]
     if len(fills) > 1 or any(size < 1 and size != -1 for size in sizes.values()):
@@ -50,15 +75,14 @@ def make_mesh(
             f"write for example make_mesh(data=-1, fsdp=1)"
         )
     known = math.prod(size for size in sizes.values() if size != -1)
-    if fills and len(devices) % known == 0:
-        sizes[fills[0]] = len(devices) // known
-    elif known != len(devices) or fills:
+    if fills and count % known == 0:
+        sizes[fills[0]] = count // known
+    elif known != count or fills:
         raise ValueError(
             f"the product of the axes must {'divide' if fills else 'be'} the number of devices, "
-            f"got {given} for {len(devices)} devices; change an axis or pass devices="
+            f"got {given} for {count} devices; change an axis or pass devices="
         )
-    shape = tuple(sizes[name] for name in AXES)
-    return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
+    return tuple(sizes[name] for name in AXES)
 
 
 def fsdp_shardings(

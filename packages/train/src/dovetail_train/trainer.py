@@ -9,16 +9,17 @@ from typing import Any
 import jax
 import numpy as np
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from dovetail_train import _fit
 from dovetail_train.flops import Flops, count_flops
 from dovetail_train.guard import Guard
 from dovetail_train.hooks import Hook
-from dovetail_train.mesh import batch_placement, make_mesh, row_shards
+from dovetail_train.mesh import ambient, batch_placement, make_mesh, row_shards
 from dovetail_train.metrics import Metrics
 from dovetail_train.peaks import peak_flops as peak_of
 from dovetail_train.precision import Precision
+from dovetail_train.program import Program
 from dovetail_train.sinks import Sink
 from dovetail_train.state import (
     Arrays,
@@ -37,23 +38,11 @@ from dovetail_train.step import (
     Loss,
     make_gradients,
     make_objective,
+    mean_loss,
     split_rows,
 )
 from dovetail_train.store import Store
 from dovetail_train.update import make_step
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Program:
-    """A step for any compiler: `jax.jit(fn, donate_argnums=donate, out_shardings=out_shardings)`.
-
-    args are ShapeDtypeStructs with shardings: nothing was allocated.
-    """
-
-    fn: Callable[..., Any]
-    args: tuple[Any, ...]
-    donate: tuple[int, ...]
-    out_shardings: Any
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,8 +60,9 @@ class Trainer:
     transformation that must know where the parameters lie is a function of these, as
     ShapeDtypeStructs with shardings. loss: see `Loss`. weights: factors of the terms of a loss that
     returns several (default 1; 0 makes a term a metric). mesh: by default the first device alone;
-    pass `make_mesh()` for all of them. Parameters with a NamedSharding on the mesh keep it, others
-    are placed by `fsdp_shardings`. trainable: a filter of flax.nnx; what it leaves out is frozen.
+    `make_mesh()` has all of them, `abstract_mesh()` absent ones, for which the trainer can only
+    `plan`. Parameters with a NamedSharding on the mesh keep it, others are placed by
+    `fsdp_shardings`. trainable: a filter of flax.nnx; what it leaves out is frozen.
     accumulate: the number of microbatches of a step; the result does not depend on it beyond
     rounding. opt_shardings: where the state of tx lies; by default as the parameters, where shapes
     agree. precision: the dtype inside the loss. ema: the decay of a moving average of the
@@ -89,7 +79,7 @@ class Trainer:
         loss: Loss,
         *,
         weights: Mapping[str, float] | None = None,
-        mesh: Mesh | None = None,
+        mesh: Mesh | AbstractMesh | None = None,
         trainable: Any = nnx.Param,
         accumulate: int = 1,
         opt_shardings: OptShardings = opt_shardings,
@@ -139,7 +129,7 @@ class Trainer:
             batch = self.place(batch)
         elif not self._is_placed(batch):
             self._check_rows(batch)  # jit sends NumPy arrays to the devices faster than device_put
-        with jax.set_mesh(self.mesh):
+        with ambient(self.mesh):
             return prepared.step(state, dict(batch))
 
     def model(self, state: State, *, ema: bool = False, cast: bool = False) -> nnx.Module:
@@ -214,36 +204,39 @@ class Trainer:
         }
 
     def program(self, model: nnx.Module, batch: Batch) -> Program:
-        """The step for a batch of these shapes, without running or allocating anything."""
+        """The step for a batch of these shapes, without running or allocating anything.
+
+        The model and the batch may be of ShapeDtypeStructs.
+        """
         definition, arrays = self._split(model)
-        state = abstract(definition.shardings, arrays, definition.tx)
+        self._check_rows(batch)
         rows = {
-            name: jax.ShapeDtypeStruct(
-                np.shape(x), jax.numpy.result_type(x), sharding=self._placement.of(np.ndim(x))
-            )
+            name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._placement.of(x.ndim))
             for name, x in batch.items()
         }
         return Program(
             fn=self._step_of(definition),
-            args=(state, rows),
+            args=(abstract(definition.shardings, arrays, definition.tx), rows),
             donate=(0,),
             out_shardings=self._out_shardings(definition),
+            mesh=self.mesh,
+            objective=self._objective_of(definition),
+            gradients=self._whole_gradients_of(definition),
+            accumulate=self._accumulate,
         )
 
     def count_flops(self, state: State, batch: Batch) -> Flops:
         """The products of one step's gradient over the whole batch; nothing is computed."""
-        objective = make_objective(self._ready().definition, self._loss, self.precision)
-        gradients = make_gradients(
-            objective, weights=self._weights, accumulate=1, split_rows=split_rows
-        )
-        with jax.set_mesh(self.mesh):
-            return count_flops(gradients, state, dict(batch), jax.random.key(self.seed))
+        gradients = self._whole_gradients_of(self._ready().definition)
+        with ambient(self.mesh):
+            return count_flops(gradients, state, dict(batch))
 
     def rates(self, state: State, batch: Batch) -> tuple[float | None, float | None]:
         """(FLOPs of a step, peak FLOP/s of the mesh), each None where it is not known."""
         peak = self._peak_flops
         if peak is None:
-            peak = peak_of(self.mesh.devices.flat[0].device_kind, self.precision.compute)
+            kind = self._concrete("rates").devices.flat[0].device_kind
+            peak = peak_of(kind, self.precision.compute)
         if peak is None or self._flops is not None:
             return self._flops, None if peak is None else peak * self.mesh.size
         counted = self.count_flops(state, batch)
@@ -257,7 +250,16 @@ class Trainer:
             build=lambda: build(definition.shardings, arrays, definition.tx),
         )
 
+    def _concrete(self, what: str) -> Mesh:
+        if isinstance(self.mesh, AbstractMesh):
+            raise RuntimeError(
+                f"{what} needs devices, got a trainer on {self.mesh}; write Trainer(..., "
+                f"mesh=make_mesh(...)), or plan(trainer, model, batch)"
+            )
+        return self.mesh
+
     def _prepare(self, model: nnx.Module) -> tuple[Definition, Arrays]:
+        self._concrete("training")
         definition, arrays = self._split(model)
         before = self._prepared
         if before is None or not definition.is_like(before.definition):  # else compiled already
@@ -293,15 +295,33 @@ class Trainer:
         self.precision.check({"params": arrays.params, "frozen": arrays.frozen})
         return definition, arrays
 
-    def _step_of(self, definition: Definition) -> Callable[..., Any]:
-        gradients = make_gradients(
+    def _gradients_of(self, definition: Definition, *, accumulate: int) -> Callable[..., Any]:
+        return make_gradients(
             make_objective(definition, self._loss, self.precision),
             weights=self._weights,
-            accumulate=self._accumulate,
+            accumulate=accumulate,
             split_rows=lambda batch: split_rows(
-                batch, accumulate=self._accumulate, placement=self._placement
+                batch, accumulate=accumulate, placement=self._placement
             ),
         )
+
+    def _whole_gradients_of(self, definition: Definition) -> Callable[..., Any]:
+        gradients = self._gradients_of(definition, accumulate=1)
+        return lambda state, batch: gradients(state, batch, jax.random.key(self.seed))
+
+    def _objective_of(self, definition: Definition) -> Callable[..., Any]:
+        objective = make_objective(definition, self._loss, self.precision)
+
+        def whole(params: Any, state: State, batch: Batch) -> jax.Array:
+            key = jax.random.key(self.seed)
+            terms, _ = objective(params, state.frozen, state.rest, batch, key)
+            counts = {name: jax.lax.stop_gradient(term[1]) for name, term in terms.items()}
+            return mean_loss(terms, counts, self._weights)
+
+        return whole
+
+    def _step_of(self, definition: Definition) -> Callable[..., Any]:
+        gradients = self._gradients_of(definition, accumulate=self._accumulate)
         return make_step(
             gradients,
             definition.tx,

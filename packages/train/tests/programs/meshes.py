@@ -10,7 +10,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from dovetail_train import Trainer, fsdp_shardings, lm_loss, make_mesh
+from dovetail_train import Trainer, abstract_mesh, fsdp_shardings, lm_loss, make_mesh, plan
 from dovetail_train.testing import TinyDecoder
 
 MESHES = {
@@ -29,21 +29,44 @@ def batches():
         yield {"tokens": tokens[:, :-1], "targets": tokens[:, 1:], "mask": mask}
 
 
+def decoder():
+    return TinyDecoder(vocab_size=32, width=16, depth=1, rngs=nnx.Rngs(0))
+
+
+def planned_bytes(mesh):
+    """Of the same state on the same mesh, neither of which is there."""
+    absent = abstract_mesh(mesh.size, **mesh.shape)
+    model = nnx.eval_shape(decoder)
+    state, places = nnx.state(model), fsdp_shardings(model, absent, min_size=64)
+    nnx.update(
+        model,
+        jax.tree.map(
+            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), state, places
+        ),
+    )
+    trainer = Trainer(optax.adamw(1e-2), lm_loss(chunk=8), mesh=absent, accumulate=2, ema=0.9)
+    return sum(plan(trainer, model, next(batches()), device="cpu").state_bytes.values())
+
+
 def run(name):
     sizes = dict(MESHES[name])
     mesh = make_mesh(**sizes | {"devices": jax.devices()[: sizes.pop("devices", 8)]})
-    model = TinyDecoder(vocab_size=32, width=16, depth=1, rngs=nnx.Rngs(0))
+    model = decoder()
     state = nnx.state(model)
     nnx.update(model, jax.device_put(state, fsdp_shardings(model, mesh, min_size=64)))
-    trainer = Trainer(optax.adamw(1e-2), lm_loss(chunk=8), mesh=mesh, accumulate=2)
+    trainer = Trainer(optax.adamw(1e-2), lm_loss(chunk=8), mesh=mesh, accumulate=2, ema=0.9)
     state, losses = trainer.init(model), []
     for batch in batches():
         state, metrics = trainer.step(state, batch)
         losses.append(metrics.read()["loss"])
+    live = sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(state))
+    planned = planned_bytes(mesh)
     big = [x for x in jax.tree.leaves((state.params, state.opt)) if x.size >= 64]
     return {
         "losses": losses,
         "embedding": np.asarray(state.params["embed"]["embedding"]).tolist(),
+        "live": live - 4,  # the number of the step
+        "planned": planned,
         "bytes": sum(x.nbytes for x in big),
         "bytes_per_device": sum(x.addressable_shards[0].data.nbytes for x in big),
     }

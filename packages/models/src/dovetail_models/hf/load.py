@@ -13,7 +13,7 @@ from typing import Any, overload
 import jax
 import numpy as np
 from flax import nnx
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 from jaxtyping import DTypeLike
 
 from dovetail_models.build import AnyConfig
@@ -117,7 +117,7 @@ def _read(
 def abstract(
     path_or_config: Config,
     *,
-    mesh: Mesh | None = ...,
+    mesh: Mesh | AbstractMesh | None = ...,
     rules: Rules = ...,
     allow: tuple[str, ...] = ...,
 ) -> Decoder: ...
@@ -125,7 +125,7 @@ def abstract(
 def abstract(
     path_or_config: TextConfig,
     *,
-    mesh: Mesh | None = ...,
+    mesh: Mesh | AbstractMesh | None = ...,
     rules: Rules = ...,
     allow: tuple[str, ...] = ...,
 ) -> TextEncoder: ...
@@ -133,7 +133,7 @@ def abstract(
 def abstract(
     path_or_config: VisionConfig,
     *,
-    mesh: Mesh | None = ...,
+    mesh: Mesh | AbstractMesh | None = ...,
     rules: Rules = ...,
     allow: tuple[str, ...] = ...,
 ) -> VisionEncoder: ...
@@ -141,7 +141,7 @@ def abstract(
 def abstract(
     path_or_config: DualConfig,
     *,
-    mesh: Mesh | None = ...,
+    mesh: Mesh | AbstractMesh | None = ...,
     rules: Rules = ...,
     allow: tuple[str, ...] = ...,
 ) -> DualEncoder: ...
@@ -149,21 +149,22 @@ def abstract(
 def abstract(
     path_or_config: str | Path,
     *,
-    mesh: Mesh | None = ...,
+    mesh: Mesh | AbstractMesh | None = ...,
     rules: Rules = ...,
     allow: tuple[str, ...] = ...,
 ) -> Any: ...
 def abstract(
     path_or_config: str | Path | AnyConfig,
     *,
-    mesh: Mesh | None = None,
+    mesh: Mesh | AbstractMesh | None = None,
     rules: Rules = RULES,
     allow: tuple[str, ...] = (),
 ) -> Any:
     """The model of a directory or a configuration, with a `jax.ShapeDtypeStruct` for each
     parameter: a decoder or an encoder, as `load` or `load_encoder` reads and `init` makes it.
 
-    Of the files only headers are read. With a mesh each struct has its sharding.
+    Of the files only headers are read. With a mesh, which may be abstract, each struct has its
+    sharding.
     """
     if isinstance(path_or_config, str | Path):
         model, _ = plan(Path(path_or_config), rules=rules, allow=allow)
@@ -197,7 +198,7 @@ def plan(path: Path, *, rules: Rules, allow: tuple[str, ...]) -> tuple[Any, Matc
     return model, found
 
 
-def _place(model: nnx.Module, mesh: Mesh | None, rules: Rules) -> None:
+def _place(model: nnx.Module, mesh: Mesh | AbstractMesh | None, rules: Rules) -> None:
     if mesh is None:
         return
     structs, tree = jax.tree.flatten(nnx.state(model, WEIGHTS))

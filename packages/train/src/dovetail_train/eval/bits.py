@@ -13,6 +13,7 @@ from flax import nnx
 from jaxtyping import Int
 
 from dovetail_train.loss import CrossEntropy, lm_loss, token_sums
+from dovetail_train.mesh import ambient
 from dovetail_train.state import State
 from dovetail_train.step import Batch, Loss, Term, terms_of
 
@@ -90,7 +91,7 @@ class Eval:
     def __call__(self, trainer: "Trainer", state: State, step: int) -> dict[str, float]:
         key = jax.random.fold_in(jax.random.key(trainer.seed), step)
         compute = self._compute_for(trainer)
-        with jax.set_mesh(trainer.mesh):
+        with ambient(trainer.mesh):
             parts = [compute(state, trainer.place(batch), key) for batch in self._batches]
         if not parts:
             raise ValueError(

@@ -1,0 +1,185 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a step needs on devices that are not here: bytes by kind, operations, a bound on its time.
+
+Everything is read off the step that would run: the shardings of its arguments give the bytes of the
+state exactly, its gradient the operations, and the residuals of its derivative what the backward
+pass keeps. Only what a compiler decides is missing (fusion, temporaries, collectives): compiling
+for absent hardware takes the same `Program`.
+"""
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Literal as Constant
+
+from dovetail_train.mesh import BATCH_AXES, ambient
+from dovetail_train.peaks import memory as memory_of
+from dovetail_train.peaks import peak_flops as peak_of
+
+if TYPE_CHECKING:
+    from flax import nnx
+
+    from dovetail_train.program import Program
+    from dovetail_train.step import Batch
+    from dovetail_train.trainer import Trainer
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What one step needs. Bytes and times are of one device.
+
+    device: its kind. devices: how many. mesh: the axes above 1.
+    state_bytes: exact, by kind (params, frozen, rest, opt, ema, guard). batch_bytes: of the step's
+    batch. gradient_bytes: of one tree of gradients, and of their float32 sum with microbatches.
+    residual_bytes: what one microbatch keeps for the backward pass, split as rows and tokens are.
+    An estimate: a compiler fuses some of it away, a tensor axis splits it further, and one block
+    of what is recomputed comes on top.
+    memory_bytes: of the device, or None if it is not known.
+    model_flops, recomputed_flops: of the step on all devices. opaque: calls whose operations are
+    not in them. seconds: the least time that a step can take, by products at peak rate or by
+    reading and writing the state once, whichever is longer (`bound`); communication is not in it.
+    """
+
+    device: str
+    devices: int
+    mesh: dict[str, int]
+    state_bytes: dict[str, int]
+    batch_bytes: int
+    gradient_bytes: int
+    residual_bytes: int
+    memory_bytes: int | None
+    model_flops: int
+    recomputed_flops: int
+    opaque: dict[str, int]
+    seconds: float | None
+    bound: Literal["products", "memory"] | None
+
+    @property
+    def total_bytes(self) -> int:
+        """Of one device: all of the above."""
+        state = sum(self.state_bytes.values())
+        return state + self.batch_bytes + self.gradient_bytes + self.residual_bytes
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether that is less than the device has; None if it is not known."""
+        return None if self.memory_bytes is None else self.total_bytes < self.memory_bytes
+
+    def json(self) -> dict[str, Any]:
+        """The same, of plain values."""
+        return dataclasses.asdict(self) | {"total_bytes": self.total_bytes, "fits": self.fits}
+
+    def __str__(self) -> str:
+        axes = ", ".join(f"{name}={size}" for name, size in self.mesh.items()) or "one device"
+        lines = [f"{self.devices} x {self.device}, {axes}", "", "bytes of one device"]
+        kinds = {f"state.{name}": n for name, n in self.state_bytes.items()}
+        kinds |= {
+            "batch": self.batch_bytes,
+            "gradients": self.gradient_bytes,
+            "kept for backward": self.residual_bytes,
+            "total": self.total_bytes,
+        }
+        lines += [f"  {name:<20}{n / 2**20:>14,.1f} MiB" for name, n in kinds.items() if n]
+        if self.memory_bytes is not None:
+            fits = "fits" if self.fits else "does not fit"
+            lines.append(f"  {'of the device':<20}{self.memory_bytes / 2**20:>14,.1f} MiB  {fits}")
+        lines += ["", f"{'GFLOP of a step':<22}{self.model_flops / 1e9:>14,.3f}"]
+        lines.append(f"{'recomputed GFLOP':<22}{self.recomputed_flops / 1e9:>14,.3f}")
+        if self.opaque:
+            lines.append(f"not counted: {', '.join(f'{k} x {n}' for k, n in self.opaque.items())}")
+        if self.seconds is not None:
+            lines.append(f"{'at least':<22}{self.seconds * 1e3:>14,.3f} ms, by {self.bound}")
+        return "\n".join(lines)
+
+
+def plan(
+    trainer: "Trainer", model: "nnx.Module", batch: "Batch", *, device: str = "NVIDIA H200"
+) -> Plan:
+    """What a step of `trainer` needs on its mesh, which may be abstract, of devices of that kind.
+
+    model and batch: arrays or ShapeDtypeStructs; nothing is allocated. Takes about a second. Raises
+    what the step would raise when it is traced or lowered for the platform of the device.
+
+        trainer = Trainer(optax.adamw(1e-3), lm_loss(), mesh=abstract_mesh(64, fsdp=64))
+        print(plan(trainer, dovetail_models.abstract(config, mesh=trainer.mesh), batch))
+    """
+    program = trainer.program(model, batch)
+    program.lower("tpu" if device.startswith("TPU") else "cuda" if "NVIDIA" in device else "cpu")
+    state, rows = program.args
+    kinds = {
+        field.name: _device_bytes(getattr(state, field.name))
+        for field in dataclasses.fields(state)
+        if field.name != "step"
+    }
+    flops = program.flops()
+    once = _device_bytes(jax.tree.map(_as_float32, state.params))
+    summed = once if program.accumulate > 1 else 0
+    peak = peak_of(device, trainer.precision.compute)
+    size, rate = memory_of(device) or (None, None)
+    seconds, bound = _least_seconds(
+        products=(flops.model + flops.recomputed) / program.mesh.size,
+        moved=2 * sum(kinds.values()),
+        peak=None if flops.opaque else peak,
+        rate=rate,
+    )
+    return Plan(
+        device=device,
+        devices=program.mesh.size,
+        mesh={name: n for name, n in program.mesh.shape.items() if n > 1},
+        state_bytes=kinds,
+        batch_bytes=_device_bytes(rows),
+        gradient_bytes=_device_bytes(state.params) + summed,
+        residual_bytes=_residual_bytes(program),
+        memory_bytes=size,
+        model_flops=flops.model,
+        recomputed_flops=flops.recomputed,
+        opaque=dict(flops.opaque),
+        seconds=seconds,
+        bound=bound,
+    )
+
+
+def _least_seconds(
+    *, products: float, moved: int, peak: float | None, rate: float | None
+) -> tuple[float | None, Literal["products", "memory"] | None]:
+    if peak is None or rate is None:
+        return None, None
+    by_products, by_memory = products / peak, moved / rate
+    return max(by_products, by_memory), "products" if by_products >= by_memory else "memory"
+
+
+def _as_float32(x: Any) -> Any:
+    return jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=x.sharding)
+
+
+def _device_bytes(tree: Any) -> int:
+    """Of the arrays of a tree, what one device holds."""
+    return sum(
+        math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)
+    )
+
+
+def _residual_bytes(program: "Program") -> int:
+    """Of one microbatch on one device, the values that the derivative of the loss keeps."""
+    state, rows = program.args
+    size = program.mesh.shape
+    part = {
+        name: jax.ShapeDtypeStruct(
+            (x.shape[0] // program.accumulate, *x.shape[1:]), x.dtype, sharding=x.sharding
+        )
+        for name, x in rows.items()
+    }
+
+    def residuals(state: Any, part: Any) -> Any:
+        return jax.vjp(lambda params: program.objective(params, state, part), state.params)[1]
+
+    with ambient(program.mesh):
+        jaxpr = jax.make_jaxpr(residuals)(state, part).jaxpr
+    variables = {x for x in jaxpr.outvars if not isinstance(x, Constant)}
+    kept = [x.aval for x in variables - {*jaxpr.invars, *jaxpr.constvars}]
+    total = sum(math.prod(x.shape) * x.dtype.itemsize for x in kept)
+    return total // math.prod(size.get(axis, 1) for axis in (*BATCH_AXES, "context"))

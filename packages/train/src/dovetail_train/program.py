@@ -1,0 +1,60 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""A train step for any compiler, on devices that are here or not."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+from jax.sharding import AbstractMesh, Mesh
+
+from dovetail_train.flops import Flops, count_flops
+from dovetail_train.mesh import ambient
+
+Platform = Literal["cpu", "cuda", "rocm", "tpu"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Program:
+    """The step fn(state, batch) -> (state, metrics); nothing was allocated or run.
+
+    args: (state, batch) of ShapeDtypeStructs with shardings on `mesh`, which may be abstract.
+    donate: the arguments whose memory the results take. objective: (params, state, batch) -> the
+    loss f32[], and gradients: (state, batch) -> its gradient, both of a whole batch at once.
+    accumulate: the microbatches of the step.
+    """
+
+    fn: Callable[..., Any]
+    args: tuple[Any, Any]
+    donate: tuple[int, ...]
+    out_shardings: Any
+    mesh: Mesh | AbstractMesh
+    objective: Callable[..., Any]
+    gradients: Callable[..., Any]
+    accumulate: int
+
+    def jit(self) -> Any:
+        """`jax.jit` of the step, with its donation and shardings. Call it under `ambient(mesh)`."""
+        return jax.jit(self.fn, donate_argnums=self.donate, out_shardings=self.out_shardings)
+
+    def flops(self) -> Flops:
+        """The products of the gradient over the whole batch; nothing is computed."""
+        state, batch = self.args
+        with ambient(self.mesh):
+            return count_flops(self.gradients, state, batch)
+
+    def lower(self, platform: Platform | None = None) -> Any:
+        """The step in StableHLO (`jax.stages.Lowered`), for a platform that need not be here."""
+        platforms = None if platform is None else (platform,)
+        with ambient(self.mesh):
+            return self.jit().trace(*self.args).lower(lowering_platforms=platforms)
+
+    def compile(self) -> Any:
+        """The step compiled for the devices of `mesh` (`jax.stages.Compiled`)."""
+        if isinstance(self.mesh, AbstractMesh):
+            raise RuntimeError(
+                f"a program is compiled for devices, got one on {self.mesh}; make it on "
+                f"make_mesh(...), or use lower"
+            )
+        return self.lower().compile()

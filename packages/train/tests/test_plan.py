@@ -1,0 +1,120 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""That the bytes of a state are those of live arrays, on meshes, is in test_trainer."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from dovetail_train import Precision, Trainer, abstract_mesh, plan
+
+ROWS, WIDTH, HIDDEN = 64, 256, 512  # matrices of 131072: above the size that is split
+
+
+class _Net(nnx.Module):
+    """Keeps the input of its recomputed part for the backward pass, and nothing else."""
+
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.up = nnx.Linear(WIDTH, HIDDEN, use_bias=False, rngs=rngs)
+        self.down = nnx.Linear(HIDDEN, 1, use_bias=False, rngs=rngs)
+
+    def __call__(self, x):
+        return self.up(x)
+
+
+def _loss(model, batch, *, key):
+    hidden, weight = model(batch["x"]), model.down.kernel[...]
+    total = jax.checkpoint(lambda h, w: (jnp.tanh(h) @ w).sum())(hidden, weight)
+    return total, jnp.float32(batch["x"].shape[0])
+
+
+def _plan(*, count=8, axes=None, device="NVIDIA H200", **options):
+    mesh = abstract_mesh(count, **(axes or {}))
+    trainer = Trainer(optax.adam(1e-3), _loss, mesh=mesh, **options)
+    batch = {"x": jax.ShapeDtypeStruct((ROWS, WIDTH), np.float32)}
+    return plan(trainer, nnx.eval_shape(_Net), batch, device=device)
+
+
+def test_bytes_are_those_of_one_device():
+    found = _plan(ema=0.9)
+    up, down = WIDTH * HIDDEN * 4, HIDDEN * 4  # down is too small to be split
+    each = up // 8 + down
+    guard = 5 * 4
+    want = {"params": each, "frozen": 0, "rest": 0, "opt": 2 * each + 4, "ema": each}
+    assert found.state_bytes == want | {"guard": guard}
+    assert found.batch_bytes == ROWS * WIDTH * 4 // 8
+    assert found.gradient_bytes == each
+    assert found.residual_bytes == ROWS * HIDDEN * 4 // 8
+    assert found.total_bytes == 5 * each + 4 + guard + (ROWS * WIDTH + ROWS * HIDDEN) * 4 // 8
+    assert found.fits
+    assert found.mesh == {"fsdp": 8}
+
+
+def test_what_changes_the_bytes():
+    plain = _plan()
+    parts = _plan(accumulate=4)
+    assert parts.residual_bytes == plain.residual_bytes // 4
+    assert parts.gradient_bytes == 2 * plain.gradient_bytes
+    whole = _plan(axes={"data": 8, "fsdp": 1})
+    assert whole.state_bytes["params"] == (WIDTH + 1) * HIDDEN * 4
+    assert whole.residual_bytes == plain.residual_bytes
+    split = _plan(axes={"fsdp": 4, "context": 2})
+    assert split.residual_bytes == plain.residual_bytes
+    cast = _plan(precision=Precision(compute="bfloat16"))
+    # The input stays float32, so the product is. Kept is the copy of `down`, whose input needs it.
+    assert cast.residual_bytes == plain.residual_bytes + HIDDEN * 2 // 8
+
+
+def test_operations_and_the_bound_on_time():
+    found = _plan()
+    up, down = 2 * ROWS * WIDTH * HIDDEN, 2 * ROWS * HIDDEN
+    assert found.model_flops == 2 * up + 3 * down  # the input has no gradient
+    assert found.recomputed_flops == 0 or found.recomputed_flops == down
+    moved = 2 * sum(found.state_bytes.values()) / 4800e9
+    assert found.bound == "memory"
+    assert found.seconds == pytest.approx(moved)
+    large = _plan(device="TPU v6 lite", precision=Precision(compute="bfloat16"))
+    assert large.memory_bytes == 32 * 2**30
+    assert large.seconds == pytest.approx(
+        max(
+            2 * sum(large.state_bytes.values()) / 1640e9,
+            (large.model_flops + large.recomputed_flops) / 8 / 918e12,
+        )
+    )
+
+
+def test_an_unknown_device_has_no_bound():
+    found = _plan(device="cpu")
+    assert (found.memory_bytes, found.fits, found.seconds, found.bound) == (None, None, None, None)
+    assert "at least" not in str(found)
+
+
+def test_it_reads_as_a_table_and_as_json():
+    found = _plan(ema=0.9)
+    text = str(found)
+    assert text.startswith("8 x NVIDIA H200, fsdp=8\n")
+    assert "state.ema" in text
+    assert "fits" in text
+    assert json.loads(json.dumps(found.json()))["total_bytes"] == found.total_bytes
+
+
+def test_a_trainer_without_devices_only_plans():
+    trainer = Trainer(optax.sgd(0.1), _loss, mesh=abstract_mesh(8))
+    batch = {"x": np.zeros((8, WIDTH), "f4")}
+    with pytest.raises(RuntimeError, match=r"training needs devices, got a trainer on.*or plan\("):
+        trainer.init(_Net())
+    program = trainer.program(_Net(), batch)
+    assert "stablehlo" in program.lower("tpu").as_text()
+    with pytest.raises(RuntimeError, match=r"compiled for devices, got one on.*or use lower"):
+        program.compile()
+
+
+def test_rows_that_the_mesh_cannot_split_are_refused():
+    with pytest.raises(ValueError, match=r"must be divisible by accumulate.*3 × 8 = 24.*rows=64"):
+        _plan(accumulate=3)

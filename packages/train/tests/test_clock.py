@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 
-from dovetail_train.clock import Clock, Throughput
+from dovetail_train.clock import Clock, Rates, Throughput
 
 
 class _Time:
@@ -49,13 +49,14 @@ def test_the_account_goes_on_after_a_restart():
 
 def test_a_step_takes_the_distance_between_results():
     time = _Time()
-    rate = Throughput(flops=40.0, peak_flops=100.0, now=time)
+    rate = Throughput(Rates(flops=40.0, recomputed=10.0, peak_flops=100.0), now=time)
     assert rate.result(tokens=12.0, rows=3) == {}  # nothing to measure from
     time.now += 2
     assert rate.result(tokens=12.0, rows=3) == {
         "step_time_s": 2.0,
         "tokens_per_s": 6.0,
         "mfu": 40.0 / 2 / 100,
+        "hfu": 50.0 / 2 / 100,
     }
 
 
@@ -75,7 +76,18 @@ def test_a_compilation_has_no_step_time_and_a_save_does_not_lengthen_one():
 @pytest.mark.parametrize("flops, peak", [(None, 1.0), (1.0, None)])
 def test_without_flops_or_peak_there_is_no_mfu(flops, peak):
     time = _Time()
-    rate = Throughput(flops=flops, peak_flops=peak, now=time)
+    rate = Throughput(Rates(flops=flops, peak_flops=peak), now=time)
     rate.resume()
     time.now += 1
     assert "mfu" not in rate.result(tokens=1.0, rows=1)
+
+
+def test_the_time_of_a_skipped_step_is_lost():
+    time = _Time()
+    clock = Clock(time)
+    clock.enter("step")
+    time.now += 10
+    assert clock.goodput() == 1.0
+    clock.move(4.0, to="skipped")
+    assert clock.goodput() == 0.6
+    assert clock.seconds()["skipped"] == 4.0

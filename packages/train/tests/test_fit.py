@@ -280,3 +280,30 @@ def test_the_time_of_a_run_is_accounted_for():
     assert all(first.seconds[name] > 0 for name in ("init", "compile", "step", "hooks", "save"))
     second = _fit(_Data(), steps=6, store=store, hooks=[_Sum(2)])
     assert all(second.seconds[name] >= 0.5 * seconds for name, seconds in first.seconds.items())
+
+
+class _Open:
+    """A hook and a sink that count how often they are closed."""
+
+    every, closed = 2, 0
+
+    def __call__(self, trainer, state, step):
+        if self.closed is None:
+            raise KeyboardInterrupt
+        return {}
+
+    def write(self, step, scalars):
+        pass
+
+    def close(self):
+        self.closed = (self.closed or 0) + 1
+
+
+def test_what_is_open_is_closed_however_a_run_ends():
+    hook, sink, store = _Open(), _Open(), _Memory()
+    _fit(_Data(), steps=3, hooks=[hook], sinks=[sink])
+    assert (hook.closed, sink.closed) == (1, 1)
+    hook.closed = None
+    with pytest.raises(KeyboardInterrupt):
+        _fit(_Data(), steps=3, hooks=[hook], sinks=[sink], store=store)
+    assert (hook.closed, sink.closed, store.waited) == (1, 2, True)

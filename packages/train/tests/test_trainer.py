@@ -11,6 +11,7 @@ import pytest
 from flax import nnx
 
 from dovetail_train import Precision, State, Trainer, lm_loss, make_mesh
+from dovetail_train.clock import Rates
 from dovetail_train.testing import TinyDecoder
 
 
@@ -234,9 +235,12 @@ def test_mfu_is_counted_from_the_loss_unless_told():
     forward = 2 * 8 * (3 * 7 + 7 * 2)
     # Forward, gradient of both kernels, and of the hidden layer: not of the input.
     counted = 2 * forward + 2 * 8 * 7 * 2
-    for given, expected in ((None, counted), (5.0, 5.0)):
+    for given, expected in (
+        (None, Rates(flops=float(counted), recomputed=0.0, peak_flops=1e9)),
+        (5.0, Rates(flops=5.0, peak_flops=1e9)),
+    ):
         mesh = make_mesh(devices=jax.devices()[:1])
         trainer = Trainer(optax.sgd(0.1), _squares, mesh=mesh, flops=given, peak_flops=1e9)
-        assert trainer.rates(trainer.init(_Mlp()), batch) == (expected, 1e9)
+        assert trainer.rates(trainer.init(_Mlp()), batch) == expected
     trainer = Trainer(optax.sgd(0.1), _squares, accumulate=2)
-    assert trainer.rates(trainer.init(_Mlp()), batch) == (None, None)  # a CPU has no peak
+    assert trainer.rates(trainer.init(_Mlp()), batch) == Rates()  # a CPU has no peak

@@ -35,3 +35,5 @@ from dovetail_train.step import Term as Term
 from dovetail_train.store import OrbaxStore as OrbaxStore
 from dovetail_train.store import Store as Store
 from dovetail_train.trainer import Trainer as Trainer
+from dovetail_train.watch import Trace as Trace
+from dovetail_train.watch import Watch as Watch

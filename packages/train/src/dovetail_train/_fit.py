@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail_train.clock import Clock, Throughput
 from dovetail_train.guard import BadStep
-from dovetail_train.hooks import Hook
+from dovetail_train.hooks import Closable, Hook
 from dovetail_train.metrics import Metrics, first_non_finite, is_finite
 from dovetail_train.prefetch import Prefetch, Stateful
 from dovetail_train.sinks import Sink
@@ -143,8 +143,7 @@ class Run:
             self._account(step)
         finally:
             self._clock.enter("save")
-            if self._store is not None:
-                self._store.wait()  # saves that were begun are finished, whatever ended the run
+            self._close()
         return Result(
             state=self._state,
             step=step,
@@ -152,6 +151,16 @@ class Run:
             scalars=self._scalars,
             seconds=self._clock.seconds(),
         )
+
+    def _close(self) -> None:
+        """Finishes the saves that were begun and closes hooks and sinks, whatever ended the run."""
+        try:
+            if self._store is not None:
+                self._store.wait()
+        finally:
+            for part in (*self._hooks, *self._sinks):
+                if isinstance(part, Closable):
+                    part.close()
 
     def _advance(self, step: int) -> None:
         """Dispatches update `step`, fetches the next batch meanwhile, and reads an old result."""
@@ -177,8 +186,7 @@ class Run:
         self._drain()
         self._clock.enter("compile")
         if not self._shapes:
-            flops, peak = self._trainer.rates(self._state, batch)
-            self._throughput = Throughput(flops=flops, peak_flops=peak)
+            self._throughput = Throughput(self._trainer.rates(self._state, batch))
         self._throughput.pause()
 
     def _next_batch(self, step: int) -> Any:

@@ -6,6 +6,7 @@ Steps are dispatched ahead of the device, so the time of a call says nothing. Th
 is the arrival of results: a step's time is the distance between its result and the one before.
 """
 
+import dataclasses
 import time
 from collections.abc import Callable
 from typing import Any, Literal, get_args
@@ -64,20 +65,23 @@ class Clock:
             self._seconds[activity] += seconds
 
 
-class Throughput:
-    """Step times from the arrival of results, and what follows from them.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rates:
+    """Operations of one step over the whole batch, and per second of all devices at their peak;
+    each None where it is not known. recomputed: those that are computed again, on top of flops."""
 
-    flops: of one step over the whole batch; peak_flops: per second, of all devices together.
-    """
+    flops: float | None = None
+    recomputed: float | None = None
+    peak_flops: float | None = None
+
+
+class Throughput:
+    """Step times from the arrival of results, and what follows from them."""
 
     def __init__(
-        self,
-        *,
-        flops: float | None = None,
-        peak_flops: float | None = None,
-        now: Callable[[], float] = time.perf_counter,
+        self, rates: Rates = Rates(), now: Callable[[], float] = time.perf_counter
     ) -> None:
-        self._flops, self._peak, self._now = flops, peak_flops, now
+        self._rates, self._now = rates, now
         self._last: float | None = None
 
     def pause(self) -> None:
@@ -92,7 +96,8 @@ class Throughput:
         """The scalars of a step whose result has just arrived; empty after a pause.
 
         `tokens_per_s` counts the positions of the batch with mask > 0, not padding; a batch
-        without a mask has `rows_per_s`. `mfu` needs flops and peak_flops.
+        without a mask has `rows_per_s`. `mfu` is the model's operations over those at peak (PaLM,
+        2204.02311, appendix B); `hfu` counts those that are computed again too.
         """
         last, self._last = self._last, self._now()
         if last is None:
@@ -100,6 +105,9 @@ class Throughput:
         step_s = max(self._last - last, 1e-9)  # two results may be read within one clock tick
         unit, amount = ("rows", rows) if tokens is None else ("tokens", tokens)
         scalars = {"step_time_s": step_s, f"{unit}_per_s": amount / step_s}
-        if self._flops is not None and self._peak is not None:
-            scalars["mfu"] = self._flops / step_s / self._peak
+        rates = self._rates
+        if rates.flops is not None and rates.peak_flops is not None:
+            scalars["mfu"] = rates.flops / step_s / rates.peak_flops
+            if rates.recomputed is not None:
+                scalars["hfu"] = scalars["mfu"] * (1 + rates.recomputed / rates.flops)
         return scalars

@@ -22,3 +22,13 @@ class Hook(Protocol):
     every: int
 
     def __call__(self, trainer: "Trainer", state: State, step: int) -> Mapping[str, float]: ...
+
+
+@runtime_checkable
+class Closable(Protocol):
+    """A hook or a sink that holds something open: `fit` closes it, however a run ends.
+
+    It must be usable again afterwards.
+    """
+
+    def close(self) -> None: ...

@@ -12,6 +12,7 @@ from flax import nnx
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from dovetail_train import _fit
+from dovetail_train.clock import Rates
 from dovetail_train.flops import Flops, count_flops
 from dovetail_train.guard import Guard
 from dovetail_train.hooks import Hook
@@ -231,16 +232,23 @@ class Trainer:
         with ambient(self.mesh):
             return count_flops(gradients, state, dict(batch))
 
-    def rates(self, state: State, batch: Batch) -> tuple[float | None, float | None]:
-        """(FLOPs of a step, peak FLOP/s of the mesh), each None where it is not known."""
+    def rates(self, state: State, batch: Batch) -> Rates:
+        """What the time of a step is measured against."""
         peak = self._peak_flops
         if peak is None:
             kind = self._concrete("rates").devices.flat[0].device_kind
             peak = peak_of(kind, self.precision.compute)
-        if peak is None or self._flops is not None:
-            return self._flops, None if peak is None else peak * self.mesh.size
+        if peak is None:
+            return Rates(flops=self._flops)
+        peak *= self.mesh.size
+        if self._flops is not None:
+            return Rates(flops=self._flops, peak_flops=peak)
         counted = self.count_flops(state, batch)
-        return None if counted.opaque else float(counted.model), peak * self.mesh.size
+        if counted.opaque or not counted.model:
+            return Rates(peak_flops=peak)
+        return Rates(
+            flops=float(counted.model), recomputed=float(counted.recomputed), peak_flops=peak
+        )
 
     def _begin(self, model: nnx.Module) -> _fit.Beginning:
         definition, arrays = self._prepare(model)

@@ -1,0 +1,55 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Real processes over jax.distributed, two devices each."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+PROGRAM = Path(__file__).parent / "programs" / "processes.py"
+
+
+def _free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def _train(count, *directory):
+    """What process 0 writes."""
+    flags = f"--xla_force_host_platform_device_count={2 if count > 1 else 1}"
+    port = str(_free_port())
+    running = [
+        subprocess.Popen(
+            [sys.executable, str(PROGRAM), str(me), str(count), port, *map(str, directory)],
+            env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for me in range(count)
+    ]
+    results = [process.communicate(timeout=300) for process in running]
+    for process, (_, errors) in zip(running, results, strict=True):
+        assert process.returncode == 0, errors[-3000:]
+    return json.loads(results[0][0].splitlines()[-1])  # after what Gloo prints
+
+
+def test_two_processes_with_their_own_rows_train_as_one_does():
+    one, two = _train(1), _train(2)
+    assert len(one) == 4
+    # Sums over 4 devices are in another order.
+    np.testing.assert_allclose(two, one, rtol=2e-5)
+
+
+@pytest.mark.slow
+def test_two_processes_resume_from_one_store(tmp_path):
+    one, two = _train(1, tmp_path / "one"), _train(2, tmp_path / "two")
+    assert len(one) == 6
+    np.testing.assert_allclose(two, one, rtol=2e-5)

@@ -1,0 +1,75 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from dovetail_train import Trace, Trainer, Watch
+
+
+class _Net(nnx.Module):
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.layers = nnx.List([nnx.Linear(3, n, rngs=rngs) for n in (3, 5)])
+
+    def __call__(self, x):
+        return self.layers[1](self.layers[0](x))
+
+
+def _loss(model, batch, *, key):
+    return (model(batch["x"]) ** 2).sum(), jnp.float32(4)
+
+
+BATCHES = [{"x": np.ones((4, 3), "f4")}] * 9
+
+
+class _Lines(dict):
+    def write(self, step, scalars):
+        self.setdefault(step, {}).update(scalars)
+
+
+def _fit(*, steps=9, sinks=(), hooks=()):
+    trainer = Trainer(optax.sgd(1e-2), _loss)
+    return trainer.fit(_Net(), BATCHES, steps=steps, sinks=sinks, hooks=hooks)
+
+
+def test_what_a_pattern_matches_is_measured():
+    trainer = Trainer(optax.sgd(1e-2), _loss)
+    model = _Net()
+    model.layers[1].kernel[...] = model.layers[1].kernel[...].at[1, 2].set(-9.0)
+    found = Watch("layers.1.*", every=3)(trainer, trainer.init(model), 3)
+    kernel = np.asarray(model.layers[1].kernel[...], np.float64)
+    assert found["watch/layers.1.kernel/norm"] == pytest.approx(np.linalg.norm(kernel), rel=1e-6)
+    assert found["watch/layers.1.kernel/rms"] == pytest.approx((kernel**2).mean() ** 0.5, rel=1e-6)
+    assert found["watch/layers.1.kernel/max"] == 9.0
+    assert found["watch/layers.1.bias/norm"] == 0.0
+    assert len(found) == 6
+
+
+def test_it_is_a_hook():
+    lines = _Lines()
+    _fit(sinks=[lines], hooks=[Watch("*.kernel", every=4)])
+    assert [n for n in lines if "watch/layers.0.kernel/rms" in lines[n]] == [4, 8]
+
+
+@pytest.mark.parametrize("start, end", [(1, 9), (4, 9), (8, 9)])
+def test_a_trace_is_written_once_and_ends_with_the_run(tmp_path, start, end):
+    trace = Trace(tmp_path / "trace", start=start, steps=2)
+    _fit(steps=end, hooks=[trace])
+    files = [path for path in (tmp_path / "trace").rglob("*") if path.is_file()]
+    assert any(path.name.endswith(".xplane.pb") for path in files)
+    with pytest.raises(RuntimeError, match=r"[Nn]o profile"):
+        jax.profiler.stop_trace()
+
+
+def test_what_means_nothing_is_refused():
+    trainer = Trainer(optax.sgd(1e-2), _loss)
+    with pytest.raises(ValueError, match=r"match a parameter, got 'head.*', which.*4; names look"):
+        Watch("head.*", every=1)(trainer, trainer.init(_Net()), 1)
+    with pytest.raises(ValueError, match=r"at least 1, got every=0; write Watch\('x', every=100"):
+        Watch("x", every=0)
+    with pytest.raises(ValueError, match=r"at least 1.*got start=0, steps=5; write Trace\("):
+        Trace("x", start=0, steps=5)

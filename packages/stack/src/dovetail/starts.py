@@ -63,7 +63,9 @@ def recorded(
             yield record
         except BaseException as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            _append(run, {"event": "end", "time": now(), "outcome": "failed", "error": reason})
+            # Where the disk is what failed, the error that is under way says more than another one.
+            with contextlib.suppress(OSError):
+                _append(run, {"event": "end", "time": now(), "outcome": "failed", "error": reason})
             raise
         outcome = "finished" if record.finished else "interrupted"
         _append(run, {"event": "end", "time": now(), "outcome": outcome})

@@ -5,7 +5,7 @@
 - `text`: files to a tokenizer and two corpora (data)
 - `fitting`: a recipe and rows to a trained decoder, resumable (data, models, train, checkpoint)
 - `language_model`: the recipe of pretraining (models, optim, train)
-- `continuation`: the recipe of training a Hugging Face directory on, by adapters too (models, train)
+- `continuation`: the recipe of training a directory's model on, by adapters too (models, train)
 - `distillation`: the recipe of learning from a teacher's logits (models, train)
 - `frozen`: checkpoints without what is not trained (checkpoint, train)
 - `evaluation`: bits per byte of a corpus (data, models)

@@ -92,10 +92,10 @@ def test_a_quantized_directory_is_refused(copied):
     keys = json.loads((copied / "config.json").read_text())
     keys["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [2, 2]}
     (copied / "config.json").write_text(json.dumps(keys))
-    with pytest.raises(ValueError, match="not quantized, got .* dovetail models convert"):
+    with pytest.raises(ValueError, match=r"not quantized, got .* dovetail models convert"):
         opened(copied, length=LENGTH)
 
 
 def test_rows_longer_than_the_model_knows_are_refused(source):
-    with pytest.raises(ValueError, match="the 24 positions .* got length=25: pass --length 24"):
+    with pytest.raises(ValueError, match=r"the 24 positions .* got length=25: pass --length 24"):
         opened(source, length=25)

@@ -57,7 +57,9 @@ def folder(tmp_path):
     _write(
         tmp_path / "done",
         *(_start(), _end("finished")),
-        **{"losses": (5.0, 4.0, 3.0), "rates": (10.0, 1000.0, 30.0), "evaluated": evaluated},
+        losses=(5.0, 4.0, 3.0),
+        rates=(10.0, 1000.0, 30.0),
+        evaluated=evaluated,
     )
     tuned = settings.create(Continue, {"text": "/t", "model": "/m", "steps": 9, "lora_rank": 4})
     other = _start(versions={**VERSIONS, "jax": "0.12.0"})

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dovetail.recipes.fitting import Recipe
     from dovetail.recipes.text import Prepared
     from dovetail_data import Pretrained, Rows
-    from dovetail_models import Decoder
+    from dovetail_models import Config, Decoder
     from dovetail_train import Eval
 
 MOST_PASSES = 4  # over the text, for --minutes: more would train on what is known by heart
@@ -63,6 +63,16 @@ def execute(run: Settings, out: Path, *, mesh: "Mesh") -> bool:
     return not result.interrupted
 
 
+def check(run: Settings) -> None:
+    """Raises ValueError for a text or a model that the run cannot have: before it is written down.
+
+    Otherwise the next try, with the name put right, would be refused as another run.
+    """
+    _split(run)
+    if isinstance(run, Continue | Distil):
+        _opened(run)
+
+
 def make_mesh(*, data: int, fsdp: int) -> "Mesh":
     """The mesh of the command's options; ValueError where there are not so many devices."""
     import jax
@@ -99,42 +109,51 @@ def _pretraining(run: Pretrain, out: Path, mesh: "Mesh") -> _Job:
 
 
 def _continuing(run: Continue, out: Path, mesh: "Mesh") -> _Job:
-    from dovetail.recipes.continuation import continuation, opened
+    from dovetail.recipes.continuation import continuation
     from dovetail.recipes.text import encode
 
-    source = _located(run.source.model, run)
-    _, tokenizer = opened(source, length=run.training.length)
+    source, _, tokenizer = _opened(run)
     text = _prepared(run, encode, out, tokenizer=tokenizer)
     return _Job(text=text, recipe=continuation(source, run.training, mesh=mesh), like=source)
 
 
 def _distilling(run: Distil, out: Path, mesh: "Mesh") -> _Job:
-    from dovetail.recipes.continuation import opened
     from dovetail.recipes.distillation import distilling
     from dovetail.recipes.language_model import llama_config
     from dovetail.recipes.text import encode
 
-    teacher, length = _located(run.distillation.teacher, run), run.training.length
-    config, tokenizer = opened(teacher, length=length)
+    teacher, config, tokenizer = _opened(run)
     text = _prepared(run, encode, out, tokenizer=tokenizer)
-    student = llama_config(run.shape, tokenizer, length=length, vocab_size=config.vocab_size)
+    sizes = {"length": run.training.length, "vocab_size": config.vocab_size}
+    student = llama_config(run.shape, tokenizer, **sizes)
     recipe = distilling(student, teacher, run.distillation, training=run.training, mesh=mesh)
     return _Job(text=text, recipe=recipe, like=teacher)
 
 
-def _located(path: str, run: Settings) -> Path:
-    refuse_quantized(Path(path), run.recipe)
-    return locate(Path(path))
+def _opened(run: Continue | Distil) -> "tuple[Path, Config, Pretrained]":
+    """The directory of the model that the run begins from, its configuration and its tokenizer."""
+    from dovetail.recipes.continuation import opened
+
+    named = run.source.model if isinstance(run, Continue) else run.distillation.teacher
+    refuse_quantized(Path(named), run.recipe)
+    directory = locate(Path(named))
+    return directory, *opened(directory, length=run.training.length)
 
 
-def _prepared(run: Settings, write: Any, out: Path, **options: Any) -> "Prepared":
-    """Both corpora, by `prepare` or `encode`."""
+def _split(run: Settings) -> tuple[list[Path], list[Path]]:
+    """The files to train on and those held out."""
     from dovetail.recipes.text import find, split
 
     files, root = run.files, Path(run.files.text)
     found = find(root, pattern=files.pattern, skip=files.skip)
-    train, held_out = split(found, root=root, held_out=files.held_out)
-    print(f"{len(train)} files to train on, {len(held_out)} held out, from {root}", flush=True)
+    return split(found, root=root, held_out=files.held_out)
+
+
+def _prepared(run: Settings, write: Any, out: Path, **options: Any) -> "Prepared":
+    """Both corpora, by `prepare` or `encode`."""
+    train, held_out = _split(run)
+    counts = f"{len(train)} files to train on, {len(held_out)} held out"
+    print(f"{counts}, from {run.files.text}", flush=True)
     with Writing() as writing:
         workers = os.cpu_count() or 1
         return write(train, held_out, out, workers=workers, progress=writing, **options)

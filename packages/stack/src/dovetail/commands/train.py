@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dovetail import settings, starts
+from dovetail import settings, starts, training
 from dovetail.commands.generate import EXPORT, refuse_quantized
 from dovetail.recipes.options import Duration
 from dovetail.settings import RECIPES, Settings
@@ -80,15 +80,13 @@ def run(args: argparse.Namespace) -> int:
     values = vars(args)
     if "out" not in values:
         args.parser.error("the following arguments are required: --out RUN, the run's directory")
-    from dovetail.training import execute, make_mesh
-
     out = args.out.resolve()
     refuse_quantized(out, "train")
     stored = _settings(values, out)
-    mesh = make_mesh(**{axis: values.get(axis, 1) for axis in DEVICES})
+    mesh = training.make_mesh(**{axis: values.get(axis, 1) for axis in DEVICES})
     seeds = {"seed": stored.training.seed}
     with starts.recorded(out, command=args.argv, seeds=seeds, mesh=mesh) as record:
-        record.finished = execute(stored, out, mesh=mesh)
+        record.finished = training.execute(stored, out, mesh=mesh)
     if record.finished:
         print(f"Exported {out / EXPORT}. Try: dovetail generate {args.out} --prompt '...'")
         return 0
@@ -111,6 +109,7 @@ def _settings(values: dict[str, Any], out: Path) -> Settings:
         )
     if not resumed:
         created = settings.create(RECIPES[recipe], _given(values, RECIPES[recipe]))
+        training.check(created)
         created.save(out)
         return created
     stored = settings.load(out)

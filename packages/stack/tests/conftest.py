@@ -18,23 +18,35 @@ from dovetail_checkpoint import inspect
 from dovetail_data import pack, records, text, train_bpe
 from dovetail_models import init, save
 
-LENGTH = 24
+LENGTH = 24  # of the rows, as in the tests that take them
 
 
-def leaves(step):
-    """{item: sorted names of its arrays} of a step of a checkpoint."""
-    return {t.item: sorted(leaf.name for leaf in t.leaves) for t in inspect(step).trees}
+@pytest.fixture(scope="session")
+def leaves():
+    """A function of a step of a checkpoint: {item: sorted names of its arrays}."""
+
+    def names(step):
+        return {
+            tree.item: sorted(leaf.name for leaf in tree.leaves) for tree in inspect(step).trees
+        }
+
+    return names
 
 
-def randomised(model, seed):
-    """The model with each parameter near what it was: norms are then no longer all ones."""
-    generator = np.random.default_rng(seed)
+@pytest.fixture(scope="session")
+def randomised():
+    """A function: the model with each parameter near what it was; norms are then not all ones."""
 
-    def near(x):
-        return x + jax.numpy.asarray(generator.uniform(-0.3, 0.3, x.shape), x.dtype)
+    def moved(model, seed):
+        generator = np.random.default_rng(seed)
 
-    nnx.update(model, jax.tree.map(near, nnx.state(model, nnx.Param)))
-    return model
+        def near(x):
+            return x + jax.numpy.asarray(generator.uniform(-0.3, 0.3, x.shape), x.dtype)
+
+        nnx.update(model, jax.tree.map(near, nnx.state(model, nnx.Param)))
+        return model
+
+    return moved
 
 
 @pytest.fixture(scope="session")
@@ -44,7 +56,7 @@ def files():
 
 
 @pytest.fixture(scope="session")
-def source(tmp_path_factory, files):
+def source(tmp_path_factory, files, randomised):
     """A directory with a random Llama of 2 layers, trained on nothing, and 320 ids."""
     folder = tmp_path_factory.mktemp("source")
     texts = (record["text"] for record in records(text(files[1])))

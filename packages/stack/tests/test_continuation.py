@@ -6,7 +6,6 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from conftest import LENGTH, leaves
 from flax import nnx
 
 from dovetail.recipes.continuation import continuation, opened, start
@@ -15,6 +14,7 @@ from dovetail.recipes.options import Tuning
 from dovetail_data import train_bpe
 from dovetail_models import load, lora
 
+LENGTH = 24
 BATCHING = {"length": LENGTH, "global_batch": 3, "save_every": 2, "seed": 1}
 TOKENS = np.random.default_rng(0).integers(0, 320, (2, 9)).astype(np.int32)
 
@@ -40,7 +40,9 @@ def test_adapters_are_on_every_matrix_of_the_layers_and_change_nothing_yet(sourc
 
 
 @pytest.mark.parametrize("rank", [0, 2])
-def test_what_is_trained_and_saved_is_everything_or_the_adapters(source, rows, tmp_path, rank):
+def test_what_is_trained_and_saved_is_everything_or_the_adapters(
+    source, rows, leaves, tmp_path, rank
+):
     tuning = Tuning(**BATCHING, lora_rank=rank, learning_rate=0.01, precision="bfloat16")
     model, _ = fit(continuation(source, tuning), rows, tmp_path, steps=3)
     before, after = _kernels(load(source)), _kernels(model)

@@ -4,7 +4,6 @@ import jax
 import numpy as np
 import optax
 import pytest
-from conftest import LENGTH, leaves, randomised
 from flax import nnx
 
 from dovetail.recipes.distillation import STUDENT, Pair, distillation_loss, distilling
@@ -15,19 +14,19 @@ from dovetail_data import Pretrained
 from dovetail_models import init, llama
 from dovetail_train import Trainer
 
+LENGTH = 24
 ROWS, TOKENS, VOCAB, T = 3, 13, 37, 1.7
 
 
-def _model(seed, **sizes):
-    config = llama(vocab_size=VOCAB, depth=2, tie=False, **sizes)
-    return randomised(init(config, seed=seed), seed)
-
-
 @pytest.fixture(scope="module")
-def pair():
+def pair(randomised):
+    def model(seed, **sizes):
+        config = llama(vocab_size=VOCAB, depth=2, tie=False, **sizes)
+        return randomised(init(config, seed=seed), seed)
+
     return Pair(
-        _model(1, embed=12, heads=2, kv_heads=1, mlp=20),
-        _model(2, embed=24, heads=4, kv_heads=2, mlp=28),
+        model(1, embed=12, heads=2, kv_heads=1, mlp=20),
+        model(2, embed=24, heads=4, kv_heads=2, mlp=28),
     )
 
 
@@ -168,7 +167,7 @@ def test_options_out_of_range_are_refused(options):
         Distillation(teacher="t", **options)
 
 
-def test_a_run_keeps_no_teacher(source, rows, tmp_path):
+def test_a_run_keeps_no_teacher(source, rows, leaves, tmp_path):
     shape = Shape(embed=12, depth=1, heads=2, kv_heads=1, mlp=20)
     student = llama_config(shape, Pretrained(source), length=LENGTH)
     training = Training(length=LENGTH, global_batch=4, seed=1)

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from conftest import leaves
 from flax import nnx
 
 from dovetail.recipes import frozen
@@ -60,7 +59,7 @@ def saved(tmp_path):
     return tmp_path
 
 
-def test_a_checkpoint_lacks_what_is_frozen_and_a_restore_has_it(saved):
+def test_a_checkpoint_lacks_what_is_frozen_and_a_restore_has_it(saved, leaves):
     assert leaves(saved / "4") == {"params": ["w"], "train": ["frozen_digest", "opt", "step"]}
     with Store(saved) as store:
         front = WithoutFrozen(store, TREE)

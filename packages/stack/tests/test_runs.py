@@ -142,6 +142,7 @@ def test_compare_shows_what_differs_and_only_that(folder, capsys):
     assert found["settings"]["lora_rank"] == [None, 4]
     assert found["settings"]["embed"] == [192, None]
     assert not {"text", "steps", "length"} & found["settings"].keys()
+    assert found["devices"] == ["4 × cpu", "4 × cpu"]
     assert found["versions"] == {"jax": ["0.10.2", "0.12.0"]}
     assert found["losses"] == {"0": [5.0, 4.5], "1": [4.0, 4.25]}
     assert found["evaluations"]["eval/bits_per_byte"] == [2.5, None]

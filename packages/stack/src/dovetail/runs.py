@@ -125,8 +125,9 @@ def find(directory: Path) -> Found:
 def compare(runs: Mapping[str, Run]) -> dict[str, Any]:
     """What differs between runs, side by side, a value for each run in the order given.
 
-    settings, versions: {name: values} of those that differ, None where a run has no such. losses:
-    {step: values} of the steps that all have. evaluations: {name: values} of the last ones.
+    settings, versions: {name: values} of those that differ, None where a run has no such. devices:
+    of the last start. losses: {step: values} of the steps that all have. evaluations: {name:
+    values} of the last ones.
     """
     some = list(runs.values())
     flat = [{"recipe": run.settings.recipe, **settings.flat(run.settings)} for run in some]
@@ -135,11 +136,13 @@ def compare(runs: Mapping[str, Run]) -> dict[str, Any]:
     common = sorted(functools.reduce(lambda a, b: a & b.keys(), losses[1:], set(losses[0])))
     evaluations = [{k: v for k, (_, v) in run.evaluations().items()} for run in some]
     summaries = [run.summary() for run in some]
+    devices = [run.starts[-1]["devices"] if run.starts else None for run in some]
     figures = ("state", "step", "loss", "tokens_per_s", "goodput")
     return {
         "runs": list(runs),
         "settings": _differing(flat),
         "versions": _differing(versions),
+        "devices": [d and f"{d['count']} × {d['kind']}" for d in devices],
         "losses": {step: [series[step] for series in losses] for step in common},
         "evaluations": _side_by_side(evaluations),
         **{name: [summary[name] for summary in summaries] for name in figures},

@@ -126,8 +126,9 @@ def compare(args: argparse.Namespace) -> int:
 def _compared(found: Mapping[str, Any]) -> str:
     """The comparison as a table with a column for each run."""
     chosen = _thinned(list(found["losses"]))
+    figures = ("state", "devices", "step", "loss", "tokens_per_s", "goodput")
     sections = {
-        "": {name: found[name] for name in ("state", "step", "loss", "tokens_per_s", "goodput")},
+        "": {name: found[name] for name in figures},
         "settings that differ": found["settings"],
         "versions that differ": found["versions"],
         "loss at common steps": {str(step): found["losses"][step] for step in chosen},

@@ -146,6 +146,8 @@ def test_compare_shows_what_differs_and_only_that(folder, capsys):
     assert found["versions"] == {"jax": ["0.10.2", "0.12.0"]}
     assert found["losses"] == {"0": [5.0, 4.5], "1": [4.0, 4.25]}
     assert found["evaluations"]["eval/bits_per_byte"] == [2.5, None]
+    turned = json.loads(_printed(capsys, "compare", *reversed(paths), "--json"))
+    assert turned["losses"] == {"0": [4.5, 5.0], "1": [4.25, 4.0]}
     assert found["tokens_per_s"] == [30.0, None]
     shown = _printed(capsys, "compare", *paths)
     rows = [line.split() for line in shown.splitlines()]

@@ -56,6 +56,16 @@ def test_differences_name_the_option_and_both_values():
     ]
 
 
+def test_a_zero_that_stands_for_a_default_is_no_difference():
+    given = {"text": "/t", "model": "/m", "lora_rank": 2, "learning_rate": 0.0}
+    stored = settings.create(Continue, given)
+    assert settings.flat(stored)["learning_rate"] == 2e-4
+    assert settings.differences(given, stored) == []
+    assert settings.differences({"learning_rate": 0.1}, stored) == [
+        "--learning-rate 0.1 (the run has 0.0002)"
+    ]
+
+
 @pytest.mark.parametrize(
     "kind, given, option",
     [(Pretrain, {}, "--text"), (Continue, {"text": "/t"}, "--model"), (Distil, {}, "--text")],

@@ -148,8 +148,9 @@ def flat(stored: Settings) -> dict[str, Any]:
 def differences(given: dict[str, Any], stored: Settings) -> list[str]:
     """Says of each option in `given` that the stored run has another value for it, both values."""
     known = flat(stored)
+    wanted = flat(create(type(stored), {**known, **given}))  # where a 0 stands for a default
     return [
         f"{option(name)} {value} (the run has {known[name]})"
         for name, value in given.items()
-        if value != known[name]
+        if wanted[name] != known[name]
     ]

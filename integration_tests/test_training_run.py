@@ -37,11 +37,11 @@ runpy.run_module("dovetail", run_name="__main__")
 """
 
 
-def _start(out, *options, text=TEXT, file_bytes=None, env=None):
-    new = [] if (out / "run.json").exists() else ["--text", str(text), *TINY]
+def _start(out, *options, text=TEXT, file_bytes=None, env=None, before=()):
+    new = [] if (out / "run.json").exists() else ["pretrain", "--text", str(text), *TINY]
     program = ["-m", "dovetail"] if file_bytes is None else ["-c", LIMITED, str(file_bytes)]
     return subprocess.Popen(
-        [sys.executable, *program, "train", "--out", str(out), *new, *options],
+        [sys.executable, *program, "train", *before, *new, "--out", str(out), *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -110,6 +110,9 @@ def test_killed_at_random_points_it_ends_as_if_nothing_had_happened(unbroken, tm
     code, output = _train(out)
     assert code == 0, output
     assert len({line["generation"] for line in _lines(out)}) == 4
+    events = [json.loads(line) for line in (out / "starts.jsonl").read_text().splitlines()]
+    assert [event["event"] for event in events] == ["start"] * 4 + ["end"]
+    assert events[-1]["outcome"] == "finished"
     assert _losses(out) == _losses(unbroken)
     assert _weights(out) == _weights(unbroken)
 
@@ -251,7 +254,8 @@ def test_a_file_that_is_not_utf_8_is_named_and_nothing_is_lost(files, tmp_path):
 
 def test_other_settings_for_a_run_are_refused_and_named(unbroken):
     before = _weights(unbroken)
-    output = _refused(unbroken, "--depth", "3", "--vocab-size", "500", text=TEXT)
+    code, output = _train(unbroken, before=["pretrain", "--depth", "3", "--vocab-size", "500"])
+    assert code == 1
     assert "--depth 3 (the run has 2)" in output
     assert "--vocab-size 500 (the run has 400)" in output
     assert _weights(unbroken) == before
@@ -261,7 +265,7 @@ def test_a_checkpoint_of_another_model_is_refused(unbroken, tmp_path):
     out = tmp_path / "run"
     shutil.copytree(unbroken, out)
     run = json.loads((out / "run.json").read_text())
-    run["shape"]["mlp"] = 96
+    run["settings"]["shape"]["mlp"] = 96
     (out / "run.json").write_text(json.dumps(run))
     output = _refused(out, text=TEXT)
     assert "mlp" in output

@@ -13,10 +13,10 @@ def _refused(capsys, *argv):
 
 
 def test_an_unknown_option_names_the_nearest(capsys):
-    message = _refused(capsys, "train", "--out", "x", "--vocabsize", "300")
+    message = _refused(capsys, "train", "pretrain", "--out", "x", "--vocabsize", "300")
     assert "--vocabsize" in message
     assert "did you mean --vocab-size?" in message
-    assert "dovetail train --help" in message
+    assert "dovetail train pretrain --help" in message
 
 
 def test_an_unknown_command_and_none_list_the_commands(capsys):
@@ -27,16 +27,16 @@ def test_an_unknown_command_and_none_list_the_commands(capsys):
 
 def test_a_value_of_the_wrong_kind_is_refused(capsys):
     assert "--depth: invalid int value: 'deep'" in _refused(
-        capsys, "train", "--out", "x", "--depth", "deep"
+        capsys, "train", "pretrain", "--out", "x", "--depth", "deep"
     )
 
 
 def test_an_error_is_one_message_without_a_trace(capsys, tmp_path):
     assert cli.main(["train", "--out", str(tmp_path / "none")]) == 1
     error = capsys.readouterr().err
-    assert "holds no run to resume; a new one needs text: pass --text DIR" in error
+    assert "holds no run to resume; a new one needs a recipe: type dovetail train pretrain" in error
     assert "Traceback" not in error
-    with pytest.raises(ValueError, match="pass --text DIR"):
+    with pytest.raises(ValueError, match="needs a recipe"):
         cli.main(["train", "--out", str(tmp_path / "none"), "--debug"])
 
 

@@ -203,7 +203,7 @@ def test_a_quantized_directory_is_refused_where_floats_are_needed(gptq, tmp_path
         (["quantize", str(gptq), new], "quantize"),
         (["models", "inspect", str(gptq)], "dovetail models"),
         (["models", "convert", str(gptq), new], "dovetail models"),
-        (["train", "--out", str(gptq), "--text", new], "train"),
+        (["train", "pretrain", "--out", str(gptq), "--text", new], "train"),
     ):
         assert cli.main(line) != 0
         error = capsys.readouterr().err

@@ -1,24 +1,54 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
+import dataclasses
+import json
+
 import pytest
 
 from dovetail import settings
-from dovetail.recipes.language_model import Shape, Training
+from dovetail.recipes.options import Shape, Training, Tuning
+from dovetail.settings import RECIPES, Continue, Distil, Pretrain
 
 
 def test_options_come_back_from_disk_where_they_belong(tmp_path):
-    made = settings.create(
-        {"text": "/t", "depth": 2, "seed": 7, "skip": ("a", "b"), "minutes": 1.5}
-    )
+    given = {"text": "/t", "depth": 2, "seed": 7, "skip": ("a", "b"), "minutes": 1.5}
+    made = settings.create(Pretrain, given)
     assert made.shape == Shape(depth=2)
     assert made.training == Training(seed=7)
+    assert made.files.skip == ("a", "b")
     made.save(tmp_path)
     assert settings.load(tmp_path) == made
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+    content = json.loads((tmp_path / "run.json").read_text())
+    assert content["recipe"] == "pretrain"
+    assert content["settings"]["duration"] == {"steps": None, "minutes": 1.5}
+
+
+def test_every_recipe_keeps_its_own_kind(tmp_path):
+    tuned = settings.create(Continue, {"text": "/t", "model": "/m", "lora_rank": 4})
+    assert tuned.training == Tuning(lora_rank=4)
+    distilled = settings.create(Distil, {"text": "/t", "teacher": "/m", "alpha": 0.25})
+    assert distilled.distillation.alpha == 0.25
+    for name, made in {"c": tuned, "d": distilled}.items():
+        made.save(tmp_path / name)
+        assert settings.load(tmp_path / name) == made
+
+
+def test_steps_are_set_once_they_are_known():
+    made = settings.create(Distil, {"text": "/t", "teacher": "/m", "minutes": 2.0})
+    assert made.with_steps(9).duration == type(made.duration)(steps=9, minutes=2.0)
+
+
+@pytest.mark.parametrize("kind", RECIPES.values())
+def test_no_field_is_in_two_parts_and_each_has_help(kind):
+    fields = [f for part in settings.parts(kind).values() for f in dataclasses.fields(part)]
+    names = [item.name for item in fields]
+    assert len(names) == len(set(names))
+    assert all(item.metadata["help"] for item in fields)
 
 
 def test_differences_name_the_option_and_both_values():
-    stored = settings.create({"text": "/t", "depth": 2})
+    stored = settings.create(Pretrain, {"text": "/t", "depth": 2})
     assert settings.differences({"text": "/t", "depth": 2}, stored) == []
     assert settings.differences({"depth": 3, "vocab_size": 9}, stored) == [
         "--depth 3 (the run has 2)",
@@ -26,8 +56,54 @@ def test_differences_name_the_option_and_both_values():
     ]
 
 
-@pytest.mark.parametrize("content", ["{", "{}", '{"text": "x", "unknown": 1}', "[]"])
+def test_a_zero_that_stands_for_a_default_is_no_difference():
+    given = {"text": "/t", "model": "/m", "lora_rank": 2, "learning_rate": 0.0}
+    stored = settings.create(Continue, given)
+    assert settings.flat(stored)["learning_rate"] == 2e-4
+    assert settings.differences(given, stored) == []
+    assert settings.differences({"learning_rate": 0.1}, stored) == [
+        "--learning-rate 0.1 (the run has 0.0002)"
+    ]
+
+
+@pytest.mark.parametrize(
+    "kind, given, option",
+    [(Pretrain, {}, "--text"), (Continue, {"text": "/t"}, "--model"), (Distil, {}, "--text")],
+)
+def test_what_a_new_run_needs_is_named(kind, given, option):
+    with pytest.raises(ValueError, match=f"a new run of {kind.recipe} needs .* pass {option} DIR"):
+        settings.create(kind, given)
+
+
+PART = {"text": "x", "pattern": "*", "skip": [], "held_out": 0.1}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{",
+        "{}",
+        "[]",
+        '{"recipe": "bake", "settings": {}}',
+        '{"recipe": "pretrain", "settings": {}}',
+        '{"recipe": "pretrain", "settings": []}',
+        json.dumps({"recipe": "pretrain", "settings": {"files": {**PART, "unknown": 1}}}),
+        '{"text": "x", "shape": {}}',
+        b"\xff\xfe",
+    ],
+)
 def test_a_file_of_another_version_says_to_start_a_new_run(tmp_path, content):
-    (tmp_path / "run.json").write_text(content)
+    content = content if isinstance(content, bytes) else content.encode()
+    (tmp_path / "run.json").write_bytes(content)
     with pytest.raises(ValueError, match="start a new run with another --out"):
+        settings.load(tmp_path)
+
+
+def test_an_unknown_field_of_a_whole_file_is_refused(tmp_path):
+    made = settings.create(Pretrain, {"text": "/t"})
+    made.save(tmp_path)
+    content = json.loads((tmp_path / "run.json").read_text())
+    content["settings"]["shape"]["wings"] = 2
+    (tmp_path / "run.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="wings"):
         settings.load(tmp_path)

@@ -45,7 +45,7 @@ def test_nothing_repeated_proves_nothing(tmp_path):
 def test_the_kill_comes_some_steps_after_a_checkpoint_and_before_the_end(
     tmp_path, steps, saved_before, killed
 ):
-    run = settings.create({"text": "/t", "steps": steps})
+    run = settings.create(settings.Pretrain, {"text": "/t", "steps": steps})
     run.save(tmp_path)
     assert saved_before % run.training.saves_every(steps) == 0
     assert training._killing_step(tmp_path) == killed

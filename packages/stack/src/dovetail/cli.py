@@ -19,12 +19,14 @@ from dovetail.commands import (
     models,
     quantize,
     quickstart,
+    runs,
     train,
 )
 
 COMMANDS = {
     "quickstart": quickstart,
     "train": train,
+    "runs": runs,
     "generate": generate,
     "quantize": quantize,
     "models": models,
@@ -77,12 +79,14 @@ def _refuse(command: argparse.ArgumentParser, unknown: Sequence[str]) -> NoRetur
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code: 0 done, 1 error, 2 usage, 130 interrupted.
 
-    A command that gives 1 another meaning sets `error_code` among its arguments.
+    A command that gives 1 another meaning sets `error_code` among its arguments. Commands find
+    what was typed as `argv` among theirs.
     """
     argv = sys.argv[1:] if argv is None else argv
     args, unknown = parser(argv).parse_known_args(argv)
     if unknown:
         _refuse(args.parser, unknown)
+    args.argv = list(argv)
     debug = getattr(args, "debug", False)
     logging.basicConfig(format="dovetail: %(levelname)s: %(message)s", level=logging.WARNING)
     if not debug:

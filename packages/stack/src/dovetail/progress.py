@@ -3,10 +3,12 @@
 """Progress on the terminal, for commands: a bar that is also a metric sink."""
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
-from dovetail_data import Progress
+if TYPE_CHECKING:
+    from dovetail_data import Progress
 
 
 class Bar:

@@ -23,8 +23,9 @@ from dovetail.quickstart.compression import compressors
 from dovetail.quickstart.report import Report, render
 from dovetail.quickstart.training import Resume, Text, train
 from dovetail.recipes import text as text_recipe
-from dovetail.recipes.language_model import METRICS, schedule
-from dovetail.settings import Settings
+from dovetail.recipes.fitting import METRICS
+from dovetail.recipes.language_model import schedule
+from dovetail.settings import Pretrain
 from dovetail_data import Corpus, pack, show
 from dovetail_train import read_jsonl
 
@@ -91,7 +92,7 @@ def _measure(out: Path, resume: Resume) -> Measured:
     from dovetail_data import Pretrained
     from dovetail_models import load, size
 
-    run = settings.load(out)
+    run = _settings(out)
     model, tokenizer = load(out / EXPORT), Pretrained(out / EXPORT)
     print("\nJudging it by the held-out files.", flush=True)
     length = run.training.length
@@ -109,10 +110,20 @@ def _measure(out: Path, resume: Resume) -> Measured:
     )
 
 
-def _held_out_bytes(run: Settings) -> bytes:
-    root = Path(run.text)
-    files = text_recipe.find(root, pattern=run.pattern, skip=run.skip)
-    _, held_out = text_recipe.split(files, root=root, held_out=run.held_out)
+def _settings(out: Path) -> Pretrain:
+    run = settings.load(out)
+    if not isinstance(run, Pretrain):
+        raise ValueError(
+            f"the quickstart must have a run of pretrain, got {str(out)!r} with one of "
+            f"{run.recipe}: name another --out"
+        )
+    return run
+
+
+def _held_out_bytes(run: Pretrain) -> bytes:
+    files, root = run.files, Path(run.files.text)
+    found = text_recipe.find(root, pattern=files.pattern, skip=files.skip)
+    _, held_out = text_recipe.split(found, root=root, held_out=files.held_out)
     return b"".join(file.read_bytes() for file in held_out)
 
 
@@ -136,8 +147,8 @@ def _installed() -> dict[str, str]:
 
 
 def _report(out: Path, measured: Measured, result: Mapping[str, Any]) -> Report:
-    run = settings.load(out)
-    steps = run.steps or 0
+    run = _settings(out)
+    steps = run.duration.steps or 0
     lines = read_jsonl(out / METRICS)
     rows = pack(Corpus(out / "train"), length=run.training.length, seed=run.training.seed)
     shown = show(rows, range(min(SHOWN_ROWS, len(rows))))
@@ -147,7 +158,7 @@ def _report(out: Path, measured: Measured, result: Mapping[str, Any]) -> Report:
     return Report(
         bits_per_byte=measured.bits_per_byte,
         facts=[
-            ("Text", f"{run.text} ({run.pattern})"),
+            ("Text", f"{run.files.text} ({run.files.pattern})"),
             ("Rows", f"{rows.fill:.2%} full; {SHOWN_ROWS} of them as text: {out / ROWS}"),
             ("Parameters", f"{measured.parameters:,}"),
             ("Steps", f"{steps} of {run.training.global_batch} × {run.training.length} tokens"),

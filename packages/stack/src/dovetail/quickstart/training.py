@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail import settings
-from dovetail.recipes.language_model import METRICS
+from dovetail.recipes.fitting import METRICS
 
 REPEATED_STEPS = 8  # logged past the middle checkpoint before the kill
 POLL_S = 0.05
@@ -63,7 +63,7 @@ def train(text: Text, out: Path, *, minutes: float) -> Resume:
       RuntimeError: a training process failed; its own message is on the terminal.
     """
     command = [
-        *(sys.executable, "-m", "dovetail", "train", "--out", str(out), "--text"),
+        *(sys.executable, "-m", "dovetail", "train", "pretrain", "--out", str(out), "--text"),
         *(str(text.directory), "--pattern", text.pattern, "--minutes", str(minutes)),
         *(["--skip", *text.skip] if text.skip else []),
     ]
@@ -104,7 +104,7 @@ def _killing_step(out: Path) -> int:
     Fewer in a run so short that it would be over by then.
     """
     run = settings.load(out)
-    steps = run.steps or 0  # planned before the first step is logged
+    steps = run.duration.steps or 0  # planned before the first step is logged
     every = run.training.saves_every(steps)
     middle = steps // 2 // every * every
     return middle + min(REPEATED_STEPS, (steps - middle) // 3)

@@ -1,13 +1,57 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The numbers of a language-model run, as plain values that import nothing."""
+"""The numbers of a training run, as plain values that import no library.
 
+Each field carries the sentence that `dovetail train RECIPE --help` shows, with its unit.
+"""
+
+import os
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
+
+_COMPUTE = ("float32", "bfloat16")
 
 
-def _option(default: float, help: str) -> Any:
-    return field(default=default, metadata={"help": help})
+def absolute(path: str) -> str:
+    """The path from the root, so that a run resumes from any folder."""
+    return os.path.realpath(path)
+
+
+def _option(default: Any, help: str, **parse: Any) -> Any:
+    """parse: arguments of argparse beside help; the type is the default's unless given."""
+    return field(default=default, metadata={"help": help, "parse": parse})
+
+
+def _needed(help: str) -> Any:
+    """A directory that a new run must be given."""
+    return field(metadata={"help": help, "parse": {"type": absolute}})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Files:
+    """Which text is trained on."""
+
+    text: str = _needed("directory of UTF-8 text files")
+    pattern: str = _option("**/*", "which files below it; **/*: all but hidden ones")
+    skip: tuple[str, ...] = _option((), "names of folders to leave out", type=str, nargs="+")
+    held_out: float = _option(0.05, "share of the files to hold out, in (0, 1)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vocabulary:
+    """The tokenizer that is trained on the text."""
+
+    vocab_size: int = _option(4096, "ids of the tokenizer")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Duration:
+    """How long a run is; without either option it is one pass over the text."""
+
+    steps: int | None = _option(None, "optimizer steps in all", type=int)
+    minutes: float | None = _option(
+        None, "minutes of training: as many steps as fit, 4 passes at the most", type=float
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,17 +66,80 @@ class Shape:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
-    """How a language model is trained, its number of steps apart."""
+class Batching:
+    """What of a step does not depend on the optimizer."""
 
     length: int = _option(256, "tokens in a row")
     global_batch: int = _option(4, "rows in a step, over all devices")
     accumulate: int = _option(1, "microbatches that a step is cut into")
-    learning_rate: float = _option(1e-2, "Adam's peak, for embeddings and norms")
-    matrix_learning_rate: float = _option(0.02, "Muon's peak, for matrices")
     save_every: int = _option(0, "steps between checkpoints; 0: a tenth of the run")
     seed: int = _option(0, "of initial parameters and data order")
 
     def saves_every(self, steps: int) -> int:
         """Steps between the checkpoints of a run of `steps`."""
         return self.save_every or max(1, steps // 10)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training(Batching):
+    """How a language model is trained from nothing, its number of steps apart."""
+
+    learning_rate: float = _option(1e-2, "Adam's peak per step, for embeddings and norms")
+    matrix_learning_rate: float = _option(0.02, "Muon's peak per step, for matrices")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning(Batching):
+    """How a language model is trained on, its number of steps apart.
+
+    Adapters take ten times the rate of whole matrices, which is where runs of both agree best
+    (Schulman et al. 2025, "LoRA Without Regret").
+    """
+
+    learning_rate: float = _option(
+        0.0, "Adam's peak per step; 0: 2e-5, or 2e-4 where adapters alone are trained"
+    )
+    lora_rank: int = _option(
+        0, "columns of the low-rank adapters, trained alone; 0: train every parameter"
+    )
+    lora_alpha: float = _option(32.0, "adapters are scaled by this over the rank")
+    precision: Literal["float32", "bfloat16"] = _option(
+        "float32", "dtype inside the loss; parameters stay float32", choices=_COMPUTE
+    )
+
+    def __post_init__(self) -> None:
+        if self.lora_rank < 0 or self.learning_rate < 0:
+            raise ValueError(
+                f"lora_rank and learning_rate must be at least 0, got lora_rank={self.lora_rank}, "
+                f"learning_rate={self.learning_rate}: leave them out for the defaults"
+            )
+        if not self.learning_rate:  # said as what it will be, in run.json too
+            object.__setattr__(self, "learning_rate", 2e-4 if self.lora_rank else 2e-5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """The model that is trained on."""
+
+    model: str = _needed("Hugging Face directory with a tokenizer, or a finished run")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distillation:
+    """Of whom, and how closely, a student learns."""
+
+    teacher: str = _needed("Hugging Face directory with a tokenizer, or a finished run")
+    alpha: float = _option(
+        0.5, "share of the teacher in the loss, the text has the rest; in [0, 1]"
+    )
+    temperature: float = _option(2.0, "by which both models' logits are divided; above 0")
+    teacher_precision: Literal["float32", "bfloat16"] = _option(
+        "float32", "dtype of the teacher's parameters", choices=_COMPUTE
+    )
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.alpha <= 1 or not self.temperature > 0:
+            raise ValueError(
+                f"alpha must lie in [0, 1] and temperature above 0, got alpha={self.alpha}, "
+                f"temperature={self.temperature}: try alpha=0.5, temperature=2"
+            )

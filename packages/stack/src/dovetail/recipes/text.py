@@ -106,8 +106,23 @@ def prepare(
         source = text(train)
         texts = (record["text"] for record in records(source))
         tokenizer = train_bpe(texts, path, vocab_size=vocab_size)
+    return encode(
+        train, held_out, directory, tokenizer=tokenizer, workers=workers, progress=progress
+    )
 
-    def encoded(files: Sequence[Path], name: str) -> Corpus:
+
+def encode(
+    train: Sequence[Path],
+    held_out: Sequence[Path],
+    directory: Path,
+    *,
+    tokenizer: Pretrained,
+    workers: int = 1,
+    progress: Callable[[str, Progress], None] | None = None,
+) -> Prepared:
+    """Writes both corpora below `directory` with that tokenizer; options as in `prepare`."""
+
+    def written(files: Sequence[Path], name: str) -> Corpus:
         def report(event: Progress) -> None:
             if progress is not None:
                 progress(name, event)
@@ -122,6 +137,6 @@ def prepare(
 
     return Prepared(
         tokenizer=tokenizer,
-        train=encoded(train, "train"),
-        held_out=encoded(held_out, "held_out"),
+        train=written(train, "train"),
+        held_out=written(held_out, "held_out"),
     )

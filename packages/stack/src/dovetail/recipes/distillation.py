@@ -1,0 +1,170 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Distilling: a fresh student learns from text and from a teacher's logits, as a recipe to `fit`.
+
+The loss is α·T²·KL(teacher ‖ student) + (1 − α)·cross-entropy, with both models' logits over T in
+the first term (Hinton et al. 2015, 1503.02531, section 2; T² keeps the gradients' size as T grows).
+Student and teacher are one module, of which the student alone is trained: so the teacher's weights
+are arguments of the step, placed on the mesh, and not constants in the program. The logits of both
+exist for one chunk of positions at a time, and the backward pass computes them again.
+"""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import Mesh
+from jaxtyping import Array, Float, Int
+
+from dovetail.recipes.fitting import Recipe
+from dovetail.recipes.language_model import transformation
+from dovetail.recipes.options import Distillation, Training
+from dovetail_models import Config, Decoder, init, load
+from dovetail_train import Loss, Trainer
+from dovetail_train.mesh import row_shards
+
+STUDENT = nnx.All(nnx.Param, nnx.PathContains("student"))  # what is trained of a Pair
+_CHUNK = 1024  # positions for each device, as in dovetail_train.lm_loss
+
+
+class Pair(nnx.Module):
+    """A student and its teacher.
+
+    Raises ValueError unless they have the same vocabulary.
+    """
+
+    def __init__(self, student: Decoder, teacher: Decoder) -> None:
+        ids = student.config.vocab_size, teacher.config.vocab_size
+        if ids[0] != ids[1]:
+            raise ValueError(
+                f"student and teacher must have the same vocabulary, got {ids[0]} and {ids[1]} "
+                f"ids: make the student with vocab_size={ids[1]} and the teacher's tokenizer"
+            )
+        self.student, self.teacher = student, teacher
+
+
+def distillation_loss(*, temperature: float, chunk: int = _CHUNK) -> Loss:
+    """{"kl": (T²·Σ mask·KL, Σ mask), "nll": (Σ mask·nll, Σ mask)} of a Pair, in nats.
+
+    The batch has tokens, targets i32[B,S], mask f32[B,S] and, if the models are to read them,
+    positions and segment_ids i32[B,S]. No gradient reaches the teacher.
+
+    chunk: for how many positions per device the logits of both models exist at once.
+
+    A target outside the vocabulary where mask > 0 makes the loss NaN, which `Trainer.fit` refuses.
+
+    >>> loss = distillation_loss(temperature=2.0)
+    >>> trainer = Trainer(tx, loss, weights={"kl": 0.5, "nll": 0.5}, trainable=STUDENT)
+    """
+    if not temperature > 0 or chunk < 1:
+        raise ValueError(
+            f"temperature must be above 0 and chunk at least 1, got temperature={temperature}, "
+            f"chunk={chunk}: write for example distillation_loss(temperature=2.0)"
+        )
+
+    def loss(model: Pair, batch: Any, *, key: Any) -> dict[str, Any]:
+        del key  # nothing here is random
+        options = {name: batch[name] for name in ("positions", "segment_ids") if name in batch}
+        mine, _ = model.student.features(batch["tokens"], **options)
+        wanted, _ = model.teacher.features(batch["tokens"], **options)
+        mask = jnp.asarray(batch["mask"], jnp.float32)
+        targets = jnp.where(mask > 0, jnp.asarray(batch["targets"]), 0)
+
+        def sums(mine: Array, wanted: Array, targets: Array, mask: Array) -> tuple[Array, Array]:
+            logits = model.student.head(mine).astype(jnp.float32)
+            guide = jax.lax.stop_gradient(model.teacher.head(wanted).astype(jnp.float32))
+            kl = _divergence(logits / temperature, guide / temperature)
+            return (mask * kl).sum(), (mask * _cross_entropy(logits, targets)).sum()
+
+        rows = math.ceil(mine.shape[0] / row_shards(dict(jax.sharding.get_abstract_mesh().shape)))
+        kl, nll = _over_chunks(sums, (mine, wanted, targets, mask), size=max(1, chunk // rows))
+        return {"kl": (temperature**2 * kl, mask.sum()), "nll": (nll, mask.sum())}
+
+    return loss
+
+
+def _divergence(logits: Float[Array, "B S V"], guide: Float[Array, "B S V"]) -> Float[Array, "B S"]:
+    """KL(softmax(guide) ‖ softmax(logits))."""
+    log_p, log_q = jax.nn.log_softmax(guide), jax.nn.log_softmax(logits)
+    return (jnp.exp(log_p) * (log_p - log_q)).sum(-1)
+
+
+def _cross_entropy(
+    logits: Float[Array, "B S V"], targets: Int[Array, "B S"]
+) -> Float[Array, "B S"]:
+    """−log p(target); NaN where the target is not in the vocabulary."""
+    # Negative indices would count from the end: moved past it, they give NaN.
+    targets = jnp.where(targets < 0, logits.shape[-1], targets)[..., None]
+    log_q = jax.nn.log_softmax(logits)
+    return -jnp.take_along_axis(log_q, targets, axis=-1, mode="fill")[..., 0]
+
+
+def _over_chunks(
+    function: Callable[..., tuple[Array, Array]], arrays: tuple[Array, ...], *, size: int
+) -> tuple[Array, Array]:
+    """The sums of `function` over pieces of at most `size` along axis 1, each computed twice.
+
+    The last piece is filled up with zeros: positions of mask 0.
+    """
+    rows, length = arrays[0].shape[:2]
+    pieces = math.ceil(length / size)
+    if pieces == 1:
+        return function(*arrays)
+    width = math.ceil(length / pieces)
+    again = jax.checkpoint(function)
+
+    def cut(x: Array) -> Array:
+        fill = [(0, 0), (0, pieces * width - length)] + [(0, 0)] * (x.ndim - 2)
+        return jnp.moveaxis(jnp.pad(x, fill).reshape(rows, pieces, width, *x.shape[2:]), 1, 0)
+
+    def add(total: Any, piece: Any) -> tuple[Any, None]:
+        return jax.tree.map(jnp.add, total, again(*piece)), None
+
+    return jax.lax.scan(add, (jnp.zeros(()), jnp.zeros(())), tuple(map(cut, arrays)))[0]
+
+
+def trainer(
+    distillation: Distillation, training: Training, *, steps: int, mesh: Mesh | None = None
+) -> Trainer:
+    """The student's trainer: the optimizer of pretraining, and both terms of the loss."""
+    return Trainer(
+        transformation(training, steps=steps),
+        distillation_loss(temperature=distillation.temperature),
+        weights={"kl": distillation.alpha, "nll": 1 - distillation.alpha},
+        mesh=mesh,
+        trainable=STUDENT,
+        accumulate=training.accumulate,
+        seed=training.seed,
+    )
+
+
+def distilling(
+    config: Config,
+    teacher: Path,
+    distillation: Distillation,
+    *,
+    training: Training,
+    mesh: Mesh | None = None,
+) -> Recipe:
+    """A fresh student of `config` beside the teacher in a Hugging Face directory.
+
+    >>> recipe = distilling(config, teacher, Distillation(teacher=str(teacher)), training=training)
+    >>> student, result = fit(recipe, rows, directory, steps=1000)
+    """
+
+    def pair() -> Pair:
+        guide = load(teacher, mesh=mesh, dtype=distillation.teacher_precision)
+        return Pair(init(config, mesh=mesh, seed=training.seed), guide)
+
+    return Recipe(
+        batching=training,
+        trainer=lambda steps: trainer(distillation, training, steps=steps, mesh=mesh),
+        model=pair,
+        trainable=STUDENT,
+        decoder=lambda pair: pair.student,
+        finished=lambda pair: pair.student,
+    )

@@ -1,0 +1,180 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+import jax
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from dovetail.recipes.distillation import STUDENT, Pair, distillation_loss, distilling
+from dovetail.recipes.fitting import fit
+from dovetail.recipes.language_model import llama_config
+from dovetail.recipes.options import Distillation, Shape, Training
+from dovetail_data import Pretrained
+from dovetail_models import init, llama
+from dovetail_train import Trainer
+
+LENGTH = 24
+ROWS, TOKENS, VOCAB, T = 3, 13, 37, 1.7
+
+
+@pytest.fixture(scope="module")
+def pair(randomised):
+    def model(seed, **sizes):
+        config = llama(vocab_size=VOCAB, depth=2, tie=False, **sizes)
+        return randomised(init(config, seed=seed), seed)
+
+    return Pair(
+        model(1, embed=12, heads=2, kv_heads=1, mlp=20),
+        model(2, embed=24, heads=4, kv_heads=2, mlp=28),
+    )
+
+
+@pytest.fixture(scope="module")
+def batch():
+    generator = np.random.default_rng(5)
+    draw = generator.integers
+    targets = draw(0, VOCAB, (ROWS, TOKENS)).astype(np.int32)
+    mask = (generator.uniform(size=(ROWS, TOKENS)) < [[0.9], [0.2], [0.6]]).astype(np.float32)
+    targets[mask == 0] = VOCAB + 5  # what is not counted may be anything
+    segments = np.repeat([[1, 2, 0]], ROWS, 0).repeat([6, 5, 2], 1).astype(np.int32)
+    tokens = draw(0, VOCAB, (ROWS, TOKENS)).astype(np.int32)
+    return {"tokens": tokens, "targets": targets, "mask": mask, "segment_ids": segments}
+
+
+def _log_softmax(x):
+    x = x - x.max(-1, keepdims=True)
+    return x - np.log(np.exp(x).sum(-1, keepdims=True))
+
+
+def _logits(model, batch):
+    return np.asarray(model(batch["tokens"], segment_ids=batch["segment_ids"]), np.float64)
+
+
+def _by_hand(pair, batch):
+    """(T²·Σ mask·KL, Σ mask·nll) in float64, from the models' logits."""
+    mine, guide = _logits(pair.student, batch), _logits(pair.teacher, batch)
+    p, q = _log_softmax(guide / T), _log_softmax(mine / T)
+    kl = (np.exp(p) * (p - q)).sum(-1)
+    targets = np.where(batch["mask"] > 0, batch["targets"], 0)
+    nll = -np.take_along_axis(_log_softmax(mine), targets[..., None], -1)[..., 0]
+    return T**2 * (batch["mask"] * kl).sum(), (batch["mask"] * nll).sum()
+
+
+# A chunk is of positions over all rows: 3 rows make pieces of 13, 5 (the last one filled) and 1.
+@pytest.mark.parametrize("chunk", [1024, 15, 1])
+def test_both_terms_are_those_of_float64(pair, batch, chunk):
+    loss = distillation_loss(temperature=T, chunk=chunk)
+    terms = nnx.jit(lambda pair: loss(pair, batch, key=None))(pair)
+    expected = dict(zip(("kl", "nll"), _by_hand(pair, batch), strict=True))
+    for name, (total, count) in terms.items():
+        # float32 sums of up to 39 positions × 37 ids.
+        np.testing.assert_allclose(total, expected[name], rtol=2e-5)
+        assert float(count) == batch["mask"].sum()
+
+
+def test_a_teacher_that_is_the_student_teaches_nothing(pair, batch):
+    twin = Pair(pair.student, nnx.clone(pair.student))
+    total, _ = distillation_loss(temperature=T)(twin, batch, key=None)["kl"]
+    assert abs(float(total)) < 1e-5
+
+
+@pytest.mark.parametrize("chunk", [1024, 15])
+def test_the_gradient_of_the_head_is_its_closed_form(pair, batch, chunk):
+    alpha, loss = 0.3, distillation_loss(temperature=T, chunk=chunk)
+
+    @nnx.jit
+    def gradient(pair):
+        def scalar(pair):
+            terms = loss(pair, batch, key=None)
+            return alpha * terms["kl"][0] + (1 - alpha) * terms["nll"][0]
+
+        return nnx.grad(scalar, argnums=nnx.DiffState(0, nnx.Param))(pair)
+
+    got = gradient(pair)
+    mine, guide = _logits(pair.student, batch), _logits(pair.teacher, batch)
+    soft = np.exp(_log_softmax(mine / T)) - np.exp(_log_softmax(guide / T))
+    hard = np.exp(_log_softmax(mine)) - np.eye(VOCAB)[np.minimum(batch["targets"], VOCAB - 1)]
+    slope = batch["mask"][..., None] * (alpha * T * soft + (1 - alpha) * hard)
+    features, _ = pair.student.features(batch["tokens"], segment_ids=batch["segment_ids"])
+    expected = np.einsum("bsd,bsv->dv", np.asarray(features, np.float64), slope)
+    np.testing.assert_allclose(
+        got["student"]["lm_head"]["kernel"].get_value(), expected, rtol=1e-4, atol=1e-5
+    )
+    assert all(not np.any(leaf) for leaf in jax.tree.leaves(got["teacher"]))
+    assert all(np.any(leaf) for leaf in jax.tree.leaves(got["student"]["layers"][0]))
+
+
+def test_no_logits_of_all_positions_exist_at_once(pair, batch):
+    graphdef, params = nnx.split(pair)
+    program = {}
+    for chunk in (1024, 15):
+        loss = distillation_loss(temperature=T, chunk=chunk)
+
+        def scalar(params, loss=loss):
+            return loss(nnx.merge(graphdef, params), batch, key=None)["kl"][0]
+
+        program[chunk] = str(jax.make_jaxpr(jax.grad(scalar))(params))
+    whole = f"f32[{ROWS},{TOKENS},{VOCAB}]"
+    assert whole in program[1024]
+    assert whole not in program[15]
+
+
+def test_microbatches_of_ragged_masks_give_the_step_of_the_whole(pair, batch):
+    doubled = {name: np.concatenate([x, x[::-1]]) for name, x in batch.items()}
+    found = []
+    for accumulate in (1, 3):
+        trainer = Trainer(
+            optax.sgd(0.1),
+            distillation_loss(temperature=T),
+            weights={"kl": 0.3, "nll": 0.7},
+            trainable=STUDENT,
+            accumulate=accumulate,
+        )
+        state = trainer.init(pair)
+        assert set(state.params) == {"student"}
+        assert set(state.frozen) == {"teacher"}
+        found.append(trainer.step(state, doubled)[1].read())
+    kl, nll = (2 * x / doubled["mask"].sum() for x in _by_hand(pair, batch))
+    assert found[0]["loss"] == pytest.approx(0.3 * kl + 0.7 * nll, rel=2e-5)
+    assert found[0] == pytest.approx(found[1], rel=2e-5)
+
+
+def test_a_target_outside_the_vocabulary_that_counts_is_not_a_number(pair, batch):
+    for wrong in (VOCAB, -1):
+        targets = np.where(batch["mask"] > 0, wrong, 0)
+        terms = distillation_loss(temperature=T)(pair, {**batch, "targets": targets}, key=None)
+        assert np.isnan(terms["nll"][0])
+
+
+def test_two_vocabularies_are_refused_with_both_sizes(pair):
+    other = init(llama(vocab_size=41, embed=12, depth=1, heads=2, mlp=20), seed=0)
+    with pytest.raises(ValueError, match="same vocabulary, got 37 and 41 ids: make the student"):
+        Pair(pair.student, other)
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0.0}, {"temperature": 1.0, "chunk": 0}])
+def test_a_loss_of_nothing_is_refused(options):
+    with pytest.raises(
+        ValueError, match=r"temperature must be above 0 .* got .* write for example"
+    ):
+        distillation_loss(**options)
+
+
+@pytest.mark.parametrize("options", [{"alpha": 1.5}, {"temperature": -1.0}])
+def test_options_out_of_range_are_refused(options):
+    with pytest.raises(ValueError, match=r"alpha must lie in \[0, 1\] .* got .* try alpha=0.5"):
+        Distillation(teacher="t", **options)
+
+
+def test_a_run_keeps_no_teacher(source, rows, leaves, tmp_path):
+    shape = Shape(embed=12, depth=1, heads=2, kv_heads=1, mlp=20)
+    student = llama_config(shape, Pretrained(source), length=LENGTH)
+    training = Training(length=LENGTH, global_batch=4, seed=1)
+    wanted = Distillation(teacher=str(source), teacher_precision="bfloat16")
+    recipe = distilling(student, source, wanted, training=training)
+    model, result = fit(recipe, rows, tmp_path, steps=2)
+    assert model.config == student
+    assert result.state.frozen["teacher"]["embed"]["embedding"].dtype == "bfloat16"
+    saved = leaves(tmp_path / "checkpoints" / "2")
+    assert not [name for names in saved.values() for name in names if "teacher" in name]

@@ -1,0 +1,246 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""`dovetail runs` over directories that were written as `dovetail train` writes them."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+import dovetail_train
+from dovetail import cli, runs, settings, starts
+from dovetail.settings import Continue, Pretrain
+from dovetail_train import Jsonl
+
+VERSIONS = {"python": "3.11.7", "jax": "0.10.2"}
+
+
+def _start(**other):
+    return {
+        "event": "start",
+        "time": "2026-01-02T03:04:05Z",
+        "command": "dovetail train pretrain --out r",
+        "host": starts.host(),
+        "cores": 2,
+        "devices": {"platform": "cpu", "kind": "cpu", "count": 4, "mesh": {"fsdp": 4}},
+        "seeds": {"seed": 0},
+        "versions": VERSIONS,
+        "git": {"directory": None, "code": {"commit": "a" * 40, "dirty": True}},
+        **other,
+    }
+
+
+def _end(outcome, **other):
+    return {"event": "end", "time": "2026-01-02T03:09:05Z", "outcome": outcome, **other}
+
+
+def _write(path, *events, losses=(), rates=(), evaluated=None, made=None):
+    """A run that logged these losses from step 0 on."""
+    (made or settings.create(Pretrain, {"text": "/t", "steps": 9})).save(path)
+    (path / starts.FILE).write_text("".join(json.dumps(event) + "\n" for event in events))
+    sink = Jsonl(path / "metrics.jsonl")
+    for step, loss in enumerate(losses):
+        rate = {"tokens_per_s": rates[step]} if rates else {}
+        sink.write(step, {"loss": loss, "goodput": 0.5 + step / 100, **rate})
+        if evaluated and step + 1 in evaluated:
+            sink.write(step + 1, evaluated[step + 1])
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path):
+    evaluated = {2: {"eval/bits_per_byte": 3.5, "eval/loss": 4.0}, 3: {"eval/bits_per_byte": 2.5}}
+    _write(
+        tmp_path / "done",
+        *(_start(), _end("finished")),
+        losses=(5.0, 4.0, 3.0),
+        rates=(10.0, 1000.0, 30.0),
+        evaluated=evaluated,
+    )
+    tuned = settings.create(Continue, {"text": "/t", "model": "/m", "steps": 9, "lora_rank": 4})
+    other = _start(versions={**VERSIONS, "jax": "0.12.0"})
+    _write(tmp_path / "other", other, _end("interrupted"), losses=(4.5, 4.25), made=tuned)
+    _write(tmp_path / "dead", _start())
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "run.json").write_text("{")
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "a file").write_text("")
+    return tmp_path
+
+
+def _printed(capsys, *line):
+    assert cli.main(["runs", *map(str, line)]) == 0
+    return capsys.readouterr().out
+
+
+def test_list_has_a_row_for_each_run_and_names_the_rest(folder, capsys):
+    shown = _printed(capsys, "list", folder)
+    rows = {line.split()[0]: line.split() for line in shown.splitlines()}
+    assert rows["done"][:8] == ["done", "pretrain", "finished", "3/9", "3", "2.5", "30", "52.0%"]
+    assert rows["other"][:6] == ["other", "continue", "interrupted", "2/9", "4.25", "-"]
+    assert rows["dead"][:5] == ["dead", "pretrain", "killed", "0/9", "-"]
+    assert rows["bad"] == ["bad", "-", "damaged"]
+    assert "damaged: bad: " in shown
+    assert "start a new run" in shown
+    assert "no runs: notes" in shown
+
+
+def test_list_as_json_has_the_same_and_reads_a_single_run(folder, capsys):
+    found = json.loads(_printed(capsys, "list", folder, "--json"))
+    assert set(found["runs"]) == {"done", "other", "dead"}
+    done = found["runs"]["done"]
+    assert (done["step"], done["steps"], done["loss"]) == (3, 9, 3.0)
+    assert (done["bits_per_byte"], done["tokens_per_s"], done["goodput"]) == (2.5, 30.0, 0.52)
+    assert time.time() - 60 < done["updated"] <= time.time()
+    assert found["foreign"] == ["notes"]
+    assert set(found["damaged"]) == {"bad"}
+    assert set(json.loads(_printed(capsys, "list", folder / "done", "--json"))["runs"]) == {"done"}
+
+
+def test_an_empty_directory_and_none(tmp_path, capsys):
+    assert _printed(capsys, "list", tmp_path) == f"No run in {tmp_path}.\n"
+    assert cli.main(["runs", "list", str(tmp_path / "none")]) == 1
+    assert "runs lie in a directory, got" in capsys.readouterr().err
+
+
+def test_show_tells_settings_starts_and_evaluations(folder, capsys):
+    shown = _printed(capsys, "show", folder / "done")
+    for part in (
+        "pretrain, finished",
+        "vocab_size  4096",
+        "eval/bits_per_byte  2.5  after step 3",
+        "eval/loss           4    after step 2",
+        "2026-01-02T03:04:05Z  started: dovetail train pretrain --out r",
+        "4 × cpu (fsdp=4)",
+        "git       directory in no repository, code aaaaaaaaaaaa with changes",
+        "versions  python 3.11.7, jax 0.10.2",
+        "2026-01-02T03:09:05Z  finished",
+    ):
+        assert part in shown
+    found = json.loads(_printed(capsys, "show", folder / "done", "--json"))
+    assert found["settings"]["training"]["length"] == 256
+    assert found["evaluations"]["eval/loss"] == {"step": 2, "value": 4.0}
+    assert [event["event"] for event in found["events"]] == ["start", "end"]
+
+
+def test_show_says_what_a_run_failed_of(tmp_path, capsys):
+    run = _write(tmp_path / "r", _start(), _end("failed", error="the disk is full"))
+    shown = _printed(capsys, "show", run)
+    assert "pretrain, failed" in shown
+    assert "failed: the disk is full" in shown
+
+
+def test_compare_shows_what_differs_and_only_that(folder, capsys):
+    paths = [str(folder / "done"), str(folder / "other")]
+    found = json.loads(_printed(capsys, "compare", *paths, "--json"))
+    assert found["runs"] == paths
+    assert found["settings"]["recipe"] == ["pretrain", "continue"]
+    assert found["settings"]["lora_rank"] == [None, 4]
+    assert found["settings"]["embed"] == [192, None]
+    assert not {"text", "steps", "length"} & found["settings"].keys()
+    assert found["devices"] == ["4 × cpu", "4 × cpu"]
+    assert found["versions"] == {"jax": ["0.10.2", "0.12.0"]}
+    assert found["losses"] == {"0": [5.0, 4.5], "1": [4.0, 4.25]}
+    assert found["evaluations"]["eval/bits_per_byte"] == [2.5, None]
+    turned = json.loads(_printed(capsys, "compare", *reversed(paths), "--json"))
+    assert turned["losses"] == {"0": [4.5, 5.0], "1": [4.25, 4.0]}
+    assert found["tokens_per_s"] == [30.0, None]
+    shown = _printed(capsys, "compare", *paths)
+    rows = [line.split() for line in shown.splitlines()]
+    for row in (["lora_rank", "-", "4"], ["jax", "0.10.2", "0.12.0"], ["1", "4", "4.25"]):
+        assert row in rows
+
+
+def test_compare_of_equal_runs_says_none_and_thins_long_curves(tmp_path, capsys):
+    some = [_write(tmp_path / x, _start(), losses=range(100, 0, -1)) for x in "ab"]
+    shown = _printed(capsys, "compare", *some)
+    assert "settings that differ: none" in shown
+    table = shown.split("loss at common steps\n")[1].split("last evaluations")[0]
+    steps = [int(line.split()[0]) for line in table.splitlines()]
+    assert steps == [0, 11, 22, 33, 44, 55, 66, 77, 88, 99]
+
+
+def test_compare_wants_two_runs_and_runs(folder, capsys):
+    for line in ([folder / "done"], [folder / "done", folder / "done"]):
+        with pytest.raises(SystemExit):
+            cli.main(["runs", "compare", *map(str, line)])
+        assert "compare needs two runs or more, each once, got" in capsys.readouterr().err
+    assert cli.main(["runs", "compare", str(folder / "done"), str(folder / "notes")]) == 1
+    assert "a run is a directory with run.json, got" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "events, exported, state",
+    [
+        ([_start(), _end("finished")], True, "finished"),
+        ([_start(), _end("interrupted"), _start()], False, "killed"),
+        ([_start(host="another machine")], False, "unknown"),
+        ([], False, "unknown"),
+        ([], True, "finished"),
+    ],
+)
+def test_the_state_follows_from_the_last_event(tmp_path, events, exported, state):
+    run = _write(tmp_path / "r", *events)
+    if exported:
+        (run / "hf").mkdir()
+    assert runs.load(run).state == state
+
+
+def test_a_run_whose_lock_is_held_is_running(tmp_path):
+    run = _write(tmp_path / "r", _start())
+    program = (
+        "import fcntl, sys; f = open(sys.argv[1], 'wb'); fcntl.lockf(f, fcntl.LOCK_EX); "
+        "print('held', flush=True); sys.stdin.read()"
+    )
+    line = [sys.executable, "-c", program, str(run / starts.LOCK)]
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout.readline() == b"held\n"
+        assert runs.load(run).state == "running"
+        holder.kill()
+    assert runs.load(run).state == "killed"
+
+
+def test_the_reader_is_that_of_the_trainer(folder):
+    path = folder / "done" / "metrics.jsonl"
+    with path.open("a") as file:
+        file.write('{"step": 3, "gener')  # torn
+    assert runs.load(folder / "done").lines == dovetail_train.read_jsonl(path)
+
+
+def test_a_log_that_is_damaged_inside_is_named(folder, capsys):
+    path = folder / "done" / "metrics.jsonl"
+    path.write_text("scribble\n" + path.read_text())
+    shown = _printed(capsys, "list", folder)
+    assert "damaged: done: each line must be a JSON object with step and generation" in shown
+
+
+def test_a_log_without_numbers_is_no_failure(tmp_path, capsys):
+    run = _write(tmp_path / "r", _start(), losses=(float("nan"),))
+    assert "0/9" in _printed(capsys, "list", run)
+
+
+def test_no_action_imports_jax(folder):
+    program = (
+        "import sys; from dovetail import cli; cli.main(sys.argv[1:]); "
+        "sys.exit('jax' in sys.modules or 'numpy' in sys.modules)"
+    )
+    paths = [str(folder / "done"), str(folder / "other")]
+    for line in (["list", str(folder)], ["show", paths[0]], ["compare", *paths]):
+        command = [sys.executable, "-c", program, "runs", *line]
+        subprocess.run(command, check=True, capture_output=True, env=os.environ)
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("dovetail_train.report") is None,
+    reason="this dovetail-train has no report",
+)
+def test_compare_writes_a_page(folder, capsys, tmp_path):
+    page = tmp_path / "page.html"
+    _printed(capsys, "compare", folder / "done", folder / "other", "--html", page)
+    text = page.read_text()
+    for part in ("lora_rank", "continue", str(folder / "done"), "0.12.0"):
+        assert part in text

@@ -14,6 +14,8 @@ from dovetail_train.guard import Guard as Guard
 from dovetail_train.hooks import Hook as Hook
 from dovetail_train.loss import CrossEntropy as CrossEntropy
 from dovetail_train.loss import lm_loss as lm_loss
+from dovetail_train.loss import over_chunks as over_chunks
+from dovetail_train.loss import token_cross_entropy as token_cross_entropy
 from dovetail_train.mesh import abstract_mesh as abstract_mesh
 from dovetail_train.mesh import fsdp_shardings as fsdp_shardings
 from dovetail_train.mesh import make_mesh as make_mesh

@@ -204,16 +204,13 @@ def _chunked(
     """(Σ mask·nll, Σ mask·logsumexp², Σ mask·nll of each source), logits a chunk at a time."""
 
     def sums(x: Array, targets: Array, mask: Array) -> tuple[Array, ...]:
-        nll, normalizer = _cross_entropy(model.head(x), jnp.where(mask > 0, targets, 0))
+        nll, normalizer = token_cross_entropy(model.head(x), jnp.where(mask > 0, targets, 0))
         nll = mask * nll
         by_source = jax.lax.stop_gradient(nll.sum(1)) @ own
         return nll.sum(), (mask * normalizer**2).sum(), by_source
 
-    mesh = dict(jax.sharding.get_abstract_mesh().shape)
-    rows = math.ceil(x.shape[0] / row_shards(mesh))
     zeros = jnp.zeros(()), jnp.zeros(()), jnp.zeros(own.shape[1])
-    size = max(1, chunk // rows) * mesh.get("context", 1)
-    return _over_chunks(sums, (x, targets, mask), size=size, zeros=zeros)
+    return over_chunks(sums, (x, targets, mask), chunk=chunk, zeros=zeros)
 
 
 def _headless(
@@ -238,7 +235,7 @@ def _headless(
     )
 
 
-def _cross_entropy(
+def token_cross_entropy(
     logits: Float[Array, "*n V"], targets: Int[Array, "*n"]
 ) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
     """(−log p(target), logsumexp) in float32; NaN where the target is not in the vocabulary."""
@@ -250,12 +247,21 @@ def _cross_entropy(
     return normalizer - picked, normalizer
 
 
-def _over_chunks(
-    function: Callable[..., Any], arrays: tuple[Array, ...], *, size: int, zeros: Any
+def over_chunks(
+    function: Callable[..., Any], arrays: tuple[Array, ...], *, chunk: int, zeros: Any
 ) -> Any:
-    """The sum of `function` over pieces of at most `size` along axis 1, each computed twice."""
+    """The sum of function(*pieces) over pieces of arrays [B, S, ...] along axis 1.
+
+    A piece has at most `chunk` positions of each device, and its values exist one piece at a time:
+    the backward pass computes them again. Arrays that are one piece are not computed twice. zeros:
+    a pytree like what the function returns, of 0.
+
+        nll = over_chunks(lambda x, y: loss(head(x), y).sum(), (x, y), chunk=1024, zeros=0.0)
+    """
     rows, length = arrays[0].shape[:2]
-    pieces = math.ceil(length / size)
+    mesh = dict(jax.sharding.get_abstract_mesh().shape)
+    each = max(1, chunk // math.ceil(rows / row_shards(mesh))) * mesh.get("context", 1)
+    pieces = math.ceil(length / each)
     if pieces <= 1:
         return function(*arrays)
     size = math.ceil(length / pieces)

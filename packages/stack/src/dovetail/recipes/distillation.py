@@ -9,8 +9,6 @@ are arguments of the step, placed on the mesh, and not constants in the program.
 exist for one chunk of positions at a time, and the backward pass computes them again.
 """
 
-import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +16,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from dovetail.recipes.fitting import Recipe
 from dovetail.recipes.language_model import transformation
 from dovetail.recipes.options import Distillation, Training
 from dovetail_models import Config, Decoder, init, load
-from dovetail_train import Loss, Trainer
-from dovetail_train.mesh import row_shards
+from dovetail_train import Loss, Trainer, over_chunks, token_cross_entropy
 
 STUDENT = nnx.All(nnx.Param, nnx.PathContains("student"))  # what is trained of a Pair
 _CHUNK = 1024  # positions for each device, as in dovetail_train.lm_loss
@@ -78,10 +75,11 @@ def distillation_loss(*, temperature: float, chunk: int = _CHUNK) -> Loss:
             logits = model.student.head(mine).astype(jnp.float32)
             guide = jax.lax.stop_gradient(model.teacher.head(wanted).astype(jnp.float32))
             kl = _divergence(logits / temperature, guide / temperature)
-            return (mask * kl).sum(), (mask * _cross_entropy(logits, targets)).sum()
+            nll, _ = token_cross_entropy(logits, targets)
+            return (mask * kl).sum(), (mask * nll).sum()
 
-        rows = math.ceil(mine.shape[0] / row_shards(dict(jax.sharding.get_abstract_mesh().shape)))
-        kl, nll = _over_chunks(sums, (mine, wanted, targets, mask), size=max(1, chunk // rows))
+        arrays, zeros = (mine, wanted, targets, mask), (jnp.zeros(()), jnp.zeros(()))
+        kl, nll = over_chunks(sums, arrays, chunk=chunk, zeros=zeros)
         return {"kl": (temperature**2 * kl, mask.sum()), "nll": (nll, mask.sum())}
 
     return loss
@@ -91,40 +89,6 @@ def _divergence(logits: Float[Array, "B S V"], guide: Float[Array, "B S V"]) -> 
     """KL(softmax(guide) ‖ softmax(logits))."""
     log_p, log_q = jax.nn.log_softmax(guide), jax.nn.log_softmax(logits)
     return (jnp.exp(log_p) * (log_p - log_q)).sum(-1)
-
-
-def _cross_entropy(
-    logits: Float[Array, "B S V"], targets: Int[Array, "B S"]
-) -> Float[Array, "B S"]:
-    """−log p(target); NaN where the target is not in the vocabulary."""
-    # Negative indices would count from the end: moved past it, they give NaN.
-    targets = jnp.where(targets < 0, logits.shape[-1], targets)[..., None]
-    log_q = jax.nn.log_softmax(logits)
-    return -jnp.take_along_axis(log_q, targets, axis=-1, mode="fill")[..., 0]
-
-
-def _over_chunks(
-    function: Callable[..., tuple[Array, Array]], arrays: tuple[Array, ...], *, size: int
-) -> tuple[Array, Array]:
-    """The sums of `function` over pieces of at most `size` along axis 1, each computed twice.
-
-    The last piece is filled up with zeros: positions of mask 0.
-    """
-    rows, length = arrays[0].shape[:2]
-    pieces = math.ceil(length / size)
-    if pieces == 1:
-        return function(*arrays)
-    width = math.ceil(length / pieces)
-    again = jax.checkpoint(function)
-
-    def cut(x: Array) -> Array:
-        fill = [(0, 0), (0, pieces * width - length)] + [(0, 0)] * (x.ndim - 2)
-        return jnp.moveaxis(jnp.pad(x, fill).reshape(rows, pieces, width, *x.shape[2:]), 1, 0)
-
-    def add(total: Any, piece: Any) -> tuple[Any, None]:
-        return jax.tree.map(jnp.add, total, again(*piece)), None
-
-    return jax.lax.scan(add, (jnp.zeros(()), jnp.zeros(())), tuple(map(cut, arrays)))[0]
 
 
 def trainer(

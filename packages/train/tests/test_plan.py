@@ -95,6 +95,11 @@ def test_an_unknown_device_has_no_bound():
     assert "at least" not in str(found)
 
 
+def test_operations_that_the_trainer_was_told_are_believed():
+    found = _plan(flops=1e15)
+    assert (found.model_flops, found.bound) == (10**15, "products")
+
+
 def test_it_reads_as_a_table_and_as_json():
     found = _plan(ema=0.9)
     text = str(found)

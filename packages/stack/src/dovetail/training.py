@@ -16,13 +16,13 @@ from dovetail.progress import Bar, Writing
 from dovetail.settings import Continue, Distil, Pretrain, Settings
 
 if TYPE_CHECKING:
-    from jax.sharding import Mesh
+    from jax.sharding import AbstractMesh, Mesh
 
     from dovetail.recipes.fitting import Recipe
     from dovetail.recipes.text import Prepared
     from dovetail_data import Pretrained, Rows
     from dovetail_models import Config, Decoder
-    from dovetail_train import Eval
+    from dovetail_train import Eval, Plan
 
 MOST_PASSES = 4  # over the text, for --minutes: more would train on what is known by heart
 EVALUATIONS = 8  # of the held-out loss in a run
@@ -53,10 +53,9 @@ def execute(run: Settings, out: Path, *, mesh: "Mesh") -> bool:
         run.with_steps(steps).save(out)
     print(plan(rows, steps=steps, global_batch=size), flush=True)
     held_out = pack(job.text.held_out, length=length, seed=seed)
-    evaluation = _evaluation(held_out, job, size=size, every=max(1, steps // EVALUATIONS))
+    hooks = _evaluations(held_out, job, every=max(1, steps // EVALUATIONS))
     with on_signal(signal.SIGINT, signal.SIGTERM) as stop, Bar(steps=steps) as bar:
-        hooks, sinks = [evaluation], [bar]
-        options = {"steps": steps, "sinks": sinks, "hooks": hooks, "stop": stop.poll}
+        options = {"steps": steps, "sinks": [bar], "hooks": hooks, "stop": stop.poll}
         model, result = fit(job.recipe, rows, out, **options)
     if not result.interrupted:
         _export(model, out, like=job.like)
@@ -73,21 +72,49 @@ def check(run: Settings) -> None:
         _opened(run)
 
 
-def make_mesh(*, data: int, fsdp: int) -> "Mesh":
-    """The mesh of the command's options; ValueError where there are not so many devices."""
+def make_mesh(axes: dict[str, int], *, absent: bool = False) -> Any:
+    """The mesh of the command's options, abstract where the devices are absent.
+
+    Raises ValueError where there are not so many devices.
+    """
     import jax
 
-    from dovetail_train import make_mesh
+    from dovetail_train import abstract_mesh, make_mesh
 
-    used, present = data * fsdp, jax.device_count()
+    used = math.prod(axes.values())
+    if absent:
+        return abstract_mesh(used, **axes)
+    present = jax.device_count()
     if used > present:
+        given = " × ".join(f"--{axis} {size}" for axis, size in axes.items() if size > 1)
         raise ValueError(
-            f"--data {data} × --fsdp {fsdp} needs {used} devices and there are {present}: "
-            "lower one of them"
+            f"{given} needs {used} devices and there are {present}: lower one of them, or ask "
+            f"with --plan what a step would need there"
         )
     if used < present:
         print(f"Using {used} of {present} devices; --fsdp {present} uses all.", flush=True)
-    return make_mesh(data=data, fsdp=fsdp, devices=jax.devices()[:used])
+    return make_mesh(**axes, devices=jax.devices()[:used])
+
+
+def plan(run: Settings, *, mesh: "AbstractMesh", device: str) -> "Plan":
+    """What a step of the run would need; nothing is written, and no weight is read."""
+    from dovetail.recipes.continuation import continuation
+    from dovetail.recipes.distillation import distilling
+    from dovetail.recipes.fitting import plan_step
+    from dovetail.recipes.language_model import llama_of, pretraining
+
+    length = run.training.length
+    if isinstance(run, Continue):
+        source, _, _ = _opened(run)
+        return plan_step(continuation(source, run.training, mesh=mesh), device=device)
+    if isinstance(run, Distil):
+        teacher, config, _ = _opened(run)
+        student = llama_of(run.shape, vocab_size=config.vocab_size, length=length)
+        options = {"training": run.training, "mesh": mesh}
+        return plan_step(distilling(student, teacher, run.distillation, **options), device=device)
+    assert isinstance(run, Pretrain)
+    config = llama_of(run.shape, vocab_size=run.vocabulary.vocab_size, length=length)
+    return plan_step(pretraining(config, run.training, mesh=mesh), device=device)
 
 
 def _job(run: Settings, out: Path, mesh: "Mesh") -> _Job:
@@ -177,26 +204,34 @@ def _plan(run: Settings, recipe: "Recipe", rows: "Rows") -> int:
     return steps
 
 
-def _evaluation(rows: "Rows", job: _Job, *, size: int, every: int) -> "Eval":
-    """The loss, and bits per byte, of some held-out rows, a few times in the run."""
+def _evaluations(rows: "Rows", job: _Job, *, every: int) -> "list[Eval]":
+    """The loss, and bits per byte, of some held-out rows, a few times in the run; of the averages
+    too, if there are any."""
+    from dovetail.recipes.fitting import attention
     from dovetail_data import batches
     from dovetail_train import Eval, lm_loss
 
-    metrics = {"loss": lm_loss(), **_bits_per_byte(job.text.tokenizer)}
+    batching = job.recipe.batching
+    size = batching.global_batch
+    metrics = {"loss": lm_loss(attention=attention), **_bits_per_byte(job.text.tokenizer)}
 
     def of_decoder(loss: Any) -> Any:
         return lambda model, batch, *, key: loss(job.recipe.decoder(model), batch, key=key)
 
-    held_out = batches(rows, global_batch=size, seed=None, epochs=1)
-    return Eval(
-        list(islice(held_out, math.ceil(EVALUATED_ROWS / size))),
-        every=every,
-        metrics={name: of_decoder(loss) for name, loss in metrics.items()},
+    held_out = list(
+        islice(
+            batches(rows, global_batch=size, seed=None, epochs=1),
+            math.ceil(EVALUATED_ROWS / size),
+        )
     )
+    options = {"metrics": {name: of_decoder(loss) for name, loss in metrics.items()}}
+    kinds = (False, True) if batching.ema else (False,)
+    return [Eval(held_out, every=every, ema=ema, **options) for ema in kinds]
 
 
 def _bits_per_byte(tokenizer: "Pretrained") -> dict[str, Any]:
     """The metric, where the bytes of an id can be told."""
+    from dovetail.recipes.fitting import attention
     from dovetail_data import token_bytes
     from dovetail_train import BitsPerByte
 
@@ -205,7 +240,7 @@ def _bits_per_byte(tokenizer: "Pretrained") -> dict[str, Any]:
     except ValueError as error:
         print(f"Bits per byte will not be measured: {error}", flush=True)
         return {}
-    return {"bits_per_byte": BitsPerByte(sizes)}
+    return {"bits_per_byte": BitsPerByte(sizes, attention=attention)}
 
 
 def _export(model: "Decoder", out: Path, *, like: Path) -> None:

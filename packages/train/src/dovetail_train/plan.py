@@ -39,8 +39,8 @@ class Plan:
     An estimate: a compiler fuses some of it away, a tensor axis splits it further, and one block
     of what is recomputed comes on top.
     memory_bytes: of the device, or None if it is not known.
-    model_flops, recomputed_flops: of the step on all devices. opaque: calls whose operations are
-    not in them. seconds: the least time that a step can take, by products at peak rate or by
+    model_flops, recomputed_flops: of the step on all devices, the first as the trainer was told, if
+    it was. opaque: calls whose operations could not be counted. seconds: the least time that a step can take, by products at peak rate or by
     reading and writing the state once, whichever is longer (`bound`); communication is not in it.
     """
 
@@ -90,7 +90,9 @@ class Plan:
         lines += ["", f"{'GFLOP of a step':<22}{self.model_flops / 1e9:>14,.3f}"]
         lines.append(f"{'recomputed GFLOP':<22}{self.recomputed_flops / 1e9:>14,.3f}")
         if self.opaque:
-            lines.append(f"not counted: {', '.join(f'{k} x {n}' for k, n in self.opaque.items())}")
+            lines.append(
+                f"could not be counted: {', '.join(f'{k} x {n}' for k, n in self.opaque.items())}"
+            )
         if self.seconds is not None:
             lines.append(f"{'at least':<22}{self.seconds * 1e3:>14,.3f} ms, by {self.bound}")
         return "\n".join(lines)
@@ -115,15 +117,16 @@ def plan(
         for field in dataclasses.fields(state)
         if field.name != "step"
     }
-    flops = program.flops()
+    flops, told = program.flops(), program.model_flops
+    model_flops = flops.model if told is None else int(told)
     once = _device_bytes(jax.tree.map(_as_float32, state.params))
     summed = once if program.accumulate > 1 else 0
     peak = peak_of(device, trainer.precision.compute)
     size, rate = memory_of(device) or (None, None)
     seconds, bound = _least_seconds(
-        products=(flops.model + flops.recomputed) / program.mesh.size,
+        products=(model_flops + flops.recomputed) / program.mesh.size,
         moved=2 * sum(kinds.values()),
-        peak=None if flops.opaque else peak,
+        peak=peak if told is not None or not flops.opaque else None,
         rate=rate,
     )
     return Plan(
@@ -135,7 +138,7 @@ def plan(
         gradient_bytes=_device_bytes(state.params) + summed,
         residual_bytes=_residual_bytes(program),
         memory_bytes=size,
-        model_flops=flops.model,
+        model_flops=model_flops,
         recomputed_flops=flops.recomputed,
         opaque=dict(flops.opaque),
         seconds=seconds,

@@ -22,7 +22,7 @@ class Program:
     args: (state, batch) of ShapeDtypeStructs with shardings on `mesh`, which may be abstract.
     donate: the arguments whose memory the results take. objective: (params, state, batch) -> the
     loss f32[], and gradients: (state, batch) -> its gradient, both of a whole batch at once.
-    accumulate: the microbatches of the step.
+    accumulate: the microbatches of the step. model_flops: what the trainer was told, or None.
     """
 
     fn: Callable[..., Any]
@@ -33,6 +33,7 @@ class Program:
     objective: Callable[..., Any]
     gradients: Callable[..., Any]
     accumulate: int
+    model_flops: float | None = None
 
     def jit(self) -> Any:
         """`jax.jit` of the step, with its donation and shardings. Call it under `ambient(mesh)`."""

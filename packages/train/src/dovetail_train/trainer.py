@@ -224,6 +224,7 @@ class Trainer:
             objective=self._objective_of(definition),
             gradients=self._whole_gradients_of(definition),
             accumulate=self._accumulate,
+            model_flops=self._flops,
         )
 
     def count_flops(self, state: State, batch: Batch) -> Flops:

@@ -21,7 +21,13 @@ from dovetail.recipes.options import Duration
 from dovetail.settings import RECIPES, Settings
 
 INTERRUPTED = 3  # exit code of a run that was asked to stop, saved, and can be resumed
-DEVICES = ("data", "fsdp")
+DEVICES = {
+    "data": "ways to split the batch",
+    "fsdp": "ways to split batch, parameters and optimizer",
+    "tensor": "ways to split heads and hidden layers",
+    "context": "ways to split rows into pieces of tokens",
+    "expert": "ways to split experts, and the batch",
+}
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -49,9 +55,13 @@ def add(parser: argparse.ArgumentParser) -> None:
 def _everywhere(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="RUN", help="the run's directory (needed)")
     devices = parser.add_argument_group("devices", "may differ when a run is resumed")
-    devices.add_argument("--data", type=int, help="ways to split the batch (1)")
+    for axis, help in DEVICES.items():
+        devices.add_argument(f"--{axis}", type=int, metavar="N", help=f"{help} (1)")
     devices.add_argument(
-        "--fsdp", type=int, help="ways to split batch, parameters and optimizer (1)"
+        "--plan",
+        metavar="KIND",
+        help="say what a step needs on so many devices of a kind, absent or not, such as "
+        "'NVIDIA H200', and start nothing",
     )
 
 
@@ -82,8 +92,12 @@ def run(args: argparse.Namespace) -> int:
         args.parser.error("the following arguments are required: --out RUN, the run's directory")
     out = args.out.resolve()
     refuse_quantized(out, "train")
+    axes = {axis: values.get(axis, 1) for axis in DEVICES}
+    if "plan" in values:
+        print(training.plan(_planned(values, out), mesh=_mesh(axes), device=args.plan))
+        return 0
     stored = _settings(values, out)
-    mesh = training.make_mesh(**{axis: values.get(axis, 1) for axis in DEVICES})
+    mesh = training.make_mesh(axes)
     seeds = {"seed": stored.training.seed}
     with starts.recorded(out, command=args.argv, seeds=seeds, mesh=mesh) as record:
         record.finished = training.execute(stored, out, mesh=mesh)
@@ -92,6 +106,22 @@ def run(args: argparse.Namespace) -> int:
         return 0
     print(f"Saved. Resume it with: dovetail train --out {args.out}", file=sys.stderr)
     return INTERRUPTED
+
+
+def _mesh(axes: dict[str, int]) -> Any:
+    return training.make_mesh(axes, absent=True)
+
+
+def _planned(values: dict[str, Any], out: Path) -> Settings:
+    """The settings of a run that is not started: those given, or those stored in `out`."""
+    if (out / settings.FILE).is_file():
+        return settings.load(out)
+    if values["recipe"] is None:
+        raise ValueError(
+            f"a plan needs a recipe: type dovetail train {'|'.join(RECIPES)} --plan KIND"
+        )
+    kind = RECIPES[values["recipe"]]
+    return settings.create(kind, _given(values, kind))
 
 
 def _settings(values: dict[str, Any], out: Path) -> Settings:

@@ -5,17 +5,25 @@
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import optax
 from flax import nnx
-from jax.sharding import Mesh
 
-from dovetail.recipes.fitting import Recipe
+from dovetail.recipes.fitting import (
+    AnyMesh,
+    Recipe,
+    attention,
+    configured,
+    here,
+    make_trainer,
+)
 from dovetail.recipes.language_model import schedule
 from dovetail.recipes.options import Tuning
 from dovetail_data import Pretrained
 from dovetail_models import Config, Decoder, abstract, load, lora
 from dovetail_models.hf.directory import read_config
-from dovetail_train import Precision, Trainer, lm_loss
+from dovetail_train import Trainer, lm_loss
 
 
 def opened(directory: Path, *, length: int) -> tuple[Config, Pretrained]:
@@ -44,18 +52,12 @@ def opened(directory: Path, *, length: int) -> tuple[Config, Pretrained]:
     return config, tokenizer
 
 
-def trainer(tuning: Tuning, *, steps: int, mesh: Mesh | None = None) -> Trainer:
+def trainer(tuning: Tuning, *, steps: int, mesh: AnyMesh | None = None) -> Trainer:
     """Adam at low rates, the gradient's norm cut at 1; parameters stay float32."""
     rate = schedule(tuning.learning_rate, steps=steps)
-    return Trainer(
-        optax.chain(optax.clip_by_global_norm(1.0), optax.adam(rate, b2=0.95)),
-        lm_loss(),
-        mesh=mesh,
-        trainable=trainable(tuning),
-        accumulate=tuning.accumulate,
-        precision=Precision(compute=tuning.precision),
-        seed=tuning.seed,
-    )
+    tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(rate, b2=0.95))
+    loss = lm_loss(attention=attention)
+    return make_trainer(tuning, tx, loss, mesh=mesh, trainable=trainable(tuning))
 
 
 def trainable(tuning: Tuning) -> Any:
@@ -63,13 +65,18 @@ def trainable(tuning: Tuning) -> Any:
     return nnx.LoRAParam if tuning.lora_rank else nnx.Param
 
 
-def start(directory: Path, tuning: Tuning, *, mesh: Mesh | None = None) -> Decoder:
+def start(directory: Path, tuning: Tuning, *, mesh: AnyMesh | None = None) -> Decoder:
     """The directory's model in float32, with an adapter on each matrix inside the layers if wanted.
 
     On all matrices: adapters on attention alone learn less than as many parameters spread over all
     of them (Dettmers et al. 2023, 2305.14314, section 4). Routers and experts stay as they are.
     """
-    model = load(directory, mesh=mesh, dtype="float32")
+    return adapted(load(directory, mesh=here(mesh), dtype="float32"), tuning)
+
+
+def adapted(model: Decoder, tuning: Tuning) -> Decoder:
+    """The model with its adapters, recomputing what the settings say."""
+    model = configured(model, tuning)
     if not tuning.lora_rank:
         return model
     paths = (
@@ -80,11 +87,22 @@ def start(directory: Path, tuning: Tuning, *, mesh: Mesh | None = None) -> Decod
     return lora.insert(model, sites, rank=tuning.lora_rank, alpha=tuning.lora_alpha, rngs=rngs)
 
 
+def outline(directory: Path, tuning: Tuning, *, mesh: AnyMesh | None = None) -> Decoder:
+    """`start` by shapes alone; no weight is read."""
+    model = abstract(directory, mesh=mesh)
+
+    def full(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=x.sharding)
+
+    nnx.update(model, jax.tree.map(full, nnx.state(model)))
+    return nnx.eval_shape(lambda: adapted(model, tuning))
+
+
 def _is_matrix(module: nnx.Module) -> bool:
     return type(module) is nnx.Linear
 
 
-def continuation(directory: Path, tuning: Tuning, *, mesh: Mesh | None = None) -> Recipe:
+def continuation(directory: Path, tuning: Tuning, *, mesh: AnyMesh | None = None) -> Recipe:
     """The model of a Hugging Face directory, trained on; adapters are merged at the end.
 
     >>> model, result = fit(continuation(source, tuning), rows, directory, steps=1000)
@@ -93,6 +111,7 @@ def continuation(directory: Path, tuning: Tuning, *, mesh: Mesh | None = None) -
         batching=tuning,
         trainer=lambda steps: trainer(tuning, steps=steps, mesh=mesh),
         model=lambda: start(directory, tuning, mesh=mesh),
+        outline=lambda: outline(directory, tuning, mesh=mesh),
         trainable=trainable(tuning),
         decoder=lambda model: model,
         finished=lora.merge if tuning.lora_rank else lambda model: model,

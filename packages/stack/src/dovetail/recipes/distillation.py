@@ -15,13 +15,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
-from dovetail.recipes.fitting import Recipe
+from dovetail.recipes.fitting import (
+    AnyMesh,
+    Recipe,
+    attention,
+    configured,
+    here,
+    make_trainer,
+)
 from dovetail.recipes.language_model import transformation
 from dovetail.recipes.options import Distillation, Training
-from dovetail_models import Config, Decoder, init, load
+from dovetail_models import Config, Decoder, abstract, init, load
 from dovetail_train import Loss, Trainer, over_chunks, token_cross_entropy
 
 STUDENT = nnx.All(nnx.Param, nnx.PathContains("student"))  # what is trained of a Pair
@@ -66,6 +72,7 @@ def distillation_loss(*, temperature: float, chunk: int = _CHUNK) -> Loss:
     def loss(model: Pair, batch: Any, *, key: Any) -> dict[str, Any]:
         del key  # nothing here is random
         options = {name: batch[name] for name in ("positions", "segment_ids") if name in batch}
+        options["attention"] = attention
         mine, _ = model.student.features(batch["tokens"], **options)
         wanted, _ = model.teacher.features(batch["tokens"], **options)
         mask = jnp.asarray(batch["mask"], jnp.float32)
@@ -92,17 +99,22 @@ def _divergence(logits: Float[Array, "B S V"], guide: Float[Array, "B S V"]) -> 
 
 
 def trainer(
-    distillation: Distillation, training: Training, *, steps: int, mesh: Mesh | None = None
+    distillation: Distillation,
+    training: Training,
+    *,
+    steps: int,
+    mesh: AnyMesh | None = None,
+    operations: float | None = None,
 ) -> Trainer:
     """The student's trainer: the optimizer of pretraining, and both terms of the loss."""
-    return Trainer(
+    return make_trainer(
+        training,
         transformation(training, steps=steps),
         distillation_loss(temperature=distillation.temperature),
-        weights={"kl": distillation.alpha, "nll": 1 - distillation.alpha},
         mesh=mesh,
         trainable=STUDENT,
-        accumulate=training.accumulate,
-        seed=training.seed,
+        weights={"kl": distillation.alpha, "nll": 1 - distillation.alpha},
+        operations=operations,
     )
 
 
@@ -112,7 +124,7 @@ def distilling(
     distillation: Distillation,
     *,
     training: Training,
-    mesh: Mesh | None = None,
+    mesh: AnyMesh | None = None,
 ) -> Recipe:
     """A fresh student of `config` beside the teacher in a Hugging Face directory.
 
@@ -121,13 +133,24 @@ def distilling(
     """
 
     def pair() -> Pair:
-        guide = load(teacher, mesh=mesh, dtype=distillation.teacher_precision)
-        return Pair(init(config, mesh=mesh, seed=training.seed), guide)
+        guide = load(teacher, mesh=here(mesh), dtype=distillation.teacher_precision)
+        student = init(config, mesh=here(mesh), seed=training.seed)
+        return Pair(configured(student, training), guide)
+
+    def operations() -> float:
+        forward = step_flops(abstract(teacher).config, training, training=False)
+        return step_flops(config, training) + forward
+
+    def outline() -> Pair:
+        return Pair(configured(abstract(config, mesh=mesh), training), abstract(teacher, mesh=mesh))
 
     return Recipe(
         batching=training,
-        trainer=lambda steps: trainer(distillation, training, steps=steps, mesh=mesh),
+        trainer=lambda steps: trainer(
+            distillation, training, steps=steps, mesh=mesh, operations=operations()
+        ),
         model=pair,
+        outline=outline,
         trainable=STUDENT,
         decoder=lambda pair: pair.student,
         finished=lambda pair: pair.student,

@@ -8,22 +8,37 @@ here. So each of them is as long as its idea, and all of them resume by the same
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import AbstractMesh, Mesh
 
+import dovetail_kernels as kernels
 from dovetail.recipes.frozen import WithoutFrozen
 from dovetail.recipes.options import Batching
 from dovetail_checkpoint import Store
 from dovetail_data import Rows, batches
-from dovetail_models import Decoder
-from dovetail_train import Hook, Jsonl, Result, Sink, Trainer
+from dovetail_models import Config, Decoder, Remat, flops
+from dovetail_train import (
+    Guard,
+    Hook,
+    Jsonl,
+    Loss,
+    Plan,
+    Precision,
+    Result,
+    Sink,
+    Trainer,
+    context_parallel,
+    plan,
+)
 
 CHECKPOINTS = "checkpoints"
 METRICS = "metrics.jsonl"
@@ -35,16 +50,82 @@ class Recipe:
     """A way to train a decoder.
 
     trainer: from the number of steps in all. model: makes or reads the module that is trained, with
-    the same bits each time. trainable: the filter that the trainer has. decoder: the part of that
-    module to evaluate. finished: the decoder to export, from the trained module.
+    the same bits each time. outline: that module by shapes alone, to plan for a mesh that may be
+    abstract. trainable: the filter that the trainer has. decoder: the part of that module to
+    evaluate. finished: the decoder to export, from the trained module.
     """
 
     batching: Batching
     trainer: Callable[[int], Trainer]
     model: Callable[[], nnx.Module]
+    outline: Callable[[], nnx.Module]
     trainable: Any
     decoder: Callable[[Any], Decoder]
     finished: Callable[[Any], Decoder]
+
+
+AnyMesh: TypeAlias = Mesh | AbstractMesh
+# Of dovetail-kernels, each device for its own rows and heads, and over tokens that are split.
+attention = context_parallel(kernels.attention)
+
+
+def make_trainer(
+    batching: Batching,
+    tx: Any,
+    loss: Loss,
+    *,
+    mesh: AnyMesh | None,
+    trainable: Any = nnx.Param,
+    weights: Mapping[str, float] | None = None,
+    operations: float | None = None,
+) -> Trainer:
+    """The trainer of a recipe, as its settings say. operations: of a step, since those of
+    attention's kernels cannot be counted from outside."""
+    return Trainer(
+        tx,
+        loss,
+        weights=weights,
+        mesh=mesh,
+        trainable=trainable,
+        accumulate=batching.accumulate,
+        precision=Precision(compute=batching.precision),
+        ema=batching.ema or None,
+        guard=Guard(sigma=batching.guard_sigma or None),
+        seed=batching.seed,
+        flops=operations,
+    )
+
+
+def step_flops(config: Config, batching: Batching, *, training: bool = True) -> float:
+    """Operations on a step's tokens, those of attention's visible half included."""
+    tokens = batching.global_batch * batching.length
+    return flops(config, tokens=tokens, length=batching.length, training=training)
+
+
+def here(mesh: AnyMesh | None) -> Mesh | None:
+    """The mesh, of devices that are here, for the arrays of a model to lie on."""
+    if isinstance(mesh, AbstractMesh):
+        raise RuntimeError(f"a model lies on devices, got {mesh}: plan_step(recipe, device=...)")
+    return mesh
+
+
+def configured(model: Decoder, batching: Batching) -> Decoder:
+    """The model, recomputing what the settings say; its layers are scanned then, without which
+    recomputation frees no memory on a CPU."""
+    if batching.remat == "none":
+        return model
+    save = ("attn_out",) if batching.remat == "attention" else ()
+    return model.configure(scan=True, remat=Remat(save=save))
+
+
+def plan_step(recipe: Recipe, *, device: str) -> Plan:
+    """What a step needs on the devices of the recipe's mesh, of that kind, which may be absent."""
+    batching = recipe.batching
+    shape = batching.global_batch, batching.length
+    fields = {"tokens": jnp.int32, "targets": jnp.int32, "segment_ids": jnp.int32}
+    fields |= {"positions": jnp.int32, "mask": jnp.float32}
+    batch = {name: jax.ShapeDtypeStruct(shape, dtype) for name, dtype in fields.items()}
+    return plan(recipe.trainer(1), recipe.outline(), batch, device=device)
 
 
 def fit(
@@ -68,7 +149,7 @@ def fit(
       stop: asked with the number of steps done; True saves and ends.
 
     Returns:
-      The finished decoder and how the run ended.
+      The finished decoder, of the averages if there are any, and how the run ended.
 
     Raises ValueError where parameters that are not trained are others than when the run began.
     """
@@ -90,7 +171,7 @@ def fit(
             hooks=hooks,
             stop=stop,
         )
-    return recipe.finished(run.model(result.state)), result
+    return recipe.finished(run.model(result.state, ema=batching.ema > 0)), result
 
 
 def steps_in(seconds: float, recipe: Recipe, rows: Rows) -> int:

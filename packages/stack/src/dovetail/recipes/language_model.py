@@ -11,12 +11,19 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
-from jax.sharding import Mesh
 
-from dovetail.recipes.fitting import Recipe
+from dovetail.recipes.fitting import (
+    AnyMesh,
+    Recipe,
+    attention,
+    configured,
+    here,
+    make_trainer,
+    step_flops,
+)
 from dovetail.recipes.options import Shape, Training
 from dovetail_data import Tokenizer
-from dovetail_models import Config, init, llama
+from dovetail_models import Config, abstract, init, llama
 from dovetail_optim import muon, route
 from dovetail_train import Trainer, lm_loss
 
@@ -29,8 +36,17 @@ def llama_config(
     The ids that begin and end a text go along, so that other programs know when to stop.
     vocab_size: where it is to be larger than the tokenizer's.
     """
-    config = llama(
-        vocab_size=vocab_size or tokenizer.vocab_size,
+    config = llama_of(shape, vocab_size=vocab_size or tokenizer.vocab_size, length=length)
+    ids = {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id}
+    return dataclasses.replace(
+        config, extra=tuple((name, json.dumps(value)) for name, value in ids.items())
+    )
+
+
+def llama_of(shape: Shape, *, vocab_size: int, length: int) -> Config:
+    """A Llama of that shape, trained on rows of `length`; embeddings tied."""
+    return llama(
+        vocab_size=vocab_size,
         embed=shape.embed,
         depth=shape.depth,
         heads=shape.heads,
@@ -38,10 +54,6 @@ def llama_config(
         mlp=shape.mlp,
         tie=True,
         max_length=length,
-    )
-    ids = {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id}
-    return dataclasses.replace(
-        config, extra=tuple((name, json.dumps(value)) for name, value in ids.items())
     )
 
 
@@ -74,15 +86,12 @@ def optimizer(
     )
 
 
-def trainer(training: Training, *, steps: int, mesh: Mesh | None = None) -> Trainer:
+def trainer(training: Training, *, steps: int, mesh: AnyMesh | None = None) -> Trainer:
     """The trainer of a language model: exact cross-entropy per token, any mesh."""
-    return Trainer(
-        transformation(training, steps=steps),
-        lm_loss(),
-        mesh=mesh,
-        accumulate=training.accumulate,
-        seed=training.seed,
-    )
+    tx = transformation(training, steps=steps)
+    operations = step_flops(config, training)
+    loss = lm_loss(attention=attention)
+    return make_trainer(training, tx, loss, mesh=mesh, operations=operations)
 
 
 def transformation(
@@ -97,15 +106,16 @@ def transformation(
     return tx
 
 
-def pretraining(config: Config, training: Training, *, mesh: Mesh | None = None) -> Recipe:
+def pretraining(config: Config, training: Training, *, mesh: AnyMesh | None = None) -> Recipe:
     """A fresh model of that configuration, every parameter of it trained.
 
     >>> model, result = fit(pretraining(config, training), rows, directory, steps=1000)
     """
     return Recipe(
         batching=training,
-        trainer=lambda steps: trainer(training, steps=steps, mesh=mesh),
-        model=lambda: init(config, mesh=mesh, seed=training.seed),
+        trainer=lambda steps: trainer(config, training, steps=steps, mesh=mesh),
+        model=lambda: configured(init(config, mesh=here(mesh), seed=training.seed), training),
+        outline=lambda: configured(abstract(config, mesh=mesh), training),
         trainable=nnx.Param,
         decoder=lambda model: model,
         finished=lambda model: model,

@@ -72,6 +72,20 @@ class Batching:
     length: int = _option(256, "tokens in a row")
     global_batch: int = _option(4, "rows in a step, over all devices")
     accumulate: int = _option(1, "microbatches that a step is cut into")
+    precision: Literal["float32", "bfloat16"] = _option(
+        "float32", "dtype inside the loss; parameters stay float32", choices=_COMPUTE
+    )
+    remat: Literal["none", "attention", "all"] = _option(
+        "none",
+        "what of a layer the backward pass computes again: nothing, all but attention, or all",
+        choices=("none", "attention", "all"),
+    )
+    ema: float = _option(
+        0.0, "decay per step of averaged parameters, which are exported then; 0: no average"
+    )
+    guard_sigma: float = _option(
+        6.0, "deviations above the mean at which a loss is skipped; 0: only what is not finite"
+    )
     save_every: int = _option(0, "steps between checkpoints; 0: a tenth of the run")
     seed: int = _option(0, "of initial parameters and data order")
 
@@ -103,9 +117,6 @@ class Tuning(Batching):
         0, "columns of the low-rank adapters, trained alone; 0: train every parameter"
     )
     lora_alpha: float = _option(32.0, "adapters are scaled by this over the rank")
-    precision: Literal["float32", "bfloat16"] = _option(
-        "float32", "dtype inside the loss; parameters stay float32", choices=_COMPUTE
-    )
 
     def __post_init__(self) -> None:
         if self.lora_rank < 0 or self.learning_rate < 0:

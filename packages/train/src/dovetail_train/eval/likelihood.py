@@ -20,11 +20,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Bool, Float64, Int, Int64
+from jaxtyping import Array, Bool, Float64, Int64, Integer
 
 from dovetail_train.mesh import batch_sharding, row_shards
 
-Tokens = Sequence[int] | Int[np.ndarray, " _"]
+Tokens = Sequence[int] | Integer[np.ndarray, " _"]
 Request = tuple[Tokens, Tokens]
 
 # The shortest padded row, and the fewest continuation positions that the head reads of a row:
@@ -141,7 +141,7 @@ def rolling_loglikelihood(
         for x in (found.logps, ~found.greedy, found.tokens)
     )
     return Likelihoods(
-        logps=logps,
+        logps=logps.astype(np.float64),  # bincount of nothing gives integers
         greedy=missed == 0,
         tokens=tokens.astype(np.int64),
         cut=np.zeros(len(documents), np.int64),

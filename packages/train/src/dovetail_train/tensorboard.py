@@ -1,0 +1,111 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Scalars for TensorBoard, over restarts as one run.
+
+An event file cannot be continued, so each process writes one of its own into the run's directory.
+A run that was killed after its last save begins again before the point where its curve ends.
+TensorBoard knows this: a session that begins at a step hides what earlier files say of later ones.
+"""
+
+import struct
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+
+class TensorBoard:
+    """Writes event files to `directory`, which belongs to one run; needs the extra `tensorboard`.
+
+        trainer.fit(model, data, steps=1000, sinks=[TensorBoard("runs/first")])
+
+    Names are tags: what stands before a "/" groups them. Values are float32; NaN and infinity are
+    written as such, and TensorBoard marks them. Each write is handed to the operating system
+    before it returns, so a killed process loses none.
+
+    When an object writes to a directory that has event files, the run was resumed at the step of
+    its first write: points of later steps are hidden, those of that step stay, with what they had
+    and the new run does not measure again. From step 0 the run begins anew and hides all.
+
+    Raises ModuleNotFoundError without the extra.
+    """
+
+    def __init__(self, directory: str | Path, *, now: Callable[[], float] = time.time) -> None:
+        try:
+            from tensorboardX import event_file_writer
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                "TensorBoard needs tensorboardX, got no module of that name; "
+                "type: pip install dovetail-train[tensorboard]"
+            ) from error
+        self._make = event_file_writer.EventsWriter
+        self._directory, self._now = Path(directory), now
+        self._writer: Any = None
+        self._first, self._written = 0, frozenset[str]()
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        from tensorboardX.proto import summary_pb2
+
+        if self._writer is None:
+            self._begin(step)
+        known = self._written if step == self._first else ()
+        values = [
+            summary_pb2.Summary.Value(tag=name, simple_value=float(value))
+            for name, value in scalars.items()
+            if name not in known
+        ]
+        if values:
+            self._write(step=step, summary=summary_pb2.Summary(value=values))
+
+    def close(self) -> None:
+        """Closes the file; the next write begins another."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _begin(self, step: int) -> None:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        earlier = sorted(self._directory.glob("events.out.tfevents.*"))
+        # Files are named by the second, and opening one empties it: the suffix keeps restarts
+        # within a second apart, and in order.
+        suffix = f".{len(earlier):05d}"
+        self._first = step
+        self._written = frozenset(_tags(earlier, step)) if step else frozenset()
+        self._writer = self._make(str(self._directory / "events"), filename_suffix=suffix)
+        if earlier:
+            from tensorboardX.proto import event_pb2
+
+            start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+            self._write(step=step + 1 if step else 0, session_log=start)
+
+    def _write(self, **event: Any) -> None:
+        from tensorboardX.proto import event_pb2
+
+        self._writer.write_event(event_pb2.Event(wall_time=self._now(), **event))
+        self._writer.flush()
+
+
+def _tags(files: list[Path], step: int) -> Iterator[str]:
+    """What the files say of that step."""
+    from tensorboardX.proto import event_pb2
+
+    for file in files:
+        for record in _records(file.read_bytes()):
+            event = event_pb2.Event.FromString(record)
+            if event.step == step:
+                yield from (value.tag for value in event.summary.value)
+
+
+def _records(data: bytes) -> Iterator[bytes]:
+    """The records of a TFRecord file: length u64, its checksum u32, the bytes, their checksum u32.
+
+    The last one is left out if a kill tore it. (tensorflow/core/lib/io/record_writer.h)
+    """
+    start = 0
+    while start + 12 <= len(data):
+        (length,) = struct.unpack_from("<Q", data, start)
+        stop = start + 12 + length + 4
+        if stop > len(data):
+            return
+        yield data[start + 12 : stop - 4]
+        start = stop

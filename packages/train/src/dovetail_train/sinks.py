@@ -84,7 +84,9 @@ def read_jsonl(path: str | Path) -> list[dict[str, Any]]:
 
     A generation that does not begin at step 0 continues from what was saved at its first step. What
     was written of that step before, such as an evaluation, describes the same state and stays,
-    where the new generation does not say otherwise. A last line without its newline was torn and is left out. Raises ValueError on any other line
+    where the new generation does not say otherwise.
+
+    A last line without its newline was torn and is left out. Raises ValueError on any other line
     that is not one of `Jsonl`'s.
     """
     data = Path(path).read_bytes()

@@ -32,30 +32,28 @@ class TensorBoard:
 
     def __init__(self, directory: str | Path, *, now: Callable[[], float] = time.time) -> None:
         try:
-            from tensorboardX import event_file_writer
+            from tensorboardX import event_file_writer  # pyright: ignore[reportMissingImports]
+            from tensorboardX.proto import event_pb2  # pyright: ignore[reportMissingImports]
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
                 "TensorBoard needs tensorboardX, got no module of that name; "
                 "type: pip install dovetail-train[tensorboard]"
             ) from error
-        self._make = event_file_writer.EventsWriter
+        self._make, self._event = event_file_writer.EventsWriter, event_pb2
         self._directory, self._now = Path(directory), now
         self._writer: Any = None
         self._first, self._written = 0, frozenset[str]()
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        from tensorboardX.proto import summary_pb2
-
         if self._writer is None:
             self._begin(step)
         known = self._written if step == self._first else ()
-        values = [
-            summary_pb2.Summary.Value(tag=name, simple_value=float(value))
-            for name, value in scalars.items()
-            if name not in known
-        ]
-        if values:
-            self._write(step=step, summary=summary_pb2.Summary(value=values))
+        event = self._event.Event(wall_time=self._now(), step=step)
+        for name, value in scalars.items():
+            if name not in known:
+                event.summary.value.add(tag=name, simple_value=float(value))
+        if event.summary.value:
+            self._append(event)
 
     def close(self) -> None:
         """Closes the file; the next write begins another."""
@@ -70,30 +68,24 @@ class TensorBoard:
         # within a second apart, and in order.
         suffix = f".{len(earlier):05d}"
         self._first = step
-        self._written = frozenset(_tags(earlier, step)) if step else frozenset()
+        self._written = frozenset(self._tags(earlier, step)) if step else frozenset()
         self._writer = self._make(str(self._directory / "events"), filename_suffix=suffix)
         if earlier:
-            from tensorboardX.proto import event_pb2
+            start = self._event.Event(wall_time=self._now(), step=step + 1 if step else 0)
+            start.session_log.status = self._event.SessionLog.START
+            self._append(start)
 
-            start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-            self._write(step=step + 1 if step else 0, session_log=start)
-
-    def _write(self, **event: Any) -> None:
-        from tensorboardX.proto import event_pb2
-
-        self._writer.write_event(event_pb2.Event(wall_time=self._now(), **event))
+    def _append(self, event: Any) -> None:
+        self._writer.write_event(event)
         self._writer.flush()
 
-
-def _tags(files: list[Path], step: int) -> Iterator[str]:
-    """What the files say of that step."""
-    from tensorboardX.proto import event_pb2
-
-    for file in files:
-        for record in _records(file.read_bytes()):
-            event = event_pb2.Event.FromString(record)
-            if event.step == step:
-                yield from (value.tag for value in event.summary.value)
+    def _tags(self, files: list[Path], step: int) -> Iterator[str]:
+        """What the files say of that step."""
+        for file in files:
+            for record in _records(file.read_bytes()):
+                event = self._event.Event.FromString(record)
+                if event.step == step:
+                    yield from (value.tag for value in event.summary.value)
 
 
 def _records(data: bytes) -> Iterator[bytes]:

@@ -52,8 +52,8 @@ class _Axis:
 
     low: float
     high: float
-    start: float
-    stop: float
+    start: int
+    stop: int
     log: bool
     ticks: Sequence[tuple[float, str]]
 
@@ -81,7 +81,7 @@ def line_chart(
     if log is None:
         low, high = float(values.min()), float(values.max())
         log = not from_zero and low > 0 and high >= _LOG_FACTOR * low
-    x = _steps_axis(int(steps.min()), int(steps.max()))
+    x = _steps_axis(float(steps.min()), float(steps.max()))
     y = _values_axis(0.0 if from_zero else float(values.min()), float(values.max()), log=log)
     described = "; ".join(_described(line) for line in lines if not line.faint)
     body = [
@@ -138,7 +138,9 @@ def _line(line: Line, x: _Axis, y: _Axis) -> Iterator[str]:
         points = [
             (x.place(step), y.place(value))
             for step, value in zip(
-                curve.steps[inside].tolist(), curve.values[inside].tolist(), strict=True
+                curve.steps[inside].astype(np.float64).tolist(),
+                curve.values[inside].tolist(),
+                strict=True,
             )
         ]
         if len(points) == 1:
@@ -154,18 +156,18 @@ def _marks(marks: Marks, x: _Axis) -> Iterator[str]:
 
     def within(steps: Sequence[int]) -> list[int]:
         """One step for each pixel that has some."""
-        pixels = {round(x.place(s)): s for s in reversed(steps) if x.low <= s <= x.high}
+        pixels = {round(x.place(float(s))): s for s in reversed(steps) if x.low <= s <= x.high}
         return sorted(pixels.values())
 
     colour = f"c{marks.series % COLOURS}"
     for step in within(marks.resumed):
-        at = x.place(step)
+        at = x.place(float(step))
         yield (
             f'<line class="resume {colour}" x1="{at:.2f}" y1="{top}" x2="{at:.2f}" y2="{bottom}">'
             f"<title>resumed at step {step}</title></line>"
         )
     for step in within(marks.skipped):
-        at = x.place(step)
+        at = x.place(float(step))
         yield (
             f'<line class="skip {colour}" x1="{at:.2f}" y1="{bottom - 9}" x2="{at:.2f}" '
             f'y2="{bottom}"><title>step {step} was skipped</title></line>'
@@ -183,8 +185,8 @@ def _grid(x: _Axis, y: _Axis) -> Iterator[str]:
     yield f'<line class="axis" x1="{LEFT}" y1="{bottom}" x2="{right}" y2="{bottom}"/>'
 
 
-def _steps_axis(low: int, high: int) -> _Axis:
-    high = max(high, low + 1)  # a single step has an axis too
+def _steps_axis(low: float, high: float) -> _Axis:
+    high = max(high, low + 1.0)  # a single step has an axis too
     ticks = _linear(low, high, whole=True, room=WIDTH - LEFT - RIGHT)
     return _Axis(low=low, high=high, start=LEFT, stop=WIDTH - RIGHT, log=False, ticks=ticks)
 
@@ -201,7 +203,7 @@ def _values_axis(low: float, high: float, *, log: bool) -> _Axis:
 
 
 def _linear(
-    low: float, high: float, *, whole: bool = False, room: float = math.inf
+    low: float, high: float, *, whole: bool = False, room: int | None = None
 ) -> list[tuple[float, str]]:
     """Round numbers within [low, high], at least _TICKS unless their labels need more than `room`.
 
@@ -213,10 +215,12 @@ def _linear(
     ticks: list[tuple[float, str]] = []
     for m in (m for m in (1, 2, 5, 10, 20, 50) if m >= finest):
         step = max(power * m, 1.0) if whole else power * m
-        values = [i * step for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
+        values = [
+            float(i * step) for i in range(math.ceil(low / step), math.floor(high / step) + 1)
+        ]
         write = _writer(max(map(abs, values)), step)
         ticks = [(value, write(value)) for value in values]
-        if sum(len(label) * _DIGIT + _DIGIT for _, label in ticks) <= room:
+        if room is None or sum((len(label) + 1) * _DIGIT for _, label in ticks) <= room:
             break
     return ticks
 

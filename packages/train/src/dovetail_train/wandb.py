@@ -69,5 +69,5 @@ class Wandb:
         self._run.log(dict(scalars), step=step)
 
     def close(self) -> None:
-        """Sends what is left and ends the run."""
+        """Sends what is left and ends the run; W&B's own service is done when the process ends."""
         self._run.finish()

@@ -37,6 +37,9 @@ def _records(path):
 
 def _history(directory):
     """Of each process in order: (run id, rows of scalars by step)."""
+    import wandb
+
+    wandb.teardown()  # its service may still be writing the file, as until a process ends
     found = []
     for path in sorted(directory.glob("wandb/offline-run-*/*.wandb")):
         rows, run = {}, None

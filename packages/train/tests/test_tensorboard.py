@@ -1,6 +1,7 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
 import builtins
+import gc
 import math
 import os
 import signal
@@ -98,6 +99,16 @@ def test_writing_goes_on_after_a_close(tmp_path):
     sink.write(2, {"a": 2.0})
     sink.close()
     assert _points(tmp_path) == {("a", 1): [1.0], ("a", 2): [2.0]}
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_a_sink_that_is_forgotten_closes_its_file(tmp_path):
+    sink = TensorBoard(tmp_path)
+    sink.write(1, {"a": 1.0})
+    file = sink._file
+    del sink
+    gc.collect()
+    assert file.closed
 
 
 def test_a_torn_record_of_a_killed_run_is_passed_over(tmp_path):

@@ -9,6 +9,7 @@ TensorBoard knows this: a session that begins at a step hides what earlier files
 
 import struct
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -32,20 +33,20 @@ class TensorBoard:
 
     def __init__(self, directory: str | Path, *, now: Callable[[], float] = time.time) -> None:
         try:
-            from tensorboardX import event_file_writer  # pyright: ignore[reportMissingImports]
+            from tensorboardX import record_writer  # pyright: ignore[reportMissingImports]
             from tensorboardX.proto import event_pb2  # pyright: ignore[reportMissingImports]
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
                 "TensorBoard needs tensorboardX, got no module of that name; "
                 "type: pip install dovetail-train[tensorboard]"
             ) from error
-        self._make, self._event = event_file_writer.EventsWriter, event_pb2
+        self._checksum, self._event = record_writer.masked_crc32c, event_pb2
         self._directory, self._now = Path(directory), now
-        self._writer: Any = None
+        self._file: Any = None
         self._first, self._written = 0, frozenset[str]()
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        if self._writer is None:
+        if self._file is None:
             self._begin(step)
         known = self._written if step == self._first else ()
         event = self._event.Event(wall_time=self._now(), step=step)
@@ -56,28 +57,33 @@ class TensorBoard:
             self._append(event)
 
     def close(self) -> None:
-        """Closes the file; the next write begins another."""
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        """Closes the file, as the end of the object does; the next write begins another."""
+        if self._file is not None:
+            self._finish()
+            self._file = None
 
     def _begin(self, step: int) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
         earlier = sorted(self._directory.glob("events.out.tfevents.*"))
-        # Files are named by the second, and opening one empties it: the suffix keeps restarts
-        # within a second apart, and in order.
-        suffix = f".{len(earlier):05d}"
         self._first = step
         self._written = frozenset(self._tags(earlier, step)) if step else frozenset()
-        self._writer = self._make(str(self._directory / "events"), filename_suffix=suffix)
+        # TensorBoard reads the files of a directory in the order of their names.
+        name = f"events.out.tfevents.{int(self._now()):010d}.{len(earlier):05d}"
+        # Unbuffered, so that what was written outlives a kill. The writer of tensorboardX would
+        # force each event to the disk, which takes longer than a short step.
+        self._file = (self._directory / name).open("xb", buffering=0)
+        self._finish = weakref.finalize(self, self._file.close)
+        self._append(self._event.Event(wall_time=self._now(), file_version="brain.Event:2"))
         if earlier:
             start = self._event.Event(wall_time=self._now(), step=step + 1 if step else 0)
             start.session_log.status = self._event.SessionLog.START
             self._append(start)
 
     def _append(self, event: Any) -> None:
-        self._writer.write_event(event)
-        self._writer.flush()
+        data = event.SerializeToString()
+        size = struct.pack("<Q", len(data))
+        sums = (struct.pack("<I", self._checksum(part)) for part in (size, data))
+        self._file.write(size + next(sums) + data + next(sums))
 
     def _tags(self, files: list[Path], step: int) -> Iterator[str]:
         """What the files say of that step."""

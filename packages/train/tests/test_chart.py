@@ -111,7 +111,13 @@ def test_a_wide_range_of_positive_values_is_logarithmic():
 
 def test_the_axis_is_linear_where_it_is_asked_for_or_values_are_not_positive():
     values = np.array([0.5, 100.0, 3.0])
-    for chosen, options in ((values, {"log": False}), (values - 0.5, {}), (values - 1, {})):
+    tiny = np.array([5e-324, 100.0, 3.0])
+    for chosen, options in (
+        (values, {"log": False}),
+        (values - 0.5, {}),
+        (values - 1, {}),
+        (tiny, {}),
+    ):
         ((_, found),) = _drawn(_chart_of([_curve([0, 1, 2], chosen)], **options))
         np.testing.assert_allclose(found, chosen, atol=0.02)
 

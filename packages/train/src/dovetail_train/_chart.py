@@ -24,6 +24,8 @@ DASHES = ("", "7 3", "2 3", "9 3 2 3")
 _DIGIT = 7
 # Values that span this factor are read better on a logarithmic axis.
 _LOG_FACTOR = 20
+# Below this part of the largest a value is rounding, for which decades would take up the chart.
+_LOG_FLOOR = 1e-12
 _TICKS = 4  # at least, where the values allow it; round numbers decide how many more
 
 
@@ -73,14 +75,15 @@ def line_chart(
 ) -> str:
     """One SVG of the lines over their steps. Each line must have a finite value.
 
-    log: a logarithmic axis of values; None where they are positive and span a factor of 20.
+    log: a logarithmic axis of values; None where they are positive and span a factor of 20,
+    and not of 1e12.
     from_zero: the axis begins at 0.
     """
     values = np.concatenate([line.curve.finite() for line in lines])
     steps = np.concatenate([line.curve.steps for line in lines])
     if log is None:
         low, high = float(values.min()), float(values.max())
-        log = not from_zero and low > 0 and high >= _LOG_FACTOR * low
+        log = not from_zero and high >= _LOG_FACTOR * low >= _LOG_FACTOR * _LOG_FLOOR * high > 0
     x = _steps_axis(float(steps.min()), float(steps.max()))
     y = _values_axis(0.0 if from_zero else float(values.min()), float(values.max()), log=log)
     described = "; ".join(_described(line) for line in lines if not line.faint)

@@ -104,6 +104,8 @@ def test_what_is_cut_is_counted_and_said(caplog):
         adapter.loglikelihood(_instances("loglikelihood", *pairs), disable_tqdm=True)
     assert adapter.cut_requests == 2
     assert "2 requests were longer than length=12 and lost the left end" in caplog.text
+    adapter.loglikelihood(_instances("loglikelihood", ("a" * 12, "b")), disable_tqdm=True)
+    assert adapter.cut_requests == 3
 
 
 def test_text_is_generated_up_to_a_stop_or_the_end():

@@ -115,11 +115,11 @@ def test_text_is_generated_up_to_a_stop_or_the_end():
         "generate_until",
         ("ab", five),
         ("ij", {"max_gen_toks": 5}),
-        ("xb", {"max_gen_toks": 3, "until": "z"}),
+        ("xb", {"max_gen_toks": 2, "until": "z"}),
         ("ad", five),
     )
-    # "cdefg" before "f"; "kl" before the end of text; "cde" is all; "efghi" before "f".
-    assert adapter.generate_until(instances) == ["cde", "kl", "cde", "e"]
+    # "cdefg" before "f"; "kl" before the end of text; "cd" is all; "efghi" before "f".
+    assert adapter.generate_until(instances) == ["cde", "kl", "cd", "e"]
     assert adapter.cut_requests == 0
 
 

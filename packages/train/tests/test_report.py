@@ -102,6 +102,9 @@ def test_the_curves_of_one_run_are_its_numbers(tmp_path):
     steps, values = _points(figures["eval/bits"])
     np.testing.assert_allclose(steps, np.arange(10, 91, 10), atol=0.01)
     np.testing.assert_allclose(values, losses[9::10] / 4, atol=1e-3)
+    # Faint lines lie below all others.
+    classes = [line.get("class") for line in figures["loss by term"].iter("polyline")]
+    assert classes == ["faint c0", "faint c1", "c0", "c1"]
     legend = [li[0].tail for li in figures["loss by term"].iter("li")]
     assert legend == ["loss/web", "loss/code"]
 
@@ -148,6 +151,8 @@ def test_resumes_and_skips_are_marked_and_explained(tmp_path):
     text, root = _report(tmp_path, {"first": tmp_path / "m.jsonl"})
     titles = [t.text for t in _figures(root)["loss"].iter("title")]
     assert titles[1:] == ["resumed at step 30", "step 7 was skipped"]
+    # Lines of the same run share their marks.
+    assert [t.text for t in _figures(root)["loss by term"].iter("title")][1:] == titles[1:]
     assert "Dashed verticals: a run was resumed." in text
     assert "Strokes on the axis: a step that was skipped, of which nothing is drawn." in text
     steps, values = _points(_figures(root)["loss"])

@@ -6,7 +6,7 @@ import builtins
 
 import pytest
 
-from dovetail_train.wandb import Wandb
+from dovetail_train.weights_and_biases import Wandb
 
 
 def test_without_wandb_the_message_says_what_to_type(tmp_path, monkeypatch):

@@ -44,16 +44,33 @@ def test_each_line_is_on_disk_at_once(tmp_path):
 def test_the_last_generation_wins_for_a_step(tmp_path):
     path = tmp_path / "metrics.jsonl"
     first = Jsonl(path)
-    for step in range(4):
+    for step in range(5):
         first.write(step, {"loss": float(step), "only_first": 1.0})
     second = Jsonl(path)
     second.write(2, {"loss": 20.0})
-    second.write(2, {"eval/loss": 5.0})
+    second.write(3, {"loss": 30.0})
+    second.write(3, {"eval/loss": 5.0})
     lines = read_jsonl(path)
-    assert [line["step"] for line in lines] == [0, 1, 2, 3]
-    assert [line["generation"] for line in lines] == [0, 0, 1, 0]
-    assert (lines[2]["loss"], lines[2]["eval/loss"]) == (20.0, 5.0)
-    assert "only_first" not in lines[2]
+    assert [line["step"] for line in lines] == [0, 1, 2, 3, 4]
+    assert [line["generation"] for line in lines] == [0, 0, 1, 1, 0]
+    assert (lines[3]["loss"], lines[3]["eval/loss"]) == (30.0, 5.0)
+    assert "only_first" not in lines[3]
+
+
+def test_an_evaluation_before_the_save_outlives_the_resume(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    Jsonl(path).write(2, {"eval/loss": 5.0, "loss": 19.0})
+    second = Jsonl(path)
+    second.write(2, {"loss": 20.0})
+    (line,) = read_jsonl(path)
+    assert (line["eval/loss"], line["loss"], line["generation"]) == (5.0, 20.0, 1)
+
+
+def test_a_run_that_begins_again_at_zero_keeps_nothing_of_its_steps(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    Jsonl(path).write(0, {"loss": 1.0, "only_first": 1.0})
+    Jsonl(path).write(0, {"loss": 2.0})
+    assert "only_first" not in read_jsonl(path)[0]
 
 
 def test_a_torn_last_line_neither_breaks_reading_nor_appending(tmp_path):

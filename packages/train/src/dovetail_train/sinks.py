@@ -82,15 +82,22 @@ class Jsonl:
 def read_jsonl(path: str | Path) -> list[dict[str, Any]]:
     """One dict per step, in order: the lines of the last generation that reached that step, merged.
 
+    A generation that does not begin at step 0 continues from what was saved at its first step. What
+    was written of that step before, such as an evaluation, describes the same state and stays,
+    where the new generation does not say otherwise.
+
     A last line without its newline was torn and is left out. Raises ValueError on any other line
     that is not one of `Jsonl`'s.
     """
     data = Path(path).read_bytes()
     steps: dict[int, dict[str, Any]] = {}
+    first: dict[int, int] = {}
     for line in _parse(data[: data.rfind(b"\n") + 1], Path(path)):
-        seen = steps.get(line["step"], line)
-        same = seen["generation"] == line["generation"]
-        steps[line["step"]] = seen | line if same else line
+        step = line["step"]
+        seen = steps.get(step, line)
+        begun = first.setdefault(line["generation"], step)
+        same = seen["generation"] == line["generation"] or step == begun > 0
+        steps[step] = seen | line if same else line
     return [steps[step] for step in sorted(steps)]
 
 

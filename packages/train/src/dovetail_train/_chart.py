@@ -1,0 +1,258 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Line charts as inline SVG: data to the last pixel, and nothing that needs a network.
+
+Colours are classes (`c0` to `c6`), so that the page decides them for light, dark and paper. Lines
+differ in their dashes too, for eyes and printers that do not tell the colours apart.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from html import escape
+
+import numpy as np
+
+from dovetail_train._curves import Curve
+
+WIDTH, HEIGHT = 520, 270
+LEFT, RIGHT, TOP, BOTTOM = 66, 30, 14, 30
+COLOURS = 7
+# Solid, then by rising breaks: one for each turn through the colours.
+DASHES = ("", "7 3", "2 3", "9 3 2 3")
+# How wide a digit of 12 px is, generously.
+_DIGIT = 7
+# Values that span this factor are read better on a logarithmic axis.
+_LOG_FACTOR = 20
+# Below this part of the largest a value is rounding, for which decades would take up the chart.
+_LOG_FLOOR = 1e-12
+_TICKS = 4  # at least, where the values allow it; round numbers decide how many more
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Line:
+    """One curve. faint: the raw values behind a smoothed line. series: which colour and dash."""
+
+    label: str
+    curve: Curve
+    series: int
+    faint: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Marks:
+    """Steps to point at. resumed: a dashed line through the chart. skipped: a stroke below it."""
+
+    series: int
+    resumed: Sequence[int] = ()
+    skipped: Sequence[int] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Axis:
+    """From values to pixels, and the values that are written on it."""
+
+    low: float
+    high: float
+    start: int
+    stop: int
+    log: bool
+    ticks: Sequence[tuple[float, str]]
+
+    def place(self, value: float) -> float:
+        low, high, value = (math.log(x) if self.log else x for x in (self.low, self.high, value))
+        return self.start + (value - low) / (high - low) * (self.stop - self.start)
+
+
+def line_chart(
+    lines: Sequence[Line],
+    *,
+    id: str,
+    title: str,
+    marks: Sequence[Marks] = (),
+    log: bool | None = None,
+    from_zero: bool = False,
+) -> str:
+    """One SVG of the lines over their steps. Each line must have a finite value.
+
+    log: a logarithmic axis of values; None where they are positive and span a factor of 20,
+    and not of 1e12.
+    from_zero: the axis begins at 0.
+    """
+    values = np.concatenate([line.curve.finite() for line in lines])
+    steps = np.concatenate([line.curve.steps for line in lines])
+    if log is None:
+        low, high = float(values.min()), float(values.max())
+        log = not from_zero and high >= _LOG_FACTOR * low >= _LOG_FACTOR * _LOG_FLOOR * high > 0
+    x = _steps_axis(float(steps.min()), float(steps.max()))
+    y = _values_axis(0.0 if from_zero else float(values.min()), float(values.max()), log=log)
+    described = "; ".join(_described(line) for line in lines if not line.faint)
+    body = [
+        *_grid(x, y),
+        *(part for mark in marks for part in _marks(mark, x)),
+        *(part for line in lines for part in _line(line, x, y)),
+    ]
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-labelledby="{id}-t {id}-d">'
+        f'<title id="{id}-t">{escape(title)} over steps{", logarithmic" if log else ""}</title>'
+        f'<desc id="{id}-d">{escape(described)}</desc>{"".join(body)}</svg>'
+    )
+
+
+def swatch(series: int) -> str:
+    """A piece of the line of that series, for a legend."""
+    return (
+        f'<svg class="swatch" viewBox="0 0 26 8" aria-hidden="true"><line {_style(series)} '
+        f'x1="1" y1="4" x2="25" y2="4"/></svg>'
+    )
+
+
+def number(value: float) -> str:
+    """Four digits; ten thousand and more by k, a million and more by M, G, T."""
+    for least, unit, letter in (
+        (1e12, 1e12, "T"),
+        (1e9, 1e9, "G"),
+        (1e6, 1e6, "M"),
+        (1e4, 1e3, "k"),
+    ):
+        if abs(value) >= least:
+            return f"{value / unit:.4g}{letter}"
+    return f"{value:.4g}"
+
+
+def _described(line: Line) -> str:
+    values = line.curve.finite()
+    first, last = (f"{value:.4g}" for value in (values[0], values[-1]))
+    return f"{line.label}: from {first} to {last}, lowest {values.min():.4g}"
+
+
+def _style(series: int) -> str:
+    dash = DASHES[series // COLOURS % len(DASHES)]
+    return f'class="c{series % COLOURS}"' + (f' stroke-dasharray="{dash}"' if dash else "")
+
+
+def _line(line: Line, x: _Axis, y: _Axis) -> Iterator[str]:
+    """Stretches between gaps, as polylines; a point that stands alone is a dot."""
+    style = _style(line.series).replace('class="', 'class="faint ' if line.faint else 'class="')
+    curve = line.curve
+    finite = np.isfinite(curve.values)
+    for stretch in np.split(np.arange(len(finite)), np.flatnonzero(~finite)):
+        inside = stretch[finite[stretch]]
+        points = [
+            (x.place(step), y.place(value))
+            for step, value in zip(
+                curve.steps[inside].astype(np.float64).tolist(),
+                curve.values[inside].tolist(),
+                strict=True,
+            )
+        ]
+        if len(points) == 1:
+            ((across, down),) = points
+            yield f'<circle {style} cx="{across:.2f}" cy="{down:.2f}" r="2.5"/>'
+        elif points:
+            path = " ".join(f"{across:.2f},{down:.2f}" for across, down in points)
+            yield f'<polyline {style} points="{path}"/>'
+
+
+def _marks(marks: Marks, x: _Axis) -> Iterator[str]:
+    top, bottom = TOP, HEIGHT - BOTTOM
+
+    def within(steps: Sequence[int]) -> list[int]:
+        """One step for each pixel that has some."""
+        pixels = {round(x.place(float(s))): s for s in reversed(steps) if x.low <= s <= x.high}
+        return sorted(pixels.values())
+
+    colour = f"c{marks.series % COLOURS}"
+    for step in within(marks.resumed):
+        at = x.place(float(step))
+        yield (
+            f'<line class="resume {colour}" x1="{at:.2f}" y1="{top}" x2="{at:.2f}" y2="{bottom}">'
+            f"<title>resumed at step {step}</title></line>"
+        )
+    for step in within(marks.skipped):
+        at = x.place(float(step))
+        yield (
+            f'<line class="skip {colour}" x1="{at:.2f}" y1="{bottom - 9}" x2="{at:.2f}" '
+            f'y2="{bottom}"><title>step {step} was skipped</title></line>'
+        )
+
+
+def _grid(x: _Axis, y: _Axis) -> Iterator[str]:
+    right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
+    for value, label in y.ticks:
+        down = y.place(value)
+        yield f'<line class="grid" x1="{LEFT}" y1="{down:.2f}" x2="{right}" y2="{down:.2f}"/>'
+        yield f'<text class="y" x="{LEFT - 6}" y="{down + 4:.2f}">{label}</text>'
+    for value, label in x.ticks:
+        yield f'<text class="x" x="{x.place(value):.2f}" y="{bottom + 18}">{label}</text>'
+    yield f'<line class="axis" x1="{LEFT}" y1="{bottom}" x2="{right}" y2="{bottom}"/>'
+
+
+def _steps_axis(low: float, high: float) -> _Axis:
+    high = max(high, low + 1.0)  # a single step has an axis too
+    ticks = _linear(low, high, whole=True, room=WIDTH - LEFT - RIGHT)
+    return _Axis(low=low, high=high, start=LEFT, stop=WIDTH - RIGHT, log=False, ticks=ticks)
+
+
+def _values_axis(low: float, high: float, *, log: bool) -> _Axis:
+    if log:
+        room = (high / low) ** 0.03
+        low, high = low / room, high * room
+    else:
+        spread = (high - low) or abs(high) or 1.0
+        low, high = low - (0.04 * spread if low else 0), high + 0.04 * spread
+    ticks = _logarithmic(low, high) if log else _linear(low, high)
+    return _Axis(low=low, high=high, start=HEIGHT - BOTTOM, stop=TOP, log=log, ticks=ticks)
+
+
+def _linear(
+    low: float, high: float, *, whole: bool = False, room: int | None = None
+) -> list[tuple[float, str]]:
+    """Round numbers within [low, high], at least _TICKS unless their labels need more than `room`.
+
+    Written with the digits that differ.
+    """
+    rough = (high - low) / _TICKS
+    power = 10.0 ** math.floor(math.log10(rough))
+    finest = max(m for m in (1, 2, 5) if power * m <= rough * 1.001)
+    ticks: list[tuple[float, str]] = []
+    for m in (m for m in (1, 2, 5, 10, 20, 50) if m >= finest):
+        step = max(power * m, 1.0) if whole else power * m
+        values = [
+            float(i * step) for i in range(math.ceil(low / step), math.floor(high / step) + 1)
+        ]
+        write = _writer(max(map(abs, values)), step)
+        ticks = [(value, write(value)) for value in values]
+        if room is None or sum((len(label) + 1) * _DIGIT for _, label in ticks) <= room:
+            break
+    return ticks
+
+
+def _writer(largest: float, step: float) -> Callable[[float], str]:
+    """How the ticks of an axis are written: by one unit, with as many decimals as `step` needs."""
+    if 0 < largest < 1e-3:
+        digits = max(0, math.floor(math.log10(largest)) - math.floor(math.log10(step)))
+        return lambda value: f"{value:.{digits}e}" if value else "0"
+
+    def decimals(power: int) -> int:
+        return max(0, -math.floor(math.log10(step / 10**power) + 1e-9))
+
+    # A unit that needs more than one decimal would make the labels longer.
+    power, letter = next(
+        (
+            (power, letter)
+            for power, letter in ((12, "T"), (9, "G"), (6, "M"), (3, "k"))
+            if largest >= 10 * 10**power and decimals(power) <= 1
+        ),
+        (0, ""),
+    )
+    return lambda value: f"{value / 10**power:.{decimals(power)}f}{letter}" if value else "0"
+
+
+def _logarithmic(low: float, high: float) -> list[tuple[float, str]]:
+    """1, 2 and 5 times powers of ten, or powers alone where those are many."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    wide = len(powers) > 4
+    every = math.ceil(len(powers) / (2 * _TICKS)) if wide else 1
+    values = [m * 10.0**p for p in powers[::every] for m in ((1,) if wide else (1, 2, 5))]
+    return [(v, _writer(v, v)(v)) for v in values if low <= v <= high]

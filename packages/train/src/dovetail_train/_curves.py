@@ -1,0 +1,120 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The curves in a run's JSONL, smoothed and thinned for drawing."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64, Int64
+
+from dovetail_train.sinks import read_jsonl
+
+# Of these no curve is drawn: they say where a line is from.
+_HEAD = ("step", "generation", "time_s")
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """steps i64[n], ascending, and f64[n] of one scalar; NaN where it was not finite."""
+
+    steps: Int64[np.ndarray, " n"]
+    values: Float64[np.ndarray, " n"]
+
+    def finite(self) -> Float64[np.ndarray, " m"]:
+        return self.values[np.isfinite(self.values)]
+
+    def smoothed(self, reach: int) -> "Curve":
+        """Means of the finite values within `reach` places on both sides; gaps stay.
+
+        Towards the ends both sides become shorter alike: a mean of what came before would lag
+        behind a falling curve, and one of unequal sides would bend its ends.
+        """
+        count = len(self.values)
+        finite = np.isfinite(self.values)
+        sums = np.concatenate([[0.0], np.cumsum(np.where(finite, self.values, 0.0))])
+        counts = np.concatenate([[0], np.cumsum(finite)])
+        at = np.arange(count)
+        side = np.minimum(np.minimum(at, count - 1 - at), reach)
+        low, high = at - side, at + side + 1
+        values = np.full(count, np.nan)
+        values[finite] = ((sums[high] - sums[low])[finite]) / (counts[high] - counts[low])[finite]
+        return Curve(self.steps, values)
+
+    def thinned(self, most: int) -> "Curve":
+        """At most about `most` points: of each stretch the lowest and the highest, in order.
+
+        The first and the last stay. A stretch without a finite value stays a gap.
+        """
+        count = len(self.steps)
+        if count <= most:
+            return self
+        kept = {0, count - 1}
+        for stretch in np.array_split(np.arange(count), most // 2):
+            values = self.values[stretch]
+            if not np.isfinite(values).any():
+                kept.add(int(stretch[0]))
+                continue
+            kept |= {int(stretch[np.nanargmin(values)]), int(stretch[np.nanargmax(values)])}
+        index = np.asarray(sorted(kept))
+        return Curve(self.steps[index], self.values[index])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class History:
+    """One run. lines: as `read_jsonl` gives them; a run that was resumed has several generations.
+
+    resumes: at which steps a later generation begins. skipped: the steps whose update was skipped.
+    """
+
+    label: str
+    lines: Sequence[Mapping[str, Any]]
+    resumes: Sequence[int]
+    skipped: Sequence[int]
+
+    def names(self) -> list[str]:
+        """Of all scalars, in the order of their first line."""
+        names = dict.fromkeys(name for line in self.lines for name in line)
+        return [name for name in names if name not in _HEAD]
+
+    def curve(self, name: str) -> Curve:
+        """Of the steps that have the scalar; a gap at those that were skipped.
+
+        An evaluation at such a step stays: it is of the state, which the step left as it was.
+        """
+        lines = [line for line in self.lines if name in line]
+        gone = set() if name.startswith("eval/") else set(self.skipped)
+        values = [
+            np.nan if line[name] is None or line["step"] in gone else float(line[name])
+            for line in lines
+        ]
+        return Curve(
+            np.array([line["step"] for line in lines], np.int64), np.array(values, np.float64)
+        )
+
+    def last(self, name: str) -> float | None:
+        """The last finite value."""
+        values = self.curve(name).finite()
+        return float(values[-1]) if len(values) else None
+
+
+def read_history(label: str, path: str | Path) -> History:
+    """Raises ValueError when the file holds no step."""
+    lines = read_jsonl(path)
+    if not lines:
+        raise ValueError(
+            f"a run must have at least one step, got none in {label!r} ({path}); "
+            f"leave that run out until it has begun"
+        )
+    begun: dict[int, int] = {}
+    for line in lines:
+        begun.setdefault(line["generation"], line["step"])
+    first = min(begun)
+    return History(
+        label=label,
+        lines=lines,
+        resumes=sorted({step for generation, step in begun.items() if generation != first}),
+        skipped=[line["step"] for line in lines if line.get("skipped")],
+    )

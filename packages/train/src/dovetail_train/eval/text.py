@@ -1,0 +1,112 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Text to tokens for evaluation, by the tokenizers of `dovetail_data` and of Hugging Face."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+
+@runtime_checkable
+class Encoded(Protocol):
+    """`ids`: the integers of one text, a list or an array."""
+
+    @property
+    def ids(self) -> Any: ...
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """What evaluation needs of a tokenizer, such as those of `dovetail_data`.
+
+    encode: each text without begin- and end-of-text. decode: the text, to which special ids
+    contribute nothing.
+    """
+
+    @property
+    def bos_id(self) -> int | None: ...
+    @property
+    def eos_id(self) -> int: ...
+    def encode(self, texts: Sequence[str]) -> Sequence[Encoded]: ...
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+
+@runtime_checkable
+class HuggingFaceTokenizer(Protocol):
+    """The same of a tokenizer of `transformers`, whose `encode` may add special ids."""
+
+    @property
+    def bos_token_id(self) -> int | None: ...
+    @property
+    def eos_token_id(self) -> int | None: ...
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+    def decode(self, token_ids: Any, *, skip_special_tokens: bool = False) -> str: ...
+
+
+class TextEncoder:
+    """One interface to both kinds of tokenizer.
+
+    bos: whether a text begins with the begin-of-text id. None does what models of that tokenizer
+    were trained with: a `Tokenizer` that has one puts it first; one of Hugging Face does what its
+    own configuration says, except where the text already begins with it.
+
+    prefix: the id that stands before a text that has nothing before it: begin-of-text, or
+    end-of-text where there is none.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer | HuggingFaceTokenizer, *, bos: bool | None = None
+    ) -> None:
+        self._tokenizer, self._bos = tokenizer, bos
+        if isinstance(tokenizer, Tokenizer):
+            first, last = tokenizer.bos_id, tokenizer.eos_id
+        elif isinstance(tokenizer, HuggingFaceTokenizer):
+            first, last = tokenizer.bos_token_id, tokenizer.eos_token_id
+        else:
+            raise TypeError(
+                f"a tokenizer must have encode, decode and bos_id, eos_id (or bos_token_id, "
+                f"eos_token_id), got {type(tokenizer).__name__}; pass one of dovetail_data or "
+                f"transformers"
+            )
+        prefix = last if first is None else first
+        if prefix is None or (bos and first is None):
+            raise ValueError(
+                f"a tokenizer must have the id that begins a text, got begin-of-text={first}, "
+                f"end-of-text={last} for bos={bos}; set one of them, or pass bos=False"
+            )
+        self.prefix: int = prefix
+        self.eos: int | None = last
+
+    def encode(self, text: str, *, bos: bool | None = None) -> list[int]:
+        """The ids of `text`; `bos` as for the object, which it overrides for this text."""
+        bos = self._bos if bos is None else bos
+        tokenizer = self._tokenizer
+        if isinstance(tokenizer, Tokenizer):
+            (found,) = tokenizer.encode([text])
+            first = tokenizer.bos_id is not None if bos is None else bos
+            return [self.prefix] * first + [int(i) for i in found.ids]
+        if bos is None and text.startswith(tokenizer.decode([self.prefix])):
+            bos = False
+        if bos is None:
+            return list(tokenizer.encode(text))
+        ids = list(tokenizer.encode(text, add_special_tokens=False))
+        return [self.prefix, *ids] if bos and ids[:1] != [self.prefix] else ids
+
+    def pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        """(ids of the context, ids of what follows it), split as lm-evaluation-harness does.
+
+        Spaces at the end of the context go to the continuation, which tokenizers keep with the
+        word that follows; both are encoded as one text and cut where the context alone ends. An
+        empty context is `prefix`.
+        """
+        if not context:
+            return [self.prefix], self.encode(continuation, bos=False)
+        kept = context.rstrip()
+        whole = self.encode(context + continuation)
+        before = self.encode(kept)
+        return before or [self.prefix], whole[len(before) :]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids`; special ids contribute nothing."""
+        if isinstance(self._tokenizer, Tokenizer):
+            return self._tokenizer.decode(ids)
+        return self._tokenizer.decode(ids, skip_special_tokens=True)

@@ -1,0 +1,191 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""What happened in a run, or in several side by side, as one page that needs no network.
+
+Everything is drawn from the JSONL that `Jsonl` wrote, so that a report can be made of any run at
+any time, on any machine, also while it goes on.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from dovetail_train import _page
+from dovetail_train._chart import Line, Marks, line_chart, number
+from dovetail_train._curves import Curve, History, read_history
+
+# Points of one line: two for each pixel of a chart, for the lowest and the highest.
+_POINTS = 1000
+# Fewer values than this are seen best as they are.
+_SMOOTH_FROM = 50
+
+
+def write_report(
+    out: str | Path,
+    runs: Mapping[str, str | Path],
+    *,
+    title: str = "Training report",
+    facts: Mapping[str, object] | None = None,
+) -> Path:
+    """Writes one HTML file about the runs, and returns its path.
+
+        write_report("report.html", {"first": "runs/first/metrics.jsonl"}, facts={"jax": version})
+
+    runs: the metrics files that `Jsonl` wrote, by the name that each is to have. facts: what is to
+    be known about them (versions, configuration, devices), written as text.
+
+    A curve is drawn for whatever the files have: the loss and its terms, evaluations, norms, rates
+    and other scalars. Where the time went is read from "seconds/ACTIVITY", totals so far.
+
+    Raises ValueError without runs, and for a file that has no step or is not one of `Jsonl`.
+    """
+    if not runs:
+        raise ValueError(
+            "a report needs at least one run, got runs={}; "
+            'write for example write_report("report.html", {"first": "metrics.jsonl"})'
+        )
+    histories = [read_history(label, path) for label, path in runs.items()]
+    sections = [_page.table(_figures(histories), [history.label for history in histories])]
+    sections.append(_page.paragraph(_key(histories)))
+    sections += [_time_bars(histories), *_charts(histories)]
+    if facts:
+        sections.append(_page.facts({name: str(value) for name, value in facts.items()}))
+    target = Path(out)
+    target.write_text(_page.page(title, sections), encoding="utf-8")
+    return target
+
+
+# What the charts say, in their order: heading, which names are drawn, and how.
+_Choice = Callable[[str], bool]
+_GROUPS: Sequence[tuple[str, _Choice, bool]] = (
+    ("Loss", lambda name: name == "loss" or name.startswith("loss/"), False),
+    ("Evaluation", lambda name: name.startswith("eval/"), False),
+    ("Throughput", lambda name: name in ("tokens_per_s", "rows_per_s", "mfu", "hfu"), True),
+    ("Norms", lambda name: name.endswith("_norm"), False),
+)
+# Drawn elsewhere, or numbers that say nothing as a curve.
+_ELSEWHERE = ("skipped", "goodput", "step_time_s", "tokens", "count")
+
+
+def _charts(histories: Sequence[History]) -> list[str]:
+    names = list(dict.fromkeys(name for history in histories for name in history.names()))
+    left = [n for n in names if n not in _ELSEWHERE and not n.startswith(("seconds/", "count/"))]
+    sections = []
+    for heading, belongs, from_zero in _GROUPS:
+        chosen = sorted((name for name in left if belongs(name)), key=left.index)
+        left = [name for name in left if name not in chosen]
+        figures = _figures_of(histories, chosen, from_zero=from_zero)
+        sections.append(_page.section(heading, figures))
+    others = _figures_of(histories, left, from_zero=False)
+    return [*sections, _page.section("Other scalars", others)]
+
+
+def _figures_of(
+    histories: Sequence[History], names: Sequence[str], *, from_zero: bool
+) -> list[str]:
+    """A chart for each name, the runs overlaid; the terms of the loss of one run share one."""
+    figures = []
+    terms = [name for name in names if name.startswith("loss/")]
+    together = len(histories) == 1 and len(terms) > 1
+    for name in names:
+        if together and name in terms:
+            continue
+        having = [(history.label, history, name) for history in histories]
+        figures.append(_figure(having, name=name, from_zero=from_zero))
+    if together:
+        figures.append(_figure([(t, histories[0], t) for t in terms], name="loss by term"))
+    return [figure for figure in figures if figure]
+
+
+def _figure(
+    parts: Sequence[tuple[str, History, str]], *, name: str, from_zero: bool = False
+) -> str:
+    """The chart of (label, run, scalar) triples, its legend and a caption; "" if all are empty."""
+    lines, notes, marks = [], set(), []
+    drawn = []
+    for series, (label, history, scalar) in enumerate(parts):
+        curve = history.curve(scalar)
+        if not len(curve.finite()):
+            continue
+        drawn.append((series, label))
+        lines += _lines(curve, label=label, series=series, notes=notes)
+        marks.append(Marks(series=series, resumed=history.resumes, skipped=history.skipped))
+    if not lines:
+        return ""
+    lines.sort(key=lambda line: not line.faint)
+    if len({id(history) for _, history, _ in parts}) == 1:
+        marks = marks[:1]  # the same run's, once
+    chart = line_chart(lines, id=_page.slug(name), title=name, marks=marks, from_zero=from_zero)
+    return _page.figure(name, chart, legend=drawn if len(parts) > 1 else [], notes=sorted(notes))
+
+
+def _lines(curve: Curve, *, label: str, series: int, notes: set[str]) -> list[Line]:
+    thin = curve.thinned(_POINTS)
+    if len(thin.steps) < len(curve.steps):
+        notes.add(f"Of {len(curve.steps):,} values the lowest and highest of each pixel are drawn.")
+    raw = Line(label=label, curve=thin, series=series)
+    if len(curve.steps) < _SMOOTH_FROM:
+        return [raw]
+    notes.add("Strong: the mean of each 2% of the values. Faint: each value.")
+    smooth = curve.smoothed(max(1, len(curve.steps) // 100)).thinned(_POINTS)
+    return [
+        Line(label=label, curve=thin, series=series, faint=True),
+        Line(label=label, curve=smooth, series=series),
+    ]
+
+
+def _key(histories: Sequence[History]) -> str:
+    """What the marks in the charts are, if there are any."""
+    resumed = any(history.resumes for history in histories)
+    skipped = any(history.skipped for history in histories)
+    words = ["Dashed verticals: a run was resumed."] * resumed
+    words += ["Strokes on the axis: a step that was skipped, of which nothing is drawn."] * skipped
+    return " ".join(words)
+
+
+def _updates(history: History) -> int:
+    """A loss at step n came before update n + 1; an evaluation at step n after n updates."""
+    return max(line["step"] + ("loss" in line) for line in history.lines)
+
+
+def _figures(histories: Sequence[History]) -> list[tuple[str, list[str]]]:
+    """Rows of (what, one text for each run)."""
+    rows: list[tuple[str, list[str]]] = [
+        ("steps", [f"{_updates(history):,}" for history in histories]),
+        ("resumed", [_times(len(history.resumes)) for history in histories]),
+        ("skipped steps", [str(len(history.skipped)) for history in histories]),
+    ]
+    names = list(dict.fromkeys(name for history in histories for name in history.names()))
+    for name in names:
+        if name == "loss" or name.startswith(("loss/", "eval/")):
+            rows.append((f"last {name}", [_number(h.last(name)) for h in histories]))
+    for name in ("tokens_per_s", "rows_per_s", "mfu", "hfu", "step_time_s"):
+        if name in names:
+            rows.append((f"median {name}", [_number(_median(h, name)) for h in histories]))
+    if "goodput" in names:
+        rows.append(("goodput", [_number(history.last("goodput")) for history in histories]))
+    return rows
+
+
+def _time_bars(histories: Sequence[History]) -> str:
+    bars = []
+    for history in histories:
+        names = [name for name in history.names() if name.startswith("seconds/")]
+        seconds = {name.removeprefix("seconds/"): history.last(name) or 0.0 for name in names}
+        if sum(seconds.values()) > 0:
+            bars.append((history.label, seconds))
+    return _page.section("Where the time went", [_page.bars(bars)] if bars else [])
+
+
+def _median(history: History, name: str) -> float | None:
+    values = history.curve(name).finite()
+    return float(np.median(values)) if len(values) else None
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else number(value)
+
+
+def _times(count: int) -> str:
+    return {0: "no", 1: "once", 2: "twice"}.get(count, f"{count} times")

@@ -1,0 +1,73 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Scalars for Weights & Biases."""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+_log = logging.getLogger(__name__)
+
+
+class Wandb:
+    """Logs to the W&B run `id` of `project`, begun or resumed; needs the extra `wandb`.
+
+        sink = Wandb(project="first", id="run-1", config={"rate": 3e-4})
+        trainer.fit(model, data, steps=1000, sinks=[sink])
+        sink.close()
+
+    id: any text that is the run's alone; with it a process that starts again continues the run.
+    Scalars come under the trainer's steps, and a name's part before "/" groups them. NaN and
+    infinity are logged as such. `mode="offline"` keeps a directory per process under `directory`,
+    for `wandb sync`.
+
+    W&B takes no step before the last that it has. A resumed trainer repeats some, with the bits of
+    the first time: those are left out here, and counted in `repeated_writes`. The step that is
+    being written is sent when the next begins or at `close`.
+
+    Raises ModuleNotFoundError without the extra.
+    """
+
+    def __init__(
+        self,
+        *,
+        project: str,
+        id: str,
+        name: str | None = None,
+        config: Mapping[str, Any] | None = None,
+        directory: str | Path = ".",
+        mode: Literal["online", "offline"] = "online",
+    ) -> None:
+        try:
+            import wandb  # pyright: ignore[reportMissingImports]
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                "Wandb needs wandb, got no module of that name; "
+                "type: pip install dovetail-train[wandb]"
+            ) from error
+        Path(directory).mkdir(parents=True, exist_ok=True)  # else W&B takes a temporary one
+        self._run = wandb.init(
+            project=project,
+            id=id,
+            name=name,
+            config=None if config is None else dict(config),
+            dir=str(directory),
+            mode=mode,
+            resume="allow",
+        )
+        self._next = int(self._run.step)
+        self.repeated_writes = 0
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        if step < self._next:
+            if not self.repeated_writes:
+                _log.info("W&B has steps up to %d already; they are not sent again", self._next - 1)
+            self.repeated_writes += 1
+            return
+        self._next = step  # the same step again adds to it
+        self._run.log(dict(scalars), step=step)
+
+    def close(self) -> None:
+        """Sends what is left and ends the run; W&B's own service is done when the process ends."""
+        self._run.finish()

@@ -61,7 +61,7 @@ def test_the_config_says_when_a_text_ends():
 
 @pytest.mark.parametrize("platform", ["cuda", "tpu"])
 def test_the_step_lowers_for_accelerators(model, platform):
-    trainer = recipe.trainer(TRAINING, steps=STEPS)
+    trainer = recipe.trainer(model.config, TRAINING, steps=STEPS)
     names = ("tokens", "targets", "segment_ids", "positions")
     batch = {name: np.zeros((2, 16), np.int32) for name in names}
     program = trainer.program(model, {**batch, "mask": np.ones((2, 16), np.float32)})

@@ -7,6 +7,16 @@ from dovetail_train.context import balanced_order as balanced_order
 from dovetail_train.context import context_parallel as context_parallel
 from dovetail_train.eval.bits import BitsPerByte as BitsPerByte
 from dovetail_train.eval.bits import Eval as Eval
+from dovetail_train.eval.choice import Answers as Answers
+from dovetail_train.eval.choice import MultipleChoice as MultipleChoice
+from dovetail_train.eval.choice import Question as Question
+from dovetail_train.eval.choice import Share as Share
+from dovetail_train.eval.choice import multiple_choice as multiple_choice
+from dovetail_train.eval.harness import LMEval as LMEval
+from dovetail_train.eval.harness import Sampler as Sampler
+from dovetail_train.eval.likelihood import Likelihoods as Likelihoods
+from dovetail_train.eval.likelihood import loglikelihood as loglikelihood
+from dovetail_train.eval.likelihood import rolling_loglikelihood as rolling_loglikelihood
 from dovetail_train.flops import Flops as Flops
 from dovetail_train.flops import count_flops as count_flops
 from dovetail_train.guard import BadStep as BadStep
@@ -26,6 +36,7 @@ from dovetail_train.precision import Precision as Precision
 from dovetail_train.program import Program as Program
 from dovetail_train.remat import Fitted as Fitted
 from dovetail_train.remat import fit_remat as fit_remat
+from dovetail_train.report import write_report as write_report
 from dovetail_train.sinks import Console as Console
 from dovetail_train.sinks import Jsonl as Jsonl
 from dovetail_train.sinks import Sink as Sink
@@ -36,6 +47,8 @@ from dovetail_train.step import Metric as Metric
 from dovetail_train.step import Term as Term
 from dovetail_train.store import OrbaxStore as OrbaxStore
 from dovetail_train.store import Store as Store
+from dovetail_train.tensorboard import TensorBoard as TensorBoard
 from dovetail_train.trainer import Trainer as Trainer
 from dovetail_train.watch import Trace as Trace
 from dovetail_train.watch import Watch as Watch
+from dovetail_train.weights_and_biases import Wandb as Wandb

@@ -40,8 +40,9 @@ class Plan:
     of what is recomputed comes on top.
     memory_bytes: of the device, or None if it is not known.
     model_flops, recomputed_flops: of the step on all devices, the first as the trainer was told, if
-    it was. opaque: calls whose operations could not be counted. seconds: the least time that a step can take, by products at peak rate or by
-    reading and writing the state once, whichever is longer (`bound`); communication is not in it.
+    it was. opaque: calls whose operations could not be counted.
+    seconds: the least time that a step can take, by products at peak rate or by reading and writing
+    the state once, whichever is longer (`bound`); communication is not in it.
     """
 
     device: str

@@ -24,6 +24,7 @@ from dovetail.recipes.fitting import (
     configured,
     here,
     make_trainer,
+    step_flops,
 )
 from dovetail.recipes.language_model import transformation
 from dovetail.recipes.options import Distillation, Training

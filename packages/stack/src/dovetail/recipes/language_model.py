@@ -86,7 +86,9 @@ def optimizer(
     )
 
 
-def trainer(training: Training, *, steps: int, mesh: AnyMesh | None = None) -> Trainer:
+def trainer(
+    config: Config, training: Training, *, steps: int, mesh: AnyMesh | None = None
+) -> Trainer:
     """The trainer of a language model: exact cross-entropy per token, any mesh."""
     tx = transformation(training, steps=steps)
     operations = step_flops(config, training)

@@ -134,7 +134,9 @@ class MultipleChoice:
 
     def __call__(self, trainer: "Trainer", state: State, step: int) -> dict[str, float]:
         model = trainer.model(state, cast=True)
-        found = loglikelihood(model, self._requests, mesh=trainer.mesh, **self._options)
+        mesh = trainer.mesh
+        assert isinstance(mesh, Mesh)  # there is a state
+        found = loglikelihood(model, self._requests, mesh=mesh, **self._options)
         answers = _answers(self._questions, found)
         kinds = {name: getattr(answers, name) for name in ("acc", "acc_norm", "acc_bytes")}
         scalars = {name: share.value for name, share in kinds.items()}

@@ -22,7 +22,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float64, Int64, Integer
 
-from dovetail_train.mesh import batch_sharding, row_shards
+from dovetail_train.mesh import batch_placement, row_shards
 
 Tokens = Sequence[int] | Integer[np.ndarray, " _"]
 Request = tuple[Tokens, Tokens]
@@ -200,7 +200,7 @@ def _on(mesh: Mesh | None) -> Any:
 
 
 def _placed(batch: dict[str, np.ndarray], mesh: Mesh | None) -> dict[str, Any]:
-    return batch if mesh is None else jax.device_put(batch, batch_sharding(mesh))
+    return batch if mesh is None else jax.device_put(batch, batch_placement(mesh).rows)
 
 
 def _batch(

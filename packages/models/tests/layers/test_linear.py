@@ -1,11 +1,13 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.sharding import AbstractMesh, AxisType
 
-from dovetail_models.layers.linear import Embed, project, whole
+from dovetail_models.layers.linear import Embed, project, rows_dot, whole
 
 
 @pytest.fixture
@@ -57,3 +59,44 @@ def test_codes_are_decoded_where_a_whole_array_is_needed():
     codes = jnp.array([[1, -2, 3]], jnp.int8)
     np.testing.assert_array_equal(whole(Halves(codes)), [[0.5, -1.0, 1.5]])
     assert whole(codes) is codes
+
+
+@pytest.mark.parametrize("shape", [(5,), (7, 5), (2, 3, 5), (2, 3, 4, 5)])
+def test_a_product_of_rows_is_that_of_dot_general_with_its_gradients(shape):
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.normal(size=shape), jnp.float32)
+    w = jnp.asarray(rng.normal(size=(5, 6)), jnp.float32)
+    numbers = (((x.ndim - 1,), (0,)), ((), ()))
+    weights = jnp.asarray(rng.normal(size=(*shape[:-1], 6)), jnp.float32)
+
+    def run(product):
+        def total(x, w):
+            y = product(x, w, numbers, preferred_element_type=jnp.float32)
+            return (y * weights).sum(), y
+
+        return jax.value_and_grad(total, (0, 1), has_aux=True)(x, w)
+
+    for a, b in zip(
+        jax.tree.leaves(run(rows_dot)), jax.tree.leaves(run(jax.lax.dot_general)), strict=True
+    ):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)  # sums in another order
+
+
+def test_the_gradient_by_a_kernel_contracts_one_axis():
+    x, w = jnp.ones((2, 3, 5)), jnp.ones((5, 6))
+    numbers = (((2,), (0,)), ((), ()))
+    grad = jax.grad(lambda w: rows_dot(x, w, numbers).sum())
+    products = [e for e in jax.make_jaxpr(grad)(w).eqns if e.primitive.name == "dot_general"]
+    assert all(len(e.params["dimension_numbers"][0][0]) == 1 for e in products)
+    transposed = rows_dot(x, w.T, (((2,), (1,)), ((), ())))
+    np.testing.assert_array_equal(transposed, jnp.full((2, 3, 6), 5.0))
+
+
+def test_on_a_mesh_axes_are_not_joined():
+    mesh = AbstractMesh((2,), ("data",), axis_types=(AxisType.Auto,))
+    numbers = (((2,), (0,)), ((), ()))
+    with jax.sharding.use_abstract_mesh(mesh):
+        jaxpr = jax.make_jaxpr(lambda x, w: rows_dot(x, w, numbers))(
+            jnp.ones((2, 3, 5)), jnp.ones((5, 6))
+        )
+    assert [e.primitive.name for e in jaxpr.eqns] == ["dot_general"]

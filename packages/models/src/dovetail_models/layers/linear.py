@@ -31,6 +31,30 @@ def whole(kernel: Any) -> Array:
     return kernel.dequantize() if isinstance(kernel, Codes) else kernel
 
 
+def rows_dot(
+    x: Float[Array, "*batch K"],
+    kernel: Float[Array, "..."],
+    dimension_numbers: Any,
+    *rest: Any,
+    **options: Any,
+) -> Array:
+    """`jax.lax.dot_general`, of x's last axis alone with its other axes as one.
+
+    The gradient by the kernel contracts all of x's other axes. Where they are several, XLA:CPU
+    first copies what it is contracted with, transposed, and computes it anew for that: of a gated
+    feed-forward layer of 8 x 256 tokens the gradient took 1.8 times the CPU seconds. On a mesh x is
+    left as it is, since axes that are split over several devices cannot always be joined.
+    """
+    (left, right), batched = dimension_numbers
+    mesh = jax.sharding.get_abstract_mesh()
+    joined = x.ndim > 2 and tuple(left) == (x.ndim - 1,) and not any(map(len, batched))
+    if not joined or mesh.size > 1:
+        return jax.lax.dot_general(x, kernel, dimension_numbers, *rest, **options)
+    flat = x.reshape(-1, x.shape[-1])
+    y = jax.lax.dot_general(flat, kernel, (((1,), right), batched), *rest, **options)
+    return y.reshape(*x.shape[:-1], *y.shape[1:])
+
+
 def project(
     size: tuple[int, int],
     names: tuple[str, str],
@@ -47,6 +71,7 @@ def project(
         kernel_init=nnx.initializers.normal(std),
         kernel_metadata=named(*names, units=units),
         bias_metadata=named(names[1], units=units[1:]),
+        dot_general=rows_dot,
         rngs=rngs,
     )
 
@@ -70,7 +95,7 @@ class Embed(nnx.Module):
         self.names = names
         # Attributes, as of nnx.Linear, so that a table of codes brings its own.
         self.lookup: Callable[..., Any] = lookup
-        self.dot_general: Callable[..., Any] = jax.lax.dot_general
+        self.dot_general: Callable[..., Any] = rows_dot
 
     def __call__(
         self, tokens: Int[Array, "b t"], *, constrain: Constrain

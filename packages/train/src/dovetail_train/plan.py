@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from dovetail_train.step import Batch
     from dovetail_train.trainer import Trainer
 
+_UNITS = ((30, "GiB"), (20, "MiB"), (10, "KiB"), (0, "B"))
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
@@ -84,18 +86,19 @@ class Plan:
             "kept for backward": self.residual_bytes,
             "total": self.total_bytes,
         }
-        lines += [f"  {name:<20}{n / 2**20:>14,.1f} MiB" for name, n in kinds.items() if n]
+        power, unit = next(u for u in _UNITS if self.total_bytes >= 10 * 2 ** u[0] or not u[0])
+        lines += [f"  {name:<20}{n / 2**power:>14,.1f} {unit}" for name, n in kinds.items() if n]
         if self.memory_bytes is not None:
             fits = "fits" if self.fits else "does not fit"
-            lines.append(f"  {'of the device':<20}{self.memory_bytes / 2**20:>14,.1f} MiB  {fits}")
-        lines += ["", f"{'GFLOP of a step':<22}{self.model_flops / 1e9:>14,.3f}"]
-        lines.append(f"{'recomputed GFLOP':<22}{self.recomputed_flops / 1e9:>14,.3f}")
+            has = f"{self.memory_bytes / 2**power:>14,.1f} {unit}"
+            lines.append(f"  {'of the device':<20}{has}  {fits}")
+        lines += ["", f"{'GFLOP of a step':<22}{self.model_flops / 1e9:>14,.6g}"]
+        lines.append(f"{'recomputed GFLOP':<22}{self.recomputed_flops / 1e9:>14,.6g}")
         if self.opaque:
-            lines.append(
-                f"could not be counted: {', '.join(f'{k} x {n}' for k, n in self.opaque.items())}"
-            )
+            hidden = ", ".join(f"{name} x {n}" for name, n in self.opaque.items())
+            lines.append(f"could not be counted: {hidden}")
         if self.seconds is not None:
-            lines.append(f"{'at least':<22}{self.seconds * 1e3:>14,.3f} ms, by {self.bound}")
+            lines.append(f"{'at least':<22}{self.seconds * 1e3:>14,.4g} ms, by {self.bound}")
         return "\n".join(lines)
 
 

@@ -19,6 +19,7 @@ from dovetail.recipes.options import (
     Distillation,
     Duration,
     Files,
+    Looking,
     Shape,
     Source,
     Training,
@@ -40,6 +41,7 @@ class Settings:
     recipe: ClassVar[str]
     files: Files
     duration: Duration = field(default_factory=Duration)
+    looking: Looking = field(default_factory=Looking)
     training: Batching = field(default_factory=Batching)
 
     def with_steps(self: S, steps: int) -> S:

@@ -22,11 +22,13 @@ if TYPE_CHECKING:
     from dovetail.recipes.text import Prepared
     from dovetail_data import Pretrained, Rows
     from dovetail_models import Config, Decoder
-    from dovetail_train import Eval, Plan
+    from dovetail_train import Eval, Hook, Plan
 
 MOST_PASSES = 4  # over the text, for --minutes: more would train on what is known by heart
 EVALUATIONS = 8  # of the held-out loss in a run
 EVALUATED_ROWS = 64  # of the held-out text, each time
+SAMPLES, TRACE = "samples.jsonl", "trace"
+TRACED_STEPS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +55,10 @@ def execute(run: Settings, out: Path, *, mesh: "Mesh") -> bool:
         run.with_steps(steps).save(out)
     print(plan(rows, steps=steps, global_batch=size), flush=True)
     held_out = pack(job.text.held_out, length=length, seed=seed)
-    hooks = _evaluations(held_out, job, every=max(1, steps // EVALUATIONS))
+    hooks = [
+        *_evaluations(held_out, job, every=max(1, steps // EVALUATIONS)),
+        *_looking(run, job, out),
+    ]
     with on_signal(signal.SIGINT, signal.SIGTERM) as stop, Bar(steps=steps) as bar:
         options = {"steps": steps, "sinks": [bar], "hooks": hooks, "stop": stop.poll}
         model, result = fit(job.recipe, rows, out, **options)
@@ -227,6 +232,21 @@ def _evaluations(rows: "Rows", job: _Job, *, every: int) -> "list[Eval]":
     options = {"metrics": {name: of_decoder(loss) for name, loss in metrics.items()}}
     kinds = (False, True) if batching.ema else (False,)
     return [Eval(held_out, every=every, ema=ema, **options) for ema in kinds]
+
+
+def _looking(run: Settings, job: _Job, out: Path) -> "list[Hook]":
+    """Samples and a trace, if they are wanted."""
+    from dovetail.recipes.sampling import Samples
+    from dovetail_train import Trace
+
+    looking, found = run.looking, []
+    if looking.samples:
+        options = {"prompt": looking.prompt, "every": looking.samples}
+        decoder = job.recipe.decoder
+        found.append(Samples(out / SAMPLES, job.text.tokenizer, decoder=decoder, **options))
+    if looking.trace:
+        found.append(Trace(out / TRACE, start=looking.trace, steps=TRACED_STEPS))
+    return found
 
 
 def _bits_per_byte(tokenizer: "Pretrained") -> dict[str, Any]:

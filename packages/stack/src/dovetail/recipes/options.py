@@ -129,6 +129,19 @@ class Tuning(Batching):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Looking:
+    """What is looked at while a model is trained, beside the metrics."""
+
+    samples: int = _option(
+        0, "steps between texts that the model writes, to RUN/samples.jsonl; 0: none"
+    )
+    prompt: str = _option("The", "what those texts begin with")
+    trace: int = _option(
+        0, "step from which 5 steps are traced by jax.profiler, to RUN/trace; 0: none"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Source:
     """The model that is trained on."""
 

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`dovetail runs` over directories that were written as `dovetail train` writes them."""
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -211,6 +210,17 @@ def test_the_reader_is_that_of_the_trainer(folder):
     assert runs.load(folder / "done").lines == dovetail_train.read_jsonl(path)
 
 
+def test_the_account_is_that_of_the_trainer(folder, capsys):
+    run = runs.load(folder / "done")
+    found = dovetail_train.read_account(folder / "done" / "metrics.jsonl")
+    account = runs.account(run)
+    assert account["idle"] == found.idle_s
+    assert sum(account.values()) == pytest.approx(found.wall_s)
+    assert "where the time went, over all starts" in _printed(capsys, "show", folder / "done")
+    shown = json.loads(_printed(capsys, "show", folder / "done", "--json"))
+    assert shown["account_s"] == account
+
+
 def test_a_log_that_is_damaged_inside_is_named(folder, capsys):
     path = folder / "done" / "metrics.jsonl"
     path.write_text("scribble\n" + path.read_text())
@@ -234,10 +244,6 @@ def test_no_action_imports_jax(folder):
         subprocess.run(command, check=True, capture_output=True, env=os.environ)
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("dovetail_train.report") is None,
-    reason="this dovetail-train has no report",
-)
 def test_compare_writes_a_page(folder, capsys, tmp_path):
     page = tmp_path / "page.html"
     _printed(capsys, "compare", folder / "done", folder / "other", "--html", page)

@@ -9,7 +9,8 @@ import dataclasses
 import functools
 import importlib.util
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,8 +96,18 @@ def load(path: Path) -> Run:
         settings=settings.load(path),
         state=_state(path, events),
         events=events,
-        lines=_reader()(metrics) if metrics.is_file() else [],
+        lines=_records().read_jsonl(metrics) if metrics.is_file() else [],
     )
+
+
+def account(run: Run) -> dict[str, float] | None:
+    """{what: seconds} of the wall time between the first and the last line of a run's metrics, over
+    all of its starts: `dovetail_train.read_account`. None without two of them."""
+    if len(run.lines) < 2:
+        return None
+    found = _records().read_account(run.path / METRICS)
+    names = ("step", "skipped", "repeated", "idle", "other")
+    return {name: getattr(found, f"{name}_s") for name in names}
 
 
 def find(directory: Path) -> Found:
@@ -180,18 +191,20 @@ def _files(path: Path) -> list[Path]:
 
 
 @functools.cache
-def _reader() -> Callable[[Path], list[Line]]:
-    """`dovetail_train.read_jsonl`, from its file: importing the package would import JAX, 1 s."""
+def _records() -> Any:
+    """`dovetail_train.records`, from its file: importing the package would import JAX, 1 s."""
     package = importlib.util.find_spec("dovetail_train")
     assert package is not None
     assert package.submodule_search_locations
-    file = Path(package.submodule_search_locations[0]) / "sinks.py"
-    spec = importlib.util.spec_from_file_location("dovetail._sinks", file)
+    file = Path(package.submodule_search_locations[0]) / "records.py"
+    name = "dovetail._records"
+    spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # its dataclasses look themselves up
     spec.loader.exec_module(module)
-    return module.read_jsonl
+    return module
 
 
 def facts(run: Run) -> dict[str, str]:

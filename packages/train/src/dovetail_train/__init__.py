@@ -34,13 +34,15 @@ from dovetail_train.plan import Plan as Plan
 from dovetail_train.plan import plan as plan
 from dovetail_train.precision import Precision as Precision
 from dovetail_train.program import Program as Program
+from dovetail_train.records import Account as Account
+from dovetail_train.records import read_account as read_account
+from dovetail_train.records import read_jsonl as read_jsonl
 from dovetail_train.remat import Fitted as Fitted
 from dovetail_train.remat import fit_remat as fit_remat
 from dovetail_train.report import write_report as write_report
 from dovetail_train.sinks import Console as Console
 from dovetail_train.sinks import Jsonl as Jsonl
 from dovetail_train.sinks import Sink as Sink
-from dovetail_train.sinks import read_jsonl as read_jsonl
 from dovetail_train.state import State as State
 from dovetail_train.step import Loss as Loss
 from dovetail_train.step import Metric as Metric

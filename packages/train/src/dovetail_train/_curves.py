@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from dovetail_train.sinks import read_jsonl
+from dovetail_train.records import read_jsonl
 
 # Of these no curve is drawn: they say where a line is from.
 _HEAD = ("step", "generation", "time_s")

@@ -8,7 +8,9 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
+
+from dovetail_train.records import parse
 
 
 @runtime_checkable
@@ -76,42 +78,4 @@ class Jsonl:
         if whole < len(data):
             with self._path.open("r+b") as file:
                 file.truncate(whole)
-        return max((line["generation"] + 1 for line in _parse(data[:whole], self._path)), default=0)
-
-
-def read_jsonl(path: str | Path) -> list[dict[str, Any]]:
-    """One dict per step, in order: the lines of the last generation that reached that step, merged.
-
-    A generation that does not begin at step 0 continues from what was saved at its first step. What
-    was written of that step before, such as an evaluation, describes the same state and stays,
-    where the new generation does not say otherwise.
-
-    A last line without its newline was torn and is left out. Raises ValueError on any other line
-    that is not one of `Jsonl`'s.
-    """
-    data = Path(path).read_bytes()
-    steps: dict[int, dict[str, Any]] = {}
-    first: dict[int, int] = {}
-    for line in _parse(data[: data.rfind(b"\n") + 1], Path(path)):
-        step = line["step"]
-        seen = steps.get(step, line)
-        begun = first.setdefault(line["generation"], step)
-        same = seen["generation"] == line["generation"] or step == begun > 0
-        steps[step] = seen | line if same else line
-    return [steps[step] for step in sorted(steps)]
-
-
-def _parse(data: bytes, path: Path) -> list[dict[str, Any]]:
-    lines = []
-    for number, text in enumerate(data.splitlines(), start=1):
-        try:
-            line = json.loads(text)
-        except ValueError:
-            line = None
-        if not isinstance(line, dict) or not {"step", "generation"} <= line.keys():
-            raise ValueError(
-                f"each line must be a JSON object with step and generation, got "
-                f"{path}:{number}: {text[:60]!r}; remove that line or pass another path"
-            )
-        lines.append(line)
-    return lines
+        return max((line["generation"] + 1 for line in parse(data[:whole], self._path)), default=0)

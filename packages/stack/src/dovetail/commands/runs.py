@@ -87,6 +87,7 @@ def show(args: argparse.Namespace) -> int:
     parts = {name: _fields(part) for name, part in _parts(one).items()}
     if args.json:
         content = {**one.summary(), "settings": parts, "events": list(one.events)}
+        content["account_s"] = runs.account(one)
         evaluations = {k: {"step": s, "value": v} for k, (s, v) in one.evaluations().items()}
         print(json.dumps({**content, "evaluations": evaluations}, indent=2))
         return 0
@@ -101,6 +102,11 @@ def show(args: argparse.Namespace) -> int:
         print("\nlast evaluations")
         found = one.evaluations().items()
         print(_table([[f"  {k}", _value(v), f"after step {step}"] for k, (step, v) in found]))
+    if (account := runs.account(one)) is not None:
+        whole = max(sum(account.values()), 1e-9)
+        print("\nwhere the time went, over all starts")
+        rows = [[f"  {k}", f"{v:,.1f} s", f"{v / whole:.1%}"] for k, v in account.items()]
+        print(_table(rows))
     for event in one.events:
         print("\n" + _event(event))
     return 0

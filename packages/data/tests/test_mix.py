@@ -195,17 +195,10 @@ def test_a_batch_is_that_of_the_sources(unit):
     expected = [n * 10 + i for n in numbers for i in range(unit)]
     assert batch["tokens"].tolist() == [[n] * 3 for n in expected]
     assert batch["keys"].tolist() == np.repeat(keys, unit).tolist()
-    assert batch["tokens"].dtype == np.int32
     assert batch["source"].tolist() == np.repeat([1, 0, 0, 0, 0], unit).tolist()
-    assert batch["source"].dtype == np.int32
-    assert list(mixture.sources) == ["a", "b"]
-    assert sorted((one.shard, one.document) for one in corrupt) == [
-        ("40", 0),
-        ("40", 3),
-        ("70", 0),
-        ("70", 0),
-        ("70", 6),
-    ]
+    assert batch["tokens"].dtype == batch["source"].dtype == np.int32
+    lost = [("40", 0), ("40", 3), ("70", 0), ("70", 0), ("70", 6)]
+    assert sorted((one.shard, one.document) for one in corrupt) == lost
     assert mixture.batch(rows)["keys"].tolist() == np.repeat([3, 0, 0, 6, 0], unit).tolist()
     assert mixture.batch(rows[:0])["tokens"].shape == (0, 3)
     np.testing.assert_array_equal(mixture[10]["tokens"], sources["b"][3]["tokens"])

@@ -195,7 +195,7 @@ def test_a_batch_is_that_of_the_sources(unit):
     expected = [n * 10 + i for n in numbers for i in range(unit)]
     assert batch["tokens"].tolist() == [[n] * 3 for n in expected]
     assert batch["keys"].tolist() == np.repeat(keys, unit).tolist()
-    assert batch["source"].tolist() == np.repeat([1, 0, 0, 0, 0], unit).tolist()
+    assert batch["source"].tolist() == np.repeat([1, 0, 1, 0, 0], unit).tolist()
     assert batch["tokens"].dtype == batch["source"].dtype == np.int32
     lost = [("40", 0), ("40", 3), ("70", 0), ("70", 0), ("70", 6)]
     assert sorted((one.shard, one.document) for one in corrupt) == lost

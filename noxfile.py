@@ -30,6 +30,9 @@ TORCH = (
     "torch==2.13.0"  # an oracle and a peer, never a dependency; pip finds CPU builds, uv does not
 )
 
+# Benchmarks whose peer does not install beside the others, or on this Python.
+APART = {"maxtext_step"}
+
 
 def members(*folders: str) -> list[workspace.Member]:
     """The named members; all without a name."""
@@ -186,6 +189,11 @@ def bench(session: nox.Session) -> None:
         install_torch(session)
     install(session, *workspace.needs(package, members()), groups=("test", "bench"))
     for script in sorted(package.path.glob("benchmarks/*.py")):
+        if script.stem in APART:
+            session.warn(
+                f"{script.name} needs an environment of its own: its first lines say which"
+            )
+            continue
         session.run(
             "python",
             str(script.relative_to(ROOT)),

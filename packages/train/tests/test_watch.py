@@ -56,11 +56,14 @@ def test_it_is_a_hook():
 
 
 @pytest.mark.parametrize("start, end", [(1, 9), (4, 9), (8, 9)])
-def test_a_trace_is_written_once_and_ends_with_the_run(tmp_path, start, end):
+def test_a_trace_is_written_once_and_ends_with_the_run(tmp_path, monkeypatch, start, end):
+    begun, begin = [], jax.profiler.start_trace
+    monkeypatch.setattr(jax.profiler, "start_trace", lambda path: begun.append(begin(path)))
     trace = Trace(tmp_path / "trace", start=start, steps=2)
     _fit(steps=end, hooks=[trace])
     files = [path for path in (tmp_path / "trace").rglob("*") if path.is_file()]
     assert any(path.name.endswith(".xplane.pb") for path in files)
+    assert len(begun) == 1
     with pytest.raises(RuntimeError, match=r"[Nn]o profile"):
         jax.profiler.stop_trace()
 

@@ -9,7 +9,7 @@ without its extras, and what it then asks for (aqtp, drjax, grain, jinja2, ml-co
 ml-goodput-measurement, omegaconf, pathwaysutils, pillow, pydantic, qwix, sympy, tensorboardX,
 tokamax, transformers), and
 
-    PYTHONPATH=scripts python packages/stack/benchmarks/maxtext/train_step.py
+    PYTHONPATH=scripts python packages/stack/benchmarks/maxtext_step.py
 """
 
 import dataclasses

@@ -78,18 +78,15 @@ def test_the_average_is_the_closed_form(trainer):
 
 def test_the_average_of_bfloat16_parameters_moves():
     model = nnx.Linear(3, 2, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
-    trainer = Trainer(optax.sgd(0.05), _loss, ema=0.999)
+    trainer = Trainer(optax.sgd(0.0), _loss, ema=0.75)
     state = trainer.init(model)
-    want = np.asarray(model.kernel[...], np.float64)
+    kernel = np.asarray(model.kernel[...], np.float64)
     assert state.ema["kernel"].dtype == np.float32
-    np.testing.assert_array_equal(state.ema["kernel"], want)
-    for batch in _batches():
-        before = np.asarray(state.ema["kernel"])
-        state, _ = trainer.step(state, batch)
-        want = 0.999 * want + 0.001 * np.asarray(state.params["kernel"], np.float64)
-        # In bfloat16 a thousandth of a step would be lost, and so would the digits behind it.
-        np.testing.assert_allclose(state.ema["kernel"], want, rtol=1e-6)
-        assert (before != np.asarray(state.ema["kernel"])).any()
+    np.testing.assert_array_equal(state.ema["kernel"], kernel)
+    # Nearer to the parameters than bfloat16 can tell, and still on the way to them.
+    state.ema["kernel"] = jnp.asarray(kernel * (1 + 1e-3), jnp.float32)
+    state, _ = trainer.step(state, _batches()[0])
+    np.testing.assert_allclose(state.ema["kernel"], kernel * (1 + 0.75e-3), rtol=1e-6)
     assert trainer.model(state, ema=True).kernel[...].dtype == jnp.bfloat16
 
 

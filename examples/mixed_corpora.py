@@ -126,7 +126,7 @@ for host in hosts:
 there = [next(host) for _ in range(2) for host in hosts]
 for name in here[0]:
     ours, theirs = (np.concatenate([batch[name] for batch in run]) for run in (here, there))
-    assert ours.shape == (24, 512)
+    assert ours.shape[0] == 24  # `source`, of each row, is [24]; the others are [24, 512]
     assert np.array_equal(ours, theirs), name
 print(hosts[0].stats().rows)
 assert hosts[0].stats().rows == run.stats().rows == rows.drawn(104)

@@ -7,7 +7,7 @@ import optax
 import pytest
 from flax import nnx
 
-from dovetail_train import BadStep, Trainer
+from dovetail_train import BadStep, Eval, Trainer
 
 
 class _Data:
@@ -174,6 +174,60 @@ def test_stop_saves_and_says_that_it_interrupted():
     assert list(store.steps) == [3]
     finished = _fit(_Data(), steps=3, store=store, stop=lambda step: True)
     assert (finished.step, finished.interrupted) == (3, False)  # it had ended already
+
+
+class _Asked:
+    """A `stop` that says no `times` times, then always yes."""
+
+    def __init__(self, times):
+        self.times, self.asked = times, 0
+
+    def __call__(self, step):
+        self.asked += 1
+        return self.asked > self.times
+
+
+def _evaluated(sink, hook, **options):
+    """Four steps; after two of them a count, an evaluation over three batches, and a count."""
+    held_out = [{"x": _Data.rows(i)} for i in range(20, 23)]
+    evaluation = Eval(held_out, every=2, metrics={"loss": _loss})
+    return _fit(_Data(), steps=4, sinks=[sink], hooks=[hook, evaluation, _Sum(2)], **options)
+
+
+def test_a_request_to_stop_is_heard_anywhere_and_nothing_is_lost_or_done_twice():
+    whole, never = _Lines(), _Asked(times=99)
+    want = _evaluated(whole, _Sum(2), stop=never)
+    # After each update, after each hook, and in the evaluation after each batch.
+    assert never.asked == 4 + 2 * (3 + 3)
+    wanted = {name: whole.of(name) for name in ("loss", "seen", "eval/loss")}
+    assert [step for step, _ in wanted["eval/loss"]] == [2, 4]
+    ends = []
+    for times in range(never.asked):
+        store, pieces = _Memory(), _Lines()
+        first = _evaluated(pieces, _Sum(2), store=store, stop=_Asked(times))
+        ends.append((first.step, first.interrupted))
+        assert list(store.steps) == [first.step]
+        hook = _Sum(2)
+        got = _evaluated(pieces, hook, store=store)
+        assert {name: pieces.of(name) for name in wanted} == wanted
+        assert (got.step, got.interrupted, hook.calls) == (4, False, 2)
+        np.testing.assert_array_equal(got.state.params["kernel"], want.state.params["kernel"])
+    # With its last hook called, the run that was to end has ended by itself.
+    assert ends == [(1, True)] + [(2, True)] * 7 + [(3, True)] + [(4, True)] * 6 + [(4, False)]
+
+
+def test_an_evaluation_that_is_given_up_computes_no_more_batches():
+    placed = []
+
+    class Batches:
+        def __iter__(self):
+            for i in range(5):
+                placed.append(i)
+                yield {"x": _Data.rows(i)}
+
+    evaluation = Eval(Batches(), every=1, metrics={"loss": _loss})
+    result = _fit(_Data(), steps=1, hooks=[evaluation], stop=_Asked(times=3))
+    assert (placed, result.step, result.interrupted) == ([0, 1, 2], 1, True)
 
 
 def test_an_exception_of_a_hook_leaves_the_saves_that_were_made():

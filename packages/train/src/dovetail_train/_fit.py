@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail_train.clock import Clock, Throughput
 from dovetail_train.guard import BadStep
-from dovetail_train.hooks import Closable, Hook
+from dovetail_train.hooks import Closable, Divided, Hook, result_of
 from dovetail_train.metrics import Metrics, first_non_finite, is_finite
 from dovetail_train.prefetch import Prefetch, Stateful
 from dovetail_train.sinks import Sink
@@ -33,9 +33,10 @@ _LATE = 2
 class Result:
     """What `fit` leaves.
 
-    step: updates made in all. interrupted: whether `stop` ended the run before `steps`. scalars:
-    those of the last step that ran, empty if none had to. seconds: wall time by activity, those of
-    the runs that this one continued included (see `Clock`).
+    step: updates made in all. interrupted: whether `stop` ended the run before `steps`, or before
+    the hooks of its last step. scalars: those of the last step that ran, empty if none had to.
+    seconds: wall time by activity, those of the runs that this one continued included (see
+    `Clock`).
     """
 
     state: State
@@ -46,15 +47,19 @@ class Result:
 
 
 class _Progress:
-    """What is saved beside the arrays and the data: the clock and the hooks that have a state."""
+    """What is saved beside the arrays and the data: the clock and the hooks that have a state.
+
+    owed: how many hooks, the last of those due at the step, were not called since `stop` ended
+    the run.
+    """
 
     def __init__(self, clock: Clock, hooks: Sequence[Hook]) -> None:
-        self._clock = clock
+        self._clock, self.owed = clock, 0
         self._hooks = [hook for hook in hooks if isinstance(hook, Stateful)]
 
     def get_state(self) -> dict[str, Any]:
         hooks = [[type(hook).__name__, hook.get_state()] for hook in self._hooks]
-        return {"clock": self._clock.get_state(), "hooks": hooks}
+        return {"clock": self._clock.get_state(), "hooks": hooks, "owed": self.owed}
 
     def set_state(self, state: dict[str, Any]) -> None:
         saved = [name for name, _ in state["hooks"]]
@@ -65,6 +70,7 @@ class _Progress:
                 f"where {saved} were saved; pass those hooks, in that order"
             )
         self._clock.set_state(state["clock"])
+        self.owed = state["owed"]
         for hook, (_, value) in zip(self._hooks, state["hooks"], strict=True):
             hook.set_state(value)
 
@@ -131,11 +137,12 @@ class Run:
     def run(self) -> Result:
         step, interrupted = self._start, False
         try:
+            if owed := self._progress.owed:
+                interrupted = self._finish(step, self._due(step)[-owed:])
             while step < self._steps and not interrupted:
                 self._advance(step)
                 step += 1
-                self._call_hooks(step)
-                interrupted = self._stop is not None and self._stop(step) and step < self._steps
+                interrupted = self._finish(step, self._due(step))
                 if self._save_every and step % self._save_every == 0:
                     self._save(step)
             self._drain()
@@ -205,17 +212,36 @@ class Run:
         if not self._pending or self._pending[-1].is_ready():
             self._clock.charge("data")
 
-    def _call_hooks(self, step: int) -> None:
-        due = [hook for hook in self._hooks if step % hook.every == 0]
-        if not due:
-            return
-        self._drain()
-        self._clock.enter("hooks")
-        for hook in due:
-            self._write(step, hook(self._trainer, self._state, step))
-        self._account(step)
-        self._clock.enter("step")
-        self._throughput.resume()
+    def _due(self, step: int) -> list[Hook]:
+        return [hook for hook in self._hooks if step % hook.every == 0]
+
+    def _finish(self, step: int, due: Sequence[Hook]) -> bool:
+        """Calls the hooks after an update until `stop` says to end; whether it did."""
+        self._progress.owed = len(due)
+        stopped = self._is_stopped(step)
+        if due and not stopped:
+            self._drain()
+            self._clock.enter("hooks")
+            while self._progress.owed and not stopped:
+                scalars = self._call(due[-self._progress.owed], step)
+                if scalars is not None:
+                    self._progress.owed -= 1
+                    self._write(step, scalars)
+                stopped = scalars is None or self._is_stopped(step)
+            self._account(step)
+            self._clock.enter("step")
+            self._throughput.resume()
+        return stopped and (step < self._steps or self._progress.owed > 0)
+
+    def _call(self, hook: Hook, step: int) -> Mapping[str, float] | None:
+        """What the hook returns; None if `stop` said to end between its parts."""
+        if not isinstance(hook, Divided):
+            return hook(self._trainer, self._state, step)
+        parts = hook.parts(self._trainer, self._state, step)
+        return result_of(parts, stopped=lambda: self._is_stopped(step))
+
+    def _is_stopped(self, step: int) -> bool:
+        return self._stop is not None and self._stop(step)
 
     def _account(self, step: int) -> None:
         """Tells the sinks where the time went so far."""

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the training loop calls every so many steps."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from dovetail_train.state import State
@@ -25,6 +25,19 @@ class Hook(Protocol):
 
 
 @runtime_checkable
+class Divided(Protocol):
+    """A hook that takes long: `fit` calls `parts` instead, and asks its `stop` at every yield.
+
+    `parts` returns what the hook would. Where it is given up, the run is saved as it was before
+    the hook, and the run that goes on from there calls the hook first of all.
+    """
+
+    def parts(
+        self, trainer: "Trainer", state: State, step: int
+    ) -> Generator[None, None, Mapping[str, float]]: ...
+
+
+@runtime_checkable
 class Closable(Protocol):
     """A hook or a sink that holds something open: `fit` closes it, however a run ends.
 
@@ -32,3 +45,17 @@ class Closable(Protocol):
     """
 
     def close(self) -> None: ...
+
+
+def result_of(
+    parts: Generator[None, None, Mapping[str, float]], *, stopped: Callable[[], bool]
+) -> Mapping[str, float] | None:
+    """What `parts` returns; None, and it is closed, if `stopped` says so at a yield."""
+    while True:
+        try:
+            next(parts)
+        except StopIteration as end:
+            return end.value
+        if stopped():
+            parts.close()
+            return None

@@ -3,7 +3,8 @@
 """Held-out means in the loop, and bits per byte, which compares models of different tokenizers."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -12,6 +13,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Int
 
+from dovetail_train.hooks import result_of
 from dovetail_train.loss import CrossEntropy, lm_loss, token_sums
 from dovetail_train.mesh import ambient
 from dovetail_train.state import State
@@ -19,6 +21,8 @@ from dovetail_train.step import Batch, Loss, Term, terms_of
 
 if TYPE_CHECKING:
     from dovetail_train.trainer import Trainer
+
+AHEAD = 2  # batches on their way to the devices while the results of earlier ones are read
 
 
 class BitsPerByte:
@@ -63,7 +67,8 @@ class Eval:
     batches: an iterable that gives the same batches each time it is iterated. Rows are divided as
     in training, without microbatches. metrics: losses by name; a loss of several terms gives
     "eval/NAME/TERM". The model is in evaluation mode (`nnx.Module.eval`) and in the trainer's
-    precision. A mean is Σ sum / Σ count over all batches, summed in float64 on the host.
+    precision. A mean is Σ sum / Σ count over all batches, summed in float64 on the host. A `stop`
+    given to `fit` is asked between batches, of which no more than AHEAD wait to be computed.
     """
 
     def __init__(
@@ -89,19 +94,30 @@ class Eval:
         self._compiled: tuple[Any, Callable[..., Any]] | None = None
 
     def __call__(self, trainer: "Trainer", state: State, step: int) -> dict[str, float]:
+        found = result_of(self.parts(trainer, state, step), stopped=lambda: False)
+        return dict(found or {})
+
+    def parts(
+        self, trainer: "Trainer", state: State, step: int
+    ) -> Generator[None, None, dict[str, float]]:
+        """The evaluation, with a yield after each batch."""
         key = jax.random.fold_in(jax.random.key(trainer.seed), step)
         compute = self._compute_for(trainer)
-        with ambient(trainer.mesh):
-            parts = [compute(state, trainer.place(batch), key) for batch in self._batches]
-        if not parts:
+        sums: dict[str, np.ndarray] = {}
+        waiting: deque[dict[str, Term]] = deque()
+        for batch in self._batches:
+            with ambient(trainer.mesh):
+                waiting.append(compute(state, trainer.place(batch), key))
+            if len(waiting) > AHEAD:
+                _add(sums, waiting.popleft())
+            yield
+        for terms in waiting:
+            _add(sums, terms)
+        if not sums:
             raise ValueError(
                 f"batches must give at least one batch, got none at step {step}; "
                 f"pass held-out data or leave Eval out"
             )
-        sums: dict[str, np.ndarray] = {}
-        for part in jax.device_get(parts):
-            for name, term in part.items():
-                sums[name] = sums.get(name, np.zeros(2)) + np.asarray(term, np.float64)
         group = "eval_ema" if self._ema else "eval"
         return {f"{group}/{name}": _ratio(name, term, step) for name, term in sums.items()}
 
@@ -120,6 +136,11 @@ class Eval:
             for term_name, term in terms_of(value).items():
                 found[f"{name}/{term_name}" if nested else name] = term
         return found
+
+
+def _add(sums: dict[str, np.ndarray], terms: dict[str, Term]) -> None:
+    for name, term in jax.device_get(terms).items():
+        sums[name] = sums.get(name, np.zeros(2)) + np.asarray(term, np.float64)
 
 
 def _ratio(name: str, term: np.ndarray, step: int) -> float:

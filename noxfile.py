@@ -31,7 +31,7 @@ TORCH = (
 )
 
 # Benchmarks whose peer does not install beside the others, or on this Python.
-APART = {"maxtext_step"}
+APART = {"maxtext_first_step", "maxtext_step"}
 
 
 def members(*folders: str) -> list[workspace.Member]:

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a run costs around its steps: `Trainer.fit` on packed text read from disk, with guard and log,
+"""What a run costs around its steps: `Trainer.fit` on packed text from disk, with guard and log,
 against the same step on one batch that lies on the device, without its guard and with it.
 
 A Llama of 5 M parameters, 8 rows of 256 tokens. The steps between two calls of a hook are timed,

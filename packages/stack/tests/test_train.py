@@ -95,6 +95,9 @@ def test_options_become_settings_with_paths_from_the_root(capsys, tmp_path, monk
     monkeypatch.chdir(tmp_path)
     line = ["pretrain", "--out", "r", "--text", "texts", "--skip", "a", "b", "--steps", "4"]
     assert cli.main(["train", *line]) == 1  # it is not UTF-8
+    assert "chosen by --pattern '**/*' without --skip ('a', 'b'); for others, start" in (
+        capsys.readouterr().err
+    )
     made = settings.load(tmp_path / "r")
     assert made == settings.create(
         Pretrain, {"text": str(tmp_path / "texts"), "skip": ("a", "b"), "steps": 4}

@@ -107,7 +107,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, ImportError, OSError, RuntimeError) as error:
         if debug:
             raise
-        print(f"dovetail: error: {error}", file=sys.stderr)
+        notes = getattr(error, "__notes__", ())
+        print("\n".join((f"dovetail: error: {error}", *notes)), file=sys.stderr)
         line = f"dovetail: --debug shows where, as in: {args.parser.prog} --debug"
         print(line, file=sys.stderr)
         return getattr(args, "error_code", 1)

@@ -188,7 +188,14 @@ def _prepared(run: Settings, write: Any, out: Path, **options: Any) -> "Prepared
     print(f"{counts}, from {run.files.text}", flush=True)
     with Writing() as writing:
         workers = os.cpu_count() or 1
-        return write(train, held_out, out, workers=workers, progress=writing, **options)
+        try:
+            return write(train, held_out, out, workers=workers, progress=writing, **options)
+        except ValueError as error:
+            error.add_note(
+                f"The files were chosen by --pattern {run.files.pattern!r} without --skip "
+                f"{run.files.skip}; for others, start a run with another --out."
+            )
+            raise
 
 
 def _plan(run: Settings, recipe: "Recipe", rows: "Rows") -> int:

@@ -177,14 +177,14 @@ def test_stop_saves_and_says_that_it_interrupted():
 
 
 class _Asked:
-    """A `stop` that says no `times` times, then always yes."""
+    """A `stop` that says no `times` times, then yes, once."""
 
     def __init__(self, times):
         self.times, self.asked = times, 0
 
     def __call__(self, step):
         self.asked += 1
-        return self.asked > self.times
+        return self.asked == self.times + 1
 
 
 def _evaluated(sink, hook, **options):
@@ -253,9 +253,10 @@ def _slow_loss(model, batch, *, key):
 
 
 @pytest.mark.parametrize("save_every", [1, 5])
-def test_a_loss_that_is_not_finite_ends_the_run_before_its_state_is_saved(save_every):
+def test_a_loss_that_is_not_finite_ends_the_run_before_its_state_is_used(save_every):
     store, trainer = _Memory(), Trainer(optax.adam(1e-2), _slow_loss, guard=None)
-    options = {"steps": 9, "store": store, "save_every": save_every}
+    hook = _Sum(every=save_every)
+    options = {"steps": 9, "store": store, "save_every": save_every, "hooks": [hook]}
     with pytest.raises(
         BadStep, match=r"must be finite, got loss=nan.*at step 4, first in batch.x.*look at that"
     ) as error:
@@ -263,6 +264,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_its_state_is_saved(save_e
     assert error.value.step == 4
     np.testing.assert_array_equal(error.value.batch["x"], _Data.rows(4, bad=4))
     assert max(store.steps, default=0) <= 4
+    assert hook.calls == 4 // save_every
     for items in store.steps.values():
         assert np.isfinite(items["params"]["kernel"]).all()
 

@@ -219,7 +219,7 @@ class Run:
         """Calls the hooks after an update until `stop` says to end; whether it did."""
         self._progress.owed = len(due)
         stopped = self._is_stopped(step)
-        if due and not stopped:
+        if due:
             self._drain()
             self._clock.enter("hooks")
             while self._progress.owed and not stopped:

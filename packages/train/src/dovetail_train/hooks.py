@@ -50,12 +50,11 @@ class Closable(Protocol):
 def result_of(
     parts: Generator[None, None, Mapping[str, float]], *, stopped: Callable[[], bool]
 ) -> Mapping[str, float] | None:
-    """What `parts` returns; None, and it is closed, if `stopped` says so at a yield."""
+    """What `parts` returns; None if `stopped` says so at a yield."""
     while True:
         try:
             next(parts)
         except StopIteration as end:
             return end.value
         if stopped():
-            parts.close()
             return None

@@ -187,11 +187,12 @@ class _Asked:
         return self.asked == self.times + 1
 
 
-def _evaluated(sink, hook, **options):
-    """Four steps; after two of them a count, an evaluation over three batches, and a count."""
+def _evaluated(sink, hook, *, steps=4, **options):
+    """After every second step a count, an evaluation over three batches, and a count."""
     held_out = [{"x": _Data.rows(i)} for i in range(20, 23)]
     evaluation = Eval(held_out, every=2, metrics={"loss": _loss})
-    return _fit(_Data(), steps=4, sinks=[sink], hooks=[hook, evaluation, _Sum(2)], **options)
+    hooks = [hook, evaluation, _Sum(2)]
+    return _fit(_Data(), steps=steps, sinks=[sink], hooks=hooks, **options)
 
 
 def test_a_request_to_stop_is_heard_anywhere_and_nothing_is_lost_or_done_twice():
@@ -214,6 +215,23 @@ def test_a_request_to_stop_is_heard_anywhere_and_nothing_is_lost_or_done_twice()
         np.testing.assert_array_equal(got.state.params["kernel"], want.state.params["kernel"])
     # With its last hook called, the run that was to end has ended by itself.
     assert ends == [(1, True)] + [(2, True)] * 7 + [(3, True)] + [(4, True)] * 6 + [(4, False)]
+
+
+@pytest.mark.parametrize(
+    "steps, again", [(4, lambda values: []), (2, lambda values: values)], ids=["went on", "ended"]
+)
+def test_hooks_that_a_run_owes_are_called_until_a_later_step_is_saved(steps, again):
+    store, whole = _Memory(), _Lines()
+    _evaluated(whole, _Sum(2), steps=steps)
+    # In the evaluation after step 2; then again, with one of its batches computed.
+    assert _evaluated(_Lines(), _Sum(2), steps=steps, store=store, stop=_Asked(3)).interrupted
+    assert store.steps[2]["hooks"]["owed"] == 2
+    assert _evaluated(_Lines(), _Sum(2), steps=steps, store=store, stop=_Asked(1)).interrupted
+    for wanted in (whole.of("eval/loss"), again(whole.of("eval/loss"))):
+        hook, pieces = _Sum(2), _Lines()
+        got = _evaluated(pieces, hook, steps=steps, store=store)
+        assert (got.step, got.interrupted, hook.calls) == (steps, False, steps // 2)
+        assert pieces.of("eval/loss") == wanted
 
 
 def test_an_evaluation_that_is_given_up_computes_no_more_batches():

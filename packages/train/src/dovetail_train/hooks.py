@@ -29,7 +29,8 @@ class Divided(Protocol):
     """A hook that takes long: `fit` calls `parts` instead, and asks its `stop` at every yield.
 
     `parts` returns what the hook would. Where it is given up, the run is saved as it was before
-    the hook, and the run that goes on from there calls the hook first of all.
+    the hook, and the run that goes on from there calls the hook first of all. A step is saved
+    once: stopped again before the next, or started again at its end, a run calls it once more.
     """
 
     def parts(

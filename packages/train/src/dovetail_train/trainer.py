@@ -167,8 +167,9 @@ class Trainer:
         Continues from what `store` holds, bit for bit. Saves every `save_every` updates, at the
         end, and when `stop` says so, which is asked after every update with their number, and
         again after each hook and between the batches of an `Eval`; hooks that it kept from their
-        end are called when the run is continued. The scalars of step n describe the state after
-        n updates: the loss of step 0 is that of the fresh model.
+        end are called when the run is continued, at every start until a later step is saved. The
+        scalars of step n describe the state after n updates: the loss of step 0 is that of the
+        fresh model.
 
         Raises BadStep naming the step when the loss or the gradient is not finite at the first
         step, without a guard at any, or when the guard has skipped too many in a row; nothing that

@@ -1,13 +1,22 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""One suite per process: what a suite is strict about is global to its process."""
+"""Common to every suite: one suite per process, the compilation cache, a record of its cost."""
 
+import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import compilation_cache
+import suite_plugins
+
 ROOT = Path(__file__).resolve().parent
+
+# Here, before a suite's conftest imports JAX: it reads these variables once.
+_VARIABLES, _REASON = compilation_cache.choose(os.environ)
+os.environ.update(_VARIABLES)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -16,6 +25,9 @@ def pytest_configure(config: pytest.Config) -> None:
         # As a shell starts its background jobs; tests of interrupts need Python's own.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     refuse_to_mix_suites(config)
+    folder = _VARIABLES.get("JAX_COMPILATION_CACHE_DIR")
+    config.pluginmanager.register(suite_plugins.CacheHealth(folder, _REASON))
+    config.pluginmanager.register(suite_plugins.CostRecord(ROOT))
 
 
 def refuse_to_mix_suites(config: pytest.Config) -> None:
@@ -29,3 +41,18 @@ def refuse_to_mix_suites(config: pytest.Config) -> None:
             f"one pytest process must run one suite, got {' '.join(map(str, paths))}; name one, as "
             "in 'pytest packages/data', or run them all with scripts/test"
         )
+
+
+@pytest.fixture
+def uncached() -> Iterator[None]:
+    """Compile everything anew: for a test whose subject is a compilation or its cost."""
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache as of_jax
+
+    before = jax.config.jax_enable_compilation_cache
+    jax.config.update("jax_enable_compilation_cache", False)
+    of_jax.reset_cache()  # JAX decides once, at its first compilation, whether it has a cache
+    jax.clear_caches()
+    yield
+    jax.config.update("jax_enable_compilation_cache", before)
+    of_jax.reset_cache()

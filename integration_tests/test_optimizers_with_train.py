@@ -3,7 +3,6 @@
 """The trainer takes every optimizer of dovetail-optim, on one device and on eight alike."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ import optax
 import pytest
 from flax import nnx
 
+import forced_devices
 from dovetail_optim import split_master
 from dovetail_optim.master import join
 from dovetail_train import Precision, Trainer
@@ -23,10 +23,9 @@ from dovetail_train import Precision, Trainer
 @pytest.fixture(scope="module")
 def found():
     program = Path(__file__).parent / "programs" / "optimizers_sharded.py"
-    flags = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
     done = subprocess.run(
         [sys.executable, str(program)],
-        env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+        env=forced_devices.environment(8),
         capture_output=True,
         text=True,
         check=False,

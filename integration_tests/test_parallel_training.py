@@ -6,13 +6,14 @@ the mesh. Rows are packed and partly masked, steps accumulated, layers scanned a
 z-loss, the experts' balance, a clipped norm, a guard and averages."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+import forced_devices
 
 PROGRAM = Path(__file__).parent / "programs" / "parallel.py"
 # Split kernels of layer 0, as the rules place them.
@@ -44,11 +45,9 @@ MIXTRAL_SLOW = {
 
 
 def _run(kind, meshes):
-    # Unoptimised code: eight devices compile for long and compute next to nothing.
-    flags = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
     done = subprocess.run(
         [sys.executable, str(PROGRAM), kind, "one", *meshes],
-        env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+        env=forced_devices.environment(8),
         capture_output=True,
         text=True,
         check=False,

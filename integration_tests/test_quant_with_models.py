@@ -4,7 +4,6 @@
 
 import dataclasses
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from flax import nnx
 
 import dovetail_models as models
+import forced_devices
 from dovetail_models import Experts, Groups, LatentAttention, Rope
 from dovetail_models.families import FAMILIES
 from dovetail_models.shard import WEIGHTS
@@ -249,8 +249,7 @@ def test_what_needs_arrays_refuses_codes(tmp_path):
 def test_a_mesh_of_eight_devices():
     """The same logits as on one, and codes that lie as their kernels did."""
     program = Path(__file__).parent / "programs" / "quant_sharded.py"
-    flags = "--xla_force_host_platform_device_count=8"
-    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    environment = forced_devices.environment(8)
     done = subprocess.run(
         [sys.executable, str(program)], env=environment, capture_output=True, text=True
     )

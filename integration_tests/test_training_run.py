@@ -19,6 +19,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import forced_devices
+
 TEXT = Path(sysconfig.get_paths()["stdlib"]) / "json"
 STEPS = 40
 TINY = (
@@ -185,7 +187,7 @@ def test_a_disk_that_fills_during_a_save_loses_no_earlier_step(unbroken, tmp_pat
 
 
 def test_eight_devices_give_the_losses_of_one(unbroken, tmp_path):
-    env = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    env = forced_devices.environment(8)
     for mesh in (["--data", "8"], ["--fsdp", "8"], ["--data", "2", "--fsdp", "4"]):
         out = tmp_path / "-".join(mesh)
         code, output = _train(out, *mesh, env=env)
@@ -206,7 +208,7 @@ def test_a_run_goes_on_with_other_devices(unbroken, tmp_path):
     _wait_for(process, out, STEPS // 2)
     process.send_signal(signal.SIGTERM)
     process.communicate()
-    env = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    env = forced_devices.environment(4)
     code, output = _train(out, "--fsdp", "4", env=env)
     assert code == 0, output
     expected = _losses(unbroken)

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Strictness for the tests of this package alone, and the state that they save."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,10 +13,13 @@ import numpy as np
 import optax
 import pytest
 
+import forced_devices
+
 with jaxtyping.install_import_hook("dovetail_checkpoint", "beartype.beartype"):
     import dovetail_checkpoint  # noqa: F401
 
 jax.config.update("jax_num_cpu_devices", 2)  # for what goes another way over several devices
+jax.config.update("jax_enable_compilation_cache", False)  # see scripts/forced_devices.py
 
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -103,10 +105,9 @@ def run_program():
 
 
 def _run_program(name: str, *args: object, devices: int = 1) -> str:
-    flags = f"--xla_force_host_platform_device_count={devices}"
     done = subprocess.run(
         [sys.executable, str(PROGRAMS / name), *map(str, args)],
-        env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+        env=forced_devices.environment(devices),
         capture_output=True,
         text=True,
         timeout=120,

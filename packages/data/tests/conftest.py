@@ -12,7 +12,9 @@ import jaxtyping
 import numpy as np
 import pytest
 
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=2"  # before jax is imported
+import forced_devices
+
+os.environ.update(forced_devices.environment(2))  # before jax is imported
 jaxtyping.install_import_hook("dovetail_data", "beartype.beartype")
 
 import jax  # noqa: E402

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import _thread
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import jax
 import numpy as np
 import pytest
 
+import forced_devices
 from dovetail_data import batches, pack, to_device
 
 
@@ -176,8 +176,7 @@ def on_hosts(directory, count, *, devices, steps, state=""):
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    flags = f"--xla_force_host_platform_device_count={devices}"
-    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    environment = forced_devices.environment(devices)
     common = [str(count), str(port), state, str(steps)]
     processes = [
         subprocess.Popen(

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """One program on eight devices, and what needs none."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,16 +10,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import forced_devices
 from dovetail_kernels.mesh import per_shard
 
 PROGRAM = Path(__file__).parent / "programs" / "per_shard.py"
 
 
 def test_each_shard_of_an_explicit_mesh():
-    devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
         [sys.executable, str(PROGRAM)],
-        env={**os.environ, **devices},
+        env=forced_devices.environment(8),
         capture_output=True,
         text=True,
         check=False,

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is kept, against a sort in float64; what is drawn, against the probabilities."""
 
-import os
 import re
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import forced_devices
 from dovetail_kernels.sample import _reached, sample, warp_logits
 
 PROGRAM = Path(__file__).parent / "programs" / "sample_sharded.py"
@@ -305,10 +305,9 @@ def test_under_x64():
 
 
 def test_eight_devices():
-    devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
         [sys.executable, str(PROGRAM)],
-        env={**os.environ, **devices},
+        env=forced_devices.environment(8),
         capture_output=True,
         text=True,
         check=False,

@@ -16,12 +16,13 @@ The sizes below are unequal, so that a shape tells what it is of.
 import collections
 import json
 import math
-import os
 import re
 import subprocess
 import sys
 
 import pytest
+
+import forced_devices
 
 ROWS, TOKENS, EMBED, VOCAB, MLP, HEADS, WIDTH, DEPTH = 16, 5, 56, 72, 88, 8, 6, 2
 SIZES = {
@@ -70,7 +71,7 @@ FOUND = re.compile(
 
 def collectives(*cases):
     """For each case (axes, scan, whole), a counter of (kind, shape) over the compiled program."""
-    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    environment = forced_devices.environment(8)
     argument = json.dumps([SIZES, ROWS, TOKENS, cases])
     command = [sys.executable, "-W", "error", "-c", PROGRAM, argument]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -1,7 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
 import dataclasses
-import os
 import subprocess
 import sys
 
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+import forced_devices
 from dovetail_models import Remat, attention, bert, init, siglip_text
 
 SIZES = {"vocab_size": 31, "embed": 12, "depth": 3, "heads": 3, "mlp": 20, "max_length": 17}
@@ -270,7 +270,7 @@ print("equal")
     ["vit", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bert", "siglip"))],
 )
 def test_eight_devices_compute_what_one_does(tmp_path, family):
-    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    environment = forced_devices.environment(8)
     command = [sys.executable, "-W", "error", "-c", EIGHT_DEVICES, str(tmp_path), family]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.stdout == "equal\n", done.stderr

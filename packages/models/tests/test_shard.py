@@ -3,7 +3,6 @@
 import itertools
 import json
 import math
-import os
 import subprocess
 import sys
 
@@ -12,6 +11,7 @@ import pytest
 from flax import nnx
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
+import forced_devices
 from dovetail_models import RULES, abstract, llama, qwen3, shardings
 
 CONFIG = qwen3(vocab_size=32, embed=24, depth=2, heads=4, kv_heads=2, head_dim=6, mlp=20)
@@ -150,7 +150,7 @@ SPLITS = [s for s in itertools.product([1, 2, 4, 8], repeat=3) if math.prod(s) =
     ids=["all axes", "every mesh"],
 )
 def test_eight_devices_compute_what_one_does(tmp_path, meshes):
-    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    environment = forced_devices.environment(8)
     command = [sys.executable, "-W", "error", "-c", EIGHT_DEVICES, str(tmp_path)]
     command.append(json.dumps(meshes))
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

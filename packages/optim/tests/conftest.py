@@ -10,7 +10,6 @@ import jaxtyping
 # Before the first import of the package, so that every annotation of it is checked.
 jaxtyping.install_import_hook("dovetail_optim", "beartype.beartype")
 
-import os  # noqa: E402
 import subprocess  # noqa: E402
 import sys  # noqa: E402
 from collections.abc import Callable, Iterator  # noqa: E402
@@ -18,6 +17,8 @@ from pathlib import Path  # noqa: E402
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
+
+import forced_devices  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -32,11 +33,9 @@ def on_eight_devices() -> Callable[..., None]:
 
     def run(program: str, *arguments: str) -> None:
         path = Path(__file__).parent / "programs" / program
-        # Programs are small: optimizing them takes longer than running them as they are.
-        flags = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
         done = subprocess.run(
             [sys.executable, "-W", "error", str(path), *arguments],
-            env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+            env=forced_devices.environment(8),
             capture_output=True,
             text=True,
             check=False,

@@ -3,7 +3,6 @@
 """Quantized modules on eight devices, in a process of their own."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import forced_devices
 from dovetail_quant.kernel import Axes
 from dovetail_quant.placing import place_of
 
@@ -21,8 +21,7 @@ MESH = AbstractMesh((2, 4), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
 
 
 def run(*cases):
-    flags = "--xla_force_host_platform_device_count=8"
-    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    environment = forced_devices.environment(8)
     done = subprocess.run(
         [sys.executable, str(PROGRAM), *cases], env=environment, capture_output=True, text=True
     )

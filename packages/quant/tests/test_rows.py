@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import forced_devices
 from dovetail_quant.matmul.choose import PRODUCTS
 from dovetail_quant.matmul.rows import check_rows, wide
 from dovetail_quant.spec import Spec
@@ -33,9 +34,7 @@ def test_eight_devices_give_what_one_gives(name: str) -> None:
     done = subprocess.run(
         [sys.executable, str(QUANT / "tests/programs/products_sharded.py"), name],
         env={
-            **os.environ,
-            "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
+            **forced_devices.environment(8),
             "PYTHONPATH": os.pathsep.join([str(QUANT / "src"), os.environ.get("PYTHONPATH", "")]),
         },
         capture_output=True,

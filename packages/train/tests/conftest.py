@@ -3,7 +3,6 @@
 """Shapes and types are checked at run time here, and here alone."""
 
 import json
-import os
 import subprocess
 import sys
 import warnings
@@ -14,6 +13,8 @@ import jaxtyping
 import pytest
 from beartype.roar import BeartypeDecorHintPep585DeprecationWarning
 from jaxtyping import install_import_hook
+
+import forced_devices
 
 with warnings.catch_warnings(), install_import_hook("dovetail_train", "beartype.beartype"):
     # nnx.State is declared with typing.Hashable.
@@ -42,11 +43,9 @@ def on_eight_devices():
 
     def run(name, *arguments):
         program = Path(__file__).parent / "programs" / name
-        # Unoptimised code: eight devices compile for long and compute next to nothing.
-        flags = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
         done = subprocess.run(
             [sys.executable, str(program), *arguments],
-            env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+            env=forced_devices.environment(8),
             capture_output=True,
             text=True,
             check=False,

@@ -3,7 +3,6 @@
 """Real processes over jax.distributed, two devices each."""
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -11,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+import forced_devices
 
 PROGRAM = Path(__file__).parent / "programs" / "processes.py"
 
@@ -23,12 +24,11 @@ def _free_port():
 
 def _train(count, *directory):
     """What process 0 writes."""
-    flags = f"--xla_force_host_platform_device_count={2 if count > 1 else 1}"
     port = str(_free_port())
     running = [
         subprocess.Popen(
             [sys.executable, str(PROGRAM), str(me), str(count), port, *map(str, directory)],
-            env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+            env=forced_devices.environment(2 if count > 1 else 1),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

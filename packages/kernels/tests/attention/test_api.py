@@ -3,7 +3,6 @@
 """Every implementation of ours against the suite, choices among them, and meshes."""
 
 import functools
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import forced_devices
 from dovetail_kernels.attention.api import attention, plan_attention
 from dovetail_kernels.testing.attention import cases, check, features
 
@@ -179,12 +179,9 @@ def test_an_implementation_that_cannot_is_refused_with_the_reason():
 
 @pytest.mark.parametrize("mesh", ["auto", "explicit"])
 def test_on_eight_devices(mesh):
-    # What is compiled runs once: half the time of the test is saved without optimization.
-    flags = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
-    devices = {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
         [sys.executable, str(PROGRAM), mesh],
-        env={**os.environ, **devices},
+        env=forced_devices.environment(8),
         capture_output=True,
         text=True,
         check=False,

@@ -1,7 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
 import functools
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ import jaxtyping
 import numpy as np
 import pytest
 
+import forced_devices
 from dovetail_kernels.dispatch import Device
 from dovetail_kernels.grouped import api
 from dovetail_kernels.grouped.api import grouped_matmul, plan_grouped_matmul
@@ -48,11 +48,10 @@ def test_the_peer_is_refused_or_right():
 
 
 def test_on_eight_devices():
-    devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
     strict = {"JAX_NUMPY_DTYPE_PROMOTION": "strict", "JAX_NUMPY_RANK_PROMOTION": "raise"}
     done = subprocess.run(
         [sys.executable, str(PROGRAM)],
-        env={**os.environ, **devices, **strict},
+        env={**forced_devices.environment(8), **strict},
         capture_output=True,
         text=True,
         check=False,

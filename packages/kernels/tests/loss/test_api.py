@@ -3,7 +3,6 @@
 """The losses as they are used: large vocabularies, transformations, meshes."""
 
 import functools
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import forced_devices
 from dovetail_kernels.loss.api import linear_cross_entropy, linear_logprobs
 
 PROGRAM = Path(__file__).parents[1] / "programs" / "loss_sharded.py"
@@ -156,10 +156,9 @@ def test_results_are_a_pytree():
 
 
 def test_eight_devices():
-    devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
         [sys.executable, str(PROGRAM)],
-        env={**os.environ, **devices},
+        env=forced_devices.environment(8),
         capture_output=True,
         text=True,
         check=False,

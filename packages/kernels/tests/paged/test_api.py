@@ -3,7 +3,6 @@
 """Paged attention as it is called: every case, every refusal, under JAX's transformations."""
 
 import functools
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ import jaxtyping
 import numpy as np
 import pytest
 
+import forced_devices
 from dovetail_kernels.paged.api import paged_attention, plan_paged_attention
 from dovetail_kernels.testing.paged import cases, check, expected, inputs
 
@@ -40,10 +40,9 @@ def test_conformance(impl, case):
 
 
 def test_heads_over_eight_devices():
-    devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
         [sys.executable, str(PROGRAM)],
-        env={**os.environ, **devices},
+        env=forced_devices.environment(8),
         capture_output=True,
         text=True,
         check=False,

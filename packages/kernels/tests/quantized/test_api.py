@@ -3,7 +3,6 @@
 """The call: which implementation, its checks, what is differentiated, sharded and batched."""
 
 import functools
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ import jaxtyping
 import numpy as np
 import pytest
 
+import forced_devices
 from dovetail_kernels.dispatch import Device
 from dovetail_kernels.quantized import api
 from dovetail_kernels.quantized.api import plan_quantized_matmul, quantized_matmul
@@ -259,10 +259,9 @@ def test_work_is_what_xla_counts(impl: str, rows: int, bits: int, activations: s
 
 
 def test_sharded_as_alone() -> None:
-    devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
         [sys.executable, str(PROGRAM), "blocks", "split"],
-        env={**os.environ, **devices},
+        env=forced_devices.environment(4),
         capture_output=True,
         text=True,
         check=False,

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import forced_devices
 from dovetail_kernels.quantized import native
 from dovetail_kernels.quantized.api import plan_quantized_matmul, quantized_matmul
 from dovetail_kernels.quantized.layout import Packed
@@ -117,11 +118,10 @@ def test_stacked_weights_under_vmap() -> None:
 
 
 def test_shards_run_it(wheel: Path | None) -> None:
-    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
     path = os.pathsep.join([p for p in (str(wheel or ""), os.environ.get("PYTHONPATH")) if p])
     done = subprocess.run(
         [sys.executable, str(KERNELS / "tests/programs/quantized_sharded.py"), "native"],
-        env={**os.environ, **flags, "PYTHONPATH": path},
+        env={**forced_devices.environment(4), "PYTHONPATH": path},
         capture_output=True,
         text=True,
         check=False,

@@ -4,7 +4,6 @@
 
 import dataclasses
 import json
-import os
 import subprocess
 import sys
 
@@ -15,6 +14,7 @@ import pytest
 from flax import nnx
 from jax import export
 
+import forced_devices
 from dovetail_models import (
     ClampedGlu,
     Experts,
@@ -260,7 +260,7 @@ SHARDED = {
 )
 def test_eight_devices_compute_what_one_does(name, axes, random_model, tmp_path):
     save(random_model(SHARDED[name]), tmp_path / "model")
-    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    environment = forced_devices.environment(8)
     command = [sys.executable, "-W", "error", "-c", EIGHT_DEVICES]
     command += [str(tmp_path / "model"), json.dumps(axes)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -3,13 +3,14 @@
 """Files with dtypes that the format's library does not write from NumPy, and peaks of memory."""
 
 import json
-import os
 import select
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import forced_devices
 
 
 @pytest.fixture(scope="session")
@@ -37,10 +38,9 @@ def peak_of():
     """
 
     def run(program, *arguments, devices):
-        flags = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         command = [sys.executable, "-c", program, *map(str, arguments)]
-        with subprocess.Popen(command, env=os.environ | flags, **pipes) as child:
+        with subprocess.Popen(command, env=forced_devices.environment(devices), **pipes) as child:
             assert child.stdout.readline() == "ready\n"
             base = peak = _anonymous_bytes(child.pid)
             child.stdin.write("go\n")

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
 import logging
-import os
 import subprocess
 import sys
 
@@ -14,6 +13,7 @@ import safetensors.numpy
 from flax import nnx
 from jax.sharding import AxisType, PartitionSpec
 
+import forced_devices
 from dovetail_models import abstract, gpt2, gpt_oss, llama, load, mixtral, qwen3, save
 
 CONFIG = qwen3(vocab_size=31, embed=12, depth=2, heads=4, kv_heads=2, head_dim=6, mlp=20)
@@ -365,7 +365,7 @@ def test_eight_devices_read_and_write_what_one_does(
     # The vocabulary of a GPT-2 is padded to what its devices divide, and cut on the way.
     edit_config(tmp_path / "gpt2", vocab_size=14)
     paths = [fp8_directory[0], mxfp4_directory[0], tmp_path / "gpt2"]
-    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    environment = forced_devices.environment(8)
     command = [sys.executable, "-W", "error", "-c", EIGHT_DEVICES, *map(str, paths)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.stdout == "equal\n", done.stderr

@@ -1,6 +1,5 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -90,7 +89,9 @@ print("equal")
 
 
 def test_each_tensor_is_read_once_for_eight_devices():
-    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    import forced_devices  # not above: the program imports this file, without scripts/ on its path
+
+    environment = forced_devices.environment(8)
     command = [sys.executable, "-W", "error", "-c", SLICES, str(Path(__file__).parent)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.stdout == "equal\n", done.stderr

@@ -1,6 +1,5 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-import os
 import subprocess
 import sys
 
@@ -9,6 +8,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
+import forced_devices
 from dovetail_models.surgery.place import build
 
 MESH = AbstractMesh((2, 3), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
@@ -111,7 +111,7 @@ print("equal")
     ],
 )
 def test_on_eight_devices_everything_stays_where_its_rule_places_it(names):
-    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    environment = forced_devices.environment(8)
     command = [sys.executable, "-W", "error", "-c", EIGHT_DEVICES, *names]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.stdout == "equal\n", done.stderr

@@ -1,7 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import forced_devices
 from dovetail_train.eval import likelihood
 from dovetail_train.eval.likelihood import loglikelihood, rolling_loglikelihood
 from dovetail_train.testing import TinyDecoder
@@ -236,11 +236,9 @@ def test_the_whole_model_gives_the_same():
 
 
 def test_eight_devices_give_what_one_gives():
-    # Unoptimised code: eight devices compile for long and compute next to nothing.
-    flags = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
     out = subprocess.run(
         [sys.executable, PROGRAM],
-        env=os.environ | {"XLA_FLAGS": flags},
+        env=forced_devices.environment(8),
         check=True,
         capture_output=True,
         text=True,

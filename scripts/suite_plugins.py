@@ -1,0 +1,109 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Pytest plugins that the root conftest.py registers: the cache's health, the suite's cost."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+import compilation_cache
+import suite_times
+
+NOTE = "compilation cache: "  # scripts/checks.py shows the lines that begin so
+_DEFAULT_MARKS = "not slow and not parity"
+
+
+class CacheHealth:
+    """Bounds the compilation cache, repairs its entries, says in a line what could not be used.
+
+    Args:
+        folder: The folder that JAX was given, None if the cache is off or the user's own.
+        reason: Why the cache is off, if it could not be used.
+    """
+
+    def __init__(self, folder: str | None, reason: str) -> None:
+        self.folder = Path(folder) if folder else None
+        self.reason = reason
+        self.faults: list[str] = []
+        if self.folder:
+            compilation_cache.trim(self.folder.parent)
+
+    def pytest_warning_recorded(self, warning_message: warnings.WarningMessage) -> None:
+        """Repair the cache where JAX warns of an entry."""
+        text = str(warning_message.message)
+        if self.folder and compilation_cache.repair(self.folder, text):
+            self.faults.append(text)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """One line in place of one warning per entry."""
+        stats = terminalreporter.stats
+        if "warnings" in stats:
+            stats["warnings"] = [
+                w for w in stats["warnings"] if not compilation_cache.FAULT.search(w.message)
+            ]
+        if self.reason:
+            terminalreporter.write_line(NOTE + self.reason)
+        if self.faults:
+            terminalreporter.write_line(
+                f"{NOTE}{len(self.faults)} entries could not be read or written and were compiled "
+                f"anew: {self.faults[0].splitlines()[0]}"
+            )
+
+
+class CostRecord:
+    """Records what each test costs; fails a whole suite that takes half more than its budget."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.begin_s = time.perf_counter()
+        self.recorder = suite_times.Recorder()
+        self.tests: dict[str, suite_times.Cost] = {}
+        self.excess = ""
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Measure one test, its fixtures included."""
+        self.recorder.listen()
+        before = self.recorder.cost()
+        result = yield
+        self.tests[item.nodeid] = self.recorder.cost().since(before)
+        return result
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Keep the record of a whole suite that passed, and compare it with its budget."""
+        suite = self.whole_suite(session.config)
+        if suite is None or session.exitstatus != pytest.ExitCode.OK:
+            return
+        cost = self.recorder.cost()
+        total = cost._replace(wall_s=cost.wall_s - self.begin_s)
+        suite_times.write(suite, total, self.tests, folder=self.root / suite_times.FOLDER)
+        slowness = suite_times.exercise() / suite_times.REFERENCE_S
+        limit_s = suite_times.allowed(suite, total, slowness=slowness, root=self.root)
+        if limit_s is not None and total.cpu_s > limit_s:
+            self.excess = (
+                f"{suite} took {total.cpu_s:.0f} CPU seconds and may take {limit_s:.0f}, half more "
+                "than its budget in pyproject.toml. 'python scripts/suite_times.py' lists its "
+                "slowest tests: make them smaller, or raise the budget and say why"
+            )
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def whole_suite(self, config: pytest.Config) -> str | None:
+        """The folder of the suite, such as "packages/data/tests", if all of it is run."""
+        asked = config.option
+        narrowed = asked.keyword or asked.markexpr != _DEFAULT_MARKS or asked.deselect
+        if narrowed or asked.collectonly or asked.lf or asked.stepwise or len(config.args) != 1:
+            return None
+        folder = (config.invocation_params.dir / config.args[0]).resolve()
+        known = [self.root / "integration_tests", *self.root.glob("packages/*/tests")]
+        return folder.relative_to(self.root).as_posix() if folder in known else None
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Say why a suite failed that has no failed test."""
+        if self.excess:
+            terminalreporter.write_line(self.excess)

@@ -14,6 +14,8 @@ import subprocess
 import sys
 import time
 
+import suite_plugins
+import suite_times
 import workspace
 
 AT_A_TIME = 2
@@ -21,10 +23,10 @@ AT_A_TIME = 2
 
 def suites() -> list[str]:
     """Folders of tests. The longest begin first, so that none is left running alone at the end."""
-    found = [f"packages/{m.folder}/tests" for m in workspace.members().values()]
-    first = ("train", "stack", "models")
-    order = {f"packages/{folder}/tests": i for i, folder in enumerate(first)}
-    return [*sorted(found, key=lambda s: order.get(s, len(order))), "integration_tests"]
+    folders = [f"packages/{m.folder}/tests" for m in workspace.members().values()]
+    budgets = suite_times.budgets()
+    unknown = {"warm": float("inf")}  # a new suite
+    return sorted([*folders, "integration_tests"], key=lambda s: -budgets.get(s, unknown)["warm"])
 
 
 def run(name: str, line: list[str]) -> tuple[bool, str]:
@@ -55,6 +57,8 @@ def main() -> int:
             name = running[future]
             failed += [] if passed else [name]
             closing = output.strip().splitlines()[-1] if output.strip() else "passed"
+            notes = [x for x in output.splitlines() if x.startswith(suite_plugins.NOTE)]
+            closing = "\n    ".join([closing, *notes])
             print(f"{name}: {closing}" if passed else f"{name}: FAILED\n{output}", flush=True)
     minutes = (time.monotonic() - started) / 60
     if failed:

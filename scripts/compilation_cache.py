@@ -7,7 +7,9 @@ does the caching; this module chooses the folder and keeps it healthy. One folde
 Python, jaxlib, kind of processor and compression, because an entry of another jaxlib or processor
 is useless at best, and JAX cannot read an entry that was compressed otherwise than it would.
 
-A cache that cannot be used never fails a run: it only costs time, and one line says so.
+A cache that cannot be used never fails a run: it only costs time, and one line says so. For that,
+entries get a checksum, which JAX leaves out where it compresses with zstd: one flipped bit in an
+executable would end the process that runs it.
 
 Programs on several CPU devices stay outside (see forced_devices.py). `JAX_COMPILATION_CACHE_DIR`,
 if set, is respected; `JAX_ENABLE_COMPILATION_CACHE=false` turns the cache off.
@@ -33,6 +35,8 @@ SETTINGS = {
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     "JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES": "none",
 }
+# The frame header's fifth byte holds the flags: RFC 8878, section 3.1.1.1.
+_ZSTD_HEADER_BYTES, _ZSTD_CHECKSUM = 5, 0x04
 # JAX's warning about an entry that it could not read or write; the group names the program.
 FAULT = re.compile(r"Error (?:reading|writing) persistent compilation cache entry for '([^']*)'")
 
@@ -122,3 +126,37 @@ def repair(folder: Path, warning: str) -> bool:
             with contextlib.suppress(OSError):
                 path.unlink()
     return True
+
+
+def protect(folder: Path) -> int:
+    """Gives a checksum to each zstd entry that has none, and deletes what does not decompress.
+
+    JAX's next read of a damaged entry then is an error, which JAX survives. Entries in zlib have a
+    checksum from the start. JAX's own compression has no option for it.
+
+    Returns:
+        The number of entries that were rewritten.
+    """
+    try:
+        import zstandard
+    except ImportError:
+        return 0
+    with_checksum = zstandard.ZstdCompressor(write_checksum=True)
+    written = 0
+    for path in folder.glob("*-cache"):
+        with contextlib.suppress(OSError):  # full disk, another process: the entry stays as it is
+            with path.open("rb") as file:
+                head = file.read(_ZSTD_HEADER_BYTES)
+                if len(head) == _ZSTD_HEADER_BYTES and head[4] & _ZSTD_CHECKSUM:
+                    continue
+                packed = head + file.read()
+            try:
+                content = zstandard.ZstdDecompressor().decompress(packed)
+            except zstandard.ZstdError:
+                path.unlink()  # cut by a kill or by a full disk
+                continue
+            beside = path.with_name(f"{path.name}.{os.getpid()}")
+            beside.write_bytes(with_checksum.compress(content))
+            beside.replace(path)
+            written += 1
+    return written

@@ -39,14 +39,19 @@ class CacheHealth:
         if self.folder and compilation_cache.repair(self.folder, text):
             self.faults.append(text)
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """One line in place of one warning per entry."""
-        stats = terminalreporter.stats
-        if "warnings" in stats:
-            stats["warnings"] = [
-                w for w in stats["warnings"] if not compilation_cache.FAULT.search(w.message)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Protect new entries; keep the warnings from filling several lines each."""
+        if self.folder:
+            compilation_cache.protect(self.folder)
+        reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+        if reporter and self.faults:
+            recorded = reporter.stats["warnings"]
+            reporter.stats["warnings"] = [
+                report for report in recorded if not compilation_cache.FAULT.search(report.message)
             ]
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Say in one line what could not be used."""
         if self.reason:
             terminalreporter.write_line(NOTE + self.reason)
         if self.faults:

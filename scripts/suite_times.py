@@ -85,6 +85,12 @@ def exercise() -> float:
     return min(once() for _ in range(5))
 
 
+def budgets(root: Path = ROOT) -> dict[str, dict[str, float]]:
+    """The budget of each suite that has one: {"packages/data/tests": {"warm": 60, "cold": 80}}."""
+    document = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+    return document["tool"]["dovetail"]["budgets"]
+
+
 def allowed(suite: str, cost: Cost, *, slowness: float, root: Path = ROOT) -> float | None:
     """CPU seconds that a suite may take, None if pyproject.toml names no budget for it.
 
@@ -94,8 +100,7 @@ def allowed(suite: str, cost: Cost, *, slowness: float, root: Path = ROOT) -> fl
         slowness: `exercise()` over REFERENCE_S.
         root: The checkout.
     """
-    text = (root / "pyproject.toml").read_text(encoding="utf-8")
-    budget = tomllib.loads(text)["tool"]["dovetail"]["budgets"].get(suite)
+    budget = budgets(root).get(suite)
     if budget is None:
         return None
     compiled = 1 - cost.cached / cost.programs if cost.programs else 0.0

@@ -1,12 +1,19 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
+from types import SimpleNamespace
+
 import jax
 import numpy as np
 import pytest
 from flax import nnx
 from jax.sharding import AxisType, PartitionSpec
 
-from dovetail_train.mesh import fsdp_shardings, make_mesh, sharding_by_shape
+from dovetail_train.mesh import (
+    caches_cpu_programs,
+    fsdp_shardings,
+    make_mesh,
+    sharding_by_shape,
+)
 
 
 def _abstract_mesh(**sizes):
@@ -63,3 +70,25 @@ def test_shardings_have_the_structure_of_the_modules_state():
     placed = jax.device_put(nnx.state(model), fsdp_shardings(model, mesh))
     np.testing.assert_array_equal(placed["kernel"][...], model.kernel[...])
     assert placed["kernel"][...].sharding.mesh == mesh
+
+
+@pytest.fixture
+def cache_folder(tmp_path):
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+    yield
+    jax.config.update("jax_compilation_cache_dir", before)
+
+
+@pytest.mark.usefixtures("cache_folder")
+def test_several_cpu_devices_and_kept_programs_do_not_go_together():
+    (device,) = jax.devices()[:1]
+    assert caches_cpu_programs([device, device])
+    assert not caches_cpu_programs([device])
+    accelerator = SimpleNamespace(platform="cuda")
+    assert not caches_cpu_programs([accelerator, accelerator])
+    jax.config.update("jax_enable_compilation_cache", False)
+    try:
+        assert not caches_cpu_programs([device, device])
+    finally:
+        jax.config.update("jax_enable_compilation_cache", True)

@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 import signal
+import sys
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -84,7 +85,7 @@ def make_mesh(axes: dict[str, int], *, absent: bool = False) -> Any:
     """
     import jax
 
-    from dovetail_train import abstract_mesh, make_mesh
+    from dovetail_train import abstract_mesh, caches_cpu_programs, make_mesh
 
     used = math.prod(axes.values())
     if absent:
@@ -98,7 +99,23 @@ def make_mesh(axes: dict[str, int], *, absent: bool = False) -> Any:
         )
     if used < present:
         print(f"Using {used} of {present} devices; --fsdp {present} uses all.", flush=True)
-    return make_mesh(**axes, devices=jax.devices()[:used])
+    devices = jax.devices()[:used]
+    if caches_cpu_programs(devices):
+        _compile_anew()
+    return make_mesh(**axes, devices=devices)
+
+
+def _compile_anew() -> None:
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()  # JAX decides at its first compilation, which may be over
+    print(
+        "JAX_COMPILATION_CACHE_DIR is not used: several CPU devices can stop for ever in programs "
+        "that come from it.",
+        file=sys.stderr,
+    )
 
 
 def plan(run: Settings, *, mesh: "AbstractMesh", device: str) -> "Plan":

@@ -27,6 +27,7 @@ from dovetail_train.loss import lm_loss as lm_loss
 from dovetail_train.loss import over_chunks as over_chunks
 from dovetail_train.loss import token_cross_entropy as token_cross_entropy
 from dovetail_train.mesh import abstract_mesh as abstract_mesh
+from dovetail_train.mesh import caches_cpu_programs as caches_cpu_programs
 from dovetail_train.mesh import fsdp_shardings as fsdp_shardings
 from dovetail_train.mesh import make_mesh as make_mesh
 from dovetail_train.metrics import Metrics as Metrics

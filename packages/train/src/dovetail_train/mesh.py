@@ -4,6 +4,7 @@
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,11 @@ AXES = ("stage", "data", "fsdp", "expert", "context", "tensor")
 # The axes that split the rows of a batch.
 BATCH_AXES = ("data", "fsdp", "expert")
 _AUTO = (AxisType.Auto,) * len(AXES)
+_CACHED = (
+    "programs on several CPU devices must not come from JAX's compilation cache, where their "
+    "collectives lose their order and the devices can wait for each other for ever; got "
+    "jax_compilation_cache_dir and a mesh of CPU devices; set JAX_ENABLE_COMPILATION_CACHE=false"
+)
 
 
 def make_mesh(
@@ -32,9 +38,12 @@ def make_mesh(
 
     devices: all of `jax.devices()` when None. Raises ValueError when the product of the axes is
     not the number of devices. A plain `jax.make_mesh` would be Explicit, which changes the
-    meaning of every operation of a model.
+    meaning of every operation of a model. Warns if several CPU devices meet JAX's persistent
+    compilation cache, which can stop them for ever.
     """
     devices = jax.devices() if devices is None else list(devices)
+    if caches_cpu_programs(devices):
+        warnings.warn(_CACHED, stacklevel=2)
     sizes = {
         "stage": stage,
         "data": data,
@@ -45,6 +54,17 @@ def make_mesh(
     }
     shape = _shape(sizes, count=len(devices))
     return jax.make_mesh(shape, AXES, axis_types=_AUTO, devices=devices)
+
+
+def caches_cpu_programs(devices: Sequence[Any]) -> bool:
+    """Whether `devices` are several CPU devices and JAX keeps compiled programs on disk.
+
+    XLA:CPU loses the order of collectives when it loads a program in which a loop and the code
+    around it both communicate. Its devices then wait for each other for ever. Seen with jaxlib
+    0.10.2 and 0.12.0.
+    """
+    kept = jax.config.jax_enable_compilation_cache and jax.config.jax_compilation_cache_dir
+    return bool(kept) and len(devices) > 1 and devices[0].platform == "cpu"
 
 
 def abstract_mesh(count: int, **axes: int) -> AbstractMesh:

@@ -1,0 +1,134 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The record of what a suite costs, and its budget of CPU seconds."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import suite_times
+import workspace
+from suite_times import Cost
+
+SUITE = """
+import jax, jax.numpy as jnp
+
+def test_of_two_programs():
+    x = jnp.arange(5.0)
+    assert float(jax.jit(lambda x: (x * 2).sum())(x)) == 20.0
+
+def test_of_none():
+    pass
+"""
+
+PLAIN = "def test_one(): pass\ndef test_of_none(): pass\n"
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """The frame of a repository with one suite, whose budget is 1,000 CPU seconds."""
+    root = tmp_path / "checkout"
+    (root / "packages/one/tests").mkdir(parents=True)
+    (root / "packages/one/tests/test_it.py").write_text(SUITE)
+    shutil.copy(workspace.ROOT / "conftest.py", root)
+    shutil.copytree(workspace.ROOT / "scripts", root / "scripts")
+    settings = (workspace.ROOT / "pyproject.toml").read_text()
+    before, _, after = settings.partition("[tool.dovetail.budgets]\n")
+    rest = after[after.index("\n[") :]
+    budget = '[tool.dovetail.budgets]\n"packages/one/tests" = { warm = 1000, cold = 1000 }\n'
+    (root / "pyproject.toml").write_text(before + budget + rest)
+    return root
+
+
+def run(root: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "pytest", "-q", "packages/one/tests", *options]
+    own = {**os.environ, "JAX_ENABLE_COMPILATION_CACHE": "false"}
+    return subprocess.run(line, cwd=root, env=own, capture_output=True, text=True, check=False)
+
+
+def record(root: Path) -> dict:
+    (file,) = (root / suite_times.FOLDER).glob("*.json")
+    return json.loads(file.read_text())
+
+
+def test_a_run_of_a_suite_leaves_a_record_of_each_test(checkout):
+    done = run(checkout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    document = record(checkout)
+    two, none = (Cost(*row) for row in document["tests"].values())
+    assert (two.programs, two.cached) == (2, 0)  # the range and the sum
+    assert (none.programs, none.cached) == (0, 0)
+    total = Cost(*document["total"])
+    assert total.cpu_s >= two.cpu_s + none.cpu_s
+    shown = suite_times.table(document, "one")
+    assert "2 tests, 2 programs, 2 of them compiled" in shown.splitlines()[0]
+    assert shown.splitlines()[1].endswith("2 compiled  test_it.py::test_of_two_programs")
+
+
+@pytest.fixture
+def plain(checkout: Path) -> Path:
+    """The same with a suite that does not need JAX."""
+    (checkout / "packages/one/tests/test_it.py").write_text(PLAIN)
+    return checkout
+
+
+def test_a_suite_that_takes_half_more_than_its_budget_fails_and_says_what_to_do(plain):
+    settings = plain / "pyproject.toml"
+    settings.write_text(settings.read_text().replace("1000", "0.001"))
+    done = run(plain)
+    assert done.returncode == 1
+    assert "packages/one/tests took " in done.stdout
+    assert "half more than its budget in pyproject.toml. 'python scripts/" in done.stdout
+    assert run(plain, "-k", "none").returncode == 0  # no budget for a part
+
+
+def test_a_failed_or_partial_run_leaves_the_record_as_it_was(plain):
+    run(plain)
+    before = record(plain)
+    assert run(plain, "-k", "none").returncode == 0
+    assert run(plain, "--deselect", "packages/one/tests/test_it.py::test_of_none").returncode == 0
+    (plain / "packages/one/tests/test_it.py").write_text("def test_it(): assert 1 == 2")
+    assert run(plain).returncode == 1
+    assert record(plain) == before
+
+
+@pytest.mark.parametrize(
+    "programs, cached, slowness, cpu_s",
+    [
+        (10, 10, 1.0, 90.0),  # 1.5 * 60
+        (10, 0, 1.0, 150.0),  # 1.5 * 100
+        (10, 5, 1.0, 120.0),
+        (0, 0, 1.0, 90.0),  # no program was wanted
+        (10, 10, 2.0, 180.0),  # a machine half as fast
+        (10, 10, 0.5, 90.0),  # a faster one gets no less
+    ],
+)
+def test_what_a_suite_may_take(tmp_path, programs, cached, slowness, cpu_s):
+    text = '[tool.dovetail.budgets]\n"packages/one/tests" = { warm = 60, cold = 100 }\n'
+    (tmp_path / "pyproject.toml").write_text(text)
+    cost = Cost(1.0, 1.0, programs, cached)
+    options = {"slowness": slowness, "root": tmp_path}
+    assert suite_times.allowed("packages/one/tests", cost, **options) == pytest.approx(cpu_s)
+    assert suite_times.allowed("packages/two/tests", cost, **options) is None
+
+
+def test_every_suite_has_a_budget():
+    suites = {f"packages/{folder}/tests" for folder in workspace.members()} | {"integration_tests"}
+    assert suite_times.budgets().keys() == suites
+    assert all(budget["warm"] <= budget["cold"] for budget in suite_times.budgets().values())
+
+
+def test_without_records_the_table_says_so(tmp_path, capsys):
+    assert suite_times.main(tmp_path) == 1
+    assert "no suite has been run" in capsys.readouterr().err
+    cost = Cost(2.0, 90.0, 4, 1)
+    suite_times.write(
+        "packages/one/tests", cost, {"packages/one/tests/a::b": cost}, folder=tmp_path
+    )
+    assert suite_times.main(tmp_path) == 0
+    assert capsys.readouterr().out.endswith("all: 1.5 CPU minutes\n")

@@ -29,7 +29,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-LIMIT_BYTES = 4 << 30  # all folders together; one Python's suites fill about a tenth of it
+LIMIT_BYTES = 2 << 30  # all folders together; one Python's suites fill about a tenth of it
 SETTINGS = {
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",  # thousands of small programs add up
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",

@@ -22,6 +22,7 @@ jax.config.update("jax_num_cpu_devices", 2)  # for what goes another way over se
 jax.config.update("jax_enable_compilation_cache", False)  # see scripts/forced_devices.py
 
 PROGRAMS = Path(__file__).parent / "programs"
+HANG_S = 900  # only a program that hangs takes this long
 
 
 @pytest.fixture(autouse=True)
@@ -110,7 +111,7 @@ def _run_program(name: str, *args: object, devices: int = 1) -> str:
         env=forced_devices.environment(devices),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=HANG_S,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

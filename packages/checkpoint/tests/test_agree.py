@@ -21,15 +21,15 @@ def test_one_process_raises_its_own_error():
 @pytest.mark.slow
 def test_two_processes_save_and_agree_and_other_numbers_restore(tmp_path, run_program):
     assert sorted(run_program("two_processes.py", tmp_path).splitlines()) == [
+        "0 loaded, and then found l/0 and 1 file damaged",
         "0 of 1 restored 1 of [2, 1]",
         "0 of 1: an object whose state differs between processes must be restored by as many as "
         "saved it, got process_count=1 for 2 states; run 2 processes",
         "0 of 2 restored 1 of [1], row 7",
         "0 of 2 restored 1 of [2, 1], other steps are refused, row 10",
-        "0 loaded, and then found l/0 and 1 file damaged",
+        "1 loaded, and then found l/0 and 1 file damaged",
         "1 of 2 restored 1 of [1], row 7",
         "1 of 2 restored 1 of [2, 1], other steps are refused, row 11",
-        "1 loaded, and then found l/0 and 1 file damaged",
     ]
 
 

@@ -297,7 +297,6 @@ def test_as_a_program(run):
         cwd=run.parent,
         capture_output=True,
         text=True,
-        timeout=60,
         check=False,
     )
     assert (done.returncode, done.stderr) == (1, "")

@@ -61,7 +61,7 @@ def test_the_commit_waits_for_the_record_and_any_orbax_reads_it(tmp_path):
     go = threading.Event()
 
     def record():
-        assert go.wait(60)
+        assert go.wait(120)
         return {"n": [1, 2.5]}
 
     response = save(tmp_path / "1", documents={"d": {}}, record=record)

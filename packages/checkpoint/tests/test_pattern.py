@@ -1,7 +1,7 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail_checkpoint.pattern import Pattern
@@ -58,6 +58,7 @@ LEVEL = st.text("ab0", min_size=1, max_size=3)
 NAME = st.lists(LEVEL, min_size=1, max_size=5).map("/".join)
 
 
+@settings(deadline=None)
 @given(NAME, st.lists(st.sampled_from(["a", "b0", "*", "**", "#", "a*"]), min_size=1, max_size=5))
 def test_what_matched_fills_the_same_pattern_again(name, levels):
     pattern = Pattern("/".join(levels))
@@ -67,6 +68,7 @@ def test_what_matched_fills_the_same_pattern_again(name, levels):
         assert len(captures) == len(pattern.wildcards)
 
 
+@settings(deadline=None)
 @given(NAME)
 def test_every_name_matches_two_stars_and_itself(name):
     assert Pattern("**").captures(name) == (name,)

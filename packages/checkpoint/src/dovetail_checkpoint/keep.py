@@ -8,9 +8,11 @@ keep their files: when training reaches such a step again, the old one is rename
 """
 
 import logging
+import os
 import re
 import shutil
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -135,10 +137,26 @@ def describe(root: Path, step: int) -> Step:
     return Step(
         step=step,
         items=tuple(name for name in items if name not in (RECORD_ITEM, _compat.METRICS_ITEM)),
-        bytes=sum(path.stat().st_size for path in directory.rglob("*") if path.is_file()),
+        bytes=_size(directory),
         sealed=seal.exists(directory),
         metrics=metrics.read(directory),
     )
+
+
+def described_steps(root: Path) -> list[Step]:
+    """The committed steps, oldest first, without those that a running save deletes meanwhile."""
+    described = [describe(root, step) for step in committed_steps(root)]
+    return [step for step in described if step_directory(root, step.step).is_dir()]
+
+
+def _size(directory: Path) -> int:
+    """Bytes of all files. One that is renamed or deleted meanwhile, as the seal is, counts 0."""
+    size = 0
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            with suppress(FileNotFoundError):
+                size += os.stat(os.path.join(folder, name)).st_size
+    return size
 
 
 def delete(root: Path, step: int) -> None:

@@ -111,7 +111,7 @@ def inspect(path: str | Path, *, item: str | None = None) -> Run | Checkpoint:
         return _safetensors(path, item)
     steps = keep.committed_steps(path)
     if steps and item is None:
-        return Run(path=path, steps=tuple(keep.describe(path, step) for step in steps))
+        return Run(path=path, steps=tuple(keep.described_steps(path)))
     if steps:
         raise ValueError(
             f"an item must be one of a step, got item={item!r} for the run {path}; "

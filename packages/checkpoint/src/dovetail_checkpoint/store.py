@@ -176,7 +176,7 @@ class Store:
 
     def steps(self) -> list[Step]:
         """The committed steps, oldest first."""
-        return [keep.describe(self._root, step) for step in keep.committed_steps(self._root)]
+        return keep.described_steps(self._root)
 
     def _refusal(self, step: int) -> ValueError | OSError | None:
         """Makes room for the step, on one process; what is against it."""

@@ -3,12 +3,12 @@
 """Two processes that see different files, as by a stale cache or a disk of their own.
 
 The manifests of step 3 are missing for process 1, and bits of step 2 differ for process 0, in
-files of which the other process compares the sums. Both must restore step 1, and go on.
+files of which the other process compares the sums. Both must restore step 1, and go on. One that
+waited for the other in a barrier of Orbax would end by its time limit, with an error.
 """
 
 import shutil
 import sys
-import time
 from pathlib import Path
 
 import jax
@@ -17,8 +17,6 @@ import processes
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from dovetail_checkpoint import Store, agree
-
-AT_ONCE_S = 20  # Orbax's barriers wait for 300
 
 
 def array(values: np.ndarray) -> jax.Array:
@@ -57,10 +55,8 @@ def work(process: int, root: Path) -> None:
     own = root / f"seen by {process}"
     shutil.copytree(root, own, ignore=shutil.ignore_patterns("seen*"))
     damage(own, process)
-    began = time.monotonic()
     store = Store(own)
     step, items = store.restore(item=target)
-    assert time.monotonic() - began < AT_ONCE_S
     local = items["item"]["w"].addressable_shards[0]
     assert np.asarray(local.data).tobytes() == values[local.index].tobytes()
     with Store(root) as store:  # Orbax's barriers still meet

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kills a saving process over and over; each time the newest committed step must be whole.
 
-`kill.py ROOT KILLS SEED` prints how many kills hit each phase, by what lay on disk afterwards. A
-fifth of them falls at a random moment of one or two saves. The others wait until the disk shows
-that a phase has begun and fall within a millisecond, since sealing and retention are short.
+`kill.py ROOT KILLS SEED` prints how many kills hit their aim, by what lay on disk afterwards. A
+fifth of them falls at a random moment of one or two saves. For the others the process stops inside
+a phase and says so, at a random point of it where there are several: a phase is too short to be hit
+from outside.
 
 The processes are forked before JAX starts its threads, so that each costs no import. Each one
 restores and checks first, and thereby judges the kill before it.
@@ -12,22 +13,25 @@ restores and checks first, and thereby judges the kill before it.
 
 import os
 import random
+import shutil
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dovetail_checkpoint import Keep, Store, seal
+from dovetail_checkpoint import Keep, Store, _compat, seal
 
-AIMS = ("any moment", "writing", "committed", "sealing", "deleting")
-PHASES = (*AIMS[1:], "between saves")
+PHASES = ("writing", "committed", "sealing", "deleting")
+AIMS = ("any moment", *PHASES)
 SAVE_S = 0.15  # about what one save of this state takes
 
 
@@ -62,17 +66,60 @@ def resume(root: Path) -> tuple[Store, int]:
     return store, step
 
 
-def save_forever(root: Path, tell: int) -> None:
-    """Tells the restored step, and then each step that is durable as soon as it is."""
+def save_forever(root: Path, tell: int, aim: str, moments: random.Random) -> None:
+    """Tells the restored step, then each step as soon as it is durable, and that it stopped."""
     store, step = resume(root)
     data = Position()
     os.write(tell, b"%d\n" % step)
+
+    def stop(*_: Any) -> None:
+        os.write(tell, b"stopped\n")
+        threading.Event().wait()
+
     while True:
         step += 1
         data.step = step
         store.save(step, item=state(step), data=data)
         store.wait()
         os.write(tell, b"%d\n" % step)
+        # From here on: the first save deletes what the kill before has left.
+        stop_inside(aim, root, moments, stop)
+
+
+def stop_inside(aim: str, root: Path, moments: random.Random, stop: Callable[..., None]) -> None:
+    """Calls `stop` inside the next phase `aim`."""
+    save, rename, rmtree = _compat.save, Path.rename, shutil.rmtree
+
+    def save_held(*directory: Path, **options: Any) -> _compat.Response:
+        def record() -> None:
+            while phase(root) != "writing":  # another thread makes the directory
+                time.sleep(0.001)
+            stop()
+
+        return save(*directory, **{**options, "record": record})
+
+    def rename_held(path: Path, target: Path) -> Path:
+        if path.name == f"{seal.SEAL}.partial":
+            os.truncate(path, moments.randint(0, path.stat().st_size))
+            stop()
+        return rename(path, target)
+
+    def rmtree_held(path: Path, **options: Any) -> None:
+        files = [file for file in Path(path).rglob("*") if file.is_file()]
+        for file in moments.sample(files, moments.randint(0, len(files))):
+            file.unlink()
+        stop()
+        rmtree(path, **options)
+
+    match aim:
+        case "writing":
+            _compat.save = save_held
+        case "committed":
+            seal.write = stop
+        case "sealing":
+            Path.rename = rename_held
+        case "deleting":
+            shutil.rmtree = rmtree_held
 
 
 def committed(root: Path) -> list[int]:
@@ -92,17 +139,6 @@ def phase(root: Path) -> str:
     return "committed" if files and "SHA256SUMS" not in files else "between saves"
 
 
-def until(root: Path, wanted: str) -> None:
-    """Returns when the disk shows the phase `wanted`, or after a while: it may be too short."""
-    limit = time.monotonic() + 4 * SAVE_S
-    while time.monotonic() < limit:
-        try:
-            if phase(root) == wanted:
-                return
-        except FileNotFoundError:  # the listing was overtaken
-            continue
-
-
 def fork(work) -> tuple[int, TextIO]:
     """A process that runs `work(pipe)`, and the lines that it writes to the pipe."""
     heard, tell = os.pipe()
@@ -120,18 +156,19 @@ def fork(work) -> tuple[int, TextIO]:
 
 def kill_one(root: Path, aim: str, moments: random.Random) -> list[int]:
     """Forks a process that saves and kills it; the steps that it restored and told durable."""
-    child, lines = fork(lambda tell: save_forever(root, tell))
-    told = lines.readline()  # it has restored
+    child, lines = fork(lambda tell: save_forever(root, tell, aim, moments))
+    told = [lines.readline()]  # it has restored
     if aim == "any moment":
         time.sleep(moments.uniform(0, 2 * SAVE_S))
     else:
-        told += lines.readline()  # it has saved once, and the kill before has left no trace
-        until(root, aim)
-        time.sleep(moments.uniform(0, 0.001))
+        while told[-1] not in ("stopped\n", ""):
+            told.append(lines.readline())
+        time.sleep(moments.uniform(0, 0.02))  # Orbax writes arrays meanwhile
     os.kill(child, signal.SIGKILL)
+    told += lines.readlines()
     ended = os.waitpid(child, 0)[1]
     assert ended == signal.SIGKILL, f"the kill before was not survived: {ended}"
-    return list(map(int, (told + lines.read()).split()))
+    return [int(line) for line in told if line != "stopped\n"]
 
 
 def check_files(root: Path) -> None:
@@ -144,15 +181,16 @@ def main(root: Path, kills: int, seed: int) -> None:
     moments, hit, durable, lost = random.Random(seed), Counter(), -1, 0
     root.mkdir(exist_ok=True)
     for i in range(kills):
-        steps = kill_one(root, AIMS[i % len(AIMS)], moments)
+        aim = AIMS[i % len(AIMS)]
+        steps = kill_one(root, aim, moments)
         lost += steps[0] < durable
         durable = steps[-1]
-        hit[phase(root)] += 1
+        hit[aim] += aim in (phase(root), "any moment")
         check_files(root)
     child, lines = fork(lambda tell: os.write(tell, b"%d\n" % resume(root)[1]))
     lost += int(lines.read()) < durable
     assert os.waitpid(child, 0)[1] == 0
-    print(*(f"{name}: {hit[name]}" for name in PHASES), sep="\n")
+    print(*(f"{name}: {hit[name]}" for name in AIMS), sep="\n")
     print(f"{kills} kills survived, {lost} durable steps lost")
 
 

@@ -3,27 +3,30 @@
 """A small training loop that gets a signal in one of its phases; prints how it ended.
 
 For each phase a process runs the loop and says when it enters the phase, at which it is sent the
-signal. It must learn of it before the phase ends, save, and exit with 0; another process restores
-the state that it had. The phases are those of goodfire-ai/spd#677, where none of the saves came.
+signal. It repeats the phase's work until it learns of the signal; a save waits for it before its
+seal. Then it must save, and exit with 0; another process restores the state that it had.
+The phases are those of goodfire-ai/spd#677, where none of the saves came.
 """
 
+import functools
 import hashlib
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dovetail_checkpoint import StopRequest, Store, on_signal
+from dovetail_checkpoint import StopRequest, Store, on_signal, seal
 
 PHASES = ("compile", "warm-up", "evaluation", "train step", "between steps", "save")
 EVERY, LAST = 2, 6  # an evaluation and a save at each other step
+HANG_S = 100  # only a request that is never seen takes this long
 
 
 @jax.jit
@@ -52,28 +55,28 @@ def fingerprint(step: int, state: dict) -> str:
     return f"{step} {int(state['step'])} {hashlib.sha256(np.asarray(state['w'])).hexdigest()[:16]}"
 
 
-def loop(root: Path, phase: Callable[[str, StopRequest], object]) -> str:
+def compiled(state: dict) -> Callable[[dict], dict]:
+    jax.clear_caches()
+    return train.lower(state).compile()
+
+
+def loop(root: Path, phase: Callable[[str, StopRequest, Callable[[], Any]], Any]) -> str:
     """The loop as a user writes it, with its phases named."""
     state = fresh()
     with Store(root, every=EVERY) as store, on_signal(signal.SIGINT, signal.SIGTERM) as stop:
-        with phase("compile", stop):
-            step_of = train.lower(state).compile()
-        with phase("warm-up", stop):
-            for _ in range(3):
-                jax.block_until_ready(step_of(state))
+        step_of = phase("compile", stop, lambda: compiled(state))
+        phase("warm-up", stop, lambda: jax.block_until_ready(step_of(state)))
         for step in range(1, LAST + 1):
-            with phase("train step", stop):
-                state = jax.block_until_ready(step_of(state))
+            run = functools.partial(step_of, state)
+            state = phase("train step", stop, lambda run=run: jax.block_until_ready(run()))
             if step % EVERY == 0:
-                with phase("evaluation", stop):
-                    evaluate(state).block_until_ready()
-            with phase("between steps", stop):
-                time.sleep(0.05)  # logging, the next batch
+                run = functools.partial(evaluate, state)
+                phase("evaluation", stop, lambda run=run: run().block_until_ready())
+            phase("between steps", stop, lambda: time.sleep(0.01))  # logging, the next batch
             last = stop.poll(step)
             if last or store.due(step):
-                with phase("save", stop):
-                    store.save(step, train=state)
-                    store.wait()
+                save = functools.partial(store.save, step, train=state)
+                phase("save", stop, lambda save=save: (save(), store.wait()))
             if last or stop.poll(step):
                 break
     return fingerprint(step, state)
@@ -81,17 +84,39 @@ def loop(root: Path, phase: Callable[[str, StopRequest], object]) -> str:
 
 def interrupted(root: Path, wanted: str, tell: int) -> None:
     """Runs the loop, and tells when it enters the phase `wanted`."""
+    # A program from a cache would be no compilation.
+    jax.config.update("jax_enable_compilation_cache", False)
+    told = []
 
-    @contextmanager
-    def phase(name: str, stop: StopRequest) -> Iterator[None]:
-        entered = name == wanted and not stop.requested
-        if entered:
-            os.write(tell, b"entered\n")
-        yield
-        if entered:
-            assert stop.requested, f"the request was not seen during {name}"
+    def phase(name: str, stop: StopRequest, work: Callable[[], Any]) -> Any:
+        if name != wanted or told:
+            return work()
+        told.append(os.write(tell, b"entered\n"))
+        if name == "save":  # can be made once only
+            return sealed_after_the_request(stop, work)
+        limit = time.monotonic() + HANG_S
+        while True:
+            result = work()
+            if stop.requested:
+                return result
+            assert time.monotonic() < limit, f"the request was not seen during {name}"
 
     os.write(tell, loop(root, phase).encode())
+
+
+def sealed_after_the_request(stop: StopRequest, work: Callable[[], Any]) -> Any:
+    """Runs `work`, whose seal is not written before the request is seen."""
+    write = seal.write
+
+    def late(directory: Path) -> None:
+        limit = time.monotonic() + HANG_S
+        while not stop.requested:
+            time.sleep(0.001)
+            assert time.monotonic() < limit, "the request was not seen during save"
+        write(directory)
+
+    seal.write = late
+    return work()
 
 
 def restored(root: Path, tell: int) -> None:

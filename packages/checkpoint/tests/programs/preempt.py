@@ -19,6 +19,7 @@ import processes
 from dovetail_checkpoint import actions, agree, on_signal
 
 RESUMED = 1000  # the run's first step
+HANG_STEPS = 6000  # two minutes or more; only a request that never comes takes as many
 
 
 def work(process: int, scenario: str) -> None:
@@ -31,11 +32,13 @@ def work(process: int, scenario: str) -> None:
         told = None if scenario == "early" else poll_apart(stop, process, scenario)
         if process == 1 and scenario != "early":
             os.kill(os.getpid(), signal.SIGINT if scenario == "int" else signal.SIGTERM)
+            while not stop.requested:
+                time.sleep(0.001)
         step = RESUMED + 3
         while not stop.poll(step):
             step += 1
-            time.sleep(0.02)  # a training step
-            assert step < RESUMED + 500, "the request never came"
+            time.sleep(0.02)  # a training step; the service takes a second or more
+            assert step < RESUMED + HANG_STEPS, "the request never came"
         assert not told
         assert stop.requested == (process == 1 and scenario != "early")
         assert stop.poll(step + 1), "a request lasts"

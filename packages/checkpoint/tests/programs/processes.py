@@ -17,11 +17,13 @@ import jax
 def start(work: Callable[[int], None], *, count: int = 2) -> None:
     """Runs `work(I)` in each process I of `count`; raises if one fails."""
     sys.stdout.flush()
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    children = [_fork(lambda i=i: _join(work, i, count, port)) for i in range(count)]
-    ended = [os.waitpid(child, 0)[1] for child in children]
+    with socket.socket() as held:
+        # Nobody else gets the port meanwhile; the coordinator may, since it sets the option too.
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind(("localhost", 0))
+        port = held.getsockname()[1]
+        children = [_fork(lambda i=i: _join(work, i, count, port)) for i in range(count)]
+        ended = [os.waitpid(child, 0)[1] for child in children]
     assert ended == [0] * count, ended
 
 

@@ -3,9 +3,9 @@
 """Prints what a stacked load needs beside its result, in leaves: the peak of anonymous memory."""
 
 import ctypes
+import gc
 import sys
 import threading
-import time
 from pathlib import Path
 
 import jax
@@ -25,12 +25,13 @@ def anonymous_bytes() -> int:
     return int(line.split()[1]) << 10
 
 
-def peak(work) -> int:
-    """The most anonymous memory during `work`, beyond what there was before."""
-    before, most, done = anonymous_bytes(), [0], threading.Event()
+def excess(work) -> int:
+    """The most anonymous memory during `work`, beyond what there is with its result alone."""
+    most, done = [0], threading.Event()
 
     def watch() -> None:
         while not done.wait(0.001):
+            gc.collect()  # Orbax's reference cycles hold leaves until then
             most[0] = max(most[0], anonymous_bytes())
 
     watcher = threading.Thread(target=watch)
@@ -38,8 +39,10 @@ def peak(work) -> int:
     result = work()
     done.set()
     watcher.join()
+    gc.collect()
+    held = anonymous_bytes()
     del result
-    return most[0] - before
+    return max(most[0] - held, 0)
 
 
 def main(root: Path) -> None:
@@ -55,8 +58,9 @@ def main(root: Path) -> None:
         return jax.block_until_ready(found["w"])
 
     work()  # compiles
-    time.sleep(0.1)
-    print((peak(work) - LAYERS * LEAF_BYTES) / LEAF_BYTES)
+    gc.collect()
+    gc.freeze()  # what is there now need not be looked through again
+    print(excess(work) / LEAF_BYTES)
 
 
 main(Path(sys.argv[1]))

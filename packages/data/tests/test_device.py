@@ -1,7 +1,8 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-import _thread
 import json
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -15,6 +16,8 @@ import pytest
 
 import forced_devices
 from dovetail_data import batches, pack, to_device
+
+HANG_S = 300  # only what never comes takes this long
 
 
 @pytest.fixture(scope="module")
@@ -95,17 +98,43 @@ def test_an_error_is_raised_in_its_place_and_skips_nothing(sharding):
     assert got == [1, 2, 3, 4]
 
 
-def test_an_interrupted_wait_skips_nothing(sharding):
-    main = threading.get_ident()
+def stack_of(thread):
+    """The names of the functions that the thread is in."""
+    frame, names = sys._current_frames()[thread], []
+    while frame is not None:
+        names.append(frame.f_code.co_name)
+        frame = frame.f_back
+    return names
 
+
+@pytest.fixture
+def interrupt():
+    """Interrupts the main thread as Ctrl-C does, once however often it is called."""
+    sent = []
+
+    def raise_once(number, frame):
+        sent.append(number)
+        if len(sent) == 1:
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGUSR1, raise_once)
+    yield lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_an_interrupted_wait_skips_nothing(sharding, interrupt):
     class Interrupting(Failing):
         def __next__(self):
             if self.count == 2 and self.failures:
                 self.failures -= 1
-                while sys._current_frames()[main].f_code.co_name != "wait":
-                    time.sleep(0)  # let the main thread reach its wait for this batch
-                _thread.interrupt_main()
-                time.sleep(0.1)  # and be interrupted while this one is still reading
+                main = threading.main_thread().ident
+                while "wait" not in stack_of(main):  # for this batch
+                    time.sleep(0)
+                # It is interrupted, and goes back to its state, while this one is still reading.
+                # A signal right before it sleeps does not wake it: it gets another.
+                while "set_state" not in stack_of(main):
+                    interrupt()
+                    time.sleep(0.001)
             return super().__next__()
 
     it = to_device(Interrupting(), sharding, depth=1)
@@ -141,7 +170,7 @@ def test_reading_goes_on_while_the_consumer_works(sharding):
     source = Signalling()
     it = to_device(source, sharding, depth=2)
     next(it)
-    assert source.reached.wait(timeout=5)  # the third batch, though one was taken
+    assert source.reached.wait(timeout=HANG_S)  # the third batch, though one was taken
     it.close()
     assert it.stats().batches == 1
 
@@ -164,7 +193,7 @@ def test_dropping_it_ends_its_thread(rows, sharding):
     next(it)
     (thread,) = set(threading.enumerate()) - before
     del it
-    thread.join(timeout=5)
+    thread.join(timeout=HANG_S)
     assert not thread.is_alive()
 
 
@@ -173,21 +202,23 @@ PROGRAM = Path(__file__).parent / "programs/hosts.py"
 
 def on_hosts(directory, count, *, devices, steps, state=""):
     """What `count` processes of `devices` devices each hold: per step (state, {name: shards})."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    environment = forced_devices.environment(devices)
-    common = [str(count), str(port), state, str(steps)]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, PROGRAM, directory, str(i), *common],
-            env=environment,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for i in range(count)
-    ]
-    outputs = [process.communicate(timeout=120)[0] for process in processes]
+    flags = f"--xla_force_host_platform_device_count={devices}"
+    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    with socket.socket() as held:
+        # Nobody else gets the port meanwhile; the coordinator may, since it sets the option too.
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind(("localhost", 0))
+        common = [str(count), str(held.getsockname()[1]), state, str(steps)]
+        processes = [
+            subprocess.Popen(
+                [sys.executable, PROGRAM, directory, str(i), *common],
+                env=environment,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for i in range(count)
+        ]
+        outputs = [process.communicate(timeout=HANG_S)[0] for process in processes]
     assert [process.returncode for process in processes] == [0] * count
     hosts = [[json.loads(line) for line in output.splitlines()] for output in outputs]
     merged = []

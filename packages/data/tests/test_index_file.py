@@ -59,7 +59,7 @@ def test_it_pickles_by_its_path(tmp_path):
 
 
 def test_several_may_write_at_once(tmp_path):
-    together = threading.Barrier(3, timeout=30)
+    together = threading.Barrier(3, timeout=300)
 
     def build():
         together.wait()

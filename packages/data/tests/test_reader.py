@@ -135,7 +135,7 @@ def test_threads_end_with_their_iterator(rows):
     del it
     gc.collect()
     for thread in started:
-        thread.join(timeout=10)
+        thread.join(timeout=300)
     assert not started & ours()
 
 

@@ -3,7 +3,7 @@
 import unicodedata
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail_data._visible import visible
@@ -29,6 +29,7 @@ def test_on_one_line():
     assert visible("a\r\nb\tc", lines=False) == "a␍↵b⇥c"
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_nothing_that_steers_a_display_is_left(text):
     kept = set(visible(text)) - {"\n", "\t"}

@@ -135,7 +135,7 @@ def test_a_killed_writer_leaves_no_worker_behind(tree, program, tmp_path):
         writer.stdout.readline()
         writer.kill()
         # The workers hold the other end of the pipe: it ends when the last of them has.
-        writer.communicate(timeout=20)
+        writer.communicate(timeout=300)
 
 
 def test_a_full_disk_keeps_what_was_finished(tree, undisturbed, tmp_path):

@@ -164,6 +164,7 @@ def test_visits_are_counted_without_arrays(t, causal, window):
     assert visits(known, queries, keys) == queries.blocks * keys.blocks
 
 
+@settings(deadline=None)
 @given(st.integers(1, 3000), st.sampled_from([64, 128, 1024]))
 def test_blocks_cover_an_axis_evenly(length, largest):
     size, blocks = cut(length, largest)

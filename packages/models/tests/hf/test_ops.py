@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail_models.hf.ops import Conv, Identity, Interleaved, Lead, Op, Part, Transpose
@@ -30,6 +30,7 @@ shapes = st.lists(st.integers(1, 7), min_size=2, max_size=4).map(tuple)
 
 
 @pytest.mark.parametrize("ops", TENSORS.values(), ids=TENSORS)
+@settings(deadline=None)
 @given(shape=shapes)
 def test_the_leaves_of_a_tensor_tile_it(ops, shape):
     assert all(isinstance(op, Op) for op in ops)
@@ -44,6 +45,7 @@ def test_the_leaves_of_a_tensor_tile_it(ops, shape):
 
 
 @pytest.mark.parametrize("ops", TENSORS.values(), ids=TENSORS)
+@settings(deadline=None)
 @given(shape=shapes)
 def test_what_is_read_is_written_back(ops, shape):
     size = ops[0].shape(shape)
@@ -55,6 +57,7 @@ def test_what_is_read_is_written_back(ops, shape):
 
 
 @pytest.mark.parametrize("ops", STACKABLE.values(), ids=STACKABLE)
+@settings(deadline=None)
 @given(shape=shapes.filter(lambda shape: len(shape) > 2))
 def test_an_entry_of_a_stack_is_the_op_of_its_tensor(ops, shape):
     tensor = np.random.default_rng(0).standard_normal(ops[0].shape(shape))

@@ -16,26 +16,25 @@ import forced_devices
 PROGRAM = Path(__file__).parent / "programs" / "processes.py"
 
 
-def _free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
-
-
 def _train(count, *directory):
     """What process 0 writes."""
-    port = str(_free_port())
-    running = [
-        subprocess.Popen(
-            [sys.executable, str(PROGRAM), str(me), str(count), port, *map(str, directory)],
-            env=forced_devices.environment(2 if count > 1 else 1),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for me in range(count)
-    ]
-    results = [process.communicate(timeout=300) for process in running]
+    flags = f"--xla_force_host_platform_device_count={2 if count > 1 else 1}"
+    with socket.socket() as held:
+        # Nobody else gets the port meanwhile; the coordinator may, since it sets the option too.
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind(("127.0.0.1", 0))
+        port = str(held.getsockname()[1])
+        running = [
+            subprocess.Popen(
+                [sys.executable, str(PROGRAM), str(me), str(count), port, *map(str, directory)],
+                env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for me in range(count)
+        ]
+        results = [process.communicate(timeout=600) for process in running]
     for process, (_, errors) in zip(running, results, strict=True):
         assert process.returncode == 0, errors[-3000:]
     return json.loads(results[0][0].splitlines()[-1])  # after what Gloo prints

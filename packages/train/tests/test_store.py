@@ -104,25 +104,20 @@ def unbroken(tmp_path_factory):
 
 def _run_and_kill(directory, *, kills, seed):
     """Starts the run over and over, kills it at random points, and lets the last one finish."""
-    chance = random.Random(seed)
-    metrics, out = directory / "metrics.jsonl", directory / "digest"
-    for attempt in range(kills + 1):
-        child = subprocess.Popen([sys.executable, PROGRAM, directory, str(STEPS), out])
-        if attempt == kills:
-            assert child.wait(timeout=120) == 0
-            return out.read_text()
-        lines = len(metrics.read_bytes().splitlines()) if metrics.exists() else 0
-        lines += chance.randrange(1, 12)
-        while child.poll() is None and len(_lines(metrics)) < lines:
-            time.sleep(0.001)
-        time.sleep(chance.random() * 0.05)  # in a step, a save or a rename
-        child.send_signal(signal.SIGKILL)
-        child.wait()
-    raise AssertionError("unreachable")
-
-
-def _lines(path):
-    return path.read_bytes().splitlines() if path.exists() else []
+    chance, out = random.Random(seed), directory / "digest"
+    command = [sys.executable, PROGRAM, directory, str(STEPS), out]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    for _ in range(kills):
+        with subprocess.Popen([*command, "gated"], **pipes) as child:
+            for _ in range(chance.randrange(1, 24 // kills)):  # too few to come to the end
+                assert child.stdout.readline()
+                child.stdin.write("\n")
+                child.stdin.flush()
+            time.sleep(chance.random() * 0.05)  # in the next step, a save or a rename
+            child.kill()
+        assert child.returncode == -signal.SIGKILL
+    subprocess.run(command, check=True)
+    return out.read_text()
 
 
 @pytest.mark.parametrize(

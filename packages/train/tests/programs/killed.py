@@ -1,6 +1,9 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A run that can be killed at any moment: python killed.py DIR STEPS DIGEST_FILE."""
+"""A run that can be killed at any moment: python killed.py DIR STEPS DIGEST_FILE [gated].
+
+gated: after every step it prints the number of steps made, and waits for a line of input.
+"""
 
 import hashlib
 import sys
@@ -50,6 +53,18 @@ class Net(nnx.Module):
         return self.down(self.drop(nnx.relu(self.norm(self.up(x)))))
 
 
+class Gate:
+    """A hook that waits for a line of input."""
+
+    every = 1
+
+    def __call__(self, trainer, state, step):
+        sys.stdout.write(f"{step}\n")
+        sys.stdout.flush()
+        sys.stdin.readline()
+        return {}
+
+
 def loss(model, batch, *, key):
     noise = 0.01 * jax.random.normal(key, batch["y"].shape)
     error = (model(batch["x"]) - batch["y"] + noise) ** 2
@@ -77,5 +92,6 @@ def run(directory, *, steps, stop=None, hooks=(), save_every=2):
 
 
 if __name__ == "__main__":
-    done = run(sys.argv[1], steps=int(sys.argv[2]))
+    gates = [Gate()] if sys.argv[4:] == ["gated"] else []
+    done = run(sys.argv[1], steps=int(sys.argv[2]), hooks=gates)
     Path(sys.argv[3]).write_text(digest(done.state))

@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from dovetail import settings
+
+STEPS = 120
 TEXT = Path(sysconfig.get_paths()["stdlib"]) / "email"
 KEYS = {
     "bits_per_byte",
@@ -32,6 +35,10 @@ def finished(tmp_path_factory):
     for file in TEXT.glob("*.py"):
         shutil.copy(file, text)
     out = tmp_path_factory.mktemp("out") / "first run"
+    # As a run that was interrupted once it had planned its steps: how many fit the time depends on
+    # the machine, and on what else it does.
+    given = {"text": str(text), "pattern": "**/*", "minutes": 0.1}
+    settings.create(settings.Pretrain, given).with_steps(STEPS).save(out)
     command = [sys.executable, "-m", "dovetail", "quickstart", "--out", str(out)]
     done = subprocess.run(
         [*command, "--text", str(text), "--minutes", "0.1"],

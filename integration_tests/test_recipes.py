@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import sysconfig
-import time
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +23,7 @@ from dovetail import cli
 from dovetail_models import load
 
 TEXT = Path(sysconfig.get_paths()["stdlib"]) / "json"
+GATED = Path(__file__).parent / "programs" / "gated.py"
 STEPS = 16
 RUN = (
     *("--text", str(TEXT), "--pattern", "*.py", "--held-out", "0.2", "--steps", str(STEPS)),
@@ -85,14 +85,12 @@ def test_killed_and_resumed_without_its_recipe_it_ends_with_the_same_bits(
     recipe, unbroken, tmp_path
 ):
     out = tmp_path / "run"
-    line = [sys.executable, "-m", "dovetail", "train", recipe[0], "--out", out, *recipe[1]]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(list(map(str, line)), **quiet, env=os.environ) as process:
-        wanted = random.Random(recipe[0]).randint(5, 8)
-        while process.poll() is None and max((x["step"] for x in _lines(out)), default=0) < wanted:
-            time.sleep(0.005)
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
+    wanted = random.Random(recipe[0]).randint(5, 8)
+    line = [sys.executable, GATED, wanted, "train", recipe[0], "--out", out, *recipe[1]]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(list(map(str, line)), **pipes, env=os.environ) as process:
+        assert f"logged {wanted}\n" in process.stdout
+        process.kill()
     assert process.returncode == -signal.SIGKILL
     assert _main("--out", out) == 0
     assert len({x["generation"] for x in _lines(out)}) == 2

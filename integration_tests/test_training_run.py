@@ -22,6 +22,7 @@ import pytest
 import forced_devices
 
 TEXT = Path(sysconfig.get_paths()["stdlib"]) / "json"
+GATED = str(Path(__file__).parent / "programs" / "gated.py")
 STEPS = 40
 TINY = (
     *("--pattern", "*.py", "--held-out", "0.2", "--vocab-size", "400", "--steps", str(STEPS)),
@@ -39,11 +40,11 @@ runpy.run_module("dovetail", run_name="__main__")
 """
 
 
-def _start(out, *options, text=TEXT, file_bytes=None, env=None, before=()):
+def _start(out, *options, text=TEXT, program=("-m", "dovetail"), env=None, before=()):
     new = [] if (out / "run.json").exists() else ["pretrain", "--text", str(text), *TINY]
-    program = ["-m", "dovetail"] if file_bytes is None else ["-c", LIMITED, str(file_bytes)]
     return subprocess.Popen(
         [sys.executable, *program, "train", *before, *new, "--out", str(out), *options],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -73,11 +74,18 @@ def _losses(out):
     return losses
 
 
-def _wait_for(process, out, step):
-    while process.poll() is None:
-        if any(line["step"] >= step for line in _lines(out)):
-            return
-        time.sleep(0.01)
+def _at_gate(out, *steps):
+    """A run that stands at the first of these steps; a line of input lets it go to the next."""
+    process = _start(out, program=(GATED, ",".join(map(str, steps))))
+    for line in process.stdout:
+        if line == f"logged {steps[0]}\n":
+            return process
+    raise AssertionError(process.communicate()[1])
+
+
+def _go_on(process):
+    process.stdin.write("\n")
+    process.stdin.flush()
 
 
 def _weights(out):
@@ -103,9 +111,10 @@ def test_it_learns_and_exports_what_transformers_reads(unbroken):
 def test_killed_at_random_points_it_ends_as_if_nothing_had_happened(unbroken, tmp_path):
     out, chance = tmp_path / "run", random.Random(0)
     for _ in range(3):
-        process = _start(out)
-        done = max((line["step"] for line in _lines(out)), default=0)
-        _wait_for(process, out, done + chance.randint(1, 10))
+        saved = max((int(name) for name in _entries(out) if name.isdigit()), default=0)
+        step = saved + chance.randint(1, 6)
+        process = _at_gate(out, step, step + 5)  # past a save, and before the end in all three
+        _go_on(process)
         time.sleep(chance.uniform(0, 0.3))  # anywhere in a step, a save or a seal
         process.kill()
         process.communicate()
@@ -122,10 +131,9 @@ def test_killed_at_random_points_it_ends_as_if_nothing_had_happened(unbroken, tm
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_asked_to_stop_it_saves_says_how_to_resume_and_resumes(unbroken, tmp_path, number):
     out = tmp_path / "run"
-    process = _start(out)
-    _wait_for(process, out, 7)
+    process = _at_gate(out, 7)
     process.send_signal(number)
-    _, errors = process.communicate()
+    _, errors = process.communicate("\n")
     assert process.returncode == 3
     assert f"Saved. Resume it with: dovetail train --out {out}" in errors
     done = len(_losses(out))
@@ -137,7 +145,7 @@ def test_asked_to_stop_it_saves_says_how_to_resume_and_resumes(unbroken, tmp_pat
 
 
 def _entries(out):
-    return {path.name for path in (out / "checkpoints").iterdir()}
+    return {path.name for path in (out / "checkpoints").glob("*")}
 
 
 def _largest(directory):
@@ -172,7 +180,7 @@ def test_a_disk_that_fills_during_a_save_loses_no_earlier_step(unbroken, tmp_pat
     shutil.rmtree(out / "checkpoints" / str(STEPS))
     limit = _largest(out / "checkpoints").stat().st_size // 2
 
-    code, output = _train(out, file_bytes=limit)
+    code, output = _train(out, program=("-c", LIMITED, str(limit)))
     assert code == 1
     assert f"step {STEPS} must be written to {out / 'checkpoints'} whole" in output
     assert "free space" in output
@@ -204,11 +212,10 @@ def test_eight_devices_give_the_losses_of_one(unbroken, tmp_path):
 
 def test_a_run_goes_on_with_other_devices(unbroken, tmp_path):
     out = tmp_path / "run"
-    process = _start(out)
-    _wait_for(process, out, STEPS // 2)
+    process = _at_gate(out, STEPS // 2)
     process.send_signal(signal.SIGTERM)
-    process.communicate()
-    env = forced_devices.environment(4)
+    process.communicate("\n")
+    env = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
     code, output = _train(out, "--fsdp", "4", env=env)
     assert code == 0, output
     expected = _losses(unbroken)

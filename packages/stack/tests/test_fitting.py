@@ -1,0 +1,28 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+import itertools
+from types import SimpleNamespace
+
+import pytest
+
+from dovetail.recipes import fitting
+from dovetail.recipes.language_model import llama_config, pretraining
+from dovetail.recipes.options import Shape, Training
+from dovetail_data import Pretrained
+
+# Of a step that compiles, and of 8 more, whose median is 3.5.
+STEPS_S = (50.0, 3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0, 6.0)
+
+
+@pytest.mark.parametrize("seconds, steps", [(38.0, 10), (0.1, 1)])
+def test_the_steps_of_a_time_are_those_of_the_median_step(
+    rows, source, monkeypatch, seconds, steps
+):
+    tokenizer = Pretrained(source)
+    shape = Shape(embed=8, depth=1, heads=1, kv_heads=1, mlp=8)
+    config = llama_config(shape, tokenizer, length=24)
+    recipe = pretraining(config, Training(length=24, global_batch=2))
+    # Time stands still but within a step.
+    told = itertools.accumulate(s for step_s in STEPS_S for s in (0.0, step_s))
+    monkeypatch.setattr(fitting, "time", SimpleNamespace(perf_counter=told.__next__))
+    assert fitting.steps_in(seconds, recipe, rows) == steps

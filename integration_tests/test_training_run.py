@@ -215,7 +215,7 @@ def test_a_run_goes_on_with_other_devices(unbroken, tmp_path):
     process = _at_gate(out, STEPS // 2)
     process.send_signal(signal.SIGTERM)
     process.communicate("\n")
-    env = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    env = forced_devices.environment(4)
     code, output = _train(out, "--fsdp", "4", env=env)
     assert code == 0, output
     expected = _losses(unbroken)

@@ -1,7 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -202,8 +201,7 @@ PROGRAM = Path(__file__).parent / "programs/hosts.py"
 
 def on_hosts(directory, count, *, devices, steps, state=""):
     """What `count` processes of `devices` devices each hold: per step (state, {name: shards})."""
-    flags = f"--xla_force_host_platform_device_count={devices}"
-    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    environment = forced_devices.environment(devices)
     with socket.socket() as held:
         # Nobody else gets the port meanwhile; the coordinator may, since it sets the option too.
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)

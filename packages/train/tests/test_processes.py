@@ -18,7 +18,6 @@ PROGRAM = Path(__file__).parent / "programs" / "processes.py"
 
 def _train(count, *directory):
     """What process 0 writes."""
-    flags = f"--xla_force_host_platform_device_count={2 if count > 1 else 1}"
     with socket.socket() as held:
         # Nobody else gets the port meanwhile; the coordinator may, since it sets the option too.
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -27,7 +26,7 @@ def _train(count, *directory):
         running = [
             subprocess.Popen(
                 [sys.executable, str(PROGRAM), str(me), str(count), port, *map(str, directory)],
-                env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+                env=forced_devices.environment(2 if count > 1 else 1),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,

@@ -8,6 +8,7 @@ a package declares. A package is tested with itself and its declared dependencie
 
 from __future__ import annotations
 
+import json
 import sys
 import zipfile
 from pathlib import Path
@@ -169,6 +170,8 @@ def types(session: nox.Session) -> None:
 def docs(session: nox.Session) -> None:
     """The documentation, with its programs executed; a warning is an error."""
     install(session, *members(), extra=("--group", "pyproject.toml:docs"))
+    settings = session.run("python", "scripts/compilation_cache.py", silent=True)
+    session.env.update(json.loads(str(settings)))
     session.run("sphinx-build", "-W", "--keep-going", "-b", "html", "docs", "docs/_build/html")
 
 

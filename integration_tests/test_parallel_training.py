@@ -18,12 +18,12 @@ import forced_devices
 PROGRAM = Path(__file__).parent / "programs" / "parallel.py"
 # Split kernels of layer 0, as the rules place them.
 LLAMA = {
-    "fsdp=8": 8,
-    "data=2,tensor=4": 4,
     "context=4,fsdp=2": 2,
     "context=2,tensor=4:gather": 4,
 }
 LLAMA_SLOW = {
+    "fsdp=8": 8,
+    "data=2,tensor=4": 4,
     "data=8": 1,
     "tensor=8": 8,
     "context=8": 1,

@@ -13,7 +13,7 @@ import pytest
 
 from dovetail import settings
 
-STEPS = 120
+STEPS = 60
 TEXT = Path(sysconfig.get_paths()["stdlib"]) / "email"
 KEYS = {
     "bits_per_byte",

@@ -174,8 +174,11 @@ def test_other_dtypes_come_back(directory, tmp_path):
 @pytest.mark.parametrize(
     "options, message",
     [
-        (["--bits", "4"], "got group=128 for 'embed' with 32 inputs; write group=32"),
-        (["--bits", "4", "--group", "16"], "gptq must see text .* got none: pass --text DIR, or"),
+        (
+            ["--bits", "4", "--group", "128"],
+            "got group=128 for 'embed' with 32 inputs; write group=32",
+        ),
+        (["--bits", "4"], "gptq must see text .* got none: pass --text DIR, or"),
         (["--method", "awq"], "awq must see text that the model is for, got none: pass --text"),
         (["--skip", "layer"], "got pattern='layer', which is for none"),
         (["--text", "TEXT", "--rows", "0"], "there is at least one; got --length 32 --rows 0"),
@@ -227,3 +230,23 @@ def test_an_interrupted_write_leaves_nothing(directory, tmp_path, capsys, monkey
     assert cli.main(["quantize", str(directory), str(tmp_path / "out")]) == cli.INTERRUPTED
     assert "interrupted" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_four_bits_take_the_largest_group_that_divides_each_matrix():
+    sizes = {"vocab_size": 64, "embed": 96, "depth": 1, "heads": 2, "kv_heads": 1}
+    model = nnx.eval_shape(lambda: init(llama(**sizes, mlp=256), seed=0))
+    specs = quantization.choose(model, bits=4, method="absmax").specs
+    assert specs["layers.0.attn.q"].group == 32  # of 96 inputs
+    assert specs["layers.0.mlp.down"].group == 128  # of 256
+    assert {spec.group for spec in quantization.choose(model, bits=8).specs.values()} == {None}
+    given = quantization.choose(model, bits=4, group=48, skip=[r".*\.down"]).specs
+    assert {spec.group for spec in given.values()} == {48}
+
+
+def test_inputs_that_no_group_divides_are_refused_with_the_options_to_type():
+    sizes = {"vocab_size": 64, "embed": 24, "depth": 1, "heads": 2, "kv_heads": 1}
+    model = nnx.eval_shape(lambda: init(llama(**sizes, mlp=32), seed=0))
+    with pytest.raises(ValueError, match="share a scale among 16 inputs or more") as error:
+        quantization.choose(model, bits=4)
+    assert "'embed' has 24" in str(error.value)
+    assert "name its --group, or leave it float with --skip embed" in str(error.value)

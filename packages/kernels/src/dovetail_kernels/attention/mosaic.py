@@ -8,6 +8,7 @@ Therefore it is the last choice there, taken only where it is asked for.
 """
 
 import functools
+import importlib
 import re
 from typing import Any
 
@@ -33,6 +34,16 @@ def run(call: AttentionCall, inputs: Inputs) -> Array | tuple[Array, Stats]:
     return (out, Stats(lse, jax.lax.stop_gradient(largest))) if call.stats else out
 
 
+@functools.cache
+def _missing() -> str | None:
+    """A module that JAX 0.10 imports for its GPU kernels and does not declare; None if present."""
+    try:
+        importlib.import_module("jax.experimental.pallas.mosaic_gpu")
+    except ModuleNotFoundError as error:
+        return error.name
+    return None
+
+
 def refuse(call: AttentionCall) -> str | None:
     """Why the kernel cannot do a call."""
     if call.device.platform != "gpu" or not _HOPPER.search(call.device.kind):
@@ -40,6 +51,8 @@ def refuse(call: AttentionCall) -> str | None:
             "needs a Hopper GPU (H100, H200, GH200), got "
             f"platform={call.device.platform!r}, kind={call.device.kind!r}"
         )
+    if _missing() is not None:
+        return f"needs {_missing()}, which this JAX imports for GPU kernels: pip install absl-py"
     if call.dtype not in (jnp.bfloat16, jnp.float16):
         return f"takes bfloat16 and float16, got dtype={call.dtype}"
     if call.head_dim not in _WIDTHS or call.value_dim not in _WIDTHS:

@@ -30,7 +30,10 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("out", type=Path, help="a directory that does not exist")
     parser.add_argument("--bits", type=int, choices=(8, 4), default=8, help="of a weight (8)")
     parser.add_argument(
-        "--group", type=int, default=None, help="inputs that share a scale (4 bits: 128; 8: all)"
+        "--group",
+        type=int,
+        default=None,
+        help="inputs that share a scale (4 bits: 128, or the next half that divides them; 8: all)",
     )
     parser.add_argument(
         "--method",

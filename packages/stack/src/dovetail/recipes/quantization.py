@@ -11,6 +11,7 @@ import itertools
 import json
 import math
 import random
+import re
 import shutil
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -37,7 +38,8 @@ from dovetail_quant.report import parameter_bytes
 
 Method = Literal["absmax", "gptq", "awq"]
 CONFIG, REPORT_TEXT, REPORT_JSON = "config.json", "report.txt", "report.json"
-GROUP = 128  # inputs that share a scale of int4, as in most models that are published so
+# Inputs that share a scale of int4: 128, as in most published models, or as many as divide.
+GROUPS = (128, 64, 32, 16)
 HELD_OUT = 0.2  # of the files of a text
 BATCH = 8  # rows that go through the model together
 TOKEN_BYTES = 8  # of text for a token, at the most that is usual: so much is read for each
@@ -103,20 +105,58 @@ def choose(
 ) -> quant.Plan:
     """The plan of every matrix at 8 bits, one scale for each output, or at 4, by groups of inputs.
 
-    method: by default absmax for 8 bits, gptq for 4. skip: regular expressions of paths that stay
-    float. So do tables of learned positions, which are small. Raises ValueError as
-    `dovetail_quant.plan`, among others for a group that does not divide the inputs of a matrix.
+    Tables of learned positions stay float, which are small.
+
+    Args:
+        model: The decoder; may be abstract.
+        bits: 8 or 4.
+        group: Inputs that share a scale. Default: all of them for 8 bits; for 4, the largest of
+            GROUPS that divides the inputs, site by site.
+        method: Default: absmax for 8 bits, gptq for 4.
+        skip: Regular expressions of paths that stay float.
+
+    Returns:
+        The plan. Printed, it names the group of each site.
+
+    Raises:
+        ValueError: As `dovetail_quant.plan`, among others for a group that does not divide the
+            inputs of a matrix, or because none of GROUPS does.
     """
     if bits not in (4, 8):
         raise ValueError(f"bits must be 4 or 8, got bits={bits}: 8 loses least")
-    spec = quant.Spec(
-        weight="int8" if bits == 8 else "int4",
-        group=group or (None if bits == 8 else GROUP),
-        method=method or ("absmax" if bits == 8 else "gptq"),
-    )
-    tables = [r"positions"] if "positions" in quant.sites(model) else []
-    skipped = [(pattern, None) for pattern in (*skip, *tables)]
-    return quant.plan(model, [*skipped, (".*", spec)])
+    sites = quant.sites(model)
+    tables = [r"positions"] if "positions" in sites else []
+    skipped = [*skip, *tables]
+    if bits == 8:
+        rules = [(".*", quant.Spec(weight="int8", group=group, method=method or "absmax"))]
+    else:
+        rules = [
+            (paths, quant.Spec(weight="int4", group=size, method=method or "gptq"))
+            for paths, size in _groups(sites, group, skipped)
+        ]
+    return quant.plan(model, [*((pattern, None) for pattern in skipped), *rules])
+
+
+def _groups(
+    sites: Mapping[str, quant.Site], group: int | None, skipped: Sequence[str]
+) -> list[tuple[str, int]]:
+    """Patterns of paths, and the group of their int4 scales."""
+    if group is not None:
+        return [(".*", group)]
+    by_group: dict[int, list[str]] = {}
+    for path, site in sites.items():
+        if site.left_alone or any(re.fullmatch(pattern, path) for pattern in skipped):
+            continue
+        inputs = site.axes.sizes[1]
+        fitting = [size for size in GROUPS if inputs % size == 0]
+        if not fitting:
+            raise ValueError(
+                f"4 bits share a scale among {GROUPS[-1]} inputs or more, and {path!r} has "
+                f"{inputs}, which none of {GROUPS} divides; name its --group, or leave it float "
+                f"with --skip {path}"
+            )
+        by_group.setdefault(fitting[0], []).append(re.escape(path))
+    return [("|".join(paths), size) for size, paths in by_group.items()]
 
 
 def read_rows(

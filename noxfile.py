@@ -35,6 +35,15 @@ TORCH = (
 APART = {"maxtext_first_step", "maxtext_step"}
 
 
+# Every module that a user may import; those with an underscore and programs are not.
+IMPORT_ALL = """
+import importlib, pkgutil, {module} as package
+for found in pkgutil.walk_packages(package.__path__, "{module}."):
+    if not any(part.startswith("_") for part in found.name.split(".")):
+        importlib.import_module(found.name)
+"""
+
+
 def members(*folders: str) -> list[workspace.Member]:
     """The named members; all without a name."""
     everyone = workspace.members()
@@ -76,6 +85,35 @@ def tests(session: nox.Session, package: str) -> None:
     install(session, *chosen)
     assert_alone(session, *chosen)
     session.run("pytest", f"packages/{package}/tests", *session.posargs)
+
+
+@nox.session(python=workspace.PYTHONS, venv_backend="venv")
+@nox.parametrize("package", PACKAGES, ids=PACKAGES)
+def bare(session: nox.Session, package: str) -> None:
+    """A package's wheel alone, by plain pip: its modules import, its README's program runs."""
+    constraints = str(workspace.constraints_file(str(session.python)))
+    chosen = workspace.needs(*members(package), members())
+    folder = Path(session.create_tmp()).resolve()
+    for member in chosen:
+        line = ("build", "--quiet", str(member.path), "--out-dir", str(folder))
+        session.run(str(Path(sys.executable).with_name("uv")), *line, external=True)
+    versions = [f"{m.module}-{m.version}" for m in chosen]
+    wheels = [str(wheel) for v in versions for wheel in folder.glob(f"{v}-*.whl")]
+    session.install("--constraint", constraints, *wheels)
+    assert_alone(session, *chosen)
+    (member,) = members(package)
+    with session.chdir(folder):  # off the tree: nothing may be found beside the sources
+        session.run("python", "-I", "-c", IMPORT_ALL.format(module=member.module))
+    session.run("python", "scripts/documents.py", "--programs", str(member.path / "README.md"))
+
+
+@nox.session(python="3.11")
+def documents(session: nox.Session) -> None:
+    """Every command and program that a README prints, in order."""
+    install(session, *members(), groups=())
+    settings = session.run("python", "scripts/compilation_cache.py", silent=True)
+    session.env.update(json.loads(str(settings)))
+    session.run("python", "scripts/documents.py", *session.posargs)
 
 
 @nox.session(python="3.11")

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Common to every suite: one suite per process, the compilation cache, a record of its cost."""
 
+import importlib.util
 import os
 import signal
 from collections.abc import Iterator
@@ -17,6 +18,15 @@ ROOT = Path(__file__).resolve().parent
 # Here, before a suite's conftest imports JAX: it reads these variables once.
 _VARIABLES, _REASON = compilation_cache.choose(os.environ)
 os.environ.update(_VARIABLES)
+
+if importlib.util.find_spec("hypothesis"):  # not every package's tests have it
+    import hypothesis
+
+    # Wall time decides nothing: the machine may be busy.
+    hypothesis.settings.register_profile(
+        "suites", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    )
+    hypothesis.settings.load_profile("suites")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -102,7 +102,9 @@ class CostRecord:
         """The folder of the suite, such as "packages/data/tests", if all of it is run."""
         asked = config.option
         narrowed = asked.keyword or asked.markexpr != _DEFAULT_MARKS or asked.deselect
-        if narrowed or asked.collectonly or asked.lf or asked.stepwise or len(config.args) != 1:
+        # Without pytest's cache plugin, these two options do not exist.
+        again = config.getoption("lf", False) or config.getoption("stepwise", False)
+        if narrowed or again or asked.collectonly or len(config.args) != 1:
             return None
         folder = (config.invocation_params.dir / config.args[0]).resolve()
         known = [self.root / "integration_tests", *self.root.glob("packages/*/tests")]

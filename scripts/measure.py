@@ -115,7 +115,7 @@ def report(
         "jax": _versions("jax"),
         "commit": _commit(),
         "date": time.strftime("%Y-%m-%d"),
-        "command": f"PYTHONPATH=scripts python {Path(sys.argv[0]).resolve().relative_to(ROOT)}",
+        "command": _command(),
     }
     short = {k: float(f"{v:.4g}") if isinstance(v, float) else v for k, v in line.items()}
     print(json.dumps(short), flush=True)
@@ -143,8 +143,23 @@ def _device() -> str:
     return f"cpu {named[1] if named else platform.machine()}"
 
 
-def _commit() -> str:
-    """The short commit, and "-dirty" where tracked files differ, results on record apart."""
-    head = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True)
+def _command() -> str:
+    script = Path(sys.argv[0]).resolve().relative_to(ROOT)
+    if script.suffix:
+        return f"PYTHONPATH=scripts python {script}"
+    return " ".join([str(script), *sys.argv[1:]])  # a command of scripts/
+
+
+def _commit() -> str | None:
+    """The short commit, and "-dirty" where tracked files differ, results on record apart.
+
+    None for a copy of the files without git or its history, as a rented machine may have.
+    """
+    try:
+        head = subprocess.check_output(
+            ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, text=True, stderr=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
     diff = ["git", "diff", "--quiet", "HEAD", "--", ":!*/benchmarks/results/*"]
     return head.strip() + ("-dirty" if subprocess.call(diff, cwd=ROOT) else "")

@@ -1,0 +1,72 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Steps of the accelerator session: the conformance suites, then timings beside peers."""
+
+from accelerator_step import Step
+
+# Attention in a step for each implementation: its cases are many, and compile slowly.
+_SUITES = ("attention mosaic", "attention cudnn", "attention blocked", "attention reference")
+_OTHERS = ("loss", "logprobs", "grouped", "paged", "quantized", "routing")
+
+
+def _conformance(suite: str, *, order: int) -> Step:
+    operation, *impl = suite.split()
+    return Step(
+        name=f"conformance-{suite.replace(' ', '-')}",
+        run="device_conformance:conformance",
+        order=order,
+        limit_s=240,
+        full={"operation": operation, "impls": tuple(impl), "count": None},
+        tiny={"operation": operation, "impls": tuple(impl), "count": 2},
+    )
+
+
+def _timing(name: str, *, order: int, full: dict, tiny: dict) -> Step:
+    return Step(
+        name=name, run=f"device_timings:{name}", order=order, limit_s=180, full=full, tiny=tiny
+    )
+
+
+STEPS = (
+    *(_conformance(suite, order=10) for suite in _SUITES),
+    _timing(
+        "attention",
+        order=20,
+        full={"batch": 2, "length": 8192, "heads": 16, "width": 128, "chain": 20},
+        tiny={"batch": 1, "length": 64, "heads": 2, "width": 64, "chain": 2},
+    ),
+    _timing(
+        "loss",
+        order=30,
+        full={"tokens": 8192, "width": 4096, "vocabulary": 131072, "budget": 2**29, "chain": 3},
+        tiny={"tokens": 32, "width": 16, "vocabulary": 200, "budget": 2**16, "chain": 2},
+    ),
+    *(_conformance(suite, order=40) for suite in _OTHERS),
+    _timing(
+        "grouped",
+        order=50,
+        full={
+            "cases": ((8, 8192, 4096, 14336), (64, 16384, 2048, 1408)),
+            "chain": 5,
+        },
+        tiny={"cases": ((4, 64, 16, 24),), "chain": 2},
+    ),
+    _timing(
+        "paged",
+        order=51,
+        full={"requests": (1, 64), "longest": 8192, "heads": 32, "kv_heads": 8, "chain": 50},
+        tiny={"requests": (3,), "longest": 64, "heads": 4, "kv_heads": 2, "chain": 2},
+    ),
+    _timing(
+        "quantized",
+        order=52,
+        full={"rows": (1, 16, 4096), "width": 8192, "chain": 50},
+        tiny={"rows": (1, 4), "width": 128, "chain": 2},
+    ),
+    _timing(
+        "sample",
+        order=53,
+        full={"rows": (1, 64), "vocabulary": 151_936, "chain": 50},
+        tiny={"rows": (2,), "vocabulary": 700, "chain": 2},
+    ),
+)

@@ -1,0 +1,158 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The public conformance suites on this device: every implementation, in float32 and bfloat16.
+
+A refusal is one that `explain` gives before the call. Whatever else goes wrong, in the compiler
+too, is a failure. float32 products run at the highest precision: the suites' bounds are float32's.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+import dovetail_kernels as kernels
+from dovetail_kernels.testing import attention, grouped, loss, paged, quantized, routing
+from measure import report
+
+_STATIC = ("window", "soft_cap", "scale", "impl")
+
+
+class Refused(Exception):
+    """The implementation says that it cannot do the call."""
+
+
+class Suite(NamedTuple):
+    """An operation, its cases, `check(fn, case)`, and the options that must be static in a jit."""
+
+    operation: Callable[..., Any]
+    cases: Callable[[], Iterable[Any]]
+    check: Callable[..., None]
+    static: tuple[str, ...] | None = None
+
+
+def _attention_cases() -> Iterator[Any]:
+    """Also at head_dim 64, the smallest that tensor cores and Mosaic take."""
+    for case in attention.cases():
+        for dtype in ("float32", "bfloat16"):
+            for width in (8, 64):
+                if case.head_dim == case.value_dim or width == 8:
+                    value = width if case.head_dim == case.value_dim else case.value_dim
+                    name = f"{case.name}, {dtype}, head_dim {width}"
+                    needs = case.needs - {case.dtype} | {dtype}
+                    options = {"head_dim": width, "value_dim": value, "dtype": dtype}
+                    yield dataclasses.replace(case, name=name, needs=needs, **options)
+
+
+def _in_both(cases: Callable[[], Iterable[Any]]) -> Iterator[Any]:
+    """Each case in float32 and in bfloat16, those of other dtypes as they are."""
+    for case in cases():
+        if case.dtype in ("float64", "float16"):
+            continue
+        for dtype in ("float32", "bfloat16"):
+            needs = (case.needs - {"bfloat16"}) | ({dtype} - {"float32"})
+            name = f"{case.name}, {dtype}"
+            yield dataclasses.replace(case, name=name, dtype=dtype, needs=needs)
+
+
+def _paged_check(fn: Callable[..., Any], case: Any) -> None:
+    paged.check(fn, case, grad=False)  # a cache has no gradient
+
+
+SUITES = {
+    "attention": Suite(kernels.attention, _attention_cases, attention.check),
+    "loss": Suite(
+        kernels.linear_cross_entropy, functools.partial(_in_both, loss.cases), loss.check
+    ),
+    "logprobs": Suite(
+        kernels.linear_logprobs,
+        functools.partial(_in_both, loss.logprob_cases),
+        loss.check_logprobs,
+    ),
+    "grouped": Suite(
+        kernels.grouped_matmul, functools.partial(_in_both, grouped.cases), grouped.check
+    ),
+    "paged": Suite(
+        kernels.paged_attention, functools.partial(_in_both, paged.cases), _paged_check, _STATIC
+    ),
+    "quantized": Suite(
+        kernels.quantized_matmul,
+        functools.partial(_in_both, quantized.cases),
+        quantized.check,
+        ("activations", "impl"),
+    ),
+    "routing": Suite(kernels.route, routing.cases, routing.check),
+}
+
+
+def through(suite: Suite, impl: str | None) -> Callable[..., Any]:
+    """The operation by one implementation, raising Refused; by its only one if None."""
+    if impl is None:
+        return suite.operation
+    run = suite.operation
+    if suite.static:
+        run = jax.jit(run, static_argnames=suite.static)
+
+    def call(*args: Any, **options: Any) -> Any:
+        choices = kernels.explain(suite.operation, *args, **options).choices
+        refusal = next(choice.refusal for choice in choices if choice.name == impl)
+        if refusal:
+            raise Refused(refusal)
+        return run(*args, **options, impl=impl)
+
+    return call
+
+
+def names(suite: Suite) -> list[str | None]:
+    """The implementations, as `explain` lists them for the first case."""
+    found: list[str | None] = []
+
+    def see(*args: Any, **options: Any) -> Any:
+        report = kernels.explain(suite.operation, *args, **options)
+        found.extend(choice.name for choice in report.choices)
+        raise Refused
+
+    if suite is SUITES["routing"]:
+        return [None]
+    with contextlib.suppress(Refused):
+        suite.check(see, next(iter(suite.cases())))
+    return found
+
+
+def conformance(operation: str, impls: Sequence[str], count: int | None) -> None:
+    """Prints a line for each implementation, `impls` or all, on the first `count` cases."""
+    suite, wrong = SUITES[operation], 0
+    with jax.default_matmul_precision("highest"):
+        for impl in impls or names(suite):
+            wrong += _by(operation, impl, list(suite.cases())[:count])
+    if wrong:
+        sys.exit(f"{wrong} cases failed")
+
+
+def _by(operation: str, impl: str | None, cases: Sequence[Any]) -> int:
+    suite, failures, refused = SUITES[operation], {}, 0
+    fn = through(suite, impl)
+    for case in cases:
+        try:
+            suite.check(fn, case)
+        except Refused:
+            refused += 1
+        except Exception as error:  # of a compiler too: the other cases still run
+            traceback.print_exc()
+            failures[case.name] = f"{type(error).__name__}: {error}"[:300]
+    report(
+        f"conformance of {operation}" + (f", {impl}" if impl else ""),
+        metric="cases",
+        unit="cases",
+        values=[len(cases)],
+        passed=len(cases) - refused - len(failures),
+        failed=len(failures),
+        refused=refused,
+        failures=failures,
+    )
+    return len(failures)

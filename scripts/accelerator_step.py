@@ -1,0 +1,133 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""One step of the accelerator session: its declaration, and the process that runs it.
+
+A package declares its steps as `STEPS` in packages/NAME/benchmarks/accelerator.py. That file is
+read to list them, so it imports nothing but `Step`. The function of a step takes its sizes as
+keywords. It prints one JSON line per figure (`measure.report`), or returns an iterator of
+`device_timing.Contest`. A line with `passed` and `failed` counts cases of a conformance suite.
+"""
+
+import argparse
+import dataclasses
+import faulthandler
+import importlib
+import importlib.util
+import json
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+MISSING = 77  # exit code of a step that lacks a module, as of a skipped test in automake
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Step:
+    """A part of the session that runs in a process of its own.
+
+    Args:
+        name: Unique in its package.
+        run: "module:function" in the folder of the declaring file.
+        order: Steps run by this number over all packages, the lowest first.
+        limit_s: Seconds after which the step is stopped.
+        needs: Modules to import beside the package itself.
+        full: Keywords of the function on an accelerator.
+        tiny: Keywords on a CPU, or with --tiny.
+    """
+
+    name: str
+    run: str
+    order: int
+    limit_s: float
+    needs: tuple[str, ...] = ()
+    full: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    tiny: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def catalog(root: Path = ROOT) -> dict[str, Step]:
+    """The steps of all packages by "package.step", in the order in which they run."""
+    steps = {}
+    for file in sorted(root.glob("packages/*/benchmarks/accelerator.py")):
+        package = file.parent.parent.name
+        for step in _load(file, f"{package}_accelerator").STEPS:
+            steps[f"{package}.{step.name}"] = step
+    return dict(sorted(steps.items(), key=lambda item: item[1].order))
+
+
+def sources(root: Path = ROOT) -> list[str]:
+    """The folders of modules that a step imports, for PYTHONPATH."""
+    return [str(root / "scripts"), *map(str, sorted(root.glob("packages/*/src")))]
+
+
+def load(name: str, root: Path = ROOT) -> tuple[Step, Callable[..., Any]]:
+    """A step and its function. The benchmarks folder of its package is importable from here on."""
+    step = catalog(root)[name]
+    folder = root / "packages" / name.split(".")[0] / "benchmarks"
+    sys.path.append(str(folder))
+    module, function = step.run.split(":")
+    return step, getattr(_load(folder / f"{module}.py", module), function)
+
+
+def missing(package: str, step: Step, root: Path = ROOT) -> str | None:
+    """The distribution without which the step's modules cannot be imported; None if they can."""
+    own = [path.name for path in root.glob(f"packages/{package}/src/*") if path.suffix == ""]
+    for name in (*own, *step.needs):
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            top = (error.name or "").split(".")[0]
+            if not top or importlib.util.find_spec(top):
+                raise  # a module is missing inside of something that is installed
+            return top.replace("_", "-")
+    return None
+
+
+def _load(file: Path, name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _contests(found: Iterator[Any]) -> int:
+    """Measures each, also after one that failed; how many failed."""
+    failed = 0
+    for contest in found:
+        try:
+            contest.measure()
+        except Exception:
+            print(f"failed: {contest.case}", file=sys.stderr)
+            traceback.print_exc()
+            failed += 1
+    return failed
+
+
+def main() -> int:
+    """Runs the step named on the command line; 0, 1 if it failed, or MISSING."""
+    parser = argparse.ArgumentParser(description="Run one step of scripts/accelerator.")
+    parser.add_argument("name", metavar="PACKAGE.STEP")
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--limit-s", type=float, default=600)
+    args = parser.parse_args()
+    # Works inside of a hung call too, shows where it hangs, and ends a step without a parent.
+    faulthandler.dump_traceback_later(args.limit_s, exit=True)
+    step, absent = catalog()[args.name], None
+    absent = missing(args.name.split(".")[0], step)
+    if absent:
+        print(json.dumps({"missing": absent}), flush=True)
+        return MISSING
+    # The command of the lines that measure.report prints.
+    sys.argv = [str(ROOT / "scripts" / "accelerator"), args.name, *["--tiny"] * args.tiny]
+    _, function = load(args.name)
+    found = function(**(step.tiny if args.tiny else step.full))
+    return 1 if isinstance(found, Iterator) and _contests(found) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

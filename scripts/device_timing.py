@@ -49,7 +49,8 @@ class Contest:
         ours: Called with all of `inputs()`.
         inputs: Makes the arguments, a tuple of pytrees of arrays, on the device.
         chain: Calls in one program: enough for some milliseconds.
-        agree: Raises if a peer's result is another.
+        agree: Raises if a peer's result is another. The default suits bfloat16, which some round
+            on the way.
         peers: The same by name. One that cannot run is reported with its error.
         flops: Operations of one call.
         nbytes: Bytes that one call cannot but move.
@@ -60,7 +61,7 @@ class Contest:
     ours: Callable[..., Any]
     inputs: Callable[[], tuple[Any, ...]]
     chain: int
-    agree: Agree
+    agree: Agree = dataclasses.field(default=close(3e-2))
     peers: Mapping[str, Callable[..., Any]] = dataclasses.field(default_factory=dict)
     flops: float | None = None
     nbytes: float | None = None

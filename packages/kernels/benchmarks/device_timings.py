@@ -12,12 +12,11 @@ import numpy as np
 from sample import by_sort, by_top_k
 
 import dovetail_kernels as kernels
-from device_timing import Contest, close, normals, with_gradients
+from device_timing import Contest, normals, with_gradients
 from dovetail_kernels.dispatch import device
 
 PAGE = 16
 GROUP = 128
-CLOSE = close(3e-2)  # bfloat16 results, whose operands are rounded on the way by some
 
 
 def _able(operation: Callable[..., Any], *args: Any, **options: Any) -> list[str]:
@@ -50,7 +49,6 @@ def attention(batch: int, length: int, heads: int, width: int, chain: int) -> It
             peers={name: lambda q, k, v, g, f=f: f(q, k, v) for name, f in peers.items()},
             inputs=inputs,
             chain=chain,
-            agree=CLOSE,
             flops=flops,
         )
         yield Contest(
@@ -59,7 +57,6 @@ def attention(batch: int, length: int, heads: int, width: int, chain: int) -> It
             peers={name: with_gradients(f) for name, f in peers.items()},
             inputs=inputs,
             chain=max(chain // 3, 1),
-            agree=CLOSE,
             flops=3.5 * flops,  # of the backward pass five products, the forward has two
         )
     yield from _packed(batch, length // 2, heads, width, chain)
@@ -84,7 +81,6 @@ def _packed(batch: int, length: int, heads: int, width: int, chain: int) -> Iter
             peers={"jax.nn": with_gradients(theirs)},
             inputs=functools.partial(_tuple, functools.partial(normals, 0, *[shape] * 4)),
             chain=max(chain // 3, 1),
-            agree=CLOSE,
             flops=3.5 * 2.0 * batch * heads * width * length**2 / 4,
         )
 
@@ -113,7 +109,6 @@ def loss(tokens: int, width: int, vocabulary: int, budget: int, chain: int) -> I
             peers={"all logits": jax.value_and_grad(naive, (0, 1))},
             inputs=inputs,
             chain=chain,
-            agree=CLOSE,
             flops=6.0 * tokens * width * vocabulary,
         )
 
@@ -141,7 +136,6 @@ def grouped(cases: Sequence[tuple[int, int, int, int]], chain: int) -> Iterator[
                 peers={"lax.ragged_dot": lambda x, w, g, f=theirs: f(x, w)},
                 inputs=inputs,
                 chain=chain,
-                agree=CLOSE,
                 flops=2.0 * rows * inner * outer,
             )
             yield Contest(
@@ -150,7 +144,6 @@ def grouped(cases: Sequence[tuple[int, int, int, int]], chain: int) -> Iterator[
                 peers={"lax.ragged_dot": with_gradients(theirs)},
                 inputs=inputs,
                 chain=chain,
-                agree=CLOSE,
                 flops=6.0 * rows * inner * outer,
             )
 
@@ -190,7 +183,6 @@ def paged(
             peers={"jax.nn": theirs},
             inputs=inputs,
             chain=chain,
-            agree=CLOSE,
             nbytes=float(lengths.sum()) * 2 * kv_heads * width * 2,
         )
 
@@ -217,7 +209,6 @@ def quantized(rows: Sequence[int], width: int, chain: int) -> Iterator[Contest]:
                     peers={"bfloat16": lambda x, packed, w: x @ w},
                     inputs=made,
                     chain=max(chain // (1 if count < 1024 else 5), 1),
-                    agree=CLOSE,
                     flops=2.0 * count * width**2,
                     nbytes=float(packed.nbytes),
                     dtype="int8" if activations else "bfloat16",

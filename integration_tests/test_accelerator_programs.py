@@ -1,0 +1,83 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The programs of the accelerator session at their full size, lowered for a GPU that is not here.
+
+JAX asks the driver before it lowers cuDNN's attention. Where that is chosen, XLA's stands for it.
+"""
+
+import contextlib
+import sys
+from collections.abc import Iterator
+
+import jax
+import pytest
+from jax.sharding import AbstractDevice, AbstractMesh
+
+import accelerator_step
+import dovetail_kernels as kernels
+from device_timing import chained
+from dovetail_models import abstract, llama
+from dovetail_train import abstract_mesh
+
+H100 = AbstractDevice(device_kind="NVIDIA H100 80GB HBM3", num_cores=None, platform="cuda")
+TRAINING = "train.llama-125m"
+# Their programs are those of the suites, and of Orbax.
+OTHERS = ("conformance", "save-restore", "llama-125m")
+CONTESTS = [name for name in accelerator_step.catalog() if not any(x in name for x in OTHERS)]
+
+
+@contextlib.contextmanager
+def on_hopper() -> Iterator[None]:
+    with jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=H100)):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+
+@pytest.fixture(autouse=True)
+def cudnn_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The shapes of q in calls that would be cuDNN's."""
+    original, shapes = jax.nn.dot_product_attention, []
+
+    def attend(q, k, v, *, implementation=None, **options):
+        if implementation == "cudnn":
+            shapes.append(q.shape)
+        return original(q, k, v, implementation="xla", **options)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", attend)
+    return shapes
+
+
+@pytest.mark.parametrize("name", CONTESTS)
+def test_a_contest_lowers_for_a_gpu(name: str):
+    step, function = accelerator_step.load(name)
+    with on_hopper():
+        contests = list(function(**step.full))
+        assert contests
+        if name == "kernels.attention":
+            cases = " ".join(contest.case for contest in contests)
+            assert all(impl in cases for impl in ("cudnn", "blocked", "mosaic"))
+        for contest in contests:
+            args = jax.eval_shape(contest.inputs)
+            for one in (contest.ours, *contest.peers.values()):
+                program = chained(one, contest.chain).trace(*args)
+                assert "while" in program.lower(lowering_platforms=("cuda",)).as_text()
+
+
+def test_the_training_step_lowers_for_a_gpu_with_cudnn(cudnn_calls: list[tuple[int, ...]]):
+    step, function = accelerator_step.load(TRAINING)
+    sizes, rows, length = (step.full[key] for key in ("sizes", "rows", "length"))
+    module = sys.modules[function.__module__]
+    config = llama(**sizes, kv_heads=sizes["heads"], tie=True)
+    shape = abstract_mesh(1)
+    mesh = AbstractMesh(
+        shape.axis_sizes, shape.axis_names, axis_types=shape.axis_types, abstract_device=H100
+    )
+    options = {"attention": kernels.attention, "cross_entropy": kernels.linear_cross_entropy}
+    trainer = module.trainer(config, rows, length, mesh=mesh, **options)
+    program = trainer.program(abstract(config), module.batch(config, rows, length))
+    assert "func.func public @main" in program.lower("cuda").as_text()
+    assert set(cudnn_calls) == {(rows, length, sizes["heads"], 64)}

@@ -1,0 +1,95 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Timing of chained operations beside their peers."""
+
+import json
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import io_callback
+
+import device_timing
+import measure
+from device_timing import Contest, chained
+
+ROWS = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+
+def contest(**options: Any) -> Contest:
+    given = {"case": "twice", "ours": lambda x: 2 * x, "chain": 3}
+    return Contest(**{**given, "inputs": lambda: (jnp.asarray(ROWS),), **options})
+
+
+@pytest.fixture
+def lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """The lines that a contest prints, as a step of the session would."""
+    monkeypatch.setattr(sys, "argv", [str(measure.ROOT / "scripts" / "accelerator"), "toy.x"])
+
+    def measured(one: Contest) -> list[dict[str, Any]]:
+        one.measure()
+        return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+    return measured
+
+
+def test_a_chain_makes_every_call():
+    seen = []
+
+    def function(x):
+        io_callback(lambda: seen.append(1), None)
+        return {"a": x[::-1], "b": x.sum(), "none": x[:0]}
+
+    # The first elements of the reversed rows and of the sum, five times.
+    assert float(chained(function, 5)(jnp.asarray(ROWS))) == 5 * (3 + 15)
+    assert len(seen) == 5
+
+
+def test_lines_have_the_peer_its_noise_and_the_rates(lines, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(device_timing, "peaks", lambda dtype: (1e30, 1e30))
+    (line,) = lines(contest(peers={"sum": lambda x: x + x}, flops=6.0, nbytes=48.0))
+    assert (line["case"], line["peer"], line["chain"]) == ("twice, against sum", "sum", 3)
+    assert line["ratio"] > 0
+    assert line["noise"] > 0
+    assert line["flops_per_s"] == pytest.approx(6 / line["value"], rel=1e-2)
+    assert line["bytes_share_of_peak"] == pytest.approx(48 / line["value"] / 1e30, rel=1e-2)
+    assert line["command"] == "scripts/accelerator toy.x"
+
+
+def test_without_a_peer_there_is_one_line(lines):
+    (line,) = lines(contest())
+    assert (line["case"], line["peer"], line["ratio"]) == ("twice", None, None)
+    assert "flops_per_s" not in line
+
+
+def test_a_peer_that_cannot_run_is_said_and_another_is_measured(lines):
+    def refuses(x):
+        raise NotImplementedError("not on this device")
+
+    first, second = lines(contest(peers={"absent": refuses, "sum": lambda x: x + x}))
+    assert first["peer_value"] is None
+    assert first["peer_error"] == "NotImplementedError: not on this device"
+    assert second["peer_value"] > 0
+
+
+@pytest.mark.parametrize("other", [lambda x: 2.1 * x, lambda x: x * jnp.nan])
+def test_another_result_is_no_measurement(lines, other):
+    with pytest.raises(RuntimeError, match="differs from wrong by"):
+        lines(contest(peers={"wrong": other}))
+
+
+def test_more_than_the_peak_is_no_measurement(lines, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(device_timing, "peaks", lambda dtype: (1e-3, None))
+    with pytest.raises(RuntimeError, match="left out a part of the chain"):
+        lines(contest(flops=6.0))
+
+
+def test_gradients_are_of_all_arguments_but_the_cotangent():
+    x, y, g = (jnp.asarray(v, jnp.float32) for v in (2.0, 5.0, 3.0))
+    out, (dx, dy) = device_timing.with_gradients(lambda x, y: x * y)(x, y, g)
+    assert (float(out), float(dx), float(dy)) == (10, 15, 6)
+    (drawn,) = device_timing.normals(0, (1000,), dtype="float32")
+    assert abs(float(jax.numpy.std(drawn)) - 1) < 0.1

@@ -1,0 +1,16 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Steps of the accelerator session: a decoding step's products, quantized."""
+
+from accelerator_step import Step
+
+STEPS = (
+    Step(
+        name="products",
+        run="device_products:products",
+        order=60,
+        limit_s=180,
+        full={"rows": (1, 16), "width": 4096, "mlp": 14336, "depth": 4, "chain": 20},
+        tiny={"rows": (1,), "width": 128, "mlp": 256, "depth": 1, "chain": 2},
+    ),
+)

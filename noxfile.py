@@ -230,6 +230,8 @@ def bench(session: nox.Session) -> None:
         install_torch(session)
     install(session, *workspace.needs(package, members()), groups=("test", "bench"))
     for script in sorted(package.path.glob("benchmarks/*.py")):
+        if script.stem == "accelerator" or script.stem.startswith("device_"):
+            continue  # steps of scripts/accelerator, and what they run
         if script.stem in APART:
             session.warn(
                 f"{script.name} needs an environment of its own: its first lines say which"

@@ -152,3 +152,12 @@ def test_results_on_record_do_not_make_a_commit_dirty_but_all_else_does(
     assert head.startswith(clean)
     (repository / "pyproject.toml").write_text("")
     assert commit() == f"{clean}-dirty"
+
+
+def test_a_copy_without_git_has_no_commit_and_a_command_is_named_as_typed(
+    tmp_path: Path, reported, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(measure, "ROOT", tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / "scripts" / "accelerator"), "a.b", "--tiny"])
+    line = reported(measure.report, "case", metric="wall_s", unit="s", values=[1.0])
+    assert (line["commit"], line["command"]) == (None, "scripts/accelerator a.b --tiny")

@@ -10,7 +10,7 @@ STEPS = (
         run="device_saving:save_restore",
         order=45,
         limit_s=240,
-        full={"leaves": 32, "leaf_bytes": 2**27, "repeats": 3},
+        full={"leaves": 16, "leaf_bytes": 2**27, "repeats": 3},
         tiny={"leaves": 3, "leaf_bytes": 2**14, "repeats": 1},
     ),
     Step(

@@ -15,7 +15,7 @@ def _conformance(suite: str, *, order: int) -> Step:
         name=f"conformance-{suite.replace(' ', '-')}",
         run="device_conformance:conformance",
         order=order,
-        limit_s=240,
+        limit_s=300,
         full={"operation": operation, "impls": tuple(impl), "count": None},
         tiny={"operation": operation, "impls": tuple(impl), "count": 2},
     )

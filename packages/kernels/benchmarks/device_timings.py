@@ -20,16 +20,20 @@ GROUP = 128
 
 
 def _able(operation: Callable[..., Any], *args: Any, **options: Any) -> list[str]:
-    """The implementations that can, but for the reference."""
+    """The implementations that can, but for a reference that would not be chosen."""
     choices = kernels.explain(operation, *args, **options).choices
-    return [c.name for c in choices if c.refusal is None and c.name != "reference"]
+    able = [choice for choice in choices if choice.refusal is None]
+    return [choice.name for choice in able if choice.chosen or choice.name != "reference"]
 
 
-def _jax_nn(q: Any, k: Any, v: Any, **options: Any) -> jax.Array:
-    """By cuDNN on a GPU; XLA's form holds all logits."""
-    by = "cudnn" if device().platform == "gpu" and "mask" not in options else "xla"
+def _jax_nn(q: Any, k: Any, v: Any, *, by: str = "xla", **options: Any) -> jax.Array:
     with jax.numpy_dtype_promotion("standard"):
         return jax.nn.dot_product_attention(q, k, v, implementation=by, **options)
+
+
+def _fastest() -> str:
+    """The implementation of jax.nn that does not hold all logits, where there is one."""
+    return "cudnn" if device().platform == "gpu" else "xla"
 
 
 def attention(batch: int, length: int, heads: int, width: int, chain: int) -> Iterator[Contest]:
@@ -38,10 +42,10 @@ def attention(batch: int, length: int, heads: int, width: int, chain: int) -> It
     one = jax.ShapeDtypeStruct(shape, jnp.bfloat16)
     inputs = functools.partial(_tuple, functools.partial(normals, 0, *[shape] * 4))
     flops = 2.0 * batch * heads * width * length**2
-    theirs = functools.partial(_jax_nn, is_causal=True)
+    theirs = functools.partial(_jax_nn, by=_fastest(), is_causal=True)
     for impl in _able(kernels.attention, one, one, one, causal=True):
         ours = functools.partial(kernels.attention, causal=True, impl=impl)
-        peers = {} if impl == "cudnn" else {"jax.nn": theirs}
+        peers = {} if impl == "cudnn" else {f"jax.nn {_fastest()}": theirs}
         where = f"{impl}, bfloat16 {list(shape)}"
         yield Contest(
             case=f"attention, causal, {where}",
@@ -78,7 +82,7 @@ def _packed(batch: int, length: int, heads: int, width: int, chain: int) -> Iter
         yield Contest(
             case=f"attention with gradients, 4 packed documents, {impl}, bfloat16 {list(shape)}",
             ours=with_gradients(functools.partial(kernels.attention, **options, impl=impl)),
-            peers={"jax.nn": with_gradients(theirs)},
+            peers={"jax.nn xla": with_gradients(theirs)},
             inputs=functools.partial(_tuple, functools.partial(normals, 0, *[shape] * 4)),
             chain=max(chain // 3, 1),
             flops=3.5 * 2.0 * batch * heads * width * length**2 / 4,
@@ -174,13 +178,17 @@ def paged(
             )
             return kernels.paged_attention(q, pages, **found)
 
-        def theirs(q: Any, pages: Any, k: Any, v: Any, lengths: Any = lengths) -> Any:
-            return _jax_nn(q[:, None], k, v, key_value_seq_lengths=jnp.asarray(lengths))[:, 0]
+        def theirs(by: str, q: Any, pages: Any, k: Any, v: Any, lengths: Any = lengths) -> Any:
+            known = {"key_value_seq_lengths": jnp.asarray(lengths)}
+            return _jax_nn(q[:, None], k, v, by=by, **known)[:, 0]
 
         yield Contest(
             case=f"paged attention, {rows} requests decode, bfloat16, {int(lengths.sum())} keys",
             ours=ours,
-            peers={"jax.nn": theirs},
+            peers={
+                f"jax.nn {by}": functools.partial(theirs, by)
+                for by in dict.fromkeys(("xla", _fastest()))
+            },
             inputs=inputs,
             chain=chain,
             nbytes=float(lengths.sum()) * 2 * kv_heads * width * 2,

@@ -85,7 +85,12 @@ def run(name: str, limit_s: float, *, tiny: bool) -> dict[str, Any]:
     command = [sys.executable, file, name, "--limit-s", f"{own_s:.3f}", *["--tiny"] * tiny]
     begin = time.monotonic()
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, env=environment(), text=True, start_new_session=True
+        command,
+        stdout=subprocess.PIPE,
+        env=environment(),
+        encoding="utf-8",
+        errors="replace",
+        start_new_session=True,
     ) as process:
         timer = threading.Timer(limit_s, _kill, [process])
         timer.start()
@@ -97,10 +102,11 @@ def run(name: str, limit_s: float, *, tiny: bool) -> dict[str, Any]:
         finally:  # also when the session is interrupted
             timer.cancel()
             _kill(process)
-    entry["seconds"] = round(time.monotonic() - begin, 1)
-    slow = process.returncode != 0 and entry["seconds"] >= own_s
+    elapsed_s = time.monotonic() - begin
+    slow = process.returncode != 0 and elapsed_s >= own_s
     outcomes = {0: "done", MISSING: "missing"}
     entry["outcome"] = "timed out" if slow else outcomes.get(process.returncode, "failed")
+    entry["seconds"] = round(elapsed_s, 1)
     return entry
 
 
@@ -160,8 +166,8 @@ def totals(steps: dict[str, Step], record: Record, skipped: dict[str, str]) -> d
         **{outcome.replace(" ", "_"): outcomes[outcome] for outcome in FINISHED},
         "skipped": dict(collections.Counter(skipped.values())),
         "left": len(steps) - len(ended) - len(skipped),
-        "figures": sum(entry["figures"] for entry in ended),
-        "conformance": {key: sum(e[key] for e in ended) for key in ("passed", "failed")},
+        "figures": sum(entry.get("figures", 0) for entry in ended),
+        "conformance": {key: sum(e.get(key, 0) for e in ended) for key in ("passed", "failed")},
     }
 
 

@@ -51,16 +51,15 @@ class Record:
         try:
             found = json.loads(file.read_text(encoding="utf-8"))
             steps = found.pop("steps")
-            sound = all(entry["outcome"] in FINISHED for entry in steps.values())
+            if any(entry["outcome"] not in FINISHED for entry in steps.values()):
+                raise ValueError("an outcome of another command")
         except OSError as error:
             raise Unusable(f"--state {file} cannot be read: {error.strerror}.") from error
-        except (ValueError, KeyError, TypeError, AttributeError):
-            sound = False
-        if not sound:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise Unusable(
                 f"--state must name a file that this command wrote, got {file}, which is damaged "
                 "or something else. Delete it to begin again, or name another."
-            )
+            ) from error
         if found != self._conditions:
             raise Unusable(
                 f"--state must be of the same device and shapes, got {file} of {found}, and here "

@@ -47,36 +47,37 @@ class Step:
     tiny: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def catalog(root: Path = ROOT) -> dict[str, Step]:
+def catalog() -> dict[str, Step]:
     """The steps of all packages by "package.step", in the order in which they run."""
     steps = {}
-    for file in sorted(root.glob("packages/*/benchmarks/accelerator.py")):
+    for file in sorted(ROOT.glob("packages/*/benchmarks/accelerator.py")):
         package = file.parent.parent.name
         for step in _load(file, f"{package}_accelerator").STEPS:
             steps[f"{package}.{step.name}"] = step
     return dict(sorted(steps.items(), key=lambda item: item[1].order))
 
 
-def sources(root: Path = ROOT) -> list[str]:
+def sources() -> list[str]:
     """The folders of modules that a step imports, for PYTHONPATH."""
-    return [str(root / "scripts"), *map(str, sorted(root.glob("packages/*/src")))]
+    return [str(ROOT / "scripts"), *map(str, sorted(ROOT.glob("packages/*/src")))]
 
 
-def load(name: str, root: Path = ROOT) -> tuple[Step, Callable[..., Any]]:
+def load(name: str) -> tuple[Step, Callable[..., Any]]:
     """A step and its function. The benchmarks folder of its package is importable from here on."""
-    step = catalog(root)[name]
-    folder = root / "packages" / name.split(".")[0] / "benchmarks"
+    step = catalog()[name]
+    folder = ROOT / "packages" / name.split(".")[0] / "benchmarks"
     sys.path.append(str(folder))
     module, function = step.run.split(":")
     return step, getattr(_load(folder / f"{module}.py", module), function)
 
 
-def missing(package: str, step: Step, root: Path = ROOT) -> str | None:
-    """The distribution without which the step's modules cannot be imported; None if they can."""
-    own = [path.name for path in root.glob(f"packages/{package}/src/*") if path.suffix == ""]
-    for name in (*own, *step.needs):
+def missing(name: str) -> str | None:
+    """The distribution without which a step's modules cannot be imported; None if they can."""
+    source = ROOT / "packages" / name.split(".")[0] / "src"
+    own = [file.parent.name for file in source.glob("*/__init__.py")]
+    for module in (*own, *catalog()[name].needs):
         try:
-            importlib.import_module(name)
+            importlib.import_module(module)
         except ModuleNotFoundError as error:
             top = (error.name or "").split(".")[0]
             if not top or importlib.util.find_spec(top):
@@ -117,14 +118,13 @@ def main() -> int:
     args = parser.parse_args()
     # Works inside of a hung call too, shows where it hangs, and ends a step without a parent.
     faulthandler.dump_traceback_later(args.limit_s, exit=True)
-    step, absent = catalog()[args.name], None
-    absent = missing(args.name.split(".")[0], step)
+    absent = missing(args.name)
     if absent:
         print(json.dumps({"missing": absent}), flush=True)
         return MISSING
     # The command of the lines that measure.report prints.
     sys.argv = [str(ROOT / "scripts" / "accelerator"), args.name, *["--tiny"] * args.tiny]
-    _, function = load(args.name)
+    step, function = load(args.name)
     found = function(**(step.tiny if args.tiny else step.full))
     return 1 if isinstance(found, Iterator) and _contests(found) else 0
 

@@ -6,7 +6,16 @@ from accelerator_step import Step
 
 # Attention in a step for each implementation: its cases are many, and compile slowly.
 _FIRST = ("attention cudnn", "attention blocked", "attention mosaic")
-_OTHERS = ("attention reference", "loss", "logprobs", "grouped", "paged", "quantized", "routing")
+_OTHERS = (
+    "attention reference",
+    "loss",
+    "logprobs",
+    "grouped",
+    "paged",
+    "writing",
+    "quantized",
+    "routing",
+)
 
 
 def _conformance(suite: str, *, order: int) -> Step:

@@ -28,12 +28,23 @@ class Refused(Exception):
 
 
 class Suite(NamedTuple):
-    """An operation, its cases, `check(fn, case)`, and the options that must be static in a jit."""
+    """An operation, its cases, and `check(fn, case)`.
+
+    static: options that are static in a jit, for suites that call `fn` outside of one.
+    choice: whether the operation has implementations to choose from.
+    """
 
     operation: Callable[..., Any]
     cases: Callable[[], Iterable[Any]]
     check: Callable[..., None]
     static: tuple[str, ...] | None = None
+    choice: bool = True
+
+
+class Write(NamedTuple):
+    """A case of `check_paged_write`, which has one for each dtype."""
+
+    name: str
 
 
 def _attention_cases() -> Iterator[Any]:
@@ -66,6 +77,10 @@ def _paged_check(fn: Callable[..., Any], case: Any) -> None:
     paged.check(fn, case, grad=False)  # a cache has no gradient
 
 
+def _write_check(fn: Callable[..., Any], case: Write) -> None:
+    paged.check_paged_write(fn, dtype=case.name)
+
+
 SUITES = {
     "attention": Suite(kernels.attention, _attention_cases, attention.check),
     "loss": Suite(
@@ -88,7 +103,13 @@ SUITES = {
         quantized.check,
         ("activations", "impl"),
     ),
-    "routing": Suite(kernels.route, routing.cases, routing.check),
+    "writing": Suite(
+        kernels.paged_write,
+        lambda: map(Write, ("float32", "bfloat16")),
+        _write_check,
+        choice=False,
+    ),
+    "routing": Suite(kernels.route, routing.cases, routing.check, choice=False),
 }
 
 
@@ -119,7 +140,7 @@ def names(suite: Suite) -> list[str | None]:
         found.extend(choice.name for choice in report.choices)
         raise Refused
 
-    if suite is SUITES["routing"]:
+    if not suite.choice:
         return [None]
     with contextlib.suppress(Refused):
         suite.check(see, next(iter(suite.cases())))

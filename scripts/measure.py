@@ -21,6 +21,11 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 
+_INSTRUCTION_SETS = (
+    *("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
+    *("amx_tile", "amx_int8", "amx_bf16", "asimd", "asimdhp", "bf16", "i8mm", "sve"),
+)
+
 
 class Cost(NamedTuple):
     """What one call took: `wall_s`, and `cpu_s` over all threads of this process."""
@@ -109,6 +114,7 @@ def report(
         "noise": _ratio(peer_again, peer_values),
         **conditions,
         "device": _device(),
+        "machine": _machine(),
         "cores": os.cpu_count(),
         "loadavg": os.getloadavg()[0],
         "python": platform.python_version(),
@@ -139,8 +145,25 @@ def _device() -> str:
     jax = sys.modules.get("jax")
     if jax and jax.default_backend() != "cpu":
         return jax.devices()[0].device_kind
-    named = re.search(r"model name\s*: (.+)", Path("/proc/cpuinfo").read_text())
+    named = re.search(r"model name\s*: (.+)", _cpuinfo())
     return f"cpu {named[1] if named else platform.machine()}"
+
+
+def _machine() -> str:
+    """The kind of machine by which results are compared: what decides speed, not the name.
+
+    The instruction sets that XLA and torch choose code by, and the cores; or the accelerator.
+    """
+    device = _device()
+    if not device.startswith("cpu "):
+        return device
+    flags = set(_cpuinfo().split()) & set(_INSTRUCTION_SETS)
+    return " ".join([platform.machine(), *sorted(flags), f"{os.cpu_count()} cores"])
+
+
+def _cpuinfo() -> str:
+    file = Path("/proc/cpuinfo")
+    return file.read_text() if file.exists() else ""  # Linux alone has it
 
 
 def _command() -> str:

@@ -30,6 +30,14 @@ def test_digits_are_x_to_27_bits_of_its_largest(x: np.ndarray) -> None:
     assert (abs(value - x) <= largest * 2.0**-27 + 64 * 2.0**-126).all()
 
 
+@pytest.mark.parametrize("exponent", [-126, -121, 0, 5, 6, 121, 122, 126, 127])
+def test_digits_of_every_size(exponent: int) -> None:
+    # 1 / 2**127 is not a normal number: rows of that size once had the digits 0.
+    digits, step = split.digits(jnp.full((1, 3), 1.5 * 2.0**exponent, jnp.float32))
+    assert np.asarray(digits)[:, 0, 0].tolist() == [48, 0, 0, 0]
+    assert float(step[0, 0]) == (2.0 ** (exponent - 5) if exponent >= -121 else 0.0)
+
+
 def test_the_largest_digit() -> None:
     digits, step = split.digits(jnp.asarray([[np.nextafter(np.float32(2), 0), -1.0]]))
     assert np.asarray(digits)[0].tolist() == [[64, -32]]

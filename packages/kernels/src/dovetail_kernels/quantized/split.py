@@ -56,7 +56,10 @@ def digits(x: Array) -> tuple[Array, Array]:
     # inf or nan gets inf, which makes all its results inf or nan.
     bits = jax.lax.bitcast_convert_type(most, jnp.uint32) & jnp.uint32(0x7F800000)
     power = jax.lax.bitcast_convert_type(bits, jnp.float32)
-    rest, found = x / jnp.where(power == 0, 1, power) * 32, []
+    # XLA may multiply by the inverse, which must be a normal number: that of 2**127 is not.
+    large = power > 1
+    divisor = jnp.where(power == 0, 1, jnp.where(large, power / 32, power))
+    rest, found = x / divisor * jnp.where(large, 1.0, 32.0), []
     for _ in range(DIGITS):
         digit = jnp.round(rest)
         rest = (rest - digit) * 128

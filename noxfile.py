@@ -23,13 +23,16 @@ import workspace  # noqa: E402
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "uv"
 nox.options.error_on_missing_interpreters = True
-nox.options.sessions = ["tests", "integration", "imports", "types", "examples", "build"]
+nox.options.sessions = ["integration", "imports", "types", "examples", "build"]
+nox.options.sessions += [f"tests-{python}" for python in workspace.PYTHONS]
 
 PACKAGES = list(workspace.members())
 LIBRARIES = [p for p in PACKAGES if p != workspace.META]
 TORCH = (
     "torch==2.13.0"  # an oracle and a peer, never a dependency; pip finds CPU builds, uv does not
 )
+
+NEWER = ("3.13",)  # takes the constraints of 3.12; the test workflow runs it
 
 # Benchmarks whose peer does not install beside the others, or on this Python.
 APART = {"maxtext_first_step", "maxtext_step"}
@@ -77,7 +80,7 @@ def assert_alone(session: nox.Session, *allowed: workspace.Member) -> None:
         )
 
 
-@nox.session(python=workspace.PYTHONS)
+@nox.session(python=[*workspace.PYTHONS, *NEWER])
 @nox.parametrize("package", PACKAGES, ids=PACKAGES)
 def tests(session: nox.Session, package: str) -> None:
     """One package's suite in an environment of that package and its dependencies alone."""

@@ -56,7 +56,8 @@ def test_every_job_ends_and_older_runs_give_way(workflow):
     assert "cancel-in-progress" in workflow["concurrency"]
     for job in workflow["jobs"].values():
         assert 0 < job["timeout-minutes"] <= 60
-        assert job["runs-on"] == "ubuntu-24.04"
+        machines = job["strategy"]["matrix"]["os"] if "matrix.os" in job["runs-on"] else []
+        assert {*machines, job["runs-on"]} <= {"ubuntu-24.04", "macos-15", "${{ matrix.os }}"}
 
 
 def test_checkouts_keep_no_credentials(workflow):
@@ -69,6 +70,13 @@ def test_no_expression_of_an_outsider_reaches_a_shell(workflow):
     for step in steps(workflow):
         for name in re.findall(r"\$\{\{\s*([\w.]+)", step.get("run", "")):
             assert name.startswith("matrix."), name
+
+
+def test_every_night_measures_every_package():
+    (file,) = [f for f in FILES if f.stem == "nightly"]
+    jobs = yaml.safe_load(file.read_text())["jobs"]
+    assert jobs["speed"]["strategy"]["matrix"]["package"] == list(workspace.members())
+    assert set(jobs["report"]["needs"]) == jobs.keys() - {"report"}
 
 
 def test_nox_sessions_exist(workflow):

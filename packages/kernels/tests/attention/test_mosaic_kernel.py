@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from dovetail_kernels.attention.mosaic_kernel import KEYS, QUERIES, Masks, forward
+from dovetail_kernels.attention._mosaic_kernel import KEYS, QUERIES, forward
+from dovetail_kernels.attention.mosaic_masks import Masks
 
 _interpreted = pytest.mark.skipif(
     not hasattr(plgpu, "force_gpu_interpret_mode"),

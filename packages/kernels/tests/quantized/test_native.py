@@ -141,7 +141,7 @@ def test_without_the_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native.importlib.util, "find_spec", lambda name: None)
     choices = plan_quantized_matmul(np.ones((1, 64), np.float32), weights(64, 5)).choices()
     assert choices[0].refusal == (
-        "dovetail-kernels-cpu is not installed: pip install 'dovetail-kernels[cpu]'"
+        "dovetail-kernels-cpu is not installed; in a checkout: pip install packages/kernels/native"
     )
     assert choices[1].chosen
 

@@ -76,7 +76,7 @@ def work(call: AttentionCall) -> Work:
 
 
 def _cuts(call: AttentionCall) -> tuple[Cut, Cut]:
-    from dovetail_kernels.attention.mosaic_kernel import KEYS, QUERIES
+    from dovetail_kernels.attention._mosaic_kernel import KEYS, QUERIES
 
     return Cut(QUERIES, -(-call.queries // QUERIES)), Cut(KEYS, -(-call.keys // KEYS))
 
@@ -102,7 +102,7 @@ _attend.defvjp(_attend_fwd, _attend_bwd)
 
 def _forward(call: AttentionCall, inputs: Inputs) -> tuple[Array, Array, Array]:
     # Not at import: Pallas takes longer to import than the rest of the package.
-    from dovetail_kernels.attention import mosaic_kernel, mosaic_masks
+    from dovetail_kernels.attention import _mosaic_kernel, mosaic_masks
 
     k, v = inputs.k, inputs.v
     if call.masked:
@@ -111,7 +111,7 @@ def _forward(call: AttentionCall, inputs: Inputs) -> tuple[Array, Array, Array]:
         finite = jnp.isfinite(v).all(-1, keepdims=True)
         k, v = jnp.where(finite, k, jnp.nan), jnp.where(finite, v, 0)
     queries, keys = _cuts(call)
-    out, lse, largest = mosaic_kernel.forward(
+    out, lse, largest = _mosaic_kernel.forward(
         _filled(inputs.q, queries),
         _filled(k, keys),
         _filled(v, keys),

@@ -6,6 +6,8 @@ All that concerns positions becomes one range for each query, and a hidden key a
 no range, so that the kernel compares twice whatever the call asks.
 """
 
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,11 +15,28 @@ from jaxtyping import Array, Int
 
 from dovetail_kernels.attention.bounds import Cut, bounds
 from dovetail_kernels.attention.call import AttentionCall, Inputs
-from dovetail_kernels.attention.mosaic_kernel import Masks
 
 _LARGEST = np.iinfo(np.int32).max
 # Of keys beyond kv_lengths or filling up a block: positions are made >= 0.
 _HIDDEN = -1
+
+
+class Masks(NamedTuple):
+    """What each query sees: a key if q_low <= k_position <= q_high and q_segment == k_segment.
+
+    All int32, [batch, T] and [batch, S]; segments None if there are none.
+    blocks: [batch, blocks of queries, blocks of keys], of which `some` [batch, blocks of queries]
+    are read in this order, the first `whole` of them without comparison.
+    """
+
+    q_low: Any
+    q_high: Any
+    k_position: Any
+    blocks: Any
+    whole: Any
+    some: Any
+    q_segment: Any = None
+    k_segment: Any = None
 
 
 def masks(call: AttentionCall, inputs: Inputs, queries: Cut, keys: Cut) -> Masks:

@@ -37,7 +37,10 @@ _TARGET = f"dovetail_kernels_matmul_{ABI}"
 def unavailable() -> str | None:
     """Registers the handler; why that cannot be, or None. Asked once in a process."""
     if importlib.util.find_spec(_MODULE) is None:
-        return "dovetail-kernels-cpu is not installed: pip install 'dovetail-kernels[cpu]'"
+        return (
+            "dovetail-kernels-cpu is not installed; in a checkout: pip install "
+            "packages/kernels/native"
+        )
     path = importlib.import_module(_MODULE).LIBRARY
     try:
         library = ctypes.CDLL(str(path))

@@ -12,6 +12,8 @@ checked without a GPU, knows no other form, and what runs should be what is chec
 
 What a query sees is a range of key positions and a segment, which covers causal masks, windows and
 lengths alike (`Masks`). Only listed blocks of keys are read, and compared only where that matters.
+
+A private module: on JAX 0.10 it cannot be imported without absl-py, which JAX does not declare.
 """
 
 import functools
@@ -26,6 +28,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from dovetail_kernels import _compat
+from dovetail_kernels.attention.mosaic_masks import Masks
 
 # How an accumulator of wgmma lies in registers, and vectors along its rows and its columns.
 _TILE = plgpu.Layout.WGMMA
@@ -42,24 +45,6 @@ KEYS = 128
 _STAGES = 2
 # Registers of a thread. 65536 / 128 threads leaves 512 to three warpgroups: what copies needs few.
 _REGISTERS_COMPUTE, _REGISTERS_COPY = 232, 40
-
-
-class Masks(NamedTuple):
-    """What each query sees: a key if q_low <= k_position <= q_high and q_segment == k_segment.
-
-    All int32, [batch, T] and [batch, S]; segments None if there are none.
-    blocks: [batch, blocks of queries, blocks of keys], of which `some` [batch, blocks of queries]
-    are read in this order, the first `whole` of them without comparison.
-    """
-
-    q_low: Any
-    q_high: Any
-    k_position: Any
-    blocks: Any
-    whole: Any
-    some: Any
-    q_segment: Any = None
-    k_segment: Any = None
 
 
 class _Shared(NamedTuple):

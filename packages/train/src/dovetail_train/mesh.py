@@ -63,7 +63,8 @@ def caches_cpu_programs(devices: Sequence[Any]) -> bool:
     around it both communicate. Its devices then wait for each other for ever. Seen with jaxlib
     0.10.2 and 0.12.0.
     """
-    kept = jax.config.jax_enable_compilation_cache and jax.config.jax_compilation_cache_dir
+    config: Any = jax.config  # its options are attributes that are set as JAX is imported
+    kept = config.jax_enable_compilation_cache and config.jax_compilation_cache_dir
     return bool(kept) and len(devices) > 1 and devices[0].platform == "cpu"
 
 

@@ -80,6 +80,12 @@ def assert_alone(session: nox.Session, *allowed: workspace.Member) -> None:
         )
 
 
+def keep_compiled(session: nox.Session) -> None:
+    """Let programs outside the suites use the suites' compilation cache too."""
+    settings = session.run("python", "scripts/compilation_cache.py", silent=True)
+    session.env.update(json.loads(str(settings)))
+
+
 @nox.session(python=[*workspace.PYTHONS, *NEWER])
 @nox.parametrize("package", PACKAGES, ids=PACKAGES)
 def tests(session: nox.Session, package: str) -> None:
@@ -108,6 +114,7 @@ def bare(session: nox.Session, package: str) -> None:
     (member,) = members(package)
     with session.chdir(folder):  # off the tree: nothing may be found beside the sources
         session.run("python", "-I", "-c", IMPORT_ALL.format(module=member.module))
+    keep_compiled(session)
     session.run("python", "scripts/documents.py", "--programs", str(member.path / "README.md"))
 
 
@@ -115,8 +122,7 @@ def bare(session: nox.Session, package: str) -> None:
 def documents(session: nox.Session) -> None:
     """Every command and program that a README prints, in order."""
     install(session, *members(), groups=())
-    settings = session.run("python", "scripts/compilation_cache.py", silent=True)
-    session.env.update(json.loads(str(settings)))
+    keep_compiled(session)
     session.run("python", "scripts/documents.py", *session.posargs)
 
 
@@ -213,8 +219,7 @@ def types(session: nox.Session) -> None:
 def docs(session: nox.Session) -> None:
     """The documentation, with its programs executed; a warning is an error."""
     install(session, *members(), extra=("--group", "pyproject.toml:docs"))
-    settings = session.run("python", "scripts/compilation_cache.py", silent=True)
-    session.env.update(json.loads(str(settings)))
+    keep_compiled(session)
     session.run("sphinx-build", "-W", "--keep-going", "-b", "html", "docs", "docs/_build/html")
 
 

@@ -33,7 +33,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--group",
         type=int,
         default=None,
-        help="inputs that share a scale (4 bits: 128, or the next half that divides them; 8: all)",
+        help="inputs that share a scale (4 bits: the first of 128, 64, 32, 16 to divide; 8: all)",
     )
     parser.add_argument(
         "--method",

@@ -76,7 +76,7 @@ def closing(output: str) -> str:
     notes = [line for line in lines if line.startswith(suite_plugins.NOTE)]
     # nox ends with a line of its own, after that of pytest.
     counted = [line for line in lines if " passed" in line and " in " in line]
-    return "\n    ".join([(counted or lines)[-1], *notes])
+    return "\n    ".join([(counted or lines)[-1].strip("= "), *notes])
 
 
 def run_all(checks: dict[str, list[str]]) -> list[str]:

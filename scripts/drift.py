@@ -13,7 +13,7 @@ is no failure.
 Compared are ratios to the peer of the same run: a slow hour slows both. A ratio drifted if it
 differs from the accepted one by more than its band, the largest of
 
-- FLOOR, since equal code gave such differences between runs on these machines;
+- FLOOR, a margin that was chosen, not measured: raise or lower it once nights have shown;
 - twice the noise of either run: how far the peer, measured twice, is from itself;
 - three standard errors of the medians of both runs, from their spreads (the middle half is 1.35
   standard deviations wide, the error of a median 1.25 over the root of the repeats).
@@ -68,12 +68,12 @@ def read(file: Path) -> list[Line]:
 
 
 def script(line: Line) -> str:
-    """The name of the benchmark that printed a line, such as "pipeline"."""
+    """The name of the benchmark of a line, such as "pipeline"."""
     return Path(line["command"].split()[-1]).stem
 
 
 def key(line: Line) -> Key | None:
-    """What a line is compared by; None for lines from before machines were recorded."""
+    """The identity of a line; None for lines without a recorded machine."""
     if not line.get("machine"):
         return None
     python = str(line.get("python")).rpartition(".")[0]  # 3.11 and later ones have other JAXes
@@ -81,7 +81,7 @@ def key(line: Line) -> Key | None:
 
 
 def figure(line: Line) -> float | None:
-    """What is compared: bytes, else the ratio to the peer; None if there is neither."""
+    """Bytes if they are counted, else the ratio to the peer; None if there is neither."""
     value = line["value"] if exact(line) else line.get("ratio")
     return value if value and math.isfinite(value) and value > 0 else None
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from dovetail.quickstart.chart import line_chart
 from dovetail_optim import Schedule, branch, wsd
+from dovetail_stack.quickstart.chart import line_chart
 
 PAGE = Path(__file__).resolve().parent / "packages/measured/schedules.md"  # git ignores it
 STEPS = 1000

@@ -34,8 +34,8 @@ model = init(llama(vocab_size=256, embed=32, depth=2, heads=4, mlp=64, tie=True)
 graph, params = nnx.split(model, nnx.Param)
 rate = wsd(0.02, warmup=5, total=200, cooldown=40)
 rules = [
-    ("layers/**/kernel", muon(rate, scale="rms", weight_decay=0.1, dtype=jnp.float32)),
-    ("embed/**", compress(optax.adamw(rate))),
+    ("layers.**.kernel", muon(rate, scale="rms", weight_decay=0.1, dtype=jnp.float32)),
+    ("embed.**", compress(optax.adamw(rate))),
     ("**", optax.adamw(rate)),
 ]
 report = explain(rules, params)
@@ -75,7 +75,7 @@ for number in range(20):
     params, state, loss, info = step(params, state, batch_of(number))
     losses.append(float(loss))
 print(f"loss {losses[0]:.2f} to {losses[-1]:.2f}, gradient norm {info.gradient_norm:.3f}")
-for name in ("update_rms/layers/0/attn/q/kernel", "update_rms/embed/embedding"):
+for name in ("update_rms/layers.0.attn.q.kernel", "update_rms/embed.embedding"):
     print(f"{name}: {measurements(state)[name]:.1e}")
 assert losses[-1] < 0.7 * losses[0]
 

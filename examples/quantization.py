@@ -58,7 +58,7 @@ print(f"trained to {float(loss):.3f} nats a byte")
 # measured on text that neither training nor calibration saw.
 
 # %%
-rules = [("embed", quant.Spec()), (".*", quant.Spec(weight="int4", group=32, method="gptq"))]
+rules = [("embed", quant.Spec()), ("**", quant.Spec(weight="int4", group=32, method="gptq"))]
 seen = [batch(TRAIN, 16, 1000 + i) for i in range(8)]
 held_out = [batch(HELD_OUT, 16, i) for i in range(8)]
 calibration = quant.calibrate(model, quant.plan(model, rules), seen)

@@ -58,7 +58,17 @@ def test_the_command_trains_on_eight_devices_beside_a_users_cache(tmp_path):
     text = str(Path(sysconfig.get_paths()["stdlib"]) / "json")
     options = ["--embed", "16", "--depth", "1", "--heads", "2", "--kv-heads", "1", "--mlp", "32"]
     options += ["--vocab-size", "300", "--length", "16", "--global-batch", "8", "--steps", "1"]
-    line = [sys.executable, "-m", "dovetail", "train", "pretrain", "--text", text, "--fsdp", "8"]
+    line = [
+        sys.executable,
+        "-m",
+        "dovetail_stack",
+        "train",
+        "pretrain",
+        "--text",
+        text,
+        "--fsdp",
+        "8",
+    ]
     done = subprocess.run(
         [*line, "--pattern", "*.py", "--out", str(tmp_path / "run"), *options],
         env=environment,

@@ -32,8 +32,8 @@ OPTIMIZERS = {
     "guarded Muon, SOAP and AdamW in 8 bits": guard(
         route(
             [
-                ("layers/0", muon(1e-2)),
-                ("layers/1", soap(1e-2)),
+                ("layers.0", muon(1e-2)),
+                ("layers.1", soap(1e-2)),
                 ("**", compress(optax.adamw(1e-2))),
             ]
         )

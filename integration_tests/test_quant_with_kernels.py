@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import dovetail_models as models
-from dovetail.recipes.products import KernelsProduct
 from dovetail_kernels import explain, quantized_matmul
 from dovetail_quant import Spec, apply, load, plan, save
 from dovetail_quant.codes import quantize
 from dovetail_quant.testing import check_matmul
+from dovetail_stack.recipes.products import KernelsProduct
 
 SPECS = {
     "int8": Spec(),
@@ -71,7 +71,7 @@ def test_a_model_and_its_file(tmp_path):
         ),
         seed=0,
     )
-    chosen = plan(model, [(".*", Spec(weight="int4", group=32))])
+    chosen = plan(model, [("**", Spec(weight="int4", group=32))])
     own = apply(model, chosen)
     theirs = apply(model, chosen, matmul=KernelsProduct())
     logits = jax.jit(lambda m: m(TOKENS))

@@ -130,7 +130,7 @@ def close(found, wanted):
 
 def quantized_model(family, spec):
     model = random_model(CONFIGS[family])
-    quantized = apply(model, plan(model, [(".*", spec)]))
+    quantized = apply(model, plan(model, [("**", spec)]))
     return quantized, floats(quantized, model)
 
 
@@ -148,7 +148,7 @@ def test_a_family_computes_what_its_codes_stand_for(family):
 @pytest.mark.parametrize("family", CONFIGS)
 def test_what_is_left_alone_is_small(family):
     model = models.abstract(CONFIGS[family])
-    alone = set(plan(model, [(".*", INT8)]).left_alone.items())
+    alone = set(plan(model, [("**", INT8)]).left_alone.items())
     layers = getattr(CONFIGS[family], "layers", ())
     routed = [i for i, layer in enumerate(layers) if isinstance(layer.mlp, Experts)]
     # A router sends a token elsewhere for a rounded logit; patches are 16 x 16 x 3 inputs, once.
@@ -205,7 +205,7 @@ def test_scanned_and_recomputed_layers():
 
 def test_layers_that_are_recomputed_are_not_calibrated_in_silence():
     model = random_model(CONFIGS["qwen3"])
-    some = plan(model, [(r"layers\.0.*", Spec(weight="int4", group=8, method="gptq"))])
+    some = plan(model, [("layers.0.**", Spec(weight="int4", group=8, method="gptq"))])
     with pytest.raises(ValueError, match=r"recomputed.*configure\(scan=False, remat=False\)"):
         calibrate(model.configure(remat=models.Remat()), some, [{"tokens": TOKENS}])
 
@@ -213,7 +213,7 @@ def test_layers_that_are_recomputed_are_not_calibrated_in_silence():
 @pytest.mark.slow
 def test_a_model_that_scans_is_calibrated_as_one_that_does_not():
     model = random_model(CONFIGS["qwen3"])
-    some = plan(model, [(r"layers\..*", Spec(weight="int4", group=8, method="gptq"))])
+    some = plan(model, [("layers.**", Spec(weight="int4", group=8, method="gptq"))])
     batches = [{"tokens": np.tile(TOKENS, (3, 1))}]
     want = calibrate(model, some, batches, sequential=False)
     found = calibrate(model.configure(scan=True), some, batches, sequential=False)
@@ -224,7 +224,7 @@ def test_a_model_that_scans_is_calibrated_as_one_that_does_not():
 
 def test_an_adapter_on_a_quantized_layer_starts_at_nothing():
     model = random_model(CONFIGS["qwen3"])
-    rules = [(".*", INT4)]
+    rules = [("**", INT4)]
     want = jax.jit(answer)(apply(model, plan(model, rules)))
     adapted = models.lora.insert(model, "layers.*.attn.{q,v}", rank=2, alpha=4, rngs=nnx.Rngs(0))
     quantized = apply(adapted, plan(adapted, rules))

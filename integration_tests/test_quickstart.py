@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dovetail import settings
+from dovetail_stack import settings
 
 STEPS = 60
 TEXT = Path(sysconfig.get_paths()["stdlib"]) / "email"
@@ -39,7 +39,7 @@ def finished(tmp_path_factory):
     # the machine, and on what else it does.
     given = {"text": str(text), "pattern": "**/*", "minutes": 0.1}
     settings.create(settings.Pretrain, given).with_steps(STEPS).save(out)
-    command = [sys.executable, "-m", "dovetail", "quickstart", "--out", str(out)]
+    command = [sys.executable, "-m", "dovetail_stack", "quickstart", "--out", str(out)]
     done = subprocess.run(
         [*command, "--text", str(text), "--minutes", "0.1"],
         capture_output=True,
@@ -56,7 +56,7 @@ def test_the_result_has_every_figure_and_the_resumed_run_was_bit_exact(finished)
     assert result["resumed_bit_exact"] is True
     assert 1e6 < result["parameters"] < 1e7
     assert 0 < result["train_seconds"] < result["total_seconds"]
-    assert {"jax", "python", "dovetail"} <= result["versions"].keys()
+    assert {"jax", "python", "dovetail-stack"} <= result["versions"].keys()
     # A uniform guess over bytes is 8; seconds of training are enough for less.
     assert 0.5 < result["bits_per_byte"] < 6
     assert 0.5 < result["xz_bits_per_byte"] < result["gzip_bits_per_byte"] < 4

@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dovetail import cli
 from dovetail_models import load
+from dovetail_stack import cli
 
 TEXT = Path(sysconfig.get_paths()["stdlib"]) / "json"
 GATED = Path(__file__).parent / "programs" / "gated.py"

@@ -36,11 +36,11 @@ LIMITED = """
 import resource, runpy, sys
 limit = int(sys.argv.pop(1))
 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-runpy.run_module("dovetail", run_name="__main__")
+runpy.run_module("dovetail_stack", run_name="__main__")
 """
 
 
-def _start(out, *options, text=TEXT, program=("-m", "dovetail"), env=None, before=()):
+def _start(out, *options, text=TEXT, program=("-m", "dovetail_stack"), env=None, before=()):
     new = [] if (out / "run.json").exists() else ["pretrain", "--text", str(text), *TINY]
     return subprocess.Popen(
         [sys.executable, *program, "train", *before, *new, "--out", str(out), *options],
@@ -295,7 +295,7 @@ def test_a_tokenizer_that_is_not_the_models_is_refused(unbroken, tmp_path):
     shutil.copytree(unbroken / "hf", model)
     train_bpe([path.read_text() for path in TEXT.glob("*.py")], model, vocab_size=500)
     done = subprocess.run(
-        [sys.executable, "-m", "dovetail", "generate", str(model), "--prompt", "def "],
+        [sys.executable, "-m", "dovetail_stack", "generate", str(model), "--prompt", "def "],
         capture_output=True,
         text=True,
         check=False,
@@ -305,7 +305,15 @@ def test_a_tokenizer_that_is_not_the_models_is_refused(unbroken, tmp_path):
 
 
 def test_generate_continues_the_prompt(unbroken):
-    command = [sys.executable, "-m", "dovetail", "generate", str(unbroken), "--prompt", "def read_"]
+    command = [
+        sys.executable,
+        "-m",
+        "dovetail_stack",
+        "generate",
+        str(unbroken),
+        "--prompt",
+        "def read_",
+    ]
     outputs = {
         subprocess.run([*command, *options], capture_output=True, text=True, check=True).stdout
         for options in (["--max-tokens", "20"], ["--max-tokens", "20"])

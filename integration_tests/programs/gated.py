@@ -25,4 +25,4 @@ def gated(self: Jsonl, step: int, scalars: Mapping[str, float]) -> None:
 
 
 Jsonl.write = gated
-runpy.run_module("dovetail", run_name="__main__", alter_sys=True)
+runpy.run_module("dovetail_stack", run_name="__main__", alter_sys=True)

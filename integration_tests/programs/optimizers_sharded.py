@@ -23,8 +23,8 @@ def tx(params):
     shardings = jax.tree.map(lambda p: p.sharding, params)
     muons = muon(RATE, exchange=shardings, ns=[(1.5, -0.5, 0.0)], dtype=np.float32)
     rules = [
-        ("layers/0/kernel", muons),
-        ("layers/1/kernel", soap(RATE, refresh=2)),
+        ("layers.0.kernel", muons),
+        ("layers.1.kernel", soap(RATE, refresh=2)),
         ("**", compress(optax.adamw(RATE), block=32, shardings=shardings)),
     ]
     return guard(route(rules))

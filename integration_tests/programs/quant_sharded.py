@@ -39,8 +39,8 @@ def codes(model):
 
 def compare(spec):
     """The largest difference of the logits, and how kernels and their codes are cut."""
-    want = jax.jit(lambda m: m(TOKENS))(apply(ONE, plan(ONE, [(".*", spec)])))
-    quantized = apply(MANY, plan(MANY, [(".*", spec)]))
+    want = jax.jit(lambda m: m(TOKENS))(apply(ONE, plan(ONE, [("**", spec)])))
+    quantized = apply(MANY, plan(MANY, [("**", spec)]))
     with jax.set_mesh(MESH):
         logits = np.asarray(jax.jit(lambda m: m(TOKENS))(quantized))
     kept = codes(quantized)

@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*was never awaited:RuntimeWarning"),
 ]
 
-STACK = ["--stack", "layers/#/**", "layers/**", "0"]
+STACK = ["--stack", "layers.#.**", "layers.**", "0"]
 
 
 def model():
@@ -103,8 +103,8 @@ def test_inspect(run, command):
         f"{run}/2: written by dovetail, step 2, model, {old} bytes, sealed, loss=0.5\n"
         "model: 3 leaves, 36 bytes\n"
         "  embed       int16[3, 4]  797909df46ecaae6\n"
-        "  layers/0/w  uint8[2, 3]  5ed3df3369266e1f\n"
-        "  layers/1/w  uint8[2, 3]  a52f17b9fcb104bb\n"
+        "  layers.0.w  uint8[2, 3]  5ed3df3369266e1f\n"
+        "  layers.1.w  uint8[2, 3]  a52f17b9fcb104bb\n"
     )
 
 
@@ -130,16 +130,16 @@ def test_diff(run, command):
     code, out, err = command("diff", "run/2", "run/10")
     assert (code, err) == (1, "")
     assert out == (
-        "~ layers/1/w: digest a52f17b9fcb104bb, 5a7cea8e48a6cdb3\n"
+        "~ layers.1.w: digest a52f17b9fcb104bb, 5a7cea8e48a6cdb3\n"
         "2 equal, 1 of other bits; read no array\n"
     )
     code, out, _ = command("diff", "run/2", "run/2")
     assert (code, out) == (0, "3 equal; read no array\n")
-    code, out, _ = command("diff", "run/2", "run/10", "--drop", "layers/1/w", *STACK, "--json")
+    code, out, _ = command("diff", "run/2", "run/10", "--drop", "layers.1.w", *STACK, "--json")
     assert code == 1
     found = json.loads(out)
-    assert (found["same"], found["only_left"]) == (False, ["layers/w"])
-    assert found["only_right"] == ["layers/0/w", "layers/1/w"]
+    assert (found["same"], found["only_left"]) == (False, ["layers.w"])
+    assert found["only_right"] == ["layers.0.w", "layers.1.w"]
 
 
 def test_verify(run, command):
@@ -164,7 +164,7 @@ def test_convert_there_and_back(run, command):
     code, out, err = command("convert", "run/2", "hf", "--format", "safetensors", *STACK)
     assert (code, out, err) == (0, "", "")
     assert command("verify", "hf")[0] == 0
-    back = ["--unstack", "layers/**", "layers/#/**", "0"]
+    back = ["--unstack", "layers.**", "layers.#.**", "0"]
     assert command("convert", "hf", "again", "--format", "orbax", *back)[0] == 0
     assert command("diff", "run/2", "again/0") == (0, "3 equal; read no array\n", "")
     found = load("again/0", {"embed": np.zeros((3, 4), np.int16)}, rules=[only("embed")])
@@ -182,7 +182,7 @@ def test_a_dry_run_prints_the_mapping_and_writes_nothing(run, command):
     assert out == (
         "a float32[3, 1] <- embed[0:3, 0:1] as float32\n"
         "b float32[3, 3] <- embed[0:3, 1:4] as float32\n"
-        "layers/w uint8[2, 2, 3] <- layers/0/w + layers/1/w\n"
+        "layers.w uint8[2, 2, 3] <- layers.0.w + layers.1.w\n"
         "reads 3 leaves, 36 bytes\n"
     )
     assert os.listdir(run.parent) == ["run"]
@@ -234,7 +234,7 @@ def test_debug_shows_the_trace_before_the_action_or_after(run):
         (["convert", "run/2", "out"], "required: --format"),
         (["convert", "run/2", "out", "--format", "torch"], "invalid choice: 'torch'"),
         (["diff", "run/2"], "the following arguments are required: b"),
-        (["diff", "a", "b", "--rename", "x/*", "y"], "argument --rename: both sides must have"),
+        (["diff", "a", "b", "--rename", "x.*", "y"], "argument --rename: both sides must have"),
         (["verify", "run", "--item", "model"], "unrecognized arguments: --item model"),
         (["inspect", "run", "--js"], "unrecognized arguments: --js"),
     ],

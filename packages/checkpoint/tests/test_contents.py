@@ -52,7 +52,7 @@ def test_nothing_is_refused():
 
 
 def test_a_leaf_that_is_no_array_is_named():
-    with pytest.raises(TypeError, match=r"item/a/0: a leaf must be .*got type=str; give other"):
+    with pytest.raises(TypeError, match=r"item/a.0: a leaf must be .*got type=str; give other"):
         contents({"item": {"a": ["llama"]}}, {})
 
 

@@ -21,7 +21,7 @@ from dovetail_checkpoint import (
 from dovetail_checkpoint.diff import Diff
 from dovetail_checkpoint.export import export_safetensors
 
-STACK = [stack("layers/#/**", "layers/**")]
+STACK = [stack("layers.#.**", "layers.**")]
 
 
 def model(seed=0):
@@ -76,7 +76,7 @@ def test_one_changed_element_is_found_by_digests_alone(run, tmp_path):
             if path.is_file() and path.parent.name == "d":
                 path.unlink()
     found = diff(tmp_path / "1", tmp_path / "2", item="model")
-    assert [change.left.name for change in found.changed] == ["layers/1/w"]
+    assert [change.left.name for change in found.changed] == ["layers.1.w"]
     (change,) = found.changed
     assert change.left.digest != change.right.digest
     assert (found.equal, found.read_leaves, found.read_bytes) == (7, 0, 0)
@@ -103,7 +103,7 @@ def test_names_shapes_and_dtypes(run):
     found = diff(run / "1" / "model", run / "3")
     assert (found.only_left, found.only_right) == (("embed",), ("new",))
     assert [str(change) for change in found.retyped] == [
-        "layers/0/b: float32[5], float32[1, 5]",
+        "layers.0.b: float32[5], float32[1, 5]",
         "step: python int[], int32[]",
     ]
     assert found.changed == ()
@@ -111,7 +111,7 @@ def test_names_shapes_and_dtypes(run):
         [
             "- embed",
             "+ new",
-            "~ layers/0/b: float32[5], float32[1, 5]",
+            "~ layers.0.b: float32[5], float32[1, 5]",
             "~ step: python int[], int32[]",
             "5 equal, 1 only left, 1 only right, 2 of another dtype or shape; read no array",
         ]
@@ -135,7 +135,7 @@ def test_leaves_without_digests_are_read_on_their_side_alone(run, plain, swapped
 
 def test_one_changed_element_is_found_without_digests(run, plain):
     found = diff(run / "2", plain, item="model")
-    assert [change.left.name for change in found.changed] == ["layers/1/w"]
+    assert [change.left.name for change in found.changed] == ["layers.1.w"]
     found = diff(plain, plain, item="model")
     assert (found.same, found.read_leaves) == (True, 16)
 
@@ -146,8 +146,8 @@ def test_across_formats_by_rules(run, exported):
     assert found.same
     assert (found.equal, found.read_leaves) == (3, 6)  # the embedding has its digest
     found = diff(run / "2", exported, item="model", rules=rules)
-    assert [change.left.name for change in found.changed] == ["layers/w"]
-    back = [unstack("layers/**", "layers/#/**")]
+    assert [change.left.name for change in found.changed] == ["layers.w"]
+    back = [unstack("layers.**", "layers.#.**")]
     found = diff(exported, run / "1", item="model", rules=back)
     assert (found.only_right, found.equal, found.changed) == (("step",), 7, ())
     assert found.read_leaves == 2
@@ -189,8 +189,8 @@ def test_what_is_read_is_proven(run, exported, tmp_path):
     data = bytearray(path.read_bytes())
     data[-3] ^= 1
     path.write_bytes(data)
-    with pytest.raises(DamageError, match="layers/w"):
-        diff(tmp_path / "hf", run / "1", item="model", rules=[unstack("layers/**", "layers/#/**")])
+    with pytest.raises(DamageError, match=r"layers.w"):
+        diff(tmp_path / "hf", run / "1", item="model", rules=[unstack("layers.**", "layers.#.**")])
 
 
 def test_an_item_must_be_said_where_it_is_needed_and_only_there(run, exported):

@@ -97,12 +97,12 @@ def test_all_leaves_as_they_lie(saved, tmp_path):
 
 def test_rules_are_applied_and_the_result_is_proved(saved, tmp_path):
     rules = [
-        only("layers/**", "embed"),
-        unstack("layers/**", "layers/#/**"),
-        split("layers/*/qkv", ("layers/*/q", "layers/*/k"), axis=1, sizes=(2, 7)),
-        transpose("layers/*/k", (1, 0)),
+        only("layers.**", "embed"),
+        unstack("layers.**", "layers.#.**"),
+        split("layers.*.qkv", ("layers.*.q", "layers.*.k"), axis=1, sizes=(2, 7)),
+        transpose("layers.*.k", (1, 0)),
         cast("embed", "float16"),
-        rename("layers/**", "model/h/**"),
+        rename("layers.**", "model/h/**"),
     ]
     export_safetensors(saved / "1", tmp_path / "out", rules=rules, file_bytes=300, group_bytes=99)
     found, want = loaded(tmp_path / "out"), model()
@@ -113,21 +113,19 @@ def test_rules_are_applied_and_the_result_is_proved(saved, tmp_path):
         assert np.array_equal(found[f"model.h.{i}.norm"], np.asarray(want["layers"]["norm"])[i])
     assert np.array_equal(found["embed"], np.asarray(want["embed"]).astype(np.float16))
     assert len(found) == 13
-    assert digests(tmp_path / "out") == {
-        name.replace(".", "/"): digest
-        for name, digest in zip(found, hex_digests(list(found.values())), strict=True)
-    }
+    proof = dict(zip(found, hex_digests(list(found.values())), strict=True))
+    assert digests(tmp_path / "out") == proof
     assert verify_safetensors(tmp_path / "out") == (True, [])
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_stacked_and_fused_leaves_are_digested_in_parts(saved, tmp_path, axis, monkeypatch):
     monkeypatch.setattr(export, "_BLOCK_BYTES", 50)
-    export_safetensors(saved / "1", tmp_path / "a", rules=[unstack("layers/**", "layers/#/**")])
+    export_safetensors(saved / "1", tmp_path / "a", rules=[unstack("layers.**", "layers.#.**")])
     rules = [
-        only("layers/**"),
-        stack("layers/#/qkv", "stacked", axis=axis),
-        fuse([f"layers/{i}/norm" for i in (2, 0, 1, 3)], "fused", axis=0),
+        only("layers.**"),
+        stack("layers.#.qkv", "stacked", axis=axis),
+        fuse([f"layers.{i}.norm" for i in (2, 0, 1, 3)], "fused", axis=0),
     ]
     export_safetensors(tmp_path / "a", tmp_path / "b", rules=rules, group_bytes=200)
     layers = model()["layers"]
@@ -157,20 +155,20 @@ def test_there_and_back_through_orbax_is_byte_identical(saved, tmp_path):
 
 def test_unstacked_and_stacked_again_is_byte_identical(saved, tmp_path):
     export_safetensors(saved / "1", tmp_path / "first")
-    apart = [unstack("layers/**", "layers/#/**"), transpose("layers/*/qkv", (1, 0))]
+    apart = [unstack("layers.**", "layers.#.**"), transpose("layers.*.qkv", (1, 0))]
     export_safetensors(saved / "1", tmp_path / "apart", rules=apart)
-    together = [transpose("layers/*/qkv", (1, 0)), stack("layers/#/**", "layers/**")]
+    together = [transpose("layers.*.qkv", (1, 0)), stack("layers.#.**", "layers.**")]
     export_safetensors(tmp_path / "apart", tmp_path / "second", rules=together)
     second = (tmp_path / "second" / "model.safetensors").read_bytes()
     assert second == (tmp_path / "first" / "model.safetensors").read_bytes()
 
 
 def test_an_export_is_loaded_into_a_target(saved, tmp_path):
-    rules = [only("layers/**"), unstack("layers/**", "layers/#/**")]
+    rules = [only("layers.**"), unstack("layers.**", "layers.#.**")]
     export_safetensors(saved / "1", tmp_path / "out", rules=rules, file_bytes=200)
     want = {"layers": model()["layers"]}
     target = jax.eval_shape(lambda: want)
-    found = load(tmp_path / "out", target, rules=[stack("layers/#/**", "layers/**")])
+    found = load(tmp_path / "out", target, rules=[stack("layers.#.**", "layers.**")])
     for name, value in want["layers"].items():
         assert np.asarray(found["layers"][name]).tobytes() == np.asarray(value).tobytes()
 
@@ -215,11 +213,11 @@ def test_groups_are_read_one_after_the_other(saved, tmp_path, monkeypatch):
         seen.append(list(places))
         return read(self, places)
 
-    export_safetensors(saved / "1", tmp_path / "a", rules=[unstack("layers/**", "layers/#/**")])
+    export_safetensors(saved / "1", tmp_path / "a", rules=[unstack("layers.**", "layers.#.**")])
     monkeypatch.setattr(TensorReader, "read", recorded)
-    rules = [only("layers/*/qkv"), stack("layers/#/**", "layers/**")]
+    rules = [only("layers.*.qkv"), stack("layers.#.**", "layers.**")]
     export_safetensors(tmp_path / "a", tmp_path / "b", rules=rules, group_bytes=720)
-    assert seen == [["layers/0/qkv", "layers/1/qkv"], ["layers/2/qkv", "layers/3/qkv"]]
+    assert seen == [["layers.0.qkv", "layers.1.qkv"], ["layers.2.qkv", "layers.3.qkv"]]
 
 
 def test_leaves_that_the_format_lacks_are_refused(saved, tmp_path):
@@ -273,9 +271,9 @@ def test_transformers_loads_an_export_unmodified(tmp_path):
     torch.manual_seed(0)
     want = transformers.LlamaForCausalLM(config).to(torch.bfloat16)
     want.save_pretrained(tmp_path / "first")
-    stacked = [stack("model/layers/#/**", "layers/**"), transpose("lm_head/weight", (1, 0))]
+    stacked = [stack("model/layers/#/**", "layers.**"), transpose("lm_head.weight", (1, 0))]
     export_safetensors(tmp_path / "first", tmp_path / "stacked", rules=stacked)
-    apart = [unstack("layers/**", "model/layers/#/**"), transpose("lm_head/weight", (1, 0))]
+    apart = [unstack("layers.**", "model/layers/#/**"), transpose("lm_head.weight", (1, 0))]
     export_safetensors(tmp_path / "stacked", tmp_path / "again", rules=apart, file_bytes=9000)
     assert len(list((tmp_path / "again").glob("*.safetensors"))) > 3
     shutil.copy(tmp_path / "first" / "config.json", tmp_path / "again")

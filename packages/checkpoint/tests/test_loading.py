@@ -54,11 +54,11 @@ def step(tmp_path_factory):
 
 
 RULES = [
-    split("layers/*/kv", ("layers/*/k", "layers/*/v"), axis=1, sizes=(4, 6)),
-    fuse(("layers/*/q", "layers/*/v"), "layers/*/qv", axis=-1),
-    stack("layers/#/**", "blocks/**", axis=1),
-    transpose("blocks/qv", (2, 1, 0)),
-    cast("blocks/qv", "bfloat16"),
+    split("layers.*.kv", ("layers.*.k", "layers.*.v"), axis=1, sizes=(4, 6)),
+    fuse(("layers.*.q", "layers.*.v"), "layers.*.qv", axis=-1),
+    stack("layers.#.**", "blocks.**", axis=1),
+    transpose("blocks.qv", (2, 1, 0)),
+    cast("blocks.qv", "bfloat16"),
     rename("embed", "wte"),
 ]
 
@@ -122,11 +122,11 @@ def test_host_and_device_may_share_a_leaf(step):
 def test_there_and_back_is_the_identity(step, tmp_path, assert_same):
     state = saved_state()
     stacked = load(
-        step, abstract(stack_layers(state)), item="model", rules=[stack("layers/#/**", "layers/**")]
+        step, abstract(stack_layers(state)), item="model", rules=[stack("layers.#.**", "layers.**")]
     )
     with Store(tmp_path) as store:
         store.save(1, model=stacked)
-    back = load(tmp_path / "1", abstract(state), rules=[unstack("layers/**", "layers/#/**")])
+    back = load(tmp_path / "1", abstract(state), rules=[unstack("layers.**", "layers.#.**")])
     assert_same(back, state)
 
 
@@ -137,7 +137,7 @@ def stack_layers(state):
 def test_a_part_by_pattern(step, assert_same):
     state = saved_state()
     wanted = {"layers": {"1": abstract(state["layers"][1])}}
-    found = load(step, wanted, item="model", rules=[only("layers/1/**")])
+    found = load(step, wanted, item="model", rules=[only("layers.1.**")])
     assert_same(found, {"layers": {"1": state["layers"][1]}})
 
 
@@ -173,7 +173,7 @@ def test_group_bytes_must_be_positive(step):
 
 def test_explain_reads_no_array(step, tmp_path):
     text = str(explain(step, abstract(turned()), item="model", rules=RULES))
-    assert "blocks/k float32[4, 3, 4] <- layers/0/kv[0:4, 0:4] + layers/1/kv[0:4, 0:4] + " in text
+    assert "blocks.k float32[4, 3, 4] <- layers.0.kv[0:4, 0:4] + layers.1.kv[0:4, 0:4] + " in text
     assert "wte float32[7, 4] <- embed" in text
     assert str(explain(step, item="other")) == "w float32[3]\nreads 1 leaves, 12 bytes"
 
@@ -189,7 +189,7 @@ def test_damage_names_leaf_and_file(tmp_path, seal):
     data.write_bytes(damaged)
     wanted = {"a": abstract(values), "b": abstract(jnp.ones(3))}
     with pytest.raises(
-        DamageError, match=r"what was written, got damage in .*/1:\n  a: "
+        DamageError, match=r"what was written, got damage in .*.1:\n  a: "
     ) as raised:
         load(tmp_path / "1", wanted)
     where = [problem.where for problem in raised.value.problems]

@@ -91,7 +91,7 @@ def test_a_step_is_its_leaves_and_objects_and_no_data_file_is_opened(run):
     want = model()
     assert [(leaf.name, leaf.dtype, leaf.shape, leaf.digest) for leaf in tree.leaves] == [
         ("key", "key<fry>", (), hex_digest(want["key"])),
-        ("layers/0/w", "float32", (3, 5), hex_digest(want["layers"][0]["w"])),
+        ("layers.0.w", "float32", (3, 5), hex_digest(want["layers"][0]["w"])),
         ("none", "int8", (0, 2), "0" * 16),
         ("step", "python int", (), hex_digest(7)),
     ]
@@ -119,7 +119,7 @@ def test_what_it_says(run):
             f"{run / '3'}: written by dovetail, step 3, data, model, {size} bytes, sealed",
             "model: 4 leaves, 76 bytes",
             f"  key         key<fry>[]     {key}",
-            f"  layers/0/w  float32[3, 5]  {w}",
+            f"  layers.0.w  float32[3, 5]  {w}",
             "  none        int8[0, 2]     0000000000000000",
             f"  step        python int[]   {hex_digest(7)}",
             f"data: state of an object, shared, sha256 {sha256}",
@@ -138,12 +138,12 @@ def test_plain_orbax_has_names_and_no_digests(tmp_path):
     assert found.writer == "orbax"
     assert [(leaf.name, leaf.shape, leaf.digest) for leaf in found.trees[0].leaves] == [
         ("key", (), None),
-        ("layers/0/w", (3, 5), None),
+        ("layers.0.w", (3, 5), None),
         ("step", (), None),
     ]
     found = inspect(tmp_path / "v0")
     assert (found.step, found.objects, found.trees[0].item) == (None, (), None)
-    assert [leaf.name for leaf in found.trees[0].leaves] == ["a", "b/0"]
+    assert [leaf.name for leaf in found.trees[0].leaves] == ["a", "b.0"]
     assert "  a    float64[2, 3]  no digest" in str(found)
 
 
@@ -185,7 +185,7 @@ def test_safetensors_with_and_without_proof(run, tmp_path):
     found = inspect(tmp_path / "ours")
     assert found.writer == "dovetail"
     (leaf,) = found.trees[0].leaves
-    assert (leaf.name, leaf.shape, leaf.digest) == ("a/w", (2, 3), hex_digest(want["a.w"]))
+    assert (leaf.name, leaf.shape, leaf.digest) == ("a.w", (2, 3), hex_digest(want["a.w"]))
 
 
 def test_what_is_not_there_is_refused(run, tmp_path):
@@ -193,7 +193,7 @@ def test_what_is_not_there_is_refused(run, tmp_path):
         inspect(tmp_path / "none")
     with pytest.raises(ValueError, match=r"one of \['model', 'data'\] in .*, got item='x'; name"):
         inspect(run / "3", item="x")
-    with pytest.raises(ValueError, match=r"one of a step, got item='model' for the run .*/12"):
+    with pytest.raises(ValueError, match=r"one of a step, got item='model' for the run .*.12"):
         inspect(run, item="model")
 
 

@@ -72,8 +72,8 @@ def test_leaves_are_named_with_shape_and_dtype(written):
     assert found == {
         "i": ((), "python int"),
         "keys": ((3,), "key<fry>"),
-        "layers/0/w": ((3, 4), "bfloat16"),
-        "layers/1/w": ((5,), "float32"),
+        "layers.0.w": ((3, 4), "bfloat16"),
+        "layers.1.w": ((5,), "float32"),
         "np": ((2, 3), "float64"),
     }
 
@@ -81,10 +81,10 @@ def test_leaves_are_named_with_shape_and_dtype(written):
 def test_leaves_are_read_to_host_and_device(written):
     path, item = written
     place = jnp.zeros(()).sharding
-    found = OrbaxItem(path, item).read({"np": None, "layers/0/w": place, "i": None, "keys": place})
+    found = OrbaxItem(path, item).read({"np": None, "layers.0.w": place, "i": None, "keys": place})
     want = tree()
-    assert isinstance(found["layers/0/w"], jax.Array)
-    assert np.asarray(found["layers/0/w"]).tobytes() == np.asarray(want["layers"][0]["w"]).tobytes()
+    assert isinstance(found["layers.0.w"], jax.Array)
+    assert np.asarray(found["layers.0.w"]).tobytes() == np.asarray(want["layers"][0]["w"]).tobytes()
     assert found["np"].tobytes() == want["np"].tobytes()
     assert np.array_equal(jax.random.key_data(found["keys"]), jax.random.key_data(want["keys"]))
     assert found["i"] == 3
@@ -102,8 +102,8 @@ def test_load_takes_every_layout(written, assert_same):
 def test_only_what_is_named_is_opened(tmp_path):
     path, _ = by_v0_without_ocdbt(tmp_path / "step")  # one directory for each leaf
     (path / "layers.1.w" / "0").unlink()
-    found = OrbaxItem(path).read({"layers/0/w": None})
-    assert list(found) == ["layers/0/w"]
+    found = OrbaxItem(path).read({"layers.0.w": None})
+    assert list(found) == ["layers.0.w"]
 
 
 def test_text_is_listed_and_not_read(tmp_path):
@@ -127,7 +127,7 @@ def test_names_of_nnx_states_lose_their_last_value(tmp_path):
         store.save(
             1, item={"a": {"kernel": {"value": jnp.ones(2)}, "bias": {"value": jnp.ones(3)}}}
         )
-    assert list(OrbaxItem(tmp_path / "1").leaves) == ["a/bias", "a/kernel"]
+    assert list(OrbaxItem(tmp_path / "1").leaves) == ["a.bias", "a.kernel"]
 
 
 def test_a_damaged_record_is_damage(tmp_path):

@@ -18,19 +18,19 @@ def parsed(*argv):
 
 
 CASES = [
-    (("--rename", "a.*", "b/*"), rename("a.*", "b/*")),
-    (("--stack", "l/#/**", "l/**", "1"), stack("l/#/**", "l/**", axis=1)),
-    (("--unstack", "l/**", "l/#/**", "-1"), unstack("l/**", "l/#/**", axis=-1)),
-    (("--split", "**/qkv", "**/q,**/k", "-1"), split("**/qkv", ["**/q", "**/k"], axis=-1)),
+    (("--rename", "a.*", "b.*"), rename("a.*", "b.*")),
+    (("--stack", "l.#.**", "l.**", "1"), stack("l.#.**", "l.**", axis=1)),
+    (("--unstack", "l.**", "l.#.**", "-1"), unstack("l.**", "l.#.**", axis=-1)),
+    (("--split", "**.qkv", "**.q,**.k", "-1"), split("**.qkv", ["**.q", "**.k"], axis=-1)),
     (
-        ("--split", "**/qkv", "**/q=8,**/k=2,**/v=2", "0"),
-        split("**/qkv", ["**/q", "**/k", "**/v"], axis=0, sizes=(8, 2, 2)),
+        ("--split", "**.qkv", "**.q=8,**.k=2,**.v=2", "0"),
+        split("**.qkv", ["**.q", "**.k", "**.v"], axis=0, sizes=(8, 2, 2)),
     ),
-    (("--fuse", "**/q,**/k", "**/qk", "0"), fuse(["**/q", "**/k"], "**/qk", axis=0)),
-    (("--transpose", "**/w", "1,0"), transpose("**/w", (1, 0))),
+    (("--fuse", "**.q,**.k", "**.qk", "0"), fuse(["**.q", "**.k"], "**.qk", axis=0)),
+    (("--transpose", "**.w", "1,0"), transpose("**.w", (1, 0))),
     (("--cast", "**", "bfloat16"), cast("**", "bfloat16")),
-    (("--drop", "opt/**,step"), drop("opt/**", "step")),
-    (("--only", "a,b/*"), only("a", "b/*")),
+    (("--drop", "opt.**,step"), drop("opt.**", "step")),
+    (("--only", "a,b.*"), only("a", "b.*")),
 ]
 
 
@@ -52,14 +52,14 @@ def test_no_option_is_no_rule_and_lines_share_nothing():
 @pytest.mark.parametrize(
     "argv, message",
     [
-        (("--rename", "a/*", "b"), "argument --rename: both sides must have the same wildcards"),
-        (("--stack", "l/#/**", "l/**", "x"), "must be integers, got 'x'; write 0 or -1"),
+        (("--rename", "a.*", "b"), "argument --rename: both sides must have the same wildcards"),
+        (("--stack", "l.#.**", "l.**", "x"), "must be integers, got 'x'; write 0 or -1"),
         (("--split", "a", "b=1,c", "0"), "one size for each part"),
         (("--split", "a", "b", "0"), "two patterns or more"),
         (("--transpose", "a", "1;0"), "must be integers, got '1;0'"),
         (("--cast", "a", "float33"), "argument --cast: .*float33"),
-        (("--drop", "a**"), "argument --drop: .* must be a whole level"),
-        (("--stack", "l/#", "l"), "expected 3 arguments"),
+        (("--drop", "a**"), "argument --drop: .* must be a whole segment"),
+        (("--stack", "l.#", "l"), "expected 3 arguments"),
     ],
 )
 def test_what_is_no_rule_is_an_error_of_usage(argv, message):

@@ -11,7 +11,7 @@ from dovetail_models.abbreviation import abbreviate
         ([0, 1, 2, 3], "layers.{0..3}.q"),
         ([7], "layers.7.q"),
         ([4, 5], "layers.{4..5}.q"),
-        ([1, 3, 5], "layers.{1..5:2}.q"),
+        ([1, 3, 5], "layers.{1..5..2}.q"),
         ([0, 1, 3], "layers.{0,1,3}.q"),
     ],
 )

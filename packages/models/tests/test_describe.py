@@ -58,7 +58,7 @@ def test_every_leaf_has_a_row_when_unfolded(model, leaves):
     [
         (4, (0, 1, 2), "layers.3.mlp.gate.kernel"),
         (4, (0,), "layers.{1..3}.mlp.gate.kernel"),
-        (5, (1, 3), "layers.{0..4:2}.mlp.gate.kernel"),
+        (5, (1, 3), "layers.{0..4..2}.mlp.gate.kernel"),
         (5, (2,), "layers.{0,1,3,4}.mlp.gate.kernel"),
     ],
 )

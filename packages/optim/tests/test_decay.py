@@ -48,7 +48,7 @@ def test_independent_shrinks_by_its_rate_alone():
 
 
 def test_independent_follows_its_schedule():
-    found = still(decay(lambda step: 0.1 / (step.astype(jnp.float32) + 2), where="b/*"), PARAMS)
+    found = still(decay(lambda step: 0.1 / (step.astype(jnp.float32) + 2), where="b.*"), PARAMS)
     factor = np.prod([1 - 0.1 / (t + 2) for t in range(STEPS)])
     close(found["b"]["kernel"], factor * PARAMS["b"]["kernel"].astype(np.float64))
     np.testing.assert_array_equal(found["a"]["kernel"], PARAMS["a"]["kernel"])
@@ -117,7 +117,7 @@ def test_bfloat16_is_added_in_float32():
 @pytest.mark.parametrize(
     "dtype, tx",
     [
-        (jnp.float32, decay(optax.linear_schedule(0.1, 0.0, 5), where="**/w")),
+        (jnp.float32, decay(optax.linear_schedule(0.1, 0.0, 5), where="**.w")),
         (jnp.bfloat16, decay(0.1, mode="cautious", learning_rate=0.1, where="**")),
     ],
 )
@@ -126,8 +126,8 @@ def test_contract(tx, dtype):
 
 
 def test_nothing_named_is_an_error_with_the_nearest():
-    message = r"must match a parameter; got where='\*\*/kernal'.*'a/kernel'"
-    tx = decay(0.1, where=("**/bias", "**/kernal"))
+    message = r"must match a parameter; got where='\*\*.kernal'.*'a.kernel'"
+    tx = decay(0.1, where=("**.bias", "**.kernal"))
     with pytest.raises(ValueError, match=message):
         tx.init(PARAMS)
     with pytest.raises(ValueError, match=message):

@@ -10,9 +10,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from dovetail_optim import compress, explain, muon, route, soap
 
 RULES = [
-    ("**/bias", optax.sgd(0.1)),
-    ("head/*", optax.adamw(1e-3)),
-    ("layers/0/kernel", muon(0.02)),
+    ("**.bias", optax.sgd(0.1)),
+    ("head.*", optax.adamw(1e-3)),
+    ("layers.0.kernel", muon(0.02)),
     ("**", soap(1e-3)),
 ]
 
@@ -32,17 +32,17 @@ def test_every_parameter_has_its_rule_and_its_state():
     report = explain(RULES, params())
     found = {row.path: row for row in report.rows}
     assert {path: row.pattern for path, row in found.items()} == {
-        "head/bias": "**/bias",
-        "head/kernel": "head/*",
-        "layers/0/kernel": "layers/0/kernel",
-        "layers/1/kernel": "**",
+        "head.bias": "**.bias",
+        "head.kernel": "head.*",
+        "layers.0.kernel": "layers.0.kernel",
+        "layers.1.kernel": "**",
     }
-    assert found["head/bias"].state == ()
-    assert found["head/kernel"].state == ("mu bfloat16[6,3]", "nu bfloat16[6,3]")
-    assert found["layers/0/kernel"].state == ("momentum float32[4,6]",)
+    assert found["head.bias"].state == ()
+    assert found["head.kernel"].state == ("mu bfloat16[6,3]", "nu bfloat16[6,3]")
+    assert found["layers.0.kernel"].state == ("momentum float32[4,6]",)
     sides = 2 * (6 * 6 + 4 * 4)
-    assert found["layers/1/kernel"].state_bytes == 4 * (2 * 24 + sides)
-    assert found["layers/1/kernel"].shape == (6, 4)
+    assert found["layers.1.kernel"].state_bytes == 4 * (2 * 24 + sides)
+    assert found["layers.1.kernel"].shape == (6, 4)
 
 
 def test_all_bytes_are_counted_before_there_are_any():
@@ -82,10 +82,10 @@ def test_it_prints_a_table():
 
 def test_a_rule_that_moves_nothing_is_an_error_here_too():
     with pytest.raises(ValueError, match="nearest"):
-        explain([("layer/**", optax.sgd(1.0)), ("**", optax.sgd(1.0))], params())
+        explain([("layer.**", optax.sgd(1.0)), ("**", optax.sgd(1.0))], params())
 
 
 def test_a_name_that_ends_another_takes_nothing_of_it():
     tree = {"a": {"b": jnp.zeros(7)}, "b": jnp.zeros(3)}
     report = explain([("**", optax.adam(1e-3))], tree)
-    assert {row.path: row.state_bytes for row in report.rows} == {"a/b": 56, "b": 24}
+    assert {row.path: row.state_bytes for row in report.rows} == {"a.b": 56, "b": 24}

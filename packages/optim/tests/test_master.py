@@ -170,7 +170,7 @@ def test_starting_from_float32():
 
 def test_what_is_refused():
     tx = split_master(optax.sgd(1.0))
-    with pytest.raises(TypeError, match=r"bfloat16, and.*'a/b' of float16; write params\.astype"):
+    with pytest.raises(TypeError, match=r"bfloat16, and.*'a.b' of float16; write params\.astype"):
         tx.init({"a": {"b": jnp.ones(3, jnp.float16)}})
     p = jnp.ones(3, jnp.bfloat16)
     with pytest.raises(ValueError, match=r"needs the parameters.*params=None; write tx\.update"):

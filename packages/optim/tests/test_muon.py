@@ -206,7 +206,7 @@ def test_float64_stays():
 
 def test_an_nnx_model_trains_by_route():
     model = nnx.Sequential(nnx.Linear(8, 16, rngs=nnx.Rngs(0)), nnx.Linear(16, 1, rngs=nnx.Rngs(1)))
-    rules = [("layers/0/kernel", muon(0.05)), ("**", optax.sgd(0.05))]
+    rules = [("layers.0.kernel", muon(0.05)), ("**", optax.sgd(0.05))]
     opt = nnx.Optimizer(model, route(rules), wrt=nnx.Param)
     x = jnp.asarray(draw(0, {"x": (32, 8)})["x"])
 
@@ -232,7 +232,7 @@ def test_a_new_setting_wins_over_a_restored_state():
 
 
 def test_a_stack_without_a_string_is_refused_by_name():
-    with pytest.raises(ValueError, match=r"got 'layers/kernel' of shape \(2, 3, 4\); write matrix"):
+    with pytest.raises(ValueError, match=r"got 'layers.kernel' of shape \(2, 3, 4\); write matrix"):
         muon(0.1).init({"layers": {"kernel": jnp.zeros((2, 3, 4))}})
 
 

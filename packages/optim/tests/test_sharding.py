@@ -147,7 +147,7 @@ def test_what_is_refused():
         state_shardings(optax.adam(1e-3), two)
     odd = keeps(lambda p: jnp.zeros((133, 135)))
     with pytest.raises(
-        ValueError, match=r"axes of a parameter; got 'kept/w' of shape \(133, 135\)"
+        ValueError, match=r"axes of a parameter; got 'kept.w' of shape \(133, 135\)"
     ):
         state_shardings(odd, leaf)
     small = state_shardings(keeps(lambda p: jnp.zeros((13, 15))), leaf)

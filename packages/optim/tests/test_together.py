@@ -24,8 +24,8 @@ QUICK = {"ns": [(1.5, -0.5, 0.0)], "dtype": jnp.float32}  # the compiler's time 
 
 def everything():
     rules = [
-        ("**/layers/0", muon(wsd(1e-2, warmup=2, total=9, cooldown=3), **QUICK)),
-        ("**/layers/1", soap(1e-2, refresh=2)),
+        ("**.layers.0", muon(wsd(1e-2, warmup=2, total=9, cooldown=3), **QUICK)),
+        ("**.layers.1", soap(1e-2, refresh=2)),
         ("**", compress(optax.adamw(1e-2), block=4)),
     ]
     return guard(accumulate(watch(route(rules)), every=2))

@@ -15,7 +15,7 @@ PARAMS = {
     "norm": RNG.normal(size=7).astype(np.float32),
 }
 TX = watch(
-    optax.chain(optax.clip_by_global_norm(5.0), optax.sgd(0.1)), stacks={"layers/**": 1}, clip=5.0
+    optax.chain(optax.clip_by_global_norm(5.0), optax.sgd(0.1)), stacks={"layers.**": 1}, clip=5.0
 )
 
 
@@ -50,7 +50,7 @@ def test_measurements_are_those_of_numpy():
     for kind, tree in (("gradient", grads), ("update", updates), ("weight", before)):
         np.testing.assert_allclose(found[f"{kind}_rms/norm"], rms(tree["norm"]), rtol=1e-5)
         by_layer = rms(tree["layers"]["kernel"], (1, 2))
-        np.testing.assert_allclose(found[f"{kind}_rms/layers/kernel"], by_layer, rtol=1e-5)
+        np.testing.assert_allclose(found[f"{kind}_rms/layers.kernel"], by_layer, rtol=1e-5)
     assert len(found) == 2 + 3 * 2
 
 
@@ -67,8 +67,10 @@ def test_contract():
 
 
 def test_wrong_calls():
-    with pytest.raises(ValueError, match=r"got 'layer/\*'; the nearest names: 'layers/kernel'"):
-        watch(optax.sgd(1.0), stacks={"layer/*": 1}).init(PARAMS)
+    with pytest.raises(
+        ValueError, match=r"got 'layer.\*', which matches none of .*nearest: 'layers.kernel'"
+    ):
+        watch(optax.sgd(1.0), stacks={"layer.*": 1}).init(PARAMS)
     with pytest.raises(
         ValueError, match=r"leave an axis.*'norm': 1 for 'norm' of shape \(7,\). Use"
     ):

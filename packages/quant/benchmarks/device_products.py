@@ -41,7 +41,7 @@ def _models(width: int, mlp: int, depth: int, spec: Spec) -> tuple[Any, Any]:
     """The model in bfloat16, and quantized."""
     rngs = nnx.Rngs(0)
     model = nnx.Sequential(*(Layer(width, mlp, rngs) for _ in range(depth)))
-    return model, apply(model, plan(model, [(".*", spec)]))
+    return model, apply(model, plan(model, [("**", spec)]))
 
 
 def _nbytes(state: Any) -> int:

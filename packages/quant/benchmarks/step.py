@@ -73,7 +73,7 @@ def ours(model: Model, x: jax.Array) -> dict[str, tuple[Call, int]]:
     """float32, and the model with each spec."""
     found = {"jax float32": compiled(model, x)}
     for name, spec in SPECS.items():
-        found[name] = compiled(apply(model, plan(model, [(".*", spec)])), x)
+        found[name] = compiled(apply(model, plan(model, [("**", spec)])), x)
     return found
 
 

@@ -50,7 +50,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def chosen(model):
-    return plan(model, [(".*", INT4)])
+    return plan(model, [("**", INT4)])
 
 
 def test_sites_are_done_in_the_order_of_their_calls(model, chosen):
@@ -124,9 +124,9 @@ def test_padding_does_not_count(model, chosen):
 def test_the_whole_is_better_than_rounding_to_nearest(model, method):
     spec = Spec(weight="int8" if method == "smooth" else "int4", group=8, method=method)
     spec = Spec(weight="int8", act="int8", method="smooth") if method == "smooth" else spec
-    some = plan(model, [("unused", None), (".*", spec)])
+    some = plan(model, [("unused", None), ("**", spec)])
     plain = plan(
-        model, [("unused", None), (".*", Spec(weight=spec.weight, group=spec.group, act=spec.act))]
+        model, [("unused", None), ("**", Spec(weight=spec.weight, group=spec.group, act=spec.act))]
     )
     x, want = batches()[0], model(batches()[0])
 
@@ -179,7 +179,7 @@ def test_a_general_layer_is_done_as_a_linear_one():
     general = nnx.LinearGeneral(16, 8, rngs=nnx.Rngs(1))  # which holds None as its product
     general.kernel[...] = linear.kernel[...]
     found = [
-        calibrate(m, plan(m, [(".*", INT4)]), batches(1), run=run).found[""].codes
+        calibrate(m, plan(m, [("**", INT4)]), batches(1), run=run).found[""].codes
         for m in (linear, general)
     ]
     jax.tree.map(np.testing.assert_array_equal, *found)
@@ -188,7 +188,7 @@ def test_a_general_layer_is_done_as_a_linear_one():
 def test_an_nnx_embedding_is_rounded_to_nearest_and_listed():
     embed = nnx.Embed(40, 16, rngs=nnx.Rngs(0))
     model = nnx.Sequential(embed, nnx.Linear(16, 8, rngs=nnx.Rngs(1)))
-    chosen = plan(model, [(".*", INT4)])
+    chosen = plan(model, [("**", INT4)])
     result = calibrate(model, chosen, [jnp.arange(40)], run=run)
     assert result.starved == {"layers.0": 0}
     codes = result.found["layers.0"].codes
@@ -204,7 +204,7 @@ def test_nothing_behind_a_site_is_computed(model):
         ends.append(y)
         return y
 
-    some = plan(model, [("left", INT4), (".*", None)])
+    some = plan(model, [("left", INT4), ("**", None)])
     calibrate(model, some, batches(3), run=whole)
     assert len(ends) == 1  # shapes alone, to find the order
 
@@ -223,7 +223,7 @@ class Experts(nnx.Module):
 def test_experts_that_saw_too_few_rows_are_listed_and_rounded_to_nearest():
     model = nnx.Sequential(Experts())
     x = batches(1)[0][:32]
-    result = calibrate(model, plan(model, [(".*", INT4)]), [x], run=run)
+    result = calibrate(model, plan(model, [("**", INT4)]), [x], run=run)
     assert result.starved == {"layers.0[1]": 2, "layers.0[2]": 0}
     found = result.found["layers.0"].codes
     weights = model.layers[0].kernel[...]

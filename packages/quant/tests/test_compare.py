@@ -90,7 +90,7 @@ def outputs(w, other, g=None):
 def pair():
     model = Model()
     return model, apply(
-        model, plan(model, [("embed", Spec()), (".*", Spec(weight="int4", group=2))])
+        model, plan(model, [("embed", Spec()), ("**", Spec(weight="int4", group=2))])
     )
 
 
@@ -193,7 +193,7 @@ class Table(nnx.Module):
 
 def test_both_products_of_a_tied_table_are_summed():
     model = nnx.Sequential(Table())
-    quantized = apply(model, plan(model, [(".*", SPEC)]))
+    quantized = apply(model, plan(model, [("**", SPEC)]))
     listening = compared(model, quantized)
     listening(TOKENS)
     (found,) = by_site(nnx.state(listening, Sums)).values()

@@ -22,26 +22,26 @@ INT4 = Spec(weight="int4", group=8)
 
 
 def test_the_first_rule_that_matches_the_whole_path_decides():
-    chosen = plan(model(), [(r".*\.2", INT4), (r"layers\.\d", Spec(act="int8"))])
+    chosen = plan(model(), [("**.2", INT4), ("layers.#", Spec(act="int8"))])
     assert chosen.specs == {"layers.2": INT4, "layers.0": Spec(act="int8")}
     assert chosen.left_alone == {}
 
 
 def test_what_is_left_alone_says_why():
-    chosen = plan(model(), [(r"layers\.0", None), (".*", INT4)])
+    chosen = plan(model(), [("layers.0", None), ("**", INT4)])
     assert chosen.left_alone == {"layers.0": "as its rule says"}
-    chosen = plan(model(), [(r"layers\.0", INT4)])
+    chosen = plan(model(), [("layers.0", INT4)])
     assert chosen.left_alone == {"layers.2": "no rule matches"}
 
 
 def test_a_plan_is_written_down_and_read_back():
-    chosen = plan(model(), [(r".*0", INT4), (".*", Spec(weight="nf4", group=4))])
+    chosen = plan(model(), [("layers.0", INT4), ("**", Spec(weight="nf4", group=4))])
     assert Plan.from_json(json.loads(json.dumps(chosen.to_json()))) == chosen
 
 
 def test_it_is_printed_as_a_table():
     spec = Spec(weight="int4", group=8, symmetric=False, method="gptq")
-    text = str(plan(model(), [(r".*0", spec), (r".*2", None)]))
+    text = str(plan(model(), [("layers.0", spec), ("layers.2", None)]))
     assert text == (
         "layers.0  int4 by groups of 8, gptq, zero points\nlayers.2  left alone: as its rule says"
     )
@@ -51,13 +51,14 @@ def test_it_is_printed_as_a_table():
     "rules, message",
     [
         (
-            [(".*", INT4), (r"layers\.2", None)],
-            r"first for some site, got pattern='layers.*2', .*for none of 2; the nearest paths: l",
+            [("**", INT4), ("layers.2", None)],
+            r"first for some site, got pattern='layers.2', whose sites .* before it; put it first",
         ),
-        ([("layer.0", INT4)], r"got pattern='layer.0'"),
-        ([(".*", None)], r"must quantize something, got rules for 2 sites.*as its rule says"),
+        ([("layer.0", INT4)], r"got 'layer.0', which matches none of 2 .*nearest: 'layers.0'"),
+        ([(r".*\.0", INT4)], r"a glob, not a regular expression, .*write '\*\*.0'"),
+        ([("**", None)], r"must quantize something, got rules for 2 sites.*as its rule says"),
         (
-            [(".*", Spec(group=16))],
+            [("**", Spec(group=16))],
             r"got group=16 for 'layers.0' with 24 inputs; write group=8",
         ),
     ],

@@ -81,7 +81,7 @@ class ByAttributes(nnx.Module):
 
 
 def every(model, spec):
-    return plan(model, [(".*", spec)])
+    return plan(model, [("**", spec)])
 
 
 def close(found, wanted, epsilons=100):
@@ -234,7 +234,7 @@ def test_weights_keep_their_dtype_and_slope():
 def test_the_model_and_what_is_not_planned_stay(tmp_path):
     model = Layers()
     before = jax.tree.map(np.array, nnx.to_pure_dict(nnx.state(model)))
-    trained = qat(model, plan(model, [("linear|einsum", SPECS[1])]), TOKENS)
+    trained = qat(model, plan(model, [("{linear,einsum}", SPECS[1])]), TOKENS)
     assert jax.tree.structure(nnx.state(trained)) == jax.tree.structure(nnx.state(model))
     assert trained.general.dot_general is model.general.dot_general
     assert trained.embed.promote_dtype is model.embed.promote_dtype

@@ -53,7 +53,7 @@ SITES = {
 
 
 def quantized(module, spec=INT4, **options):
-    return apply(module, plan(module, [(".*", spec)]), **options)
+    return apply(module, plan(module, [("**", spec)]), **options)
 
 
 def randomized(adapted, seed=1):
@@ -82,7 +82,7 @@ def test_the_sum_of_both_products(name):
     module, (shape, equation), (a_shape, b_shape, product) = SITES[name]
     below = quantized(module)
     x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
-    adapted = qlora(below, rank=3, alpha=6.0, rngs=nnx.Rngs(7), where=".*")
+    adapted = qlora(below, rank=3, alpha=6.0, rngs=nnx.Rngs(7), where="**")
     run = jax.jit(lambda m: m(jnp.asarray(x)))
     np.testing.assert_array_equal(run(adapted), run(below))
     a, b = adapters(randomized(adapted))
@@ -255,7 +255,7 @@ class Mixed(nnx.Module):
 @pytest.fixture(scope="module")
 def mixed():
     model = Mixed()
-    return apply(model, plan(model, [("embed|linear|experts", INT4)]))
+    return apply(model, plan(model, [("{embed,linear,experts}", INT4)]))
 
 
 def adapted_paths(model):
@@ -266,7 +266,7 @@ def adapted_paths(model):
 def test_where_chooses(mixed):
     options = {"rank": 2, "alpha": 1.0, "rngs": nnx.Rngs(0)}
     assert adapted_paths(qlora(mixed, **options)) == {"linear"}
-    some = qlora(mixed, where="float|experts", **options)
+    some = qlora(mixed, where="{float,experts}", **options)
     assert adapted_paths(some) == {"float", "experts"}
     tokens = jnp.arange(6)
     np.testing.assert_array_equal(some(tokens), mixed(tokens))
@@ -276,12 +276,12 @@ def test_where_chooses(mixed):
 def test_what_cannot_be_adapted_is_refused(mixed):
     options = {"rank": 2, "alpha": 1.0, "rngs": nnx.Rngs(0)}
     with pytest.raises(ValueError, match=r"got 'embed': it is an embedding; write where="):
-        qlora(mixed, where="embed|linear", **options)
+        qlora(mixed, where=("embed", "linear"), **options)
     with pytest.raises(ValueError, match=r"got 'conv': a Conv has its product in its own"):
         qlora(mixed, where="conv", **options)
-    with pytest.raises(ValueError, match=r"got where='heads', which matches none of conv, embed"):
+    with pytest.raises(ValueError, match=r"a pattern must match a site, got 'heads', which"):
         qlora(mixed, where="heads", **options)
-    with pytest.raises(ValueError, match=r"got where=None.*or call apply first"):
+    with pytest.raises(ValueError, match=r"needs a quantized nnx.Linear.*call apply first"):
         qlora(Mixed(), **options)
     with pytest.raises(ValueError, match=r"got 'linear', which has its own; train that one, or"):
         qlora(qlora(mixed, **options), **options)

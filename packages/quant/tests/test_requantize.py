@@ -27,7 +27,7 @@ TOKENS = jnp.arange(7)
 RULES = [
     ("embed", Spec()),
     ("up", Spec(weight="nf4", group=8)),
-    (".*", Spec(weight="int4", group=8, symmetric=False)),
+    ("**", Spec(weight="int4", group=8, symmetric=False)),
 ]
 
 

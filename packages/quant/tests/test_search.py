@@ -117,7 +117,7 @@ def test_methods_are_calibrated_and_sites_chosen_by_path(model):
         max_bytes=parameter_bytes(model),
         choices=choices,
         key=jax.random.key(1),
-        where="left|right|mix",
+        where="{left,right,mix}",
     )
     assert some.calibration is not None
     assert set(some.options) == {"left", "right", "mix"}
@@ -148,10 +148,10 @@ def test_labels_are_the_keys_and_each_batch_has_its_own(model):
 
 def test_wrong_calls(model):
     key, some = jax.random.key(0), batches(1)
-    least = parameter_bytes(apply(model, plan(model, [(".*", CHOICES[0])])))
+    least = parameter_bytes(apply(model, plan(model, [("**", CHOICES[0])])))
     with pytest.raises(ValueError, match=r"hold the smallest options, .*; add 1 bytes"):
         search(model, some, max_bytes=least - 1, choices=CHOICES, key=key)
-    with pytest.raises(ValueError, match=r"needs sites, got where='nothing', .* none of 4; some"):
+    with pytest.raises(ValueError, match=r"match a site, got .nothing., which matches none of 4"):
         search(model, some, max_bytes=10**6, choices=CHOICES, key=key, where="nothing")
     with pytest.raises(ValueError, match=r"none of 1 for 'mix' with 24 inputs; add None"):
         search(model, some, max_bytes=10**6, choices=[Spec(group=16)], key=key)

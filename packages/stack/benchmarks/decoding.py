@@ -19,7 +19,7 @@ from flax import nnx
 
 import dovetail_models as models
 import dovetail_quant as quant
-from dovetail.recipes.products import KernelsProduct
+from dovetail_stack.recipes.products import KernelsProduct
 from measure import cost, report, rounds
 
 CONFIG = models.llama(
@@ -61,7 +61,7 @@ def main() -> None:
     for rows in (1, 8):
         programs = {"float32": step(model, rows)}
         for name, (spec, product) in CASES.items():
-            small = quant.apply(model, quant.plan(model, [(".*", spec)]), matmul=product)
+            small = quant.apply(model, quant.plan(model, [("**", spec)]), matmul=product)
             programs[name] = step(small, rows)
         calls = {name: call for name, (call, _) in programs.items()}
         calls["float32 again"] = calls["float32"]

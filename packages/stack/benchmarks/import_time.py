@@ -5,5 +5,5 @@
 from measure import imports
 
 if __name__ == "__main__":
-    imports("dovetail.cli", "jax")
-    imports("dovetail.recipes.language_model, dovetail.recipes.generation", "jax")
+    imports("dovetail_stack.cli", "jax")
+    imports("dovetail_stack.recipes.language_model, dovetail_stack.recipes.generation", "jax")

@@ -24,11 +24,11 @@ import jax
 import numpy as np
 import optax
 
-from dovetail.recipes.language_model import llama_config
-from dovetail.recipes.options import Shape
 from dovetail_data import Bytes, Rows, Text, batches, pack, text, write
 from dovetail_models import init
 from dovetail_optim import compress, muon, route, soap, wsd
+from dovetail_stack.recipes.language_model import llama_config
+from dovetail_stack.recipes.options import Shape
 from dovetail_train import Trainer, lm_loss
 from measure import report
 

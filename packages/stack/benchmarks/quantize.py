@@ -20,11 +20,11 @@ import time
 from pathlib import Path
 
 import dovetail_quant as quant
-from dovetail import settings
-from dovetail.commands.generate import EXPORT
-from dovetail.recipes.evaluation import bits_per_byte
 from dovetail_data import Corpus, batches, pack
 from dovetail_models import load
+from dovetail_stack import settings
+from dovetail_stack.commands.generate import EXPORT
+from dovetail_stack.recipes.evaluation import bits_per_byte
 from measure import report
 
 ROWS, BATCH = 256, 8  # rows to calibrate on; a quarter of as many to compare predictions on
@@ -56,7 +56,7 @@ def main(run: Path) -> None:
     before = bits(model)
     for name, spec in SPECS.items():
         start = time.perf_counter()
-        plan = quant.plan(model, [(".*", spec)])
+        plan = quant.plan(model, [("**", spec)])
         found = quant.calibrate(model, plan, calibration) if spec.method != "absmax" else plan
         quantized = quant.apply(model, found)
         seconds = time.perf_counter() - start
@@ -83,6 +83,6 @@ if __name__ == "__main__":
         main(Path(sys.argv[1]))
     else:
         with tempfile.TemporaryDirectory() as out:
-            line = [sys.executable, "-m", "dovetail", "quickstart", "--out", out]
+            line = [sys.executable, "-m", "dovetail_stack", "quickstart", "--out", out]
             subprocess.run(line, check=True, stdout=sys.stderr)
             main(Path(out))

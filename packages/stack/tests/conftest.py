@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from dovetail.recipes.language_model import llama_config
-from dovetail.recipes.options import Shape
-from dovetail.recipes.text import encode, find, split
 from dovetail_checkpoint import inspect
 from dovetail_data import pack, records, text, train_bpe
 from dovetail_models import init, save
+from dovetail_stack.recipes.language_model import llama_config
+from dovetail_stack.recipes.options import Shape
+from dovetail_stack.recipes.text import encode, find, split
 
 LENGTH = 24  # of the rows, as in the tests that take them
 

@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from dovetail.quickstart.chart import line_chart
+from dovetail_stack.quickstart.chart import line_chart
 
 
 def _numbers(text):

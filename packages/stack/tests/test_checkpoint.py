@@ -8,8 +8,8 @@ import sys
 import jax.numpy as jnp
 import pytest
 
-from dovetail import cli
 from dovetail_checkpoint import Store
+from dovetail_stack import cli
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def test_help_of_an_action(capsys):
 
 def test_other_commands_do_not_import_the_library():
     program = (
-        "import sys; from dovetail.cli import parser; parser(['doctor']); "
+        "import sys; from dovetail_stack.cli import parser; parser(['doctor']); "
         "sys.exit('dovetail_checkpoint' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

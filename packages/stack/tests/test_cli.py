@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 
-from dovetail import cli
+from dovetail_stack import cli
 
 
 def _refused(capsys, *argv):

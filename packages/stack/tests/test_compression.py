@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from dovetail.quickstart.compression import compressors
+from dovetail_stack.quickstart.compression import compressors
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from dovetail.recipes.continuation import continuation, opened, start
-from dovetail.recipes.fitting import fit
-from dovetail.recipes.options import Tuning
 from dovetail_data import train_bpe
 from dovetail_models import load, lora
+from dovetail_stack.recipes.continuation import continuation, opened, start
+from dovetail_stack.recipes.fitting import fit
+from dovetail_stack.recipes.options import Tuning
 
 LENGTH = 24
 BATCHING = {"length": LENGTH, "global_batch": 3, "save_every": 2, "seed": 1}

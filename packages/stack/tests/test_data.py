@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from dovetail import cli
 from dovetail_data import Corpus
+from dovetail_stack import cli
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +56,7 @@ def test_a_missing_extra_is_one_message(capsys, here, monkeypatch):
 
 
 def test_ctrl_c_says_how_to_go_on(capsys, monkeypatch):
-    from dovetail.progress import Writing
+    from dovetail_stack.progress import Writing
 
     def interrupt(self, corpus, progress):
         os.kill(os.getpid(), signal.SIGINT)
@@ -68,7 +68,16 @@ def test_ctrl_c_says_how_to_go_on(capsys, monkeypatch):
 
 
 def test_workers(here):
-    line = ["-m", "dovetail", "data", "write", str(here), "--out", str(here / "c"), "--workers"]
+    line = [
+        "-m",
+        "dovetail_stack",
+        "data",
+        "write",
+        str(here),
+        "--out",
+        str(here / "c"),
+        "--workers",
+    ]
     done = subprocess.run([sys.executable, *line, "2"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert len(Corpus(here / "c")) == 2
@@ -80,7 +89,7 @@ def test_a_pipe_that_is_closed_is_no_error(here):
     os.close(reader)
     pipes = {"stdout": writer, "stderr": subprocess.PIPE}
     buffered = {**os.environ, "PYTHONUNBUFFERED": ""}
-    line = [sys.executable, "-m", "dovetail", "data", "inspect", "corpus"]
+    line = [sys.executable, "-m", "dovetail_stack", "data", "inspect", "corpus"]
     piped = subprocess.run(line, **pipes, env=buffered, check=False)
     os.close(writer)
     assert (piped.returncode, piped.stderr) == (1, b"")

@@ -6,12 +6,12 @@ import optax
 import pytest
 from flax import nnx
 
-from dovetail.recipes.distillation import STUDENT, Pair, distillation_loss, distilling
-from dovetail.recipes.fitting import fit
-from dovetail.recipes.language_model import llama_config
-from dovetail.recipes.options import Distillation, Shape, Training
 from dovetail_data import Pretrained
 from dovetail_models import init, llama
+from dovetail_stack.recipes.distillation import STUDENT, Pair, distillation_loss, distilling
+from dovetail_stack.recipes.fitting import fit
+from dovetail_stack.recipes.language_model import llama_config
+from dovetail_stack.recipes.options import Distillation, Shape, Training
 from dovetail_train import Trainer
 
 LENGTH = 24

@@ -2,18 +2,19 @@
 # SPDX-License-Identifier: Apache-2.0
 import importlib.metadata
 import os
+import shlex
 import subprocess
 import sys
 
 import pytest
 
-from dovetail import doctor
+from dovetail_stack import doctor
 
 
 def test_what_is_installed_here_is_what_was_tested():
     findings = list(doctor.check_versions(doctor.pins()))
-    assert {"jax", "flax", "dovetail-train"} <= {finding.subject for finding in findings}
-    assert [finding for finding in findings if finding.remedy] == []
+    assert {"jax, jaxlib", "flax", "dovetail-train"} <= {finding.subject for finding in findings}
+    assert [finding for finding in findings if finding.wrong] == []
 
 
 def test_pins_follow_the_python_that_runs():
@@ -23,17 +24,41 @@ def test_pins_follow_the_python_that_runs():
 
 @pytest.mark.parametrize(
     "name, wanted, state",
-    [("jax", "0.0.1", ", tested with 0.0.1"), ("no-such-thing", "1.0", "missing, tested with 1.0")],
+    [
+        ("flax", "0.0.1", ", tested with 0.0.1"),
+        ("no-such-thing", "1.0", "missing, tested with 1.0"),
+    ],
 )
 def test_another_version_and_none_are_findings_with_a_remedy(name, wanted, state):
     (finding,) = doctor.check_versions({name: wanted})
     assert finding.state.endswith(state)
-    assert finding.remedy == f"python -m pip install '{name}=={wanted}'"
+    assert finding.install == (f"{name}=={wanted}",)
+
+
+def test_jax_and_jaxlib_are_installed_together():
+    jaxlib = importlib.metadata.version("jaxlib")
+    (finding,) = doctor.check_versions({"jax": "0.0.1", "jaxlib": jaxlib})
+    assert finding.install == ("jax==0.0.1", f"jaxlib=={jaxlib}")
+    assert finding.state.endswith(f", tested with 0.0.1 and {jaxlib}")
+
+
+@pytest.mark.parametrize("pip", [True, False])
+def test_one_command_installs_all_by_pip_or_where_there_is_none_by_uv(pip, monkeypatch):
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: pip or None)
+    findings = [
+        doctor.Finding(subject="a", state="", install=("a==1", "b[c]==2")),
+        doctor.Finding(subject="fine", state=""),
+        doctor.Finding(subject="d", state="", install=("d==3",)),
+        doctor.Finding(subject="e", state="", remedy="unset E"),
+    ]
+    python = shlex.quote(sys.executable)
+    by = f"{python} -m pip install" if pip else f"uv pip install --python {python}"
+    assert doctor.remedies(findings) == [f"{by} a==1 'b[c]==2' d==3", "unset E"]
 
 
 def _doctor(**environment):
     return subprocess.run(
-        [sys.executable, "-m", "dovetail", "doctor"],
+        [sys.executable, "-m", "dovetail_stack", "doctor"],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
@@ -60,7 +85,8 @@ def test_a_gpu_that_jax_does_not_use_is_a_finding(tmp_path):
     (tmp_path / "nvidia-smi").chmod(0o755)
     done = _doctor(JAX_PLATFORMS="cpu", PATH=str(tmp_path))
     assert done.returncode == 1
-    assert "python -m pip install 'jax[cuda13]==" in done.stdout
+    assert "pip install " in done.stdout
+    assert "'jax[cuda13]==" in done.stdout
 
 
 def test_the_command_works_where_a_library_cannot_be_imported(tmp_path):

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dovetail.recipes.evaluation import bits_per_byte, windows
 from dovetail_data import Bytes, Text, text, write
 from dovetail_models import init, llama
+from dovetail_stack.recipes.evaluation import bits_per_byte, windows
 
 TEXTS = ["a", "héllo wörld", "x" * 40]
 

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from dovetail.recipes import fitting
-from dovetail.recipes.language_model import llama_config, pretraining
-from dovetail.recipes.options import Shape, Training
 from dovetail_data import Pretrained
+from dovetail_stack.recipes import fitting
+from dovetail_stack.recipes.language_model import llama_config, pretraining
+from dovetail_stack.recipes.options import Shape, Training
 
 # Of a step that compiles, and of 8 more, whose median is 3.5.
 STEPS_S = (50.0, 3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0, 6.0)

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from dovetail.recipes import frozen
-from dovetail.recipes.frozen import WithoutFrozen
 from dovetail_checkpoint import Store
+from dovetail_stack.recipes import frozen
+from dovetail_stack.recipes.frozen import WithoutFrozen
 
 TREE = {
     "a": np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32),

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from dovetail.recipes import generation
-from dovetail.recipes.generation import generate, sample
 from dovetail_data import Bytes
 from dovetail_models import init, llama
+from dovetail_stack.recipes import generation
+from dovetail_stack.recipes.generation import generate, sample
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from dovetail import git
+from dovetail_stack import git
 
 
 def _git(folder, *line):

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from dovetail.recipes.inspection import inspect, parse_mesh, read, settings
 from dovetail_models import bert, init, llama, save
+from dovetail_stack.recipes.inspection import inspect, parse_mesh, read, settings
 
 CONFIG = llama(
     vocab_size=40, embed=12, depth=3, heads=4, kv_heads=2, head_dim=6, mlp=20, max_length=64

@@ -6,10 +6,10 @@ import optax
 import pytest
 from flax import nnx
 
-from dovetail.recipes import language_model as recipe
-from dovetail.recipes.options import Shape, Training
 from dovetail_data import Bytes
 from dovetail_models import init
+from dovetail_stack.recipes import language_model as recipe
+from dovetail_stack.recipes.options import Shape, Training
 
 STEPS = 200
 TRAINING = Training(length=16, global_batch=2)

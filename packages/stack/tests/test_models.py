@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from dovetail import cli
 from dovetail_models import init, llama, load, save
+from dovetail_stack import cli
 
 CONFIG = llama(vocab_size=40, embed=12, depth=3, heads=4, kv_heads=2, head_dim=6, mlp=20)
 

@@ -14,10 +14,10 @@ import pytest
 from flax import nnx
 
 import dovetail_quant
-from dovetail import cli
-from dovetail.recipes import quantization
 from dovetail_data import Pretrained, train_bpe
 from dovetail_models import cast, gpt2, init, llama, load, save
+from dovetail_stack import cli
+from dovetail_stack.recipes import quantization
 
 CONFIG = llama(
     vocab_size=280, embed=32, depth=1, heads=4, kv_heads=2, mlp=48, tie=True, max_length=32
@@ -54,7 +54,7 @@ def gptq(directory, text, tmp_path_factory):
     """4 bits, calibrated, but for one matrix."""
     out = tmp_path_factory.mktemp("quantized") / "deep" / "out"
     line = ["quantize", str(directory), str(out), "--bits", "4", "--group", "16"]
-    line += ["--text", str(text), "--rows", "16", "--skip", r".*\.mlp\.down"]
+    line += ["--text", str(text), "--rows", "16", "--skip", "**.mlp.down"]
     assert cli.main(line) == 0
     return out
 
@@ -71,7 +71,7 @@ def test_eight_bits_round_to_nearest(directory, tmp_path, capsys):
     assert f"dovetail generate {out}" in told.out
     assert sorted(f.name for f in out.iterdir() if "token" not in f.name) == sorted(FILES)
     model = load(directory)
-    rules = [(".*", dovetail_quant.Spec(weight="int8"))]
+    rules = [("**", dovetail_quant.Spec(weight="int8"))]
     want = dovetail_quant.apply(model, dovetail_quant.plan(model, rules))
     np.testing.assert_array_equal(logits(quantization.load(out)), logits(want))
 
@@ -119,7 +119,7 @@ def test_the_report_is_of_text_that_was_held_out(gptq, text, directory, tmp_path
     assert 0 < report["report"]["kl"] < 1
     assert np.abs(logits(model) - logits(quantized)).max() > 1e-3
     # Calibrated: every site is nearer than by rounding, but for noise on rows it did not see.
-    rounded = quantization.choose(model, bits=4, group=16, method="absmax", skip=[r".*\.mlp\.down"])
+    rounded = quantization.choose(model, bits=4, group=16, method="absmax", skip=["**.mlp.down"])
     plain = dovetail_quant.report(model, dovetail_quant.apply(model, rounded), rows.held_out)
     errors = [
         (found["error"], plain.sites[path].error)
@@ -180,7 +180,7 @@ def test_other_dtypes_come_back(directory, tmp_path):
         ),
         (["--bits", "4"], "gptq must see text .* got none: pass --text DIR, or"),
         (["--method", "awq"], "awq must see text that the model is for, got none: pass --text"),
-        (["--skip", "layer"], "got pattern='layer', which is for none"),
+        (["--skip", "layer"], "got 'layer', which matches none"),
         (["--text", "TEXT", "--rows", "0"], "there is at least one; got --length 32 --rows 0"),
         (["--text", "TEXT", "--length", "33"], "1 to 32 tokens in this model.*--length 33"),
         (["--text", "nowhere"], "the text must be a directory, got 'nowhere'"),
@@ -239,7 +239,7 @@ def test_four_bits_take_the_largest_group_that_divides_each_matrix():
     assert specs["layers.0.attn.q"].group == 32  # of 96 inputs
     assert specs["layers.0.mlp.down"].group == 128  # of 256
     assert {spec.group for spec in quantization.choose(model, bits=8).specs.values()} == {None}
-    given = quantization.choose(model, bits=4, group=48, skip=[r".*\.down"]).specs
+    given = quantization.choose(model, bits=4, group=48, skip=["**.down"]).specs
     assert {spec.group for spec in given.values()} == {48}
 
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import html.parser
 
-from dovetail.quickstart.report import Report, render
+from dovetail_stack.quickstart.report import Report, render
 
 HOSTILE = "</pre><script>alert(1)</script>&"
 

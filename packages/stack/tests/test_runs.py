@@ -10,8 +10,8 @@ import sys
 import pytest
 
 import dovetail_train
-from dovetail import cli, runs, settings, starts
-from dovetail.settings import Continue, Pretrain
+from dovetail_stack import cli, runs, settings, starts
+from dovetail_stack.settings import Continue, Pretrain
 from dovetail_train import Jsonl
 
 UPDATED = 1_700_000_000  # when a run was last written to
@@ -237,7 +237,7 @@ def test_a_log_without_numbers_is_no_failure(tmp_path, capsys):
 
 def test_no_action_imports_jax(folder):
     program = (
-        "import sys; from dovetail import cli; cli.main(sys.argv[1:]); "
+        "import sys; from dovetail_stack import cli; cli.main(sys.argv[1:]); "
         "sys.exit('jax' in sys.modules or 'numpy' in sys.modules)"
     )
     paths = [str(folder / "done"), str(folder / "other")]

@@ -6,10 +6,10 @@ import optax
 import pytest
 from flax import nnx
 
-from dovetail.recipes.generation import generate
-from dovetail.recipes.sampling import Samples
 from dovetail_data import Bytes
 from dovetail_models import init, llama
+from dovetail_stack.recipes.generation import generate
+from dovetail_stack.recipes.sampling import Samples
 from dovetail_train import Trainer, lm_loss
 
 SIZES = {"embed": 16, "depth": 1, "heads": 2, "mlp": 24, "max_length": 64}

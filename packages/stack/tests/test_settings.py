@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from dovetail import settings
-from dovetail.recipes.options import Shape, Training, Tuning
-from dovetail.settings import RECIPES, Continue, Distil, Pretrain
+from dovetail_stack import settings
+from dovetail_stack.recipes.options import Shape, Training, Tuning
+from dovetail_stack.settings import RECIPES, Continue, Distil, Pretrain
 
 
 def test_options_come_back_from_disk_where_they_belong(tmp_path):

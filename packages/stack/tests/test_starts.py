@@ -9,7 +9,7 @@ from importlib import metadata
 import jax
 import pytest
 
-from dovetail import starts
+from dovetail_stack import starts
 from dovetail_train import make_mesh
 
 COMMAND = ["train", "pretrain", "--out", "a run"]

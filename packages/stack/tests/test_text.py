@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 
-from dovetail.recipes.text import find, prepare, split
+from dovetail_stack.recipes.text import find, prepare, split
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from dovetail import cli, settings
-from dovetail.settings import RECIPES, Pretrain
+from dovetail_stack import cli, settings
+from dovetail_stack.settings import RECIPES, Pretrain
 
 
 def _stopped(capsys, *line):

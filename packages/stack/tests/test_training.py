@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from dovetail import settings
-from dovetail.quickstart import training
+from dovetail_stack import settings
+from dovetail_stack.quickstart import training
 
 
 def _write(path, generations, torn=""):

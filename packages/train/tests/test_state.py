@@ -183,6 +183,16 @@ def test_trainable_that_matches_nothing_is_refused(mesh):
         split(model, optax.sgd(0.1), trainable=nnx.LoRAParam, mesh=mesh)
 
 
+def test_trainable_takes_patterns(mesh):
+    model = _Adapted()
+    by_type = split(model, optax.sgd(0.1), trainable=nnx.LoRAParam, mesh=mesh)[1]
+    by_name = split(model, optax.sgd(0.1), trainable=("**.lora_a", "**.lora_b"), mesh=mesh)[1]
+    assert jax.tree.structure(by_name.params) == jax.tree.structure(by_type.params)
+    assert jax.tree.structure(by_name.frozen) == jax.tree.structure(by_type.frozen)
+    with pytest.raises(ValueError, match=r"must match a parameter, got 'lora_a', .* '\*\*.lora_a'"):
+        split(model, optax.sgd(0.1), trainable="lora_a", mesh=mesh)
+
+
 def test_a_transformation_that_changes_a_dtype_is_refused(mesh):
     tx = optax.GradientTransformation(
         lambda params: jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.bfloat16), params),

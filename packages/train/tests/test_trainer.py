@@ -102,7 +102,7 @@ def test_every_leaf_keeps_its_dtype_and_the_loss_sees_the_compute_dtype():
         seen.update(jax.tree.map(lambda x: x.dtype, nnx.to_pure_dict(nnx.state(model, nnx.Param))))
         return lm_loss()(model, batch, key=key)
 
-    precision = Precision(compute="bfloat16", keep=("*norm*",))
+    precision = Precision(compute="bfloat16", keep="**.norm.*")
     trainer = Trainer(optax.adamw(1e-3), loss, precision=precision)
     state = trainer.init(_decoder())
     before = jax.tree.map(lambda x: x.dtype, state)

@@ -51,7 +51,7 @@ def test_what_a_pattern_matches_is_measured():
 
 def test_it_is_a_hook():
     lines = _Lines()
-    _fit(sinks=[lines], hooks=[Watch("*.kernel", every=4)])
+    _fit(sinks=[lines], hooks=[Watch("**.kernel", every=4)])
     assert [n for n in lines if "watch/layers.0.kernel/rms" in lines[n]] == [4, 8]
 
 
@@ -70,7 +70,9 @@ def test_a_trace_is_written_once_and_ends_with_the_run(tmp_path, monkeypatch, st
 
 def test_what_means_nothing_is_refused():
     trainer = Trainer(optax.sgd(1e-2), _loss)
-    with pytest.raises(ValueError, match=r"match a parameter, got 'head.*', which.*4; names look"):
+    with pytest.raises(
+        ValueError, match=r"match a parameter, got 'head.*', which matches none of 4"
+    ):
         Watch("head.*", every=1)(trainer, trainer.init(_Net()), 1)
     with pytest.raises(ValueError, match=r"at least 1, got every=0; write Watch\('x', every=100"):
         Watch("x", every=0)

@@ -127,7 +127,7 @@ def _nested(leaves: MappingOf[str, Any]) -> Any:
         return leaves[""]
     root: dict[str, Any] = {}
     for name, leaf in leaves.items():
-        *levels, last = (key.replace("~1", "/").replace("~0", "~") for key in name.split("/"))
+        *levels, last = (key.replace("~1", "/").replace("~0", "~") for key in name.split("."))
         at = root
         for level in levels:
             at = at.setdefault(level, {})

@@ -37,7 +37,7 @@ from jax import lax
 from jax.core import Tracer
 from jaxtyping import UInt32
 
-from dovetail_checkpoint.names import leaf_names
+from dovetail_checkpoint.names import leaf_names, match_names
 from dovetail_checkpoint.sums import host_sums, mix, reduce_pairs, total
 
 # Leaves of one shape and dtype that hold less than this together are summed on the host: about
@@ -46,7 +46,7 @@ _HOST_BYTES = 8 << 20
 
 
 def digest(tree: Any) -> dict[str, UInt32[jax.Array, "2"]]:
-    """The digest of each leaf (module docstring), by leaf name.
+    """The digest of each leaf (module docstring), by the name of the leaf.
 
     Leaves: JAX arrays of any sharding, NumPy arrays, numbers (as int64, float64 or bool) and typed
     keys (their key data). May be called inside `jax.jit`. Raises TypeError for another leaf.
@@ -55,7 +55,7 @@ def digest(tree: Any) -> dict[str, UInt32[jax.Array, "2"]]:
     (2,)
     """
     names, leaves, _ = leaf_names(tree)
-    return dict(zip(names, map(jnp.asarray, _begin(leaves)()), strict=True))
+    return dict(zip(match_names(names), map(jnp.asarray, _begin(leaves)()), strict=True))
 
 
 def hex_digests(leaves: Sequence[Any]) -> list[str]:

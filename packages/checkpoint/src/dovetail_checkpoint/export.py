@@ -51,7 +51,7 @@ def export_safetensors(
     path: as for `load`. item: which tree of a step; None if it holds only one.
     directory: a new one. It gets `model.safetensors`, or several files and their index if one
         would have more than `file_bytes` of tensors. It appears when all lies on disk, or not at
-        all. The leaf `a/b/c` is the tensor `a.b.c`.
+        all. Tensors have the names of leaves.
     metadata: texts for the header of each file.
     group_bytes: the memory to read with. What is written lies beside it, so memory peaks below two
         groups, or below about five times the largest leaf if that is more.
@@ -74,7 +74,7 @@ def export_safetensors(
     ):
         done = counter(progress, total_bytes=plan.read_bytes)
         digests = _stream(source, plan, files, group_bytes=group_bytes, done=done)
-        files.finish({_tensor_name(name): digest for name, digest in digests.items()})
+        files.finish(digests)
 
 
 def _stream(
@@ -98,7 +98,7 @@ def _stream(
                 value = np.asarray(values.pop(read))
                 for name, piece in uses[read]:
                     for offset, block in _blocks(value, piece):
-                        files.write(_tensor_name(name), offset, block)
+                        files.write(name, offset, block)
                         if name in sums:
                             shape = plan.built[name].shape
                             sums[name] += part_sums(block, offset=offset, shape=shape)
@@ -107,10 +107,6 @@ def _stream(
     return {
         name: known.get(name) or "".join(f"{int(x):08x}" for x in sums[name]) for name in plan.built
     }
-
-
-def _tensor_name(name: str) -> str:
-    return name.replace("/", ".")
 
 
 def _check(**counts: int) -> None:
@@ -150,7 +146,7 @@ def tensors(plan: mapping.Mapping) -> Leaves:
                 f"a leaf in safetensors must have a name other than '' and {METADATA!r}, got "
                 f'{name!r}; rename("{name}", "weight")'
             )
-        found[_tensor_name(name)] = (built.shape, dtype)
+        found[name] = (built.shape, dtype)
     return found
 
 

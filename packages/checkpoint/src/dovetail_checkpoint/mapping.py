@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dovetail_checkpoint._patterns import no_match
 from dovetail_checkpoint.names import leaf_names, match_names
 from dovetail_checkpoint.pieces import Built, Piece, whole
 from dovetail_checkpoint.record import Leaf
@@ -128,17 +129,17 @@ def _by_name(target: Any) -> dict[str, Any]:
 
 
 def _keeps(rules: Sequence[Rule], name: str) -> bool:
-    return any(r.initial is not None and r.initial.captures(name) is not None for r in rules)
+    return any(r.initial is not None and r.initial.matches(name) for r in rules)
 
 
 def _check_initial(
     rules: Sequence[Rule], wanted: MappingOf[str, Any], initial: Sequence[str]
 ) -> None:
     for rule in rules:
-        if rule.initial and not any(rule.initial.captures(name) is not None for name in wanted):
+        if rule.initial and not any(rule.initial.matches(name) for name in wanted):
             raise ValueError(
-                f"{rule} must match a leaf of the target, got none among {len(wanted)}: "
-                f"{list(wanted)[:3]}; correct the pattern or leave the rule out"
+                f"{rule} must match a leaf of the target, got {rule.initial.text!r}, "
+                f"{no_match(rule.initial, wanted)}"
             )
     abstract = [name for name in initial if isinstance(wanted[name], jax.ShapeDtypeStruct)]
     if abstract:

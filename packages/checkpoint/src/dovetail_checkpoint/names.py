@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names of leaves, and the plain tree of dicts and lists that carries them to disk.
 
-A leaf is named by the path to it, `layers/0/kernel`, escaped as a JSON pointer (RFC 6901, without
-the leading slash). A list index and the dict key of the same digits give the same name, so that a
-tuple may be restored into a dict and back.
+On disk a leaf is named by the path to it, `layers/0/kernel/value`, escaped as a JSON pointer (RFC
+6901, without the leading slash). A list index and the dict key of the same digits give the same
+name, so that a tuple may be restored into a dict and back. Users read and write `layers.0.kernel`
+(`match_names`, and the patterns of _patterns.py).
 """
 
 from collections import Counter
@@ -42,32 +43,40 @@ def leaf_name(path: tuple[Any, ...]) -> str:
 
 
 def match_names(names: Sequence[str]) -> list[str]:
-    """The names in the form in which those of different writers are compared.
+    """The names that users see and that patterns match: `layers.0.kernel`, whoever wrote the file.
 
-    Dots become slashes, since safetensors files put them where a tree has levels. A last `value`
-    that has no siblings is left out: flax.nnx.State ends each path with this attribute of the
-    variable. Raises ValueError if two names become one.
+    Slashes become dots, as in safetensors files. A last `value` that has no siblings is left out:
+    flax.nnx.State ends each path with this attribute of the variable. Raises ValueError if two
+    names become one.
     """
-    paths = [name.replace(".", "/") for name in names]
+    paths = [name.replace("/", ".") for name in names]
     children = Counter(prefix for path in paths for prefix in _prefixes(path))
     matched = [
         parent if child == "value" and parent and children[parent] == 1 else path
         for path in paths
-        for parent, _, child in [path.rpartition("/")]
+        for parent, _, child in [path.rpartition(".")]
     ]
     twice = [name for name, number in Counter(matched).items() if number > 1]
     if twice:
         both = [name for name, match in zip(names, matched, strict=True) if match == twice[0]]
         raise ValueError(
-            "leaves must have different names when dots are read as slashes, got "
+            "leaves must have different names when slashes are read as dots, got "
             f"{both}; rename one of them where they are written"
         )
     return matched
 
 
 def _prefixes(path: str) -> list[str]:
-    parts = path.split("/")
-    return ["/".join(parts[:i]) for i in range(len(parts))]
+    segments = path.split(".")
+    return [".".join(segments[:i]) for i in range(len(segments))]
+
+
+def shown_names(names: Sequence[str]) -> list[str]:
+    """`match_names` for messages: as they are on disk if two would become one."""
+    try:
+        return match_names(names)
+    except ValueError:
+        return list(names)
 
 
 def plain(tree: Any, each: Callable[[Any], Any]) -> Any:

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads one step and proves it, leaf by leaf and file by file."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +12,12 @@ import jax
 
 from dovetail_checkpoint import _compat, agree, keep, seal, target
 from dovetail_checkpoint.digest import hex_digests
-from dovetail_checkpoint.names import leaf_names
+from dovetail_checkpoint.names import leaf_names, shown_names
 from dovetail_checkpoint.record import (
     RECORD_ITEM,
     DamagedRecordError,
     Items,
+    Leaf,
     ObjectItem,
     TreeItem,
     decode,
@@ -184,9 +185,9 @@ def _load_trees(directory: Path, items: Items, wanted: _Wanted) -> dict[str, lis
 def _leaf_problems(items: Items, trees: Mapping[str, list[Any]]) -> list[Problem]:
     """Digests what was loaded, where it lies now, against the digests from before it was saved."""
     checked = [
-        (f"{name}/{saved.name}", saved.digest, value)
-        for name, values in trees.items()
-        for saved, value in zip(items.trees[name].leaves, values, strict=True)
+        (f"{item}/{name}", saved.digest, value)
+        for item, values in trees.items()
+        for name, saved, value in _shown(items.trees[item].leaves, values)
         if saved.digest is not None
     ]
     found = hex_digests([value for _, _, value in checked])
@@ -195,6 +196,10 @@ def _leaf_problems(items: Items, trees: Mapping[str, list[Any]]) -> list[Problem
         for (where, want, _), have in zip(checked, found, strict=True)
         if have != want
     ]
+
+
+def _shown(leaves: Sequence[Leaf], values: list[Any]) -> Iterator[tuple[str, Leaf, Any]]:
+    return zip(shown_names([leaf.name for leaf in leaves]), leaves, values, strict=True)
 
 
 def object_problems(directory: Path, items: Items) -> list[Problem]:

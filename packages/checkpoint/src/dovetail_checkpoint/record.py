@@ -24,7 +24,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dovetail_checkpoint.names import leaf_names, plain
+from dovetail_checkpoint.names import leaf_names, plain, shown_names
 
 # The record is an item beside the user's.
 RECORD_ITEM = "dovetail"
@@ -126,7 +126,7 @@ def describe(tree: Any) -> TreeItem:
     Raises TypeError that names the leaf if it is none.
     """
     names, leaves, _ = leaf_names(tree)
-    dtypes = list(map(_named_dtype, names, leaves))
+    dtypes = list(map(_named_dtype, shown_names(names), leaves))
     shapes = [tuple(np.shape(leaf)) for leaf in leaves]
     # Orbax refuses arrays without elements.
     numbers = iter([None if 0 in shape else i for i, shape in enumerate(shapes)])

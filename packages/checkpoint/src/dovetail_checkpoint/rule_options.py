@@ -18,7 +18,7 @@ def add_rule_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "rules",
         "Applied in the order given. P and Q are patterns of leaf names, to be quoted:\n"
-        "* is any part of a level, ** any number of levels, # an index.",
+        "* is any part of a segment, ** any number of segments, # an index, {a,b} a choice.",
     )
     for option, metavar, make, summary in _OPTIONS:
         group.add_argument(

@@ -2,12 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rules that turn the leaves of a checkpoint into those that are wanted.
 
-Rules are applied in order to the leaves by name (names.match_names, patterns in pattern.py), each
+Rules are applied in order to the leaves by name (names.match_names, patterns in _patterns.py), each
 to what the one before it left. Nothing is read: a leaf is a list of pieces of source leaves
 (pieces.py). A rule that matches no leaf is an error, as a misspelt pattern is a leaf left behind.
 """
 
-import difflib
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from dovetail_checkpoint import pieces
-from dovetail_checkpoint.pattern import Pattern
+from dovetail_checkpoint._patterns import WILDCARD, Pattern, no_match
 from dovetail_checkpoint.pieces import Built
 
 Leaves = Mapping[str, Built]
@@ -43,14 +42,14 @@ class Rule:
 
 
 def rename(pattern: str, to: str) -> Rule:
-    """Gives each leaf that matches another name: rename("model.layers.*.w", "blocks/*/w")."""
+    """Gives each leaf that matches another name: rename("model.layers.*.w", "blocks.*.w")."""
     call = f"rename({pattern!r}, {to!r})"
     source, target = _pair(call, pattern, to)
 
     def apply(leaves: Leaves) -> Leaves:
         parts, built = {}, {}
         for name, captures in _matches(call, source, leaves).items():
-            new = target.fill(captures)
+            new = _filled(target, captures)
             _put(call, built, new, leaves[name])
             parts[new] = [name]
         return _replaced(call, leaves, parts, built)
@@ -59,7 +58,7 @@ def rename(pattern: str, to: str) -> Rule:
 
 
 def stack(pattern: str, to: str, *, axis: int = 0) -> Rule:
-    """Stacks leaves along a new axis: stack("layers/#/**", "layers/**").
+    """Stacks leaves along a new axis: stack("layers.#.**", "layers.**").
 
     `#` stands for the index, which must go from 0 on without holes; `to` is without it.
     """
@@ -70,7 +69,7 @@ def stack(pattern: str, to: str, *, axis: int = 0) -> Rule:
     def apply(leaves: Leaves) -> Leaves:
         groups: dict[str, dict[int, str]] = {}
         for name, captures in _matches(call, source, leaves).items():
-            new = target.fill(captures[:at] + captures[at + 1 :])
+            new = _filled(target, captures[:at] + captures[at + 1 :])
             index = int(captures[at])
             if index in groups.setdefault(new, {}):
                 raise _twice(call, f"{new}, index {index}")
@@ -87,7 +86,7 @@ def stack(pattern: str, to: str, *, axis: int = 0) -> Rule:
 
 
 def unstack(pattern: str, to: str, *, axis: int = 0) -> Rule:
-    """The reverse of `stack`: unstack("layers/**", "layers/#/**")."""
+    """The reverse of `stack`: unstack("layers.**", "layers.#.**")."""
     call = f"unstack({pattern!r}, {to!r}, axis={axis})"
     target, source = _indexed(call, to, pattern)
     at = target.wildcards.index("#")
@@ -98,7 +97,7 @@ def unstack(pattern: str, to: str, *, axis: int = 0) -> Rule:
             leaf = _array(call, name, leaves[name])
             layers = pieces.unstacked(leaf, _axis(call, name, axis, len(leaf.shape)))
             for i, layer in enumerate(layers):
-                new = target.fill((*captures[:at], str(i), *captures[at:]))
+                new = _filled(target, (*captures[:at], str(i), *captures[at:]))
                 _put(call, built, new, layer)
                 parts[new] = [name]
         return _replaced(call, leaves, parts, built)
@@ -107,7 +106,7 @@ def unstack(pattern: str, to: str, *, axis: int = 0) -> Rule:
 
 
 def split(pattern: str, to: Sequence[str], *, axis: int, sizes: Sequence[int] = ()) -> Rule:
-    """Cuts a leaf into several along an axis: split("**/qkv", ("**/q", "**/k", "**/v"), axis=-1).
+    """Cuts a leaf into several along an axis: split("**.qkv", ("**.q", "**.k", "**.v"), axis=-1).
 
     sizes: the extent of each part; without it all are equal.
     """
@@ -123,7 +122,7 @@ def split(pattern: str, to: Sequence[str], *, axis: int, sizes: Sequence[int] = 
             along = _axis(call, name, axis, len(leaf.shape))
             ends = _ends(call, name, leaf.shape[along], sizes, len(pairs))
             for (_, target), (start, stop) in zip(pairs, pairwise(ends), strict=True):
-                new = target.fill(captures)
+                new = _filled(target, captures)
                 _put(call, built, new, pieces.sliced(leaf, along, start, stop))
                 parts[new] = [name]
         return _replaced(call, leaves, parts, built)
@@ -134,7 +133,7 @@ def split(pattern: str, to: Sequence[str], *, axis: int, sizes: Sequence[int] = 
 def fuse(patterns: Sequence[str], to: str, *, axis: int) -> Rule:
     """Puts leaves one after the other along an axis; the reverse of `split`.
 
-    fuse(("**/q", "**/k", "**/v"), "**/qkv", axis=-1). Each pattern must match where the others do.
+    fuse(("**.q", "**.k", "**.v"), "**.qkv", axis=-1). Each pattern must match where the others do.
     """
     call = f"fuse({tuple(patterns)!r}, {to!r}, axis={axis})"
     pairs = [_pair(call, each, to) for each in _several(call, patterns)]
@@ -143,7 +142,7 @@ def fuse(patterns: Sequence[str], to: str, *, axis: int) -> Rule:
         groups: dict[str, list[str]] = {}
         for source, target in pairs:
             for name, captures in _matches(call, source, leaves).items():
-                groups.setdefault(target.fill(captures), []).append(name)
+                groups.setdefault(_filled(target, captures), []).append(name)
         built = {}
         for new, names in groups.items():
             if len(names) != len(pairs):
@@ -159,7 +158,7 @@ def fuse(patterns: Sequence[str], to: str, *, axis: int) -> Rule:
 
 
 def transpose(pattern: str, axes: Sequence[int]) -> Rule:
-    """Reorders axes, as numpy.transpose has it: transpose("**/kernel", (1, 0))."""
+    """Reorders axes, as numpy.transpose has it: transpose("**.kernel", (1, 0))."""
     call = f"transpose({pattern!r}, {tuple(axes)!r})"
 
     def turn(name: str, leaf: Built) -> Built:
@@ -180,12 +179,12 @@ def cast(pattern: str, dtype: Any) -> Rule:
 
 
 def drop(*patterns: str) -> Rule:
-    """Leaves that are not wanted: drop("opt/**", "step")."""
+    """Leaves that are not wanted: drop("opt.**", "step")."""
     return _dropping("drop", patterns, keep=False)
 
 
 def only(*patterns: str) -> Rule:
-    """Drops all leaves but these: only("embed", "layers/0/**")."""
+    """Drops all leaves but these: only("embed", "layers.0.**")."""
     return _dropping("only", patterns, keep=True)
 
 
@@ -205,7 +204,7 @@ def keep_init(pattern: str) -> Rule:
 def _dropping(verb: str, patterns: Sequence[str], *, keep: bool) -> Rule:
     call = f"{verb}({', '.join(map(repr, patterns))})"
     if not patterns:
-        raise ValueError(f'{verb} needs at least one pattern, got none; {verb}("opt/**")')
+        raise ValueError(f'{verb} needs at least one pattern, got none; {verb}("opt.**")')
     compiled = [Pattern(text) for text in patterns]
 
     def apply(leaves: Leaves) -> Leaves:
@@ -231,11 +230,7 @@ def _matches(call: str, pattern: Pattern, leaves: Leaves) -> dict[str, tuple[str
     matched = {name: captures for name, captures in found.items() if captures is not None}
     if matched:
         return matched
-    near = difflib.get_close_matches("/".join(pattern.levels), leaves, n=3, cutoff=0.3)
-    raise ValueError(
-        f"{call} must match a leaf, got none for {str(pattern)!r}; "
-        f"the nearest of {len(leaves)} leaves are {near or list(leaves)[:3]}"
-    )
+    raise ValueError(f"{call} must match a leaf, got {pattern.text!r}, {no_match(pattern, leaves)}")
 
 
 def _replaced(
@@ -268,7 +263,7 @@ def _twice(call: str, name: str) -> ValueError:
 
 
 def _pair(call: str, pattern: str, to: str) -> tuple[Pattern, Pattern]:
-    source, target = Pattern(pattern), Pattern(to)
+    source, target = Pattern(pattern), _target(call, to)
     if source.wildcards != target.wildcards:
         raise ValueError(
             f"both sides must have the same wildcards in the same order, got {call}; "
@@ -277,14 +272,33 @@ def _pair(call: str, pattern: str, to: str) -> tuple[Pattern, Pattern]:
     return source, target
 
 
+def _target(call: str, to: str) -> Pattern:
+    if "{" in to:
+        raise ValueError(
+            f"the names that a rule gives cannot have alternatives, got {call}; write a rule for "
+            "each"
+        )
+    return Pattern(to)
+
+
+def _filled(pattern: Pattern, captures: Sequence[str]) -> str:
+    """The name with `captures` in place of the wildcards of a target, one for each."""
+    texts = iter(captures)
+    segments = pattern.text.replace("/", ".").split(".")
+    filled = [WILDCARD.sub(lambda _: next(texts), segment) for segment in segments]
+    # A ** that matched nothing leaves no segment.
+    kept = [f for f, segment in zip(filled, segments, strict=True) if f or segment != "**"]
+    return ".".join(kept)
+
+
 def _indexed(call: str, pattern: str, to: str) -> tuple[Pattern, Pattern]:
     """A pattern with one # more than the other."""
-    source, target = Pattern(pattern), Pattern(to)
+    source, target = Pattern(pattern), _target(call, to)
     rest = [wildcard for wildcard in source.wildcards if wildcard != "#"]
     if source.wildcards.count("#") != 1 or tuple(rest) != target.wildcards:
         raise ValueError(
             "the side of the single leaves must have one # for the index and else the same "
-            f'wildcards, got {call}; write "layers/#/**" for one side and "layers/**" for the other'
+            f'wildcards, got {call}; write "layers.#.**" for one side and "layers.**" for the other'
         )
     return source, target
 
@@ -292,7 +306,7 @@ def _indexed(call: str, pattern: str, to: str) -> tuple[Pattern, Pattern]:
 def _several(call: str, patterns: Sequence[str]) -> Sequence[str]:
     if isinstance(patterns, str) or len(patterns) < 2:
         raise ValueError(
-            f'the parts must be two patterns or more, got {call}; write ("**/q", "**/k")'
+            f'the parts must be two patterns or more, got {call}; write ("**.q", "**.k")'
         )
     return patterns
 

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dovetail_checkpoint.names import leaf_names, match_names
+from dovetail_checkpoint.names import leaf_names, match_names, shown_names
 from dovetail_checkpoint.record import Items, Leaf, TreeItem, leaf_dtype
 
 # Enough of a mismatch to recognise it by; another model differs in hundreds of leaves.
@@ -94,10 +94,12 @@ def _differences(item: TreeItem, target: Any) -> list[str]:
     saved = {leaf.name: leaf for leaf in item.leaves}
     wanted = dict(zip(names, leaves, strict=True))
     pairs = matches(list(saved), names)
-    lines = [f"{name}: saved, not wanted" for name in saved if name not in pairs]
-    lines += [f"{name}: wanted, not saved" for name in wanted.keys() - set(pairs.values())]
+    here = dict(zip(names, shown_names(names), strict=True))
+    there = dict(zip(saved, shown_names(list(saved)), strict=True))
+    lines = [f"{there[name]}: saved, not wanted" for name in saved if name not in pairs]
+    lines += [f"{here[name]}: wanted, not saved" for name in wanted.keys() - set(pairs.values())]
     for name, other in pairs.items():
-        lines += [f"{other}: {line}" for line in leaf_difference(saved[name], wanted[other])]
+        lines += [f"{here[other]}: {line}" for line in leaf_difference(saved[name], wanted[other])]
     return sorted(lines)
 
 

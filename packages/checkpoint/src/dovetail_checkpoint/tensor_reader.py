@@ -32,7 +32,7 @@ from dovetail_checkpoint.tensor_index import find_files
 class TensorReader:
     """A Source over a safetensors file, a directory of them, or an index.
 
-    Leaves are named as `names.match_names` has it: `a.b.c` is `a/b/c`. Raises ValueError if there
+    Leaves are named as `names.match_names` has it. Raises ValueError if there
     is nothing of the kind or a dtype that JAX lacks, DamageError if a file, a header or the index
     is not what was written.
     """

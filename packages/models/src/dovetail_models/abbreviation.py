@@ -26,8 +26,8 @@ def abbreviate(paths: Iterable[tuple[str, Hashable]]) -> dict[str, list[str]]:
 
 
 def _span(indices: list[int]) -> str:
-    """`0..31`, or `0..10:2` for every second, or each index where there is no such step."""
+    """`0..31`, or `0..10..2` for every second, or each index where there is no such step."""
     step = indices[1] - indices[0] if len(indices) > 1 else 1
     if indices != list(range(indices[0], indices[-1] + 1, step)):
         return ",".join(map(str, indices))
-    return f"{indices[0]}..{indices[-1]}" + (f":{step}" if step > 1 else "")
+    return f"{indices[0]}..{indices[-1]}" + (f"..{step}" if step > 1 else "")

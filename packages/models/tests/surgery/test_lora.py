@@ -200,7 +200,7 @@ def test_a_layer_without_names_can_be_adapted():
         ),
         (
             lambda m, add: add(m, "layers.0.attn.x"),
-            ["must match a module", "pattern='layers.0.attn.x'", "Write paths as"],
+            ["must match a module", "'layers.0.attn.x'", "the nearest: 'layers.0.attn"],
         ),
         (
             lambda m, add: add(m, "lm_head", rank=0),

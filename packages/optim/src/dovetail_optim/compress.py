@@ -24,7 +24,9 @@ import optax
 from jax.sharding import reshard
 from jaxtyping import Array, Int32
 
-from dovetail_optim import elementwise, paths
+from dovetail_optim import elementwise
+from dovetail_optim._patterns import name_of, names_of
+from dovetail_optim.by_name import pick
 from dovetail_optim.codec import Coded, Fp8, fp8, fp8_positive
 from dovetail_optim.stream import Rows, Shard, per_shard, placed, stream
 
@@ -170,7 +172,7 @@ class _Compressed:
             if not jnp.issubdtype(x.dtype, jnp.floating):
                 raise TypeError(
                     "compress moves real floating point parameters; got "
-                    f"{paths.name(path)!r} of {x.dtype}; leave it to another rule of "
+                    f"{name_of(path)!r} of {x.dtype}; leave it to another rule of "
                     "dovetail_optim.route"
                 )
         owners = elementwise.owners(self.tx, params)
@@ -205,9 +207,9 @@ class _Compressed:
                 leaves[i] = x.codes if isinstance(x, Coded) else x
         given = [None] * len(leaves)
         if self.shardings is not None:
-            given = paths.pick(self.shardings, params, what="shardings")
+            given = pick(self.shardings, params, what="shardings")
         shards = [placed(x, s) for x, s in zip(leaves, given, strict=True)]
-        for name, x, shard in zip(paths.names(params), leaves, shards, strict=True):
+        for name, x, shard in zip(names_of(params), leaves, shards, strict=True):
             parts = shard.shards(x.ndim - 1) if shard and x.ndim else 1
             if parts > 1 and x.shape[-1] % (parts * self.block):
                 n = x.shape[-1] // parts

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int32
 
-from dovetail_optim import paths
+from dovetail_optim._patterns import Pattern, each_of, names_of, no_match
 from dovetail_optim.checks import check_rate
 
 Mode = Literal["coupled", "independent", "cautious"]
@@ -39,14 +39,14 @@ def decay(
     rate: Rate,
     *,
     mode: Mode = "independent",
-    where: str | Sequence[str] = "**/kernel",
+    where: str | Sequence[str] = "**.kernel",
     learning_rate: Rate | None = None,
 ) -> optax.GradientTransformation:
     """u - λ p, u - η λ p, or the latter where -u and p agree in sign, on the named parameters.
 
     Comes last in a chain, after the learning rate. rate: λ, a number of at least 0 or a schedule;
     with "independent", `lambda t: 1e-4 * schedule(t) / peak` decays along with the learning rate.
-    mode: as above. where: patterns of `dovetail_optim.paths`; parameters that none matches are left
+    mode: as above. where: patterns, as those of `route`; parameters that none matches are left
     alone. learning_rate: η, the number or schedule that scaled the updates; "coupled" and
     "cautious" need it, "independent" refuses it.
 
@@ -67,7 +67,7 @@ def decay(
         )
     if learning_rate is not None:
         check_rate("learning_rate", learning_rate)
-    patterns = (where,) if isinstance(where, str) else tuple(where)
+    patterns = each_of(where)
 
     def init(params: Any) -> DecayState:
         _named(patterns, params)
@@ -129,13 +129,13 @@ def check_mode(mode: str) -> None:
         )
 
 
-def _named(patterns: Sequence[str], params: Any) -> list[bool]:
+def _named(patterns: Sequence[Pattern], params: Any) -> list[bool]:
     """Whether each parameter matches a pattern; raises for a pattern that matches none."""
-    names = paths.names(params)
+    names = names_of(params)
     for pattern in patterns:
-        if names and not any(paths.matches(pattern, name) for name in names):
+        if names and not any(pattern.matches(name) for name in names):
             raise ValueError(
-                f"every pattern of decay must match a parameter; got where={pattern!r}; the "
-                f"nearest of {len(names)} names: {paths.near(pattern, names)}"
+                f"every pattern of decay must match a parameter; got where={pattern.text!r}, "
+                f"{no_match(pattern, names)}"
             )
-    return [any(paths.matches(pattern, name) for pattern in patterns) for name in names]
+    return [any(pattern.matches(name) for pattern in patterns) for name in names]

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 from jax.extend import core
 
-from dovetail_optim import paths
+from dovetail_optim._patterns import names_of
 
 _FIRST = 1_000_003  # the size that stands for the first parameter; no real axis is meant by it
 
@@ -45,7 +45,7 @@ def owners(tx: optax.GradientTransformation, params: Any) -> list[int | None]:
         i = next((sizes[n] for n in probe.shape if n in sizes), None)
         expected = probe.shape if i is None else shapes[i]
         if leaf.shape != expected or (i is not None and probe.shape.count(_FIRST + i) != 1):
-            name = "" if i is None else f", for {paths.names(params)[i]!r} of shape {shapes[i]}"
+            name = "" if i is None else f", for {names_of(params)[i]!r} of shape {shapes[i]}"
             raise TypeError(
                 "state that is stored in codes must be of each element alone, shaped as its "
                 f"parameter; got state of shape {leaf.shape}{name}; use a transformation such as "
@@ -80,7 +80,7 @@ def check(
             raise TypeError(
                 "state is updated a few blocks at a time, so each element's update must depend on "
                 f"that element alone; got an operation {name!r} over all of "
-                f"{paths.names(params)[sizes[size]]!r}; put what needs the whole (a clip by the "
+                f"{names_of(params)[sizes[size]]!r}; put what needs the whole (a clip by the "
                 "norm, noise) before this transformation in an optax.chain"
             )
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from dovetail_optim import paths
+from dovetail_optim._patterns import name_of, names_of
 from dovetail_optim.route import Rule, assign, route
 
 
@@ -62,10 +62,10 @@ def explain(rules: Sequence[Rule], params: Any) -> Report:
     An array of the state belongs to the parameter whose path ends its own. Raises ValueError as
     `route` and the transformations do.
 
-        print(explain([("**/bias", optax.sgd(0.1)), ("**", optax.adamw(1e-3))], params))
+        print(explain([("**.bias", optax.sgd(0.1)), ("**", optax.adamw(1e-3))], params))
     """
     leaves = jax.tree_util.tree_leaves_with_path(params)
-    patterns = [rules[i][0] for i in assign([p for p, _ in rules], paths.names(params))]
+    patterns = [rules[i][0] for i in assign([p for p, _ in rules], names_of(params))]
     state = jax.tree_util.tree_leaves_with_path(jax.eval_shape(route(rules).init, params))
     owned: list[list[tuple[str, Any]]] = [[] for _ in leaves]
     other_bytes = 0
@@ -77,7 +77,7 @@ def explain(rules: Sequence[Rule], params: Any) -> Report:
             owned[i].append((_field(path, leaves[i][0]), leaf))
     rows = tuple(
         Row(
-            path=paths.name(path),
+            path=name_of(path),
             shape=tuple(x.shape),
             dtype=str(x.dtype),
             pattern=pattern,

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Shaped
 
-from dovetail_optim import paths
+from dovetail_optim._patterns import Pattern, few, names_of
 from dovetail_optim.route import assign as assign_rules
 
 _FORM = "axes on the left, then batch, in and out axes, as in 'l i h d -> l h, i, d'"
@@ -89,9 +89,9 @@ def parse_rules(matrix: str | Sequence[Rule]) -> Matrices | list[tuple[str, Matr
         if not (isinstance(rule, tuple) and len(rule) == 2 and isinstance(rule[0], str)):
             raise TypeError(
                 "matrix must be an axis string, or pairs of a pattern and an axis string, as in "
-                f"[('**/q/kernel', 'l i h d -> l h, i, d')]; got rule={rule!r}"
+                f"[('**.q.kernel', 'l i h d -> l h, i, d')]; got rule={rule!r}"
             )
-    return [(pattern, parse(text)) for pattern, text in matrix]
+    return [(Pattern(pattern).text, parse(text)) for pattern, text in matrix]
 
 
 def assign(rules: Matrices | Sequence[tuple[str, Matrices]], tree: Any) -> list[Matrices]:
@@ -100,7 +100,7 @@ def assign(rules: Matrices | Sequence[tuple[str, Matrices]], tree: Any) -> list[
     Raises ValueError for a leaf that no rule matches or whose rank is another, for a rule that is
     the first for none, and TypeError for a leaf that is not of real floating point.
     """
-    names, leaves = paths.names(tree), jax.tree.leaves(tree)
+    names, leaves = names_of(tree), jax.tree.leaves(tree)
     if isinstance(rules, Matrices):
         chosen = [rules] * len(leaves)
     else:
@@ -136,7 +136,7 @@ def parse(text: str) -> Matrices:
             _refuse(text, f"axis={twice[0]!r} twice on one side")
     if set(axes) != set(used):
         alone = sorted(set(axes) ^ set(used))
-        _refuse(text, f"{paths.few(alone)} on one side only")
+        _refuse(text, f"{few(alone)} on one side only")
     if not groups[1] or not groups[2]:
         _refuse(text, f"no {'out' if groups[1] else 'in'} axis")
     batch, inner, outer = (tuple(axes.index(axis) for axis in group) for group in groups)

@@ -26,7 +26,7 @@ import optax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Int32
 
-from dovetail_optim import paths
+from dovetail_optim.by_name import pick
 from dovetail_optim.checks import check_count, check_known, check_rate, check_share
 from dovetail_optim.decay import (
     Mode,
@@ -85,8 +85,8 @@ def muon(
     ValueError for arguments that are not as above; at `init` and while `update` is traced, for a
     parameter whose rank is not that of its axis string.
 
-        tx = route([("layers/**/kernel", muon(0.02)), ("**", optax.adamw(1e-3))])
-        tx = muon(0.02, matrix=[("**/q/kernel", "i h d -> h, i, d"), ("**", "i o -> , i, o")])
+        tx = route([("layers.**.kernel", muon(0.02)), ("**", optax.adamw(1e-3))])
+        tx = muon(0.02, matrix=[("**.q.kernel", "i h d -> h, i, d"), ("**", "i o -> , i, o")])
     """
     check_rate("learning_rate", learning_rate)
     check_rate("weight_decay", weight_decay)
@@ -147,7 +147,7 @@ class _Muon:
         ahead = jax.tree.map(self.average, average, updates) if self.nesterov else average
         where = self.exchange
         if not isinstance(where, str):
-            where = paths.pick(where, updates, what="exchange")
+            where = pick(where, updates, what="exchange")
         orthogonal = map_whole(
             lambda stack: orthogonalize(stack, ns=self.rows, dtype=self.dtype),
             jax.tree.leaves(ahead),

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, BFloat16, Float32, Int32, UInt32
 
-from dovetail_optim import paths
+from dovetail_optim._patterns import name_of
 from dovetail_optim.mix import mix
 
 
@@ -126,7 +126,7 @@ def check_dtypes(what: str, params: Any) -> None:
         if p.dtype not in (jnp.bfloat16, jnp.float32, jnp.float64):
             raise TypeError(
                 f"{what} moves parameters of bfloat16, and lets float32 and float64 pass; got "
-                f"{paths.name(path)!r} of {p.dtype}; write params.astype(jnp.bfloat16) for it, or "
+                f"{name_of(path)!r} of {p.dtype}; write params.astype(jnp.bfloat16) for it, or "
                 "give it another rule of dovetail_optim.route"
             )
 

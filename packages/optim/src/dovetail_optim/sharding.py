@@ -18,7 +18,7 @@ import jax
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from dovetail_optim import paths
+from dovetail_optim._patterns import name_of
 from dovetail_optim.codec import Coded
 
 # A leaf that belongs to no parameter is replicated up to this: counters, keys, medians of a window.
@@ -72,7 +72,7 @@ def _placement(params: Any) -> tuple[Any, list[PartitionSpec]]:
         sharding = getattr(x, "sharding", None)
         if not isinstance(sharding, NamedSharding):
             raise ValueError(
-                f"every parameter must have a NamedSharding; got {paths.name(path)!r} with "
+                f"every parameter must have a NamedSharding; got {name_of(path)!r} with "
                 f"sharding={sharding}; write jax.device_put(params, shardings) first, with "
                 "NamedSharding(mesh, PartitionSpec()) for what is whole on each device"
             )
@@ -115,7 +115,7 @@ class _Relation:
         if math.prod(leaf.shape) * leaf.dtype.itemsize > _SMALL_BYTES:
             raise ValueError(
                 "every large array of the state must have axes of a parameter; got "
-                f"{paths.name(path)!r} of shape {leaf.shape}, which would be whole on each device; "
+                f"{name_of(path)!r} of shape {leaf.shape}, which would be whole on each device; "
                 "write its sharding by hand, and state_shardings for the transformation without it"
             )
         return NamedSharding(self.mesh, PartitionSpec())

@@ -90,7 +90,7 @@ def soap(
     arguments out of range; at `init` and while `update` is traced, for a parameter whose rank is
     not that of its axis string.
 
-        tx = route([("layers/**/kernel", soap(3e-3)), ("**", optax.adamw(3e-3))])
+        tx = route([("layers.**.kernel", soap(3e-3)), ("**", optax.adamw(3e-3))])
     """
     check_rate("learning_rate", learning_rate)
     check_rate("weight_decay", weight_decay)

@@ -16,7 +16,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int
 
-from dovetail_optim import paths
+from dovetail_optim._patterns import Pattern, matches, name_of, no_match
 from dovetail_optim.guard import norm
 
 
@@ -60,10 +60,10 @@ def watch(
 
         tx = watch(optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3)), clip=1.0)
         updates, state = tx.update(grads, tx.init(params), params)
-        print(measurements(state)["update_rms/layers/0/kernel"])
+        print(measurements(state)["update_rms/layers.0.kernel"])
     """
     inner = optax.with_extra_args_support(tx)
-    stacks = dict(stacks or {})
+    stacks = {Pattern(pattern).text: axes for pattern, axes in (stacks or {}).items()}
 
     def init(params: Any) -> WatchState:
         _check(stacks, params)
@@ -121,8 +121,8 @@ def measurements(state: Any) -> dict[str, np.ndarray]:
 def _by_name(tree: Any, stacks: Mapping[str, int]) -> dict[str, Array]:
     found = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        name = paths.name(path)
-        kept = next((n for p, n in stacks.items() if paths.matches(p, name)), 0)
+        name = name_of(path)
+        kept = next((n for p, n in stacks.items() if matches(p, name)), 0)
         total = jnp.sum(jnp.square(leaf.astype(jnp.float32)), range(kept, leaf.ndim))
         elements = math.prod(leaf.shape[kept:])
         found[name] = jnp.sqrt(total / max(1, elements))  # without elements 0
@@ -131,13 +131,13 @@ def _by_name(tree: Any, stacks: Mapping[str, int]) -> dict[str, Array]:
 
 def _check(stacks: Mapping[str, int], params: Any) -> None:
     leaves = jax.tree_util.tree_leaves_with_path(params)
-    shapes = {paths.name(path): jnp.shape(leaf) for path, leaf in leaves}
+    shapes = {name_of(path): jnp.shape(leaf) for path, leaf in leaves}
     for pattern, axes in stacks.items():
-        matched = [name for name in shapes if paths.matches(pattern, name)]
+        matched = [name for name in shapes if matches(pattern, name)]
         if shapes and not matched:
             raise ValueError(
-                f"every pattern of stacks must match a parameter, got {pattern!r}; the nearest "
-                f"names: {paths.near(pattern, shapes)}"
+                f"every pattern of stacks must match a parameter, got {pattern!r}, "
+                f"{no_match(pattern, shapes)}"
             )
         for name in matched:
             if not 0 < axes < len(shapes[name]):

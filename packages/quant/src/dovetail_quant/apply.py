@@ -30,7 +30,7 @@ def apply(model: nnx.Module, plan: Plan | Calibration, *, matmul: Matmul | None 
     Raises ValueError for a plan of another model, one whose method needs calibration, and a product
     that rounds activations where a spec does not, or the other way round; TypeError for no product.
 
-        small = apply(model, plan(model, [(".*", Spec(weight="int8"))]))
+        small = apply(model, plan(model, [("**", Spec(weight="int8"))]))
     """
     specs = plan.plan.specs if isinstance(plan, Calibration) else plan.specs
     found = sites(model)

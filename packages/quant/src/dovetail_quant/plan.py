@@ -3,17 +3,16 @@
 """Which site gets which spec: rules by path, decided before anything is computed."""
 
 import dataclasses
-import difflib
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from flax import nnx
 
+from dovetail_quant._patterns import Patterns, each_of, matches, no_match
 from dovetail_quant.sites import Site, sites
 from dovetail_quant.spec import Spec
 
-Rule = tuple[str, Spec | None]
+Rule = tuple[Patterns, Spec | None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,22 +41,29 @@ class Plan:
 
 
 def plan(model: nnx.Module, rules: Sequence[Rule]) -> Plan:
-    """The plan of `rules`: pairs of a regular expression and a spec, or None for no quantization.
+    """The spec of each site, by the first rule whose pattern matches its path.
 
-    The first that matches the whole path of a site decides. A site that none matches is left alone,
-    and the plan says so. The model may be abstract (`nnx.eval_shape`).
+    A site that no rule matches is left alone, and the plan says so.
 
-    Raises ValueError for a rule that is the first for no site, a rule whose sites cannot be
-    quantized, and a group that does not divide the inputs of a site.
+    Args:
+        model: May be abstract (`nnx.eval_shape`).
+        rules: Pairs of a pattern, or several, and a spec, or None for no quantization. Patterns are
+            globs over paths, `layers.*.attn.{q,k}`: `*` within a segment, `**` for any number.
 
-        chosen = plan(model, [(r".*\\.mlp\\..*", Spec(weight="int4", group=32)), (".*", Spec())])
+    Raises:
+        ValueError: For a pattern that is not one or matches no site, a rule that is the first for
+            no site or whose sites cannot be quantized, and a group that does not divide the inputs
+            of a site.
+
+        chosen = plan(model, [("**.mlp.*", Spec(weight="int4", group=32)), ("**", Spec())])
     """
     found = sites(model)
+    _check_patterns(rules, found)
     specs: dict[str, Spec] = {}
     left_alone: dict[str, str] = {}
     used = set()
     for path, site in found.items():
-        i = next((i for i, (p, _) in enumerate(rules) if re.fullmatch(p, path)), None)
+        i = next((i for i, (p, _) in enumerate(rules) if matches(p, path)), None)
         used.add(i)
         spec = None if i is None else rules[i][1]
         if site.left_alone is not None:
@@ -69,10 +75,9 @@ def plan(model: nnx.Module, rules: Sequence[Rule]) -> Plan:
             specs[path] = spec
     for i, (pattern, _) in enumerate(rules):
         if i not in used:
-            near = difflib.get_close_matches(pattern, list(found), n=3, cutoff=0.0)
             raise ValueError(
-                f"every rule must be the first for some site, got pattern={pattern!r}, which is "
-                f"for none of {len(found)}; the nearest paths: {', '.join(near)}"
+                f"every rule must be the first for some site, got pattern={pattern!r}, whose sites "
+                "all go to rules before it; put it first or drop it"
             )
     if rules and not specs:
         raise ValueError(
@@ -80,6 +85,16 @@ def plan(model: nnx.Module, rules: Sequence[Rule]) -> Plan:
             f"alone: {'; '.join(f'{p}: {why}' for p, why in list(left_alone.items())[:3])}"
         )
     return Plan(specs=specs, left_alone=left_alone)
+
+
+def _check_patterns(rules: Sequence[Rule], paths: Collection[str]) -> None:
+    for patterns, _ in rules:
+        for pattern in each_of(patterns):
+            if not any(pattern.matches(path) for path in paths):
+                raise ValueError(
+                    f"every pattern of a plan must match a site, got {pattern.text!r}, "
+                    f"{no_match(pattern, paths)}"
+                )
 
 
 def _check(site: Site, spec: Spec) -> None:

@@ -46,7 +46,7 @@ def qat(model: nnx.Module, plan: Plan, *example: Any, **example_options: Any) ->
     Raises ValueError for a plan of another model, a method other than absmax, a site that the
     example does not come to, one that trains already, and experts whose module casts the kernel.
 
-        trained = qat(model, plan(model, [(".*", Spec(weight="int4", group=32))]), x)
+        trained = qat(model, plan(model, [("**", Spec(weight="int4", group=32))]), x)
         optimizer = nnx.Optimizer(trained, optax.adam(1e-3), wrt=nnx.Param)
         ...
         small = freeze(trained)

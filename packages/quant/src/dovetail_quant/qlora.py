@@ -7,7 +7,6 @@ An adapter stands where the module holds its product, and calls the one that was
 kernel keeps its path, and no float copy of it is made, forward or backward.
 """
 
-import re
 import string
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,6 +16,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Key
 
+from dovetail_quant._patterns import Patterns
 from dovetail_quant.kernel import Axes, Kernel, split_equation
 from dovetail_quant.matmul.rows import wide
 from dovetail_quant.modules import copied, held, module_at
@@ -29,13 +29,13 @@ def qlora(
     rank: int,
     alpha: float,
     rngs: nnx.Rngs,
-    where: str | None = None,
+    where: Patterns | None = None,
 ) -> Any:
     """A new module with an adapter at each quantized site; its results do not change by a bit.
 
     The arrays are those of `model`, which stays as it is. A is uniform in +-1/sqrt(K), drawn from
     `rngs.params`, and B is 0 (LoRA, arXiv:2106.09685, section 4.1); both are float32, and of type
-    `nnx.LoRAParam`. where: a regular expression of whole paths; by default every quantized
+    `nnx.LoRAParam`. where: patterns of paths, as those of `plan`; by default every quantized
     `nnx.Linear`, `nnx.LinearGeneral` and `nnx.Einsum`. Float sites and experts, which get an
     adapter per expert, are adapted where it names them.
 
@@ -132,9 +132,9 @@ class Adapter(nnx.Module):
         return jax.lax.ragged_dot(jax.lax.ragged_dot(x.astype(dtype), a, sizes), b, sizes)
 
 
-def _chosen(model: nnx.Module, found: Mapping[str, Site], where: str | None) -> list[str]:
+def _chosen(model: nnx.Module, found: Mapping[str, Site], where: Patterns | None) -> list[str]:
     """The paths to adapt."""
-    chosen = []
+    chosen, named = [], sites(model, where=where)
     for path, site in found.items():
         module = module_at(model, path)
         product = _product(module)
@@ -142,7 +142,7 @@ def _chosen(model: nnx.Module, found: Mapping[str, Site], where: str | None) -> 
         if where is None:
             wanted = quantized and product in ("dot_general", "einsum_op")
         else:
-            wanted = re.fullmatch(where, path) is not None
+            wanted = path in named
         if not wanted:
             continue
         if product is None or not (quantized or site.left_alone is None):
@@ -160,8 +160,8 @@ def _chosen(model: nnx.Module, found: Mapping[str, Site], where: str | None) -> 
         chosen.append(path)
     if not chosen:
         raise ValueError(
-            f"an adapter needs a site, got where={where!r}, which matches none of "
-            f"{', '.join(list(found)[:5])}; write a pattern of whole paths, or call apply first"
+            "an adapter needs a quantized nnx.Linear, nnx.LinearGeneral or nnx.Einsum, got none "
+            f"among {', '.join(list(found)[:5])}; call apply first, or name sites with where="
         )
     return chosen
 

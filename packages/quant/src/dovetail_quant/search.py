@@ -11,7 +11,6 @@ measured, and both numbers are told: where they part, the errors were too large 
 """
 
 import dataclasses
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +20,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array
 
+from dovetail_quant._patterns import Patterns
 from dovetail_quant.apply import apply
 from dovetail_quant.calibrate import Run, calibrate, run_decoder
 from dovetail_quant.calibration import Calibration
@@ -83,15 +83,16 @@ def search(
     choices: Sequence[Spec | None],
     key: Array,
     run: Run = run_decoder,
-    where: str = ".*",
+    where: Patterns = "**",
     stats_bytes: int = 4 << 30,
 ) -> Search:
     """The plan of least predicted divergence with parameters of at most `max_bytes`, and its proof.
 
     batches: as for `report`; all of them held. choices: what a site may get, None to stay float; a
     site is not offered a group that does not divide its inputs. key: of the labels that are drawn.
-    where: the whole path of the sites that are to be decided; others stay float. stats_bytes: as
-    for `calibrate`, which is run for every choice whose method needs it, and for the plan.
+    where: patterns of the sites that are to be decided, as those of `plan`; others stay float.
+    stats_bytes: as for `calibrate`, which is run for every choice whose method needs it, and for
+    the plan.
 
     Raises ValueError for a `max_bytes` below the smallest choice, saying by how much, a site that
     no choice fits, no sites, no batches, and what `report` raises it for.
@@ -126,14 +127,15 @@ def search(
     )
 
 
-def _decided(model: nnx.Module, where: str, choices: Sequence[Spec | None]) -> dict[str, Site]:
+def _decided(model: nnx.Module, where: Patterns, choices: Sequence[Spec | None]) -> dict[str, Site]:
     """The sites that are to be decided, each of which some choice must fit."""
-    found = sites(model)
-    decided = {p: s for p, s in found.items() if not s.left_alone and re.fullmatch(where, p)}
+    named = sites(model, where=where)
+    decided = {path: site for path, site in named.items() if not site.left_alone}
     if not decided:
+        alone = "; ".join(f"{path}: {site.left_alone}" for path, site in list(named.items())[:3])
         raise ValueError(
-            f"a search needs sites, got where={where!r}, the whole path of none of {len(found)}; "
-            f"some are {', '.join(list(found)[:3])}"
+            f"a search needs sites that can be quantized, got where={where!r}, whose {len(named)} "
+            f"are all left alone: {alone}; write where='**'"
         )
     for path, site in decided.items():
         if not any(_fits(site, spec) for spec in choices):

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import jax.numpy as jnp
 from flax import nnx
 
+from dovetail_quant._patterns import Patterns, name_of, select
 from dovetail_quant.kernel import Axes, Kernel, split_equation
 
 Kind = Literal["linear", "general", "einsum", "experts", "embed"]
@@ -35,8 +36,11 @@ class Site:
         return math.prod(self.axes.shape) * jnp.dtype(self.dtype).itemsize
 
 
-def sites(model: nnx.Module) -> dict[str, Site]:
+def sites(model: nnx.Module, *, where: Patterns | None = None) -> dict[str, Site]:
     """Every module of `model` with a parameter of two axes or more, by path, in its order.
+
+    where: patterns of the sites that are wanted, as those of `plan`. Raises ValueError for one that
+    matches none.
 
     A module takes part as an `nnx.Linear`, `nnx.LinearGeneral` or `nnx.Einsum`, or if it holds
     `kernel` [E, K, N] and the product `ragged_dot`, as layers of experts do; as an `nnx.Embed`, or
@@ -47,11 +51,11 @@ def sites(model: nnx.Module) -> dict[str, Site]:
     """
     found = {}
     for path, module in nnx.iter_modules(model):
-        name = ".".join(map(str, path))
+        name = name_of(path)
         one = _site(name, module)
         if one is not None:
             found[name] = one
-    return found
+    return found if where is None else {p: found[p] for p in select(where, found, what="site")}
 
 
 def _site(path: str, module: Any) -> Site | None:

@@ -81,7 +81,7 @@ def cut(array):
 
 
 def compare(spec, matmul=None):
-    rules = [(".*", spec)]
+    rules = [("**", spec)]
     if spec.method == "absmax":
         chosen = [plan(m, rules) for m in (Model(), placed())]
     else:

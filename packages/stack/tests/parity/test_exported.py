@@ -6,11 +6,11 @@ import itertools
 
 import pytest
 
-from dovetail.recipes.generation import generate
-from dovetail.recipes.language_model import llama_config
-from dovetail.recipes.options import Shape
 from dovetail_data import train_bpe
 from dovetail_models import init, save
+from dovetail_stack.recipes.generation import generate
+from dovetail_stack.recipes.language_model import llama_config
+from dovetail_stack.recipes.options import Shape
 
 pytestmark = pytest.mark.parity
 

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dovetail_train.precision import leaf_name
+from dovetail_train._patterns import name_of
 
 
 @jax.tree_util.register_dataclass
@@ -43,7 +43,7 @@ class Metrics:
         """
         norms = jax.device_get(self.grad_norms)
         leaves = jax.tree_util.tree_leaves_with_path(params)
-        named = {leaf_name(path): float(x) for (path, _), x in zip(leaves, norms, strict=True)}
+        named = {name_of(path): float(x) for (path, _), x in zip(leaves, norms, strict=True)}
         return dict(sorted(named.items(), key=lambda item: (math.isfinite(item[1]), -item[1])))
 
 
@@ -56,5 +56,5 @@ def first_non_finite(tree: Any) -> str | None:
     """The name of the first float leaf that has a NaN or an infinity; reads every leaf."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if jnp.issubdtype(leaf.dtype, jnp.floating) and not jnp.isfinite(leaf).all():
-            return leaf_name(path)
+            return name_of(path)
     return None

@@ -3,16 +3,12 @@
 """In which dtype a model computes: one cast, inside the loss."""
 
 import dataclasses
-import fnmatch
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
-
-def leaf_name(path: tuple[Any, ...]) -> str:
-    """The dotted name of a leaf, `layers.7.attn.q.kernel`, from its jax.tree_util key path."""
-    return jax.tree_util.keystr(path, simple=True, separator=".")
+from dovetail_train._patterns import Patterns, each_of, matches, name_of, names_of, select
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,11 +20,12 @@ class Precision:
     Batches are not cast: a bfloat16 mask could not count above 256.
 
     compute: "float32" (no cast) or "bfloat16". float16 would need loss scaling.
-    keep: patterns (`fnmatch`) of dotted parameter names that are not cast, such as "*norm*".
+    keep: patterns over the names of parameters that are not cast, such as "**.norm.scale": `*`
+    within a segment, `**` for any number of segments.
     """
 
     compute: Literal["float32", "bfloat16"]
-    keep: tuple[str, ...] = ()
+    keep: Patterns = ()
 
     def __post_init__(self) -> None:
         if self.compute not in ("float32", "bfloat16"):
@@ -36,21 +33,13 @@ class Precision:
                 f'compute must be "float32" or "bfloat16", got compute={self.compute!r}; '
                 f'float16 needs loss scaling, so write Precision(compute="bfloat16")'
             )
-        if isinstance(self.keep, str):
-            raise TypeError(
-                f"keep must be a tuple of patterns, got keep={self.keep!r}; "
-                f"write keep=({self.keep!r},)"
-            )
+        if self.keep != ():
+            each_of(self.keep)  # raises for what is no pattern
 
-    def check(self, params: Any) -> None:
-        """Raises ValueError when a pattern of `keep` matches no parameter."""
-        names = [leaf_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
-        for pattern in self.keep:
-            if not fnmatch.filter(names, pattern):
-                raise ValueError(
-                    f"each pattern of keep must match a parameter, got keep={self.keep!r} where "
-                    f"{pattern!r} matches none of {len(names)}; names look like {names[0]!r}"
-                )
+    def check(self, *trees: Any) -> None:
+        """Raises ValueError when a pattern of `keep` matches no parameter of the trees."""
+        if self.keep != ():
+            select(self.keep, [name for tree in trees for name in names_of(tree)])
 
     def cast(self, params: Any) -> Any:
         """The float parameters in the compute dtype, those that `keep` matches as they are."""
@@ -59,8 +48,7 @@ class Precision:
         dtype = jnp.dtype(self.compute)
 
         def leaf(path: tuple[Any, ...], x: jax.Array) -> jax.Array:
-            name = leaf_name(path)
-            kept = any(fnmatch.fnmatchcase(name, pattern) for pattern in self.keep)
+            kept = self.keep != () and matches(self.keep, name_of(path))
             return x if kept or not jnp.issubdtype(x.dtype, jnp.floating) else x.astype(dtype)
 
         return jax.tree_util.tree_map_with_path(leaf, params)

@@ -14,9 +14,9 @@ import optax
 from flax import nnx
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
+from dovetail_train._patterns import Patterns, name_of, select
 from dovetail_train.guard import fresh
 from dovetail_train.mesh import sharding_by_shape
-from dovetail_train.precision import leaf_name
 
 # Below this many elements a parameter is replicated; the default of `fsdp_shardings`.
 _MIN_SIZE = 65536
@@ -104,11 +104,25 @@ def opt_shardings(tx: optax.GradientTransformation, params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(place, jax.eval_shape(tx.init, params))
 
 
+def trainable_filter(trainable: Patterns | nnx.filterlib.Filter, model: nnx.Module) -> Any:
+    """The filter of flax.nnx for what `trainable` of a trainer may be.
+
+    Raises ValueError for a pattern that matches no parameter of the model.
+    """
+    several = trainable if isinstance(trainable, list | tuple) else [trainable]
+    texts = [each for each in several if isinstance(each, str)]
+    if not texts or len(texts) < len(several):
+        return trainable
+    named = [name_of(path) for path, _ in nnx.to_flat_state(nnx.state(model, nnx.Param))]
+    chosen = frozenset(select(texts, named))
+    return lambda path, value: isinstance(value, nnx.Param) and name_of(path) in chosen
+
+
 def split(
     model: nnx.Module,
     tx: Transformation,
     *,
-    trainable: Any,
+    trainable: Patterns | nnx.filterlib.Filter,
     mesh: Mesh | AbstractMesh,
     shard_opt: OptShardings = opt_shardings,
     extras: Extras = Extras(),
@@ -118,18 +132,18 @@ def split(
     Raises ValueError when `trainable` matches nothing, an array lies on another mesh, or the
     transformation would change the dtype or the tree of its own state.
     """
-    graphdef, *states = nnx.split(model, trainable, nnx.Param, ...)
+    graphdef, *states = nnx.split(model, trainable_filter(trainable, model), nnx.Param, ...)
     params, frozen, rest = (nnx.to_pure_dict(state) for state in states)
     if not jax.tree.leaves(params):
         raise ValueError(
             f"trainable must match at least one Variable of the model, got "
             f"trainable={trainable!r} for {type(model).__name__}; pass a Variable type such as "
-            f"nnx.Param or another filter of flax.nnx"
+            f"nnx.Param, another filter of flax.nnx, or patterns such as '**.lora_*'"
         )
 
     def placed(tree: Any, *, by_shape: bool) -> Any:
         return jax.tree_util.tree_map_with_path(
-            lambda path, x: _sharding(leaf_name(path), x, mesh, by_shape=by_shape), tree
+            lambda path, x: _sharding(name_of(path), x, mesh, by_shape=by_shape), tree
         )
 
     param_shardings = placed(params, by_shape=True)
@@ -252,7 +266,7 @@ def _check_opt(tx: optax.GradientTransformation, params: Any) -> None:
     for (path, x), y in zip(leaves, jax.tree.leaves(after), strict=True):
         if (x.shape, x.dtype) != (y.shape, y.dtype):
             raise ValueError(
-                f"tx must keep the dtype and shape of its state, got {leaf_name(path)}: "
+                f"tx must keep the dtype and shape of its state, got {name_of(path)}: "
                 f"{x.dtype}{list(x.shape)} becomes {y.dtype}{list(y.shape)}; give the "
                 f"transformation a dtype (such as mu_dtype=) or parameters of that dtype"
             )

@@ -12,6 +12,7 @@ from flax import nnx
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from dovetail_train import _fit
+from dovetail_train._patterns import Patterns
 from dovetail_train.clock import Rates
 from dovetail_train.flops import Flops, count_flops
 from dovetail_train.guard import Guard
@@ -63,7 +64,8 @@ class Trainer:
     returns several (default 1; 0 makes a term a metric). mesh: by default the first device alone;
     `make_mesh()` has all of them, `abstract_mesh()` absent ones, for which the trainer can only
     `plan`. Parameters with a NamedSharding on the mesh keep it, others are placed by
-    `fsdp_shardings`. trainable: a filter of flax.nnx; what it leaves out is frozen.
+    `fsdp_shardings`. trainable: patterns over the names of parameters, "**.lora_*", or a
+    filter of flax.nnx; what it leaves out is frozen.
     accumulate: the number of microbatches of a step; the result does not depend on it beyond
     rounding. opt_shardings: where the state of tx lies; by default as the parameters, where shapes
     agree. precision: the dtype inside the loss. ema: the decay of a moving average of the
@@ -81,7 +83,7 @@ class Trainer:
         *,
         weights: Mapping[str, float] | None = None,
         mesh: Mesh | AbstractMesh | None = None,
-        trainable: Any = nnx.Param,
+        trainable: Patterns | nnx.filterlib.Filter = nnx.Param,
         accumulate: int = 1,
         opt_shardings: OptShardings = opt_shardings,
         precision: Precision = Precision(compute="float32"),  # noqa: B008 - frozen
@@ -304,7 +306,7 @@ class Trainer:
             shard_opt=self._opt_shardings,
             extras=Extras(ema=self._ema is not None, guard=self.guard is not None),
         )
-        self.precision.check({"params": arrays.params, "frozen": arrays.frozen})
+        self.precision.check(arrays.params, arrays.frozen)
         return definition, arrays
 
     def _gradients_of(self, definition: Definition, *, accumulate: int) -> Callable[..., Any]:

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Looking into a run: norms of parameters by name, and a trace of some of its steps."""
 
-import fnmatch
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from dovetail_train.precision import leaf_name
+from dovetail_train._patterns import Patterns, each_of, name_of, select
 from dovetail_train.state import State
 
 if TYPE_CHECKING:
@@ -19,30 +18,29 @@ if TYPE_CHECKING:
 
 
 class Watch:
-    """A hook: the norm, root mean square and largest size of each parameter that a pattern matches.
+    """A hook: the norm, root mean square and largest size of the parameters that patterns match.
 
-    pattern: of dotted names (`fnmatch`), such as "layers.*.attn.*". Gives "watch/NAME/norm",
-    "watch/NAME/rms" and "watch/NAME/max", in float32.
+    Gives "watch/NAME/norm", "watch/NAME/rms" and "watch/NAME/max", in float32.
 
-        trainer.fit(model, data, steps=1000, sinks=[sink], hooks=[Watch("*.kernel", every=100)])
+    Args:
+        where: Patterns over names, as "layers.*.attn.**": `*` within a segment, `**` for any
+            number of segments. One that matches no parameter is an error at the first call.
+        every: Steps from one call to the next.
+
+        trainer.fit(model, data, steps=1000, sinks=[sink], hooks=[Watch("**.kernel", every=100)])
     """
 
-    def __init__(self, pattern: str, *, every: int) -> None:
+    def __init__(self, where: Patterns, *, every: int) -> None:
         if every < 1:
             raise ValueError(
-                f"every must be at least 1, got every={every}; write Watch({pattern!r}, every=100)"
+                f"every must be at least 1, got every={every}; write Watch({where!r}, every=100)"
             )
-        self.every, self._pattern = every, pattern
+        self.every, self._where = every, tuple(str(pattern) for pattern in each_of(where))
 
     def __call__(self, trainer: "Trainer", state: State, step: int) -> Mapping[str, float]:
         leaves = jax.tree_util.tree_leaves_with_path(state.params)
-        named = {leaf_name(path): x for path, x in leaves}
-        seen = {name: x for name, x in named.items() if fnmatch.fnmatchcase(name, self._pattern)}
-        if not seen:
-            raise ValueError(
-                f"a watched pattern must match a parameter, got {self._pattern!r}, which matches "
-                f"none of {len(named)}; names look like {next(iter(named))!r}"
-            )
+        named = {name_of(path): x for path, x in leaves}
+        seen = {name: named[name] for name in select(self._where, named)}
         found = jax.device_get(_measured(seen))
         return {
             f"watch/{name}/{what}": float(value)

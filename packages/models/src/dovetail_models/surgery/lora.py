@@ -15,10 +15,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import DTypeLike
 
+from dovetail_models._patterns import Patterns
 from dovetail_models.surgery.adapter import LoraLinear as LoraLinear
 from dovetail_models.surgery.adapter import adapted, plain, without
 from dovetail_models.surgery.adapter import adapters as adapters
-from dovetail_models.surgery.paths import Pattern
 from dovetail_models.surgery.peft import load_peft as load_peft
 from dovetail_models.surgery.peft import save_peft as save_peft
 from dovetail_models.surgery.place import build
@@ -27,7 +27,7 @@ from dovetail_models.surgery.replace import Model, replace
 
 def insert(
     model: Model,
-    pattern: Pattern,
+    where: Patterns,
     *,
     rank: int,
     alpha: float | int,
@@ -63,7 +63,7 @@ def insert(
         b = build(lambda: jnp.zeros((rank, narrow), kind), like=like, dims=(None, 1))
         return adapted(plain(path, base), a, b, alpha=alpha, rslora=rslora)
 
-    return replace(model, pattern, adapt)
+    return replace(model, where, adapt)
 
 
 def merge(model: Model) -> Model:

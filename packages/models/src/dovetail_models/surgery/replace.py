@@ -7,13 +7,14 @@ from typing import Any, TypeVar
 
 from flax import nnx
 
+from dovetail_models._patterns import Patterns
 from dovetail_models.hf.table import dotted
-from dovetail_models.surgery.paths import Pattern, select
+from dovetail_models.surgery.paths import select
 
 Model = TypeVar("Model", bound=nnx.Module)
 
 
-def replace(model: Model, pattern: Pattern, fn: Callable[[str, nnx.Module], nnx.Module]) -> Model:
+def replace(model: Model, where: Patterns, fn: Callable[[str, nnx.Module], nnx.Module]) -> Model:
     """A new model in which each matched module m at path p is `fn(p, m)`.
 
     `fn` gets modules of the new model: it may alter and return them, and the old model stays as it
@@ -24,7 +25,7 @@ def replace(model: Model, pattern: Pattern, fn: Callable[[str, nnx.Module], nnx.
 
     >>> quiet = replace(model, "layers.*.mlp", lambda path, mlp: Scaled(mlp, 0.5))
     """
-    chosen = select(model, pattern)
+    chosen = select(model, where)
 
     def visit(path: tuple[Any, ...], node: Any) -> Any:
         name = dotted(path)

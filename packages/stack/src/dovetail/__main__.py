@@ -1,9 +1,0 @@
-# Copyright 2026 The Dovetail Authors
-# SPDX-License-Identifier: Apache-2.0
-"""`python -m dovetail` is the command `dovetail`."""
-
-import sys
-
-from dovetail.cli import main
-
-sys.exit(main())

@@ -1,0 +1,28 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Write corpora, look into them, plan what a run sees of them.
+
+The command `python -m dovetail_data`, with a progress bar.
+"""
+
+import argparse
+import functools
+
+from dovetail_stack.progress import Writing
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Declares the library's own arguments."""
+    from dovetail_data.cli import add_arguments
+
+    add_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the action; returns its exit code."""
+    from dovetail_data.cli import run as run_action
+
+    with Writing() as bars:
+        # `out` is what `write` has; the other actions show no progress.
+        name = str(getattr(args, "out", ""))
+        return run_action(args, progress=functools.partial(bars, name))

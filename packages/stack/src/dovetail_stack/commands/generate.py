@@ -1,0 +1,88 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Continue a prompt with a trained model, token by token.
+
+The model is a run of `dovetail train`, any Hugging Face directory of a supported family with a
+tokenizer.json, or what `dovetail quantize` made of one.
+"""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dovetail_models import Decoder
+
+EXPORT = "hf"  # where `dovetail train` exports, inside the run
+QUANTIZED = "quantization.json"  # what a directory of `dovetail quantize` has
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Declares the arguments."""
+    parser.add_argument("model", type=Path, help="a run, or a Hugging Face directory")
+    parser.add_argument("--prompt", required=True, help="the text to continue")
+    parser.add_argument("--max-tokens", type=int, default=128, help="at most this many (128)")
+    parser.add_argument(
+        "--temperature", type=float, default=0.0, help="0 takes the likeliest token (0)"
+    )
+    parser.add_argument(
+        "--top-p", type=float, default=1.0, help="sample among the likeliest of this mass (1)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the sampling (0)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Streams the prompt and its continuation to standard output."""
+    from dovetail_data import Pretrained
+    from dovetail_stack.recipes.generation import generate
+
+    directory = locate(args.model)
+    tokenizer = Pretrained(directory / "tokenizer.json")
+    pieces = generate(
+        _load(directory),
+        tokenizer,
+        args.prompt,
+        max_tokens=args.max_tokens,
+        temperature=args.temperature,
+        top_p=args.top_p,
+        seed=args.seed,
+    )
+    print(args.prompt, end="", flush=True)
+    for piece in pieces:
+        print(piece, end="", flush=True)
+    print()
+    return 0
+
+
+def _load(directory: Path) -> "Decoder":
+    """The decoder in a directory, quantized or not."""
+    if (directory / QUANTIZED).is_file():
+        from dovetail_stack.recipes.quantization import load
+    else:
+        from dovetail_models import load
+    return load(directory)
+
+
+def refuse_quantized(directory: Path, command: str) -> None:
+    """Raises ValueError for a directory of `dovetail quantize`, which `command` cannot take."""
+    if (directory / QUANTIZED).is_file():
+        raise ValueError(
+            f"{command} needs the weights that were not quantized yet, got {str(directory)!r} with "
+            f"{QUANTIZED}: name the directory that it was made from"
+        )
+
+
+def locate(path: Path) -> Path:
+    """The Hugging Face directory that `path` is or, being a run, has exported."""
+    for directory in (path, path / EXPORT):
+        if (directory / "config.json").is_file():
+            return directory
+    if (path / "run.json").is_file():
+        raise ValueError(
+            f"the run {str(path)!r} has not exported a model yet: let it finish with "
+            f"dovetail train --out {path}"
+        )
+    raise ValueError(
+        f"a model is a directory with config.json, or a run with {EXPORT}/config.json; "
+        f"got {str(path)!r}"
+    )

@@ -1,0 +1,136 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Look into a Hugging Face directory, rewrite it, or compare two.
+
+A directory is one that transformers or `dovetail_models.save` wrote, or a finished run of
+`dovetail train`.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from tqdm import tqdm
+
+from dovetail_stack.commands.generate import locate, refuse_quantized
+
+FILE_BYTES = 5_000_000_000  # the most that transformers puts into a file
+ORBAX = ("_CHECKPOINT_METADATA", "_METADATA", "manifest.ocdbt")
+DIFFERS, FAILED = 1, 2  # exit codes of diff, as of the program of that name
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Declares an action each."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    for name, declare in {"inspect": _inspect, "convert": _convert, "diff": _diff}.items():
+        summary = (declare.__doc__ or "").splitlines()[0]
+        action = actions.add_parser(
+            name,
+            help=summary,
+            description=declare.__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        # Without a default, so that it may stand before the action too.
+        action.add_argument(
+            "--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS
+        )
+        declare(action)
+        action.set_defaults(parser=action)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the action; returns its exit code."""
+    return args.act(args)
+
+
+def _inspect(parser: argparse.ArgumentParser) -> None:
+    """Say what a directory holds: family, parameters, bytes, cost; of its files read headers only.
+
+    With --mesh, how the parameters would lie on those devices, which need not exist.
+    """
+    parser.add_argument("model", type=Path, help="a directory")
+    parser.add_argument("--mesh", help="axes and sizes, as in fsdp=8,tensor=2")
+    parser.add_argument("--length", type=int, help="tokens of the sequences whose cost is told")
+    parser.add_argument("--json", action="store_true", help="print it as JSON")
+    parser.set_defaults(act=inspect)
+
+
+def _convert(parser: argparse.ArgumentParser) -> None:
+    """Rewrite a directory: cast, dequantised, in files of another size; tokenizer files go along.
+
+    The model passes through the host's memory. OUT is there whole or not at all.
+    """
+    parser.add_argument("model", type=Path, help="a directory")
+    parser.add_argument("out", type=Path, help="a directory that does not exist")
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16", "float16"),
+        help="of every parameter (as it is; quantised ones become bfloat16)",
+    )
+    parser.add_argument(
+        "--file-bytes", type=int, default=FILE_BYTES, help=f"most bytes of a file ({FILE_BYTES})"
+    )
+    parser.set_defaults(act=convert)
+
+
+def _diff(parser: argparse.ArgumentParser) -> None:
+    """Compare two directories: configurations, parameters that one lacks, largest differences.
+
+    Exit code 0 if they are equal, 1 if they differ, 2 for usage and errors.
+    """
+    parser.add_argument("a", type=Path, help="a directory")
+    parser.add_argument("b", type=Path, help="another")
+    parser.set_defaults(act=diff, error_code=FAILED)
+
+
+def inspect(args: argparse.Namespace) -> int:
+    """Prints an `Inspection`."""
+    from dovetail_stack.recipes import inspection
+
+    mesh = None if args.mesh is None else inspection.parse_mesh(args.mesh)
+    found = inspection.inspect(_directory(args.model), mesh=mesh, length=args.length)
+    print(json.dumps(found.json(), indent=2) if args.json else found)
+    return 0
+
+
+def convert(args: argparse.Namespace) -> int:
+    """Reads, casts and writes; refuses an OUT that exists before it reads."""
+    from dovetail_stack.recipes import inspection
+
+    path = _directory(args.model)
+    if args.out.exists():
+        raise ValueError(
+            f"convert writes a new directory, and {str(args.out)!r} exists: name another"
+        )
+    if args.file_bytes < 1:
+        raise ValueError(f"a file holds at least one byte, got --file-bytes {args.file_bytes}")
+    with tqdm(total=2, unit="step", desc="read") as bar:
+        model = inspection.read(path, dtype=args.dtype)
+        bar.update()
+        bar.set_description("write")
+        inspection.write(model, args.out, like=path, file_bytes=args.file_bytes)
+        bar.update()
+    return 0
+
+
+def diff(args: argparse.Namespace) -> int:
+    """Prints a `Difference`."""
+    import dovetail_models
+
+    found = dovetail_models.diff(_directory(args.a), _directory(args.b))
+    print(found)
+    return DIFFERS if found else 0
+
+
+def _directory(path: Path) -> Path:
+    """The Hugging Face directory that is meant; ValueError that knows other kinds of checkpoint."""
+    if any((path / name).exists() for name in ORBAX):
+        raise ValueError(
+            f"a model is a directory with config.json and *.safetensors, got {str(path)!r}, an "
+            "Orbax checkpoint: restore it with the library that wrote it, then "
+            "dovetail_models.save(model, path)"
+        )
+    directory = locate(path)
+    refuse_quantized(directory, "dovetail models")
+    return directory

@@ -1,0 +1,121 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Quantize a decoder to 8 or 4 bits, with a report of what that saved and cost.
+
+8 bits round to nearest. 4 bits calibrate (gptq) on text that the model is for: --text. With text,
+some of its files are held out and judge the result. OUT is there whole or not at all, and works in
+`dovetail generate`.
+"""
+
+import argparse
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tqdm import tqdm
+
+from dovetail_stack.commands.generate import locate, refuse_quantized
+from dovetail_stack.progress import Writing
+
+if TYPE_CHECKING:
+    from dovetail_models import Decoder
+    from dovetail_stack.recipes.quantization import Rows
+
+LENGTH = 512  # tokens of a row, where the model is made for as many
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Declares the arguments."""
+    parser.add_argument("model", type=Path, help="a run, or a Hugging Face directory")
+    parser.add_argument("out", type=Path, help="a directory that does not exist")
+    parser.add_argument("--bits", type=int, choices=(8, 4), default=8, help="of a weight (8)")
+    parser.add_argument(
+        "--group",
+        type=int,
+        default=None,
+        help="inputs that share a scale (4 bits: the first of 128, 64, 32, 16 to divide; 8: all)",
+    )
+    parser.add_argument(
+        "--method",
+        choices=("absmax", "gptq", "awq"),
+        default=None,
+        help="absmax rounds to nearest, the others calibrate (8 bits: absmax; 4: gptq)",
+    )
+    parser.add_argument(
+        "--skip",
+        nargs="+",
+        default=(),
+        metavar="PATTERN",
+        help="paths that stay float, as lm_head or layers.0.**",
+    )
+    text = parser.add_argument_group("text")
+    text.add_argument(
+        "--text", type=Path, default=None, help="directory of UTF-8 text that the model is for"
+    )
+    text.add_argument("--pattern", default="**/*", help="which files below it (**/*)")
+    text.add_argument(
+        "--rows", type=int, default=128, help="to calibrate, and as many to judge by (128)"
+    )
+    text.add_argument(
+        "--length", type=int, default=None, help=f"tokens of a row ({LENGTH}, or all it can take)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Reads, calibrates, measures and writes; refuses what it can before it reads."""
+    from dovetail_models import abstract, load
+    from dovetail_stack.recipes import quantization
+
+    path = locate(args.model)
+    refuse_quantized(path, "quantize")
+    if args.out.exists():
+        raise ValueError(
+            f"quantize writes a new directory, and {str(args.out)!r} exists: name another"
+        )
+    plan = quantization.choose(
+        abstract(path), bits=args.bits, group=args.group, method=args.method, skip=args.skip
+    )
+    if args.text is None:
+        quantization.check_method(plan)
+    with tqdm(total=4, unit="step", desc="read") as bar, tempfile.TemporaryDirectory() as scratch:
+        model = load(path)
+        rows = None if args.text is None else _rows(args, path, model, Path(scratch))
+        bar.update()
+        bar.set_description("calibrate" if quantization.calibrates(plan) else "round")
+        quantized, starved = quantization.quantize(model, plan, rows)
+        bar.update()
+        bar.set_description("measure")
+        receipt = quantization.measure(model, quantized, plan, rows, starved=starved)
+        bar.update()
+        bar.set_description("write")
+        quantization.save(quantized, receipt, args.out, like=path)
+        bar.update()
+    print(receipt, end="")
+    print(f"Wrote {args.out}. Try: dovetail generate {args.out} --prompt '...'")
+    return 0
+
+
+def _rows(args: argparse.Namespace, path: Path, model: "Decoder", scratch: Path) -> "Rows":
+    from dovetail_data import Pretrained
+    from dovetail_stack.recipes import quantization
+    from dovetail_stack.recipes.generation import check_vocabulary
+
+    most = model.config.max_length
+    length = min(LENGTH, most) if args.length is None else args.length
+    if not 1 <= length <= most or args.rows < 1:
+        raise ValueError(
+            f"rows have 1 to {most} tokens in this model, and there is at least one; got --length "
+            f"{length} --rows {args.rows}"
+        )
+    tokenizer = Pretrained(path / "tokenizer.json")
+    check_vocabulary(model.config.vocab_size, tokenizer)
+    with Writing() as writing:
+        return quantization.read_rows(
+            args.text,
+            tokenizer,
+            scratch,
+            length=length,
+            rows=args.rows,
+            pattern=args.pattern,
+            progress=writing,
+        )

@@ -1,0 +1,227 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""List the training runs in a directory, show one, or compare several.
+
+They are read from what dovetail train keeps with each: no device is touched, and a run that is
+still running may be looked at.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dovetail_stack import runs, settings
+
+COLUMNS = ("state", "step", "loss", "bits/byte", "tokens/s", "goodput", "age")
+SHOWN_LOSSES = 10  # of the steps that compared runs have in common
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Declares an action each."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    for name, declare in {"list": _list, "show": _show, "compare": _compare}.items():
+        summary = (declare.__doc__ or "").splitlines()[0]
+        action = actions.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+        # Without a default, so that it may stand before the action too.
+        action.add_argument(
+            "--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS
+        )
+        action.add_argument("--json", action="store_true", help="print it as JSON")
+        declare(action)
+        action.set_defaults(parser=action)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the action; returns its exit code."""
+    return args.act(args)
+
+
+def _list(parser: argparse.ArgumentParser) -> None:
+    """Say of each run in a directory how far it is, and name what is damaged or no run."""
+    parser.add_argument("directory", type=Path, metavar="DIR", help="the directory of the runs")
+    parser.set_defaults(act=list_runs)
+
+
+def _show(parser: argparse.ArgumentParser) -> None:
+    """Show a run: settings, every start with its versions, evaluations, figures."""
+    parser.add_argument("run_path", type=Path, metavar="RUN", help="a run's directory")
+    parser.set_defaults(act=show)
+
+
+def _compare(parser: argparse.ArgumentParser) -> None:
+    """Compare runs: settings that differ, losses at common steps, evaluations, speed."""
+    parser.add_argument("run_paths", type=Path, nargs="+", metavar="RUN", help="runs, two or more")
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="write a page with the curves too"
+    )
+    parser.set_defaults(act=compare)
+
+
+def list_runs(args: argparse.Namespace) -> int:
+    """Prints a row for each run."""
+    found = runs.find(args.directory)
+    summaries = {name: one.summary() for name, one in found.runs.items()}
+    if args.json:
+        others = {"damaged": dict(found.damaged), "foreign": list(found.foreign)}
+        print(json.dumps({"runs": summaries, **others}, indent=2))
+        return 0
+    if not summaries and not found.damaged:
+        print(f"No run in {args.directory}.")
+    else:
+        rows = [[name, one["recipe"], *_row(one)] for name, one in summaries.items()]
+        rows += [[name, "-", "damaged"] for name in found.damaged]
+        print(_table([["run", "recipe", *COLUMNS], *rows]))
+    for name, reason in found.damaged.items():
+        print(f"damaged: {name}: {reason}")
+    if found.foreign:
+        print(f"no runs: {', '.join(found.foreign)}")
+    return 0
+
+
+def show(args: argparse.Namespace) -> int:
+    """Prints everything about a run."""
+    one = runs.load(args.run_path)
+    parts = {name: _fields(part) for name, part in _parts(one).items()}
+    if args.json:
+        content = {**one.summary(), "settings": parts, "events": list(one.events)}
+        content["account_s"] = runs.account(one)
+        evaluations = {k: {"step": s, "value": v} for k, (s, v) in one.evaluations().items()}
+        print(json.dumps({**content, "evaluations": evaluations}, indent=2))
+        return 0
+    summary = one.summary()
+    cells = dict(zip(COLUMNS, _row(summary), strict=True))
+    print(f"{args.run_path}: {summary['recipe']}, {cells.pop('state')}")
+    print(_table([[f"  {name}", value] for name, value in cells.items()]))
+    for name, part in parts.items():
+        print(f"\n{name}")
+        print(_table([[f"  {field}", _value(value)] for field, value in part.items()]))
+    if one.evaluations():
+        print("\nlast evaluations")
+        found = one.evaluations().items()
+        print(_table([[f"  {k}", _value(v), f"after step {step}"] for k, (step, v) in found]))
+    if (account := runs.account(one)) is not None:
+        whole = max(sum(account.values()), 1e-9)
+        print("\nwhere the time went, over all starts")
+        rows = [[f"  {k}", f"{v:,.1f} s", f"{v / whole:.1%}"] for k, v in account.items()]
+        print(_table(rows))
+    for event in one.events:
+        print("\n" + _event(event))
+    return 0
+
+
+def compare(args: argparse.Namespace) -> int:
+    """Prints what differs."""
+    names = [str(path) for path in args.run_paths]
+    if len(set(names)) < max(2, len(names)):
+        args.parser.error(f"compare needs two runs or more, each once, got {' '.join(names)}")
+    some = {name: runs.load(path) for name, path in zip(names, args.run_paths, strict=True)}
+    if args.html is not None:
+        from dovetail_train.report import write_report
+
+        metrics = {name: one.path / runs.METRICS for name, one in some.items()}
+        facts = {name: runs.facts(one) for name, one in some.items()}
+        write_report(args.html, metrics, title="Training runs", facts=facts)
+    found = runs.compare(some)
+    print(json.dumps(found, indent=2) if args.json else _compared(found))
+    return 0
+
+
+def _compared(found: Mapping[str, Any]) -> str:
+    """The comparison as a table with a column for each run."""
+    chosen = _thinned(list(found["losses"]))
+    figures = ("state", "devices", "step", "loss", "tokens_per_s", "goodput")
+    sections = {
+        "": {name: found[name] for name in figures},
+        "settings that differ": found["settings"],
+        "versions that differ": found["versions"],
+        "loss at common steps": {str(step): found["losses"][step] for step in chosen},
+        "last evaluations": found["evaluations"],
+    }
+    rows = [["", *found["runs"]]]
+    for title, table in sections.items():
+        if title:
+            rows += [[title if table else f"{title}: none"]]
+        rows += [[f"  {name}", *map(_value, values)] for name, values in table.items()]
+    return _table(rows)
+
+
+def _thinned(steps: Sequence[int]) -> list[int]:
+    """At most SHOWN_LOSSES of them, evenly, the first and the last included."""
+    if len(steps) <= SHOWN_LOSSES:
+        return list(steps)
+    last, intervals = len(steps) - 1, SHOWN_LOSSES - 1
+    return [steps[i * last // intervals] for i in range(SHOWN_LOSSES)]
+
+
+def _parts(one: runs.Run) -> dict[str, Any]:
+    return {name: getattr(one.settings, name) for name in settings.parts(type(one.settings))}
+
+
+def _fields(part: Any) -> dict[str, Any]:
+    return dict(vars(part))
+
+
+def _event(event: Mapping[str, Any]) -> str:
+    """What `starts.jsonl` says of a start or an end, in a few lines."""
+    if event["event"] == "end":
+        reason = f": {event['error']}" if "error" in event else ""
+        return f"{event['time']}  {event['outcome']}{reason}"
+    devices, git = event["devices"], event["git"]
+    mesh = ", ".join(f"{axis}={size}" for axis, size in devices["mesh"].items())
+    lines = [
+        f"{event['time']}  started: {event['command']}",
+        f"  devices   {devices['count']} × {devices['kind']} ({mesh or devices['platform']})",
+        f"  host      {event['host']}, {event['cores']} cores",
+        f"  seeds     {', '.join(f'{k} {v}' for k, v in event['seeds'].items())}",
+        f"  git       directory {_commit(git['directory'])}, code {_commit(git['code'])}",
+        f"  versions  {', '.join(f'{k} {v}' for k, v in event['versions'].items())}",
+    ]
+    return "\n".join(lines)
+
+
+def _commit(state: Mapping[str, Any] | None) -> str:
+    if state is None:
+        return "in no repository"
+    told = {True: " with changes", False: "", None: ", changes unknown"}
+    return state["commit"][:12] + told[state["dirty"]]
+
+
+def _row(summary: Mapping[str, Any]) -> list[str]:
+    """Cells in the order of COLUMNS."""
+    steps = "?" if summary["steps"] is None else summary["steps"]
+    rate, goodput = summary["tokens_per_s"], summary["goodput"]
+    return [
+        summary["state"],
+        f"{summary['step']}/{steps}",
+        _value(summary["loss"]),
+        _value(summary["bits_per_byte"]),
+        "-" if rate is None else f"{rate:,.0f}",
+        "-" if goodput is None else f"{goodput:.1%}",
+        _age(time.time() - summary["updated"]),
+    ]
+
+
+def _age(seconds: float) -> str:
+    """In the largest unit of which there are two or more."""
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    """Columns as wide as their cells need; a row of one cell makes no column wider."""
+    wide = [row for row in rows if len(row) > 1]
+    count = max((len(row) for row in wide), default=1)
+    widths = [max((len(row[i]) for row in wide if i < len(row)), default=0) for i in range(count)]
+    lines = ("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=False)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)

@@ -1,0 +1,165 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Train a language model: from text alone, from a model that exists, or from a teacher's logits.
+
+The same command again, or just --out, resumes a run that was interrupted or killed. A finished
+run is exported as a Hugging Face directory, RUN/hf. Without --steps or --minutes a run is one
+pass over the text. What was started, with which versions, and how it went is kept with the run:
+see dovetail runs.
+"""
+
+import argparse
+import dataclasses
+import inspect
+import sys
+from pathlib import Path
+from typing import Any
+
+from dovetail_stack import settings, starts, training
+from dovetail_stack.commands.generate import EXPORT, refuse_quantized
+from dovetail_stack.recipes.options import Duration
+from dovetail_stack.settings import RECIPES, Settings
+
+INTERRUPTED = 3  # exit code of a run that was asked to stop, saved, and can be resumed
+DEVICES = {
+    "data": "ways to split the batch",
+    "fsdp": "ways to split batch, parameters and optimizer",
+    "tensor": "ways to split heads and hidden layers",
+    "context": "ways to split rows into pieces of tokens",
+    "expert": "ways to split experts, and the batch",
+}
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Declares the recipes. An option not given is absent, so that a resumed run keeps its own."""
+    _everywhere(parser)
+    recipes = parser.add_subparsers(
+        dest="recipe", title="recipes, each with options of its own", metavar="RECIPE"
+    )
+    for name, kind in RECIPES.items():
+        recipe = recipes.add_parser(
+            name,
+            help=(kind.__doc__ or "").splitlines()[0],
+            description=inspect.cleandoc(kind.__doc__ or ""),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            argument_default=argparse.SUPPRESS,
+            allow_abbrev=False,
+        )
+        recipe.add_argument("--debug", action="store_true", help=argparse.SUPPRESS)
+        _everywhere(recipe)
+        for title, part in settings.parts(kind).items():
+            _options(recipe.add_argument_group(title), part)
+        recipe.set_defaults(parser=recipe)
+
+
+def _everywhere(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, metavar="RUN", help="the run's directory (needed)")
+    devices = parser.add_argument_group("devices", "may differ when a run is resumed")
+    for axis, help in DEVICES.items():
+        devices.add_argument(f"--{axis}", type=int, metavar="N", help=f"{help} (1)")
+    devices.add_argument(
+        "--plan",
+        metavar="KIND",
+        help="say what a step needs on so many devices of a kind, absent or not, such as "
+        "'NVIDIA H200', and start nothing",
+    )
+
+
+def _options(group: Any, part: Any) -> None:
+    """An option for each field of a part, with its help and its default."""
+    if part is Duration:
+        group = group.add_mutually_exclusive_group()
+    for item in dataclasses.fields(part):
+        needed = item.default is dataclasses.MISSING
+        default = "needed for a new run" if needed else _shown(item.default)
+        parse = {} if "type" in item.metadata["parse"] else {"type": type(item.default)}
+        group.add_argument(
+            settings.option(item.name),
+            help=f"{item.metadata['help']} ({default})".replace("%", "%%"),
+            **parse,
+            **item.metadata["parse"],
+        )
+
+
+def _shown(default: Any) -> str:
+    return "none" if default in (None, ()) else str(default)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prepares the text, trains, exports; returns 3 if it was asked to stop before the end."""
+    values = vars(args)
+    if "out" not in values:
+        args.parser.error("the following arguments are required: --out RUN, the run's directory")
+    out = args.out.resolve()
+    refuse_quantized(out, "train")
+    axes = {axis: values.get(axis, 1) for axis in DEVICES}
+    if "plan" in values:
+        print(training.plan(_planned(values, out), mesh=_mesh(axes), device=args.plan))
+        return 0
+    stored = _settings(values, out)
+    mesh = training.make_mesh(axes)
+    seeds = {"seed": stored.training.seed}
+    with starts.recorded(out, command=args.argv, seeds=seeds, mesh=mesh) as record:
+        record.finished = training.execute(stored, out, mesh=mesh)
+    if record.finished:
+        print(f"Exported {out / EXPORT}. Try: dovetail generate {args.out} --prompt '...'")
+        return 0
+    print(f"Saved. Resume it with: dovetail train --out {args.out}", file=sys.stderr)
+    return INTERRUPTED
+
+
+def _mesh(axes: dict[str, int]) -> Any:
+    return training.make_mesh(axes, absent=True)
+
+
+def _planned(values: dict[str, Any], out: Path) -> Settings:
+    """The settings of a run that is not started: those given, or those stored in `out`."""
+    if (out / settings.FILE).is_file():
+        return settings.load(out)
+    if values["recipe"] is None:
+        raise ValueError(
+            f"a plan needs a recipe: type dovetail train {'|'.join(RECIPES)} --plan KIND"
+        )
+    kind = RECIPES[values["recipe"]]
+    return settings.create(kind, _given(values, kind))
+
+
+def _settings(values: dict[str, Any], out: Path) -> Settings:
+    """The settings stored in `out`, which what was given must not contradict; or new ones, stored.
+
+    values: of the parser, by name.
+    """
+    recipe = values["recipe"]
+    resumed = (out / settings.FILE).is_file()
+    if not resumed and recipe is None:
+        names = "|".join(RECIPES)
+        raise ValueError(
+            f"{str(out)!r} holds no run to resume; a new one needs a recipe: type dovetail train "
+            f"{names} --out {out} --text DIR"
+        )
+    if not resumed:
+        created = settings.create(RECIPES[recipe], _given(values, RECIPES[recipe]))
+        training.check(created)
+        created.save(out)
+        return created
+    stored = settings.load(out)
+    if recipe not in (None, stored.recipe):
+        raise ValueError(
+            f"{str(out)!r} holds a run of the recipe {stored.recipe}, got {recipe}: leave the "
+            "recipe out to resume it, or start a new run with another --out"
+        )
+    if differing := settings.differences(_given(values, type(stored)), stored):
+        raise ValueError(
+            f"{str(out)!r} holds a run with other settings: {', '.join(differing)}; leave "
+            "these options out to resume it, or start a new run with another --out"
+        )
+    return stored
+
+
+def _given(values: dict[str, Any], kind: type[Settings]) -> dict[str, Any]:
+    """Which of a recipe's options were given, as the settings hold them."""
+    names = [
+        item.name for part in settings.parts(kind).values() for item in dataclasses.fields(part)
+    ]
+    found = {name: values[name] for name in names if name in values}
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}

@@ -1,0 +1,122 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Compares installed versions with the tested ones, lists devices, and says how to mend both."""
+
+import importlib.util
+import platform
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+
+from packaging.requirements import Requirement
+
+TOGETHER = (("jax", "jaxlib"),)  # installed as one: each release of jax takes one jaxlib
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One line of the report.
+
+    install: requirements that mend it. remedy: another command that does. Both are empty where
+    nothing is wrong.
+    """
+
+    subject: str
+    state: str
+    install: tuple[str, ...] = ()
+    remedy: str = ""
+
+    @property
+    def wrong(self) -> bool:
+        """Whether there is something to mend."""
+        return bool(self.install or self.remedy)
+
+
+def pins(distribution: str = "dovetail-stack") -> dict[str, str]:
+    """The exact versions that `distribution` requires on this Python, by name."""
+    found = {}
+    for line in metadata.requires(distribution) or ():
+        requirement = Requirement(line)
+        applies = requirement.marker is None or requirement.marker.evaluate()
+        exact = [spec.version for spec in requirement.specifier if spec.operator == "=="]
+        if applies and exact:
+            found[requirement.name] = exact[0]
+    return found
+
+
+def check_versions(pinned: dict[str, str]) -> Iterator[Finding]:
+    """Compares each pin with the installed version; those of TOGETHER are one finding."""
+    group_of = {name: group for group in TOGETHER for name in group}
+    groups = {group_of.get(name, (name,)): None for name in sorted(pinned)}
+    for group in groups:
+        names = [name for name in group if name in pinned]
+        installed = {name: _installed(name) for name in names}
+        wrong = any(installed[name] != pinned[name] for name in names)
+        tested = f", tested with {' and '.join(pinned[name] for name in names)}" if wrong else ""
+        yield Finding(
+            subject=", ".join(names),
+            state=" and ".join(dict.fromkeys(installed.values())) + tested,
+            install=tuple(f"{name}=={pinned[name]}" for name in names) if wrong else (),
+        )
+
+
+def _installed(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "missing"
+
+
+def check_devices() -> Iterator[Finding]:
+    """Lists JAX's devices, and a GPU that the machine has but JAX does not use."""
+    import jax
+
+    try:
+        devices = jax.devices()
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        yield Finding(
+            subject="devices",
+            state=f"JAX could not start a backend: {reason}",
+            remedy="unset JAX_PLATFORMS",
+        )
+        return
+    kinds = sorted({device.device_kind for device in devices})
+    state = f"{len(devices)} × {', '.join(kinds)} ({jax.default_backend()})"
+    unused_gpu = jax.default_backend() == "cpu" and shutil.which("nvidia-smi") is not None
+    if unused_gpu:
+        yield Finding(
+            subject="devices",
+            state=f"{state}; the machine has an NVIDIA driver that JAX does not use",
+            install=(f"jax[cuda13]=={jax.__version__}",),
+        )
+    else:
+        yield Finding(subject="devices", state=state)
+
+
+def diagnose() -> list[Finding]:
+    """Every finding: Python, each pinned distribution, the devices."""
+    return [
+        Finding(subject="python", state=platform.python_version()),
+        *check_versions(pins()),
+        *check_devices(),
+    ]
+
+
+def remedies(findings: Sequence[Finding]) -> list[str]:
+    """The commands that mend the findings. One installs all, so that the versions fit together."""
+    wanted = [requirement for finding in findings for requirement in finding.install]
+    others = [finding.remedy for finding in findings if finding.remedy]
+    return [*([_install(wanted)] if wanted else []), *others]
+
+
+def _install(requirements: Sequence[str]) -> str:
+    """By pip, or by uv: the environments that uv makes have no pip."""
+    if importlib.util.find_spec("pip") is not None:
+        command = [sys.executable, "-m", "pip", "install", *requirements]
+    else:
+        command = ["uv", "pip", "install", "--python", sys.executable, *requirements]
+    return shlex.join(command)

@@ -1,0 +1,192 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The quickstart: a text directory becomes a language model, a report and a result for scripts."""
+
+import json
+import platform
+import statistics
+import sysconfig
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dovetail_data import Corpus, pack, show
+from dovetail_stack import settings
+from dovetail_stack.commands.generate import EXPORT
+from dovetail_stack.doctor import pins
+from dovetail_stack.quickstart.compression import compressors
+from dovetail_stack.quickstart.report import Report, render
+from dovetail_stack.quickstart.training import Resume, Text, train
+from dovetail_stack.recipes import text as text_recipe
+from dovetail_stack.recipes.fitting import METRICS
+from dovetail_stack.recipes.language_model import schedule
+from dovetail_stack.settings import Pretrain
+from dovetail_train import read_jsonl
+
+PROMPTS = ("def read_", "class ", "    for i in range(")
+SAMPLE_TOKENS = 64
+ROWS, SHOWN_ROWS = "rows.html", 8
+
+
+def standard_library() -> Text:
+    """The Python sources of the standard library on this machine.
+
+    Left out are its tests, and pydoc_data: one generated file of help texts, larger than all
+    the other files together that the split holds out.
+    """
+    return Text(
+        directory=Path(sysconfig.get_paths()["stdlib"]),
+        pattern="**/*.py",
+        skip=("site-packages", "test", "tests", "idlelib", "lib2to3", "pydoc_data"),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What was measured of a finished run, bits per byte of the held-out files first."""
+
+    bits_per_byte: Mapping[str, float]
+    parameters: int
+    tokens_per_s: float
+    train_s: float
+    resume: Resume
+    samples: list[tuple[str, str]]
+    versions: Mapping[str, str]
+
+
+def quickstart(text: Text, out: Path, *, minutes: float) -> dict[str, Any]:
+    """Trains, judges, samples and reports; returns what it wrote to `out`/result.json."""
+    start = time.perf_counter()
+    resume = train(text, out, minutes=minutes)
+    measured = _measure(out, resume)
+    result = {
+        **{
+            key: measured.bits_per_byte[name]
+            for key, name in (
+                ("bits_per_byte", "this model"),
+                ("gzip_bits_per_byte", "gzip"),
+                ("bzip2_bits_per_byte", "bzip2"),
+                ("xz_bits_per_byte", "xz"),
+            )
+        },
+        "tokens_per_second": measured.tokens_per_s,
+        "train_seconds": measured.train_s,
+        "total_seconds": time.perf_counter() - start,
+        "resumed_bit_exact": resume.bit_exact,
+        "parameters": measured.parameters,
+        "versions": dict(measured.versions),
+    }
+    (out / "result.json").write_text(json.dumps(result, indent=2) + "\n")
+    (out / "report.html").write_text(render(_report(out, measured, result)))
+    return result
+
+
+def _measure(out: Path, resume: Resume) -> Measured:
+    from dovetail_data import Pretrained
+    from dovetail_models import load, size
+    from dovetail_stack.recipes.evaluation import bits_per_byte
+
+    run = _settings(out)
+    model, tokenizer = load(out / EXPORT), Pretrained(out / EXPORT)
+    print("\nJudging it by the held-out files.", flush=True)
+    length = run.training.length
+    bits = bits_per_byte(model, Corpus(out / "held_out"), length=length, stride=length // 2)
+    rates = [line["tokens_per_s"] for line in read_jsonl(out / METRICS) if "tokens_per_s" in line]
+    seconds = [line["step_time_s"] for line in read_jsonl(out / METRICS) if "step_time_s" in line]
+    return Measured(
+        bits_per_byte={"this model": bits, **compressors(_held_out_bytes(run))},
+        parameters=size(model.config),
+        tokens_per_s=statistics.median(rates) if rates else 0.0,
+        train_s=sum(seconds),
+        resume=resume,
+        samples=[(prompt, _show(model, tokenizer, prompt)) for prompt in PROMPTS],
+        versions={"python": platform.python_version(), **_installed()},
+    )
+
+
+def _settings(out: Path) -> Pretrain:
+    run = settings.load(out)
+    if not isinstance(run, Pretrain):
+        raise ValueError(
+            f"the quickstart must have a run of pretrain, got {str(out)!r} with one of "
+            f"{run.recipe}: name another --out"
+        )
+    return run
+
+
+def _held_out_bytes(run: Pretrain) -> bytes:
+    files, root = run.files, Path(run.files.text)
+    found = text_recipe.find(root, pattern=files.pattern, skip=files.skip)
+    _, held_out = text_recipe.split(found, root=root, held_out=files.held_out)
+    return b"".join(file.read_bytes() for file in held_out)
+
+
+def _show(model: Any, tokenizer: Any, prompt: str) -> str:
+    """Streams one continuation to the terminal and returns it."""
+    from dovetail_stack.recipes.generation import generate
+
+    print(f"\n>>> {prompt}", end="", flush=True)
+    continuation = ""
+    for piece in generate(
+        model, tokenizer, prompt, max_tokens=SAMPLE_TOKENS, temperature=0.7, top_p=0.9
+    ):
+        print(piece, end="", flush=True)
+        continuation += piece
+    print()
+    return continuation
+
+
+def _installed() -> dict[str, str]:
+    return {name: metadata.version(name) for name in ("dovetail-stack", *pins())}
+
+
+def _report(out: Path, measured: Measured, result: Mapping[str, Any]) -> Report:
+    run = _settings(out)
+    steps = run.duration.steps or 0
+    lines = read_jsonl(out / METRICS)
+    rows = pack(Corpus(out / "train"), length=run.training.length, seed=run.training.seed)
+    shown = show(rows, range(min(SHOWN_ROWS, len(rows))))
+    (out / ROWS).write_text(shown.html(title="Training rows"), encoding="utf-8")
+    adam = schedule(run.training.learning_rate, steps=steps)
+    rates = [(line["step"], float(jnp.asarray(adam(line["step"])))) for line in lines]
+    return Report(
+        bits_per_byte=measured.bits_per_byte,
+        facts=[
+            ("Text", f"{run.files.text} ({run.files.pattern})"),
+            ("Rows", f"{rows.fill:.2%} full; {SHOWN_ROWS} of them as text: {out / ROWS}"),
+            ("Parameters", f"{measured.parameters:,}"),
+            ("Steps", f"{steps} of {run.training.global_batch} × {run.training.length} tokens"),
+            ("Training", f"{measured.train_s:.0f} s, median {measured.tokens_per_s:,.0f} tokens/s"),
+            ("All in all", f"{result['total_seconds']:.0f} s"),
+            ("Devices", f"{jax.device_count()} × {jax.devices()[0].device_kind}"),
+            ("Model", f"{out / EXPORT}, a Hugging Face directory"),
+        ],
+        resume=str(measured.resume),
+        loss=_series(lines, "loss"),
+        held_out_loss=_series(lines, "eval/loss"),
+        learning_rate=rates,
+        throughput=_series(lines, "tokens_per_s"),
+        samples=measured.samples,
+        versions=measured.versions,
+        next_steps=_next_steps(out),
+    )
+
+
+def _series(lines: Sequence[Mapping[str, Any]], name: str) -> list[tuple[float, float]]:
+    return [(line["step"], line[name]) for line in lines if line.get(name) is not None]
+
+
+def _next_steps(out: Path) -> list[tuple[str, str]]:
+    return [
+        ("Train longer", f"scripts/quickstart --minutes 20 --out {out}-20"),
+        ("Your own text", f"scripts/quickstart --text DIR --out {out}-text"),
+        ("A prompt of yours", f"dovetail generate {out} --prompt 'class '"),
+        ("Open it in transformers", f"AutoModelForCausalLM.from_pretrained('{out / EXPORT}')"),
+        ("Check the installation", "dovetail doctor"),
+    ]

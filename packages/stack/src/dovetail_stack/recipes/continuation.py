@@ -1,0 +1,118 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Training on: a Hugging Face directory's model, whole or by adapters, as a recipe to `fit`."""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from dovetail_data import Pretrained
+from dovetail_models import Config, Decoder, abstract, load, lora
+from dovetail_models.hf.directory import read_config
+from dovetail_stack.recipes.fitting import (
+    AnyMesh,
+    Recipe,
+    attention,
+    configured,
+    here,
+    make_trainer,
+)
+from dovetail_stack.recipes.language_model import schedule
+from dovetail_stack.recipes.options import Tuning
+from dovetail_train import Trainer, lm_loss
+
+
+def opened(directory: Path, *, length: int) -> tuple[Config, Pretrained]:
+    """The configuration and the tokenizer of a directory, for rows of `length`; no weight is read.
+
+    Raises ValueError for a quantized directory, a tokenizer with more ids than the model has, and
+    rows that are longer than the model's texts were.
+    """
+    if "quantization_config" in read_config(directory):
+        raise ValueError(
+            f"training needs weights that are not quantized, got {str(directory)!r} with a "
+            f"quantization_config: write them anew with dovetail models convert {directory} OUT"
+        )
+    config, tokenizer = abstract(directory).config, Pretrained(directory)
+    if tokenizer.vocab_size > config.vocab_size:
+        raise ValueError(
+            f"the model must have a row for each id of its tokenizer, got {config.vocab_size} rows "
+            f"and {tokenizer.vocab_size} ids in {str(directory)!r}: use the tokenizer.json that "
+            "belongs to it, or add rows with dovetail_models.resize_vocab"
+        )
+    if length > config.max_length:
+        raise ValueError(
+            f"rows must fit the {config.max_length} positions that the model was made for, got "
+            f"length={length}: pass --length {config.max_length}"
+        )
+    return config, tokenizer
+
+
+def trainer(tuning: Tuning, *, steps: int, mesh: AnyMesh | None = None) -> Trainer:
+    """Adam at low rates, the gradient's norm cut at 1; parameters stay float32."""
+    rate = schedule(tuning.learning_rate, steps=steps)
+    tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(rate, b2=0.95))
+    loss = lm_loss(attention=attention)
+    return make_trainer(tuning, tx, loss, mesh=mesh, trainable=trainable(tuning))
+
+
+def trainable(tuning: Tuning) -> Any:
+    """The filter of what is trained: the adapters where there are some, else every parameter."""
+    return nnx.LoRAParam if tuning.lora_rank else nnx.Param
+
+
+def start(directory: Path, tuning: Tuning, *, mesh: AnyMesh | None = None) -> Decoder:
+    """The directory's model in float32, with an adapter on each matrix inside the layers if wanted.
+
+    On all matrices: adapters on attention alone learn less than as many parameters spread over all
+    of them (Dettmers et al. 2023, 2305.14314, section 4). Routers and experts stay as they are.
+    """
+    return adapted(load(directory, mesh=here(mesh), dtype="float32"), tuning)
+
+
+def adapted(model: Decoder, tuning: Tuning) -> Decoder:
+    """The model with its adapters, recomputing what the settings say."""
+    model = configured(model, tuning)
+    if not tuning.lora_rank:
+        return model
+    paths = (
+        ".".join(map(str, path)) for path, module in nnx.iter_modules(model) if _is_matrix(module)
+    )
+    sites = tuple(path for path in paths if path.startswith("layers.") and "router" not in path)
+    rngs = nnx.Rngs(tuning.seed)
+    return lora.insert(model, sites, rank=tuning.lora_rank, alpha=tuning.lora_alpha, rngs=rngs)
+
+
+def outline(directory: Path, tuning: Tuning, *, mesh: AnyMesh | None = None) -> Decoder:
+    """`start` by shapes alone; no weight is read."""
+    model = abstract(directory, mesh=mesh)
+
+    def full(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=x.sharding)
+
+    nnx.update(model, jax.tree.map(full, nnx.state(model)))
+    return nnx.eval_shape(lambda: adapted(model, tuning))
+
+
+def _is_matrix(module: nnx.Module) -> bool:
+    return type(module) is nnx.Linear
+
+
+def continuation(directory: Path, tuning: Tuning, *, mesh: AnyMesh | None = None) -> Recipe:
+    """The model of a Hugging Face directory, trained on; adapters are merged at the end.
+
+    >>> model, result = fit(continuation(source, tuning), rows, directory, steps=1000)
+    """
+    return Recipe(
+        batching=tuning,
+        trainer=lambda steps: trainer(tuning, steps=steps, mesh=mesh),
+        model=lambda: start(directory, tuning, mesh=mesh),
+        outline=lambda: outline(directory, tuning, mesh=mesh),
+        trainable=trainable(tuning),
+        decoder=lambda model: model,
+        finished=lora.merge if tuning.lora_rank else lambda model: model,
+    )

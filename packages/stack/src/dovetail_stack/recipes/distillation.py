@@ -1,0 +1,158 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Distilling: a fresh student learns from text and from a teacher's logits, as a recipe to `fit`.
+
+The loss is α·T²·KL(teacher ‖ student) + (1 − α)·cross-entropy, with both models' logits over T in
+the first term (Hinton et al. 2015, 1503.02531, section 2; T² keeps the gradients' size as T grows).
+Student and teacher are one module, of which the student alone is trained: so the teacher's weights
+are arguments of the step, placed on the mesh, and not constants in the program. The logits of both
+exist for one chunk of positions at a time, and the backward pass computes them again.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float
+
+from dovetail_models import Config, Decoder, abstract, init, load
+from dovetail_stack.recipes.fitting import (
+    AnyMesh,
+    Recipe,
+    attention,
+    configured,
+    here,
+    make_trainer,
+    step_flops,
+)
+from dovetail_stack.recipes.language_model import transformation
+from dovetail_stack.recipes.options import Distillation, Training
+from dovetail_train import Loss, Trainer, over_chunks, token_cross_entropy
+
+STUDENT = nnx.All(nnx.Param, nnx.PathContains("student"))  # what is trained of a Pair
+_CHUNK = 1024  # positions for each device, as in dovetail_train.lm_loss
+
+
+class Pair(nnx.Module):
+    """A student and its teacher.
+
+    Raises ValueError unless they have the same vocabulary.
+    """
+
+    def __init__(self, student: Decoder, teacher: Decoder) -> None:
+        ids = student.config.vocab_size, teacher.config.vocab_size
+        if ids[0] != ids[1]:
+            raise ValueError(
+                f"student and teacher must have the same vocabulary, got {ids[0]} and {ids[1]} "
+                f"ids: make the student with vocab_size={ids[1]} and the teacher's tokenizer"
+            )
+        self.student, self.teacher = student, teacher
+
+
+def distillation_loss(*, temperature: float, chunk: int = _CHUNK) -> Loss:
+    """{"kl": (T²·Σ mask·KL, Σ mask), "nll": (Σ mask·nll, Σ mask)} of a Pair, in nats.
+
+    The batch has tokens, targets i32[B,S], mask f32[B,S] and, if the models are to read them,
+    positions and segment_ids i32[B,S]. No gradient reaches the teacher.
+
+    chunk: for how many positions per device the logits of both models exist at once.
+
+    A target outside the vocabulary where mask > 0 makes the loss NaN, which `Trainer.fit` refuses.
+
+    >>> loss = distillation_loss(temperature=2.0)
+    >>> trainer = Trainer(tx, loss, weights={"kl": 0.5, "nll": 0.5}, trainable=STUDENT)
+    """
+    if not temperature > 0 or chunk < 1:
+        raise ValueError(
+            f"temperature must be above 0 and chunk at least 1, got temperature={temperature}, "
+            f"chunk={chunk}: write for example distillation_loss(temperature=2.0)"
+        )
+
+    def loss(model: Pair, batch: Any, *, key: Any) -> dict[str, Any]:
+        del key  # nothing here is random
+        options = {name: batch[name] for name in ("positions", "segment_ids") if name in batch}
+        options["attention"] = attention
+        mine, _ = model.student.features(batch["tokens"], **options)
+        wanted, _ = model.teacher.features(batch["tokens"], **options)
+        mask = jnp.asarray(batch["mask"], jnp.float32)
+        targets = jnp.where(mask > 0, jnp.asarray(batch["targets"]), 0)
+
+        def sums(mine: Array, wanted: Array, targets: Array, mask: Array) -> tuple[Array, Array]:
+            logits = model.student.head(mine).astype(jnp.float32)
+            guide = jax.lax.stop_gradient(model.teacher.head(wanted).astype(jnp.float32))
+            kl = _divergence(logits / temperature, guide / temperature)
+            nll, _ = token_cross_entropy(logits, targets)
+            return (mask * kl).sum(), (mask * nll).sum()
+
+        arrays, zeros = (mine, wanted, targets, mask), (jnp.zeros(()), jnp.zeros(()))
+        kl, nll = over_chunks(sums, arrays, chunk=chunk, zeros=zeros)
+        return {"kl": (temperature**2 * kl, mask.sum()), "nll": (nll, mask.sum())}
+
+    return loss
+
+
+def _divergence(logits: Float[Array, "B S V"], guide: Float[Array, "B S V"]) -> Float[Array, "B S"]:
+    """KL(softmax(guide) ‖ softmax(logits))."""
+    log_p, log_q = jax.nn.log_softmax(guide), jax.nn.log_softmax(logits)
+    return (jnp.exp(log_p) * (log_p - log_q)).sum(-1)
+
+
+def trainer(
+    distillation: Distillation,
+    training: Training,
+    *,
+    steps: int,
+    mesh: AnyMesh | None = None,
+    operations: float | None = None,
+) -> Trainer:
+    """The student's trainer: the optimizer of pretraining, and both terms of the loss."""
+    return make_trainer(
+        training,
+        transformation(training, steps=steps),
+        distillation_loss(temperature=distillation.temperature),
+        mesh=mesh,
+        trainable=STUDENT,
+        weights={"kl": distillation.alpha, "nll": 1 - distillation.alpha},
+        operations=operations,
+    )
+
+
+def distilling(
+    config: Config,
+    teacher: Path,
+    distillation: Distillation,
+    *,
+    training: Training,
+    mesh: AnyMesh | None = None,
+) -> Recipe:
+    """A fresh student of `config` beside the teacher in a Hugging Face directory.
+
+    >>> recipe = distilling(config, teacher, Distillation(teacher=str(teacher)), training=training)
+    >>> student, result = fit(recipe, rows, directory, steps=1000)
+    """
+
+    def pair() -> Pair:
+        guide = load(teacher, mesh=here(mesh), dtype=distillation.teacher_precision)
+        student = init(config, mesh=here(mesh), seed=training.seed)
+        return Pair(configured(student, training), guide)
+
+    def operations() -> float:
+        forward = step_flops(abstract(teacher).config, training, training=False)
+        return step_flops(config, training) + forward
+
+    def outline() -> Pair:
+        return Pair(configured(abstract(config, mesh=mesh), training), abstract(teacher, mesh=mesh))
+
+    return Recipe(
+        batching=training,
+        trainer=lambda steps: trainer(
+            distillation, training, steps=steps, mesh=mesh, operations=operations()
+        ),
+        model=pair,
+        outline=outline,
+        trainable=STUDENT,
+        decoder=lambda pair: pair.student,
+        finished=lambda pair: pair.student,
+    )

@@ -1,0 +1,315 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""A decoder becomes a quantized one: planned, calibrated on text, measured, written, read again.
+
+The directory that is written has config.json and the tokenizer as Hugging Face's have, the codes as
+`dovetail_quant.save` writes them, and what they cost, as report.txt and report.json.
+"""
+
+import dataclasses
+import itertools
+import json
+import math
+import random
+import shutil
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import numpy as np
+from flax import nnx
+
+import dovetail_quant as quant
+from dovetail_data import Corpus, Pretrained, Progress, Text, batches, pack, text, write
+from dovetail_models import Decoder, abstract
+from dovetail_models.hf import safetensors
+from dovetail_models.hf.config import describe, parse
+from dovetail_models.hf.save import beside, sync
+from dovetail_models.shard import WEIGHTS
+from dovetail_quant.files import WEIGHTS as WEIGHTS_FILE
+from dovetail_quant.kernel import Kernel
+from dovetail_quant.report import parameter_bytes
+from dovetail_stack.recipes.evaluation import bits_per_byte
+from dovetail_stack.recipes.inspection import TOKENIZERS
+from dovetail_stack.recipes.text import find, split
+
+Method = Literal["absmax", "gptq", "awq"]
+CONFIG, REPORT_TEXT, REPORT_JSON = "config.json", "report.txt", "report.json"
+# Inputs that share a scale of int4: 128, as in most published models, or as many as divide.
+GROUPS = (128, 64, 32, 16)
+HELD_OUT = 0.2  # of the files of a text
+BATCH = 8  # rows that go through the model together
+TOKEN_BYTES = 8  # of text for a token, at the most that is usual: so much is read for each
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rows:
+    """Batches to calibrate on, others to measure on, and all that was held out."""
+
+    calibration: Sequence[Mapping[str, np.ndarray]]
+    held_out: Sequence[Mapping[str, np.ndarray]]
+    corpus: Corpus
+    length: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Receipt:
+    """What quantization saved and cost. Without text, bytes alone.
+
+    starved: sites that were rounded to nearest because they saw too few rows, and how many.
+    bits_per_byte: of the held-out text, before and after.
+    """
+
+    plan: quant.Plan
+    bytes_before: int
+    bytes_after: int
+    starved: Mapping[str, int]
+    report: quant.Report | None = None
+    bits_per_byte: tuple[float, float] | None = None
+
+    def __str__(self) -> str:
+        if self.report is None or self.bits_per_byte is None:
+            part = self.bytes_after / self.bytes_before
+            found = f"{self.plan}\n\nbytes   {self.bytes_before} to {self.bytes_after} ({part:.3f})"
+        else:
+            before, after = self.bits_per_byte
+            change = f"({after / before - 1:+.2%})"
+            found = f"{self.report}\nbits    {before:.4f} to {after:.4f} a byte of text {change}"
+            alone = [f"{path}  {why}" for path, why in self.plan.left_alone.items()]
+            found += "".join(f"\nleft alone: {line}" for line in alone)
+        short = [f"\nrounded to nearest, of {rows} rows: {p}" for p, rows in self.starved.items()]
+        return found + "".join(short) + "\n"
+
+    def to_json(self) -> dict[str, Any]:
+        """The same, of plain values."""
+        return {
+            "plan": self.plan.to_json(),
+            "bytes_before": self.bytes_before,
+            "bytes_after": self.bytes_after,
+            "starved": dict(self.starved),
+            "report": self.report and self.report.to_json(),
+            "bits_per_byte": self.bits_per_byte and list(self.bits_per_byte),
+        }
+
+
+def choose(
+    model: nnx.Module,
+    *,
+    bits: int,
+    group: int | None = None,
+    method: Method | None = None,
+    skip: Sequence[str] = (),
+) -> quant.Plan:
+    """The plan of every matrix at 8 bits, one scale for each output, or at 4, by groups of inputs.
+
+    Tables of learned positions stay float, which are small.
+
+    Args:
+        model: The decoder; may be abstract.
+        bits: 8 or 4.
+        group: Inputs that share a scale. Default: all of them for 8 bits; for 4, the largest of
+            GROUPS that divides the inputs, site by site.
+        method: Default: absmax for 8 bits, gptq for 4.
+        skip: Patterns of paths that stay float, as those of `dovetail_quant.plan`.
+
+    Returns:
+        The plan. Printed, it names the group of each site.
+
+    Raises:
+        ValueError: As `dovetail_quant.plan`, among others for a group that does not divide the
+            inputs of a matrix, or because none of GROUPS does.
+    """
+    if bits not in (4, 8):
+        raise ValueError(f"bits must be 4 or 8, got bits={bits}: 8 loses least")
+    tables = ["positions"] if "positions" in quant.sites(model) else []
+    skipped = [*skip, *tables]
+    if bits == 8:
+        rules = [("**", quant.Spec(weight="int8", group=group, method=method or "absmax"))]
+    else:
+        rules = [
+            (paths, quant.Spec(weight="int4", group=size, method=method or "gptq"))
+            for paths, size in _groups(model, group, skipped)
+        ]
+    return quant.plan(model, [*((pattern, None) for pattern in skipped), *rules])
+
+
+def _groups(
+    model: nnx.Module, group: int | None, skipped: Sequence[str]
+) -> list[tuple[Sequence[str], int]]:
+    """Patterns of paths, and the group of their int4 scales."""
+    if group is not None:
+        return [(["**"], group)]
+    floats = quant.sites(model, where=skipped) if skipped else {}
+    by_group: dict[int, list[str]] = {}
+    for path, site in quant.sites(model).items():
+        if site.left_alone or path in floats:
+            continue
+        inputs = site.axes.sizes[1]
+        fitting = [size for size in GROUPS if inputs % size == 0]
+        if not fitting:
+            raise ValueError(
+                f"4 bits share a scale among {GROUPS[-1]} inputs or more, and {path!r} has "
+                f"{inputs}, which none of {GROUPS} divides; name its --group, or leave it float "
+                f"with --skip {path}"
+            )
+        by_group.setdefault(fitting[0], []).append(path)
+    return [(paths, size) for size, paths in by_group.items()]
+
+
+def read_rows(
+    directory: Path,
+    tokenizer: Pretrained,
+    scratch: Path,
+    *,
+    length: int,
+    rows: int,
+    pattern: str = "**/*",
+    progress: Callable[[str, Progress], None] | None = None,
+) -> Rows:
+    """About `rows` rows of `length` tokens of some files below `directory`, and as many of others.
+
+    Rows come in whole batches of BATCH; a text that is too short gives fewer. scratch: a directory
+    for the corpora, which must last as long as the result.
+    """
+    files = split(find(directory, pattern=pattern), root=directory, held_out=HELD_OUT)
+    corpora = []
+    for name, some in zip(("calibration", "held-out"), files, strict=True):
+        chosen = _enough(some, rows * length * TOKEN_BYTES)
+
+        def report(event: Progress, name: str = name) -> None:
+            if progress is not None:
+                progress(name, event)
+
+        encoder = Text(tokenizer)
+        corpora.append(write(text(chosen), scratch / name, encoder=encoder, progress=report))
+    taken = []
+    for corpus in corpora:
+        stream = batches(pack(corpus, length=length), global_batch=BATCH, seed=0, epochs=1)
+        taken.append(list(itertools.islice(stream, math.ceil(rows / BATCH))))
+    return Rows(calibration=taken[0], held_out=taken[1], corpus=corpora[1], length=length)
+
+
+def _enough(files: Sequence[Path], size: int) -> list[Path]:
+    """Files drawn at random, always the same, until they hold `size` bytes; sorted."""
+    drawn = random.Random(0).sample(list(files), len(files))
+    sums = itertools.accumulate(file.stat().st_size for file in drawn)
+    count = next((i for i, total in enumerate(sums, start=1) if total >= size), len(drawn))
+    return sorted(drawn[:count])
+
+
+def calibrates(plan: quant.Plan) -> bool:
+    """Whether a plan has a method that needs text."""
+    return any(spec.method != "absmax" for spec in plan.specs.values())
+
+
+def check_method(plan: quant.Plan) -> None:
+    """Raises ValueError for a plan that calibrates: it needs text."""
+    methods = sorted({spec.method for spec in plan.specs.values()} - {"absmax"})
+    if methods:
+        raise ValueError(
+            f"{' and '.join(methods)} must see text that the model is for, got none: pass --text "
+            "DIR, or --method absmax, which rounds to nearest"
+        )
+
+
+def quantize(
+    model: Decoder, plan: quant.Plan, rows: Rows | None
+) -> tuple[Decoder, Mapping[str, int]]:
+    """The quantized model, and what of it saw too few rows.
+
+    Raises ValueError for a plan that calibrates without rows.
+    """
+    if rows is None:
+        check_method(plan)
+    if rows is None or not calibrates(plan):
+        return quant.apply(model, plan), {}
+    found = quant.calibrate(model, plan, rows.calibration)
+    return quant.apply(model, found), found.starved
+
+
+def measure(
+    model: Decoder,
+    quantized: Decoder,
+    plan: quant.Plan,
+    rows: Rows | None,
+    *,
+    starved: Mapping[str, int],
+) -> Receipt:
+    """What it saved and, on the rows that were held out, what it cost."""
+    receipt = Receipt(
+        plan=plan,
+        bytes_before=parameter_bytes(model),
+        bytes_after=parameter_bytes(quantized),
+        starved=starved,
+    )
+    if rows is None:
+        return receipt
+    sizes = {"length": rows.length, "stride": max(1, rows.length // 2), "rows_per_batch": BATCH}
+    bits = [bits_per_byte(m, rows.corpus, **sizes) for m in (model, quantized)]
+    return dataclasses.replace(
+        receipt,
+        report=quant.report(model, quantized, rows.held_out),
+        bits_per_byte=(bits[0], bits[1]),
+    )
+
+
+def save(quantized: Decoder, receipt: Receipt, out: Path, *, like: Path) -> None:
+    """Writes a directory that `load` reads, whole or not at all; `like` gives the tokenizer.
+
+    Raises FileExistsError for an `out` that exists, and ValueError for kernels of several dtypes.
+    """
+    if out.exists():
+        raise FileExistsError(
+            f"quantize writes a new directory, and {str(out)!r} exists: name another"
+        )
+    kinds = {str(kernel.dtype) for kernel in _kernels(quantized)}
+    if len(kinds) != 1:
+        raise ValueError(
+            f"the kernels of a model must have one dtype, got {', '.join(sorted(kinds))}: cast it "
+            "first, with dovetail models convert --dtype"
+        )
+    (kind,) = kinds
+    keys = {**describe(quantized.config), "dtype": kind, "torch_dtype": kind}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = out.parent / f".{out.name}.{uuid.uuid4().hex[:8]}.partial"
+    try:
+        quant.save(quantized, partial)
+        if any((like / name).is_file() for name in TOKENIZERS):
+            for file in beside(like):
+                shutil.copyfile(file, partial / file.name)
+        _write_json(partial / CONFIG, keys)
+        _write_json(partial / REPORT_JSON, receipt.to_json())
+        (partial / REPORT_TEXT).write_text(str(receipt), encoding="utf-8")
+        sync(*partial.iterdir(), partial)
+        partial.rename(out)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    sync(out.parent)
+
+
+def load(directory: Path) -> Decoder:
+    """The quantized decoder that `save` wrote: bit for bit the same."""
+    keys = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
+    model = abstract(parse(keys))
+    stored = safetensors.header(directory / WEIGHTS_FILE)
+
+    def typed(path: tuple[Any, ...], param: nnx.Variable) -> nnx.Variable:
+        found = stored.get(".".join(map(str, path)))  # there is none of what is codes
+        kind = np.dtype(keys["dtype"]) if found is None else safetensors.dtype(found)
+        return param.replace(jax.ShapeDtypeStruct(param.shape, kind))
+
+    nnx.update(model, nnx.map_state(typed, nnx.state(model, WEIGHTS)))
+    return quant.load(directory, model)
+
+
+def _kernels(model: nnx.Module) -> list[Any]:
+    """The kernels that are codes."""
+    leaves = jax.tree.leaves(nnx.state(model), is_leaf=lambda x: isinstance(x, Kernel))
+    return [leaf for leaf in leaves if isinstance(leaf, Kernel)]
+
+
+def _write_json(path: Path, values: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")

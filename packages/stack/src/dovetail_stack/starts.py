@@ -1,0 +1,199 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""`starts.jsonl`: when, by which command, with which versions and on what a run was started.
+
+Two lines for each start: one as it begins, one as it ends, whichever way. A start that a kill ended
+has no second one, and the lock that it held is free. The environment is not recorded: it may hold
+secrets.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import platform
+import re
+import shlex
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import dovetail_stack
+from dovetail_stack import git
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
+FILE, LOCK = "starts.jsonl", ".lock"
+# Whatever takes part in the arithmetic, plugins of devices included.
+_RECORDED = re.compile(r"jax|jaxlib|jax-.*|flax|optax|orbax-checkpoint|numpy|dovetail(-.*)?")
+# A look at the lock, as `dovetail runs` takes it, holds it for less than this.
+_TRIES, _WAIT_S = 5, 0.05
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class Record:
+    """How a start ends: finished, or else interrupted."""
+
+    finished: bool = False
+
+
+@contextlib.contextmanager
+def recorded(
+    run: Path, *, command: Sequence[str], seeds: Mapping[str, int], mesh: "Mesh"
+) -> Iterator[Record]:
+    """Holds the run's lock, and writes how it began and ended; set `finished` inside.
+
+    Logs a warning where versions differ from those of the first start. Raises RuntimeError if
+    another process has this run.
+    """
+    with _locked(run):
+        earlier = [event for event in read(run) if event["event"] == "start"]
+        begun = _beginning(command, seeds, mesh)
+        if earlier:
+            _compare(earlier[0]["versions"], begun["versions"])
+        _append(run, begun)
+        record = Record()
+        try:
+            yield record
+        except BaseException as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            # Where the disk is what failed, the error that is under way says more than another one.
+            with contextlib.suppress(OSError):
+                _append(run, {"event": "end", "time": now(), "outcome": "failed", "error": reason})
+            raise
+        outcome = "finished" if record.finished else "interrupted"
+        _append(run, {"event": "end", "time": now(), "outcome": outcome})
+
+
+def read(run: Path) -> list[dict[str, Any]]:
+    """The events in order; none without the file. A last line that a kill tore is left out.
+
+    Raises ValueError for any other line that is no event.
+    """
+    path = run / FILE
+    data = path.read_bytes() if path.is_file() else b""
+    events = []
+    for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), start=1):
+        try:
+            event = json.loads(line)
+        except ValueError:
+            event = None
+        if not isinstance(event, dict) or not {"event", "time"} <= event.keys():
+            raise ValueError(
+                f"each line must be an event of a run, got {path}:{number}: {line[:60]!r}; "
+                "remove that line"
+            )
+        events.append(event)
+    return events
+
+
+def is_running(run: Path) -> bool:
+    """Whether a process of this machine has the run.
+
+    Not for the process that has it itself: closing the file would give the lock back.
+    """
+    import fcntl
+
+    try:
+        with (run / LOCK).open("rb") as file:
+            fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
+def host() -> str:
+    """The name of this machine."""
+    return platform.node()
+
+
+def now() -> str:
+    """UTC, to the second, as ISO 8601."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of what is installed of JAX, its libraries and Dovetail."""
+    found = {"python": platform.python_version()}
+    for distribution in metadata.distributions():
+        name = (distribution.name or "").lower().replace("_", "-")
+        if _RECORDED.fullmatch(name) and name not in found:  # the first on the path is imported
+            found[name] = distribution.version
+    return dict(sorted(found.items()))
+
+
+def _beginning(command: Sequence[str], seeds: Mapping[str, int], mesh: "Mesh") -> dict[str, Any]:
+    device = mesh.devices.flat[0]
+    return {
+        "event": "start",
+        "time": now(),
+        "command": shlex.join(["dovetail", *command]),
+        "host": host(),
+        "cores": os.cpu_count(),
+        "devices": {
+            "platform": device.platform,
+            "kind": device.device_kind,
+            "count": mesh.size,
+            "mesh": {axis: size for axis, size in mesh.shape.items() if size > 1},
+        },
+        "seeds": dict(seeds),
+        "versions": versions(),
+        "git": {
+            "directory": git.state(Path.cwd()),
+            "code": git.state_of_file(Path(dovetail_stack.__file__)),
+        },
+    }
+
+
+def _compare(first: Mapping[str, str], present: Mapping[str, str]) -> None:
+    differing = [
+        f"{name} {first.get(name, 'none')} is now {present.get(name, 'none')}"
+        for name in sorted(first.keys() | present.keys())
+        if first.get(name) != present.get(name)
+    ]
+    if differing:
+        _log.warning(
+            "the run began with other versions (%s): it goes on, but equal to an unbroken run in "
+            "every bit it is with the same ones only",
+            ", ".join(differing),
+        )
+
+
+def _append(run: Path, event: Mapping[str, Any]) -> None:
+    """Adds a line, on disk when this returns; a torn last one is cut off first."""
+    with (run / FILE).open("a+b") as file:
+        file.seek(0)
+        data = file.read()
+        file.truncate(data.rfind(b"\n") + 1)
+        file.write(json.dumps(event).encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def _locked(run: Path) -> Iterator[None]:
+    """A POSIX lock: it ends with this process, however that ends, and no child inherits it."""
+    import fcntl
+
+    run.mkdir(parents=True, exist_ok=True)
+    with (run / LOCK).open("wb") as file:
+        for remaining in reversed(range(_TRIES)):
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except (BlockingIOError, PermissionError) as error:
+                if not remaining:
+                    raise RuntimeError(
+                        f"a run must have one process at a time, got {str(run)!r}, which another "
+                        "has: wait for it, or stop it first"
+                    ) from error
+            time.sleep(_WAIT_S)
+        yield

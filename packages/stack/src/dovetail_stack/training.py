@@ -1,0 +1,296 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The settings of a run become a trained and exported model, as far as nothing stops it."""
+
+import math
+import os
+import shutil
+import signal
+import sys
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dovetail_stack.commands.generate import EXPORT, locate, refuse_quantized
+from dovetail_stack.progress import Bar, Writing
+from dovetail_stack.settings import Continue, Distil, Pretrain, Settings
+
+if TYPE_CHECKING:
+    from jax.sharding import AbstractMesh, Mesh
+
+    from dovetail_data import Pretrained, Rows
+    from dovetail_models import Config, Decoder
+    from dovetail_stack.recipes.fitting import Recipe
+    from dovetail_stack.recipes.text import Prepared
+    from dovetail_train import Eval, Hook, Plan
+
+MOST_PASSES = 4  # over the text, for --minutes: more would train on what is known by heart
+EVALUATIONS = 8  # of the held-out loss in a run
+EVALUATED_ROWS = 64  # of the held-out text, each time
+SAMPLES, TRACE = "samples.jsonl", "trace"
+TRACED_STEPS = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Job:
+    """Text and recipe of a run, and the directory whose tokenizer goes along with the export."""
+
+    text: "Prepared"
+    recipe: "Recipe"
+    like: Path
+
+
+def execute(run: Settings, out: Path, *, mesh: "Mesh") -> bool:
+    """Does what is left of a run; False if a signal ended it early, its state saved."""
+    from dovetail_checkpoint import on_signal
+    from dovetail_data import pack, plan
+    from dovetail_stack.recipes.fitting import fit
+
+    job = _job(run, out, mesh)
+    length, seed, size = run.training.length, run.training.seed, run.training.global_batch
+    rows = pack(job.text.train, length=length, seed=seed)
+    steps = run.duration.steps
+    if steps is None:
+        steps = _plan(run, job.recipe, rows)
+        run.with_steps(steps).save(out)
+    print(plan(rows, steps=steps, global_batch=size), flush=True)
+    held_out = pack(job.text.held_out, length=length, seed=seed)
+    hooks = [
+        *_evaluations(held_out, job, every=max(1, steps // EVALUATIONS)),
+        *_looking(run, job, out),
+    ]
+    with on_signal(signal.SIGINT, signal.SIGTERM) as stop, Bar(steps=steps) as bar:
+        options = {"steps": steps, "sinks": [bar], "hooks": hooks, "stop": stop.poll}
+        model, result = fit(job.recipe, rows, out, **options)
+    if not result.interrupted:
+        _export(model, out, like=job.like)
+    return not result.interrupted
+
+
+def check(run: Settings) -> None:
+    """Raises ValueError for a text or a model that the run cannot have: before it is written down.
+
+    Otherwise the next try, with the name put right, would be refused as another run.
+    """
+    _split(run)
+    if isinstance(run, Continue | Distil):
+        _opened(run)
+
+
+def make_mesh(axes: dict[str, int], *, absent: bool = False) -> Any:
+    """The mesh of the command's options, abstract where the devices are absent.
+
+    Raises ValueError where there are not so many devices.
+    """
+    import jax
+
+    from dovetail_train import abstract_mesh, caches_cpu_programs, make_mesh
+
+    used = math.prod(axes.values())
+    if absent:
+        return abstract_mesh(used, **axes)
+    present = jax.device_count()
+    if used > present:
+        given = " × ".join(f"--{axis} {size}" for axis, size in axes.items() if size > 1)
+        raise ValueError(
+            f"{given} needs {used} devices and there are {present}: lower one of them, or ask "
+            f"with --plan what a step would need there"
+        )
+    if used < present:
+        print(f"Using {used} of {present} devices; --fsdp {present} uses all.", flush=True)
+    devices = jax.devices()[:used]
+    if caches_cpu_programs(devices):
+        _compile_anew()
+    return make_mesh(**axes, devices=devices)
+
+
+def _compile_anew() -> None:
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()  # JAX decides at its first compilation, which may be over
+    print(
+        "JAX_COMPILATION_CACHE_DIR is not used: several CPU devices can stop for ever in programs "
+        "that come from it.",
+        file=sys.stderr,
+    )
+
+
+def plan(run: Settings, *, mesh: "AbstractMesh", device: str) -> "Plan":
+    """What a step of the run would need; nothing is written, and no weight is read."""
+    from dovetail_stack.recipes.continuation import continuation
+    from dovetail_stack.recipes.distillation import distilling
+    from dovetail_stack.recipes.fitting import plan_step
+    from dovetail_stack.recipes.language_model import llama_of, pretraining
+
+    length = run.training.length
+    if isinstance(run, Continue):
+        source, _, _ = _opened(run)
+        return plan_step(continuation(source, run.training, mesh=mesh), device=device)
+    if isinstance(run, Distil):
+        teacher, config, _ = _opened(run)
+        student = llama_of(run.shape, vocab_size=config.vocab_size, length=length)
+        options = {"training": run.training, "mesh": mesh}
+        return plan_step(distilling(student, teacher, run.distillation, **options), device=device)
+    assert isinstance(run, Pretrain)
+    config = llama_of(run.shape, vocab_size=run.vocabulary.vocab_size, length=length)
+    return plan_step(pretraining(config, run.training, mesh=mesh), device=device)
+
+
+def _job(run: Settings, out: Path, mesh: "Mesh") -> _Job:
+    if isinstance(run, Continue):
+        return _continuing(run, out, mesh)
+    if isinstance(run, Distil):
+        return _distilling(run, out, mesh)
+    assert isinstance(run, Pretrain)
+    return _pretraining(run, out, mesh)
+
+
+def _pretraining(run: Pretrain, out: Path, mesh: "Mesh") -> _Job:
+    from dovetail_stack.recipes.language_model import llama_config, pretraining
+    from dovetail_stack.recipes.text import prepare
+
+    text = _prepared(run, prepare, out, vocab_size=run.vocabulary.vocab_size)
+    config = llama_config(run.shape, text.tokenizer, length=run.training.length)
+    return _Job(text=text, recipe=pretraining(config, run.training, mesh=mesh), like=out)
+
+
+def _continuing(run: Continue, out: Path, mesh: "Mesh") -> _Job:
+    from dovetail_stack.recipes.continuation import continuation
+    from dovetail_stack.recipes.text import encode
+
+    source, _, tokenizer = _opened(run)
+    text = _prepared(run, encode, out, tokenizer=tokenizer)
+    return _Job(text=text, recipe=continuation(source, run.training, mesh=mesh), like=source)
+
+
+def _distilling(run: Distil, out: Path, mesh: "Mesh") -> _Job:
+    from dovetail_stack.recipes.distillation import distilling
+    from dovetail_stack.recipes.language_model import llama_config
+    from dovetail_stack.recipes.text import encode
+
+    teacher, config, tokenizer = _opened(run)
+    text = _prepared(run, encode, out, tokenizer=tokenizer)
+    sizes = {"length": run.training.length, "vocab_size": config.vocab_size}
+    student = llama_config(run.shape, tokenizer, **sizes)
+    recipe = distilling(student, teacher, run.distillation, training=run.training, mesh=mesh)
+    return _Job(text=text, recipe=recipe, like=teacher)
+
+
+def _opened(run: Continue | Distil) -> "tuple[Path, Config, Pretrained]":
+    """The directory of the model that the run begins from, its configuration and its tokenizer."""
+    from dovetail_stack.recipes.continuation import opened
+
+    named = run.source.model if isinstance(run, Continue) else run.distillation.teacher
+    refuse_quantized(Path(named), run.recipe)
+    directory = locate(Path(named))
+    return directory, *opened(directory, length=run.training.length)
+
+
+def _split(run: Settings) -> tuple[list[Path], list[Path]]:
+    """The files to train on and those held out."""
+    from dovetail_stack.recipes.text import find, split
+
+    files, root = run.files, Path(run.files.text)
+    found = find(root, pattern=files.pattern, skip=files.skip)
+    return split(found, root=root, held_out=files.held_out)
+
+
+def _prepared(run: Settings, write: Any, out: Path, **options: Any) -> "Prepared":
+    """Both corpora, by `prepare` or `encode`."""
+    train, held_out = _split(run)
+    counts = f"{len(train)} files to train on, {len(held_out)} held out"
+    print(f"{counts}, from {run.files.text}", flush=True)
+    with Writing() as writing:
+        workers = os.cpu_count() or 1
+        try:
+            return write(train, held_out, out, workers=workers, progress=writing, **options)
+        except ValueError as error:
+            error.add_note(
+                f"The files were chosen by --pattern {run.files.pattern!r} without --skip "
+                f"{run.files.skip}; for others, start a run with another --out."
+            )
+            raise
+
+
+def _plan(run: Settings, recipe: "Recipe", rows: "Rows") -> int:
+    """The number of steps of a new run: one pass over the text, or what fits the minutes."""
+    from dovetail_stack.recipes.fitting import steps_in
+
+    one_pass = math.ceil(len(rows) / run.training.global_batch)
+    if run.duration.minutes is None:
+        return one_pass
+    print("Timing a few steps to plan the run.", flush=True)
+    fitting = steps_in(60 * run.duration.minutes, recipe, rows)
+    steps = min(fitting, MOST_PASSES * one_pass)
+    print(
+        f"{steps} steps: {steps / one_pass:.2f} passes over the text"
+        + ("" if steps == fitting else f" (the time would fit {fitting})"),
+        flush=True,
+    )
+    return steps
+
+
+def _evaluations(rows: "Rows", job: _Job, *, every: int) -> "list[Eval]":
+    """The loss, and bits per byte, of some held-out rows, a few times in the run; of the averages
+    too, if there are any."""
+    from dovetail_data import batches
+    from dovetail_stack.recipes.fitting import attention
+    from dovetail_train import Eval, lm_loss
+
+    batching = job.recipe.batching
+    size = batching.global_batch
+    metrics = {"loss": lm_loss(attention=attention), **_bits_per_byte(job.text.tokenizer)}
+
+    def of_decoder(loss: Any) -> Any:
+        return lambda model, batch, *, key: loss(job.recipe.decoder(model), batch, key=key)
+
+    held_out = list(
+        islice(
+            batches(rows, global_batch=size, seed=None, epochs=1),
+            math.ceil(EVALUATED_ROWS / size),
+        )
+    )
+    options = {"metrics": {name: of_decoder(loss) for name, loss in metrics.items()}}
+    kinds = (False, True) if batching.ema else (False,)
+    return [Eval(held_out, every=every, ema=ema, **options) for ema in kinds]
+
+
+def _looking(run: Settings, job: _Job, out: Path) -> "list[Hook]":
+    """Samples and a trace, if they are wanted."""
+    from dovetail_stack.recipes.sampling import Samples
+    from dovetail_train import Trace
+
+    looking, found = run.looking, []
+    if looking.samples:
+        options = {"prompt": looking.prompt, "every": looking.samples}
+        decoder = job.recipe.decoder
+        found.append(Samples(out / SAMPLES, job.text.tokenizer, decoder=decoder, **options))
+    if looking.trace:
+        found.append(Trace(out / TRACE, start=looking.trace, steps=TRACED_STEPS))
+    return found
+
+
+def _bits_per_byte(tokenizer: "Pretrained") -> dict[str, Any]:
+    """The metric, where the bytes of an id can be told."""
+    from dovetail_data import token_bytes
+    from dovetail_stack.recipes.fitting import attention
+    from dovetail_train import BitsPerByte
+
+    try:
+        sizes = token_bytes(tokenizer)
+    except ValueError as error:
+        print(f"Bits per byte will not be measured: {error}", flush=True)
+        return {}
+    return {"bits_per_byte": BitsPerByte(sizes, attention=attention)}
+
+
+def _export(model: "Decoder", out: Path, *, like: Path) -> None:
+    """Writes `out`/hf with the tokenizer, in place of what an earlier end of this run wrote."""
+    from dovetail_models import save
+
+    if (out / EXPORT).exists():
+        shutil.rmtree(out / EXPORT)
+    save(model, out / EXPORT, like=like)

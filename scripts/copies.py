@@ -1,0 +1,65 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Keeps the files that several packages share equal to their originals in scripts/shared.
+
+    python scripts/copies.py            # writes every copy anew
+    python scripts/copies.py --check    # says which copies differ; exit code 1 if any does
+
+No package imports another, and there is no package of common code: it would have to be released
+with each change and would tie the versions of all. A small text that several need is copied, and
+`integration_tests/test_copies.py` asserts that the copies are equal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SHARED = Path("scripts/shared")
+
+# {original: the packages that have a copy, under the same name, in their module's folder}
+COPIES = {
+    "_patterns.py": ("checkpoint", "models", "optim", "quant", "train"),
+}
+
+
+def copies(name: str) -> list[Path]:
+    """Where the copies of an original belong, relative to the root."""
+    return [Path(f"packages/{p}/src/dovetail_{p}/{name}") for p in COPIES[name]]
+
+
+def differing(root: Path = ROOT) -> list[Path]:
+    """The copies that are missing or differ from their original, relative to the root."""
+    found = []
+    for name in COPIES:
+        original = (root / SHARED / name).read_bytes()
+        found += [
+            copy
+            for copy in copies(name)
+            if not (root / copy).is_file() or (root / copy).read_bytes() != original
+        ]
+    return found
+
+
+def write(root: Path = ROOT) -> list[Path]:
+    """Writes the copies that differ; returns them."""
+    changed = differing(root)
+    for copy in changed:
+        (root / copy).write_bytes((root / SHARED / copy.name).read_bytes())
+    return changed
+
+
+def main() -> int:
+    """Writes or checks the copies, and names those that differed."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    check = parser.parse_args().check
+    for copy in differing() if check else write():
+        print(f"{copy} {'differs from' if check else 'written from'} {SHARED / copy.name}")
+    return 1 if check and differing() else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -18,10 +18,10 @@ import forced_devices
 PROGRAM = Path(__file__).parent / "programs" / "parallel.py"
 # Split kernels of layer 0, as the rules place them.
 LLAMA = {
-    "context=4,fsdp=2": 2,
     "context=2,tensor=4:gather": 4,
 }
 LLAMA_SLOW = {
+    "context=4,fsdp=2": 2,
     "fsdp=8": 8,
     "data=2,tensor=4": 4,
     "data=8": 1,

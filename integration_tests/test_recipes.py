@@ -81,6 +81,9 @@ def _weights(out):
     return (out / "hf" / "model.safetensors").read_bytes()
 
 
+@pytest.mark.parametrize(
+    "recipe", ["distil", pytest.param("continue", marks=pytest.mark.slow)], indirect=True
+)
 def test_killed_and_resumed_without_its_recipe_it_ends_with_the_same_bits(
     recipe, unbroken, tmp_path
 ):

@@ -128,7 +128,9 @@ def test_killed_at_random_points_it_ends_as_if_nothing_had_happened(unbroken, tm
     assert _weights(out) == _weights(unbroken)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_asked_to_stop_it_saves_says_how_to_resume_and_resumes(unbroken, tmp_path, number):
     out = tmp_path / "run"
     process = _at_gate(out, 7)
@@ -194,14 +196,10 @@ def test_a_disk_that_fills_during_a_save_loses_no_earlier_step(unbroken, tmp_pat
     assert _weights(out) == _weights(unbroken)
 
 
-@pytest.mark.parametrize(
-    "mesh",
-    [
-        ["--data", "2", "--fsdp", "4"],
-        pytest.param(["--data", "8"], marks=pytest.mark.slow),
-        pytest.param(["--fsdp", "8"], marks=pytest.mark.slow),
-    ],
-)
+# Slow, as is the next: test_cpu_meshes.py runs the command on a mesh, test_parallel_training.py and
+# the trainer's suite compare the losses of meshes.
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [["--data", "2", "--fsdp", "4"], ["--data", "8"], ["--fsdp", "8"]])
 def test_eight_devices_give_the_losses_of_one(unbroken, tmp_path, mesh):
     out = tmp_path / "run"
     code, output = _train(out, *mesh, env=forced_devices.environment(8))
@@ -216,6 +214,7 @@ def test_eight_devices_give_the_losses_of_one(unbroken, tmp_path, mesh):
     )
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_other_devices(unbroken, tmp_path):
     out = tmp_path / "run"
     process = _at_gate(out, STEPS // 2)

@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from dovetail_checkpoint import Keep, Store
+from dovetail_checkpoint import Retention, Store
 
 class Batches:
     """Endless rows of a linear problem; its position is its state."""
@@ -57,7 +57,7 @@ def train_step(state, x, y):
 
 state = {"w": jnp.zeros(1000), "moments": tx.init(jnp.zeros(1000))}
 data, step = Batches(), 0
-with Store(sys.argv[1], every=10, keep=Keep(latest=3)) as store:
+with Store(sys.argv[1], every=10, retention=Retention(latest=3)) as store:
     restored = store.restore(train=state, data=data)
     if restored:
         step, items = restored
@@ -93,7 +93,7 @@ for step in Store("broken").steps():
 
 # %% [markdown]
 # What it leaves is whole: a commit is one rename, and what was not committed yet is no step. The
-# last step may not have been sealed; its arrays are proven by their digests all the same.
+# last step may not have its checksums; its arrays are proven by their digests all the same.
 
 # %%
 print(verify("broken"))
@@ -143,5 +143,5 @@ if sys.platform == "linux":
             cwd=f"broken/{steps // 10 * 10}",
             text=True,
         )
-        or "every file is as it was sealed"
+        or "every file has its checksum"
     )

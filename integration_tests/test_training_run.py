@@ -115,7 +115,7 @@ def test_killed_at_random_points_it_ends_as_if_nothing_had_happened(unbroken, tm
         step = saved + chance.randint(1, 6)
         process = _at_gate(out, step, step + 5)  # past a save, and before the end in all three
         _go_on(process)
-        time.sleep(chance.uniform(0, 0.3))  # anywhere in a step, a save or a seal
+        time.sleep(chance.uniform(0, 0.3))  # anywhere in a step, a save or a hash
         process.kill()
         process.communicate()
     code, output = _train(out)

@@ -19,15 +19,15 @@ import jax.numpy as jnp
 import orbax.checkpoint.experimental.v1 as ocp
 
 from device_timing import Contest, normals
-from dovetail_checkpoint import Keep, Store, digest
+from dovetail_checkpoint import Retention, Store, digest
 from measure import Cost, cost, report, rounds
 
 
 class Ours:
-    """Saves and restores with a Store, digests and seal on."""
+    """Saves and restores with a Store, digests and checksums on."""
 
     def __init__(self, root: Path) -> None:
-        self._store = Store(root, keep=Keep(latest=1000))
+        self._store = Store(root, retention=Retention(latest=1000))
 
     def save(self, step: int, state: Any) -> None:
         self._store.save(step, model=state)

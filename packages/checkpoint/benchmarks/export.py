@@ -167,7 +167,7 @@ def main() -> None:
         ("300 M parameters", 1024, 20, 16384),
     ):
         with tempfile.TemporaryDirectory() as root:
-            with Store(Path(root) / "run", seal=False) as store:
+            with Store(Path(root) / "run", checksums=False) as store:
                 store.save(0, model=model(width, layers, vocabulary))
             step = Path(root) / "run" / "0"
             compare(case, step, Path(root))

@@ -286,7 +286,7 @@ Written by `packages/checkpoint/benchmarks/faults.py`. Each trial damages one fi
 of the trials: reading reports the fault, other values come without a word, or the right ones come.
 For the Store, found also means that the whole step before was restored, bit for bit. Every second
 flip draws its file by size, else all files are equally likely. Harmless for the Store is only the
-loss of the seal itself: what is restored is still proven by the digests of its leaves.
+loss of the checksums themselves: what is restored is still proven by the digests of its leaves.
 """
 
 

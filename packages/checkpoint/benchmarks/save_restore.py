@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Save and restore of model and Adam state against Orbax v1, torch's DCP and safetensors.
 
-Ours writes the same arrays through Orbax, and adds digests, a record and (apart) the seal. Orbax
+Ours writes the same arrays through Orbax, and adds digests, a manifest and (apart) checksums. Orbax
 runs uncompressed, as ours does, and as it comes. DCP and safetensors hold the same float32 values
 as tensors and NumPy arrays; DCP without fsync, which none of the others calls. All restores are
 from the page cache into arrays of the caller's kind; ours alone proves them. The limit is the disk,
@@ -24,7 +24,7 @@ import numpy as np
 import orbax.checkpoint.experimental.v1 as ocp
 import safetensors.numpy
 
-from dovetail_checkpoint import Keep, Store
+from dovetail_checkpoint import Retention, Store
 from measure import Cost, cost, report, rounds
 
 
@@ -80,11 +80,11 @@ class Arm:
 
 
 class Ours(Arm):
-    """Store, with or without the seal."""
+    """Store, with or without checksums."""
 
     def __init__(self, root: Path, state: dict, *, seal: bool) -> None:
         super().__init__(root, state)
-        self._store = Store(root, seal=seal, keep=Keep(latest=1000))
+        self._store = Store(root, checksums=seal, retention=Retention(latest=1000))
 
     def begin(self, step: Path):
         self._store.save(int(step.name), **self.state)
@@ -164,8 +164,8 @@ PEERS = {
 
 def compare(case: str, state: dict, root: Path, *, repeats: int) -> None:
     arms = {
-        "ours": Ours(root / "ours", state, seal=True),
-        "unsealed": Ours(root / "unsealed", state, seal=False),
+        "ours": Ours(root / "ours", state, checksums=True),
+        "unchecked": Ours(root / "unchecked", state, checksums=False),
         "plain": Orbax(root / "plain", state, compress=False),
         "default": Orbax(root / "default", state, compress=True),
         "safetensors": Safetensors(root / "safetensors", state),
@@ -177,14 +177,14 @@ def compare(case: str, state: dict, root: Path, *, repeats: int) -> None:
     arms["plain again"] = arms["plain"]
     saves = rounds({n: a.measure_save for n, a in arms.items()}, repeats=repeats)
     restores = rounds(
-        {n: a.measure_restore for n, a in arms.items() if n not in ("unsealed", "default")},
+        {n: a.measure_restore for n, a in arms.items() if n not in ("unchecked", "default")},
         repeats=repeats,
     )
     line(f"{case}: save until it returns", "blocked_s", saves, "ours", "plain", first_s)
-    line(f"{case}: save until sealed", "wall_s", saves, "ours", "plain", first_s)
+    line(f"{case}: save with checksums", "wall_s", saves, "ours", "plain", first_s)
     for peer in [peer for peer in PEERS if peer in arms]:
         for metric in ("wall_s", "cpu_s"):
-            line(f"{case}: save until durable", metric, saves, "unsealed", peer, first_s)
+            line(f"{case}: save until durable", metric, saves, "unchecked", peer, first_s)
             if peer in restores:
                 line(f"{case}: verified restore", metric, restores, "ours", peer, first_s)
 

@@ -94,13 +94,13 @@ def test_inspect(run, command):
     assert (code, err) == (0, "")
     assert out == (
         f"{run}: a run\n"
-        f"step 2   model  {old} bytes  sealed  loss=0.5\n"
-        f"step 10  model  {new} bytes  sealed  loss=0.25\n"
+        f"step 2   model  {old} bytes  checksums  loss=0.5\n"
+        f"step 10  model  {new} bytes  checksums  loss=0.25\n"
     )
     code, out, err = command("inspect", "run/2", "--item", "model")
     assert (code, err) == (0, "")
     assert out == (
-        f"{run}/2: written by dovetail, step 2, model, {old} bytes, sealed, loss=0.5\n"
+        f"{run}/2: written by dovetail, step 2, model, {old} bytes, checksums, loss=0.5\n"
         "model: 3 leaves, 36 bytes\n"
         "  embed       int16[3, 4]  797909df46ecaae6\n"
         "  layers.0.w  uint8[2, 3]  5ed3df3369266e1f\n"
@@ -115,7 +115,11 @@ def test_inspect_as_json(run, command):
     assert (found["path"], [step["step"] for step in found["steps"]]) == (str(run), [2, 10])
     assert found["steps"][0]["metrics"] == {"loss": 0.5}
     found = json.loads(command("inspect", "run/2", "--json")[1])
-    assert (found["writer"], found["step"]["sealed"], found["objects"]) == ("dovetail", True, [])
+    assert (found["writer"], found["step"]["has_checksums"], found["objects"]) == (
+        "dovetail",
+        True,
+        [],
+    )
     (tree,) = found["trees"]
     assert tree["item"] == "model"
     assert tree["leaves"][0] == {

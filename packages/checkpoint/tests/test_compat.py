@@ -47,7 +47,7 @@ def test_names_come_without_reading_items(run):
 
 
 def save(directory, **items):
-    nothing = {"trees": {}, "documents": {}, "record": dict, "metrics": {}}
+    nothing = {"trees": {}, "documents": {}, "manifest": dict, "metrics": {}}
     return _compat.save(directory, **{**nothing, **items}, compress=False, timeout_s=60.0)
 
 
@@ -60,11 +60,11 @@ def test_a_dict_of_numbers_is_json_when_it_is_a_document(tmp_path):
 def test_the_commit_waits_for_the_record_and_any_orbax_reads_it(tmp_path):
     go = threading.Event()
 
-    def record():
+    def manifest():
         assert go.wait(120)
         return {"n": [1, 2.5]}
 
-    response = save(tmp_path / "1", documents={"d": {}}, record=record)
+    response = save(tmp_path / "1", documents={"d": {}}, manifest=manifest)
     assert not (tmp_path / "1").exists()
     go.set()
     response.result()
@@ -74,11 +74,11 @@ def test_the_commit_waits_for_the_record_and_any_orbax_reads_it(tmp_path):
 
 
 def test_a_record_that_fails_is_the_commits_error(tmp_path):
-    def record():
+    def manifest():
         raise ArithmeticError("no digest")
 
     with pytest.raises(ArithmeticError, match="no digest"):
-        save(tmp_path / "1", record=record).result()
+        save(tmp_path / "1", manifest=manifest).result()
     assert not (tmp_path / "1").exists()
 
 

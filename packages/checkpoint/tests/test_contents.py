@@ -7,7 +7,7 @@ import pytest
 
 from dovetail_checkpoint.contents import contents
 from dovetail_checkpoint.digest import hex_digests
-from dovetail_checkpoint.record import decode
+from dovetail_checkpoint.manifest import decode
 
 
 class State:
@@ -27,16 +27,16 @@ def test_trees_and_states_are_told_apart():
     made = contents({"model": {"w": jnp.ones(3)}, "data": State({"row": 3})}, {"loss": 0.5})
     assert made.trees.keys() == {"model"}
     assert made.documents == {"data": {"row": 3}}
-    record = decode(made.record())
-    assert (record.trees.keys(), record.objects.keys()) == ({"model"}, {"data"})
-    assert record.metrics == {"loss": 0.5}
+    manifest = decode(made.manifest())
+    assert (manifest.trees.keys(), manifest.objects.keys()) == ({"model"}, {"data"})
+    assert manifest.metrics == {"loss": 0.5}
 
 
 def test_what_orbax_refuses_stays_in_the_record():
     made = contents({"item": {"e": np.zeros((0, 3)), "w": np.ones(2)}, "none": ()}, {})
     assert made.trees.keys() == {"item"}
     assert made.trees["item"]["e"] is None
-    leaves = {leaf[0]: leaf[1:3] for leaf in made.record()["trees"]["item"]["leaves"]}
+    leaves = {leaf[0]: leaf[1:3] for leaf in made.manifest()["trees"]["item"]["leaves"]}
     assert leaves == {"e": ["float64", [0, 3]], "w": ["float64", [2]]}
 
 
@@ -72,13 +72,13 @@ def test_a_state_that_json_changes_is_refused(state):
 
 
 def test_the_record_is_of_the_leaves_as_they_were():
-    # Donated, changed, and put elsewhere in their containers before the record is asked for.
+    # Donated, changed, and put elsewhere in their containers before the manifest is asked for.
     arrays = {"jax": jnp.arange(70_000.0), "numpy": np.arange(70_000.0), "list": [jnp.ones(3)]}
     want = hex_digests([arrays["jax"], arrays["list"][0], arrays["numpy"]])
     made = contents({"item": arrays}, {})
     jax.jit(lambda x: x + 1, donate_argnums=0)(arrays["jax"]).block_until_ready()
     arrays["numpy"][:] = 0
     arrays["list"].append(jnp.zeros(2))
-    leaves = decode(made.record()).trees["item"].leaves
+    leaves = decode(made.manifest()).trees["item"].leaves
     assert [leaf.name for leaf in leaves] == ["jax", "list/0", "numpy"]
     assert [leaf.digest for leaf in leaves] == want

@@ -162,7 +162,7 @@ def test_a_failed_save_leaves_nothing(foreign, tmp_path, monkeypatch):
     def full(directory):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("dovetail_checkpoint.seal.write", full)
+    monkeypatch.setattr("dovetail_checkpoint.checksums.write", full)
     with pytest.raises(RuntimeError, match=r"must be written to .*No space left"):
         convert(foreign, tmp_path / "out", format="orbax")
     assert os.listdir(tmp_path) == []

@@ -70,7 +70,7 @@ def exported(run, tmp_path_factory):
 
 
 def test_one_changed_element_is_found_by_digests_alone(run, tmp_path):
-    for step in "12":  # only the records are left
+    for step in "12":  # only the manifests are left
         shutil.copytree(run / step, tmp_path / step)
         for path in (tmp_path / step).rglob("*"):
             if path.is_file() and path.parent.name == "d":

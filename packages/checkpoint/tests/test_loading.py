@@ -143,7 +143,7 @@ def test_a_part_by_pattern(step, assert_same):
 
 def test_what_is_not_wanted_is_not_read(tmp_path):
     big = {"big": jnp.ones((512, 512)), "small": jnp.arange(3.0)}
-    with Store(tmp_path, seal=False) as store:
+    with Store(tmp_path, checksums=False) as store:
         store.save(1, item=big)
     for data in (tmp_path / "1").glob("item/ocdbt.process_0/d/*"):
         if data.stat().st_size > 1 << 19:
@@ -178,10 +178,10 @@ def test_explain_reads_no_array(step, tmp_path):
     assert str(explain(step, item="other")) == "w float32[3]\nreads 1 leaves, 12 bytes"
 
 
-@pytest.mark.parametrize("seal", [True, False])
-def test_damage_names_leaf_and_file(tmp_path, seal):
+@pytest.mark.parametrize("checksums", [True, False])
+def test_damage_names_leaf_and_file(tmp_path, checksums):
     values = jnp.asarray(np.random.default_rng(0).normal(size=(64, 65)), jnp.float32)
-    with Store(tmp_path, seal=seal) as store:
+    with Store(tmp_path, checksums=checksums) as store:
         store.save(1, item={"a": values, "b": jnp.ones(3)})
     data = max((tmp_path / "1").rglob("d/*"), key=lambda path: path.stat().st_size)
     damaged = bytearray(data.read_bytes())
@@ -193,7 +193,9 @@ def test_damage_names_leaf_and_file(tmp_path, seal):
     ) as raised:
         load(tmp_path / "1", wanted)
     where = [problem.where for problem in raised.value.problems]
-    assert where == ["a", str(data.relative_to(tmp_path / "1"))] if seal else ["a", "SHA256SUMS"]
+    assert (
+        where == ["a", str(data.relative_to(tmp_path / "1"))] if checksums else ["a", "SHA256SUMS"]
+    )
     with pytest.raises(DamageError):
         load(tmp_path / "1", {"a": abstract(values)}, rules=[drop("b")])
     # What does not hang on the damaged bytes is whole.

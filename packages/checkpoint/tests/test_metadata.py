@@ -43,7 +43,7 @@ def run(tmp_path_factory):
     root = tmp_path_factory.mktemp("run") / "run"
     with Store(root) as store:
         store.save(3, model=model(), data=Position())
-    with Store(root, seal=False) as store:
+    with Store(root, checksums=False) as store:
         store.save(
             12,
             metrics={"loss": 0.25, "rows": 3},
@@ -73,7 +73,7 @@ def hex_digest(leaf):
 def test_a_run_is_its_steps(run):
     found = inspect(run)
     assert isinstance(found, Run)
-    assert [(x.step, x.items, x.sealed) for x in found.steps] == [
+    assert [(x.step, x.items, x.has_checksums) for x in found.steps] == [
         (3, ("data", "model"), True),
         (12, ("data", "model", "train"), False),
     ]
@@ -116,7 +116,7 @@ def test_what_it_says(run):
     sha256 = inspect(run / "3").objects[0].sha256
     assert str(inspect(run / "3")) == "\n".join(
         [
-            f"{run / '3'}: written by dovetail, step 3, data, model, {size} bytes, sealed",
+            f"{run / '3'}: written by dovetail, step 3, data, model, {size} bytes, checksums",
             "model: 4 leaves, 76 bytes",
             f"  key         key<fry>[]     {key}",
             f"  layers.0.w  float32[3, 5]  {w}",
@@ -127,8 +127,8 @@ def test_what_it_says(run):
     )
     first, second = str(inspect(run)).splitlines()[1:]
     assert first.split("  ")[0] == "step 3"
-    assert second.endswith("bytes  not sealed  loss=0.25, rows=3")
-    assert str(inspect(run / "12")).splitlines()[0].endswith(", not sealed, loss=0.25, rows=3")
+    assert second.endswith("bytes  no checksums  loss=0.25, rows=3")
+    assert str(inspect(run / "12")).splitlines()[0].endswith(", no checksums, loss=0.25, rows=3")
 
 
 def test_plain_orbax_has_names_and_no_digests(tmp_path):
@@ -197,11 +197,11 @@ def test_what_is_not_there_is_refused(run, tmp_path):
         inspect(run, item="model")
 
 
-def test_a_damaged_record_is_damage(run, tmp_path):
+def test_a_damaged_manifest_is_damage(run, tmp_path):
     shutil.copytree(run / "3", tmp_path / "3")
     path = tmp_path / "3" / "dovetail" / "data.json"
     path.write_bytes(path.read_bytes().replace(b"layers", b"lavers"))
-    with pytest.raises(DamageError, match="dovetail: the record cannot be read") as raised:
+    with pytest.raises(DamageError, match="dovetail: the manifest cannot be read") as raised:
         inspect(tmp_path / "3")
     assert len(raised.value.problems) == 1  # no file is hashed to find others
     assert [step.step for step in inspect(tmp_path).steps] == [3]

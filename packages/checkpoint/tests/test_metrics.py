@@ -8,7 +8,7 @@ import numpy as np
 import orbax.checkpoint.experimental.v1 as ocp
 import pytest
 
-from dovetail_checkpoint import Best, Keep, Store, metrics, verify
+from dovetail_checkpoint import Best, Retention, Store, metrics, verify
 
 
 def test_metrics_are_kept_with_the_step(tmp_path):
@@ -25,7 +25,7 @@ def test_metrics_are_kept_with_the_step(tmp_path):
 
 
 def test_a_store_keeps_the_best_step(tmp_path):
-    with Store(tmp_path, keep=Keep(latest=1, best=Best("loss", mode="min"))) as store:
+    with Store(tmp_path, retention=Retention(latest=1, best=Best("loss", mode="min"))) as store:
         for step, loss in enumerate([0.5, 0.25, 0.75, 0.5]):
             store.save(step, item=jnp.ones(3), metrics={"loss": loss})
         store.wait()
@@ -33,7 +33,7 @@ def test_a_store_keeps_the_best_step(tmp_path):
 
 
 def test_metrics_that_were_changed_on_disk_are_damage(tmp_path):
-    with Store(tmp_path, seal=False) as store:
+    with Store(tmp_path, checksums=False) as store:
         for step in (1, 2):
             store.save(step, item=jnp.ones(3), metrics={"loss": step / 4})
         store.wait()
@@ -61,7 +61,7 @@ def test_of_damaged_metrics_none_are_known(tmp_path, text):
     assert metrics.read(tmp_path) == {}
 
 
-def test_of_a_damaged_record_none_are_known(tmp_path):
+def test_of_a_damaged_manifest_none_are_known(tmp_path):
     with Store(tmp_path) as store:
         store.save(1, item=jnp.ones(3), metrics={"loss": 0.5})
     path = tmp_path / "1" / "dovetail" / "data.json"

@@ -130,12 +130,12 @@ def test_names_of_nnx_states_lose_their_last_value(tmp_path):
     assert list(OrbaxItem(tmp_path / "1").leaves) == ["a.bias", "a.kernel"]
 
 
-def test_a_damaged_record_is_damage(tmp_path):
+def test_a_damaged_manifest_is_damage(tmp_path):
     path, item = by_store(tmp_path)
-    record = path / "dovetail" / "data.json"
-    document = json.loads(record.read_text())
+    manifest = path / "dovetail" / "data.json"
+    document = json.loads(manifest.read_text())
     document["trees"]["item"]["leaves"][0][3] = "0" * 16
-    record.write_text(json.dumps(document))
+    manifest.write_text(json.dumps(document))
     with pytest.raises(DamageError, match=r"dovetail/data\.json") as raised:
         OrbaxItem(path, item)
     assert [problem.where for problem in raised.value.problems][:1] == ["dovetail"]

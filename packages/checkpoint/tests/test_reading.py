@@ -14,7 +14,7 @@ import numpy as np
 import orbax.checkpoint.experimental.v1 as ocp
 import pytest
 
-from dovetail_checkpoint import Store, seal, verify
+from dovetail_checkpoint import Store, checksums, verify
 
 # Orbax leaves tasks behind when a load fails, and warns about targets without shardings.
 pytestmark = [
@@ -61,7 +61,7 @@ def originals(tmp_path_factory):
         roots[compress, True] = root
         bare = shutil.copytree(root, tmp_path_factory.mktemp("bare") / "run")
         for step in (1, 2):
-            (bare / str(step) / seal.SEAL).unlink()
+            (bare / str(step) / checksums.SHA256SUMS).unlink()
         roots[compress, False] = bare
     return roots
 
@@ -190,7 +190,7 @@ def test_other_damage_to_any_file_is_found(run, harm):
     names = [path.relative_to(root) for path in files(root)]
     for name, other in zip(names, names[1:] + names[:1], strict=True):
         root = run(False, True)
-        if harm is remove and name.name == seal.SEAL:
+        if harm is remove and name.name == checksums.SHA256SUMS:
             continue  # a step without a seal is an unsealed step
         before = (root / name).read_bytes()
         harm(root / name, root / other)
@@ -217,9 +217,11 @@ def large_file(root):
 def test_restore_compares_a_large_file_by_its_digest_and_verify_by_sha256(large_original, tmp_path):
     root = shutil.copytree(large_original[0], tmp_path / "run")
     sha256 = hashlib.sha256(large_file(root).read_bytes()).hexdigest()
-    body = (root / "2" / seal.SEAL).read_text().partition("\n")[2].replace(sha256, "0" * 64)
+    body = (
+        (root / "2" / checksums.SHA256SUMS).read_text().partition("\n")[2].replace(sha256, "0" * 64)
+    )
     cover = hashlib.sha256(body.encode()).hexdigest()
-    (root / "2" / seal.SEAL).write_text(f"# sealed {cover}\n{body}")
+    (root / "2" / checksums.SHA256SUMS).write_text(f"# checksum {cover}\n{body}")
     store = Store(root)
     assert store.restore(item={"w": large_original[1]})[0] == 2
     assert [step.verified for step in verify(root).steps] == [False, True]
@@ -257,7 +259,7 @@ def test_a_lost_record_is_damage_not_a_plain_step(run):
 
 
 def test_a_record_of_another_format_is_refused(run):
-    from dovetail_checkpoint.record import json_sha256
+    from dovetail_checkpoint.manifest import json_sha256
 
     root = run(False, False)
     path = root / "2" / "dovetail" / "data.json"

@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 from pathlib import Path
 
-from dovetail_checkpoint import Problem, Report, StepReport
+from dovetail_checkpoint import IntegrityReport, Problem, StepReport
 
 
 def test_a_report_reads_as_sentences():
     problems = (Problem(where="item/w", reason="a"), Problem(where="f", reason="b"))
-    report = Report(
+    report = IntegrityReport(
         steps=(
             StepReport(path=Path("run/3"), verified=False, problems=problems),
             StepReport(path=Path("run/2"), verified=False),
@@ -22,4 +22,4 @@ def test_a_report_reads_as_sentences():
 
 
 def test_nothing_tried_is_said():
-    assert str(Report()) == "no step was read"
+    assert str(IntegrityReport()) == "no step was read"

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail_checkpoint import safetensors as format_
-from dovetail_checkpoint.record import json_sha256
+from dovetail_checkpoint.manifest import json_sha256
 from dovetail_checkpoint.safetensors import (
     DTYPES,
     FormatError,

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from dovetail_checkpoint import Keep, Step, Store
+from dovetail_checkpoint import Retention, SavedStep, Store
 
 ARRAYS = ["float32", "bfloat16", "float16", "int8", "uint32", "int4", "bool", "complex64"]
 
@@ -134,7 +134,7 @@ def test_some_items_may_be_left_on_disk(tmp_path, training_state, assert_same):
 def test_arrays_may_be_donated_at_once(tmp_path):
     step = jax.jit(lambda x: x * 2 + 1, donate_argnums=0)
     x = jnp.arange(300_000.0)
-    with Store(tmp_path, keep=Keep(latest=9)) as store:
+    with Store(tmp_path, retention=Retention(latest=9)) as store:
         want = []
         for i in range(4):
             want.append(np.array(x))
@@ -161,19 +161,19 @@ def test_due_is_a_positive_multiple(tmp_path):
 
 
 def test_steps_say_what_lies_on_disk(tmp_path, training_state, position):
-    with Store(tmp_path, seal=False) as unsealed:
+    with Store(tmp_path, checksums=False) as unsealed:
         unsealed.save(1, item=jnp.ones(3))
     with Store(tmp_path) as store:
         store.save(2, data=position(0), **training_state(0))
         store.wait()
         first, second = store.steps()
     size = sum(path.stat().st_size for path in (tmp_path / "1").rglob("*") if path.is_file())
-    assert first == Step(step=1, items=("item",), bytes=size, sealed=False)
-    assert (second.items, second.sealed) == (("data", "model", "train"), True)
+    assert first == SavedStep(step=1, items=("item",), bytes=size, has_checksums=False)
+    assert (second.items, second.has_checksums) == (("data", "model", "train"), True)
 
 
 def test_the_newest_steps_stay(tmp_path):
-    with Store(tmp_path, keep=Keep(latest=2)) as store:
+    with Store(tmp_path, retention=Retention(latest=2)) as store:
         for step in range(1, 5):
             store.save(step, item=jnp.ones(3))
         store.wait()
@@ -308,7 +308,7 @@ def test_a_root_that_cannot_be_written_is_the_next_calls_error(tmp_path, monkeyp
     store.save(1, item=jnp.ones(3))
     store.wait()
     with monkeypatch.context() as patch:
-        patch.setattr("dovetail_checkpoint.seal.write", full)
+        patch.setattr("dovetail_checkpoint.checksums.write", full)
         store.save(2, item=jnp.ones(3))
         store._pending[1].exception()
     with pytest.raises(RuntimeError, match=r"step 2 must be written.*No space.*free space"):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dovetail_checkpoint import target
-from dovetail_checkpoint.record import Items, Leaf, ObjectItem, TreeItem
+from dovetail_checkpoint.manifest import Items, Leaf, ObjectItem, TreeItem
 
 
 def items(**leaves):

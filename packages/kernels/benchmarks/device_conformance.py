@@ -109,7 +109,7 @@ SUITES = {
         _write_check,
         choice=False,
     ),
-    "routing": Suite(kernels.route, routing.cases, routing.check, choice=False),
+    "routing": Suite(kernels.route_tokens, routing.cases, routing.check, choice=False),
 }
 
 

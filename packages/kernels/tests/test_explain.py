@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from dovetail_kernels import Report, explain
+from dovetail_kernels import Explanation, explain
 from dovetail_kernels.dispatch import Device, Implementation, Plan, Work
 
 MODULE = sys.modules["dovetail_kernels.explain"]  # its name in the package is the function's
@@ -41,7 +41,7 @@ def _listed(monkeypatch):
 
 def test_a_report_is_a_table():
     report = explain(toy, 2_500_000)
-    assert isinstance(report, Report)
+    assert isinstance(report, Explanation)
     assert report.chosen == "quick"
     assert str(report) == (
         "toy on cpu (Zen)\n  quick  0.0025 GFLOP  10 MB  chosen\n  sure      2.5 GFLOP  10 MB  able"

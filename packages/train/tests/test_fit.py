@@ -225,7 +225,7 @@ def test_hooks_that_a_run_owes_are_called_until_a_later_step_is_saved(steps, aga
     _evaluated(whole, _Sum(2), steps=steps)
     # In the evaluation after step 2; then again, with one of its batches computed.
     assert _evaluated(_Lines(), _Sum(2), steps=steps, store=store, stop=_Asked(3)).interrupted
-    assert store.steps[2]["hooks"]["owed"] == 2
+    assert store.steps[2]["hooks"]["pending_hooks"] == 2
     assert _evaluated(_Lines(), _Sum(2), steps=steps, store=store, stop=_Asked(1)).interrupted
     for wanted in (whole.of("eval/loss"), again(whole.of("eval/loss"))):
         hook, pieces = _Sum(2), _Lines()

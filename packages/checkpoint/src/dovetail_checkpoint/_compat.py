@@ -17,7 +17,7 @@ import jax
 import orbax.checkpoint.experimental.v1 as ocp
 
 from dovetail_checkpoint import agree
-from dovetail_checkpoint.record import RECORD_ITEM
+from dovetail_checkpoint.manifest import MANIFEST_ITEM
 
 # Orbax writes to `STEP` + this + an optional stamp, and renames when everything lies on disk.
 UNCOMMITTED_SUFFIX = ".orbax-checkpoint-tmp"
@@ -43,37 +43,37 @@ def save(
     *,
     trees: Mapping[str, Any],
     documents: Mapping[str, Any],
-    record: Callable[[], Any],
+    manifest: Callable[[], Any],
     metrics: Mapping[str, float | int],
     compress: bool,
     timeout_s: float,
 ) -> Response:
     """Starts the commit of `trees` (pytrees of arrays) and `documents` (JSON) into `directory`.
 
-    Returns when every array may be donated. `record` is called in the background, and the commit
+    Returns when every array may be donated. `manifest` is called in the background, and the commit
     waits for its document. A dict of numbers is a valid pytree too, and Orbax would store it as
     arrays: the JSON handler is therefore bound to each document by its name.
     """
     registry = ocp.handlers.local_registry()
-    registry.add(_RecordHandler, checkpointable_name=RECORD_ITEM)
+    registry.add(_ManifestHandler, checkpointable_name=MANIFEST_ITEM)
     for name in documents:
         registry.add(ocp.handlers.JsonHandler, checkpointable_name=name)
     context = ocp.Context()
     context.checkpointables.registry = registry
     context.array.saving.use_compression = compress
     context.asynchronous.timeout_secs = max(1, round(timeout_s))
-    items = {**trees, **documents, RECORD_ITEM: _Record(make=record, metrics=metrics)}
+    items = {**trees, **documents, MANIFEST_ITEM: _Manifest(make=manifest, metrics=metrics)}
     with context:
         return ocp.save_checkpointables_async(str(directory), items)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Record:
+class _Manifest:
     make: Callable[[], Any]
     metrics: Mapping[str, float | int]
 
 
-class _RecordHandler:
+class _ManifestHandler:
     """Orbax's JSON handler for a document that is made while the arrays are written.
 
     It goes under that handler's name, which Orbax writes beside the item: any Orbax reads it then.
@@ -84,16 +84,16 @@ class _RecordHandler:
     __module__ = ocp.handlers.JsonHandler.__module__
     __qualname__ = ocp.handlers.JsonHandler.__qualname__
 
-    async def save(self, directory: Any, checkpointable: _Record) -> Awaitable[None]:
+    async def save(self, directory: Any, checkpointable: _Manifest) -> Awaitable[None]:
         return self._save_in_background(directory, checkpointable)
 
-    async def _save_in_background(self, directory: Any, record: _Record) -> None:
-        document = await asyncio.to_thread(record.make)
+    async def _save_in_background(self, directory: Any, manifest: _Manifest) -> None:
+        document = await asyncio.to_thread(manifest.make)
         await (await ocp.handlers.JsonHandler().save(directory, document))
-        if record.metrics and agree.is_primary():
+        if manifest.metrics and agree.is_primary():
             step = Path(await directory.await_creation()).parent
             (step / METRICS_ITEM).mkdir()
-            (step / METRICS_ITEM / METRICS_ITEM).write_text(json.dumps(dict(record.metrics)))
+            (step / METRICS_ITEM / METRICS_ITEM).write_text(json.dumps(dict(manifest.metrics)))
 
     async def load(self, directory: Any, abstract_checkpointable: None = None) -> Awaitable[Any]:
         return await ocp.handlers.JsonHandler().load(directory, abstract_checkpointable)
@@ -102,7 +102,7 @@ class _RecordHandler:
         return None
 
     def is_handleable(self, checkpointable: Any) -> bool:
-        return isinstance(checkpointable, _Record)
+        return isinstance(checkpointable, _Manifest)
 
     def is_abstract_handleable(self, abstract_checkpointable: Any) -> bool | None:
         return None

@@ -64,5 +64,5 @@ def _padded(text: np.ndarray, size: int) -> np.ndarray:
 
 
 def is_primary() -> bool:
-    """Whether this process does what is done once: seals, deletes, tidies."""
+    """Whether this process does what is done once: writes checksums, deletes, tidies."""
     return jax.process_index() == 0

@@ -13,12 +13,12 @@ import numpy as np
 
 from dovetail_checkpoint import pieces
 from dovetail_checkpoint.loading import proven_groups
-from dovetail_checkpoint.mapping import Mapping, leaf_bytes
+from dovetail_checkpoint.mapping import Explanation, leaf_bytes
 from dovetail_checkpoint.source import Source, Value
 
 
 def assembled(
-    source: Source, plan: Mapping, *, read: Callable[[int], None], group_bytes: int = 1 << 30
+    source: Source, plan: Explanation, *, read: Callable[[int], None], group_bytes: int = 1 << 30
 ) -> Iterator[tuple[str, Value]]:
     """Each leaf of the plan by name, in memory of its own, as soon as it is whole.
 

@@ -153,7 +153,7 @@ def _diff(parser: argparse.ArgumentParser) -> None:
 
 
 def _verify(parser: argparse.ArgumentParser) -> None:
-    """Read everything and check it against digests and seals. Changes nothing."""
+    """Read everything and check it against digests and checksums. Changes nothing."""
     parser.add_argument("path", type=Path, help="a run, a step (RUN/10), or safetensors")
     _add_json(parser)
     parser.set_defaults(act=_run_verify)

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Turns the items of a save into what Orbax stores: trees of arrays, JSON documents, the record."""
+"""Turns the items of a save into trees of arrays, JSON documents and the manifest, for Orbax."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -12,8 +12,8 @@ import numpy as np
 
 from dovetail_checkpoint import _compat, agree
 from dovetail_checkpoint.digest import begin_digests
-from dovetail_checkpoint.record import (
-    RECORD_ITEM,
+from dovetail_checkpoint.manifest import (
+    MANIFEST_ITEM,
     Items,
     ObjectItem,
     TreeItem,
@@ -23,16 +23,16 @@ from dovetail_checkpoint.record import (
 )
 from dovetail_checkpoint.target import Stateful
 
-_RESERVED = {_compat.METRICS_ITEM, RECORD_ITEM, "step"}
+_RESERVED = {_compat.METRICS_ITEM, MANIFEST_ITEM, "step"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """One commit: Orbax's pytree items, its JSON items, and the record, which waits for digests."""
+    """One commit: Orbax's pytree items, its JSON items, and the manifest, made from the digests."""
 
     trees: dict[str, Any]
     documents: dict[str, Any]
-    record: Callable[[], dict[str, Any]]
+    manifest: Callable[[], dict[str, Any]]
 
 
 def contents(items: Mapping[str, Any], metrics: Mapping[str, float | int]) -> Contents:
@@ -50,7 +50,7 @@ def contents(items: Mapping[str, Any], metrics: Mapping[str, float | int]) -> Co
     states = {name: _state(name, item) for name, item in objects.items()}
     end = begin_digests([leaf for name in trees for leaf in leaves[name]])
 
-    def record() -> dict[str, Any]:
+    def manifest() -> dict[str, Any]:
         digests = iter(end())
         digested = {name: item.digested(digests) for name, item in described.items()}
         kept = {name: item for name, (_, item) in states.items()}
@@ -62,7 +62,7 @@ def contents(items: Mapping[str, Any], metrics: Mapping[str, float | int]) -> Co
         if jax.tree.leaves(item.tree)  # Orbax refuses a tree without leaves
     }
     documents = {name: document for name, (document, _) in states.items()}
-    return Contents(trees=stored, documents=documents, record=record)
+    return Contents(trees=stored, documents=documents, manifest=manifest)
 
 
 def _check_names(items: Mapping[str, Any]) -> None:

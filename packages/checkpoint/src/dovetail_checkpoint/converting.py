@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rewrites a checkpoint in another format or layout, with digests and all, or not at all."""
 
-from collections.abc import Mapping as MappingOf
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +11,7 @@ import jax
 from dovetail_checkpoint.assembly import assembled
 from dovetail_checkpoint.export import export_safetensors, tensors
 from dovetail_checkpoint.loading import explain
-from dovetail_checkpoint.mapping import Mapping
+from dovetail_checkpoint.mapping import Explanation
 from dovetail_checkpoint.new_directory import new_directory
 from dovetail_checkpoint.opening import open_source
 from dovetail_checkpoint.orbax_item import OrbaxItem
@@ -43,7 +42,7 @@ def convert(
     path, item: as for `load`.
     format: "safetensors" is `export_safetensors`, which streams. "orbax" makes `to` a run whose
         step 0 holds the tree as nested dicts, one level for each level of the names, with digests
-        and seal; its item is named as in the source, or `model`. All of the result passes through
+        and checksums; its item is named as in the source, or `model`. The result passes through
         the host's memory, beside one group.
     file_bytes: of safetensors files (5e9).
     progress: called with bytes done and bytes in all.
@@ -81,7 +80,7 @@ def planned(
     item: str | None = None,
     rules: Sequence[Rule] = (),
     file_bytes: int | None = None,
-) -> Mapping:
+) -> Explanation:
     """Where `convert` would take each leaf from. Reads no array.
 
     Raises ValueError for what `convert` would refuse, but for a destination that exists.
@@ -121,7 +120,7 @@ def _check(format: str, file_bytes: int | None) -> None:
         )
 
 
-def _nested(leaves: MappingOf[str, Any]) -> Any:
+def _nested(leaves: Mapping[str, Any]) -> Any:
     """Dicts by the levels of the names; the leaf itself if its name is ''."""
     if list(leaves) == [""]:
         return leaves[""]

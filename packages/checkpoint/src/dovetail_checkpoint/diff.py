@@ -14,7 +14,7 @@ from pathlib import Path
 from dovetail_checkpoint import _compat, mapping
 from dovetail_checkpoint.assembly import assembled
 from dovetail_checkpoint.digest import hex_digests
-from dovetail_checkpoint.mapping import Mapping
+from dovetail_checkpoint.mapping import Explanation
 from dovetail_checkpoint.opening import is_safetensors, open_source
 from dovetail_checkpoint.progress import Progress, counter
 from dovetail_checkpoint.rules import Rule
@@ -136,7 +136,7 @@ def _open(a: str | Path, b: str | Path, item: str | None) -> tuple[Source, Sourc
     return left, right
 
 
-def _leaves(plan: Mapping) -> dict[str, SourceLeaf]:
+def _leaves(plan: Explanation) -> dict[str, SourceLeaf]:
     """The leaves of the plan, with digests where their bits are those of a source leaf."""
     found = {}
     for name, built in plan.built.items():
@@ -150,7 +150,9 @@ def _alike(left: SourceLeaf, right: SourceLeaf) -> bool:
     return (left.dtype, left.shape) == (right.dtype, right.shape)
 
 
-def _undigested(plan: Mapping, leaves: dict[str, SourceLeaf], names: Sequence[str]) -> Mapping:
+def _undigested(
+    plan: Explanation, leaves: dict[str, SourceLeaf], names: Sequence[str]
+) -> Explanation:
     """The part of the plan that has to be read."""
     built = {name: plan.built[name] for name in names if leaves[name].digest is None}
     used = {piece.source for leaf in built.values() for piece in leaf.pieces}

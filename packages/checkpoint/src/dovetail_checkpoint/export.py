@@ -79,7 +79,7 @@ def export_safetensors(
 
 def _stream(
     source: Source,
-    plan: mapping.Mapping,
+    plan: mapping.Explanation,
     files: TensorFiles,
     *,
     group_bytes: int,
@@ -121,7 +121,7 @@ def _check(**counts: int) -> None:
         )
 
 
-def tensors(plan: mapping.Mapping) -> Leaves:
+def tensors(plan: mapping.Explanation) -> Leaves:
     """Shape and dtype of each tensor by its name in the files, in the order of the plan.
 
     Raises ValueError for a leaf that the format cannot hold.
@@ -150,7 +150,7 @@ def tensors(plan: mapping.Mapping) -> Leaves:
     return found
 
 
-def _known_digest(plan: mapping.Mapping, name: str) -> str | None:
+def _known_digest(plan: mapping.Explanation, name: str) -> str | None:
     """The digest that the source leaf was written with, if the leaf is exported as it lies."""
     if not plan.is_unchanged(name):
         return None

@@ -59,7 +59,7 @@ def load(
 
 def explain(
     path: str | Path, wanted: Any = None, *, item: str | None = None, rules: Sequence[Rule] = ()
-) -> mapping.Mapping:
+) -> mapping.Explanation:
     """What `load` would do: print it to see where each leaf comes from. Reads no array.
 
     Without `wanted`: what the rules make of everything that lies at `path`.
@@ -130,7 +130,7 @@ def _groups(source: Source, names: Sequence[str], group_bytes: int) -> Iterator[
 
 
 def _loaded(
-    source: Source, plan: mapping.Mapping, wanted: Mapping[str, Any], group_bytes: int
+    source: Source, plan: mapping.Explanation, wanted: Mapping[str, Any], group_bytes: int
 ) -> dict[str, Any]:
     """The wanted leaves by name, but for those that keep their initial values."""
     done = {
@@ -164,7 +164,7 @@ def _loaded(
 
 def _place(
     source: Source,
-    plan: mapping.Mapping,
+    plan: mapping.Explanation,
     wanted: Mapping[str, Any],
     uses: Sequence[tuple[str, Piece]],
 ) -> jax.sharding.Sharding | None:

@@ -8,8 +8,7 @@ sides. Printed, the plan can be reviewed before a byte is read.
 
 import difflib
 import math
-from collections.abc import Mapping as MappingOf
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from dovetail_checkpoint._patterns import no_match
+from dovetail_checkpoint.manifest import Leaf
 from dovetail_checkpoint.names import leaf_names, match_names
 from dovetail_checkpoint.pieces import Built, Piece, whole
-from dovetail_checkpoint.record import Leaf
 from dovetail_checkpoint.rules import Rule
 from dovetail_checkpoint.source import SourceLeaf
 from dovetail_checkpoint.target import leaf_difference
@@ -30,7 +29,7 @@ _SHOWN = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mapping:
+class Explanation:
     """Where each leaf comes from.
 
     built: by name, what is read and how it is put together, in the order of the target.
@@ -39,10 +38,10 @@ class Mapping:
     sources: the source leaves that are read.
     """
 
-    built: MappingOf[str, Built]
+    built: Mapping[str, Built]
     initial: tuple[str, ...]
     dropped: tuple[str, ...]
-    sources: MappingOf[str, SourceLeaf]
+    sources: Mapping[str, SourceLeaf]
 
     @property
     def read_bytes(self) -> int:
@@ -93,13 +92,13 @@ def leaf_bytes(leaf: SourceLeaf) -> int:
 
 
 def compiled(
-    leaves: MappingOf[str, SourceLeaf], rules: Sequence[Rule], *, target: Any = None
-) -> Mapping:
+    leaves: Mapping[str, SourceLeaf], rules: Sequence[Rule], *, target: Any = None
+) -> Explanation:
     """The plan for `target`, or without one for all that the rules leave.
 
     Raises ValueError, listing the leaves, if the two do not fit together.
     """
-    now: MappingOf[str, Built] = {
+    now: Mapping[str, Built] = {
         name: whole(name, leaf.shape, leaf.dtype) for name, leaf in leaves.items()
     }
     dropped: list[str] = []
@@ -115,7 +114,7 @@ def compiled(
         _check(now, asked)
         now = {name: now[name] for name in asked}
     read = {piece.source for built in now.values() for piece in built.pieces}
-    return Mapping(
+    return Explanation(
         built=now,
         initial=tuple(initial),
         dropped=tuple(dropped),
@@ -133,7 +132,7 @@ def _keeps(rules: Sequence[Rule], name: str) -> bool:
 
 
 def _check_initial(
-    rules: Sequence[Rule], wanted: MappingOf[str, Any], initial: Sequence[str]
+    rules: Sequence[Rule], wanted: Mapping[str, Any], initial: Sequence[str]
 ) -> None:
     for rule in rules:
         if rule.initial and not any(rule.initial.matches(name) for name in wanted):
@@ -149,7 +148,7 @@ def _check_initial(
         )
 
 
-def _check(built: MappingOf[str, Built], wanted: MappingOf[str, Any]) -> None:
+def _check(built: Mapping[str, Built], wanted: Mapping[str, Any]) -> None:
     lines = []
     for name, leaf in wanted.items():
         if name not in built:

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dovetail_checkpoint import _compat, keep, reading, seal
-from dovetail_checkpoint.keep import Step
+from dovetail_checkpoint import _compat, checksums, reading, retention
+from dovetail_checkpoint.manifest import MANIFEST_ITEM, Items, TreeItem
 from dovetail_checkpoint.mapping import leaf_bytes
 from dovetail_checkpoint.names import match_names
 from dovetail_checkpoint.opening import is_safetensors, open_source, step_and_item
 from dovetail_checkpoint.orbax_item import OrbaxItem
-from dovetail_checkpoint.record import RECORD_ITEM, Items, TreeItem
 from dovetail_checkpoint.report import DamageError
+from dovetail_checkpoint.retention import SavedStep
 from dovetail_checkpoint.source import SourceLeaf
 
 # What Orbax keeps beside the items of a step.
-_NO_ITEMS = {_compat.METRICS_ITEM, RECORD_ITEM}
+_NO_ITEMS = {_compat.METRICS_ITEM, MANIFEST_ITEM}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class Checkpoint:
 
     path: Path
     writer: Literal["dovetail", "orbax", "safetensors"]
-    step: Step | None
+    step: SavedStep | None
     trees: tuple[TreeContents, ...]
     objects: tuple[ObjectContents, ...]
 
@@ -85,7 +85,7 @@ class Run:
     """The committed steps of a run, oldest first."""
 
     path: Path
-    steps: tuple[Step, ...]
+    steps: tuple[SavedStep, ...]
 
     def __str__(self) -> str:
         lines = table([_step_cells(step) for step in self.steps])
@@ -95,7 +95,7 @@ class Run:
 def inspect(path: str | Path, *, item: str | None = None) -> Run | Checkpoint:
     """What lies at `path`. Reads no array.
 
-    Of a step with a record, not even a file that holds arrays is opened. Plain Orbax keeps shapes
+    Of a step with a manifest, not even a file that holds arrays is opened. Plain Orbax keeps shapes
     in the database in which it keeps the arrays.
 
     path: a run, one of its steps, a tree that any Orbax wrote, a safetensors file or a directory
@@ -109,13 +109,13 @@ def inspect(path: str | Path, *, item: str | None = None) -> Run | Checkpoint:
     path = Path(path).absolute()
     if is_safetensors(path):
         return _safetensors(path, item)
-    steps = keep.committed_steps(path)
+    steps = retention.committed_steps(path)
     if steps and item is None:
-        return Run(path=path, steps=tuple(keep.described_steps(path)))
+        return Run(path=path, steps=tuple(retention.described_steps(path)))
     if steps:
         raise ValueError(
             f"an item must be one of a step, got item={item!r} for the run {path}; "
-            f"give {keep.step_directory(path, steps[-1])}"
+            f"give {retention.step_directory(path, steps[-1])}"
         )
     return _step(path, item)
 
@@ -148,21 +148,21 @@ def _step(path: Path, item: str | None) -> Checkpoint:
     found = [entry.item for entry in [*trees, *objects]]
     if item is not None and item not in found:
         raise ValueError(f"item must be one of {found} in {path}, got item={item!r}; name one")
-    is_step = path.name in map(str, keep.committed_steps(path.parent))
+    is_step = path.name in map(str, retention.committed_steps(path.parent))
     return Checkpoint(
         path=path,
         writer="orbax" if items is None else "dovetail",
-        step=keep.describe(path.parent, int(path.name)) if is_step else None,
+        step=retention.describe(path.parent, int(path.name)) if is_step else None,
         trees=tuple(tree for tree in trees if item in (None, tree.item)),
         objects=tuple(state for state in objects if item in (None, state.item)),
     )
 
 
 def _record(path: Path) -> Items | None:
-    """The record of a step; None if it has none. Raises ValueError if there is no checkpoint."""
+    """The manifest of a step; None if it has none. Raises ValueError if there is no checkpoint."""
     if None in _compat.tree_names(path):
         return None
-    if not _compat.is_checkpoint(path) and not seal.exists(path):
+    if not _compat.is_checkpoint(path) and not checksums.exists(path):
         raise ValueError(
             f"there must be a checkpoint, got path={path}; give a run, one of its steps, or "
             "safetensors files"
@@ -203,11 +203,11 @@ def _of_orbax(path: Path) -> tuple[list[TreeContents], list[ObjectContents]]:
     return trees, [ObjectContents(item=name, kind="json", sha256=None) for name in others]
 
 
-def _step_cells(step: Step) -> tuple[str, ...]:
+def _step_cells(step: SavedStep) -> tuple[str, ...]:
     return (
         f"step {step.step}",
         ", ".join(step.items) or "no item",
         f"{step.bytes} bytes",
-        "sealed" if step.sealed else "not sealed",
+        "checksums" if step.has_checksums else "no checksums",
         ", ".join(f"{name}={value:g}" for name, value in step.metrics.items()),
     )

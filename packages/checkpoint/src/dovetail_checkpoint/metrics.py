@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The metrics of a step: numbers by name, kept where Orbax keeps them and covered by the record."""
+"""The metrics of a step: numbers by name, where Orbax keeps them, covered by the manifest."""
 
 import math
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail_checkpoint import _compat
-from dovetail_checkpoint.record import RECORD_ITEM, DamagedRecordError, decode
+from dovetail_checkpoint.manifest import MANIFEST_ITEM, DamagedManifestError, decode
 
 
 def checked(metrics: Mapping[str, float | int] | None) -> dict[str, float | int]:
@@ -32,13 +32,13 @@ def checked(metrics: Mapping[str, float | int] | None) -> dict[str, float | int]
 def read(directory: Path) -> dict[str, float | int]:
     """The metrics of a committed step; of a step of plain Orbax those that are numbers.
 
-    None are known of a step whose record or metrics cannot be read.
+    None are known of a step whose manifest or metrics cannot be read.
     """
     try:
-        if _compat.document_path(directory, RECORD_ITEM).exists():
-            return dict(decode(_compat.load_document(directory, RECORD_ITEM)).metrics)
+        if _compat.document_path(directory, MANIFEST_ITEM).exists():
+            return dict(decode(_compat.load_document(directory, MANIFEST_ITEM)).metrics)
         return _numbers(_compat.load_metrics(directory))
-    except (OSError, ValueError, LookupError, TypeError, RuntimeError, DamagedRecordError):
+    except (OSError, ValueError, LookupError, TypeError, RuntimeError, DamagedManifestError):
         return {}
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dovetail_checkpoint import seal
+from dovetail_checkpoint import checksums
 
 
 @contextmanager
@@ -28,6 +28,6 @@ def new_directory(path: Path) -> Iterator[Path]:
     try:
         yield partial
         partial.rename(path)
-        seal.sync_directory(path.parent)
+        checksums.sync_directory(path.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

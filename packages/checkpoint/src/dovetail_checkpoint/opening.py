@@ -4,7 +4,7 @@
 
 from pathlib import Path
 
-from dovetail_checkpoint import _compat, keep
+from dovetail_checkpoint import _compat, retention
 from dovetail_checkpoint.orbax_item import OrbaxItem
 from dovetail_checkpoint.source import Source
 from dovetail_checkpoint.tensor_reader import TensorReader
@@ -24,11 +24,11 @@ def open_source(path: str | Path, *, item: str | None = None) -> Source:
                 f"safetensors files hold one tree, got item={item!r} for {path}; leave item out"
             )
         return TensorReader(path)
-    steps = keep.committed_steps(path)
+    steps = retention.committed_steps(path)
     if steps:
         raise ValueError(
             f"path must be one step, got the run {path} with steps {steps}; "
-            f"give {keep.step_directory(path, steps[-1])}"
+            f"give {retention.step_directory(path, steps[-1])}"
         )
     return OrbaxItem(*step_and_item(path, item))
 

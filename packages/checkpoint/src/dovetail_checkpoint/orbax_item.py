@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One tree of an Orbax checkpoint as a source of leaves: ours, plain v1, v0, with or without OCDBT.
 
-A step of ours brings names, dtypes and digests in its record. For others Orbax's own metadata
+A step of ours brings names, dtypes and digests in its manifest. For others Orbax's own metadata
 tells names and shapes; typed keys are found in its array metadata.
 """
 
@@ -13,9 +13,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from dovetail_checkpoint import _compat, reading, seal, target
+from dovetail_checkpoint import _compat, checksums, reading, target
+from dovetail_checkpoint.manifest import Leaf, TreeItem
 from dovetail_checkpoint.names import leaf_names, match_names
-from dovetail_checkpoint.record import Leaf, TreeItem
 from dovetail_checkpoint.report import DamageError, Problem
 from dovetail_checkpoint.source import SourceLeaf, Value
 
@@ -66,17 +66,19 @@ class OrbaxItem:
         return {name: values[name] for name in places}
 
     def damaged_files(self, names: list[str]) -> list[Problem]:
-        """Those that differ from the step's seal: a file of Orbax holds many leaves."""
-        if seal.exists(self.path):
-            return seal.check(self.path)
-        return [Problem(where=seal.SEAL, reason="is not there to tell which file is damaged")]
+        """Those that differ from the step's checksums: a file of Orbax holds many leaves."""
+        if checksums.exists(self.path):
+            return checksums.check(self.path)
+        return [
+            Problem(where=checksums.SHA256SUMS, reason="is not there to tell which file is damaged")
+        ]
 
     def _described(self) -> TreeItem:
-        # A tree that is no item of a step has no record beside it.
+        # A tree that is no item of a step has no manifest beside it.
         if self.item is not None:
             items, problems = reading.read_record(self.path)
             if problems:
-                raise DamageError(self.path, [*problems, *seal.check(self.path)])
+                raise DamageError(self.path, [*problems, *checksums.check(self.path)])
             if items is not None and self.item in items.trees:
                 return items.trees[self.item]
         try:
@@ -86,7 +88,7 @@ class OrbaxItem:
             found = Problem(
                 where=self.item or ".", reason=f"its metadata cannot be read ({error!r})"
             )
-            raise DamageError(self.path, [found, *seal.check(self.path)]) from error
+            raise DamageError(self.path, [found, *checksums.check(self.path)]) from error
         return _of_metadata(tree, keys)
 
 

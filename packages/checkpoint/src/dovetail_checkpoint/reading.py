@@ -10,12 +10,11 @@ from typing import Any
 
 import jax
 
-from dovetail_checkpoint import _compat, agree, keep, seal, target
+from dovetail_checkpoint import _compat, agree, checksums, retention, target
 from dovetail_checkpoint.digest import hex_digests
-from dovetail_checkpoint.names import leaf_names, shown_names
-from dovetail_checkpoint.record import (
-    RECORD_ITEM,
-    DamagedRecordError,
+from dovetail_checkpoint.manifest import (
+    MANIFEST_ITEM,
+    DamagedManifestError,
     Items,
     Leaf,
     ObjectItem,
@@ -24,13 +23,14 @@ from dovetail_checkpoint.record import (
     describe,
     json_sha256,
 )
+from dovetail_checkpoint.names import leaf_names, shown_names
 from dovetail_checkpoint.report import Problem, StepReport
 from dovetail_checkpoint.target import Stateful
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Wanted:
-    """What to read: a target for each leaf of each tree, in the record's order, and the objects."""
+    """A target for each leaf of each tree, in the order of the manifest, and the objects."""
 
     trees: Mapping[str, list[Any]]
     objects: list[str]
@@ -54,7 +54,7 @@ def read(root: Path, step: int, targets: Mapping[str, Any]) -> tuple[StepReport,
     Gives the pytrees in the structure of their targets, and the states of objects, which are not
     set yet. Raises ValueError if the step is another model's; damage is reported, not raised.
     """
-    directory = keep.step_directory(root, step)
+    directory = retention.step_directory(root, step)
     items, problems = read_record(directory)
     recorded, mismatch = items is not None, None
     if not problems:
@@ -79,18 +79,20 @@ def read(root: Path, step: int, targets: Mapping[str, Any]) -> tuple[StepReport,
 
 
 def read_record(directory: Path) -> tuple[Items | None, list[Problem]]:
-    """The record of a step: None if it was written without one, or with a problem if it is lost."""
+    """The manifest of a step: None if it has none, or with a problem if it is lost."""
     try:
-        listed = RECORD_ITEM in _compat.item_names(directory)
-        if not listed and not _compat.document_path(directory, RECORD_ITEM).exists():
+        listed = MANIFEST_ITEM in _compat.item_names(directory)
+        if not listed and not _compat.document_path(directory, MANIFEST_ITEM).exists():
             return None, []
-        return decode(_compat.load_document(directory, RECORD_ITEM)), []
-    except (OSError, ValueError, LookupError, TypeError, DamagedRecordError) as error:
-        return None, [Problem(where=RECORD_ITEM, reason=f"the record cannot be read ({error!r})")]
+        return decode(_compat.load_document(directory, MANIFEST_ITEM)), []
+    except (OSError, ValueError, LookupError, TypeError, DamagedManifestError) as error:
+        return None, [
+            Problem(where=MANIFEST_ITEM, reason=f"the manifest cannot be read ({error!r})")
+        ]
 
 
 def _assumed(targets: Mapping[str, Any]) -> Items:
-    """The items of a step without record: what is wanted, undigested."""
+    """The items of a step without manifest: what is wanted, undigested."""
     objects = {name for name, wanted in targets.items() if isinstance(wanted, Stateful)}
     return Items(
         trees={name: describe(wanted) for name, wanted in targets.items() if name not in objects},
@@ -124,7 +126,7 @@ def _prove(
     with ThreadPoolExecutor(1) as pool:
         # Hashing needs one core and no lock, so it runs beside Orbax's reading.
         part, parts = jax.process_index(), jax.process_count()
-        hashing = pool.submit(seal.check, directory, quick=True, part=part, parts=parts)
+        hashing = pool.submit(checksums.check, directory, quick=True, part=part, parts=parts)
         if parts > 1:
             # A process that cannot read would leave the others waiting in Orbax: agree before.
             problems = agree.problems(problems + hashing.result())
@@ -142,12 +144,12 @@ def _load(
         trees = _load_trees(directory, items, wanted)
         objects = {name: _compat.load_document(directory, name) for name in wanted.objects}
     except Exception as error:
-        # Orbax and TensorStore raise many types for a damaged file. If every file is as sealed,
+        # Orbax and TensorStore raise many types for a damaged file. If every file has its checksum,
         # the fault is elsewhere (memory, devices, a bug) and is not for us to hide. A process
         # that hashed a part of the files looks at all of them: others may see them otherwise.
         alone = jax.process_count() == 1
-        problems = hashing.result() if alone else seal.check(directory, quick=True)
-        fault = error if seal.exists(directory) and not problems else None
+        problems = hashing.result() if alone else checksums.check(directory, quick=True)
+        fault = error if checksums.exists(directory) and not problems else None
         problems = [Problem(where="items", reason=f"cannot be read ({error!r:.300})"), *problems]
     agree.raise_together(fault)
     problems = agree.problems(problems)  # before the digests, in which all processes take part
@@ -165,7 +167,7 @@ def _load(
 
 
 def _load_trees(directory: Path, items: Items, wanted: _Wanted) -> dict[str, list[Any]]:
-    """The leaves of each tree in the record's order, as Orbax returns them."""
+    """The leaves of each tree in the manifest's order, as Orbax returns them."""
     abstract, values = {}, {}
     for name, targets in wanted.trees.items():
         item = items.trees[name]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """One damaged leaf (`params/layers/0/kernel`) or file (`params/manifest.ocdbt`)."""
+    """One damaged leaf (`params/layers.0.kernel`) or file (`params/manifest.ocdbt`)."""
 
     where: str
     reason: str
@@ -39,7 +39,7 @@ class StepReport:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class IntegrityReport:
     """The steps that were tried, newest first; or one set of safetensors files."""
 
     steps: tuple[StepReport, ...] = ()

@@ -28,7 +28,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from dovetail_checkpoint.record import json_sha256
+from dovetail_checkpoint.manifest import json_sha256
 
 # The dtypes that both the format and JAX have, in the format's names.
 DTYPES = {

@@ -21,7 +21,7 @@ class SourceLeaf:
     """One leaf that can be read.
 
     name: in the form of `names.match_names`.
-    dtype: as the record has it: "float32", "key<fry>", "python int".
+    dtype: as the manifest has it: "float32", "key<fry>", "python int".
     digest: of the bits that were saved; None where the writer took none.
     """
 

@@ -9,15 +9,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from dovetail_checkpoint import _compat, agree, keep, reading, seal
+from dovetail_checkpoint import _compat, agree, checksums, reading, retention
 from dovetail_checkpoint.contents import contents
-from dovetail_checkpoint.keep import Keep, Step
 from dovetail_checkpoint.metrics import checked
-from dovetail_checkpoint.report import Problem, Report, StepReport
+from dovetail_checkpoint.report import IntegrityReport, Problem, StepReport
+from dovetail_checkpoint.retention import Retention, SavedStep
 from dovetail_checkpoint.target import Stateful
 
 _logger = logging.getLogger(__name__)
-_KEEP = Keep(latest=3)
+_RETENTION = Retention(latest=3)
 
 
 class Store:
@@ -28,10 +28,10 @@ class Store:
 
     root: a directory; made by the first save.
     every: `due(step)` is true for its multiples; None: never.
-    keep: which steps stay once newer ones are sealed.
+    retention: which steps stay once newer ones have their checksums.
     verify: "recorded" checks what a step recorded and restores a step of plain Orbax unchecked;
-        "always" treats a step without record as damaged.
-    seal: whether files are hashed after each commit, in the background.
+        "always" treats a step without manifest as damaged.
+    checksums: whether files are hashed after each commit, in the background.
     compress: zstd. Off, since it triples the time of a save for 14% of random float32.
     timeout_s: the most that the writing of one step may take.
 
@@ -44,9 +44,9 @@ class Store:
         root: str | Path,
         *,
         every: int | None = None,
-        keep: Keep = _KEEP,
+        retention: Retention = _RETENTION,
         verify: Literal["recorded", "always"] = "recorded",
-        seal: bool = True,
+        checksums: bool = True,
         compress: bool = False,
         timeout_s: float = 600.0,
     ) -> None:
@@ -61,9 +61,9 @@ class Store:
             )
         self._root = Path(root).absolute()
         self._every = every
-        self._keep = keep
+        self._retention = retention
         self._verify = verify
-        self._seal = seal
+        self._checksums = checksums
         self._compress = compress
         self._timeout_s = timeout_s
         # One thread that stays: to start one while Orbax is busy in others takes 10 ms.
@@ -71,7 +71,7 @@ class Store:
         self._pending: tuple[int, Future[None]] | None = None
         self._tidied = False
         self._damaged: set[int] = set()
-        self.report = Report()
+        self.report = IntegrityReport()
 
     def __enter__(self) -> "Store":
         return self
@@ -93,7 +93,7 @@ class Store:
     ) -> None:
         """Starts the commit of all `items` as `step`; returns when arrays may be donated.
 
-        metrics: finite numbers by name, the same on every process, which `Keep` may compare.
+        metrics: finite numbers by name, the same on every process, which `Retention` may compare.
         items: pytrees of arrays, typed keys and numbers, or objects with get_state/set_state.
         Waits for the save before it. Raises RuntimeError if that one failed, ValueError if the
         step exists (a step that the last restore found damaged is renamed and kept), and
@@ -105,10 +105,10 @@ class Store:
         parts = contents(items, numbers)
         agree.raise_together(self._refusal(step))  # nobody writes before there is room
         response = _compat.save(
-            keep.step_directory(self._root, step),
+            retention.step_directory(self._root, step),
             trees=parts.trees,
             documents=parts.documents,
-            record=parts.record,
+            manifest=parts.manifest,
             metrics=numbers,
             compress=self._compress,
             timeout_s=self._timeout_s,
@@ -139,7 +139,7 @@ class Store:
             report, items = reading.read(self._root, number, targets)
             report = self._judged(report)
             tried.append(report)
-            self.report = Report(steps=tuple(tried))
+            self.report = IntegrityReport(steps=tuple(tried))
             if not report.problems:
                 return number, _with_states(items, targets)
             self._damaged.add(number)
@@ -152,7 +152,7 @@ class Store:
         )
 
     def wait(self) -> None:
-        """Returns when the last save is durable and sealed; raises RuntimeError if it failed."""
+        """Waits until the last save is durable, checksums too; raises RuntimeError if it failed."""
         pending, self._pending = self._pending, None
         if pending is None:
             return
@@ -162,11 +162,11 @@ class Store:
         if not failed:
             return
         if agree.is_primary():
-            keep.delete_leftovers(self._root, step=step)
+            retention.delete_leftovers(self._root, step=step)
         self._tidied = False
         raise RuntimeError(
             f"step {step} must be written to {self._root} whole, got {failed[0]}; "
-            f"{keep.committed_steps(self._root)} are intact: free space or fix the directory, "
+            f"{retention.committed_steps(self._root)} are intact: free space or fix the directory, "
             "then save again"
         ) from error
 
@@ -174,15 +174,15 @@ class Store:
         """The same as `wait`: nothing else is held."""
         self.wait()
 
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[SavedStep]:
         """The committed steps, oldest first."""
-        return keep.described_steps(self._root)
+        return retention.described_steps(self._root)
 
     def _refusal(self, step: int) -> ValueError | OSError | None:
         """Makes room for the step, on one process; what is against it."""
         if not agree.is_primary():
             return None
-        if step in keep.committed_steps(self._root) and step not in self._damaged:
+        if step in retention.committed_steps(self._root) and step not in self._damaged:
             return ValueError(
                 f"a step must be new, got step={step}, which exists in {self._root}; "
                 "restore the newest step and go on from it, or use another root"
@@ -196,23 +196,25 @@ class Store:
     def _make_room(self, step: int) -> None:
         self._root.mkdir(parents=True, exist_ok=True)
         if not self._tidied:
-            keep.delete_leftovers(self._root)
+            retention.delete_leftovers(self._root)
             self._tidied = True
-        if step in self._damaged and keep.step_directory(self._root, step).exists():
-            aside = keep.set_aside(self._root, step)
+        if step in self._damaged and retention.step_directory(self._root, step).exists():
+            aside = retention.set_aside(self._root, step)
             _logger.warning("step %d was damaged and is saved again; the old one: %s", step, aside)
 
     def _complete(self, step: int, response: _compat.Response) -> None:
-        """Runs in the background: commit, seal, retention."""
+        """Runs in the background: commit, checksums, retention."""
         response.result()
         if not agree.is_primary():
             return
-        if self._seal:
-            seal.write(keep.step_directory(self._root, step))
-        keep.retain(self._root, self._keep, damaged=self._damaged, sealed_only=self._seal)
+        if self._checksums:
+            checksums.write(retention.step_directory(self._root, step))
+        retention.retain(
+            self._root, self._retention, damaged=self._damaged, checked_only=self._checksums
+        )
 
     def _candidates(self, step: int | None) -> list[int]:
-        committed = agree.gather(keep.committed_steps(self._root))[0]
+        committed = agree.gather(retention.committed_steps(self._root))[0]
         if step is None:
             return sorted(committed, reverse=True)
         if step not in committed:
@@ -224,7 +226,7 @@ class Store:
     def _judged(self, report: StepReport) -> StepReport:
         if report.problems or report.verified or self._verify == "recorded":
             return report
-        problem = Problem(where="record", reason="the step has no digests and verify='always'")
+        problem = Problem(where="manifest", reason="the step has no digests and verify='always'")
         return StepReport(path=report.path, verified=False, problems=(problem,))
 
 

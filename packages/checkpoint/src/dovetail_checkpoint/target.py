@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dovetail_checkpoint.manifest import Items, Leaf, TreeItem, leaf_dtype
 from dovetail_checkpoint.names import leaf_names, match_names, shown_names
-from dovetail_checkpoint.record import Items, Leaf, TreeItem, leaf_dtype
 
 # Enough of a mismatch to recognise it by; another model differs in hundreds of leaves.
 _SHOWN = 10

@@ -7,22 +7,22 @@ from pathlib import Path
 
 import jax
 
-from dovetail_checkpoint import _compat, agree, keep, mapping, reading, seal
+from dovetail_checkpoint import _compat, agree, checksums, mapping, reading, retention
 from dovetail_checkpoint.loading import read_groups
+from dovetail_checkpoint.manifest import Items
 from dovetail_checkpoint.opening import is_safetensors
 from dovetail_checkpoint.orbax_item import OrbaxItem
 from dovetail_checkpoint.progress import Progress, counter
-from dovetail_checkpoint.record import Items
-from dovetail_checkpoint.report import DamageError, Problem, Report, StepReport
+from dovetail_checkpoint.report import DamageError, IntegrityReport, Problem, StepReport
 from dovetail_checkpoint.tensor_reader import verify_safetensors
 
 _GROUP_BYTES = 1 << 30
 
 
-def verify(path: str | Path, *, progress: Progress | None = None) -> Report:
+def verify(path: str | Path, *, progress: Progress | None = None) -> IntegrityReport:
     """Reads and checks all of a run (newest step first), of one step `RUN/STEP`, or of safetensors.
 
-    Files are compared with the seal by SHA-256, arrays with their digests; of what carries neither
+    Files are compared with SHA256SUMS, arrays with their digests; of what carries neither
     it is found out whether it can be read. Nothing is changed. With several processes all of them
     call this.
 
@@ -33,9 +33,11 @@ def verify(path: str | Path, *, progress: Progress | None = None) -> Report:
     path = Path(path).absolute()
     if is_safetensors(path):
         verified, problems = verify_safetensors(path)
-        return Report(steps=(StepReport(path=path, verified=verified, problems=tuple(problems)),))
-    steps = [keep.step_directory(path, step) for step in keep.committed_steps(path)]
-    if not steps and path.name in map(str, keep.committed_steps(path.parent)):
+        return IntegrityReport(
+            steps=(StepReport(path=path, verified=verified, problems=tuple(problems)),)
+        )
+    steps = [retention.step_directory(path, step) for step in retention.committed_steps(path)]
+    if not steps and path.name in map(str, retention.committed_steps(path.parent)):
         steps = [path]
     if not steps:
         raise ValueError(
@@ -44,12 +46,12 @@ def verify(path: str | Path, *, progress: Progress | None = None) -> Report:
         )
     sizes = {step: _bytes(step) for step in reversed(steps)}
     done = counter(progress, total_bytes=2 * sum(sizes.values()))
-    return Report(steps=tuple(_step(step, sizes[step], done) for step in sizes))
+    return IntegrityReport(steps=tuple(_step(step, sizes[step], done) for step in sizes))
 
 
 def _step(directory: Path, size: int, done: Callable[[int], None]) -> StepReport:
     items, problems = reading.read_record(directory)
-    problems += seal.check(directory, part=jax.process_index(), parts=jax.process_count())
+    problems += checksums.check(directory, part=jax.process_index(), parts=jax.process_count())
     done(size)
     left = size
 
@@ -72,7 +74,7 @@ def _step(directory: Path, size: int, done: Callable[[int], None]) -> StepReport
 
 
 def _missing(directory: Path, items: Items | None) -> list[Problem]:
-    """The trees of the record of which nothing is left."""
+    """The trees of the manifest of which nothing is left."""
     there = _compat.tree_names(directory)
     return [
         Problem(where=name, reason="is missing")
@@ -104,7 +106,7 @@ def _tree(directory: Path, name: str | None, read: Callable[[int], None]) -> lis
     return found
 
 
-# Plain Orbax holds texts too; they lie in metadata, which the seal covers.
+# Plain Orbax holds texts too; they lie in metadata, which the checksums cover.
 _TEXTS = ("python str", "python bytes")
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 
-from dovetail_checkpoint import Store, seal
+from dovetail_checkpoint import Store, checksums
 
 MOUNTED = "FULL_DISK_MOUNTED"
 OWN_MOUNTS = ("unshare", "--user", "--map-root-user", "--mount")
@@ -50,9 +50,9 @@ def items(step: int, disk: str) -> dict:
 
 def some_limit(sizes: dict[str, int], disk: str, moments: random.Random) -> int:
     """As if the disk were full somewhere in the save of a step of files of these sizes."""
-    others = [size for name, size in sizes.items() if name != seal.SEAL]
+    others = [size for name, size in sizes.items() if name != checksums.SHA256SUMS]
     if disk == "seal":
-        return moments.randrange(max(others), sizes[seal.SEAL])
+        return moments.randrange(max(others), sizes[checksums.SHA256SUMS])
     whole = sum(others) if disk == "space" else max(others)
     # Most small files are written last: half of the limits lie near the end.
     return int(whole * moments.choice([moments.random(), moments.uniform(0.9, 1.1)]))
@@ -66,11 +66,11 @@ def try_to_save(store: Store, root: Path, step: int, disk: str) -> str:
     except RuntimeError as error:
         said = str(error)
     else:
-        assert seal.check(root / str(step)) == []
+        assert checksums.check(root / str(step)) == []
         return "there was room"
     assert f"step {step} must be written to" in said
     assert "free space or fix the directory, then save again" in said
-    return "committed, not sealed" if (root / str(step)).exists() else "not committed"
+    return "committed, no checksums" if (root / str(step)).exists() else "not committed"
 
 
 def check(store: Store, step: int, disk: str) -> None:

@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dovetail_checkpoint import Keep, Store, _compat, seal
+from dovetail_checkpoint import Retention, Store, _compat, checksums
 
 PHASES = ("writing", "committed", "sealing", "deleting")
 AIMS = ("any moment", *PHASES)
@@ -53,7 +53,7 @@ def state(step: int) -> dict:
 
 def resume(root: Path) -> tuple[Store, int]:
     """Restores and checks: all items are of one step, and it is the newest that was committed."""
-    store, data = Store(root, keep=Keep(latest=2)), Position()
+    store, data = Store(root, retention=Retention(latest=2)), Position()
     restored = store.restore(item=jax.eval_shape(lambda: state(0)), data=data)
     step = max(committed(root), default=-1)
     if restored is None:
@@ -91,15 +91,15 @@ def stop_inside(aim: str, root: Path, moments: random.Random, stop: Callable[...
     save, rename, rmtree = _compat.save, Path.rename, shutil.rmtree
 
     def save_held(*directory: Path, **options: Any) -> _compat.Response:
-        def record() -> None:
+        def manifest() -> None:
             while phase(root) != "writing":  # another thread makes the directory
                 time.sleep(0.001)
             stop()
 
-        return save(*directory, **{**options, "record": record})
+        return save(*directory, **{**options, "manifest": manifest})
 
     def rename_held(path: Path, target: Path) -> Path:
-        if path.name == f"{seal.SEAL}.partial":
+        if path.name == f"{checksums.SHA256SUMS}.partial":
             os.truncate(path, moments.randint(0, path.stat().st_size))
             stop()
         return rename(path, target)
@@ -115,7 +115,7 @@ def stop_inside(aim: str, root: Path, moments: random.Random, stop: Callable[...
         case "writing":
             _compat.save = save_held
         case "committed":
-            seal.write = stop
+            checksums.write = stop
         case "sealing":
             Path.rename = rename_held
         case "deleting":
@@ -174,7 +174,7 @@ def kill_one(root: Path, aim: str, moments: random.Random) -> list[int]:
 def check_files(root: Path) -> None:
     """No sealed step is half deleted: under its number lie all its files."""
     for step in committed(root):
-        assert seal.check(root / str(step)) == [], f"step {step} is not whole"
+        assert checksums.check(root / str(step)) == [], f"step {step} is not whole"
 
 
 def main(root: Path, kills: int, seed: int) -> None:

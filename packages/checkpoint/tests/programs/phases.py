@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dovetail_checkpoint import StopRequest, Store, on_signal, seal
+from dovetail_checkpoint import StopRequest, Store, checksums, on_signal
 
 PHASES = ("compile", "warm-up", "evaluation", "train step", "between steps", "save")
 EVERY, LAST = 2, 6  # an evaluation and a save at each other step
@@ -106,7 +106,7 @@ def interrupted(root: Path, wanted: str, tell: int) -> None:
 
 def sealed_after_the_request(stop: StopRequest, work: Callable[[], Any]) -> Any:
     """Runs `work`, whose seal is not written before the request is seen."""
-    write = seal.write
+    write = checksums.write
 
     def late(directory: Path) -> None:
         limit = time.monotonic() + HANG_S
@@ -115,7 +115,7 @@ def sealed_after_the_request(stop: StopRequest, work: Callable[[], Any]) -> Any:
             assert time.monotonic() < limit, "the request was not seen during save"
         write(directory)
 
-    seal.write = late
+    checksums.write = late
     return work()
 
 

@@ -45,7 +45,7 @@ from dovetail_data.sources import parquet as parquet
 from dovetail_data.sources import records as records
 from dovetail_data.sources import text as text
 from dovetail_data.stage import Stage as Stage
-from dovetail_data.stats import Stats as Stats
+from dovetail_data.stats import IteratorStats as IteratorStats
 from dovetail_data.template import Rendered as Rendered
 from dovetail_data.template import Template as Template
 from dovetail_data.tokenizer import Bytes as Bytes

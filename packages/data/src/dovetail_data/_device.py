@@ -11,7 +11,7 @@ import grain
 import jax
 
 from dovetail_data.device import BatchIterator
-from dovetail_data.stats import Meter, Stats
+from dovetail_data.stats import IteratorStats, Meter
 
 
 class DeviceBatches(grain.DatasetIterator[dict[str, jax.Array]]):
@@ -51,7 +51,7 @@ class DeviceBatches(grain.DatasetIterator[dict[str, jax.Array]]):
         self._it.set_state(state)
         self._state = state
 
-    def stats(self) -> Stats:
+    def stats(self) -> IteratorStats:
         """How long `next` waited for the thread, against the time between calls.
 
         What it delivered is told if `it` has `stats()` too; that counts what was read ahead.

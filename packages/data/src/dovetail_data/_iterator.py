@@ -11,7 +11,7 @@ import numpy as np
 from dovetail_data._reader import Ahead, Reader
 from dovetail_data.corpus import CorruptDocument, CorruptError
 from dovetail_data.rows import Arrays, Rows, Span, joined
-from dovetail_data.stats import Meter, Stats
+from dovetail_data.stats import IteratorStats, Meter
 
 _LISTED = 20  # corrupt documents in an error: a screenful
 
@@ -90,7 +90,7 @@ class Batches(grain.DatasetIterator[Arrays]):
         places = np.arange(start, self._reader.clipped(start + self._reader.step))
         return [self._rows.explain(row) for row in self._reader.draws(places).tolist()]
 
-    def stats(self) -> Stats:
+    def stats(self) -> IteratorStats:
         """What was delivered so far, and how long `next` took against the time between calls."""
         return self._meter.stats(
             rows=self._rows.drawn(self._row), corrupt=tuple(self._corrupt.values())

@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from dovetail_data._chairman import Cycle
+from dovetail_data._proportional import Cycle
 
 Exhausted = Literal["repeat", "stop", "drop"]
 

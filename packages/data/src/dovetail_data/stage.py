@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import TypeAlias
 
-from dovetail_data._chairman import PERIOD, shares
+from dovetail_data._proportional import PERIOD, shares
 
 Weights: TypeAlias = Mapping[str, int | float | Fraction]
 

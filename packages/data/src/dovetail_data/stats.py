@@ -13,7 +13,7 @@ from dovetail_data.corpus import CorruptDocument
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Stats:
+class IteratorStats:
     """batches: delivered. wait_s: spent inside `next`. total_s: from the first `next` to the end
     of the last. The first batch counts in none of the times: it opens files.
 
@@ -64,8 +64,8 @@ class Meter:
 
     def stats(
         self, *, rows: Mapping[str, int] | None = None, corrupt: tuple[CorruptDocument, ...] = ()
-    ) -> Stats:
-        return Stats(
+    ) -> IteratorStats:
+        return IteratorStats(
             batches=self._batches,
             wait_s=self._wait_s,
             total_s=self._last - self._first,

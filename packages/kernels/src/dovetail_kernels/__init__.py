@@ -3,8 +3,8 @@
 """The hot operations of transformers: one documented answer on every backend."""
 
 from dovetail_kernels.attention.api import attention as attention
-from dovetail_kernels.attention.call import Stats as Stats
-from dovetail_kernels.explain import Report as Report
+from dovetail_kernels.attention.call import SoftmaxStats as SoftmaxStats
+from dovetail_kernels.explain import Explanation as Explanation
 from dovetail_kernels.explain import explain as explain
 from dovetail_kernels.glu import glu as glu
 from dovetail_kernels.grouped.api import grouped_matmul as grouped_matmul
@@ -12,7 +12,7 @@ from dovetail_kernels.grouped.permutation import Permutation as Permutation
 from dovetail_kernels.grouped.permutation import permute as permute
 from dovetail_kernels.grouped.permutation import unpermute as unpermute
 from dovetail_kernels.grouped.routing import ExpertGroups as ExpertGroups
-from dovetail_kernels.grouped.routing import route as route
+from dovetail_kernels.grouped.routing import route_tokens as route_tokens
 from dovetail_kernels.loss.api import CE as CE
 from dovetail_kernels.loss.api import Logprobs as Logprobs
 from dovetail_kernels.loss.api import linear_cross_entropy as linear_cross_entropy

@@ -30,7 +30,7 @@ _PLANS: dict[Callable[..., Any], Callable[..., Plan[Any]]] = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Report:
+class Explanation:
     """What became of each implementation of one call. Its text is a table."""
 
     operation: str
@@ -62,7 +62,7 @@ def _work(choice: Choice) -> tuple[str, str]:
     return f"{choice.work.flops / 1e9:.3g} GFLOP", f"{choice.work.bytes / 1e6:.3g} MB"
 
 
-def explain(op: Callable[..., Any], *args: Any, **options: Any) -> Report:
+def explain(op: Callable[..., Any], *args: Any, **options: Any) -> Explanation:
     """Every implementation of `op` for this call: chosen, able or refused and why; FLOPs and bytes.
 
     Nothing is computed: arguments may be arrays, `jax.ShapeDtypeStruct` or tracers. FLOPs and bytes
@@ -84,4 +84,4 @@ def explain(op: Callable[..., Any], *args: Any, **options: Any) -> Report:
             f"one of {names}."
         )
     plan = plan_of(*args, **options)
-    return Report(operation=plan.operation, device=plan.device, choices=tuple(plan.choices()))
+    return Explanation(operation=plan.operation, device=plan.device, choices=tuple(plan.choices()))

@@ -13,7 +13,7 @@ import pytest
 from dovetail_kernels.loss import blocked
 from dovetail_kernels.loss.api import linear_cross_entropy, linear_logprobs
 from dovetail_kernels.loss.implementations import tiles_of
-from dovetail_kernels.loss.rows import Stats
+from dovetail_kernels.loss.rows import RowStats
 from dovetail_kernels.loss.tiles import tile_bytes
 
 M, D, V = 37, 8, 300
@@ -120,7 +120,7 @@ def tiles_of_call(x, w, labels, budget):
 
 
 def test_the_formula():
-    stats = Stats(*(jnp.asarray([v]) for v in (3.0, 1.0, 8.0)), None)
+    stats = RowStats(*(jnp.asarray([v]) for v in (3.0, 1.0, 8.0)), None)
     formula = blocked.Formula(smoothing=0.2, z_loss=0.1, vocabulary=4)
     # 0.8 (3 - 1) + 0.2 (3 - 8/4) + 0.1 * 9, times 2
     np.testing.assert_allclose(formula(stats, jnp.asarray([2.0])), [5.4], rtol=1e-6)

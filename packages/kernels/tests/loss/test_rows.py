@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Stats and gradients of every shape of tile, against float64."""
+"""RowStats and gradients of every shape of tile, against float64."""
 
 import functools
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dovetail_kernels.loss import rows
-from dovetail_kernels.loss.rows import Head, Operands, Stats, Wanted
+from dovetail_kernels.loss.rows import Head, Operands, RowStats, Wanted
 from dovetail_kernels.loss.tiles import Tiles
 
 M, D, V = 13, 4, 50
@@ -42,7 +42,7 @@ def head(tiles, keep=True):
 
 @functools.cache
 def oracle():
-    """Stats of the tokens that are read, and the gradients of sum(BY * stats), in float64."""
+    """RowStats of the tokens that are read, and the gradients of sum(BY * stats), in float64."""
     x = np.where(READ[:, None], X, 0)
     capped = CAP * np.tanh((x @ W + BIAS) / CAP)
     z, hot = capped / TEMPERATURE, np.arange(V) == np.where(READ, LABELS, 0)[:, None]
@@ -78,7 +78,7 @@ def test_stats_and_gradients_in_one_loop(tiles):
 
 @pytest.mark.parametrize("tiles", TILES[:3])
 def test_stats_and_then_gradients(tiles):
-    by = Stats(*jnp.asarray(BY, jnp.float32))
+    by = RowStats(*jnp.asarray(BY, jnp.float32))
 
     @jax.jit
     def run(o):
@@ -105,7 +105,7 @@ def test_the_first_of_equal_logits_in_several_tiles_is_the_best():
 
 
 def test_what_is_not_read_has_no_gradient():
-    by = Stats(*jnp.asarray(BY, jnp.float32))
+    by = RowStats(*jnp.asarray(BY, jnp.float32))
     stats, _ = rows.stats_of(head(TILES[1]), operands())
     found = rows.gradients(head(TILES[1]), operands(), stats, by, wanted=ALL)
     assert not np.any(found.x[~READ])
@@ -114,7 +114,7 @@ def test_what_is_not_read_has_no_gradient():
 
 def test_only_what_is_wanted_is_formed():
     stats, _ = rows.stats_of(head(TILES[0]), operands())
-    by = Stats(*jnp.asarray(BY, jnp.float32))
+    by = RowStats(*jnp.asarray(BY, jnp.float32))
     only = Wanted(x=False, w=False, bias=True)
     found = rows.gradients(head(TILES[0]), operands(), stats, by, wanted=only)
     assert found.x is None
@@ -139,7 +139,7 @@ def test_a_bias_of_minus_infinity_takes_columns_out():
     close(stats.lse, lse)
     close(stats.mean, (p * left).sum(1))
     np.testing.assert_array_equal(best, np.delete(np.arange(V), out)[left.argmax(1)])
-    by = Stats(jnp.ones(M), None, None, jnp.zeros(M))._replace(label=jnp.zeros(M))
+    by = RowStats(jnp.ones(M), None, None, jnp.zeros(M))._replace(label=jnp.zeros(M))
     gradient = rows.gradients(plain, o, stats, by, wanted=ALL)
     expected = np.zeros(V)
     expected[np.delete(np.arange(V), out)] = p.sum(0)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dovetail_kernels.glu import glu
-from dovetail_kernels.grouped.routing import ExpertGroups, route
+from dovetail_kernels.grouped.routing import ExpertGroups, route_tokens
 from dovetail_kernels.norm import layer_norm, rms_norm
 from dovetail_kernels.rope import rope
 
@@ -135,7 +135,7 @@ def test_the_router_of_deepseek_v3():
         layer.weight.copy_(kernel)
         layer.e_score_correction_bias.copy_(bias)
         logits, weights, experts = layer(torch.tensor(X))
-    got_weights, got_experts = route(
+    got_weights, got_experts = route_tokens(
         jnp.asarray(logits.numpy()),
         k=3,
         score="sigmoid",

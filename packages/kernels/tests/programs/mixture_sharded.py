@@ -10,7 +10,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from dovetail_kernels.glu import glu
 from dovetail_kernels.grouped.api import grouped_matmul
 from dovetail_kernels.grouped.permutation import permute, unpermute
-from dovetail_kernels.grouped.routing import ExpertGroups, route
+from dovetail_kernels.grouped.routing import ExpertGroups, route_tokens
 from dovetail_kernels.norm import layer_norm, rms_norm
 from dovetail_kernels.rope import rope
 
@@ -19,7 +19,7 @@ TOKENS, D, F, E, K = 16, 8, 6, 12, 3
 
 def mixture(x, w, logits, impl):
     groups = ExpertGroups(count=4, k=2)
-    weights, experts = route(logits, k=K, score="sigmoid", groups=groups)
+    weights, experts = route_tokens(logits, k=K, score="sigmoid", groups=groups)
     rows, sizes, plan = permute(x, experts, count=E)
     return unpermute(grouped_matmul(rows, w, sizes, impl=impl), plan, weights)
 
@@ -54,8 +54,8 @@ def refusals(put, x, w, logits):
     refused(lambda: permute(put(x, "b"), experts, count=E), "permute", "m of md", "'b'", "reshard")
     refused(lambda: grouped_matmul(put(x, "b"), put(w[:4]), sizes), "m of md", "'b'", "reshard")
     refused(lambda: grouped_matmul(put(x), put(w[:4], "b"), sizes), "e of edf", "jax.shard_map")
-    refused(lambda: route(put(logits, None, "b"), k=2), "E sharded over 'b'", "reshard")
-    weights, chosen = route(put(logits, "b"), k=2)
+    refused(lambda: route_tokens(put(logits, None, "b"), k=2), "E sharded over 'b'", "reshard")
+    weights, chosen = route_tokens(put(logits, "b"), k=2)
     assert jax.typeof(weights).sharding.spec[0] == "b"
     assert jax.typeof(chosen).sharding.spec[0] == "b"
 

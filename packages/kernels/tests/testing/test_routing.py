@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dovetail_kernels.grouped.routing import ExpertGroups, route
+from dovetail_kernels.grouped.routing import ExpertGroups, route_tokens
 from dovetail_kernels.testing import routing as suite
 
 CASES = {case.name: case for case in suite.cases()}
@@ -31,10 +31,10 @@ def test_the_gradients_of_the_oracle_are_those_of_differences(name):
 
 def test_groups_by_hand():
     # Worth by best: 9, 8, 7; by the best two: 9 + 1, 8 + 6, 7 + 7.
-    merit = np.array([[9.0, 1, 0, 8, 6, 0, 7, 7, 0]])
-    best = suite._kept(merit, ExpertGroups(count=3, k=1, score="max"))
+    selection = np.array([[9.0, 1, 0, 8, 6, 0, 7, 7, 0]])
+    best = suite._kept(selection, ExpertGroups(count=3, k=1, score="max"))
     assert best.tolist() == [[True] * 3 + [False] * 6]
-    top2 = suite._kept(merit, ExpertGroups(count=3, k=2))
+    top2 = suite._kept(selection, ExpertGroups(count=3, k=2))
     assert top2.tolist() == [[False] * 3 + [True] * 6]
 
 
@@ -45,17 +45,25 @@ def plain(logits, *, k, **options):
 
 
 def last_of_ties(logits, **options):
-    weights, experts = route(logits[:, ::-1], **options)
+    weights, experts = route_tokens(logits[:, ::-1], **options)
     return weights, logits.shape[1] - 1 - experts
 
 
 @pytest.mark.parametrize(
     "fn, name, words",
     [
-        (lambda x, **o: route(x, **(o | {"k": 2})), "softmax", "int32[13, 2]"),
-        (lambda x, **o: (route(x, **o)[0] + 1e-4, route(x, **o)[1]), "softmax", "weights off by"),
-        (lambda x, **o: (route(x, **o)[0], route(x, **o)[1].astype(float)), "softmax", "int32"),
-        (lambda x, **o: route(jax.lax.stop_gradient(x), **o), "softmax", "gradient off by"),
+        (lambda x, **o: route_tokens(x, **(o | {"k": 2})), "softmax", "int32[13, 2]"),
+        (
+            lambda x, **o: (route_tokens(x, **o)[0] + 1e-4, route_tokens(x, **o)[1]),
+            "softmax",
+            "weights off by",
+        ),
+        (
+            lambda x, **o: (route_tokens(x, **o)[0], route_tokens(x, **o)[1].astype(float)),
+            "softmax",
+            "int32",
+        ),
+        (lambda x, **o: route_tokens(jax.lax.stop_gradient(x), **o), "softmax", "gradient off by"),
         (last_of_ties, "ties", "experts must be"),
         (plain, "softmax, not normalised", "weights off by"),
         (plain, "scale", "weights off by"),
@@ -75,13 +83,13 @@ def test_refusing_is_allowed_where_it_is_said_and_only_there():
             raise NotImplementedError(str(sorted(options)))
         return plain(logits, k=k)
 
-    suite.check_route(careful, supports={"bfloat16"}, grad=False)
+    suite.check_route_tokens(careful, supports={"bfloat16"}, grad=False)
     with pytest.raises(NotImplementedError, match="scale"):
-        suite.check_route(careful, supports={"scale"}, grad=False)
+        suite.check_route_tokens(careful, supports={"scale"}, grad=False)
     with pytest.raises(AssertionError, match="not normalised"):
-        suite.check_route(plain, supports=set(), grad=False)
+        suite.check_route_tokens(plain, supports=set(), grad=False)
 
 
 def test_an_unknown_feature():
     with pytest.raises(ValueError, match=r"supports must be among \['bfloat16'.*got \['hash'\]"):
-        suite.check_route(route, supports={"hash"})
+        suite.check_route_tokens(route_tokens, supports={"hash"})

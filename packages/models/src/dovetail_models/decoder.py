@@ -27,7 +27,7 @@ from dovetail_models.layers.block import RESIDUAL, Block
 from dovetail_models.layers.experts import ExpertLinear, RaggedDot
 from dovetail_models.layers.linear import Embed, project, whole
 from dovetail_models.layers.norm import norm_layer
-from dovetail_models.layers.rope import Angles, angles
+from dovetail_models.layers.rope import Angles, rope_angles
 from dovetail_models.layers.router import Balance
 from dovetail_models.run import Remat, run
 from dovetail_models.shard import RULES, Rules, constrain
@@ -134,12 +134,12 @@ class Decoder(nnx.Module):
         if self.positions is not None:
             check_positions(where, max_length=self.config.max_length)
             x = x + self.positions(where, constrain=fixed)
-        turns = self._turns(where)
+        angles_of = self._angles(where)
 
         def step(block: Any, x: Array, entry: Any = None) -> tuple[Array, Any]:
             a = block.attn.config
-            turn = None if a.rope is None else turns[a.rope, a.rotary_dim]
-            options = {"turn": turn, "attend": attend, "constrain": fixed}
+            angles = None if a.rope is None else angles_of[a.rope, a.rotary_dim]
+            options = {"angles": angles, "attend": attend, "constrain": fixed}
             x, entry, used = block(x, kv=entry, segment_ids=segment_ids, **options)
             return x, (entry, used if ROUTER in taps else None)
 
@@ -206,10 +206,10 @@ class Decoder(nnx.Module):
         scale = self.config.embed_scale
         return x if scale is None else x * jnp.asarray(scale, x.dtype)
 
-    def _turns(self, positions: Array) -> dict[Any, Angles]:
+    def _angles(self, positions: Array) -> dict[Any, Angles]:
         used = [la.attention for la in self.config.layers]
         kinds = {(a.rope, a.rotary_dim) for a in used if a.rope is not None}
-        return {kind: angles(*kind, positions=positions) for kind in kinds}
+        return {kind: rope_angles(*kind, positions=positions) for kind in kinds}
 
     def _kept(self, taps: tuple[str, ...], kv: Sequence[Any] | None) -> frozenset[int]:
         """The layers whose output is tapped, after checking what depends on the layers."""

@@ -93,7 +93,7 @@ class Encoder(nnx.Module):
         )
 
         def step(block: Any, x: Array) -> tuple[Array, None]:
-            return block(x, turn=None, attend=attend, constrain=fixed)[0], None
+            return block(x, angles=None, attend=attend, constrain=fixed)[0], None
 
         walk = functools.partial(run, step=step, scan=self.scan, remat=self.remat)
         x, _, tapped = walk(self.layers, fixed(x, RESIDUAL), keep=self._kept(taps))

@@ -170,15 +170,15 @@ def _routed(e: Experts, params: Params, token) -> list[tuple[int, float]]:
         scores = raw / raw.sum()
     else:
         scores = 1 / (1 + np.exp(-raw))
-    merit = scores + params.get("selection_bias", 0.0)
+    selection = scores + params.get("selection_bias", 0.0)
     allowed = range(e.count)
     if e.groups is not None:
         parts = np.split(np.arange(e.count), e.groups.count)
         best = 1 if e.groups.score == "max" else 2
-        worth = [np.sort(merit[part])[-best:].sum() for part in parts]
+        worth = [np.sort(selection[part])[-best:].sum() for part in parts]
         chosen = np.argsort(worth)[::-1][: e.groups.top_k]
         allowed = [i for g in chosen for i in parts[g]]
-    chosen = sorted(allowed, key=lambda i: merit[i], reverse=True)[: e.top_k]
+    chosen = sorted(allowed, key=lambda i: selection[i], reverse=True)[: e.top_k]
     total = sum(scores[i] for i in chosen) if e.normalise else 1.0
     return [(int(i), float(e.scale * scores[i] / total)) for i in chosen]
 

@@ -7,7 +7,7 @@ from flax import nnx
 
 from dovetail_models import Attention, Norm, Rope
 from dovetail_models.layers.attention import SelfAttention
-from dovetail_models.layers.rope import angles
+from dovetail_models.layers.rope import rope_angles
 
 CONFIG = {"heads": 6, "kv_heads": 2, "head_dim": 4, "rope": Rope(theta=50.0)}
 
@@ -27,9 +27,9 @@ def test_q_and_k_are_normed_then_turned_and_v_is_neither(qk_norm):
         seen.update(q=q, k=k, v=v, **options)
         return jnp.broadcast_to(v[:, :, :1], q.shape)
 
-    turn = angles(attention.rope, 4, positions=jnp.arange(3)[None])
+    angles = rope_angles(attention.rope, 4, positions=jnp.arange(3)[None])
     out, kv = layer(
-        jnp.asarray(x, jnp.float32), turn=turn, attend=attend, constrain=lambda x, names: x
+        jnp.asarray(x, jnp.float32), angles=angles, attend=attend, constrain=lambda x, names: x
     )
     assert kv is None
     assert (seen["window"], seen["scale"], seen["sinks"]) == (3, 0.5, None)

@@ -34,7 +34,7 @@ def test_where_the_norms_are(norms):
 
     x = np.random.default_rng(0).standard_normal((1, 3, 5))
     got, kv, used = block(
-        jnp.asarray(x, jnp.float32), turn=None, attend=attend, constrain=lambda x, names: x
+        jnp.asarray(x, jnp.float32), angles=None, attend=attend, constrain=lambda x, names: x
     )
     assert kv is None
     assert used is None

@@ -10,7 +10,7 @@ from flax import nnx
 
 from dovetail_models import LatentAttention, Rope, attention
 from dovetail_models.layers.latent import LatentSelfAttention
-from dovetail_models.layers.rope import angles
+from dovetail_models.layers.rope import rope_angles
 
 CONFIG = LatentAttention(
     heads=3, q_rank=6, kv_rank=5, nope_dim=3, rope_dim=4, v_dim=2, rope=Rope(theta=50.0), bias=True
@@ -30,8 +30,8 @@ def layer():
 def call(layer, x, *, attend, kv=None, start=0):
     where = jnp.broadcast_to(start + jnp.arange(x.shape[1]), x.shape[:2])
     attend = functools.partial(attend, causal=True, positions=where, segment_ids=None)
-    turn = angles(CONFIG.rope, CONFIG.rope_dim, positions=where)
-    return layer(x, turn=turn, attend=attend, constrain=lambda x, names: x, kv=kv)
+    angles = rope_angles(CONFIG.rope, CONFIG.rope_dim, positions=where)
+    return layer(x, angles=angles, attend=attend, constrain=lambda x, names: x, kv=kv)
 
 
 def test_over_a_cache_it_is_absorbed_and_gives_the_same(layer):

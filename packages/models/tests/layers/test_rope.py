@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from dovetail_models import LinearScaling, Llama3Scaling, Rope, YarnScaling
-from dovetail_models.layers.rope import angles, frequencies, rotate
+from dovetail_models.layers.rope import frequencies, rope_angles, rotate
 
 
 def test_frequencies():
@@ -37,7 +37,7 @@ def test_scores_depend_on_the_distance_alone(dtype, tolerance):
 
     def score(query, key):
         turned = [
-            rotate(x, angles(Rope(theta=100.0), 10, positions=jnp.array([[p]])))
+            rotate(x, rope_angles(Rope(theta=100.0), 10, positions=jnp.array([[p]])))
             for x, p in ((q, query), (k, key))
         ]
         assert turned[0].dtype == dtype
@@ -50,7 +50,7 @@ def test_scores_depend_on_the_distance_alone(dtype, tolerance):
 
 def test_element_i_pairs_with_element_i_plus_half():
     x = jnp.zeros((1, 1, 1, 6)).at[..., 1].set(1.0)
-    cos, sin = angles(Rope(theta=8.0), 6, positions=jnp.array([[1]]))
+    cos, sin = rope_angles(Rope(theta=8.0), 6, positions=jnp.array([[1]]))
     got = np.asarray(rotate(x, (cos, sin)))[0, 0, 0]
     radians = 8.0 ** (-2 / 6)
     np.testing.assert_allclose(got, [0, np.cos(radians), 0, 0, np.sin(radians), 0], atol=1e-6)
@@ -89,7 +89,7 @@ def test_yarn_multiplies_cos_and_sin():
 
     def length(**numbers):
         scaling = YarnScaling(factor=40.0, original_length=4096, **numbers)
-        cos, sin = angles(Rope(theta=1e4, scaling=scaling), 8, positions=positions)
+        cos, sin = rope_angles(Rope(theta=1e4, scaling=scaling), 8, positions=positions)
         return np.sqrt(np.asarray(cos) ** 2 + np.asarray(sin) ** 2)
 
     # 2309.00071, eq. 15: 0.1 ln(s) + 1; DeepSeek divides by mscale_all_dim's.
@@ -102,7 +102,7 @@ def test_yarn_multiplies_cos_and_sin():
 
 def test_interleaved_element_2i_pairs_with_2i_plus_1():
     x = jnp.zeros((1, 1, 1, 6)).at[..., 2].set(1.0)
-    turn = angles(Rope(theta=8.0, interleaved=True), 6, positions=jnp.array([[1]]))
-    got = np.asarray(rotate(x, turn, interleaved=True))[0, 0, 0]
+    angles = rope_angles(Rope(theta=8.0, interleaved=True), 6, positions=jnp.array([[1]]))
+    got = np.asarray(rotate(x, angles, interleaved=True))[0, 0, 0]
     radians = 8.0 ** (-2 / 6)
     np.testing.assert_allclose(got, [0, 0, np.cos(radians), np.sin(radians), 0, 0], atol=1e-6)

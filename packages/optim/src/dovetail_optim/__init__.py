@@ -7,7 +7,7 @@ from dovetail_optim.codec import fp8 as fp8
 from dovetail_optim.codec import fp8_positive as fp8_positive
 from dovetail_optim.compress import compress as compress
 from dovetail_optim.decay import decay as decay
-from dovetail_optim.explain import Report as Report
+from dovetail_optim.explain import Explanation as Explanation
 from dovetail_optim.explain import explain as explain
 from dovetail_optim.guard import Guard as Guard
 from dovetail_optim.guard import guard as guard

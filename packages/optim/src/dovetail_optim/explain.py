@@ -31,7 +31,7 @@ class Row:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Report:
+class Explanation:
     """A row for each parameter, and the bytes of state that belong to none (counters, keys)."""
 
     rows: tuple[Row, ...]
@@ -56,7 +56,7 @@ class Report:
         return "\n".join([*lines, total])
 
 
-def explain(rules: Sequence[Rule], params: Any) -> Report:
+def explain(rules: Sequence[Rule], params: Any) -> Explanation:
     """What `route(rules)` would do with `params`: arrays, or each a `jax.ShapeDtypeStruct`.
 
     An array of the state belongs to the parameter whose path ends its own. Raises ValueError as
@@ -88,7 +88,7 @@ def explain(rules: Sequence[Rule], params: Any) -> Report:
         for (path, x), pattern, mine in zip(leaves, patterns, owned, strict=True)
     )
     parameter_bytes = sum(_bytes(x) for _, x in leaves)
-    return Report(rows=rows, parameter_bytes=parameter_bytes, other_bytes=other_bytes)
+    return Explanation(rows=rows, parameter_bytes=parameter_bytes, other_bytes=other_bytes)
 
 
 def _owner(path: tuple[Any, ...], candidates: Sequence[tuple[Any, ...]]) -> int | None:

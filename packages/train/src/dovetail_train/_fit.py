@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from dovetail_train.clock import Clock, Throughput
 from dovetail_train.guard import BadStep
-from dovetail_train.hooks import Closable, Divided, Hook, result_of
+from dovetail_train.hooks import Closable, Hook, InterruptibleHook, result_of
 from dovetail_train.metrics import Metrics, first_non_finite, is_finite
 from dovetail_train.prefetch import Prefetch, Stateful
 from dovetail_train.sinks import Sink
@@ -47,19 +47,23 @@ class Result:
 
 
 class _Progress:
-    """What is saved beside the arrays and the data: the clock and the hooks that have a state.
+    """The state that is saved beside arrays and data: of the clock, and of hooks that have one.
 
-    owed: how many hooks, the last of those due at the step, were not called since `stop` ended
-    the run.
+    pending_hooks: number of hooks, the last of those due at the step, that a stop request left
+    uncalled.
     """
 
     def __init__(self, clock: Clock, hooks: Sequence[Hook]) -> None:
-        self._clock, self.owed = clock, 0
+        self._clock, self.pending_hooks = clock, 0
         self._hooks = [hook for hook in hooks if isinstance(hook, Stateful)]
 
     def get_state(self) -> dict[str, Any]:
         hooks = [[type(hook).__name__, hook.get_state()] for hook in self._hooks]
-        return {"clock": self._clock.get_state(), "hooks": hooks, "owed": self.owed}
+        return {
+            "clock": self._clock.get_state(),
+            "hooks": hooks,
+            "pending_hooks": self.pending_hooks,
+        }
 
     def set_state(self, state: dict[str, Any]) -> None:
         saved = [name for name, _ in state["hooks"]]
@@ -70,7 +74,7 @@ class _Progress:
                 f"where {saved} were saved; pass those hooks, in that order"
             )
         self._clock.set_state(state["clock"])
-        self.owed = state["owed"]
+        self.pending_hooks = state["pending_hooks"]
         for hook, (_, value) in zip(self._hooks, state["hooks"], strict=True):
             hook.set_state(value)
 
@@ -137,8 +141,8 @@ class Run:
     def run(self) -> Result:
         step, interrupted = self._start, False
         try:
-            if owed := self._progress.owed:
-                interrupted = self._finish(step, self._due(step)[-owed:])
+            if pending := self._progress.pending_hooks:
+                interrupted = self._finish(step, self._due(step)[-pending:])
             while step < self._steps and not interrupted:
                 self._advance(step)
                 step += 1
@@ -217,27 +221,27 @@ class Run:
 
     def _finish(self, step: int, due: Sequence[Hook]) -> bool:
         """Calls the hooks after an update until `stop` says to end; whether it did."""
-        self._progress.owed = len(due)
+        self._progress.pending_hooks = len(due)
         stopped = self._is_stopped(step)
         if due:
             self._drain()
             self._clock.enter("hooks")
-            while self._progress.owed and not stopped:
-                scalars = self._call(due[-self._progress.owed], step)
+            while self._progress.pending_hooks and not stopped:
+                scalars = self._call(due[-self._progress.pending_hooks], step)
                 if scalars is not None:
-                    self._progress.owed -= 1
+                    self._progress.pending_hooks -= 1
                     self._write(step, scalars)
                 stopped = scalars is None or self._is_stopped(step)
             self._account(step)
             self._clock.enter("step")
             self._throughput.resume()
-        return stopped and (step < self._steps or self._progress.owed > 0)
+        return stopped and (step < self._steps or self._progress.pending_hooks > 0)
 
     def _call(self, hook: Hook, step: int) -> Mapping[str, float] | None:
         """What the hook returns; None if `stop` said to end between its parts."""
-        if not isinstance(hook, Divided):
+        if not isinstance(hook, InterruptibleHook):
             return hook(self._trainer, self._state, step)
-        parts = hook.parts(self._trainer, self._state, step)
+        parts = hook.run_in_parts(self._trainer, self._state, step)
         return result_of(parts, stopped=lambda: self._is_stopped(step))
 
     def _is_stopped(self, step: int) -> bool:

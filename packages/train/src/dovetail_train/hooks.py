@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What the training loop calls every so many steps."""
+"""Hooks: callbacks that `fit` runs every so many steps."""
 
 from collections.abc import Callable, Generator, Mapping
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -13,10 +13,18 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Hook(Protocol):
-    """Called after every `every`-th update, with the number of updates made; returns scalars.
+    """A callback that runs after every `every`-th update and returns scalars.
 
-    The scalars go to the sinks under that number. The state must not be kept: the next step
-    donates it. A hook that also has get_state and set_state (JSON) is saved with the run.
+    `fit` writes the scalars to the sinks under `step`. Do not keep `state`: the next step donates
+    its buffers. A hook with `get_state` and `set_state` (JSON values) is saved with the run.
+
+    Args:
+        trainer: The trainer whose `fit` is running.
+        state: The state after `step` updates.
+        step: Number of updates made so far.
+
+    Returns:
+        Scalars by name; an empty mapping for none.
     """
 
     every: int
@@ -25,15 +33,16 @@ class Hook(Protocol):
 
 
 @runtime_checkable
-class Divided(Protocol):
-    """A hook that takes long: `fit` calls `parts` instead, and asks its `stop` at every yield.
+class InterruptibleHook(Protocol):
+    """A long hook that a stop request may interrupt.
 
-    `parts` returns what the hook would. Where it is given up, the run is saved as it was before
-    the hook, and the run that goes on from there calls the hook first of all. A step is saved
-    once: stopped again before the next, or started again at its end, a run calls it once more.
+    `fit` iterates `run_in_parts`, which returns the scalars, and checks for a stop request after
+    every `yield`. After an interruption the checkpoint marks the hook as pending, and the resumed
+    run calls pending hooks before its next step. A step is saved once, so a hook can run more than
+    once for one step.
     """
 
-    def parts(
+    def run_in_parts(
         self, trainer: "Trainer", state: State, step: int
     ) -> Generator[None, None, Mapping[str, float]]: ...
 
@@ -51,7 +60,7 @@ class Closable(Protocol):
 def result_of(
     parts: Generator[None, None, Mapping[str, float]], *, stopped: Callable[[], bool]
 ) -> Mapping[str, float] | None:
-    """What `parts` returns; None if `stopped` says so at a yield."""
+    """The value that `parts` returns; None if `stopped` is true after a yield."""
     while True:
         try:
             next(parts)

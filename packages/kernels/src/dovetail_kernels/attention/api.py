@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from dovetail_kernels.attention import blocked, cudnn, mosaic, reference, tokamax
-from dovetail_kernels.attention.call import AttentionCall, Inputs, Stats
+from dovetail_kernels.attention.call import AttentionCall, Inputs, SoftmaxStats
 from dovetail_kernels.attention.checks import checked_call, pair
 from dovetail_kernels.dispatch import Implementation, Plan, device
 from dovetail_kernels.mesh import per_shard
@@ -38,9 +38,9 @@ def attention(
 ) -> Any:
     """`softmax(cap(scale q kᵀ) + mask) v`, each key-value head shared by n / k query heads.
 
-    Returns [b, t, n, g] of q's dtype; with `stats` a pair of that and `Stats`. Logits and sums are
+    Returns [b, t, n, g] of q's dtype; with `stats` that and `SoftmaxStats`. Logits and sums are
     float32 (float64 for float64); q, k, v are of one dtype. Gradients: of q, k, v, sinks, through
-    the output and through `Stats.lse`; `Stats.max` has none.
+    the output and through `SoftmaxStats.lse`; `SoftmaxStats.max` has none.
 
     A query sees a key if all that is given holds:
 
@@ -107,7 +107,7 @@ def attention(
         run,
         arrays,
         ("btnh", "bsnh", "bsng", "bt", "bs", "bt", "bs", "b", "n"),
-        out=("btng", Stats._make(("btn", "bn"))) if stats else "btng",
+        out=("btng", SoftmaxStats._make(("btn", "bn"))) if stats else "btng",
         may="bn",
         instead="Gather it first (jax.sharding.reshard), or use ring attention for a long one.",
     )

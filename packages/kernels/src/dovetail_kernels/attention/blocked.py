@@ -28,22 +28,22 @@ from jaxtyping import Array, Float
 from dovetail_kernels.attention import backward as _backward
 from dovetail_kernels.attention import forward as _forward
 from dovetail_kernels.attention.bounds import Cut, cut, visits
-from dovetail_kernels.attention.call import AttentionCall, Inputs, Stats
+from dovetail_kernels.attention.call import AttentionCall, Inputs, SoftmaxStats
 from dovetail_kernels.dispatch import Implementation, Work
 
 NAME = "attn_out"  # of out and lse, for the policies of `jax.checkpoint`
 
 
 def run(call: AttentionCall, inputs: Inputs) -> Any:
-    """`out`, or `(out, Stats)` if `call.stats`."""
+    """`out`, or `(out, SoftmaxStats)` if `call.stats`."""
     out, lse, largest = _attend(call, inputs)
-    return (out, Stats(lse=lse, max=jax.lax.stop_gradient(largest))) if call.stats else out
+    return (out, SoftmaxStats(lse=lse, max=jax.lax.stop_gradient(largest))) if call.stats else out
 
 
 def forward(
     call: AttentionCall, inputs: Inputs
 ) -> tuple[Float[Array, "b t n g"], Float[Array, "b t n"], Float[Array, "b n"]]:
-    """(out, lse, largest logit per head) as in `Stats`. JAX cannot differentiate it."""
+    """(out, lse, largest logit per head) as in `SoftmaxStats`. JAX cannot differentiate it."""
     blocks = _cuts(call)
     if not _one_by_one(call, inputs):
         return _forward.forward(call, inputs, *blocks)

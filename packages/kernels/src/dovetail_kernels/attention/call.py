@@ -4,7 +4,8 @@
 
 `AttentionCall` holds the abstract facts, by which an implementation refuses; `Inputs` the arrays.
 An implementation's `run` is called as `run(call, inputs)`, inside the shard where arrays are
-sharded, with a `call` of that shard's shapes, and gives `out` or, if `call.stats`, `(out, Stats)`.
+sharded, with a `call` of that shard's shapes, and gives `out` or, if `call.stats`, that and
+`SoftmaxStats`.
 """
 
 import dataclasses
@@ -66,7 +67,7 @@ class Inputs(NamedTuple):
     sinks: Float[Array, " n"] | None = None
 
 
-class Stats(NamedTuple):
+class SoftmaxStats(NamedTuple):
     """lse: log of the denominator by which `out` was divided, sinks included; -inf for none.
 
     max: the largest logit that the softmax of each head saw (scaled, capped), sinks not among them;

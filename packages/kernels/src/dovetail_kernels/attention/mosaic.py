@@ -19,7 +19,7 @@ from jaxtyping import Array
 
 from dovetail_kernels.attention import blocked
 from dovetail_kernels.attention.bounds import Cut, visits
-from dovetail_kernels.attention.call import AttentionCall, Inputs, Stats
+from dovetail_kernels.attention.call import AttentionCall, Inputs, SoftmaxStats
 from dovetail_kernels.dispatch import Implementation, Work
 
 # As JAX names them: "NVIDIA H100 80GB HBM3", "NVIDIA H200", "NVIDIA GH200 480GB".
@@ -27,11 +27,11 @@ _HOPPER = re.compile(r"\bG?H(100|200|20|800)\b")
 _WIDTHS = (64, 128)
 
 
-def run(call: AttentionCall, inputs: Inputs) -> Array | tuple[Array, Stats]:
+def run(call: AttentionCall, inputs: Inputs) -> Array | tuple[Array, SoftmaxStats]:
     """As `attention`, by the kernel."""
     found: Any = _attend(call, inputs)
     out, lse, largest = found
-    return (out, Stats(lse, jax.lax.stop_gradient(largest))) if call.stats else out
+    return (out, SoftmaxStats(lse, jax.lax.stop_gradient(largest))) if call.stats else out
 
 
 @functools.cache

@@ -14,12 +14,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from dovetail_kernels.attention.call import AttentionCall, Inputs, Stats
+from dovetail_kernels.attention.call import AttentionCall, Inputs, SoftmaxStats
 from dovetail_kernels.dispatch import Implementation, Work
 
 
 def run(call: AttentionCall, inputs: Inputs) -> Any:
-    """`out`, or `(out, Stats)` if `call.stats`."""
+    """`out`, or `(out, SoftmaxStats)` if `call.stats`."""
     mask = visible(call, inputs)[:, None, None]
     q, k, v, bad = _finite(call, inputs)
     inner = call.inner_dtype
@@ -38,7 +38,7 @@ def run(call: AttentionCall, inputs: Inputs) -> Any:
         return out
     by_row = lse.reshape(call.batch, call.heads, call.queries).swapaxes(1, 2)
     by_head = jax.lax.stop_gradient(largest).reshape(call.batch, call.heads, -1).max(-1)
-    return out, Stats(lse=by_row, max=by_head)
+    return out, SoftmaxStats(lse=by_row, max=by_head)
 
 
 def visible(call: AttentionCall, inputs: Inputs) -> Bool[Array, "_ t s"]:

@@ -39,7 +39,8 @@ def permute(
     """`(rows, sizes, plan)`: each token's row once per expert of it, expert by expert.
 
     R = M k rows, of which the first `sizes[0]` are those of expert 0, and so on; within an expert
-    in the order of tokens. `count` is E; experts are in 0 to E - 1, k per token as from `route`.
+    in the order of tokens. `count` is E; experts are in 0 to E - 1, k per token, as `route_tokens`
+    returns them.
     Under a trace, where values are unknown, the row of an expert out of that range is put behind
     all others, `sizes` leaves it out, and `unpermute` makes its token NaN.
 
@@ -51,9 +52,9 @@ def permute(
     Example:
 
         import jax, jax.numpy as jnp
-        from dovetail_kernels import permute, route, unpermute
+        from dovetail_kernels import permute, route_tokens, unpermute
         x = jax.random.normal(jax.random.key(0), (5, 4))
-        weights, experts = route(jax.random.normal(jax.random.key(1), (5, 8)), k=2)
+        weights, experts = route_tokens(jax.random.normal(jax.random.key(1), (5, 8)), k=2)
         rows, sizes, plan = permute(x, experts, count=8)
         print(jnp.allclose(unpermute(rows, plan, weights), x, atol=1e-6))
     """
@@ -93,7 +94,7 @@ def unpermute(
         raise ValueError(
             "unpermute needs rows [M k, D] and weights [M, k] for a plan of M tokens and k experts "
             f"each, got rows.shape={rows.shape}, weights.shape={weights.shape}, M={tokens}, k={k}. "
-            "Use the plan that permute gave with these rows, and the weights of route."
+            "Use the plan that permute gave with these rows, and the weights of route_tokens."
         )
     return per_shard(
         "unpermute",
@@ -184,5 +185,5 @@ def _check_permute(x: Any, experts: Any, *, count: int) -> None:
     if least < 0 or most >= count:
         raise ValueError(
             f"permute needs experts from 0 to count - 1 = {count - 1}, got {least} to {most}, "
-            f"count={count}. Use the count of experts that route chose among."
+            f"count={count}. Use the count of experts that route_tokens chose among."
         )

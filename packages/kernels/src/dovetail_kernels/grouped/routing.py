@@ -38,7 +38,7 @@ class ExpertGroups:
     score: Literal["max", "top2"] = "top2"
 
 
-def route(
+def route_tokens(
     logits: Float[Array | np.ndarray, "*tokens E"],
     *,
     k: int,
@@ -68,15 +68,15 @@ def route(
     Example:
 
         import jax
-        from dovetail_kernels import route
+        from dovetail_kernels import route_tokens
         logits = jax.random.normal(jax.random.key(0), (5, 8))
-        weights, experts = route(logits, k=2)
+        weights, experts = route_tokens(logits, k=2)
         print(experts, weights.sum(-1))
     """
     _check(logits, k=k, score=score, bias=bias, groups=groups)
     logits = jnp.asarray(logits)
     logits = logits.astype(np.promote_types(logits.dtype, np.float32))
-    experts = jax.lax.top_k(_merit(logits, score, bias, groups), k)[1]
+    experts = jax.lax.top_k(_selection(logits, score, bias, groups), k)[1]
     chosen = jnp.take_along_axis(logits, experts, axis=-1, mode="promise_in_bounds")
     if normalise:
         weights = jax.nn.softmax(chosen if score == "softmax" else jax.nn.log_sigmoid(chosen))
@@ -87,53 +87,54 @@ def route(
     return weights if scale == 1.0 else weights * scale, experts
 
 
-def _merit(logits: jax.Array, score: str, bias: Any, groups: ExpertGroups | None) -> jax.Array:
-    """What the choice goes by; −inf outside the best groups, so that no other merit is below."""
+def _selection(logits: jax.Array, score: str, bias: Any, groups: ExpertGroups | None) -> jax.Array:
+    """The score by which experts are chosen; −inf outside the best groups."""
     logits = jax.lax.stop_gradient(logits)
     if bias is None and (groups is None or groups.score == "max"):
         # The same order, and still one where scores underflow or are rounded to 1. Without -0.0,
         # which top_k would put below 0.0.
-        merit = jnp.where(logits == 0, 0, logits)
+        selection = jnp.where(logits == 0, 0, logits)
     else:
-        merit = jax.nn.softmax(logits) if score == "softmax" else jax.nn.sigmoid(logits)
+        selection = jax.nn.softmax(logits) if score == "softmax" else jax.nn.sigmoid(logits)
     if bias is not None:
-        bias = jax.lax.stop_gradient(jnp.asarray(bias)).astype(merit.dtype)
-        merit = merit + bias.reshape((1,) * (merit.ndim - 1) + bias.shape)
+        bias = jax.lax.stop_gradient(jnp.asarray(bias)).astype(selection.dtype)
+        selection = selection + bias.reshape((1,) * (selection.ndim - 1) + bias.shape)
     if groups is None:
-        return merit
-    size = merit.shape[-1] // groups.count
-    grouped = merit.reshape(*merit.shape[:-1], groups.count, size)
+        return selection
+    size = selection.shape[-1] // groups.count
+    grouped = selection.reshape(*selection.shape[:-1], groups.count, size)
     worth = jax.lax.top_k(grouped, 2 if groups.score == "top2" else 1)[0].sum(-1)
     kept = jax.nn.one_hot(jax.lax.top_k(worth, groups.k)[1], groups.count, dtype=bool).any(-2)
-    return jnp.where(kept[..., None], grouped, -jnp.inf).reshape(merit.shape)
+    return jnp.where(kept[..., None], grouped, -jnp.inf).reshape(selection.shape)
 
 
 def _check(logits: Any, *, k: int, score: str, bias: Any, groups: ExpertGroups | None) -> None:
     if logits.ndim == 0:
         raise ValueError(
-            f"route needs logits [..., E], got logits.shape={logits.shape}. Give one per expert."
+            f"route_tokens needs logits [..., E], got logits.shape={logits.shape}. Give one per "
+            "expert."
         )
     count = logits.shape[-1]
     part = jax.typeof(logits).sharding.spec[-1]
     if part is not None:
         raise ValueError(
-            "route needs the experts of logits [..., E] on every shard, got E sharded over "
+            "route_tokens needs the experts of logits [..., E] on every shard, got E sharded over "
             f"{part!r}. Use jax.sharding.reshard on logits."
         )
     if score not in ("softmax", "sigmoid"):
         raise ValueError(f"score must be 'softmax' or 'sigmoid', got score={score!r}. Use one.")
     if bias is not None and bias.shape != (count,):
         raise ValueError(
-            f"route needs bias [E] for logits [..., E], got bias.shape={bias.shape}, E={count}. "
-            "Give one number per expert."
+            f"route_tokens needs bias [E] for logits [..., E], got bias.shape={bias.shape}, "
+            f"E={count}. Give one number per expert."
         )
     eligible = count
     if groups is not None:
         eligible = _eligible(groups, count)
     if not 1 <= k <= eligible:
         raise ValueError(
-            f"route needs 1 <= k <= the experts that may be chosen, {eligible} of E={count}, got "
-            f"k={k}, groups={groups}. Use a smaller k or more groups."
+            f"route_tokens needs 1 <= k <= the {eligible} experts that may be chosen of E={count}, "
+            f"got k={k}, groups={groups}. Use a smaller k or more groups."
         )
 
 
@@ -141,13 +142,13 @@ def _eligible(groups: ExpertGroups, count: int) -> int:
     """How many experts of `count` the kept groups hold."""
     if groups.count < 1 or count % groups.count or not 1 <= groups.k <= groups.count:
         raise ValueError(
-            f"route needs groups of equal size and 1 <= groups.k <= groups.count, got {groups}, "
-            f"E={count}. Use a groups.count that divides E."
+            "route_tokens needs groups of equal size and 1 <= groups.k <= groups.count, got "
+            f"{groups}, E={count}. Use a groups.count that divides E."
         )
     size, least = count // groups.count, {"max": 1, "top2": 2}.get(groups.score)
     if least is None or size < least:
         raise ValueError(
-            "route needs groups.score 'max', or 'top2' with at least two experts in a group, got "
-            f"{groups}, E={count}. Use score='max'."
+            "route_tokens needs groups.score 'max', or 'top2' with two experts in a group or more, "
+            f"got {groups}, E={count}. Use score='max'."
         )
     return groups.k * size

@@ -23,7 +23,7 @@ from jax import Array
 from jax.custom_derivatives import SymbolicZero
 
 from dovetail_kernels.loss import rows
-from dovetail_kernels.loss.rows import Gradients, Head, Operands, Stats, Wanted
+from dovetail_kernels.loss.rows import Gradients, Head, Operands, RowStats, Wanted
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class Formula:
     z_loss: float
     vocabulary: int
 
-    def __call__(self, stats: Stats, weights: Array) -> Array:
+    def __call__(self, stats: RowStats, weights: Array) -> Array:
         loss = stats.lse - (1 - self.smoothing) * stats.label
         if stats.total is not None:
             loss = loss - (self.smoothing / self.vocabulary) * stats.total
@@ -60,7 +60,7 @@ def _cross_entropy(
 
 
 def _sums(
-    formula: Formula, operands: Operands, stats: Stats, best: Array, weights: Array
+    formula: Formula, operands: Operands, stats: RowStats, best: Array, weights: Array
 ) -> tuple[Array, Array, Array]:
     z = jnp.where(weights == 0, 0, weights * jnp.square(stats.lse))
     hits = weights * (best == operands.labels).astype(weights.dtype)
@@ -96,24 +96,24 @@ _cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward, symbolic_
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def token_stats(head: Head, operands: Operands) -> Stats:
-    """Stats of each token, differentiable by x, w and bias."""
+def token_stats(head: Head, operands: Operands) -> RowStats:
+    """RowStats of each token, differentiable by x, w and bias."""
     return _token_stats(head, operands)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _token_stats(head: Head, operands: Operands) -> Stats:
+def _token_stats(head: Head, operands: Operands) -> RowStats:
     return rows.stats_of(head, operands)[0]
 
 
-def _token_stats_forward(head: Head, operands: Any) -> tuple[Stats, tuple]:
+def _token_stats_forward(head: Head, operands: Any) -> tuple[RowStats, tuple]:
     given, wanted = _given(operands)
     stats, _ = rows.stats_of(head, given)
     marks = Gradients(*(jnp.zeros(1) if one else None for one in wanted))
     return stats, (given, stats, _filled(marks))
 
 
-def _token_stats_backward(head: Head, residuals: tuple, cotangents: Stats) -> tuple[Operands]:
+def _token_stats_backward(head: Head, residuals: tuple, cotangents: RowStats) -> tuple[Operands]:
     operands, stats, marks = residuals
     wanted = Wanted(*(one is not None for one in _formed(marks)))
     by = jax.tree.map(_dense, cotangents, is_leaf=_is_symbolic)

@@ -31,7 +31,7 @@ from dovetail_kernels.loss.call import accumulator
 from dovetail_kernels.loss.tiles import Tiles
 
 
-class Stats(NamedTuple):
+class RowStats(NamedTuple):
     """The four numbers of each token. None: not asked for."""
 
     lse: Array
@@ -68,7 +68,7 @@ class Wanted(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Head:
-    """z = soft_cap(x w + bias) / temperature, its tiles, and which of `Stats` are asked for."""
+    """z = soft_cap(x w + bias) / temperature, its tiles, and which of `RowStats` are asked for."""
 
     vocab_axis: int
     soft_cap: float | None
@@ -78,11 +78,11 @@ class Head:
     tiles: Tiles
 
 
-def stats_of(head: Head, operands: Operands) -> tuple[Stats, Array]:
-    """Stats [tokens] and the lowest index of each token's largest logit, in one product."""
+def stats_of(head: Head, operands: Operands) -> tuple[RowStats, Array]:
+    """RowStats [tokens] and the lowest index of each token's largest logit, in one product."""
     cut = _cut_operands(head, operands)
 
-    def step(i: Array, found: tuple[Stats, Array]) -> tuple[Stats, Array]:
+    def step(i: Array, found: tuple[RowStats, Array]) -> tuple[RowStats, Array]:
         stats, best, _ = _forward(head, _tile(cut, i), None)
         return _put(found, (stats, best), i)
 
@@ -91,7 +91,7 @@ def stats_of(head: Head, operands: Operands) -> tuple[Stats, Array]:
 
 
 def gradients(
-    head: Head, operands: Operands, stats: Stats, by: Stats, *, wanted: Wanted
+    head: Head, operands: Operands, stats: RowStats, by: RowStats, *, wanted: Wanted
 ) -> Gradients:
     """The gradients, given `stats` and the loss's derivative `by` each; logits are found again."""
     cut = _cut_operands(head, operands)
@@ -108,12 +108,12 @@ def gradients(
 def stats_and_gradients(
     head: Head,
     operands: Operands,
-    formula: Callable[[Stats, Array], Array],
+    formula: Callable[[RowStats, Array], Array],
     weights: Array,
     *,
     wanted: Wanted,
-) -> tuple[Stats, Array, Gradients]:
-    """Stats, the index of each largest logit, and the gradients of the sum of `formula`.
+) -> tuple[RowStats, Array, Gradients]:
+    """RowStats, the index of each largest logit, and the gradients of the sum of `formula`.
 
     The formula is of a tile's stats and `weights`. The cotangent of its sum is one number, which
     scales the gradients afterwards: that is why they can be formed while the logits are at hand.
@@ -179,9 +179,9 @@ def _tile(cut: Operands, i: Array) -> Operands:
     return cut._replace(x=x, labels=jnp.where(read, labels, 0), read=read)
 
 
-def _no_stats(head: Head, cut: Operands) -> Stats:
+def _no_stats(head: Head, cut: Operands) -> RowStats:
     zeros = jnp.zeros(cut.labels.shape, accumulator(cut.x.dtype))
-    return Stats(
+    return RowStats(
         lse=zeros,
         label=zeros,
         total=zeros if head.total else None,
@@ -263,8 +263,10 @@ class _Sums(NamedTuple):
     best: Array
 
 
-def _forward(head: Head, tile: Operands, kept: Array | None) -> tuple[Stats, Array, Array | None]:
-    """Stats of a tile of tokens, the index of the largest logit; and `kept`, filled with z."""
+def _forward(
+    head: Head, tile: Operands, kept: Array | None
+) -> tuple[RowStats, Array, Array | None]:
+    """RowStats of a tile of tokens, the index of the largest logit; and `kept`, filled with z."""
     vocabulary = tile.w.shape[head.vocab_axis]
     zeros = jnp.zeros(tile.labels.shape, accumulator(tile.x.dtype))
 
@@ -277,7 +279,7 @@ def _forward(head: Head, tile: Operands, kept: Array | None) -> tuple[Stats, Arr
 
     nothing = _Sums(zeros - jnp.inf, zeros, zeros, zeros, zeros, jnp.zeros_like(tile.labels))
     sums, kept = lax.fori_loop(0, _tile_count(head, vocabulary), step, (nothing, kept))
-    stats = Stats(
+    stats = RowStats(
         lse=jnp.where(sums.top == -jnp.inf, sums.top, sums.top + jnp.log(sums.exps)),
         label=sums.label,
         total=sums.total if head.total else None,
@@ -319,8 +321,8 @@ def _back(
     head: Head,
     tile: Operands,
     i: Array,
-    stats: Stats,
-    by: Stats,
+    stats: RowStats,
+    by: RowStats,
     kept: Array | None,
     sums: Gradients,
 ) -> Gradients:
@@ -344,7 +346,7 @@ def _back(
 
 
 def _logit_gradient(
-    head: Head, tile: Operands, stats: Stats, by: Stats, z: Array, j: Array
+    head: Head, tile: Operands, stats: RowStats, by: RowStats, z: Array, j: Array
 ) -> Array:
     """The derivative by x w + bias in tile j: the formula at the top, then that of the soft cap."""
     columns, new = _columns(head, j, tile.w.shape[head.vocab_axis])

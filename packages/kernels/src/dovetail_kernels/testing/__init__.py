@@ -14,4 +14,4 @@ from dovetail_kernels.testing.loss import check_linear_logprobs as check_linear_
 from dovetail_kernels.testing.paged import check_paged_attention as check_paged_attention
 from dovetail_kernels.testing.paged import check_paged_write as check_paged_write
 from dovetail_kernels.testing.quantized import check_quantized_matmul as check_quantized_matmul
-from dovetail_kernels.testing.routing import check_route as check_route
+from dovetail_kernels.testing.routing import check_route_tokens as check_route_tokens

@@ -3,7 +3,8 @@
 """What a router must answer: cases, and their right values in float64 NumPy.
 
 For any function called as `fn(logits, **options)` with the options of a case, which are those of
-`dovetail_kernels.route`. Its `needs` name the options beyond a softmax, normalised over the chosen:
+`dovetail_kernels.route_tokens`. Its `needs` name the options beyond a softmax, normalised over the
+chosen:
 
     sigmoid, unnormalised, bias, groups, scale    that option
     bfloat16    logits of that dtype; scores and weights are float32 still
@@ -71,7 +72,9 @@ def _case(name: str, options: Mapping[str, Any], *needs: str, shift: float = 0.0
     return Case(name=name, options=options, needs=frozenset(needs), shift=shift)
 
 
-def check_route(fn: Callable[..., Any], *, supports: Collection[str], grad: bool = True) -> None:
+def check_route_tokens(
+    fn: Callable[..., Any], *, supports: Collection[str], grad: bool = True
+) -> None:
     """Every case: right where `supports` holds its needs, elsewhere right or refused.
 
     A refusal is ValueError, TypeError or NotImplementedError. A wrong answer is an AssertionError.
@@ -155,11 +158,11 @@ def oracle(
         scores /= scores.sum(-1, keepdims=True)
     else:
         scores = 1 / (1 + np.exp(-logits))
-    merit = scores if bias is None else scores + bias
+    selection = scores if bias is None else scores + bias
     if groups is not None:
-        merit = np.where(_kept(merit, groups), merit, -np.inf)
+        selection = np.where(_kept(selection, groups), selection, -np.inf)
     # Stable: of equal merits the lower index comes first.
-    experts = np.argsort(-merit, axis=-1, kind="stable")[:, :k]
+    experts = np.argsort(-selection, axis=-1, kind="stable")[:, :k]
     weights = np.take_along_axis(scores, experts, axis=-1)
     total = weights.sum(-1, keepdims=True) if normalise else 1.0
     weights = weights / total
@@ -174,8 +177,8 @@ def oracle(
     return experts.astype(np.int32), weights * scale, d_logits * scale
 
 
-def _kept(merit: np.ndarray, groups: ExpertGroups) -> np.ndarray:
-    grouped = merit.reshape(len(merit), groups.count, -1)
+def _kept(selection: np.ndarray, groups: ExpertGroups) -> np.ndarray:
+    grouped = selection.reshape(len(selection), groups.count, -1)
     best = np.sort(grouped, axis=-1)[..., ::-1]
     worth = best[..., :2].sum(-1) if groups.score == "top2" else best[..., 0]
     kept = np.zeros(worth.shape, bool)

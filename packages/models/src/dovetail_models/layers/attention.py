@@ -45,7 +45,7 @@ class SelfAttention(nnx.Module):
         self,
         x: Float[Array, "b t embed"],
         *,
-        turn: Angles | None,
+        angles: Angles | None,
         attend: Callable[..., Any],
         constrain: Constrain,
         kv: Any = None,
@@ -58,9 +58,9 @@ class SelfAttention(nnx.Module):
         v = self.v(x).reshape(*x.shape[:2], c.kv_heads, c.head_dim)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        if turn is not None and c.rope is not None:
-            q = rotate(q, turn, interleaved=c.rope.interleaved)
-            k = rotate(k, turn, interleaved=c.rope.interleaved)
+        if angles is not None and c.rope is not None:
+            q = rotate(q, angles, interleaved=c.rope.interleaved)
+            k = rotate(k, angles, interleaved=c.rope.interleaved)
         q = constrain(q, ("batch", "seq", "heads", None))
         k = constrain(k, ("batch", "seq", "kv_heads", None))
         v = constrain(v, ("batch", "seq", "kv_heads", None))

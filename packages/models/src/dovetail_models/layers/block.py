@@ -45,7 +45,7 @@ class Block(nnx.Module):
         self,
         x: Float[Array, "B T D"],
         *,
-        turn: Angles | None,
+        angles: Angles | None,
         attend: Callable[..., Any],
         constrain: Constrain,
         kv: Any = None,
@@ -54,7 +54,7 @@ class Block(nnx.Module):
         """(the stream after the block, the cache entry after it, the experts' balance or None)."""
         pre = self.norms != "post"
         h = self.attn_norm(x) if pre else x
-        out, kv = self.attn(h, turn=turn, attend=attend, constrain=constrain, kv=kv)
+        out, kv = self.attn(h, angles=angles, attend=attend, constrain=constrain, kv=kv)
         if self.attn_post_norm is not None:
             out = self.attn_post_norm(out)
         # Without these the partitioner shards the carry of a scan by embed and gathers activations.

@@ -58,15 +58,15 @@ class LatentSelfAttention(nnx.Module):
         self,
         x: Float[Array, "b t embed"],
         *,
-        turn: Angles | None,
+        angles: Angles | None,
         attend: Callable[..., Any],
         constrain: Constrain,
         kv: Any = None,
     ) -> tuple[Float[Array, "b t embed"], Any]:
         """(output, the cache entry after this call), as `SelfAttention`."""
         c = self.config
-        assert turn is not None  # it always has a RoPE
-        flip = functools.partial(rotate, turn=turn, interleaved=c.rope.interleaved)
+        assert angles is not None  # it always has a RoPE
+        flip = functools.partial(rotate, angles=angles, interleaved=c.rope.interleaved)
         q = self._queries(x).reshape(*x.shape[:2], c.heads, c.nope_dim + c.rope_dim)
         q_flat, q_turned = q[..., : c.nope_dim], flip(q[..., c.nope_dim :])
         down = self.kv_a(x)

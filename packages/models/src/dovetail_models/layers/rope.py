@@ -62,7 +62,7 @@ def _yarn(inverse: np.ndarray, scaling: YarnScaling, *, theta: float) -> np.ndar
     return (inverse * (slow / scaling.factor + 1 - slow)).astype(np.float32)
 
 
-def angles(rope: Rope, head_dim: int, *, positions: Int[Array, "*batch t"]) -> Angles:
+def rope_angles(rope: Rope, head_dim: int, *, positions: Int[Array, "*batch t"]) -> Angles:
     """(cos, sin) float32 of position times frequency, times YaRN's factor."""
     phase = positions[..., None].astype(jnp.float32) * frequencies(rope, head_dim)
     factor = rope.scaling.turn_factor if isinstance(rope.scaling, YarnScaling) else 1.0
@@ -72,12 +72,12 @@ def angles(rope: Rope, head_dim: int, *, positions: Int[Array, "*batch t"]) -> A
 
 def rotate(
     x: Float[Array, "b t n h"],
-    turn: tuple[Float[Array, "#b t half"], Float[Array, "#b t half"]],
+    angles: tuple[Float[Array, "#b t half"], Float[Array, "#b t half"]],
     *,
     interleaved: bool = False,
 ) -> Float[Array, "b t n h"]:
     """`x` with each pair of each head turned by its angle; computed in float32, dtype of x out."""
-    cos, sin = (part[:, :, None, :] for part in turn)
+    cos, sin = (part[:, :, None, :] for part in angles)
     wide = x.astype(jnp.float32)
     if interleaved:
         first, second = wide[..., 0::2], wide[..., 1::2]

@@ -52,12 +52,12 @@ class Router(nnx.Module):
         if self.bias is not None:
             logits += self.bias[...].astype(jnp.float32)
         scores = jax.nn.softmax(logits) if c.score == "softmax" else jax.nn.sigmoid(logits)
-        merit = scores
+        selection = scores
         if self.selection_bias is not None:
-            merit = merit + self.selection_bias[...].astype(jnp.float32)
+            selection = selection + self.selection_bias[...].astype(jnp.float32)
         if c.groups is not None:
-            merit = jnp.where(_in_best_groups(merit, c.groups), merit, -jnp.inf)
-        chosen = jax.lax.top_k(merit, c.top_k)[1]
+            selection = jnp.where(_in_best_groups(selection, c.groups), selection, -jnp.inf)
+        chosen = jax.lax.top_k(selection, c.top_k)[1]
         weights = jnp.take_along_axis(scores, chosen, axis=-1)
         if c.normalise:
             # Sigmoids can all underflow; a sum of softmax's best cannot.
@@ -65,10 +65,10 @@ class Router(nnx.Module):
         return weights * c.scale, chosen, scores
 
 
-def _in_best_groups(merit: Float[Array, "*batch E"], groups: Groups) -> Bool[Array, "*batch E"]:
+def _in_best_groups(selection: Float[Array, "*batch E"], groups: Groups) -> Bool[Array, "*batch E"]:
     """Whether an expert is in one of the best groups."""
-    size = merit.shape[-1] // groups.count
-    grouped = merit.reshape(*merit.shape[:-1], groups.count, size)
+    size = selection.shape[-1] // groups.count
+    grouped = selection.reshape(*selection.shape[:-1], groups.count, size)
     best = jax.lax.top_k(grouped, 2 if groups.score == "top2" else 1)[0].sum(-1)
     chosen = jax.lax.top_k(best, groups.top_k)[1]
     kept = jax.nn.one_hot(chosen, groups.count, dtype=bool).any(-2)

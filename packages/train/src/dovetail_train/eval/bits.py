@@ -94,10 +94,10 @@ class Eval:
         self._compiled: tuple[Any, Callable[..., Any]] | None = None
 
     def __call__(self, trainer: "Trainer", state: State, step: int) -> dict[str, float]:
-        found = result_of(self.parts(trainer, state, step), stopped=lambda: False)
+        found = result_of(self.run_in_parts(trainer, state, step), stopped=lambda: False)
         return dict(found or {})
 
-    def parts(
+    def run_in_parts(
         self, trainer: "Trainer", state: State, step: int
     ) -> Generator[None, None, dict[str, float]]:
         """The evaluation, with a yield after each batch."""

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dovetail_checkpoint.record import (
-    DamagedRecordError,
+from dovetail_checkpoint.manifest import (
+    DamagedManifestError,
     Items,
     ObjectItem,
     decode,
@@ -61,13 +61,13 @@ def test_any_changed_value_is_damage(items):
         for key in path[:-1]:
             at = at[key]
         at[path[-1]] = 7
-        with pytest.raises(DamagedRecordError):
+        with pytest.raises(DamagedManifestError):
             decode(document)
 
 
 @pytest.mark.parametrize("document", [None, [], {}, {"sha256": "0"}])
 def test_other_documents_are_damage(document):
-    with pytest.raises(DamagedRecordError):
+    with pytest.raises(DamagedManifestError):
         decode(document)
 
 

@@ -1,17 +1,17 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The seal of a committed step: `SHA256SUMS`, which `sha256sum -c SHA256SUMS` also reads.
+"""The checksums of a committed step: `SHA256SUMS`, which `sha256sum -c SHA256SUMS` also reads.
 
-    # sealed 77ac...                         the SHA-256 of all lines below
+    # checksum 77ac...                         the SHA-256 of all lines below
     3f0b...  _CHECKPOINT_METADATA            of each file
     9c1e...  model/d/5be0...
     # fmix32-pair 41d9a0c2f3b80e67 83886080  and of a large file the digest (digest.py) and the size
 
-Leaf digests prove the arrays; the seal proves the files, names the bad one, and tells a step that
+Leaf digests prove the arrays; checksums prove the files, name the bad one, and tell a step that
 was finished from one whose writer was killed right after the commit. SHA-256 takes one core longer
 than Orbax takes to read an array, the digest a fifth of that: so a restore compares large files by
 the digest, and `verify` all files by SHA-256. `sha256sum` ignores lines that start with `#`, and
-the seals of older steps have none.
+those of older steps have none.
 """
 
 import hashlib
@@ -26,11 +26,11 @@ import numpy as np
 from dovetail_checkpoint.report import Problem
 from dovetail_checkpoint.sums import total, word_sums
 
-SEAL = "SHA256SUMS"
+SHA256SUMS = "SHA256SUMS"
 _BLOCK_BYTES = 4 << 20
 # Files from this size on have a digest too; SHA-256 takes half a millisecond for smaller ones.
 _LARGE_BYTES = 1 << 20
-_COVER = re.compile(r"# sealed ([0-9a-f]{64})")
+_COVER = re.compile(r"# checksum ([0-9a-f]{64})")
 _FILE = re.compile(r"([0-9a-f]{64})  (.+)")
 _DIGEST = re.compile(r"# fmix32-pair ([0-9a-f]{16}) (0|[1-9][0-9]*)")
 
@@ -46,36 +46,36 @@ class _Entry:
 
 
 def write(directory: Path) -> None:
-    """Hashes every file under `directory`; the seal appears whole or not at all."""
+    """Hashes every file under `directory`; SHA256SUMS appears whole or not at all."""
     text = _render([_entry(directory, name) for name in _files(directory)])
-    partial = directory / f"{SEAL}.partial"
+    partial = directory / f"{SHA256SUMS}.partial"
     with open(partial, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    partial.rename(directory / SEAL)
+    partial.rename(directory / SHA256SUMS)
     sync_directory(directory)
 
 
 def exists(directory: Path) -> bool:
-    """Whether the step was sealed."""
-    return (directory / SEAL).is_file()
+    """Whether the step has its checksums."""
+    return (directory / SHA256SUMS).is_file()
 
 
 def check(directory: Path, *, quick: bool = False, part: int = 0, parts: int = 1) -> list[Problem]:
-    """What differs from the seal; nothing if there is no seal.
+    """What differs from the checksums; nothing if there are none.
 
-    quick: compares large files by their digest, if the seal has it, instead of by SHA-256.
+    quick: compares large files by their digest, if SHA256SUMS has it, instead of by SHA-256.
     Looks at every `parts`-th file from `part` on, so that processes may share the work.
     """
     if not exists(directory):
         return []
     try:
-        entries = _parse((directory / SEAL).read_bytes().decode())
+        entries = _parse((directory / SHA256SUMS).read_bytes().decode())
     except ValueError as error:
-        return [Problem(where=SEAL, reason=f"is not the seal that was written ({error})")]
+        return [Problem(where=SHA256SUMS, reason=f"is not as it was written ({error})")]
     unlisted = set(_files(directory)) - {entry.name for entry in entries}
-    problems = [Problem(where=name, reason="is not in the seal") for name in sorted(unlisted)]
+    problems = [Problem(where=name, reason="is not in SHA256SUMS") for name in sorted(unlisted)]
     compared = (_compare(directory, entry, quick=quick) for entry in entries[part::parts])
     return problems + [problem for problem in compared if problem is not None]
 
@@ -96,11 +96,11 @@ def _render(entries: list[_Entry]) -> str:
         if entry.digest is not None:
             lines.append(f"# fmix32-pair {entry.digest} {entry.size}\n")
     body = "".join(lines)
-    return f"# sealed {hashlib.sha256(body.encode()).hexdigest()}\n{body}"
+    return f"# checksum {hashlib.sha256(body.encode()).hexdigest()}\n{body}"
 
 
 def _parse(text: str) -> list[_Entry]:
-    """The entries of a seal. Raises ValueError unless it is, to the bit, one that `write` made."""
+    """The entries of SHA256SUMS. Raises ValueError unless `write` made it, to the bit."""
     *lines, end = text.split("\n")
     if end:
         raise ValueError("its last line is cut")
@@ -143,21 +143,23 @@ def _compare(directory: Path, entry: _Entry, *, quick: bool) -> Problem | None:
         if not quick or entry.digest is None:
             have, want, kind = _sha256(path), entry.sha256, "sha256"
         elif (size := path.stat().st_size) != entry.size:
-            return Problem(where=entry.name, reason=f"has {size} bytes, sealed were {entry.size}")
+            return Problem(
+                where=entry.name, reason=f"has {size} bytes, committed were {entry.size}"
+            )
         else:
             have, want, kind = _digest(path), entry.digest, "digest"
     except OSError as error:
         return Problem(where=entry.name, reason=f"cannot be read ({error.strerror})")
     if have == want:
         return None
-    reason = f"{kind} is {have[:12]}..., the seal says {want[:12]}..."
+    reason = f"{kind} is {have[:12]}..., SHA256SUMS says {want[:12]}..."
     return Problem(where=entry.name, reason=reason)
 
 
 def _files(directory: Path) -> list[str]:
     files = (path for path in directory.rglob("*") if path.is_file())
     names = (path.relative_to(directory).as_posix() for path in files)
-    return sorted(name for name in names if name not in (SEAL, f"{SEAL}.partial"))
+    return sorted(name for name in names if name not in (SHA256SUMS, f"{SHA256SUMS}.partial"))
 
 
 def _sha256(path: Path) -> str:

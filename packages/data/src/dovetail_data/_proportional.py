@@ -1,12 +1,11 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Which source gives the next row, so that none is ever a whole row ahead or behind.
+"""Proportional interleaving: which source each row comes from.
 
-The chairman assignment problem: states of unequal size take turns at the chair, one a year, and
-after n years each shall have had it l n times, as nearly as can be at every n (Tijdeman, "The
-chairman assignment problem", Discrete Mathematics 32, 1980). His rule keeps |x - l n| at or below
-1 - 1/(2k - 2) for k states, and no rule can do better. With weights of one denominator D the
-sequence repeats after D places: one period in memory answers for any place.
+No source is ever a whole row ahead of its share or behind it. This is the chairman assignment
+problem (Tijdeman, Discrete Mathematics 32, 1980): his rule keeps |x - l n| at or below
+1 - 1/(2k - 2) for k sources with shares l after n rows, and no rule can do better. With weights of
+one denominator D the sequence repeats after D rows: one period in memory answers for any row.
 """
 
 import heapq

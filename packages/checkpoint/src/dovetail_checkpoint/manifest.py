@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The record of a step: what was saved, with the digest of each leaf, as one JSON item.
+"""The manifest of a step: what was saved, with the digest of each leaf, as one JSON item.
 
     {"format": 1, "digest": "fmix32-pair",
      "trees": {"params": {"tree": {"w": 0, "b": 1}, "leaves": [["w", "float32", [2, 3], "0f..."],
@@ -11,7 +11,7 @@
 
 `tree` is the plain tree (names.py) with the number of the leaf in place of the leaf; leaves that
 Orbax cannot hold (arrays without elements) are in `leaves` alone. `sha256` covers the canonical
-JSON of all else, so that a damaged record is told from one that fits another model.
+JSON of all else, so that a damaged manifest is told from one that fits another model.
 """
 
 import functools
@@ -26,8 +26,8 @@ import numpy as np
 
 from dovetail_checkpoint.names import leaf_names, plain, shown_names
 
-# The record is an item beside the user's.
-RECORD_ITEM = "dovetail"
+# The manifest is an item beside the user's.
+MANIFEST_ITEM = "dovetail"
 
 _FORMAT = 1
 _DIGEST = "fmix32-pair"
@@ -37,7 +37,7 @@ _DIGEST = "fmix32-pair"
 class Leaf:
     """One saved leaf; `dtype` is "python int", "python float" or "python bool" for a number.
 
-    `digest` is None in a step that was written without a record.
+    `digest` is None in a step that was written without a manifest.
     """
 
     name: str
@@ -76,12 +76,12 @@ class Items:
     metrics: Mapping[str, float | int] = field(default_factory=dict)
 
 
-class DamagedRecordError(Exception):
-    """The record is not what was written."""
+class DamagedManifestError(Exception):
+    """The manifest is not what was written."""
 
 
 def encode(items: Items) -> dict[str, Any]:
-    """The JSON document of the record."""
+    """The JSON document of the manifest."""
     trees = {name: _encode_tree(item) for name, item in items.trees.items()}
     objects = {name: asdict(item) for name, item in items.objects.items()}
     body = {
@@ -95,15 +95,15 @@ def encode(items: Items) -> dict[str, Any]:
 
 
 def decode(document: Any) -> Items:
-    """The items of the record. Raises DamagedRecordError; RuntimeError for another format."""
+    """The items of the manifest. Raises DamagedManifestError; RuntimeError for another format."""
     if not isinstance(document, dict) or "sha256" not in document:
-        raise DamagedRecordError("is not a record")
+        raise DamagedManifestError("is not a manifest")
     body = {key: value for key, value in document.items() if key != "sha256"}
     if json_sha256(body) != document["sha256"]:
-        raise DamagedRecordError("does not have the sha256 that it states")
+        raise DamagedManifestError("does not have the sha256 that it states")
     if (body["format"], body["digest"]) != (_FORMAT, _DIGEST):
         raise RuntimeError(
-            f"the record must have format={_FORMAT} and digest={_DIGEST!r}, got "
+            f"the manifest must have format={_FORMAT} and digest={_DIGEST!r}, got "
             f"format={body['format']!r} and digest={body['digest']!r}; "
             "read it with the version of dovetail-checkpoint that wrote it"
         )
@@ -146,7 +146,7 @@ def _named_dtype(name: str, leaf: Any) -> str:
 
 
 def leaf_dtype(leaf: Any) -> str:
-    """The dtype of a leaf or abstract leaf, as the record has it. TypeError for another leaf."""
+    """The dtype of a leaf or abstract leaf, as the manifest has it. TypeError for another leaf."""
     if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct | np.ndarray | np.generic):
         return _dtype_name(leaf.dtype)
     if isinstance(leaf, bool | int | float):

@@ -9,52 +9,52 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail_checkpoint import Best, Keep, keep, seal
+from dovetail_checkpoint import Best, Retention, checksums, retention
 
 
-def make(root: Path, step: int, *, sealed: bool = True) -> None:
+def make(root: Path, step: int, *, has_checksums: bool = True) -> None:
     (root / str(step)).mkdir(parents=True)
     (root / str(step) / "file").write_text(str(step))
-    if sealed:
-        seal.write(root / str(step))
+    if has_checksums:
+        checksums.write(root / str(step))
 
 
 def test_the_newest_stay(tmp_path):
     for step in (10, 9, 100, 20):
         make(tmp_path, step)
-    keep.retain(tmp_path, Keep(latest=2), damaged=(), sealed_only=True)
-    assert keep.committed_steps(tmp_path) == [20, 100]
+    retention.retain(tmp_path, Retention(latest=2), damaged=(), checked_only=True)
+    assert retention.committed_steps(tmp_path) == [20, 100]
 
 
 def test_nothing_goes_before_enough_are_sealed(tmp_path):
     make(tmp_path, 1)
-    make(tmp_path, 2, sealed=False)
-    keep.retain(tmp_path, Keep(latest=2), damaged=(), sealed_only=True)
-    assert keep.committed_steps(tmp_path) == [1, 2]
+    make(tmp_path, 2, has_checksums=False)
+    retention.retain(tmp_path, Retention(latest=2), damaged=(), checked_only=True)
+    assert retention.committed_steps(tmp_path) == [1, 2]
 
 
 def test_multiples_stay_for_ever(tmp_path):
     for step in (0, 4, 5, 6, 10, 11):
         make(tmp_path, step)
-    keep.retain(tmp_path, Keep(latest=1, every=5), damaged=(), sealed_only=True)
-    assert keep.committed_steps(tmp_path) == [0, 5, 10, 11]
+    retention.retain(tmp_path, Retention(latest=1, every=5), damaged=(), checked_only=True)
+    assert retention.committed_steps(tmp_path) == [0, 5, 10, 11]
 
 
 @pytest.mark.parametrize(("mode", "stay"), [("min", [3, 9]), ("max", [4, 9])])
 def test_the_best_step_stays_until_a_better_one_comes(tmp_path, mode, stay):
-    rule = Keep(latest=1, best=Best("loss", mode=mode))
+    rule = Retention(latest=1, best=Best("loss", mode=mode))
     for step, loss in ((1, 0.5), (3, 0.25), (4, 0.75), (7, 0.5), (9, None)):
         found = {} if loss is None else {"loss": loss, "other": -loss}
         save_metrics(tmp_path, step, found)
-        keep.retain(tmp_path, rule, damaged=(), sealed_only=True)
-    assert keep.committed_steps(tmp_path) == stay
+        retention.retain(tmp_path, rule, damaged=(), checked_only=True)
+    assert retention.committed_steps(tmp_path) == stay
 
 
 def save_metrics(root: Path, step: int, found: dict) -> None:
     make(root, step)
     (root / str(step) / "metrics").mkdir()
     (root / str(step) / "metrics" / "metrics").write_text(json.dumps(found))
-    seal.write(root / str(step))
+    checksums.write(root / str(step))
 
 
 def test_of_equal_steps_the_newer_is_better():
@@ -63,7 +63,7 @@ def test_of_equal_steps_the_newer_is_better():
 
 def stays(step, saves, rule) -> bool:
     """Whether a sound step stays: the rule in words, one step at a time."""
-    good = {s: loss for s, sealed, harm, loss in saves if sealed and not harm}
+    good = {s: loss for s, has_checksums, harm, loss in saves if has_checksums and not harm}
     if sum(other > step for other in good) < rule.latest or len(good) < rule.latest:
         return True
     if rule.every is not None and step % rule.every == 0:
@@ -78,7 +78,7 @@ def stays(step, saves, rule) -> bool:
 
 
 rules = st.builds(
-    Keep,
+    Retention,
     latest=st.integers(1, 4),
     every=st.none() | st.integers(1, 6),
     best=st.none()
@@ -101,8 +101,8 @@ def test_what_goes_is_what_the_rule_says(saves, rule):
     sound = [step for step, _, harm, _ in saves if not harm]
     good = {
         step: {} if loss is None else {"loss": loss}
-        for step, sealed, harm, loss in saves
-        if sealed and not harm
+        for step, has_checksums, harm, loss in saves
+        if has_checksums and not harm
     }
     doomed = rule.doomed(sound, good=good)
     assert doomed == sorted(step for step in sound if not stays(step, saves, rule))
@@ -114,16 +114,17 @@ def test_what_goes_is_what_the_rule_says(saves, rule):
 def test_over_any_sequence_of_saves_damaged_and_last_good_steps_stay(saves, rule):
     with tempfile.TemporaryDirectory() as directory:
         root, damaged = Path(directory), set()
-        for step, sealed, is_damaged, loss in saves:
-            before = keep.committed_steps(root)
+        for step, has_checksums, is_damaged, loss in saves:
+            before = retention.committed_steps(root)
             save_metrics(root, step, {} if loss is None else {"loss": loss})
-            if not sealed:
-                (root / str(step) / seal.SEAL).unlink()
+            if not has_checksums:
+                (root / str(step) / checksums.SHA256SUMS).unlink()
             if is_damaged:
                 damaged.add(step)
-            good = [s for s in (*before, step) if s not in damaged and seal.exists(root / str(s))]
-            keep.retain(root, rule, damaged=damaged, sealed_only=True)
-            after = keep.committed_steps(root)
+            whole = [s for s in (*before, step) if checksums.exists(root / str(s))]
+            good = [s for s in whole if s not in damaged]
+            retention.retain(root, rule, damaged=damaged, checked_only=True)
+            after = retention.committed_steps(root)
             assert damaged & {*before, step} <= set(after)
             assert set(sorted(good)[-rule.latest :]) <= set(after)
             gone = {*before, step} - set(after)
@@ -132,8 +133,8 @@ def test_over_any_sequence_of_saves_damaged_and_last_good_steps_stay(saves, rule
 
 def test_a_step_without_metadata_is_still_described(tmp_path):
     make(tmp_path, 4)
-    assert keep.describe(tmp_path, 4).items == ()
-    assert keep.describe(tmp_path, 4).metrics == {}
+    assert retention.describe(tmp_path, 4).items == ()
+    assert retention.describe(tmp_path, 4).metrics == {}
 
 
 def test_a_step_that_is_deleted_while_it_is_described_is_left_out(tmp_path, monkeypatch):
@@ -144,15 +145,15 @@ def test_a_step_that_is_deleted_while_it_is_described_is_left_out(tmp_path, monk
     def stat_and_delete(path, **options):
         if str(path).startswith(str(tmp_path / "2" / "")) and not seen:
             seen.append(path)
-            keep.delete(tmp_path, 2)
+            retention.delete(tmp_path, 2)
         return stat(path, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "stat", stat_and_delete)
-        found = keep.described_steps(tmp_path)
+        found = retention.described_steps(tmp_path)
     assert len(seen) == 1
     size = sum(path.stat().st_size for path in (tmp_path / "1").iterdir())
-    assert [(step.step, step.bytes, step.sealed) for step in found] == [
+    assert [(step.step, step.bytes, step.has_checksums) for step in found] == [
         (1, size, True),
         (3, size, True),
     ]
@@ -170,7 +171,7 @@ def test_a_file_that_is_renamed_while_it_is_counted_is_no_error(tmp_path, monkey
         return stat(path, **options)
 
     monkeypatch.setattr(os, "stat", stat_late)
-    (found,) = keep.described_steps(tmp_path)
+    (found,) = retention.described_steps(tmp_path)
     assert found.bytes == sum(path.stat().st_size for path in (tmp_path / "1").iterdir())
 
 
@@ -180,13 +181,13 @@ def test_an_interrupted_deletion_leaves_no_step(tmp_path, monkeypatch):
     def interrupted(path):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(keep.shutil, "rmtree", interrupted)
+    monkeypatch.setattr(retention.shutil, "rmtree", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        keep.delete(tmp_path, 1)
+        retention.delete(tmp_path, 1)
     monkeypatch.undo()
-    assert keep.committed_steps(tmp_path) == []
+    assert retention.committed_steps(tmp_path) == []
     assert [path.name for path in tmp_path.iterdir()] == ["1.dovetail-deleting"]
-    keep.delete_leftovers(tmp_path)
+    retention.delete_leftovers(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -195,11 +196,11 @@ def test_leftovers_are_those_of_saves_and_deletions_alone(tmp_path):
     others = ["7", "notes", "7.dovetail-damaged-0", "x.orbax-checkpoint-tmp", "007"]
     for name in names + others:
         (tmp_path / name).mkdir()
-    keep.delete_leftovers(tmp_path, step=8)
+    retention.delete_leftovers(tmp_path, step=8)
     assert {path.name for path in tmp_path.iterdir()} == {*names, *others} - {names[2]}
-    keep.delete_leftovers(tmp_path)
+    retention.delete_leftovers(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == set(others)
-    assert keep.committed_steps(tmp_path) == [7]
+    assert retention.committed_steps(tmp_path) == [7]
 
 
 def test_a_leftover_that_still_fills_waits_for_the_next_time(tmp_path, monkeypatch, caplog):
@@ -207,18 +208,18 @@ def test_a_leftover_that_still_fills_waits_for_the_next_time(tmp_path, monkeypat
     leftover = tmp_path / "7.orbax-checkpoint-tmp"
     leftover.mkdir()
     with monkeypatch.context() as patch:
-        patch.setattr(keep.shutil, "rmtree", lambda path: path.rmdir())
+        patch.setattr(retention.shutil, "rmtree", lambda path: path.rmdir())
         (leftover / "late").touch()
-        keep.delete_leftovers(tmp_path)
+        retention.delete_leftovers(tmp_path)
     assert f"{leftover} stays for now" in caplog.text
-    keep.delete_leftovers(tmp_path)
+    retention.delete_leftovers(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_damaged_steps_are_set_aside_one_after_another(tmp_path):
     for _ in range(2):
         make(tmp_path, 5)
-        keep.set_aside(tmp_path, 5)
+        retention.set_aside(tmp_path, 5)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "5.dovetail-damaged-0",
         "5.dovetail-damaged-1",
@@ -226,16 +227,16 @@ def test_damaged_steps_are_set_aside_one_after_another(tmp_path):
 
 
 def test_no_root_is_no_step(tmp_path):
-    assert keep.committed_steps(tmp_path / "none") == []
+    assert retention.committed_steps(tmp_path / "none") == []
 
 
 @pytest.mark.usefixtures("unchecked")
 def test_rules_that_keep_nothing_are_refused():
     with pytest.raises(ValueError, match=r"at least one step, got latest=0; use latest=1"):
-        Keep(latest=0)
+        Retention(latest=0)
     with pytest.raises(ValueError, match=r"a number of steps, got every=0; use every=None"):
-        Keep(every=0)
-    with pytest.raises(ValueError, match=r"at least one step, got count=0; use Keep\(best=None"):
+        Retention(every=0)
+    with pytest.raises(ValueError, match=r"one step, got count=0; use Retention\(best=None"):
         Best("loss", mode="min", count=0)
     with pytest.raises(ValueError, match=r"by 'min' or 'max', got mode='least'; use mode='min'"):
         Best("loss", mode="least")

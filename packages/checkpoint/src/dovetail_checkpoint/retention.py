@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from dovetail_checkpoint import _compat, metrics, seal
-from dovetail_checkpoint.record import RECORD_ITEM
+from dovetail_checkpoint import _compat, checksums, metrics
+from dovetail_checkpoint.manifest import MANIFEST_ITEM
 
 _logger = logging.getLogger(__name__)
 _STEP = re.compile(r"0|[1-9][0-9]*")
@@ -30,13 +30,13 @@ _LEFTOVER = re.compile(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class SavedStep:
     """A committed step as it lies on disk. `items` is empty where the step's metadata is lost."""
 
     step: int
     items: tuple[str, ...]
     bytes: int
-    sealed: bool
+    has_checksums: bool
     metrics: Mapping[str, float | int] = field(default_factory=dict)
 
 
@@ -59,8 +59,8 @@ class Best:
             )
         if self.count < 1:
             raise ValueError(
-                f"Best must keep at least one step, got count={self.count}; use Keep(best=None) "
-                "to keep none"
+                f"Best must keep at least one step, got count={self.count}; use "
+                "Retention(best=None) to keep none"
             )
 
     def of(self, metrics: Mapping[int, Mapping[str, float | int]]) -> list[int]:
@@ -71,13 +71,13 @@ class Best:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Keep:
+class Retention:
     """Keeps the newest `latest` good steps and everything newer than the oldest of them.
 
     every: multiples of this step number stay for ever, 0 too. None: no step does.
     best: of the good steps, these stay as long as none is better. None: no metric is compared.
 
-    >>> Keep(latest=2, every=10_000, best=Best("eval/loss", mode="min"))
+    >>> Retention(latest=2, every=10_000, best=Best("eval/loss", mode="min"))
     """
 
     latest: int = 3
@@ -87,13 +87,13 @@ class Keep:
     def __post_init__(self) -> None:
         if self.latest < 1:
             raise ValueError(
-                f"Keep must leave at least one step, got latest={self.latest}; "
+                f"Retention must leave at least one step, got latest={self.latest}; "
                 "use latest=1 to keep only the newest"
             )
         if self.every is not None and self.every < 1:
             raise ValueError(
-                f"Keep must be given a number of steps, got every={self.every}; use every=None "
-                "to keep none for ever"
+                f"Retention must be given a number of steps, got every={self.every}; use "
+                "every=None to keep none for ever"
             )
 
     def doomed(
@@ -127,30 +127,30 @@ def committed_steps(root: Path) -> list[int]:
     return sorted(int(name) for name in names if _STEP.fullmatch(name))
 
 
-def describe(root: Path, step: int) -> Step:
+def describe(root: Path, step: int) -> SavedStep:
     """What lies on disk for one step; no array is read."""
     directory = step_directory(root, step)
     try:
         items = _compat.item_names(directory)
     except (OSError, ValueError, LookupError, TypeError):
         items = []
-    return Step(
+    return SavedStep(
         step=step,
-        items=tuple(name for name in items if name not in (RECORD_ITEM, _compat.METRICS_ITEM)),
+        items=tuple(name for name in items if name not in (MANIFEST_ITEM, _compat.METRICS_ITEM)),
         bytes=_size(directory),
-        sealed=seal.exists(directory),
+        has_checksums=checksums.exists(directory),
         metrics=metrics.read(directory),
     )
 
 
-def described_steps(root: Path) -> list[Step]:
+def described_steps(root: Path) -> list[SavedStep]:
     """The committed steps, oldest first, without those that a running save deletes meanwhile."""
     described = [describe(root, step) for step in committed_steps(root)]
     return [step for step in described if step_directory(root, step.step).is_dir()]
 
 
 def _size(directory: Path) -> int:
-    """Bytes of all files. One that is renamed or deleted meanwhile, as the seal is, counts 0."""
+    """Bytes of all files. One that is renamed or deleted meanwhile, as SHA256SUMS is, counts 0."""
     size = 0
     for folder, _, names in os.walk(directory):
         for name in names:
@@ -163,7 +163,7 @@ def delete(root: Path, step: int) -> None:
     """Deletes one step; if interrupted, the rest is a leftover and no longer a step."""
     doomed = root / f"{step}{_DELETING_SUFFIX}"
     step_directory(root, step).rename(doomed)
-    seal.sync_directory(root)
+    checksums.sync_directory(root)
     shutil.rmtree(doomed)
 
 
@@ -191,18 +191,18 @@ def set_aside(root: Path, step: int) -> Path:
     return step_directory(root, step).rename(aside)
 
 
-def retain(root: Path, rule: Keep, *, damaged: Collection[int], sealed_only: bool) -> None:
+def retain(root: Path, rule: Retention, *, damaged: Collection[int], checked_only: bool) -> None:
     """Deletes what `rule` lets go.
 
-    Steps known to be damaged neither count as good nor go. With `sealed_only` a step is good once
-    it is sealed; an older unsealed step goes with the others.
+    Steps known to be damaged neither count as good nor go. With `checked_only` a step is good once
+    it has checksums; an older one without them goes with the others.
     """
     sound = [step for step in committed_steps(root) if step not in damaged]
     directories = {step: step_directory(root, step) for step in sound}
     good = {
         step: metrics.read(directory) if rule.best else {}
         for step, directory in directories.items()
-        if not sealed_only or seal.exists(directory)
+        if not checked_only or checksums.exists(directory)
     }
     for step in rule.doomed(sound, good=good):
         delete(root, step)

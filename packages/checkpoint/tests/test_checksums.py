@@ -8,7 +8,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from dovetail_checkpoint import seal
+from dovetail_checkpoint import checksums
 from dovetail_checkpoint.digest import hex_digests
 
 LARGE = (1 << 20) + 4_000_003  # more than a block, and no whole words
@@ -22,7 +22,7 @@ def original(tmp_path_factory):
     (root / "item" / "d" / "large").write_bytes(random.Random(0).randbytes(LARGE))
     (root / "item" / "empty").write_bytes(b"")
     (root / "_METADATA").write_text("{}")
-    seal.write(root)
+    checksums.write(root)
     return root
 
 
@@ -32,7 +32,7 @@ def sealed(original, tmp_path):
 
 
 def wheres(directory, *, quick=False):
-    return [problem.where for problem in seal.check(directory, quick=quick)]
+    return [problem.where for problem in checksums.check(directory, quick=quick)]
 
 
 def test_the_seal_is_what_sha256sum_reads(sealed):
@@ -54,26 +54,26 @@ def test_a_large_file_has_its_digest_and_size(sealed):
 
 @pytest.mark.parametrize("quick", [False, True])
 def test_an_intact_step_has_no_problem(sealed, quick):
-    assert seal.exists(sealed)
-    assert seal.check(sealed, quick=quick) == []
+    assert checksums.exists(sealed)
+    assert checksums.check(sealed, quick=quick) == []
 
 
-def reseal(sealed, change):
+def rewrite(sealed, change):
     """A seal with other lines and the first line that fits them."""
     body = change((sealed / "SHA256SUMS").read_text().partition("\n")[2])
     cover = hashlib.sha256(body.encode()).hexdigest()
-    (sealed / "SHA256SUMS").write_text(f"# sealed {cover}\n{body}")
+    (sealed / "SHA256SUMS").write_text(f"# checksum {cover}\n{body}")
 
 
 def test_quick_compares_large_files_by_digest_alone(sealed):
     sha256 = hashlib.sha256((sealed / "item" / "d" / "large").read_bytes()).hexdigest()
-    reseal(sealed, lambda body: body.replace(sha256, "0" * 64))
+    rewrite(sealed, lambda body: body.replace(sha256, "0" * 64))
     assert (wheres(sealed), wheres(sealed, quick=True)) == (["item/d/large"], [])
 
 
 def test_all_else_is_compared_by_sha256(sealed):
     digest = (sealed / "SHA256SUMS").read_text().splitlines()[4].split()[2]
-    reseal(sealed, lambda body: body.replace(digest, "0" * 16))
+    rewrite(sealed, lambda body: body.replace(digest, "0" * 16))
     assert (wheres(sealed), wheres(sealed, quick=True)) == ([], ["item/d/large"])
 
 
@@ -94,7 +94,7 @@ def test_any_flipped_bit_of_the_seal_is_found(sealed):
         bad = bytearray(good)
         bad[bit // 8] ^= 1 << bit % 8
         (sealed / "SHA256SUMS").write_bytes(bad)
-        if not seal.check(sealed, quick=True):
+        if not checksums.check(sealed, quick=True):
             unnoticed.append((bit, bytes(bad)))
     assert unnoticed == []
 
@@ -104,7 +104,7 @@ def test_any_cut_of_the_seal_is_found(sealed):
     unnoticed = []
     for size in range(len(good)):
         (sealed / "SHA256SUMS").write_bytes(good[:size])
-        unnoticed += [] if seal.check(sealed, quick=True) else [size]
+        unnoticed += [] if checksums.check(sealed, quick=True) else [size]
     assert unnoticed == []
 
 
@@ -144,14 +144,14 @@ def test_any_harm_to_a_large_file_is_found_by_its_digest(sealed, harm):
 
 
 def test_no_seal_is_no_problem(tmp_path):
-    assert not seal.exists(tmp_path)
-    assert seal.check(tmp_path) == []
+    assert not checksums.exists(tmp_path)
+    assert checksums.check(tmp_path) == []
 
 
 def test_the_changed_file_is_named(sealed):
     (sealed / "item" / "empty").write_bytes(b"x")
     assert wheres(sealed) == ["item/empty"]
-    assert "the seal says e3b0c44298fc" in seal.check(sealed)[0].reason  # sha256 of nothing
+    assert "SHA256SUMS says e3b0c44298fc" in checksums.check(sealed)[0].reason  # sha256 of nothing
 
 
 def test_missing_and_added_files_are_named(sealed):
@@ -168,7 +168,7 @@ def test_a_damaged_seal_is_the_problem(sealed, text):
 
 
 def test_a_seal_cut_at_a_line_is_found(sealed):
-    reseal(sealed, lambda body: body[: body.index("\n") + 1])
+    rewrite(sealed, lambda body: body[: body.index("\n") + 1])
     assert wheres(sealed) == ["item/d/data", "item/d/large", "item/empty"]
 
 
@@ -181,12 +181,12 @@ def test_a_seal_that_lost_its_first_line_is_found(sealed):
 def test_processes_share_the_lines(sealed):
     for name in ("_METADATA", "item/d/data", "item/d/large", "item/empty"):
         (sealed / name).write_bytes(b"changed")
-    shares = [[p.where for p in seal.check(sealed, part=i, parts=2)] for i in range(2)]
+    shares = [[p.where for p in checksums.check(sealed, part=i, parts=2)] for i in range(2)]
     assert shares == [["_METADATA", "item/d/large"], ["item/d/data", "item/empty"]]
 
 
 def test_a_half_written_seal_is_no_seal(sealed):
     (sealed / "SHA256SUMS").rename(sealed / "SHA256SUMS.partial")
-    assert not seal.exists(sealed)
-    seal.write(sealed)
-    assert seal.check(sealed) == []
+    assert not checksums.exists(sealed)
+    checksums.write(sealed)
+    assert checksums.check(sealed) == []

@@ -140,7 +140,7 @@ def test_keys_with_slashes_and_trees_of_one_leaf_survive(tmp_path):
 def test_a_destination_that_exists_is_refused_and_unchanged(foreign, tmp_path, format):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine").write_text("x")
-    with pytest.raises(ValueError, match=r"must be new, got .*out, which exists; give another"):
+    with pytest.raises(FileExistsError, match=r"must be new, got .*out', which is in use; give"):
         convert(foreign, tmp_path / "out", format=format)
     assert os.listdir(tmp_path) == ["out"]
     assert os.listdir(tmp_path / "out") == ["mine"]

@@ -86,14 +86,14 @@ from pathlib import Path
 import numpy as np
 from dovetail_data import _index_file
 from dovetail_data.spans import SpanTable
-calls, sync = 0, _index_file._sync
-def sync_or_die(path):
+calls, fsync = 0, os.fsync
+def sync_or_die(descriptor):
     global calls
     if calls == int(sys.argv[2]):
         os.kill(os.getpid(), signal.SIGKILL)
     calls += 1
-    sync(path)
-_index_file._sync = sync_or_die
+    fsync(descriptor)
+os.fsync = sync_or_die
 one = np.zeros(1, np.int32)
 _index_file.load(
     Path(sys.argv[1]),

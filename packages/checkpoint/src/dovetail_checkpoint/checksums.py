@@ -23,6 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
+from dovetail_checkpoint._durable import sync
 from dovetail_checkpoint.report import Problem
 from dovetail_checkpoint.sums import total, word_sums
 
@@ -54,7 +55,7 @@ def write(directory: Path) -> None:
         file.flush()
         os.fsync(file.fileno())
     partial.rename(directory / SHA256SUMS)
-    sync_directory(directory)
+    sync(directory)
 
 
 def exists(directory: Path) -> bool:
@@ -78,15 +79,6 @@ def check(directory: Path, *, quick: bool = False, part: int = 0, parts: int = 1
     problems = [Problem(where=name, reason="is not in SHA256SUMS") for name in sorted(unlisted)]
     compared = (_compare(directory, entry, quick=quick) for entry in entries[part::parts])
     return problems + [problem for problem in compared if problem is not None]
-
-
-def sync_directory(directory: Path) -> None:
-    """Makes renames in `directory` durable."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _render(entries: list[_Entry]) -> str:

@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 import jax
 
+from dovetail_checkpoint._durable import new_directory
 from dovetail_checkpoint.assembly import assembled
 from dovetail_checkpoint.export import export_safetensors, tensors
 from dovetail_checkpoint.loading import explain
 from dovetail_checkpoint.mapping import Explanation
-from dovetail_checkpoint.new_directory import new_directory
 from dovetail_checkpoint.opening import open_source
 from dovetail_checkpoint.orbax_item import OrbaxItem
 from dovetail_checkpoint.progress import Progress, counter
@@ -47,11 +47,11 @@ def convert(
     file_bytes: of safetensors files (5e9).
     progress: called with bytes done and bytes in all.
 
-    Raises ValueError if the rules or the leaves do not fit or `to` exists, DamageError if a leaf
-    is not what was written, OSError or RuntimeError if the disk is full, RuntimeError if several
-    processes run.
+    Raises ValueError if the rules or the leaves do not fit, FileExistsError if `to` is in use,
+    DamageError if a leaf is not what was written, OSError or RuntimeError if the disk is full,
+    RuntimeError if several processes run.
 
-    >>> convert("hf", "run", format="orbax", rules=[stack("layers/#/**", "layers/**")])
+    >>> convert("hf", "run", format="orbax", rules=[stack("layers.#.**", "layers.**")])
     """
     plan = planned(path, format=format, item=item, rules=rules, file_bytes=file_bytes)
     to = Path(to).absolute()

@@ -18,8 +18,8 @@ import jax
 import numpy as np
 
 from dovetail_checkpoint import mapping, pieces
+from dovetail_checkpoint._durable import new_directory
 from dovetail_checkpoint.loading import proven_groups
-from dovetail_checkpoint.new_directory import new_directory
 from dovetail_checkpoint.opening import open_source
 from dovetail_checkpoint.part_digest import part_sums
 from dovetail_checkpoint.pieces import Built, Piece
@@ -57,9 +57,10 @@ def export_safetensors(
         groups, or below about five times the largest leaf if that is more.
     progress: called with bytes done and bytes in all.
 
-    Raises ValueError if the rules do not fit, for a leaf that the format cannot hold and for a
-    directory that exists; DamageError if a leaf is not what was written; OSError for a full disk;
-    RuntimeError if several processes run: one is enough, and needs no accelerator.
+    Raises ValueError if the rules do not fit and for a leaf that the format cannot hold;
+    FileExistsError for a directory that is in use; DamageError if a leaf is not what was written;
+    OSError for a full disk; RuntimeError if several processes run: one is enough, and needs no
+    accelerator.
 
     >>> export_safetensors("run/10", "hf", item="model", rules=[cast("**", "bfloat16")])
     """

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from dovetail_checkpoint import _compat, checksums, metrics
+from dovetail_checkpoint._durable import sync
 from dovetail_checkpoint.manifest import MANIFEST_ITEM
 
 _logger = logging.getLogger(__name__)
@@ -163,7 +164,7 @@ def delete(root: Path, step: int) -> None:
     """Deletes one step; if interrupted, the rest is a leftover and no longer a step."""
     doomed = root / f"{step}{_DELETING_SUFFIX}"
     step_directory(root, step).rename(doomed)
-    checksums.sync_directory(root)
+    sync(root)
     shutil.rmtree(doomed)
 
 

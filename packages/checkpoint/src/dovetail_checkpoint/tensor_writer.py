@@ -16,7 +16,7 @@ from types import TracebackType
 
 import numpy as np
 
-from dovetail_checkpoint import checksums
+from dovetail_checkpoint._durable import sync
 from dovetail_checkpoint.region import write_region
 from dovetail_checkpoint.safetensors import encode, tensor_bytes
 from dovetail_checkpoint.tensor_index import INDEX_SUFFIX, encode_index
@@ -107,7 +107,7 @@ class TensorFiles:
                     index.write(encode_index(headers))
                     index.flush()
                     os.fsync(index.fileno())
-            checksums.sync_directory(self._directory)
+            sync(self._directory)
 
     @contextmanager
     def _told(self) -> Iterator[None]:

@@ -5,20 +5,20 @@
 One directory per packing, named by a digest of what it is a packing of. It appears whole, by one
 rename, so that a process killed while writing leaves nothing that could be taken for an index, and
 of several that write at once (the same bytes) one is kept. index.json beside the arrays has their
-sizes and digests, and what the packing is of. A killed writer's directory, ".writing-..", may be
-deleted.
+sizes and digests, and what the packing is of. A killed writer's directory, ".NAME.*.partial", may
+be deleted.
 """
 
 import dataclasses
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
+from dovetail_data._durable import new_directory
 from dovetail_data.spans import SpanTable
 
 _FORMAT = 1  # counts changes of what the same packing puts into the same row
@@ -57,23 +57,13 @@ def _mapped(path: Path) -> MappedTable:
 
 
 def _write(path: Path, of: Mapping[str, str], table: SpanTable) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".writing-", dir=path.parent) as parent:
-        fresh = Path(parent, path.name)
-        fresh.mkdir()
+    # If the path exists, another process was first, with the same bytes.
+    with suppress(FileExistsError), new_directory(path) as fresh:
         for name in _ARRAYS:
             with _file(fresh, name).open("wb") as file:
                 np.save(file, getattr(table, name))
         content = {"of": of, "files": {name: _entry(fresh, name) for name in _ARRAYS}}
         (fresh / _INDEX).write_text(json.dumps(content, indent=1), encoding="utf-8")
-        for written in (*fresh.iterdir(), fresh):
-            _sync(written)
-        try:
-            fresh.rename(path)
-        except OSError:
-            if not path.exists():  # else another process was first, with the same bytes
-                raise
-    _sync(path.parent)
 
 
 def _verify(path: Path, of: Mapping[str, str]) -> None:
@@ -103,12 +93,3 @@ def _entry(path: Path, name: str) -> dict[str, int | str]:
     with file.open("rb") as content:
         sha256 = hashlib.file_digest(content, "sha256").hexdigest()
     return {"bytes": file.stat().st_size, "sha256": sha256}
-
-
-def _sync(path: Path) -> None:
-    """To the disk: the bytes of a file, or the names in a directory."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

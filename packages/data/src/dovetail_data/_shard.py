@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from array_record.python.array_record_module import ArrayRecordWriter
 
+from dovetail_data._durable import sync
 from dovetail_data._extents import extents, read_extent
 from dovetail_data._workers import Encoded
-from dovetail_data.ledger import sync_directory
 
 # group_size:1 makes each document readable alone; ids of 2 bytes gain little from compression and
 # reading them costs the trainer's CPU on every step.
@@ -82,7 +82,7 @@ class Shard:
                 line[kind] = {"file": name, "bytes": stream.tell(), "sha256": digest}
         for kind, name in self._names.items():
             self._partial(kind).replace(self._directory / name)
-        sync_directory(self._directory)
+        sync(self._directory)
         return line
 
     def discard(self) -> None:

@@ -3,10 +3,10 @@
 """Training a byte-level BPE tokenizer (Sennrich et al. 2016, arXiv:1508.07909)."""
 
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from dovetail_data._durable import write_file
 from dovetail_data.tokenizer import Pretrained, require_tokenizers, tokenizer_file
 
 _BOS, _EOS = "<|bos|>", "<|eos|>"
@@ -35,8 +35,8 @@ def train_bpe(texts: Iterable[str], path: str | Path, *, vocab_size: int) -> Pre
         "eos_token": _EOS,
         "clean_up_tokenization_spaces": False,
     }
-    _write(file.with_name("tokenizer_config.json"), json.dumps(config, indent=2) + "\n")
-    _write(file, content)
+    write_file(file.with_name("tokenizer_config.json"), json.dumps(config, indent=2) + "\n")
+    write_file(file, content)
     return Pretrained(file)
 
 
@@ -59,13 +59,3 @@ def _train(texts: Iterable[str], vocab_size: int) -> str:
         special_tokens=[(_BOS, tokenizer.token_to_id(_BOS))],
     )
     return tokenizer.to_str(pretty=True)
-
-
-def _write(file: Path, content: str) -> None:
-    """Whole or not at all: a reader never sees half a vocabulary."""
-    partial = file.with_name(file.name + ".tmp")
-    with open(partial, "w", encoding="utf-8") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-    partial.replace(file)

@@ -4,12 +4,11 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dovetail_data.ledger import sync_directory
+from dovetail_data._durable import write_file
 
 NAME = "index.json"
 PARTS = "parts.json"
@@ -68,14 +67,3 @@ def write_index(
 
 def write_json(path: Path, value: Any) -> None:
     write_file(path, json.dumps(value, indent=1).encode() + b"\n")
-
-
-def write_file(path: Path, content: bytes) -> None:
-    """Whole and on the disk when this returns, or not there."""
-    partial = path.with_name(f"partial-{path.name}")
-    with open(partial, "wb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-    partial.replace(path)
-    sync_directory(path.parent)

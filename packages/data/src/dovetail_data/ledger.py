@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from dovetail_data._durable import sync
+
 NAME = "ledger.jsonl"
 
 
@@ -40,7 +42,7 @@ def open_ledger(directory: Path, *, identity: dict[str, Any]) -> Iterator["Ledge
             check_identity(lines[0], identity, directory)
         else:
             ledger.write(identity)
-            sync_directory(directory)
+            sync(directory)
         yield ledger
 
 
@@ -94,12 +96,3 @@ def check_identity(found: dict[str, Any], expected: dict[str, Any], directory: P
                 f"{directory} must be continued with the same {name}: got {name}={value!r}, it "
                 f"holds {found.get(name)!r}. Give another directory, or delete this one."
             )
-
-
-def sync_directory(directory: Path) -> None:
-    """Makes renames and new names in `directory` survive a loss of power."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

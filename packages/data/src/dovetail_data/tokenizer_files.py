@@ -4,7 +4,8 @@
 
 from pathlib import Path
 
-from dovetail_data.index import write_file, write_json
+from dovetail_data._durable import write_file
+from dovetail_data.index import write_json
 from dovetail_data.tokenizer import Bytes, Pretrained, Tokenizer, require_tokenizers
 
 _BYTES = "bytes.json"  # says so: a tokenizer of bytes has no file of its own

@@ -5,15 +5,14 @@
 import dataclasses
 import json
 import math
-import os
 import shutil
-import uuid
 from pathlib import Path
 
 import jax
 import numpy as np
 from flax import nnx
 
+from dovetail_models._durable import new_directory
 from dovetail_models.build import AnyModel
 from dovetail_models.families import FAMILIES
 from dovetail_models.hf import safetensors
@@ -69,22 +68,13 @@ def save(
     kind = str(max(jax.tree.leaves(nnx.state(model, WEIGHTS)), key=lambda leaf: leaf.size).dtype)
     # That of the largest parameter; transformers read torch_dtype until 4 and dtype from 5 on.
     keys |= {"dtype": kind, "torch_dtype": kind}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}.partial"
-    partial.mkdir()
-    try:
+    with new_directory(path) as partial:
         for file in others:
             shutil.copyfile(file, partial / file.name)
         (partial / CONFIG_FILE).write_text(
             json.dumps(keys, indent=2, sort_keys=True) + "\n", "utf-8"
         )
         _write_tensors(pending, partial, file_bytes)
-        sync(*partial.iterdir(), partial)
-        partial.rename(path)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-    sync(path.parent)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -211,13 +201,3 @@ def beside(like: Path) -> list[Path]:
             f"like={str(like)!r}. Pass the directory of the tokenizer, or leave like out."
         )
     return found
-
-
-def sync(*paths: Path) -> None:
-    """Returns when these files and directories lie on disk."""
-    for path in paths:
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

@@ -10,8 +10,6 @@ from the table of the family.
 import collections
 import functools
 import json
-import shutil
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from dovetail_models._durable import new_directory
 from dovetail_models.decoder import Decoder
 from dovetail_models.families import FAMILIES
 from dovetail_models.hf import safetensors
 from dovetail_models.hf.ops import Transpose
 from dovetail_models.hf.safetensors import Pending, Spec
-from dovetail_models.hf.save import sync
 from dovetail_models.hf.table import near, sources
 from dovetail_models.surgery.adapter import adapted, adapters, plain
 from dovetail_models.surgery.paths import parameters, select
@@ -55,18 +53,9 @@ def save_peft(model: Decoder, path: str | Path, *, base: str | None) -> None:
             "Choose another path, or remove it first."
         )
     keys, pending = _outgoing(model, base)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}.partial"
-    partial.mkdir()
-    try:
+    with new_directory(path) as partial:
         (partial / _CONFIG).write_text(json.dumps(keys, indent=2, sort_keys=True) + "\n", "utf-8")
         safetensors.write(partial / _TENSORS, pending)
-        sync(partial / _CONFIG, partial)
-        partial.rename(path)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-    sync(path.parent)
 
 
 def load_peft(model: Decoder, path: str | Path) -> Decoder:

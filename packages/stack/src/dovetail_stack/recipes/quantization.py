@@ -24,9 +24,10 @@ from flax import nnx
 import dovetail_quant as quant
 from dovetail_data import Corpus, Pretrained, Progress, Text, batches, pack, text, write
 from dovetail_models import Decoder, abstract
+from dovetail_models._durable import sync
 from dovetail_models.hf import safetensors
 from dovetail_models.hf.config import describe, parse
-from dovetail_models.hf.save import beside, sync
+from dovetail_models.hf.save import beside
 from dovetail_models.shard import WEIGHTS
 from dovetail_quant.files import WEIGHTS as WEIGHTS_FILE
 from dovetail_quant.kernel import Kernel

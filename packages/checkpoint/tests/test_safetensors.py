@@ -13,11 +13,11 @@ import safetensors.numpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail_checkpoint import safetensors as format_
+from dovetail_checkpoint import _safetensors
+from dovetail_checkpoint._safetensors import FormatError
 from dovetail_checkpoint.manifest import json_sha256
 from dovetail_checkpoint.safetensors import (
     DTYPES,
-    FormatError,
     check_metadata,
     decode,
     encode,
@@ -165,7 +165,7 @@ WRONG = {
     "the same bytes twice": ({**one(), "y": one()["x"]}, "tensor 'y' starts"),
     "a name twice": ('{"x": {"dtype": "F32"}, "x": 1}', "'x' comes twice"),
     "metadata of numbers": ({"__metadata__": {"a": 1}, **one()}, "not an object of texts"),
-    "no object": ("[1]", "not a JSON object"),
+    "no object": ("[1]", "the JSON is a list, not an object"),
     "no JSON": ("{", "is not JSON"),
     "deep JSON": ("[" * 100_000, "is not JSON"),
     "half a proof": ({"__metadata__": {"dovetail.digests": "{}"}, **one()}, "half of its proof"),
@@ -228,7 +228,7 @@ def test_a_dtype_that_the_format_lacks_is_refused(dtype):
 
 
 def test_a_header_that_is_too_long_is_refused(monkeypatch):
-    monkeypatch.setattr(format_, "_MAX_HEADER_BYTES", 500)
+    monkeypatch.setattr(_safetensors, "MAX_HEADER_BYTES", 500)
     with pytest.raises(ValueError, match=r"must fit in 500 bytes, got .* smaller file_bytes"):
         encode({"x": ((1,), "int8")}, metadata={"k": "v" * 500})
 

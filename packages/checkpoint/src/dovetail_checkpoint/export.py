@@ -19,13 +19,14 @@ import numpy as np
 
 from dovetail_checkpoint import mapping, pieces
 from dovetail_checkpoint._durable import new_directory
+from dovetail_checkpoint._safetensors import METADATA
 from dovetail_checkpoint.loading import proven_groups
 from dovetail_checkpoint.opening import open_source
 from dovetail_checkpoint.part_digest import part_sums
 from dovetail_checkpoint.pieces import Built, Piece
 from dovetail_checkpoint.progress import Progress, counter
 from dovetail_checkpoint.rules import Rule
-from dovetail_checkpoint.safetensors import DTYPES, METADATA, check_metadata
+from dovetail_checkpoint.safetensors import DTYPES, check_metadata
 from dovetail_checkpoint.source import Source
 from dovetail_checkpoint.tensor_writer import Leaves, TensorFiles
 

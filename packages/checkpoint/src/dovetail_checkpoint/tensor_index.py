@@ -19,14 +19,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from dovetail_checkpoint._safetensors import FormatError, parse_json
 from dovetail_checkpoint.report import Problem
-from dovetail_checkpoint.safetensors import (
-    FormatError,
-    Header,
-    parse_json,
-    read_header,
-    stated_sha256,
-)
+from dovetail_checkpoint.safetensors import Header, read_header, stated_sha256
 
 INDEX_SUFFIX = ".safetensors.index.json"
 _SUFFIX = ".safetensors"

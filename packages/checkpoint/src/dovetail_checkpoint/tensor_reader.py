@@ -20,11 +20,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dovetail_checkpoint._safetensors import Tensor
 from dovetail_checkpoint.digest import hex_digests
 from dovetail_checkpoint.names import match_names
 from dovetail_checkpoint.region import read_region
 from dovetail_checkpoint.report import DamageError, Problem
-from dovetail_checkpoint.safetensors import DTYPES, Tensor
+from dovetail_checkpoint.safetensors import DTYPES
 from dovetail_checkpoint.source import SourceLeaf, Value
 from dovetail_checkpoint.tensor_index import find_files
 

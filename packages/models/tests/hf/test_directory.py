@@ -91,5 +91,5 @@ def test_a_file_that_is_no_json_object_is_refused(tmp_path, name, text):
 
 def test_an_empty_file_is_refused(tmp_path):
     (tmp_path / "model.safetensors").touch()
-    with pytest.raises(ValueError, match=r"of 0 bytes\. It is cut short"):
+    with pytest.raises(ValueError, match=r"of 0 bytes: is cut short"):
         read_specs(tmp_path)

@@ -78,7 +78,7 @@ def test_a_cut_or_altered_file_is_an_error_or_whole(tmp_path_factory, data):
     write(path, {"x": pending(np.ones((2, 3), np.float32))})
     whole = path.read_bytes()
     path.write_bytes(whole[: data.draw(st.integers(0, len(whole) - 1))])
-    with pytest.raises(ValueError, match="cut short or of another format") as error:
+    with pytest.raises(ValueError, match="is cut short") as error:
         header(path)
     assert f"of {path.stat().st_size} bytes" in str(error.value)
     assert "fetch or save it again" in str(error.value)
@@ -132,7 +132,7 @@ LIES = {
 @pytest.mark.parametrize("header_of, told", LIES.values(), ids=LIES)
 def test_a_header_that_lies_is_an_error(tmp_path, header_of, told):
     path = raw(tmp_path / "x", header_of, bytes(24))
-    with pytest.raises(ValueError, match="must hold a header of JSON entries") as error:
+    with pytest.raises(ValueError, match="A safetensors file must be whole") as error:
         header(path)
     assert told in str(error.value)
     assert f"got {path} of {path.stat().st_size} bytes" in str(error.value)
@@ -144,7 +144,7 @@ def test_a_header_longer_than_its_file_is_never_allocated(tmp_path, length):
     path = tmp_path / "x"
     path.write_bytes(length.to_bytes(8, "little") + b"{}")
     tracemalloc.start()
-    with pytest.raises(ValueError, match=f"a header of {length} bytes, got"):
+    with pytest.raises(ValueError, match=f"a header of {length}"):
         header(path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -157,7 +157,7 @@ def test_a_header_beyond_the_bound_of_the_format_is_refused(tmp_path):
     with path.open("wb") as file:
         file.write((100_000_001).to_bytes(8, "little"))
         file.truncate(200_000_000)  # sparse: no bytes are written
-    with pytest.raises(ValueError, match="a header of 100000001 bytes, got"):
+    with pytest.raises(ValueError, match="a header of 100000001"):
         header(path)
 
 

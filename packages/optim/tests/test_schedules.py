@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from dovetail_optim import Piece, Schedule, branch, by_tokens, wsd
+from dovetail_optim import Phase, Schedule, branch, by_tokens, wsd
 
 FORMS = {
     "linear": lambda t: 1 - t,
@@ -34,9 +34,9 @@ def test_warmup_stable_decay_by_its_formula(shape):
 
 
 def test_an_exponential_piece():
-    piece = Piece(steps=10, begin=1.0, end=1e-3, shape="exponential")
+    phase = Phase(steps=10, begin=1.0, end=1e-3, shape="exponential")
     expected = 1e-3 ** (np.minimum(np.arange(12), 10) / 10)
-    np.testing.assert_allclose(values(Schedule(pieces=(piece,)), 12), expected, rtol=1e-5)
+    np.testing.assert_allclose(values(Schedule(phases=(phase,)), 12), expected, rtol=1e-5)
 
 
 def test_optax_takes_it_and_agrees_where_it_has_the_same():
@@ -79,7 +79,7 @@ def test_a_schedule_of_tokens():
 
 def test_steps_beyond_what_float32_counts():
     schedule = Schedule(
-        pieces=(Piece(steps=2**24, begin=1.0, end=1.0), Piece(steps=4, begin=1.0, end=0.0))
+        phases=(Phase(steps=2**24, begin=1.0, end=1.0), Phase(steps=4, begin=1.0, end=0.0))
     )
     found = [float(schedule(2**24 + i)) for i in range(5)]
     np.testing.assert_allclose(found, [1, 0.75, 0.5, 0.25, 0], atol=1e-7)
@@ -98,12 +98,12 @@ WRONG = [
     (lambda: wsd(1.0, warmup=-1, total=10, cooldown=6), r"at least 0 .*got warmup=-1"),
     (lambda: wsd(1.0, warmup=1, total=10, cooldown=2, shape="sqrt"), r"shape must be one of .*got "
      r"shape='sqrt'. Use"),
-    (lambda: Piece(steps=0, begin=0.0, end=1.0), r"steps >= 1, got steps=0. Leave it out"),
-    (lambda: Piece(steps=1, begin=np.nan, end=1.0), r"finite ends, got begin=nan, end=1.0. Use"),
-    (lambda: Piece(steps=1, begin=1.0, end=0.0, shape="exponential"), r"ends above 0, got .*=0.0"),
-    (lambda: Schedule(pieces=()), r"must have a piece, got none. Use"),
+    (lambda: Phase(steps=0, begin=0.0, end=1.0), r"steps >= 1, got steps=0. Leave it out"),
+    (lambda: Phase(steps=1, begin=np.nan, end=1.0), r"finite ends, got begin=nan, end=1.0. Use"),
+    (lambda: Phase(steps=1, begin=1.0, end=0.0, shape="exponential"), r"ends above 0, got .*=0.0"),
+    (lambda: Schedule(phases=()), r"must have a phase, got none. Use"),
     (lambda: branch(wsd(1.0, warmup=0, total=9, cooldown=9), at=3, cooldown=2), r"straight, got "
-     r"at=3 steps into a piece of shape '1-sqrt'. Use"),
+     r"at=3 steps into a phase of shape '1-sqrt'. Use"),
     (lambda: branch(wsd(1.0, warmup=0, total=9, cooldown=0), at=-1, cooldown=2), r"got at=-1. Use"),
     (lambda: by_tokens(wsd(1.0, warmup=0, total=9, cooldown=0), per_step=0), r"got per_step=0."),
 ]  # fmt: skip
@@ -117,9 +117,9 @@ def test_what_does_not_fit_is_refused(call, message, monkeypatch):
 
 
 def test_a_branch_may_leave_where_a_curve_has_ended():
-    rise = Piece(steps=10, begin=0.0, end=1.0, shape="cosine")
-    early = branch(Schedule(pieces=(rise, Piece(steps=5, begin=1.0, end=1.0))), at=10, cooldown=4)
-    assert early.pieces == (rise, Piece(steps=4, begin=1.0, end=0.0, shape="1-sqrt"))
+    rise = Phase(steps=10, begin=0.0, end=1.0, shape="cosine")
+    early = branch(Schedule(phases=(rise, Phase(steps=5, begin=1.0, end=1.0))), at=10, cooldown=4)
+    assert early.phases == (rise, Phase(steps=4, begin=1.0, end=0.0, shape="1-sqrt"))
 
 
 def test_pieces_that_are_not_meant_give_no_nan():

@@ -8,7 +8,12 @@ from flax import nnx
 
 from dovetail_data import Pretrained
 from dovetail_models import init, llama
-from dovetail_stack.recipes.distillation import STUDENT, Pair, distillation_loss, distilling
+from dovetail_stack.recipes.distillation import (
+    STUDENT,
+    StudentTeacher,
+    distillation_loss,
+    distilling,
+)
 from dovetail_stack.recipes.fitting import fit
 from dovetail_stack.recipes.language_model import llama_config
 from dovetail_stack.recipes.options import Distillation, Shape, Training
@@ -24,7 +29,7 @@ def pair(randomised):
         config = llama(vocab_size=VOCAB, depth=2, tie=False, **sizes)
         return randomised(init(config, seed=seed), seed)
 
-    return Pair(
+    return StudentTeacher(
         model(1, embed=12, heads=2, kv_heads=1, mlp=20),
         model(2, embed=24, heads=4, kv_heads=2, mlp=28),
     )
@@ -74,7 +79,7 @@ def test_both_terms_are_those_of_float64(pair, batch, chunk):
 
 
 def test_a_teacher_that_is_the_student_teaches_nothing(pair, batch):
-    twin = Pair(pair.student, nnx.clone(pair.student))
+    twin = StudentTeacher(pair.student, nnx.clone(pair.student))
     total, _ = distillation_loss(temperature=T)(twin, batch, key=None)["kl"]
     assert abs(float(total)) < 1e-5
 
@@ -150,7 +155,7 @@ def test_a_target_outside_the_vocabulary_that_counts_is_not_a_number(pair, batch
 def test_two_vocabularies_are_refused_with_both_sizes(pair):
     other = init(llama(vocab_size=41, embed=12, depth=1, heads=2, mlp=20), seed=0)
     with pytest.raises(ValueError, match="same vocabulary, got 37 and 41 ids: make the student"):
-        Pair(pair.student, other)
+        StudentTeacher(pair.student, other)
 
 
 @pytest.mark.parametrize("options", [{"temperature": 0.0}, {"temperature": 1.0, "chunk": 0}])

@@ -17,7 +17,7 @@ from dovetail_optim.muon import muon as muon
 from dovetail_optim.newton_schulz import orthogonalize as orthogonalize
 from dovetail_optim.rounding import stochastic_round as stochastic_round
 from dovetail_optim.route import route as route
-from dovetail_optim.schedules import Piece as Piece
+from dovetail_optim.schedules import Phase as Phase
 from dovetail_optim.schedules import Schedule as Schedule
 from dovetail_optim.schedules import branch as branch
 from dovetail_optim.schedules import by_tokens as by_tokens

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Learning rates over a run, as values that can be compared, printed, written down and read back.
 
-A schedule is a row of pieces, each with its length, both its ends and a shape. It is called as any
-of Optax is. Since a cooldown is a piece that can be put in at any step, one constant run gives a
+A schedule is a row of phases, each with its length, both its ends and a shape. It is called as any
+of Optax is. Since a cooldown is a phase that can be put in at any step, one constant run gives a
 model of every length: go back to a checkpoint, `branch`, and train only the decay (2405.18392).
 """
 
@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 
 Shape = Literal["linear", "cosine", "1-sqrt", "square", "exponential"]
 
-# What is left of the way from begin to end after a share t of the piece.
+# What is left of the way from begin to end after a share t of the phase.
 _LEFT: dict[str, Callable[[Array], Array]] = {
     "linear": lambda t: 1 - t,
     "cosine": lambda t: 0.5 * (1 + jnp.cos(jnp.pi * t)),
@@ -27,10 +27,10 @@ _LEFT: dict[str, Callable[[Array], Array]] = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Piece:
-    """`steps` steps from `begin` to `end`, which the next piece begins with.
+class Phase:
+    """`steps` steps from `begin` to `end`, which the next phase begins with.
 
-    shape: of the share t of the piece, `begin + (end - begin)(1 - left)` where left is 1 - t for
+    shape: of the share t of the phase, `begin + (end - begin)(1 - left)` where left is 1 - t for
     "linear", (1 + cos πt) / 2 for "cosine", 1 - √t for "1-sqrt" (2405.18392), 1 - t² for "square";
     for "exponential" begin (end / begin)^t.
     """
@@ -42,7 +42,7 @@ class Piece:
 
     def __post_init__(self) -> None:
         if self.steps < 1:
-            raise ValueError(f"a piece must have steps >= 1, got steps={self.steps}. Leave it out.")
+            raise ValueError(f"a phase must have steps >= 1, got steps={self.steps}. Leave it out.")
         if self.shape not in (*_LEFT, "exponential"):
             raise ValueError(
                 f"shape must be one of {[*_LEFT, 'exponential']}, got shape={self.shape!r}. Use "
@@ -50,17 +50,17 @@ class Piece:
             )
         if not (math.isfinite(self.begin) and math.isfinite(self.end)):
             raise ValueError(
-                f"a piece must have finite ends, got begin={self.begin}, end={self.end}. Use 0.0 "
+                f"a phase must have finite ends, got begin={self.begin}, end={self.end}. Use 0.0 "
                 "to switch off."
             )
         if self.shape == "exponential" and not (self.begin > 0 and self.end > 0):
             raise ValueError(
-                f"an exponential piece must have ends above 0, got begin={self.begin}, "
+                f"an exponential phase must have ends above 0, got begin={self.begin}, "
                 f"end={self.end}. Use a small floor, or '1-sqrt'."
             )
 
     def at(self, t: Array) -> Array:
-        """The value after the share t of the piece, in [0, 1]."""
+        """The value after the share t of the phase, in [0, 1]."""
         if self.shape == "exponential":
             return self.begin * (self.end / self.begin) ** t
         left = _LEFT[self.shape](t)
@@ -78,38 +78,38 @@ def _like(number: int, count: Array) -> Array:
 class Schedule:
     """Pieces one after the other, in steps or any other count; the last end holds for ever."""
 
-    pieces: tuple[Piece, ...]
+    phases: tuple[Phase, ...]
 
     def __post_init__(self) -> None:
-        if not self.pieces:
-            raise ValueError("a schedule must have a piece, got none. Use Piece(steps=, ...).")
+        if not self.phases:
+            raise ValueError("a schedule must have a phase, got none. Use Phase(steps=, ...).")
 
     def __call__(self, count: Any) -> Float[Array, ""]:
         """f32: the value at step `count`, the first of which is 0."""
         count = jnp.asarray(count)
-        value = jnp.full(count.shape, self.pieces[-1].end, jnp.float32)
+        value = jnp.full(count.shape, self.phases[-1].end, jnp.float32)
         end = self.steps
-        for piece in reversed(self.pieces):
-            begin = end - piece.steps
+        for phase in reversed(self.phases):
+            begin = end - phase.steps
             # Counts are subtracted before they become float32, in which 2^24 + 1 is 2^24.
-            share = (count - _like(begin, count)).astype(jnp.float32) / float(piece.steps)
-            value = jnp.where(count < _like(end, count), piece.at(jnp.clip(share, 0, 1)), value)
+            share = (count - _like(begin, count)).astype(jnp.float32) / float(phase.steps)
+            value = jnp.where(count < _like(end, count), phase.at(jnp.clip(share, 0, 1)), value)
             end = begin
         return value
 
     @property
     def steps(self) -> int:
-        """The length of all pieces."""
-        return sum(p.steps for p in self.pieces)
+        """The length of all phases."""
+        return sum(p.steps for p in self.phases)
 
     def to_json(self) -> dict[str, Any]:
         """Numbers, strings, lists and dicts alone; `Schedule.from_json` takes them back."""
-        return {"pieces": [dataclasses.asdict(p) for p in self.pieces]}
+        return {"phases": [dataclasses.asdict(p) for p in self.phases]}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Schedule":
         """The schedule of which `to_json` gave this."""
-        return cls(pieces=tuple(Piece(**p) for p in data["pieces"]))
+        return cls(phases=tuple(Phase(**p) for p in data["phases"]))
 
 
 def wsd(
@@ -135,13 +135,13 @@ def wsd(
             f"warmup and cooldown must be at least 0 and fit into total, got warmup={warmup}, "
             f"cooldown={cooldown}, total={total}. Use total={warmup + cooldown} or more."
         )
-    pieces: list[tuple[int, float, float, Shape]] = [
+    phases: list[tuple[int, float, float, Shape]] = [
         (warmup, 0.0, peak, "linear"),
         (total - warmup - cooldown, peak, peak, "linear"),
         (cooldown, peak, floor, shape),
     ]
     return Schedule(
-        pieces=tuple(Piece(steps=n, begin=a, end=b, shape=s) for n, a, b, s in pieces if n)
+        phases=tuple(Phase(steps=n, begin=a, end=b, shape=s) for n, a, b, s in phases if n)
     )
 
 
@@ -153,35 +153,35 @@ def branch(
     For a run that goes on from the checkpoint of step `at`, whose state counts the steps. Steps
     before `at` keep their values.
 
-    Raises ValueError for `at` below 0 or in the midst of a piece that is not straight.
+    Raises ValueError for `at` below 0 or in the midst of a phase that is not straight.
     """
     if at < 0:
         raise ValueError(f"at must be a step, got at={at}. Use the step of the checkpoint.")
     kept, begin = [], 0
-    for piece in schedule.pieces:
-        if at - begin < piece.steps:
+    for phase in schedule.phases:
+        if at - begin < phase.steps:
             if at > begin:
-                kept.append(_cut(piece, at - begin))
-            value = kept[-1].end if at > begin else piece.begin
+                kept.append(_cut(phase, at - begin))
+            value = kept[-1].end if at > begin else phase.begin
             break
-        kept.append(piece)
-        begin += piece.steps
+        kept.append(phase)
+        begin += phase.steps
     else:
-        value = schedule.pieces[-1].end
+        value = schedule.phases[-1].end
         if at > begin:
-            kept.append(Piece(steps=at - begin, begin=value, end=value))
-    return Schedule(pieces=(*kept, Piece(steps=cooldown, begin=value, end=floor, shape=shape)))
+            kept.append(Phase(steps=at - begin, begin=value, end=value))
+    return Schedule(phases=(*kept, Phase(steps=cooldown, begin=value, end=floor, shape=shape)))
 
 
-def _cut(piece: Piece, steps: int) -> Piece:
-    """The first steps of a straight piece."""
-    if piece.shape != "linear":
+def _cut(phase: Phase, steps: int) -> Phase:
+    """The first steps of a straight phase."""
+    if phase.shape != "linear":
         raise ValueError(
             f"a branch must leave a schedule where it is straight, got at={steps} steps into a "
-            f"piece of shape {piece.shape!r}. Use the step of a checkpoint before it."
+            f"phase of shape {phase.shape!r}. Use the step of a checkpoint before it."
         )
-    end = piece.begin + (piece.end - piece.begin) * (steps / piece.steps)
-    return dataclasses.replace(piece, steps=steps, end=end)
+    end = phase.begin + (phase.end - phase.begin) * (steps / phase.steps)
+    return dataclasses.replace(phase, steps=steps, end=end)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -31,11 +31,11 @@ from dovetail_stack.recipes.language_model import transformation
 from dovetail_stack.recipes.options import Distillation, Training
 from dovetail_train import Loss, Trainer, over_chunks, token_cross_entropy
 
-STUDENT = nnx.All(nnx.Param, nnx.PathContains("student"))  # what is trained of a Pair
+STUDENT = nnx.All(nnx.Param, nnx.PathContains("student"))  # what is trained of a StudentTeacher
 _CHUNK = 1024  # positions for each device, as in dovetail_train.lm_loss
 
 
-class Pair(nnx.Module):
+class StudentTeacher(nnx.Module):
     """A student and its teacher.
 
     Raises ValueError unless they have the same vocabulary.
@@ -52,7 +52,7 @@ class Pair(nnx.Module):
 
 
 def distillation_loss(*, temperature: float, chunk: int = _CHUNK) -> Loss:
-    """{"kl": (T²·Σ mask·KL, Σ mask), "nll": (Σ mask·nll, Σ mask)} of a Pair, in nats.
+    """{"kl": (T²·Σ mask·KL, Σ mask), "nll": (Σ mask·nll, Σ mask)} of a StudentTeacher, in nats.
 
     The batch has tokens, targets i32[B,S], mask f32[B,S] and, if the models are to read them,
     positions and segment_ids i32[B,S]. No gradient reaches the teacher.
@@ -70,7 +70,7 @@ def distillation_loss(*, temperature: float, chunk: int = _CHUNK) -> Loss:
             f"chunk={chunk}: write for example distillation_loss(temperature=2.0)"
         )
 
-    def loss(model: Pair, batch: Any, *, key: Any) -> dict[str, Any]:
+    def loss(model: StudentTeacher, batch: Any, *, key: Any) -> dict[str, Any]:
         del key  # nothing here is random
         options = {name: batch[name] for name in ("positions", "segment_ids") if name in batch}
         options["attention"] = attention
@@ -133,26 +133,28 @@ def distilling(
     >>> student, result = fit(recipe, rows, directory, steps=1000)
     """
 
-    def pair() -> Pair:
+    def models() -> StudentTeacher:
         guide = load(teacher, mesh=here(mesh), dtype=distillation.teacher_precision)
         student = init(config, mesh=here(mesh), seed=training.seed)
-        return Pair(configured(student, training), guide)
+        return StudentTeacher(configured(student, training), guide)
 
     def operations() -> float:
         forward = step_flops(abstract(teacher).config, training, training=False)
         return step_flops(config, training) + forward
 
-    def outline() -> Pair:
-        return Pair(configured(abstract(config, mesh=mesh), training), abstract(teacher, mesh=mesh))
+    def outline() -> StudentTeacher:
+        return StudentTeacher(
+            configured(abstract(config, mesh=mesh), training), abstract(teacher, mesh=mesh)
+        )
 
     return Recipe(
         batching=training,
         trainer=lambda steps: trainer(
             distillation, training, steps=steps, mesh=mesh, operations=operations()
         ),
-        model=pair,
+        model=models,
         outline=outline,
         trainable=STUDENT,
-        decoder=lambda pair: pair.student,
-        finished=lambda pair: pair.student,
+        decoder=lambda models: models.student,
+        finished=lambda models: models.student,
     )

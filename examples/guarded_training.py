@@ -4,10 +4,10 @@
 # %% [markdown]
 # # A run that looks after itself
 #
-# One batch of this run is broken, and one is a spike. The guard skips both and leaves no bit of
-# them; the averages of the parameters are evaluated beside the parameters; the curves end up in
-# one HTML file. Before any of it, a plan says what the same step would need on devices that are
-# not here.
+# One batch of this run is broken, and one is a spike. The trainer skips the first, the guard the
+# second, and no bit of either is left. The averages of the parameters are evaluated beside the
+# parameters; the curves end up in one HTML file. Before any of it, a plan says what the same step
+# would need on devices that are not here.
 
 # %%
 import tempfile
@@ -17,9 +17,9 @@ import numpy as np
 import optax
 from flax import nnx
 
+from dovetail_optim import Guard
 from dovetail_train import (
     Eval,
-    Guard,
     Jsonl,
     Trainer,
     abstract_mesh,

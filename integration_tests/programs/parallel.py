@@ -15,7 +15,8 @@ import optax
 
 from dovetail_kernels import attention
 from dovetail_models import Remat, init, llama, mixtral
-from dovetail_train import Guard, Trainer, context_parallel, lm_loss, make_mesh
+from dovetail_optim import Guard
+from dovetail_train import Trainer, context_parallel, lm_loss, make_mesh
 
 STEPS, ROWS, LENGTH, VOCAB = 10, 16, 16, 48
 SIZES = {"vocab_size": VOCAB, "embed": 32, "depth": 2, "heads": 8, "kv_heads": 4, "mlp": 48}

@@ -35,12 +35,13 @@ def bits(tree):
     return [np.array(x).tobytes() for x in jax.tree.leaves(tree)]
 
 
-def train(sizes, start=None):
+def train(sizes, losses=None):
     """Parameters, state, and the reason of each step."""
-    params, state = start or (PARAMS, TX.init(PARAMS))
+    params, state = PARAMS, TX.init(PARAMS)
     reasons = []
-    for i, size in enumerate(sizes):
-        params, state = step(params, state, gradient(size, seed=i), jnp.float32(1.0))
+    losses = [1.0] * len(sizes) if losses is None else losses
+    for i, (size, loss) in enumerate(zip(sizes, losses, strict=True)):
+        params, state = step(params, state, gradient(size, seed=i), jnp.float32(loss))
         reasons.append(int(state.history.reason))
     return params, state, reasons
 
@@ -65,6 +66,7 @@ def test_what_is_not_finite_changes_no_bit_at_any_step(wrong, where, at):
     assert bits(after) == bits(params)
     assert bits(skipped.inner) == bits(state.inner)
     assert bits(skipped.history.log_norms) == bits(state.history.log_norms)
+    assert bits(skipped.history.losses) == bits(state.history.losses)
     assert int(skipped.history.skipped) == 1
     assert REASONS[int(skipped.history.reason)].endswith("is not finite")
     assert ("loss" in REASONS[int(skipped.history.reason)]) == (where == "loss")
@@ -75,23 +77,31 @@ def test_what_is_not_finite_changes_no_bit_at_any_step(wrong, where, at):
     assert bits(state_once.inner) == bits(state_never.inner)
 
 
-def oracle(sizes, *, sigma=6.0, window=16, patience=3):
+def limit(values, *, least, sigma=6.0, window=16):
+    """The least spike after these accepted values, in float64."""
+    if len(values) < 16:
+        return np.inf
+    recent = np.array(values[-window:])
+    median = np.median(recent)
+    mad = max(np.median(abs(recent - median)), least(median))
+    return median + sigma * 1.4826 * mad
+
+
+def oracle(sizes, accepted_losses=None, *, patience=3):
     """The rule by its words, in float64: the reason of each step."""
-    logs, spikes, reasons = [], 0, []
-    for i, size in enumerate(sizes):
+    logs, losses, spikes, reasons = [], [], 0, []
+    given = [1.0] * len(sizes) if accepted_losses is None else accepted_losses
+    for i, (size, loss) in enumerate(zip(sizes, given, strict=True)):
         leaves = [np.asarray(x, np.float64) for x in jax.tree.leaves(gradient(size, seed=i))]
         log = np.log(np.sqrt(sum((x**2).sum() for x in leaves)))
-        recent = np.array(logs[-window:])
-        limit = np.inf
-        if len(logs) >= 16:
-            mad = max(np.median(abs(recent - np.median(recent))), 0.1)
-            limit = np.median(recent) + sigma * 1.4826 * mad
-        spikes = spikes + 1 if log > limit else 0
+        norm_spikes = log > limit(logs, least=lambda _: 0.1)
+        loss_spikes = loss > limit(losses, least=lambda median: 0.02 * abs(median))
+        spikes = spikes + 1 if norm_spikes or loss_spikes else 0
         if 0 < spikes < patience:
-            reasons.append(3)
+            reasons.append(3 if norm_spikes else 4)
             continue
-        logs = [log] if spikes else [*logs, log]
-        spikes = 0
+        logs, losses = ([], []) if spikes else (logs, losses)
+        logs, losses, spikes = [*logs, log], [*losses, loss], 0
         reasons.append(0)
     return reasons
 
@@ -104,6 +114,43 @@ def test_spikes_are_those_of_the_rule():
     assert reasons == oracle(sizes)
     assert np.flatnonzero(reasons).tolist() == [20, 40, 41, 70]
     assert int(state.history.skipped) == 4
+
+
+@pytest.mark.parametrize("level", [3.0, 0.0, -3.0])
+def test_losses_spike_by_the_same_rule_of_any_sign(level):
+    rng = np.random.default_rng(6)
+    losses = level + 0.2 * rng.normal(size=120)
+    losses[[3, 20, 40, 41, 70, 90]] += [9, 9, 4, 4, 2.5, -9]  # a fall is no spike
+    sizes = np.exp(rng.normal(size=120) * 0.2)
+    sizes[70] *= 40  # both spike: the reason is the norm
+    _, state, reasons = train(sizes, losses)
+    assert reasons == oracle(sizes, losses)
+    assert {i: reason for i, reason in enumerate(reasons) if reason} == {20: 4, 40: 4, 41: 4, 70: 3}
+    assert REASONS[4] == "the loss spikes"
+    assert int(state.history.skipped) == 4
+
+
+def test_without_noise_a_loss_may_rise_by_a_sixth():
+    losses = [2.0] * 20 + [2.35, 2.0, 2.36, 2.0]  # the limit is 2 (1 + 6 * 1.4826 * 0.02) = 2.3558
+    _, _, reasons = train([1.0] * len(losses), losses)
+    assert np.flatnonzero(reasons).tolist() == [22]
+
+
+def test_a_loss_of_a_step_without_gradient_says_nothing():
+    # As in reinforcement learning before the first reward.
+    _, state, reasons = train([0.0] * 20 + [1.0] * 3, [0.0] * 20 + [0.5] * 3)
+    assert not any(reasons)
+    assert int(state.history.accepted) == 3
+
+
+def test_a_history_holds_no_nan():
+    rule = Guard()
+    with jax.debug_nans(True):
+        history = rule.begin()
+        for loss in (None, jnp.float32(1.0)):
+            taken, history = jax.jit(rule.judge)(history, grad_norm=jnp.float32(1.0), loss=loss)
+            assert taken
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(history))
 
 
 def test_a_lasting_rise_is_accepted_after_patience_and_counts_from_there():
@@ -120,20 +167,20 @@ def test_a_new_beginning_forgets_the_norms_before():
     rule = Guard(window=32, patience=2)
     judge, history, taken = jax.jit(rule.judge), rule.begin(), []
     for size in [1.0] * 32 + [100.0] * (2 + 15) + [1e4]:
-        ok, history = judge(history, jnp.float32(size))
+        ok, history = judge(history, grad_norm=jnp.float32(size))
         taken.append(bool(ok))
     assert np.flatnonzero(~np.array(taken)).tolist() == [32, 32 + 2 + 15]
 
 
 def test_a_spike_between_others_that_are_not_finite_still_counts():
     params, state, _ = train([1.0] * 20)
-    seen = []
+    reasons = []
     for size in (100.0, np.nan, 100.0, 100.0):
         params, state = step(params, state, gradient(size), jnp.float32(1.0))
-        seen.append(int(state.history.reason))
+        reasons.append(int(state.history.reason))
         failures = int(state.history.failures)
         assert failures == (1 if np.isnan(size) else 0)  # which a spike ends
-    assert seen == [3, 1, 3, 0]
+    assert reasons == [3, 1, 3, 0]
 
 
 def test_a_gradient_of_zero_is_taken_and_says_nothing():

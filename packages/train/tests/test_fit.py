@@ -145,7 +145,7 @@ def test_saves_hold_the_position_of_the_batch_that_was_delivered():
         7: {"i": 7},
     }
     assert set(store.steps[7]) == {"params", "train", "data", "hooks"}
-    assert set(store.steps[7]["train"]) == {"step", "frozen", "rest", "opt", "guard"}
+    assert set(store.steps[7]["train"]) == {"step", "frozen", "rest", "opt", "skips"}
     assert data.i == 7  # nothing is fetched that no step needs
     assert store.waited
 
@@ -272,7 +272,7 @@ def _slow_loss(model, batch, *, key):
 
 @pytest.mark.parametrize("save_every", [1, 5])
 def test_a_loss_that_is_not_finite_ends_the_run_before_its_state_is_used(save_every):
-    store, trainer = _Memory(), Trainer(optax.adam(1e-2), _slow_loss, guard=None)
+    store, trainer = _Memory(), Trainer(optax.adam(1e-2), _slow_loss, max_skips=0)
     hook = _Sum(every=save_every)
     options = {"steps": 9, "store": store, "save_every": save_every, "hooks": [hook]}
     with pytest.raises(

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import logging
 import math
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -10,90 +11,99 @@ import optax
 import pytest
 from flax import nnx
 
-from dovetail_train import BadStep, Guard, Trainer
-from dovetail_train.guard import fresh, judge
-
-WINDOW = 8
+from dovetail_train import BadStep, StepGuard, Trainer
+from dovetail_train.guard import judge, no_skips
 
 
-def _expected(losses, *, sigma, window):
-    """Which steps are good, with the mean and variance of the accepted ones, in float64."""
-    mean = variance = 0.0
-    seen, good = 0, []
-    for loss in losses:
-        bound = mean + sigma * math.sqrt(variance) if seen >= window else math.inf
-        good.append(math.isfinite(loss) and loss <= bound)
-        if not good[-1]:
-            continue
-        seen += 1
-        weight = 1 / min(seen, window)
-        ahead = loss - mean
-        mean += weight * ahead
-        variance = (1 - weight) * (variance + weight * ahead**2)
-    return good, mean, variance
+@dataclass(frozen=True)
+class Factor:
+    """A guard that refuses a loss above `factor` times the last accepted one."""
+
+    factor: float = 10.0
+
+    def begin(self):
+        return {"loss": jnp.full((), 1e30, jnp.float32), "judged": jnp.zeros((), jnp.int32)}
+
+    def judge(self, history, *, grad_norm, loss):
+        taken = loss <= self.factor * history["loss"]
+        last = jnp.where(taken, loss, history["loss"])
+        return taken, {"loss": last, "judged": history["judged"] + 1}
 
 
 def _judged(guard, losses, norms=None):
-    seen, good = fresh(), []
-    step = jax.jit(lambda seen, loss, norm: judge(guard, seen, loss=loss, grad_norm=norm))
+    history, skips, verdicts = guard and guard.begin(), no_skips(), []
+    step = jax.jit(lambda h, s, loss, norm: judge(guard, h, s, loss=loss, grad_norm=norm))
     for loss, norm in zip(losses, norms or [1.0] * len(losses), strict=True):
-        ok, seen = step(seen, jnp.float32(loss), jnp.float32(norm))
-        good.append(bool(ok))
-    return good, seen
+        taken, history, skips = step(history, skips, jnp.float32(loss), jnp.float32(norm))
+        verdicts.append(bool(taken))
+    return verdicts, history, skips
 
 
-def test_spikes_are_found_and_do_not_count():
-    rng = np.random.default_rng(0)
-    losses = (3 + 0.1 * rng.normal(size=60)).astype("f4")
-    losses[[20, 21, 40]] = [9.0, np.nan, 4.5]
-    want, mean, variance = _expected(losses.astype(np.float64), sigma=5.0, window=WINDOW)
-    assert not any(want[i] for i in (20, 21, 40))
-    good, seen = _judged(Guard(sigma=5.0, window=WINDOW), losses)
-    assert good == want
-    # 60 updates of float32, each rounding once or twice.
-    assert float(seen.mean) == pytest.approx(mean, rel=1e-5)
-    assert float(seen.variance) == pytest.approx(variance, rel=1e-3)
-    assert int(seen.accepted) + int(seen.skipped) == 60
-    assert int(seen.skipped) == want.count(False)
+def test_without_a_guard_only_what_is_not_finite_is_refused():
+    losses = [1.0, 1e30, math.nan, -5.0, 1.0, math.inf, 2.0]
+    norms = [1.0, 1e30, 1.0, 1.0, math.nan, 1.0, math.inf]
+    verdicts, history, skips = _judged(None, losses, norms)
+    assert verdicts == [True, True, False, True, False, False, False]
+    assert history is None
+    assert (int(skips.total), int(skips.in_a_row)) == (4, 3)
 
 
-def test_the_first_losses_are_their_plain_mean_and_variance():
-    losses = np.random.default_rng(1).normal(size=WINDOW).astype("f4")
-    _, seen = _judged(Guard(window=WINDOW), losses)
-    assert float(seen.mean) == pytest.approx(losses.mean(dtype=np.float64), rel=1e-5)
-    assert float(seen.variance) == pytest.approx(losses.var(dtype=np.float64), rel=1e-5)
+def test_a_guard_judges_finite_steps_and_its_history_knows_no_others():
+    verdicts, history, skips = _judged(Factor(), [1.0, math.nan, 50.0, 2.0, 15.0, math.inf])
+    assert verdicts == [True, False, False, True, True, False]
+    assert (float(history["loss"]), int(history["judged"])) == (15.0, 4)
+    assert (int(skips.total), int(skips.in_a_row)) == (3, 1)
 
 
-def test_nothing_is_a_spike_before_the_window_is_full():
-    losses = [1.0, 1.1] * (WINDOW // 2 - 1) + [50.0]
-    assert all(_judged(Guard(window=WINDOW), losses)[0])
+def test_the_protocol_is_met_by_its_two_methods():
+    assert isinstance(Factor(), StepGuard)
 
 
-def test_losses_that_are_all_alike_do_not_stop_a_run():
-    one = np.float32(2.5)
-    losses = [one] * WINDOW + [np.nextafter(one, np.float32(3)), one, np.float32(2.6)]
-    assert _judged(Guard(window=WINDOW), losses)[0] == [True] * (WINDOW + 2) + [False]
+# Objects that are no guard.
 
 
-def test_a_gradient_that_is_not_finite_is_bad_whatever_the_loss():
-    guard = Guard(sigma=None, window=WINDOW)
-    good, seen = _judged(guard, [1.0, 1.0, 1e30, -math.inf], [1.0, math.inf, 1.0, 1.0])
-    assert good == [True, False, True, False]
-    assert int(seen.in_a_row) == 1
+class _Begins:
+    def begin(self):
+        return jnp.zeros(())
+
+
+class _ReturnsARow(_Begins):
+    def judge(self, history, *, grad_norm, loss):
+        return jnp.ones(3, bool), history
+
+
+class _ForgetsADtype(_Begins):
+    def judge(self, history, *, grad_norm, loss):
+        return loss < 1, history.astype(jnp.int32)
 
 
 @pytest.mark.parametrize(
-    "options, message",
+    "guard, error, message",
     [
-        ({"sigma": 0.0}, r"sigma must be positive, got sigma=0.0; write sigma=6.0"),
-        ({"sigma": math.nan}, r"sigma must be positive, got sigma=nan"),
-        ({"window": 1}, r"at least 2.*got window=1, max_skips=10; write for example"),
-        ({"max_skips": -1}, r"at least 0, got window=128, max_skips=-1"),
+        (_Begins(), TypeError, r"must be an object with begin\(\) and judge.*got _Begins; pass"),
+        (
+            Factor,
+            TypeError,
+            r"must be an object.*got the class Factor; pass .*dovetail_optim.Guard",
+        ),
+        (6.0, TypeError, r"got float; pass .* or guard=None to refuse only steps that are not fin"),
+        (_ReturnsARow(), ValueError, r"must return bool\[\] first, got bool\[3\]; return \(taken,"),
+        (
+            _ForgetsADtype(),
+            ValueError,
+            r"that begin made, got int32\[\] after float32\[\]; mend _F",
+        ),
     ],
 )
-def test_options_that_mean_nothing_are_refused(options, message):
+def test_what_is_no_guard_is_refused(guard, error, message, unchecked):
+    with pytest.raises(error, match=message):
+        Trainer(optax.sgd(0.1), _loss, guard=guard)
+
+
+def test_fewer_skips_than_none_are_refused():
+    message = r"max_skips must be at least 0, got max_skips=-1; write max_skips=10, or max_skips=0"
     with pytest.raises(ValueError, match=message):
-        Guard(**options)
+        Trainer(optax.sgd(0.1), _loss, max_skips=-1)
 
 
 # In a run.
@@ -118,8 +128,8 @@ class _Lines:
         self.of.setdefault(step, {}).update(scalars)
 
 
-def _fit(batches, *, guard=None, rate=1e-2, sinks=()):
-    trainer = Trainer(optax.sgd(rate), _loss, guard=guard or Guard())
+def _fit(batches, *, rate=1e-2, sinks=(), **options):
+    trainer = Trainer(optax.sgd(rate), _loss, **options)
     model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
     return trainer.fit(model, batches, steps=len(batches), sinks=sinks)
 
@@ -131,33 +141,42 @@ def test_a_skipped_step_is_reported_and_explained(caplog):
     assert [lines.of[i]["skipped"] for i in range(6)] == [0, 0, 1, 0, 0, 0]
     assert lines.of[2]["update_norm"] == 0
     (record,) = caplog.records
-    assert "skipped an update: loss=nan (limit inf)" in record.getMessage()
-    assert "at step 2; largest: bias nan, kernel nan" in record.getMessage()
+    assert "skipped an update: loss=nan, grad_norm=nan at step 2, not finite" in record.getMessage()
+    assert "largest gradients: bias nan, kernel nan" in record.getMessage()
     assert result.step == 6
-    assert int(result.state.guard.skipped) == 1
+    assert int(result.state.skips.total) == 1
     assert result.seconds["skipped"] > 0
 
 
-def test_a_spike_is_skipped_with_the_limit_that_it_passed(caplog):
-    batches = _batches(14)
-    batches[12] = {"x": batches[12]["x"] * 100}
+def test_a_spike_is_skipped_and_the_guard_is_named(caplog):
+    batches = _batches(8)
+    batches[5] = {"x": batches[5]["x"] * 100}
     lines = _Lines()
     with caplog.at_level(logging.WARNING, "dovetail_train"):
-        _fit(batches, guard=Guard(window=8), rate=1e-4, sinks=[lines])
-    assert [i for i in lines.of if lines.of[i].get("skipped")] == [12]
-    assert lines.of[12]["loss"] > lines.of[12]["loss_limit"] > lines.of[11]["loss"]
-    assert "at step 12" in caplog.text
+        result = _fit(batches, guard=Factor(20.0), rate=1e-4, sinks=[lines])
+    assert [i for i in lines.of if lines.of[i].get("skipped")] == [5]
+    assert "at step 5, refused by Factor(factor=20.0); largest gradients: " in caplog.text
+    assert int(result.state.guard["judged"]) == 8
 
 
 def test_too_many_in_a_row_end_the_run_with_the_batch():
     batches = _batches(9, bad=[2, 4, 5, 6])
-    with pytest.raises(BadStep, match=r"at most max_skips=2.*got 3.*at step 6.*look at the") as e:
-        _fit(batches, guard=Guard(max_skips=2))
+    message = r"at most max_skips=2.*got 3.*at step 6, not finite.*look at the.*larger max_skips="
+    with pytest.raises(BadStep, match=message) as e:
+        _fit(batches, max_skips=2)
     assert e.value.step == 6
     np.testing.assert_array_equal(e.value.batch["x"], batches[6]["x"])
     assert math.isnan(e.value.grad_norms["kernel"])
     assert math.isnan(e.value.scalars["loss"])
-    assert _fit(batches, guard=Guard(max_skips=3)).step == 9
+    assert _fit(batches, max_skips=3).step == 9
+
+
+def test_with_a_guard_and_no_skips_the_first_spike_ends_the_run():
+    batches = _batches(4)
+    batches[2] = {"x": batches[2]["x"] * 100}
+    message = r"at most max_skips=0.*got 1, .*at step 2, refused by Factor.*pass another guard="
+    with pytest.raises(BadStep, match=message):
+        _fit(batches, guard=Factor(20.0), max_skips=0, rate=1e-4)
 
 
 def test_the_first_step_must_be_finite():

@@ -45,13 +45,13 @@ def test_bytes_are_those_of_one_device():
     found = _plan(ema=0.9)
     up, down = WIDTH * HIDDEN * 4, HIDDEN * 4  # down is too small to be split
     each = up // 8 + down
-    guard = 5 * 4
+    skips = 2 * 4
     want = {"params": each, "frozen": 0, "rest": 0, "opt": 2 * each + 4, "ema": each}
-    assert found.state_bytes == want | {"guard": guard}
+    assert found.state_bytes == want | {"skips": skips, "guard": 0}
     assert found.batch_bytes == ROWS * WIDTH * 4 // 8
     assert found.gradient_bytes == each
     assert found.residual_bytes == ROWS * HIDDEN * 4 // 8
-    assert found.total_bytes == 5 * each + 4 + guard + (ROWS * WIDTH + ROWS * HIDDEN) * 4 // 8
+    assert found.total_bytes == 5 * each + 4 + skips + (ROWS * WIDTH + ROWS * HIDDEN) * 4 // 8
     assert found.fits
     assert found.mesh == {"fsdp": 8}
 

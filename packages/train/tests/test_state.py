@@ -27,7 +27,7 @@ class _Adapted(nnx.Module):
 
 def _built(model, tx, *, trainable, mesh):
     definition, arrays = split(model, tx, trainable=trainable, mesh=mesh)
-    return build(definition.shardings, arrays, tx)
+    return build(definition, arrays)
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_the_module_keeps_its_own_arrays(mesh):
 def test_the_abstract_state_is_the_state_without_its_arrays(mesh):
     tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(optax.constant_schedule(0.1)))
     definition, arrays = split(_Adapted(), tx, trainable=nnx.Param, mesh=mesh)
-    real, shapes = (f(definition.shardings, arrays, tx) for f in (build, abstract))
+    real, shapes = (f(definition, arrays) for f in (build, abstract))
     assert jax.tree.structure(real) == jax.tree.structure(shapes)
     for x, like in zip(jax.tree.leaves(real), jax.tree.leaves(shapes), strict=True):
         assert (x.shape, x.dtype, x.sharding) == (like.shape, like.dtype, like.sharding)

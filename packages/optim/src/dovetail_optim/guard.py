@@ -1,14 +1,18 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A step that would do harm is skipped: nothing changes, as if the batch had not been.
+"""Skips a step that would do harm: parameters and state keep every bit.
 
-Harm is a gradient or a loss that is not finite, or a gradient whose norm is far above those of the
-steps before. Norms are judged by their logarithm, of which the median and the median absolute
-deviation (MAD) of the last accepted steps do not feel the outliers that they are to find.
+A step does harm if its gradient or its loss is not finite, or if one of them spikes: the logarithm
+of the gradient's norm, or the loss, lies far above those of the steps before. Both are compared
+with the median and the median absolute deviation (MAD) of the last accepted steps, which outliers
+do not move. The two signals catch different faults (benchmarks/guards.py): of corrupted data the
+loss tells more, of a wrong gradient the norm alone. Mean and deviation of the loss, the usual rule,
+missed most faults there, because one accepted spike widens the deviation for a whole window, and
+refused every step after a lasting change of level.
 
-`optax.apply_if_finite` applies a NaN in the end, after as many as it was told to bear; here no such
-step is ever taken, and the state tells that the run has come to nothing. A norm that stays high is
-no spike but how things are now: after `patience` of them in a row the steps count from there.
+`optax.apply_if_finite` applies a NaN after `max_consecutive_errors`; here no such step is ever
+taken, and `halted` reports that the run has failed. A level that stays high is no spike: after
+`patience` spikes in a row the step is accepted, and statistics begin anew.
 """
 
 import dataclasses
@@ -18,29 +22,47 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int
 
 # 1.4826 MAD is the standard deviation of normal numbers.
 _NORMAL = 1.4826
-# Below it, norms that hardly differ would make any change a spike: with sigma 6, of less than 2.4x.
+# Lower bounds of the MAD, for runs with hardly any noise. Of a norm's logarithm: with sigma 6, a
+# rise of less than 2.4x is no spike. Of a loss, as a share of its median: a rise of less than 18 %.
 _LEAST_MAD = 0.1
+_LEAST_LOSS_MAD = 0.02
 # Accepted steps before the first can be a spike: a median of fewer says little.
 _LEAST_STEPS = 16
+# Fills the window. Finite, so that jax_debug_nans has nothing to report.
+_ABSENT = float(np.finfo(np.float32).max)
 
-REASONS = ("", "the gradient is not finite", "the loss is not finite", "the gradient's norm spikes")
+REASONS = (
+    "",
+    "the gradient is not finite",
+    "the loss is not finite",
+    "the gradient's norm spikes",
+    "the loss spikes",
+)
 
 
 class History(NamedTuple):
-    """What a guard knows of the steps before.
+    """The memory of a guard.
 
-    log_norms: of the last accepted steps, NaN where there are none yet. accepted: how many there
-    were. spikes, failures: how many in a row have spiked, and were not finite. skipped: how many in
-    all. reason: of the last step, an index of `REASONS`; 0: it was taken.
+    Attributes:
+        log_norms: Logarithms of the gradient norms of the last accepted steps; the largest float32
+            where there are none yet.
+        losses: Their losses, likewise.
+        accepted: Number of accepted steps in the statistics.
+        spikes: Number of spikes in a row.
+        failures: Number of steps in a row that were not finite.
+        skipped: Number of skipped steps in all.
+        reason: Verdict on the last step, an index of `REASONS`; 0 if it was taken.
     """
 
     log_norms: Float[Array, " window"]
+    losses: Float[Array, " window"]
     accepted: Int[Array, ""]
     spikes: Int[Array, ""]
     failures: Int[Array, ""]
@@ -55,11 +77,13 @@ class GuardState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Guard:
-    """When to skip a step: `guard` for a transformation, `Step` for a whole step.
+    """The rule that decides whether a step is taken: for `guard`, for `Step`, or for a trainer.
 
-    sigma: a norm is a spike if its logarithm is above the median by more than so many standard
-    deviations. window: of how many accepted steps. patience: how many spikes in a row are a new
-    beginning, and how many steps in a row that are not finite are the end (`halted`).
+    Args:
+        sigma: A step is a spike if the logarithm of its gradient norm, or its loss, is above the
+            median by more than this many standard deviations, estimated by the MAD.
+        window: Number of accepted steps in the median and the MAD.
+        patience: This many spikes in a row are a new level, which is accepted.
     """
 
     sigma: float = 6.0
@@ -80,44 +104,76 @@ class Guard:
             )
 
     def begin(self) -> History:
-        """The history of no steps."""
-        # One array for each: the same could not be donated twice.
-        counts = (jnp.zeros((), jnp.int32) for _ in range(5))
-        return History(jnp.full(self.window, jnp.nan, jnp.float32), *counts)
+        """The history before the first step."""
+        # A separate array for each: one array could not be donated twice.
+        empty = (jnp.full(self.window, _ABSENT, jnp.float32) for _ in range(2))
+        return History(*empty, *(jnp.zeros((), jnp.int32) for _ in range(5)))
 
     def judge(
-        self, history: History, norm: Float[Array, ""], value: Float[Array, ""] | None = None
+        self,
+        history: History,
+        *,
+        grad_norm: Float[Array, ""],
+        loss: Float[Array, ""] | None = None,
     ) -> tuple[Bool[Array, ""], History]:
-        """Whether to take a step of this gradient norm and loss, and the history after it."""
-        log_norm = jnp.log(norm.astype(jnp.float32))
-        spikes = jnp.where(self._is_spike(history, log_norm), history.spikes + 1, 0)
+        """Decides on a step. Runs under jit.
+
+        Args:
+            history: Of `begin`, or of the last call.
+            grad_norm: Norm of the whole gradient.
+            loss: Of the same step. Without it the norm is judged alone.
+
+        Returns:
+            Whether to take the step, and the history after it.
+        """
+        log_norm = jnp.log(grad_norm.astype(jnp.float32))
+        value = jnp.asarray(_ABSENT if loss is None else loss, jnp.float32)
+        norm_spikes = log_norm > self._limit(history.log_norms, lambda _: _LEAST_MAD)
+        loss_spikes = value > self._limit(history.losses, lambda x: _LEAST_LOSS_MAD * jnp.abs(x))
+        loss_spikes &= value < _ABSENT
+        spikes = jnp.where(norm_spikes | loss_spikes, history.spikes + 1, 0)
         anew = spikes >= self.patience
-        failed = jnp.where(jnp.isfinite(norm), 0, 1)
-        if value is not None:
-            failed = jnp.where((failed == 0) & ~jnp.isfinite(value), 2, failed)
+        failed = jnp.where(jnp.isfinite(value), 0, 2)
+        failed = jnp.where(jnp.isfinite(grad_norm), failed, 1)
         finite = failed == 0
         taken = finite & ((spikes == 0) | anew)
-        kept = jnp.where(anew & taken, jnp.nan, history.log_norms)
-        count = jnp.where(anew & taken, 0, history.accepted)
-        # A gradient of zero has no logarithm, and says nothing of others.
-        noted = jnp.where(jnp.isfinite(log_norm), kept.at[count % self.window].set(log_norm), kept)
-        more = jnp.where(jnp.isfinite(log_norm), count + 1, count)
+
+        # A gradient of zero has no logarithm and says nothing of other steps.
+        counts = taken & jnp.isfinite(log_norm)
+        place = jnp.where(anew, 0, history.accepted)
+
+        def note(values: Array, now: Array) -> Array:
+            kept = jnp.where(anew & taken, _ABSENT, values)
+            return jnp.where(counts, kept.at[place % self.window].set(now), kept)
+
+        reason = jnp.where(finite, jnp.where(norm_spikes, 3, 4), failed)
         after = History(
-            log_norms=jnp.where(taken, noted, history.log_norms),
-            accepted=jnp.where(taken, more, history.accepted).astype(jnp.int32),
-            # What is not finite neither continues a row of spikes nor ends it.
+            log_norms=note(history.log_norms, log_norm),
+            losses=note(history.losses, value),
+            accepted=jnp.where(counts, place + 1, history.accepted).astype(jnp.int32),
+            # A step that is not finite neither continues a row of spikes nor ends it.
             spikes=jnp.where(finite, jnp.where(taken, 0, spikes), history.spikes).astype(jnp.int32),
             failures=jnp.where(finite, 0, history.failures + 1).astype(jnp.int32),
             skipped=jnp.where(taken, history.skipped, history.skipped + 1).astype(jnp.int32),
-            reason=jnp.where(taken, 0, jnp.where(finite, 3, failed)).astype(jnp.int32),
+            reason=jnp.where(taken, 0, reason).astype(jnp.int32),
         )
         return taken, after
 
-    def _is_spike(self, history: History, log_norm: Array) -> Array:
-        median = jnp.nanmedian(history.log_norms)
-        mad = jnp.nanmedian(jnp.abs(history.log_norms - median))
-        limit = median + self.sigma * _NORMAL * jnp.maximum(mad, _LEAST_MAD)
-        return (history.accepted >= _LEAST_STEPS) & (log_norm > limit)
+    def _limit(self, values: Array, least_mad: Callable[[Array], Any]) -> Array:
+        """The value above which a step is a spike; infinite while there are too few."""
+        present = values < _ABSENT
+        count = present.sum()
+        median = _median(values, count)
+        deviations = jnp.where(present, jnp.abs(values - median), _ABSENT)
+        mad = jnp.maximum(_median(deviations, count), least_mad(median))
+        limit = median + self.sigma * _NORMAL * mad
+        return jnp.where(count >= _LEAST_STEPS, limit, jnp.inf)
+
+
+def _median(values: Array, count: Array) -> Array:
+    """The median of the `count` least values; not a number to use where count is 0."""
+    ordered = jnp.sort(values)
+    return 0.5 * ordered[jnp.maximum(count - 1, 0) // 2] + 0.5 * ordered[count // 2]
 
 
 def guard(
@@ -127,14 +183,21 @@ def guard(
     window: int = 128,
     patience: int = 8,
 ) -> optax.GradientTransformationExtraArgs:
-    """`tx`, without the steps that would do harm; a skipped step changes no bit of anything else.
+    """`tx` that skips harmful steps; a skipped step changes no bit of parameters or inner state.
 
     The update of a skipped step is -0.0, which added to any parameter, -0.0 among them, leaves its
-    bits. `update` takes `value=`, the loss, if it is to be judged too, and hands it on with all
-    other extra arguments. `sigma`, `window` and `patience`: see `Guard`. Ask `halted(state)` when
-    the loop next waits for the device. Under `jax.vmap` both ways are computed and one is chosen.
+    bits. `update` takes the loss as `value=`, judges it, and passes it on with all other extra
+    arguments. Ask `halted(state)` when the loop next waits for the device. Under `jax.vmap` both
+    branches are computed.
 
-    Raises ValueError for options out of range.
+    Args:
+        tx: Any transformation.
+        sigma: See `Guard`.
+        window: See `Guard`.
+        patience: See `Guard`.
+
+    Raises:
+        ValueError: An option is out of range.
 
         tx = guard(optax.adamw(1e-3))
         updates, state = tx.update(grads, state, params, value=loss)
@@ -150,7 +213,7 @@ def guard(
     ) -> tuple[Any, GuardState]:
         given = extra if value is None else {"value": value, **extra}
         loss = None if value is None else jnp.asarray(value)
-        taken, history = rule.judge(state.history, norm(updates), loss)
+        taken, history = rule.judge(state.history, grad_norm=norm(updates), loss=loss)
         updates, after = chosen(
             taken, lambda: inner.update(updates, state.inner, params, **given), state.inner
         )
@@ -185,17 +248,17 @@ def halted(state: Any, *, patience: int = 8) -> str | None:
 
     Raises ValueError if the state has no guard, or several.
     """
-    found = [
+    histories = [
         x
         for x in jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, History))
         if isinstance(x, History)
     ]
-    if len(found) != 1:
+    if len(histories) != 1:
         raise ValueError(
-            f"halted needs a state with one guard, got {len(found)} in a {type(state).__name__}. "
-            "Use guard(tx), or pass the part of the state that is meant."
+            f"halted needs a state with one guard, got {len(histories)} in a "
+            f"{type(state).__name__}. Use guard(tx), or pass the part of the state that is meant."
         )
-    (history,) = found
+    (history,) = histories
     failures = int(history.failures)
     if failures < patience:
         return None

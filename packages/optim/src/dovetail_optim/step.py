@@ -69,7 +69,7 @@ class Step:
             none = jnp.zeros((), jnp.int32)
             return params, StepState(None, inner), Info(size, jnp.zeros((), bool), none)
         value = None if loss is None else jnp.asarray(loss)
-        taken, history = self._guard.judge(state.history, size, value)
+        taken, history = self._guard.judge(state.history, grad_norm=size, loss=value)
         params, inner = jax.lax.cond(
             taken, step, lambda params, inner, _: (params, inner), params, state.inner, grads
         )

@@ -20,7 +20,7 @@ from dovetail_train.eval.likelihood import rolling_loglikelihood as rolling_logl
 from dovetail_train.flops import Flops as Flops
 from dovetail_train.flops import count_flops as count_flops
 from dovetail_train.guard import BadStep as BadStep
-from dovetail_train.guard import Guard as Guard
+from dovetail_train.guard import StepGuard as StepGuard
 from dovetail_train.hooks import Hook as Hook
 from dovetail_train.loss import CrossEntropy as CrossEntropy
 from dovetail_train.loss import lm_loss as lm_loss

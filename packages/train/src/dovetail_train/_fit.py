@@ -122,7 +122,7 @@ class Run:
         self._names = begin.target.params
         self._state = self._restore(begin.target) or begin.build()
         self._start = int(self._state.step)
-        self._skipped = 0 if self._state.guard is None else int(self._state.guard.in_a_row)
+        self._skipped = int(self._state.skips.in_a_row)
         self._given = begin.params if self._start == 0 else None  # until step 0 was finite
 
     def _restore(self, target: State) -> State | None:
@@ -283,27 +283,29 @@ class Run:
         self._write(done.step, scalars)
 
     def _judge(self, done: "_Dispatched", scalars: dict[str, float]) -> None:
-        """Raises BadStep where the run must end; says of other skipped steps why they were."""
-        guard, finite = self._trainer.guard, is_finite(scalars)
+        """Raises BadStep where the run must end; logs the reason of every other skipped step."""
+        guard, max_skips = self._trainer.guard, self._trainer.max_skips
+        finite = is_finite(scalars)
         if scalars.get("skipped", 0.0) == 0 and finite:
             self._skipped = 0
             return
         self._skipped += 1
-        if guard is None or done.step == 0:
+        if not finite and (done.step == 0 or not max_skips):
             raise self._bad(done, scalars, self._not_finite(done, scalars))
         norms = done.metrics.gradient_norms(self._names)
         largest = ", ".join(f"{name} {norm:.3g}" for name, norm in list(norms.items())[:3])
-        found = (
-            f"loss={scalars['loss']:.6g} (limit {scalars['loss_limit']:.6g}), "
-            f"grad_norm={scalars['grad_norm']:.6g} at step {done.step}; largest: {largest}"
+        reason = f"refused by {guard}" if finite else "not finite"
+        values = (
+            f"loss={scalars['loss']:.6g}, grad_norm={scalars['grad_norm']:.6g} at step "
+            f"{done.step}, {reason}; largest gradients: {largest}"
         )
-        if self._skipped <= guard.max_skips:
-            _log.warning("skipped an update: %s", found)
+        if self._skipped <= max_skips:
+            _log.warning("skipped an update: %s", values)
             return
         message = (
-            f"at most max_skips={guard.max_skips} steps in a row may be skipped, got "
-            f"{self._skipped}, the last with {found} ({self._kept()}); look at the batch of this "
-            f"error, lower the learning rate, or raise Guard(sigma=)"
+            f"at most max_skips={max_skips} steps in a row may be skipped, got {self._skipped}, "
+            f"the last with {values} ({self._kept()}); look at the batch of this error, lower the "
+            f"learning rate, or pass another guard= or a larger max_skips="
         )
         raise self._bad(done, scalars, message)
 
@@ -352,6 +354,7 @@ class _Dispatched:
 def _rest(state: State) -> dict[str, Any]:
     """The item `train`: everything but the parameters, which other programs read alone."""
     rest = {"step": state.step, "frozen": state.frozen, "rest": state.rest, "opt": state.opt}
+    rest["skips"] = state.skips
     extras = {"ema": state.ema, "guard": state.guard}
     return rest | {name: tree for name, tree in extras.items() if tree is not None}
 

@@ -1,56 +1,59 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Which updates are not made: those of a step whose loss or gradient cannot be right.
+"""Refused steps: the protocol of a guard, the account of skipped steps, and the error that ends.
 
-A step is bad if its loss or the norm of its gradient is not finite, or if its loss lies far above
-the steps before. Statistics are of accepted steps alone: one NaN would make every later comparison
-false, and one spike would let the next one pass.
+The trainer refuses a step whose loss or gradient norm is not finite. It has no rule for spikes: a
+guard that is passed to it judges the finite steps.
 """
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Guard:
-    """Skips the update of a step whose loss or gradient is not finite, or whose loss is a spike.
+@runtime_checkable
+class StepGuard(Protocol):
+    """A rule that refuses steps; both methods run under jit. `dovetail_optim.Guard` is one.
 
-    A spike is a loss above mean + sigma·deviation of the accepted losses, a mean that forgets with
-    weight 1/window (the first `window` steps, of which it is the plain mean, are only judged by
-    being finite). Of a skipped step nothing remains: parameters, optimizer, averages and the
-    module's own state keep every bit; the step number, hence the key, and the data go on.
-
-    sigma: None judges by being finite alone. max_skips: how many steps in a row may be skipped;
-    one more ends the run (`BadStep`), as does a first step that is not finite.
+    The history is a pytree of arrays. It is part of the trainer's state, so it is saved and
+    restored with the run. `judge` must return a history of the same tree, shapes and dtypes.
     """
 
-    sigma: float | None = 6.0
-    window: int = 128
-    max_skips: int = 10
+    def begin(self) -> Any:
+        """The history before the first step."""
+        ...
 
-    def __post_init__(self) -> None:
-        if self.sigma is not None and not self.sigma > 0:
-            raise ValueError(
-                f"sigma must be positive, got sigma={self.sigma}; "
-                f"write sigma=6.0, or sigma=None to let spikes pass"
-            )
-        if self.window < 2 or self.max_skips < 0:
-            raise ValueError(
-                f"window must be at least 2 and max_skips at least 0, got window={self.window}, "
-                f"max_skips={self.max_skips}; write for example Guard(window=128, max_skips=10)"
-            )
+    def judge(
+        self, history: Any, *, grad_norm: Float[Array, ""], loss: Float[Array, ""]
+    ) -> tuple[Bool[Array, ""], Any]:
+        """Decides on a step.
+
+        The trainer ignores both results for a step that is not finite.
+
+        Args:
+            history: Of `begin`, or of the last finite step.
+            grad_norm: Norm of the whole gradient.
+            loss: Weighted mean loss of the batch.
+
+        Returns:
+            Whether to make the update, and the history after the step.
+        """
+        ...
 
 
 class BadStep(RuntimeError):
-    """A run ended at a step that cannot be right; what is needed to find out why.
+    """A run ended at a step that cannot be right; the attributes help to find the cause.
 
-    step: its number. scalars: those of the step. batch: what it was computed from, on the devices.
-    grad_norms: of each parameter's gradient by dotted name, the largest or not finite first.
+    Attributes:
+        step: Its number.
+        scalars: The scalars of the step.
+        batch: The batch that it was computed from, on the devices.
+        grad_norms: Gradient norm of each parameter by dotted name; those that are not finite come
+            first, then the largest.
     """
 
     def __init__(
@@ -69,52 +72,70 @@ class BadStep(RuntimeError):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Judged:
-    """What a guard remembers.
+class Skips:
+    """The account of skipped steps.
 
-    mean, variance: f32[], of accepted losses. accepted, skipped: i32[], how many steps. in_a_row:
-    i32[], how many were skipped since the last that was accepted.
+    total: i32[], skipped steps of the run. in_a_row: i32[], skipped steps since the last update.
     """
 
-    mean: Any
-    variance: Any
-    accepted: Any
-    skipped: Any
+    total: Any
     in_a_row: Any
 
 
-def fresh() -> Judged:
-    """Before the first step."""
-    zero, none = jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32)
-    return Judged(mean=zero, variance=zero, accepted=none, skipped=none, in_a_row=none)
+def no_skips() -> Skips:
+    """The account before the first step."""
+    return Skips(total=jnp.zeros((), jnp.int32), in_a_row=jnp.zeros((), jnp.int32))
 
 
-def limit(guard: Guard, seen: Judged) -> Float[Array, ""]:
-    """The loss above which a step is skipped; infinite until `window` steps were accepted."""
-    if guard.sigma is None:
-        return jnp.full((), jnp.inf, jnp.float32)
-    # Losses that are all alike differ by their rounding, which is no spike.
-    rounding = jnp.finfo(jnp.float32).eps * jnp.abs(seen.mean)
-    bound = seen.mean + guard.sigma * jnp.maximum(jnp.sqrt(seen.variance), rounding)
-    return jnp.where(seen.accepted >= guard.window, bound, jnp.inf)
+def check_guard(guard: Any) -> None:
+    """Raises TypeError or ValueError for an object that is no `StepGuard`."""
+    if guard is None:
+        return
+    if isinstance(guard, type) or not isinstance(guard, StepGuard):
+        name = guard.__name__ if isinstance(guard, type) else type(guard).__name__
+        raise TypeError(
+            f"guard must be an object with begin() and judge(history, grad_norm=, loss=), got "
+            f"{'the class ' if isinstance(guard, type) else ''}{name}; pass for example "
+            f"dovetail_optim.Guard(), or guard=None to refuse only steps that are not finite"
+        )
+    number = jax.ShapeDtypeStruct((), jnp.float32)
+    before = jax.eval_shape(guard.begin)
+    taken, after = jax.eval_shape(
+        lambda history, norm, loss: guard.judge(history, grad_norm=norm, loss=loss),
+        before,
+        number,
+        number,
+    )
+    if (taken.shape, taken.dtype) != ((), jnp.bool_):
+        raise ValueError(
+            f"judge of a guard must return bool[] first, got {taken.dtype}{list(taken.shape)}; "
+            f"return (taken, history) with a scalar such as loss < limit"
+        )
+    if _shapes(before) != _shapes(after):
+        raise ValueError(
+            f"judge of a guard must return a history of the tree, shapes and dtypes that begin "
+            f"made, got {_shapes(after)} after {_shapes(before)}; mend {type(guard).__name__}.judge"
+        )
+
+
+def _shapes(tree: Any) -> Any:
+    return jax.tree.map(lambda x: f"{x.dtype}{list(x.shape)}", tree)
 
 
 def judge(
-    guard: Guard, seen: Judged, *, loss: Float[Array, ""], grad_norm: Float[Array, ""]
-) -> tuple[Bool[Array, ""], Judged]:
-    """(whether the step is good, what is remembered after it).
-
-    The mean and variance are West's (1979) incremental ones with weight 1/min(n, window).
-    """
-    good = jnp.isfinite(loss) & jnp.isfinite(grad_norm) & (loss <= limit(guard, seen))
-    weight = 1.0 / jnp.minimum(seen.accepted + 1, guard.window).astype(jnp.float32)
-    ahead = loss - seen.mean
-    accepted = Judged(
-        mean=seen.mean + weight * ahead,
-        variance=(1.0 - weight) * (seen.variance + weight * ahead * ahead),
-        accepted=seen.accepted + 1,
-        skipped=seen.skipped,
-        in_a_row=jnp.zeros_like(seen.in_a_row),
-    )
-    refused = dataclasses.replace(seen, skipped=seen.skipped + 1, in_a_row=seen.in_a_row + 1)
-    return good, jax.tree.map(lambda a, b: jnp.where(good, a, b), accepted, refused)
+    guard: StepGuard | None,
+    history: Any,
+    skips: Skips,
+    *,
+    loss: Float[Array, ""],
+    grad_norm: Float[Array, ""],
+) -> tuple[Bool[Array, ""], Any, Skips]:
+    """Whether to make the update, and the guard's history and the account after the step."""
+    taken = finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
+    if guard is not None:
+        accepted, after = guard.judge(history, grad_norm=grad_norm, loss=loss)
+        taken = finite & accepted
+        history = jax.tree.map(lambda a, b: jnp.where(finite, a, b), after, history)
+    skipped = 1 - taken.astype(jnp.int32)
+    in_a_row = jnp.where(taken, 0, skips.in_a_row + 1).astype(jnp.int32)
+    return taken, history, Skips(total=skips.total + skipped, in_a_row=in_a_row)

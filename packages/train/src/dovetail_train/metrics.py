@@ -19,9 +19,9 @@ class Metrics:
 
     scalars: f32[] by name: "loss" (Σ weight·sum/count), "grad_norm", "count" (or, for a loss of
     several terms, "loss/NAME" and "count/NAME"), "param_norm" (before the update), "update_norm",
-    and "tokens" when the batch has a mask: how many are > 0. With a guard, "skipped" (0 or 1) and
-    "loss_limit". A term whose count is 0 contributes 0. grad_norms: f32[leaves], the norm of the
-    gradient of each parameter, in the order of `jax.tree.leaves`.
+    and "tokens" when the batch has a mask: how many are > 0. "skipped" is 0 or 1, and absent from a
+    trainer that refuses nothing. A term whose count is 0 contributes 0. grad_norms: f32[leaves],
+    the norm of the gradient of each parameter, in the order of `jax.tree.leaves`.
     """
 
     scalars: dict[str, Any]

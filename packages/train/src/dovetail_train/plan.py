@@ -35,8 +35,9 @@ class Plan:
     """What one step needs. Bytes and times are of one device.
 
     device: its kind. devices: how many. mesh: the axes above 1.
-    state_bytes: exact, by kind (params, frozen, rest, opt, ema, guard). batch_bytes: of the step's
-    batch. gradient_bytes: of one tree of gradients, and of their float32 sum with microbatches.
+    state_bytes: exact, by kind (params, frozen, rest, opt, skips, ema, guard). batch_bytes: of
+    the step's batch. gradient_bytes: of one tree of gradients, and of their float32 sum with
+    microbatches.
     residual_bytes: what one microbatch keeps for the backward pass, split as rows and tokens are.
     An estimate: a compiler fuses some of it away, a tensor axis splits it further, and one block
     of what is recomputed comes on top.

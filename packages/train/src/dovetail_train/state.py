@@ -15,7 +15,7 @@ from flax import nnx
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from dovetail_train._patterns import Patterns, name_of, select
-from dovetail_train.guard import fresh
+from dovetail_train.guard import StepGuard, no_skips
 from dovetail_train.mesh import sharding_by_shape
 
 # Below this many elements a parameter is replicated; the default of `fsdp_shardings`.
@@ -34,8 +34,9 @@ class State:
 
     step: i32[], how many updates were made. params: the trained parameters. frozen: the parameters
     that `trainable` left out; they never change. rest: every other Variable of the module (batch
-    statistics, random streams). opt: what the Optax transformation keeps. ema: f32, the moving
-    average of params, or None. guard: what the guard remembers (`Judged`), or None.
+    statistics, random streams). opt: what the Optax transformation keeps. skips: the account of
+    skipped steps. ema: f32, the moving average of params, or None. guard: the history of the guard
+    that the trainer was given, or None.
     """
 
     step: Any
@@ -43,16 +44,17 @@ class State:
     frozen: Any
     rest: Any
     opt: Any
+    skips: Any
     ema: Any = None
     guard: Any = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Extras:
-    """What a trainer carries beside the module and its optimizer: averages, a guard's memory."""
+    """Optional state beside the module and its optimizer: averages, and a guard's history."""
 
     ema: bool = False
-    guard: bool = False
+    guard: StepGuard | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,6 +64,7 @@ class Definition:
     graphdef: Any
     shardings: State
     tx: optax.GradientTransformation
+    guard: StepGuard | None = None
 
     def merge(self, params: Any, frozen: Any, rest: Any) -> nnx.Module:
         """The module again, around these arrays."""
@@ -162,17 +165,19 @@ def split(
         rest=placed(rest, by_shape=False),
         opt=_placed_opt(shard_opt, tx, structs),
         ema=param_shardings if extras.ema else None,
-        guard=jax.tree.map(lambda _: everywhere, fresh()) if extras.guard else None,
+        guard=jax.tree.map(lambda _: everywhere, _history(extras.guard)),
+        skips=jax.tree.map(lambda _: everywhere, no_skips()),
     )
-    definition = Definition(graphdef=graphdef, shardings=shardings, tx=tx)
+    definition = Definition(graphdef=graphdef, shardings=shardings, tx=tx, guard=extras.guard)
     return definition, Arrays(params=params, frozen=frozen, rest=rest)
 
 
-def build(at: State, arrays: Arrays, tx: optax.GradientTransformation) -> State:
-    """The state before the first update, placed as `at` says.
+def build(definition: Definition, arrays: Arrays) -> State:
+    """The state before the first update, placed by the definition's shardings.
 
     Copies: the module stays usable when a step donates the state.
     """
+    at, tx = definition.shardings, definition.tx
 
     def put(tree: Any, shardings: Any) -> Any:
         return jax.tree.map(lambda x, s: jax.device_put(x, s, may_alias=False), tree, shardings)
@@ -185,12 +190,14 @@ def build(at: State, arrays: Arrays, tx: optax.GradientTransformation) -> State:
         rest=put(arrays.rest, at.rest),
         opt=jax.jit(lambda p: _strong(tx.init(p)), out_shardings=at.opt)(params),
         ema=None if at.ema is None else jax.jit(_float32_copy, out_shardings=at.ema)(params),
-        guard=None if at.guard is None else put(jax.device_get(fresh()), at.guard),
+        skips=put(jax.device_get(no_skips()), at.skips),
+        guard=put(jax.device_get(_history(definition.guard)), at.guard),
     )
 
 
-def abstract(at: State, arrays: Arrays, tx: optax.GradientTransformation) -> State:
+def abstract(definition: Definition, arrays: Arrays) -> State:
     """The same as ShapeDtypeStructs with shardings: what a store restores into."""
+    at, tx = definition.shardings, definition.tx
 
     def like(tree: Any, shardings: Any) -> Any:
         return jax.tree.map(
@@ -204,8 +211,13 @@ def abstract(at: State, arrays: Arrays, tx: optax.GradientTransformation) -> Sta
         rest=like(arrays.rest, at.rest),
         opt=like(jax.eval_shape(tx.init, arrays.params), at.opt),
         ema=None if at.ema is None else like(jax.eval_shape(_float32_copy, arrays.params), at.ema),
-        guard=None if at.guard is None else like(jax.eval_shape(fresh), at.guard),
+        skips=like(jax.eval_shape(no_skips), at.skips),
+        guard=like(jax.eval_shape(lambda: _history(definition.guard)), at.guard),
     )
+
+
+def _history(guard: StepGuard | None) -> Any:
+    return None if guard is None else guard.begin()
 
 
 def _sharding(name: str, x: Any, mesh: Mesh | AbstractMesh, *, by_shape: bool) -> NamedSharding:

@@ -15,7 +15,7 @@ from dovetail_train import _fit
 from dovetail_train._patterns import Patterns
 from dovetail_train.clock import Rates
 from dovetail_train.flops import Flops, count_flops
-from dovetail_train.guard import Guard
+from dovetail_train.guard import StepGuard, check_guard
 from dovetail_train.hooks import Hook
 from dovetail_train.mesh import ambient, batch_placement, make_mesh, row_shards
 from dovetail_train.metrics import Metrics
@@ -69,9 +69,12 @@ class Trainer:
     accumulate: the number of microbatches of a step; the result does not depend on it beyond
     rounding. opt_shardings: where the state of tx lies; by default as the parameters, where shapes
     agree. precision: the dtype inside the loss. ema: the decay of a moving average of the
-    parameters, kept in float32 (`model(state, ema=True)`). guard: which updates are not made; None
-    makes all, and `fit` then ends at the first that is not finite. A guard holds one gradient
-    tree: None needs less memory where layers are recomputed. seed: of the key that the loss gets.
+    parameters, kept in float32 (`model(state, ema=True)`). guard: a rule that refuses spikes, such
+    as dovetail_optim.Guard(); its history is part of the state. By default only steps are refused
+    whose loss or gradient is not finite. max_skips: how many steps in a row may be refused before
+    `fit` ends. With 0 and no guard nothing is refused, `fit` ends at the first step that is not
+    finite, and a step needs less memory: it need not hold one gradient tree. seed: of the key that
+    the loss gets.
     flops: of a step, and peak_flops: per second of one device; by default counted from the loss
     and looked up by device kind. Without a peak there is no MFU.
     """
@@ -88,7 +91,8 @@ class Trainer:
         opt_shardings: OptShardings = opt_shardings,
         precision: Precision = Precision(compute="float32"),  # noqa: B008 - frozen
         ema: float | None = None,
-        guard: Guard | None = Guard(),  # noqa: B008 - frozen
+        guard: StepGuard | None = None,
+        max_skips: int = 10,
         seed: int = 0,
         flops: float | None = None,
         peak_flops: float | None = None,
@@ -102,13 +106,20 @@ class Trainer:
                 f"ema must lie between 0 and 1, got ema={ema}; write for example ema=0.999, or "
                 f"ema=None for no average"
             )
+        if max_skips < 0:
+            raise ValueError(
+                f"max_skips must be at least 0, got max_skips={max_skips}; write max_skips=10, or "
+                f"max_skips=0 to end at the first refused step"
+            )
+        check_guard(guard)
         if mesh is None and jax.process_count() > 1:
             raise ValueError(
                 f"several processes need a mesh over all of their devices, got mesh=None with "
                 f"{jax.process_count()} processes; pass mesh=make_mesh()"
             )
         self.mesh = make_mesh(devices=jax.devices()[:1]) if mesh is None else mesh
-        self.precision, self.seed, self.guard = precision, seed, guard
+        self.precision, self.seed = precision, seed
+        self.guard, self.max_skips = guard, max_skips
         self._ema = ema
         self._tx, self._loss, self._trainable = tx, loss, trainable
         self._weights, self._accumulate = dict(weights or {}), accumulate
@@ -120,7 +131,7 @@ class Trainer:
     def init(self, model: nnx.Module) -> State:
         """The state before the first update. The arrays of the model are copied, not taken."""
         definition, arrays = self._prepare(model)
-        return build(definition.shardings, arrays, definition.tx)
+        return build(definition, arrays)
 
     def step(self, state: State, batch: Batch) -> tuple[State, Metrics]:
         """The state after one update, and its metrics. Donates `state`; waits for nothing.
@@ -174,8 +185,8 @@ class Trainer:
         fresh model.
 
         Raises BadStep naming the step when the loss or the gradient is not finite at the first
-        step, without a guard at any, or when the guard has skipped too many in a row; nothing that
-        followed is saved. Ctrl-C saves nothing either, and loses what came after the last
+        step, or when more than `max_skips` steps in a row were refused; nothing that followed is
+        saved. Ctrl-C saves nothing either, and loses what came after the last
         save: to save then, pass a `stop` that a signal handler sets.
         """
         run = _fit.Run(
@@ -222,7 +233,7 @@ class Trainer:
         }
         return Program(
             fn=self._step_of(definition),
-            args=(abstract(definition.shardings, arrays, definition.tx), rows),
+            args=(abstract(definition, arrays), rows),
             donate=(0,),
             out_shardings=self._out_shardings(definition),
             mesh=self.mesh,
@@ -260,8 +271,8 @@ class Trainer:
         definition, arrays = self._prepare(model)
         return _fit.Beginning(
             params=arrays.params,
-            target=abstract(definition.shardings, arrays, definition.tx),
-            build=lambda: build(definition.shardings, arrays, definition.tx),
+            target=abstract(definition, arrays),
+            build=lambda: build(definition, arrays),
         )
 
     def _concrete(self, what: str) -> Mesh:
@@ -304,7 +315,7 @@ class Trainer:
             trainable=self._trainable,
             mesh=self.mesh,
             shard_opt=self._opt_shardings,
-            extras=Extras(ema=self._ema is not None, guard=self.guard is not None),
+            extras=Extras(ema=self._ema is not None, guard=self.guard),
         )
         self.precision.check(arrays.params, arrays.frozen)
         return definition, arrays
@@ -342,6 +353,7 @@ class Trainer:
             weights=self._weights,
             seed=self.seed,
             guard=self.guard,
+            max_skips=self.max_skips,
             ema=self._ema,
         )
 

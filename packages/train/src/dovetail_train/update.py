@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dovetail_train.guard import Guard, judge, limit
+from dovetail_train.guard import StepGuard, judge
 from dovetail_train.metrics import Metrics
 from dovetail_train.state import State
 from dovetail_train.step import ONE, Batch, Term, mean_loss
@@ -25,12 +25,14 @@ def make_step(
     *,
     weights: Mapping[str, float],
     seed: int,
-    guard: Guard | None = None,
+    guard: StepGuard | None = None,
+    max_skips: int = 10,
     ema: float | None = None,
 ) -> Callable[[State, Batch], tuple[State, Metrics]]:
     """(state, batch) -> (state after one update, metrics). The key is fold_in(key(seed), step).
 
-    A transformation that takes extra arguments, as guards do, is given the loss as `value`.
+    A transformation that takes extra arguments, as guards do, is given the loss as `value`. With
+    max_skips=0 and no guard there is no branch: the caller must end at a step that is not finite.
     """
     update = optax.with_extra_args_support(tx).update
 
@@ -48,15 +50,14 @@ def make_step(
         def leave() -> Any:
             return state.params, state.rest, state.opt, state.ema, jnp.zeros((), jnp.float32)
 
-        scalars, seen = dict(metrics.scalars), state.guard
+        scalars, history, skips = dict(metrics.scalars), state.guard, state.skips
         scalars["param_norm"] = _norm(state.params)
-        if guard is None:
+        if guard is None and not max_skips:
             after = take()
         else:
-            scalars["loss_limit"] = limit(guard, seen)
-            good, seen = judge(guard, seen, loss=loss, grad_norm=grad_norm)
-            scalars["skipped"] = 1.0 - good.astype(jnp.float32)
-            after = jax.lax.cond(good, take, leave)
+            taken, history, skips = judge(guard, history, skips, loss=loss, grad_norm=grad_norm)
+            scalars["skipped"] = 1.0 - taken.astype(jnp.float32)
+            after = jax.lax.cond(taken, take, leave)
         params, rest, opt, average, scalars["update_norm"] = after
         done = State(
             step=state.step + 1,
@@ -65,7 +66,8 @@ def make_step(
             rest=rest,
             opt=opt,
             ema=average,
-            guard=seen,
+            skips=skips,
+            guard=history,
         )
         return done, Metrics(scalars=scalars, grad_norms=metrics.grad_norms)
 

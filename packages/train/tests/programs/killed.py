@@ -10,11 +10,12 @@ import sys
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
 
-from dovetail_train import Guard, Jsonl, OrbaxStore, Trainer
+from dovetail_train import Jsonl, OrbaxStore, Trainer
 
 
 class Batches:
@@ -53,6 +54,19 @@ class Net(nnx.Module):
         return self.down(self.drop(nnx.relu(self.norm(self.up(x)))))
 
 
+class BelowTheMean:
+    """A guard that refuses losses above 1.2 times the mean of the accepted ones, from the fifth."""
+
+    def begin(self):
+        return {"total": jnp.zeros((), jnp.float32), "count": jnp.zeros((), jnp.int32)}
+
+    def judge(self, history, *, grad_norm, loss):
+        total, count = history["total"], history["count"]
+        taken = (count < 4) | (loss * count <= 1.2 * total)
+        after = {"total": total + loss, "count": count + 1}
+        return taken, jax.tree.map(lambda a, b: jnp.where(taken, a, b), after, history)
+
+
 class Gate:
     """A hook that waits for a line of input."""
 
@@ -82,7 +96,7 @@ def digest(state):
 
 def run(directory, *, steps, stop=None, hooks=(), save_every=2):
     tx = optax.adamw(optax.cosine_decay_schedule(1e-2, 50))
-    trainer = Trainer(tx, loss, accumulate=2, ema=0.9, guard=Guard(sigma=1.0, window=4))
+    trainer = Trainer(tx, loss, accumulate=2, ema=0.9, guard=BelowTheMean())
     store = OrbaxStore(Path(directory) / "checkpoints")
     sinks = [Jsonl(Path(directory) / "metrics.jsonl")]
     return trainer.fit(

@@ -3,7 +3,7 @@
 """Functions that put the libraries together, short enough to copy into your own project.
 
 - `text`: files to a tokenizer and two corpora (data)
-- `fitting`: a recipe and rows to a trained decoder, resumable (all but optim and quant)
+- `fitting`: a recipe and rows to a trained decoder, resumable (all but quant)
 - `language_model`: the recipe of pretraining (models, optim, train)
 - `continuation`: the recipe of training a directory's model on, by adapters too (models, train)
 - `distillation`: the recipe of learning from a teacher's logits (models, train)

@@ -24,10 +24,10 @@ import dovetail_kernels as kernels
 from dovetail_checkpoint import Store
 from dovetail_data import Rows, batches
 from dovetail_models import Config, Decoder, Remat, flops
+from dovetail_optim import Guard
 from dovetail_stack.recipes.frozen import WithoutFrozen
 from dovetail_stack.recipes.options import Batching
 from dovetail_train import (
-    Guard,
     Hook,
     Jsonl,
     Loss,
@@ -90,7 +90,7 @@ def make_trainer(
         accumulate=batching.accumulate,
         precision=Precision(compute=batching.precision),
         ema=batching.ema or None,
-        guard=Guard(sigma=batching.guard_sigma or None),
+        guard=Guard(sigma=batching.guard_sigma) if batching.guard_sigma else None,
         seed=batching.seed,
         flops=operations,
     )

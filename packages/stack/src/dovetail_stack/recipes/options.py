@@ -84,7 +84,9 @@ class Batching:
         0.0, "decay per step of averaged parameters, which are exported then; 0: no average"
     )
     guard_sigma: float = _option(
-        6.0, "deviations above the mean at which a loss is skipped; 0: only what is not finite"
+        6.0,
+        "deviations above the median from which a step's loss or gradient norm is a spike and the "
+        "step is skipped; 0: skip only steps that are not finite",
     )
     save_every: int = _option(0, "steps between checkpoints; 0: a tenth of the run")
     seed: int = _option(0, "of initial parameters and data order")

@@ -154,8 +154,8 @@ def test_corrupt_records_within_a_budget_are_listed(here, command):
     (here / "i\x1bn.jsonl").write_text(LINES + '{"text": 1}\n{\n' + LINES)
     line = ["write", "i\x1bn.jsonl", "--out", "out"]
     code, out, err = command(*line, "--max-corrupt", "1")
-    assert (code, out) == (1, "")
-    assert err.startswith("error: at most max_corrupt=1 records may be corrupt: got 2 so far:\n")
+    assert (code, out) == (3, "")
+    assert err.startswith("error: at most --max-corrupt 1 records may be corrupt: got 2 so far:\n")
     assert "\n  i␛n.jsonl:5: a record must have" in err
     code, out, err = command(*line, "--max-corrupt", "2")
     assert (code, err) == (0, "")
@@ -248,7 +248,7 @@ def test_preferences_and_prompts(here, command):
     assert "⟨<|bos|>⟩2+2?⟦4⟨<|eos|>⟩⟧" in lines
     assert "⟨<|bos|>⟩2+2?⟦5⟨<|eos|>⟩⟧" in lines
     code, _, err = command("inspect", "out", "--length", "5")
-    assert (code, "with 6 pairs, length=5" in err) == (1, True)
+    assert (code, "with 6 pairs, --length 5" in err) == (1, True)
     line = ["write", "in.jsonl", "--encoder", "prompt", "--out", "prompts", "--field", "chosen"]
     assert command(*line)[0] == 0
     _, out, _ = command("inspect", "prompts", "--rows", "1", "--length", "3")

@@ -9,15 +9,14 @@ results go to standard output, all else to standard error.
 import argparse
 import dataclasses
 import json
-import logging
-import os
 import sys
 from collections.abc import Sequence
-from inspect import cleandoc
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
+from dovetail_checkpoint import _command
+from dovetail_checkpoint._command import DONE, FAILED, REFUSED, Parser, add_json
 from dovetail_checkpoint.converting import convert, planned
 from dovetail_checkpoint.diff import diff
 from dovetail_checkpoint.metadata import inspect
@@ -26,41 +25,14 @@ from dovetail_checkpoint.report import StepReport
 from dovetail_checkpoint.rule_options import add_rule_options
 from dovetail_checkpoint.verifying import verify
 
-FINE, DIFFERENT, USAGE, FAILED, INTERRUPTED = 0, 1, 2, 3, 130
-
-_EXIT_CODES = """exit codes:
-  0    done; nothing differs, nothing is damaged
-  1    diff found differences, or verify found damage
-  2    the command line is wrong
-  3    it could not be done: the error says why
-  130  interrupted"""
 _PATHS = "a step (RUN/10), a tree of one (RUN/10/model), or safetensors"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the actions; the parsed arguments go to `run`.
-
-    Also sets `error_code`: what to exit with when `run` raises.
-    """
-    parser.epilog = _EXIT_CODES
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+def add_arguments(parser: Parser) -> None:
+    """Declares the actions; the parsed arguments go to `run`."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     for declare in (_inspect, _diff, _verify, _convert):
-        description = cleandoc(declare.__doc__ or "")
-        action = actions.add_parser(
-            declare.__name__[1:],
-            help=description.splitlines()[0],
-            description=description,
-            epilog=_EXIT_CODES,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        )
-        # Without a default, so that it may stand before the action too.
-        action.add_argument(
-            "--debug", action="store_true", default=argparse.SUPPRESS, help="show where errors rise"
-        )
-        declare(action)
-        action.set_defaults(error_code=FAILED)
+        _command.add_action(actions, declare.__name__[1:], declare)
 
 
 def run(args: argparse.Namespace, *, progress: Progress | None = None) -> int:
@@ -69,37 +41,18 @@ def run(args: argparse.Namespace, *, progress: Progress | None = None) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command: errors become one message, and the exit codes those of --help."""
-    parser = argparse.ArgumentParser(
+    """The command; returns an exit code of --help."""
+    parser = Parser(
         prog="python -m dovetail_checkpoint",
         description="Look into checkpoints, compare, verify and convert them.",
-        allow_abbrev=False,
     )
-    parser.add_argument("--debug", action="store_true", help="show where errors rise")
     add_arguments(parser)
-    args = parser.parse_args(argv)
-    logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
-    if not args.debug:
-        # Orbax logs a traceback of each read that fails, asyncio one of each task that Orbax then
-        # leaves behind; what is raised says it once.
-        for noisy in ("absl", "asyncio"):
-            logging.getLogger(noisy).setLevel(logging.CRITICAL)
-    try:
+
+    def act(args: argparse.Namespace) -> int:
         with _Line(sys.stderr, args.action) as line:
-            code = run(args, progress=line)
-        sys.stdout.flush()
-        return code
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return INTERRUPTED
-    except BrokenPipeError:  # `... | head` has seen enough; nothing is left to be flushed at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
-    except (ValueError, OSError, RuntimeError) as error:
-        if args.debug:
-            raise
-        print(f"error: {error}", file=sys.stderr)
-        return args.error_code
+            return run(args, progress=line)
+
+    return _command.run(parser.parse(sys.argv[1:] if argv is None else argv), act, name="")
 
 
 class _Line:
@@ -136,26 +89,28 @@ class _Line:
 
 def _inspect(parser: argparse.ArgumentParser) -> None:
     """Say what lies at a path: steps, trees, leaves with shapes and digests. Reads no array."""
-    parser.add_argument("path", type=Path, help=f"a run, {_PATHS}")
+    parser.add_argument("path", type=Path, metavar="PATH", help=f"a run, {_PATHS}")
     parser.add_argument("--item", help="only this tree or object of a step")
-    _add_json(parser)
+    add_json(parser)
     parser.set_defaults(act=_run_inspect)
 
 
 def _diff(parser: argparse.ArgumentParser) -> None:
     """Compare two trees by their digests; arrays without digests are read."""
-    parser.add_argument("a", type=Path, help=_PATHS)
-    parser.add_argument("b", type=Path, help="the same")
+    parser.add_argument("a", type=Path, metavar="A", help=_PATHS)
+    parser.add_argument("b", type=Path, metavar="B", help="the same")
     parser.add_argument("--item", help="which tree of a step, if it holds several")
-    _add_json(parser)
+    add_json(parser)
     add_rule_options(parser)
     parser.set_defaults(act=_run_diff)
 
 
 def _verify(parser: argparse.ArgumentParser) -> None:
     """Read everything and check it against digests and checksums. Changes nothing."""
-    parser.add_argument("path", type=Path, help="a run, a step (RUN/10), or safetensors")
-    _add_json(parser)
+    parser.add_argument(
+        "path", type=Path, metavar="PATH", help="a run, a step (RUN/10), or safetensors"
+    )
+    add_json(parser)
     parser.set_defaults(act=_run_verify)
 
 
@@ -164,8 +119,10 @@ def _convert(parser: argparse.ArgumentParser) -> None:
 
     To orbax, the result passes through the host's memory; to safetensors it is streamed.
     """
-    parser.add_argument("path", type=Path, help=_PATHS)
-    parser.add_argument("to", type=Path, help="a directory that does not exist")
+    parser.add_argument("path", type=Path, metavar="PATH", help=_PATHS)
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="a directory that does not exist"
+    )
     parser.add_argument(
         "--format", required=True, choices=("orbax", "safetensors"), help="orbax: step 0 of a run"
     )
@@ -178,27 +135,23 @@ def _convert(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(act=_run_convert)
 
 
-def _add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print it as JSON")
-
-
 def _run_inspect(args: argparse.Namespace, progress: Progress | None) -> int:
     found = inspect(args.path, item=args.item)
     _print(found, dataclasses.asdict(found), args)
-    return FINE
+    return DONE
 
 
 def _run_diff(args: argparse.Namespace, progress: Progress | None) -> int:
     found = diff(args.a, args.b, item=args.item, rules=args.rules, progress=progress)
     _print(found, {"same": found.same, **dataclasses.asdict(found)}, args)
-    return FINE if found.same else DIFFERENT
+    return DONE if found.same else FAILED
 
 
 def _run_verify(args: argparse.Namespace, progress: Progress | None) -> int:
     found = verify(args.path, progress=progress).steps
     document = {"checked": [dataclasses.asdict(report) for report in found]}
     _print("\n".join(map(_lines, found)), document, args)
-    return DIFFERENT if any(report.problems for report in found) else FINE
+    return REFUSED if any(report.problems for report in found) else DONE
 
 
 def _lines(report: StepReport) -> str:
@@ -217,8 +170,8 @@ def _run_convert(args: argparse.Namespace, progress: Progress | None) -> int:
     if args.dry_run:
         print(planned(args.path, **asked))
     else:
-        convert(args.path, args.to, **asked, progress=progress)
-    return FINE
+        convert(args.path, args.out, **asked, progress=progress)
+    return DONE
 
 
 def _print(text: Any, document: Any, args: argparse.Namespace) -> None:

@@ -51,6 +51,8 @@ class IntegrityReport:
 class DamageError(RuntimeError):
     """What was to be read is not what was written; `problems` names leaves and files."""
 
+    exit_code = 3  # of the command
+
     def __init__(self, path: Path, problems: Sequence[Problem]) -> None:
         self.path = path
         self.problems = tuple(problems)

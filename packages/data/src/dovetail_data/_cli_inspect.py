@@ -12,6 +12,7 @@ from typing import Any, get_args
 
 from dovetail_data import _summary
 from dovetail_data._cli_write import tokenizer_of
+from dovetail_data._command import add_json
 from dovetail_data.corpus import Corpus
 from dovetail_data.image_rows import images
 from dovetail_data.inspecting import show
@@ -36,7 +37,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
     add("--rows", type=int, default=0, metavar="K", help="show the first K rows")
     add("--tokens", action="store_true", help="with a bar between tokens")
     add("--html", type=Path, metavar="FILE", help="write the rows as a page for a browser")
-    add("--json", action="store_true", help="print it as JSON")
+    add_json(parser)
     add("--tokenizer", metavar="PATH", help="to read ids with, if not the one of the corpus")
     add("--color", choices=("auto", "always", "never"), default="auto", help="(auto)")
 

@@ -7,8 +7,10 @@ import collections
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import get_args
 
 from dovetail_data import _summary, compression
+from dovetail_data._command import add_json
 from dovetail_data._pieces import special_names
 from dovetail_data.encode import Encoder, Image, Text
 from dovetail_data.encode.chat import Chat
@@ -20,7 +22,7 @@ from dovetail_data.sources.hf_directory import hf_directory
 from dovetail_data.sources.jsonl import jsonl
 from dovetail_data.sources.parquet import parquet
 from dovetail_data.sources.source import Source
-from dovetail_data.sources.text import text
+from dovetail_data.sources.text import Errors, text
 from dovetail_data.template import Template
 from dovetail_data.tokenizer import Bytes, Pretrained, Tokenizer
 from dovetail_data.write import Progress, write
@@ -72,7 +74,8 @@ def declare(parser: argparse.ArgumentParser) -> None:
     add("--workers", type=int, default=1, metavar="N", help="processes that encode (1)")
     add("--shard-bytes", type=int, default=1 << 28, metavar="N", help="of ids in a file (2^28)")
     add("--max-corrupt", type=int, default=0, metavar="N", help="records that may be left out (0)")
-    add("--json", action="store_true", help="print the summary as JSON")
+    add("--errors", choices=get_args(Errors), help="of text that is not UTF-8 (strict)")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace, progress: Callable[[Progress], object] | None) -> str:
@@ -116,7 +119,15 @@ def _source(args: argparse.Namespace) -> tuple[Source, str | None]:
             f"--split must be of a data set: got --split {args.split} with --format {kind}. "
             "Pass --format hf, or leave it out."
         )
-    return _SOURCES[kind](args.paths, **({"pattern": pattern} if pattern else {})), None
+    options = {"pattern": pattern} if pattern else {}
+    if args.errors:
+        if kind != "text":
+            raise ValueError(
+                f"--errors must be for files of text: got --errors {args.errors} with --format "
+                f"{kind}. Leave it out."
+            )
+        options["errors"] = args.errors
+    return _SOURCES[kind](args.paths, **options), None
 
 
 def _guess(paths: Sequence[Path], pattern: str | None) -> tuple[str, str | None]:

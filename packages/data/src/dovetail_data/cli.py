@@ -10,56 +10,31 @@ import argparse
 import dataclasses
 import io
 import json
-import logging
-import os
 import sys
 from collections.abc import Callable, Sequence
-from inspect import cleandoc
 from pathlib import Path
 from types import TracebackType
 from typing import get_args
 
-from dovetail_data import _cli_inspect, _cli_write
+from dovetail_data import _cli_inspect, _cli_write, _command
+from dovetail_data._command import Parser, add_json
 from dovetail_data._timeline import Exhausted
-from dovetail_data._visible import visible
 from dovetail_data.corpus import Corpus
 from dovetail_data.mix import mix
 from dovetail_data.plan import plan
 from dovetail_data.write import Progress
 
-FAILED, INTERRUPTED = 1, 130
 
-_EXIT_CODES = """exit codes:
-  0    done
-  1    it could not be done: the error says why
-  2    the command line is wrong
-  130  interrupted"""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Declares the actions; the parsed arguments go to `run`."""
-    parser.epilog = _EXIT_CODES
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     for name, declare, act in (
         ("write", _cli_write.declare, _cli_write.run),
         ("inspect", _cli_inspect.declare, _cli_inspect.run),
         ("plan", _declare_plan, _run_plan),
     ):
-        description = cleandoc(declare.__doc__ or "")
-        action = actions.add_parser(
-            name,
-            help=description.splitlines()[0],
-            description=description,
-            epilog=_EXIT_CODES,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        )
-        # Without a default, so that it may stand before the action too.
-        action.add_argument(
-            "--debug", action="store_true", default=argparse.SUPPRESS, help="show where errors rise"
-        )
-        declare(action)
+        action = _command.add_action(actions, name, declare)
+        action.words["directory"] = "DIR"  # a corpus, in the words of the library
         action.set_defaults(act=act)
 
 
@@ -73,34 +48,18 @@ def run(args: argparse.Namespace, *, progress: Callable[[Progress], object] | No
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command: errors become one message, and the exit codes those of --help."""
-    parser = argparse.ArgumentParser(
+    """The command; returns an exit code of --help."""
+    parser = Parser(
         prog="python -m dovetail_data",
         description="Write corpora, look into them, plan what a run sees of them.",
-        allow_abbrev=False,
     )
-    parser.add_argument("--debug", action="store_true", help="show where errors rise")
     add_arguments(parser)
-    args = parser.parse_args(argv)
-    logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
-    try:
+
+    def act(args: argparse.Namespace) -> int:
         with _Line() as line:
-            code = run(args, progress=line)
-        sys.stdout.flush()
-        return code
-    except KeyboardInterrupt as stopped:
-        print(f"\ninterrupted: {stopped}".rstrip(": "), file=sys.stderr)
-        return INTERRUPTED
-    except BrokenPipeError:  # `... | head` has seen enough; nothing is left to be flushed at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
-    except (ValueError, ImportError, OSError, RuntimeError) as error:
-        if args.debug:
-            raise
-        # It may name a file whose name a terminal would obey.
-        safe = "\n".join(visible(line) for line in str(error).split("\n"))
-        print(f"error: {safe}", file=sys.stderr)
-        return FAILED
+            return run(args, progress=line)
+
+    return _command.run(parser.parse(sys.argv[1:] if argv is None else argv), act, name="")
 
 
 class _Line:
@@ -146,7 +105,7 @@ def _declare_plan(parser: argparse.ArgumentParser) -> None:
     add("--global-batch", type=int, required=True, metavar="B", help="rows of a step")
     add("--steps", type=int, required=True, metavar="N", help="of the run")
     _cli_inspect.add_packing(parser)
-    add("--json", action="store_true", help="print it as JSON")
+    add_json(parser)
 
 
 def _run_plan(args: argparse.Namespace, progress: object) -> str:

@@ -36,6 +36,8 @@ class CorruptDocument:
 class CorruptError(ValueError):
     """More documents of a corpus are damaged than may be. documents: those found so far."""
 
+    exit_code = 3  # of the command
+
     def __init__(self, message: str, documents: Sequence[CorruptDocument]) -> None:
         super().__init__(message)
         self.documents = tuple(documents)

@@ -32,6 +32,12 @@ from dovetail_data.tokenizer_files import save_tokenizer
 _LISTED = 20  # corrupt records in an error: a screenful
 
 
+class CorruptInputError(ValueError):
+    """More records of the input are damaged than may be left out."""
+
+    exit_code = 3  # of the command
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Progress:
     """How far `write` is, what earlier runs finished included.
@@ -204,7 +210,7 @@ def _check_corrupt(found: list[tuple[str, str]], max_corrupt: int) -> None:
     if len(found) > max_corrupt:
         listed = "\n".join(f"  {where}: {error}" for where, error in found[:_LISTED])
         more = f"\n  and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
-        raise ValueError(
+        raise CorruptInputError(
             f"at most max_corrupt={max_corrupt} records may be corrupt: got {len(found)} so far:\n"
             f"{listed}{more}\nMend them, or pass max_corrupt= the number that may be left out."
         )

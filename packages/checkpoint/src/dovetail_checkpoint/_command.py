@@ -1,0 +1,245 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The frame of a command: its parser, its exit codes, and one message for each error.
+
+An error class of a library may have an attribute `exit_code`; others exit with 1. A message that
+speaks of Python arguments (`vocab_size=9`) is shown with the options as they are typed.
+
+This file is kept verbatim in several packages, since no package imports another. Edit it in
+scripts/shared, then run scripts/copies.py.
+"""
+
+import argparse
+import difflib
+import logging
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from inspect import cleandoc
+from typing import Any, NoReturn
+
+DONE, FAILED, USAGE, REFUSED, INTERRUPTED = 0, 1, 2, 3, 130
+
+EXIT_CODES = """exit codes:
+  0    done
+  1    failed, or two things that were compared differ
+  2    the command line is wrong
+  3    data are damaged or refused
+  130  interrupted"""
+
+# Options that other programs have, and ours of the same meaning: the first that a command knows.
+_MEANINGS = {
+    "--batch": ("--global-batch",),
+    "--batch-size": ("--global-batch",),
+    "--bs": ("--global-batch",),
+    "--context-length": ("--length",),
+    "--data-dir": ("--text",),
+    "--dataset": ("--text",),
+    "--dim": ("--embed",),
+    "--dtype": ("--precision",),
+    "--epochs": ("--steps",),
+    "--exclude": ("--skip", "--float"),
+    "--file": ("--text",),
+    "--grad-accum": ("--accumulate",),
+    "--gradient-accumulation-steps": ("--accumulate",),
+    "--group-size": ("--group",),
+    "--head-dim": ("--heads",),
+    "--hidden-size": ("--embed",),
+    "--ignore": ("--skip", "--float"),
+    "--input": ("--text",),
+    "--iterations": ("--steps",),
+    "--layers": ("--depth",),
+    "--lr": ("--learning-rate",),
+    "--max-length": ("--length",),
+    "--max-new-tokens": ("--max-tokens",),
+    "--max-steps": ("--steps",),
+    "--n": ("--max-tokens",),
+    "--num-epochs": ("--steps",),
+    "--num-heads": ("--heads",),
+    "--num-layers": ("--depth",),
+    "--output": ("--out",),
+    "--output-dir": ("--out",),
+    "--rank": ("--lora-rank",),
+    "--save-interval": ("--save-every",),
+    "--seq-len": ("--length",),
+    "--sequence-length": ("--length",),
+    "--skip": ("--float",),
+    "--traceback": ("--debug",),
+    "--train-data": ("--text",),
+    "--verbose": ("--debug",),
+    "--width": ("--embed",),
+}
+_CHOICE = re.compile(r"invalid choice: '([^']*)'")
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose help ends with the exit codes, and whose refusals name what is near.
+
+    Its sub-parsers are of this class too. Each takes --debug. After parsing, `parser` among the
+    arguments is the sub-parser that was chosen.
+
+    Attributes:
+        words: Names of Python arguments whose option has another name, {argument: option}.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        defaults = {
+            "epilog": EXIT_CODES,
+            "formatter_class": argparse.RawDescriptionHelpFormatter,
+            "allow_abbrev": False,
+        }
+        super().__init__(**{**defaults, **options})
+        self.words: dict[str, str] = {}
+        self.set_defaults(parser=self)
+        # Without a default, so that it may stand before a sub-command too.
+        self.add_argument(
+            "--debug", action="store_true", default=argparse.SUPPRESS, help="show where errors rise"
+        )
+
+    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
+        """Parses `argv`; ends with usage where it is wrong."""
+        args, unknown = self.parse_known_args(argv)
+        if unknown:
+            args.parser.refuse(unknown)
+        args.argv = list(argv)
+        return args
+
+    def refuse(self, unknown: Sequence[str]) -> NoReturn:
+        """Ends with usage, naming for each unknown option the nearest one that exists."""
+        known = [option for action in self._actions for option in action.option_strings]
+        named = []
+        for argument in unknown:
+            near = nearest(argument.partition("=")[0], known) if argument[:1] == "-" else None
+            named.append(f"{argument} (did you mean {near}?)" if near else argument)
+        self.error(f"unknown arguments: {' '.join(named)}; see {self.prog} --help")
+
+    def error(self, message: str) -> NoReturn:
+        """Ends with usage and exit code 2; a choice that is misspelt is answered by the nearest."""
+        if wrong := _CHOICE.search(message):
+            choices = [str(c) for action in self._actions for c in action.choices or ()]
+            if near := difflib.get_close_matches(wrong.group(1), choices, n=1):
+                message += f"; did you mean {near[0]}?"
+        super().error(message)
+
+
+def nearest(option: str, known: Sequence[str]) -> str | None:
+    """The known option of the same meaning, or else the one that is spelt alike."""
+    meant = [other for other in _MEANINGS.get(option, ()) if other in known]
+    near = difflib.get_close_matches(option, known, n=1)
+    return next(iter([*meant, *near]), None)
+
+
+def add_action(actions: Any, name: str, declare: Callable[[Any], None], **options: Any) -> Parser:
+    """A sub-command whose help is `declare`'s docstring and whose arguments `declare` adds.
+
+    Args:
+        actions: The result of `Parser.add_subparsers`.
+        name: As it is typed.
+        declare: Receives the sub-parser.
+        options: Further options of the parser.
+
+    Returns:
+        The sub-parser.
+    """
+    description = cleandoc(declare.__doc__ or "")
+    summary = description.splitlines()[0]
+    action = actions.add_parser(name, help=summary, description=description, **options)
+    declare(action)
+    return action
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Declares --json."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace, act: Callable[[argparse.Namespace], int], *, name: str) -> int:
+    """Runs one parsed command; returns its exit code.
+
+    Args:
+        args: The result of `Parser.parse`.
+        act: Does it and returns an exit code.
+        name: Precedes the messages; empty for none.
+
+    Returns:
+        The code of `act`; 130 for an interrupt, 1 for a reader that has gone away, and for an error
+        its `exit_code` or 1. With --debug an error is raised instead.
+    """
+    prefix = f"{name}: " if name else ""
+    logging.basicConfig(format=f"{prefix}%(levelname)s: %(message)s", level=logging.WARNING)
+    debug = "debug" in args
+    if not debug:
+        # Orbax logs the traceback of each read or write that fails, asyncio that of each task that
+        # Orbax leaves behind; what is raised says it in one message.
+        for noisy in ("absl", "asyncio"):
+            logging.getLogger(noisy).setLevel(logging.CRITICAL)
+    try:
+        code = act(args)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt as stopped:
+        print(f"\n{prefix}interrupted: {stopped}".rstrip(": "), file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # `... | head` has seen enough; nothing is left to be flushed at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except (ValueError, ImportError, OSError, RuntimeError) as error:
+        if debug:
+            raise
+        told = "\n".join([str(error), *getattr(error, "__notes__", ())])
+        print(f"{prefix}error: {as_typed(told, args.parser)}", file=sys.stderr)
+        print(f"{prefix}--debug shows where: {args.parser.prog} --debug ...", file=sys.stderr)
+        return getattr(error, "exit_code", FAILED)
+
+
+def as_typed(message: str, parser: Parser) -> str:
+    """`message` in the words of the command: options for Python arguments, no control characters.
+
+    `name=value` becomes `--name value`, `name=` and `name must` become `--name`, and so does a name
+    with an underscore, wherever `name` is an argument of the command.
+    """
+    known = dict(_typed(parser))
+    known.update(parser.words)
+    if known:
+        names = "|".join(sorted(map(re.escape, known), key=len, reverse=True))
+        message = re.sub(
+            rf"(?<![\w.'\"/-])({names})(=None\b|=(?=[\w'\"\[({{.+-])|=|(?= must )|(?![\w=.(-]))",
+            lambda found: _replaced(found, known),
+            message,
+        )
+    return "".join(c if c.isprintable() or c == "\n" else _escaped(c) for c in message)
+
+
+def _replaced(found: re.Match[str], known: Mapping[str, str]) -> str:
+    name, after = found.groups()
+    option = known[name]
+    if after == "=None":
+        return f"no {option}"
+    if after:
+        following = found.string[found.end() : found.end() + 1]
+        return (
+            option if not following or following.isspace() or following in ",;)" else f"{option} "
+        )
+    begins = re.search(r"(^|[.:;] )$", found.string[: found.start()]) is not None
+    subject = begins and found.string[found.end() :].startswith(" must ")
+    return option if option[0] == "-" and (subject or "_" in name) else name
+
+
+def _typed(parser: Parser) -> list[tuple[str, str]]:
+    """Python's name and the typed one of each argument."""
+    typed = []
+    for action in parser._actions:
+        if action.option_strings:
+            typed.append((action.dest, action.option_strings[-1]))
+        elif isinstance(action.metavar, str) and action.nargs != argparse.PARSER:
+            typed.append((action.dest, action.metavar))
+    return typed
+
+
+def _escaped(char: str) -> str:
+    """A symbol of Unicode's block U+2400, or the number: no name of a file moves the cursor."""
+    code = ord(char)
+    if code < 0x20:
+        return chr(0x2400 + code)
+    return "\u2421" if code == 0x7F else f"⟨U+{code:04X}⟩"

@@ -136,7 +136,7 @@ def test_asked_to_stop_it_saves_says_how_to_resume_and_resumes(unbroken, tmp_pat
     process = _at_gate(out, 7)
     process.send_signal(number)
     _, errors = process.communicate("\n")
-    assert process.returncode == 3
+    assert process.returncode == 130
     assert f"Saved. Resume it with: dovetail train --out {out}" in errors
     done = len(_losses(out))
     assert (out / "checkpoints" / str(done)).is_dir()
@@ -252,18 +252,26 @@ def _refused(out, *options, text):
 
 def test_a_folder_without_text_is_refused(tmp_path):
     output = _refused(tmp_path / "run", text=tmp_path)
-    assert "matches pattern='*.py': pass --text DIR with text in it, or --pattern" in output
+    assert "matches --pattern '*.py', got 0 files of text" in output
+    assert not (tmp_path / "run").exists()
 
 
-def test_a_file_that_is_not_utf_8_is_named_and_nothing_is_lost(files, tmp_path):
-    (files / "4.py").write_bytes(b"caf\xe9 = 1\n")
-    output = _refused(tmp_path / "run", text=files)
-    assert f"from {files}" in output
-    assert "4.py: a text file must be UTF-8: got byte 0xe9 at offset 3" in output
-    assert "UTF-8" in output
-    (files / "4.py").write_text("café = 1\n")
-    code, output = _train(tmp_path / "run")
+def test_what_holds_no_text_is_skipped_and_changes_nothing(files, tmp_path):
+    code, output = _train(tmp_path / "plain", text=files)
     assert code == 0, output
+    (files / "4.py").write_bytes(b"caf\xe9 = 1\n")
+    (files / "5.py").write_bytes(b"\0")
+    (files / "__pycache__").mkdir()
+    (files / "__pycache__" / "6.py").write_text("y = 1\n")
+    code, output = _train(tmp_path / "run", text=files)
+    assert code == 0, output
+    told = "4 files of text, 3 skipped (1 in __pycache__, 1 not UTF-8, 1 binary) below"
+    assert output.count(told) == 1
+    assert _losses(tmp_path / "run") == _losses(tmp_path / "plain")
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["settings"]["skipped"] == [
+        "4.py",
+        "5.py",
+    ]
 
 
 def test_other_settings_for_a_run_are_refused_and_named(unbroken):

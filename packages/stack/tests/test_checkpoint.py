@@ -33,7 +33,7 @@ def test_verify_and_diff_and_their_exit_codes(run, capsys):
 
 
 def test_convert(run, tmp_path, capsys):
-    line = ["checkpoint", "convert", str(run / "1"), str(tmp_path / "hf"), "--format"]
+    line = ["checkpoint", "convert", str(run / "1"), "--out", str(tmp_path / "hf"), "--format"]
     assert cli.main([*line, "safetensors", "--rename", "w", "x"]) == 0
     assert "convert: 100%" in capsys.readouterr().err
     assert (tmp_path / "hf" / "model.safetensors").is_file()
@@ -41,8 +41,8 @@ def test_convert(run, tmp_path, capsys):
     assert "  x  float32[5]" in capsys.readouterr().out
 
 
-def test_an_error_is_code_3_and_a_wrong_line_2(tmp_path, capsys):
-    assert cli.main(["checkpoint", "inspect", str(tmp_path)]) == 3
+def test_an_error_is_code_1_and_a_wrong_line_2(tmp_path, capsys):
+    assert cli.main(["checkpoint", "inspect", str(tmp_path)]) == 1
     assert "dovetail: error: there must be a checkpoint" in capsys.readouterr().err
     for line in (["checkpoint"], ["checkpoint", "verify", str(tmp_path), "--jso"]):
         with pytest.raises(SystemExit) as stopped:

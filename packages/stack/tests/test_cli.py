@@ -58,4 +58,6 @@ def test_every_command_has_a_summary_and_help(command, capsys):
     with pytest.raises(SystemExit) as stopped:
         cli.main([command, "--help"])
     assert stopped.value.code == 0
-    assert cli.COMMANDS[command].__doc__.splitlines()[0] in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert cli.module(command).__doc__.splitlines()[0] == cli.COMMANDS[command]
+    assert cli.COMMANDS[command] in shown

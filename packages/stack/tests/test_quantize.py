@@ -53,8 +53,8 @@ def directory(tmp_path_factory, text):
 def gptq(directory, text, tmp_path_factory):
     """4 bits, calibrated, but for one matrix."""
     out = tmp_path_factory.mktemp("quantized") / "deep" / "out"
-    line = ["quantize", str(directory), str(out), "--bits", "4", "--group", "16"]
-    line += ["--text", str(text), "--rows", "16", "--skip", "**.mlp.down"]
+    line = ["quantize", str(directory), "--out", str(out), "--bits", "4", "--group", "16"]
+    line += ["--text", str(text), "--rows", "16", "--float", "**.mlp.down"]
     assert cli.main(line) == 0
     return out
 
@@ -65,7 +65,7 @@ def logits(model):
 
 def test_eight_bits_round_to_nearest(directory, tmp_path, capsys):
     out = tmp_path / "out"
-    assert cli.main(["quantize", str(directory), str(out)]) == 0
+    assert cli.main(["quantize", str(directory), "--out", str(out)]) == 0
     told = capsys.readouterr()
     assert "100%" in told.err
     assert f"dovetail generate {out}" in told.out
@@ -176,11 +176,11 @@ def test_other_dtypes_come_back(directory, tmp_path):
     [
         (
             ["--bits", "4", "--group", "128"],
-            "got group=128 for 'embed' with 32 inputs; write group=32",
+            "got --group 128 for 'embed' with 32 inputs; write --group 32",
         ),
         (["--bits", "4"], "gptq must see text .* got none: pass --text DIR, or"),
         (["--method", "awq"], "awq must see text that the model is for, got none: pass --text"),
-        (["--skip", "layer"], "got 'layer', which matches none"),
+        (["--float", "layer"], "got 'layer', which matches none"),
         (["--text", "TEXT", "--rows", "0"], "there is at least one; got --length 32 --rows 0"),
         (["--text", "TEXT", "--length", "33"], "1 to 32 tokens in this model.*--length 33"),
         (["--text", "nowhere"], "the text must be a directory, got 'nowhere'"),
@@ -188,14 +188,23 @@ def test_other_dtypes_come_back(directory, tmp_path):
 )
 def test_what_does_not_fit_is_refused(directory, text, tmp_path, capsys, options, message):
     options = [str(text) if option == "TEXT" else option for option in options]
-    assert cli.main(["quantize", str(directory), str(tmp_path / "out"), *options]) == 1
+    assert cli.main(["quantize", str(directory), "--out", str(tmp_path / "out"), *options]) == 1
     error = capsys.readouterr().err
     assert re.search(message, error), error
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_method_without_text_is_refused_before_anything_is_read(directory, tmp_path, capsys):
-    line = ["quantize", str(directory), str(tmp_path / "out"), "--bits", "4", "--group", "16"]
+    line = [
+        "quantize",
+        str(directory),
+        "--out",
+        str(tmp_path / "out"),
+        "--bits",
+        "4",
+        "--group",
+        "16",
+    ]
     assert cli.main(line) == 1
     assert "read:" not in capsys.readouterr().err
 
@@ -203,9 +212,9 @@ def test_a_method_without_text_is_refused_before_anything_is_read(directory, tmp
 def test_a_quantized_directory_is_refused_where_floats_are_needed(gptq, tmp_path, capsys):
     new = str(tmp_path / "new")
     for line, command in (
-        (["quantize", str(gptq), new], "quantize"),
+        (["quantize", str(gptq), "--out", new], "quantize"),
         (["models", "inspect", str(gptq)], "dovetail models"),
-        (["models", "convert", str(gptq), new], "dovetail models"),
+        (["models", "convert", str(gptq), "--out", new], "dovetail models"),
         (["train", "pretrain", "--out", str(gptq), "--text", new], "train"),
     ):
         assert cli.main(line) != 0
@@ -217,7 +226,7 @@ def test_a_quantized_directory_is_refused_where_floats_are_needed(gptq, tmp_path
 
 def test_what_is_there_stays(directory, tmp_path, capsys):
     (tmp_path / "out").mkdir()
-    assert cli.main(["quantize", str(directory), str(tmp_path / "out")]) == 1
+    assert cli.main(["quantize", str(directory), "--out", str(tmp_path / "out")]) == 1
     assert "exists: name another" in capsys.readouterr().err
     assert list((tmp_path / "out").iterdir()) == []
 
@@ -227,7 +236,7 @@ def test_an_interrupted_write_leaves_nothing(directory, tmp_path, capsys, monkey
         raise KeyboardInterrupt
 
     monkeypatch.setattr(os, "fsync", interrupt)
-    assert cli.main(["quantize", str(directory), str(tmp_path / "out")]) == cli.INTERRUPTED
+    assert cli.main(["quantize", str(directory), "--out", str(tmp_path / "out")]) == 130
     assert "interrupted" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
@@ -249,4 +258,4 @@ def test_inputs_that_no_group_divides_are_refused_with_the_options_to_type():
     with pytest.raises(ValueError, match="share a scale among 16 inputs or more") as error:
         quantization.choose(model, bits=4)
     assert "'embed' has 24" in str(error.value)
-    assert "name its --group, or leave it float with --skip embed" in str(error.value)
+    assert "name its --group, or leave it float with --float embed" in str(error.value)

@@ -50,9 +50,9 @@ def test_no_field_is_in_two_parts_and_each_has_help(kind):
 def test_differences_name_the_option_and_both_values():
     stored = settings.create(Pretrain, {"text": "/t", "depth": 2})
     assert settings.differences({"text": "/t", "depth": 2}, stored) == []
-    assert settings.differences({"depth": 3, "vocab_size": 9}, stored) == [
+    assert settings.differences({"depth": 3, "vocab_size": 900}, stored) == [
         "--depth 3 (the run has 2)",
-        "--vocab-size 9 (the run has 4096)",
+        "--vocab-size 900 (the run has 4096)",
     ]
 
 

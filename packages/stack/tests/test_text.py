@@ -1,8 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
+import gzip
+
 import pytest
 
-from dovetail_stack.recipes.text import find, prepare, split
+from dovetail_stack.recipes.text import find, prepare, select, split
 
 
 @pytest.fixture
@@ -20,10 +22,51 @@ def test_finds_what_matches_without_hidden_files_and_skipped_folders(tree):
 
 
 def test_nothing_found_says_what_to_pass(tree):
-    with pytest.raises(ValueError, match=r"matches pattern='\*\*/\*.rst': pass --text DIR"):
+    with pytest.raises(
+        ValueError, match=r"matches pattern='\*\*/\*.rst', got 0 files .*: pass --text"
+    ):
         find(tree, pattern="**/*.rst")
     with pytest.raises(ValueError, match=r"must be a directory, got .*nowhere"):
         find(tree / "nowhere", pattern="**/*")
+
+
+FOREIGN = {
+    "nul.txt": b"a\0b",
+    "latin.txt": "café".encode("latin-1"),
+    "cut.txt": "é".encode()[:1],
+    "late.txt": b"a" * (1 << 21) + b"\xff",
+    "zip.txt": b"\x1f\x8b\x08\0",
+    "broken.txt.gz": gzip.compress(b"text " * 99)[:-9],
+    "__pycache__/decodes.txt": b"text",
+}
+
+
+def test_files_without_text_are_skipped_and_counted(tmp_path):
+    for name, content in {**FOREIGN, "a.txt": b"a", "b.txt.gz": gzip.compress(b"b")}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / ".hidden").write_bytes(b"text")
+    found = select(tmp_path, pattern="**/*")
+    assert [path.name for path in found.files] == ["a.txt", "b.txt.gz"]
+    assert found.skipped == (
+        "broken.txt.gz",
+        "cut.txt",
+        "late.txt",
+        "latin.txt",
+        "nul.txt",
+        "zip.txt",
+    )
+    assert found.counts == {
+        "hidden": 1,
+        "in __pycache__": 1,
+        "damaged": 1,
+        "not UTF-8": 3,
+        "binary": 2,
+    }
+    # A resumed run sees the same files, whatever became of them.
+    (tmp_path / "latin.txt").write_text("café")
+    again = select(tmp_path, pattern="**/*", skipped=found.skipped)
+    assert (again.files, again.skipped) == (found.files, found.skipped)
 
 
 def test_adding_a_file_moves_no_other(tmp_path):

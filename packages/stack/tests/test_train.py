@@ -7,7 +7,8 @@ import json
 
 import pytest
 
-from dovetail_stack import cli, settings
+from dovetail_stack import cli, settings, training
+from dovetail_stack.recipes.options import Shape
 from dovetail_stack.settings import RECIPES, Pretrain
 
 
@@ -88,32 +89,103 @@ def test_what_a_new_run_lacks_is_said_before_anything_is_written(capsys, tmp_pat
     assert not (tmp_path / "r").exists()
 
 
-def test_options_become_settings_with_paths_from_the_root(capsys, tmp_path, monkeypatch):
-    (tmp_path / "texts").mkdir()
+class _StopError(RuntimeError):
+    """Ends a launch before it tokenizes."""
+
+
+@pytest.fixture
+def stopped(monkeypatch):
+    """Every launch fails once its settings are written."""
+
+    def stop(*_, **__):
+        raise _StopError("stopped")
+
+    monkeypatch.setattr(training, "execute", stop)
+
+
+@pytest.fixture
+def texts(tmp_path):
+    directory = tmp_path / "texts"
+    directory.mkdir()
     for name in "xy":
-        (tmp_path / "texts" / name).write_bytes(b"caf\xe9")
+        (directory / name).write_text("words")
+    return directory
+
+
+def test_options_become_settings_with_paths_from_the_root(
+    capsys, tmp_path, monkeypatch, texts, stopped
+):
+    (texts / "z").write_bytes(b"caf\xe9")
     monkeypatch.chdir(tmp_path)
     line = ["pretrain", "--out", "r", "--text", "texts", "--skip", "a", "b", "--steps", "4"]
-    assert cli.main(["train", *line]) == 1  # it is not UTF-8
-    assert "chosen by --pattern '**/*' without --skip ('a', 'b'); for others, start" in (
-        capsys.readouterr().err
-    )
+    assert cli.main(["train", *line]) == 1
+    assert f"2 files of text, 1 skipped (1 not UTF-8) below {texts}\n" in capsys.readouterr().err
     made = settings.load(tmp_path / "r")
-    assert made == settings.create(
-        Pretrain, {"text": str(tmp_path / "texts"), "skip": ("a", "b"), "steps": 4}
-    )
+    wanted = settings.create(Pretrain, {"text": str(texts), "skip": ("a", "b"), "steps": 4})
+    assert made == dataclasses.replace(wanted, skipped=("z",))
     event = json.loads((tmp_path / "r" / "starts.jsonl").read_text().splitlines()[-1])
-    assert event["outcome"] == "failed"
-    assert "must be UTF-8" in event["error"]
-    assert cli.main(["train", *line, "--depth", "7"]) == 1
-    assert "--depth 7 (the run has 4)" in capsys.readouterr().err
+    assert (event["outcome"], event["error"]) == ("failed", "stopped")
+
+
+def test_a_launch_that_failed_before_its_first_step_does_not_bind(capsys, tmp_path, texts, stopped):
+    out = tmp_path / "r"
+    line = ["train", "pretrain", "--out", str(out), "--text", str(texts)]
+    assert cli.main(line) == 1
+    (out / "tokenizer.json").write_text("{}")
+    assert cli.main([*line, "--depth", "7"]) == 1
+    assert f"{out} failed before its first step: it begins anew." in capsys.readouterr().err
+    assert settings.load(out).shape.depth == 7
+    assert not (out / "tokenizer.json").exists()
+    # Refused settings leave the old ones; a run that made a step binds.
+    assert cli.main([*line, "--heads", "5"]) == 1
+    assert settings.load(out).shape.depth == 7
+    (out / "metrics.jsonl").write_text("")
+    assert cli.main([*line, "--depth", "4"]) == 1
+    assert "--depth 4 (the run has 7)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ("--heads 5", "--heads must divide half of the width, got --heads 5, --embed 192: pass"),
+        ("--embed 33", "--embed must be even, got --embed 33: pass --embed 34"),
+        ("--kv-heads 2", "--kv-heads must divide the query heads, got --kv-heads 2, --heads 3: "),
+        ("--depth 0", "--depth must be at least 1, got --depth 0"),
+        ("--vocab-size 9", "--vocab-size must be at least 258, got --vocab-size 9"),
+        ("--global-batch 0", "--global-batch must be at least 1"),
+        ("--accumulate 3", "--accumulate must divide the rows of a step, got --accumulate 3, "),
+        ("--ema 1", "--ema must lie in [0, 1), got --ema 1.0: try --ema 0.999"),
+        ("--held-out 2", "--held-out must lie between 0 and 1, got --held-out 2.0"),
+        ("--steps 0", "--steps must be at least 1, got --steps 0"),
+        ("--minutes 0", "--minutes must be above 0, got --minutes 0.0"),
+        ("--learning-rate nan", "--learning-rate must be above 0"),
+        ("--fsdp 9", "--fsdp 9 needs 9 devices"),
+        ("--pattern *.rs", "matches --pattern '*.rs', got 0 files of text"),
+    ],
+)
+def test_what_a_run_cannot_have_is_refused_before_anything_is_written(
+    capsys, tmp_path, texts, stopped, options, message
+):
+    line = ["train", "pretrain", "--out", str(tmp_path / "r"), "--text", str(texts)]
+    assert cli.main([*line, *options.split()]) == 1
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize(
+    "embed, heads", [(32, 1), (64, 1), (192, 3), (100, 2), (256, 4), (134, 67)]
+)
+def test_heads_are_derived_from_the_width(embed, heads):
+    shape = Shape(embed=embed)
+    assert shape.heads == heads
+    assert embed % (2 * heads) == 0
 
 
 def test_a_name_that_is_wrong_leaves_no_run_behind(capsys, tmp_path):
     out = tmp_path / "r"
     for line, wanted in (
         (["pretrain", "--text", str(tmp_path / "none")], "the text must be a directory"),
-        (["pretrain", "--text", str(tmp_path)], "matches pattern="),
+        (["pretrain", "--text", str(tmp_path)], "matches --pattern"),
     ):
         assert cli.main(["train", *line, "--out", str(out)]) == 1
         assert wanted in capsys.readouterr().err

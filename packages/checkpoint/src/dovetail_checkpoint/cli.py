@@ -28,7 +28,7 @@ from dovetail_checkpoint.verifying import verify
 _PATHS = "a step (RUN/10), a tree of one (RUN/10/model), or safetensors"
 
 
-def add_arguments(parser: Parser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the actions; the parsed arguments go to `run`."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     for declare in (_inspect, _diff, _verify, _convert):

@@ -25,7 +25,7 @@ from dovetail_data.plan import plan
 from dovetail_data.write import Progress
 
 
-def add_arguments(parser: Parser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the actions; the parsed arguments go to `run`."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     for name, declare, act in (

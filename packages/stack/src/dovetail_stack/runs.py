@@ -5,9 +5,9 @@
 Nothing here imports JAX, so a look at a hundred runs takes no longer than reading their files.
 """
 
-import dataclasses
 import functools
 import importlib.util
+import shutil
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from dovetail_stack import settings, starts
 from dovetail_stack.commands.generate import EXPORT
 from dovetail_stack.settings import Settings
 
-METRICS = "metrics.jsonl"
+METRICS, CHECKPOINTS = "metrics.jsonl", "checkpoints"
 EVALUATION = "eval/"  # what the names of evaluations begin with
 Line = Mapping[str, Any]
 
@@ -160,6 +160,24 @@ def compare(runs: Mapping[str, Run]) -> dict[str, Any]:
     }
 
 
+def never_trained(path: Path) -> bool:
+    """Whether every launch of a run failed before its first step; not while one is running."""
+    ends = [event for event in starts.read(path) if event["event"] == "end"]
+    launches = [event for event in starts.read(path) if event["event"] == "start"]
+    if len(ends) < len(launches) or any(end["outcome"] != "failed" for end in ends):
+        return False
+    made = [path / METRICS, *(path / CHECKPOINTS).glob("[0-9]*")]
+    return not any(file.exists() for file in made) and not starts.is_running(path)
+
+
+def clear(path: Path) -> None:
+    """Removes the corpora and the tokenizer of a run that never made a step."""
+    for name in ("train", "held_out"):
+        shutil.rmtree(path / name, ignore_errors=True)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (path / name).unlink(missing_ok=True)
+
+
 def _side_by_side(tables: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     names = dict.fromkeys(name for table in tables for name in table)
     return {name: [table.get(name) for table in tables] for name in names}
@@ -210,10 +228,9 @@ def _records() -> Any:
 def facts(run: Run) -> dict[str, str]:
     """What a report says of a run beside its curves."""
     last = run.starts[-1] if run.starts else {"versions": {}}
-    parts = dataclasses.asdict(run.settings)
     return {
         "recipe": run.settings.recipe,
         "state": run.state,
-        **{name: str(value) for part in parts.values() for name, value in part.items()},
+        **{name: str(value) for name, value in settings.flat(run.settings).items()},
         **{f"version of {name}": value for name, value in last["versions"].items()},
     }

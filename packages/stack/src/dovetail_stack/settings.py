@@ -7,6 +7,7 @@ are options of the command. A field is defined once and is everywhere: in the he
 in the comparison of a resumed run with what was given, and of runs with each other.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -33,9 +34,11 @@ S = TypeVar("S", bound="Settings")
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What every recipe has. Paths are absolute, so that a run resumes from any folder.
+    """The settings of every recipe. Paths are absolute, so that a run resumes from any folder.
 
-    duration.steps is None until the corpus, and the speed of this machine, are known.
+    Attributes:
+        duration: Its steps are None until the corpus, and the speed of this machine, are known.
+        skipped: Names of files below the text's directory that hold no text. None: not known yet.
     """
 
     recipe: ClassVar[str]
@@ -43,6 +46,7 @@ class Settings:
     duration: Duration = field(default_factory=Duration)
     looking: Looking = field(default_factory=Looking)
     training: Batching = field(default_factory=Batching)
+    skipped: tuple[str, ...] | None = None
 
     def with_steps(self: S, steps: int) -> S:
         """The same, `steps` long."""
@@ -94,7 +98,8 @@ RECIPES: dict[str, type[Settings]] = {kind.recipe: kind for kind in (Pretrain, C
 
 def parts(kind: type[Settings]) -> dict[str, Any]:
     """{name: class} of the parts that a recipe's settings are made of."""
-    return {item.name: item.type for item in dataclasses.fields(kind)}
+    fields = dataclasses.fields(kind)
+    return {item.name: item.type for item in fields if dataclasses.is_dataclass(item.type)}
 
 
 def option(name: str) -> str:
@@ -108,10 +113,12 @@ def load(run: Path) -> Settings:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         kind, values = RECIPES[content["recipe"]], content["settings"]
+        skipped = values.pop("skipped")
         found = parts(kind)
         if values.keys() != found.keys():
             raise KeyError(*sorted(values.keys() ^ found.keys()))
-        return kind(**{name: _part(found[name], values[name]) for name in found})
+        made = {name: _part(found[name], values[name]) for name in found}
+        return kind(**made, skipped=None if skipped is None else tuple(skipped))
     except (AttributeError, KeyError, TypeError, UnicodeDecodeError, ValueError) as error:
         raise ValueError(
             f"{str(path)!r} must hold settings that this version of dovetail wrote "
@@ -144,13 +151,16 @@ def create(kind: type[S], given: dict[str, Any]) -> S:
 
 def flat(stored: Settings) -> dict[str, Any]:
     """{field: value} of all parts: no two parts have a field of the same name."""
-    return {k: v for part in dataclasses.asdict(stored).values() for k, v in part.items()}
+    values = dataclasses.asdict(stored)
+    return {k: v for name in parts(type(stored)) for k, v in values[name].items()}
 
 
 def differences(given: dict[str, Any], stored: Settings) -> list[str]:
     """Says of each option in `given` that the stored run has another value for it, both values."""
     known = flat(stored)
-    wanted = flat(create(type(stored), {**known, **given}))  # where a 0 stands for a default
+    wanted = {**known, **given}
+    with contextlib.suppress(ValueError):  # of values that do not fit those of the run
+        wanted = flat(create(type(stored), wanted))  # where a 0 stands for a default
     return [
         f"{option(name)} {value} (the run has {known[name]})"
         for name, value in given.items()

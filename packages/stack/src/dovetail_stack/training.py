@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The settings of a run become a trained and exported model, as far as nothing stops it."""
 
+import dataclasses
 import math
 import os
 import shutil
@@ -10,7 +11,7 @@ import sys
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dovetail_stack.commands.generate import EXPORT, locate, refuse_quantized
 from dovetail_stack.progress import Bar, Writing
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from dovetail_data import Pretrained, Rows
     from dovetail_models import Config, Decoder
     from dovetail_stack.recipes.fitting import Recipe
-    from dovetail_stack.recipes.text import Prepared
+    from dovetail_stack.recipes.text import Prepared, Selection
     from dovetail_train import Eval, Hook, Plan
 
 MOST_PASSES = 4  # over the text, for --minutes: more would train on what is known by heart
@@ -30,6 +31,7 @@ EVALUATIONS = 8  # of the held-out loss in a run
 EVALUATED_ROWS = 64  # of the held-out text, each time
 SAMPLES, TRACE = "samples.jsonl", "trace"
 TRACED_STEPS = 5
+S = TypeVar("S", bound=Settings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +56,7 @@ def execute(run: Settings, out: Path, *, mesh: "Mesh") -> bool:
     if steps is None:
         steps = _plan(run, job.recipe, rows)
         run.with_steps(steps).save(out)
-    print(plan(rows, steps=steps, global_batch=size), flush=True)
+    print(plan(rows, steps=steps, global_batch=size), file=sys.stderr, flush=True)
     held_out = pack(job.text.held_out, length=length, seed=seed)
     hooks = [
         *_evaluations(held_out, job, every=max(1, steps // EVALUATIONS)),
@@ -68,14 +70,44 @@ def execute(run: Settings, out: Path, *, mesh: "Mesh") -> bool:
     return not result.interrupted
 
 
-def check(run: Settings) -> None:
-    """Raises ValueError for a text or a model that the run cannot have: before it is written down.
+def checked(run: S, *, mesh: "Mesh") -> S:
+    """The run with its files known; nothing is written, and no weight is read.
 
-    Otherwise the next try, with the name put right, would be refused as another run.
+    Args:
+        run: Settings of a new run.
+        mesh: The devices that it begins on.
+
+    Returns:
+        The settings with the names of files that hold no text.
+
+    Raises:
+        ValueError: The run cannot have such a text, model, shape, batch or mesh.
     """
-    _split(run)
-    if isinstance(run, Continue | Distil):
-        _opened(run)
+    _check_batch(run, mesh)
+    recipe = _outlined(run, mesh)  # reads the configuration of the model that it begins from
+    recipe.outline()
+    recipe.trainer(1)
+    found = _selected(run)
+    split_files(run, found.files)
+    if found.counts:
+        print(f"{found} below {run.files.text}", file=sys.stderr, flush=True)
+    return dataclasses.replace(run, skipped=found.skipped)
+
+
+def _check_batch(run: Settings, mesh: "Mesh | AbstractMesh") -> None:
+    sizes, step = dict(mesh.shape), run.training
+    ways = math.prod(sizes.get(axis, 1) for axis in ("data", "fsdp", "expert"))
+    if step.global_batch % (step.accumulate * ways):
+        raise ValueError(
+            f"the rows of a step must divide among {ways} devices and accumulate={step.accumulate} "
+            f"microbatches, got global_batch={step.global_batch}: pass global_batch="
+            f"{math.ceil(step.global_batch / (step.accumulate * ways)) * step.accumulate * ways}"
+        )
+    if step.length % sizes.get("context", 1):
+        raise ValueError(
+            f"length must divide among context={sizes['context']} devices, got "
+            f"length={step.length}: pass a multiple"
+        )
 
 
 def make_mesh(axes: dict[str, int], *, absent: bool = False) -> Any:
@@ -98,7 +130,8 @@ def make_mesh(axes: dict[str, int], *, absent: bool = False) -> Any:
             f"with --plan what a step would need there"
         )
     if used < present:
-        print(f"Using {used} of {present} devices; --fsdp {present} uses all.", flush=True)
+        told = f"Using {used} of {present} devices; --fsdp {present} uses all."
+        print(told, file=sys.stderr, flush=True)
     devices = jax.devices()[:used]
     if caches_cpu_programs(devices):
         _compile_anew()
@@ -119,24 +152,32 @@ def _compile_anew() -> None:
 
 
 def plan(run: Settings, *, mesh: "AbstractMesh", device: str) -> "Plan":
-    """What a step of the run would need; nothing is written, and no weight is read."""
-    from dovetail_stack.recipes.continuation import continuation
-    from dovetail_stack.recipes.distillation import distilling
+    """The memory and time of a step; nothing is written, and no weight is read."""
     from dovetail_stack.recipes.fitting import plan_step
-    from dovetail_stack.recipes.language_model import llama_of, pretraining
 
+    _check_batch(run, mesh)
+    return plan_step(_outlined(run, mesh), device=device)
+
+
+def _outlined(run: Settings, mesh: "Mesh | AbstractMesh") -> "Recipe":
+    """The recipe of a run whose text is not read yet: its vocabulary is of the size asked for."""
     length = run.training.length
     if isinstance(run, Continue):
+        from dovetail_stack.recipes.continuation import continuation
+
         source, _, _ = _opened(run)
-        return plan_step(continuation(source, run.training, mesh=mesh), device=device)
+        return continuation(source, run.training, mesh=mesh)
+    from dovetail_stack.recipes.language_model import llama_of, pretraining
+
     if isinstance(run, Distil):
+        from dovetail_stack.recipes.distillation import distilling
+
         teacher, config, _ = _opened(run)
         student = llama_of(run.shape, vocab_size=config.vocab_size, length=length)
-        options = {"training": run.training, "mesh": mesh}
-        return plan_step(distilling(student, teacher, run.distillation, **options), device=device)
+        return distilling(student, teacher, run.distillation, training=run.training, mesh=mesh)
     assert isinstance(run, Pretrain)
     config = llama_of(run.shape, vocab_size=run.vocabulary.vocab_size, length=length)
-    return plan_step(pretraining(config, run.training, mesh=mesh), device=device)
+    return pretraining(config, run.training, mesh=mesh)
 
 
 def _job(run: Settings, out: Path, mesh: "Mesh") -> _Job:
@@ -189,20 +230,27 @@ def _opened(run: Continue | Distil) -> "tuple[Path, Config, Pretrained]":
     return directory, *opened(directory, length=run.training.length)
 
 
-def _split(run: Settings) -> tuple[list[Path], list[Path]]:
-    """The files to train on and those held out."""
-    from dovetail_stack.recipes.text import find, split
+def _selected(run: Settings) -> "Selection":
+    """The files of a run; those without text are read again in a new run alone."""
+    from dovetail_stack.recipes.text import select
 
-    files, root = run.files, Path(run.files.text)
-    found = find(root, pattern=files.pattern, skip=files.skip)
-    return split(found, root=root, held_out=files.held_out)
+    files = run.files
+    options = {"pattern": files.pattern, "skip": files.skip, "skipped": run.skipped}
+    return select(Path(files.text), **options)
+
+
+def split_files(run: Settings, files: list[Path]) -> tuple[list[Path], list[Path]]:
+    """The files to train on and those held out."""
+    from dovetail_stack.recipes.text import split
+
+    return split(files, root=Path(run.files.text), held_out=run.files.held_out)
 
 
 def _prepared(run: Settings, write: Any, out: Path, **options: Any) -> "Prepared":
     """Both corpora, by `prepare` or `encode`."""
-    train, held_out = _split(run)
+    train, held_out = split_files(run, _selected(run).files)
     counts = f"{len(train)} files to train on, {len(held_out)} held out"
-    print(f"{counts}, from {run.files.text}", flush=True)
+    print(f"{counts}, from {run.files.text}", file=sys.stderr, flush=True)
     with Writing() as writing:
         workers = os.cpu_count() or 1
         try:
@@ -210,7 +258,7 @@ def _prepared(run: Settings, write: Any, out: Path, **options: Any) -> "Prepared
         except ValueError as error:
             error.add_note(
                 f"The files were chosen by --pattern {run.files.pattern!r} without --skip "
-                f"{run.files.skip}; for others, start a run with another --out."
+                f"{run.files.skip}; for others, type the command anew with other options."
             )
             raise
 
@@ -222,12 +270,13 @@ def _plan(run: Settings, recipe: "Recipe", rows: "Rows") -> int:
     one_pass = math.ceil(len(rows) / run.training.global_batch)
     if run.duration.minutes is None:
         return one_pass
-    print("Timing a few steps to plan the run.", flush=True)
+    print("Timing a few steps to plan the run.", file=sys.stderr, flush=True)
     fitting = steps_in(60 * run.duration.minutes, recipe, rows)
     steps = min(fitting, MOST_PASSES * one_pass)
     print(
         f"{steps} steps: {steps / one_pass:.2f} passes over the text"
         + ("" if steps == fitting else f" (the time would fit {fitting})"),
+        file=sys.stderr,
         flush=True,
     )
     return steps
@@ -282,7 +331,7 @@ def _bits_per_byte(tokenizer: "Pretrained") -> dict[str, Any]:
     try:
         sizes = token_bytes(tokenizer)
     except ValueError as error:
-        print(f"Bits per byte will not be measured: {error}", flush=True)
+        print(f"Bits per byte will not be measured: {error}", file=sys.stderr, flush=True)
         return {}
     return {"bits_per_byte": BitsPerByte(sizes, attention=attention)}
 

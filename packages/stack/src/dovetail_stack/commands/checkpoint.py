@@ -2,15 +2,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Look into checkpoints, compare, verify and convert them.
 
-The command `python -m dovetail_checkpoint`, with a progress bar.
+The command `python -m dovetail_checkpoint`, with a progress bar. Wherever it takes a path, it takes
+a run of `dovetail train` too: of RUN the checkpoints, of RUN/10 its step 10. diff and convert take
+the newest step of a run.
 """
 
 import argparse
+import sys
+from pathlib import Path
 
+from dovetail_stack._command import Parser
 from dovetail_stack.progress import Bytes
 
+RUN_FILE, CHECKPOINTS = "run.json", "checkpoints"
 
-def add(parser: argparse.ArgumentParser) -> None:
+
+def add(parser: Parser) -> None:
     """Declares the library's own arguments."""
     from dovetail_checkpoint.cli import add_arguments
 
@@ -23,7 +30,41 @@ def run(args: argparse.Namespace) -> int:
 
     from dovetail_checkpoint.cli import run as run_action
 
+    for name in ("path", "a", "b"):
+        if name in args:
+            one_step = args.action in ("diff", "convert")
+            setattr(args, name, checkpoints(getattr(args, name), one_step=one_step))
     # All is read to the host: an accelerator would be taken from the run that is looked into.
     jax.config.update("jax_platforms", "cpu")
     with Bytes(args.action) as bar:
         return run_action(args, progress=bar)
+
+
+def checkpoints(path: Path, *, one_step: bool) -> Path:
+    """The checkpoints of a run of `dovetail train`, or of a path below it; other paths unchanged.
+
+    Args:
+        path: As it was typed.
+        one_step: Take the newest step of a run.
+
+    Returns:
+        The path that the library opens.
+
+    Raises:
+        ValueError: The run has no checkpoint yet.
+    """
+    root = next((p for p in (path, *path.parents) if (p / RUN_FILE).is_file()), None)
+    if root is None or (path != root and path.exists()):
+        return path
+    steps = [p for p in (root / CHECKPOINTS).glob("*") if p.name.isdecimal()]
+    if not steps:
+        raise ValueError(
+            f"a run must have saved a step, got {str(root)!r} with none: wait for the first one"
+        )
+    if path != root:
+        return root / CHECKPOINTS / path.relative_to(root)
+    if not one_step:
+        return root / CHECKPOINTS
+    newest = max(steps, key=lambda p: int(p.name))
+    print(f"{path}: {newest}", file=sys.stderr)
+    return newest

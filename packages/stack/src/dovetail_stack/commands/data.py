@@ -8,10 +8,11 @@ The command `python -m dovetail_data`, with a progress bar.
 import argparse
 import functools
 
+from dovetail_stack._command import Parser
 from dovetail_stack.progress import Writing
 
 
-def add(parser: argparse.ArgumentParser) -> None:
+def add(parser: Parser) -> None:
     """Declares the library's own arguments."""
     from dovetail_data.cli import add_arguments
 

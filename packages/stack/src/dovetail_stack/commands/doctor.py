@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Compare what is installed with what was tested, list devices, say what to type to mend it."""
+"""Compare what is installed with what was tested, list devices, say how to mend it."""
 
 import argparse
 

@@ -19,7 +19,7 @@ QUANTIZED = "quantization.json"  # what a directory of `dovetail quantize` has
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments."""
-    parser.add_argument("model", type=Path, help="a run, or a Hugging Face directory")
+    add_model(parser)
     parser.add_argument("--prompt", required=True, help="the text to continue")
     parser.add_argument("--max-tokens", type=int, default=128, help="at most this many (128)")
     parser.add_argument(
@@ -29,6 +29,20 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--top-p", type=float, default=1.0, help="sample among the likeliest of this mass (1)"
     )
     parser.add_argument("--seed", type=int, default=0, help="of the sampling (0)")
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """Declares the model that a command reads."""
+    parser.add_argument(
+        "model", type=Path, metavar="RUN", help="a run, or a Hugging Face directory"
+    )
+
+
+def add_new_directory(parser: argparse.ArgumentParser) -> None:
+    """Declares the directory that a command writes."""
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="a directory that does not exist"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -12,31 +12,23 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from dovetail_stack.commands.generate import locate, refuse_quantized
+from dovetail_stack._command import DONE, FAILED, add_action, add_json
+from dovetail_stack.commands.generate import (
+    add_model,
+    add_new_directory,
+    locate,
+    refuse_quantized,
+)
 
 FILE_BYTES = 5_000_000_000  # the most that transformers puts into a file
 ORBAX = ("_CHECKPOINT_METADATA", "_METADATA", "manifest.ocdbt")
-DIFFERS, FAILED = 1, 2  # exit codes of diff, as of the program of that name
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Declares an action each."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     for name, declare in {"inspect": _inspect, "convert": _convert, "diff": _diff}.items():
-        summary = (declare.__doc__ or "").splitlines()[0]
-        action = actions.add_parser(
-            name,
-            help=summary,
-            description=declare.__doc__,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        )
-        # Without a default, so that it may stand before the action too.
-        action.add_argument(
-            "--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS
-        )
-        declare(action)
-        action.set_defaults(parser=action)
+        add_action(actions, name, declare)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -49,20 +41,20 @@ def _inspect(parser: argparse.ArgumentParser) -> None:
 
     With --mesh, how the parameters would lie on those devices, which need not exist.
     """
-    parser.add_argument("model", type=Path, help="a directory")
+    add_model(parser)
     parser.add_argument("--mesh", help="axes and sizes, as in fsdp=8,tensor=2")
     parser.add_argument("--length", type=int, help="tokens of the sequences whose cost is told")
-    parser.add_argument("--json", action="store_true", help="print it as JSON")
+    add_json(parser)
     parser.set_defaults(act=inspect)
 
 
 def _convert(parser: argparse.ArgumentParser) -> None:
     """Rewrite a directory: cast, dequantised, in files of another size; tokenizer files go along.
 
-    The model passes through the host's memory. OUT is there whole or not at all.
+    The model passes through the host's memory. The new directory is there whole or not at all.
     """
-    parser.add_argument("model", type=Path, help="a directory")
-    parser.add_argument("out", type=Path, help="a directory that does not exist")
+    add_model(parser)
+    add_new_directory(parser)
     parser.add_argument(
         "--dtype",
         choices=("float32", "bfloat16", "float16"),
@@ -75,13 +67,10 @@ def _convert(parser: argparse.ArgumentParser) -> None:
 
 
 def _diff(parser: argparse.ArgumentParser) -> None:
-    """Compare two directories: configurations, parameters that one lacks, largest differences.
-
-    Exit code 0 if they are equal, 1 if they differ, 2 for usage and errors.
-    """
-    parser.add_argument("a", type=Path, help="a directory")
-    parser.add_argument("b", type=Path, help="another")
-    parser.set_defaults(act=diff, error_code=FAILED)
+    """Compare two directories: configurations, parameters that one lacks, largest differences."""
+    parser.add_argument("a", type=Path, metavar="A", help="a run, or a Hugging Face directory")
+    parser.add_argument("b", type=Path, metavar="B", help="another")
+    parser.set_defaults(act=diff)
 
 
 def inspect(args: argparse.Namespace) -> int:
@@ -120,7 +109,7 @@ def diff(args: argparse.Namespace) -> int:
 
     found = dovetail_models.diff(_directory(args.a), _directory(args.b))
     print(found)
-    return DIFFERS if found else 0
+    return FAILED if found else DONE
 
 
 def _directory(path: Path) -> Path:

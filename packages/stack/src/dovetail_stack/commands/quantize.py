@@ -8,13 +8,19 @@ some of its files are held out and judge the result. OUT is there whole or not a
 """
 
 import argparse
+import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
-from dovetail_stack.commands.generate import locate, refuse_quantized
+from dovetail_stack.commands.generate import (
+    add_model,
+    add_new_directory,
+    locate,
+    refuse_quantized,
+)
 from dovetail_stack.progress import Writing
 
 if TYPE_CHECKING:
@@ -26,8 +32,8 @@ LENGTH = 512  # tokens of a row, where the model is made for as many
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments."""
-    parser.add_argument("model", type=Path, help="a run, or a Hugging Face directory")
-    parser.add_argument("out", type=Path, help="a directory that does not exist")
+    add_model(parser)
+    add_new_directory(parser)
     parser.add_argument("--bits", type=int, choices=(8, 4), default=8, help="of a weight (8)")
     parser.add_argument(
         "--group",
@@ -42,11 +48,12 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="absmax rounds to nearest, the others calibrate (8 bits: absmax; 4: gptq)",
     )
     parser.add_argument(
-        "--skip",
+        "--float",
+        dest="floats",
         nargs="+",
         default=(),
         metavar="PATTERN",
-        help="paths that stay float, as lm_head or layers.0.**",
+        help="modules that stay float, as lm_head or layers.0.**; see docs/patterns.md",
     )
     text = parser.add_argument_group("text")
     text.add_argument(
@@ -65,6 +72,7 @@ def run(args: argparse.Namespace) -> int:
     """Reads, calibrates, measures and writes; refuses what it can before it reads."""
     from dovetail_models import abstract, load
     from dovetail_stack.recipes import quantization
+    from dovetail_stack.recipes.text import select, split
 
     path = locate(args.model)
     refuse_quantized(path, "quantize")
@@ -72,14 +80,21 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(
             f"quantize writes a new directory, and {str(args.out)!r} exists: name another"
         )
+    outline = abstract(path)
+    length = _length(args, outline.config.max_length)
     plan = quantization.choose(
-        abstract(path), bits=args.bits, group=args.group, method=args.method, skip=args.skip
+        outline, bits=args.bits, group=args.group, method=args.method, skip=args.floats
     )
     if args.text is None:
         quantization.check_method(plan)
+    else:
+        found = select(args.text, pattern=args.pattern)
+        split(found.files, root=args.text, held_out=quantization.HELD_OUT)
+        if found.counts:
+            print(f"{found} below {args.text}", file=sys.stderr)
     with tqdm(total=4, unit="step", desc="read") as bar, tempfile.TemporaryDirectory() as scratch:
         model = load(path)
-        rows = None if args.text is None else _rows(args, path, model, Path(scratch))
+        rows = None if args.text is None else _rows(args, path, model, Path(scratch), length)
         bar.update()
         bar.set_description("calibrate" if quantization.calibrates(plan) else "round")
         quantized, starved = quantization.quantize(model, plan, rows)
@@ -95,18 +110,24 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _rows(args: argparse.Namespace, path: Path, model: "Decoder", scratch: Path) -> "Rows":
-    from dovetail_data import Pretrained
-    from dovetail_stack.recipes import quantization
-    from dovetail_stack.recipes.generation import check_vocabulary
-
-    most = model.config.max_length
+def _length(args: argparse.Namespace, most: int) -> int:
+    """The tokens of a row."""
     length = min(LENGTH, most) if args.length is None else args.length
     if not 1 <= length <= most or args.rows < 1:
         raise ValueError(
             f"rows have 1 to {most} tokens in this model, and there is at least one; got --length "
             f"{length} --rows {args.rows}"
         )
+    return length
+
+
+def _rows(
+    args: argparse.Namespace, path: Path, model: "Decoder", scratch: Path, length: int
+) -> "Rows":
+    from dovetail_data import Pretrained
+    from dovetail_stack.recipes import quantization
+    from dovetail_stack.recipes.generation import check_vocabulary
+
     tokenizer = Pretrained(path / "tokenizer.json")
     check_vocabulary(model.config.vocab_size, tokenizer)
     with Writing() as writing:

@@ -1,12 +1,13 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Train a small language model in a few minutes, and see what it learned in a report.
+"""Train a small language model in a few minutes, and report what it learned.
 
 The text is the Python standard library's own source, or any directory of text. Training is killed
 half-way on purpose and resumes in a new process.
 """
 
 import argparse
+import math
 from pathlib import Path
 
 
@@ -25,14 +26,16 @@ def run(args: argparse.Namespace) -> int:
     from dovetail_stack.quickstart.run import quickstart, standard_library
     from dovetail_stack.quickstart.training import Text
 
-    if "text" in args:
-        text = Text(directory=args.text, pattern=getattr(args, "pattern", "**/*"))
-    elif "pattern" in args:
+    if args.text is not None:
+        text = Text(directory=args.text, pattern=args.pattern or "**/*")
+    elif args.pattern is not None:
         raise ValueError(
             f"--pattern {args.pattern!r} chooses files below --text: pass --text DIR too"
         )
     else:
         text = standard_library()
+    if not 0 < args.minutes < math.inf:
+        raise ValueError(f"minutes must be above 0, got minutes={args.minutes}: leave it out")
     result = quickstart(text, args.out.resolve(), minutes=args.minutes)
     print("\nBits per byte of the held-out files (lower is better):")
     print(f"  this model  {result['bits_per_byte']:.3f}")

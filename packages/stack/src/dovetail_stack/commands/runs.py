@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail_stack import runs, settings
+from dovetail_stack._command import add_action, add_json
 
 COLUMNS = ("state", "step", "loss", "bits/byte", "tokens/s", "goodput", "age")
 SHOWN_LOSSES = 10  # of the steps that compared runs have in common
@@ -23,15 +24,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     """Declares an action each."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     for name, declare in {"list": _list, "show": _show, "compare": _compare}.items():
-        summary = (declare.__doc__ or "").splitlines()[0]
-        action = actions.add_parser(name, help=summary, description=summary, allow_abbrev=False)
-        # Without a default, so that it may stand before the action too.
-        action.add_argument(
-            "--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS
-        )
-        action.add_argument("--json", action="store_true", help="print it as JSON")
-        declare(action)
-        action.set_defaults(parser=action)
+        add_json(add_action(actions, name, declare))
 
 
 def run(args: argparse.Namespace) -> int:

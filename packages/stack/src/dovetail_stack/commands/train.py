@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Train a language model: from text alone, from a model that exists, or from a teacher's logits.
+"""Train a language model: from text alone, from a model, or from a teacher's logits.
 
 The same command again, or just --out, resumes a run that was interrupted or killed. A finished
 run is exported as a Hugging Face directory, RUN/hf. Without --steps or --minutes a run is one
@@ -15,12 +15,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dovetail_stack import settings, starts, training
+from dovetail_stack import runs, settings, starts, training
+from dovetail_stack._command import INTERRUPTED
 from dovetail_stack.commands.generate import EXPORT, refuse_quantized
 from dovetail_stack.recipes.options import Duration
 from dovetail_stack.settings import RECIPES, Settings
 
-INTERRUPTED = 3  # exit code of a run that was asked to stop, saved, and can be resumed
 DEVICES = {
     "data": "ways to split the batch",
     "fsdp": "ways to split batch, parameters and optimizer",
@@ -32,6 +32,7 @@ DEVICES = {
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Declares the recipes. An option not given is absent, so that a resumed run keeps its own."""
+    parser.argument_default = argparse.SUPPRESS
     _everywhere(parser)
     recipes = parser.add_subparsers(
         dest="recipe", title="recipes, each with options of its own", metavar="RECIPE"
@@ -41,15 +42,11 @@ def add(parser: argparse.ArgumentParser) -> None:
             name,
             help=(kind.__doc__ or "").splitlines()[0],
             description=inspect.cleandoc(kind.__doc__ or ""),
-            formatter_class=argparse.RawDescriptionHelpFormatter,
             argument_default=argparse.SUPPRESS,
-            allow_abbrev=False,
         )
-        recipe.add_argument("--debug", action="store_true", help=argparse.SUPPRESS)
         _everywhere(recipe)
         for title, part in settings.parts(kind).items():
             _options(recipe.add_argument_group(title), part)
-        recipe.set_defaults(parser=recipe)
 
 
 def _everywhere(parser: argparse.ArgumentParser) -> None:
@@ -86,7 +83,7 @@ def _shown(default: Any) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prepares the text, trains, exports; returns 3 if it was asked to stop before the end."""
+    """Prepares the text, trains, exports; returns 130 if it was asked to stop before the end."""
     values = vars(args)
     if "out" not in values:
         args.parser.error("the following arguments are required: --out RUN, the run's directory")
@@ -96,8 +93,8 @@ def run(args: argparse.Namespace) -> int:
     if "plan" in values:
         print(training.plan(_planned(values, out), mesh=_mesh(axes), device=args.plan))
         return 0
-    stored = _settings(values, out)
     mesh = training.make_mesh(axes)
+    stored = _settings(values, out, mesh)
     seeds = {"seed": stored.training.seed}
     with starts.recorded(out, command=args.argv, seeds=seeds, mesh=mesh) as record:
         record.finished = training.execute(stored, out, mesh=mesh)
@@ -124,22 +121,38 @@ def _planned(values: dict[str, Any], out: Path) -> Settings:
     return settings.create(kind, _given(values, kind))
 
 
-def _settings(values: dict[str, Any], out: Path) -> Settings:
+def _settings(values: dict[str, Any], out: Path, mesh: Any) -> Settings:
     """The settings stored in `out`, which what was given must not contradict; or new ones, stored.
 
-    values: of the parser, by name.
+    A run that failed before its first step does not bind: a command with other settings replaces
+    it.
+
+    Args:
+        values: Of the parser, by name.
+        out: The run's directory.
+        mesh: The devices.
+
+    Returns:
+        The settings, checked if they are new.
     """
-    recipe = values["recipe"]
+    recipe: str | None = values["recipe"]
     resumed = (out / settings.FILE).is_file()
+    if resumed and recipe is not None and runs.never_trained(out) and not _same(values, out):
+        created = settings.create(RECIPES[recipe], _given(values, RECIPES[recipe]))
+        created = training.checked(created, mesh=mesh)
+        print(f"{out} failed before its first step: it begins anew.", file=sys.stderr)
+        runs.clear(out)
+        created.save(out)
+        return created
     if not resumed and recipe is None:
         names = "|".join(RECIPES)
         raise ValueError(
             f"{str(out)!r} holds no run to resume; a new one needs a recipe: type dovetail train "
             f"{names} --out {out} --text DIR"
         )
-    if not resumed:
+    if recipe is not None and not resumed:
         created = settings.create(RECIPES[recipe], _given(values, RECIPES[recipe]))
-        training.check(created)
+        created = training.checked(created, mesh=mesh)
         created.save(out)
         return created
     stored = settings.load(out)
@@ -154,6 +167,13 @@ def _settings(values: dict[str, Any], out: Path) -> Settings:
             "these options out to resume it, or start a new run with another --out"
         )
     return stored
+
+
+def _same(values: dict[str, Any], out: Path) -> bool:
+    """Whether the command asks for the run that `out` holds."""
+    stored = settings.load(out)
+    given = _given(values, type(stored))
+    return values["recipe"] == stored.recipe and not settings.differences(given, stored)
 
 
 def _given(values: dict[str, Any], kind: type[Settings]) -> dict[str, Any]:

@@ -35,7 +35,8 @@ def opened(directory: Path, *, length: int) -> tuple[Config, Pretrained]:
     if "quantization_config" in read_config(directory):
         raise ValueError(
             f"training needs weights that are not quantized, got {str(directory)!r} with a "
-            f"quantization_config: write them anew with dovetail models convert {directory} OUT"
+            f"quantization_config: write them anew with dovetail models convert {directory} "
+            "--out DIR"
         )
     config, tokenizer = abstract(directory).config, Pretrained(directory)
     if tokenizer.vocab_size > config.vocab_size:

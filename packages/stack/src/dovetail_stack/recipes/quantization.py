@@ -153,7 +153,7 @@ def _groups(
             raise ValueError(
                 f"4 bits share a scale among {GROUPS[-1]} inputs or more, and {path!r} has "
                 f"{inputs}, which none of {GROUPS} divides; name its --group, or leave it float "
-                f"with --skip {path}"
+                f"with --float {path}"
             )
         by_group.setdefault(fitting[0], []).append(path)
     return [(paths, size) for size, paths in by_group.items()]

@@ -6,14 +6,28 @@ The split is by file and depends on each file's path alone, so adding a file mov
 the tokenizer is trained on the training files only.
 """
 
+import codecs
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dovetail_data import Corpus, Pretrained, Progress, Text, records, text, train_bpe, write
+from dovetail_data import (
+    Corpus,
+    Pretrained,
+    Progress,
+    Text,
+    compression,
+    records,
+    text,
+    train_bpe,
+    write,
+)
 
 TOKENIZER = "tokenizer.json"
+BINARY_BYTES = 8000  # at the beginning of a file, in which git looks for a NUL
+BLOCK_BYTES = 1 << 20  # read at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,28 +39,106 @@ class Prepared:
     held_out: Corpus
 
 
-def find(directory: Path, *, pattern: str, skip: Sequence[str] = ()) -> list[Path]:
-    """The files below `directory` that match `pattern`, sorted.
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """Text files below a directory, and the names of files that are none.
 
-    Left out: hidden files and folders (.git, .DS_Store), and folders whose name is in `skip`.
+    Attributes:
+        files: Sorted paths.
+        skipped: Names, relative to the directory, of files that hold no UTF-8 text.
+        counts: Number of files by the reason for which they were skipped.
+    """
+
+    files: list[Path]
+    skipped: tuple[str, ...]
+    counts: dict[str, int]
+
+    def __str__(self) -> str:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in self.counts.items())
+        skipped = f"{sum(self.counts.values())} skipped" + (f" ({reasons})" if reasons else "")
+        return f"{len(self.files)} files of text, {skipped}"
+
+
+def find(directory: Path, *, pattern: str, skip: Sequence[str] = ()) -> list[Path]:
+    """The files of `select`."""
+    return select(directory, pattern=pattern, skip=skip).files
+
+
+def select(
+    directory: Path,
+    *,
+    pattern: str,
+    skip: Sequence[str] = (),
+    skipped: Sequence[str] | None = None,
+) -> Selection:
+    """The text files below `directory` that match `pattern`.
+
+    Skipped are hidden files and folders (.git, .DS_Store), `__pycache__`, files with a NUL byte in
+    their beginning, as git tells binary files, and files that are not UTF-8.
+
+    Args:
+        directory: The root.
+        pattern: A glob below it.
+        skip: Names of folders to leave out.
+        skipped: Names of files without text that an earlier call found. None: read every file.
+
+    Returns:
+        The files, in the order of their names, and what was skipped.
 
     Raises:
-      ValueError: `directory` is not a directory, or nothing matches.
+        ValueError: `directory` is not a directory, or no text matches.
     """
     if not directory.is_dir():
         raise ValueError(f"the text must be a directory, got {str(directory)!r}: pass --text DIR")
-
-    def wanted(path: Path) -> bool:
+    counts: Counter[str] = Counter()
+    found: list[Path] = []
+    for path in sorted(path for path in directory.glob(pattern) if path.is_file()):
         parts = path.relative_to(directory).parts
-        return not any(part.startswith(".") or part in skip for part in parts)
-
-    files = sorted(path for path in directory.glob(pattern) if path.is_file() and wanted(path))
+        if any(part in skip for part in parts):
+            continue
+        if any(part.startswith(".") for part in parts):
+            counts["hidden"] += 1
+        elif "__pycache__" in parts:
+            counts["in __pycache__"] += 1
+        else:
+            found.append(path)
+    files, foreign = [], []
+    for path in found:
+        name = path.relative_to(directory).as_posix()
+        reason = _foreign(path) if skipped is None else "without text" * (name in skipped)
+        if reason:
+            counts[reason] += 1
+            foreign.append(name)
+        else:
+            files.append(path)
+    result = Selection(files=files, skipped=tuple(foreign), counts=dict(counts))
     if not files:
         raise ValueError(
-            f"no file below {str(directory)!r} matches pattern={pattern!r}: pass --text DIR with "
-            "text in it, or --pattern, for example '**/*.md'"
+            f"no file of text below {str(directory)!r} matches pattern={pattern!r}, got {result}: "
+            "pass --text DIR with text in it, or --pattern, for example '**/*.md'"
         )
-    return files
+    return result
+
+
+def _foreign(path: Path) -> str:
+    """The reason why a file holds no text; empty if it does."""
+    if compression.disguise(str(path)):
+        return "binary"
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        with compression.open_file(str(path)) as stream:
+            block = stream.read(BLOCK_BYTES)
+            if b"\0" in block[:BINARY_BYTES]:
+                return "binary"
+            while block:
+                decoder.decode(block)
+                block = stream.read(BLOCK_BYTES)
+            decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        return "not UTF-8"
+    except compression.Damaged:
+        return "damaged"
+    return ""
 
 
 def split(files: Sequence[Path], *, root: Path, held_out: float) -> tuple[list[Path], list[Path]]:

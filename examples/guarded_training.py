@@ -6,8 +6,8 @@
 #
 # One batch of this run is broken, and one is a spike. The trainer skips the first, the guard the
 # second, and no bit of either is left. The averages of the parameters are evaluated beside the
-# parameters; the curves end up in one HTML file. Before any of it, a plan says what the same step
-# would need on devices that are not here.
+# parameters; the curves end up in one HTML file. Before any of it, an estimate says what the same
+# step would need on devices that are not here.
 
 # %%
 import tempfile
@@ -23,7 +23,7 @@ from dovetail_train import (
     Jsonl,
     Trainer,
     abstract_mesh,
-    plan,
+    estimate,
     read_jsonl,
     write_report,
 )
@@ -56,9 +56,9 @@ def perceptron():
 
 # %%
 absent = Trainer(optax.adam(1e-2), squared_error, mesh=abstract_mesh(4, fsdp=4), ema=0.95)
-planned = plan(absent, nnx.eval_shape(perceptron), batch(0), device="NVIDIA H200")
-print(planned)
-assert planned.fits
+needed = estimate(absent, nnx.eval_shape(perceptron), batch(0), device="NVIDIA H200")
+print(needed)
+assert needed.fits
 
 # %%
 folder = Path(tempfile.mkdtemp())

@@ -24,10 +24,10 @@ from dovetail_data import (
     Template,
     Text,
     batches,
+    budget,
     jsonl,
     mix,
     pack,
-    plan,
     show,
     text,
     write,
@@ -101,8 +101,8 @@ Path("rows.html").write_text(show(rows, range(first, first + 20)).html(), encodi
 # What 40 steps would see of each, before any of them is made: exactly.
 
 # %%
-planned = plan(rows, steps=40, global_batch=8)
-print(planned)
+seen = budget(rows, steps=40, global_batch=8)
+print(seen)
 
 # %% [markdown]
 # The run: ten steps, and its state, which is a row number and what the rows depend on.

@@ -333,13 +333,14 @@ def test_generate_continues_the_prompt(unbroken):
 def test_more_devices_than_there_are_is_refused(files, tmp_path):
     output = _refused(tmp_path / "run", "--fsdp", "4", text=files)
     assert (
-        "--fsdp 4 needs 4 devices and there are 1: lower one of them, or ask with --plan" in output
+        "--fsdp 4 needs 4 devices and there are 1: lower one of them, or ask with --estimate"
+        in output
     )
 
 
 def test_a_plan_needs_no_devices_and_starts_nothing(files, tmp_path):
     out = tmp_path / "run"
-    options = ("--fsdp", "4", "--tensor", "2", "--remat", "all", "--plan", "NVIDIA H200")
+    options = ("--fsdp", "4", "--tensor", "2", "--remat", "all", "--estimate", "NVIDIA H200")
     code, output = _train(out, *options, text=files)
     assert code == 0, output
     assert "8 x NVIDIA H200, fsdp=4, tensor=2" in output

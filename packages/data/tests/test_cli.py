@@ -37,7 +37,7 @@ def test_a_plan(corpus, here, command):
     assert command("write", "two.jsonl", "--out", "two")[0] == 0
     # Documents of 5, 12 and 7 pairs, in rows of 16: 12, and 5 + 7; 2 rows, and 8 rows.
     line = (
-        *("plan", "corpus", "--name", "big=two", "--weights", "corpus=0.25", "big=0.75"),
+        *("budget", "corpus", "--name", "big=two", "--weights", "corpus=0.25", "big=0.75"),
         *("--length", "16", "--global-batch", "4", "--steps", "5"),
     )
     code, out, err = command(*line)
@@ -52,7 +52,7 @@ def test_a_plan(corpus, here, command):
 
 
 def test_a_plan_of_one_corpus_as_json(corpus, command):
-    line = ["plan", "corpus", "--length", "16", "--global-batch", "3", "--steps", "4"]
+    line = ["budget", "corpus", "--length", "16", "--global-batch", "3", "--steps", "4"]
     found = json.loads(command(*line, "--json")[1])
     source = {"name": "corpus", "rows": 12, "epochs": 6.0, "tokens": 144.0, "share": 1.0}
     assert found == {
@@ -125,19 +125,22 @@ def test_a_plan_of_one_corpus_as_json(corpus, command):
         ),
         (["inspect", "corpus", "--length", "0"], "error: --length must be >= 1: got --length 0."),
         (
-            ["plan", "corpus", "corpus", "--steps", "1", "--global-batch", "1"],
+            ["budget", "corpus", "corpus", "--steps", "1", "--global-batch", "1"],
             "error: corpora must have names of their own: got 'corpus' twice. Pass --name",
         ),
         (
-            ["plan", "corpus", "--steps", "1", "--global-batch", "1", "--weights", "corpus"],
+            ["budget", "corpus", "--steps", "1", "--global-batch", "1", "--weights", "corpus"],
             "error: a name must have a value: got 'corpus'. Write NAME=VALUE.",
         ),
         (
-            ["plan", "corpus", "--steps", "1", "--global-batch", "1", "--weights", "corpus=x"],
+            ["budget", "corpus", "--steps", "1", "--global-batch", "1", "--weights", "corpus=x"],
             "error: a weight must be a number: got corpus=x. Write corpus=0.5.",
         ),
-        (["plan", "corpus", "--steps", "0", "--global-batch", "1"], "error: --steps must be >= 1"),
-        (["plan", "--steps", "1", "--global-batch", "1"], "error: a mixture must have a source"),
+        (
+            ["budget", "corpus", "--steps", "0", "--global-batch", "1"],
+            "error: --steps must be >= 1",
+        ),
+        (["budget", "--steps", "1", "--global-batch", "1"], "error: a mixture must have a source"),
     ],
 )
 def test_what_cannot_be_done_is_one_message(corpus, here, command, argv, message):
@@ -172,7 +175,7 @@ def test_a_missing_extra_says_which(here, command, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "argv", [[], ["write", "x"], ["write", "--out", "x"], ["inspect"], ["plan"], ["wirte"]]
+    "argv", [[], ["write", "x"], ["write", "--out", "x"], ["inspect"], ["budget"], ["wirte"]]
 )
 def test_a_wrong_line_is_code_2(command, argv):
     code, out, err = command(*argv)

@@ -47,7 +47,7 @@ def _ended(capsys, *argv):
 
 def test_the_walk_finds_the_commands():
     assert len(LINES) == 26  # itself, 9 commands, 16 sub-commands
-    assert {("train", "distil"), ("data", "plan"), ("runs", "compare"), ("doctor",)} <= set(LINES)
+    assert {("train", "distil"), ("data", "budget"), ("runs", "compare"), ("doctor",)} <= set(LINES)
 
 
 @pytest.mark.parametrize("line", LINES, ids=" ".join)

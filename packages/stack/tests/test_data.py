@@ -30,7 +30,7 @@ def test_write_inspect_and_plan(capsys):
     printed = capsys.readouterr()
     assert "⟨<|bos|>⟩⟦hello⟨<|eos|>⟩⟧" in printed.out
     assert printed.err == ""
-    line = ["data", "plan", "corpus", "--length", "10", "--global-batch", "2", "--steps", "3"]
+    line = ["data", "budget", "corpus", "--length", "10", "--global-batch", "2", "--steps", "3"]
     assert cli.main(line) == 0
     assert capsys.readouterr().out.startswith("3 steps of 2 rows\n")
 
@@ -97,6 +97,6 @@ def test_a_pipe_that_is_closed_is_no_error(here):
 
 def test_help_of_an_action(capsys):
     with pytest.raises(SystemExit) as stopped:
-        cli.main(["data", "plan", "--help"])
+        cli.main(["data", "budget", "--help"])
     assert stopped.value.code == 0
-    assert "usage: dovetail data plan" in capsys.readouterr().out
+    assert "usage: dovetail data budget" in capsys.readouterr().out

@@ -6,6 +6,9 @@ from dovetail_data.batch import Batch as Batch
 from dovetail_data.batch import check_batch as check_batch
 from dovetail_data.batches import batches as batches
 from dovetail_data.bpe import train_bpe as train_bpe
+from dovetail_data.budget import Budget as Budget
+from dovetail_data.budget import SourceBudget as SourceBudget
+from dovetail_data.budget import budget as budget
 from dovetail_data.corpus import Corpus as Corpus
 from dovetail_data.corpus import CorruptDocument as CorruptDocument
 from dovetail_data.corpus import CorruptError as CorruptError
@@ -26,9 +29,6 @@ from dovetail_data.mix import mix as mix
 from dovetail_data.pack import pack as pack
 from dovetail_data.pack import pad as pad
 from dovetail_data.pair_rows import pairs as pairs
-from dovetail_data.plan import Plan as Plan
-from dovetail_data.plan import Planned as Planned
-from dovetail_data.plan import plan as plan
 from dovetail_data.prompt_rows import prompts as prompts
 from dovetail_data.record import Field as Field
 from dovetail_data.record import ids as ids

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The command `python -m dovetail_data`: write, inspect, plan.
+"""The command `python -m dovetail_data`: write, inspect, budget.
 
 `add_arguments` and `run` are what another command mounts. Results go to standard output, all else
 to standard error.
@@ -19,9 +19,9 @@ from typing import get_args
 from dovetail_data import _cli_inspect, _cli_write, _command
 from dovetail_data._command import Parser, add_json
 from dovetail_data._timeline import Exhausted
+from dovetail_data.budget import budget
 from dovetail_data.corpus import Corpus
 from dovetail_data.mix import mix
-from dovetail_data.plan import plan
 from dovetail_data.write import Progress
 
 
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, declare, act in (
         ("write", _cli_write.declare, _cli_write.run),
         ("inspect", _cli_inspect.declare, _cli_inspect.run),
-        ("plan", _declare_plan, _run_plan),
+        ("budget", _declare_budget, _run_budget),
     ):
         action = _command.add_action(actions, name, declare)
         action.words["directory"] = "DIR"  # a corpus, in the words of the library
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns an exit code of --help."""
     parser = Parser(
         prog="python -m dovetail_data",
-        description="Write corpora, look into them, plan what a run sees of them.",
+        description="Write corpora, look into them, count what a run sees of them.",
     )
     add_arguments(parser)
 
@@ -95,7 +95,7 @@ class _Line:
             self._shown = text
 
 
-def _declare_plan(parser: argparse.ArgumentParser) -> None:
+def _declare_budget(parser: argparse.ArgumentParser) -> None:
     """Say what a run will see of corpora: rows, epochs and tokens of each. Reads no document."""
     add = parser.add_argument
     add("corpora", type=Path, nargs="*", metavar="DIR", help="a corpus, named as its directory")
@@ -108,7 +108,7 @@ def _declare_plan(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def _run_plan(args: argparse.Namespace, progress: object) -> str:
+def _run_budget(args: argparse.Namespace, progress: object) -> str:
     directories = [(path.resolve().name, path) for path in args.corpora]
     directories += [(name, Path(path)) for name, path in map(_named, args.name)]
     rows = {}
@@ -121,7 +121,7 @@ def _run_plan(args: argparse.Namespace, progress: object) -> str:
     weights = {name: _number(name, value) for name, value in map(_named, args.weights)}
     if len(rows) == 1 and not weights:
         weights = dict.fromkeys(rows, 1.0)
-    found = plan(
+    found = budget(
         mix(rows, weights=weights, exhausted=args.exhausted),
         steps=args.steps,
         global_batch=args.global_batch,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dovetail_models import Config, Decoder
     from dovetail_stack.recipes.fitting import Recipe
     from dovetail_stack.recipes.text import Prepared, Selection
-    from dovetail_train import Eval, Hook, Plan
+    from dovetail_train import Estimate, Eval, Hook
 
 MOST_PASSES = 4  # over the text, for --minutes: more would train on what is known by heart
 EVALUATIONS = 8  # of the held-out loss in a run
@@ -46,7 +46,7 @@ class _Job:
 def execute(run: Settings, out: Path, *, mesh: "Mesh") -> bool:
     """Does what is left of a run; False if a signal ended it early, its state saved."""
     from dovetail_checkpoint import on_signal
-    from dovetail_data import pack, plan
+    from dovetail_data import budget, pack
     from dovetail_stack.recipes.fitting import fit
 
     job = _job(run, out, mesh)
@@ -56,7 +56,7 @@ def execute(run: Settings, out: Path, *, mesh: "Mesh") -> bool:
     if steps is None:
         steps = _plan(run, job.recipe, rows)
         run.with_steps(steps).save(out)
-    print(plan(rows, steps=steps, global_batch=size), file=sys.stderr, flush=True)
+    print(budget(rows, steps=steps, global_batch=size), file=sys.stderr, flush=True)
     held_out = pack(job.text.held_out, length=length, seed=seed)
     hooks = [
         *_evaluations(held_out, job, every=max(1, steps // EVALUATIONS)),
@@ -127,7 +127,7 @@ def make_mesh(axes: dict[str, int], *, absent: bool = False) -> Any:
         given = " × ".join(f"--{axis} {size}" for axis, size in axes.items() if size > 1)
         raise ValueError(
             f"{given} needs {used} devices and there are {present}: lower one of them, or ask "
-            f"with --plan what a step would need there"
+            f"with --estimate what a step would need there"
         )
     if used < present:
         told = f"Using {used} of {present} devices; --fsdp {present} uses all."
@@ -151,12 +151,12 @@ def _compile_anew() -> None:
     )
 
 
-def plan(run: Settings, *, mesh: "AbstractMesh", device: str) -> "Plan":
+def estimate(run: Settings, *, mesh: "AbstractMesh", device: str) -> "Estimate":
     """The memory and time of a step; nothing is written, and no weight is read."""
-    from dovetail_stack.recipes.fitting import plan_step
+    from dovetail_stack.recipes.fitting import estimate_step
 
     _check_batch(run, mesh)
-    return plan_step(_outlined(run, mesh), device=device)
+    return estimate_step(_outlined(run, mesh), device=device)
 
 
 def _outlined(run: Settings, mesh: "Mesh | AbstractMesh") -> "Recipe":

@@ -5,6 +5,8 @@
 from dovetail_train._fit import Result as Result
 from dovetail_train.context import balanced_order as balanced_order
 from dovetail_train.context import context_parallel as context_parallel
+from dovetail_train.estimate import Estimate as Estimate
+from dovetail_train.estimate import estimate as estimate
 from dovetail_train.eval.bits import BitsPerByte as BitsPerByte
 from dovetail_train.eval.bits import Eval as Eval
 from dovetail_train.eval.choice import Answers as Answers
@@ -31,8 +33,6 @@ from dovetail_train.mesh import caches_cpu_programs as caches_cpu_programs
 from dovetail_train.mesh import fsdp_shardings as fsdp_shardings
 from dovetail_train.mesh import make_mesh as make_mesh
 from dovetail_train.metrics import Metrics as Metrics
-from dovetail_train.plan import Plan as Plan
-from dovetail_train.plan import plan as plan
 from dovetail_train.precision import Precision as Precision
 from dovetail_train.program import Program as Program
 from dovetail_train.records import Account as Account

@@ -63,7 +63,7 @@ class Trainer:
     ShapeDtypeStructs with shardings. loss: see `Loss`. weights: factors of the terms of a loss that
     returns several (default 1; 0 makes a term a metric). mesh: by default the first device alone;
     `make_mesh()` has all of them, `abstract_mesh()` absent ones, for which the trainer can only
-    `plan`. Parameters with a NamedSharding on the mesh keep it, others are placed by
+    `estimate`. Parameters with a NamedSharding on the mesh keep it, others are placed by
     `fsdp_shardings`. trainable: patterns over the names of parameters, "**.lora_*", or a
     filter of flax.nnx; what it leaves out is frozen.
     accumulate: the number of microbatches of a step; the result does not depend on it beyond
@@ -279,7 +279,7 @@ class Trainer:
         if isinstance(self.mesh, AbstractMesh):
             raise RuntimeError(
                 f"{what} needs devices, got a trainer on {self.mesh}; write Trainer(..., "
-                f"mesh=make_mesh(...)), or plan(trainer, model, batch)"
+                f"mesh=make_mesh(...)), or estimate(trainer, model, batch)"
             )
         return self.mesh
 

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from dovetail_train import Trainer, abstract_mesh, fsdp_shardings, lm_loss, make_mesh, plan
+from dovetail_train import Trainer, abstract_mesh, fsdp_shardings, lm_loss, make_mesh
 from dovetail_train.testing import TinyDecoder
 
 MESHES = {
@@ -45,7 +45,7 @@ def planned_bytes(mesh):
         ),
     )
     trainer = Trainer(optax.adamw(1e-2), lm_loss(chunk=8), mesh=absent, accumulate=2, ema=0.9)
-    return sum(plan(trainer, model, next(batches()), device="cpu").state_bytes.values())
+    return sum(estimate(trainer, model, next(batches()), device="cpu").state_bytes.values())
 
 
 def run(name):

@@ -55,7 +55,7 @@ def _everywhere(parser: argparse.ArgumentParser) -> None:
     for axis, help in DEVICES.items():
         devices.add_argument(f"--{axis}", type=int, metavar="N", help=f"{help} (1)")
     devices.add_argument(
-        "--plan",
+        "--estimate",
         metavar="KIND",
         help="say what a step needs on so many devices of a kind, absent or not, such as "
         "'NVIDIA H200', and start nothing",
@@ -90,8 +90,8 @@ def run(args: argparse.Namespace) -> int:
     out = args.out.resolve()
     refuse_quantized(out, "train")
     axes = {axis: values.get(axis, 1) for axis in DEVICES}
-    if "plan" in values:
-        print(training.plan(_planned(values, out), mesh=_mesh(axes), device=args.plan))
+    if "estimate" in values:
+        print(training.estimate(_planned(values, out), mesh=_mesh(axes), device=args.estimate))
         return 0
     mesh = training.make_mesh(axes)
     stored = _settings(values, out, mesh)
@@ -115,7 +115,7 @@ def _planned(values: dict[str, Any], out: Path) -> Settings:
         return settings.load(out)
     if values["recipe"] is None:
         raise ValueError(
-            f"a plan needs a recipe: type dovetail train {'|'.join(RECIPES)} --plan KIND"
+            f"an estimate needs a recipe: type dovetail train {'|'.join(RECIPES)} --estimate KIND"
         )
     kind = RECIPES[values["recipe"]]
     return settings.create(kind, _given(values, kind))

@@ -28,16 +28,16 @@ from dovetail_optim import Guard
 from dovetail_stack.recipes.frozen import WithoutFrozen
 from dovetail_stack.recipes.options import Batching
 from dovetail_train import (
+    Estimate,
     Hook,
     Jsonl,
     Loss,
-    Plan,
     Precision,
     Result,
     Sink,
     Trainer,
     context_parallel,
-    plan,
+    estimate,
 )
 
 CHECKPOINTS = "checkpoints"
@@ -105,7 +105,9 @@ def step_flops(config: Config, batching: Batching, *, training: bool = True) -> 
 def here(mesh: AnyMesh | None) -> Mesh | None:
     """The mesh, of devices that are here, for the arrays of a model to lie on."""
     if isinstance(mesh, AbstractMesh):
-        raise RuntimeError(f"a model lies on devices, got {mesh}: plan_step(recipe, device=...)")
+        raise RuntimeError(
+            f"a model lies on devices, got {mesh}: estimate_step(recipe, device=...)"
+        )
     return mesh
 
 
@@ -118,14 +120,14 @@ def configured(model: Decoder, batching: Batching) -> Decoder:
     return model.configure(scan=True, remat=Remat(save=save))
 
 
-def plan_step(recipe: Recipe, *, device: str) -> Plan:
+def estimate_step(recipe: Recipe, *, device: str) -> Estimate:
     """What a step needs on the devices of the recipe's mesh, of that kind, which may be absent."""
     batching = recipe.batching
     shape = batching.global_batch, batching.length
     fields = {"tokens": jnp.int32, "targets": jnp.int32, "segment_ids": jnp.int32}
     fields |= {"positions": jnp.int32, "mask": jnp.float32}
     batch = {name: jax.ShapeDtypeStruct(shape, dtype) for name, dtype in fields.items()}
-    return plan(recipe.trainer(1), recipe.outline(), batch, device=device)
+    return estimate(recipe.trainer(1), recipe.outline(), batch, device=device)
 
 
 def fit(

@@ -11,7 +11,7 @@ import optax
 import pytest
 from flax import nnx
 
-from dovetail_train import Precision, Trainer, abstract_mesh, plan
+from dovetail_train import Precision, Trainer, abstract_mesh
 
 ROWS, WIDTH, HIDDEN = 64, 256, 512  # matrices of 131072: above the size that is split
 
@@ -38,7 +38,7 @@ def _plan(*, count=8, axes=None, device="NVIDIA H200", **options):
     mesh = abstract_mesh(count, **(axes or {}))
     trainer = Trainer(optax.adam(1e-3), _loss, mesh=mesh, **options)
     batch = {"x": jax.ShapeDtypeStruct((ROWS, WIDTH), np.float32)}
-    return plan(trainer, nnx.eval_shape(_Net), batch, device=device)
+    return estimate(trainer, nnx.eval_shape(_Net), batch, device=device)
 
 
 def test_bytes_are_those_of_one_device():
@@ -112,7 +112,9 @@ def test_it_reads_as_a_table_and_as_json():
 def test_a_trainer_without_devices_only_plans():
     trainer = Trainer(optax.sgd(0.1), _loss, mesh=abstract_mesh(8))
     batch = {"x": np.zeros((8, WIDTH), "f4")}
-    with pytest.raises(RuntimeError, match=r"training needs devices, got a trainer on.*or plan\("):
+    with pytest.raises(
+        RuntimeError, match=r"training needs devices, got a trainer on.*or estimate\("
+    ):
         trainer.init(_Net())
     program = trainer.program(_Net(), batch)
     assert "stablehlo" in program.lower("tpu").as_text()

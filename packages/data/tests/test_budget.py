@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from dovetail_data import pack, pad
+from dovetail_data.budget import SourceBudget, budget
 from dovetail_data.mix import Stage, mix
-from dovetail_data.plan import Planned, plan
 
 LONG, SHORT = [9, 9, 9, 9, 5], [3, 3, 2]  # ids: 36 pairs, and 5
 
@@ -17,8 +17,10 @@ def sources(corpus_of):
 
 def test_plain_rows_are_one_line(corpus_of):
     rows = pack(corpus_of([9, 5, 5]), length=8)  # 2 rows, full
-    found = plan(rows, steps=3, global_batch=5)
-    assert found.sources == (Planned(name="", rows=15, epochs=7.5, tokens=15 * 8.0, share=1.0),)
+    found = budget(rows, steps=3, global_batch=5)
+    assert found.sources == (
+        SourceBudget(name="", rows=15, epochs=7.5, tokens=15 * 8.0, share=1.0),
+    )
     assert (found.rows, found.tokens) == (15, 120.0)
     assert str(found).splitlines() == [
         "3 steps of 5 rows",
@@ -33,7 +35,7 @@ def test_each_source_has_its_rows_epochs_and_tokens(sources):
         weights={"long": 3, "short": 1},
         stages=[Stage(start=400, weights={"long": 0, "short": 1})],
     )
-    found = plan(rows, steps=100, global_batch=5)
+    found = budget(rows, steps=100, global_batch=5)
     # 400 rows at 3 to 1, then 100 of short; 36 / 5 tokens in a row of long, 5 / 3 in one of short.
     tokens = {"long": 300 * 36 / 5, "short": 200 * 5 / 3}
     expected = {
@@ -59,7 +61,7 @@ def test_each_source_has_its_rows_epochs_and_tokens(sources):
 
 def test_the_plan_is_what_the_order_gives(sources):
     rows = mix(sources, weights={"long": 0.55, "short": 0.45}, exhausted="drop")
-    found = {one.name: one.rows for one in plan(rows, steps=11, global_batch=3).sources}
+    found = {one.name: one.rows for one in budget(rows, steps=11, global_batch=3).sources}
     drawn = rows.draws(7)(np.arange(33))
     assert found == {"long": (drawn < 5).sum(), "short": (drawn >= 5).sum()}
 
@@ -68,8 +70,8 @@ def test_a_function_over_the_rows_changes_no_plan(sources):
     rows = mix(sources, weights={"long": 1, "short": 1})
     for plain in (rows, sources["long"]):
         mapped = plain.map(lambda row, rng: row)
-        expected = plan(plain, steps=4, global_batch=2)
-        assert plan(mapped, steps=4, global_batch=2) == expected
+        expected = budget(plain, steps=4, global_batch=2)
+        assert budget(mapped, steps=4, global_batch=2) == expected
 
 
 @pytest.mark.parametrize("name", ["steps", "global_batch"])
@@ -77,11 +79,11 @@ def test_a_function_over_the_rows_changes_no_plan(sources):
 def test_nothing_to_plan_is_an_error(sources, name, value):
     options = {"steps": 1, "global_batch": 1, name: value}
     with pytest.raises(ValueError, match=rf"{name} must be >= 1: got {name}={value}. Pass that"):
-        plan(sources["long"], **options)
+        budget(sources["long"], **options)
 
 
 def test_half_an_example_is_an_error(sources):
     sources["long"].unit = 2  # as pairs are
     with pytest.raises(ValueError, match=r"multiple of the 2 rows of an .*=3. Pass 4\."):
-        plan(sources["long"], steps=1, global_batch=3)
-    assert plan(sources["long"], steps=5, global_batch=4).rows == 10
+        budget(sources["long"], steps=1, global_batch=3)
+    assert budget(sources["long"], steps=5, global_batch=4).rows == 10

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a step needs on devices that are not here: bytes by kind, operations, a bound on its time.
+"""Estimates a step on absent devices: bytes by kind, operations, a lower bound on its time.
 
 Everything is read off the step that would run: the shardings of its arguments give the bytes of the
 state exactly, its gradient the operations, and the residuals of its derivative what the backward
@@ -31,7 +31,7 @@ _UNITS = ((30, "GiB"), (20, "MiB"), (10, "KiB"), (0, "B"))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Plan:
+class Estimate:
     """What one step needs. Bytes and times are of one device.
 
     device: its kind. devices: how many. mesh: the axes above 1.
@@ -103,16 +103,16 @@ class Plan:
         return "\n".join(lines)
 
 
-def plan(
+def estimate(
     trainer: "Trainer", model: "nnx.Module", batch: "Batch", *, device: str = "NVIDIA H200"
-) -> Plan:
+) -> Estimate:
     """What a step of `trainer` needs on its mesh, which may be abstract, of devices of that kind.
 
     model and batch: arrays or ShapeDtypeStructs; nothing is allocated. Takes about a second. Raises
     what the step would raise when it is traced or lowered for the platform of the device.
 
         trainer = Trainer(optax.adamw(1e-3), lm_loss(), mesh=abstract_mesh(64, fsdp=64))
-        print(plan(trainer, dovetail_models.abstract(config, mesh=trainer.mesh), batch))
+        print(estimate(trainer, dovetail_models.abstract(config, mesh=trainer.mesh), batch))
     """
     program = trainer.program(model, batch)
     program.lower("tpu" if device.startswith("TPU") else "cuda" if "NVIDIA" in device else "cpu")
@@ -134,7 +134,7 @@ def plan(
         peak=peak if told is not None or not flops.opaque else None,
         rate=rate,
     )
-    return Plan(
+    return Estimate(
         device=device,
         devices=program.mesh.size,
         mesh={name: n for name, n in program.mesh.shape.items() if n > 1},

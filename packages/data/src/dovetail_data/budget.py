@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a run will see, before it starts: rows, epochs and tokens of each source."""
+"""Counts, before a run starts, the rows, epochs and tokens that it takes of each source."""
 
 import dataclasses
 
@@ -8,8 +8,8 @@ from dovetail_data.rows import Rows
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Planned:
-    """What comes from one source. name: "" for rows that are no mixture.
+class SourceBudget:
+    """The share of one source. name: "" for rows that are no mixture.
 
     rows: exactly; of the rows that `len(rows)` counts. epochs: rows / those there are. tokens: of
     slots that hold a pair, the mean of a row times rows. share: of the tokens of all sources.
@@ -23,12 +23,12 @@ class Planned:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What `steps` batches of `global_batch` hold; str(plan) is a table."""
+class Budget:
+    """The contents of `steps` batches of `global_batch` rows; str() gives a table."""
 
     steps: int
     global_batch: int
-    sources: tuple[Planned, ...]
+    sources: tuple[SourceBudget, ...]
 
     @property
     def rows(self) -> int:
@@ -59,10 +59,10 @@ class Plan:
         return "\n".join([f"{self.steps:,} steps of {self.global_batch:,} rows", *table])
 
 
-def plan(rows: Rows, *, steps: int, global_batch: int) -> Plan:
+def budget(rows: Rows, *, steps: int, global_batch: int) -> Budget:
     """Rows, epochs and tokens of each source in `steps` batches of `global_batch` rows.
 
-    Reads no document. print(plan(..)) shows a table.
+    Reads no document. print(budget(..)) shows a table.
     """
     for name, value in {"steps": steps, "global_batch": global_batch}.items():
         if value < 1:
@@ -75,11 +75,11 @@ def plan(rows: Rows, *, steps: int, global_batch: int) -> Plan:
     places = steps * (global_batch // rows.unit)
     sources, drawn = rows.sources, rows.drawn(places)
     tokens = {name: drawn[name] * of.tokens / len(of) for name, of in sources.items()}
-    return Plan(
+    return Budget(
         steps=steps,
         global_batch=global_batch,
         sources=tuple(
-            Planned(
+            SourceBudget(
                 name=name,
                 rows=drawn[name],
                 epochs=drawn[name] / len(of),

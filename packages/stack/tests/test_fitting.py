@@ -3,12 +3,15 @@
 import itertools
 from types import SimpleNamespace
 
+import optax
 import pytest
 
 from dovetail_data import Pretrained
+from dovetail_optim import Guard
 from dovetail_stack.recipes import fitting
 from dovetail_stack.recipes.language_model import llama_config, pretraining
-from dovetail_stack.recipes.options import Shape, Training
+from dovetail_stack.recipes.options import Batching, Shape, Training
+from dovetail_train import lm_loss
 
 # Of a step that compiles, and of 8 more, whose median is 3.5.
 STEPS_S = (50.0, 3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0, 6.0)
@@ -26,3 +29,13 @@ def test_the_steps_of_a_time_are_those_of_the_median_step(
     told = itertools.accumulate(s for step_s in STEPS_S for s in (0.0, step_s))
     monkeypatch.setattr(fitting, "time", SimpleNamespace(perf_counter=told.__next__))
     assert fitting.steps_in(seconds, recipe, rows) == steps
+
+
+def test_the_option_of_the_guard_is_its_sigma_and_0_is_no_guard():
+    def guard(**settings):
+        trainer = fitting.make_trainer(Batching(**settings), optax.sgd(0.1), lm_loss(), mesh=None)
+        return trainer.guard
+
+    assert guard() == Guard(sigma=6.0)
+    assert guard(guard_sigma=4.5) == Guard(sigma=4.5)
+    assert guard(guard_sigma=0.0) is None

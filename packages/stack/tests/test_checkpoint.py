@@ -2,10 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command `dovetail checkpoint`: that all of the library's command is there, mounted."""
 
+import json
 import subprocess
 import sys
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from dovetail_checkpoint import Store
@@ -66,3 +68,32 @@ def test_other_commands_do_not_import_the_library():
         "sys.exit('dovetail_checkpoint' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_a_run_of_dovetail_train_is_taken_by_every_action(tmp_path, capsys):
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text("{}")
+        with Store(tmp_path / name / "checkpoints") as store:
+            for step in (2, 10):
+                value = np.full((2, 3), step, np.int16)
+                store.save(step, params={"w": value}, train={"count": np.zeros(1, np.int8)})
+    a, b = str(tmp_path / "a"), str(tmp_path / "b")
+    assert cli.main(["checkpoint", "inspect", a]) == 0
+    assert capsys.readouterr().out.count("\nstep ") == 2
+    assert cli.main(["checkpoint", "inspect", f"{a}/2"]) == 0
+    assert "w  int16[2, 3]" in capsys.readouterr().out
+    assert cli.main(["checkpoint", "verify", a, "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["checked"]) == 2
+    assert cli.main(["checkpoint", "diff", a, b]) == 0
+    assert f"{a}: {a}/checkpoints/10/params\n" in capsys.readouterr().err
+    assert cli.main(["checkpoint", "diff", a, f"{b}/2/params"]) == 1
+    line = ["checkpoint", "convert", a, "--out", str(tmp_path / "hf"), "--format", "safetensors"]
+    assert cli.main(line) == 0
+    assert (tmp_path / "hf" / "model.safetensors").is_file()
+
+
+def test_a_run_without_a_step_says_so(tmp_path, capsys):
+    (tmp_path / "run.json").write_text("{}")
+    assert cli.main(["checkpoint", "inspect", str(tmp_path)]) == 1
+    assert "a run must have saved a step" in capsys.readouterr().err

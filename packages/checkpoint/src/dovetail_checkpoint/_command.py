@@ -17,6 +17,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from inspect import cleandoc
+from types import TracebackType
 from typing import Any, NoReturn
 
 DONE, FAILED, USAGE, REFUSED, INTERRUPTED = 0, 1, 2, 3, 130
@@ -154,43 +155,62 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-def run(args: argparse.Namespace, act: Callable[[argparse.Namespace], int], *, name: str) -> int:
-    """Runs one parsed command; returns its exit code.
+class Frame:
+    """A context manager around one parsed command: what goes wrong becomes a message and a code.
+
+    With --debug an error is raised instead.
 
     Args:
         args: The result of `Parser.parse`.
-        act: Does it and returns an exit code.
         name: Precedes the messages; empty for none.
 
-    Returns:
-        The code of `act`; 130 for an interrupt, 1 for a reader that has gone away, and for an error
-        its `exit_code` or 1. With --debug an error is raised instead.
+    Attributes:
+        code: The exit code. The body sets it; 130 after an interrupt, 1 after a reader has gone
+            away, and after an error its `exit_code` or 1.
     """
-    prefix = f"{name}: " if name else ""
-    logging.basicConfig(format=f"{prefix}%(levelname)s: %(message)s", level=logging.WARNING)
-    debug = "debug" in args
-    if not debug:
-        # Orbax logs the traceback of each read or write that fails, asyncio that of each task that
-        # Orbax leaves behind; what is raised says it in one message.
-        for noisy in ("absl", "asyncio"):
-            logging.getLogger(noisy).setLevel(logging.CRITICAL)
-    try:
-        code = act(args)
-        sys.stdout.flush()
-        return code
-    except KeyboardInterrupt as stopped:
-        print(f"\n{prefix}interrupted: {stopped}".rstrip(": "), file=sys.stderr)
-        return INTERRUPTED
-    except BrokenPipeError:  # `... | head` has seen enough; nothing is left to be flushed at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
-    except (ValueError, ImportError, OSError, RuntimeError) as error:
-        if debug:
-            raise
+
+    def __init__(self, args: argparse.Namespace, *, name: str) -> None:
+        self.code = DONE
+        self._args, self._prefix = args, f"{name}: " if name else ""
+
+    def __enter__(self) -> "Frame":
+        logging.basicConfig(format=f"{self._prefix}%(levelname)s: %(message)s")
+        if "debug" not in self._args:
+            # Orbax logs the traceback of each read or write that fails, asyncio that of each task
+            # that Orbax leaves behind; what is raised says it in one message.
+            for noisy in ("absl", "asyncio"):
+                logging.getLogger(noisy).setLevel(logging.CRITICAL)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError as broken:
+            error = error or broken
+        if error is None:
+            return True
+        if isinstance(error, KeyboardInterrupt):
+            print(f"\n{self._prefix}interrupted: {error}".rstrip(": "), file=sys.stderr)
+            self.code = INTERRUPTED
+            return True
+        if isinstance(error, BrokenPipeError):  # `... | head` has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nothing left to flush
+            self.code = FAILED
+            return True
+        expected = isinstance(error, ValueError | ImportError | OSError | RuntimeError)
+        if not expected or "debug" in self._args:
+            return False
+        parser, prefix = self._args.parser, self._prefix
         told = "\n".join([str(error), *getattr(error, "__notes__", ())])
-        print(f"{prefix}error: {as_typed(told, args.parser)}", file=sys.stderr)
-        print(f"{prefix}--debug shows where: {args.parser.prog} --debug ...", file=sys.stderr)
-        return getattr(error, "exit_code", FAILED)
+        print(f"{prefix}error: {as_typed(told, parser)}", file=sys.stderr)
+        print(f"{prefix}--debug shows where: {parser.prog} --debug ...", file=sys.stderr)
+        self.code = getattr(error, "exit_code", FAILED)
+        return True
 
 
 def as_typed(message: str, parser: Parser) -> str:

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, TextIO
 
 from dovetail_checkpoint import _command
-from dovetail_checkpoint._command import DONE, FAILED, REFUSED, Parser, add_json
+from dovetail_checkpoint._command import DONE, FAILED, REFUSED, Frame, Parser, add_json
 from dovetail_checkpoint.converting import convert, planned
 from dovetail_checkpoint.diff import diff
 from dovetail_checkpoint.metadata import inspect
@@ -47,12 +47,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Look into checkpoints, compare, verify and convert them.",
     )
     add_arguments(parser)
-
-    def act(args: argparse.Namespace) -> int:
-        with _Line(sys.stderr, args.action) as line:
-            return run(args, progress=line)
-
-    return _command.run(parser.parse(sys.argv[1:] if argv is None else argv), act, name="")
+    args = parser.parse(sys.argv[1:] if argv is None else argv)
+    with Frame(args, name="") as frame, _Line(sys.stderr, args.action) as line:
+        frame.code = run(args, progress=line)
+    return frame.code
 
 
 class _Line:

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import get_args
 
 from dovetail_data import _cli_inspect, _cli_write, _command
-from dovetail_data._command import Parser, add_json
+from dovetail_data._command import Frame, Parser, add_json
 from dovetail_data._timeline import Exhausted
 from dovetail_data.budget import budget
 from dovetail_data.corpus import Corpus
@@ -54,12 +54,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Write corpora, look into them, count what a run sees of them.",
     )
     add_arguments(parser)
-
-    def act(args: argparse.Namespace) -> int:
-        with _Line() as line:
-            return run(args, progress=line)
-
-    return _command.run(parser.parse(sys.argv[1:] if argv is None else argv), act, name="")
+    args = parser.parse(sys.argv[1:] if argv is None else argv)
+    with Frame(args, name="") as frame, _Line() as line:
+        frame.code = run(args, progress=line)
+    return frame.code
 
 
 class _Line:

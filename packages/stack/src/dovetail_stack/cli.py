@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The command `dovetail`: parses, and runs one command in the frame of `_command`."""
+"""The command `dovetail`: parses, and runs one command in a `Frame`."""
 
 import importlib
 import sys
@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
 
-from dovetail_stack import _command
-from dovetail_stack._command import Parser
+from dovetail_stack._command import Frame, Parser
 
 # Each is a module of `dovetail_stack.commands`, whose docstring begins with this line.
 COMMANDS = {
@@ -56,4 +55,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns an exit code of --help."""
     argv = sys.argv[1:] if argv is None else argv
     args = parser(argv).parse(argv)
-    return _command.run(args, module(args.command).run, name="dovetail")
+    with Frame(args, name="dovetail") as frame:
+        frame.code = module(args.command).run(args)
+    return frame.code

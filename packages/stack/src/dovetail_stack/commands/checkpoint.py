@@ -4,7 +4,7 @@
 
 The command `python -m dovetail_checkpoint`, with a progress bar. Wherever it takes a path, it takes
 a run of `dovetail train` too: of RUN the checkpoints, of RUN/10 its step 10. diff and convert take
-the newest step of a run.
+the newest step of a run, and its parameters unless --item says otherwise.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from pathlib import Path
 from dovetail_stack._command import Parser
 from dovetail_stack.progress import Bytes
 
-RUN_FILE, CHECKPOINTS = "run.json", "checkpoints"
+RUN_FILE, CHECKPOINTS, PARAMETERS = "run.json", "checkpoints", "params"
 
 
 def add(parser: Parser) -> None:
@@ -33,19 +33,21 @@ def run(args: argparse.Namespace) -> int:
     for name in ("path", "a", "b"):
         if name in args:
             one_step = args.action in ("diff", "convert")
-            setattr(args, name, checkpoints(getattr(args, name), one_step=one_step))
+            tree = PARAMETERS if one_step and args.item is None else ""
+            setattr(args, name, checkpoints(getattr(args, name), one_step=one_step, tree=tree))
     # All is read to the host: an accelerator would be taken from the run that is looked into.
     jax.config.update("jax_platforms", "cpu")
     with Bytes(args.action) as bar:
         return run_action(args, progress=bar)
 
 
-def checkpoints(path: Path, *, one_step: bool) -> Path:
+def checkpoints(path: Path, *, one_step: bool, tree: str = "") -> Path:
     """The checkpoints of a run of `dovetail train`, or of a path below it; other paths unchanged.
 
     Args:
         path: As it was typed.
         one_step: Take the newest step of a run.
+        tree: The tree of that step; empty for all.
 
     Returns:
         The path that the library opens.
@@ -65,6 +67,6 @@ def checkpoints(path: Path, *, one_step: bool) -> Path:
         return root / CHECKPOINTS / path.relative_to(root)
     if not one_step:
         return root / CHECKPOINTS
-    newest = max(steps, key=lambda p: int(p.name))
+    newest = max(steps, key=lambda p: int(p.name)) / tree
     print(f"{path}: {newest}", file=sys.stderr)
     return newest

@@ -1,0 +1,94 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The way from a command line to the first training step, in files and in hops.
+
+    python scripts/walk.py [ROOT]
+
+Trains a tiny model with the packages below ROOT (this repository) up to the call of the first
+step, and prints one JSON object. files_imported: files of the project that were imported by then.
+files_entered: those in which a function ran, outside of the bodies of modules and classes.
+hops: files that the stack goes through between `main` and that call; functions are all on it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+OPTIONS = "--embed 32 --depth 1 --heads 1 --vocab-size 300 --length 32 --global-batch 2 --steps 1"
+
+WALK = """
+import json, os, sys
+root = sys.argv.pop(1)
+ran = set()
+def of_project(name):
+    return name.startswith(root) and os.sep + "src" + os.sep in name
+def entered(frame, event, argument):
+    name = frame.f_code.co_filename
+    if frame.f_code.co_flags & 1 and of_project(name):  # CO_OPTIMIZED: no module's or class's body
+        ran.add(name)
+from dovetail_stack.cli import main
+class Reached(BaseException):
+    pass
+def measured(self, *arguments, **options):
+    stack, frame = [], sys._getframe(1)
+    while frame is not None:
+        if of_project(frame.f_code.co_filename):
+            stack.append((frame.f_code.co_filename, frame.f_code.co_name))
+        frame = frame.f_back
+    imported = {getattr(m, "__file__", None) or "" for m in list(sys.modules.values())}
+    files = {os.path.relpath(f, root) for f in imported | ran if of_project(f)}
+    ran_files = {os.path.relpath(f, root) for f in ran}
+    stack = [(os.path.relpath(f, root), name) for f, name in reversed(stack)]
+    print("WALK" + json.dumps({"files": sorted(files), "ran": sorted(ran_files), "stack": stack}))
+    sys.stdout.flush()
+    os._exit(0)
+def patched(frame, event, argument):
+    entered(frame, event, argument)
+    if event == "call" and frame.f_code.co_name == "fit":
+        import dovetail_train
+        dovetail_train.Trainer.step = measured
+sys.setprofile(patched)
+sys.exit(main())
+"""
+
+
+def walk(root: Path) -> dict[str, object]:
+    """The files and the hops of the packages below `root`."""
+    sources = [str(path) for path in sorted(root.glob("packages/*/src"))]
+    with tempfile.TemporaryDirectory() as folder:
+        text = Path(folder, "text")
+        text.mkdir()
+        for name in ("a.txt", "b.txt"):
+            (text / name).write_text(f"the {name} holds a few words " * 100)
+        line = ["train", "pretrain", "--text", str(text), "--out", f"{folder}/run"]
+        done = subprocess.run(
+            [sys.executable, "-c", WALK, str(root), *line, *OPTIONS.split()],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sources), "JAX_PLATFORMS": "cpu"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    lines = [line for line in done.stdout.splitlines() if line.startswith("WALK")]
+    if not lines:
+        raise RuntimeError(f"the command must reach a step, got {done.stderr[-2000:]}")
+    found = json.loads(lines[0].removeprefix("WALK"))
+    files = [file for file, _ in found["stack"]]
+    pages = [file for file, _ in itertools.groupby(files)]
+    return {
+        "files_imported": len(found["files"]),
+        "files_entered": len(found["ran"]),
+        "hops": len(pages) - 1,
+        "functions": len(files),
+        "stack": [f"{file}:{name}" for file, name in found["stack"]],
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(walk(Path(sys.argv[1]).resolve() if sys.argv[1:] else ROOT), indent=1))

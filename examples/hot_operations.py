@@ -18,7 +18,7 @@ from dovetail_kernels import (
     attention,
     explain,
     linear_cross_entropy,
-    pack,
+    pack_weights,
     quantized_matmul,
     sample,
 )
@@ -74,7 +74,7 @@ assert less < temporary / 4
 
 # %%
 head = jnp.asarray(model.embed.embedding[...]).T  # tied: [embed, vocabulary]
-packed = pack(head, bits=8)
+packed = pack_weights(head, bits=8)
 print(f"head: {head.nbytes / 2**20:.1f} MiB, packed {packed.nbytes / 2**20:.1f} MiB")
 hidden = jax.random.normal(jax.random.key(0), (3, config.embed))
 logits = quantized_matmul(hidden, packed)

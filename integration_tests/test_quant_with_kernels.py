@@ -3,14 +3,17 @@
 """The quantized products of dovetail-kernels in the places of dovetail-quant's own."""
 
 import importlib.util
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
+from safetensors.numpy import load_file
 
 import dovetail_models as models
-from dovetail_kernels import explain, quantized_matmul
+from dovetail_kernels import explain, pack_weights, quantized_matmul
 from dovetail_quant import Spec, apply, load, plan, save
 from dovetail_quant.codes import quantize
 from dovetail_quant.testing import check_matmul
@@ -45,12 +48,46 @@ def test_rounded_activations_pass_it_too():
     assert np.abs(KernelsProduct()(x, prepared) - want).max() > 1e-3
 
 
+@pytest.mark.parametrize("name", SPECS)
+def test_one_layout(name, tmp_path):
+    """Kernels packs the same bytes from the same codes, and multiplies quant's where they lie."""
+    codes = quantize(jax.random.normal(jax.random.key(0), (64, 24)), SPECS[name])
+    ours, theirs = pack_weights(codes), KernelsProduct().prepare(codes)
+    for field in ("values", "scales", "zeros"):
+        one, other = getattr(ours, field), getattr(theirs, field)
+        assert (one is None) == (other is None)
+        if one is not None:
+            # Zero points are small integers, as floats or as int8.
+            np.testing.assert_array_equal(one, other)
+    assert (ours.values.dtype, ours.scales.dtype) == (theirs.values.dtype, theirs.scales.dtype)
+    x = jax.random.normal(jax.random.key(1), (3, 64))
+    np.testing.assert_array_equal(quantized_matmul(x, theirs), quantized_matmul(x, ours))
+    assert KernelsProduct().prepare(theirs) is theirs
+
+
+def test_a_file_is_multiplied_as_it_was_read(tmp_path):
+    """From the file to the product: the same bytes, one buffer, and no copy in the program."""
+    model = nnx.Linear(512, 256, rngs=nnx.Rngs(0))
+    small = apply(model, plan(model, [("**", Spec(weight="int4", group=128))]))
+    save(small, tmp_path)
+    written = load_file(tmp_path / "weights.safetensors")
+    loaded = load(tmp_path, model, matmul=KernelsProduct())
+    held = loaded.kernel[...].prepared
+    np.testing.assert_array_equal(held.values, written["kernel.values"])
+    np.testing.assert_array_equal(held.scales, written["kernel.scales"])
+    assert KernelsProduct().prepare(held).values is held.values
+    program = jax.jit(KernelsProduct()).lower(jnp.ones((1, 512)), held).compile()
+    # Codes take 64 KiB: a second copy, or floats of 512 KiB, would be seen.
+    text = program.as_text()
+    assert not re.search(r"= u8\[256,256\]\S* (copy|transpose)\(", text)
+
+
 @pytest.mark.parametrize("weight", ["nf4", "fp8"])
 def test_codes_that_it_has_not_are_refused(weight):
     w = jax.random.normal(jax.random.key(0), (16, 4))
-    with pytest.raises(ValueError, match=r"codes of int8 and int4, got codes=.*write Spec\(weight"):
+    with pytest.raises(ValueError, match=r"int4 in even groups, got codes=.*write Spec\(weight"):
         KernelsProduct().prepare(quantize(w, Spec(weight=weight)))
-    with pytest.raises(ValueError, match=r"divides D, and is even, got group_size=3"):
+    with pytest.raises(ValueError, match=r"even groups, got codes=int4, group=3"):
         KernelsProduct().prepare(quantize(w[:15], Spec(weight="int4", group=3)))
 
 

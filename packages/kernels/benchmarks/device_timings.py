@@ -200,8 +200,8 @@ def quantized(rows: Sequence[int], width: int, chain: int) -> Iterator[Contest]:
 
     def inputs(rows: int, bits: int) -> tuple[Any, ...]:
         x, w = normals(0, (rows, width), (width, width))
-        packed = kernels.pack(w, bits=bits, group_size=GROUP if bits == 4 else None)
-        return x, packed, kernels.unpack(packed).astype(jnp.bfloat16)
+        packed = kernels.pack_weights(w, bits=bits, group_size=GROUP if bits == 4 else None)
+        return x, packed, kernels.unpack_weights(packed).astype(jnp.bfloat16)
 
     for count in rows:
         for bits, activations in ((8, None), (4, None), (8, "int8")):

@@ -22,8 +22,8 @@ import numpy as np
 
 from dovetail_kernels.quantized import native
 from dovetail_kernels.quantized.api import quantized_matmul
-from dovetail_kernels.quantized.layout import Packed, unpack
-from dovetail_kernels.quantized.pack import pack
+from dovetail_kernels.quantized.layout import PackedWeights, unpack_weights
+from dovetail_kernels.quantized.pack import pack_weights
 from measure import Cost, cost, report, rounds
 
 D = F = 4096
@@ -45,7 +45,7 @@ def read_gb_per_s() -> float:
         return sum(a.nbytes for a in arrays) / min(once() for _ in range(5)) / 1e9
 
 
-def ours(x: jax.Array, w: Packed, **options: object) -> tuple[Call, int]:
+def ours(x: jax.Array, w: PackedWeights, **options: object) -> tuple[Call, int]:
     """The call, compiled, and the bytes of its temporaries."""
     compiled = jax.jit(functools.partial(quantized_matmul, **options)).lower(x, w).compile()
     return lambda: compiled(x, w).block_until_ready(), compiled.memory_analysis().temp_size_in_bytes
@@ -110,9 +110,9 @@ def torch_linears(x: np.ndarray, w: np.ndarray) -> dict[str, Call]:
     }
 
 
-def check(name: str, call: Call, x: np.ndarray, w: Packed, **tolerance: float) -> None:
+def check(name: str, call: Call, x: np.ndarray, w: PackedWeights, **tolerance: float) -> None:
     """Stops if ours is not the dequantized product: `rtol` of the sum of the magnitudes."""
-    weights = np.asarray(unpack(w), np.float64)
+    weights = np.asarray(unpack_weights(w), np.float64)
     exact, size = x @ weights, abs(x) @ abs(weights)
     if not (abs(np.asarray(call()) - exact) <= tolerance["rtol"] * size).all():
         raise SystemExit(f"{name} is not the product")
@@ -123,7 +123,11 @@ def contenders(rows: int) -> tuple[dict[str, tuple[Call, int, int]], dict[str, C
     rng = np.random.default_rng(0)
     w = rng.standard_normal((D, F)).astype(np.float32)
     x = rng.standard_normal((rows, D)).astype(np.float32)
-    packs = {"int8": pack(w), "int4 g128": pack(w, bits=4), "bfloat16": pack(w, bits=16)}
+    packs = {
+        "int8": pack_weights(w),
+        "int4 g128": pack_weights(w, bits=4),
+        "bfloat16": pack_weights(w, bits=16),
+    }
     held = jnp.asarray(x)
     found = {}
     for name, packed in packs.items():

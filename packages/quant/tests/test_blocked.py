@@ -9,7 +9,7 @@ import pytest
 
 from dovetail_quant import layout
 from dovetail_quant.codes import NF4, quantize
-from dovetail_quant.layout import Packed, pack
+from dovetail_quant.layout import PackedWeights, pack_weights
 from dovetail_quant.matmul.blocked import Blocked, backward, decoded, forward
 from dovetail_quant.spec import Spec
 from dovetail_quant.testing import problem
@@ -31,8 +31,8 @@ def test_many_blocks_within_the_bound(
 ) -> None:
     monkeypatch.setattr(layout, "_BLOCK", {4: 48 * 9, 8: 48 * 9})
     given = problem(spec, rows=rows, shape=(48, 41))
-    packed = pack(given.codes)
-    assert packed.scales.shape[::2] == (5, 9)
+    packed = pack_weights(given.codes)
+    assert layout.blocks(packed) == (5, 9)
     y = np.asarray(jax.jit(forward)(jnp.asarray(given.x), packed), np.float64)
     bound = 49 * EPS * (abs(given.x.astype(np.float64)) @ abs(given.w))
     assert (abs(y - given.x.astype(np.float64) @ given.w) <= bound).all()
@@ -46,21 +46,23 @@ def test_double_precision() -> None:
     given = problem(Spec(weight="int4", group=16), rows=3, shape=(48, 7))
     with jax.enable_x64(True):
         x = jnp.asarray(given.x, jnp.float64) / 3
-        y = Blocked()(x, pack(given.codes))
+        y = Blocked()(x, pack_weights(given.codes))
         assert y.dtype == jnp.float64
     # 49 terms in float64, of weights that are float32 numbers.
     x = np.asarray(x)
     assert (abs(np.asarray(y) - x @ given.w) <= 49 * 2.0**-52 * (abs(x) @ abs(given.w))).all()
 
 
-def block_of(weight: str, values: np.ndarray) -> Packed:
+def block_of(weight: str, values: np.ndarray) -> PackedWeights:
     one = jnp.ones((1, 1), jnp.float32)
-    return Packed(values=jnp.asarray(values), scales=one, weight=weight, group=1, outputs=1)
+    return PackedWeights(
+        values=jnp.asarray(values), scales=one, weight=weight, group=256 if weight == "fp8" else 512
+    )
 
 
 def test_every_byte_of_float8() -> None:
     every = np.arange(256, dtype=np.uint8)
-    got = decoded(block_of("fp8", every.reshape(1, 1, 256)), jnp.float32)[0]
+    got = decoded(block_of("fp8", every.reshape(1, 256)), jnp.float32)[0]
     assert np.array_equal(
         np.asarray(got).ravel(), every.view(jnp.float8_e4m3fn).astype(np.float32), equal_nan=True
     )
@@ -69,10 +71,10 @@ def test_every_byte_of_float8() -> None:
 def test_every_byte_of_four_bits() -> None:
     every = np.arange(256, dtype=np.uint8)
     levels = np.array(NF4, np.float32)
-    low, high = decoded(block_of("nf4", every.reshape(1, 1, 256)), jnp.float32)
+    low, high = decoded(block_of("nf4", every.reshape(1, 256)), jnp.float32)
     assert np.array_equal(np.asarray(low).ravel(), levels[every % 16])
     assert np.array_equal(np.asarray(high).ravel(), levels[every // 16])
-    low, high = decoded(block_of("int4", every.reshape(1, 1, 256)), jnp.float32)
+    low, high = decoded(block_of("int4", every.reshape(1, 256)), jnp.float32)
     assert np.array_equal(np.asarray(low).ravel(), every % 16 - 8.0)
     assert np.array_equal(np.asarray(high).ravel(), every // 16 - 8.0)
 
@@ -83,10 +85,10 @@ def test_every_byte_of_four_bits() -> None:
 def test_no_float_copy_of_a_weight(spec: Spec) -> None:
     size = 4096
     weights = jax.ShapeDtypeStruct((size, size), jnp.float32)
-    packed = jax.eval_shape(lambda w: pack(quantize(w, spec)), weights)
+    packed = jax.eval_shape(lambda w: pack_weights(quantize(w, spec)), weights)
     x = jax.ShapeDtypeStruct((1, size), jnp.float32)
 
-    def gradient(x: jax.Array, packed: Packed) -> jax.Array:
+    def gradient(x: jax.Array, packed: PackedWeights) -> jax.Array:
         return jax.grad(lambda x: Blocked()(x, packed).sum())(x)
 
     for program in (Blocked().__call__, gradient):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dovetail_quant.layout import Packed
+from dovetail_quant.layout import PackedWeights
 from dovetail_quant.matmul import choose as choosing
 from dovetail_quant.matmul.api import Matmul
 from dovetail_quant.matmul.choose import PRODUCTS, Auto, choose
@@ -21,8 +21,8 @@ TABLE = [
     (Spec(), "cpu", 513, "float32", "blocked"),
     (Spec(), "cpu", 1, "float64", "blocked"),
     (Spec(group=128), "cpu", 1, "float32", "blocked"),
-    (Spec(group=128), "cpu", 2, "float32", "digits"),
-    (Spec(group=128), "cpu", 8, "float32", "digits"),
+    (Spec(group=128), "cpu", 2, "float32", "blocked"),
+    (Spec(group=128), "cpu", 8, "float32", "blocked"),
     (Spec(group=128), "cpu", 9, "float32", "blocked"),
     (Spec(group=64), "cpu", 1, "float32", "blocked"),
     (INT4, "cpu", 1, "float32", "blocked"),
@@ -50,10 +50,10 @@ def test_says_why() -> None:
     text = str(choose(INT4, platform="gpu", rows=1, inputs=4096))
     assert text.startswith("reference: the compiler for gpu fuses")
     assert "blocked is for a CPU, not for gpu" in text
-    assert "groups of at least 128 inputs, not 64" in str(
+    assert "with one scale, not groups of 64" in str(
         choose(Spec(group=64), platform="cpu", rows=1, inputs=4096)
     )
-    assert "digits costs a product for each group, which one row does not" in str(
+    assert "digits adds up whole columns with one scale, not groups of 128" in str(
         choose(Spec(group=128), platform="cpu", rows=1, inputs=4096)
     )
     assert "digits pays for int8, whose codes need no unpacking, not for fp8" in str(
@@ -81,7 +81,7 @@ def test_auto_lays_out_for_the_platform(platform: str) -> None:
     given = problem(Spec(weight="int4", group=3), rows=2, shape=(6, 5))
     auto = Auto(spec=Spec(weight="int4", group=3), platform=platform)
     prepared = auto.prepare(given.codes)
-    assert isinstance(prepared, Packed) == (platform == "cpu")
+    assert isinstance(prepared, PackedWeights) == (platform == "cpu")
     same = jax.tree.map(lambda a, b: bool((a == b).all()), auto.codes(prepared), given.codes)
     assert jax.tree.all(same)
     error = abs(np.asarray(auto(jnp.asarray(given.x), prepared)) - given.x @ given.w)

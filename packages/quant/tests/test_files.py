@@ -91,9 +91,10 @@ def test_a_directory_that_is_none_or_of_another_model_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"'blocks.0.bias' as float32\[9\] where the model has"):
         load(tmp_path, other)
     file = tmp_path / "quantization.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "format": 2}))
-    with pytest.raises(ValueError, match=r"must be 1, got 2; load it with a newer"):
-        load(tmp_path, Model())
+    for other, message in ((1, "quantize the float model and save it again"), (3, "use a newer")):
+        file.write_text(json.dumps({**json.loads(file.read_text()), "format": other}))
+        with pytest.raises(ValueError, match=rf"must be 2, got {other}; {message}"):
+            load(tmp_path, Model())
 
 
 def test_shardings_of_another_model_are_refused(tmp_path):

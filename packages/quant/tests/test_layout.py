@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks against their definition in loops, and back, bit for bit."""
+"""Packed weights against their definition in loops, and back, bit for bit."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from qwix import QArray
 
 from dovetail_quant import layout
 from dovetail_quant.codes import DTYPES
-from dovetail_quant.layout import merge, outputs, pack, split, unpack
+from dovetail_quant.layout import by_blocks, merge, pack_weights, split, unpack_weights
 
 RNG = np.random.default_rng(0)
 RANGES = {"int8": (-128, 128), "int4": (-8, 8), "nf4": (0, 16), "fp8": (0, 256)}
@@ -44,41 +44,27 @@ def same(a: jax.Array, b: jax.Array) -> bool:
     group=st.integers(1, 9),
     count=st.integers(1, 40),
     stack=st.sampled_from([(), (2,), (2, 3)]),
-    shards=st.integers(1, 3),
     zeros=st.booleans(),
 )
 def test_unpack_inverts_pack(
-    weight: str,
-    groups: int,
-    group: int,
-    count: int,
-    stack: tuple[int, ...],
-    shards: int,
-    zeros: bool,
+    weight: str, groups: int, group: int, count: int, stack: tuple[int, ...], zeros: bool
 ) -> None:
     shape = (*stack, groups * group, count)
     q = codes(weight, shape, groups=groups, zeros=zeros and weight in ("int8", "int4"))
-    packed = jax.jit(pack, static_argnames="shards")(q, shards=shards)
-    back = jax.jit(unpack)(packed)
+    packed = jax.jit(pack_weights)(q)
+    back = jax.jit(unpack_weights)(packed)
     assert jax.tree.structure(back) == jax.tree.structure(q)
     assert jax.tree.all(jax.tree.map(same, back, q))
-    assert packed.values.shape[-4] % shards == 0
-    assert (packed.inputs, packed.outputs) == (groups * group, count)
+    assert (packed.in_features, packed.out_features) == (groups * group, count)
 
 
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of 12 outputs of 10 inputs, so that 33 of them are 3 blocks of 11 each."""
-    monkeypatch.setattr(layout, "_BLOCK", {4: 120, 8: 120})
-
-
-@pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("weight", RANGES)
 def test_where_each_code_lies(weight: str) -> None:
     q = codes(weight, (10, 32), groups=2)
-    packed = pack(q)
+    packed = pack_weights(q)
     values = np.asarray(packed.values)
-    assert values.shape == (3, 2, 11, 3 if weight in ("int4", "nf4") else 5)  # a group of 5: 3 + 2
+    four_bits = weight in ("int4", "nf4")
+    assert values.shape == (32, 6 if four_bits else 10)  # a group of 5: 3 + 2
     assert values.dtype == (np.int8 if weight == "int8" else np.uint8)
     stored = np.asarray(q.qvalue)
     if weight == "fp8":
@@ -86,20 +72,20 @@ def test_where_each_code_lies(weight: str) -> None:
     for k in range(10):
         for n in range(32):
             group, j = divmod(k, 5)
-            at = values[n // 11, group, n % 11]
-            if weight in ("int4", "nf4"):
-                nibble = at[j] & 15 if j < 3 else at[j - 3] >> 4
+            if four_bits:
+                byte = values[n, 3 * group + j % 3]
+                nibble = byte & 15 if j < 3 else byte >> 4
                 assert nibble == int(stored[k, n]) + (8 if weight == "int4" else 0)
             else:
-                assert at[j] == stored[k, n]
-    scales = np.asarray(packed.scales)
-    assert (scales[2, :, 9], scales[2, :, 10].any()) == (pytest.approx(q.scale[:, 31]), False)
+                assert values[n, k] == stored[k, n]
+    assert np.array_equal(packed.scales, np.asarray(q.scale).T)
+    assert packed.bits == {"int8": 8, "int4": 4}.get(weight)
 
 
 @pytest.mark.parametrize(("weight", "group"), [("int4", 5), ("int4", 6), ("fp8", 5)])
 def test_split_meets_the_codes_and_merge_inverts_it(weight: str, group: int) -> None:
     q = codes(weight, (3 * group, 4), groups=3)
-    packed, x = pack(q), RNG.standard_normal((2, 3 * group)).astype(np.float32)
+    packed, x = pack_weights(q), RNG.standard_normal((2, 3 * group)).astype(np.float32)
     parts = split(jnp.asarray(x), packed)
     assert same(merge(parts, packed), jnp.asarray(x))
     grouped = x.reshape(2, 3, group)
@@ -112,12 +98,14 @@ def test_split_meets_the_codes_and_merge_inverts_it(weight: str, group: int) -> 
         assert not np.asarray(parts[1])[:, :, group - half :].any()
 
 
-def test_blocks_of_results_side_by_side() -> None:
-    packed = pack(codes("int8", (4, 10), groups=1), shards=3)
-    assert packed.scales.shape == (3, 1, 4)
-    y = RNG.standard_normal((3, 2, 4)).astype(np.float32)
-    expected = np.concatenate(list(y), axis=1)[:, :10]
-    assert np.array_equal(outputs(jnp.asarray(y), packed), expected)
+@pytest.mark.parametrize("count", [4, 10, 33])
+def test_blocks_of_results_side_by_side(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Every output once, though the last block overlaps the one before it."""
+    monkeypatch.setattr(layout, "_BLOCK", {4: 32, 8: 32})
+    packed = pack_weights(codes("int8", (4, count), groups=1))
+    assert layout.blocks(packed) == {4: (1, 4), 10: (2, 5), 33: (5, 7)}[count]
+    found = by_blocks(lambda one: one.values.T, packed)
+    assert np.array_equal(found, packed.values.T)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +113,7 @@ def test_blocks_of_results_side_by_side() -> None:
     [
         ("int4", (4096, 4096), 128, 32),
         ("int8", (4096, 4096), 64, 64),
-        ("int8", (4096, 4099), 65, 64),  # 61 of padding, not a block of 3
+        ("int8", (4096, 4099), 65, 64),  # the last overlaps by 61, and is no block of 3
         ("nf4", (1 << 20, 20), 3, 7),
         ("fp8", (64, 33), 1, 33),
     ],
@@ -138,13 +126,13 @@ def test_size_of_blocks(weight: str, shape: tuple[int, int], blocks: int, size: 
         None,
         abstract.qtype,
     )
-    packed = jax.eval_shape(pack, q)
-    assert packed.scales.shape == (blocks, 1, size)
+    packed = jax.eval_shape(pack_weights, q)
+    assert layout.blocks(packed) == (blocks, size)
     width = shape[0] // 2 if weight in ("int4", "nf4") else shape[0]
-    assert packed.nbytes == blocks * size * (width + 4)
+    assert packed.nbytes == shape[1] * (width + 4)
 
 
 def test_refuses_what_is_not_canonical() -> None:
     q = codes("int8", (6, 4), groups=1)
     with pytest.raises(ValueError, match=r"scale must be .*got scale=\(4, 4\), codes=\(6, 4\)"):
-        pack(QArray(q.qvalue, jnp.ones((4, 4))))
+        pack_weights(QArray(q.qvalue, jnp.ones((4, 4))))

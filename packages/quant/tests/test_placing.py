@@ -66,20 +66,16 @@ def test_calibrated_on_eight_devices(found):
 @pytest.mark.parametrize("how", ["applied", "loaded"])
 def test_codes_lie_as_kernels_did(found, how):
     # Folded: inputs over "a" (2) or "b" (4), outputs over the other; of experts [4, 16, 32] the
-    # first and the last. [K, N] of the reference, blocks [B, G, n, h] of the others: of experts
-    # there is one block, whose outputs are cut instead.
-    four_bits = {"embed": [4, 2, 1, 1], "linear": [4, 2, 1, 1], "general": [4, 2, 1, 1]}
-    four_bits |= {"einsum": [2, 4, 1, 1], "experts": [4, 1, 1, 2, 1]}
-    assert found["int4"]["cut"][how] == four_bits
-    # One group: its inputs are cut instead.
-    one_group = {"embed": [4, 1, 1, 2], "linear": [4, 1, 1, 2], "general": [4, 1, 1, 2]}
-    one_group |= {"einsum": [2, 1, 1, 4], "experts": [4, 1, 1, 2, 1]}
-    assert found["int8"]["cut"][how] == one_group
+    # first and the last. Packed weights are [N, K].
+    places = {"embed": [4, 2], "linear": [4, 2], "general": [4, 2]}
+    places |= {"einsum": [2, 4], "experts": [4, 2, 1]}
+    assert found["int4"]["cut"][how] == places
+    assert found["int8"]["cut"][how] == places
 
 
 def test_scales_lie_with_them_and_are_replicated_where_there_is_one(found):
-    assert found["int8"]["scales"]["linear"] == [4, 1, 1]
-    assert found["int4"]["scales"]["linear"] == [4, 2, 1]
+    assert found["int8"]["scales"]["linear"] == [4, 1]
+    assert found["int4"]["scales"]["linear"] == [4, 2]
 
 
 def abstract(shape, spec):

@@ -22,9 +22,9 @@ from dovetail_kernels.norm import rms_norm as rms_norm
 from dovetail_kernels.paged.api import paged_attention as paged_attention
 from dovetail_kernels.paged.write import paged_write as paged_write
 from dovetail_kernels.quantized.api import quantized_matmul as quantized_matmul
-from dovetail_kernels.quantized.layout import Packed as Packed
-from dovetail_kernels.quantized.layout import unpack as unpack
-from dovetail_kernels.quantized.pack import pack as pack
+from dovetail_kernels.quantized.layout import PackedWeights as PackedWeights
+from dovetail_kernels.quantized.layout import unpack_weights as unpack_weights
+from dovetail_kernels.quantized.pack import pack_weights as pack_weights
 from dovetail_kernels.rope import rope as rope
 from dovetail_kernels.sample import sample as sample
 from dovetail_kernels.sample import warp_logits as warp_logits

@@ -10,12 +10,12 @@ import numpy as np
 from jax.sharding import AxisType, PartitionSpec
 
 from dovetail_kernels.quantized.api import quantized_matmul
-from dovetail_kernels.quantized.pack import pack
+from dovetail_kernels.quantized.pack import pack_weights
 
 P = PartitionSpec
 rng = np.random.default_rng(0)
 x = rng.standard_normal((4, 64), np.float32)
-w = pack(rng.standard_normal((64, 36), np.float32), bits=4, group_size=64, symmetric=False)
+w = pack_weights(rng.standard_normal((64, 36), np.float32), bits=4, group_size=64, symmetric=False)
 dy = rng.standard_normal((4, 36), np.float32)
 
 

@@ -17,8 +17,8 @@ import forced_devices
 from dovetail_kernels.dispatch import Device
 from dovetail_kernels.quantized import api
 from dovetail_kernels.quantized.api import plan_quantized_matmul, quantized_matmul
-from dovetail_kernels.quantized.layout import Packed
-from dovetail_kernels.quantized.pack import pack
+from dovetail_kernels.quantized.layout import PackedWeights
+from dovetail_kernels.quantized.pack import pack_weights
 from dovetail_kernels.testing.quantized import Case, cases, check, check_quantized_matmul
 
 PROGRAM = Path(__file__).parents[1] / "programs/quantized_sharded.py"
@@ -35,7 +35,7 @@ X = RNG.standard_normal((3, 64)).astype(np.float32)
 
 @pytest.mark.parametrize("impl", SUPPORTS)
 def test_conforms(impl: str) -> None:
-    def compiled(x: jax.Array, w: Packed, **options: str) -> jax.Array:
+    def compiled(x: jax.Array, w: PackedWeights, **options: str) -> jax.Array:
         return jax.jit(functools.partial(quantized_matmul, impl=impl, **options))(x, w)
 
     check_quantized_matmul(compiled, supports=SUPPORTS[impl])
@@ -51,14 +51,14 @@ def test_every_case_has_an_implementation() -> None:
 def test_conforms_compiled(name: str) -> None:
     (case,) = [case for case in cases() if case.name == name]
 
-    def compiled(x: jax.Array, w: Packed, **options: str) -> jax.Array:
+    def compiled(x: jax.Array, w: PackedWeights, **options: str) -> jax.Array:
         checkpointed = jax.checkpoint(functools.partial(quantized_matmul, **options))
         return jax.jit(checkpointed)(x, w)
 
     check(compiled, case)
 
 
-def chosen(x: object, w: Packed, **options: object) -> str:
+def chosen(x: object, w: PackedWeights, **options: object) -> str:
     return plan_quantized_matmul(x, w, **options).choose().name
 
 
@@ -86,7 +86,7 @@ def test_rows_terms_and_groups_choose(
     rows: int, dtype: str, options: dict, activations: str | None, expected: str
 ) -> None:
     x = jax.ShapeDtypeStruct((rows, 64), jnp.dtype(dtype))
-    assert chosen(x, pack(W, **options), activations=activations) == expected
+    assert chosen(x, pack_weights(W, **options), activations=activations) == expected
 
 
 @pytest.mark.parametrize("activations, expected", [(None, "reference"), ("int8", "split")])
@@ -95,13 +95,13 @@ def test_compilers_of_accelerators_fuse(
 ) -> None:
     gpu = Device(platform="gpu", kind="NVIDIA H100")
     monkeypatch.setattr(api.dispatch, "device", lambda *arrays: gpu)
-    plan = plan_quantized_matmul(X, pack(W), activations=activations)
+    plan = plan_quantized_matmul(X, pack_weights(W), activations=activations)
     assert plan.choose().name == expected
     refused = {choice.name: choice.refusal for choice in plan.choices()}
     assert refused["native"] == "is for a CPU, not gpu"
 
 
-def refusal(name: str, x: object, w: Packed) -> str | None:
+def refusal(name: str, x: object, w: PackedWeights) -> str | None:
     return next(c.refusal for c in plan_quantized_matmul(x, w).choices() if c.name == name)
 
 
@@ -109,12 +109,12 @@ def test_each_refusal_says_why() -> None:
     def rows(count: int, inputs: int, dtype: str = "float32") -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((count, inputs), np.dtype(dtype))
 
-    def int8(inputs: int, groups: int) -> Packed:
+    def int8(inputs: int, groups: int) -> PackedWeights:
         values = jax.ShapeDtypeStruct((5, inputs), np.dtype(np.int8))
         scales = jax.ShapeDtypeStruct((5, groups), np.dtype(np.float32))
-        return Packed(values=values, scales=scales, bits=8)
+        return PackedWeights(values=values, scales=scales, bits=8)
 
-    assert refusal("blocks", X, pack(W, bits=16)) == (
+    assert refusal("blocks", X, pack_weights(W, bits=16)) == (
         "bfloat16 weights have nothing to dequantize by blocks"
     )
     assert refusal("split", rows(3, 64), int8(64, 2)) == (
@@ -134,7 +134,7 @@ def test_each_refusal_says_why() -> None:
     assert refusal("native", rows(4, 72), int8(72, 3)) == (
         "groups of 8 bits must be multiples of 16, not 24"
     )
-    assert refusal("native", X[:, :48], pack(W[:48], bits=4, group_size=16)) == (
+    assert refusal("native", X[:, :48], pack_weights(W[:48], bits=4, group_size=16)) == (
         "groups of 4 bits must be multiples of 32, not 16"
     )
 
@@ -142,15 +142,17 @@ def test_each_refusal_says_why() -> None:
 def test_an_impl_that_cannot_is_an_error() -> None:
     proposal = r"split: adds up whole channels.*use impl='(native|blocks)'"
     with pytest.raises(ValueError, match=proposal):
-        quantized_matmul(X, pack(W, bits=4, group_size=32), impl="split")
+        quantized_matmul(X, pack_weights(W, bits=4, group_size=32), impl="split")
     with pytest.raises(ValueError, match=r"impl must name implementations.*got impl='triton'"):
-        quantized_matmul(X, pack(W), impl="triton")
+        quantized_matmul(X, pack_weights(W), impl="triton")
 
 
 def test_bad_calls_say_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
-    w = pack(W)
-    with pytest.raises(TypeError, match=r"needs w as Packed, got ndarray. Use pack\(w, bits=8\)"):
+    w = pack_weights(W)
+    with pytest.raises(
+        TypeError, match=r"needs w as PackedWeights, got ndarray. Use pack_weights\(w, bits=8\)"
+    ):
         quantized_matmul(X, W)
     with pytest.raises(TypeError, match=r"floating x \[M,D\], got dtype=int8. Use x.astype"):
         quantized_matmul(X.astype(np.int8), w)
@@ -162,25 +164,27 @@ def test_bad_calls_say_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
         quantized_matmul(X[:0], w)
     with pytest.raises(ValueError, match=r"None or 'int8', got activations='fp8'. Leave it out"):
         quantized_matmul(X, w, activations="fp8")
-    with pytest.raises(ValueError, match=r"needs integer weights, got w of bits=16. Use pack"):
-        quantized_matmul(X, pack(W, bits=16), activations="int8")
+    with pytest.raises(
+        ValueError, match=r"needs integer weights, got w of bits=16. Use pack_weights"
+    ):
+        quantized_matmul(X, pack_weights(W, bits=16), activations="int8")
     stacked = jax.tree.map(lambda a: a[None], w)
     with pytest.raises(ValueError, match=r"got w.values of shape \(1, 37, 64\). Use jax.vmap"):
         quantized_matmul(X, stacked)
 
 
 def test_weights_have_no_gradient() -> None:
-    w = pack(W, bits=4, group_size=32)
+    w = pack_weights(W, bits=4, group_size=32)
     with pytest.raises(ValueError, match=r"gradient in x alone.*Use jax.lax.stop_gradient\(w\)"):
         jax.grad(lambda w: quantized_matmul(X, w).sum(), allow_int=True)(w)
     with pytest.raises(ValueError, match=r"gradient in x alone"):
-        jax.grad(lambda w: quantized_matmul(X, w).sum())(pack(W, bits=16))
+        jax.grad(lambda w: quantized_matmul(X, w).sum())(pack_weights(W, bits=16))
 
 
 def test_weights_may_stand_beside_what_is_trained() -> None:
-    w = pack(W, bits=8)
+    w = pack_weights(W, bits=8)
 
-    def loss(scale: jax.Array, w: Packed) -> jax.Array:
+    def loss(scale: jax.Array, w: PackedWeights) -> jax.Array:
         def step(total: jax.Array, row: jax.Array) -> tuple[jax.Array, None]:
             return total + quantized_matmul(row[None] * scale, w).sum(), None
 
@@ -191,20 +195,20 @@ def test_weights_may_stand_beside_what_is_trained() -> None:
     assert abs(found - exact.sum()) < 1e-5 * abs(exact).sum()
 
 
-def _dequantized(w: Packed) -> np.ndarray:
+def _dequantized(w: PackedWeights) -> np.ndarray:
     """Of 8 bits and one group."""
     return (np.asarray(w.values, np.float64) * np.asarray(w.scales, np.float64)).T
 
 
 def test_eight_bit_rows_pass_gradients_through() -> None:
-    w = pack(W, bits=8)
+    w = pack_weights(W, bits=8)
     dx = jax.grad(lambda x: quantized_matmul(x, w, activations="int8").sum())(jnp.asarray(X))
     exact = np.broadcast_to(_dequantized(w).sum(1), X.shape)
     np.testing.assert_allclose(dx, exact, rtol=1e-4, atol=1e-5)
 
 
 def test_stacked_weights_under_vmap() -> None:
-    ws = [pack(W * i, bits=4, group_size=32) for i in (1, 2)]
+    ws = [pack_weights(W * i, bits=4, group_size=32) for i in (1, 2)]
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *ws)
     found = jax.vmap(lambda w: quantized_matmul(X, w))(stacked)
     np.testing.assert_allclose(found[1], 2 * found[0], rtol=1e-5, atol=1e-5)
@@ -213,7 +217,7 @@ def test_stacked_weights_under_vmap() -> None:
 
 def test_the_same_bits_every_time() -> None:
     for options in ({"bits": 8}, {"bits": 4, "group_size": 32}, {"bits": 16}):
-        w = pack(W, **options)
+        w = pack_weights(W, **options)
         runs = [np.asarray(quantized_matmul(X, w)) for _ in range(3)]
         for run in runs[1:]:
             np.testing.assert_array_equal(run, runs[0])
@@ -221,7 +225,9 @@ def test_the_same_bits_every_time() -> None:
 
 def _compiled(case: Case, impl: str) -> tuple[object, object]:
     x = jax.ShapeDtypeStruct((case.rows, case.inputs), np.dtype(np.float32))
-    w = pack(RNG.standard_normal((case.inputs, case.outputs)).astype(np.float32), bits=case.bits)
+    w = pack_weights(
+        RNG.standard_normal((case.inputs, case.outputs)).astype(np.float32), bits=case.bits
+    )
     run = functools.partial(quantized_matmul, impl=impl, activations=case.activations)
     work = plan_quantized_matmul(x, w, impl=impl, activations=case.activations).choose()
     call = plan_quantized_matmul(x, w, activations=case.activations).call

@@ -11,8 +11,8 @@ import pytest
 
 from dovetail_kernels.quantized import blocks
 from dovetail_kernels.quantized.api import quantized_matmul
-from dovetail_kernels.quantized.layout import Packed
-from dovetail_kernels.quantized.pack import pack
+from dovetail_kernels.quantized.layout import PackedWeights
+from dovetail_kernels.quantized.pack import pack_weights
 from dovetail_kernels.testing.quantized import cases, check
 
 RNG = np.random.default_rng(0)
@@ -25,7 +25,7 @@ def test_conforms_in_several_blocks(name: str, monkeypatch: pytest.MonkeyPatch) 
     check(functools.partial(quantized_matmul, impl="blocks"), case)
 
 
-W = pack(RNG.standard_normal((24, 21)).astype(np.float32), bits=4, group_size=12)
+W = pack_weights(RNG.standard_normal((24, 21)).astype(np.float32), bits=4, group_size=12)
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ W = pack(RNG.standard_normal((24, 21)).astype(np.float32), bits=4, group_size=12
 def test_blocks_and_a_rest(outputs: int, sizes: list[int]) -> None:
     seen = []
 
-    def channels(block: Packed) -> jax.Array:
+    def channels(block: PackedWeights) -> jax.Array:
         seen.append(block.out_features)
         return block.scales.T
 
@@ -45,7 +45,7 @@ def test_blocks_and_a_rest(outputs: int, sizes: list[int]) -> None:
 
 
 def test_only_a_block_is_dequantized() -> None:
-    w = pack(RNG.standard_normal((1024, 1024)).astype(np.float32), bits=4)
+    w = pack_weights(RNG.standard_normal((1024, 1024)).astype(np.float32), bits=4)
     x = jnp.ones((1, 1024))
 
     def step(x: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -1,28 +1,28 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The packed layout: which byte holds which weight, and that a Packed is a pytree."""
+"""The packed layout: which byte holds which weight, and that a PackedWeights is a pytree."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from dovetail_kernels.quantized.layout import (
-    Packed,
+    PackedWeights,
     columns,
     dequantized,
     joined,
     nibbles,
     stored,
-    unpack,
+    unpack_weights,
 )
 
 RNG = np.random.default_rng(0)
 
 
-def four_bits(groups: int, *, zeros: bool = True) -> tuple[np.ndarray, Packed]:
+def four_bits(groups: int, *, zeros: bool = True) -> tuple[np.ndarray, PackedWeights]:
     """q[5, 24], and it packed."""
     q = RNG.integers(-8, 8, (5, 24)).astype(np.int8)
-    packed = Packed(
+    packed = PackedWeights(
         values=nibbles(jnp.asarray(q), group_size=24 // groups),
         scales=jnp.asarray(RNG.random((5, groups), np.float32)),
         zeros=jnp.asarray(RNG.integers(-8, 8, (5, groups)).astype(np.float32)) if zeros else None,
@@ -53,16 +53,16 @@ def test_unpack_is_the_formula() -> None:
         size = 24 // groups
         shift = 0 if packed.zeros is None else np.repeat(np.asarray(packed.zeros), size, 1)
         expected = (q - np.float64(shift)) * np.repeat(np.asarray(packed.scales), size, 1)
-        np.testing.assert_allclose(unpack(packed), expected.T, rtol=1e-6)
-    assert unpack(packed, dtype=jnp.bfloat16).dtype == jnp.bfloat16
+        np.testing.assert_allclose(unpack_weights(packed), expected.T, rtol=1e-6)
+    assert unpack_weights(packed, dtype=jnp.bfloat16).dtype == jnp.bfloat16
 
 
 def test_a_weight_at_its_zero_point_is_zero() -> None:
     values = jnp.full((1, 4), 37, jnp.int8)
-    packed = Packed(
+    packed = PackedWeights(
         values=values, scales=jnp.full((1, 1), 0.1), zeros=jnp.full((1, 1), 37.0), bits=8
     )
-    assert not np.asarray(unpack(packed)).any()
+    assert not np.asarray(unpack_weights(packed)).any()
 
 
 def test_sizes() -> None:
@@ -70,7 +70,7 @@ def test_sizes() -> None:
     assert (packed.in_features, packed.out_features) == (24, 5)
     assert (packed.groups, packed.group_size) == (3, 8)
     assert packed.nbytes == 5 * 12 + 2 * 4 * 5 * 3
-    bfloat16 = Packed(values=jnp.zeros((5, 24), jnp.bfloat16), bits=16)
+    bfloat16 = PackedWeights(values=jnp.zeros((5, 24), jnp.bfloat16), bits=16)
     assert (bfloat16.groups, bfloat16.group_size, bfloat16.nbytes) == (1, 24, 240)
     np.testing.assert_array_equal(dequantized(bfloat16, jnp.float32)[0], np.zeros((5, 24)))
 

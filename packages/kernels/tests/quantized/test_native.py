@@ -19,8 +19,8 @@ import pytest
 import forced_devices
 from dovetail_kernels.quantized import native
 from dovetail_kernels.quantized.api import plan_quantized_matmul, quantized_matmul
-from dovetail_kernels.quantized.layout import Packed
-from dovetail_kernels.quantized.pack import pack
+from dovetail_kernels.quantized.layout import PackedWeights
+from dovetail_kernels.quantized.pack import pack_weights
 from dovetail_kernels.testing.quantized import cases, check_quantized_matmul
 
 KERNELS = Path(__file__).resolve().parents[2]
@@ -29,7 +29,9 @@ RNG = np.random.default_rng(0)
 LEVELS = {"portable": 0, "avx2": 1, "avx512": 2}
 
 
-def with_level(level: int, x: jax.Array, w: Packed, *, activations: str | None = None) -> jax.Array:
+def with_level(
+    level: int, x: jax.Array, w: PackedWeights, *, activations: str | None = None
+) -> jax.Array:
     """`quantized_matmul` with the instructions of `level`, where native may run."""
     plan_quantized_matmul(x, w, activations=activations, impl="native").choose()
     call = functools.partial(native.call, level=level)
@@ -50,8 +52,8 @@ def test_conforms(level: str) -> None:
     )
 
 
-def weights(inputs: int, outputs: int, **options: object) -> Packed:
-    return pack(RNG.standard_normal((inputs, outputs)).astype(np.float32), **options)
+def weights(inputs: int, outputs: int, **options: object) -> PackedWeights:
+    return pack_weights(RNG.standard_normal((inputs, outputs)).astype(np.float32), **options)
 
 
 @pytest.mark.usefixtures("native_library")
@@ -190,7 +192,7 @@ def test_a_library_that_does_not_load(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_the_handler_checks_its_buffers(rows: int, change: dict, message: str) -> None:
     held = {"values": jnp.ones((5, 64), jnp.int8), "scales": jnp.ones((5, 1)), "bits": 8}
     with pytest.raises(jax.errors.JaxRuntimeError, match=message):
-        native.call(jnp.ones((rows, 64)), Packed(**{**held, **change})).block_until_ready()
+        native.call(jnp.ones((rows, 64)), PackedWeights(**{**held, **change})).block_until_ready()
 
 
 @pytest.mark.slow

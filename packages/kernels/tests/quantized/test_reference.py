@@ -12,7 +12,7 @@ from jax.test_util import check_grads
 
 from dovetail_kernels.quantized import reference
 from dovetail_kernels.quantized.api import quantized_matmul
-from dovetail_kernels.quantized.pack import pack
+from dovetail_kernels.quantized.pack import pack_weights
 
 RNG = np.random.default_rng(0)
 W = RNG.standard_normal((16, 7)).astype(np.float32)
@@ -22,12 +22,12 @@ W = RNG.standard_normal((16, 7)).astype(np.float32)
 def test_the_gradient_is_that_of_the_values(options: dict) -> None:
     with jax.enable_x64(True):
         x = jnp.asarray(RNG.standard_normal((3, 16)))
-        call = functools.partial(quantized_matmul, w=pack(W, **options), impl="reference")
+        call = functools.partial(quantized_matmul, w=pack_weights(W, **options), impl="reference")
         check_grads(call, (x,), order=1, modes=["rev"])
 
 
 def test_backward_is_the_product_with_the_transpose() -> None:
-    packed = pack(W)
+    packed = pack_weights(W)
     dy = RNG.standard_normal((3, 7)).astype(np.float32)
     weights = np.asarray(packed.values, np.float64) * np.asarray(packed.scales, np.float64)
     # 7 terms of rounding 2^-24 each.

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from dovetail_kernels.quantized import split
-from dovetail_kernels.quantized.layout import Packed, nibbles
+from dovetail_kernels.quantized.layout import PackedWeights, nibbles
 from dovetail_kernels.testing.quantized import cases, check
 
 RNG = np.random.default_rng(0)
@@ -70,7 +70,7 @@ def test_integer_sums_are_exact(bits: int) -> None:
     rows = RNG.integers(-128, 128, (5, 4096)).astype(np.int8)
     rows[0] = -128
     values = jnp.asarray(q) if bits == 8 else nibbles(jnp.asarray(q), group_size=4096)
-    packed = Packed(values=values, scales=jnp.ones((41, 1)), bits=bits)
+    packed = PackedWeights(values=values, scales=jnp.ones((41, 1)), bits=bits)
     exact = rows.astype(np.int64) @ q.T.astype(np.int64)
     np.testing.assert_array_equal(split._sums(jnp.asarray(rows), packed), exact)
 
@@ -85,7 +85,7 @@ def test_eight_bit_rows_are_exact_to_the_end() -> None:
     q = RNG.integers(-128, 128, (37, 96)).astype(np.int8)
     rows = RNG.integers(-127, 128, (3, 96))
     rows[:, 0] = 127
-    packed = Packed(values=jnp.asarray(q), scales=jnp.full((37, 1), 0.25), bits=8)
+    packed = PackedWeights(values=jnp.asarray(q), scales=jnp.full((37, 1), 0.25), bits=8)
     x = jnp.asarray(rows * 0.5, jnp.float32)
     found = split.run(x, packed, activations="int8")
     np.testing.assert_array_equal(found, (rows @ q.T.astype(np.int64)) / 8)
@@ -95,7 +95,7 @@ def test_conforms_in_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(split, "_WEIGHTS", 1)
     (case,) = [case for case in cases() if case.name == "int4, one group and zero points"]
 
-    def run(x: jnp.ndarray, w: Packed) -> jnp.ndarray:
+    def run(x: jnp.ndarray, w: PackedWeights) -> jnp.ndarray:
         return split.run(x, w, activations=None)
 
     check(run, case, grad=False)
@@ -103,7 +103,7 @@ def test_conforms_in_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_row_does_not_depend_on_the_others() -> None:
     q = RNG.integers(-128, 128, (37, 96)).astype(np.int8)
-    packed = Packed(values=jnp.asarray(q), scales=jnp.full((37, 1), 0.1), bits=8)
+    packed = PackedWeights(values=jnp.asarray(q), scales=jnp.full((37, 1), 0.1), bits=8)
     x = jnp.asarray(RNG.standard_normal((9, 96)) * 10.0 ** np.arange(9)[:, None], jnp.float32)
     together = split.run(x, packed, activations=None)
     np.testing.assert_array_equal(together[4:5], split.run(x[4:5], packed, activations=None))

@@ -10,19 +10,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dovetail_kernels.quantized.layout import Packed, unpack
+from dovetail_kernels.quantized.layout import PackedWeights, unpack_weights
 from dovetail_kernels.quantized.rows import restored, rounded
 from dovetail_kernels.testing.quantized import Case, cases, check, check_quantized_matmul
 
 EVERYTHING = {need for case in cases() for need in case.needs}
 
 
-def plain(x: jax.Array, w: Packed, *, activations: str | None = None) -> jax.Array:
+def plain(x: jax.Array, w: PackedWeights, *, activations: str | None = None) -> jax.Array:
     rows, steps = rounded(x, activations=activations)
     straight = x.astype(rows.dtype)
     if steps is not None:  # the identity's gradient
         straight = straight + jax.lax.stop_gradient(rows * steps - straight)
-    return restored(straight @ unpack(w, dtype=rows.dtype), None, x.dtype)
+    return restored(straight @ unpack_weights(w, dtype=rows.dtype), None, x.dtype)
 
 
 def named(name: str) -> Case:
@@ -44,40 +44,42 @@ def test_a_plain_product_is_right(name: str) -> None:
     check(plain, named(name))
 
 
-def shuffled(x: jax.Array, w: Packed, **options: str) -> jax.Array:
+def shuffled(x: jax.Array, w: PackedWeights, **options: str) -> jax.Array:
     return plain(x[:, ::-1], w, **options)
 
 
-def without_zeros(x: jax.Array, w: Packed, **options: str) -> jax.Array:
+def without_zeros(x: jax.Array, w: PackedWeights, **options: str) -> jax.Array:
     return plain(x, dataclasses.replace(w, zeros=None), **options)
 
 
-def ignores_activations(x: jax.Array, w: Packed, *, activations: str | None = None) -> jax.Array:
+def ignores_activations(
+    x: jax.Array, w: PackedWeights, *, activations: str | None = None
+) -> jax.Array:
     return plain(x, w)
 
 
-def one_scale(x: jax.Array, w: Packed, **options: str) -> jax.Array:
+def one_scale(x: jax.Array, w: PackedWeights, **options: str) -> jax.Array:
     scales = jnp.broadcast_to(w.scales[:, :1], w.scales.shape)
     return plain(x, dataclasses.replace(w, scales=scales), **options)
 
 
-def coarse(x: jax.Array, w: Packed, **options: str) -> jax.Array:
+def coarse(x: jax.Array, w: PackedWeights, **options: str) -> jax.Array:
     return plain(x.astype(jnp.bfloat16).astype(x.dtype), w, **options)
 
 
-def in_float32(x: jax.Array, w: Packed, **options: str) -> jax.Array:
+def in_float32(x: jax.Array, w: PackedWeights, **options: str) -> jax.Array:
     return plain(x.astype(jnp.float32), w, **options).astype(x.dtype)
 
 
-def wide(x: jax.Array, w: Packed, **options: str) -> jax.Array:
+def wide(x: jax.Array, w: PackedWeights, **options: str) -> jax.Array:
     return plain(x, w, **options).astype(jnp.float32)
 
 
-def clamped(x: jax.Array, w: Packed, **options: str) -> jax.Array:
+def clamped(x: jax.Array, w: PackedWeights, **options: str) -> jax.Array:
     return jnp.nan_to_num(plain(x, w, **options))
 
 
-def without_gradient(x: jax.Array, w: Packed, **options: str) -> jax.Array:
+def without_gradient(x: jax.Array, w: PackedWeights, **options: str) -> jax.Array:
     return plain(jax.lax.stop_gradient(x), w, **options)
 
 
@@ -101,7 +103,7 @@ def test_a_wrong_function_is_found(wrong: Callable, name: str, message: str) -> 
 
 
 def test_what_is_not_supported_may_be_refused_but_not_be_wrong() -> None:
-    def only_rows(x: jax.Array, w: Packed, **options: str) -> jax.Array:
+    def only_rows(x: jax.Array, w: PackedWeights, **options: str) -> jax.Array:
         if x.dtype != np.float32 or w.bits != 8 or options or w.groups > 1:
             raise NotImplementedError
         return without_zeros(x, w)
@@ -110,7 +112,7 @@ def test_what_is_not_supported_may_be_refused_but_not_be_wrong() -> None:
     with pytest.raises(AssertionError, match=r"int8, zero points: y"):
         check_quantized_matmul(only_rows, supports=supports)
 
-    def refuses(x: jax.Array, w: Packed, **options: str) -> jax.Array:
+    def refuses(x: jax.Array, w: PackedWeights, **options: str) -> jax.Array:
         raise ValueError("no")
 
     check_quantized_matmul(refuses, supports=())

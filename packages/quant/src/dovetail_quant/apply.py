@@ -11,6 +11,7 @@ from qwix import QArray
 from dovetail_quant.calibration import Calibration
 from dovetail_quant.embed import QuantizedEmbed, lookup
 from dovetail_quant.kernel import Kernel, Promote, QuantizedParam, dot_general, einsum, ragged_dot
+from dovetail_quant.layout import PackedWeights
 from dovetail_quant.matmul.api import Matmul
 from dovetail_quant.matmul.choose import Auto
 from dovetail_quant.methods import absmax
@@ -63,14 +64,14 @@ def _nearest(model: nnx.Module, site: Site, spec: Spec) -> QArray:
 def install(
     model: nnx.Module,
     site: Site,
-    codes: QArray,
+    codes: QArray | PackedWeights,
     *,
     spec: Spec,
     scale: Any = None,
     matmul: Matmul | None = None,
     place: Place | None = None,
 ) -> None:
-    """Puts the codes [K, N], or [B, K, N], in the place of the site's parameter.
+    """Puts the codes [K, N], or [B, K, N], or packed, in the place of the site's parameter.
 
     scale: [K], or [B, K], by which x is to be divided. place: on a mesh; by default that of the
     parameter.

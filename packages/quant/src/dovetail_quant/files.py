@@ -1,11 +1,11 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A quantized model in a directory: canonical codes, whatever product they were laid out for.
+"""A quantized model in a directory: packed weights, which products multiply as they are read.
 
 `weights.safetensors` holds every array by its path in the module. A quantized parameter has,
-behind its path, `.codes`, `.scale` and, where there are any, `.zero_point` and `.divides`. Codes
-are int8, or bytes of float8, or two codes of four bits a byte, along the last axis, the first in
-the low half. `quantization.json` says how to read them, and is the plan.
+behind its path, the arrays of its `PackedWeights`, `.values`, `.scales` and, where there are any,
+`.zeros`, and `.divides`, by which x is divided. `quantization.json` says how to read them, and is
+the plan.
 """
 
 import dataclasses
@@ -18,22 +18,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from qwix import QArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from dovetail_quant.apply import install
-from dovetail_quant.codes import DTYPES
-from dovetail_quant.kernel import Kernel
-from dovetail_quant.layout import FOUR_BITS
+from dovetail_quant.codes import quantize
+from dovetail_quant.kernel import Axes, Kernel
+from dovetail_quant.layout import PackedWeights, pack_weights
 from dovetail_quant.matmul.api import Matmul
 from dovetail_quant.modules import copied
 from dovetail_quant.placing import place_of
 from dovetail_quant.sites import sites
-from dovetail_quant.spec import Spec, Weight
+from dovetail_quant.spec import Spec
 
 WEIGHTS, DESCRIPTION = "weights.safetensors", "quantization.json"
-FORMAT = 1
+FORMAT = 2
+_PARTS = ("values", "scales", "zeros", "divides")
 
 
 def save(model: nnx.Module, directory: Path | str) -> None:
@@ -103,7 +103,7 @@ def load(
                 )
             parts = {
                 part: file.get_tensor(f"{name}.{part}")
-                for part in ("codes", "scale", "zero_point", "divides")
+                for part in _PARTS
                 if f"{name}.{part}" in names
             }
             site, spec = found[path], Spec(**about["spec"])
@@ -112,7 +112,7 @@ def load(
             install(
                 loaded,
                 site,
-                _codes(parts, spec.weight),
+                _packed(parts, spec, site.axes, name),
                 spec=spec,
                 scale=None if divides is None else jnp.asarray(divides),
                 matmul=matmul,
@@ -126,47 +126,35 @@ def _describe(kernel: Kernel) -> dict[str, Any]:
 
 
 def _parts(kernel: Kernel) -> dict[str, np.ndarray]:
-    """The arrays of a kernel, as they are written."""
-    q = kernel.codes()
-    parts = {
-        "codes": _bytes(np.asarray(q.qvalue), kernel.spec.weight),
-        "scale": np.asarray(q.scale),
-    }
-    if q.zero_point is not None:
-        parts["zero_point"] = np.asarray(q.zero_point).astype(np.int8)
-    if kernel.scale is not None:
-        parts["divides"] = np.asarray(kernel.scale)
-    return parts
+    """The arrays of a kernel, as they are written: as they lie in memory if they are packed."""
+    held = kernel.prepared
+    packed = held if isinstance(held, PackedWeights) else pack_weights(kernel.codes())
+    parts = {"values": packed.values, "scales": packed.scales}
+    parts |= {"zeros": packed.zeros, "divides": kernel.scale}
+    return {part: np.asarray(array) for part, array in parts.items() if array is not None}
 
 
-def _bytes(codes: np.ndarray, weight: Weight) -> np.ndarray:
-    if weight == "int8":
-        return codes
-    if weight == "fp8":
-        return codes.view(np.uint8)
-    nibbles = codes.astype(np.int8).astype(np.uint8) & 15
-    nibbles = np.pad(nibbles, [(0, 0)] * (codes.ndim - 1) + [(0, codes.shape[-1] % 2)])
-    return nibbles[..., ::2] | (nibbles[..., 1::2] << 4)
-
-
-def _codes(parts: Mapping[str, Any], weight: Weight) -> QArray:
-    """The inverse of `_parts`, with arrays of NumPy."""
-    codes: Any = parts["codes"]
-    scale = parts["scale"]
-    if weight in FOUR_BITS:
-        nibbles = np.stack([codes & 15, codes >> 4], axis=-1).reshape(*codes.shape[:-1], -1)
-        nibbles = nibbles[..., : scale.shape[-1]].astype(np.int8)
-        codes = np.where(nibbles > 7, nibbles - 16, nibbles) if weight == "int4" else nibbles
-        codes = codes.astype(DTYPES[weight])
-    elif weight == "fp8":
-        codes = codes.view(DTYPES[weight])
-    zero = parts.get("zero_point")
-    return QArray(
-        codes,
-        scale,
-        None if zero is None else zero.astype(DTYPES[weight]),
-        "nf4" if weight == "nf4" else DTYPES[weight],
+def _packed(parts: Mapping[str, Any], spec: Spec, axes: Axes, name: str) -> PackedWeights:
+    """The inverse of `_parts`, with arrays of NumPy. Raises ValueError for other shapes."""
+    batch, inputs, outputs = axes.sizes
+    shape = (batch, inputs, outputs) if axes.batch else (inputs, outputs)
+    like = jax.ShapeDtypeStruct(shape, jnp.float32)
+    wanted = jax.eval_shape(lambda w: pack_weights(quantize(w, spec)), like)
+    found = dataclasses.replace(
+        wanted, **{part: parts.get(part) for part in ("values", "scales", "zeros")}
     )
+    for part in ("values", "scales", "zeros"):
+        one, other = getattr(found, part), getattr(wanted, part)
+        if _kind(one) != _kind(other):
+            raise ValueError(
+                f"{name}.{part} must be {_kind(other)} for {spec}, got {_kind(one)}; write the "
+                "model again with save"
+            )
+    return found
+
+
+def _kind(array: Any) -> str:
+    return "absent" if array is None else f"{array.dtype}{list(array.shape)}"
 
 
 def _opened(file: Path) -> Any:
@@ -181,11 +169,7 @@ def _opened(file: Path) -> Any:
 
 def _check_names(names: set[str], model: set[str], described: Mapping[str, Any]) -> None:
     """Nothing of a directory is left behind."""
-    known = (model - described.keys()) | {
-        f"{name}.{part}"
-        for name in described
-        for part in ("codes", "scale", "zero_point", "divides")
-    }
+    known = (model - described.keys()) | {f"{name}.{part}" for name in described for part in _PARTS}
     strange = sorted(names - known)
     if strange:
         raise ValueError(
@@ -233,8 +217,9 @@ def _description(folder: Path) -> dict[str, Any]:
         )
     data = json.loads(file.read_text(encoding="utf-8"))
     if data.get("format") != FORMAT:
+        old = data.get("format") == 1
+        instead = "quantize the float model and save it again" if old else "use a newer version"
         raise ValueError(
-            f"the format of {file} must be {FORMAT}, got {data.get('format')!r}; load it with a "
-            "newer version of this library"
+            f"the format of {file} must be {FORMAT}, got {data.get('format')!r}; {instead}"
         )
     return data["parameters"]

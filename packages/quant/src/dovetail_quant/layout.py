@@ -1,25 +1,25 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""How codes lie in memory: blocks of outputs, so that a loop reads each block as one run of bytes.
+"""How codes lie in memory and in files: packed weights, [outputs, inputs], for all of Dovetail.
 
-Files hold codes [K, N]; a product on a CPU wants what it decodes at once side by side. Outputs are
-cut into B equal blocks of n, the last one padded with codes of scale 0; in a block, a group's rows
-lie together with the group's inputs innermost:
+    values [N, K]: bytes of 8-bit codes                 scales, zeros [N, G]
+    values [N, G h]: two 4-bit codes a byte, h = g/2 rounded up
 
-    values [B, G, n, g]: bytes of 8-bit codes           scales, zeros [B, G, n]
-    values [B, G, n, h]: two 4-bit codes a byte, h = g/2 rounded up
+Four-bit codes share a byte with their partner in the other half of the group of g inputs, not with
+their neighbour: low nibbles are the group's first h inputs and high ones the rest. So a product is
+two products, of the two halves of x, and codes are never interleaved, which would cost more than
+the product. An odd group has one high nibble too many, which meets a 0 in x.
 
-Four-bit codes share a byte with their partner in the other half of the group, not with their
-neighbour: low nibbles are the group's first h inputs and high ones the rest. So a block is two
-products, of the two halves of x, and codes are never interleaved, which would cost more than the
-product. An odd group has one high nibble too many, which meets a 0 in x.
-
-Measured at 4096 x 4096 on a Sapphire Rapids core with jax 0.10.2, one row of digits with int4 by
-128: 3.7 ms in this order, 13 with an output's groups side by side.
+For int8 and int4 of even groups these are the arrays that dovetail-kernels multiplies, field by
+field; a test of both asserts it. The alternative was blocks of outputs, [B, G, n, g]. A row of
+outputs as one run of bytes can be read from a file in part, is sharded as the float weight was, and
+has no padding that depends on the number of devices. It costs no speed: decoded by blocks at 4096 x
+4096 on 2 CPU cores with jax 0.10.2, int4 by 128 at 1, 16 and 64 rows takes 2.2, 5.8 and 13.0 ms of
+CPU time in this layout, 2.0, 6.2 and 14.6 in the other.
 """
 
 import dataclasses
-import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -40,13 +40,13 @@ _LEAST_OUTPUTS = 8
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Packed:
-    """Codes as blocks (see the file's head); leading axes of a stack come before B.
+class PackedWeights:
+    """Codes as they are multiplied (see the file's head); axes of a stack come before N.
 
-    A pytree of arrays: it can be jitted over, mapped, scanned, sharded along B or G.
+    A pytree of arrays: it can be jitted over, mapped, scanned, sharded along N or G.
 
     values: int8 for int8, uint8 for all others. scales: float32. zeros: int8, or None. weight: the
-    codes. group: g, inputs that share a scale. outputs: N, without the padding.
+    codes. group: g, inputs that share a scale.
     """
 
     values: Any
@@ -54,127 +54,132 @@ class Packed:
     zeros: Any = None
     weight: Weight = dataclasses.field(metadata={"static": True})
     group: int = dataclasses.field(metadata={"static": True})
-    outputs: int = dataclasses.field(metadata={"static": True})
+
+    @property
+    def bits(self) -> int | None:
+        """Of integers, as dovetail-kernels asks: 8 or 4; None for nf4 and fp8."""
+        return {"int8": 8, "int4": 4}.get(self.weight)
 
     @property
     def groups(self) -> int:
         """G."""
-        return self.scales.shape[-2]
+        return self.scales.shape[-1]
 
     @property
-    def inputs(self) -> int:
+    def in_features(self) -> int:
         """K."""
         return self.groups * self.group
 
     @property
+    def out_features(self) -> int:
+        """N."""
+        return self.scales.shape[-2]
+
+    @property
     def nbytes(self) -> int:
-        """Bytes of all arrays, padding included."""
+        """Bytes of all arrays."""
         return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self))
 
 
-def pack(q: QArray, *, shards: int = 1) -> Packed:
-    """The codes [*b, K, N] as blocks.
-
-    shards: B is a multiple of it, so that blocks can be sharded.
+def pack_weights(q: QArray) -> PackedWeights:
+    """The codes [*b, K, N] as packed weights.
 
     Raises:
         ValueError: codes or scales that are not canonical.
     """
     check(q)
-    return _packed(q, shards)
+    return _packed(q)
 
 
 # One program, where op by op each would be compiled for each shape of weights.
-@functools.partial(jax.jit, static_argnums=1)
-def _packed(q: QArray, shards: int) -> Packed:
+@jax.jit
+def _packed(q: QArray) -> PackedWeights:
     weight, groups = weight_of(q), q.scale.shape[-2]
-    inputs, outputs = q.qvalue.shape[-2:]
-    size = _block_outputs(inputs, outputs, weight=weight, shards=shards)
-    grouped = _bytes(q.qvalue, weight)
-    grouped = grouped.reshape(*grouped.shape[:-2], groups, inputs // groups, outputs)
-    values = _blocks(grouped, size, shards=shards)
-    per_group = [a if a is None else a[..., None, :] for a in (q.scale, q.zero_point)]
-    scales, zeros = (
-        None if a is None else _blocks(a, size, shards=shards)[..., 0] for a in per_group
-    )
-    return Packed(
-        values=_nibbles(values) if weight in FOUR_BITS else values,
-        scales=scales,
-        zeros=None if zeros is None else zeros.astype(jnp.int8),
-        weight=weight,
-        group=inputs // groups,
-        outputs=outputs,
-    )
-
-
-def unpack(packed: Packed) -> QArray:
-    """The inverse of `pack`, bit for bit."""
-    weight, values = packed.weight, packed.values
+    group = q.qvalue.shape[-2] // groups
+    values = jnp.swapaxes(_bytes(q.qvalue, weight), -1, -2)
     if weight in FOUR_BITS:
-        halves = jnp.concatenate([values & jnp.uint8(15), values >> jnp.uint8(4)], axis=-1)
-        values = halves[..., : packed.group]
-    codes = _columns(values, packed.outputs)
-    codes = codes.reshape(*codes.shape[:-3], packed.inputs, packed.outputs)
-    scale = _columns(packed.scales[..., None], packed.outputs)[..., 0, :]
-    zero = packed.zeros
-    if zero is not None:
-        zero = _columns(zero[..., None], packed.outputs)[..., 0, :].astype(DTYPES[weight])
-    return QArray(
-        _from_bytes(codes, weight), scale, zero, "nf4" if weight == "nf4" else DTYPES[weight]
+        values = _nibbles(values, group)
+    zeros = q.zero_point
+    return PackedWeights(
+        values=values,
+        scales=jnp.swapaxes(q.scale, -1, -2),
+        zeros=None if zeros is None else jnp.swapaxes(zeros, -1, -2).astype(jnp.int8),
+        weight=weight,
+        group=group,
     )
 
 
-def split(x: Array, packed: Packed) -> list[Array]:
-    """x [R, K] by the columns that the codes of a block have: [R, G, g], or halves [R, G, h]."""
-    grouped = x.reshape(x.shape[0], packed.groups, packed.group)
+def unpack_weights(packed: PackedWeights) -> QArray:
+    """The inverse of `pack_weights`, bit for bit."""
+    weight, values, zeros = packed.weight, packed.values, packed.zeros
+    if weight in FOUR_BITS:
+        halves = [grouped(half, packed) for half in (values & jnp.uint8(15), values >> 4)]
+        whole = jnp.concatenate(halves, axis=-1)[..., : packed.group]
+        values = whole.reshape(*values.shape[:-1], packed.in_features)
+    return QArray(
+        _from_bytes(jnp.swapaxes(values, -1, -2), weight),
+        jnp.swapaxes(packed.scales, -1, -2),
+        None if zeros is None else jnp.swapaxes(zeros, -1, -2).astype(DTYPES[weight]),
+        "nf4" if weight == "nf4" else DTYPES[weight],
+    )
+
+
+def grouped(values: Array, packed: PackedWeights) -> Array:
+    """[..., G h] or [..., K] as [..., G, h] or [..., G, g]."""
+    return values.reshape(*values.shape[:-1], packed.groups, -1)
+
+
+def split(x: Array, packed: PackedWeights) -> list[Array]:
+    """x [R, K] by the columns that the codes have: [R, G, g], or halves [R, G, h]."""
+    whole = x.reshape(x.shape[0], packed.groups, packed.group)
     if packed.weight not in FOUR_BITS:
-        return [grouped]
-    half = packed.values.shape[-1]
-    padded = jnp.pad(grouped, ((0, 0), (0, 0), (0, 2 * half - packed.group)))
+        return [whole]
+    half = packed.values.shape[-1] // packed.groups
+    padded = jnp.pad(whole, ((0, 0), (0, 0), (0, 2 * half - packed.group)))
     return [padded[:, :, :half], padded[:, :, half:]]
 
 
-def merge(parts: list[Array], packed: Packed) -> Array:
+def merge(parts: list[Array], packed: PackedWeights) -> Array:
     """The inverse of `split`."""
     whole = jnp.concatenate(parts, axis=2)[:, :, : packed.group]
-    return whole.reshape(whole.shape[0], packed.inputs)
+    return whole.reshape(whole.shape[0], packed.in_features)
 
 
-def outputs(y: Array, packed: Packed) -> Array:
-    """Results [B, R, n] of all blocks side by side, without the padding: [R, N]."""
-    count, rows, size = y.shape
-    return y.transpose(1, 0, 2).reshape(rows, count * size)[:, : packed.outputs]
+def blocks(packed: PackedWeights) -> tuple[int, int]:
+    """(B, n): blocks to decode at a time, as equal as can be, and their outputs.
+
+    The last block ends with the last output and may overlap the one before it, so that nothing is
+    padded or copied.
+    """
+    most = max(_LEAST_OUTPUTS, _BLOCK[4 if packed.weight in FOUR_BITS else 8] // packed.in_features)
+    count = -(-packed.out_features // most)
+    return count, -(-packed.out_features // count)
 
 
-def _block_outputs(inputs: int, outputs: int, *, weight: Weight, shards: int) -> int:
-    """n, the outputs of a block: as equal as can be, so that little is padded."""
-    most = max(_LEAST_OUTPUTS, _BLOCK[4 if weight in FOUR_BITS else 8] // inputs)
-    blocks = -(-outputs // most)
-    blocks = -(-blocks // shards) * shards
-    return -(-outputs // blocks)
+def block(packed: PackedWeights, start: Array | int, size: int) -> PackedWeights:
+    """`size` outputs from `start`."""
+    return jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, start, size), packed)
 
 
-def _blocks(a: Array, size: int, *, shards: int) -> Array:
-    """[*b, G, g, N] as [*b, B, G, n, g]."""
-    count = -(-a.shape[-1] // size)
-    count = -(-count // shards) * shards
-    a = jnp.pad(a, [(0, 0)] * (a.ndim - 1) + [(0, count * size - a.shape[-1])])
-    a = a.reshape(*a.shape[:-1], count, size)
-    return jnp.swapaxes(jnp.moveaxis(a, -2, -4), -1, -2)
+def by_blocks(f: Callable[[PackedWeights], Array], packed: PackedWeights) -> Array:
+    """The results [R, n] of f on all blocks side by side: [R, N]."""
+    count, size = blocks(packed)
+    if count == 1:
+        return f(packed)
+    last = packed.out_features - size
+    starts = jnp.minimum(jnp.arange(count) * size, last)
+    y = jax.lax.map(lambda start: f(block(packed, start, size)), starts)  # [B, R, n]
+    side = y[:-1].transpose(1, 0, 2).reshape(y.shape[1], (count - 1) * size)
+    return jnp.concatenate([side, y[-1][:, (count - 1) * size - last :]], axis=1)
 
 
-def _columns(a: Array, outputs: int) -> Array:
-    """[*b, B, G, n, g] as [*b, G, g, N]: the inverse of `_blocks`."""
-    a = jnp.moveaxis(jnp.swapaxes(a, -1, -2), -4, -2)
-    return a.reshape(*a.shape[:-2], -1)[..., :outputs]
-
-
-def _nibbles(values: Array) -> Array:
-    """[..., g] of 0 to 15 as [..., h]."""
-    half = -(-values.shape[-1] // 2)
-    pad = [(0, 0)] * (values.ndim - 1) + [(0, 2 * half - values.shape[-1])]
-    values = jnp.pad(values, pad)
-    return values[..., :half] | (values[..., half:] << jnp.uint8(4))
+def _nibbles(values: Array, group: int) -> Array:
+    """[..., K] of 0 to 15 as [..., G h]."""
+    values = values.reshape(*values.shape[:-1], -1, group)
+    half = -(-group // 2)
+    values = jnp.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, 2 * half - group)])
+    both = values[..., :half] | (values[..., half:] << jnp.uint8(4))
+    return both.reshape(*both.shape[:-2], -1)
 
 
 def _bytes(codes: Array, weight: Weight) -> Array:

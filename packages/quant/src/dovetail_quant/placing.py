@@ -17,7 +17,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from qwix import QArray
 
 from dovetail_quant.kernel import Axes
-from dovetail_quant.layout import Packed
+from dovetail_quant.layout import PackedWeights
 
 Entries = tuple[Any, ...]  # of a PartitionSpec, one for each axis
 
@@ -66,10 +66,12 @@ def place_of(value: Any, axes: Axes, path: str) -> Place | None:
     return Place(mesh=sharding.mesh, entries=tuple(entries))
 
 
-def place_codes(q: QArray, place: Place | None) -> QArray:
+def place_codes(q: QArray | PackedWeights, place: Place | None) -> QArray | PackedWeights:
     """The codes, scales and zero points at that place; as they are for None."""
     if place is None:
         return jax.tree.map(jax.numpy.asarray, q)
+    if isinstance(q, PackedWeights):
+        return place_prepared(q, place)
     return jax.tree.map(lambda a: jax.device_put(a, place.sharding(a.shape)), q)
 
 
@@ -81,29 +83,17 @@ def place_divisor(scale: Any, place: Place | None) -> Array | None:
 
 
 def place_prepared(prepared: Any, place: Place | None) -> Any:
-    """Codes as a product reads them: blocks lie as outputs did, groups as inputs, or what is in a
-    block or a group if there are too few, as of experts, whose blocks nobody counted.
+    """Codes as a product reads them: packed weights [*b, N, K] lie as [*b, K, N] did.
 
     The layouts of other libraries are left as they came.
     """
-    if place is None or not isinstance(prepared, Packed | QArray):
+    if place is None or not isinstance(prepared, PackedWeights | QArray):
         return prepared
     if isinstance(prepared, QArray):
         return place_codes(prepared, place)
     *lead, of_inputs, of_outputs = place.entries
-    groups_fit = prepared.groups % _shards(place.mesh, of_inputs) == 0
-    blocks_fit = prepared.scales.shape[len(lead)] % _shards(place.mesh, of_outputs) == 0
-
-    def put(a: Array) -> Array:
-        of_groups = of_inputs if groups_fit else None
-        blocks = (of_outputs, of_groups, None) if blocks_fit else (None, of_groups, of_outputs)
-        entries = [*lead, *blocks]
-        entries += [None] * (a.ndim - len(entries))
-        if not groups_fit and a.ndim == prepared.values.ndim:
-            entries[-1] = of_inputs  # within each group
-        return jax.device_put(a, place.replaced(*entries).sharding(a.shape))
-
-    return jax.tree.map(put, prepared)
+    packed = place.replaced(*lead, of_outputs, of_inputs)
+    return jax.tree.map(lambda a: jax.device_put(a, packed.sharding(a.shape)), prepared)
 
 
 def _shards(mesh: Mesh | AbstractMesh, entry: Any) -> int:

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from dovetail_kernels import dispatch
 from dovetail_kernels.mesh import per_shard
 from dovetail_kernels.quantized import blocks, native, reference, split
-from dovetail_kernels.quantized.layout import Packed
+from dovetail_kernels.quantized.layout import PackedArrays, PackedWeights
 from dovetail_kernels.quantized.rows import accumulator
 
 Activations = Literal["int8"]
@@ -39,12 +39,15 @@ class QuantizedMatmulCall:
 
 def quantized_matmul(
     x: Float[Array | np.ndarray, "M D"],
-    w: Packed,
+    w: PackedArrays,
     *,
     activations: Activations | None = None,
     impl: str | Sequence[str] | None = None,
 ) -> Float[Array, "M F"]:
-    """y = x w, with w = (q - zero) scale as `pack` made it; x [M,D] -> y [M,F] in x's dtype.
+    """y = x w, with w = (q - zero) scale as packed; x [M,D] -> y [M,F] in x's dtype.
+
+    w: `PackedWeights`, or packed weights of another library with the same arrays (`PackedArrays`),
+        which are multiplied as they lie, without a copy.
 
     Accumulates in float32 (float64 for float64 x). With eps of that dtype,
     |y - x w| <= eps ((D + 8) sum |x||w| + max|x| sum |w|), each row of x for itself, before y is
@@ -63,19 +66,19 @@ def quantized_matmul(
 
     Raises:
         ValueError: shapes that do not fit, an unknown option, or an `impl` that cannot.
-        TypeError: x is not floating point, or w is not `Packed`.
+        TypeError: x is not floating point, or w is not `PackedWeights`.
 
     Example:
 
         w = jax.random.normal(jax.random.key(0), (512, 256))
-        y = quantized_matmul(jnp.ones((1, 512)), pack(w, bits=8))
+        y = quantized_matmul(jnp.ones((1, 512)), pack_weights(w, bits=8))
     """
     plan = plan_quantized_matmul(x, w, activations=activations, impl=impl)
     chosen = plan.choose()
     by_blocks = plan.device.platform == "cpu" and _refuse_blocks(plan.call) is None
 
     def product(x: Array, values: Array, scales: Array | None, zeros: Array | None) -> Array:
-        packed = Packed(values=values, scales=scales, zeros=zeros, bits=w.bits)
+        packed = PackedWeights(values=values, scales=scales, zeros=zeros, bits=w.bits)
         return _product(x, packed, chosen.name, activations, by_blocks)
 
     return per_shard(
@@ -91,7 +94,7 @@ def quantized_matmul(
 
 def plan_quantized_matmul(
     x: Any,
-    w: Packed,
+    w: PackedArrays,
     *,
     activations: Activations | None = None,
     impl: str | Sequence[str] | None = None,
@@ -106,10 +109,10 @@ def plan_quantized_matmul(
     call = QuantizedMatmulCall(
         rows=x.shape[0],
         inputs=x.shape[1],
-        outputs=w.out_features,
+        outputs=w.values.shape[-2],
         dtype=np.dtype(x.dtype),
         bits=w.bits,
-        groups=w.groups,
+        groups=1 if w.scales is None else w.scales.shape[-1],
         asymmetric=w.zeros is not None,
         activations=activations,
         device=device,
@@ -138,15 +141,22 @@ def _preferred(call: QuantizedMatmulCall) -> tuple[str, ...]:
     return ("native", "split", "blocks", "reference")
 
 
-def _check(x: Any, w: Packed, *, activations: str | None) -> None:
-    if not isinstance(w, Packed):
+def _check(x: Any, w: PackedArrays, *, activations: str | None) -> None:
+    if not isinstance(w, PackedArrays):
         raise TypeError(
-            f"quantized_matmul needs w as Packed, got {type(w).__name__}. Use pack(w, bits=8)."
+            f"quantized_matmul needs w as PackedWeights, got {type(w).__name__}. Use "
+            "pack_weights(w, bits=8)."
         )
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(
             f"quantized_matmul needs a floating x [M,D], got dtype={x.dtype}. Use "
             "x.astype(jnp.float32)."
+        )
+    if w.bits not in (4, 8, 16) or w.in_features != w.values.shape[-1] * (1 + (w.bits == 4)):
+        raise ValueError(
+            "quantized_matmul needs integers of 4 or 8 bits, with even groups for 4, or bfloat16, "
+            f"got bits={w.bits}, D={w.in_features}, w.values of shape {tuple(w.values.shape)}. Use "
+            "pack_weights(w, bits=8)."
         )
     if w.values.ndim != 2:
         raise ValueError(
@@ -165,27 +175,28 @@ def _check(x: Any, w: Packed, *, activations: str | None) -> None:
         )
     if activations and w.bits == 16:
         raise ValueError(
-            "activations='int8' needs integer weights, got w of bits=16. Use pack(w, bits=8), or "
+            "activations='int8' needs integer weights, got w of bits=16. Use pack_weights(w, "
+            "bits=8), or "
             "leave activations out."
         )
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
 def _product(
-    x: Array, packed: Packed, impl: str, activations: str | None, by_blocks: bool
+    x: Array, packed: PackedWeights, impl: str, activations: str | None, by_blocks: bool
 ) -> Array:
     """y by `impl`; the gradient dequantizes the weights by blocks or whole."""
     return IMPLEMENTATIONS[impl].run(x, packed, activations=activations)
 
 
 def _forward(
-    x: Any, packed: Packed, impl: str, activations: str | None, by_blocks: bool
-) -> tuple[Array, Packed]:
+    x: Any, packed: PackedWeights, impl: str, activations: str | None, by_blocks: bool
+) -> tuple[Array, PackedWeights]:
     """Each array is a CustomVJPPrimal: a value, and whether it is differentiated."""
     if any(leaf.perturbed for leaf in jax.tree.leaves(packed, is_leaf=_is_primal)):
         raise ValueError(
             "quantized_matmul has a gradient in x alone, got one asked in the arrays of w. Use "
-            "jax.lax.stop_gradient(w), or x @ unpack(w) to train scales."
+            "jax.lax.stop_gradient(w), or x @ unpack_weights(w) to train scales."
         )
     whole = jax.tree.map(lambda leaf: leaf.value, packed, is_leaf=_is_primal)
     return _product(x.value, whole, impl, activations, by_blocks), whole
@@ -196,7 +207,7 @@ def _is_primal(leaf: Any) -> bool:
 
 
 def _backward(
-    impl: str, activations: str | None, by_blocks: bool, packed: Packed, dy: Any
+    impl: str, activations: str | None, by_blocks: bool, packed: PackedWeights, dy: Any
 ) -> tuple[Array | None, None]:
     if isinstance(dy, jax.custom_derivatives.SymbolicZero):
         return None, None

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from dovetail_kernels.quantized import reference
-from dovetail_kernels.quantized.layout import Packed, columns, dequantized, joined
+from dovetail_kernels.quantized.layout import PackedWeights, columns, dequantized, joined
 from dovetail_kernels.quantized.rows import restored, rounded
 
 # Weights of a block: 512 KiB as float32, in the second cache of every current server core.
@@ -23,7 +23,7 @@ from dovetail_kernels.quantized.rows import restored, rounded
 _WEIGHTS = 2**17
 
 
-def run(x: Array, packed: Packed, *, activations: str | None) -> Array:
+def run(x: Array, packed: PackedWeights, *, activations: str | None) -> Array:
     """y[M, F] = x[M, D] w[D, F]."""
     rows, steps = rounded(x, activations=activations)
     # Once: inside, every block would split the rows anew (2.7x the time at 64 rows).
@@ -32,7 +32,9 @@ def run(x: Array, packed: Packed, *, activations: str | None) -> Array:
     return restored(y, steps, x.dtype)
 
 
-def by_outputs(f: Callable[[Packed], Array], packed: Packed, *, weights: int) -> Array:
+def by_outputs(
+    f: Callable[[PackedWeights], Array], packed: PackedWeights, *, weights: int
+) -> Array:
     """The results [M, b] of f on blocks of about `weights` weights, side by side: [M, F]."""
     size, full = _blocks(packed, weights)
     if full <= 1:
@@ -44,7 +46,7 @@ def by_outputs(f: Callable[[Packed], Array], packed: Packed, *, weights: int) ->
     return side if rest is None else jnp.concatenate([side, f(rest)], axis=1)
 
 
-def backward(dy: Array, packed: Packed) -> Array:
+def backward(dy: Array, packed: PackedWeights) -> Array:
     """dx[M, D] = dy[M, F] w transposed, summed over blocks of F, in the dtype of `dy`."""
     size, full = _blocks(packed, _WEIGHTS)
     if full <= 1:
@@ -54,7 +56,7 @@ def backward(dy: Array, packed: Packed) -> Array:
     parts = dy[:, : size * full].reshape(dy.shape[0], full, size).transpose(1, 0, 2)
     zeros = columns(jnp.zeros((dy.shape[0], packed.in_features), dy.dtype), packed)
 
-    def add(sums: list[Array], block: tuple[Array, Packed]) -> tuple[list[Array], None]:
+    def add(sums: list[Array], block: tuple[Array, PackedWeights]) -> tuple[list[Array], None]:
         part, weights = block[0], dequantized(block[1], dy.dtype)
         return [s + part @ w for s, w in zip(sums, weights, strict=True)], None
 
@@ -63,14 +65,14 @@ def backward(dy: Array, packed: Packed) -> Array:
     return dx if rest is None else dx + reference.backward(dy[:, size * full :], rest)
 
 
-def _blocks(packed: Packed, weights: int) -> tuple[int, int]:
+def _blocks(packed: PackedWeights, weights: int) -> tuple[int, int]:
     """Channels of a block, and how many such blocks there are, before a rest."""
     # Eight rows at least, the width of a vector: narrower blocks make the loop itself the cost.
     size = max(8, weights // packed.in_features)
     return size, packed.out_features // size
 
 
-def _split(packed: Packed, at: int) -> tuple[Packed, Packed | None]:
+def _split(packed: PackedWeights, at: int) -> tuple[PackedWeights, PackedWeights | None]:
     if at == packed.out_features:
         return packed, None
     return jax.tree.map(lambda a: a[:at], packed), jax.tree.map(lambda a: a[at:], packed)

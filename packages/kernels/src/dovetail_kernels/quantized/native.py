@@ -19,7 +19,7 @@ import numpy as np
 from jax import Array
 
 from dovetail_kernels.quantized import blocks, split
-from dovetail_kernels.quantized.layout import Packed
+from dovetail_kernels.quantized.layout import PackedWeights
 from dovetail_kernels.quantized.rows import restored, rounded
 
 ABI = 1  # of the handler: its arguments, its layout of weights. The wheel says which it has.
@@ -57,19 +57,21 @@ def unavailable() -> str | None:
     return None
 
 
-def run(x: Array, packed: Packed, *, activations: str | None) -> Array:
+def run(x: Array, packed: PackedWeights, *, activations: str | None) -> Array:
     """y[M, F] = x[M, D] w[D, F], M at most 4."""
     rows, steps = rounded(x, activations=activations)
     return restored(_product(rows, packed), steps, x.dtype)
 
 
 @jax.custom_batching.custom_vmap
-def _product(rows: Array, packed: Packed) -> Array:
+def _product(rows: Array, packed: PackedWeights) -> Array:
     return call(rows, packed)
 
 
 @_product.def_vmap
-def _batched(size: int, batched: Sequence[Any], rows: Array, packed: Packed) -> tuple[Array, bool]:
+def _batched(
+    size: int, batched: Sequence[Any], rows: Array, packed: PackedWeights
+) -> tuple[Array, bool]:
     """More rows of the same weights are one product; others are products one after the other."""
     x_batched, weights_batched = batched
     if any(jax.tree.leaves(weights_batched)):
@@ -89,7 +91,7 @@ def _batched(size: int, batched: Sequence[Any], rows: Array, packed: Packed) -> 
     return y.reshape(size, rows.shape[1], -1), True
 
 
-def call(rows: Array, packed: Packed, *, level: int = BEST) -> Array:
+def call(rows: Array, packed: PackedWeights, *, level: int = BEST) -> Array:
     """float32[M, F] of float32 rows[M, D], with the instructions of `level`."""
     absent = jnp.zeros((0, 0), jnp.float32)
     result = jax.ShapeDtypeStruct((rows.shape[0], packed.out_features), jnp.float32)
@@ -97,7 +99,7 @@ def call(rows: Array, packed: Packed, *, level: int = BEST) -> Array:
         rows,
         packed.values,
         absent if packed.scales is None else packed.scales,
-        absent if packed.zeros is None else packed.zeros,
+        absent if packed.zeros is None else packed.zeros.astype(jnp.float32),
         bits=np.int32(packed.bits),
         level=np.int32(level),
     )

@@ -12,7 +12,7 @@ from jax import Array
 from jax.core import Tracer
 from jaxtyping import Float
 
-from dovetail_kernels.quantized.layout import Packed, nibbles
+from dovetail_kernels.quantized.layout import PackedWeights, nibbles
 
 # A group of 4 bits that loses little: the size in which most published int4 weights come.
 _GROUP_SIZE = 128
@@ -32,13 +32,13 @@ class Quantized(Protocol):
     zero_point: Any
 
 
-def pack(
+def pack_weights(
     w: Float[Array | np.ndarray, "D F"] | Quantized,
     *,
     bits: int | None = None,
     group_size: int | None = None,
     symmetric: bool = True,
-) -> Packed:
+) -> PackedWeights:
     """Weights w[D, F] as `quantized_matmul` reads them: (q - zero) scale, q of 8 or 4 bits.
 
     A float w is rounded to nearest, half to even, for each output channel and group of
@@ -58,21 +58,22 @@ def pack(
     Example:
 
         w = jax.random.normal(jax.random.key(0), (512, 256))
-        packed = pack(w, bits=4)
+        packed = pack_weights(w, bits=4)
         y = quantized_matmul(jnp.ones((1, 512)), packed)
     """
     if bits not in (None, 4, 8, 16):
-        raise ValueError(f"pack needs bits 4, 8 or 16, got bits={bits}. Use one of them.")
+        raise ValueError(f"pack_weights needs bits 4, 8 or 16, got bits={bits}. Use one of them.")
     if not isinstance(w, jax.Array | np.ndarray):
         if not isinstance(w, Quantized):
             raise TypeError(
-                "pack needs a float array [D, F], or an object with qvalue, scale and zero_point, "
+                "pack_weights needs a float array [D, F], or an object with qvalue, scale and "
+                "zero_point, "
                 f"got {type(w).__name__}. Use jnp.asarray, or types.SimpleNamespace."
             )
         return _quantized(w, bits=bits, group_size=group_size, symmetric=symmetric)
     _check_float(w, group_size=group_size, symmetric=symmetric, bits=bits)
     if bits == 16:
-        return Packed(values=jnp.asarray(w).T.astype(jnp.bfloat16), bits=16)
+        return PackedWeights(values=jnp.asarray(w).T.astype(jnp.bfloat16), bits=16)
     bits = bits or 8
     default = w.shape[0] if bits == 8 else _GROUP_SIZE
     size = default if group_size is None else group_size
@@ -81,7 +82,7 @@ def pack(
 
 
 @functools.partial(jax.jit, static_argnames=("bits", "size", "symmetric"))
-def _rounded(w: Array, *, bits: int, size: int, symmetric: bool) -> Packed:
+def _rounded(w: Array, *, bits: int, size: int, symmetric: bool) -> PackedWeights:
     inputs, outputs = w.shape
     low, high = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
     grouped = w.T.astype(jnp.float32).reshape(outputs, inputs // size, size)
@@ -100,28 +101,32 @@ def _rounded(w: Array, *, bits: int, size: int, symmetric: bool) -> Packed:
     q = jnp.where(scales[:, :, None] == 0, zeros[:, :, None], q)
     q = q.astype(jnp.int8).reshape(outputs, inputs)
     values = q if bits == 8 else nibbles(q, group_size=size)
-    return Packed(values=values, scales=scales, zeros=None if symmetric else zeros, bits=bits)
+    return PackedWeights(
+        values=values, scales=scales, zeros=None if symmetric else zeros, bits=bits
+    )
 
 
 def _quantized(
     w: Quantized, *, bits: int | None, group_size: int | None, symmetric: bool
-) -> Packed:
+) -> PackedWeights:
     if group_size is not None or not symmetric:
         raise ValueError(
-            "pack keeps the groups and zero points of weights that are quantized already, got "
+            "pack_weights keeps the groups and zero points of weights that are quantized already, "
+            "got "
             f"group_size={group_size}, symmetric={symmetric}. Leave them out."
         )
     q, own = w.qvalue, {"int4": 4, "uint4": 4, "int8": 8, "uint8": 8}
     if str(q.dtype) not in own:
         raise TypeError(
-            f"pack needs a qvalue of {', '.join(own)}, got {q.dtype}. Use .astype(jnp.int8) if its "
+            f"pack_weights needs a qvalue of {', '.join(own)}, got {q.dtype}. Use "
+            ".astype(jnp.int8) if its "
             "values fit."
         )
     stored = own[str(q.dtype)]
     bits = bits or stored
     if q.ndim != 2 or bits == 16:
         raise ValueError(
-            f"pack needs a qvalue [D, F] and bits 4 or 8, got qvalue of shape {q.shape}, "
+            f"pack_weights needs a qvalue [D, F] and bits 4 or 8, got qvalue of shape {q.shape}, "
             f"bits={bits}. Use jax.vmap for stacked weights, and a float array for bits=16."
         )
     scales, zeros = _by_group(w)
@@ -137,7 +142,7 @@ def _quantized(
         _check_range(values, -(2 ** (bits - 1)), 2 ** (bits - 1) - 1, bits=bits, stored=stored)
     if bits == 4:
         values = nibbles(values, group_size=values.shape[1] // scales.shape[1])
-    return Packed(values=values, scales=scales, zeros=zeros, bits=bits)
+    return PackedWeights(values=values, scales=scales, zeros=zeros, bits=bits)
 
 
 def _by_group(w: Quantized) -> tuple[Array, Array | None]:
@@ -148,13 +153,13 @@ def _by_group(w: Quantized) -> tuple[Array, Array | None]:
         fits = array.ndim == 2 and all(n % m == 0 for n, m in zip(shape, array.shape, strict=True))
         if not fits:
             raise ValueError(
-                f"pack needs a {name} [G, F] whose axes divide those of qvalue [D, F] = "
+                f"pack_weights needs a {name} [G, F] whose axes divide those of qvalue [D, F] = "
                 f"{tuple(shape)}, got {name} of shape {tuple(array.shape)}. Use .reshape."
             )
     groups = max(array.shape[0] for array in given)
     if any(groups % array.shape[0] for array in given):
         raise ValueError(
-            "pack needs groups of scale and of zero_point that divide each other, got "
+            "pack_weights needs groups of scale and of zero_point that divide each other, got "
             f"{[array.shape[0] for array in given]}. Use jnp.repeat on both."
         )
 
@@ -170,23 +175,26 @@ def _by_group(w: Quantized) -> tuple[Array, Array | None]:
 def _check_float(w: Any, *, group_size: int | None, symmetric: bool, bits: int | None) -> None:
     if not jnp.issubdtype(w.dtype, jnp.floating):
         raise TypeError(
-            f"pack needs float weights, got an array of {w.dtype}. Use "
+            f"pack_weights needs float weights, got an array of {w.dtype}. Use "
             "types.SimpleNamespace(qvalue=w, scale=scale, zero_point=None) for quantized ones."
         )
     if w.ndim != 2 or 0 in w.shape:
         raise ValueError(
-            f"pack needs w [D, F] with neither 0, got shape {tuple(w.shape)}. Use jax.vmap(pack) "
+            f"pack_weights needs w [D, F] with neither 0, got shape {tuple(w.shape)}. Use "
+            "jax.vmap(pack_weights) "
             "for stacked weights."
         )
     if bits == 16 and (group_size is not None or not symmetric):
         raise ValueError(
-            f"pack rounds to bfloat16 for bits=16, without groups, got group_size={group_size}, "
+            "pack_weights rounds to bfloat16 for bits=16, without groups, got "
+            f"group_size={group_size}, "
             f"symmetric={symmetric}. Leave them out."
         )
     traced = isinstance(w, Tracer)
     if bits != 16 and not traced and not bool(jnp.all(jnp.isfinite(jnp.asarray(w)))):
         raise ValueError(
-            "pack needs finite weights, got w with inf or nan. Use jnp.nan_to_num(w) if they may "
+            "pack_weights needs finite weights, got w with inf or nan. Use jnp.nan_to_num(w) if "
+            "they may "
             "be replaced."
         )
 
@@ -195,7 +203,8 @@ def _check_group(inputs: int, size: int, *, bits: int) -> None:
     if size > 0 and inputs % size == 0 and not (bits == 4 and size % 2):
         return
     raise ValueError(
-        f"pack needs a group_size that divides D{', and is even' if bits == 4 else ''}, got "
+        f"pack_weights needs a group_size that divides D{', and is even' if bits == 4 else ''}, "
+        "got "
         f"group_size={size}, D={inputs}, bits={bits}. Use another group_size=, or pad D of w and "
         "of x with zeros."
     )
@@ -206,11 +215,13 @@ def _check_range(q: Array, low: int, high: int, *, bits: int, stored: int) -> No
         return
     if isinstance(q, Tracer):
         raise ValueError(
-            f"pack cannot see whether traced {q.dtype} values fit bits={bits}, got a tracer. Call "
-            "pack outside jit, or use .astype(jnp.int4) or uint4 before."
+            f"pack_weights cannot see whether traced {q.dtype} values fit bits={bits}, got a "
+            "tracer. Call "
+            "pack_weights outside jit, or use .astype(jnp.int4) or uint4 before."
         )
     least, most = int(q.min()), int(q.max())
     if least < low or most > high:
         raise ValueError(
-            f"pack needs values in {low}..{high} for bits={bits}, got {least}..{most}. Use bits=8."
+            f"pack_weights needs values in {low}..{high} for bits={bits}, got {least}..{most}. "
+            "Use bits=8."
         )

@@ -19,7 +19,7 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from dovetail_kernels.quantized.blocks import by_outputs
-from dovetail_kernels.quantized.layout import BIAS, Packed, columns, stored
+from dovetail_kernels.quantized.layout import BIAS, PackedWeights, columns, stored
 from dovetail_kernels.quantized.rows import eight_bits
 
 DIGITS = 4
@@ -32,7 +32,7 @@ LONGEST = 2**17 - 1
 _WEIGHTS = 2**20
 
 
-def run(x: Array, packed: Packed, *, activations: str | None) -> Array:
+def run(x: Array, packed: PackedWeights, *, activations: str | None) -> Array:
     """y[M, F] = x[M, D] w[D, F]; one scale for each channel."""
     if packed.bits == 16:
         return _bfloat16(x, packed).astype(x.dtype)
@@ -81,7 +81,7 @@ def terms_of(x: Array) -> Array:
     return jnp.stack(found)
 
 
-def _bfloat16(x: Array, packed: Packed) -> Array:
+def _bfloat16(x: Array, packed: PackedWeights) -> Array:
     terms = terms_of(x)
     count, rows, inputs = terms.shape
     flat = _padded(terms.reshape(count * rows, inputs))
@@ -101,13 +101,13 @@ def _padded(q: Array) -> Array:
     return jnp.pad(q, ((0, max(0, PADDED - q.shape[0])), (0, 0)))
 
 
-def _sums(q: Array, packed: Packed) -> Array:
+def _sums(q: Array, packed: PackedWeights) -> Array:
     """int32[R, F], the exact sums of q[R, D] times the signed integers of the weights."""
     if packed.bits == 8:
         return _dot(q, packed.values, jnp.int32)
     low, high = columns(q, packed)
 
-    def halves(block: Packed) -> Array:
+    def halves(block: PackedWeights) -> Array:
         a, b = stored(block)
         return _dot(low, a, jnp.int32) + _dot(high, b, jnp.int32)
 

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Conformance of a quantized matmul: right or refused, never ignored.
 
-The function under test is called as `fn(x, w)` or `fn(x, w, activations="int8")`, with w a `Packed`
-that is laid out here, byte by byte, and must give what `quantized_matmul` documents. Expected
-values are NumPy in float64.
+The function under test is called as `fn(x, w)` or `fn(x, w, activations="int8")`, with w as
+`PackedWeights` that are laid out here, byte by byte, and must give what `quantized_matmul`
+documents. Expected values are NumPy in float64.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-from dovetail_kernels.quantized.layout import Packed
+from dovetail_kernels.quantized.layout import PackedWeights
 
 _DTYPES = {
     "float32": np.dtype(np.float32),
@@ -193,12 +193,12 @@ def _same_kind(case: Case, what: str, found: Any, shape: tuple[int, ...], dtype:
         )
 
 
-def _weights(case: Case, rng: np.random.Generator) -> tuple[np.ndarray, Packed]:
+def _weights(case: Case, rng: np.random.Generator) -> tuple[np.ndarray, PackedWeights]:
     """float64 weights [inputs, outputs], and the same packed, with NumPy arrays."""
     shape = (case.outputs, case.inputs)
     if case.bits == 16:
         values = rng.standard_normal(shape).astype(ml_dtypes.bfloat16)
-        return values.astype(np.float64).T, Packed(values=values, bits=16)
+        return values.astype(np.float64).T, PackedWeights(values=values, bits=16)
     low, high = -(2 ** (case.bits - 1)), 2 ** (case.bits - 1)
     q = rng.integers(low, high, shape)
     q[0, 0], q[1] = low, low  # and a channel whose sums are the largest there are
@@ -210,7 +210,7 @@ def _weights(case: Case, rng: np.random.Generator) -> tuple[np.ndarray, Packed]:
     shift = 0 if zeros is None else np.repeat(zeros, size, axis=1).astype(np.float64)
     weights = (q - shift) * np.repeat(scales, size, axis=1).astype(np.float64)
     values = q.astype(np.int8) if case.bits == 8 else _nibbles(q, size)
-    return weights.T, Packed(values=values, scales=scales, zeros=zeros, bits=case.bits)
+    return weights.T, PackedWeights(values=values, scales=scales, zeros=zeros, bits=case.bits)
 
 
 def _nibbles(q: np.ndarray, size: int) -> np.ndarray:

@@ -7,6 +7,8 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from jaxtyping import Array, Float, Int
 from qwix import QArray
 
+from dovetail_quant.layout import PackedWeights
+
 
 @runtime_checkable
 class Matmul(Protocol):
@@ -21,8 +23,8 @@ class Matmul(Protocol):
         """How it rounds x, as `Spec.act` says it; None: not at all."""
         ...
 
-    def prepare(self, w: QArray) -> Any:
-        """The codes [K, N] as this product reads them."""
+    def prepare(self, w: QArray | PackedWeights) -> Any:
+        """The codes [K, N], or as a file holds them packed, as this product reads them."""
         ...
 
     def codes(self, prepared: Any) -> QArray:

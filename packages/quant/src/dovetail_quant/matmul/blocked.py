@@ -5,11 +5,6 @@
 The cost of a product with few rows is reading the weights. Decoded whole they are written and read
 again as float32, eight times the bytes of four bits. A block that stays in the core's cache costs
 its codes alone. The same loop gives dx = dy w transposed.
-
-XLA's CPU backend multiplies a block by three routes of unlike speed, so rows and groups choose one:
-a dot per group for one row, one dot with the inputs in front for more rows, and as it lies if all
-inputs are one group (4096 x 4096 int4 by 128 at one row: 2.9, 4.9 and 14 ms of processor time; at
-64 rows 50, 20 and 31). The gradient has the last two alone (at one row 4.8 and 14).
 """
 
 import dataclasses
@@ -22,7 +17,15 @@ from jaxtyping import Array, Float, Int
 from qwix import QArray
 
 from dovetail_quant.codes import NF4
-from dovetail_quant.layout import Packed, merge, outputs, split
+from dovetail_quant.layout import (
+    PackedWeights,
+    block,
+    blocks,
+    by_blocks,
+    grouped,
+    merge,
+    split,
+)
 from dovetail_quant.matmul import rows
 from dovetail_quant.spec import Weight
 
@@ -49,15 +52,17 @@ class Blocked:
 
     act: Literal["int8"] | None = dataclasses.field(default=None, init=False)
 
-    def prepare(self, w: QArray) -> Packed:
-        """The codes [K, N] as blocks."""
+    def prepare(self, w: QArray | PackedWeights) -> PackedWeights:
+        """The codes [K, N] packed."""
         return rows.prepare(w)
 
-    def codes(self, prepared: Packed) -> QArray:
+    def codes(self, prepared: PackedWeights) -> QArray:
         """The inverse, bit for bit."""
         return rows.codes(prepared)
 
-    def __call__(self, x: Float[Array, "*batch K"], prepared: Packed) -> Float[Array, "*batch N"]:
+    def __call__(
+        self, x: Float[Array, "*batch K"], prepared: PackedWeights
+    ) -> Float[Array, "*batch N"]:
         """x w in the dtype of x.
 
         Raises:
@@ -66,7 +71,9 @@ class Blocked:
         """
         return rows.call(forward, backward, x, prepared)
 
-    def take(self, prepared: Packed, index: Int[Array, "*batch"]) -> Float[Array, "*batch K"]:
+    def take(
+        self, prepared: PackedWeights, index: Int[Array, "*batch"]
+    ) -> Float[Array, "*batch K"]:
         """w[:, index] in float32, as an embedding whose features are K looks up its rows.
 
         NaN for an index that is none of 0 to N - 1.
@@ -74,83 +81,56 @@ class Blocked:
         return columns(prepared, index)
 
 
-def forward(x: Array, packed: Packed) -> Array:
+def forward(x: Array, packed: PackedWeights) -> Array:
     """y [R, N] = x [R, K] w, in the dtype of x."""
-    parts = split(x, packed)
+    parts = [part.reshape(x.shape[0], -1) for part in split(x, packed)]
 
-    def block(one: Packed) -> Array:
+    def product(one: PackedWeights) -> Array:
         pairs = zip(parts, decoded(one, x.dtype), strict=True)
-        dots = [_dot(part, weights) for part, weights in pairs]
+        dots = [jnp.einsum("rk,nk->rn", part, w, precision=_EXACT) for part, w in pairs]
         return sum(dots[1:], dots[0])
 
-    return outputs(jax.lax.map(block, packed), packed)
+    return by_blocks(product, packed)
 
 
-def backward(dy: Array, packed: Packed) -> Array:
+def backward(dy: Array, packed: PackedWeights) -> Array:
     """dx [R, K] = dy [R, N] w transposed, summed over blocks."""
-    count, _, size = packed.scales.shape
-    padded = jnp.pad(dy, ((0, 0), (0, count * size - packed.outputs)))
-    blocks = padded.reshape(-1, count, size).transpose(1, 0, 2)
-    zeros = split(jnp.zeros((dy.shape[0], packed.inputs), dy.dtype), packed)
+    count, size = blocks(packed)
+    wide = split(jnp.zeros((dy.shape[0], packed.in_features), dy.dtype), packed)
+    zeros = [part.reshape(dy.shape[0], -1) for part in wide]
 
-    def add(sums: list[Array], one: tuple[Array, Packed]) -> tuple[list[Array], None]:
-        weights = decoded(one[1], dy.dtype)
-        dots = [_transposed_dot(one[0], w) for w in weights]
+    def add(sums: list[Array], begin: Array) -> tuple[list[Array], None]:
+        start = jnp.minimum(begin, packed.out_features - size)
+        some = jax.lax.dynamic_slice_in_dim(dy, start, size, axis=1)
+        # The last block may repeat outputs of the one before it.
+        some = jnp.where(start + jnp.arange(size) >= begin, some, 0)
+        weights = decoded(block(packed, start, size), dy.dtype)
+        dots = [jnp.matmul(some, w, precision=_EXACT) for w in weights]
         return [s + d for s, d in zip(sums, dots, strict=True)], None
 
-    sums, _ = jax.lax.scan(add, zeros, (blocks, packed))
-    return merge(sums, packed)
+    sums, _ = jax.lax.scan(add, zeros, jnp.arange(count) * size)
+    return merge([grouped(part, packed) for part in sums], packed)
 
 
-def columns(packed: Packed, index: Array) -> Array:
+def columns(packed: PackedWeights, index: Array) -> Array:
     """w[:, index] [*batch, K]: of each only its own codes are read."""
-    flat, size = index.reshape(-1), packed.scales.shape[-1]
-    block, place = flat // size, flat % size
-
-    def gather(a: Any) -> Any:
-        return None if a is None else jnp.swapaxes(a[block, :, place], 0, 1)
-
-    one = dataclasses.replace(
-        packed,
-        values=gather(packed.values),
-        scales=gather(packed.scales),
-        zeros=gather(packed.zeros),
-    )
-    parts = [jnp.swapaxes(part, 0, 1) for part in decoded(one, jnp.float32)]
-    found = merge(parts, packed)
-    inside = (flat >= 0) & (flat < packed.outputs)
-    return jnp.where(inside[:, None], found, jnp.nan).reshape(*index.shape, packed.inputs)
+    flat = index.reshape(-1)
+    one = jax.tree.map(lambda a: jnp.take(a, flat, axis=0, mode="clip"), packed)
+    parts = [grouped(part, one) for part in decoded(one, jnp.float32)]
+    inside = (flat >= 0) & (flat < packed.out_features)
+    found = jnp.where(inside[:, None], merge(parts, one), jnp.nan)
+    return found.reshape(*index.shape, packed.in_features)
 
 
-def decoded(block: Packed, dtype: Any) -> list[Array]:
-    """The weights [G, n, g] of one block, or two halves [G, n, h] of 4-bit ones, as `split`s."""
-    levels = _levels(block.values, block.weight)
-    if block.zeros is not None:
-        zeros = block.zeros.astype(jnp.float32)[:, :, None]
+def decoded(packed: PackedWeights, dtype: Any) -> list[Array]:
+    """The weights [N, K], or two halves [N, G h] of 4-bit ones, by the columns of `split`."""
+    levels = [grouped(level, packed) for level in _levels(packed.values, packed.weight)]
+    if packed.zeros is not None:
+        zeros = packed.zeros.astype(jnp.float32)[:, :, None]
         levels = [level - zeros for level in levels]
-    scales = block.scales.astype(jnp.float32)[:, :, None]
-    return [(level * scales).astype(dtype) for level in levels]
-
-
-def _dot(x: Array, w: Array) -> Array:
-    """x [R, G, h] times w [G, n, h]: [R, n]."""
-    count, (groups, size, width) = x.shape[0], w.shape
-    if groups == 1:
-        return jnp.einsum("rh,nh->rn", x[:, 0], w[0], precision=_EXACT)
-    if count == 1:
-        return jnp.sum(jnp.einsum("rgh,gnh->grn", x, w, precision=_EXACT), axis=0)
-    inputs_first = w.transpose(0, 2, 1).reshape(groups * width, size)
-    return jnp.matmul(x.reshape(count, groups * width), inputs_first, precision=_EXACT)
-
-
-def _transposed_dot(dy: Array, w: Array) -> Array:
-    """dy [R, n] times w [G, n, h]: [R, G, h]."""
-    groups, size, width = w.shape
-    if groups == 1:
-        return jnp.matmul(dy, w[0], precision=_EXACT)[:, None]
-    inputs_first = w.transpose(0, 2, 1).reshape(groups * width, size)
-    dx = jnp.einsum("rn,kn->rk", dy, inputs_first, precision=_EXACT)
-    return dx.reshape(dy.shape[0], groups, width)
+    scales = packed.scales.astype(jnp.float32)[:, :, None]
+    weights = [(level * scales).astype(dtype) for level in levels]
+    return [w.reshape(packed.values.shape) for w in weights]
 
 
 def _levels(values: Array, weight: Weight) -> list[Array]:

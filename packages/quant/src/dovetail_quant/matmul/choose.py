@@ -6,8 +6,7 @@ The order was measured at 4096 x 4096 on 2 Sapphire Rapids cores with jax 0.10.2
 triple the rows: with those cores' matrix instructions for int8 they take 0.25 to 0.4 of float32's
 time at 128 to 512 rows, where decoded blocks take 1.6 to 1.25. A core without them multiplies int8
 about three times as fast as float32, which three digits use up. They end at 512 rows because their
-sums take 12 bytes for each row and output. Groups of 128 cost digits a product each: they win at 2
-to 8 rows alone.
+sums take 12 bytes for each row and output.
 """
 
 import dataclasses
@@ -19,7 +18,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 from qwix import QArray
 
-from dovetail_quant.layout import Packed
+from dovetail_quant.layout import PackedWeights
 from dovetail_quant.matmul.api import Matmul
 from dovetail_quant.matmul.blocked import Blocked, columns
 from dovetail_quant.matmul.reference import Reference
@@ -33,8 +32,6 @@ PRODUCTS: dict[str, Matmul] = {
     "reference": Reference(),
 }
 _MOST_DIGIT_ROWS = 512
-_MOST_GROUPED_ROWS = 8
-_LEAST_GROUP = 128
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -113,13 +110,10 @@ def _refusal(
         return "holds float32, not float64"
     if group > LONGEST:
         return f"keeps int32 sums of at most {LONGEST} inputs, not {group}"
-    if spec.group is not None and group < _LEAST_GROUP:
-        return f"pays for groups of at least {_LEAST_GROUP} inputs, not {group}"
-    if spec.group is not None and rows == 1:
-        return "costs a product for each group, which one row does not pay for"
-    most = _MOST_DIGIT_ROWS if spec.group is None else _MOST_GROUPED_ROWS
-    if rows > most:
-        return f"triples the rows, which pays up to {most}, not at {rows}"
+    if spec.group is not None:
+        return f"adds up whole columns with one scale, not groups of {group}"
+    if rows > _MOST_DIGIT_ROWS:
+        return f"triples the rows, which pays up to {_MOST_DIGIT_ROWS}, not at {rows}"
     return None
 
 
@@ -145,31 +139,33 @@ class Auto:
         """As the spec says."""
         return self.spec.act
 
-    def prepare(self, w: QArray) -> Any:
-        """Blocks on a CPU and for act="int8", else the codes themselves."""
+    def prepare(self, w: QArray | PackedWeights) -> Any:
+        """Packed weights on a CPU and for act="int8", else the codes themselves."""
         one = choose(
             self.spec,
             platform=self.platform or jax.default_backend(),
             rows=1,
-            inputs=w.qvalue.shape[-2],
+            inputs=w.in_features if isinstance(w, PackedWeights) else w.qvalue.shape[-2],
         )
         return PRODUCTS[one.product].prepare(w)
 
     def codes(self, prepared: Any) -> QArray:
         """The inverse, bit for bit."""
-        name = "blocked" if isinstance(prepared, Packed) else "reference"
+        name = "blocked" if isinstance(prepared, PackedWeights) else "reference"
         return PRODUCTS[name].codes(prepared)
 
     def take(self, prepared: Any, index: Int[Array, "*batch"]) -> Float[Array, "*batch K"]:
         """w[:, index] in float32; NaN for an index that is none of 0 to N - 1."""
-        if isinstance(prepared, Packed):
+        if isinstance(prepared, PackedWeights):
             return columns(prepared, index)
         return Reference().take(prepared, index)
 
     def __call__(self, x: Float[Array, "*batch K"], prepared: Any) -> Float[Array, "*batch N"]:
         """x w in the dtype of x, by the product for as many rows."""
-        if not isinstance(prepared, Packed):
+        if not isinstance(prepared, PackedWeights):
             return PRODUCTS["reference"](x, prepared)
         rows = x.size // max(1, x.shape[-1]) if x.ndim else 1
-        one = choose(self.spec, platform="cpu", rows=rows, inputs=prepared.inputs, dtype=x.dtype)
+        one = choose(
+            self.spec, platform="cpu", rows=rows, inputs=prepared.in_features, dtype=x.dtype
+        )
         return PRODUCTS[one.product](x, prepared)

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int
 from qwix import QArray
 
 from dovetail_quant.codes import dequantize
+from dovetail_quant.layout import PackedWeights, unpack_weights
 from dovetail_quant.matmul.rows import check_rows, check_single, on_mesh, placement, wide
 
 
@@ -30,8 +31,10 @@ class Reference:
 
     act: Literal["int8"] | None = dataclasses.field(default=None, init=False)
 
-    def prepare(self, w: QArray) -> QArray:
+    def prepare(self, w: QArray | PackedWeights) -> QArray:
         """w, checked: ValueError unless the codes are [K, N] (or a stack) in canonical form."""
+        if isinstance(w, PackedWeights):
+            w = unpack_weights(w)
         check_single(w)
         return w
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What products over `Packed` share: checks, batch axes as rows, gradients, explicit meshes."""
+"""Checks, batch axes as rows, gradients and explicit meshes of products over `PackedWeights`."""
 
 import functools
 from collections.abc import Callable
@@ -10,15 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 from qwix import QArray
 
 from dovetail_quant.codes import check
-from dovetail_quant.layout import Packed, pack, unpack
+from dovetail_quant.layout import PackedWeights, pack_weights, unpack_weights
 
-Run = Callable[[Array, Packed], Array]  # [R, K] and blocks -> [R, N], both in `wide` dtypes
+Run = Callable[[Array, PackedWeights], Array]  # [R, K] and codes -> [R, N], both in `wide` dtypes
 
 
 def wide(dtype: DTypeLike) -> np.dtype:
@@ -49,56 +48,43 @@ def check_rows(x: Any, inputs: int) -> None:
         )
 
 
-def prepare(w: QArray) -> Packed:
-    """w as blocks; on an explicit mesh with blocks sharded as N was, and groups as K was.
-
-    On any other mesh there are blocks for every part of N.
-    """
+def prepare(w: QArray | PackedWeights) -> PackedWeights:
+    """w packed, or itself if it is; on an explicit mesh its axes are sharded as those of w were."""
+    if isinstance(w, PackedWeights):
+        return w
     check_single(w)
     mesh, (of_inputs, of_outputs) = placement(w.qvalue)
     if mesh is None:
-        return pack(w, shards=_shards_now(w.qvalue))
-    shards = _shards(mesh, of_outputs)
-    groups = of_inputs if w.scale.shape[0] % _shards(mesh, of_inputs) == 0 else None
-    three, packing = PartitionSpec(of_outputs, groups), functools.partial(pack, shards=shards)
-    places = jax.tree.map(lambda _: NamedSharding(mesh, three), jax.eval_shape(packing, w))
-    return _partitioned(packing, places)(w)
+        return pack_weights(w)
+    places = _places(mesh, jax.eval_shape(pack_weights, w), (of_outputs, of_inputs))
+    return _partitioned(pack_weights, places)(w)
 
 
-def codes(packed: Packed) -> QArray:
+def codes(packed: PackedWeights) -> QArray:
     """The inverse of `prepare`."""
     mesh, placed = placement(packed.values)
     if mesh is None:
-        return unpack(packed)
-    blocks, groups = placed[:2]
-
-    def place(leaf: Any) -> NamedSharding:
-        fit = [
-            axes if size % _shards(mesh, axes) == 0 else None
-            for size, axes in zip(leaf.shape, (groups, blocks), strict=True)
-        ]
-        return NamedSharding(mesh, PartitionSpec(*fit))
-
-    places = jax.tree.map(place, jax.eval_shape(unpack, packed))
-    return _partitioned(unpack, places)(packed)
+        return unpack_weights(packed)
+    places = _places(mesh, jax.eval_shape(unpack_weights, packed), placed[::-1])
+    return _partitioned(unpack_weights, places)(packed)
 
 
-def call(run: Run, back: Run, x: Array, packed: Packed) -> Array:
-    """run on x [*batch, K] as rows; its gradient in x is back's, [R, N] and blocks -> [R, K]."""
-    if packed.values.ndim != 4:
+def call(run: Run, back: Run, x: Array, packed: PackedWeights) -> Array:
+    """run on x [*batch, K] as rows; its gradient in x is back's, [R, N] and codes -> [R, K]."""
+    if packed.values.ndim != 2:
         raise ValueError(
             "a product needs the prepared codes of one matrix, got values="
             f"{tuple(packed.values.shape)}; write jax.vmap(matmul)(x, prepared)"
         )
-    check_rows(x, packed.inputs)
+    check_rows(x, packed.in_features)
 
-    def product(x: Array, packed: Packed) -> Array:
-        rows = x.reshape(-1, packed.inputs)
+    def product(x: Array, packed: PackedWeights) -> Array:
+        rows = x.reshape(-1, packed.in_features)
         y: Any = _product(rows, packed, run, back)
-        return y.reshape(*x.shape[:-1], packed.outputs)
+        return y.reshape(*x.shape[:-1], packed.out_features)
 
     over = placement(packed.values)
-    return on_mesh(product, x, packed, outputs=packed.outputs, over=(over[0], over[1][0]))
+    return on_mesh(product, x, packed, outputs=packed.out_features, over=(over[0], over[1][0]))
 
 
 def on_mesh(
@@ -140,12 +126,17 @@ def _partitioned(f: Callable[..., Any], places: Any) -> Callable[..., Any]:
     return auto_axes(f, out_sharding=places)
 
 
-def _shards_now(codes: Any) -> int:
-    """Into how many parts the outputs of codes on a mesh without types are cut."""
-    sharding = None if isinstance(codes, Tracer) else codes.sharding
-    if not isinstance(sharding, NamedSharding) or len(sharding.spec) < codes.ndim:
-        return 1
-    return _shards(sharding.mesh, sharding.spec[-1])
+def _places(mesh: Any, arrays: Any, axes: tuple[Any, ...]) -> Any:
+    """Shardings of matrices over `axes`, where the mesh divides them."""
+
+    def place(leaf: Any) -> NamedSharding:
+        fit = [
+            over if size % _shards(mesh, over) == 0 else None
+            for size, over in zip(leaf.shape, axes, strict=True)
+        ]
+        return NamedSharding(mesh, PartitionSpec(*fit))
+
+    return jax.tree.map(place, arrays)
 
 
 def _names(axes: Any) -> tuple[str, ...]:
@@ -157,11 +148,11 @@ def _shards(mesh: Any, axes: Any) -> int:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _product(x: Array, packed: Packed, run: Run, back: Run) -> Array:
+def _product(x: Array, packed: PackedWeights, run: Run, back: Run) -> Array:
     return run(x.astype(wide(x.dtype)), packed).astype(x.dtype)
 
 
-def _forward(x: Any, packed: Packed, run: Run, back: Run) -> tuple[Array, Packed]:
+def _forward(x: Any, packed: PackedWeights, run: Run, back: Run) -> tuple[Array, PackedWeights]:
     """Each leaf is a CustomVJPPrimal: a value, and whether it is differentiated."""
 
     def primal(leaf: Any) -> bool:
@@ -176,7 +167,7 @@ def _forward(x: Any, packed: Packed, run: Run, back: Run) -> tuple[Array, Packed
     return _product(x.value, whole, run, back), whole
 
 
-def _backward(run: Run, back: Run, packed: Packed, dy: Any) -> tuple[Array | None, None]:
+def _backward(run: Run, back: Run, packed: PackedWeights, dy: Any) -> tuple[Array | None, None]:
     if isinstance(dy, jax.custom_derivatives.SymbolicZero):
         return None, None
     return back(dy.astype(wide(dy.dtype)), packed).astype(dy.dtype), None

@@ -79,9 +79,14 @@ class PackedArrays(Protocol):
     in_features is D. Arrays are as `PackedWeights` says: [F, D] or [F, D/2], and [F, D/g].
     """
 
-    values: Any
-    scales: Any
-    zeros: Any
+    @property
+    def values(self) -> Any: ...
+
+    @property
+    def scales(self) -> Any: ...
+
+    @property
+    def zeros(self) -> Any: ...
 
     @property
     def bits(self) -> Any: ...

@@ -11,7 +11,7 @@ import optax
 import pytest
 from flax import nnx
 
-from dovetail_train import Precision, Trainer, abstract_mesh
+from dovetail_train import Precision, Trainer, abstract_mesh, estimate
 
 ROWS, WIDTH, HIDDEN = 64, 256, 512  # matrices of 131072: above the size that is split
 
@@ -34,7 +34,7 @@ def _loss(model, batch, *, key):
     return total, jnp.float32(batch["x"].shape[0])
 
 
-def _plan(*, count=8, axes=None, device="NVIDIA H200", **options):
+def _estimate(*, count=8, axes=None, device="NVIDIA H200", **options):
     mesh = abstract_mesh(count, **(axes or {}))
     trainer = Trainer(optax.adam(1e-3), _loss, mesh=mesh, **options)
     batch = {"x": jax.ShapeDtypeStruct((ROWS, WIDTH), np.float32)}
@@ -42,7 +42,7 @@ def _plan(*, count=8, axes=None, device="NVIDIA H200", **options):
 
 
 def test_bytes_are_those_of_one_device():
-    found = _plan(ema=0.9)
+    found = _estimate(ema=0.9)
     up, down = WIDTH * HIDDEN * 4, HIDDEN * 4  # down is too small to be split
     each = up // 8 + down
     skips = 2 * 4
@@ -57,29 +57,29 @@ def test_bytes_are_those_of_one_device():
 
 
 def test_what_changes_the_bytes():
-    plain = _plan()
-    parts = _plan(accumulate=4)
+    plain = _estimate()
+    parts = _estimate(accumulate=4)
     assert parts.residual_bytes == plain.residual_bytes // 4
     assert parts.gradient_bytes == 2 * plain.gradient_bytes
-    whole = _plan(axes={"data": 8, "fsdp": 1})
+    whole = _estimate(axes={"data": 8, "fsdp": 1})
     assert whole.state_bytes["params"] == (WIDTH + 1) * HIDDEN * 4
     assert whole.residual_bytes == plain.residual_bytes
-    split = _plan(axes={"fsdp": 4, "context": 2})
+    split = _estimate(axes={"fsdp": 4, "context": 2})
     assert split.residual_bytes == plain.residual_bytes
-    cast = _plan(precision=Precision(compute="bfloat16"))
+    cast = _estimate(precision=Precision(compute="bfloat16"))
     # The input stays float32, so the product is. Kept is the copy of `down`, whose input needs it.
     assert cast.residual_bytes == plain.residual_bytes + HIDDEN * 2 // 8
 
 
 def test_operations_and_the_bound_on_time():
-    found = _plan()
+    found = _estimate()
     up, down = 2 * ROWS * WIDTH * HIDDEN, 2 * ROWS * HIDDEN
     assert found.model_flops == 2 * up + 3 * down  # the input has no gradient
     assert found.recomputed_flops == 0 or found.recomputed_flops == down
     moved = 2 * sum(found.state_bytes.values()) / 4800e9
     assert found.bound == "memory"
     assert found.seconds == pytest.approx(moved)
-    large = _plan(device="TPU v6 lite", precision=Precision(compute="bfloat16"))
+    large = _estimate(device="TPU v6 lite", precision=Precision(compute="bfloat16"))
     assert large.memory_bytes == 32 * 2**30
     assert large.seconds == pytest.approx(
         max(
@@ -90,18 +90,18 @@ def test_operations_and_the_bound_on_time():
 
 
 def test_an_unknown_device_has_no_bound():
-    found = _plan(device="cpu")
+    found = _estimate(device="cpu")
     assert (found.memory_bytes, found.fits, found.seconds, found.bound) == (None, None, None, None)
     assert "at least" not in str(found)
 
 
 def test_operations_that_the_trainer_was_told_are_believed():
-    found = _plan(flops=1e15)
+    found = _estimate(flops=1e15)
     assert (found.model_flops, found.bound) == (10**15, "products")
 
 
 def test_it_reads_as_a_table_and_as_json():
-    found = _plan(ema=0.9)
+    found = _estimate(ema=0.9)
     text = str(found)
     assert text.startswith("8 x NVIDIA H200, fsdp=8\n")
     assert "state.ema" in text
@@ -124,4 +124,4 @@ def test_a_trainer_without_devices_only_plans():
 
 def test_rows_that_the_mesh_cannot_split_are_refused():
     with pytest.raises(ValueError, match=r"must be divisible by accumulate.*3 × 8 = 24.*rows=64"):
-        _plan(accumulate=3)
+        _estimate(accumulate=3)

@@ -10,7 +10,14 @@ import numpy as np
 import optax
 from flax import nnx
 
-from dovetail_train import Trainer, abstract_mesh, fsdp_shardings, lm_loss, make_mesh
+from dovetail_train import (
+    Trainer,
+    abstract_mesh,
+    estimate,
+    fsdp_shardings,
+    lm_loss,
+    make_mesh,
+)
 from dovetail_train.testing import TinyDecoder
 
 MESHES = {

@@ -126,7 +126,7 @@ def unpack_weights(packed: PackedWeights) -> QArray:
 
 def grouped(values: Array, packed: PackedWeights) -> Array:
     """[..., G h] or [..., K] as [..., G, h] or [..., G, g]."""
-    return values.reshape(*values.shape[:-1], packed.groups, -1)
+    return values.reshape(*values.shape[:-1], packed.groups, values.shape[-1] // packed.groups)
 
 
 def split(x: Array, packed: PackedWeights) -> list[Array]:

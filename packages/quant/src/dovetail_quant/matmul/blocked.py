@@ -8,6 +8,7 @@ its codes alone. The same loop gives dx = dy w transposed.
 """
 
 import dataclasses
+import math
 from typing import Any, Literal
 
 import jax
@@ -83,7 +84,7 @@ class Blocked:
 
 def forward(x: Array, packed: PackedWeights) -> Array:
     """y [R, N] = x [R, K] w, in the dtype of x."""
-    parts = [part.reshape(x.shape[0], -1) for part in split(x, packed)]
+    parts = [_flat(part) for part in split(x, packed)]
 
     def product(one: PackedWeights) -> Array:
         pairs = zip(parts, decoded(one, x.dtype), strict=True)
@@ -97,7 +98,7 @@ def backward(dy: Array, packed: PackedWeights) -> Array:
     """dx [R, K] = dy [R, N] w transposed, summed over blocks."""
     count, size = blocks(packed)
     wide = split(jnp.zeros((dy.shape[0], packed.in_features), dy.dtype), packed)
-    zeros = [part.reshape(dy.shape[0], -1) for part in wide]
+    zeros = [_flat(part) for part in wide]
 
     def add(sums: list[Array], begin: Array) -> tuple[list[Array], None]:
         start = jnp.minimum(begin, packed.out_features - size)
@@ -110,6 +111,11 @@ def backward(dy: Array, packed: PackedWeights) -> Array:
 
     sums, _ = jax.lax.scan(add, zeros, jnp.arange(count) * size)
     return merge([grouped(part, packed) for part in sums], packed)
+
+
+def _flat(x: Array) -> Array:
+    """x [R, G, h] as [R, G h]; R may be 0, of which reshape cannot infer the rest."""
+    return x.reshape(x.shape[0], math.prod(x.shape[1:]))
 
 
 def columns(packed: PackedWeights, index: Array) -> Array:

@@ -8,7 +8,7 @@
 Processors multiply int8 many rows at a time, in two to four times less time than float32, and
 weights of one byte are read as they are. Sums are int32 and exact; scales come after them. Four-bit
 codes are widened to int8 by blocks. Codes in groups are decoded as `Blocked` does: a product of
-integers for each group took 1.4 to 2 times that time at 1 to 64 rows (4096 x 4096 int4 by 128).
+integers for each group took 1.5 to 2.4 times that time at 1 to 64 rows (4096 x 4096 int4 by 128).
 """
 
 import dataclasses

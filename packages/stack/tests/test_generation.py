@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-import collections
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from flax import nnx
 from dovetail_data import Bytes
 from dovetail_models import init, llama
 from dovetail_stack.recipes import generation
-from dovetail_stack.recipes.generation import generate, sample
+from dovetail_stack.recipes.generation import generate
 
 
 @pytest.fixture(scope="module")
@@ -41,18 +41,32 @@ def test_greedy_equals_the_argmax_of_a_full_forward_pass_across_a_bucket_border(
     assert len(set(got)) > 3
 
 
-def test_samples_follow_the_tempered_nucleus():
-    logits = jnp.asarray([2.0, -1.0, 1.5, 0.0, -3.0])
-    scaled = np.asarray(logits, np.float64) / 0.8
-    p = np.exp(scaled) / np.exp(scaled).sum()  # 0.57, 0.01, 0.30, 0.05, 0.001
-    kept = [0, 2]  # 0.57 < 0.7 <= 0.87
-    draw = jax.vmap(lambda key: sample(logits, key=key, temperature=0.8, top_p=0.7))
-    n = 4000
-    counts = collections.Counter(draw(jax.random.split(jax.random.key(0), n)).tolist())
-    assert set(counts) == set(kept)
-    expected = p[0] / p[kept].sum()
+def test_samples_follow_the_tempered_nucleus(model):
+    ids = [256, 65, 66]
+    logits = np.asarray(model(jnp.asarray([ids], jnp.int32))[0, -1], np.float64) / 0.8
+    p = np.exp(logits - logits.max())
+    p /= p.sum()
+    ranked = np.argsort(-p)
+    kept = ranked[: int(np.searchsorted(np.cumsum(p[ranked]), 0.7)) + 1]
+    n = 500
+    draws = [
+        *itertools.chain(
+            *(_ids(model, ids, max_tokens=1, temperature=0.8, top_p=0.7, seed=i) for i in range(n))
+        )
+    ]
+    assert set(draws) <= set(kept.tolist())
+    expected = p[kept[0]] / p[kept].sum()
     deviation = (expected * (1 - expected) / n) ** 0.5
-    assert abs(counts[0] / n - expected) < 4 * deviation
+    assert 0.02 < expected < 0.98  # else the draw would say little
+    assert abs(draws.count(kept[0]) / n - expected) < 4 * deviation
+
+
+def test_logits_that_are_not_finite_are_an_error(model):
+    broken = nnx.clone(model)
+    nnx.update(broken, jax.tree.map(lambda leaf: leaf * jnp.nan, nnx.state(broken)))
+    for temperature in (0.0, 1.0):
+        with pytest.raises(ValueError, match=r"must be finite, got NaN .* after 3 tokens: check"):
+            _ids(broken, [256, 65, 66], max_tokens=2, temperature=temperature)
 
 
 def test_a_tiny_nucleus_is_greedy_and_one_seed_gives_one_text(model):
@@ -77,6 +91,7 @@ def test_characters_come_whole_and_the_end_of_text_ends_it():
         ({"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
         ({"temperature": -1.0}, "temperature must be 0 .* got -1.0"),
         ({"temperature": float("nan")}, "temperature must be 0 .* got nan"),
+        ({"temperature": float("inf")}, "temperature must be 0 .* finite, got inf: try 1.0"),
         ({"top_p": 0.0}, r"top_p must lie in \(0, 1\], got 0.0"),
         ({"top_p": 1.5}, r"top_p must lie in \(0, 1\], got 1.5"),
     ],

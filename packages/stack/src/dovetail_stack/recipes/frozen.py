@@ -14,11 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, UInt32
+from jaxtyping import UInt32
 
+from dovetail_checkpoint import digest
 from dovetail_train import Store
-
-_WORDS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}  # by bytes of an element
 
 
 class WithoutFrozen:
@@ -29,7 +28,7 @@ class WithoutFrozen:
 
     def __init__(self, store: Store, frozen: Any) -> None:
         self._store, self._frozen = store, frozen
-        self._digest: Array | None = None
+        self._digest: np.ndarray | None = None
 
     @classmethod
     def of(cls, model: nnx.Module, store: Store, *, trainable: Any) -> Store:
@@ -43,7 +42,7 @@ class WithoutFrozen:
         train = dict(items.pop("train"))
         frozen = train.pop("frozen")
         if self._digest is None:
-            self._digest = digest(frozen)
+            self._digest = _stacked(digest(frozen))
         self._store.save(step, train={**train, "frozen_digest": self._digest}, **items)
 
     def restore(self, **targets: Any) -> tuple[int, dict[str, Any]] | None:
@@ -56,7 +55,7 @@ class WithoutFrozen:
         like = train.pop("frozen")
         size = len(jax.tree.leaves(like))
         train["frozen_digest"] = jax.ShapeDtypeStruct(
-            (size,), jnp.uint32, sharding=train["step"].sharding
+            (size, 2), jnp.uint32, sharding=train["step"].sharding
         )
         found = self._store.restore(train=train, **targets)
         if found is None:
@@ -71,14 +70,15 @@ class WithoutFrozen:
         return step, {**items, "train": {**restored, "frozen": placed}}
 
     def _check(self, saved: np.ndarray, frozen: Any, step: int) -> None:
-        self._digest = digest(frozen)
-        differing = np.flatnonzero(saved != np.asarray(self._digest))
+        digests = digest(frozen)
+        self._digest = _stacked(digests)
+        differing = np.flatnonzero((saved != self._digest).any(axis=1))
         if differing.size:
-            leaves = jax.tree_util.tree_leaves_with_path(frozen)
-            name = jax.tree_util.keystr(leaves[differing[0]][0], simple=True, separator=".")
+            names = list(digests)
             raise ValueError(
                 f"parameters that are not trained must be those that the run began with, got "
-                f"others in {differing.size} of {len(leaves)} since step {step}, first {name}: "
+                f"others in {differing.size} of {len(names)} since step {step}, "
+                f"first {names[differing[0]]}: "
                 f"put back the directory that they were read from, or start a new run"
             )
 
@@ -87,21 +87,6 @@ class WithoutFrozen:
         self._store.wait()
 
 
-def digest(tree: Any) -> UInt32[Array, " leaves"]:
-    """Σ (2i + 1)·bits(xᵢ) mod 2³² of each leaf, i counting its elements: no order of sums matters.
-
-    So it is the same on any mesh. Not against forgery; a leaf that was exchanged, permuted or
-    altered in some elements gives another number in all but one of 2³² cases.
-    """
-    return jnp.stack(_digests(jax.tree.leaves(tree)))
-
-
-@jax.jit
-def _digests(leaves: list[Array]) -> list[Array]:
-    return [_digest_of(leaf) for leaf in leaves]
-
-
-def _digest_of(x: Array) -> Array:
-    bits = jax.lax.bitcast_convert_type(x, _WORDS[x.dtype.itemsize]).astype(jnp.uint32)
-    odd = 2 * jax.lax.iota(jnp.uint32, x.size).reshape(x.shape) + 1
-    return (bits * odd).sum(dtype=jnp.uint32)
+def _stacked(digests: dict[str, UInt32[jax.Array, "2"]]) -> UInt32[np.ndarray, "leaves 2"]:
+    """The digests as one array, which a checkpoint holds as one leaf."""
+    return np.stack(jax.device_get(list(digests.values())))

@@ -12,12 +12,11 @@ import functools
 from collections.abc import Iterator
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Int
 
 from dovetail_data import Tokenizer
+from dovetail_kernels import sample
 from dovetail_models import Decoder, dense_kv
 
 BUCKET = 64  # tokens; the smallest cache, and the step by which prompts and caches grow
@@ -58,8 +57,10 @@ def _check(
 ) -> None:
     if max_tokens < 1:
         raise ValueError(f"max_tokens must be at least 1, got {max_tokens}")
-    if not temperature >= 0:
-        raise ValueError(f"temperature must be 0 (greedy) or positive, got {temperature}")
+    if not 0 <= temperature < float("inf"):
+        raise ValueError(
+            f"temperature must be 0 (greedy) or positive and finite, got {temperature}: try 1.0"
+        )
     if not 0 < top_p <= 1:
         raise ValueError(f"top_p must lie in (0, 1], got {top_p}: 1 keeps every token")
     check_vocabulary(model.config.vocab_size, tokenizer)
@@ -100,7 +101,8 @@ def _tokens(
     tokens[0, : len(ids)] = ids
     positions = np.arange(tokens.shape[1], dtype=np.int32)[None]
     last = len(ids) - 1
-    for key in jax.random.split(jax.random.key(seed), max_tokens):
+    # `sample` takes threefry keys alone, and a program may have chosen others as its default.
+    for key in jax.random.split(jax.random.key(seed, impl="threefry2x32"), max_tokens):
         token, kv = _step(
             graphdef,
             state,
@@ -111,37 +113,27 @@ def _tokens(
             key=key,
             temperature=temperature,
             top_p=top_p,
-            greedy=temperature == 0,
         )
-        yield int(token)
-        tokens, positions, last = token[None, None], positions[:, last : last + 1] + 1, 0
+        if int(token[0]) < 0:
+            raise ValueError(
+                "the logits of a model must be finite, got NaN or infinity after "
+                f"{positions[0, last] + 1} tokens: check its weights"
+            )
+        yield int(token[0])
+        tokens, positions, last = token[None], positions[:, last : last + 1] + 1, 0
 
 
 def _bucket(tokens: int) -> int:
     return -(-tokens // BUCKET) * BUCKET
 
 
-@functools.partial(jax.jit, static_argnames=("graphdef", "greedy"), donate_argnames=("kv",))
-def _step(graphdef, state, tokens, positions, kv, *, last, key, temperature, top_p, greedy):
-    """Runs `tokens` i32[1,T] and picks the token after the one at index `last`."""
+@functools.partial(jax.jit, static_argnames="graphdef", donate_argnames="kv")
+def _step(graphdef, state, tokens, positions, kv, *, last, key, temperature, top_p):
+    """Runs `tokens` i32[1,T] and draws the token after index `last`, i32[1]; -1 for NaN logits."""
     model = nnx.merge(graphdef, state)
     x, kv = model.features(tokens, positions=positions, kv=kv)
-    logits = model.head(x[0, last])
-    if greedy:
-        return jnp.argmax(logits).astype(jnp.int32), kv
-    return sample(logits, key=key, temperature=temperature, top_p=top_p), kv
-
-
-def sample(
-    logits: Float[Array, "V"], *, key: Array, temperature: float, top_p: float
-) -> Int[Array, ""]:
-    """Draws one id from softmax(logits / temperature) cut to its nucleus of mass `top_p`."""
-    order = jnp.argsort(-logits)
-    ranked = logits[order] / temperature
-    probabilities = jax.nn.softmax(ranked)
-    mass_before = jnp.cumsum(probabilities) - probabilities
-    choice = jax.random.categorical(key, jnp.where(mass_before < top_p, ranked, -jnp.inf))
-    return order[choice].astype(jnp.int32)
+    logits = model.head(x[:, last])
+    return sample(logits, keys=key[None], temperature=temperature, top_p=top_p), kv
 
 
 def _pieces(tokenizer: Tokenizer, stream: Iterator[int]) -> Iterator[str]:

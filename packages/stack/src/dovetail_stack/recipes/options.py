@@ -119,7 +119,7 @@ class Shape:
         if self.embed // 2 % self.heads:
             raise ValueError(
                 f"heads must divide half of the width, got heads={self.heads}, embed={self.embed}: "
-                f"pass one of {_divisors(self.embed // 2)}, or another embed"
+                f"pass one of {_divisors(self.embed // 2)}, or another width"
             )
         if self.heads % self.kv_heads:
             raise ValueError(

@@ -121,7 +121,7 @@ def test_killed_at_random_points_it_ends_as_if_nothing_had_happened(unbroken, tm
     code, output = _train(out)
     assert code == 0, output
     assert len({line["generation"] for line in _lines(out)}) == 4
-    events = [json.loads(line) for line in (out / "starts.jsonl").read_text().splitlines()]
+    events = [json.loads(line) for line in (out / "launches.jsonl").read_text().splitlines()]
     assert [event["event"] for event in events] == ["start"] * 4 + ["end"]
     assert events[-1]["outcome"] == "finished"
     assert _losses(out) == _losses(unbroken)

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 import dovetail_train
-from dovetail_stack import cli, runs, settings, starts
+from dovetail_stack import cli, launches, runs, settings
 from dovetail_stack.settings import Continue, Pretrain
 from dovetail_train import Jsonl
 
@@ -23,7 +23,7 @@ def _start(**other):
         "event": "start",
         "time": "2026-01-02T03:04:05Z",
         "command": "dovetail train pretrain --out r",
-        "host": starts.host(),
+        "host": launches.host(),
         "cores": 2,
         "devices": {"platform": "cpu", "kind": "cpu", "count": 4, "mesh": {"fsdp": 4}},
         "seeds": {"seed": 0},
@@ -40,7 +40,7 @@ def _end(outcome, **other):
 def _write(path, *events, losses=(), rates=(), evaluated=None, made=None):
     """A run that logged these losses from step 0 on."""
     (made or settings.create(Pretrain, {"text": "/t", "steps": 9})).save(path)
-    (path / starts.FILE).write_text("".join(json.dumps(event) + "\n" for event in events))
+    (path / launches.FILE).write_text("".join(json.dumps(event) + "\n" for event in events))
     sink = Jsonl(path / "metrics.jsonl")
     for step, loss in enumerate(losses):
         rate = {"tokens_per_s": rates[step]} if rates else {}
@@ -89,7 +89,7 @@ def test_list_has_a_row_for_each_run_and_names_the_rest(folder, capsys):
 
 
 def test_list_as_json_has_the_same_and_reads_a_single_run(folder, capsys):
-    for age, name in enumerate(("metrics.jsonl", starts.FILE, settings.FILE)):
+    for age, name in enumerate(("metrics.jsonl", launches.FILE, settings.FILE)):
         os.utime(folder / "done" / name, (0, UPDATED - age))
     found = json.loads(_printed(capsys, "list", folder, "--json"))
     assert set(found["runs"]) == {"done", "other", "dead"}
@@ -197,7 +197,7 @@ def test_a_run_whose_lock_is_held_is_running(tmp_path):
         "import fcntl, sys; f = open(sys.argv[1], 'wb'); fcntl.lockf(f, fcntl.LOCK_EX); "
         "print('held', flush=True); sys.stdin.read()"
     )
-    line = [sys.executable, "-c", program, str(run / starts.LOCK)]
+    line = [sys.executable, "-c", program, str(run / launches.LOCK)]
     with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout.readline() == b"held\n"
         assert runs.load(run).state == "running"
@@ -218,7 +218,7 @@ def test_the_account_is_that_of_the_trainer(folder, capsys):
     account = runs.account(run)
     assert account["idle"] == found.idle_s
     assert sum(account.values()) == pytest.approx(found.wall_s)
-    assert "where the time went, over all starts" in _printed(capsys, "show", folder / "done")
+    assert "where the time went, over all launches" in _printed(capsys, "show", folder / "done")
     shown = json.loads(_printed(capsys, "show", folder / "done", "--json"))
     assert shown["account_s"] == account
 

@@ -123,7 +123,7 @@ def test_options_become_settings_with_paths_from_the_root(
     made = settings.load(tmp_path / "r")
     wanted = settings.create(Pretrain, {"text": str(texts), "skip": ("a", "b"), "steps": 4})
     assert made == dataclasses.replace(wanted, skipped=("z",))
-    event = json.loads((tmp_path / "r" / "starts.jsonl").read_text().splitlines()[-1])
+    event = json.loads((tmp_path / "r" / "launches.jsonl").read_text().splitlines()[-1])
     assert (event["outcome"], event["error"]) == ("failed", "stopped")
 
 

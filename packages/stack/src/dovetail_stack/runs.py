@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dovetail_stack import settings, starts
+from dovetail_stack import launches, settings
 from dovetail_stack.commands.generate import EXPORT
 from dovetail_stack.settings import Settings
 
@@ -26,7 +26,7 @@ Line = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One run. lines: a dict of scalars per step, in order; events: see `starts`.
+    """One run. lines: a dict of scalars per step, in order; events: see `launches`.
 
     state: finished (exported), running, interrupted (asked to stop, saved), failed, killed (ended
     without a word), or unknown (so, but begun on another machine, where it may be running).
@@ -39,7 +39,7 @@ class Run:
     lines: Sequence[Line]
 
     @property
-    def starts(self) -> list[Mapping[str, Any]]:
+    def launches(self) -> list[Mapping[str, Any]]:
         return [event for event in self.events if event["event"] == "start"]
 
     def series(self, name: str) -> dict[int, float]:
@@ -90,7 +90,7 @@ def load(path: Path) -> Run:
             f"a run is a directory with {settings.FILE}, got {str(path)!r}: name what dovetail "
             "train was given as --out"
         )
-    events, metrics = starts.read(path), path / METRICS
+    events, metrics = launches.read(path), path / METRICS
     return Run(
         path=path,
         settings=settings.load(path),
@@ -102,7 +102,7 @@ def load(path: Path) -> Run:
 
 def account(run: Run) -> dict[str, float] | None:
     """{what: seconds} of the wall time between the first and the last line of a run's metrics, over
-    all of its starts: `dovetail_train.read_account`. None without two of them."""
+    all of its launches: `dovetail_train.read_account`. None without two of them."""
     if len(run.lines) < 2:
         return None
     found = _records().read_account(run.path / METRICS)
@@ -142,12 +142,12 @@ def compare(runs: Mapping[str, Run]) -> dict[str, Any]:
     """
     some = list(runs.values())
     flat = [{"recipe": run.settings.recipe, **settings.flat(run.settings)} for run in some]
-    versions = [run.starts[-1]["versions"] if run.starts else {} for run in some]
+    versions = [run.launches[-1]["versions"] if run.launches else {} for run in some]
     losses = [run.series("loss") for run in some]
     common = sorted(functools.reduce(lambda a, b: a & b.keys(), losses[1:], set(losses[0])))
     evaluations = [{k: v for k, (_, v) in run.evaluations().items()} for run in some]
     summaries = [run.summary() for run in some]
-    devices = [run.starts[-1]["devices"] if run.starts else None for run in some]
+    devices = [run.launches[-1]["devices"] if run.launches else None for run in some]
     figures = ("state", "step", "loss", "tokens_per_s", "goodput")
     return {
         "runs": list(runs),
@@ -162,12 +162,12 @@ def compare(runs: Mapping[str, Run]) -> dict[str, Any]:
 
 def never_trained(path: Path) -> bool:
     """Whether every launch of a run failed before its first step; not while one is running."""
-    ends = [event for event in starts.read(path) if event["event"] == "end"]
-    launches = [event for event in starts.read(path) if event["event"] == "start"]
-    if len(ends) < len(launches) or any(end["outcome"] != "failed" for end in ends):
+    ends = [event for event in launches.read(path) if event["event"] == "end"]
+    begun = [event for event in launches.read(path) if event["event"] == "start"]
+    if len(ends) < len(begun) or any(end["outcome"] != "failed" for end in ends):
         return False
     made = [path / METRICS, *(path / CHECKPOINTS).glob("[0-9]*")]
-    return not any(file.exists() for file in made) and not starts.is_running(path)
+    return not any(file.exists() for file in made) and not launches.is_running(path)
 
 
 def clear(path: Path) -> None:
@@ -189,14 +189,14 @@ def _differing(tables: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 
 def _state(path: Path, events: Sequence[Mapping[str, Any]]) -> str:
-    if starts.is_running(path):
+    if launches.is_running(path):
         return "running"
     last = events[-1] if events else None
     if last is not None and last["event"] == "end":
         return last["outcome"]
     if last is None:
         return "finished" if (path / EXPORT).is_dir() else "unknown"
-    return "killed" if last["host"] == starts.host() else "unknown"
+    return "killed" if last["host"] == launches.host() else "unknown"
 
 
 def _last(series: Mapping[int, float]) -> float | None:
@@ -205,7 +205,7 @@ def _last(series: Mapping[int, float]) -> float | None:
 
 def _files(path: Path) -> list[Path]:
     """Those that change as a run goes on."""
-    return [f for name in (settings.FILE, starts.FILE, METRICS) if (f := path / name).is_file()]
+    return [f for name in (settings.FILE, launches.FILE, METRICS) if (f := path / name).is_file()]
 
 
 @functools.cache
@@ -227,7 +227,7 @@ def _records() -> Any:
 
 def facts(run: Run) -> dict[str, str]:
     """What a report says of a run beside its curves."""
-    last = run.starts[-1] if run.starts else {"versions": {}}
+    last = run.launches[-1] if run.launches else {"versions": {}}
     return {
         "recipe": run.settings.recipe,
         "state": run.state,

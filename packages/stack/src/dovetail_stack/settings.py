@@ -20,7 +20,7 @@ from dovetail_stack.recipes.options import (
     Distillation,
     Duration,
     Files,
-    Looking,
+    Monitoring,
     Shape,
     Source,
     Training,
@@ -44,7 +44,7 @@ class Settings:
     recipe: ClassVar[str]
     files: Files
     duration: Duration = field(default_factory=Duration)
-    looking: Looking = field(default_factory=Looking)
+    monitoring: Monitoring = field(default_factory=Monitoring)
     training: Batching = field(default_factory=Batching)
     skipped: tuple[str, ...] | None = None
 

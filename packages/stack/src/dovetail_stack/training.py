@@ -312,13 +312,13 @@ def _looking(run: Settings, job: _Job, out: Path) -> "list[Hook]":
     from dovetail_stack.recipes.sampling import Samples
     from dovetail_train import Trace
 
-    looking, found = run.looking, []
-    if looking.samples:
-        options = {"prompt": looking.prompt, "every": looking.samples}
+    monitoring, found = run.monitoring, []
+    if monitoring.samples:
+        options = {"prompt": monitoring.prompt, "every": monitoring.samples}
         decoder = job.recipe.decoder
         found.append(Samples(out / SAMPLES, job.text.tokenizer, decoder=decoder, **options))
-    if looking.trace:
-        found.append(Trace(out / TRACE, start=looking.trace, steps=TRACED_STEPS))
+    if monitoring.trace:
+        found.append(Trace(out / TRACE, start=monitoring.trace, steps=TRACED_STEPS))
     return found
 
 

@@ -97,7 +97,7 @@ def show(args: argparse.Namespace) -> int:
         print(_table([[f"  {k}", _value(v), f"after step {step}"] for k, (step, v) in found]))
     if (account := runs.account(one)) is not None:
         whole = max(sum(account.values()), 1e-9)
-        print("\nwhere the time went, over all starts")
+        print("\nwhere the time went, over all launches")
         rows = [[f"  {k}", f"{v:,.1f} s", f"{v / whole:.1%}"] for k, v in account.items()]
         print(_table(rows))
     for event in one.events:
@@ -158,7 +158,7 @@ def _fields(part: Any) -> dict[str, Any]:
 
 
 def _event(event: Mapping[str, Any]) -> str:
-    """What `starts.jsonl` says of a start or an end, in a few lines."""
+    """What `launches.jsonl` says of a start or an end, in a few lines."""
     if event["event"] == "end":
         reason = f": {event['error']}" if "error" in event else ""
         return f"{event['time']}  {event['outcome']}{reason}"

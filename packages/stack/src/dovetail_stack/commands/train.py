@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dovetail_stack import runs, settings, starts, training
+from dovetail_stack import launches, runs, settings, training
 from dovetail_stack._command import INTERRUPTED
 from dovetail_stack.commands.generate import EXPORT, refuse_quantized
 from dovetail_stack.recipes.options import Duration
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     mesh = training.make_mesh(axes)
     stored = _settings(values, out, mesh)
     seeds = {"seed": stored.training.seed}
-    with starts.recorded(out, command=args.argv, seeds=seeds, mesh=mesh) as record:
+    with launches.recorded(out, command=args.argv, seeds=seeds, mesh=mesh) as record:
         record.finished = training.execute(stored, out, mesh=mesh)
     if record.finished:
         print(f"Exported {out / EXPORT}. Try: dovetail generate {args.out} --prompt '...'")

@@ -210,8 +210,8 @@ class Tuning(Batching):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Looking:
-    """Monitoring of a model while it is trained, beside the metrics."""
+class Monitoring:
+    """Texts and traces that are written while a model is trained, beside the metrics."""
 
     samples: int = _option(
         0, "steps between texts that the model writes, to RUN/samples.jsonl; 0: none"

@@ -9,7 +9,7 @@ from importlib import metadata
 import jax
 import pytest
 
-from dovetail_stack import starts
+from dovetail_stack import launches
 from dovetail_train import make_mesh
 
 COMMAND = ["train", "pretrain", "--out", "a run"]
@@ -17,14 +17,14 @@ COMMAND = ["train", "pretrain", "--out", "a run"]
 
 def _recorded(run):
     mesh = make_mesh(data=1, devices=jax.devices()[:1])
-    return starts.recorded(run, command=COMMAND, seeds={"seed": 3}, mesh=mesh)
+    return launches.recorded(run, command=COMMAND, seeds={"seed": 3}, mesh=mesh)
 
 
 def test_a_start_and_its_end_are_recorded(tmp_path):
     with _recorded(tmp_path) as record:
-        (begun,) = starts.read(tmp_path)
+        (begun,) = launches.read(tmp_path)
         record.finished = True
-    begun_again, ended = starts.read(tmp_path)
+    begun_again, ended = launches.read(tmp_path)
     assert begun == begun_again
     assert begun["command"] == "dovetail train pretrain --out 'a run'"
     assert begun["seeds"] == {"seed": 3}
@@ -42,7 +42,7 @@ def test_no_value_of_the_environment_is_recorded(tmp_path, monkeypatch):
     monkeypatch.setenv("API_TOKEN", "s3cr3t-value")
     with _recorded(tmp_path):
         pass
-    assert "s3cr3t-value" not in (tmp_path / starts.FILE).read_text()
+    assert "s3cr3t-value" not in (tmp_path / launches.FILE).read_text()
 
 
 def test_an_interruption_and_a_failure_are_recorded_as_such(tmp_path):
@@ -52,7 +52,7 @@ def test_an_interruption_and_a_failure_are_recorded_as_such(tmp_path):
         raise ValueError("a disk is full\nsecond line")
     with pytest.raises(KeyboardInterrupt), _recorded(tmp_path):
         raise KeyboardInterrupt
-    ends = [event for event in starts.read(tmp_path) if event["event"] == "end"]
+    ends = [event for event in launches.read(tmp_path) if event["event"] == "end"]
     assert [end["outcome"] for end in ends] == ["interrupted", "failed", "failed"]
     assert [end.get("error") for end in ends] == [None, "a disk is full", "KeyboardInterrupt"]
 
@@ -60,7 +60,7 @@ def test_an_interruption_and_a_failure_are_recorded_as_such(tmp_path):
 def test_other_versions_are_warned_of_in_one_line(tmp_path, caplog):
     with _recorded(tmp_path):
         pass
-    path = tmp_path / starts.FILE
+    path = tmp_path / launches.FILE
     first, end = path.read_text().splitlines()
     event = json.loads(first)
     event["versions"] |= {"jax": "0.0.1", "jax-rocm7-plugin": "9"}
@@ -84,23 +84,23 @@ def test_the_same_versions_say_nothing(tmp_path, caplog):
 def test_a_torn_last_line_is_left_out_and_cut_off(tmp_path):
     with _recorded(tmp_path):
         pass
-    path = tmp_path / starts.FILE
+    path = tmp_path / launches.FILE
     whole = path.read_bytes()
     path.write_bytes(whole + b'{"event": "sta')
-    assert len(starts.read(tmp_path)) == 2
+    assert len(launches.read(tmp_path)) == 2
     with _recorded(tmp_path):
         pass
     assert path.read_bytes().startswith(whole + b'{"event": "start", "time"')
-    assert len(starts.read(tmp_path)) == 4
+    assert len(launches.read(tmp_path)) == 4
 
 
 @pytest.mark.parametrize("line", ["{", "[]", '{"event": "start"}'])
 def test_another_damaged_line_is_named(tmp_path, line):
-    (tmp_path / starts.FILE).write_text(f'{{"event": "end", "time": ""}}\n{line}\n')
+    (tmp_path / launches.FILE).write_text(f'{{"event": "end", "time": ""}}\n{line}\n')
     with pytest.raises(
-        ValueError, match=r"each line must be an event .*starts\.jsonl:2: .* remove"
+        ValueError, match=r"each line must be an event .*launches\.jsonl:2: .* remove"
     ):
-        starts.read(tmp_path)
+        launches.read(tmp_path)
 
 
 HOLDER = """
@@ -113,16 +113,16 @@ sys.stdin.read()
 
 
 def test_a_second_process_is_refused_until_the_first_is_dead(tmp_path):
-    assert not starts.is_running(tmp_path)
-    line = [sys.executable, "-c", HOLDER, str(tmp_path / starts.LOCK)]
+    assert not launches.is_running(tmp_path)
+    line = [sys.executable, "-c", HOLDER, str(tmp_path / launches.LOCK)]
     with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout.readline() == b"held\n"
-        assert starts.is_running(tmp_path)
+        assert launches.is_running(tmp_path)
         refused = r"one process at a time, got .* which another has: wait for it, or stop it"
         with pytest.raises(RuntimeError, match=refused), _recorded(tmp_path):
             pass
         holder.kill()
-    assert not starts.is_running(tmp_path)
+    assert not launches.is_running(tmp_path)
     with _recorded(tmp_path):
         pass
-    assert len(starts.read(tmp_path)) == 2
+    assert len(launches.read(tmp_path)) == 2

@@ -1,9 +1,9 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""`starts.jsonl`: when, by which command, with which versions and on what a run was started.
+"""The launches of a run, `launches.jsonl`: time, command, versions, devices of each.
 
-Two lines for each start: one as it begins, one as it ends, whichever way. A start that a kill ended
-has no second one, and the lock that it held is free. The environment is not recorded: it may hold
+Two lines for each launch: one as it begins, one as it ends, whichever way. One that a kill ended
+has no second line, and the lock that it held is free. The environment is not recorded: it may hold
 secrets.
 """
 
@@ -28,7 +28,7 @@ from dovetail_stack import git
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
-FILE, LOCK = "starts.jsonl", ".lock"
+FILE, LOCK = "launches.jsonl", ".lock"
 # Whatever takes part in the arithmetic, plugins of devices included.
 _RECORDED = re.compile(r"jax|jaxlib|jax-.*|flax|optax|orbax-checkpoint|numpy|dovetail(-.*)?")
 # A look at the lock, as `dovetail runs` takes it, holds it for less than this.

@@ -60,7 +60,7 @@ def execute(run: Settings, out: Path, *, mesh: "Mesh") -> bool:
     held_out = pack(job.text.held_out, length=length, seed=seed)
     hooks = [
         *_evaluations(held_out, job, every=max(1, steps // EVALUATIONS)),
-        *_looking(run, job, out),
+        *_monitoring(run, job, out),
     ]
     with on_signal(signal.SIGINT, signal.SIGTERM) as stop, Bar(steps=steps) as bar:
         options = {"steps": steps, "sinks": [bar], "hooks": hooks, "stop": stop.poll}
@@ -307,7 +307,7 @@ def _evaluations(rows: "Rows", job: _Job, *, every: int) -> "list[Eval]":
     return [Eval(held_out, every=every, ema=ema, **options) for ema in kinds]
 
 
-def _looking(run: Settings, job: _Job, out: Path) -> "list[Hook]":
+def _monitoring(run: Settings, job: _Job, out: Path) -> "list[Hook]":
     """Samples and a trace, if they are wanted."""
     from dovetail_stack.recipes.sampling import Samples
     from dovetail_train import Trace

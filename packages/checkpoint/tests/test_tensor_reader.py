@@ -178,7 +178,7 @@ def test_a_file_that_is_cut_while_it_is_read_is_named(theirs):
         reader.read(dict.fromkeys(reader.leaves))
     found = [str(problem) for problem in reader.damaged_files(list(reader.leaves))]
     assert len(found) == 1
-    assert found[0].startswith("theirs.safetensors: the tensors end at byte")
+    assert found[0].startswith("theirs.safetensors: is cut short: the tensors end at byte")
 
 
 def test_a_file_that_vanishes_is_named(ours):

@@ -133,7 +133,7 @@ def _check(logits: Any, *, k: int, score: str, bias: Any, groups: ExpertGroups |
         eligible = _eligible(groups, count)
     if not 1 <= k <= eligible:
         raise ValueError(
-            f"route_tokens needs 1 <= k <= the {eligible} experts that may be chosen of E={count}, "
+            f"route_tokens needs 1 <= k <= the experts to choose from, {eligible} of E={count}, "
             f"got k={k}, groups={groups}. Use a smaller k or more groups."
         )
 
@@ -148,7 +148,7 @@ def _eligible(groups: ExpertGroups, count: int) -> int:
     size, least = count // groups.count, {"max": 1, "top2": 2}.get(groups.score)
     if least is None or size < least:
         raise ValueError(
-            "route_tokens needs groups.score 'max', or 'top2' with two experts in a group or more, "
+            "route_tokens needs groups.score 'max', or 'top2' and at least two experts a group, "
             f"got {groups}, E={count}. Use score='max'."
         )
     return groups.k * size

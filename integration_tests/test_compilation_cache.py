@@ -191,6 +191,7 @@ def damage(folder: Path) -> None:
         path.write_bytes([content[: len(content) // 2], b"", rng.bytes(len(content))][i % 3])
 
 
+@pytest.mark.slow
 def test_damaged_entries_cost_time_and_one_line_and_are_replaced(suite, home):
     assert pytest_run(suite, home).returncode == 0
     (folder,) = (home / "dovetail/compiled").iterdir()

@@ -1,6 +1,5 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-import itertools
 import math
 
 import jax
@@ -10,7 +9,7 @@ import pytest
 
 from dovetail_data import Bytes, Text, text, write
 from dovetail_models import init, llama
-from dovetail_stack.recipes.evaluation import bits_per_byte, windows
+from dovetail_stack.recipes.evaluation import bits_per_byte
 
 TEXTS = ["a", "héllo wörld", "x" * 40]
 
@@ -29,33 +28,6 @@ def model():
         vocab_size=258, embed=16, depth=2, heads=2, kv_heads=1, head_dim=8, mlp=24, tie=True
     )
     return init(config, seed=0)
-
-
-@pytest.mark.parametrize("length, stride", [(7, 1), (7, 3), (8, 8), (100, 50), (1, 1)])
-def test_every_pair_counts_once_and_in_order(corpus, length, stride):
-    counted = [
-        (int(token), int(target))
-        for row in windows(corpus, length=length, stride=stride)
-        for token, target, mask in zip(row["tokens"], row["targets"], row["mask"], strict=True)
-        if mask
-    ]
-    expected = []
-    for words in TEXTS:
-        ids = [256, *words.encode(), 257]
-        expected += itertools.pairwise(ids)
-    assert counted == expected
-
-
-def test_later_targets_see_at_least_length_minus_stride_tokens(corpus):
-    rows = list(windows(corpus, length=10, stride=4))
-    first_counted = [int(np.flatnonzero(row["mask"])[0]) for row in rows]
-    assert 6 in first_counted
-    assert all(i == 0 or i >= 6 for i in first_counted)
-
-
-def test_a_stride_that_would_leave_targets_out_is_refused(corpus):
-    with pytest.raises(ValueError, match=r"stride must be in \[1, length=8\], got 9: try 4"):
-        next(windows(corpus, length=8, stride=9))
 
 
 def test_rows_that_hold_whole_documents_give_the_sum_of_their_log_probabilities(corpus, model):

@@ -180,12 +180,48 @@ def test_a_document_is_predicted_once_with_as_much_context_as_fits(size):
 
 def test_windows_are_the_published_example():
     # Length 4, ten tokens: the docstring of lm-evaluation-harness's `loglikelihood_rolling`.
-    pairs = likelihood._windows(np.arange(10), 4, -1)
+    pairs = likelihood._windows(np.arange(-1, 10), 4, 4)
     assert [(a.tolist(), b.tolist()) for a, b in pairs] == [
         ([-1], [0, 1, 2, 3]),
         ([3], [4, 5, 6, 7]),
         ([5, 6, 7], [8, 9]),
     ]
+
+
+@pytest.mark.parametrize("length, stride", [(7, 1), (7, 3), (8, 8), (100, 50), (1, 1)])
+def test_windows_predict_every_token_once_from_at_least_length_minus_stride(length, stride):
+    text = np.arange(40)
+    windows = list(likelihood._windows(text, length, stride))
+    assert np.concatenate([new for _, new in windows]).tolist() == text[1:].tolist()
+    for context, new in windows:
+        assert context.tolist() == list(range(new[0] - len(context), new[0]))
+        assert len(context) + len(new) <= length + 1
+        assert len(context) > min(length - stride, new[0] - 1)
+
+
+def test_strides_and_prefixes_are_those_of_the_definition():
+    model, length, stride = _Prefix(), 8, 3
+    document = np.random.default_rng(5).integers(0, VOCAB, 30).tolist()
+    # Target i is read with the inputs from the beginning of its window on.
+    expected, predicted = 0.0, 0
+    while predicted < 29:
+        stop = min(predicted + (stride if predicted else length), 29)
+        inputs, new = document[max(0, stop - length) : predicted + 1], document[predicted + 1 :]
+        expected += _expected(model, inputs, new[: stop - predicted], length)[0]
+        predicted = stop
+    options = {"length": length, "stride": stride}
+    own = rolling_loglikelihood(model, [document, [3], []], prefix=None, **options)
+    assert own.logps[0] == pytest.approx(expected, rel=1e-5)
+    assert own.tokens.tolist() == [29, 0, 0]
+    assert own.logps[1:].tolist() == [0.0, 0.0]
+    given = rolling_loglikelihood(model, [document[1:]], prefix=document[0], **options)
+    assert given.logps[0] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("stride", [0, 9, -1])
+def test_a_stride_that_would_leave_tokens_out_is_refused(stride):
+    with pytest.raises(ValueError, match=rf"in \[1, length=8\], got stride={stride}; write .*=4"):
+        rolling_loglikelihood(_Prefix(), [[1, 2]], length=8, prefix=0, stride=stride)
 
 
 @pytest.mark.parametrize(

@@ -108,24 +108,43 @@ def rolling_loglikelihood(
     documents: Sequence[Tokens],
     *,
     length: int,
-    prefix: int,
+    prefix: int | None,
+    stride: int | None = None,
     rows: int = 8,
     attention: Callable[..., Any] | None = None,
     chunk: int = 1024,
     mesh: Mesh | None = None,
 ) -> Likelihoods:
-    """Σ log p(token | what stands before it) over each document, every token predicted once.
+    """Σ log p(token | the tokens before it) over each document, every token predicted once.
 
         rolling_loglikelihood(model, [tokens], length=2048, prefix=bos_id).logps
 
-    The first `length` tokens are predicted from `prefix`, which stands before the first, and one
-    another; then each further window of `length` predicts from one token before it on. The last
-    window reaches back, so that what is left has as much context as the model can read. Those are
-    the disjoint windows of lm-evaluation-harness. A document without tokens has log-likelihood 0.
-    Options and errors as in `loglikelihood`.
+    The first window predicts `length` tokens, each later one `stride` more. Every window reads as
+    much context as fits. A document without tokens has log-likelihood 0.
+
+    Args:
+        model: As for `loglikelihood`, and so are the options that are not named here.
+        documents: Their tokens.
+        length: Number of tokens that the model reads at most.
+        prefix: Token before the first of each document, as begin-of-text. None: the documents bring
+            it; their first token is context alone.
+        stride: Number of new tokens of a window, from 1 to `length`. None: `length`, for the
+            disjoint windows of lm-evaluation-harness. Each token is read with at least
+            `length - stride` tokens of context, where the document has as many.
+
+    Raises:
+        ValueError: As `loglikelihood`, and for a stride out of range.
     """
     _check_sizes(length=length, rows=rows, chunk=chunk)
-    windows = [list(_windows(np.asarray(d, np.int64), length, prefix)) for d in documents]
+    if stride is not None and not 1 <= stride <= length:
+        raise ValueError(
+            f"stride must be in [1, length={length}], got stride={stride}; write for example "
+            f"stride={max(1, length // 2)}"
+        )
+    texts = [np.asarray(document, np.int64) for document in documents]
+    if prefix is not None:
+        texts = [np.concatenate([[prefix], text]) for text in texts]
+    windows = [list(_windows(text, length, stride or length)) for text in texts]
     found = loglikelihood(
         model,
         [window for of_one in windows for window in of_one],
@@ -148,13 +167,13 @@ def rolling_loglikelihood(
     )
 
 
-def _windows(document: np.ndarray, length: int, prefix: int) -> Iterator[Request]:
-    """(context, continuation) pairs of at most `length` + 1 tokens, continuations disjoint."""
-    text = np.concatenate([[prefix], document])
-    for start in range(0, len(document), length):
-        stop = min(start + length, len(document))
-        # text is one longer than the document: its first `start` + 1 tokens stand before `start`.
-        yield text[max(0, stop - length) : start + 1], text[start + 1 : stop + 1]
+def _windows(text: np.ndarray, length: int, stride: int) -> Iterator[Request]:
+    """(context, continuation) of at most `length` + 1 tokens; continuations tile text[1:]."""
+    predicted, size = 0, len(text) - 1
+    while predicted < size:
+        stop = min(predicted + (stride if predicted else length), size)
+        yield text[max(0, stop - length) : predicted + 1], text[predicted + 1 : stop + 1]
+        predicted = stop
 
 
 def _check_sizes(**sizes: int) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dovetail_train import Jsonl
-from dovetail_train.report import write_report
+from dovetail_train.report import Section, write_report
 
 
 def _run(path, *, steps, seed, resume_at=None, skip=(), start=0.0):
@@ -227,6 +227,58 @@ def test_a_long_run_stays_small_and_keeps_its_spikes(tmp_path):
     per_unit = (labels["0"] - labels["80"]) / 80
     for value, found in ((99.0, min(heights)), (-20.0, max(heights)), (30.0, heights[0])):
         assert (labels["0"] - found) / per_unit == pytest.approx(value, abs=0.02)
+
+
+HOSTILE = "</pre><script>alert(1)</script>&"
+
+
+def test_sections_come_first_and_cannot_add_markup(tmp_path):
+    _run(tmp_path / "m.jsonl", steps=3, seed=7)
+    sections = [
+        Section(heading="Bits", content={"model": 1.25, "gzip": 2.0, "xz": 1.5}, note="lower"),
+        Section(heading="Samples", content=["def f():\n    pass", HOSTILE]),
+        Section(heading="Commands", content={HOSTILE: "train"}),
+        Section(heading="Words", content="A sentence."),
+    ]
+    _, root = _report(tmp_path, {"first": tmp_path / "m.jsonl"}, sections=sections)
+    blocks = root.findall(".//section")
+    headings = [block.find("h2").text for block in blocks]
+    assert headings[:5] == ["Bits", "Samples", "Commands", "Words", "Final figures"]
+    assert [bar.get("style") for bar in blocks[0].iter("div")] == [
+        "width:62.5%",
+        "width:100.0%",
+        "width:75.0%",
+    ]
+    assert [td.text for td in blocks[0].iter("td") if td.text] == ["1.25", "2", "1.5"]
+    assert blocks[0].find("p").text == "lower"
+    assert [pre.text for pre in blocks[1].iter("pre")] == ["def f():\n    pass", HOSTILE]
+    assert [blocks[2].find(".//th").text, blocks[2].find(".//td").text] == [HOSTILE, "train"]
+    assert blocks[3].find("p").text == "A sentence."
+    assert list(root.iter("script")) == []
+
+
+def test_the_page_needs_nothing_from_elsewhere(tmp_path):
+    _run(tmp_path / "m.jsonl", steps=60, seed=8)
+    _, root = _report(tmp_path, {"first": tmp_path / "m.jsonl"})
+    assert not {name for e in root.iter() for name in e.attrib} & {"src", "href"}
+    assert not {e.tag for e in root.iter()} & {"script", "link", "img", "iframe"}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({}, "a section needs content, got content={} under 'Bits'"),
+        ("", "a section needs content"),
+        ({"model": -1.0}, "bars must be finite numbers from 0, got {'model': -1.0} under 'Bits'"),
+        ({"model": math.nan}, "bars must be finite"),
+    ],
+)
+def test_a_section_without_content_or_with_bars_below_zero_is_refused(tmp_path, content, message):
+    _run(tmp_path / "m.jsonl", steps=3, seed=9)
+    section = Section(heading="Bits", content=content)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        write_report(tmp_path / "r.html", {"first": tmp_path / "m.jsonl"}, sections=[section])
+    assert not (tmp_path / "r.html").exists()
 
 
 def test_no_runs_and_no_steps_are_refused(tmp_path):

@@ -40,6 +40,7 @@ from dovetail_train.records import read_account as read_account
 from dovetail_train.records import read_jsonl as read_jsonl
 from dovetail_train.remat import Fitted as Fitted
 from dovetail_train.remat import fit_remat as fit_remat
+from dovetail_train.report import Section as Section
 from dovetail_train.report import write_report as write_report
 from dovetail_train.sinks import Console as Console
 from dovetail_train.sinks import Jsonl as Jsonl

@@ -39,6 +39,8 @@ polyline,line{fill:none;stroke-width:1.6;stroke-linejoin:round}
 table{border-collapse:collapse;font-variant-numeric:tabular-nums}
 th,td{padding:.2rem 1.2rem .2rem 0;text-align:left;vertical-align:top;
  border-bottom:1px solid var(--rule)}
+pre{padding:.6rem;border:1px solid var(--rule);white-space:pre-wrap}
+.wide{width:60%}.bar{height:.8rem;background:var(--soft)}tr:first-child .bar{background:var(--c0)}
 td{min-width:5rem}tbody th{font-weight:400;color:var(--soft)}
 @media(max-width:40rem){body{padding:.8rem}.many thead{display:none}
  .many tr,.many th,.many td{display:block;border:0;padding:0}
@@ -99,13 +101,33 @@ def table(rows: Sequence[tuple[str, Sequence[str]]], runs: Sequence[str]) -> str
     )
 
 
-def facts(values: Mapping[str, str]) -> str:
-    """What is to be known about the runs."""
+def facts(heading: str, values: Mapping[str, str], *, note: str = "") -> str:
+    """A table of texts by name."""
     lines = "".join(
         f'<tr><th scope="row">{escape(name)}</th><td>{escape(value)}</td></tr>'
         for name, value in values.items()
     )
-    return f"<section><h2>Facts</h2><table><tbody>{lines}</tbody></table></section>"
+    return _block(heading, f"<table><tbody>{lines}</tbody></table>", note)
+
+
+def bar_table(heading: str, values: Mapping[str, float], *, note: str) -> str:
+    """A table of numbers from 0, each with a bar; the first in colour."""
+    most = max(values.values()) or 1.0
+    lines = "".join(
+        f'<tr><th scope="row">{escape(name)}</th><td>{number(value)}</td><td class="wide">'
+        f'<div class="bar" style="width:{100 * value / most:.1f}%"></div></td></tr>'
+        for name, value in values.items()
+    )
+    return _block(heading, f"<table><tbody>{lines}</tbody></table>", note)
+
+
+def texts(heading: str, values: Sequence[str], *, note: str) -> str:
+    """Texts with their line breaks."""
+    return _block(heading, "".join(f"<pre>{escape(value)}</pre>" for value in values), note)
+
+
+def _block(heading: str, content: str, note: str) -> str:
+    return f"<section><h2>{escape(heading)}</h2>{content}{paragraph(note)}</section>"
 
 
 def bars(runs: Sequence[tuple[str, Mapping[str, float]]]) -> str:

@@ -1,12 +1,14 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What happened in a run, or in several side by side, as one page that needs no network.
+"""Reports: one HTML page about one or several runs, readable without a network.
 
-Everything is drawn from the JSONL that `Jsonl` wrote, so that a report can be made of any run at
-any time, on any machine, also while it goes on.
+A report is drawn from the JSONL files of `Jsonl`. It can be made at any time and on any machine,
+also during the run.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,24 +23,51 @@ _POINTS = 1000
 _SMOOTH_FROM = 50
 
 
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """Results of your own on the page of a report, such as scores or generated text.
+
+    Args:
+        heading: Title of the section.
+        content: A mapping of numbers is drawn as bars from 0, a mapping of text as a table, a
+            string as a paragraph. Each string of a sequence keeps its line breaks.
+        note: A sentence below the content.
+    """
+
+    heading: str
+    content: str | Sequence[str] | Mapping[str, float] | Mapping[str, str]
+    note: str = ""
+
+
 def write_report(
     out: str | Path,
     runs: Mapping[str, str | Path],
     *,
     title: str = "Training report",
+    sections: Sequence[Section] = (),
     facts: Mapping[str, object] | None = None,
 ) -> Path:
-    """Writes one HTML file about the runs, and returns its path.
+    """Writes an HTML report about training runs and returns its path.
 
-        write_report("report.html", {"first": "runs/first/metrics.jsonl"}, facts={"jax": version})
+    The page shows a chart of each logged scalar: loss and its terms, evaluations, norms, rates.
+    Seconds by activity come from the scalars "seconds/ACTIVITY", which are running totals.
 
-    runs: the metrics files that `Jsonl` wrote, by the name that each is to have. facts: what is to
-    be known about them (versions, configuration, devices), written as text.
+    Args:
+        out: HTML file to write. It needs no other file. An existing file is replaced.
+        runs: Metrics files of `Jsonl` by display name. Curves of several runs are overlaid.
+        title: Heading of the page.
+        sections: Sections of your own. They come first.
+        facts: Versions, configuration or devices by name, written as text at the end.
 
-    A curve is drawn for whatever the files have: the loss and its terms, evaluations, norms, rates
-    and other scalars. Where the time went is read from "seconds/ACTIVITY", totals so far.
+    Raises:
+        ValueError: There are no runs, a file has no step, or `Jsonl` did not write it. Also for
+            a section without content, and for bars below 0 or not finite.
 
-    Raises ValueError without runs, and for a file that has no step or is not one of `Jsonl`.
+    Example:
+
+        >>> import dovetail_train as dt
+        >>> dt.Jsonl("metrics.jsonl").write(0, {"loss": 2.5})
+        >>> report = dt.write_report("report.html", {"first run": "metrics.jsonl"})
     """
     if not runs:
         raise ValueError(
@@ -46,14 +75,36 @@ def write_report(
             'write for example write_report("report.html", {"first": "metrics.jsonl"})'
         )
     histories = [read_history(label, path) for label, path in runs.items()]
-    sections = [_page.table(_figures(histories), [history.label for history in histories])]
-    sections.append(_page.paragraph(_key(histories)))
-    sections += [_time_bars(histories), *_charts(histories)]
+    blocks = [_section(section) for section in sections]
+    blocks.append(_page.table(_figures(histories), [history.label for history in histories]))
+    blocks.append(_page.paragraph(_key(histories)))
+    blocks += [_time_bars(histories), *_charts(histories)]
     if facts:
-        sections.append(_page.facts({name: str(value) for name, value in facts.items()}))
+        blocks.append(_page.facts("Facts", {name: str(value) for name, value in facts.items()}))
     target = Path(out)
-    target.write_text(_page.page(title, sections), encoding="utf-8")
+    target.write_text(_page.page(title, blocks), encoding="utf-8")
     return target
+
+
+def _section(section: Section) -> str:
+    heading, content, note = section.heading, section.content, section.note
+    if not content:
+        raise ValueError(
+            f"a section needs content, got content={content!r} under {heading!r}; leave it out of "
+            "sections, or pass text, a sequence of texts or a mapping"
+        )
+    if isinstance(content, str):
+        return _page.texts(heading, [], note=f"{content} {note}".strip())
+    if not isinstance(content, Mapping):
+        return _page.texts(heading, content, note=note)
+    if all(isinstance(value, str) for value in content.values()):
+        return _page.facts(heading, content, note=note)
+    values = {name: float(value) for name, value in content.items()}
+    if wrong := {n: v for n, v in values.items() if not 0 <= v < math.inf}:
+        raise ValueError(
+            f"bars must be finite numbers from 0, got {wrong} under {heading!r}; pass them as text"
+        )
+    return _page.bar_table(heading, values, note=note)
 
 
 # What the charts say, in their order: heading, which names are drawn, and how.

@@ -95,3 +95,18 @@ def test_completions_were_streamed_and_the_export_is_whole(finished):
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= {
         path.name for path in (out / "hf").iterdir()
     }
+
+
+def test_json_is_alone_on_standard_output(finished):
+    out, _ = finished
+    command = [sys.executable, "-m", "dovetail_stack", "quickstart", "--out", str(out)]
+    text = settings.load(out).files.text
+    done = subprocess.run(
+        [*command, "--json", "--text", text, "--minutes", "0.1"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(done.stdout) == json.loads((out / "result.json").read_text())
+    assert ">>> def read_" in done.stderr

@@ -245,7 +245,7 @@ def files(tmp_path):
 
 def _refused(out, *options, text):
     code, output = _train(out, *options, text=text)
-    assert code in (1, 2), output
+    assert code in (1, 2, 3), output
     assert "Traceback" not in output
     return output
 
@@ -343,4 +343,7 @@ def test_a_plan_needs_no_devices_and_starts_nothing(files, tmp_path):
     assert code == 0, output
     assert "8 x NVIDIA H200, fsdp=4, tensor=2" in output
     assert "fits" in output
+    code, output = _train(out, *options, "--json", text=files)
+    assert code == 0, output
+    assert json.loads(output[output.index("{\n") :])["devices"] == 8
     assert not out.exists()

@@ -185,6 +185,10 @@ def test_convert_there_and_back(run, command):
     line = ["convert", "run/2", "--out", "many", "--format", "safetensors", "--file-bytes", "30"]
     assert command(*line)[0] == 0
     assert len(list((run.parent / "many").glob("*.safetensors"))) == 2
+    line = ["convert", "run/2", "--out", "other", "--format", "safetensors", "--json"]
+    assert command(*line)[1] == command("inspect", "other", "--json")[1]
+    leaves = command(*line[:-2], "safetensors", "--dry-run", "--json")
+    assert json.loads(leaves[1])["leaves"][-1].startswith("layers.1.w ")
 
 
 def test_a_dry_run_prints_the_mapping_and_writes_nothing(run, command):

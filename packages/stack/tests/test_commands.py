@@ -58,6 +58,17 @@ def test_help_ends_with_the_exit_codes(capsys, line):
     assert "--debug" in out
 
 
+def test_every_command_that_does_something_takes_json():
+    groups = {line[:n] for line in LINES for n in range(len(line))} - {("train",)}
+    without = {
+        line
+        for line in LINES
+        if line not in groups
+        and "--json" not in {o for a in COMMANDS[line]._actions for o in a.option_strings}
+    }
+    assert without == set()
+
+
 @pytest.mark.parametrize("line", LINES, ids=" ".join)
 def test_a_wrong_line_ends_with_2(capsys, line):
     code, out, err = _ended(capsys, *line, "--no-such-option")

@@ -1,6 +1,7 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
 import importlib.metadata
+import json
 import os
 import shlex
 import subprocess
@@ -56,9 +57,9 @@ def test_one_command_installs_all_by_pip_or_where_there_is_none_by_uv(pip, monke
     assert doctor.remedies(findings) == [f"{by} a==1 'b[c]==2' d==3", "unset E"]
 
 
-def _doctor(**environment):
+def _doctor(*options, **environment):
     return subprocess.run(
-        [sys.executable, "-m", "dovetail_stack", "doctor"],
+        [sys.executable, "-m", "dovetail_stack", "doctor", *options],
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
@@ -78,6 +79,11 @@ def test_a_backend_that_does_not_start_is_a_finding():
     assert done.returncode == 1
     assert "could not start a backend" in done.stdout
     assert "To mend it, type:\n" in done.stdout
+    done = _doctor("--json", JAX_PLATFORMS="no_such_backend")
+    assert done.returncode == 1
+    content = json.loads(done.stdout)
+    assert content["commands"] == ["unset JAX_PLATFORMS"]
+    assert content["findings"][-1]["subject"] == "devices"
 
 
 def test_a_gpu_that_jax_does_not_use_is_a_finding(tmp_path):

@@ -37,8 +37,11 @@ def test_inspect(directory, capsys):
 def test_convert_casts_and_cuts_into_files(directory, tmp_path, capsys):
     out = tmp_path / "deep" / "out"
     line = ["models", "convert", str(directory), "--out", str(out), "--dtype", "bfloat16"]
-    assert cli.main([*line, "--file-bytes", "2000"]) == 0
-    assert "100%" in capsys.readouterr().err
+    assert cli.main([*line, "--file-bytes", "2000", "--json"]) == 0
+    printed = capsys.readouterr()
+    assert "100%" in printed.err
+    assert cli.main(["models", "inspect", str(out), "--json"]) == 0
+    assert json.loads(printed.out) == json.loads(capsys.readouterr().out)
     assert (out / "tokenizer.json").read_text() == "{}"
     files = sorted(out.glob("*.safetensors"))
     assert len(files) > 3
@@ -104,6 +107,10 @@ def test_diff(directory, tmp_path, capsys):
     save(model, tmp_path / "b")
     assert cli.main(["models", "diff", str(directory), str(tmp_path / "b")]) == 1
     assert "norm.scale: 0.5 (0.5)" in capsys.readouterr().out
+    assert cli.main(["models", "diff", str(directory), str(tmp_path / "b"), "--json"]) == 1
+    content = json.loads(capsys.readouterr().out)
+    assert (content["equal"], content["same"]) == (False, 29)
+    assert [(v["path"], v["largest"]) for v in content["values"]] == [("norm.scale", 0.5)]
 
 
 def test_an_error_of_diff_says_what_is_wrong(directory, tmp_path, capsys):
@@ -123,7 +130,9 @@ def test_an_orbax_checkpoint_is_told_apart(tmp_path, capsys):
 def test_a_damaged_file_is_one_message(directory, tmp_path, capsys):
     for name in ("config.json", "model.safetensors"):
         (tmp_path / name).write_bytes((directory / name).read_bytes()[:-10])
-    assert cli.main(["models", "inspect", str(tmp_path)]) == 1
+    assert cli.main(["models", "inspect", str(tmp_path)]) == 1  # config.json is cut too
+    (tmp_path / "config.json").write_bytes((directory / "config.json").read_bytes())
+    assert cli.main(["models", "inspect", str(tmp_path)]) == 3
     error = capsys.readouterr().err
     assert str(tmp_path) in error
     assert "Traceback" not in error

@@ -69,6 +69,10 @@ def test_eight_bits_round_to_nearest(directory, tmp_path, capsys):
     told = capsys.readouterr()
     assert "100%" in told.err
     assert f"dovetail generate {out}" in told.out
+    other = tmp_path / "other"
+    assert cli.main(["quantize", str(directory), "--out", str(other), "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == {"out": str(other), **json.loads((other / "report.json").read_text())}
     assert sorted(f.name for f in out.iterdir() if "token" not in f.name) == sorted(FILES)
     model = load(directory)
     rules = [("**", dovetail_quant.Spec(weight="int8"))]
@@ -147,7 +151,12 @@ def test_no_more_files_are_read_than_the_rows_need(tmp_path):
 
 def test_generate_takes_it(gptq, capsys):
     assert cli.main(["generate", str(gptq), "--prompt", "a", "--max-tokens", "3"]) == 0
-    assert capsys.readouterr().out.startswith("a")
+    text = capsys.readouterr().out
+    assert text.startswith("a")
+    line = ["generate", str(gptq), "--prompt", "a", "--max-tokens", "3", "--json"]
+    assert cli.main(line) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["prompt"] + printed["continuation"] + "\n" == text
 
 
 def test_other_dtypes_come_back(directory, tmp_path):

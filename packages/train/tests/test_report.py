@@ -281,6 +281,13 @@ def test_a_section_without_content_or_with_bars_below_zero_is_refused(tmp_path, 
     assert not (tmp_path / "r.html").exists()
 
 
+def test_numbers_and_text_in_one_table_are_refused(tmp_path):
+    _run(tmp_path / "m.jsonl", steps=3, seed=9)
+    section = Section(heading="Bits", content={"model": 1.5, "xz": "1.4"})
+    with pytest.raises(TypeError, match="write str\\(value\\)"):
+        write_report(tmp_path / "r.html", {"first": tmp_path / "m.jsonl"}, sections=[section])
+
+
 def test_no_runs_and_no_steps_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"at least one run, got runs={}; write for example"):
         write_report(tmp_path / "r.html", {})

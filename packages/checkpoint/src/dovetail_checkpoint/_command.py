@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The frame of a command: its parser, its exit codes, and one message for each error.
 
-An error class of a library may have an attribute `exit_code`; others exit with 1. A message that
-speaks of Python arguments (`vocab_size=9`) is shown with the options as they are typed.
+An error class of a library may have an attribute `exit_code`; others exit with 1. Python arguments
+in a message (`vocab_size=9`) are replaced by the options of the command.
 
 This file is kept verbatim in several packages, since no package imports another. Edit it in
 scripts/shared, then run scripts/copies.py.
@@ -75,13 +75,13 @@ _CHOICE = re.compile(r"invalid choice: '([^']*)'")
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose help ends with the exit codes, and whose refusals name what is near.
+    """A parser with exit codes in its help and near names in its refusals.
 
-    Its sub-parsers are of this class too. Each takes --debug. After parsing, `parser` among the
-    arguments is the sub-parser that was chosen.
+    Its sub-parsers are of this class too. Each takes --debug. After parsing, the attribute `parser`
+    of the arguments is the selected sub-parser.
 
     Attributes:
-        words: Names of Python arguments whose option has another name, {argument: option}.
+        words: Options by name of a Python argument, where the two names differ.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -99,7 +99,7 @@ class Parser(argparse.ArgumentParser):
         )
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Parses `argv`; ends with usage where it is wrong."""
+        """Parses `argv`. Exits with usage and code 2 if it is wrong."""
         args, unknown = self.parse_known_args(argv)
         if unknown:
             args.parser.refuse(unknown)
@@ -107,7 +107,7 @@ class Parser(argparse.ArgumentParser):
         return args
 
     def refuse(self, unknown: Sequence[str]) -> NoReturn:
-        """Ends with usage, naming for each unknown option the nearest one that exists."""
+        """Exits with usage, and names the nearest known option for each unknown one."""
         known = [option for action in self._actions for option in action.option_strings]
         named = []
         for argument in unknown:
@@ -116,7 +116,7 @@ class Parser(argparse.ArgumentParser):
         self.error(f"unknown arguments: {' '.join(named)}; see {self.prog} --help")
 
     def error(self, message: str) -> NoReturn:
-        """Ends with usage and exit code 2; a choice that is misspelt is answered by the nearest."""
+        """Exits with usage and code 2. A misspelt choice is answered by the nearest one."""
         if wrong := _CHOICE.search(message):
             choices = [str(c) for action in self._actions for c in action.choices or ()]
             if near := difflib.get_close_matches(wrong.group(1), choices, n=1):
@@ -125,19 +125,19 @@ class Parser(argparse.ArgumentParser):
 
 
 def nearest(option: str, known: Sequence[str]) -> str | None:
-    """The known option of the same meaning, or else the one that is spelt alike."""
+    """Returns the known option of the same meaning, or of similar spelling, or None."""
     meant = [other for other in _MEANINGS.get(option, ()) if other in known]
     near = difflib.get_close_matches(option, known, n=1)
     return next(iter([*meant, *near]), None)
 
 
 def add_action(actions: Any, name: str, declare: Callable[[Any], None], **options: Any) -> Parser:
-    """A sub-command whose help is `declare`'s docstring and whose arguments `declare` adds.
+    """Adds a sub-command. Its help is the docstring of `declare`.
 
     Args:
         actions: The result of `Parser.add_subparsers`.
-        name: As it is typed.
-        declare: Receives the sub-parser.
+        name: Name of the sub-command, as typed.
+        declare: Receives the sub-parser and adds its arguments.
         options: Further options of the parser.
 
     Returns:
@@ -156,9 +156,9 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 class Frame:
-    """A context manager around one parsed command: what goes wrong becomes a message and a code.
+    """A context manager around one parsed command: an error becomes a message and an exit code.
 
-    With --debug an error is raised instead.
+    With --debug the error is raised.
 
     Args:
         args: The result of `Parser.parse`.
@@ -176,8 +176,8 @@ class Frame:
     def __enter__(self) -> "Frame":
         logging.basicConfig(format=f"{self._prefix}%(levelname)s: %(message)s")
         if "debug" not in self._args:
-            # Orbax logs the traceback of each read or write that fails, asyncio that of each task
-            # that Orbax leaves behind; what is raised says it in one message.
+            # Orbax logs the traceback of each failed read or write, asyncio one for each task left
+            # behind by Orbax. The raised error has it all in one message.
             for noisy in ("absl", "asyncio"):
                 logging.getLogger(noisy).setLevel(logging.CRITICAL)
         return self
@@ -206,18 +206,18 @@ class Frame:
         if not expected or "debug" in self._args:
             return False
         parser, prefix = self._args.parser, self._prefix
-        told = "\n".join([str(error), *getattr(error, "__notes__", ())])
-        print(f"{prefix}error: {as_typed(told, parser)}", file=sys.stderr)
+        message = "\n".join([str(error), *getattr(error, "__notes__", ())])
+        print(f"{prefix}error: {as_typed(message, parser)}", file=sys.stderr)
         print(f"{prefix}--debug shows where: {parser.prog} --debug ...", file=sys.stderr)
         self.code = getattr(error, "exit_code", FAILED)
         return True
 
 
 def as_typed(message: str, parser: Parser) -> str:
-    """`message` in the words of the command: options for Python arguments, no control characters.
+    """Returns `message` with options for Python arguments, and without control characters.
 
-    `name=value` becomes `--name value`, `name=` and `name must` become `--name`, and so does a name
-    with an underscore, wherever `name` is an argument of the command.
+    If `name` is an argument of the command, `name=value` becomes `--name value`; `name=`,
+    `name must` and a name with an underscore become `--name`.
     """
     known = dict(_typed(parser))
     known.update(parser.words)
@@ -225,29 +225,29 @@ def as_typed(message: str, parser: Parser) -> str:
         names = "|".join(sorted(map(re.escape, known), key=len, reverse=True))
         message = re.sub(
             rf"(?<![\w.'\"/-])({names})(=None\b|=(?=[\w'\"\[({{.+-])|=|(?= must )|(?![\w=.(-]))",
-            lambda found: _replaced(found, known),
+            lambda match: _replaced(match, known),
             message,
         )
     return "".join(c if c.isprintable() or c == "\n" else _escaped(c) for c in message)
 
 
-def _replaced(found: re.Match[str], known: Mapping[str, str]) -> str:
-    name, after = found.groups()
+def _replaced(match: re.Match[str], known: Mapping[str, str]) -> str:
+    name, after = match.groups()
     option = known[name]
     if after == "=None":
         return f"no {option}"
     if after:
-        following = found.string[found.end() : found.end() + 1]
+        following = match.string[match.end() : match.end() + 1]
         return (
             option if not following or following.isspace() or following in ",;)" else f"{option} "
         )
-    begins = re.search(r"(^|[.:;] )$", found.string[: found.start()]) is not None
-    subject = begins and found.string[found.end() :].startswith(" must ")
+    begins = re.search(r"(^|[.:;] )$", match.string[: match.start()]) is not None
+    subject = begins and match.string[match.end() :].startswith(" must ")
     return option if option[0] == "-" and (subject or "_" in name) else name
 
 
 def _typed(parser: Parser) -> list[tuple[str, str]]:
-    """Python's name and the typed one of each argument."""
+    """Returns (name of the Python argument, option) of each argument."""
     typed = []
     for action in parser._actions:
         if action.option_strings:
@@ -258,7 +258,7 @@ def _typed(parser: Parser) -> list[tuple[str, str]]:
 
 
 def _escaped(char: str) -> str:
-    """A symbol of Unicode's block U+2400, or the number: no name of a file moves the cursor."""
+    """Returns a visible symbol for a control character, so no file name moves the cursor."""
     code = ord(char)
     if code < 0x20:
         return chr(0x2400 + code)

@@ -5,9 +5,9 @@
     u64 length of the header | header: {"__metadata__", name: {dtype, shape, data_offsets}} | data
 
 Numbers are little-endian, offsets count from the end of the header, and the tensors fill the data
-without holes. A header is checked whole before any of its numbers is used. The format's own library
-copies each tensor in its NumPy path, refuses dtypes that NumPy lacks, and reads what it cannot
-check.
+without holes. The whole header is checked before any of its numbers is used. The format's own
+library copies each tensor in its NumPy path, refuses dtypes without a NumPy equivalent, and checks
+less.
 
 Source: the format's specification in the safetensors repository; tried with safetensors 0.8.
 
@@ -40,12 +40,21 @@ _MAX_AXES, _MAX_ELEMENTS = 64, 2**62
 
 
 class FormatError(ValueError):
-    """The defect of a file; the caller, who knows its name, says it."""
+    """A defect of a safetensors file. The caller adds the file's name to the message."""
+
+    exit_code = 3  # of the command: damaged data
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tensor:
-    """One tensor: the format's name of its dtype, and its bytes [start, stop) in the file."""
+    """The entry of one tensor in a header.
+
+    Attributes:
+        dtype: The format's name of the dtype, such as "BF16".
+        shape: Sizes of the axes.
+        start: First byte of the data in the file.
+        stop: End of the data in the file, exclusive.
+    """
 
     dtype: str
     shape: tuple[int, ...]
@@ -55,7 +64,13 @@ class Tensor:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Header:
-    """The tensors of a file in the order of their bytes, its metadata, and its JSON as parsed."""
+    """A parsed header.
+
+    Attributes:
+        tensors: Tensors by name, in the order of their data.
+        metadata: The texts under "__metadata__".
+        document: The JSON object as parsed.
+    """
 
     tensors: Mapping[str, Tensor]
     metadata: Mapping[str, str]
@@ -63,7 +78,7 @@ class Header:
 
 
 def read_header(path: Path) -> Header:
-    """The header of a file. Raises FormatError, OSError."""
+    """Reads the header of a file. Raises FormatError or OSError."""
     with open(path, "rb") as file:
         size = path.stat().st_size
         length = int.from_bytes(file.read(8), "little")
@@ -76,7 +91,7 @@ def read_header(path: Path) -> Header:
 
 
 def decode_header(data: bytes, *, file_bytes: int) -> Header:
-    """The header from the bytes before the data of a file. Raises FormatError."""
+    """Parses the bytes before the data of a file. Raises FormatError."""
     document = parse_json(data[8:])
     metadata = document.get(METADATA)
     metadata = {} if metadata is None else metadata  # the format's library takes null
@@ -93,7 +108,7 @@ def decode_header(data: bytes, *, file_bytes: int) -> Header:
 
 
 def encode_header(document: Mapping[str, Any]) -> bytes:
-    """The bytes before the data. Raises FormatError if they are too many."""
+    """Returns the bytes before the data. Raises FormatError above MAX_HEADER_BYTES."""
     text = json.dumps(document, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % ALIGN_BYTES)
     if len(text) > MAX_HEADER_BYTES:
@@ -102,17 +117,17 @@ def encode_header(document: Mapping[str, Any]) -> bytes:
 
 
 def entries(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, Any]:
-    """The header's entries of tensors (name: dtype, shape) whose bytes lie in this order."""
-    found: dict[str, Any] = {}
+    """Returns header entries for tensors (name: dtype, shape), their data in this order."""
+    document: dict[str, Any] = {}
     stop = 0
     for name, (dtype, shape) in tensors.items():
         start, stop = stop, stop + math.prod(shape) * BITS[dtype] // 8
-        found[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, stop]}
-    return found
+        document[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, stop]}
+    return document
 
 
 def parse_json(text: bytes) -> dict[str, Any]:
-    """The object of a JSON text. Raises FormatError, also for a key that comes twice."""
+    """Parses a JSON object. Raises FormatError, also for a repeated key."""
     twice: list[str] = []
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -135,7 +150,7 @@ def parse_json(text: bytes) -> dict[str, Any]:
 
 
 def _tensor(name: str, entry: Any, *, base: int) -> Tensor:
-    """One entry of a header, its own numbers checked."""
+    """Checks one entry of a header."""
     if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
         raise FormatError(
             f"tensor {_short(name)} is {_short(entry)}, without dtype, shape and data_offsets"
@@ -158,7 +173,7 @@ def _tensor(name: str, entry: Any, *, base: int) -> Tensor:
 
 
 def _check_tiling(tensors: Mapping[str, Tensor], *, base: int, file_bytes: int) -> None:
-    """The format forbids overlaps and holes: the tensors tile the data of the file."""
+    """Refuses overlaps and holes; the format forbids both."""
     end = base
     for name, tensor in tensors.items():
         if tensor.start != end:
@@ -170,7 +185,7 @@ def _check_tiling(tensors: Mapping[str, Tensor], *, base: int, file_bytes: int) 
 
 
 def _counts(value: Any) -> bool:
-    """Whether a value is a list of integers from 0. (JSON's true is an int to Python.)"""
+    """Tests for a list of integers from 0. (JSON's true is an int to Python.)"""
     return isinstance(value, list) and all(type(n) is int and n >= 0 for n in value)
 
 

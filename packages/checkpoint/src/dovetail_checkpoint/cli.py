@@ -129,6 +129,7 @@ def _convert(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="print where each leaf comes from; read no array"
     )
+    add_json(parser)
     add_rule_options(parser)
     parser.set_defaults(act=_run_convert)
 
@@ -166,9 +167,14 @@ def _run_convert(args: argparse.Namespace, progress: Progress | None) -> int:
         "file_bytes": args.file_bytes,
     }
     if args.dry_run:
-        print(planned(args.path, **asked))
-    else:
-        convert(args.path, args.out, **asked, progress=progress)
+        plan = planned(args.path, **asked)
+        document = {"leaves": str(plan).splitlines()[:-1], "read_bytes": plan.read_bytes}
+        _print(plan, document, args)
+        return DONE
+    convert(args.path, args.out, **asked, progress=progress)
+    if args.json:
+        written = inspect(args.out)
+        _print(written, dataclasses.asdict(written), args)
     return DONE
 
 

@@ -1,10 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Files and directories that are on the disk whole, or not there.
+"""Atomic, durable writes of files and directories.
 
-Both are written beside their place under another name, synced, and renamed, which is one operation
-of a POSIX file system. What a kill leaves behind is a hidden file or directory `.NAME.*.partial`,
-which nothing reads.
+Both are written beside their place under another name, synced, and renamed; a rename is atomic on a
+POSIX file system. A killed writer leaves a hidden file or directory `.NAME.*.partial`. No reader
+opens it.
 
 This file is kept verbatim in several packages, since no package imports another. Edit it in
 scripts/shared, then run scripts/copies.py.
@@ -19,7 +19,7 @@ from pathlib import Path
 
 
 def sync(*paths: Path) -> None:
-    """Returns when the bytes of these files and the names in these directories are on the disk."""
+    """Flushes files and directories to the disk, and returns afterwards."""
     for path in paths:
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -29,9 +29,9 @@ def sync(*paths: Path) -> None:
 
 
 def write_file(path: Path, content: bytes | str) -> None:
-    """Writes a file, in the place of one that is there; text is written as UTF-8.
+    """Writes a file or replaces it. Text is encoded as UTF-8.
 
-    Raises OSError, for a full disk among others; the old file is then as it was.
+    Raises OSError, for example on a full disk. The old file then stays as it was.
     """
     partial = _partial(path)
     try:
@@ -48,11 +48,12 @@ def write_file(path: Path, content: bytes | str) -> None:
 
 @contextmanager
 def new_directory(path: Path) -> Iterator[Path]:
-    """Gives a directory to fill, which becomes `path` at the end, or is deleted on an error.
+    """Yields a directory to fill. It becomes `path` at the end, or is deleted after an error.
 
-    All that it holds is synced first. Missing parents are made. `path` may be an empty directory.
+    Its content is synced before the rename. Missing parents are created. `path` may be an empty
+    directory.
 
-    Raises FileExistsError for anything else that is there, also if it came meanwhile.
+    Raises FileExistsError if anything else is at `path`, at the start or at the end.
     """
     empty = path.is_dir() and not any(path.iterdir())
     if path.is_symlink() or (path.exists() and not empty):
@@ -83,5 +84,5 @@ def new_directory(path: Path) -> Iterator[Path]:
 
 
 def _partial(path: Path) -> Path:
-    """A new name beside `path`: a rename works within one file system alone."""
+    """Returns a new name beside `path`; a rename works only within one file system."""
     return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")

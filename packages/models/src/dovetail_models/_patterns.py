@@ -1,20 +1,21 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Names of parameters and modules, and the patterns that choose among them.
+"""Names of parameters and modules, and glob patterns over them.
 
 A name is the path to a leaf or a module, joined by dots: `layers.3.attn.q.kernel`. A pattern is a
 glob over names:
 
-    layers.3.attn.q.kernel    that parameter
+    layers.3.attn.q.kernel    one parameter
     layers.*.attn.q.kernel    `*` stands for any characters of one segment: also `lora_*`
     **.bias                   `**` stands for any number of segments, none included
     layers.#.mlp.**           `#` stands for an index: also `blocks_#`
     **.{q,k}.kernel           braces hold alternatives
     layers.{0..3}.**          and ranges of indices: `{0..6..2}` is every second
 
-A pattern stands for the whole name: `layers.1.**` never means layer 10. A slash is read as a dot,
-in patterns and in names. The empty pattern is the empty name, of a tree that is one leaf. There are
-no regular expressions: a character that is special in them is refused, with the pattern to write.
+A pattern matches the whole name: `layers.1.**` never means layer 10. A slash is read as a dot, in
+patterns and in names. The empty pattern matches the empty name, the only name of a tree with a
+single leaf. Regular expressions are not supported: their special characters are refused, and the
+message gives the glob to write.
 
 This file is kept verbatim in several packages, since no package imports another. Edit it in
 scripts/shared, then run scripts/copies.py.
@@ -42,7 +43,7 @@ _SHOWN = 8  # names in an error message; a model has thousands
 
 @dataclasses.dataclass(frozen=True)
 class Pattern:
-    """One pattern. Raises ValueError for text that is none, TypeError for what is no text.
+    """A parsed pattern. Raises ValueError for an invalid pattern, TypeError for other types.
 
     >>> Pattern("layers.#.**").captures("layers.7.attn.w")
     ('7', 'attn.w')
@@ -58,7 +59,7 @@ class Pattern:
 
     @property
     def wildcards(self) -> tuple[str, ...]:
-        """The wildcards in order. Raises ValueError if the alternatives differ in them."""
+        """Returns the wildcards in order. Raises ValueError if the alternatives differ in them."""
         each = {tuple(WILDCARD.findall(text)) for text in _alternatives(self.text)}
         if len(each) > 1:
             raise ValueError(
@@ -68,7 +69,7 @@ class Pattern:
         return each.pop()
 
     def captures(self, name: str) -> tuple[str, ...] | None:
-        """The text that each wildcard stands for in `name`; None if the name does not match."""
+        """Returns the text matched by each wildcard, or None if the name does not match."""
         segments = f".{name}" if name else ""
         for regex in _regexes(self.text):
             if match := regex.fullmatch(segments):
@@ -76,15 +77,15 @@ class Pattern:
         return None
 
     def matches(self, name: str) -> bool:
-        """Whether the pattern stands for the name."""
+        """Tests whether the pattern matches the whole name."""
         return self.captures(name) is not None
 
 
 def name_of(path: Iterable[Any]) -> str:
-    """The name of a path of JAX's keys, or of Flax's names and indices.
+    """Returns the name of a path of JAX's keys, or of Flax's names and indices.
 
-    The attribute `value` at the end of a path is left out: it is the array of a Flax variable. So
-    a parameter has one name in an `nnx.State`, in its pure dict, and in an optimizer's state.
+    A final attribute `value` is left out: it is the array of a Flax variable. So a parameter has
+    one name in an `nnx.State`, in its pure dict, and in an optimizer's state.
     """
     keys = list(path)
     if keys and isinstance(keys[-1], jax.tree_util.GetAttrKey) and keys[-1].name == "value":
@@ -93,7 +94,7 @@ def name_of(path: Iterable[Any]) -> str:
 
 
 def _key(key: Any) -> str:
-    """A key as its owner writes it: the key of a dict, the name of a field, an index."""
+    """Returns a dict key, a field name or an index as text."""
     for attribute in ("key", "name", "idx"):
         if hasattr(key, attribute):
             return str(getattr(key, attribute))
@@ -101,12 +102,12 @@ def _key(key: Any) -> str:
 
 
 def names_of(tree: Any) -> list[str]:
-    """The name of each leaf of `tree`, in the order of `jax.tree.leaves`."""
+    """Returns the name of each leaf of `tree`, in the order of `jax.tree.leaves`."""
     return [name_of(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
 
 
 def each_of(patterns: Patterns) -> tuple[Pattern, ...]:
-    """The patterns of one string or a sequence of strings. Raises ValueError for none."""
+    """Parses one string or a sequence of strings. Raises ValueError for an empty sequence."""
     texts = (patterns,) if isinstance(patterns, str) else tuple(patterns)
     if not texts:
         raise ValueError("there must be a pattern, got none; write '**' for everything")
@@ -114,20 +115,20 @@ def each_of(patterns: Patterns) -> tuple[Pattern, ...]:
 
 
 def matches(patterns: Patterns, name: str) -> bool:
-    """Whether one of the patterns stands for the name."""
+    """Tests whether any of the patterns matches the name."""
     return any(pattern.matches(name) for pattern in each_of(patterns))
 
 
 def select(patterns: Patterns, names: Iterable[str], *, what: str = "parameter") -> list[str]:
-    """The names that one of the patterns stands for, in the order of `names`.
+    """Returns the names matched by at least one pattern, in the order of `names`.
 
     Args:
         patterns: A pattern or several.
         names: The names to choose from.
-        what: The kind of thing that has the names, for the message.
+        what: The kind of thing with these names, for the error message.
 
     Raises:
-        ValueError: For a pattern that matches no name. The message has the nearest names.
+        ValueError: A pattern matches no name. The message gives the nearest names.
     """
     names = list(names)
     each = each_of(patterns)
@@ -140,31 +141,31 @@ def select(patterns: Patterns, names: Iterable[str], *, what: str = "parameter")
 
 
 def no_match(pattern: Pattern | str, names: Iterable[str]) -> str:
-    """The end of a message about a pattern that matches none of `names`: what to write instead."""
+    """Returns the end of a message about an unmatched pattern, with a pattern to write instead."""
     names, text = list(names), str(pattern)
-    told = f"which matches none of {len(names)} names"
+    reason = f"which matches none of {len(names)} names"
     for wider in _wider(text):
         count = sum(Pattern(wider).matches(name) for name in names)
         if count:
-            return f"{told}; write {wider!r}, which matches {count}"
-    return f"{told}; the nearest: {near(text, names)}"
+            return f"{reason}; write {wider!r}, which matches {count}"
+    return f"{reason}; the nearest: {near(text, names)}"
 
 
 def near(text: str, names: Iterable[str]) -> str:
-    """The names that are most like `text`, for the end of a message."""
+    """Returns the names closest to `text`, for the end of a message."""
     close = difflib.get_close_matches(text.replace("/", "."), list(names), n=3, cutoff=0.0)
     return ", ".join(map(repr, close))
 
 
 def few(names: Iterable[str]) -> str:
-    """The first of many names, and the number of the others."""
+    """Returns the first names and the number of the others, for a message."""
     names = list(names)
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(map(repr, names[:_SHOWN])) + more
 
 
 def _wider(text: str) -> list[str]:
-    """Patterns that the writer of `text` may have meant: with more segments where it has few."""
+    """Returns patterns with more segments, one of them perhaps the intended one."""
     text = text.replace("/", ".")
     deep = ".".join("**" if s == "*" else s for s in _segments(text))
     wider = [deep, f"{deep}.**", f"**.{deep}", f"**.{deep}.**"]
@@ -173,7 +174,7 @@ def _wider(text: str) -> list[str]:
 
 @functools.lru_cache(maxsize=4096)
 def _regexes(text: str) -> tuple[re.Pattern[str], ...]:
-    """A regular expression for each alternative, over names that begin with a dot."""
+    """Returns a regular expression for each alternative, over names with a leading dot."""
     return tuple(
         re.compile("".join(map(_segment_regex, alternative.split("."))))
         for alternative in _alternatives(text)
@@ -181,7 +182,7 @@ def _regexes(text: str) -> tuple[re.Pattern[str], ...]:
 
 
 def _segment_regex(segment: str) -> str:
-    """Each segment brings the dot before it, so that `**` may stand for none."""
+    """Returns the expression of a segment with the dot before it, so `**` can match nothing."""
     if not segment:  # of the empty pattern
         return ""
     if segment == "**":
@@ -195,7 +196,7 @@ def _segment_regex(segment: str) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _alternatives(text: str) -> tuple[str, ...]:
-    """The pattern once for each choice of its braces. Raises as `Pattern` does."""
+    """Returns the pattern for each choice of its braces. Raises as `Pattern` does."""
     if not isinstance(text, str):
         raise TypeError(f"a pattern must be a string, got {text!r}; write one like {_EXAMPLE}")
     alternatives, rule = _parsed(text)
@@ -205,10 +206,10 @@ def _alternatives(text: str) -> tuple[str, ...]:
 
 
 def _parsed(text: str) -> tuple[tuple[str, ...], str]:
-    """The alternatives of a pattern, and the rule that it breaks, or ''."""
+    """Returns the alternatives of a pattern and the broken rule, or ''."""
     if set(text) & set(_REGEX_CHARACTERS) or text == ".*":
         return (), "a pattern is a glob, not a regular expression"
-    # The split puts what stands in braces at the odd places.
+    # Texts in braces come at odd indices.
     pieces = re.split(r"\{([^{}]*)\}", text.replace("/", "."))
     if any(set(piece) & set("{}") for piece in pieces):
         return (), "braces must be closed and not nested"
@@ -223,11 +224,11 @@ def _parsed(text: str) -> tuple[tuple[str, ...], str]:
 
 
 def _choices(braced: str) -> tuple[str, ...]:
-    """The alternatives of braces: `q,k` or `0..3` or `0..6..2`, or several of them."""
+    """Returns the alternatives in braces: `q,k` or `0..3` or `0..6..2`, or several of them."""
     choices: list[str] = []
     for choice in braced.split(","):
-        if found := _RANGE.fullmatch(choice):
-            first, last, step = int(found[1]), int(found[2]), int(found[3] or 1)
+        if match := _RANGE.fullmatch(choice):
+            first, last, step = int(match[1]), int(match[2]), int(match[3] or 1)
             choices += map(str, range(first, last + 1, step))
         else:
             choices.append(choice)
@@ -235,15 +236,15 @@ def _choices(braced: str) -> tuple[str, ...]:
 
 
 def _segments(text: str) -> list[str]:
-    """The segments of a pattern; dots inside braces do not divide."""
+    """Splits a pattern at its dots, except inside braces."""
     return re.findall(r"(?:\{[^{}]*\}|[^.{}])+", text)
 
 
 def _glob(text: str) -> str:
-    """The pattern that the writer of `text` most likely meant, quoted; else an example.
+    """Returns the glob closest to `text`, quoted, or an example.
 
-    `text` may be a regular expression: `.*` stands for any number of segments, if it stands alone,
-    and otherwise for any characters.
+    In a regular expression, a lone `.*` becomes any number of segments; beside other characters
+    it becomes any characters of one segment.
     """
     dot, some = "\0", "\1"
     text = text.replace(r"\.", dot).removeprefix("^").removesuffix("$")

@@ -97,8 +97,14 @@ def _section(section: Section) -> str:
         return _page.texts(heading, [], note=f"{content} {note}".strip())
     if not isinstance(content, Mapping):
         return _page.texts(heading, content, note=note)
-    if all(isinstance(value, str) for value in content.values()):
-        return _page.facts(heading, content, note=note)
+    words = {name: value for name, value in content.items() if isinstance(value, str)}
+    if words:
+        if len(words) < len(content):
+            raise TypeError(
+                f"values must all be text or all numbers, got content={dict(content)!r} under "
+                f"{heading!r}; write str(value) for a table of text"
+            )
+        return _page.facts(heading, words, note=note)
     values = {name: float(value) for name, value in content.items()}
     if wrong := {n: v for n, v in values.items() if not 0 <= v < math.inf}:
         raise ValueError(

@@ -63,7 +63,7 @@ def header(path: Path) -> dict[str, Spec]:
     try:
         tensors = _safetensors.read_header(path).tensors
     except FormatError as error:
-        raise ValueError(
+        raise FormatError(
             f"A safetensors file must be whole, got {path} of {path.stat().st_size} bytes: "
             f"{error}; fetch or save it again."
         ) from error

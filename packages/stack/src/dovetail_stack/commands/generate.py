@@ -7,8 +7,11 @@ tokenizer.json, or what `dovetail quantize` made of one.
 """
 
 import argparse
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from dovetail_stack._command import add_json
 
 if TYPE_CHECKING:
     from dovetail_models import Decoder
@@ -29,6 +32,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--top-p", type=float, default=1.0, help="sample among the likeliest of this mass (1)"
     )
     parser.add_argument("--seed", type=int, default=0, help="of the sampling (0)")
+    add_json(parser)
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +50,7 @@ def add_new_directory(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Streams the prompt and its continuation to standard output."""
+    """Streams the prompt and its continuation; with --json prints both as one object at the end."""
     from dovetail_data import Pretrained
     from dovetail_stack.recipes.generation import generate
 
@@ -61,6 +65,9 @@ def run(args: argparse.Namespace) -> int:
         top_p=args.top_p,
         seed=args.seed,
     )
+    if args.json:
+        print(json.dumps({"prompt": args.prompt, "continuation": "".join(pieces)}, indent=2))
+        return 0
     print(args.prompt, end="", flush=True)
     for piece in pieces:
         print(piece, end="", flush=True)

@@ -7,6 +7,7 @@ A directory is one that transformers or `dovetail_models.save` wrote, or a finis
 """
 
 import argparse
+import dataclasses
 import json
 from pathlib import Path
 
@@ -63,6 +64,7 @@ def _convert(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--file-bytes", type=int, default=FILE_BYTES, help=f"most bytes of a file ({FILE_BYTES})"
     )
+    add_json(parser)
     parser.set_defaults(act=convert)
 
 
@@ -70,6 +72,7 @@ def _diff(parser: argparse.ArgumentParser) -> None:
     """Compare two directories: configurations, parameters that one lacks, largest differences."""
     parser.add_argument("a", type=Path, metavar="A", help="a run, or a Hugging Face directory")
     parser.add_argument("b", type=Path, metavar="B", help="another")
+    add_json(parser)
     parser.set_defaults(act=diff)
 
 
@@ -78,8 +81,8 @@ def inspect(args: argparse.Namespace) -> int:
     from dovetail_stack.recipes import inspection
 
     mesh = None if args.mesh is None else inspection.parse_mesh(args.mesh)
-    found = inspection.inspect(_directory(args.model), mesh=mesh, length=args.length)
-    print(json.dumps(found.json(), indent=2) if args.json else found)
+    inspected = inspection.inspect(_directory(args.model), mesh=mesh, length=args.length)
+    print(json.dumps(inspected.json(), indent=2) if args.json else inspected)
     return 0
 
 
@@ -100,6 +103,8 @@ def convert(args: argparse.Namespace) -> int:
         bar.set_description("write")
         inspection.write(model, args.out, like=path, file_bytes=args.file_bytes)
         bar.update()
+    if args.json:
+        print(json.dumps(inspection.inspect(args.out).json(), indent=2))
     return 0
 
 
@@ -107,9 +112,10 @@ def diff(args: argparse.Namespace) -> int:
     """Prints a `Difference`."""
     import dovetail_models
 
-    found = dovetail_models.diff(_directory(args.a), _directory(args.b))
-    print(found)
-    return FAILED if found else DONE
+    difference = dovetail_models.diff(_directory(args.a), _directory(args.b))
+    content = {"equal": not difference, **dataclasses.asdict(difference)}
+    print(json.dumps(content, indent=2, default=str) if args.json else difference)
+    return FAILED if difference else DONE
 
 
 def _directory(path: Path) -> Path:

@@ -8,6 +8,7 @@ some of its files are held out and judge the result. OUT is there whole or not a
 """
 
 import argparse
+import json
 import sys
 import tempfile
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
+from dovetail_stack._command import add_json
 from dovetail_stack.commands.generate import (
     add_model,
     add_new_directory,
@@ -66,6 +68,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     text.add_argument(
         "--length", type=int, default=None, help=f"tokens of a row ({LENGTH}, or all it can take)"
     )
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -105,6 +108,9 @@ def run(args: argparse.Namespace) -> int:
         bar.set_description("write")
         quantization.save(quantized, receipt, args.out, like=path)
         bar.update()
+    if args.json:
+        print(json.dumps({"out": str(args.out), **receipt.to_json()}, indent=2))
+        return 0
     print(receipt, end="")
     print(f"Wrote {args.out}. Try: dovetail generate {args.out} --prompt '...'")
     return 0

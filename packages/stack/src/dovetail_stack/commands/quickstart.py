@@ -7,8 +7,13 @@ half-way on purpose and resumes in a new process.
 """
 
 import argparse
+import contextlib
+import json
 import math
+import sys
 from pathlib import Path
+
+from dovetail_stack._command import add_json
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -19,6 +24,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--minutes", type=float, default=2.0, help="of training (2)")
     parser.add_argument("--text", type=Path, help="directory to train on (Python's library)")
     parser.add_argument("--pattern", help="which files below --text (**/*: all but hidden ones)")
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -36,7 +42,11 @@ def run(args: argparse.Namespace) -> int:
         text = standard_library()
     if not 0 < args.minutes < math.inf:
         raise ValueError(f"minutes must be above 0, got minutes={args.minutes}: leave it out")
-    result = quickstart(text, args.out.resolve(), minutes=args.minutes)
+    with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
+        result = quickstart(text, args.out.resolve(), minutes=args.minutes)
+    if args.json:
+        print(json.dumps(result, indent=2))
+        return 0
     print("\nBits per byte of the held-out files (lower is better):")
     print(f"  this model  {result['bits_per_byte']:.3f}")
     for name in ("gzip", "bzip2", "xz"):

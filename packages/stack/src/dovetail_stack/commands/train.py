@@ -9,14 +9,16 @@ see dovetail runs.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import inspect
+import json
 import sys
 from pathlib import Path
 from typing import Any
 
 from dovetail_stack import launches, runs, settings, training
-from dovetail_stack._command import INTERRUPTED
+from dovetail_stack._command import DONE, INTERRUPTED, add_json
 from dovetail_stack.commands.generate import EXPORT, refuse_quantized
 from dovetail_stack.recipes.options import Duration
 from dovetail_stack.settings import RECIPES, Settings
@@ -60,6 +62,7 @@ def _everywhere(parser: argparse.ArgumentParser) -> None:
         help="say what a step needs on so many devices of a kind, absent or not, such as "
         "'NVIDIA H200', and start nothing",
     )
+    add_json(parser)
 
 
 def _options(group: Any, part: Any) -> None:
@@ -91,16 +94,27 @@ def run(args: argparse.Namespace) -> int:
     refuse_quantized(out, "train")
     axes = {axis: values.get(axis, 1) for axis in DEVICES}
     if "estimate" in values:
-        print(training.estimate(_planned(values, out), mesh=_mesh(axes), device=args.estimate))
-        return 0
+        estimate = training.estimate(_planned(values, out), mesh=_mesh(axes), device=args.estimate)
+        print(json.dumps(estimate.json(), indent=2) if "json" in values else estimate)
+        return DONE
     mesh = training.make_mesh(axes)
     stored = _settings(values, out, mesh)
     seeds = {"seed": stored.training.seed}
-    with launches.recorded(out, command=args.argv, seeds=seeds, mesh=mesh) as record:
+    as_json = "json" in values
+    with (
+        contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext(),
+        launches.recorded(out, command=args.argv, seeds=seeds, mesh=mesh) as record,
+    ):
         record.finished = training.execute(stored, out, mesh=mesh)
+    export = str(out / EXPORT) if record.finished else None
+    if as_json:
+        print(
+            json.dumps({"run": str(out), "finished": record.finished, "export": export}, indent=2)
+        )
+    elif record.finished:
+        print(f"Exported {export}. Try: dovetail generate {args.out} --prompt '...'")
     if record.finished:
-        print(f"Exported {out / EXPORT}. Try: dovetail generate {args.out} --prompt '...'")
-        return 0
+        return DONE
     print(f"Saved. Resume it with: dovetail train --out {args.out}", file=sys.stderr)
     return INTERRUPTED
 

@@ -69,9 +69,9 @@ def train(text: Text, out: Path, *, minutes: float) -> Resume:
     ]
     fresh = not (out / METRICS).exists()
     if fresh:
-        with subprocess.Popen(command) as process:
+        with subprocess.Popen(command, stdout=sys.stderr) as process:
             _kill_past_the_middle(process, out)
-    code = subprocess.run(command, check=False).returncode
+    code = subprocess.run(command, check=False, stdout=sys.stderr).returncode
     if code:
         raise RuntimeError(f"training must end well, but its process returned {code}: see above")
     return compare_generations(out / METRICS)

@@ -30,6 +30,12 @@ BINARY_BYTES = 8000  # at the beginning of a file, in which git looks for a NUL
 BLOCK_BYTES = 1 << 20  # read at once
 
 
+class NoTextError(ValueError):
+    """A directory holds no file of UTF-8 text that matches."""
+
+    exit_code = 3  # of the command: refused data
+
+
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
     """A tokenizer and the two corpora that it wrote."""
@@ -113,7 +119,7 @@ def select(
             files.append(path)
     result = Selection(files=files, skipped=tuple(foreign), counts=dict(counts))
     if not files:
-        raise ValueError(
+        raise NoTextError(
             f"no file of text below {str(directory)!r} matches pattern={pattern!r}, got {result}: "
             "pass --text DIR with text in it, or --pattern, for example '**/*.md'"
         )

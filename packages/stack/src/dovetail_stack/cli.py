@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The command `dovetail`: parses, and runs one command in a `Frame`."""
+"""The command `dovetail`: parses the arguments and runs one command in a `Frame`."""
 
 import importlib
 import sys
@@ -25,16 +25,16 @@ COMMANDS = {
 
 
 def module(name: str) -> Any:
-    """The module of a command: `add` declares its arguments, `run` returns the exit code."""
+    """Imports the module of a command. `add` declares arguments, `run` returns the exit code."""
     return importlib.import_module(f"dovetail_stack.commands.{name}")
 
 
 def parser(argv: Sequence[str]) -> Parser:
-    """The parser of every command. Only the one that `argv` names declares its own arguments.
+    """Returns the parser of all commands. Only the command named by `argv` declares its arguments.
 
-    For that it may import a library, and another one's being broken must not stop it.
+    Declaring them may import a library. A broken library must not stop the other commands.
     """
-    chosen = next((argument for argument in argv if argument in COMMANDS), None)
+    selected = next((argument for argument in argv if argument in COMMANDS), None)
     top = Parser(
         prog="dovetail",
         description="Train, sample and check language models with the Dovetail JAX stack.",
@@ -43,16 +43,16 @@ def parser(argv: Sequence[str]) -> Parser:
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, summary in COMMANDS.items():
         options: dict[str, Any] = {}
-        if name == chosen:
+        if name == selected:
             options["description"] = module(name).__doc__
         command = commands.add_parser(name, help=summary, **options)
-        if name == chosen:
+        if name == selected:
             module(name).add(command)
     return top
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command; returns an exit code of --help."""
+    """Runs one command and returns its exit code."""
     argv = sys.argv[1:] if argv is None else argv
     args = parser(argv).parse(argv)
     with Frame(args, name="dovetail") as frame:

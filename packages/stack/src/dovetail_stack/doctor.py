@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Compares installed versions with the tested ones, lists devices, and says how to mend both."""
+"""Compares installed versions with the tested ones, lists devices, and suggests commands."""
 
 import importlib.util
 import platform
@@ -20,8 +20,11 @@ TOGETHER = (("jax", "jaxlib"),)  # installed as one: each release of jax takes o
 class Finding:
     """One line of the report.
 
-    install: requirements that mend it. remedy: another command that does. Both are empty where
-    nothing is wrong.
+    Attributes:
+        subject: Package, Python or devices.
+        state: The state in words.
+        install: Requirements to install; empty if nothing is wrong.
+        remedy: Another command to type; empty if nothing is wrong.
     """
 
     subject: str
@@ -31,24 +34,24 @@ class Finding:
 
     @property
     def wrong(self) -> bool:
-        """Whether there is something to mend."""
+        """Whether the finding asks for a command."""
         return bool(self.install or self.remedy)
 
 
 def pins(distribution: str = "dovetail-stack") -> dict[str, str]:
-    """The exact versions that `distribution` requires on this Python, by name."""
-    found = {}
+    """Returns {name: version} of the exact requirements of `distribution` on this Python."""
+    versions = {}
     for line in metadata.requires(distribution) or ():
         requirement = Requirement(line)
         applies = requirement.marker is None or requirement.marker.evaluate()
         exact = [spec.version for spec in requirement.specifier if spec.operator == "=="]
         if applies and exact:
-            found[requirement.name] = exact[0]
-    return found
+            versions[requirement.name] = exact[0]
+    return versions
 
 
 def check_versions(pinned: dict[str, str]) -> Iterator[Finding]:
-    """Compares each pin with the installed version; those of TOGETHER are one finding."""
+    """Compares each pin with the installed version. Packages of TOGETHER share one finding."""
     group_of = {name: group for group in TOGETHER for name in group}
     groups = {group_of.get(name, (name,)): None for name in sorted(pinned)}
     for group in groups:
@@ -71,7 +74,7 @@ def _installed(name: str) -> str:
 
 
 def check_devices() -> Iterator[Finding]:
-    """Lists JAX's devices, and a GPU that the machine has but JAX does not use."""
+    """Lists JAX's devices, and warns about a GPU unused by JAX."""
     import jax
 
     try:
@@ -98,7 +101,7 @@ def check_devices() -> Iterator[Finding]:
 
 
 def diagnose() -> list[Finding]:
-    """Every finding: Python, each pinned distribution, the devices."""
+    """Returns findings about Python, each pinned package and the devices."""
     return [
         Finding(subject="python", state=platform.python_version()),
         *check_versions(pins()),
@@ -107,14 +110,14 @@ def diagnose() -> list[Finding]:
 
 
 def remedies(findings: Sequence[Finding]) -> list[str]:
-    """The commands that mend the findings. One installs all, so that the versions fit together."""
+    """Returns commands for the findings. One command installs all packages together."""
     wanted = [requirement for finding in findings for requirement in finding.install]
     others = [finding.remedy for finding in findings if finding.remedy]
     return [*([_install(wanted)] if wanted else []), *others]
 
 
 def _install(requirements: Sequence[str]) -> str:
-    """By pip, or by uv: the environments that uv makes have no pip."""
+    """Returns a command for pip, or for uv in environments without pip."""
     if importlib.util.find_spec("pip") is not None:
         command = [sys.executable, "-m", "pip", "install", *requirements]
     else:

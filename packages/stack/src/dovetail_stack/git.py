@@ -1,9 +1,9 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Which commit a directory is at: asked of git, if there is one, and of nothing else.
+"""The git commit of a directory. Runs git if it is installed.
 
-git gets neither the caller's environment, which could lead it to another repository or make it wait
-for an answer, nor a program that the repository's configuration names.
+git receives no environment of the caller: a variable could point it at another repository or make
+it wait for input. Programs named by the repository's configuration are not started.
 """
 
 import os
@@ -16,9 +16,9 @@ TIMEOUT_S = 10.0  # of one question; a status of 100,000 files takes about 1
 
 
 def state(directory: Path) -> dict[str, Any] | None:
-    """{"commit": its hash, "dirty": whether tracked files differ from it}; None without any.
+    """Returns {"commit": hash, "dirty": bool}, or None outside of a repository.
 
-    dirty is None where git could not tell.
+    "dirty" says whether tracked files differ from the commit. It is None if git cannot tell.
     """
     commit = _ask(directory, "rev-parse", "--verify", "HEAD")
     if commit is None:
@@ -29,9 +29,9 @@ def state(directory: Path) -> dict[str, Any] | None:
 
 
 def state_of_file(file: Path) -> dict[str, Any] | None:
-    """The same of the repository that has `file` under version control.
+    """Returns the state of the repository with `file` under version control, or None.
 
-    Not of one around it that does not track it, as around a virtual environment.
+    A repository around a virtual environment does not count if it does not track the file.
     """
     if _ask(file.parent, "ls-files", "--error-unmatch", "--", file.name) is None:
         return None
@@ -39,7 +39,7 @@ def state_of_file(file: Path) -> dict[str, Any] | None:
 
 
 def _ask(directory: Path, *line: str) -> str | None:
-    """What git answers; None without git, without a repository, and when it takes too long."""
+    """Returns git's output; None without git, outside of a repository, or after the timeout."""
     program = shutil.which("git")
     if program is None:
         return None

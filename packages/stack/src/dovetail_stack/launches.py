@@ -1,10 +1,9 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The launches of a run, `launches.jsonl`: time, command, versions, devices of each.
+"""The launches of a run, `launches.jsonl`: time, command, versions and devices of each.
 
-Two lines for each launch: one as it begins, one as it ends, whichever way. One that a kill ended
-has no second line, and the lock that it held is free. The environment is not recorded: it may hold
-secrets.
+A launch has two lines: one at its start, one at its end. A killed launch has no second line, and
+its lock is free. The environment is not recorded, because it may hold secrets.
 """
 
 import contextlib
@@ -38,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class Record:
-    """How a start ends: finished, or else interrupted."""
+    """Outcome of a launch: finished, or else interrupted."""
 
     finished: bool = False
 
@@ -47,10 +46,18 @@ class Record:
 def recorded(
     run: Path, *, command: Sequence[str], seeds: Mapping[str, int], mesh: "Mesh"
 ) -> Iterator[Record]:
-    """Holds the run's lock, and writes how it began and ended; set `finished` inside.
+    """Locks the run and records the start and the end of a launch. Set `finished` inside.
 
-    Logs a warning where versions differ from those of the first start. Raises RuntimeError if
-    another process has this run.
+    Logs a warning if versions differ from those of the first launch.
+
+    Args:
+        run: Directory of the run.
+        command: Arguments of the command `dovetail`.
+        seeds: Random seeds by name.
+        mesh: Devices of the launch.
+
+    Raises:
+        RuntimeError: Another process holds the run.
     """
     with _locked(run):
         earlier = [event for event in read(run) if event["event"] == "start"]
@@ -72,9 +79,9 @@ def recorded(
 
 
 def read(run: Path) -> list[dict[str, Any]]:
-    """The events in order; none without the file. A last line that a kill tore is left out.
+    """Returns the events in order; none without the file. An incomplete last line is left out.
 
-    Raises ValueError for any other line that is no event.
+    Raises ValueError if any other line is not an event.
     """
     path = run / FILE
     data = path.read_bytes() if path.is_file() else b""
@@ -94,9 +101,9 @@ def read(run: Path) -> list[dict[str, Any]]:
 
 
 def is_running(run: Path) -> bool:
-    """Whether a process of this machine has the run.
+    """Tests whether another process of this machine holds the run.
 
-    Not for the process that has it itself: closing the file would give the lock back.
+    Do not call it in the process with the lock: closing the file would release the lock.
     """
     import fcntl
 
@@ -111,23 +118,23 @@ def is_running(run: Path) -> bool:
 
 
 def host() -> str:
-    """The name of this machine."""
+    """Returns the name of this machine."""
     return platform.node()
 
 
 def now() -> str:
-    """UTC, to the second, as ISO 8601."""
+    """Returns the time in UTC, to the second, as ISO 8601."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of what is installed of JAX, its libraries and Dovetail."""
-    found = {"python": platform.python_version()}
+    """Returns the versions of Python, JAX, its libraries and Dovetail."""
+    installed = {"python": platform.python_version()}
     for distribution in metadata.distributions():
         name = (distribution.name or "").lower().replace("_", "-")
-        if _RECORDED.fullmatch(name) and name not in found:  # the first on the path is imported
-            found[name] = distribution.version
-    return dict(sorted(found.items()))
+        if _RECORDED.fullmatch(name) and name not in installed:  # the first on the path is imported
+            installed[name] = distribution.version
+    return dict(sorted(installed.items()))
 
 
 def _beginning(command: Sequence[str], seeds: Mapping[str, int], mesh: "Mesh") -> dict[str, Any]:
@@ -168,7 +175,7 @@ def _compare(first: Mapping[str, str], present: Mapping[str, str]) -> None:
 
 
 def _append(run: Path, event: Mapping[str, Any]) -> None:
-    """Adds a line, on disk when this returns; a torn last one is cut off first."""
+    """Appends a line and syncs it to the disk. An incomplete last line is removed first."""
     with (run / FILE).open("a+b") as file:
         file.seek(0)
         data = file.read()
@@ -180,7 +187,7 @@ def _append(run: Path, event: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _locked(run: Path) -> Iterator[None]:
-    """A POSIX lock: it ends with this process, however that ends, and no child inherits it."""
+    """Holds a POSIX lock, which ends with this process in any case. Children do not inherit it."""
     import fcntl
 
     run.mkdir(parents=True, exist_ok=True)

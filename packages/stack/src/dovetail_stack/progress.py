@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Progress on the terminal, for commands: a bar that is also a metric sink."""
+"""Progress bars of the commands."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Bar:
-    """A context manager that shows steps done, the loss and the rate; `write` makes it a sink."""
+    """A metric sink that shows steps, loss and rate in a bar. Use it as a context manager."""
 
     def __init__(self, *, steps: int):
         self._steps = steps
@@ -26,7 +26,7 @@ class Bar:
             self._bar.close()
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Moves the bar past `step`; a resumed run starts it where the run stood."""
+        """Moves the bar past `step`. In a resumed run the bar starts at the first step."""
         if "loss" not in scalars:
             return
         if self._bar is None:
@@ -36,7 +36,7 @@ class Bar:
 
 
 class Writing:
-    """A context manager whose calls show how far the tokenizing writer of each corpus is."""
+    """Shows the progress of writing corpora, a bar for each. Use it as a context manager."""
 
     def __init__(self) -> None:
         self._bars: dict[str, tqdm] = {}
@@ -58,7 +58,7 @@ class Writing:
 
 
 class Bytes:
-    """A context manager whose calls show how many bytes of a long read or write are done."""
+    """Shows the bytes of a long read or write. Use it as a context manager."""
 
     def __init__(self, title: str) -> None:
         self._title = title

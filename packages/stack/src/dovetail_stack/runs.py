@@ -1,8 +1,8 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Training runs as their directories tell them: what they were asked, how far they are, how good.
+"""Training runs read from their directories: settings, state and metrics.
 
-Nothing here imports JAX, so a look at a hundred runs takes no longer than reading their files.
+This module does not import JAX, so a list of a hundred runs takes only the time to read them.
 """
 
 import functools
@@ -26,10 +26,16 @@ Line = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One run. lines: a dict of scalars per step, in order; events: see `launches`.
+    """A training run.
 
-    state: finished (exported), running, interrupted (asked to stop, saved), failed, killed (ended
-    without a word), or unknown (so, but begun on another machine, where it may be running).
+    Attributes:
+        path: Its directory.
+        settings: Recipe and settings.
+        state: "finished" (exported), "running", "interrupted" (stopped on request, saved),
+            "failed", "killed" (no end recorded), or "unknown" (no end recorded, started on another
+            machine, perhaps still running there).
+        events: Starts and ends of its launches; see `launches`.
+        lines: Scalars of each logged step, in order.
     """
 
     path: Path
@@ -43,13 +49,13 @@ class Run:
         return [event for event in self.events if event["event"] == "start"]
 
     def series(self, name: str) -> dict[int, float]:
-        """{step: value} where a scalar was written as a number."""
+        """Returns {step: value} of a scalar, without missing values."""
         return {line["step"]: line[name] for line in self.lines if line.get(name) is not None}
 
     def summary(self) -> dict[str, Any]:
-        """The figures of a row of `dovetail runs list`; None for what is not known.
+        """Returns the row of `dovetail runs list`. Unknown values are None.
 
-        step: updates made. tokens_per_s: the median over the steps. updated: Unix time.
+        "step" counts updates, "tokens_per_s" is the median over the steps, "updated" a Unix time.
         """
         losses, rates = self.series("loss"), self.series("tokens_per_s")
         return {
@@ -65,18 +71,24 @@ class Run:
         }
 
     def evaluations(self) -> dict[str, tuple[int, float]]:
-        """{name: (step, value)} of the last time of each."""
+        """Returns {name: (step, value)} of the last value of each evaluation."""
         names = {name for line in self.lines for name in line if name.startswith(EVALUATION)}
-        found = {}
+        last = {}
         for name in sorted(names):
             if series := self.series(name):
-                found[name] = max(series), series[max(series)]
-        return found
+                last[name] = max(series), series[max(series)]
+        return last
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What lies in a directory: runs, damaged ones and what is wrong, names of other folders."""
+    """The content of a directory.
+
+    Attributes:
+        runs: Runs by folder name.
+        damaged: Error messages by folder name.
+        foreign: Names of the other folders.
+    """
 
     runs: Mapping[str, Run]
     damaged: Mapping[str, str]
@@ -84,7 +96,7 @@ class Found:
 
 
 def load(path: Path) -> Run:
-    """The run in a directory; ValueError where there is none, or one that cannot be read."""
+    """Reads a run. Raises ValueError if the directory is not a run or is damaged."""
     if not (path / settings.FILE).is_file():
         raise ValueError(
             f"a run is a directory with {settings.FILE}, got {str(path)!r}: name what dovetail "
@@ -101,19 +113,22 @@ def load(path: Path) -> Run:
 
 
 def account(run: Run) -> dict[str, float] | None:
-    """{what: seconds} of the wall time between the first and the last line of a run's metrics, over
-    all of its launches: `dovetail_train.read_account`. None without two of them."""
+    """Returns the wall time of a run in seconds by activity, over all of its launches.
+
+    It spans the first to the last line of the metrics: see `dovetail_train.read_account`. None with
+    fewer than two lines.
+    """
     if len(run.lines) < 2:
         return None
-    found = _records().read_account(run.path / METRICS)
+    times = _records().read_account(run.path / METRICS)
     names = ("step", "skipped", "repeated", "idle", "other")
-    return {name: getattr(found, f"{name}_s") for name in names}
+    return {name: getattr(times, f"{name}_s") for name in names}
 
 
 def find(directory: Path) -> Found:
-    """The runs in a directory, by name; of a directory that is a run itself, that one.
+    """Reads all runs in a directory. If the directory is a run, reads that run alone.
 
-    Raises ValueError for what is no directory.
+    Raises ValueError if `directory` is not a directory.
     """
     if not directory.is_dir():
         raise ValueError(f"runs lie in a directory, got {str(directory)!r}: name one that exists")
@@ -121,24 +136,24 @@ def find(directory: Path) -> Found:
         entries = [directory]
     else:
         entries = sorted(entry for entry in directory.iterdir() if entry.is_dir())
-    found, damaged, foreign = {}, {}, []
+    loaded, damaged, foreign = {}, {}, []
     for entry in entries:
         if not (entry / settings.FILE).is_file():
             foreign.append(entry.name)
             continue
         try:
-            found[entry.name] = load(entry)
+            loaded[entry.name] = load(entry)
         except (ValueError, OSError) as error:
             damaged[entry.name] = str(error)
-    return Found(runs=found, damaged=damaged, foreign=foreign)
+    return Found(runs=loaded, damaged=damaged, foreign=foreign)
 
 
 def compare(runs: Mapping[str, Run]) -> dict[str, Any]:
-    """What differs between runs, side by side, a value for each run in the order given.
+    """Compares runs. Each entry has one value per run, in the given order.
 
-    settings, versions: {name: values} of those that differ, None where a run has no such. devices:
-    of the last start. losses: {step: values} of the steps that all have. evaluations: {name:
-    values} of the last ones.
+    "settings" and "versions" hold only the entries with differences; None stands for a missing
+    value. "devices" are those of the last launch, "losses" those of common steps, "evaluations" the
+    last ones.
     """
     some = list(runs.values())
     flat = [{"recipe": run.settings.recipe, **settings.flat(run.settings)} for run in some]
@@ -161,7 +176,7 @@ def compare(runs: Mapping[str, Run]) -> dict[str, Any]:
 
 
 def never_trained(path: Path) -> bool:
-    """Whether every launch of a run failed before its first step; not while one is running."""
+    """Tests whether every launch failed before its first step. False while the run is running."""
     ends = [event for event in launches.read(path) if event["event"] == "end"]
     begun = [event for event in launches.read(path) if event["event"] == "start"]
     if len(ends) < len(begun) or any(end["outcome"] != "failed" for end in ends):
@@ -171,7 +186,7 @@ def never_trained(path: Path) -> bool:
 
 
 def clear(path: Path) -> None:
-    """Removes the corpora and the tokenizer of a run that never made a step."""
+    """Removes the corpora and the tokenizer of a run without steps."""
     for name in ("train", "held_out"):
         shutil.rmtree(path / name, ignore_errors=True)
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -204,13 +219,13 @@ def _last(series: Mapping[int, float]) -> float | None:
 
 
 def _files(path: Path) -> list[Path]:
-    """Those that change as a run goes on."""
+    """Returns the files that grow during a run."""
     return [f for name in (settings.FILE, launches.FILE, METRICS) if (f := path / name).is_file()]
 
 
 @functools.cache
 def _records() -> Any:
-    """`dovetail_train.records`, from its file: importing the package would import JAX, 1 s."""
+    """Loads `dovetail_train.records` from its file: the package would import JAX (1 s)."""
     package = importlib.util.find_spec("dovetail_train")
     assert package is not None
     assert package.submodule_search_locations
@@ -226,7 +241,7 @@ def _records() -> Any:
 
 
 def facts(run: Run) -> dict[str, str]:
-    """What a report says of a run beside its curves."""
+    """Returns settings and versions as text, for a report."""
     last = run.launches[-1] if run.launches else {"versions": {}}
     return {
         "recipe": run.settings.recipe,

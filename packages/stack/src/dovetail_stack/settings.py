@@ -1,10 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""`run.json`: the recipe and the settings of a training run, so that it resumes as the same run.
+"""`run.json`: the recipe and the settings of a training run.
 
-Each recipe has a frozen class of settings, made of the parts that it needs, and each part's fields
-are options of the command. A field is defined once and is everywhere: in the help, in the file,
-in the comparison of a resumed run with what was given, and of runs with each other.
+Each recipe has a frozen class of settings, grouped into dataclasses. A field is defined once. It
+is an option of the command, with its help and default, an entry of the file, and a row in the
+comparison of runs.
 """
 
 import contextlib
@@ -34,11 +34,14 @@ S = TypeVar("S", bound="Settings")
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The settings of every recipe. Paths are absolute, so that a run resumes from any folder.
+    """The settings shared by all recipes. Paths are absolute, so a run resumes from any folder.
 
     Attributes:
-        duration: Its steps are None until the corpus, and the speed of this machine, are known.
-        skipped: Names of files below the text's directory that hold no text. None: not known yet.
+        files: The text.
+        duration: Length of the run. `steps` is None until corpus and speed are known.
+        monitoring: Samples and traces during training.
+        training: Batch, precision and the like.
+        skipped: Names of files without text, relative to the text's directory. None: not known yet.
     """
 
     recipe: ClassVar[str]
@@ -49,11 +52,11 @@ class Settings:
     skipped: tuple[str, ...] | None = None
 
     def with_steps(self: S, steps: int) -> S:
-        """The same, `steps` long."""
+        """Returns a copy with the number of steps."""
         return dataclasses.replace(self, duration=dataclasses.replace(self.duration, steps=steps))
 
     def save(self, run: Path) -> None:
-        """Writes `run`/run.json in one piece."""
+        """Writes `run`/run.json atomically."""
         run.mkdir(parents=True, exist_ok=True)
         partial = run / f"{FILE}.partial"
         values = {"recipe": self.recipe, "settings": dataclasses.asdict(self)}
@@ -63,7 +66,13 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class Pretrain(Settings):
-    """Train a Llama, and its tokenizer, from nothing on the text files of a directory."""
+    """Train a Llama, and its tokenizer, from nothing on the text files of a directory.
+
+    Args:
+        vocabulary: The tokenizer.
+        shape: Sizes of the model.
+        training: Batch and learning rates.
+    """
 
     recipe: ClassVar[str] = "pretrain"
     vocabulary: Vocabulary = field(default_factory=Vocabulary)
@@ -75,7 +84,7 @@ class Pretrain(Settings):
 class Continue(Settings):
     """Train a Hugging Face directory's model on, whole or by adapters that are merged at the end.
 
-    The export is in float32, as it was trained: dovetail models convert casts it.
+    The export is in float32, the dtype of training. `dovetail models convert` casts it.
     """
 
     recipe: ClassVar[str] = "continue"
@@ -85,7 +94,13 @@ class Continue(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class Distil(Settings):
-    """Train a small Llama on text and on the logits of a teacher, whose tokenizer it takes."""
+    """Train a small Llama on text and on the logits of a teacher, whose tokenizer it takes.
+
+    Args:
+        distillation: The teacher and its weight in the loss.
+        shape: Sizes of the student.
+        training: Batch and learning rates.
+    """
 
     recipe: ClassVar[str] = "distil"
     distillation: Distillation
@@ -97,27 +112,27 @@ RECIPES: dict[str, type[Settings]] = {kind.recipe: kind for kind in (Pretrain, C
 
 
 def parts(kind: type[Settings]) -> dict[str, Any]:
-    """{name: class} of the parts that a recipe's settings are made of."""
+    """Returns {name: class} of the groups in a recipe's settings."""
     fields = dataclasses.fields(kind)
     return {item.name: item.type for item in fields if dataclasses.is_dataclass(item.type)}
 
 
 def option(name: str) -> str:
-    """The option that sets a field."""
+    """Returns the option of a field."""
     return f"--{name.replace('_', '-')}"
 
 
 def load(run: Path) -> Settings:
-    """Reads `run`/run.json; ValueError if another version of the command wrote it."""
+    """Reads `run`/run.json. Raises ValueError if another version of the command wrote it."""
     path = run / FILE
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         kind, values = RECIPES[content["recipe"]], content["settings"]
         skipped = values.pop("skipped")
-        found = parts(kind)
-        if values.keys() != found.keys():
-            raise KeyError(*sorted(values.keys() ^ found.keys()))
-        made = {name: _part(found[name], values[name]) for name in found}
+        kinds = parts(kind)
+        if values.keys() != kinds.keys():
+            raise KeyError(*sorted(values.keys() ^ kinds.keys()))
+        made = {name: _part(kinds[name], values[name]) for name in kinds}
         return kind(**made, skipped=None if skipped is None else tuple(skipped))
     except (AttributeError, KeyError, TypeError, UnicodeDecodeError, ValueError) as error:
         raise ValueError(
@@ -127,36 +142,36 @@ def load(run: Path) -> Settings:
 
 
 def _part(kind: Any, values: dict[str, Any]) -> Any:
-    """JSON has no tuples."""
+    """Restores tuples, which JSON lacks."""
     return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
 
 
 def create(kind: type[S], given: dict[str, Any]) -> S:
-    """Settings from the options that were given, by their flat names; the rest are defaults.
+    """Returns settings with the given options, by flat name, and defaults for the others.
 
-    Raises ValueError for one that a new run needs and that is not given.
+    Raises ValueError if a required option is missing.
     """
     made = {}
-    for name, part in parts(kind).items():
-        fields = dataclasses.fields(part)
+    for name, group in parts(kind).items():
+        fields = dataclasses.fields(group)
         for item in fields:
             if item.default is dataclasses.MISSING and item.name not in given:
                 raise ValueError(
                     f"a new run of {kind.recipe} needs {item.name}, got none: pass "
                     f"{option(item.name)} DIR, a {item.metadata['help']}"
                 )
-        made[name] = part(**{f.name: given[f.name] for f in fields if f.name in given})
+        made[name] = group(**{f.name: given[f.name] for f in fields if f.name in given})
     return kind(**made)
 
 
 def flat(stored: Settings) -> dict[str, Any]:
-    """{field: value} of all parts: no two parts have a field of the same name."""
+    """Returns {field: value} of all groups. No two groups share a field name."""
     values = dataclasses.asdict(stored)
     return {k: v for name in parts(type(stored)) for k, v in values[name].items()}
 
 
 def differences(given: dict[str, Any], stored: Settings) -> list[str]:
-    """Says of each option in `given` that the stored run has another value for it, both values."""
+    """Returns a text for each given option with another value in the stored run."""
     known = flat(stored)
     wanted = {**known, **given}
     with contextlib.suppress(ValueError):  # of values that do not fit those of the run

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The settings of a run become a trained and exported model, as far as nothing stops it."""
+"""Runs the settings of a training run: text, training, export."""
 
 import dataclasses
 import math
@@ -36,7 +36,7 @@ S = TypeVar("S", bound=Settings)
 
 @dataclass(frozen=True, kw_only=True)
 class _Job:
-    """Text and recipe of a run, and the directory whose tokenizer goes along with the export."""
+    """Text and recipe of a run, and the directory whose tokenizer is exported."""
 
     text: "Prepared"
     recipe: "Recipe"
@@ -44,7 +44,16 @@ class _Job:
 
 
 def execute(run: Settings, out: Path, *, mesh: "Mesh") -> bool:
-    """Does what is left of a run; False if a signal ended it early, its state saved."""
+    """Trains a run to its end and exports it, or resumes it.
+
+    Args:
+        run: Settings.
+        out: Directory of the run.
+        mesh: Devices.
+
+    Returns:
+        False if a signal stopped the run early. Its state is then saved.
+    """
     from dovetail_checkpoint import on_signal
     from dovetail_data import budget, pack
     from dovetail_stack.recipes.fitting import fit
@@ -71,27 +80,27 @@ def execute(run: Settings, out: Path, *, mesh: "Mesh") -> bool:
 
 
 def checked(run: S, *, mesh: "Mesh") -> S:
-    """The run with its files known; nothing is written, and no weight is read.
+    """Checks the settings of a new run. Writes nothing and reads no weights.
 
     Args:
         run: Settings of a new run.
-        mesh: The devices that it begins on.
+        mesh: Devices of the first launch.
 
     Returns:
-        The settings with the names of files that hold no text.
+        The settings, with the names of files without text.
 
     Raises:
-        ValueError: The run cannot have such a text, model, shape, batch or mesh.
+        ValueError: Text, model, shape, batch or mesh do not fit.
     """
     _check_batch(run, mesh)
     recipe = _outlined(run, mesh)  # reads the configuration of the model that it begins from
     recipe.outline()
     recipe.trainer(1)
-    found = _selected(run)
-    split_files(run, found.files)
-    if found.counts:
-        print(f"{found} below {run.files.text}", file=sys.stderr, flush=True)
-    return dataclasses.replace(run, skipped=found.skipped)
+    selection = _selected(run)
+    split_files(run, selection.files)
+    if selection.counts:
+        print(f"{selection} below {run.files.text}", file=sys.stderr, flush=True)
+    return dataclasses.replace(run, skipped=selection.skipped)
 
 
 def _check_batch(run: Settings, mesh: "Mesh | AbstractMesh") -> None:
@@ -111,9 +120,9 @@ def _check_batch(run: Settings, mesh: "Mesh | AbstractMesh") -> None:
 
 
 def make_mesh(axes: dict[str, int], *, absent: bool = False) -> Any:
-    """The mesh of the command's options, abstract where the devices are absent.
+    """Returns the mesh of the command's options, abstract if the devices are absent.
 
-    Raises ValueError where there are not so many devices.
+    Raises ValueError if there are too few devices.
     """
     import jax
 
@@ -130,8 +139,8 @@ def make_mesh(axes: dict[str, int], *, absent: bool = False) -> Any:
             f"with --estimate what a step would need there"
         )
     if used < present:
-        told = f"Using {used} of {present} devices; --fsdp {present} uses all."
-        print(told, file=sys.stderr, flush=True)
+        message = f"Using {used} of {present} devices; --fsdp {present} uses all."
+        print(message, file=sys.stderr, flush=True)
     devices = jax.devices()[:used]
     if caches_cpu_programs(devices):
         _compile_anew()
@@ -152,7 +161,13 @@ def _compile_anew() -> None:
 
 
 def estimate(run: Settings, *, mesh: "AbstractMesh", device: str) -> "Estimate":
-    """The memory and time of a step; nothing is written, and no weight is read."""
+    """Estimates memory and time of a step. Writes nothing and reads no weights.
+
+    Args:
+        run: Settings.
+        mesh: Abstract mesh.
+        device: Kind of device, such as "NVIDIA H200".
+    """
     from dovetail_stack.recipes.fitting import estimate_step
 
     _check_batch(run, mesh)
@@ -160,7 +175,7 @@ def estimate(run: Settings, *, mesh: "AbstractMesh", device: str) -> "Estimate":
 
 
 def _outlined(run: Settings, mesh: "Mesh | AbstractMesh") -> "Recipe":
-    """The recipe of a run whose text is not read yet: its vocabulary is of the size asked for."""
+    """Returns the recipe before the text is read. The vocabulary has the requested size."""
     length = run.training.length
     if isinstance(run, Continue):
         from dovetail_stack.recipes.continuation import continuation
@@ -231,7 +246,7 @@ def _opened(run: Continue | Distil) -> "tuple[Path, Config, Pretrained]":
 
 
 def _selected(run: Settings) -> "Selection":
-    """The files of a run; those without text are read again in a new run alone."""
+    """Selects the files of a run. Only a new run reads all of them."""
     from dovetail_stack.recipes.text import select
 
     files = run.files
@@ -240,14 +255,14 @@ def _selected(run: Settings) -> "Selection":
 
 
 def split_files(run: Settings, files: list[Path]) -> tuple[list[Path], list[Path]]:
-    """The files to train on and those held out."""
+    """Returns the files to train on and the held-out files."""
     from dovetail_stack.recipes.text import split
 
     return split(files, root=Path(run.files.text), held_out=run.files.held_out)
 
 
 def _prepared(run: Settings, write: Any, out: Path, **options: Any) -> "Prepared":
-    """Both corpora, by `prepare` or `encode`."""
+    """Writes both corpora with `prepare` or `encode`."""
     train, held_out = split_files(run, _selected(run).files)
     counts = f"{len(train)} files to train on, {len(held_out)} held out"
     print(f"{counts}, from {run.files.text}", file=sys.stderr, flush=True)
@@ -264,7 +279,7 @@ def _prepared(run: Settings, write: Any, out: Path, **options: Any) -> "Prepared
 
 
 def _plan(run: Settings, recipe: "Recipe", rows: "Rows") -> int:
-    """The number of steps of a new run: one pass over the text, or what fits the minutes."""
+    """Returns the steps of a new run: one pass over the text, or as many as fit the minutes."""
     from dovetail_stack.recipes.fitting import steps_in
 
     one_pass = math.ceil(len(rows) / run.training.global_batch)
@@ -283,8 +298,7 @@ def _plan(run: Settings, recipe: "Recipe", rows: "Rows") -> int:
 
 
 def _evaluations(rows: "Rows", job: _Job, *, every: int) -> "list[Eval]":
-    """The loss, and bits per byte, of some held-out rows, a few times in the run; of the averages
-    too, if there are any."""
+    """Returns hooks for held-out loss and bits per byte, also of averaged parameters."""
     from dovetail_data import batches
     from dovetail_stack.recipes.fitting import attention
     from dovetail_train import Eval, lm_loss
@@ -308,22 +322,22 @@ def _evaluations(rows: "Rows", job: _Job, *, every: int) -> "list[Eval]":
 
 
 def _monitoring(run: Settings, job: _Job, out: Path) -> "list[Hook]":
-    """Samples and a trace, if they are wanted."""
+    """Returns the hooks for samples and a trace."""
     from dovetail_stack.recipes.sampling import Samples
     from dovetail_train import Trace
 
-    monitoring, found = run.monitoring, []
+    monitoring, hooks = run.monitoring, []
     if monitoring.samples:
         options = {"prompt": monitoring.prompt, "every": monitoring.samples}
         decoder = job.recipe.decoder
-        found.append(Samples(out / SAMPLES, job.text.tokenizer, decoder=decoder, **options))
+        hooks.append(Samples(out / SAMPLES, job.text.tokenizer, decoder=decoder, **options))
     if monitoring.trace:
-        found.append(Trace(out / TRACE, start=monitoring.trace, steps=TRACED_STEPS))
-    return found
+        hooks.append(Trace(out / TRACE, start=monitoring.trace, steps=TRACED_STEPS))
+    return hooks
 
 
 def _bits_per_byte(tokenizer: "Pretrained") -> dict[str, Any]:
-    """The metric, where the bytes of an id can be told."""
+    """Returns the metric, or nothing if the tokenizer does not tell the bytes of an id."""
     from dovetail_data import token_bytes
     from dovetail_stack.recipes.fitting import attention
     from dovetail_train import BitsPerByte
@@ -337,7 +351,7 @@ def _bits_per_byte(tokenizer: "Pretrained") -> dict[str, Any]:
 
 
 def _export(model: "Decoder", out: Path, *, like: Path) -> None:
-    """Writes `out`/hf with the tokenizer, in place of what an earlier end of this run wrote."""
+    """Writes `out`/hf with the tokenizer. Replaces an earlier export of this run."""
     from dovetail_models import save
 
     if (out / EXPORT).exists():

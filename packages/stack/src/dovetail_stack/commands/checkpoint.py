@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Look into checkpoints, compare, verify and convert them.
 
-The command `python -m dovetail_checkpoint`, with a progress bar. Wherever it takes a path, it takes
-a run of `dovetail train` too: of RUN the checkpoints, of RUN/10 its step 10. diff and convert take
-the newest step of a run, and its parameters unless --item says otherwise.
+The command `python -m dovetail_checkpoint` with a progress bar. Every PATH may be a run of
+`dovetail train`: RUN means its checkpoints, RUN/10 its step 10. diff and convert take the newest
+step of a run, and its parameters unless --item names another tree.
 """
 
 import argparse
@@ -42,15 +42,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def checkpoints(path: Path, *, one_step: bool, tree: str = "") -> Path:
-    """The checkpoints of a run of `dovetail train`, or of a path below it; other paths unchanged.
+    """Returns the checkpoint path of a run of `dovetail train`; other paths unchanged.
 
     Args:
-        path: As it was typed.
+        path: Path as typed.
         one_step: Take the newest step of a run.
-        tree: The tree of that step; empty for all.
-
-    Returns:
-        The path that the library opens.
+        tree: Tree of that step; empty for all.
 
     Raises:
         ValueError: The run has no checkpoint yet.

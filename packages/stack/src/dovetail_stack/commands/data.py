@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write corpora, look into them, count what a run sees of them.
 
-The command `python -m dovetail_data`, with a progress bar.
+The command `python -m dovetail_data` with a progress bar.
 """
 
 import argparse

@@ -16,7 +16,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints every finding; returns 1 if one of them has something to mend."""
+    """Prints all findings. Returns 1 if any of them asks for a command."""
     findings = diagnose()
     commands = remedies(findings)
     if args.json:

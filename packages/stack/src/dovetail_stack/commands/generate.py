@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Continue a prompt with a trained model, token by token.
 
-The model is a run of `dovetail train`, any Hugging Face directory of a supported family with a
-tokenizer.json, or what `dovetail quantize` made of one.
+The model is a run of `dovetail train`, a Hugging Face directory of a supported family with its
+tokenizer.json, or the output of `dovetail quantize`.
 """
 
 import argparse
@@ -36,21 +36,21 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    """Declares the model that a command reads."""
+    """Declares the input model."""
     parser.add_argument(
         "model", type=Path, metavar="RUN", help="a run, or a Hugging Face directory"
     )
 
 
 def add_new_directory(parser: argparse.ArgumentParser) -> None:
-    """Declares the directory that a command writes."""
+    """Declares the output directory."""
     parser.add_argument(
         "--out", type=Path, required=True, metavar="DIR", help="a directory that does not exist"
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Streams the prompt and its continuation; with --json prints both as one object at the end."""
+    """Streams the prompt and its continuation. With --json prints both as one object at the end."""
     from dovetail_data import Pretrained
     from dovetail_stack.recipes.generation import generate
 
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _load(directory: Path) -> "Decoder":
-    """The decoder in a directory, quantized or not."""
+    """Loads the decoder of a directory, quantized or not."""
     if (directory / QUANTIZED).is_file():
         from dovetail_stack.recipes.quantization import load
     else:
@@ -85,7 +85,7 @@ def _load(directory: Path) -> "Decoder":
 
 
 def refuse_quantized(directory: Path, command: str) -> None:
-    """Raises ValueError for a directory of `dovetail quantize`, which `command` cannot take."""
+    """Raises ValueError for an output of `dovetail quantize`."""
     if (directory / QUANTIZED).is_file():
         raise ValueError(
             f"{command} needs the weights that were not quantized yet, got {str(directory)!r} with "
@@ -94,7 +94,7 @@ def refuse_quantized(directory: Path, command: str) -> None:
 
 
 def locate(path: Path) -> Path:
-    """The Hugging Face directory that `path` is or, being a run, has exported."""
+    """Returns the Hugging Face directory: `path` itself, or the export of the run `path`."""
     for directory in (path, path / EXPORT):
         if (directory / "config.json").is_file():
             return directory

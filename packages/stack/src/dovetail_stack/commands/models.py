@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Look into a Hugging Face directory, rewrite it, or compare two.
 
-A directory is one that transformers or `dovetail_models.save` wrote, or a finished run of
+A directory comes from transformers, from `dovetail_models.save`, or from a finished run of
 `dovetail train`.
 """
 
@@ -38,9 +38,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _inspect(parser: argparse.ArgumentParser) -> None:
-    """Say what a directory holds: family, parameters, bytes, cost; of its files read headers only.
+    """Show family, parameters, bytes and cost of a directory; reads only the headers of its files.
 
-    With --mesh, how the parameters would lie on those devices, which need not exist.
+    With --mesh, also the placement of the parameters on those devices, which need not exist.
     """
     add_model(parser)
     parser.add_argument("--mesh", help="axes and sizes, as in fsdp=8,tensor=2")
@@ -50,9 +50,9 @@ def _inspect(parser: argparse.ArgumentParser) -> None:
 
 
 def _convert(parser: argparse.ArgumentParser) -> None:
-    """Rewrite a directory: cast, dequantised, in files of another size; tokenizer files go along.
+    """Rewrite a directory: cast, dequantize, in files of another size; tokenizer files are copied.
 
-    The model passes through the host's memory. The new directory is there whole or not at all.
+    The model passes through the host's memory. The new directory is written whole or not at all.
     """
     add_model(parser)
     add_new_directory(parser)
@@ -119,7 +119,7 @@ def diff(args: argparse.Namespace) -> int:
 
 
 def _directory(path: Path) -> Path:
-    """The Hugging Face directory that is meant; ValueError that knows other kinds of checkpoint."""
+    """Returns the Hugging Face directory. Raises ValueError for other kinds of checkpoint."""
     if any((path / name).exists() for name in ORBAX):
         raise ValueError(
             f"a model is a directory with config.json and *.safetensors, got {str(path)!r}, an "

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Quantize a decoder to 8 or 4 bits, with a report of what that saved and cost.
 
-8 bits round to nearest. 4 bits calibrate (gptq) on text that the model is for: --text. With text,
-some of its files are held out and judge the result. OUT is there whole or not at all, and works in
-`dovetail generate`.
+8 bits round to nearest. 4 bits calibrate (gptq) on text for which the model is meant: --text.
+With text, some of its files are held out to measure the result. OUT is written whole or not at
+all, and `dovetail generate` takes it.
 """
 
 import argparse
@@ -72,7 +72,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Reads, calibrates, measures and writes; refuses what it can before it reads."""
+    """Reads, calibrates, measures and writes. Checks all options before it reads weights."""
     from dovetail_models import abstract, load
     from dovetail_stack.recipes import quantization
     from dovetail_stack.recipes.text import select, split
@@ -91,10 +91,10 @@ def run(args: argparse.Namespace) -> int:
     if args.text is None:
         quantization.check_method(plan)
     else:
-        found = select(args.text, pattern=args.pattern)
-        split(found.files, root=args.text, held_out=quantization.HELD_OUT)
-        if found.counts:
-            print(f"{found} below {args.text}", file=sys.stderr)
+        selection = select(args.text, pattern=args.pattern)
+        split(selection.files, root=args.text, held_out=quantization.HELD_OUT)
+        if selection.counts:
+            print(f"{selection} below {args.text}", file=sys.stderr)
     with tqdm(total=4, unit="step", desc="read") as bar, tempfile.TemporaryDirectory() as scratch:
         model = load(path)
         rows = None if args.text is None else _rows(args, path, model, Path(scratch), length)
@@ -117,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _length(args: argparse.Namespace, most: int) -> int:
-    """The tokens of a row."""
+    """Returns the number of tokens in a row."""
     length = min(LENGTH, most) if args.length is None else args.length
     if not 1 <= length <= most or args.rows < 1:
         raise ValueError(

@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """List the training runs in a directory, show one, or compare several.
 
-They are read from what dovetail train keeps with each: no device is touched, and a run that is
-still running may be looked at.
+The command reads files of the runs only. It touches no device, and a run may still be running.
 """
 
 import argparse
@@ -33,19 +32,19 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list(parser: argparse.ArgumentParser) -> None:
-    """Say of each run in a directory how far it is, and name what is damaged or no run."""
+    """Say of each run in a directory how far it is, and name damaged runs and other folders."""
     parser.add_argument("directory", type=Path, metavar="DIR", help="the directory of the runs")
     parser.set_defaults(act=list_runs)
 
 
 def _show(parser: argparse.ArgumentParser) -> None:
-    """Show a run: settings, every start with its versions, evaluations, figures."""
+    """Show a run: settings, every launch with its versions, evaluations, figures."""
     parser.add_argument("run_path", type=Path, metavar="RUN", help="a run's directory")
     parser.set_defaults(act=show)
 
 
 def _compare(parser: argparse.ArgumentParser) -> None:
-    """Compare runs: settings that differ, losses at common steps, evaluations, speed."""
+    """Compare runs: differing settings, losses at common steps, evaluations, speed."""
     parser.add_argument("run_paths", type=Path, nargs="+", metavar="RUN", help="runs, two or more")
     parser.add_argument(
         "--html", type=Path, metavar="FILE", help="write a page with the curves too"
@@ -55,58 +54,58 @@ def _compare(parser: argparse.ArgumentParser) -> None:
 
 def list_runs(args: argparse.Namespace) -> int:
     """Prints a row for each run."""
-    found = runs.find(args.directory)
-    summaries = {name: one.summary() for name, one in found.runs.items()}
+    content = runs.find(args.directory)
+    summaries = {name: run.summary() for name, run in content.runs.items()}
     if args.json:
-        others = {"damaged": dict(found.damaged), "foreign": list(found.foreign)}
+        others = {"damaged": dict(content.damaged), "foreign": list(content.foreign)}
         print(json.dumps({"runs": summaries, **others}, indent=2))
         return 0
-    if not summaries and not found.damaged:
+    if not summaries and not content.damaged:
         print(f"No run in {args.directory}.")
     else:
-        rows = [[name, one["recipe"], *_row(one)] for name, one in summaries.items()]
-        rows += [[name, "-", "damaged"] for name in found.damaged]
+        rows = [[name, summary["recipe"], *_row(summary)] for name, summary in summaries.items()]
+        rows += [[name, "-", "damaged"] for name in content.damaged]
         print(_table([["run", "recipe", *COLUMNS], *rows]))
-    for name, reason in found.damaged.items():
+    for name, reason in content.damaged.items():
         print(f"damaged: {name}: {reason}")
-    if found.foreign:
-        print(f"no runs: {', '.join(found.foreign)}")
+    if content.foreign:
+        print(f"no runs: {', '.join(content.foreign)}")
     return 0
 
 
 def show(args: argparse.Namespace) -> int:
     """Prints everything about a run."""
-    one = runs.load(args.run_path)
-    parts = {name: _fields(part) for name, part in _parts(one).items()}
+    run = runs.load(args.run_path)
+    parts = {name: _fields(group) for name, group in _parts(run).items()}
     if args.json:
-        content = {**one.summary(), "settings": parts, "events": list(one.events)}
-        content["account_s"] = runs.account(one)
-        evaluations = {k: {"step": s, "value": v} for k, (s, v) in one.evaluations().items()}
+        content = {**run.summary(), "settings": parts, "events": list(run.events)}
+        content["account_s"] = runs.account(run)
+        evaluations = {k: {"step": s, "value": v} for k, (s, v) in run.evaluations().items()}
         print(json.dumps({**content, "evaluations": evaluations}, indent=2))
         return 0
-    summary = one.summary()
+    summary = run.summary()
     cells = dict(zip(COLUMNS, _row(summary), strict=True))
     print(f"{args.run_path}: {summary['recipe']}, {cells.pop('state')}")
     print(_table([[f"  {name}", value] for name, value in cells.items()]))
-    for name, part in parts.items():
+    for name, group in parts.items():
         print(f"\n{name}")
-        print(_table([[f"  {field}", _value(value)] for field, value in part.items()]))
-    if one.evaluations():
+        print(_table([[f"  {field}", _value(value)] for field, value in group.items()]))
+    if run.evaluations():
         print("\nlast evaluations")
-        found = one.evaluations().items()
-        print(_table([[f"  {k}", _value(v), f"after step {step}"] for k, (step, v) in found]))
-    if (account := runs.account(one)) is not None:
+        evaluations = run.evaluations().items()
+        print(_table([[f"  {k}", _value(v), f"after step {step}"] for k, (step, v) in evaluations]))
+    if (account := runs.account(run)) is not None:
         whole = max(sum(account.values()), 1e-9)
         print("\nwhere the time went, over all launches")
         rows = [[f"  {k}", f"{v:,.1f} s", f"{v / whole:.1%}"] for k, v in account.items()]
         print(_table(rows))
-    for event in one.events:
+    for event in run.events:
         print("\n" + _event(event))
     return 0
 
 
 def compare(args: argparse.Namespace) -> int:
-    """Prints what differs."""
+    """Prints the comparison."""
     names = [str(path) for path in args.run_paths]
     if len(set(names)) < max(2, len(names)):
         args.parser.error(f"compare needs two runs or more, each once, got {' '.join(names)}")
@@ -114,26 +113,26 @@ def compare(args: argparse.Namespace) -> int:
     if args.html is not None:
         from dovetail_train.report import write_report
 
-        metrics = {name: one.path / runs.METRICS for name, one in some.items()}
-        facts = {name: runs.facts(one) for name, one in some.items()}
+        metrics = {name: run.path / runs.METRICS for name, run in some.items()}
+        facts = {name: runs.facts(run) for name, run in some.items()}
         write_report(args.html, metrics, title="Training runs", facts=facts)
-    found = runs.compare(some)
-    print(json.dumps(found, indent=2) if args.json else _compared(found))
+    comparison = runs.compare(some)
+    print(json.dumps(comparison, indent=2) if args.json else _compared(comparison))
     return 0
 
 
-def _compared(found: Mapping[str, Any]) -> str:
-    """The comparison as a table with a column for each run."""
-    chosen = _thinned(list(found["losses"]))
+def _compared(comparison: Mapping[str, Any]) -> str:
+    """Returns the comparison as a table with a column for each run."""
+    steps = _thinned(list(comparison["losses"]))
     figures = ("state", "devices", "step", "loss", "tokens_per_s", "goodput")
     sections = {
-        "": {name: found[name] for name in figures},
-        "settings that differ": found["settings"],
-        "versions that differ": found["versions"],
-        "loss at common steps": {str(step): found["losses"][step] for step in chosen},
-        "last evaluations": found["evaluations"],
+        "": {name: comparison[name] for name in figures},
+        "settings that differ": comparison["settings"],
+        "versions that differ": comparison["versions"],
+        "loss at common steps": {str(step): comparison["losses"][step] for step in steps},
+        "last evaluations": comparison["evaluations"],
     }
-    rows = [["", *found["runs"]]]
+    rows = [["", *comparison["runs"]]]
     for title, table in sections.items():
         if title:
             rows += [[title if table else f"{title}: none"]]
@@ -142,23 +141,23 @@ def _compared(found: Mapping[str, Any]) -> str:
 
 
 def _thinned(steps: Sequence[int]) -> list[int]:
-    """At most SHOWN_LOSSES of them, evenly, the first and the last included."""
+    """Returns at most SHOWN_LOSSES of the steps, evenly spaced, first and last included."""
     if len(steps) <= SHOWN_LOSSES:
         return list(steps)
     last, intervals = len(steps) - 1, SHOWN_LOSSES - 1
     return [steps[i * last // intervals] for i in range(SHOWN_LOSSES)]
 
 
-def _parts(one: runs.Run) -> dict[str, Any]:
-    return {name: getattr(one.settings, name) for name in settings.parts(type(one.settings))}
+def _parts(run: runs.Run) -> dict[str, Any]:
+    return {name: getattr(run.settings, name) for name in settings.parts(type(run.settings))}
 
 
-def _fields(part: Any) -> dict[str, Any]:
-    return dict(vars(part))
+def _fields(group: Any) -> dict[str, Any]:
+    return dict(vars(group))
 
 
 def _event(event: Mapping[str, Any]) -> str:
-    """What `launches.jsonl` says of a start or an end, in a few lines."""
+    """Returns a start or an end of `launches.jsonl` in a few lines."""
     if event["event"] == "end":
         reason = f": {event['error']}" if "error" in event else ""
         return f"{event['time']}  {event['outcome']}{reason}"
@@ -178,12 +177,12 @@ def _event(event: Mapping[str, Any]) -> str:
 def _commit(state: Mapping[str, Any] | None) -> str:
     if state is None:
         return "in no repository"
-    told = {True: " with changes", False: "", None: ", changes unknown"}
-    return state["commit"][:12] + told[state["dirty"]]
+    words = {True: " with changes", False: "", None: ", changes unknown"}
+    return state["commit"][:12] + words[state["dirty"]]
 
 
 def _row(summary: Mapping[str, Any]) -> list[str]:
-    """Cells in the order of COLUMNS."""
+    """Returns cells in the order of COLUMNS."""
     steps = "?" if summary["steps"] is None else summary["steps"]
     rate, goodput = summary["tokens_per_s"], summary["goodput"]
     return [
@@ -198,7 +197,7 @@ def _row(summary: Mapping[str, Any]) -> list[str]:
 
 
 def _age(seconds: float) -> str:
-    """In the largest unit of which there are two or more."""
+    """Returns the time in the largest unit that gives 2 or more."""
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"
@@ -212,7 +211,7 @@ def _value(value: Any) -> str:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:
-    """Columns as wide as their cells need; a row of one cell makes no column wider."""
+    """Aligns columns. A row of a single cell makes no column wider."""
     wide = [row for row in rows if len(row) > 1]
     count = max((len(row) for row in wide), default=1)
     widths = [max((len(row[i]) for row in wide if i < len(row)), default=0) for i in range(count)]

@@ -4,8 +4,7 @@
 
 The same command again, or just --out, resumes a run that was interrupted or killed. A finished
 run is exported as a Hugging Face directory, RUN/hf. Without --steps or --minutes a run is one
-pass over the text. What was started, with which versions, and how it went is kept with the run:
-see dovetail runs.
+pass over the text. Commands, versions and metrics are kept with the run: see dovetail runs.
 """
 
 import argparse
@@ -33,7 +32,7 @@ DEVICES = {
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Declares the recipes. An option not given is absent, so that a resumed run keeps its own."""
+    """Declares the recipes. Options have no defaults here, so a resumed run keeps its own."""
     parser.argument_default = argparse.SUPPRESS
     _everywhere(parser)
     recipes = parser.add_subparsers(
@@ -47,8 +46,8 @@ def add(parser: argparse.ArgumentParser) -> None:
             argument_default=argparse.SUPPRESS,
         )
         _everywhere(recipe)
-        for title, part in settings.parts(kind).items():
-            _options(recipe.add_argument_group(title), part)
+        for title, group in settings.parts(kind).items():
+            _options(recipe.add_argument_group(title), group)
 
 
 def _everywhere(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +65,7 @@ def _everywhere(parser: argparse.ArgumentParser) -> None:
 
 
 def _options(group: Any, part: Any) -> None:
-    """An option for each field of a part, with its help and its default."""
+    """Adds an option for each field of a group, with its help and default."""
     if part is Duration:
         group = group.add_mutually_exclusive_group()
     for item in dataclasses.fields(part):
@@ -86,7 +85,7 @@ def _shown(default: Any) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prepares the text, trains, exports; returns 130 if it was asked to stop before the end."""
+    """Prepares the text, trains and exports. Returns 130 if the run was stopped early."""
     values = vars(args)
     if "out" not in values:
         args.parser.error("the following arguments are required: --out RUN, the run's directory")
@@ -124,7 +123,7 @@ def _mesh(axes: dict[str, int]) -> Any:
 
 
 def _planned(values: dict[str, Any], out: Path) -> Settings:
-    """The settings of a run that is not started: those given, or those stored in `out`."""
+    """Returns the settings for an estimate: the given ones, or those stored in `out`."""
     if (out / settings.FILE).is_file():
         return settings.load(out)
     if values["recipe"] is None:
@@ -136,18 +135,15 @@ def _planned(values: dict[str, Any], out: Path) -> Settings:
 
 
 def _settings(values: dict[str, Any], out: Path, mesh: Any) -> Settings:
-    """The settings stored in `out`, which what was given must not contradict; or new ones, stored.
+    """Returns the settings stored in `out`, or stores those of a new run.
 
-    A run that failed before its first step does not bind: a command with other settings replaces
-    it.
+    The given options must not contradict a stored run. A run that failed before its first step does
+    not count: a command with other settings replaces it.
 
     Args:
-        values: Of the parser, by name.
-        out: The run's directory.
-        mesh: The devices.
-
-    Returns:
-        The settings, checked if they are new.
+        values: Parsed arguments by name.
+        out: Directory of the run.
+        mesh: Devices.
     """
     recipe: str | None = values["recipe"]
     resumed = (out / settings.FILE).is_file()
@@ -184,16 +180,16 @@ def _settings(values: dict[str, Any], out: Path, mesh: Any) -> Settings:
 
 
 def _same(values: dict[str, Any], out: Path) -> bool:
-    """Whether the command asks for the run that `out` holds."""
+    """Tests whether the command asks for the run in `out`."""
     stored = settings.load(out)
     given = _given(values, type(stored))
     return values["recipe"] == stored.recipe and not settings.differences(given, stored)
 
 
 def _given(values: dict[str, Any], kind: type[Settings]) -> dict[str, Any]:
-    """Which of a recipe's options were given, as the settings hold them."""
+    """Returns the given options of a recipe, in the types of its settings."""
     names = [
-        item.name for part in settings.parts(kind).values() for item in dataclasses.fields(part)
+        item.name for group in settings.parts(kind).values() for item in dataclasses.fields(group)
     ]
-    found = {name: values[name] for name in names if name in values}
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
+    selected = {name: values[name] for name in names if name in values}
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in selected.items()}

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""General compressors on the bytes that the model is judged by."""
+"""General compressors on the held-out bytes."""
 
 import bz2
 import gzip
@@ -8,13 +8,12 @@ import lzma
 
 
 def compressors(data: bytes) -> dict[str, float]:
-    """Bits per byte of `data` under gzip -9, bzip2 -9 and xz -9, in that order.
+    """Returns bits per byte of `data` under gzip -9, bzip2 -9 and xz -9, in this order.
 
-    The files come as one stream, which favours the compressors: they may look back over earlier
-    files (gzip 32 KiB, bzip2 900 kB, xz 64 MiB), the model only over its own row.
+    All files form one stream. This favours the compressors: they look back over earlier files (gzip
+    32 KiB, bzip2 900 kB, xz 64 MiB), the model only over its own row.
 
-    Raises:
-      ValueError: no data.
+    Raises ValueError for empty data.
     """
     if not data:
         raise ValueError("bits per byte need at least one byte of held-out text, got 0 bytes")

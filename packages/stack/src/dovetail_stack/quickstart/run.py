@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The quickstart: a text directory becomes a language model, a report and a result for scripts."""
+"""The quickstart: trains a language model on a directory and writes a report."""
 
 import json
 import platform
@@ -37,10 +37,10 @@ COMPRESSION_NOTE = (
 
 
 def standard_library() -> Text:
-    """The Python sources of the standard library on this machine.
+    """Returns the Python sources of the standard library on this machine.
 
-    Left out are its tests, and pydoc_data: one generated file of help texts, larger than all
-    the other files together that the split holds out.
+    Tests are left out, and so is pydoc_data: one generated file of help texts, larger than all
+    other held-out files together.
     """
     return Text(
         directory=Path(sysconfig.get_paths()["stdlib"]),
@@ -51,7 +51,17 @@ def standard_library() -> Text:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What was measured of a finished run, bits per byte of the held-out files first."""
+    """Measurements of a finished run.
+
+    Attributes:
+        bits_per_byte: Of the held-out files; the model first, then the compressors.
+        parameters: Number of parameters.
+        tokens_per_s: Median over the steps.
+        train_s: Training time in seconds.
+        resume: Comparison of the repeated steps.
+        samples: (prompt, continuation) pairs.
+        versions: Versions by package.
+    """
 
     bits_per_byte: Mapping[str, float]
     parameters: int
@@ -63,7 +73,16 @@ class Measured:
 
 
 def quickstart(text: Text, out: Path, *, minutes: float) -> dict[str, Any]:
-    """Trains, judges, samples and reports; returns what it wrote to `out`/result.json."""
+    """Trains, evaluates, samples and reports.
+
+    Args:
+        text: The corpus.
+        out: Directory of the run; also receives report.html and result.json.
+        minutes: Training time.
+
+    Returns:
+        The content of result.json.
+    """
     start = time.perf_counter()
     resume = train(text, out, minutes=minutes)
     measured = _measure(out, resume)
@@ -124,8 +143,8 @@ def _settings(out: Path) -> Pretrain:
 
 def _held_out_bytes(run: Pretrain) -> bytes:
     files, root = run.files, Path(run.files.text)
-    found = text_recipe.find(root, pattern=files.pattern, skip=files.skip)
-    _, held_out = text_recipe.split(found, root=root, held_out=files.held_out)
+    paths = text_recipe.find(root, pattern=files.pattern, skip=files.skip)
+    _, held_out = text_recipe.split(paths, root=root, held_out=files.held_out)
     return b"".join(file.read_bytes() for file in held_out)
 
 

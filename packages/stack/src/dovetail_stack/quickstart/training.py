@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The quickstart's training: killed half-way without warning, resumed, and compared.
 
-Training runs in processes of their own, by the command that users run, because that is what is
-shown. The first is killed once it is some steps past its middle checkpoint; the second repeats
-those steps. Both log them, so their losses can be compared bit by bit.
+Training runs in processes of their own, by the command `dovetail train`. The first process is
+killed some steps past its middle checkpoint. The second repeats these steps. Both log their losses,
+so these can be compared bit by bit.
 """
 
 import json
@@ -26,7 +26,13 @@ POLL_S = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Text:
-    """The corpus: a directory, which files below it, which folders not."""
+    """The corpus.
+
+    Args:
+        directory: Root of the files.
+        pattern: Glob below it.
+        skip: Names of folders to leave out.
+    """
 
     directory: Path
     pattern: str
@@ -35,7 +41,14 @@ class Text:
 
 @dataclass(frozen=True, kw_only=True)
 class Resume:
-    """Steps that both processes logged, and how many of them had bit-equal losses."""
+    """Comparison of the steps logged by both processes.
+
+    Attributes:
+        killed_after: Last step of the first process.
+        resumed_from: First step of the second process.
+        repeated: Number of steps logged by both.
+        equal: Number of those with bit-equal losses.
+    """
 
     killed_after: int
     resumed_from: int
@@ -57,10 +70,15 @@ class Resume:
 def train(text: Text, out: Path, *, minutes: float) -> Resume:
     """Runs `dovetail train`, kills it past its middle checkpoint, and runs it again to the end.
 
-    A run that `out` already holds is only brought to its end, not killed again.
+    If `out` already holds a run, it is only finished, not killed again.
+
+    Args:
+        text: The corpus.
+        out: Directory of the run.
+        minutes: Training time.
 
     Raises:
-      RuntimeError: a training process failed; its own message is on the terminal.
+        RuntimeError: A training process failed; its own message is on the terminal.
     """
     command = [
         *(sys.executable, "-m", "dovetail_stack", "train", "pretrain", "--out", str(out), "--text"),
@@ -99,9 +117,9 @@ def _kill_past_the_middle(process: subprocess.Popen[bytes], out: Path) -> None:
 
 
 def _killing_step(out: Path) -> int:
-    """REPEATED_STEPS past the last step before half of the run that is saved.
+    """Returns the step REPEATED_STEPS past the last checkpoint before half of the run.
 
-    Fewer in a run so short that it would be over by then.
+    Fewer steps past it in a very short run.
     """
     run = settings.load(out)
     steps = run.duration.steps or 0  # planned before the first step is logged
@@ -111,7 +129,7 @@ def _killing_step(out: Path) -> int:
 
 
 def _lines(metrics: Path) -> Iterator[dict[str, Any]]:
-    """Whole lines of the log that hold a training loss; the last one may still be being written."""
+    """Yields complete lines of the log with a training loss; the last line may be incomplete."""
     if metrics.exists():
         for line in metrics.read_text().splitlines(keepends=True):
             if line.endswith("\n"):
@@ -125,7 +143,7 @@ def _last_step(metrics: Path) -> int | None:
 
 
 def compare_generations(metrics: Path) -> Resume:
-    """Compares the losses of the steps that the first and the second process both logged."""
+    """Compares the losses of the steps logged by both processes."""
     losses: dict[int, dict[int, float]] = {}
     for line in _lines(metrics):
         losses.setdefault(line["generation"], {})[line["step"]] = line["loss"]

@@ -1,17 +1,17 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Functions that put the libraries together, short enough to copy into your own project.
+"""Functions that join the libraries, short enough to copy into your own project.
 
 - `text`: files to a tokenizer and two corpora (data)
 - `fitting`: a recipe and rows to a trained decoder, resumable (all but quant)
 - `language_model`: the recipe of pretraining (models, optim, train)
 - `continuation`: the recipe of training a directory's model on, by adapters too (models, train)
 - `distillation`: the recipe of learning from a teacher's logits (models, train)
-- `frozen`: checkpoints without what is not trained (checkpoint, train)
+- `frozen`: checkpoints without frozen parameters (checkpoint, train)
 - `evaluation`: bits per byte of a corpus (data, models)
 - `generation`: a prompt continued (data, models)
-- `sampling`: what a model writes while it is trained (data, models, train)
+- `sampling`: samples during training (data, models, train)
 - `quantization`: a decoder to a quantized one, with a receipt (data, models, quant)
 - `products`: the kernels' product for quantized weights (kernels, quant)
-- `inspection`: what a directory holds and costs, and the directory rewritten (models)
+- `inspection`: content and cost of a directory, and the directory rewritten (models)
 """

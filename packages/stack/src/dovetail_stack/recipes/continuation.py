@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Training on: a Hugging Face directory's model, whole or by adapters, as a recipe to `fit`."""
+"""Continued training of a Hugging Face model, whole or by adapters: a recipe for `fit`."""
 
 from pathlib import Path
 from typing import Any
@@ -27,10 +27,10 @@ from dovetail_train import Trainer, lm_loss
 
 
 def opened(directory: Path, *, length: int) -> tuple[Config, Pretrained]:
-    """The configuration and the tokenizer of a directory, for rows of `length`; no weight is read.
+    """Reads the configuration and the tokenizer of a directory. Reads no weights.
 
-    Raises ValueError for a quantized directory, a tokenizer with more ids than the model has, and
-    rows that are longer than the model's texts were.
+    Raises ValueError for a quantized directory, a tokenizer with more ids than the model, and a
+    `length` above the model's positions.
     """
     if "quantization_config" in read_config(directory):
         raise ValueError(
@@ -54,7 +54,13 @@ def opened(directory: Path, *, length: int) -> tuple[Config, Pretrained]:
 
 
 def trainer(tuning: Tuning, *, steps: int, mesh: AnyMesh | None = None) -> Trainer:
-    """Adam at low rates, the gradient's norm cut at 1; parameters stay float32."""
+    """Returns a trainer with Adam and gradient clipping at norm 1. Parameters stay float32.
+
+    Args:
+        tuning: Settings.
+        steps: Steps of the learning-rate schedule.
+        mesh: Devices. Default: the first one.
+    """
     rate = schedule(tuning.learning_rate, steps=steps)
     tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(rate, b2=0.95))
     loss = lm_loss(attention=attention)
@@ -62,21 +68,27 @@ def trainer(tuning: Tuning, *, steps: int, mesh: AnyMesh | None = None) -> Train
 
 
 def trainable(tuning: Tuning) -> Any:
-    """The filter of what is trained: the adapters where there are some, else every parameter."""
+    """Returns the filter of trained parameters: the adapters if there are any, else all."""
     return nnx.LoRAParam if tuning.lora_rank else nnx.Param
 
 
 def start(directory: Path, tuning: Tuning, *, mesh: AnyMesh | None = None) -> Decoder:
-    """The directory's model in float32, with an adapter on each matrix inside the layers if wanted.
+    """Loads the directory's model in float32, with an adapter on each matrix of the layers if
+    asked.
 
-    On all matrices: adapters on attention alone learn less than as many parameters spread over all
-    of them (Dettmers et al. 2023, 2305.14314, section 4). Routers and experts stay as they are.
+    Adapters on attention alone learn less than as many parameters spread over all matrices
+    (Dettmers et al. 2023, 2305.14314, section 4). Routers and experts get none.
+
+    Args:
+        directory: Hugging Face directory.
+        tuning: Settings; `lora_rank` 0 means no adapters.
+        mesh: Devices. Default: the first one.
     """
     return adapted(load(directory, mesh=here(mesh), dtype="float32"), tuning)
 
 
 def adapted(model: Decoder, tuning: Tuning) -> Decoder:
-    """The model with its adapters, recomputing what the settings say."""
+    """Adds adapters and rematerialization to a model, as configured."""
     model = configured(model, tuning)
     if not tuning.lora_rank:
         return model
@@ -89,7 +101,13 @@ def adapted(model: Decoder, tuning: Tuning) -> Decoder:
 
 
 def outline(directory: Path, tuning: Tuning, *, mesh: AnyMesh | None = None) -> Decoder:
-    """`start` by shapes alone; no weight is read."""
+    """Returns the model of `start` by shapes. Reads no weights.
+
+    Args:
+        directory: Hugging Face directory.
+        tuning: Settings.
+        mesh: Devices; may be abstract.
+    """
     model = abstract(directory, mesh=mesh)
 
     def full(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
@@ -104,9 +122,14 @@ def _is_matrix(module: nnx.Module) -> bool:
 
 
 def continuation(directory: Path, tuning: Tuning, *, mesh: AnyMesh | None = None) -> Recipe:
-    """The model of a Hugging Face directory, trained on; adapters are merged at the end.
+    """Returns a recipe that trains the model of a Hugging Face directory.
 
-    >>> model, result = fit(continuation(source, tuning), rows, directory, steps=1000)
+    Adapters are merged at the end. Pass the recipe to `fit`.
+
+    Args:
+        directory: Hugging Face directory with a tokenizer.
+        tuning: Settings; `lora_rank` above 0 trains adapters alone.
+        mesh: Devices; abstract for `estimate_step` alone. Default: the first device.
     """
     return Recipe(
         batching=tuning,

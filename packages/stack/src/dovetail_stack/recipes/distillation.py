@@ -1,12 +1,12 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Distilling: a fresh student learns from text and from a teacher's logits, as a recipe to `fit`.
+"""Distillation: a fresh student learns from text and from a teacher's logits, a recipe for `fit`.
 
 The loss is α·T²·KL(teacher ‖ student) + (1 − α)·cross-entropy, with both models' logits over T in
 the first term (Hinton et al. 2015, 1503.02531, section 2; T² keeps the gradients' size as T grows).
-Student and teacher are one module, of which the student alone is trained: so the teacher's weights
-are arguments of the step, placed on the mesh, and not constants in the program. The logits of both
-exist for one chunk of positions at a time, and the backward pass computes them again.
+Student and teacher are one module, and only the student is trained. So the teacher's weights are
+arguments of the step, placed on the mesh, and not constants in the program. The logits of both
+exist for one chunk of positions at a time, and the backward pass recomputes them.
 """
 
 from pathlib import Path
@@ -38,7 +38,7 @@ _CHUNK = 1024  # positions for each device, as in dovetail_train.lm_loss
 class StudentTeacher(nnx.Module):
     """A student and its teacher.
 
-    Raises ValueError unless they have the same vocabulary.
+    Raises ValueError unless they have the same vocabulary size.
     """
 
     def __init__(self, student: Decoder, teacher: Decoder) -> None:
@@ -52,17 +52,20 @@ class StudentTeacher(nnx.Module):
 
 
 def distillation_loss(*, temperature: float, chunk: int = _CHUNK) -> Loss:
-    """{"kl": (T²·Σ mask·KL, Σ mask), "nll": (Σ mask·nll, Σ mask)} of a StudentTeacher, in nats.
+    """Returns a loss for a StudentTeacher with the terms "kl" and "nll", in nats.
 
-    The batch has tokens, targets i32[B,S], mask f32[B,S] and, if the models are to read them,
-    positions and segment_ids i32[B,S]. No gradient reaches the teacher.
+    "kl" is (T²·Σ mask·KL, Σ mask) and "nll" is (Σ mask·nll, Σ mask). The batch has tokens, targets
+    i32[B,S] and mask f32[B,S], and optionally positions and segment_ids i32[B,S]. No gradient
+    reaches the teacher. A target outside the vocabulary with mask > 0 makes the loss NaN;
+    `Trainer.fit` then refuses the step.
 
-    chunk: for how many positions per device the logits of both models exist at once.
+    Args:
+        temperature: T, above 0.
+        chunk: Positions per device for which the logits of both models exist at once.
 
-    A target outside the vocabulary where mask > 0 makes the loss NaN, which `Trainer.fit` refuses.
+    Example:
 
-    >>> loss = distillation_loss(temperature=2.0)
-    >>> trainer = Trainer(tx, loss, weights={"kl": 0.5, "nll": 0.5}, trainable=STUDENT)
+        >>> loss = distillation_loss(temperature=2.0)
     """
     if not temperature > 0 or chunk < 1:
         raise ValueError(
@@ -94,7 +97,7 @@ def distillation_loss(*, temperature: float, chunk: int = _CHUNK) -> Loss:
 
 
 def _divergence(logits: Float[Array, "B S V"], guide: Float[Array, "B S V"]) -> Float[Array, "B S"]:
-    """KL(softmax(guide) ‖ softmax(logits))."""
+    """Computes KL(softmax(guide) ‖ softmax(logits))."""
     log_p, log_q = jax.nn.log_softmax(guide), jax.nn.log_softmax(logits)
     return (jnp.exp(log_p) * (log_p - log_q)).sum(-1)
 
@@ -107,7 +110,15 @@ def trainer(
     mesh: AnyMesh | None = None,
     operations: float | None = None,
 ) -> Trainer:
-    """The student's trainer: the optimizer of pretraining, and both terms of the loss."""
+    """Returns the student's trainer: the optimizer of pretraining and both terms of the loss.
+
+    Args:
+        distillation: Temperature and weight of the teacher.
+        training: Settings.
+        steps: Steps of the learning-rate schedule.
+        mesh: Devices. Default: the first one.
+        operations: Model FLOPs per step.
+    """
     return make_trainer(
         training,
         transformation(training, steps=steps),
@@ -127,10 +138,14 @@ def distilling(
     training: Training,
     mesh: AnyMesh | None = None,
 ) -> Recipe:
-    """A fresh student of `config` beside the teacher in a Hugging Face directory.
+    """Returns a recipe that trains a fresh student beside the teacher of a Hugging Face directory.
 
-    >>> recipe = distilling(config, teacher, Distillation(teacher=str(teacher)), training=training)
-    >>> student, result = fit(recipe, rows, directory, steps=1000)
+    Args:
+        config: The student.
+        teacher: Hugging Face directory.
+        distillation: Temperature and weight of the teacher.
+        training: Settings.
+        mesh: Devices; abstract for `estimate_step` alone. Default: the first device.
     """
 
     def models() -> StudentTeacher:

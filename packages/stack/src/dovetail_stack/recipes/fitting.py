@@ -1,9 +1,9 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A recipe and packed rows become a trained decoder: model, data, store and metrics joined.
+"""Trains a decoder by a recipe: joins model, data, checkpoints and metrics.
 
-What pretraining, continuing and distilling differ by is a `Recipe`, a value; what they share is
-here. So each of them is as long as its idea, and all of them resume by the same lines.
+A `Recipe` holds the differences between pretraining, continued training and distillation. The rest
+is shared and lives here, so all of them resume by the same lines.
 """
 
 import statistics
@@ -49,10 +49,14 @@ PROBES = 8  # steps timed to plan a run: enough for a median, few beside the run
 class Recipe:
     """A way to train a decoder.
 
-    trainer: from the number of steps in all. model: makes or reads the module that is trained, with
-    the same bits each time. outline: that module by shapes alone, to plan for a mesh that may be
-    abstract. trainable: the filter that the trainer has. decoder: the part of that module to
-    evaluate. finished: the decoder to export, from the trained module.
+    Args:
+        batching: Batch, precision and the like.
+        trainer: Returns the trainer for a number of steps.
+        model: Makes or reads the module to train, with the same bits each time.
+        outline: Returns that module by shapes, for a mesh that may be abstract.
+        trainable: The trainer's filter.
+        decoder: Returns the part of the module to evaluate.
+        finished: Returns the decoder to export from the trained module.
     """
 
     batching: Batching
@@ -79,8 +83,17 @@ def make_trainer(
     weights: Mapping[str, float] | None = None,
     operations: float | None = None,
 ) -> Trainer:
-    """The trainer of a recipe, as its settings say. operations: of a step, since those of
-    attention's kernels cannot be counted from outside."""
+    """Returns a trainer with the settings of `batching`.
+
+    Args:
+        batching: Settings.
+        tx: Optimizer.
+        loss: Loss.
+        mesh: Devices. None: the first device.
+        trainable: Filter of trained parameters.
+        weights: Factors of the terms of the loss.
+        operations: Model FLOPs per step; those in attention kernels cannot be counted.
+    """
     return Trainer(
         tx,
         loss,
@@ -97,13 +110,19 @@ def make_trainer(
 
 
 def step_flops(config: Config, batching: Batching, *, training: bool = True) -> float:
-    """Operations on a step's tokens, those of attention's visible half included."""
+    """Returns the FLOPs on a step's tokens, with the visible half of attention.
+
+    Args:
+        config: The model.
+        batching: Batch and length.
+        training: Include the backward pass.
+    """
     tokens = batching.global_batch * batching.length
     return flops(config, tokens=tokens, length=batching.length, training=training)
 
 
 def here(mesh: AnyMesh | None) -> Mesh | None:
-    """The mesh, of devices that are here, for the arrays of a model to lie on."""
+    """Returns the mesh if its devices are present. Raises RuntimeError for an abstract mesh."""
     if isinstance(mesh, AbstractMesh):
         raise RuntimeError(
             f"a model lies on devices, got {mesh}: estimate_step(recipe, device=...)"
@@ -112,8 +131,9 @@ def here(mesh: AnyMesh | None) -> Mesh | None:
 
 
 def configured(model: Decoder, batching: Batching) -> Decoder:
-    """The model, recomputing what the settings say; its layers are scanned then, without which
-    recomputation frees no memory on a CPU."""
+    """Configures rematerialization. It also scans the layers, since otherwise recomputation
+    frees no memory on a CPU.
+    """
     if batching.remat == "none":
         return model
     save = ("attn_out",) if batching.remat == "attention" else ()
@@ -121,7 +141,7 @@ def configured(model: Decoder, batching: Batching) -> Decoder:
 
 
 def estimate_step(recipe: Recipe, *, device: str) -> Estimate:
-    """What a step needs on the devices of the recipe's mesh, of that kind, which may be absent."""
+    """Estimates memory and time of a step on the recipe's mesh, which may be abstract."""
     batching = recipe.batching
     shape = batching.global_batch, batching.length
     fields = {"tokens": jnp.int32, "targets": jnp.int32, "segment_ids": jnp.int32}
@@ -140,20 +160,26 @@ def fit(
     hooks: Sequence[Hook] = (),
     stop: Callable[[int], bool] | None = None,
 ) -> tuple[Decoder, Result]:
-    """Trains to `steps` from the recipe's model, or goes on from what `directory` holds.
+    """Trains a decoder, or resumes the training in `directory`.
 
-    Checkpoints go to `directory`/checkpoints, without the parameters that are not trained, and
-    metrics to `directory`/metrics.jsonl. With the same arguments on the same devices, an
-    interrupted run ends with the parameters, bit for bit, of one that was not.
+    Checkpoints go to `directory`/checkpoints, without frozen parameters, and metrics to
+    `directory`/metrics.jsonl. With the same arguments on the same devices, an interrupted run ends
+    with the parameters, bit for bit, of an uninterrupted one.
 
     Args:
-      steps: optimizer steps in all, those of earlier runs included.
-      stop: asked with the number of steps done; True saves and ends.
+        recipe: The way to train.
+        rows: Packed rows.
+        directory: Directory of the run.
+        steps: Optimizer steps, those of earlier launches included.
+        sinks: Further metric sinks.
+        hooks: Hooks of the trainer.
+        stop: Receives the number of steps done; True saves and ends.
 
     Returns:
-      The finished decoder, of the averages if there are any, and how the run ended.
+        The finished decoder, of averaged parameters if there are any, and how the run ended.
 
-    Raises ValueError where parameters that are not trained are others than when the run began.
+    Raises:
+        ValueError: The frozen parameters differ from those at the start of the run.
     """
     run, batching = recipe.trainer(steps), recipe.batching
     # A thread reads ahead; the state that is saved is that of the batch that was trained on.
@@ -177,9 +203,14 @@ def fit(
 
 
 def steps_in(seconds: float, recipe: Recipe, rows: Rows) -> int:
-    """How many steps of this training fit `seconds` on these devices: at least 1.
+    """Returns the number of training steps that fit into `seconds` on these devices; at least 1.
 
-    Measured, on a throw-away state: the median of PROBES steps after the one that compiles.
+    Takes the median of PROBES steps on a throw-away state, after the one that compiles.
+
+    Args:
+        seconds: Time available.
+        recipe: The way to train.
+        rows: Packed rows.
     """
     run, batching = recipe.trainer(1000), recipe.batching
     state = run.init(recipe.model())

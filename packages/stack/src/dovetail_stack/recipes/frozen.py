@@ -1,11 +1,11 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints without the parameters that no step changes.
+"""Checkpoints without frozen parameters.
 
-A run with adapters of 1 % of the parameters, or one with a teacher, would write the other weights
-again with every checkpoint, though a directory holds them already. Their place in a checkpoint
-takes a digest, and what a resumed run read from that directory is held against it: with other
-weights it would be another run.
+A run with adapters of 1 % of the parameters, or with a teacher, would write the other weights
+again with every checkpoint, though a directory already holds them. A checkpoint stores a digest
+instead. A resumed run compares it with the weights read from the directory, because other weights
+would make another run.
 """
 
 from typing import Any
@@ -21,9 +21,10 @@ from dovetail_train import Store
 
 
 class WithoutFrozen:
-    """A store, in front of another, that leaves out `frozen` of the item `train`.
+    """A store around another store. It replaces `frozen` in the item `train` by a digest.
 
-    frozen: the tree of that name in the trainer's state, given back by `restore`; held until then.
+    `frozen` is the tree of that name in the trainer's state. `restore` returns it; it is held until
+    then.
     """
 
     def __init__(self, store: Store, frozen: Any) -> None:
@@ -32,13 +33,19 @@ class WithoutFrozen:
 
     @classmethod
     def of(cls, model: nnx.Module, store: Store, *, trainable: Any) -> Store:
-        """This store for that model; `store` itself if every parameter is trained."""
+        """Wraps `store` for `model`. Returns `store` itself if no parameter is frozen.
+
+        Args:
+            model: The module to train.
+            store: Where checkpoints go.
+            trainable: The trainer's filter.
+        """
         _, _, frozen, _ = nnx.split(model, trainable, nnx.Param, ...)
         tree = nnx.to_pure_dict(frozen)
         return cls(store, tree) if jax.tree.leaves(tree) else store
 
     def save(self, step: int, **items: Any) -> None:
-        """Saves the items, a digest in the place of what is frozen."""
+        """Saves the items, with a digest in place of the frozen parameters."""
         train = dict(items.pop("train"))
         frozen = train.pop("frozen")
         if self._digest is None:
@@ -46,9 +53,9 @@ class WithoutFrozen:
         self._store.save(step, train={**train, "frozen_digest": self._digest}, **items)
 
     def restore(self, **targets: Any) -> tuple[int, dict[str, Any]] | None:
-        """What the other store restores, with the frozen parameters where they are wanted.
+        """Restores the items, with the frozen parameters in place of their digest.
 
-        Raises ValueError if they are not those of the checkpoint.
+        Raises ValueError if they differ from those at the start of the run.
         """
         frozen, self._frozen = self._frozen, None  # the trainer's copy is to be the only one
         train = dict(targets.pop("train"))
@@ -57,10 +64,10 @@ class WithoutFrozen:
         train["frozen_digest"] = jax.ShapeDtypeStruct(
             (size, 2), jnp.uint32, sharding=train["step"].sharding
         )
-        found = self._store.restore(train=train, **targets)
-        if found is None:
+        saved_step = self._store.restore(train=train, **targets)
+        if saved_step is None:
             return None
-        step, items = found
+        step, items = saved_step
         restored = dict(items["train"])
         saved = np.asarray(restored.pop("frozen_digest"))
         placed = jax.tree.map(
@@ -83,10 +90,10 @@ class WithoutFrozen:
             )
 
     def wait(self) -> None:
-        """Returns when what was begun is durable."""
+        """Waits until all saves are on the disk."""
         self._store.wait()
 
 
 def _stacked(digests: dict[str, UInt32[jax.Array, "2"]]) -> UInt32[np.ndarray, "leaves 2"]:
-    """The digests as one array, which a checkpoint holds as one leaf."""
+    """Returns the digests as one array, a single leaf of the checkpoint."""
     return np.stack(jax.device_get(list(digests.values())))

@@ -1,11 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""One prompt is continued token by token, with a contiguous key-value cache.
+"""Continues one prompt token by token, with a contiguous key-value cache.
 
-A recipe for looking at a model, one row at a time and without batching. The prompt is padded on
-the right to a multiple of `BUCKET`, so that a handful of programs serves every length: what the
-padding writes into the cache lies at later positions than any query that could see it, and is
-overwritten before a query gets there.
+For looking at a model: one row at a time, no batching. The prompt is padded on the right to a
+multiple of `BUCKET`, so a handful of programs serves every length. Padding writes to later cache
+positions than any query reads, and is overwritten before a query gets there.
 """
 
 import functools
@@ -32,17 +31,22 @@ def generate(
     top_p: float = 1.0,
     seed: int = 0,
 ) -> Iterator[str]:
-    """Yields the continuation of `prompt` in pieces that are whole characters.
+    """Yields the continuation of `prompt` in pieces of whole characters.
 
     Ends after `max_tokens` tokens or at the tokenizer's end-of-text, which is not yielded.
 
     Args:
-      temperature: divides the logits; 0 takes the most likely token.
-      top_p: samples among the most likely tokens whose probability sums to at least this
-        (Holtzman et al. 2019, arXiv:1904.09751, section 3.1).
+        model: Any decoder.
+        tokenizer: Its tokenizer.
+        prompt: Text to continue.
+        max_tokens: Largest number of new tokens.
+        temperature: Divides the logits; 0 takes the most likely token.
+        top_p: Samples among the most likely tokens whose probabilities sum to at least this value
+            (Holtzman et al. 2019, arXiv:1904.09751, section 3.1).
+        seed: Seed of the sampling.
 
     Raises:
-      ValueError: an option out of range, or a tokenizer with more ids than the model has.
+        ValueError: An option is out of range, or the tokenizer has more ids than the model.
     """
     _check(model, tokenizer, max_tokens=max_tokens, temperature=temperature, top_p=top_p)
     ids = _encode(tokenizer, prompt)
@@ -67,7 +71,7 @@ def _check(
 
 
 def check_vocabulary(vocab_size: int, tokenizer: Tokenizer) -> None:
-    """Raises ValueError if the tokenizer has ids that a model of `vocab_size` has no row for."""
+    """Raises ValueError if the tokenizer has more ids than a model of `vocab_size`."""
     if tokenizer.vocab_size > vocab_size:
         raise ValueError(
             f"the tokenizer has {tokenizer.vocab_size} ids and the model {vocab_size}: use the "
@@ -137,7 +141,7 @@ def _step(graphdef, state, tokens, positions, kv, *, last, key, temperature, top
 
 
 def _pieces(tokenizer: Tokenizer, stream: Iterator[int]) -> Iterator[str]:
-    """Decodes ids as they come, holding back a character until all its bytes are there."""
+    """Decodes ids as they come. Holds back a character until all of its bytes are there."""
     ids: list[int] = []
     shown = 0
     for token in stream:

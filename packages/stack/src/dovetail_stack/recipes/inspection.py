@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A Hugging Face directory: what it holds and costs, from its headers alone, and rewritten."""
+"""Content and cost of a Hugging Face directory, from its headers alone; and rewriting it."""
 
 import dataclasses
 import difflib
@@ -34,9 +34,15 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "voc
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Of a decoder, per token of sequences of `length`: operations of a forward pass, and the
-    bytes that a bfloat16 cache holds, in all and on one device; and the parameters that a token
-    meets."""
+    """Cost of a decoder per token.
+
+    Attributes:
+        length: Length of the sequences.
+        flops_per_token: FLOPs of a forward pass.
+        kv_bytes_per_token: Bytes in a bfloat16 cache, over all devices.
+        kv_device_bytes_per_token: Bytes in a bfloat16 cache on one device.
+        active_parameters: Parameters used for a token.
+    """
 
     length: int
     flops_per_token: float
@@ -47,7 +53,13 @@ class Cost:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Inspection:
-    """What a directory holds. `cost` is None for encoders."""
+    """Content of a directory.
+
+    Attributes:
+        config: Configuration of the model.
+        description: Table of its parameters.
+        cost: Cost per token; None for encoders.
+    """
 
     config: Any
     description: Description
@@ -70,18 +82,18 @@ class Inspection:
         return "\n".join([*lines, "", str(self.description)])
 
     def json(self) -> dict[str, Any]:
-        """The same, of plain values."""
-        found = self.description
-        groups = {"modules": found.by_module(), "dtypes": found.by_dtype()}
+        """Returns plain values for JSON."""
+        table = self.description
+        groups = {"modules": table.by_module(), "dtypes": table.by_dtype()}
         return {
             "family": self.config.family,
             "config": dataclasses.asdict(self.config),
-            "total": dataclasses.asdict(found.total),
+            "total": dataclasses.asdict(table.total),
             **{name: [dataclasses.asdict(t) for t in totals] for name, totals in groups.items()},
             "cost": self.cost and dataclasses.asdict(self.cost),
             "parameters": [
                 dataclasses.asdict(row) | {"spec": row.spec and list(row.spec)}
-                for row in found.rows
+                for row in table.rows
             ],
         }
 
@@ -89,10 +101,15 @@ class Inspection:
 def inspect(
     path: Path, *, mesh: AbstractMesh | None = None, length: int | None = None
 ) -> Inspection:
-    """Reads headers alone. `mesh` is the one that the parameters are planned on; `length` is that
-    of the sequences whose cost is told, by default `LENGTH` or what the model is made for.
+    """Inspects a directory. Reads only the headers of its files.
 
-    Raises ValueError for a length below 1 or a mesh that does not divide the parameters.
+    Args:
+        path: Hugging Face directory.
+        mesh: Abstract mesh on which to place the parameters.
+        length: Length of the sequences for the cost. Default: `LENGTH`, or the model's maximum.
+
+    Raises:
+        ValueError: `length` is below 1, or the mesh does not divide the parameters.
     """
     model = abstract(path)
     cost = None
@@ -112,41 +129,43 @@ def inspect(
 
 
 def settings(config: Any) -> dict[str, str]:
-    """The fields of a configuration that are not as usual, each kind of layer once."""
-    found = dict(_unusual(config))
-    layers = Counter(found.pop("layers", ()))
-    told = {name: _brief(value) for name, value in found.items() if name not in ("family", "extra")}
-    return told | {f"{count} layers": _brief(layer) for layer, count in layers.items()}
+    """Returns the non-default fields of a configuration, each kind of layer once."""
+    fields = dict(_unusual(config))
+    layers = Counter(fields.pop("layers", ()))
+    texts = {
+        name: _brief(value) for name, value in fields.items() if name not in ("family", "extra")
+    }
+    return texts | {f"{count} layers": _brief(layer) for layer, count in layers.items()}
 
 
 def _brief(value: Any) -> str:
     if not dataclasses.is_dataclass(value):
         return str(value)
-    parts = [f"{name}={_brief(part)}" for name, part in _unusual(value)]
+    parts = [f"{name}={_brief(item)}" for name, item in _unusual(value)]
     return f"{type(value).__name__}({', '.join(parts)})"
 
 
 def _unusual(config: Any) -> Iterator[tuple[str, Any]]:
-    """(name, value) of the fields that do not have their default."""
+    """Yields (name, value) of the fields with other values than their defaults."""
     for field in dataclasses.fields(config):
         if getattr(config, field.name) != field.default:
             yield field.name, getattr(config, field.name)
 
 
 def parse_mesh(text: str) -> AbstractMesh:
-    """The mesh of `fsdp=8,tensor=2`, without devices; ValueError for an axis that no rule names."""
+    """Parses `fsdp=8,tensor=2` into an abstract mesh. Raises ValueError for unknown axes."""
     known = {
         axis for _, axes in RULES for axis in ((axes,) if isinstance(axes, str) else axes or ())
     }
     axes: dict[str, int] = {}
-    for part in text.split(","):
-        name, _, size = part.partition("=")
+    for entry in text.split(","):
+        name, _, size = entry.partition("=")
         if name not in known or name in axes or not size.isdigit() or int(size) < 1:
             near = difflib.get_close_matches(name, sorted(known - {name}), n=1)
             meant = f" (did you mean {near[0]}?)" if near else ""
             raise ValueError(
                 f"a mesh is axes among {', '.join(sorted(known))}, each once with its size, as in "
-                f"fsdp=8,tensor=2; got {part!r} in {text!r}{meant}"
+                f"fsdp=8,tensor=2; got {entry!r} in {text!r}{meant}"
             )
         axes[name] = int(size)
     kinds = (AxisType.Auto,) * len(axes)
@@ -154,13 +173,20 @@ def parse_mesh(text: str) -> AbstractMesh:
 
 
 def read(path: Path, *, dtype: str | None = None) -> Any:
-    """The decoder or encoder in a directory, in the host's memory, cast to `dtype` if given."""
+    """Reads a decoder or encoder to the host's memory, cast to `dtype` if given."""
     reader = load if isinstance(abstract(path), Decoder) else load_encoder
     with jax.default_device(jax.devices("cpu")[0]):
         return reader(path, dtype=dtype and jnp.dtype(dtype))
 
 
 def write(model: Any, out: Path, *, like: Path, file_bytes: int) -> None:
-    """The model as a new directory, with the tokenizer of `like` if it has one."""
+    """Writes the model to a new directory, with the tokenizer of `like` if it has one.
+
+    Args:
+        model: Decoder or encoder.
+        out: Directory to create.
+        like: Directory with the tokenizer.
+        file_bytes: Largest size of a file in bytes.
+    """
     tokenizer = any((like / name).is_file() for name in TOKENIZERS)
     save(model, out, like=like if tokenizer else None, file_bytes=file_bytes)

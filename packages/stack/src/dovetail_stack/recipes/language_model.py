@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Pretraining: a fresh Llama, its optimizer and its loss, as a recipe to `fit`."""
+"""Pretraining of a fresh Llama: model, optimizer and loss as a recipe for `fit`."""
 
 import dataclasses
 import json
@@ -31,10 +31,15 @@ from dovetail_train import Trainer, lm_loss
 def llama_config(
     shape: Shape, tokenizer: Tokenizer, *, length: int, vocab_size: int | None = None
 ) -> Config:
-    """A Llama of that shape for that tokenizer, trained on rows of `length`; embeddings tied.
+    """Returns the configuration of a Llama for a tokenizer. Embeddings are tied.
 
-    The ids that begin and end a text go along, so that other programs know when to stop.
-    vocab_size: where it is to be larger than the tokenizer's.
+    The beginning-of-text and end-of-text ids are stored in it, so other programs know when to stop.
+
+    Args:
+        shape: Sizes.
+        tokenizer: The tokenizer.
+        length: Length of the training rows.
+        vocab_size: Rows of the embedding, if more than the tokenizer's ids.
     """
     config = llama_of(shape, vocab_size=vocab_size or tokenizer.vocab_size, length=length)
     ids = {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id}
@@ -44,7 +49,13 @@ def llama_config(
 
 
 def llama_of(shape: Shape, *, vocab_size: int, length: int) -> Config:
-    """A Llama of that shape, trained on rows of `length`; embeddings tied."""
+    """Returns the configuration of a Llama. Embeddings are tied.
+
+    Args:
+        shape: Sizes.
+        vocab_size: Rows of the embedding.
+        length: Length of the training rows.
+    """
     return llama(
         vocab_size=vocab_size,
         embed=shape.embed,
@@ -68,11 +79,16 @@ def schedule(peak: float, *, steps: int) -> optax.Schedule:
 def optimizer(
     training: Training, *, steps: int, shardings: Any = "auto"
 ) -> optax.GradientTransformation:
-    """Muon on the matrices inside the layers, Adam on the rest, the gradient's norm cut at 1.
+    """Returns Muon for the matrices of the layers and Adam for the rest, with clipping at norm 1.
 
     Muon (Jordan et al. 2024) reached AdamW's loss in 0.7 of its steps on the quickstart's model
-    (benchmarks/optimizers.py). Embeddings are matrices too, but lookups: they stay with Adam.
-    shardings: a tree like the parameters, for whole matrices by one exchange each way.
+    (benchmarks/optimizers.py). Embeddings are lookups rather than products: they stay with Adam.
+
+    Args:
+        training: Learning rates.
+        steps: Steps of the learning-rate schedule.
+        shardings: Tree of shardings like the parameters, to gather whole matrices by one exchange
+            each way.
     """
     # Not bfloat16, which most CPUs emulate, and which is not what a step's time goes into here.
     matrices = muon(
@@ -89,7 +105,14 @@ def optimizer(
 def trainer(
     config: Config, training: Training, *, steps: int, mesh: AnyMesh | None = None
 ) -> Trainer:
-    """The trainer of a language model: exact cross-entropy per token, any mesh."""
+    """Returns the trainer of a language model: exact cross-entropy per token, any mesh.
+
+    Args:
+        config: The model.
+        training: Settings.
+        steps: Steps of the learning-rate schedule.
+        mesh: Devices. Default: the first one.
+    """
     tx = transformation(training, steps=steps)
     operations = step_flops(config, training)
     loss = lm_loss(attention=attention)
@@ -99,7 +122,7 @@ def trainer(
 def transformation(
     training: Training, *, steps: int
 ) -> Callable[[Any], optax.GradientTransformation]:
-    """`optimizer` as a function of where the parameters lie."""
+    """Returns `optimizer` as a function of the placed parameters."""
 
     def tx(params: Any) -> optax.GradientTransformation:
         shardings = jax.tree.map(lambda p: p.sharding, params)
@@ -109,9 +132,19 @@ def transformation(
 
 
 def pretraining(config: Config, training: Training, *, mesh: AnyMesh | None = None) -> Recipe:
-    """A fresh model of that configuration, every parameter of it trained.
+    """Returns a recipe that trains all parameters of a fresh model.
 
-    >>> model, result = fit(pretraining(config, training), rows, directory, steps=1000)
+    Args:
+        config: The model.
+        training: Settings.
+        mesh: Devices; abstract for `estimate_step` alone. Default: the first device.
+
+    Example:
+
+        >>> from dovetail_stack.recipes.language_model import llama_of
+        >>> from dovetail_stack.recipes.options import Shape, Training
+        >>> config = llama_of(Shape(embed=64, depth=2), vocab_size=512, length=64)
+        >>> recipe = pretraining(config, Training(length=64))
     """
     return Recipe(
         batching=training,

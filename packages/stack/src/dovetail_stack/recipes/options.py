@@ -1,8 +1,8 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The numbers of a training run, as plain values that import no library.
+"""Settings of a training run, as plain values. Imports no library.
 
-Each field carries the sentence that `dovetail train RECIPE --help` shows, with its unit.
+The metadata of each field hold the help of `dovetail train RECIPE --help`, with its unit.
 """
 
 import math
@@ -15,22 +15,24 @@ _COMPUTE = ("float32", "bfloat16")
 
 
 def absolute(path: str) -> str:
-    """The path from the root, so that a run resumes from any folder."""
+    """Returns the absolute path, so a run resumes from any folder."""
     return os.path.realpath(path)
 
 
 def _option(default: Any, help: str, **parse: Any) -> Any:
-    """parse: arguments of argparse beside help; the type is the default's unless given."""
+    """Declares a field. `parse` holds arguments of argparse; the type is the default's if not
+    given.
+    """
     return field(default=default, metadata={"help": help, "parse": parse})
 
 
 def _needed(help: str) -> Any:
-    """A directory that a new run must be given."""
+    """Declares a required directory."""
     return field(metadata={"help": help, "parse": {"type": absolute}})
 
 
 def _at_least(values: Any, least: int, *names: str) -> None:
-    """Raises ValueError unless each of these fields is at least that."""
+    """Raises ValueError if one of these fields is below `least`."""
     for name in names:
         value = getattr(values, name)
         if value < least:
@@ -50,7 +52,14 @@ def _divisors(number: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Files:
-    """The text to train on."""
+    """The text to train on.
+
+    Args:
+        text: Directory of UTF-8 text files.
+        pattern: Glob of the files below it.
+        skip: Names of folders to leave out.
+        held_out: Share of the files to hold out, in (0, 1).
+    """
 
     text: str = _needed("directory of UTF-8 text files")
     pattern: str = _option("**/*", "which files below it; **/*: all but hidden ones")
@@ -66,7 +75,7 @@ class Files:
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """The tokenizer that is trained on the text."""
+    """The tokenizer trained on the text."""
 
     vocab_size: int = _option(4096, "ids of the tokenizer")
 
@@ -76,7 +85,7 @@ class Vocabulary:
 
 @dataclass(frozen=True, kw_only=True)
 class Duration:
-    """How long a run is; without either option it is one pass over the text."""
+    """Length of a run. Without either option it is one pass over the text."""
 
     steps: int | None = _option(None, "optimizer steps in all", type=int)
     minutes: float | None = _option(
@@ -92,9 +101,16 @@ class Duration:
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """The sizes of a Llama; the vocabulary comes from the tokenizer.
+    """Sizes of a Llama. The vocabulary comes from the tokenizer.
 
-    The numbers of a head are embed / heads: an even number, for the rotation of pairs.
+    A head has embed / heads numbers, an even number for rotary embeddings.
+
+    Args:
+        embed: Width of the residual stream.
+        depth: Number of layers.
+        heads: Query heads. 0: as many as give a head up to 64 numbers.
+        kv_heads: Key and value heads.
+        mlp: Width of the feed-forward layer.
     """
 
     embed: int = _option(192, "width of the residual stream")
@@ -130,7 +146,20 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True)
 class Batching:
-    """The parts of a step that do not depend on the optimizer."""
+    """Settings of a step apart from the optimizer.
+
+    Args:
+        length: Tokens in a row.
+        global_batch: Rows in a step, over all devices.
+        accumulate: Microbatches of a step.
+        precision: Compute dtype; parameters stay float32.
+        remat: Recompute nothing, all but attention, or everything in the backward pass.
+        ema: Decay per step of averaged parameters, which are then exported. 0: no average.
+        guard_sigma: Skip a step if loss or gradient norm exceeds the median by so many deviations.
+            0: skip only non-finite steps.
+        save_every: Steps between checkpoints. 0: a tenth of the run.
+        seed: Seed of parameters and data order.
+    """
 
     length: int = _option(256, "tokens in a row")
     global_batch: int = _option(4, "rows in a step, over all devices")
@@ -166,13 +195,13 @@ class Batching:
             )
 
     def saves_every(self, steps: int) -> int:
-        """Steps between the checkpoints of a run of `steps`."""
+        """Returns the steps between checkpoints of a run of `steps`."""
         return self.save_every or max(1, steps // 10)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training(Batching):
-    """How a language model is trained from nothing, its number of steps apart."""
+    """Settings of a training from scratch, apart from its number of steps."""
 
     learning_rate: float = _option(1e-2, "Adam's peak per step, for embeddings and norms")
     matrix_learning_rate: float = _option(0.02, "Muon's peak per step, for matrices")
@@ -184,10 +213,15 @@ class Training(Batching):
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning(Batching):
-    """How a language model is trained on, its number of steps apart.
+    """Settings of continued training, apart from its number of steps.
 
-    Adapters take ten times the rate of whole matrices, which is where runs of both agree best
-    (Schulman et al. 2025, "LoRA Without Regret").
+    Adapters take ten times the rate of whole matrices, where runs of both agree best (Schulman et
+    al. 2025, "LoRA Without Regret").
+
+    Args:
+        learning_rate: Adam's peak. 0: 2e-5, or 2e-4 for adapters.
+        lora_rank: Rank of the adapters, trained alone. 0: train every parameter.
+        lora_alpha: Adapters are scaled by alpha / rank.
     """
 
     learning_rate: float = _option(
@@ -211,7 +245,13 @@ class Tuning(Batching):
 
 @dataclass(frozen=True, kw_only=True)
 class Monitoring:
-    """Texts and traces that are written while a model is trained, beside the metrics."""
+    """Samples and traces during training, beside the metrics.
+
+    Args:
+        samples: Steps between samples in RUN/samples.jsonl. 0: none.
+        prompt: Beginning of each sample.
+        trace: First of 5 steps traced by jax.profiler to RUN/trace. 0: none.
+    """
 
     samples: int = _option(
         0, "steps between texts that the model writes, to RUN/samples.jsonl; 0: none"
@@ -227,14 +267,21 @@ class Monitoring:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """The model that is trained on."""
+    """The model to train on."""
 
     model: str = _needed("Hugging Face directory with a tokenizer, or a finished run")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Distillation:
-    """Of whom, and how closely, a student learns."""
+    """The teacher and its weight in the loss.
+
+    Args:
+        teacher: Hugging Face directory with a tokenizer, or a finished run.
+        alpha: Weight of the teacher in the loss, in [0, 1]; the text has 1 - alpha.
+        temperature: Divides the logits of both models; above 0.
+        teacher_precision: Dtype of the teacher's parameters.
+    """
 
     teacher: str = _needed("Hugging Face directory with a tokenizer, or a finished run")
     alpha: float = _option(

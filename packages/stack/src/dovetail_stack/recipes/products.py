@@ -1,9 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Quantized weights by the products of dovetail-kernels, the native ones among them.
+"""Products of quantized weights by dovetail-kernels.
 
-It plugs into `dovetail_quant.apply(model, plan, matmul=...)` and `load`, whose own products need
-nothing installed beside them. Both packages have one layout: kernels multiplies what quant holds.
+Pass `KernelsProduct()` as `matmul` to `dovetail_quant.apply` or `load`. The products of
+dovetail-quant need no other package. Both packages share one layout, so the kernels multiply the
+stored codes.
 """
 
 import dataclasses
@@ -20,17 +21,23 @@ from dovetail_quant.matmul.blocked import Blocked
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KernelsProduct(Blocked):
-    """x w by `dovetail_kernels.quantized_matmul`, for codes of int8 and int4.
+    """x w by `dovetail_kernels.quantized_matmul`, for int8 and int4 codes.
 
-    act: as `Spec.act` of the sites: "int8" rounds each row of x.
+    `act` must equal `Spec.act` of the sites: "int8" rounds each row of x.
 
-        small = apply(model, plan(model, [("**", Spec(weight="int8"))]), matmul=KernelsProduct())
+    Example:
+
+        >>> from dovetail_quant import Spec, apply, plan
+        >>> from flax import nnx
+        >>> model = nnx.Sequential(nnx.Linear(64, 32, rngs=nnx.Rngs(0)))
+        >>> int8 = plan(model, [("**", Spec(weight="int8"))])
+        >>> small = apply(model, int8, matmul=KernelsProduct())
     """
 
     act: Literal["int8"] | None = None
 
     def prepare(self, w: QArray | PackedWeights) -> PackedWeights:
-        """The codes [K, N] packed; ValueError for nf4, float8 and odd groups of int4."""
+        """Packs the codes [K, N]. Raises ValueError for other codes."""
         packed = super().prepare(w)
         if packed.bits is None or (packed.bits == 4 and packed.group % 2):
             raise ValueError(
@@ -43,7 +50,7 @@ class KernelsProduct(Blocked):
     def __call__(
         self, x: Float[Array, "*batch K"], prepared: PackedWeights
     ) -> Float[Array, "*batch N"]:
-        """x w in the dtype of x."""
+        """Computes x w in the dtype of x."""
         if 0 in x.shape[:-1]:
             return jnp.zeros((*x.shape[:-1], prepared.out_features), x.dtype)
         y = quantized_matmul(x.reshape(-1, x.shape[-1]), prepared, activations=self.act)

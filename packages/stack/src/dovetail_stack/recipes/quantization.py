@@ -1,9 +1,9 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A decoder becomes a quantized one: planned, calibrated on text, measured, written, read again.
+"""Quantizes a decoder: plan, calibration on text, measurement, saving and loading.
 
-The directory that is written has config.json and the tokenizer as Hugging Face's have, the codes as
-`dovetail_quant.save` writes them, and what they cost, as report.txt and report.json.
+The written directory has config.json and the tokenizer in the format of Hugging Face, the codes of
+`dovetail_quant.save`, and a report as report.txt and report.json.
 """
 
 import dataclasses
@@ -47,7 +47,14 @@ TOKEN_BYTES = 8  # of text for a token, at the most that is usual: so much is re
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rows:
-    """Batches to calibrate on, others to measure on, and all that was held out."""
+    """Rows for calibration and for measurement.
+
+    Attributes:
+        calibration: Batches to calibrate on.
+        held_out: Batches to measure on.
+        corpus: All held-out documents.
+        length: Tokens in a row.
+    """
 
     calibration: Sequence[Mapping[str, np.ndarray]]
     held_out: Sequence[Mapping[str, np.ndarray]]
@@ -57,10 +64,15 @@ class Rows:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Receipt:
-    """What quantization saved and cost. Without text, bytes alone.
+    """Savings and losses of a quantization. Without text, bytes alone.
 
-    starved: sites that were rounded to nearest because they saw too few rows, and how many.
-    bits_per_byte: of the held-out text, before and after.
+    Attributes:
+        plan: The plan.
+        bytes_before: Bytes of the parameters before.
+        bytes_after: Bytes of the parameters after.
+        starved: Number of rows seen, by site, for sites rounded to nearest for lack of rows.
+        report: Errors on held-out rows.
+        bits_per_byte: Of the held-out text, before and after.
     """
 
     plan: quant.Plan
@@ -72,19 +84,19 @@ class Receipt:
 
     def __str__(self) -> str:
         if self.report is None or self.bits_per_byte is None:
-            part = self.bytes_after / self.bytes_before
-            found = f"{self.plan}\n\nbytes   {self.bytes_before} to {self.bytes_after} ({part:.3f})"
+            share = self.bytes_after / self.bytes_before
+            text = f"{self.plan}\n\nbytes   {self.bytes_before} to {self.bytes_after} ({share:.3f})"
         else:
             before, after = self.bits_per_byte
             change = f"({after / before - 1:+.2%})"
-            found = f"{self.report}\nbits    {before:.4f} to {after:.4f} a byte of text {change}"
+            text = f"{self.report}\nbits    {before:.4f} to {after:.4f} a byte of text {change}"
             alone = [f"{path}  {why}" for path, why in self.plan.left_alone.items()]
-            found += "".join(f"\nleft alone: {line}" for line in alone)
+            text += "".join(f"\nleft alone: {line}" for line in alone)
         short = [f"\nrounded to nearest, of {rows} rows: {p}" for p, rows in self.starved.items()]
-        return found + "".join(short) + "\n"
+        return text + "".join(short) + "\n"
 
     def to_json(self) -> dict[str, Any]:
-        """The same, of plain values."""
+        """Returns plain values for JSON."""
         return {
             "plan": self.plan.to_json(),
             "bytes_before": self.bytes_before,
@@ -103,24 +115,24 @@ def choose(
     method: Method | None = None,
     skip: Sequence[str] = (),
 ) -> quant.Plan:
-    """The plan of every matrix at 8 bits, one scale for each output, or at 4, by groups of inputs.
+    """Plans 8 bits with one scale per output, or 4 bits with groups of inputs, for every matrix.
 
-    Tables of learned positions stay float, which are small.
+    Tables of learned positions stay float; they are small.
 
     Args:
         model: The decoder; may be abstract.
         bits: 8 or 4.
-        group: Inputs that share a scale. Default: all of them for 8 bits; for 4, the largest of
-            GROUPS that divides the inputs, site by site.
+        group: Inputs with one scale. Default: all inputs for 8 bits; for 4 bits the largest of
+            GROUPS that divides the inputs of the site.
         method: Default: absmax for 8 bits, gptq for 4.
-        skip: Patterns of paths that stay float, as those of `dovetail_quant.plan`.
+        skip: Name patterns of modules to leave in float.
 
     Returns:
-        The plan. Printed, it names the group of each site.
+        The plan. Print it to see the group of each site.
 
     Raises:
-        ValueError: As `dovetail_quant.plan`, among others for a group that does not divide the
-            inputs of a matrix, or because none of GROUPS does.
+        ValueError: As `dovetail_quant.plan`, for example if a group does not divide the inputs of a
+            matrix, or none of GROUPS does.
     """
     if bits not in (4, 8):
         raise ValueError(f"bits must be 4 or 8, got bits={bits}: 8 loses least")
@@ -139,7 +151,7 @@ def choose(
 def _groups(
     model: nnx.Module, group: int | None, skipped: Sequence[str]
 ) -> list[tuple[Sequence[str], int]]:
-    """Patterns of paths, and the group of their int4 scales."""
+    """Returns name patterns with the group of their int4 scales."""
     if group is not None:
         return [(["**"], group)]
     floats = quant.sites(model, where=skipped) if skipped else {}
@@ -169,22 +181,30 @@ def read_rows(
     pattern: str = "**/*",
     progress: Callable[[str, Progress], None] | None = None,
 ) -> Rows:
-    """About `rows` rows of `length` tokens of some files below `directory`, and as many of others.
+    """Reads about `rows` rows for calibration and as many held-out ones from a directory of text.
 
-    Rows come in whole batches of BATCH; a text that is too short gives fewer. scratch: a directory
-    for the corpora, which must last as long as the result.
+    Rows come in whole batches of BATCH. A short text gives fewer.
+
+    Args:
+        directory: Text files.
+        tokenizer: The model's tokenizer.
+        scratch: Directory for the corpora. Keep it as long as the result.
+        length: Tokens in a row.
+        rows: Number of rows of each kind.
+        pattern: Glob of the files.
+        progress: Receives "calibration" or "held-out", and the writer's event.
     """
     files = split(find(directory, pattern=pattern), root=directory, held_out=HELD_OUT)
     corpora = []
     for name, some in zip(("calibration", "held-out"), files, strict=True):
-        chosen = _enough(some, rows * length * TOKEN_BYTES)
+        drawn = _enough(some, rows * length * TOKEN_BYTES)
 
         def report(event: Progress, name: str = name) -> None:
             if progress is not None:
                 progress(name, event)
 
         encoder = Text(tokenizer)
-        corpora.append(write(text(chosen), scratch / name, encoder=encoder, progress=report))
+        corpora.append(write(text(drawn), scratch / name, encoder=encoder, progress=report))
     taken = []
     for corpus in corpora:
         stream = batches(pack(corpus, length=length), global_batch=BATCH, seed=0, epochs=1)
@@ -193,7 +213,7 @@ def read_rows(
 
 
 def _enough(files: Sequence[Path], size: int) -> list[Path]:
-    """Files drawn at random, always the same, until they hold `size` bytes; sorted."""
+    """Draws files at random, with a fixed seed, until they hold `size` bytes. Sorted."""
     drawn = random.Random(0).sample(list(files), len(files))
     sums = itertools.accumulate(file.stat().st_size for file in drawn)
     count = next((i for i, total in enumerate(sums, start=1) if total >= size), len(drawn))
@@ -201,12 +221,12 @@ def _enough(files: Sequence[Path], size: int) -> list[Path]:
 
 
 def calibrates(plan: quant.Plan) -> bool:
-    """Whether a plan has a method that needs text."""
+    """Tests whether the plan has a method with calibration."""
     return any(spec.method != "absmax" for spec in plan.specs.values())
 
 
 def check_method(plan: quant.Plan) -> None:
-    """Raises ValueError for a plan that calibrates: it needs text."""
+    """Raises ValueError if the plan needs calibration."""
     methods = sorted({spec.method for spec in plan.specs.values()} - {"absmax"})
     if methods:
         raise ValueError(
@@ -218,16 +238,25 @@ def check_method(plan: quant.Plan) -> None:
 def quantize(
     model: Decoder, plan: quant.Plan, rows: Rows | None
 ) -> tuple[Decoder, Mapping[str, int]]:
-    """The quantized model, and what of it saw too few rows.
+    """Quantizes a model.
 
-    Raises ValueError for a plan that calibrates without rows.
+    Args:
+        model: The decoder.
+        plan: The plan.
+        rows: Rows for calibration.
+
+    Returns:
+        The quantized model, and the sites with too few rows.
+
+    Raises:
+        ValueError: The plan needs calibration and there are no rows.
     """
     if rows is None:
         check_method(plan)
     if rows is None or not calibrates(plan):
         return quant.apply(model, plan), {}
-    found = quant.calibrate(model, plan, rows.calibration)
-    return quant.apply(model, found), found.starved
+    calibrated = quant.calibrate(model, plan, rows.calibration)
+    return quant.apply(model, calibrated), calibrated.starved
 
 
 def measure(
@@ -238,7 +267,15 @@ def measure(
     *,
     starved: Mapping[str, int],
 ) -> Receipt:
-    """What it saved and, on the rows that were held out, what it cost."""
+    """Measures bytes and, with rows, the error on held-out text.
+
+    Args:
+        model: The decoder before.
+        quantized: The decoder after.
+        plan: The plan.
+        rows: Held-out rows, or None.
+        starved: Sites with too few rows.
+    """
     receipt = Receipt(
         plan=plan,
         bytes_before=parameter_bytes(model),
@@ -257,9 +294,17 @@ def measure(
 
 
 def save(quantized: Decoder, receipt: Receipt, out: Path, *, like: Path) -> None:
-    """Writes a directory that `load` reads, whole or not at all; `like` gives the tokenizer.
+    """Writes a directory for `load`, whole or not at all.
 
-    Raises FileExistsError for an `out` that exists, and ValueError for kernels of several dtypes.
+    Args:
+        quantized: The quantized decoder.
+        receipt: Stored as report.txt and report.json.
+        out: Directory to create.
+        like: Directory with the tokenizer.
+
+    Raises:
+        FileExistsError: `out` exists.
+        ValueError: The kernels have several dtypes.
     """
     if out.exists():
         raise FileExistsError(
@@ -292,14 +337,14 @@ def save(quantized: Decoder, receipt: Receipt, out: Path, *, like: Path) -> None
 
 
 def load(directory: Path) -> Decoder:
-    """The quantized decoder that `save` wrote: bit for bit the same."""
+    """Loads the decoder written by `save`, bit for bit."""
     keys = json.loads((directory / CONFIG).read_text(encoding="utf-8"))
     model = abstract(parse(keys))
     stored = safetensors.header(directory / WEIGHTS_FILE)
 
     def typed(path: tuple[Any, ...], param: nnx.Variable) -> nnx.Variable:
-        found = stored.get(".".join(map(str, path)))  # there is none of what is codes
-        kind = np.dtype(keys["dtype"]) if found is None else safetensors.dtype(found)
+        entry = stored.get(".".join(map(str, path)))  # there is none of what is codes
+        kind = np.dtype(keys["dtype"]) if entry is None else safetensors.dtype(entry)
         return param.replace(jax.ShapeDtypeStruct(param.shape, kind))
 
     nnx.update(model, nnx.map_state(typed, nnx.state(model, WEIGHTS)))
@@ -307,7 +352,7 @@ def load(directory: Path) -> Decoder:
 
 
 def _kernels(model: nnx.Module) -> list[Any]:
-    """The kernels that are codes."""
+    """Returns the quantized kernels."""
     leaves = jax.tree.leaves(nnx.state(model), is_leaf=lambda x: isinstance(x, Kernel))
     return [leaf for leaf in leaves if isinstance(leaf, Kernel)]
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Texts that a model writes while it is trained: a hook of the trainer."""
+"""Samples of a model during training: a hook of the trainer."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -14,11 +14,18 @@ from dovetail_train import State, Trainer
 
 
 class Samples:
-    """Every `every` steps, appends {"step", "prompt", "text"} to a JSONL file.
+    """A hook that appends {"step", "prompt", "text"} to a JSONL file.
 
-    The text is the likeliest continuation of `prompt`, at most `max_tokens` tokens long, by the
-    parameters as they are. decoder: of the module that is trained. A run that resumes from before
-    a sample writes it again.
+    The text is the greedy continuation of `prompt` by the current parameters. A run that resumes
+    from before a sample writes it again.
+
+    Args:
+        file: JSONL file.
+        tokenizer: The model's tokenizer.
+        prompt: Text to continue.
+        every: Steps between samples.
+        decoder: Returns the decoder of the trained module.
+        max_tokens: Largest number of new tokens.
     """
 
     def __init__(

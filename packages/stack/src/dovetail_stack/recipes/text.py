@@ -1,9 +1,9 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Text files become a tokenizer, a corpus to train on and a corpus to be judged by.
+"""Text files to a tokenizer, a training corpus and a held-out corpus.
 
-The split is by file and depends on each file's path alone, so adding a file moves no other, and
-the tokenizer is trained on the training files only.
+The split is by file and depends only on the file's path, so a new file moves no other. The
+tokenizer is trained on the training files only.
 """
 
 import codecs
@@ -31,14 +31,20 @@ BLOCK_BYTES = 1 << 20  # read at once
 
 
 class NoTextError(ValueError):
-    """A directory holds no file of UTF-8 text that matches."""
+    """No file of UTF-8 text below a directory matches."""
 
     exit_code = 3  # of the command: refused data
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A tokenizer and the two corpora that it wrote."""
+    """A tokenizer and two corpora.
+
+    Attributes:
+        tokenizer: The tokenizer.
+        train: Corpus to train on.
+        held_out: Corpus to measure on.
+    """
 
     tokenizer: Pretrained
     train: Corpus
@@ -47,12 +53,12 @@ class Prepared:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Text files below a directory, and the names of files that are none.
+    """Text files below a directory.
 
     Attributes:
         files: Sorted paths.
-        skipped: Names, relative to the directory, of files that hold no UTF-8 text.
-        counts: Number of files by the reason for which they were skipped.
+        skipped: Names, relative to the directory, of files without UTF-8 text.
+        counts: Number of skipped files by reason.
     """
 
     files: list[Path]
@@ -66,7 +72,13 @@ class Selection:
 
 
 def find(directory: Path, *, pattern: str, skip: Sequence[str] = ()) -> list[Path]:
-    """The files of `select`."""
+    """Returns the files of `select`.
+
+    Args:
+        directory: Root of the files.
+        pattern: Glob below it.
+        skip: Names of folders to leave out.
+    """
     return select(directory, pattern=pattern, skip=skip).files
 
 
@@ -77,39 +89,40 @@ def select(
     skip: Sequence[str] = (),
     skipped: Sequence[str] | None = None,
 ) -> Selection:
-    """The text files below `directory` that match `pattern`.
+    """Selects the text files below `directory` that match `pattern`.
 
-    Skipped are hidden files and folders (.git, .DS_Store), `__pycache__`, files with a NUL byte in
-    their beginning, as git tells binary files, and files that are not UTF-8.
+    Skips hidden files and folders (.git, .DS_Store), `__pycache__`, files with a NUL byte near
+    their beginning (git's test for binary files), and files that are not UTF-8.
 
     Args:
-        directory: The root.
-        pattern: A glob below it.
+        directory: Root of the files.
+        pattern: Glob below it.
         skip: Names of folders to leave out.
-        skipped: Names of files without text that an earlier call found. None: read every file.
+        skipped: Names of files without text from an earlier call. None: read every file.
 
     Returns:
-        The files, in the order of their names, and what was skipped.
+        The sorted files, and the skipped ones.
 
     Raises:
-        ValueError: `directory` is not a directory, or no text matches.
+        ValueError: `directory` is not a directory.
+        NoTextError: No text matches.
     """
     if not directory.is_dir():
         raise ValueError(f"the text must be a directory, got {str(directory)!r}: pass --text DIR")
     counts: Counter[str] = Counter()
-    found: list[Path] = []
+    paths: list[Path] = []
     for path in sorted(path for path in directory.glob(pattern) if path.is_file()):
         parts = path.relative_to(directory).parts
-        if any(part in skip for part in parts):
+        if any(name_part in skip for name_part in parts):
             continue
-        if any(part.startswith(".") for part in parts):
+        if any(name_part.startswith(".") for name_part in parts):
             counts["hidden"] += 1
         elif "__pycache__" in parts:
             counts["in __pycache__"] += 1
         else:
-            found.append(path)
+            paths.append(path)
     files, foreign = [], []
-    for path in found:
+    for path in paths:
         name = path.relative_to(directory).as_posix()
         reason = _foreign(path) if skipped is None else "without text" * (name in skipped)
         if reason:
@@ -127,7 +140,7 @@ def select(
 
 
 def _foreign(path: Path) -> str:
-    """The reason why a file holds no text; empty if it does."""
+    """Returns the reason to skip a file; empty for text."""
     if compression.disguise(str(path)):
         return "binary"
     decoder = codecs.getincrementaldecoder("utf-8")()
@@ -148,14 +161,15 @@ def _foreign(path: Path) -> str:
 
 
 def split(files: Sequence[Path], *, root: Path, held_out: float) -> tuple[list[Path], list[Path]]:
-    """Splits files into (train, held out) by a hash of their path below `root`.
+    """Splits files into (train, held out) by a hash of their paths below `root`.
 
     Args:
-      files: at least two.
-      held_out: share of the files to hold out, in (0, 1); at least one file goes to each side.
+        files: At least two.
+        root: Directory above the files.
+        held_out: Share of the files to hold out, in (0, 1); at least one file goes to each side.
 
     Raises:
-      ValueError: fewer than two files, or a share outside (0, 1).
+        ValueError: There are fewer than two files, or the share is outside (0, 1).
     """
     if not 0 < held_out < 1:
         raise ValueError(f"held_out must lie between 0 and 1, got {held_out}: try 0.05")
@@ -165,16 +179,16 @@ def split(files: Sequence[Path], *, root: Path, held_out: float) -> tuple[list[P
             "or cut the text into several"
         )
     share = {path: _share(path.relative_to(root).as_posix()) for path in files}
-    chosen = {path for path in files if share[path] < held_out}
-    if not chosen:
-        chosen = {min(files, key=share.__getitem__)}
-    elif len(chosen) == len(files):
-        chosen.remove(max(files, key=share.__getitem__))
-    return sorted(set(files) - chosen), sorted(chosen)
+    held = {path for path in files if share[path] < held_out}
+    if not held:
+        held = {min(files, key=share.__getitem__)}
+    elif len(held) == len(files):
+        held.remove(max(files, key=share.__getitem__))
+    return sorted(set(files) - held), sorted(held)
 
 
 def _share(name: str) -> float:
-    """A number in [0, 1) that depends on `name` alone."""
+    """Returns a number in [0, 1) that depends only on `name`."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:6], "big") / 2**48
 
 
@@ -189,12 +203,15 @@ def prepare(
 ) -> Prepared:
     """Trains a byte-level BPE on `train` and writes both corpora below `directory`.
 
-    What is already there is opened, not made again; a writer that was killed goes on where it was.
+    Existing corpora are opened. An interrupted write continues.
 
     Args:
-      vocab_size: ids of the tokenizer, its two special ones included.
-      workers: processes that tokenize.
-      progress: called with "train" or "held_out" and the writer's event.
+        train: Files to train on.
+        held_out: Files to measure on.
+        directory: Receives the tokenizer and both corpora.
+        vocab_size: Ids of the tokenizer, two special ones included.
+        workers: Processes that tokenize.
+        progress: Receives "train" or "held_out", and the writer's event.
     """
     path = directory / TOKENIZER
     if path.exists():
@@ -218,7 +235,16 @@ def encode(
     workers: int = 1,
     progress: Callable[[str, Progress], None] | None = None,
 ) -> Prepared:
-    """Writes both corpora below `directory` with that tokenizer; options as in `prepare`."""
+    """Writes both corpora below `directory` with a tokenizer.
+
+    Args:
+        train: Files to train on.
+        held_out: Files to measure on.
+        directory: Receives both corpora.
+        tokenizer: The tokenizer.
+        workers: Processes that tokenize.
+        progress: Receives "train" or "held_out", and the writer's event.
+    """
 
     def written(files: Sequence[Path], name: str) -> Corpus:
         def report(event: Progress) -> None:

@@ -375,7 +375,9 @@ def test_sources_that_differ_are_an_error(other, message):
 
 
 def test_no_source_and_an_unknown_policy_are_errors():
-    with pytest.raises(ValueError, match=r"must have a source: got rows={}. Pass some by name"):
+    with pytest.raises(
+        ValueError, match=r'must have a source: got rows={}. Pass {"web": rows, ..}'
+    ):
         mix({}, weights={})
     message = "one of repeat, stop, drop: got exhausted='wait'. Pass \"repeat\""
     with pytest.raises(ValueError, match=message):

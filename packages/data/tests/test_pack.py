@@ -142,7 +142,7 @@ def test_an_index_is_made_once(corpus_of, tmp_path, monkeypatch, method):
     kept = pack(corpus, length=7, method=method, seed=1, index=tmp_path / "a" / "b")
     module = sys.modules["dovetail_data.pack"]
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_pairs", lambda corpus: 1 / 0)
+        patch.setattr(module, "_slots", lambda corpus: 1 / 0)
         again = pack(corpus, length=7, method=method, seed=1, index=tmp_path / "a" / "b")
         for of, options in (
             (corpus, {"length": 6, "seed": 1}),
@@ -167,7 +167,7 @@ def test_rows_are_not_sorted_by_length(corpus_of, method):
 
 def test_pad_refuses_what_it_would_have_to_cut(corpus_of):
     message = (
-        r"must fit its row: got document=1 \(in.jsonl.*\) with 8 pairs, length=7. Pass length=9, "
+        r"must fit its row: got document=1 \(in.jsonl.*\) of 8 slots, length=7. Pass length=9, "
         "or use pack"
     )
     with pytest.raises(ValueError, match=message):
@@ -182,7 +182,9 @@ def test_a_length_below_one_is_an_error(corpus_of, make):
 
 @pytest.mark.parametrize("make", [pack, pad])
 def test_a_corpus_without_a_pair_is_an_error(corpus_of, make):
-    with pytest.raises(ValueError, match=r"must have a pair of ids: got 2 documents.*Use an enc"):
+    with pytest.raises(
+        ValueError, match=r"must have a document of two ids: got 2 documents.*Use an enc"
+    ):
         make(corpus_of([1, 1]), length=4)
 
 

@@ -120,7 +120,7 @@ def test_a_batch_that_cuts_a_pair_is_an_error(corpus, batch, shards):
 
 
 def test_what_does_not_fit_is_an_error(corpus):
-    message = r"document=1 \(record 1 of x.jsonl.*\) with 5 pairs, length=4. Pass length=5"
+    message = r"document=1 \(record 1 of x.jsonl.*\) of 5 slots, length=4. Pass length=5"
     with pytest.raises(ValueError, match=message):
         pairs(corpus, length=4)
     with pytest.raises(ValueError, match=r"length must be >= 1: got length=0. Pass"):

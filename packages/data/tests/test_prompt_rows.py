@@ -59,7 +59,7 @@ def test_extra_gives_what_else_the_records_held(corpus):
 
 
 def test_what_does_not_fit_is_an_error(corpus):
-    message = r"document=2 \(record 2 of x.jsonl.*\) with 4 ids, length=3. Pass length=4"
+    message = r"document=2 \(record 2 of x.jsonl.*\) of 4 slots, length=3. Pass length=4"
     with pytest.raises(ValueError, match=message):
         prompts(corpus, length=3)
 

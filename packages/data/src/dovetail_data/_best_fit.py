@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Best-fit decreasing bin packing, run over the histogram of sizes.
 
-Pieces of one size are interchangeable, and so are bins with one room and one content; moving whole
-groups of them makes the search depend on the row length, not on the corpus (the idea of
+Pieces of one size are interchangeable, and so are bins with equal room and equal content. Moving
+whole groups of them makes the search depend on the row length, not on the corpus (the idea of
 longest-pack-first histogram packing; Krell et al. 2021, arXiv:2107.02027). The result is that of
 best-fit decreasing, piece by piece.
 """
@@ -16,7 +16,13 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """`count` bins, each with `items`: (size, how many of it); `room` is what stays free."""
+    """Bins with equal content.
+
+    Args:
+        count: Number of bins.
+        room: Free units in each.
+        items: Content of each: pairs (size, number of pieces).
+    """
 
     count: int
     room: int
@@ -24,7 +30,7 @@ class Group:
 
 
 class _Open:
-    """Groups that still have room, the fullest first."""
+    """Groups with room left, the fullest first."""
 
     def __init__(self) -> None:
         self._groups: dict[int, list[Group]] = {}
@@ -37,7 +43,7 @@ class _Open:
         self._groups[group.room].append(group)
 
     def pop(self, size: int) -> Group | None:
-        """The group with the least room that holds `size`."""
+        """Removes and returns the group with the least room >= `size`."""
         i = bisect.bisect_left(self._rooms, size)
         if i == len(self._rooms):
             return None
@@ -52,7 +58,7 @@ class _Open:
 
 
 def best_fit(counts: np.ndarray, *, length: int) -> list[Group]:
-    """Bins of `length` that hold counts[size] pieces of each size in 1..length. counts i64[S+1]."""
+    """Packs counts[size] pieces, i64[length + 1], of each size into bins of `length`."""
     bins = _Open()
     for size in np.flatnonzero(counts)[::-1].tolist():
         left = int(counts[size])

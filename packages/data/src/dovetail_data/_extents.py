@@ -1,14 +1,14 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Where the bytes of each record lie in an ArrayRecord file, and reading them from there.
+"""Locations of records in an ArrayRecord file, and reads from there.
 
-ArrayRecord's reader decodes a chunk and its index for each record at random, about 14 us of CPU;
-one `pread` takes 1. With `group_size:1,uncompressed` each record is a chunk of its own whose last
-bytes are the record, so its place can be noted when the shard is written. The file stays one that
-any reader of ArrayRecord opens.
+ArrayRecord's reader decodes a chunk and its index for each random record, about 14 us of CPU; one
+`pread` takes 1 us. With `group_size:1,uncompressed` each record is a chunk of its own and its last
+bytes are the record, so its location can be noted when the shard is written. The file stays
+readable by any reader of ArrayRecord.
 
-The layout is that of Riegeli: a file of blocks of 64 KiB, each beginning with a header of 24 bytes
-that may fall inside of anything; and chunks, each with a header of 40 bytes: u64 hash of the
+The layout is that of Riegeli: a file of blocks of 64 KiB, each beginning with a header of 24 bytes,
+which may fall inside of anything; and chunks, each with a header of 40 bytes: u64 hash of the
 header, size of the data, hash of the data, (count of records << 8 | type), size of the values.
 """
 
@@ -25,7 +25,13 @@ _OPEN_FILES = 128  # a corpus may have more shards than a process may have open 
 
 
 def read_extent(file: int, begin: int, size: int) -> bytes:
-    """`size` bytes of the chunk data that begins at `begin`; fewer where the file ends."""
+    """Reads `size` bytes of chunk data from `begin` on; fewer at the end of the file.
+
+    Args:
+        file: Descriptor of the file.
+        begin: Position in the file.
+        size: Number of bytes, block headers not counted.
+    """
     room = _BLOCK_BYTES - begin % _BLOCK_BYTES
     if size <= room:
         return os.pread(file, size, begin)
@@ -36,7 +42,7 @@ def read_extent(file: int, begin: int, size: int) -> bytes:
 
 
 def extents(path: Path) -> Iterator[tuple[int, int]]:
-    """(begin, size) of every record of a file, in order."""
+    """Yields (begin, size) of every record of a file, in order."""
     file = os.open(path, os.O_RDONLY)
     try:
         end = os.fstat(file).st_size
@@ -45,7 +51,7 @@ def extents(path: Path) -> Iterator[tuple[int, int]]:
             header = read_extent(file, _inside(position), _CHUNK_HEADER.size)
             data_bytes, kind, value_bytes = _CHUNK_HEADER.unpack(header)
             data = _advance(position, _CHUNK_HEADER.size)
-            # More values than data: compressed, which no shard of ours is.
+            # More values than data: compressed, and no shard of ours is.
             if kind & 0xFF == _RECORDS and kind >> 8 == 1 and value_bytes <= data_bytes:
                 yield _inside(_advance(data, data_bytes - value_bytes)), value_bytes
             position = _advance(data, data_bytes)
@@ -54,12 +60,12 @@ def extents(path: Path) -> Iterator[tuple[int, int]]:
 
 
 def _inside(position: int) -> int:
-    """Past the header of the block that begins at `position`, if one does."""
+    """Returns the position behind the block header at `position`, if there is one."""
     return position if position % _BLOCK_BYTES else position + _BLOCK_HEADER_BYTES
 
 
 def _advance(position: int, count: int) -> int:
-    """`count` bytes of content further."""
+    """Returns the position after `count` more bytes of content."""
     if count == 0:
         return position
     begin = _inside(position)
@@ -69,14 +75,14 @@ def _advance(position: int, count: int) -> int:
 
 
 class Files:
-    """The shards of a corpus, opened when they are read, not too many of them at once."""
+    """The shards of a corpus, opened on first use, a limited number at a time."""
 
     def __init__(self, paths: list[Path]) -> None:
         self._paths = paths
         self._open: dict[int, int] = {}
 
     def __getitem__(self, shard: int) -> int:
-        """The descriptor of a shard; valid until other shards are asked for."""
+        """Returns the descriptor of a shard. It is valid until the next call."""
         if shard not in self._open:
             if len(self._open) >= _OPEN_FILES:
                 os.close(self._open.pop(next(iter(self._open))))

@@ -1,12 +1,13 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""First-fit bin packing over all bins that are open, in the order of the pieces.
+"""First-fit bin packing over all open bins, in the order of the pieces.
 
-Each piece depends on those before it, so nothing here is an array operation; what counts is how
-few steps of Python one piece takes. Bins lie in blocks of 1024, each with a tree of the largest
-room below every node: a descent of ten steps finds the first bin of a block that holds a piece, a
-climb that stops at the first maximum left as it was mends it. Which block to search needs no tree:
-rooms only shrink, so the first block with room for a size only moves on, and is kept per size.
+Each piece depends on those before it, so nothing here is an array operation; the cost is the number
+of Python steps per piece. Bins lie in blocks of 1024. Each block has a tree of the largest room
+below every node: a descent of ten steps finds the first bin of a block with enough room, and a
+climb, stopped at the first unchanged maximum, repairs the tree. The choice of a block needs no
+tree: rooms only shrink, so the first block with room for a size only moves on, and is kept per
+size.
 
 N pieces of T units in all take O(10 N + T / 1024) steps, about 1 us a piece.
 """
@@ -17,10 +18,10 @@ _BLOCK = 1024
 
 
 def first_fit(sizes: np.ndarray, *, length: int) -> np.ndarray:
-    """The bin, i64[pieces], of each piece: the first of `length` units that still holds it.
+    """Returns the bin of each piece, i64[pieces]: the first of `length` units with enough room.
 
-    sizes i64[pieces], each in 1..length, in the order of their arrival. Bins are numbered as they
-    are opened.
+    `sizes` i64[pieces], each in 1..length, are in order of arrival. Bins are numbered as they are
+    opened.
     """
     bins = np.empty(len(sizes), np.int64)
     trees: list[list[int]] = []  # of each block; [1] its root, [_BLOCK + i] the room of its bin i
@@ -32,7 +33,7 @@ def first_fit(sizes: np.ndarray, *, length: int) -> np.ndarray:
 
 
 def _place(sizes: list[int], trees: list[list[int]], first: list[int], length: int) -> list[int]:
-    """The bins of the next pieces; `trees` and `first` are brought up to date."""
+    """Returns the bins of the next pieces, and updates `trees` and `first`."""
     bins = []
     for size in sizes:
         block = first[size]

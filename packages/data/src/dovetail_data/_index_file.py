@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A table of spans on disk: made once, then mapped into memory.
 
-One directory per packing, named by a digest of what it is a packing of. It appears whole, by one
-rename, so that a process killed while writing leaves nothing that could be taken for an index, and
-of several that write at once (the same bytes) one is kept. index.json beside the arrays has their
-sizes and digests, and what the packing is of. A killed writer's directory, ".NAME.*.partial", may
-be deleted.
+Each packing has one directory, named by a digest of its inputs. It appears whole, by one rename: a
+process killed while writing leaves nothing that could be taken for an index, and of several
+simultaneous writers (of the same bytes) one wins. index.json beside the arrays has their sizes and
+digests, and the inputs of the packing. A killed writer's directory, ".NAME.*.partial", may be
+deleted.
 """
 
 import dataclasses
@@ -21,14 +21,14 @@ import numpy as np
 from dovetail_data._durable import new_directory
 from dovetail_data.spans import SpanTable
 
-_FORMAT = 1  # counts changes of what the same packing puts into the same row
+_FORMAT = 1  # counts changes of the rows that the same packing makes
 _ARRAYS = tuple(field.name for field in dataclasses.fields(SpanTable))
 _INDEX = "index.json"
 
 
 @dataclasses.dataclass(frozen=True)
 class MappedTable(SpanTable):
-    """A table in files. Pickles by their directory: processes share one copy in memory."""
+    """A table in files. It pickles as their directory: processes share one copy in memory."""
 
     directory: Path
 
@@ -37,9 +37,15 @@ class MappedTable(SpanTable):
 
 
 def load(directory: Path, *, of: Mapping[str, str], build: Callable[[], SpanTable]) -> MappedTable:
-    """The table of `of` (names and digests) in `directory`, built and written if it is not there.
+    """Returns the table of a packing, built and written if it is not on disk.
 
-    ValueError where what is there is not what was written.
+    Args:
+        directory: Directory for tables.
+        of: Names and digests of the packing's inputs.
+        build: Builds the table.
+
+    Raises:
+        ValueError: The files differ from those written.
     """
     of = {"format": str(_FORMAT), **of}
     name = hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()[:32]
@@ -69,18 +75,18 @@ def _write(path: Path, of: Mapping[str, str], table: SpanTable) -> None:
 def _verify(path: Path, of: Mapping[str, str]) -> None:
     remedy = f"Delete {path} and pack again."
     try:
-        found = json.loads((path / _INDEX).read_text(encoding="utf-8"))
+        stored = json.loads((path / _INDEX).read_text(encoding="utf-8"))
         files = {name: _entry(path, name) for name in _ARRAYS}
     except (OSError, ValueError) as error:
         raise ValueError(f"an index of rows must be whole: got {error}. {remedy}") from error
-    if found == {"of": of, "files": files}:
+    if stored == {"of": of, "files": files}:
         return
-    if isinstance(found, dict) and found.get("of") != of:
+    if isinstance(stored, dict) and stored.get("of") != of:
         raise ValueError(
-            f"an index of rows must be that of {of}: got one of {found.get('of')}. {remedy}"
+            f"an index of rows must be that of {of}: got one of {stored.get('of')}. {remedy}"
         )
     raise ValueError(
-        f"an index of rows must be as it was written: got {files}, {_INDEX} says {found}. {remedy}"
+        f"an index of rows must be as it was written: got {files}, {_INDEX} says {stored}. {remedy}"
     )
 
 

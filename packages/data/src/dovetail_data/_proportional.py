@@ -1,11 +1,11 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Proportional interleaving: which source each row comes from.
+"""Proportional interleaving of sources.
 
 No source is ever a whole row ahead of its share or behind it. This is the chairman assignment
-problem (Tijdeman, Discrete Mathematics 32, 1980): his rule keeps |x - l n| at or below
-1 - 1/(2k - 2) for k sources with shares l after n rows, and no rule can do better. With weights of
-one denominator D the sequence repeats after D rows: one period in memory answers for any row.
+problem (Tijdeman, Discrete Mathematics 32, 1980): his rule keeps |x - l n| at or below 1 - 1/(2k -
+2) for k sources with shares l after n rows, and no rule can do better. With weights of one
+denominator D the sequence repeats after D rows: one period in memory answers for any row.
 """
 
 import heapq
@@ -19,10 +19,10 @@ PERIOD = 1 << 16  # the largest denominator of weights: a part in 65,536, and ta
 
 
 def shares(weights: Sequence[Fraction]) -> list[int]:
-    """Integers in the proportions of `weights`, of which one is positive, with sum <= PERIOD.
+    """Returns integers in the proportions of `weights`, with sum <= PERIOD.
 
-    Exact where such integers exist; else rounded by largest remainder, with sum PERIOD, and then a
-    weight below 1 / (2 PERIOD) may become 0.
+    One weight must be positive. Exact if such integers exist; else rounded by largest remainder,
+    with sum PERIOD, and then a weight below 1 / (2 PERIOD) may become 0.
     """
     total = sum(weights)
     exact = [weight / total for weight in weights]
@@ -38,9 +38,9 @@ def shares(weights: Sequence[Fraction]) -> list[int]:
 
 
 class Cycle:
-    """An endless sequence in which each period has counts[j] places of source j, evenly spread.
+    """An endless sequence of sources: each period has counts[j] places of source j, evenly spread.
 
-    counts i64[k]: their sum is the period; a source of count 0 has no place.
+    `counts` i64[k] has the period as its sum. A source of count 0 has no place.
     """
 
     def __init__(self, counts: np.ndarray) -> None:
@@ -53,30 +53,30 @@ class Cycle:
         self._nth[self._places] = np.arange(self._period) - np.repeat(self._starts, counts)
 
     def at(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The source i64[p] at each place, and how many places before it are of that source."""
+        """Returns the source of each place, i64[p], and the number of its earlier places."""
         periods, within = np.divmod(places, self._period)
         source = self._source[within]
         return source, periods * self._counts[source] + self._nth[within]
 
     def before(self, place: int) -> np.ndarray:
-        """How many of the places before `place` are of each source, i64[k]."""
+        """Returns the number of places of each source before `place`, i64[k]."""
         periods, within = divmod(place, self._period)
         rest = np.bincount(self._source[:within], minlength=len(self._counts))
         return periods * self._counts + rest
 
     def place(self, source: int, nth: int) -> int:
-        """Where a source comes for the nth time, counted from 0."""
+        """Returns the place of the nth occurrence of a source, counted from 0."""
         periods, within = divmod(nth, int(self._counts[source]))
         return periods * self._period + int(self._places[self._starts[source] + within])
 
 
 def _assign(counts: np.ndarray) -> np.ndarray:
-    """One period by Tijdeman's rule.
+    """Returns one period by Tijdeman's rule.
 
-    At place n = 1, 2, .. those sources are eligible that have l n - x >= 1/(2k - 2), and the least
-    of (1 - 1/(2k - 2) - (l n - x)) / l comes. As to its (x + 1)-th time, a source is thus released
-    at a place, and the quotient less n is a deadline: both known beforehand, for each time of each
-    source, and what remains is a queue of those released, by deadline.
+    At place n = 1, 2, .. the sources with l n - x >= 1/(2k - 2) are eligible, and the one with the
+    least (1 - 1/(2k - 2) - (l n - x)) / l comes. For its (x + 1)-th occurrence, a source is thus
+    released at a place, and the quotient less n is a deadline. Both are known beforehand for each
+    occurrence. The rest is a queue of released occurrences by deadline.
     """
     source = np.repeat(np.arange(len(counts)), counts)
     k = np.count_nonzero(counts)

@@ -1,10 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The sources of a mixture, place after place: its stages, and what happens when one is used up.
+"""The sources of a mixture, place after place: its stages, and the end of each source.
 
-An epoch is cut into segments in which one cycle of sources goes round: a segment ends where a
-stage ends, or where a source leaves. There are as many as stages and sources together at most, so
-the source at any place, and how often it came before, take one search and one look in a table.
+An epoch is cut into segments with one cycle of sources each: a segment ends with its stage, or when
+a source is used up. There are at most as many as stages and sources together, so the source at any
+place, and the number of its earlier places, take one search and one look in a table.
 """
 
 import dataclasses
@@ -26,10 +26,16 @@ class _Segment:
 
 
 class Timeline:
-    """starts: the place at which each stage begins, the first 0. counts: i64[k] of each, the
-    proportions of the sources. sizes: rows in an epoch of each source; None if it has no end.
+    """The source at every place of a mixture.
 
-    epoch: places in an epoch; None where there is no end.
+    Args:
+        starts: First place of each stage; the first is 0.
+        counts: Proportions of the sources in each stage, i64[k].
+        sizes: Rows in an epoch of each source; None without an end.
+        exhausted: "repeat", "stop" or "drop"; see `mix`.
+
+    Attributes:
+        epoch: Places in an epoch; None without an end.
     """
 
     def __init__(
@@ -58,25 +64,25 @@ class Timeline:
             self._per_epoch = np.array([n if size is None else size for size, n in pairs])
 
     def at(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The source at each place i64[p], and the place in the order of that source."""
+        """Returns the source at each place, i64[p], and the place in the order of that source."""
         epochs, within = np.divmod(places, self.epoch) if self.epoch else (None, places)
         source, nth = np.empty((2, len(places)), np.int64)
-        found = np.searchsorted(self._starts, within, side="right") - 1
-        for i in set(found.tolist()):
-            here, segment = found == i, self._segments[i]
-            source[here], times = segment.cycle.at(within[here] - segment.start)
-            nth[here] = times + segment.before[source[here]]
+        segments = np.searchsorted(self._starts, within, side="right") - 1
+        for i in set(segments.tolist()):
+            in_segment, segment = segments == i, self._segments[i]
+            source[in_segment], times = segment.cycle.at(within[in_segment] - segment.start)
+            nth[in_segment] = times + segment.before[source[in_segment]]
         return source, nth if epochs is None else nth + epochs * self._per_epoch[source]
 
     def drawn(self, place: int) -> np.ndarray:
-        """How many of the places before `place` are of each source, i64[k]."""
+        """Returns the number of places of each source before `place`, i64[k]."""
         if self.epoch is None:
             return self._before(place)
         epochs, within = divmod(place, self.epoch)
         return epochs * self._before(self.epoch) + self._before(within)
 
     def reached(self, place: int) -> np.ndarray:
-        """What `place` places of the mixture use of each source's order: below which place."""
+        """Returns, for each source, the end of the places in its own order used before `place`."""
         if self.epoch is None:
             return self._before(place)
         epochs, within = divmod(place, self.epoch)
@@ -109,8 +115,11 @@ class Timeline:
                 return self._end(place, before)
 
     def _limit(self, segment: _Segment, left: np.ndarray) -> int | None:
-        """The place at which the segment must end, if it must: with "drop", behind the last row of
-        the first source to be used up; with "stop", before the first row that is not there."""
+        """Returns the place at which the segment must end, or None.
+
+        With "drop", it is behind the last row of the first source to be used up; with "stop", at
+        the first row that would be missing.
+        """
         places = [
             segment.start + segment.cycle.place(j, size - int(segment.before[j]) - 1) + 1
             if self._exhausted == "drop"

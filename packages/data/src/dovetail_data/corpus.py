@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A finished corpus: documents on disk, by number, in any order."""
+"""A finished corpus: documents on disk with random access."""
 
 import dataclasses
 import functools
@@ -26,7 +26,13 @@ Arrays = dict[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CorruptDocument:
-    """A document whose record is damaged. shard: the file that holds it; error: what is wrong."""
+    """A damaged document of a corpus.
+
+    Attributes:
+        document: Its number in the corpus.
+        shard: The file with its record.
+        error: The damage, in words.
+    """
 
     document: int
     shard: str
@@ -34,7 +40,7 @@ class CorruptDocument:
 
 
 class CorruptError(ValueError):
-    """More documents of a corpus are damaged than may be. documents: those found so far."""
+    """More documents of a corpus are damaged than allowed. `documents` lists the known ones."""
 
     exit_code = 3  # of the command
 
@@ -45,24 +51,51 @@ class CorruptError(ValueError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CorruptRecord:
-    """A record of the input that `write` left out. where: file and line, or the like."""
+    """A damaged record of the input. `write` left it out of the corpus.
+
+    Args:
+        where: File and line of the record, or the like.
+        error: The damage, in words.
+    """
 
     where: str
     error: str
 
 
 class Corpus:
-    """The corpus that `write` finished in `directory`; a random-access source for Grain too.
+    """A corpus that `write` finished: encoded documents on disk.
 
-    corpus[i] is a dict of arrays, for text {"tokens": i32[n]}, bos and eos included. Every record
-    is checked when it is read, the tables of them when the corpus is opened: a bit flipped on disk
-    raises.
+    Also a Grain random-access source. `len(corpus)` is the number of documents. `corpus[i]` reads
+    one as a dictionary of arrays; for text, {"tokens": i32[n]} with bos and eos. Each read verifies
+    the record's checksum, and opening verifies the checksums of the tables of records. A bit
+    flipped on disk therefore raises an error.
 
-    fields: names of a document's arrays. lengths: i32[documents], ids of each document. tokens,
-    documents: totals. text_bytes: UTF-8 bytes of the input, for bits per byte. dropped: records
-    without content. corrupt: those that could not be read. manifest: what made the documents:
-    encoder, tokenizer, template, by digest. vocab_size: ids lie below it; None without ids.
-    fingerprint: equal for equal documents that were made in the same way.
+    Args:
+        directory: Directory that `write` finished.
+
+    Attributes:
+        directory: The directory.
+        fields: Names of a document's arrays.
+        lengths: Number of ids of each document, i32[documents].
+        tokens: Number of ids of all documents.
+        text_bytes: UTF-8 bytes of the input text, for bits per byte.
+        dropped: Number of records that `write` left out because nothing in them can be trained on.
+        corrupt: The records that could not be read or encoded.
+        manifest: The encoder and its settings, with digests of tokenizer and template.
+        vocab_size: Exclusive upper bound of the ids. None for documents without ids.
+        fingerprint: Digest of the documents, their layout and the manifest.
+
+    Raises:
+        ValueError: The directory holds no finished corpus, or files are missing, cut or damaged.
+
+    Example:
+
+        >>> from pathlib import Path
+        >>> from dovetail_data import Bytes, Text, text, write
+        >>> _ = Path("a.txt").write_text("To be, or not to be: that is the question.")
+        >>> corpus = write(text("a.txt"), "corpus", encoder=Text(Bytes()))
+        >>> Corpus("corpus")[0]["tokens"][:4]
+        array([256,  84, 111,  32], dtype=int32)
     """
 
     def __init__(self, directory: str | Path) -> None:
@@ -70,21 +103,21 @@ class Corpus:
 
     def _open(self, directory: Path, *, verify: bool) -> None:
         self.directory = directory
-        found = index.read_index(self.directory)
-        self.fingerprint: str = found["fingerprint"]
-        self.tokens: int = found["tokens"]
-        self.text_bytes: int = found["text_bytes"]
-        self.dropped: int = found["dropped"]
-        self.manifest: dict[str, Any] = found["manifest"]
-        self.codec = Codec({name: Field(**field) for name, field in found["layout"].items()})
+        entries = index.read_index(self.directory)
+        self.fingerprint: str = entries["fingerprint"]
+        self.tokens: int = entries["tokens"]
+        self.text_bytes: int = entries["text_bytes"]
+        self.dropped: int = entries["dropped"]
+        self.manifest: dict[str, Any] = entries["manifest"]
+        self.codec = Codec({name: Field(**field) for name, field in entries["layout"].items()})
         self.fields = tuple(self.codec.layout)
         sizes = [self.codec.layout[name].vocab_size or 0 for name in self.codec.ids]
         self.vocab_size: int | None = max(sizes, default=None)
         self.corrupt = tuple(
-            CorruptRecord(**one) for shard in found["shards"] for one in shard["corrupt"]
+            CorruptRecord(**record) for shard in entries["shards"] for record in shard["corrupt"]
         )
-        self._paths = [self._whole_file(shard["records"]) for shard in found["shards"]]
-        self._tables = [self._table(shard["table"], verify) for shard in found["shards"]]
+        self._paths = [self._whole_file(shard["records"]) for shard in entries["shards"]]
+        self._tables = [self._table(shard["table"], verify) for shard in entries["shards"]]
         self._starts = np.cumsum([0, *map(len, self._tables)])
         lengths = [table["length"].astype(np.int32) for table in self._tables]
         self.lengths: Int32[np.ndarray, "documents"] = np.concatenate(lengths)
@@ -92,13 +125,19 @@ class Corpus:
 
     @classmethod
     def _reopened(cls, directory: Path) -> "Corpus":
-        """In another process: what this one has verified is not verified again."""
+        """Opens the corpus in another process, without verifying again."""
         corpus = cls.__new__(cls)
         corpus._open(directory, verify=False)
         return corpus
 
     def __reduce__(self) -> tuple[Any, tuple[Path]]:
         return Corpus._reopened, (self.directory,)
+
+    def __repr__(self) -> str:
+        return (
+            f"Corpus({str(self.directory)!r}, documents={len(self):,}, tokens={self.tokens:,}, "
+            f"fields={list(self.fields)})"
+        )
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -107,19 +146,29 @@ class Corpus:
         return self.__getitems__([document])[0]
 
     def __getitems__(self, documents: Sequence[int]) -> list[Arrays]:
-        read = self.read(np.asarray(documents, np.int64))
+        stored = self.read(np.asarray(documents, np.int64))
         return [
             {name: self._public(name, array) for name, array in arrays.items()}
-            for arrays in read
+            for arrays in stored
             if arrays is not None
         ]
 
     def read(
         self, documents: np.ndarray, *, corrupt: list[CorruptDocument] | None = None
     ) -> list[Arrays | None]:
-        """The documents i64[k] as stored: read-only arrays in their smallest types.
+        """Reads documents as stored: read-only arrays in their smallest dtypes.
 
-        What cannot be read is None and appended to `corrupt`; CorruptError where that is None.
+        Args:
+            documents: Document numbers, i64[k], in any order.
+            corrupt: Receives the damaged documents; each is None in the result. None raises
+                instead.
+
+        Returns:
+            One dictionary of arrays per document, in the order of `documents`.
+
+        Raises:
+            IndexError: A number is out of range.
+            CorruptError: A document is damaged and `corrupt` is None.
         """
         outside = (documents < 0) | (documents >= len(self))
         if outside.any():
@@ -148,22 +197,26 @@ class Corpus:
         return out
 
     def source(self, document: int) -> tuple[str, int]:
-        """The part of the input that holds a document, such as "a/b.txt", and its place there."""
+        """Returns the part of the input with a document, such as "a/b.txt", and its place in it."""
         shard = int(np.searchsorted(self._starts, document, side="right")) - 1
         row = self._tables[shard][document - self._starts[shard]]
         return self._part_names[row["part"]], int(row["record"])
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer that wrote it, from its directory; ValueError if it was not one of ours."""
-        found = load_tokenizer(self.directory)
-        if found is None or found.fingerprint != self.manifest.get("tokenizer"):
+        """The tokenizer that wrote the corpus, loaded from its directory.
+
+        Raises:
+            ValueError: It was not a tokenizer of this package, so the directory does not hold it.
+        """
+        stored = load_tokenizer(self.directory)
+        if stored is None or stored.fingerprint != self.manifest.get("tokenizer"):
             raise ValueError(
                 f"a corpus must keep its tokenizer to be read as text: got {self.directory}, "
                 f"written by {self.manifest.get('tokenizer')!r}, with "
-                f"{found and found.fingerprint!r} beside it. Decode with your own tokenizer."
+                f"{stored and stored.fingerprint!r} beside it. Decode with your own tokenizer."
             )
-        return found
+        return stored
 
     @functools.cached_property
     def _part_names(self) -> list[str]:
@@ -180,16 +233,16 @@ class Corpus:
     def _damaged(
         self, document: int, shard: int, what: str, corrupt: list[CorruptDocument] | None
     ) -> None:
-        found = CorruptDocument(document=document, shard=str(self._paths[shard]), error=what)
+        damaged = CorruptDocument(document=document, shard=str(self._paths[shard]), error=what)
         if corrupt is None:
-            part, record = self.source(document)
+            source, record = self.source(document)
             raise CorruptError(
                 f"a document must be as it was written: got document={document} (record {record} "
-                f"of {part}) in {self._paths[shard]}: {what}. Copy the shard again, write the "
+                f"of {source}) in {self._paths[shard]}: {what}. Copy the shard again, write the "
                 "corpus again, or pass max_corrupt= to batches.",
-                [found],
+                [damaged],
             )
-        corrupt.append(found)
+        corrupt.append(damaged)
 
     def _whole_file(self, entry: dict[str, str | int]) -> Path:
         path = self.directory / str(entry["file"])

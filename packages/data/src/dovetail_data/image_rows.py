@@ -17,12 +17,36 @@ Transform = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 
 
 def images(corpus: Corpus, *, mode: Mode = "RGB", transform: Transform | None = None) -> Rows:
-    """One image per row: `images` [B, ..], `labels` i32[B], `mask` f32[B].
+    """Returns rows of one image each: `images` [B, ..], `labels` i32[B] and `mask` f32[B].
 
-    mode: "RGB" gives u8[H, W, 3], "L" (grey) u8[H, W, 1], whatever the file holds. transform: gets
-    one such array and a random generator, and returns what goes into the batch, all of one shape
-    and dtype. The generator is drawn by the seed of `batches` and the place of the row: the same
-    pixels on any number of hosts, others in each epoch. Needs the extra `images`.
+    Needs the extra `images`.
+
+    Args:
+        corpus: A corpus written with `Image`.
+        mode: "RGB" gives u8[H, W, 3] and "L" (grey) u8[H, W, 1], whatever the file holds.
+        transform: Receives one such array and a random generator. Returns an array for the batch;
+            all must have one shape and dtype. The generator depends on the seed of `batches` and
+            the row's place in the order alone: the same pixels on any number of hosts, others in
+            each epoch.
+
+    Returns:
+        The rows. A batch raises ValueError if its images differ in shape or dtype.
+
+    Raises:
+        ValueError: `mode` is unknown, or the corpus has no images.
+        ImportError: Pillow is missing.
+
+    Example:
+
+        >>> from pathlib import Path
+        >>> import PIL.Image
+        >>> from dovetail_data import Image, images, jsonl, write
+        >>> PIL.Image.new("L", (3, 2)).save("digit.png")
+        >>> record = '{"image": {"bytes": null, "path": "digit.png"}, "label": 7}'
+        >>> _ = Path("d.jsonl").write_text(record)
+        >>> rows = images(write(jsonl("d.jsonl"), "digits", encoder=Image()))
+        >>> rows[0]["images"].shape, rows[0]["labels"].item()
+        ((2, 3, 3), 7)
     """
     if mode not in ("RGB", "L"):
         raise ValueError(f'mode must be "RGB" or "L": got mode={mode!r}. Pass one of the two.')
@@ -30,7 +54,13 @@ def images(corpus: Corpus, *, mode: Mode = "RGB", transform: Transform | None = 
 
 
 class ImageRows(Rows):
-    """What `images` returns: row i is image i of the corpus."""
+    """Rows of images, as `images` returns them: row i is image i of the corpus.
+
+    Args:
+        corpus: The images.
+        mode: "RGB" or "L".
+        transform: See `images`.
+    """
 
     length = 1
 
@@ -56,11 +86,11 @@ class ImageRows(Rows):
         corrupt: list[CorruptDocument] | None = None,
     ) -> Arrays:
         self._check(rows)
-        chosen = rows.astype(np.uint64) if keys is None else keys
+        row_keys = rows.astype(np.uint64) if keys is None else keys
         documents = self.corpus.read(rows, corrupt=corrupt)
         pixels = [
             None if document is None else self._pixels(document["image"], key)
-            for document, key in zip(documents, chosen.tolist(), strict=True)
+            for document, key in zip(documents, row_keys.tolist(), strict=True)
         ]
         like = self._like(pixels)
         stacked = np.zeros((len(rows), *like.shape), like.dtype)
@@ -83,8 +113,10 @@ class ImageRows(Rows):
         return image if self._transform is None else self._transform(image, generator(key))
 
     def _like(self, pixels: list[np.ndarray | None]) -> np.ndarray:
-        """Zeros of the one shape and dtype that all of them have; of another row if there is
-        none, for a host may have to fill a whole batch."""
+        """Returns zeros of the shape and dtype that all `pixels` share.
+
+        Without any, another row decides, because a host may have to fill a whole batch.
+        """
         known = [array for array in pixels if array is not None]
         if not known:
             first = next(self._readable())

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""index.json: what a finished corpus is. Its presence says that the corpus is finished."""
+"""The file index.json of a corpus. Its presence marks the corpus as finished."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ TOTALS = ("documents", "tokens", "text_bytes", "dropped")
 
 
 def read_index(directory: Path) -> dict[str, Any]:
-    """The index of a finished corpus; ValueError for anything else."""
+    """Returns the index of a finished corpus, or raises ValueError."""
     if not (directory / NAME).is_file():
         raise ValueError(
             f"a corpus must be finished: got directory={directory} without {NAME}. "
@@ -39,10 +39,16 @@ def write_index(
     parts: Sequence[str],
     facts: dict[str, Any],
 ) -> None:
-    """Finishes a corpus. facts: layout, manifest and fingerprints, recorded as they are.
+    """Finishes a corpus by writing its index.
 
-    The corpus's own fingerprint is the sha256 of what its readers see: layout, manifest and
+    The fingerprint of the corpus is the sha256 of everything its readers see: layout, manifest and
     documents.
+
+    Args:
+        directory: The corpus.
+        shards: The ledger's entry of each shard.
+        parts: Names of the input parts.
+        facts: Layout, manifest and fingerprints, recorded as they are.
     """
     totals = {name: sum(shard[name] for shard in shards) for name in TOTALS}
     corrupt = sum(len(shard["corrupt"]) for shard in shards)
@@ -66,4 +72,5 @@ def write_index(
 
 
 def write_json(path: Path, value: Any) -> None:
+    """Writes `value` as indented JSON, durably."""
     write_file(path, json.dumps(value, indent=1).encode() + b"\n")

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Rows changed by a function, with random numbers that depend on nothing but the row's place."""
+"""Rows changed by a function. Its random numbers depend on the row's place alone."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -15,12 +15,12 @@ Function: TypeAlias = Callable[[Arrays, np.random.Generator], Arrays]
 
 
 def generator(key: int) -> np.random.Generator:
-    """Random numbers drawn by `key` alone (Philox; Salmon et al. 2011)."""
+    """Returns a generator seeded by `key` alone (Philox; Salmon et al. 2011)."""
     return np.random.Generator(np.random.Philox(key=key))
 
 
 class MappedRows(Rows):
-    """What `Rows.map` returns: function(row, rng) in the place of each row of `rows`."""
+    """Rows changed by a function, as `Rows.map` returns them."""
 
     def __init__(self, rows: Rows, function: Function) -> None:
         self.rows = rows
@@ -39,14 +39,14 @@ class MappedRows(Rows):
         keys: UInt64[np.ndarray, "k"] | None = None,
         corrupt: list[CorruptDocument] | None = None,
     ) -> Arrays:
-        chosen = rows.astype(np.uint64) if keys is None else keys
-        batch = self.rows.batch(rows, keys=chosen, corrupt=corrupt)
+        row_keys = rows.astype(np.uint64) if keys is None else keys
+        batch = self.rows.batch(rows, keys=row_keys, corrupt=corrupt)
         if not len(rows):
             like = self.batch(np.array([0]), corrupt=[])
             return {name: array[:0] for name, array in like.items()}
         each = [
             self._function(row, generator(key))
-            for row, key in zip(self._split(batch), chosen.tolist(), strict=True)
+            for row, key in zip(self._split(batch), row_keys.tolist(), strict=True)
         ]
         join = np.stack if self.unit == 1 else np.concatenate
         return {name: join([row[name] for row in each]) for name in each[0]}
@@ -63,8 +63,8 @@ class MappedRows(Rows):
 
     @property
     def sources(self) -> Mapping[str, Rows]:
-        found = self.rows.sources
-        return {"": self} if set(found) == {""} else found
+        sources = self.rows.sources
+        return {"": self} if set(sources) == {""} else sources
 
     def extra(self, prompt_ids: Int32[np.ndarray, "k"] | Sequence[int]) -> list[dict[str, Any]]:
         return self.rows.extra(prompt_ids)

@@ -1,10 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of several sources as one, in given proportions, in stages.
+"""Mixtures: rows of several sources in given proportions, in stages.
 
-A mixture is arithmetic on places: which source gives the row at a place, and how many of its rows
-came before, follow from the weights alone, so that any batch is found without those before it. What
-is mixed is rows: with packed ones, which are full, weights are shares of the tokens.
+A mixture is arithmetic on places. The weights alone determine the source of the row at any place,
+and the number of its rows before it. Any batch is therefore available without those before it. Rows
+are mixed; packed rows are full, so with them weights are shares of the tokens.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from jaxtyping import Int32, Int64, UInt64
 
 from dovetail_data._timeline import Exhausted, Timeline
 from dovetail_data.corpus import CorruptDocument
-from dovetail_data.rows import Arrays, Draws, Rows, Span
+from dovetail_data.rows import Arrays, Draws, Rows, Span, require_rows
 from dovetail_data.stage import Stage, Weights, counts_of
 
 _NUMBERS = {"pair_ids", "prompt_ids"}  # fields that count the rows of one source
@@ -34,34 +34,57 @@ def mix(
     exhausted: Exhausted = "repeat",
     stages: Sequence[Stage] = (),
 ) -> "Mixture":
-    """The rows of several sources, by name, weights[name] / sum(weights) of each.
+    """Mixes the rows of several sources: a fraction weights[name] / sum(weights) of each.
 
-    After any number of rows of a stage with k sources, each source has given what its weight says
-    to within 1 - 1/(2k - 2) of a row. Weights are exact where integers of sum <= 65,536 have their
-    proportions, and are rounded to 65,536ths where not: `Mixture.weights` has what is used. Each
-    source is shuffled within itself, by (seed, name), anew in each of its epochs.
+    After any number of rows of a stage with k sources, the number of rows from each source is
+    within 1 - 1/(2k - 2) of its share. Each source is shuffled within itself by (seed, name), anew
+    in each of its epochs.
 
-    exhausted: what happens when a source is used up. "repeat": it starts over, and the mixture
-    never ends. "stop": the epoch ends before the first row that would be a source's second time.
-    "drop": it leaves, the others go on in their proportions, and an epoch has every row once.
-    The next epoch of the mixture is then the next of every source.
+    Args:
+        rows: Rows by name. They must agree in length, fields and `unit`.
+        weights: Weight of each name, >= 0. 0 turns a source off. Weights are exact if integers of
+            sum <= 65,536 have their proportions, and are rounded to 65,536ths if not;
+            `Mixture.weights` has the result.
+        exhausted: Behaviour at the end of a source. "repeat" starts it over, and the mixture never
+            ends. "stop" ends the epoch before the first row that would be a repetition. "drop"
+            continues with the other sources in their proportions, and an epoch has every row once.
+            With "stop" and "drop", the next epoch of the mixture is the next of every source.
+        stages: Other weights from some row on. Starts count from row 0 of the order, and with
+            "stop" and "drop" from the beginning of each epoch, which each stage must lie in. A run
+            may add a later stage, with new sources.
 
-    stages: other weights from some row on. Their starts count rows from the beginning of the
-    order, and with "stop" and "drop" from the beginning of each epoch, in which each must begin.
-    A stage that begins later may be added to a run, and a source that it alone uses.
+    Returns:
+        The mixture. Its batches have one more field, `source` i32[B], with the index of the row's
+        source among the sorted names.
 
-    ValueError for weights that are negative, not finite, all 0, of other names, or too small to be
-    kept, and for sources whose rows differ in length, fields or rows per example.
+    Raises:
+        TypeError: A source is not rows, such as a corpus.
+        ValueError: A weight is negative, not finite, missing, of an unknown name or too small to
+            keep, or all are 0. Stages are not in order. Sources differ in length, fields or `unit`.
 
-        mixture = mix({"web": web, "code": code}, weights={"web": 0.7, "code": 0.3})
+    Example:
+
+        >>> from pathlib import Path
+        >>> from dovetail_data import Bytes, Text, mix, pack, text, write
+        >>> _ = Path("a.txt").write_text("To be, or not to be: that is the question.")
+        >>> rows = pack(write(text("a.txt"), "corpus", encoder=Text(Bytes())), length=8)
+        >>> mix({"web": rows, "code": rows}, weights={"web": 0.7, "code": 0.3})
+        Mixture(rows=12, length=8, sources=['code', 'web'])
     """
     if exhausted not in get_args(Exhausted):
         raise ValueError(
             f"exhausted must be one of {', '.join(get_args(Exhausted))}: got "
             f'exhausted={exhausted!r}. Pass "repeat" for no end.'
         )
+    if not isinstance(rows, Mapping):
+        raise TypeError(
+            f"rows must be a mapping of names to Rows: got rows={rows!r:.200} of type "
+            f'{type(rows).__name__}. Pass {{"web": web, "code": code}}.'
+        )
     if not rows:
-        raise ValueError("a mixture must have a source: got rows={}. Pass some by name.")
+        raise ValueError('a mixture must have a source: got rows={}. Pass {"web": rows, ..}.')
+    for name, source in rows.items():
+        require_rows(source, f"rows[{name!r}]")
     every = (Stage(start=0, weights=weights), *stages)
     for before, after in itertools.pairwise(every):
         if after.start <= before.start:
@@ -73,9 +96,18 @@ def mix(
 
 
 class Mixture(Rows):
-    """What `mix` returns. Row i of the sources laid end to end, by name, is row i of the mixture.
+    """Rows of several sources, as `mix` returns them.
 
-    weights: those realised, of each stage.
+    Row numbers run through the sources laid end to end, sorted by name. The order of an iterator
+    interleaves them.
+
+    Args:
+        rows: Rows by name.
+        stages: The stages, the first from row 0.
+        exhausted: "repeat", "stop" or "drop"; see `mix`.
+
+    Attributes:
+        weights: Weights of each stage in use, after rounding.
     """
 
     def __init__(
@@ -107,6 +139,9 @@ class Mixture(Rows):
     def __len__(self) -> int:
         return int(self._offsets[-1])
 
+    def _details(self) -> str:
+        return f"sources={self._names}"
+
     @property
     def sources(self) -> Mapping[str, Rows]:
         return dict(zip(self._names, self._rows, strict=True))
@@ -122,8 +157,16 @@ class Mixture(Rows):
         keys: UInt64[np.ndarray, "k"] | None = None,
         corrupt: list[CorruptDocument] | None = None,
     ) -> Arrays:
-        """The rows as one batch, each source read once. `source` i32[B] is the index of a row's
-        source in `sources`; `pair_ids` and `prompt_ids` count the rows of all sources."""
+        """Reads `rows` and stacks them; each source is read once.
+
+        The field `source` i32[B] is the index of the row's source in `sources`. `pair_ids` and
+        `prompt_ids` count through the rows of all sources.
+
+        Args:
+            rows: Row numbers, i64[k], in any order.
+            keys: Random keys for `map`, u64[k]. Default: the row numbers of each source.
+            corrupt: Receives damaged documents, which are masked in the batch. None raises instead.
+        """
         self._check(rows)
         units = (len(rows), self.unit)
         batch = {
@@ -131,16 +174,16 @@ class Mixture(Rows):
         }
         source = np.searchsorted(self._offsets, rows, side="right") - 1
         for j in set(source.tolist()):
-            here = source == j
-            part = self._rows[j].batch(
-                rows[here] - self._offsets[j],
-                keys=None if keys is None else keys[here],
+            from_j = source == j
+            of_source = self._rows[j].batch(
+                rows[from_j] - self._offsets[j],
+                keys=None if keys is None else keys[from_j],
                 corrupt=corrupt,
             )
             for name, array in batch.items():
-                array[here] = part[name].reshape(-1, *array.shape[1:])
+                array[from_j] = of_source[name].reshape(-1, *array.shape[1:])
             for name in _NUMBERS & batch.keys():
-                batch[name][here] += self._offsets[j]
+                batch[name][from_j] += self._offsets[j]
         flat = {
             name: array.reshape(len(rows) * self.unit, *array.shape[2:])
             for name, array in batch.items()
@@ -148,17 +191,20 @@ class Mixture(Rows):
         return flat | {_SOURCE: np.repeat(source, self.unit).astype(np.int32)}
 
     def extra(self, prompt_ids: Int32[np.ndarray, "k"] | Sequence[int]) -> list[dict[str, Any]]:
-        found = []
+        fields = []
         for row in np.asarray(prompt_ids, np.int64).tolist():
             j = self._source_of(row)
-            found += self._rows[j].extra([row - int(self._offsets[j])])
-        return found
+            fields += self._rows[j].extra([row - int(self._offsets[j])])
+        return fields
 
     def _source_of(self, row: int) -> int:
         return int(np.searchsorted(self._offsets, row, side="right")) - 1
 
     def explain(self, row: int) -> list[Span]:
-        """The spans of one row; `mixed` is its source, "outer/inner" in a mixture of mixtures."""
+        """Returns the spans of one row.
+
+        `mixed` is the name of its source, "outer/inner" in a mixture of mixtures.
+        """
         self._check(np.array([row]))
         j = self._source_of(row)
         return [
@@ -167,7 +213,7 @@ class Mixture(Rows):
         ]
 
     def identity(self, place: int) -> Mapping[str, str]:
-        """{"mixture": digest} of the stages that begin before `place` and what they mix."""
+        """Returns {"mixture": digest} of the stages that begin before `place` and their sources."""
         begun = sum(start < max(place, 1) for start in self._stages)
         stages = [
             {"start": start, "weights": {name: str(w) for name, w in weights.items() if w}}
@@ -183,7 +229,10 @@ class Mixture(Rows):
         return {"mixture": digest[:16]}
 
     def draws(self, seed: int | None) -> Draws:
-        """Place -> row of the mixture. seed=None: each source in the order of its own rows."""
+        """Returns the order of the mixture's rows.
+
+        `seed=None` keeps each source in its own order.
+        """
         draws = [
             source.draws(None if seed is None else _derived(seed, name))
             for name, source in self.sources.items()
@@ -214,19 +263,19 @@ class _MixedDraws:
         source, nth = self.timeline.at(places)
         rows = np.empty(len(places), np.int64)
         for j in set(source.tolist()):
-            here = source == j
-            rows[here] = self.draws[j](nth[here]) + self.offsets[j]
+            from_j = source == j
+            rows[from_j] = self.draws[j](nth[from_j]) + self.offsets[j]
         return rows
 
 
 def _derived(seed: int, name: str) -> int:
-    """A seed of its own for each source, so that two of one length differ in their order."""
+    """Returns a seed for one source, so that two sources of one length differ in their order."""
     return int.from_bytes(hashlib.sha256(f"mix/{seed}/{name}".encode()).digest()[:8], "little")
 
 
 def _common_fields(sources: Mapping[str, Rows]) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
-    """dtype and shape of a row in each array; ValueError unless all sources agree in them."""
-    found = {
+    """Returns dtype and shape of a row in each array; ValueError unless all sources agree."""
+    formats = {
         name: {
             "rows per example": rows.unit,
             "length": rows.length,
@@ -238,12 +287,12 @@ def _common_fields(sources: Mapping[str, Rows]) -> dict[str, tuple[np.dtype, tup
         }
         for name, rows in sources.items()
     }
-    first, *others = found
+    first, *others = formats
     for other in others:
-        for what, value in found[first].items():
-            if found[other][what] != value:
+        for name, value in formats[first].items():
+            if formats[other][name] != value:
                 raise ValueError(
-                    f"the sources of a mixture must have the same {what}: got {value} in "
-                    f"{first!r} and {found[other][what]} in {other!r}. Make their rows alike."
+                    f"the sources of a mixture must have the same {name}: got {value} in "
+                    f"{first!r} and {formats[other][name]} in {other!r}. Make their rows alike."
                 )
-    return found[first]["fields"]
+    return formats[first]["fields"]

@@ -1,12 +1,12 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A pseudo-random order of n rows of which any place is computed in O(1), without a table.
+"""A pseudo-random order of n rows, with random access in O(1) and without a table.
 
-A table of 10^9 shuffled rows takes 8 GB and seconds to make, on every host and for every epoch.
-Here place i of epoch e is a keyed permutation evaluated at i: a Feistel network over
-Z_a x Z_b with ab >= n, walked along its cycle until it falls below n (Black and Rogaway, "Ciphers
-with Arbitrary Finite Domains", CT-RSA 2002). a and b are near sqrt(n), so that the walk is short:
-ab < n + sqrt(n) + 1. NumPy promises no stable streams between versions; this arithmetic is fixed.
+A table of 10^9 shuffled rows takes 8 GB and seconds to build, on every host and for every epoch.
+Here place i of epoch e is a keyed permutation evaluated at i: a Feistel network over Z_a x Z_b with
+ab >= n, walked along its cycle until it falls below n (Black and Rogaway, "Ciphers with Arbitrary
+Finite Domains", CT-RSA 2002). a and b are near sqrt(n), so that the walk is short: ab < n + sqrt(n)
++ 1. NumPy promises no stable streams between versions; this arithmetic is fixed.
 """
 
 import hashlib
@@ -18,15 +18,15 @@ from jaxtyping import Int64
 _FEW = 1 << 12
 _ROUNDS, _ROUNDS_OF_FEW = 8, 16  # 8 leave the orders of 5 or 6 rows visibly unequal in frequency
 
-_BLOCK = 1 << 14  # places at a time: what the rounds pass over stays in the cache
+_BLOCK = 1 << 14  # places at a time: the arrays of a round stay in the cache
 
-# The finaliser of SplitMix64 (Steele et al. 2014); arrays of one, for NumPy converts scalars anew.
+# The finaliser of SplitMix64 (Steele et al. 2014). Arrays, because NumPy converts scalars anew.
 _M1, _M2 = (np.array([m], np.uint64) for m in (0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 _30, _27, _31, _32 = (np.array([shift], np.uint64) for shift in (30, 27, 31, 32))
 
 
 class Permutation:
-    """A bijection of [0, n) drawn by `key`: equal keys give equal bijections, on any machine."""
+    """A bijection of [0, n) drawn by `key`. Equal keys give equal bijections on any machine."""
 
     def __init__(self, n: int, *, key: str) -> None:
         if n < 1:
@@ -39,7 +39,7 @@ class Permutation:
         self._keys = [int.from_bytes(digest, "little") for digest in digests]
 
     def __call__(self, i: Int64[np.ndarray, "k"]) -> Int64[np.ndarray, "k"]:
-        """The values at the places i, each in [0, n)."""
+        """Returns the values at the places i, each in [0, n)."""
         out = np.empty(len(i), np.int64)
         for begin in range(0, len(i), _BLOCK):
             out[begin : begin + _BLOCK] = self._walk(i[begin : begin + _BLOCK])
@@ -55,8 +55,8 @@ class Permutation:
         a, b = np.array([self._a], np.uint64), np.array([self._b], np.uint64)
         left, right = np.divmod(x.astype(np.uint64), b)
         z, shifted = np.empty_like(left), np.empty_like(left)
-        for turn, key in enumerate(np.array(self._keys, np.uint64).reshape(-1, 1)):
-            if turn % 2:
+        for i, key in enumerate(np.array(self._keys, np.uint64).reshape(-1, 1)):
+            if i % 2:
                 _add_mixed(right, left, key, b, z, shifted)
             else:
                 _add_mixed(left, right, key, a, z, shifted)
@@ -66,9 +66,9 @@ class Permutation:
 def _add_mixed(
     to: np.ndarray, of: np.ndarray, key: np.ndarray, modulus: np.ndarray, *free: np.ndarray
 ) -> None:
-    """to = (to + 32 well-mixed bits of `of` under `key`) % modulus, in place. free: two buffers.
+    """Computes to = (to + 32 well-mixed bits of `of` under `key`) % modulus in place.
 
-    Only 32 bits, so that adding them to a coordinate below 2^32 cannot wrap around.
+    `free` are two buffers. With only 32 bits, adding to a coordinate below 2^32 cannot wrap around.
     """
     z, shifted = free
     np.add(of, key, z)
@@ -84,9 +84,9 @@ def _add_mixed(
 
 
 class Order:
-    """The endless sequence of rows: epoch 0 of all n rows, then epoch 1, ..
+    """The endless sequence of rows: epoch 0 of all n rows, then epoch 1, and so on.
 
-    seed=None keeps the rows in order; a number shuffles each epoch by (seed, epoch).
+    `seed=None` keeps the rows in order. A number shuffles each epoch by (seed, epoch).
     """
 
     def __init__(self, n: int, *, seed: int | None) -> None:
@@ -95,14 +95,14 @@ class Order:
         self._current: tuple[int, Permutation] | None = None
 
     def __call__(self, places: Int64[np.ndarray, "k"]) -> Int64[np.ndarray, "k"]:
-        """The rows at `places`, counted from the first row of epoch 0."""
+        """Returns the rows at `places`, counted from the first row of epoch 0."""
         if self._seed is None:
             return places % self._n
         epochs, within = np.divmod(places, self._n)
         rows = np.empty_like(within)
         for epoch in np.unique(epochs).tolist():
-            chosen = epochs == epoch
-            rows[chosen] = self._permutation(epoch)(within[chosen])
+            in_epoch = epochs == epoch
+            rows[in_epoch] = self._permutation(epoch)(within[in_epoch])
         return rows
 
     def _permutation(self, epoch: int) -> Permutation:

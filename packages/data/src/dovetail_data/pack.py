@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of fixed length, made from documents of any length.
 
-The unit is the (token, target) pair: a document of n ids has n - 1. Where a document is cut, the
-boundary id is the last target of one piece and the first input of the next, so that every method
-yields the same pairs. Rows are an index made from lengths alone; ids are read when a row is.
+A slot holds one token and its target, so a document of n ids takes n - 1 slots. A cut document
+repeats its boundary id: the last target of one piece is the first token of the next. Every method
+therefore yields the same tokens and targets. Rows are an index made from lengths alone; ids are
+read with the row.
 """
 
 from pathlib import Path
@@ -32,21 +33,40 @@ def pack(
     seed: int = 0,
     index: str | Path | None = None,
 ) -> Rows:
-    """Rows of `length` pairs, several documents in each, no pair lost.
+    """Packs documents into rows of `length` slots, several in each. No token loses its target.
 
-    "best_fit" fills rows best: pieces go, the longest first, where they leave the least room.
-    "first_fit" takes documents in an order drawn by `seed`, each piece to the first open row that
-    holds it. Both give a document of more pairs than `length` rows of its own and pack its rest
-    with the rest of the others; they take time in proportion to documents, 1 us each for first
-    fit. "concat" lays documents, in an order drawn by `seed`, end to end and cuts every `length`
-    pairs: only the last row is not full, and rows follow each other as the documents do.
+    A document of n ids fills n - 1 slots. Longer documents are cut, and each piece is a segment of
+    its own: positions start at 0.
 
-    seed: draws also which documents of one length share a row, and the order of the rows of the
-    two fits. Pieces of a cut document are segments of their own: positions start at 0 in each.
+    Args:
+        corpus: A corpus with tokens, written with `Text` or `Chat`.
+        length: Slots per row.
+        method: "best_fit" fills rows best: it places pieces from the longest to the shortest, each
+            into the row with the least sufficient room. "first_fit" takes documents in an order
+            drawn by `seed`, and puts each piece into the first row with room; it takes about 1 us
+            per document. In both, a document longer than a row fills rows of its own, and its rest
+            is packed with the others. "concat" lays the documents end to end, in an order drawn by
+            `seed`, and cuts every `length` slots: only the last row is not full, and the rows
+            follow the order of the documents.
+        seed: Seed of the order of documents; with the two fits also of the order of rows.
+        index: Directory for the finished index, created if need be. Later calls map it into memory,
+            and any number of processes share it. None packs anew in each process.
 
-    index: a directory, made if need be, that keeps the spans: written there once, and mapped into
-    memory from then on, by any number of processes. A damaged file there is a ValueError. None
-    packs anew in each process.
+    Returns:
+        The rows. `rows.fill` is the fraction of filled slots.
+
+    Raises:
+        TypeError: `corpus` is not a `Corpus`, such as a path.
+        ValueError: An option is out of range, the corpus has no tokens or no document of two ids,
+            or a file in `index` is damaged.
+
+    Example:
+
+        >>> from pathlib import Path
+        >>> from dovetail_data import Bytes, Text, text, write
+        >>> _ = Path("a.txt").write_text("To be, or not to be: that is the question.")
+        >>> pack(write(text("a.txt"), "corpus", encoder=Text(Bytes())), length=8)
+        TokenRows(rows=6, length=8, fill=0.8958)
     """
     if method not in get_args(Method):
         raise ValueError(
@@ -77,36 +97,44 @@ def pack(
 
 
 def pad(corpus: Corpus, *, length: int) -> Rows:
-    """One document per row, in the order of the corpus, the rest of the row padding.
+    """Puts one document into each row, in the order of the corpus, and pads the rest.
 
-    A document of more than `length` pairs is a ValueError: nothing is cut.
+    Args:
+        corpus: A corpus with tokens, written with `Text` or `Chat`.
+        length: Slots per row. Nothing is cut, so the longest document decides: it has n ids and
+            needs n - 1 slots.
+
+    Raises:
+        TypeError: `corpus` is not a `Corpus`, such as a path.
+        ValueError: A document does not fit, `length` is below 1, or the corpus has no tokens.
     """
     _check(corpus, length)
     pieces = _cut(corpus, length)
     cut = np.flatnonzero(pieces.start)
     if len(cut):
         document = int(pieces.document[cut[0]])
-        pairs = int(corpus.lengths[document]) - 1
+        needed = int(corpus.lengths[document]) - 1
         raise ValueError(
             f"a document must fit its row: got document={document} ({corpus.source(document)[0]}) "
-            f"with {pairs} pairs, length={length}. Pass length={int(corpus.lengths.max()) - 1}, "
-            "or use pack, which cuts without losing a pair."
+            f"of {needed} slots, length={length}. Pass length={int(corpus.lengths.max()) - 1}, "
+            "or use pack, which cuts without losing a target."
         )
     return TokenRows(corpus, pieces, length=length)
 
 
 def _check(corpus: Corpus, length: int) -> None:
     if length < 1:
-        raise ValueError(f"length must be >= 1: got length={length}. Pass the slots of a row.")
+        raise ValueError(f"length must be >= 1: got length={length}. Pass the slots per row.")
     require_field(corpus, "tokens", "Write it with Text or Chat, or use pairs or images.")
     if not (corpus.lengths > 1).any():
         raise ValueError(
-            f"a corpus must have a pair of ids: got {len(corpus)} documents of at most one id. "
-            "Use an encoder that ends documents with eos."
+            f"a corpus must have a document of two ids: got {len(corpus)} documents of at most "
+            "one id. Use an encoder that ends documents with eos."
         )
 
 
-def _pairs(corpus: Corpus) -> np.ndarray:
+def _slots(corpus: Corpus) -> np.ndarray:
+    """Returns the slots that each document takes: one for each target."""
     return np.maximum(corpus.lengths.astype(np.int64) - 1, 0)
 
 
@@ -115,26 +143,26 @@ def _order(corpus: Corpus, seed: int) -> np.ndarray:
 
 
 def _cut(corpus: Corpus, length: int) -> SpanTable:
-    """Every document's pairs in pieces of at most `length`, one piece per row."""
-    pairs = _pairs(corpus)
-    count = -(-pairs // length)
-    document = np.repeat(np.arange(len(pairs)), count)
+    """Cuts every document into pieces of at most `length` targets, one piece per row."""
+    slots = _slots(corpus)
+    count = -(-slots // length)
+    document = np.repeat(np.arange(len(slots)), count)
     start = (np.arange(len(document)) - np.repeat(np.cumsum(count) - count, count)) * length
     return SpanTable(
         document.astype(np.int32),
         start.astype(np.int32),
-        np.minimum(pairs[document] - start, length).astype(np.int32),
+        np.minimum(slots[document] - start, length).astype(np.int32),
         np.arange(len(document) + 1),
     )
 
 
 def _concat(corpus: Corpus, *, length: int, seed: int) -> SpanTable:
-    """The documents in the seed's order, end to end, cut every `length` pairs."""
-    pairs = _pairs(corpus)
+    """Lays the documents end to end in the seed's order and cuts every `length` slots."""
+    slots = _slots(corpus)
     documents = _order(corpus, seed)
-    documents = documents[pairs[documents] > 0]
-    ends = np.cumsum(pairs[documents])
-    begins = ends - pairs[documents]
+    documents = documents[slots[documents] > 0]
+    ends = np.cumsum(slots[documents])
+    begins = ends - slots[documents]
     first, last = begins // length, (ends - 1) // length  # the rows that a document lies in
     count = last - first + 1
     row = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count - first, count)
@@ -149,7 +177,7 @@ def _concat(corpus: Corpus, *, length: int, seed: int) -> SpanTable:
 
 
 def _first_fit(pieces: SpanTable, *, length: int, order: np.ndarray) -> SpanTable:
-    """The same pieces, grouped by first fit, in this order of the documents."""
+    """Groups the pieces by first fit, in this order of the documents."""
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
     coming = np.argsort(place[pieces.document], kind="stable")
@@ -164,12 +192,12 @@ def _first_fit(pieces: SpanTable, *, length: int, order: np.ndarray) -> SpanTabl
 
 
 def _best_fit(pieces: SpanTable, *, length: int, seed: int) -> SpanTable:
-    """The same pieces, grouped by best fit, those of one length in the seed's order."""
+    """Groups the pieces by best fit; those of one length come in the seed's order."""
     shuffled = Permutation(len(pieces.length), key=f"pieces/{seed}")(np.arange(len(pieces.length)))
     by_length = shuffled[np.argsort(pieces.length[shuffled], kind="stable")]
     counts = np.bincount(pieces.length, minlength=length + 1)
-    used = np.cumsum(counts) - counts  # where the unused pieces of each length begin
-    chosen: list[np.ndarray] = []
+    used = np.cumsum(counts) - counts  # first unused piece of each length
+    rows: list[np.ndarray] = []
     sizes: list[np.ndarray] = []
     for group in best_fit(counts, length=length):
         columns = []
@@ -178,17 +206,17 @@ def _best_fit(pieces: SpanTable, *, length: int, seed: int) -> SpanTable:
             columns.append(by_length[used[size] : end].reshape(group.count, each))
             used[size] = end
         members = np.concatenate(columns, axis=1)
-        chosen.append(members.reshape(-1))
+        rows.append(members.reshape(-1))
         sizes.append(np.full(group.count, members.shape[1]))
-    return _table(pieces, np.concatenate(chosen), np.concatenate(sizes))
+    return _table(pieces, np.concatenate(rows), np.concatenate(sizes))
 
 
-def _table(pieces: SpanTable, chosen: np.ndarray, sizes: np.ndarray) -> SpanTable:
-    """Rows of sizes[r] pieces each, taken from `chosen` in order."""
+def _table(pieces: SpanTable, members: np.ndarray, sizes: np.ndarray) -> SpanTable:
+    """Returns rows of sizes[r] pieces each, taken from `members` in order."""
     return SpanTable(
-        pieces.document[chosen],
-        pieces.start[chosen],
-        pieces.length[chosen],
+        pieces.document[members],
+        pieces.start[members],
+        pieces.length[members],
         np.concatenate([[0], np.cumsum(sizes)]),
     )
 

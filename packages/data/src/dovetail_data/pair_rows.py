@@ -13,17 +13,37 @@ from dovetail_data.token_rows import require_field, require_fit, span_of
 
 
 def pairs(corpus: Corpus, *, length: int) -> Rows:
-    """Rows 2i chosen and 2i + 1 rejected of each pair, of `length` slots, the rest padding.
+    """Returns rows of preference pairs. In a batch, rows 2i and 2i + 1 are chosen and rejected.
 
-    A batch has `pair_ids` i32[B] beside the fields of text: the number of the pair, for both.
-    The mask counts the answers alone. A global batch counts rows, two to a pair, and no pair is
-    cut between hosts. ValueError for a pair of more than `length` (token, target) pairs.
+    A batch has the fields of text and `pair_ids` i32[B], the number of the pair, equal for both
+    rows. The mask counts the answers alone. A global batch counts rows, two to a pair, and no pair
+    is split between hosts.
+
+    Args:
+        corpus: A corpus written with `Preference`.
+        length: Slots per row. Nothing is cut: an answer of n ids with its prompt needs n - 1 slots.
+
+    Raises:
+        TypeError: `corpus` is not a `Corpus`, such as a path.
+        ValueError: The corpus has no pairs, or one does not fit.
+
+    Example:
+
+        >>> from pathlib import Path
+        >>> from dovetail_data import Bytes, Preference, jsonl, write
+        >>> _ = Path("e.jsonl").write_text('{"prompt": "2+2?", "chosen": "4", "rejected": "5"}')
+        >>> corpus = write(jsonl("e.jsonl"), "answers", encoder=Preference(Bytes()))
+        >>> pairs(corpus, length=8)[0]["mask"][0]
+        array([0., 0., 0., 0., 1., 1., 0., 0.], dtype=float32)
     """
     return PairRows(corpus, length=length)
 
 
 class PairRows(Rows):
-    """What `pairs` returns: row i is pair i of the corpus, arrays of [2, length]."""
+    """Rows of preference pairs, as `pairs` returns them.
+
+    Element i is pair i, with arrays of [2, length].
+    """
 
     unit = 2
 

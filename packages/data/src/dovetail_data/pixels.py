@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Encoded images to pixels and back."""
+"""Encoded images to pixels, and back."""
 
 import importlib
 import io
@@ -13,12 +13,15 @@ Mode = Literal["RGB", "L"]
 
 
 def decode(content: bytes, *, mode: Mode) -> np.ndarray:
-    """The pixels u8[H, W, 3], or u8[H, W, 1] for "L", of an encoded image; ValueError if it is
-    none."""
+    """Returns the pixels of an encoded image, u8[H, W, 3], or u8[H, W, 1] for "L".
+
+    Raises:
+        ValueError: Pillow cannot read `content`.
+    """
     try:
         with require_pillow().open(io.BytesIO(content)) as image:
             pixels = np.asarray(image.convert(mode))
-    except (OSError, SyntaxError, ValueError) as error:  # what Pillow raises for damaged files
+    except (OSError, SyntaxError, ValueError) as error:  # Pillow's errors for damaged files
         raise ValueError(
             f"an image must be one that Pillow reads: got {len(content)} bytes: {error}. Mend the "
             "file or leave it out."
@@ -27,13 +30,14 @@ def decode(content: bytes, *, mode: Mode) -> np.ndarray:
 
 
 def encode_png(pixels: np.ndarray) -> bytes:
-    """The PNG file of u8[H, W] or u8[H, W, 3], without loss."""
+    """Returns u8[H, W] or u8[H, W, 3] as a PNG file, without loss."""
     buffer = io.BytesIO()
     require_pillow().fromarray(pixels).save(buffer, "PNG")
     return buffer.getvalue()
 
 
 def require_pillow() -> ModuleType:
+    """Imports PIL.Image, or raises ImportError with the name of the extra."""
     try:
         return importlib.import_module("PIL.Image")
     except ImportError as error:

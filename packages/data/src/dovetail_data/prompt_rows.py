@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of prompts, from which a sampler goes on."""
+"""Rows of prompts, for sampling from a model."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -15,22 +15,39 @@ from dovetail_data.token_rows import require_field, require_fit, span_of
 
 
 def prompts(corpus: Corpus, *, length: int) -> Rows:
-    """One prompt per row of `length` slots, all its ids, the rest padding.
+    """Returns rows of one prompt each, with all its ids. The rest of a row is padding.
 
-    A batch has `tokens`, `segment_ids` (1, and 0 for padding), `positions` i32[B, S], `mask`
-    f32[B, S] of zeros, for there is nothing to learn, and `prompt_ids` i32[B]; `rows.extra` gives
-    what else the records of those held, such as the answer that a reward compares with. ValueError
-    for a prompt of more than `length` ids.
+    A batch has `tokens`, `segment_ids` (1 for the prompt, 0 for padding), `positions` i32[B, S],
+    `mask` f32[B, S] of zeros, because nothing is trained on, and `prompt_ids` i32[B].
+    `rows.extra(prompt_ids)` returns the other fields of the records, such as the answer for a
+    reward.
+
+    Args:
+        corpus: A corpus written with `Prompt`.
+        length: Slots per row. Nothing is cut: a prompt of n ids needs n slots.
+
+    Raises:
+        TypeError: `corpus` is not a `Corpus`, such as a path.
+        ValueError: The corpus has no prompts, or one does not fit.
+
+    Example:
+
+        >>> from pathlib import Path
+        >>> from dovetail_data import Bytes, Prompt, jsonl, write
+        >>> _ = Path("f.jsonl").write_text('{"prompt": "2+2?", "answer": 4}')
+        >>> rows = prompts(write(jsonl("f.jsonl"), "prompts", encoder=Prompt(Bytes())), length=8)
+        >>> rows[0]["tokens"], rows.extra([0])
+        (array([256,  50,  43,  50,  63,   0,   0,   0], dtype=int32), [{'answer': 4}])
     """
     return PromptRows(corpus, length=length)
 
 
 class PromptRows(Rows):
-    """What `prompts` returns: row i is prompt i of the corpus."""
+    """Rows of prompts, as `prompts` returns them: row i is prompt i of the corpus."""
 
     def __init__(self, corpus: Corpus, *, length: int) -> None:
         require_field(corpus, "extra", "Write it with Prompt.")
-        require_fit(corpus, length, pairs=False)
+        require_fit(corpus, length, targets=False)
         self.corpus = corpus
         self.length = length
         self.tokens = corpus.tokens
@@ -39,7 +56,7 @@ class PromptRows(Rows):
         return len(self.corpus)
 
     def extra(self, prompt_ids: Int32[np.ndarray, "k"] | Sequence[int]) -> list[dict[str, Any]]:
-        """The other fields of the records that these prompts are from."""
+        """Returns the other fields of the records behind these prompts."""
         documents = self.corpus.__getitems__([int(i) for i in prompt_ids])
         return [json.loads(document["extra"].tobytes()) for document in documents]
 

@@ -1,11 +1,11 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""How a document lies in a record: its arrays, little-endian, one after the other.
+"""Records: the arrays of a document, little-endian, one after the other.
 
-index.json names the fields once, so that a record holds nothing but shapes and values: a document
-with a single one-dimensional field is that array alone, any other is preceded by its shapes as
-uint32. A self-describing blob would repeat names and types in each record, about 140 bytes beside
-the kilobyte of a usual document, and cost its parsing on every read.
+index.json names the fields once, so that a record holds shapes and values only. A document with a
+single one-dimensional field is that array alone; any other is preceded by its shapes as uint32. A
+self-describing blob would repeat names and types in each record, about 140 bytes beside the
+kilobyte of a usual document, and cost its parsing on every read.
 """
 
 import dataclasses
@@ -16,9 +16,13 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Field:
-    """One array of a document: `ndim` axes of `dtype`, little-endian ("<u2", "|u1", "<f4").
+    """One array of a document.
 
-    vocab_size: for ids, each must lie in [0, vocab_size). Ids count in the length of a document.
+    Args:
+        dtype: Little-endian dtype, such as "<u2", "|u1" or "<f4".
+        ndim: Number of axes.
+        vocab_size: For ids: each must lie in [0, vocab_size). Ids count in the length of a
+            document. None for other values.
     """
 
     dtype: str
@@ -27,12 +31,15 @@ class Field:
 
 
 def ids(vocab_size: int) -> Field:
-    """Ids of a vocabulary, in the smallest type that holds them all."""
+    """Returns the field for ids of a vocabulary, in the smallest dtype that holds them all."""
     return Field(dtype="<u2" if vocab_size <= 1 << 16 else "<u4", vocab_size=vocab_size)
 
 
 class Codec:
-    """Arrays to bytes and back, for documents of one layout. ids: the fields that hold ids."""
+    """Converts arrays to bytes and back, for documents of one layout.
+
+    `ids` lists its fields of ids.
+    """
 
     def __init__(self, layout: Mapping[str, Field]) -> None:
         if not layout:
@@ -45,7 +52,7 @@ class Codec:
         self._only = name if field.ndim == 1 and not others else None
 
     def encode(self, arrays: Mapping[str, np.ndarray]) -> bytes:
-        """The record of a document; ValueError unless its arrays are those of the layout."""
+        """Returns the record of a document; ValueError unless its arrays fit the layout."""
         if set(arrays) != set(self.layout):
             raise ValueError(
                 f"a document must have the fields {sorted(self.layout)}: got {sorted(arrays)}. "
@@ -58,7 +65,7 @@ class Codec:
         return b"".join([shapes.tobytes(), *(array.tobytes() for array in stored.values())])
 
     def view(self, record: bytes) -> dict[str, np.ndarray]:
-        """The arrays of a record as stored, without a copy: read-only."""
+        """Returns the arrays of a record as stored, without a copy: read-only."""
         if self._only is not None:
             return {self._only: np.frombuffer(record, self._dtypes[self._only])}
         dims = np.frombuffer(record, "<u4", self._dims).tolist()

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Rows: what a batch is made of, by number, in any order, without an iterator."""
+"""Random-access rows. A batch is a stack of rows."""
 
 import abc
 import dataclasses
@@ -15,15 +15,20 @@ from dovetail_data.order import Order
 
 Arrays: TypeAlias = dict[str, np.ndarray]
 Draws: TypeAlias = Callable[[np.ndarray], np.ndarray]
-"""Places i64[k] of an endless sequence -> the rows i64[k] that stand there."""
+"""Maps places i64[k] of an endless sequence to their rows i64[k]."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Span:
-    """`length` pairs of a document, from pair `start`.
+    """A run of consecutive targets of one document.
 
-    source, record: the part of the input that the document is from, and its place in that part.
-    mixed: the name of its rows in the mixture, "" outside of one. An image has length 1.
+    Attributes:
+        document: Number of the document in its corpus.
+        start: Number of the first target, counted from 0; target i is id i + 1 of the document.
+        length: Number of targets. 1 for an image.
+        source: Name of the input part with the document, such as "a/b.txt".
+        record: Place of the record in that part.
+        mixed: Name of the rows in the mixture; "" without a mixture.
     """
 
     document: int
@@ -38,15 +43,29 @@ _ALWAYS = 1 << 62  # a place that no run reaches
 
 
 def joined(identity: Mapping[str, str]) -> str:
-    """An identity in one line."""
+    """Returns an identity in one line."""
     return " ".join(f"{name}={value}" for name, value in identity.items())
 
 
-class Rows(abc.ABC):
-    """Rows by number; a random-access source for Grain too.
+def require_rows(rows: object, name: str = "rows") -> None:
+    """Raises TypeError unless `rows` are rows. The usual mistake is to pass a corpus."""
+    if not isinstance(rows, Rows):
+        raise TypeError(
+            f"{name} must be Rows: got {name}={rows!r:.200} of type {type(rows).__name__}. Pass "
+            "pack(corpus, length=...), or the result of pad, pairs, prompts, images or mix."
+        )
 
-    unit: how many rows of a batch each of them becomes: 1, and 2 for pairs. length: slots of a row.
-    tokens: slots of all rows that hold a pair (an image is one).
+
+class Rows(abc.ABC):
+    """A finite sequence of training rows with random access. Also a Grain random-access source.
+
+    `pack`, `pad`, `pairs`, `prompts`, `images` and `mix` return rows. `len(rows)` counts them, and
+    `rows[i]` reads one as a dictionary of arrays.
+
+    Attributes:
+        unit: Batch rows per element: 1, or 2 for preference pairs.
+        length: Slots per row.
+        tokens: Filled slots, summed over all rows. An image counts as one.
     """
 
     unit: int = 1
@@ -64,67 +83,90 @@ class Rows(abc.ABC):
         keys: UInt64[np.ndarray, "k"] | None = None,
         corrupt: list[CorruptDocument] | None = None,
     ) -> Arrays:
-        """The rows as one batch; each array has `unit * k` rows.
+        """Reads `rows` and stacks them.
 
-        keys: of the random numbers that each row draws (`map`); by default the rows' own numbers.
-        corrupt: what cannot be read is appended and masked; None raises CorruptError.
+        Args:
+            rows: Row numbers, i64[k], in any order.
+            keys: Random keys for `map`, u64[k]. Default: the row numbers.
+            corrupt: Receives damaged documents, which are masked in the batch. None raises instead.
+
+        Returns:
+            Arrays by field name, each with `unit * k` rows.
+
+        Raises:
+            IndexError: A row number is out of range.
+            CorruptError: A document is damaged and `corrupt` is None.
         """
 
     @abc.abstractmethod
     def explain(self, row: int) -> list[Span]:
-        """The spans of one row, in the order of its segment ids. Reads no document."""
+        """Returns the spans of one row, in the order of its segment ids. Reads no document."""
 
     @abc.abstractmethod
     def identity(self, place: int) -> Mapping[str, str]:
-        """What the first `place` rows of any order of these rows depend on: names and digests.
+        """Returns names and digests of all inputs to the first `place` rows of an order.
 
-        An iterator refuses the state of another identity and says by name what differs.
+        An iterator refuses a saved state with another identity and names the entry that differs.
         """
 
     @property
     def fingerprint(self) -> str:
-        """The whole identity in one line; equal for equal rows."""
+        """The whole identity in one line. Equal for equal rows."""
         return joined(self.identity(_ALWAYS))
 
     @property
     def fill(self) -> float:
-        """The fraction of slots that hold a pair."""
+        """The fraction of slots that are filled."""
         return self.tokens / (len(self) * self.unit * self.length)
 
     @property
     def epoch(self) -> int | None:
-        """Rows in an epoch; None where there is no such thing."""
+        """Rows in an epoch. None for a mixture without an end."""
         return len(self)
 
     def draws(self, seed: int | None) -> Draws:
-        """The order in which an iterator takes the rows, epoch after epoch; None: as they are."""
+        """Returns the order in which an iterator takes the rows, epoch after epoch.
+
+        `seed=None` keeps them in order.
+        """
         return Order(len(self), seed=seed)
 
     @property
     def sources(self) -> Mapping[str, "Rows"]:
-        """What a mixture is made of; other rows are the one source "" of themselves."""
+        """The sources of a mixture by name. Other rows are one source, named ""."""
         return {"": self}
 
     def drawn(self, places: int) -> Mapping[str, int]:
-        """How many of the first `places` rows of any order come from which source."""
+        """Returns the number of rows from each source among the first `places` of any order."""
         return {"": places}
 
     def extra(self, prompt_ids: Int32[np.ndarray, "k"] | Sequence[int]) -> list[dict[str, Any]]:
-        """What else the records of `prompts` held; `prompt_ids` as in their batches."""
+        """Returns the other fields of the records behind prompts. Only for rows from `prompts`.
+
+        `prompt_ids` are those of a batch.
+        """
         raise ValueError(
             f"only prompts have fields beside their ids: got {type(self).__name__}. Make the rows "
             "with prompts."
         )
 
     def map(self, function: Callable[[Arrays, np.random.Generator], Arrays]) -> "Rows":
-        """These rows changed one by one: function(row, rng) -> row, arrays without the batch axis.
+        """Returns these rows changed one by one.
 
-        The generator depends on the seed of `batches` and the place of the row alone: the same on
-        any number of hosts, another in each epoch. A state does not notice another function.
+        `function(row, rng)` receives and returns a dictionary of arrays without the batch axis; a
+        preference pair keeps an axis of 2. The generator depends on the seed of `batches` and the
+        row's place in the order alone: the same on any number of hosts, another in each epoch. The
+        fingerprint does not include `function`, so a resumed run does not notice another one.
         """
         from dovetail_data.mapped_rows import MappedRows  # a subclass of this class
 
         return MappedRows(self, function)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(rows={len(self):,}, length={self.length}, {self._details()})"
+
+    def _details(self) -> str:
+        return f"fill={self.fill:.4f}"
 
     def __getitem__(self, row: int) -> Arrays:
         return self.__getitems__([row])[0]
@@ -133,12 +175,12 @@ class Rows(abc.ABC):
         return self._split(self.batch(np.asarray(rows, np.int64)))
 
     def _split(self, batch: Arrays) -> list[Arrays]:
-        """A batch's rows one by one; a row of more than one unit keeps an axis for them."""
+        """Splits a batch into its elements; with `unit` 2, each keeps an axis of 2."""
         count = len(next(iter(batch.values()))) // self.unit
         if self.unit == 1:
             return [{name: array[i, ...] for name, array in batch.items()} for i in range(count)]
-        parts = [slice(i * self.unit, (i + 1) * self.unit) for i in range(count)]
-        return [{name: array[part] for name, array in batch.items()} for part in parts]
+        ranges = [slice(i * self.unit, (i + 1) * self.unit) for i in range(count)]
+        return [{name: array[rows] for name, array in batch.items()} for rows in ranges]
 
     def _check(self, rows: np.ndarray) -> None:
         outside = (rows < 0) | (rows >= len(self))

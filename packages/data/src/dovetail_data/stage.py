@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The weights of a mixture from some row on, and the integers that realise them."""
+"""Stages: weights of a mixture from some row on, and the integers that represent them."""
 
 import dataclasses
 import math
@@ -15,14 +15,14 @@ Weights: TypeAlias = Mapping[str, int | float | Fraction]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stage:
-    """From row `start` of a mixture on, `weights` hold. One of 0 turns a source off."""
+    """Weights of a mixture from row `start` on. A weight of 0 turns a source off."""
 
     start: int
     weights: Weights
 
 
 def counts_of(stage: Stage, names: Sequence[str]) -> list[int]:
-    """The weights of a stage as integers, source by source."""
+    """Returns the weights of a stage as integers, in the order of `names`."""
     weights = stage.weights
     if set(weights) != set(names):
         raise ValueError(

@@ -1,9 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of fixed length over a corpus of ids: an index of spans, and the arrays when one is read."""
+"""Rows of fixed length over a corpus of ids: an index of spans. A read fetches the ids."""
 
 import functools
 import hashlib
+import os
 from collections.abc import Mapping
 
 import numpy as np
@@ -16,9 +17,14 @@ from dovetail_data.spans import SpanTable
 
 
 class TokenRows(Rows):
-    """What `pack` and `pad` return: row i is one row of the batch contract, arrays of [length].
+    """Rows of tokens, as `pack` and `pad` return them: arrays of [length].
 
-    A document's own mask, if its encoder made one, says which targets count; without, all do.
+    If the encoder made a mask, it says which targets count. Without one, all do.
+
+    Args:
+        corpus: The documents.
+        table: The spans of each row.
+        length: Slots per row.
     """
 
     def __init__(self, corpus: Corpus, table: SpanTable, *, length: int) -> None:
@@ -50,8 +56,16 @@ class TokenRows(Rows):
         keys: UInt64[np.ndarray, "k"] | None = None,
         corrupt: list[CorruptDocument] | None = None,
     ) -> Batch:
-        """The rows as one batch [k, length]; a document that is corrupt leaves its slots empty:
-        mask 0, segment 0, ids 0, while all else stands where it would."""
+        """Reads `rows` and stacks them to arrays of [k, length].
+
+        A damaged document leaves its slots empty (mask, segment and ids 0); all others keep their
+        place.
+
+        Args:
+            rows: Row numbers, i64[k], in any order.
+            keys: Not used.
+            corrupt: Receives damaged documents. None raises instead.
+        """
         self._check(rows)
         spans, sizes = self._table.of(rows)
         lengths = self._table.length[spans].astype(np.int64)
@@ -76,13 +90,13 @@ class TokenRows(Rows):
         for document, start, n, slot, segment in table:
             if document is None:
                 continue
-            ids, here, end = document["tokens"], slice(slot, slot + n), start + n
-            flat[0][here] = ids[start:end]
-            flat[1][here] = ids[start + 1 : end + 1]
-            flat[2][here] = segment
-            flat[3][here] = self._positions[:n]
+            ids, span, end = document["tokens"], slice(slot, slot + n), start + n
+            flat[0][span] = ids[start:end]
+            flat[1][span] = ids[start + 1 : end + 1]
+            flat[2][span] = segment
+            flat[3][span] = self._positions[:n]
             if mask is not None:
-                mask.reshape(-1)[here] = document["mask"][start + 1 : end + 1]
+                mask.reshape(-1)[span] = document["mask"][start + 1 : end + 1]
         return {
             "tokens": tokens,
             "targets": targets,
@@ -102,11 +116,32 @@ class TokenRows(Rows):
 
 
 def span_of(corpus: Corpus, document: int, *, start: int, length: int) -> Span:
-    part, record = corpus.source(document)
-    return Span(document=document, start=start, length=length, source=part, record=record)
+    """Returns the span of `length` targets of a document, with its origin in the input.
+
+    Args:
+        corpus: The corpus.
+        document: Number of the document.
+        start: First target.
+        length: Number of targets.
+    """
+    source, record = corpus.source(document)
+    return Span(document=document, start=start, length=length, source=source, record=record)
 
 
 def require_field(corpus: Corpus, field: str, remedy: str) -> None:
+    """Raises TypeError or ValueError unless `corpus` is a corpus with `field`.
+
+    Args:
+        corpus: The corpus, as the user gave it.
+        field: Name of the field.
+        remedy: Advice for the message.
+    """
+    if not isinstance(corpus, Corpus):
+        path = repr(str(corpus)) if isinstance(corpus, str | os.PathLike) else "directory"
+        raise TypeError(
+            f"corpus must be a Corpus: got corpus={corpus!r:.200} of type "
+            f"{type(corpus).__name__}. Pass Corpus({path}), or the result of write."
+        )
     if field not in corpus.fields:
         raise ValueError(
             f"these rows need documents with the field {field!r}: got a corpus with "
@@ -114,16 +149,23 @@ def require_field(corpus: Corpus, field: str, remedy: str) -> None:
         )
 
 
-def require_fit(corpus: Corpus, length: int, *, pairs: bool = True) -> None:
-    """ValueError unless each document fits a row: all its ids, or its (token, target) pairs."""
+def require_fit(corpus: Corpus, length: int, *, targets: bool = True) -> None:
+    """Raises ValueError unless each document fits a row.
+
+    Args:
+        corpus: The corpus.
+        length: Slots per row.
+        targets: Whether slots hold tokens with targets. A document of n ids then needs n - 1 slots,
+            and otherwise n.
+    """
     if length < 1:
-        raise ValueError(f"length must be >= 1: got length={length}. Pass the slots of a row.")
+        raise ValueError(f"length must be >= 1: got length={length}. Pass the slots per row.")
     longest = int(corpus.lengths.argmax())
-    needed = int(corpus.lengths[longest]) - (1 if pairs else 0)
+    needed = int(corpus.lengths[longest]) - (1 if targets else 0)
     if needed > length:
-        part, record = corpus.source(longest)
+        source, record = corpus.source(longest)
         raise ValueError(
-            f"a document must fit its row: got document={longest} (record {record} of {part}) "
-            f"with {needed} {'pairs' if pairs else 'ids'}, length={length}. Pass length={needed}, "
-            "or write the corpus without what is too long."
+            f"a document must fit its row: got document={longest} (record {record} of {source}) "
+            f"of {needed} slots, length={length}. Pass length={needed}, "
+            "or write the corpus without its longest records."
         )

@@ -248,7 +248,7 @@ def test_preferences_and_prompts(here, command):
     assert "⟨<|bos|>⟩2+2?⟦4⟨<|eos|>⟩⟧" in lines
     assert "⟨<|bos|>⟩2+2?⟦5⟨<|eos|>⟩⟧" in lines
     code, _, err = command("inspect", "out", "--length", "5")
-    assert (code, "with 6 pairs, --length 5" in err) == (1, True)
+    assert (code, "of 6 slots, --length 5" in err) == (1, True)
     line = ["write", "in.jsonl", "--encoder", "prompt", "--out", "prompts", "--field", "chosen"]
     assert command(*line)[0] == 0
     _, out, _ = command("inspect", "prompts", "--rows", "1", "--length", "3")

@@ -68,13 +68,13 @@ def test_text(plain):
     # 10 bytes of text, bos and eos: 11 pairs, each of whose targets is learnt.
     assert str(show(pad(plain, length=13), [0, 1])) == (
         "row 0: 11 of 13 slots filled, 11 learnt\n"
-        "  document 0 (record 0 of a.txt), pairs 0 to 10\n"
+        "  document 0 (record 0 of a.txt), targets 0 to 10\n"
         "    ⟨<|bos|>⟩⟦héllo↵\n"
         "    you⟨<|eos|>⟩⟧\n"
         "  empty: 2 of 13 slots\n"
         "\n"
         "row 1: 4 of 13 slots filled, 4 learnt\n"
-        "  document 1 (record 0 of b.txt), pairs 0 to 3\n"
+        "  document 1 (record 0 of b.txt), targets 0 to 3\n"
         "    ⟨<|bos|>⟩⟦日⟨<|eos|>⟩⟧\n"
         "  empty: 9 of 13 slots"
     )
@@ -86,7 +86,7 @@ def test_a_chat_with_borders(chat):
     place = chat.source(0)[0]
     assert shown == (
         "row 0: 24 of 39 slots filled, 4 learnt\n"
-        f"  document 0 (record 0 of {place}), pairs 0 to 23\n"
+        f"  document 0 (record 0 of {place}), targets 0 to 23\n"
         "    [│u│s│e│r│]│H│é│?│[│a│s│s│i│s│t│a│n│t│]│⟦é│!│⟨<|eos|>⟩⟧\n"
         "  empty: 15 of 39 slots"
     )
@@ -98,7 +98,7 @@ def test_a_chat_in_color(chat):
     place = chat.source(1)[0]
     assert shown == (
         "\x1b[1mrow 1: 39 of 40 slots filled, 4 learnt\x1b[0m\n"
-        f"  \x1b[1mdocument 1 (record 1 of {place}), pairs 0 to 38\x1b[0m\n"
+        f"  \x1b[1mdocument 1 (record 1 of {place}), targets 0 to 38\x1b[0m\n"
         "    \x1b[2m[user]a[assistant]\x1b[0m\x1b[32mb\x1b[0m\x1b[32;7m⟨<|eos|>⟩\x1b[0m"
         "\x1b[2m[user]c[assistant]\x1b[0m\x1b[32md\x1b[0m\x1b[32;7m⟨<|eos|>⟩\x1b[0m\n"
         "  empty: 1 of 40 slots"

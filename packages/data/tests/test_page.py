@@ -90,7 +90,7 @@ def test_a_page_has_the_pieces_with_ids_positions_and_masks(chat):
     page.check_harmless()
     place = chat.source(0)[0]
     assert "chats" in page.texts
-    assert f"document 0 (record 0 of {place}), pairs 0 to 23" in page.texts
+    assert f"document 0 (record 0 of {place}), targets 0 to 23" in page.texts
     assert "empty: 16 of 40 slots" in page.texts
     spans = page.spans[3:]  # behind the legend
     assert "".join(text for _, text in spans) == "[user]Hé?[assistant]é!<|eos|>"

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m dovetail_data` is the command of cli.py."""
+"""`python -m dovetail_data` runs the command of cli.py."""
 
 import sys
 

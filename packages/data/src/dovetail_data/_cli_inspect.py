@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The action `inspect`: what a corpus is, and what its rows hold."""
+"""The action `inspect`: facts about a corpus, and its rows."""
 
 import argparse
 import dataclasses
@@ -43,6 +43,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
 
 
 def add_packing(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of packing: --length, --method and --seed."""
     add = parser.add_argument
     most = "the longest of pairs and prompts"
     add("--length", type=int, metavar="S", help=f"slots of a row ({_LENGTH}, or {most})")
@@ -51,7 +52,7 @@ def add_packing(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, progress: object) -> str:
-    """What is to be printed."""
+    """Returns the output of the action."""
     corpus = Corpus(args.corpus)
     rows, method = rows_of(corpus, args)
     numbers = [*args.row, *range(min(args.rows, len(rows)))]
@@ -67,15 +68,15 @@ def run(args: argparse.Namespace, progress: object) -> str:
         raise ValueError(
             f"a page must have rows: got --html {args.html} alone. Pass --rows 20 too."
         )
-    found = _summary.facts(corpus)
+    facts = _summary.facts(corpus)
     if corpus.vocab_size is not None:
-        found["lengths"] = _summary.lengths(corpus)
-        found["packing"] = _summary.packing(rows, method=method)
-    return json.dumps(found, indent=2) if args.json else _summary.told(found)
+        facts["lengths"] = _summary.lengths(corpus)
+        facts["packing"] = _summary.packing(rows, method=method)
+    return json.dumps(facts, indent=2) if args.json else _summary.described(facts)
 
 
 def rows_of(corpus: Corpus, args: argparse.Namespace) -> tuple[Rows, str]:
-    """The rows that training sees of a corpus, by its fields; and how they are made."""
+    """Returns the rows that training sees of a corpus, and the name of their method."""
     if "image" in corpus.fields:
         return images(corpus), "images"
     length = args.length

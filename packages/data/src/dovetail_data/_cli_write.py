@@ -42,7 +42,7 @@ _ENDINGS = {
     ".arrow": "arrow",
     ".array_record": "array_record",
 }
-_SAVED = ("state.json", "dataset_dict.json")  # what save_to_disk of `datasets` leaves
+_SAVED = ("state.json", "dataset_dict.json")  # files of save_to_disk of `datasets`
 # The options of the command line that each encoder takes.
 _TAKES = {
     "text": ("tokenizer", "field"),
@@ -79,7 +79,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, progress: Callable[[Progress], object] | None) -> str:
-    """What is to be printed."""
+    """Returns the output of the action."""
     encoder = _encoder(args)
     source, split = _source(args)
     try:
@@ -96,12 +96,12 @@ def run(args: argparse.Namespace, progress: Callable[[Progress], object] | None)
         raise KeyboardInterrupt(
             "finished shards stay, and the same command goes on from them"
         ) from stopped
-    found = _summary.facts(corpus) | ({"split": split} if split else {})
-    return json.dumps(found, indent=2) if args.json else _summary.told(found)
+    facts = _summary.facts(corpus) | ({"split": split} if split else {})
+    return json.dumps(facts, indent=2) if args.json else _summary.described(facts)
 
 
 def _source(args: argparse.Namespace) -> tuple[Source, str | None]:
-    """The source, and which split it is, if it is one."""
+    """Returns the source, and its split if it has splits."""
     kind, pattern = args.format, args.pattern
     if kind is None:
         kind, pattern = ("hf", pattern) if args.split else _guess(args.paths, pattern)
@@ -131,28 +131,28 @@ def _source(args: argparse.Namespace) -> tuple[Source, str | None]:
 
 
 def _guess(paths: Sequence[Path], pattern: str | None) -> tuple[str, str | None]:
-    """Format and pattern by the names of the files, which must be of one kind.
+    """Returns format and pattern by the names of the files, which must be of one kind.
 
-    In a directory files of unknown kinds are passed over, unless a pattern asks for them.
+    Files of unknown kinds in a directory are passed over, unless a pattern asks for them.
     """
     named: collections.Counter[str] = collections.Counter()
-    found: collections.Counter[str] = collections.Counter()
+    searched: collections.Counter[str] = collections.Counter()
     for path in paths:
         if any((path / name).is_file() for name in _SAVED):
             named["saved data set"] += 1
         elif path.is_dir():
             files = [file for file in path.glob(pattern or "**/*") if file.is_file()]
-            (named if pattern else found).update(map(_ending, files))
+            (named if pattern else searched).update(map(_ending, files))
         elif path.exists():
             named[_ending(path)] += 1
         else:
             raise ValueError(f"a path must exist: got {path}. Correct its spelling.")
-    known = {ending for ending in (*named, *found) if ending in _ENDINGS or ending in named}
+    known = {ending for ending in (*named, *searched) if ending in _ENDINGS or ending in named}
     if known == {"saved data set"}:
         return "hf", None
     kinds = {_ENDINGS.get(ending) for ending in known}
     if len(known) != 1 or None in kinds:
-        listed = [f"{count:,} {name}" for name, count in sorted((named + found).items())]
+        listed = [f"{count:,} {name}" for name, count in sorted((named + searched).items())]
         raise ValueError(
             f"files must be of one known kind, {', '.join(_ENDINGS)}: got "
             f"{', '.join(listed) or 'no file'} in {', '.join(map(str, paths))}. Pass --format, and "
@@ -198,12 +198,15 @@ def _encoder(args: argparse.Namespace) -> Encoder:
 
 
 def tokenizer_of(name: str) -> Bytes | Pretrained:
-    """What --tokenizer names."""
+    """Returns the tokenizer that --tokenizer names."""
     return Bytes() if name == "bytes" else Pretrained(name)
 
 
 def _template(path: Path, tokenizer: Tokenizer) -> Template:
-    """The template; bos and eos as the tokenizer_config.json beside it says, else the tokenizer."""
+    """Returns the template.
+
+    bos and eos come from the tokenizer_config.json beside it, else from the tokenizer.
+    """
     directory = path if path.is_dir() else path.parent
     if (directory / "tokenizer_config.json").is_file():
         return Template.load(path)

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The iterator that `to_device` returns."""
+"""The iterator behind `to_device`."""
 
 import collections
 import dataclasses
@@ -15,7 +15,15 @@ from dovetail_data.stats import IteratorStats, Meter
 
 
 class DeviceBatches(grain.DatasetIterator[dict[str, jax.Array]]):
-    """What `to_device` returns. An error of `it` is raised by the `next` that would deliver it."""
+    """An iterator over batches on devices, as `to_device` returns it.
+
+    An error of `it` is raised by the `next` for its batch.
+
+    Args:
+        it: The iterator over NumPy arrays.
+        sharding: Sharding of each array.
+        depth: Largest number of batches ahead.
+    """
 
     def __init__(self, it: BatchIterator, sharding: jax.sharding.Sharding, *, depth: int) -> None:
         super().__init__()
@@ -35,12 +43,15 @@ class DeviceBatches(grain.DatasetIterator[dict[str, jax.Array]]):
                 if produced is None:
                     raise StopIteration
         except BaseException:
-            self.set_state(self._state)  # what was read ahead is read again, not skipped
+            self.set_state(self._state)  # batches read ahead are read again, not skipped
             raise
         self._ahead.popleft()
         batch, self._state = produced
         self._fill()
         return batch
+
+    def __repr__(self) -> str:
+        return f"DeviceBatches({self._it!r}, {self._sharding}, depth={self._depth})"
 
     def get_state(self) -> dict[str, Any]:
         return self._state
@@ -52,9 +63,9 @@ class DeviceBatches(grain.DatasetIterator[dict[str, jax.Array]]):
         self._state = state
 
     def stats(self) -> IteratorStats:
-        """How long `next` waited for the thread, against the time between calls.
+        """Returns the time that `next` waited for the thread, against the time between calls.
 
-        What it delivered is told if `it` has `stats()` too; that counts what was read ahead.
+        The other fields come from `it.stats()`, if `it` has it. They include batches read ahead.
         """
         waited = self._meter.stats()
         inner = getattr(self._it, "stats", None)  # not in the protocol: a foreign iterator has none
@@ -64,7 +75,7 @@ class DeviceBatches(grain.DatasetIterator[dict[str, jax.Array]]):
         return dataclasses.replace(inner(), **times)
 
     def close(self) -> None:
-        """Ends the thread when it has read the batch it is at; `next` may not follow."""
+        """Ends the thread after the batch that it is reading. Do not call `next` afterwards."""
         # No waiting: the garbage collector may call this on that very thread.
         self._thread.shutdown(wait=False, cancel_futures=True)
         super().close()
@@ -74,7 +85,7 @@ class DeviceBatches(grain.DatasetIterator[dict[str, jax.Array]]):
             self._ahead.append(self._thread.submit(_produce, self._it, self._sharding))
 
     def _drop_ahead(self) -> None:
-        """Waits for the batch being read, if any, so that nothing touches `it` any more."""
+        """Waits for the batch being read, if any. Nothing touches `it` afterwards."""
         for future in self._ahead:
             future.cancel()
         for future in self._ahead:
@@ -86,8 +97,10 @@ class DeviceBatches(grain.DatasetIterator[dict[str, jax.Array]]):
 def _produce(
     it: BatchIterator, sharding: jax.sharding.Sharding
 ) -> tuple[dict[str, jax.Array], dict[str, Any]] | None:
-    """The next batch and the state after it; None at the end. Not a method: the thread must not
-    keep alive the iterator that ends it."""
+    """Returns the next batch and the state after it, or None at the end.
+
+    Not a method: the thread must not keep the iterator alive, because the iterator ends the thread.
+    """
     try:
         batch = next(it)
     except StopIteration:

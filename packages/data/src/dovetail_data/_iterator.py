@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The iterator that `batches` returns."""
+"""The iterator behind `batches`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,11 +17,21 @@ _LISTED = 20  # corrupt documents in an error: a screenful
 
 
 class Batches(grain.DatasetIterator[Arrays]):
-    """Yields this host's part of each global batch: arrays of global_batch / n rows.
+    """An iterator over this host's rows of each global batch: arrays of global_batch / n rows.
 
-    The state is JSON: {"row": rows delivered, "fingerprint": of what they depend on}, equal on all
-    hosts; it may be set on an iterator of another shard count or global batch. It is that of the
-    batch delivered last, whatever is read ahead.
+    The state is JSON with the entries "row" (rows delivered) and "fingerprint" (of their inputs).
+    It is equal on all hosts and may be set on an iterator with another shard count or global batch.
+    It is that of the batch delivered last, whatever is read ahead.
+
+    Args:
+        rows: See `batches`, for all options.
+        global_batch: Rows per batch over all hosts.
+        seed: Seed of the shuffle.
+        shard: This host and the number of hosts.
+        epochs: Number of passes over the rows.
+        max_corrupt: Damaged documents that this host may read.
+        threads: Threads that read ahead.
+        workers: Processes that read ahead.
     """
 
     def __init__(
@@ -42,10 +52,11 @@ class Batches(grain.DatasetIterator[Arrays]):
         i, n = shard
         step = global_batch // rows.unit
         total = None if epochs is None else epochs * (rows.epoch or 0)
-        part = (i * step // n, (i + 1) * step // n)
+        share = (i * step // n, (i + 1) * step // n)
         self._rows = rows
         self._seed = seed
-        self._reader = Reader(rows, seed=seed, step=step, part=part, total=total)
+        self._reader = Reader(rows, seed=seed, step=step, share=share, total=total)
+        self._shard = shard
         self._ahead: Ahead | None = None
         self._threads, self._workers = threads, workers
         self._max_corrupt = max_corrupt
@@ -54,7 +65,7 @@ class Batches(grain.DatasetIterator[Arrays]):
         self._meter = Meter()
 
     def __len__(self) -> int:
-        """Batches from the first row to the end; TypeError when there is none."""
+        """Returns the number of batches from the first row on; TypeError without an end."""
         if self._reader.total is None:
             raise TypeError(
                 "an iterator must end to have a length: got epochs=None. Pass epochs=1, or count "
@@ -63,7 +74,12 @@ class Batches(grain.DatasetIterator[Arrays]):
         return -(-self._reader.total // self._reader.step)
 
     def __bool__(self) -> bool:
-        return True  # or `it or default`, which Grain's checkpoint handler writes, asks __len__
+        return True  # Grain's checkpoint handler writes `it or default`, which asks __len__
+
+    def __repr__(self) -> str:
+        batch = f"global_batch={self._reader.step * self._rows.unit}"
+        state = f"seed={self._seed}, shard={self._shard}, row={self._row:,}"
+        return f"Batches({self._rows!r}, {batch}, {state})"
 
     def __next__(self) -> Arrays:
         if self._reader.total is not None and self._row >= self._reader.total:
@@ -76,30 +92,37 @@ class Batches(grain.DatasetIterator[Arrays]):
         return batch
 
     def batch(self, step: int) -> Arrays:
-        """This host's part of global batch `step`, counted from row 0; moves nothing."""
+        """Returns this host's rows of global batch `step`, counted from row 0. The state stays."""
         batch, corrupt = self._reader(self._start(step))
         self._count(corrupt)
         return batch
 
     def explain(self, step: int) -> list[list[Span]]:
-        """Which documents are in global batch `step`: the spans of each of its rows, all hosts'.
+        """Returns the spans of each row of global batch `step`, over all hosts.
 
-        Needs the corpus, not the run: any batch of any run, without replay.
+        It reads the corpus alone, without the run: any batch of any run, without replay.
         """
         start = self._start(step)
         places = np.arange(start, self._reader.clipped(start + self._reader.step))
         return [self._rows.explain(row) for row in self._reader.draws(places).tolist()]
 
     def stats(self) -> IteratorStats:
-        """What was delivered so far, and how long `next` took against the time between calls."""
+        """Returns counts of the batches delivered so far, and the time that `next` took."""
         return self._meter.stats(
             rows=self._rows.drawn(self._row), corrupt=tuple(self._corrupt.values())
         )
 
     def get_state(self) -> dict[str, Any]:
+        """Returns the state after the batch delivered last: {"row": .., "fingerprint": ..}."""
         return {"row": self._row, "fingerprint": joined(self._identity(self._row))}
 
     def set_state(self, state: dict[str, Any]) -> None:
+        """Continues from a state of `get_state`.
+
+        Raises:
+            ValueError: The state is of another corpus, packing, mixture or seed, or lies beyond the
+                last epoch.
+        """
         if set(state) != {"row", "fingerprint"}:
             raise ValueError(
                 f'a state must be {{"row", "fingerprint"}}: got {sorted(state)}. '
@@ -121,7 +144,7 @@ class Batches(grain.DatasetIterator[Arrays]):
         self._row = row
 
     def close(self) -> None:
-        """Ends what reads ahead, when it has read the batch that it is at."""
+        """Stops reading ahead, after the batches being read."""
         if self._ahead is not None:
             self._ahead.close()
             self._ahead = None
@@ -139,11 +162,12 @@ class Batches(grain.DatasetIterator[Arrays]):
         return self._ahead.take(start)
 
     def _count(self, corrupt: list[CorruptDocument]) -> None:
-        self._corrupt |= {(found.shard, found.document): found for found in corrupt}
+        self._corrupt |= {(damaged.shard, damaged.document): damaged for damaged in corrupt}
         if len(self._corrupt) > self._max_corrupt:
             every = list(self._corrupt.values())
             listed = "\n".join(
-                f"  document {one.document} in {one.shard}: {one.error}" for one in every[:_LISTED]
+                f"  document {damaged.document} in {damaged.shard}: {damaged.error}"
+                for damaged in every[:_LISTED]
             )
             more = f"\n  and {len(every) - _LISTED} more" if len(every) > _LISTED else ""
             raise CorruptError(
@@ -200,7 +224,7 @@ def _check_counts(*, max_corrupt: int, threads: int, workers: int) -> None:
 
 
 def _difference(theirs: str, ours: Mapping[str, str]) -> str:
-    """Which of the corpus, the packing, the mixture and the seed two fingerprints differ in."""
+    """Names the inputs in which two fingerprints differ: corpus, packing, mixture, seed."""
     names = {"rows": "packing"}
     differ = [name for name, value in ours.items() if f"{name}={value}" not in theirs.split()]
     return " and ".join(f"the same {names.get(name, name)}" for name in differ)

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Rows as one page of HTML."""
+"""Rows as one HTML page."""
 
 import base64
 from collections.abc import Iterator, Sequence
@@ -36,6 +36,7 @@ _LEGEND = (
 
 
 def html(rows: Sequence[ShownRow], *, title: str) -> str:
+    """Returns the page."""
     name = escape(visible(title, lines=False))
     return "\n".join(
         [
@@ -81,9 +82,9 @@ def _article(passage: Passage) -> str:
 def _span(piece: Piece) -> str:
     ids = " ".join(map(str, piece.ids))
     word = "id" if len(piece.ids) == 1 else "ids"
-    told = f"{word} {ids}, position {piece.position}, mask {piece.mask:g}"
+    tip = f"{word} {ids}, position {piece.position}, mask {piece.mask:g}"
     kinds = " ".join(
         kind for kind, holds in (("learnt", piece.mask > 0), ("special", piece.special)) if holds
     )
     style = f' class="{kinds}"' if kinds else ""
-    return f'<span{style} title="{told}">{escape(visible(piece.text))}</span>'
+    return f'<span{style} title="{tip}">{escape(visible(piece.text))}</span>'

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A row as passages: its segments read, and where each is from."""
+"""A row as passages: its segments as text, each with its origin."""
 
 import dataclasses
 import json
@@ -18,7 +18,13 @@ from dovetail_data.rows import Arrays, Rows, Span
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Passage:
-    """One segment. title: where it is from. error: why it has no pieces, if it has none."""
+    """One segment of a row.
+
+    Args:
+        title: Its origin.
+        pieces: Its text.
+        error: The reason why it has no pieces, if it has none.
+    """
 
     title: str
     pieces: tuple[Piece, ...] = ()
@@ -27,8 +33,16 @@ class Passage:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ShownRow:
-    """One row. summary: what its slots hold. side_by_side: its passages are to be compared.
-    notes: what else there is, by name. png: its picture, if it is one."""
+    """One row, readable.
+
+    Args:
+        row: Number of the row.
+        summary: Its filled and trained slots, in words.
+        passages: Its segments.
+        side_by_side: Whether the passages are to be compared.
+        notes: Other contents by name.
+        png: Its picture, for an image.
+    """
 
     row: int
     summary: str
@@ -39,10 +53,16 @@ class ShownRow:
 
 
 def read_row(rows: Rows, row: int, *, reader: Callable[[Rows], Reader]) -> ShownRow:
-    """Row `row` of `rows`; `reader` is asked for what reads the ids of the rows that it is from."""
+    """Returns row `row` of `rows`, readable.
+
+    Args:
+        rows: The rows.
+        row: Number of the row.
+        reader: Returns the reader of ids for the rows of one corpus.
+    """
     corrupt: list[CorruptDocument] = []
     batch = rows.batch(np.array([row]), corrupt=corrupt)
-    errors = {one.document: f"corrupt: {one.error}, in {one.shard}" for one in corrupt}
+    errors = {bad.document: f"corrupt: {bad.error}, in {bad.shard}" for bad in corrupt}
     spans = rows.explain(row)
     if "images" in batch:
         return _image(row, batch, span=spans[0], error=errors.get(spans[0].document, ""))
@@ -76,31 +96,31 @@ _ABSENT = "not in the row: the function of map took it out"
 
 
 def _segments(batch: Arrays, spans: list[Span], *, errors: Mapping[int, str]) -> list[_Read]:
-    """The segments of the only row of `batch`."""
+    """Returns the segments of the only row of `batch`."""
     slots = {name: batch[name] for name in ("tokens", "targets", "mask") if name in batch}
     out = []
     for segment, span in enumerate(spans, start=1):
-        here = batch["segment_ids"][0] == segment
-        error = "" if here.any() else errors.get(span.document, _ABSENT)
+        inside = batch["segment_ids"][0] == segment
+        error = "" if inside.any() else errors.get(span.document, _ABSENT)
         title = _where(span)
         if "targets" in batch:
-            title += f", pairs {span.start} to {span.start + span.length - 1}"
-        out.append((title, *_ids({name: array[0][here] for name, array in slots.items()}), error))
+            title += f", targets {span.start} to {span.start + span.length - 1}"
+        out.append((title, *_ids({name: array[0][inside] for name, array in slots.items()}), error))
     return out
 
 
 def _sides(batch: Arrays, span: Span, *, error: str) -> list[_Read]:
-    """The two rows of a pair."""
+    """Returns the two rows of a preference pair."""
     out = []
     for i, side in enumerate(("chosen", "rejected")):
-        here = batch["segment_ids"][i] == 1
-        read = _ids({name: batch[name][i][here] for name in ("tokens", "targets", "mask")})
+        inside = batch["segment_ids"][i] == 1
+        read = _ids({name: batch[name][i][inside] for name in ("tokens", "targets", "mask")})
         out.append((f"{side}: {_where(span)}", *read, error))
     return out
 
 
 def _ids(segment: Arrays) -> tuple[list[int], list[float]]:
-    """Inputs and targets of a segment as one sequence, and the mask of each id as a target."""
+    """Returns the ids of a segment, targets included, and the mask of each as a target."""
     tokens = segment["tokens"]
     if "targets" not in segment or not len(tokens):
         return tokens.tolist(), [0.0] * len(tokens)
@@ -124,7 +144,7 @@ def _image(row: int, batch: Arrays, *, span: Span, error: str) -> ShownRow:
 
 
 def _picture(pixels: np.ndarray) -> tuple[bytes | None, dict[str, str]]:
-    """A PNG of what a transform may have made of an image, and what had to be done for that."""
+    """Returns a PNG of a transformed image, and notes about the conversion."""
     notes = {}
     plane = pixels[:, :, 0] if pixels.ndim == 3 and pixels.shape[2] == 1 else pixels
     if not (plane.ndim == 2 or (plane.ndim == 3 and plane.shape[2] == 3)) or not plane.size:
@@ -144,7 +164,7 @@ def _where(span: Span) -> str:
 
 
 def _origin(rows: Rows, row: int) -> Rows:
-    """The rows of one corpus that row `row` is from."""
+    """Returns the rows of one corpus that hold row `row`."""
     while isinstance(rows, MappedRows | Mixture):
         if isinstance(rows, MappedRows):
             rows = rows.rows

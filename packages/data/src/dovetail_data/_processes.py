@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that do one kind of work, given to each of them once."""
+"""Worker processes for one function, pickled to each of them once."""
 
 import multiprocessing
 import os
@@ -14,9 +14,12 @@ from typing import Any
 
 
 class Processes:
-    """`workers` spawned processes that call `work`, which must pickle.
+    """A pool of spawned processes that call one function.
 
-    scratch: a directory that goes when this process is killed.
+    Args:
+        work: The function; it must pickle.
+        workers: Number of processes.
+        scratch: Directory to be deleted when this process is killed.
     """
 
     def __init__(
@@ -33,7 +36,10 @@ class Processes:
         return self._executor.submit(_call, argument)
 
     def close(self, *, wait: bool) -> None:
-        """Ends them at once, whatever they are at; wait: returns when they have ended."""
+        """Ends the processes at once, in the middle of their work.
+
+        With `wait`, returns when they have ended.
+        """
         self._open.close()
         self._executor.shutdown(wait=wait, cancel_futures=True)
 
@@ -50,8 +56,8 @@ def _start(work: Callable[[Any], Any], closed: Connection, scratch: str | None) 
 
 
 def _end(closed: Connection, scratch: str | None) -> None:
-    # A parent that was killed cannot end its workers; they would wait for work for ever. One that
-    # closes them would wait for what they are at, and for as much again that is queued.
+    # A killed parent cannot end its workers; they would wait for work for ever. A parent that
+    # closes them would wait for their current task, and for as much again in the queue.
     parent = multiprocessing.parent_process()
     assert parent is not None
     if parent.sentinel in wait([parent.sentinel, closed]) and scratch is not None:

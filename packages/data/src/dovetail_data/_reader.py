@@ -1,9 +1,9 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Reading the batch that begins at any row, here or ahead in threads or processes.
+"""Reads of the batch that begins at any row, on demand or ahead in threads or processes.
 
-A batch is a function of the row at which it begins and of nothing else. So what is read ahead
-needs no state of its own: it is kept if it is the one asked for, and thrown away if not.
+A batch is a function of its first row and of nothing else. So batches read ahead need no state: one
+that is asked for is used, any other is thrown away.
 """
 
 import collections
@@ -25,17 +25,25 @@ Read: TypeAlias = tuple[Arrays, list[CorruptDocument]]
 
 
 class Reader:
-    """This host's rows [first, last) of each `step` rows of an order that ends after `total`."""
+    """Reads this host's share of each batch.
+
+    Args:
+        rows: The rows.
+        seed: Seed of the order.
+        step: Elements of a global batch.
+        share: This host's elements [first, last) of it.
+        total: End of the order; None without an end.
+    """
 
     def __init__(
-        self, rows: Rows, *, seed: int | None, step: int, part: tuple[int, int], total: int | None
+        self, rows: Rows, *, seed: int | None, step: int, share: tuple[int, int], total: int | None
     ) -> None:
         self.rows = rows
         self.step = step
         self.total = total
         self.draws = rows.draws(seed)
         self._block = (0, np.empty(0, np.int64))
-        self._first, self._last = part
+        self._first, self._last = share
         digest = hashlib.sha256(f"keys/{seed}".encode()).digest()[:8]
         self._salt = np.uint64(int.from_bytes(digest, "little"))
 
@@ -43,9 +51,9 @@ class Reader:
         return row if self.total is None else min(row, self.total)
 
     def __call__(self, start: int) -> Read:
-        """The part of the batch that begins at row `start`, and the documents that are corrupt.
+        """Returns the share of the batch that begins at row `start`, and its corrupt documents.
 
-        Rows that are missing at the end are zeros.
+        Rows beyond the end are zeros.
         """
         first, last = self.clipped(start + self._first), self.clipped(start + self._last)
         corrupt: list[CorruptDocument] = []
@@ -57,8 +65,11 @@ class Reader:
         return batch, corrupt
 
     def _drawn(self, first: int, last: int) -> np.ndarray:
-        """The rows at places [first, last). They are computed a block at a time: for the few of
-        one batch NumPy's cost per call is most of it."""
+        """Returns the rows at places [first, last).
+
+        They are computed a block at a time: for the few of one batch, NumPy's cost per call
+        dominates.
+        """
         begin, rows = self._block  # one read: another thread may put its own in place
         if not begin <= first <= last <= begin + len(rows):
             begin = first
@@ -72,7 +83,13 @@ def _extended(array: np.ndarray, rows: int) -> np.ndarray:
 
 
 class Ahead:
-    """Calls of a reader that run ahead of their use, in threads or in processes."""
+    """Calls of a reader ahead of their use, in threads or in processes.
+
+    Args:
+        reader: The reader.
+        threads: Number of threads.
+        workers: Number of processes; one of the two is 0.
+    """
 
     def __init__(self, reader: Reader, *, threads: int, workers: int) -> None:
         self._reader = reader
@@ -82,12 +99,12 @@ class Ahead:
         else:
             scratch = self._exchange.directory
             self._pool = Processes(Sender(reader, scratch), workers, scratch=scratch)
-        self._depth = 2 * (workers or threads)  # one that is read and one that waits, for each
+        self._depth = 2 * (workers or threads)  # for each, one being read and one waiting
         self._next = 0
         self._pending: collections.deque[tuple[int, Future[Read | Sent]]] = collections.deque()
 
     def take(self, start: int) -> Read:
-        """What the reader gives for `start`; begins on what follows."""
+        """Returns the batch from row `start` on, and starts to read the next ones."""
         if not self._pending or self._pending[0][0] != start:
             for _, future in self._pending:
                 future.cancel()
@@ -95,14 +112,14 @@ class Ahead:
             self._next = start
         try:
             self._fill()
-            found = self._pending.popleft()[1].result()
+            result = self._pending.popleft()[1].result()
             self._fill()
         except BrokenProcessPool as error:
             raise RuntimeError(
                 "each worker must live as long as its iterator: got one dead. Guard the script by "
                 '`if __name__ == "__main__":`, or pass fewer workers if memory ran out.'
             ) from error
-        return found.receive() if isinstance(found, Sent) else found
+        return result.receive() if isinstance(result, Sent) else result
 
     def close(self) -> None:
         self._pool.close(wait=False)
@@ -117,7 +134,7 @@ class Ahead:
 
 
 class Threads:
-    """`workers` threads that call `work`."""
+    """A pool of threads that call `work`."""
 
     def __init__(self, work: Reader, workers: int) -> None:
         self._work = work

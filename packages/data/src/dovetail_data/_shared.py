@@ -1,10 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Batches from one process to another without passing their bytes through a pipe.
+"""Batches from one process to another without a pipe for their bytes.
 
 A pipe moves 64 KiB at a time between two processes that both have to wake up for it, and pickles
-are copied twice more. So arrays go to a file in memory, of which the receiver maps the pages and
-takes the name away: they are freed with the last array that looks into them.
+are copied twice more. So arrays go to a file in memory. The receiver maps its pages and unlinks it:
+the pages are freed with the last array over them.
 """
 
 import dataclasses
@@ -28,8 +28,8 @@ _LEAST_BYTES = 1 << 16  # less goes through the pipe in one piece
 class Exchange:
     """A directory in memory for the files of one pair of sender and receiver.
 
-    It goes with this object, and at the latest with this process; senders remove it too when the
-    receiver is killed.
+    It is deleted with this object, and at the latest with this process. Senders delete it too when
+    the receiver is killed.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Exchange:
 
 @dataclasses.dataclass(frozen=True)
 class Sender:
-    """`work`, whose results are sent through the directory."""
+    """A function `work` whose results are sent through the directory."""
 
     work: Callable[[Any], Any]
     directory: str
@@ -51,14 +51,20 @@ class Sender:
 
 @dataclasses.dataclass(frozen=True)
 class Sent:
-    """A value whose arrays lie in a file: `pickled` without them, and their sizes in bytes."""
+    """A value with its arrays in a file.
+
+    Args:
+        path: The file.
+        pickled: The value without its arrays.
+        sizes: Sizes of the arrays in bytes.
+    """
 
     path: str
     pickled: bytes
     sizes: list[int]
 
     def receive(self) -> Any:
-        """The value; the file's name is gone, its pages are the arrays."""
+        """Returns the value, and unlinks the file: its pages are the arrays."""
         with open(self.path, "r+b") as stream:
             os.unlink(self.path)
             pages = memoryview(mmap.mmap(stream.fileno(), sum(self.sizes)))
@@ -70,7 +76,7 @@ class Sent:
 
 
 def send(value: Any, directory: str) -> Any | Sent:
-    """The value as it goes through the pipe: itself, or Sent if it holds large arrays."""
+    """Returns the value as it goes through the pipe: itself, or Sent for large arrays."""
     buffers: list[pickle.PickleBuffer] = []
     pickled = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
     raw = [buffer.raw() for buffer in buffers]

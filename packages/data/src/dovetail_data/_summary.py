@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a corpus is, in facts and in lines."""
+"""Facts about a corpus, as JSON values and as lines."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -13,11 +13,11 @@ from dovetail_data.rows import Rows
 
 _QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 _BAR = 40  # characters of the longest bar
-_LISTED = 20  # corrupt records that are told: a screenful
+_LISTED = 20  # corrupt records in the lines: a screenful
 
 
 def facts(corpus: Corpus) -> dict[str, Any]:
-    """What `write` made: JSON values."""
+    """Returns the facts about a corpus as JSON values."""
     files = [file for file in corpus.directory.iterdir() if file.is_file()]
     return {
         "corpus": str(corpus.directory),
@@ -30,12 +30,12 @@ def facts(corpus: Corpus) -> dict[str, Any]:
         "manifest": corpus.manifest,
         "fields": list(corpus.fields),
         "dropped": corpus.dropped,
-        "corrupt": [{"where": one.where, "error": one.error} for one in corpus.corrupt],
+        "corrupt": [{"where": bad.where, "error": bad.error} for bad in corpus.corrupt],
     }
 
 
 def lengths(corpus: Corpus) -> dict[str, Any]:
-    """Of the documents, in ids: quantiles, and how many lie in [a power of two, the next one)."""
+    """Returns quantiles and a histogram of the documents' lengths in ids, by powers of two."""
     values = corpus.lengths
     classes = np.bincount(np.frexp(values)[1])  # 2^(e - 1) <= n < 2^e; 0 for none
     return {
@@ -51,36 +51,37 @@ def lengths(corpus: Corpus) -> dict[str, Any]:
 
 
 def packing(rows: Rows, *, method: str) -> dict[str, Any]:
+    """Returns the facts about packed rows."""
     return {"method": method, "length": rows.length, "rows": len(rows), "fill": rows.fill}
 
 
-def told(found: Mapping[str, Any]) -> str:
-    """The facts, and what else is there of lengths and packing, for a person."""
-    return "\n".join(_lines(found))
+def described(facts: Mapping[str, Any]) -> str:
+    """Returns the facts as lines, with lengths and packing if they are there."""
+    return "\n".join(_lines(facts))
 
 
-def _lines(found: Mapping[str, Any]) -> Iterator[str]:
-    tokens = f", {found['tokens']:,} tokens" if found["tokens"] else ""
-    yield f"{_safe(found['corpus'])}: {found['documents']:,} documents{tokens}"
-    if "split" in found:
-        yield f"  split: {_safe(found['split'])}"
-    for name, value in found["manifest"].items():
+def _lines(facts: Mapping[str, Any]) -> Iterator[str]:
+    tokens = f", {facts['tokens']:,} tokens" if facts["tokens"] else ""
+    yield f"{_safe(facts['corpus'])}: {facts['documents']:,} documents{tokens}"
+    if "split" in facts:
+        yield f"  split: {_safe(facts['split'])}"
+    for name, value in facts["manifest"].items():
         yield f"  {_safe(name)}: {_safe(value)}"
-    yield f"  fields: {', '.join(map(_safe, found['fields']))}"
-    yield f"  fingerprint: {found['fingerprint']}"
-    yield f"  on disk: {found['disk_bytes']:,} bytes, shards: {found['shards']:,}"
-    if found["text_bytes"] and found["tokens"]:
-        yield f"  text: {found['text_bytes']:,} bytes, {_ratio(found)} a token"
-    yield f"  dropped: {found['dropped']:,} (records of which nothing is learnt)"
-    yield f"  corrupt: {len(found['corrupt']):,} (records left out)"
-    for one in found["corrupt"][:_LISTED]:
-        yield f"    {_safe(one['where'])}: {_safe(one['error'])}"
-    if len(found["corrupt"]) > _LISTED:
-        yield f"    and {len(found['corrupt']) - _LISTED:,} more: --json lists all"
-    if "lengths" in found:
-        yield from _length_lines(**found["lengths"])
-    if "packing" in found:
-        of = found["packing"]
+    yield f"  fields: {', '.join(map(_safe, facts['fields']))}"
+    yield f"  fingerprint: {facts['fingerprint']}"
+    yield f"  on disk: {facts['disk_bytes']:,} bytes, shards: {facts['shards']:,}"
+    if facts["text_bytes"] and facts["tokens"]:
+        yield f"  text: {facts['text_bytes']:,} bytes, {_ratio(facts)} a token"
+    yield f"  dropped: {facts['dropped']:,} (records of which nothing is learnt)"
+    yield f"  corrupt: {len(facts['corrupt']):,} (records left out)"
+    for bad in facts["corrupt"][:_LISTED]:
+        yield f"    {_safe(bad['where'])}: {_safe(bad['error'])}"
+    if len(facts["corrupt"]) > _LISTED:
+        yield f"    and {len(facts['corrupt']) - _LISTED:,} more: --json lists all"
+    if "lengths" in facts:
+        yield from _length_lines(**facts["lengths"])
+    if "packing" in facts:
+        of = facts["packing"]
         rows = f"{of['rows']:,} rows, fill {of['fill']:.4f}"
         yield f"{of['method']} at length {of['length']:,}: {rows}"
 
@@ -89,7 +90,7 @@ def _length_lines(quantiles: Mapping[str, int], histogram: list[dict[str, int]])
     yield "ids of a document"
     shown = [f"{float(q):.0%} {length:,}" for q, length in quantiles.items()]
     yield f"  quantiles: {', '.join(shown)}"
-    rows = [(f"{one['from']:,} to {one['below'] - 1:,}", one["documents"]) for one in histogram]
+    rows = [(f"{c['from']:,} to {c['below'] - 1:,}", c["documents"]) for c in histogram]
     name, count = (max(len(str(row[i])) for row in rows) for i in (0, 1))
     most = max(documents for _, documents in rows)
     for label, documents in rows:
@@ -97,8 +98,8 @@ def _length_lines(quantiles: Mapping[str, int], histogram: list[dict[str, int]])
         yield f"  {label:>{name}}  {documents:>{count}}  {bar}"
 
 
-def _ratio(found: Mapping[str, Any]) -> str:
-    return f"{found['text_bytes'] / found['tokens']:.2f}"
+def _ratio(facts: Mapping[str, Any]) -> str:
+    return f"{facts['text_bytes'] / facts['tokens']:.2f}"
 
 
 def _safe(value: Any) -> str:

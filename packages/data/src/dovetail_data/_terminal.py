@@ -16,6 +16,13 @@ _BORDER = "│"
 
 
 def text(rows: Sequence[ShownRow], *, color: bool, borders: bool) -> str:
+    """Returns the rows as text; see `Shown.text`.
+
+    Args:
+        rows: The rows.
+        color: Use ANSI colors.
+        borders: Put a bar between tokens.
+    """
     return "\n\n".join("\n".join(_row(row, color, borders)) for row in rows)
 
 
@@ -30,7 +37,7 @@ def _row(row: ShownRow, color: bool, borders: bool) -> Iterator[str]:
         if passage.pieces:
             yield _indented(_text(passage, color, borders), 4)
     for name, note in row.notes.items():
-        # What is one line of a note may be data: JSON leaves some control characters as they are.
+        # A line of a note may be data: JSON leaves some control characters as they are.
         safe = "\n".join(visible(line) for line in f"{name}: {note}".split("\n"))
         yield _indented(safe, 2)
 
@@ -58,7 +65,7 @@ def _plain(piece: Piece) -> str:
 
 
 def _painted(text: str, style: str) -> str:
-    """Each line painted by itself: pagers forget the style at a line's end."""
+    """Paints each line by itself: pagers forget the style at a line's end."""
     if not style:
         return text
     return "\n".join(f"\x1b[{style}m{line}\x1b[0m" if line else "" for line in text.split("\n"))

@@ -1,14 +1,14 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Text from anywhere made safe to be shown."""
+"""Untrusted text made safe for a display."""
 
 
 def visible(text: str, *, lines: bool = True) -> str:
-    """`text` with a symbol for each character that is not printed, or that a terminal obeys.
+    """Returns `text` with visible symbols for control characters.
 
-    A line feed becomes ↵ and, with `lines`, a line feed; a tab ⇥ and a tab. What else steers the
-    display, such as escape or the marks that turn the direction of writing, becomes its symbol of
-    Unicode's block U+2400 or its number. So no document moves the cursor or hides a part of itself.
+    A line feed becomes ↵ and, with `lines`, a line feed; a tab ⇥ and a tab. Other control
+    characters, such as escape or the marks for the direction of writing, become their symbol of
+    Unicode's block U+2400 or their number. So no document moves the cursor or hides text.
     """
     if text.isprintable():
         return text

@@ -1,8 +1,8 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The batch: what every iterator of this package yields and every trainer takes.
+"""The batch contract: arrays of the batches that iterators yield and trainers take.
 
-A batch has B rows of S slots. A slot holds one (token, target) pair, so no slot lacks a target.
+A batch has B rows of S slots. A slot holds one token and its target, so no slot lacks a target.
 """
 
 from collections.abc import Mapping
@@ -17,18 +17,25 @@ FIELDS = {
     "segment_ids": np.dtype(np.int32),
     "positions": np.dtype(np.int32),
 }
-"""Field -> dtype. tokens, targets: ids. mask: loss weight, 0 ignored, 1 counts. segment_ids:
-0 = padding, 1.. within the row. positions: restart with each segment."""
+"""Dtype of each field. tokens, targets: ids. mask: loss weight; 0 ignores the slot. segment_ids:
+0 for padding, 1, 2, .. within a row. positions: restart at 0 in each segment."""
 
 Batch = dict[str, Int32[np.ndarray, "B S"] | Float32[np.ndarray, "B S"]]
 
 
 def check_batch(batch: Mapping[str, np.ndarray], *, vocab_size: int) -> None:
-    """Raises ValueError unless `batch` keeps the contract; for a source of batches of your own.
+    """Raises ValueError unless `batch` keeps the batch contract. Use it on batches of your own.
 
-    Fields, dtypes and one shape [B, S]; ids in [0, vocab_size); mask finite, >= 0 and 0 on padding;
-    segment_ids 1, 2, .. in runs, 0 for padding and where a corrupt document stood; positions 0, 1,
-    .. in each segment.
+    The contract: the fields of `FIELDS` with their dtypes and one shape [B, S]; ids in [0,
+    vocab_size); a finite mask >= 0, with 0 on padding; segment_ids 1, 2, .. in runs, with 0 on
+    padding and in the place of a corrupt document; positions 0, 1, .. within each segment.
+
+    Example:
+
+        >>> import numpy as np
+        >>> zeros = np.zeros((2, 4), np.int32)
+        >>> batch = dict.fromkeys(["tokens", "targets", "segment_ids", "positions"], zeros)
+        >>> check_batch({**batch, "mask": np.zeros((2, 4), np.float32)}, vocab_size=258)
     """
     for name, dtype in FIELDS.items():
         if name not in batch:

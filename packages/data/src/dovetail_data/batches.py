@@ -1,10 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Global batches of rows, the same on any number of hosts, from any row on."""
+"""Global batches of rows: the same on any number of hosts, and readable from any row."""
 
 from typing import TYPE_CHECKING
 
-from dovetail_data.rows import Rows
+from dovetail_data.rows import Rows, require_rows
 
 if TYPE_CHECKING:
     from dovetail_data._iterator import Batches
@@ -21,20 +21,53 @@ def batches(
     threads: int = 0,
     workers: int = 0,
 ) -> "Batches":
-    """An iterator over batches of `global_batch` rows, shuffled anew in each epoch.
+    """Returns an iterator over batches of `global_batch` rows, shuffled anew in each epoch.
 
-    seed: of the shuffle; None keeps the order of the rows. shard: (i, n), this host and how many
-    there are; host i gets rows [iB/n, (i + 1)B/n) of each global batch, so that the hosts together
-    hold the same global batch for any n. epochs: None never ends; a number gives each row that
-    many times, the last batch filled up with rows of mask 0.
+    The iterator yields dictionaries of NumPy arrays, with this host's share of the rows. It is a
+    Grain `DatasetIterator`. Beside `next` it has `get_state`, `set_state`, `batch(step)`,
+    `explain(step)` and `stats()`.
 
-    max_corrupt: how many documents that this host reads may be damaged. They are masked where they
-    stand, counted and listed by `stats()`; one more raises CorruptError, and so does the first by
-    default. threads, workers: threads or processes that read ahead, two batches each; 0 reads when
-    asked. Threads hide a slow disk; processes also share the work of `map` and `images`, and need
-    a script guarded by `if __name__ == "__main__":`.
+    Args:
+        rows: The rows, from `pack`, `pad`, `pairs`, `prompts`, `images` or `mix`.
+        global_batch: Rows per batch, summed over all hosts. A multiple of the number of hosts; with
+            `pairs`, of twice that.
+        seed: Seed of the shuffle. None keeps the order of the rows.
+        shard: This host and the number of hosts, (i, n). Host i gets rows [iB/n, (i + 1)B/n) of
+            each global batch of B rows. The hosts together therefore hold the same global batch for
+            any n.
+        epochs: Number of passes over the rows. The last batch is filled up with rows of mask 0.
+            None never ends.
+        max_corrupt: Damaged documents that this host may read. Each is masked in its place, counted
+            and listed by `stats()`. With the default, the first raises.
+        threads: Threads that read ahead, two batches each. They hide a slow disk. 0 reads on
+            demand.
+        workers: Processes that read ahead, two batches each. They also share the work of `map` and
+            `images`. They need a script guarded by `if __name__ == "__main__":`. Pass threads or
+            workers, not both.
+
+    Returns:
+        The iterator. Its state is JSON with the entries "row", the rows delivered, and
+        "fingerprint", the identity of the rows and the seed. The state is equal on all hosts and
+        does not count batches read ahead. It may be set on an iterator with another shard or global
+        batch.
+
+    Raises:
+        ValueError: An option is out of range, global_batch does not divide over the hosts, or
+            `epochs` is given for rows without an end.
+        CorruptError: By `next`, when more than `max_corrupt` documents are damaged.
+
+    Example:
+
+        >>> from pathlib import Path
+        >>> from dovetail_data import Bytes, Text, pack, text, write
+        >>> _ = Path("a.txt").write_text("To be, or not to be: that is the question.")
+        >>> corpus = write(text("a.txt"), "corpus", encoder=Text(Bytes()))
+        >>> it = batches(pack(corpus, length=8), global_batch=2, seed=0)
+        >>> next(it)["tokens"].shape
+        (2, 8)
     """
-    # Here, not above: Grain imports JAX, 1.5 s that each worker of `write` would pay too.
+    require_rows(rows)
+    # Imported late: Grain imports JAX, 1.5 s that each worker of `write` would pay too.
     from dovetail_data._iterator import Batches
 
     return Batches(

@@ -1,18 +1,23 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Counts, before a run starts, the rows, epochs and tokens that it takes of each source."""
+"""Rows, epochs and tokens that a run takes from each source, counted before it starts."""
 
 import dataclasses
+from html import escape
 
-from dovetail_data.rows import Rows
+from dovetail_data.rows import Rows, require_rows
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SourceBudget:
-    """The share of one source. name: "" for rows that are no mixture.
+    """The share of one source in a `Budget`.
 
-    rows: exactly; of the rows that `len(rows)` counts. epochs: rows / those there are. tokens: of
-    slots that hold a pair, the mean of a row times rows. share: of the tokens of all sources.
+    Attributes:
+        name: Name in the mixture; "" for rows without a mixture.
+        rows: Number of rows drawn, exact. A preference pair counts as one.
+        epochs: `rows` divided by the rows of the source.
+        tokens: Expected number of filled slots: `rows` times the mean of a row.
+        share: Fraction of the tokens of all sources.
     """
 
     name: str
@@ -24,7 +29,13 @@ class SourceBudget:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Budget:
-    """The contents of `steps` batches of `global_batch` rows; str() gives a table."""
+    """Rows, epochs and tokens of each source in a run. Print it to read it as a table.
+
+    Attributes:
+        steps: Number of batches.
+        global_batch: Rows per batch.
+        sources: One entry per source, by name.
+    """
 
     steps: int
     global_batch: int
@@ -39,31 +50,67 @@ class Budget:
         return sum(source.tokens for source in self.sources)
 
     def __str__(self) -> str:
-        lines = [("source", "rows", "epochs", "tokens", "share")]
-        lines += [
-            (
-                one.name or "rows",
-                f"{one.rows:,}",
-                f"{one.epochs:.3f}",
-                *_tokens(one.tokens, one.share),
-            )
-            for one in self.sources
-        ]
-        if len(self.sources) > 1:
-            lines.append(("all", f"{self.rows:,}", "", *_tokens(self.tokens, 1.0)))
+        lines = self._table()
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         table = [
             "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])])
             for line in lines
         ]
-        return "\n".join([f"{self.steps:,} steps of {self.global_batch:,} rows", *table])
+        return "\n".join([self._title(), *table])
+
+    def _repr_html_(self) -> str:
+        return f"<p>{self._title()}</p>{_html_table(self._table())}"
+
+    def _title(self) -> str:
+        return f"{self.steps:,} steps of {self.global_batch:,} rows"
+
+    def _table(self) -> list[tuple[str, ...]]:
+        lines = [("source", "rows", "epochs", "tokens", "share")]
+        lines += [
+            (
+                source.name or "rows",
+                f"{source.rows:,}",
+                f"{source.epochs:.3f}",
+                *_tokens(source.tokens, source.share),
+            )
+            for source in self.sources
+        ]
+        if len(self.sources) > 1:
+            lines.append(("all", f"{self.rows:,}", "", *_tokens(self.tokens, 1.0)))
+        return lines
+
+
+def _html_table(table: list[tuple[str, ...]]) -> str:
+    lines = ("".join(f"<td>{escape(cell)}</td>" for cell in line) for line in table)
+    return "<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
 
 
 def budget(rows: Rows, *, steps: int, global_batch: int) -> Budget:
-    """Rows, epochs and tokens of each source in `steps` batches of `global_batch` rows.
+    """Counts rows, epochs and tokens of each source in a run. Reads no document.
 
-    Reads no document. print(budget(..)) shows a table.
+    Args:
+        rows: The rows of the run; a mixture has one entry per source.
+        steps: Number of batches.
+        global_batch: Rows per batch, summed over all hosts.
+
+    Returns:
+        The budget. `print` shows it as a table.
+
+    Raises:
+        ValueError: A number is below 1, or global_batch is not a multiple of `rows.unit`.
+
+    Example:
+
+        >>> from pathlib import Path
+        >>> from dovetail_data import Bytes, Text, pad, text, write
+        >>> _ = Path("a.txt").write_text("To be, or not to be: that is the question.")
+        >>> rows = pad(write(text("a.txt"), "corpus", encoder=Text(Bytes())), length=64)
+        >>> print(budget(rows, steps=3, global_batch=2))
+        3 steps of 2 rows
+        source  rows  epochs  tokens   share
+        rows       6   6.000     258  100.0%
     """
+    require_rows(rows)
     for name, value in {"steps": steps, "global_batch": global_batch}.items():
         if value < 1:
             raise ValueError(f"{name} must be >= 1: got {name}={value}. Pass that of the run.")

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command `python -m dovetail_data`: write, inspect, budget.
 
-`add_arguments` and `run` are what another command mounts. Results go to standard output, all else
-to standard error.
+Another command can mount `add_arguments` and `run`. Results go to standard output, all else to
+standard error.
 """
 
 import argparse
@@ -24,9 +24,11 @@ from dovetail_data.corpus import Corpus
 from dovetail_data.mix import mix
 from dovetail_data.write import Progress
 
+__all__ = ["add_arguments", "main", "run"]
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the actions; the parsed arguments go to `run`."""
+    """Adds the actions to `parser`. Pass the parsed arguments to `run`."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     for name, declare, act in (
         ("write", _cli_write.declare, _cli_write.run),
@@ -39,16 +41,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, *, progress: Callable[[Progress], object] | None = None) -> int:
-    """Does what was asked; returns the exit code. Raises what the library raises."""
+    """Runs the parsed action and returns the exit code. Raises the library's errors."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # Documents hold characters that not every terminal has: better escaped than no answer.
+        # Documents hold characters that a terminal may lack: better escaped than an error.
         sys.stdout.reconfigure(errors="backslashreplace")
     print(args.act(args, progress))
     return 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command; returns an exit code of --help."""
+    """Runs the command and returns an exit code, one of those in --help."""
     parser = Parser(
         prog="python -m dovetail_data",
         description="Write corpora, look into them, count what a run sees of them.",
@@ -61,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Line:
-    """What `write` reports, in one line that is written over and over; on a terminal alone."""
+    """Progress of `write` in one line that is written over and over; on a terminal alone."""
 
     def __init__(self) -> None:
         self._shown = ""
@@ -119,15 +121,15 @@ def _run_budget(args: argparse.Namespace, progress: object) -> str:
     weights = {name: _number(name, value) for name, value in map(_named, args.weights)}
     if len(rows) == 1 and not weights:
         weights = dict.fromkeys(rows, 1.0)
-    found = budget(
+    counted = budget(
         mix(rows, weights=weights, exhausted=args.exhausted),
         steps=args.steps,
         global_batch=args.global_batch,
     )
     if not args.json:
-        return str(found)
-    totals = {"rows": found.rows, "tokens": found.tokens}
-    return json.dumps({**dataclasses.asdict(found), **totals}, indent=2)
+        return str(counted)
+    totals = {"rows": counted.rows, "tokens": counted.tokens}
+    return json.dumps({**dataclasses.asdict(counted), **totals}, indent=2)
 
 
 def _named(given: str) -> tuple[str, str]:

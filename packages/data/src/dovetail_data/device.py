@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Batches on devices, ahead of their use."""
+"""Transfer of batches to devices, ahead of their use."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class BatchIterator(Protocol):
-    """What `to_device` needs: an iterator of dicts of arrays whose state can be set."""
+    """The iterator that `to_device` takes: dictionaries of arrays, with a state that can be set."""
 
     def __next__(self) -> Mapping[str, np.ndarray]: ...
     def get_state(self) -> dict[str, Any]: ...
@@ -25,11 +25,35 @@ class BatchIterator(Protocol):
 def to_device(
     it: BatchIterator, sharding: "jax.sharding.Sharding", *, depth: int = 2
 ) -> "DeviceBatches":
-    """The batches of `it` as dicts of global jax.Array, each array laid out by `sharding`.
+    """Returns an iterator over the batches of `it` as global `jax.Array`s, sent ahead of their use.
 
-    This host's arrays are its part of the global ones. One thread reads and sends up to `depth`
-    batches ahead. get_state is the state after the batch that was delivered last, not after those
-    read ahead. `it` belongs to the result from then on. Needs the extra `device`.
+    This host's arrays are its shard of the global ones. One thread reads and sends the batches.
+    Needs the extra `device`.
+
+    Args:
+        it: The iterator, usually from `batches`. Do not use it afterwards: it belongs to the
+            result.
+        sharding: Sharding of each array.
+        depth: Largest number of batches ahead.
+
+    Returns:
+        An iterator over dictionaries of arrays. Its `get_state` gives the state after the batch
+        delivered last, not after those read ahead.
+
+    Raises:
+        ValueError: `depth` is below 1.
+        ImportError: JAX is missing.
+
+    Example:
+
+        >>> import jax
+        >>> from pathlib import Path
+        >>> from dovetail_data import Bytes, Text, batches, pack, text, write
+        >>> _ = Path("a.txt").write_text("To be, or not to be: that is the question.")
+        >>> rows = pack(write(text("a.txt"), "corpus", encoder=Text(Bytes())), length=8)
+        >>> cpu = jax.sharding.SingleDeviceSharding(jax.devices("cpu")[0])
+        >>> next(to_device(batches(rows, global_batch=2, seed=0), cpu))["tokens"].shape
+        (2, 8)
     """
     if depth < 1:
         raise ValueError(f"depth must be >= 1: got depth={depth}. Pass 2 to overlap with a step.")

@@ -1,23 +1,24 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Rows as a person reads them: their text, what of it is learnt, which documents it is from."""
+"""Rows for human readers: their text, the trained tokens, and the documents they are from."""
 
 import dataclasses
 from collections.abc import Sequence
+from html import escape
 
 from dovetail_data import _page, _terminal
 from dovetail_data._passages import ShownRow, read_row
 from dovetail_data._pieces import Reader
 from dovetail_data.pair_rows import PairRows
 from dovetail_data.prompt_rows import PromptRows
-from dovetail_data.rows import Rows
+from dovetail_data.rows import Rows, require_rows
 from dovetail_data.token_rows import TokenRows
 from dovetail_data.tokenizer import Tokenizer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shown:
-    """What `show` returns: print it, or write `html()` to a file."""
+    """Rows made readable by `show`. Print them, or write `html()` to a file."""
 
     rows: tuple[ShownRow, ...]
 
@@ -25,36 +26,69 @@ class Shown:
         return self.text()
 
     def text(self, *, color: bool = False, borders: bool = False) -> str:
-        """For a terminal: what is learnt between ⟦ and ⟧, or green with `color`; special tokens
-        between ⟨ and ⟩. borders: a bar between pieces.
+        """Returns the rows for a terminal.
 
-        Control characters of the data are shown as visible symbols: nothing that a document holds
-        reaches the terminal as a command.
+        Trained tokens stand between ⟦ and ⟧, special tokens between ⟨ and ⟩. Control characters
+        become visible symbols, so no document can send commands to the terminal.
+
+        Args:
+            color: Show trained tokens in green instead.
+            borders: Put a bar between tokens. Tokens that share a character stay together.
         """
         return _terminal.text(self.rows, color=color, borders=borders)
 
     def html(self, *, title: str = "Rows") -> str:
-        """A page for a browser, to be kept or sent: it runs no script and loads nothing. Pointing
-        at a piece shows its ids, position and mask."""
+        """Returns the rows as an HTML page. It runs no script and loads nothing.
+
+        Pointing at a token shows its id, position and mask.
+        """
         return _page.html(self.rows, title=title)
+
+    def _repr_html_(self) -> str:
+        # In a frame: the page's style must not reach the notebook.
+        return f'<iframe width="100%" height="400" srcdoc="{escape(self.html())}"></iframe>'
 
 
 def show(rows: Rows, numbers: Sequence[int], *, tokenizer: Tokenizer | None = None) -> Shown:
-    """The rows `numbers` to be looked at: of text, chats, preference pairs, prompts or images.
+    """Makes rows readable: text, chats, preference pairs, prompts or images.
 
-    An id is learnt if it counts as a target, which the first of a segment never is. Where a
-    character is spread over several ids they are one piece. tokenizer: by default the one kept with
-    the corpus; ValueError if it was none of this package. A corrupt document is told in its place.
+    A token is marked as trained if it counts as a target. The first of a segment never does. A
+    corrupt document is reported in its place.
 
-        print(show(pack(corpus, length=128), [0, 1]))
+    Args:
+        rows: The rows.
+        numbers: Row numbers.
+        tokenizer: Decodes the ids. Default: the tokenizer in the corpus's directory.
+
+    Returns:
+        The rows to be printed, or written as HTML.
+
+    Raises:
+        ValueError: The corpus holds no tokenizer and none is given.
+        IndexError: A row number is out of range.
+
+    Example:
+
+        >>> from pathlib import Path
+        >>> from dovetail_data import Bytes, Text, pack, text, write
+        >>> _ = Path("a.txt").write_text("To be, or not to be: that is the question.")
+        >>> rows = pack(write(text("a.txt"), "corpus", encoder=Text(Bytes())), length=64)
+        >>> print(show(rows, [0]))
+        row 0: 43 of 64 slots filled, 43 learnt
+          document 0 (record 0 of a.txt), targets 0 to 42
+            ⟨<|bos|>⟩⟦To be, or not to be: that is the question.⟨<|eos|>⟩⟧
+          empty: 21 of 64 slots
     """
+    require_rows(rows)
     readers: dict[str, Reader] = {}
 
     def reader(source: Rows) -> Reader:
-        chosen = tokenizer or _tokenizer(source)
-        if chosen.fingerprint not in readers:  # a vocabulary is large to read again for each row
-            readers[chosen.fingerprint] = Reader(chosen)
-        return readers[chosen.fingerprint]
+        source_tokenizer = tokenizer or _tokenizer(source)
+        if (
+            source_tokenizer.fingerprint not in readers
+        ):  # a vocabulary is large to read again for each row
+            readers[source_tokenizer.fingerprint] = Reader(source_tokenizer)
+        return readers[source_tokenizer.fingerprint]
 
     return Shown(rows=tuple(read_row(rows, row, reader=reader) for row in numbers))
 

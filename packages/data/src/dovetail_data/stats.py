@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What an iterator delivered, and how long its consumer waited for it."""
+"""Statistics of an iterator: delivered batches, and the time spent waiting for them."""
 
 import dataclasses
 import time
@@ -14,11 +14,15 @@ from dovetail_data.corpus import CorruptDocument
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class IteratorStats:
-    """batches: delivered. wait_s: spent inside `next`. total_s: from the first `next` to the end
-    of the last. The first batch counts in none of the times: it opens files.
+    """Statistics of an iterator. The first batch opens files, so no time includes it.
 
-    fill: the fraction of delivered slots that held a pair. rows: rows drawn from each source since
-    row 0, on all hosts. corrupt: the documents that this host found damaged and masked.
+    Attributes:
+        batches: Number of delivered batches.
+        wait_s: Seconds spent inside `next`.
+        total_s: Seconds from the end of the first `next` to the end of the last.
+        fill: Fraction of delivered slots that were filled.
+        rows: Rows drawn from each source since row 0, on all hosts.
+        corrupt: Documents that this host read damaged and masked.
     """
 
     batches: int
@@ -30,12 +34,12 @@ class IteratorStats:
 
     @property
     def wait_fraction(self) -> float:
-        """wait_s / total_s, 0 before the second batch."""
+        """wait_s / total_s; 0 before the second batch."""
         return self.wait_s / self.total_s if self.total_s else 0.0
 
 
 class Meter:
-    """Measures calls of `next`. clock: seconds, monotonic."""
+    """Measures calls of `next`. `clock` returns monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
@@ -46,7 +50,7 @@ class Meter:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Around the production of one batch; one that raises is not counted."""
+        """Measures the production of one batch. One that raises is not counted."""
         begin = self._clock()
         yield
         self._last = self._clock()
@@ -57,7 +61,7 @@ class Meter:
         self._batches += 1
 
     def delivered(self, batch: Mapping[str, np.ndarray]) -> None:
-        """Counts the slots of a batch and those that hold something."""
+        """Counts the slots of a batch, and the filled ones."""
         array = batch["segment_ids"] if "segment_ids" in batch else batch["mask"]
         self._slots += array.size
         self._filled += int(np.count_nonzero(array))

@@ -1,9 +1,9 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The Jinja of chat templates, sandboxed: what a Hugging Face template may use, and no chance.
+"""The Jinja of chat templates, sandboxed and without randomness.
 
-A template comes with a model that someone published, so it is not trusted; and what it renders is
-stored, so it must render the same tomorrow: `random` and `lipsum` are taken out.
+A template comes with a published model, so it is not trusted. Its output is stored, so it must be
+the same tomorrow: `random` and `lipsum` are taken out.
 """
 
 import json
@@ -20,9 +20,9 @@ OPENS, CLOSES = "_generation_opens", "_generation_closes"  # variables that hold
 
 
 class _Generation(Extension):
-    """{% generation %}..{% endgeneration %}: its output between the marks of the rendering.
+    """{% generation %}..{% endgeneration %}: its output between the two marks of the rendering.
 
-    Marks in the text survive whatever the block stands in: loops, conditions, macros, captures.
+    Marks in the text survive loops, conditions, macros and captures around the block.
     """
 
     tags = {"generation"}  # noqa: RUF012  (typed as an instance variable there)
@@ -30,7 +30,7 @@ class _Generation(Extension):
     def parse(self, parser: Parser) -> list[nodes.Node]:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        inside = nodes.Scope(body).set_lineno(line)  # what is set in a block ends with it
+        inside = nodes.Scope(body).set_lineno(line)  # variables set in a block end with it
         return [_write(OPENS, line), inside, _write(CLOSES, line)]
 
 
@@ -39,7 +39,7 @@ def _write(variable: str, line: int) -> nodes.Node:
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Refuses what Jinja's sandbox would write as nothing: a way to Python's own objects."""
+    """Refuses accesses to Python's own objects. Jinja's sandbox would print them as nothing."""
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> jinja2.Undefined:
         raise jinja2.exceptions.SecurityError(
@@ -48,7 +48,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 
 class _Namespace(Namespace):
-    """`namespace()`, without the underscored names through which Python's own objects open."""
+    """`namespace()` without underscored names, which would open Python's own objects."""
 
     def __init__(self, *pairs: Any, **named: Any) -> None:
         super().__init__(*pairs, **named)
@@ -76,7 +76,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as it is; Jinja's own filter writes <, > and & as escapes for HTML."""
+    """Writes plain JSON. Jinja's own filter escapes <, > and & for HTML."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
@@ -87,7 +87,7 @@ def _tojson(
 
 
 def environment() -> jinja2.Environment:
-    """What compiles and runs a chat template; `strftime_now` is given at each rendering."""
+    """Returns the environment of chat templates. `strftime_now` is added at each rendering."""
     made = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
     made.filters["tojson"] = _tojson
     made.globals["raise_exception"] = _raise_exception

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Training a byte-level BPE tokenizer (Sennrich et al. 2016, arXiv:1508.07909)."""
+"""Training of a byte-level BPE tokenizer (Sennrich et al. 2016, arXiv:1508.07909)."""
 
 import json
 from collections.abc import Iterable
@@ -14,17 +14,34 @@ _SMALLEST = 256 + 2  # every byte, and the two special tokens
 
 
 def train_bpe(texts: Iterable[str], path: str | Path, *, vocab_size: int) -> Pretrained:
-    """Trains on `texts` and writes tokenizer.json to `path` (a .json file or a directory).
+    """Trains a byte-level BPE tokenizer and writes it as tokenizer.json.
 
-    Every string round-trips, seen or not. The same texts give the same file. vocab_size counts the
-    256 bytes and the specials <|bos|> and <|eos|>; the result is smaller when the texts hold fewer
-    pairs to merge. tokenizer_config.json beside it lets transformers load it. Needs the extra
-    `tokenizers`.
+    Every string round-trips, seen or not. The same texts give the same file. transformers can load
+    it: tokenizer_config.json lies beside it. Needs the extra `tokenizers`.
+
+    Args:
+        texts: The texts; read once.
+        path: A .json file, or a directory, created if need be.
+        vocab_size: Size of the vocabulary, at least 258: the 256 bytes and the special tokens
+            <|bos|> and <|eos|>. The result is smaller if the texts hold too few pairs to merge.
+
+    Returns:
+        The tokenizer.
+
+    Raises:
+        ValueError: `vocab_size` is below 258.
+        ImportError: The package `tokenizers` is missing.
+
+    Example:
+
+        >>> tokenizer = train_bpe(["to be, or not to be"] * 9, "bpe", vocab_size=264)
+        >>> tokenizer.decode(tokenizer.encode(["to be"])[0].ids)
+        'to be'
     """
     if vocab_size < _SMALLEST:
         raise ValueError(
-            f"vocab_size must hold all bytes and 2 specials: got vocab_size={vocab_size}. "
-            f"Pass at least {_SMALLEST}."
+            f"vocab_size must be >= {_SMALLEST}, for all bytes and 2 special tokens: got "
+            f"vocab_size={vocab_size}. Pass at least {_SMALLEST}."
         )
     file = tokenizer_file(path)
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hugging Face chat templates: messages to the text that a model reads.
 
-A template is a Jinja program. It runs in a sandbox, and it is told the date instead of asking the
-clock, because the text that it writes is stored and must come out the same on every day.
+A template is a Jinja program. It runs in a sandbox. Its caller sets the date instead of the clock,
+because the text is stored and must come out the same on every day.
 """
 
 import dataclasses
@@ -22,28 +22,54 @@ Message: TypeAlias = Mapping[str, Any]
 
 # Unicode sets these 32 apart for use inside a program; text hardly ever holds one.
 _NONCHARACTERS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
-# Data sets name the reasoning of a message in one of these ways, templates read the first two.
+# Data sets use one of these names for the reasoning of a message; templates read the first two.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rendered:
-    """What a template wrote. spans: [start, stop) in characters of text, what each
-    {% generation %} block wrote, in order; empty for a template without such blocks."""
+    """The output of a template.
+
+    Attributes:
+        text: The text.
+        spans: [start, stop) in characters of the text, one for each {% generation %} block, in
+            order. Empty for a template without such blocks.
+    """
 
     text: str
     spans: tuple[tuple[int, int], ...]
 
 
 class Template:
-    """A chat template, by its Jinja source.
+    """A Hugging Face chat template. Needs the extra `chat`.
 
-    bos, eos: the texts that it writes for bos_token and eos_token; "" where the tokenizer has no
-    such token. A template that uses one must be told it (ValueError). variables: whatever else it
-    reads, as JSON values: {"enable_thinking": False}. now: what strftime_now answers; calling it
-    without is an error. Needs the extra `chat`.
+    Templates pickle. Equal sources and values have equal fingerprints.
 
-    Equal sources and values have equal fingerprints; a template pickles.
+    Args:
+        source: Its Jinja source. `Template.load` reads it from a model's directory.
+        bos: Text of the template's bos_token; "" if the tokenizer has none. Required if the
+            template uses it.
+        eos: Text of the template's eos_token; likewise.
+        variables: Other variables of the template, as JSON values, such as {"enable_thinking":
+            False}.
+        now: Result of the template's `strftime_now`. Without it, a call is an error.
+
+    Attributes:
+        generation: Whether the template marks the assistant's text with {% generation %} blocks.
+        fingerprint: Digest of the source and the values.
+
+    Raises:
+        ValueError: The source is not Jinja, bos or eos is missing, or `variables` has a name that
+            each rendering sets.
+        TypeError: `variables` are not JSON values.
+        ImportError: Jinja is missing.
+
+    Example:
+
+        >>> source = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
+        >>> template = Template(source, eos="</s>")
+        >>> template.render([{"role": "user", "content": "Hello"}]).text
+        'Hello</s>'
     """
 
     def __init__(
@@ -61,17 +87,23 @@ class Template:
         texts = {"bos_token": bos, "eos_token": eos}
         if taken := sorted(set(variables or ()) & {"messages", "tools", "add_generation_prompt"}):
             raise ValueError(
-                f"variables must not name what each rendering sets: got {taken[0]!r} in variables. "
-                "Leave it out, and put it into the records."
+                "variables must not have a name that each rendering sets: got "
+                f"{taken[0]!r} in variables. Leave it out, and put it into the records."
             )
-        # A tokenizer without bos leaves bos_token undefined, which templates ask for.
+        # A tokenizer without bos leaves bos_token undefined, and templates test for that.
         self.variables = {**(variables or {}), **{name: t for name, t in texts.items() if t}}
         self._inspect(source, missing={name for name, text in texts.items() if text is None})
         content = [source, self.variables, now and now.isoformat()]
         self.fingerprint: str = hashlib.sha256(_canonical(content).encode()).hexdigest()
 
+    def __repr__(self) -> str:
+        return (
+            f"Template({len(self.source):,} characters, generation={self.generation}, "
+            f"variables={sorted(self.variables)})"
+        )
+
     def _inspect(self, source: str, *, missing: set[str]) -> None:
-        """Sets `generation`; ValueError for bad syntax or a token that was not told."""
+        """Sets `generation`; ValueError for bad syntax or a missing token."""
         jinja2, dialect = require_jinja(), _dialect()
         try:
             used = jinja2.meta.find_undeclared_variables(dialect.environment().parse(source))
@@ -85,11 +117,10 @@ class Template:
         for name in sorted((missing & used) - set(self.variables)):
             short = name.removesuffix("_token")
             raise ValueError(
-                f"a template that writes {name} must be told it: got {short}=None. Pass {short}= "
-                f'its text, or {short}="" if the tokenizer has none.'
+                f"a template that writes {name} needs its text: got {short}=None. Pass {short}= "
+                f'that text, or {short}="" if the tokenizer has none.'
             )
         self.generation: bool = dialect.OPENS in used
-        """Whether the template marks what the assistant says with {% generation %} blocks."""
 
     @classmethod
     def load(
@@ -102,11 +133,20 @@ class Template:
         variables: Mapping[str, Any] | None = None,
         now: datetime.datetime | None = None,
     ) -> "Template":
-        """The template of a model's directory, of a .jinja file, or of a tokenizer_config.json.
+        """Loads the template of a model.
 
-        In a directory that is chat_template.jinja, else the configuration's "chat_template". name:
-        which one, where there are several. The texts of special tokens come from the
-        tokenizer_config.json beside it; bos, eos and variables go before those.
+        Args:
+            path: A model's directory, with chat_template.jinja or a tokenizer_config.json that has
+                "chat_template"; or one of these files.
+            name: Name of the template if there are several.
+            bos: Text of bos_token. Default: the one in the tokenizer_config.json beside it.
+            eos: Text of eos_token. The same default.
+            variables: Other variables, as JSON values. They win over special tokens of the
+                configuration.
+            now: Result of the template's `strftime_now`.
+
+        Raises:
+            ValueError: There is no such template, or the configuration is not JSON.
         """
         path = Path(path)
         directory = path if path.is_dir() else path.parent
@@ -132,11 +172,22 @@ class Template:
         tools: Sequence[Any] | None = None,
         add_generation_prompt: bool = False,
     ) -> Rendered:
-        """The text of the messages, as transformers' apply_chat_template writes it.
+        """Renders messages to text, as `apply_chat_template` of transformers does.
 
-        A field of a message that is None counts as absent, and the reasoning of a message may have
-        any of its three usual names. ValueError with the reason where the template refuses or
-        fails, and where what a {% generation %} block wrote cannot be found in the text.
+        A field of a message that is None counts as absent. The reasoning of a message may have any
+        of its three usual names: reasoning_content, thinking, reasoning.
+
+        Args:
+            messages: The conversation, such as [{"role": "user", "content": "Hello"}].
+            tools: JSON schemas of the tools on offer.
+            add_generation_prompt: End with the start of an assistant's message.
+
+        Returns:
+            The text, and the spans of its {% generation %} blocks.
+
+        Raises:
+            ValueError: The template refuses the messages or fails, or the output of a {% generation
+                %} block is not found in the text.
         """
         given = [_plain(message) for message in messages]
         values = {"messages": given, "tools": tools, "add_generation_prompt": add_generation_prompt}
@@ -153,14 +204,18 @@ class Template:
 
     @functools.cached_property
     def takes_text(self) -> bool:
-        """Whether the template writes a content that is a string; some loop over parts alone, and
-        so over its characters."""
+        """Whether the template accepts a string as content.
+
+        Some loop over a list of parts alone, and with a string over its characters.
+        """
         return self._writes("dovetail")
 
     @functools.cached_property
     def takes_parts(self) -> bool:
-        """Whether the template writes a content that is a list of text parts; many write the list
-        as Python or JSON prints it."""
+        """Whether the template accepts a list of text parts as content.
+
+        Many write the list as Python or JSON prints it.
+        """
         return self._writes([{"type": "text", "text": "dovetail"}])
 
     def _writes(self, content: str | list[dict[str, str]]) -> bool:
@@ -192,11 +247,12 @@ class Template:
 
     def _strftime(self, form: str) -> str:
         if self.now is None:
-            raise ValueError("it writes the date, which must be told: pass Template(now=...)")
+            raise ValueError("it writes the date, and now=None: pass Template(now=...)")
         return self.now.strftime(form)
 
 
 def require_jinja() -> ModuleType:
+    """Imports jinja2, or raises ImportError with the name of the extra."""
     try:
         importlib.import_module("jinja2.meta")
         return importlib.import_module("jinja2")
@@ -214,8 +270,10 @@ def _dialect() -> ModuleType:
 
 
 def _plain(message: Message) -> dict[str, Any]:
-    """The message without what is None (a column of a table has a value in every row), its
-    reasoning under each name that templates read."""
+    """Returns the message without fields that are None, its reasoning under each usual name.
+
+    Columns of a table have a value in every row, so an absent field comes as None.
+    """
     present = {key: value for key, value in message.items() if value is not None}
     reasoning = next((present[name] for name in _REASONING if name in present), None)
     if reasoning is None:
@@ -228,9 +286,9 @@ def _unmark(marked: str, text: str, opens: str, closes: str) -> Rendered:
     written, marks = pieces[::2], pieces[1::2]
     if "".join(written) != text or marks != [opens, closes] * (len(marks) // 2):
         raise ValueError(
-            "what a {% generation %} block writes must stand in the text as the block wrote it: "
-            "got blocks within each other, or changed by a filter or a test. Move the blocks to "
-            "where the text is written."
+            "the output of a {% generation %} block must stand unchanged in the text: got blocks "
+            "within each other, or changed by a filter or a test. Put the blocks around the "
+            "expressions that write the text."
         )
     ends = [0]
     for piece in written:
@@ -249,7 +307,7 @@ def _canonical(content: list[Any]) -> str:
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    """The object in a file; empty without the file."""
+    """Returns the object in a file; empty without the file."""
     try:
         return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     except ValueError as error:
@@ -260,8 +318,11 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def _text_of(token: Any) -> str | None:
-    """The text of a special token in tokenizer_config.json: itself, {"content": text}, "" for
-    null; None for what is no token, such as the boolean add_bos_token."""
+    """Returns the text of a special token in tokenizer_config.json.
+
+    It is the value itself, {"content": text}, or "" for null. None means: no token, such as the
+    boolean add_bos_token.
+    """
     if token is None:
         return ""
     if isinstance(token, dict):
@@ -275,10 +336,10 @@ def _find_source(path: Path, config: Mapping[str, Any], name: str) -> str:
     file = path / extra if path.is_dir() else path
     if file.is_file() and file.suffix != ".json":
         return file.read_text(encoding="utf-8")
-    found = (config if path.is_dir() else _read_json(path)).get("chat_template")
-    if isinstance(found, list):
-        found = {one["name"]: one["template"] for one in found}
-    named = {"default": found} if isinstance(found, str) else found or {}
+    templates = (config if path.is_dir() else _read_json(path)).get("chat_template")
+    if isinstance(templates, list):
+        templates = {entry["name"]: entry["template"] for entry in templates}
+    named = {"default": templates} if isinstance(templates, str) else templates or {}
     if name not in named:
         raise ValueError(
             f"a chat template must exist: got path={str(path)!r}, name={name!r} with the templates "

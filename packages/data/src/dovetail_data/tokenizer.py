@@ -1,9 +1,9 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Text to ids and back: UTF-8 bytes, or a tokenizer.json of Hugging Face `tokenizers`.
+"""Tokenizers: UTF-8 bytes, or a tokenizer.json of Hugging Face `tokenizers`.
 
-Text never yields a special id: a document that contains the characters "<|eos|>" is encoded like
-any other text, so that no input can end itself or open another role.
+Text never yields a special id. A document with the characters "<|eos|>" is encoded like any other
+text, so no input can end itself or start another role.
 """
 
 import functools
@@ -25,10 +25,16 @@ _USUAL_EOS = ("<|eos|>", "<|end_of_text|>", "<|endoftext|>", "</s>", "<eos>", "[
 
 
 class Encoding:
-    """The ids of one text and, when asked for, the characters that each came from.
+    """The ids of one text and the characters that they came from.
 
-    ids: i32[n]. spans: i32[n, 2], [start, stop) in characters; computed on first use, because
-    pretraining never looks at them and they cost as much as the ids.
+    Args:
+        ids: The ids, i32[n].
+        spans: Computes `spans`, on first use: pretraining never needs them, and they cost as much
+            as the ids.
+
+    Attributes:
+        ids: The ids, i32[n].
+        spans: [start, stop) in characters of each id, i32[n, 2].
     """
 
     def __init__(self, ids: np.ndarray, spans: Callable[[], np.ndarray]) -> None:
@@ -42,7 +48,7 @@ class Encoding:
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """What the encoders need of a tokenizer. Must pickle."""
+    """The interface that encoders use. Implementations must pickle."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -55,38 +61,39 @@ class Tokenizer(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Changes when the ids of any text would."""
+        """Digest. It changes when the ids of any text change."""
         ...
 
     def encode(self, texts: Sequence[str]) -> list[Encoding]:
-        """Without bos and eos: the encoder adds them."""
+        """Encodes texts without bos and eos; the encoder adds them."""
         ...
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """The text; special ids contribute nothing, bytes that are not UTF-8 become U+FFFD."""
+        """Returns the text. Special ids add nothing; bytes that are not UTF-8 become U+FFFD."""
         ...
 
 
 @runtime_checkable
 class ChatTokenizer(Tokenizer, Protocol):
-    """A tokenizer that can also read what a chat template wrote, special tokens and all."""
+    """A tokenizer that also reads the output of chat templates, special tokens included."""
 
     def encode_with_specials(self, texts: Sequence[str]) -> list[Encoding]:
-        """As `encode`, but the text of a special token becomes its id.
+        """Encodes like `encode`, but the text of a special token becomes its id.
 
-        Only for text whose author may write special tokens, as a template may and a message not.
+        Use it only for text whose author may write special tokens: a template may, a message may
+        not.
         """
         ...
 
     def find_special(self, text: str) -> str | None:
-        """The first piece of `text` that encode_with_specials would make a special id."""
+        """Returns the first special token that `encode_with_specials` reads in `text`."""
         ...
 
 
 class Bytes:
-    """One id per UTF-8 byte; bos 256, eos 257. Needs no training and no extra package.
+    """A tokenizer with one id per UTF-8 byte, bos 256 and eos 257. It needs no training.
 
-    Chat templates may write the two as <|bos|> and <|eos|>.
+    Chat templates write the two special tokens as <|bos|> and <|eos|>.
     """
 
     vocab_size = 258
@@ -94,6 +101,9 @@ class Bytes:
     eos_id = 257
     fingerprint = "bytes/1"
     _specials: Mapping[str, int] = {"<|bos|>": 256, "<|eos|>": 257}
+
+    def __repr__(self) -> str:
+        return "Bytes()"
 
     def encode(self, texts: Sequence[str]) -> list[Encoding]:
         return [_encode_bytes(text) for text in texts]
@@ -116,8 +126,8 @@ class Bytes:
         return Encoding(np.concatenate(ids), functools.partial(np.concatenate, spans))
 
     def find_special(self, text: str) -> str | None:
-        found = _pattern(self._specials).search(text)
-        return found and found[0]
+        match = _pattern(self._specials).search(text)
+        return match and match[0]
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         array = np.asarray(ids, np.int64)
@@ -125,7 +135,7 @@ class Bytes:
 
 
 def _pattern(specials: Iterable[str]) -> re.Pattern[str]:
-    """Matches each of the texts, the longest that fits; never anything if there are none."""
+    """Matches each of the texts, the longest first. Without texts it matches nothing."""
     longest_first = sorted(specials, key=len, reverse=True)
     return re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
 
@@ -158,11 +168,25 @@ def _check_unicode(texts: Sequence[str]) -> None:
 
 
 class Pretrained:
-    """A tokenizer.json, or the directory that holds one.
+    """A tokenizer of Hugging Face `tokenizers`. Needs the extra `tokenizers`.
 
-    bos, eos: the names of the special tokens, such as "</s>". By default those that
-    tokenizer_config.json beside it names, else the usual ones that the vocabulary has; a tokenizer
-    may have no bos, but must have an eos (ValueError). Needs the extra `tokenizers`.
+    Args:
+        path: A tokenizer.json, or its directory.
+        bos: Name of the special token at the start of a document, such as "<s>". Default: the one
+            in the tokenizer_config.json beside it, else the usual one of the vocabulary. A
+            tokenizer may have none.
+        eos: Name of the token at the end of a document. The same default. Required.
+
+    Raises:
+        ValueError: The file is missing, a name is not in the vocabulary, or no eos is known.
+        ImportError: The package `tokenizers` is missing.
+
+    Example:
+
+        >>> from dovetail_data import train_bpe
+        >>> tokenizer = train_bpe(["to be, or not to be"] * 9, "bpe", vocab_size=264)
+        >>> Pretrained("bpe")
+        Pretrained(vocab_size=264, bos_id=0, eos_id=1)
     """
 
     def __init__(self, path: str | Path, *, bos: str | None = None, eos: str | None = None) -> None:
@@ -189,11 +213,19 @@ class Pretrained:
         self.fingerprint = hashlib.sha256(f"{content}/{specials}".encode()).hexdigest()
         self.content = content
 
+    def __repr__(self) -> str:
+        return (
+            f"Pretrained(vocab_size={self.vocab_size}, bos_id={self.bos_id}, eos_id={self.eos_id})"
+        )
+
     @functools.cached_property
     def _specials(self) -> Mapping[str, int]:
-        """What the tokenizer.json calls special. Other tokens that were added to the vocabulary, as
-        <think> may be, are words like any other: text yields them."""
-        return {one["content"]: one["id"] for one in self._added if one["special"]}
+        """The special tokens of the tokenizer.json.
+
+        Other tokens added to the vocabulary, as <think> may be, are words like any other: text
+        yields them.
+        """
+        return {token["content"]: token["id"] for token in self._added if token["special"]}
 
     @functools.cached_property
     def _special(self) -> re.Pattern[str]:
@@ -201,8 +233,8 @@ class Pretrained:
 
     @functools.cached_property
     def _disguises(self) -> bool:
-        """Whether a special token is found in normalized text, as <s> in what had been <S>."""
-        normalized = any(one["special"] and one["normalized"] for one in self._added)
+        """Whether special tokens are matched in normalized text, such as <s> in a former <S>."""
+        normalized = any(token["special"] and token["normalized"] for token in self._added)
         return normalized and json.loads(self.content).get("normalizer") is not None
 
     @property
@@ -225,31 +257,31 @@ class Pretrained:
         return {key: value for key, value in self.__dict__.items() if key not in loaded}
 
     def find_special(self, text: str) -> str | None:
-        if found := self._special.search(text):
-            return found[0]
+        if match := self._special.search(text):
+            return match[0]
         if not self._disguises:
             return None
         read, plain = self.encode_with_specials([text])[0], self.encode([text])[0]
         # An unknown character may be a special id too, but that it is without specials as well.
         extra = set(read.ids.tolist()) & set(self._specials.values()) - set(plain.ids.tolist())
-        first = next((i for i, one in enumerate(read.ids.tolist()) if one in extra), None)
+        first = next((i for i, token in enumerate(read.ids.tolist()) if token in extra), None)
         return None if first is None else text[slice(*read.spans[first].tolist())]
 
     def encode_with_specials(self, texts: Sequence[str]) -> list[Encoding]:
         _check_unicode(texts)
-        # With offsets at once: who encodes a chat asks for them.
-        encoded = self._with_specials.encode_batch(list(texts), add_special_tokens=False)
+        # With offsets at once: encoders of chats always need them.
+        encodings = self._with_specials.encode_batch(list(texts), add_special_tokens=False)
         return [
-            Encoding(np.array(one.ids, np.int32), functools.partial(_offsets, one))
-            for one in encoded
+            Encoding(np.array(encoding.ids, np.int32), functools.partial(_offsets, encoding))
+            for encoding in encodings
         ]
 
     def encode(self, texts: Sequence[str]) -> list[Encoding]:
         _check_unicode(texts)
-        encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [
-            Encoding(np.array(one.ids, np.int32), functools.partial(self._spans, text))
-            for text, one in zip(texts, encoded, strict=True)
+            Encoding(np.array(encoding.ids, np.int32), functools.partial(self._spans, text))
+            for text, encoding in zip(texts, encodings, strict=True)
         ]
 
     def _spans(self, text: str) -> np.ndarray:
@@ -260,10 +292,13 @@ class Pretrained:
 
 
 def token_bytes(tokenizer: Bytes | Pretrained) -> Int32[np.ndarray, "V"]:
-    """i32[vocab_size]: the UTF-8 bytes that each id contributes to a text, 0 for special ids.
+    """Returns the UTF-8 bytes that each id adds to a text, i32[vocab_size]. Special ids add 0.
 
-    Bits per byte divides a loss by the sum of this over the targets. ValueError for a
-    tokenizer.json that is not byte-level.
+    Bits per byte is the loss in bits, summed over targets, divided by the sum of these over the
+    targets.
+
+    Raises:
+        ValueError: A tokenizer.json is not byte-level.
     """
     if isinstance(tokenizer, Bytes):
         return (np.arange(tokenizer.vocab_size) < 256).astype(np.int32)
@@ -283,12 +318,13 @@ def token_bytes(tokenizer: Bytes | Pretrained) -> Int32[np.ndarray, "V"]:
 
 
 def tokenizer_file(path: str | Path) -> Path:
-    """`path` itself if it names a .json file, else tokenizer.json in that directory."""
+    """Returns `path` if it names a .json file, else tokenizer.json in that directory."""
     path = Path(path)
     return path if path.suffix == ".json" else path / "tokenizer.json"
 
 
 def require_tokenizers() -> ModuleType:
+    """Imports `tokenizers`, or raises ImportError with the name of the extra."""
     try:
         return importlib.import_module("tokenizers")
     except ImportError as error:
@@ -303,7 +339,7 @@ def _load(content: str) -> Any:
     tokenizer.encode_special_tokens = True
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    # It would add no ids here, but may cut the space that a token begins with off its span.
+    # It would add no ids here, but may cut the leading space of a token off its span.
     tokenizer.post_processor = None
     return tokenizer
 
@@ -315,8 +351,10 @@ def _offsets(encoded: Any) -> np.ndarray:
 
 
 def _named_specials(config: Path) -> dict[str, str | None]:
-    """bos_token and eos_token as a tokenizer_config.json has them: a name, {"content": name}, or
-    null; empty without the file."""
+    """Returns bos_token and eos_token of a tokenizer_config.json; empty without the file.
+
+    The file has a name, {"content": name}, or null.
+    """
     if not config.is_file():
         return {}
     fields = json.loads(config.read_text(encoding="utf-8"))

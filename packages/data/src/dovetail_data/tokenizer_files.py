@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The tokenizer that wrote a corpus, kept with it so that its ids can be read."""
+"""The tokenizer of a corpus, kept in its directory to decode its ids."""
 
 from pathlib import Path
 
@@ -8,11 +8,11 @@ from dovetail_data._durable import write_file
 from dovetail_data.index import write_json
 from dovetail_data.tokenizer import Bytes, Pretrained, Tokenizer, require_tokenizers
 
-_BYTES = "bytes.json"  # says so: a tokenizer of bytes has no file of its own
+_BYTES = "bytes.json"  # a marker: a tokenizer of bytes has no file of its own
 
 
 def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
-    """Writes a tokenizer of this package to `directory`; one of the user's own is left out."""
+    """Writes a tokenizer of this package to `directory`. Other tokenizers are left out."""
     if tokenizer.fingerprint == Bytes.fingerprint:
         write_json(directory / _BYTES, {"tokenizer": tokenizer.fingerprint})
     elif isinstance(tokenizer, Pretrained):
@@ -24,7 +24,7 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
 
 
 def load_tokenizer(directory: Path) -> Tokenizer | None:
-    """The tokenizer that `save_tokenizer` wrote; None if it wrote none."""
+    """Returns the tokenizer from `save_tokenizer`, or None if it wrote none."""
     if (directory / _BYTES).exists():
         return Bytes()
     if (directory / "tokenizer.json").exists():

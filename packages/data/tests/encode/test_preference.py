@@ -216,7 +216,7 @@ def test_a_prompt_that_is_rewritten_is_ambiguous():
         (
             {"prompt": "Hello", "chosen": turns("Hi", "a"), "rejected": turns("Hi", "b")},
             LINES,
-            "must be one of the messages with which chosen and rejected begin: got prompt='Hello'.",
+            "must be one of the first messages of chosen and rejected: got prompt='Hello'.",
         ),
         ({**MESSAGES[0], "tools": 1}, LINES, "tools must be a list of JSON schemas"),
         (

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What the encoders of chats share: messages checked, text rendered, ids masked by characters."""
+"""Shared by the encoders of chats: checks of messages, rendering, and masks by characters."""
 
 import contextlib
 import dataclasses
@@ -12,19 +12,19 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int32, UInt8
 
-from dovetail_data.encode.encoder import Document
+from dovetail_data.encode.encoder import Document, require_tokenizer
 from dovetail_data.sources.source import Corrupt, Record
 from dovetail_data.template import Rendered, Template
 from dovetail_data.tokenizer import ChatTokenizer, Encoding, Tokenizer
 
 
 class MalformedError(ValueError):
-    """The record is at fault, not the settings: it becomes a Corrupt."""
+    """The record is at fault, not the settings. It becomes a `Corrupt`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """The texts that a record becomes, and what makes a document of their encodings."""
+    """The texts of a record, and the function that makes a document of their encodings."""
 
     texts: Sequence[str]
     finish: Callable[[Sequence[Encoding]], Document | None]
@@ -35,13 +35,24 @@ def encode_each(
     prepare: Callable[[Record], Prepared | None],
     encode: Callable[[Sequence[str]], list[Encoding]],
 ) -> list[Document | Corrupt | None]:
-    """One result per record; the texts of all are encoded in one call."""
+    """Encodes records, the texts of all in one call.
+
+    Args:
+        records: The records.
+        prepare: Returns the texts of a record, or None to drop it.
+        encode: Encodes texts.
+
+    Returns:
+        One result per record.
+    """
     prepared = [_attempt(prepare, record) for record in records]
-    sound = [one for one in prepared if isinstance(one, Prepared)]
-    encodings = iter(encode([text for one in sound for text in one.texts]))
+    sound = [result for result in prepared if isinstance(result, Prepared)]
+    encodings = iter(encode([text for result in sound for text in result.texts]))
     return [
-        one.finish([next(encodings) for _ in one.texts]) if isinstance(one, Prepared) else one
-        for one in prepared
+        result.finish([next(encodings) for _ in result.texts])
+        if isinstance(result, Prepared)
+        else result
+        for result in prepared
     ]
 
 
@@ -63,9 +74,14 @@ def _attempt(
 
 
 class Renderer:
-    """A template over records: what is wrong with a record is a MalformedError."""
+    """A template applied to records. A fault of the record is a MalformedError."""
 
     def __init__(self, tokenizer: ChatTokenizer, template: Template) -> None:
+        if not isinstance(template, Template):
+            raise TypeError(
+                f"template must be a Template: got template={template!r:.200} of type "
+                f"{type(template).__name__}. Pass Template.load(path) with a model's directory."
+            )
         self.tokenizer = tokenizer
         self.template = template
 
@@ -84,19 +100,19 @@ class Renderer:
             raise MalformedError(str(error)) from error
 
     def messages(self, value: Any, *, field: str) -> list[dict[str, Any]]:
-        """The messages under `field`, checked, as the template wants their contents."""
+        """Returns the messages under `field`, checked, with contents as the template wants them."""
         if not isinstance(value, list) or not value:
             raise MalformedError(
                 f"a chat must be a list of messages: got {field}={_short(value)}. Write "
                 f'"{field}": [{{"role": "user", "content": ..}}, ..].'
             )
-        return [self._message(one, f"{field}[{i}]") for i, one in enumerate(value)]
+        return [self._message(message, f"{field}[{i}]") for i, message in enumerate(value)]
 
     def tools(self, record: Record, field: str | None) -> list[Any] | None:
-        """The record's tools: a list, or that as JSON; None where it has none."""
+        """Returns the record's tools: a list, or its JSON. None without tools."""
         value = None if field is None else record.get(field)
         if isinstance(value, str):
-            with contextlib.suppress(ValueError):  # no list either: told below
+            with contextlib.suppress(ValueError):  # no list either: reported below
                 value = json.loads(value)
         if value is not None and not isinstance(value, list):
             raise MalformedError(
@@ -130,38 +146,43 @@ class Renderer:
         return message if self.template.takes_parts else {**message, "content": "".join(texts)}
 
     def _refuse_specials(self, value: Any, where: str) -> None:
-        """Whoever writes a message must not write a turn of someone else with it."""
+        """Refuses special tokens: a message must not forge the message of another role."""
         for text in _strings(value):
-            if found := self.tokenizer.find_special(text):
+            if special := self.tokenizer.find_special(text):
                 raise MalformedError(
-                    f"a message must not hold the text of a special token: got {found!r} in "
+                    f"a message must not hold the text of a special token: got {special!r} in "
                     f"{where}. Take it out: it would become the token, which only the template "
                     "may write."
                 )
 
 
 def reader(tokenizer: Tokenizer) -> ChatTokenizer:
-    """`tokenizer`; TypeError unless it can read what templates write."""
+    """Returns `tokenizer`; TypeError unless it can read the output of templates."""
+    require_tokenizer(tokenizer)
     if not isinstance(tokenizer, ChatTokenizer):
         raise TypeError(
-            "a tokenizer must have encode_with_specials and find_special to read what a "
-            f"template writes: got {type(tokenizer).__name__}. Use Pretrained or Bytes, or add "
-            "those two."
+            "a tokenizer must have encode_with_specials and find_special to read the output of a "
+            f"template: got {type(tokenizer).__name__}. Use Pretrained or Bytes, or add those two."
         )
     return tokenizer
 
 
 def digest(manifest: Mapping[str, Any]) -> str:
+    """Returns the sha256 of a manifest."""
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def cover(
     spans: Int32[np.ndarray, "n 2"], trained: Sequence[tuple[int, int]], *, characters: int
 ) -> UInt8[np.ndarray, "n"]:
-    """u1[n]: 1 for each id all of whose characters lie in a trained span.
+    """Returns a mask u8[n]: 1 for each id with all of its characters in a trained span.
 
-    spans: of the ids, trained: of the text, both [start, stop) in characters. An id without a
-    character counts if the place where it stands is trained.
+    An id without a character counts if its place is trained.
+
+    Args:
+        spans: [start, stop) in characters of each id, i32[n, 2].
+        trained: [start, stop) of the trained pieces of the text.
+        characters: Length of the text.
     """
     inside = np.zeros(characters + 1, np.int64)
     for start, stop in trained:
@@ -173,7 +194,13 @@ def cover(
 
 
 def ambiguous(prefix: str, whole: str, *, cure: str) -> ValueError:
-    """The error that says where `whole` leaves `prefix`."""
+    """Returns the error for a template whose renderings do not extend each other.
+
+    Args:
+        prefix: The rendering of the first messages.
+        whole: The rendering of all messages.
+        cure: Advice for the message.
+    """
     pairs = zip(prefix, whole, strict=False)
     at = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(prefix), len(whole)))
     return ValueError(
@@ -185,12 +212,12 @@ def ambiguous(prefix: str, whole: str, *, cure: str) -> ValueError:
 
 def _part_texts(content: Any, where: str) -> list[str]:
     parts = content if isinstance(content, list) else [content]
-    if not all(_is_text(part) for part in parts):
+    if not all(map(_is_text, parts)):
         raise MalformedError(
             f"a content must be a string or a list of text parts: got {_short(content)} in "
             f'{where}. Write parts as {{"type": "text", "text": ..}}.'
         )
-    return [part["text"] for part in parts]
+    return [text_part["text"] for text_part in parts]
 
 
 def _is_text(part: Any) -> bool:
@@ -200,16 +227,16 @@ def _is_text(part: Any) -> bool:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """Every string in a JSON value, names of fields too."""
+    """Yields every string in a JSON value, names of fields included."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
-        for name, one in value.items():
+        for name, item in value.items():
             yield str(name)
-            yield from _strings(one)
+            yield from _strings(item)
     elif isinstance(value, list | tuple):
-        for one in value:
-            yield from _strings(one)
+        for item in value:
+            yield from _strings(item)
 
 
 def _short(value: Any) -> str:

@@ -1,10 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Conversations for supervised fine-tuning: ids, and which of them are learnt.
+"""Conversations for supervised fine-tuning: ids, and a mask of the trained ones.
 
-The conversation is rendered and encoded as one text, as apply_chat_template of transformers does,
-so that ids that join the end of the template's text to the beginning of a message's are the same.
-What is learnt is a matter of characters: an id counts if all of its characters do.
+The conversation is rendered and encoded as one text, as apply_chat_template of transformers does.
+Ids that span the end of the template's text and the beginning of a message's are then the same. The
+mask is decided by characters: an id counts if all of its characters do.
 """
 
 import functools
@@ -24,20 +24,38 @@ TrainOn = Literal["assistant", "last", "all"]
 
 
 class Chat:
-    """`tokens` and `mask` (1: learnt as a target) of the list of messages under `field`.
+    """Encodes conversations: `tokens`, and `mask` with 1 for the ids that are trained as targets.
 
-    train_on: "assistant" learns what the template's {% generation %} blocks write; of a template
-    without blocks, what each assistant message adds to the generation prompt before it, the end of
-    its turn included, and ValueError if the template writes earlier messages otherwise once others
-    follow. "last" learns the last assistant message alone, "all" every id but the first.
-    tools_field: where a record keeps the tools that it offers, as a list or its JSON.
+    Nothing is added to the template's text. It alone writes bos; if it writes no end of turn, or
+    writes it outside its {% generation %} blocks, the model does not learn to stop. Nothing is cut.
+    A message with the text of a special token is corrupt. A conversation without trained ids is
+    dropped.
 
-        Chat(tokenizer, template=Template.load("model"))
+    Args:
+        tokenizer: `Pretrained`, `Bytes` or another `ChatTokenizer`.
+        template: The chat template.
+        train_on: "assistant" trains on the output of the template's {% generation %} blocks.
+            Without blocks, it trains on everything that each assistant message adds to the
+            generation prompt before it, with the end of its turn; the template must then render
+            earlier messages alike when others follow. "last" trains on the last assistant message
+            alone, "all" on every id but the first.
+        field: Name of the field with the list of messages.
+        tools_field: Name of the field with the tools on offer, a list or its JSON. None ignores
+            tools.
 
-    Nothing is added to what the template writes: it alone writes bos, and where it writes no end
-    of turn, or writes it outside its blocks, the model does not learn to stop. Nothing is cut. A
-    message that holds the text of a special token is Corrupt. A conversation of which nothing would
-    be learnt is dropped.
+    Raises:
+        TypeError: The tokenizer has no `encode_with_specials` or `find_special`.
+        ValueError: `train_on` is unknown. While writing: a template without blocks renders earlier
+            messages differently when others follow.
+
+    Example:
+
+        >>> from dovetail_data import Bytes
+        >>> source = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
+        >>> chat = Chat(Bytes(), template=Template(source, eos="<|eos|>"))
+        >>> messages = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
+        >>> chat([{"messages": messages}])[0].arrays["mask"]
+        array([0, 0, 0, 0, 0, 1, 1], dtype=uint8)
     """
 
     def __init__(
@@ -82,7 +100,7 @@ class Chat:
         if self.train_on == "all":
             finish = _document_of_all
         else:
-            spoken = [i for i, one in enumerate(messages) if one["role"] == "assistant"]
+            spoken = [i for i, said in enumerate(messages) if said["role"] == "assistant"]
             learnt = spoken[-1:] if self.train_on == "last" else spoken
             blocks = self.renderer.template.generation
             spans = (
@@ -100,7 +118,7 @@ class Chat:
         learnt: Sequence[int],
         spans: Sequence[tuple[int, int]],
     ) -> Sequence[tuple[int, int]]:
-        """The template's blocks; of the last message, those that the ones before it lack."""
+        """Returns the spans of the template's blocks; with "last", those of the last message."""
         if self.train_on != "last" or not learnt or learnt[0] == 0:
             return spans
         return spans[len(self.renderer.text(messages[: learnt[0]], tools=tools).spans) :]
@@ -108,7 +126,7 @@ class Chat:
     def _added(
         self, messages: list[dict[str, Any]], tools: list[Any] | None, i: int, whole: str
     ) -> tuple[int, int]:
-        """What message i adds to the generation prompt, as characters of `whole`."""
+        """Returns the characters of `whole` that message i adds to the generation prompt."""
         prompt = self.renderer.text(messages[:i], tools=tools, add_generation_prompt=True).text
         said = self.renderer.text(messages[: i + 1], tools=tools).text
         for prefix, longer in ((prompt, said), (said, whole)):
@@ -136,5 +154,5 @@ def _document_of_all(encodings: Sequence[Encoding]) -> Document | None:
 
 
 def _learnt(tokens: np.ndarray, mask: np.ndarray) -> Document | None:
-    """None where no id is a target: the first never is one."""
+    """Returns the document, or None if no id is a target. The first never is one."""
     return Document(arrays={"tokens": tokens, "mask": mask}) if mask[1:].any() else None

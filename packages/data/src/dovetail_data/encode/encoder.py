@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What turns records into arrays."""
+"""The interface of encoders: records to arrays."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -15,19 +15,29 @@ from dovetail_data.tokenizer import Tokenizer
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Document:
-    """What is stored of one record.
+    """The stored form of one record.
 
-    arrays: one per field of the encoder's layout. text_bytes: UTF-8 bytes of the text in it, for
-    bits per byte; 0 where that means nothing.
+    Args:
+        arrays: One array for each field of the encoder's layout.
+        text_bytes: UTF-8 bytes of its text, for bits per byte; 0 for documents without text.
     """
 
     arrays: Mapping[str, np.ndarray]
     text_bytes: int = 0
 
 
+def require_tokenizer(tokenizer: object) -> None:
+    """Raises TypeError unless `tokenizer` is one. The usual mistakes are a name and a class."""
+    if isinstance(tokenizer, type) or not isinstance(tokenizer, Tokenizer):
+        raise TypeError(
+            f"tokenizer must be a Tokenizer: got tokenizer={tokenizer!r:.200}. Pass Bytes(), or "
+            "Pretrained(path) with the directory of a tokenizer.json."
+        )
+
+
 @runtime_checkable
 class Encoder(Protocol):
-    """Records to documents. Must pickle, and must not depend on how records are grouped."""
+    """Turns records into documents. Must pickle, and must not depend on the grouping of records."""
 
     @property
     def layout(self) -> Mapping[str, Field]:
@@ -36,20 +46,23 @@ class Encoder(Protocol):
 
     @property
     def tokenizer(self) -> Tokenizer | None:
-        """Kept with the corpus, so that its ids can be read; None where there are none."""
+        """The tokenizer, kept with the corpus to decode its ids. None for documents without ids."""
         ...
 
     @property
     def manifest(self) -> Mapping[str, Any]:
-        """What made the documents, for index.json: names, settings and digests, JSON values."""
+        """The origin of the documents, for index.json: JSON values, with digests."""
         ...
 
     @property
     def fingerprint(self) -> str:
-        """Changes when the arrays of any record would."""
+        """Digest. It changes when the arrays of any record change."""
         ...
 
     def __call__(self, records: Sequence[Record]) -> list[Document | Corrupt | None]:
-        """One result for each record: None where nothing is to be learned from it (dropped, and
-        counted in the index), Corrupt where it is not what this encoder takes."""
+        """Returns one result for each record.
+
+        None drops the record, because nothing in it can be trained on; the index counts it.
+        `Corrupt` reports a record that this encoder cannot read.
+        """
         ...

@@ -16,11 +16,15 @@ from dovetail_data.sources.source import Corrupt, Record
 
 
 class Image:
-    """The encoded image under `field` of each record and the integer under `label`.
+    """Encodes labelled images: `image`, the bytes of a file, and `label`. Needs the extra `images`.
 
-    An image is bytes as its file has them, {"bytes": .., "path": ..} as Hugging Face datasets
-    store it, or an array u8[H, W] or u8[H, W, 3], which is kept as PNG. Files are stored as they
-    are; one that cannot be decoded is corrupt. Needs the extra `images`.
+    An image is the bytes of a file, {"bytes": .., "path": ..} as Hugging Face datasets store it, or
+    an array u8[H, W] or u8[H, W, 3], stored as PNG. Files are stored unchanged; one that cannot be
+    decoded is corrupt.
+
+    Args:
+        field: Name of the field with the image.
+        label: Name of the field with the label, an integer.
     """
 
     tokenizer = None

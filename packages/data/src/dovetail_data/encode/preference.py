@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Pairs of answers to one prompt, of which one is preferred."""
+"""Preference pairs: two answers to one prompt, one of them preferred."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dovetail_data.encode import _chats
-from dovetail_data.encode.encoder import Document
+from dovetail_data.encode.encoder import Document, require_tokenizer
 from dovetail_data.record import Field, ids
 from dovetail_data.sources.source import Corrupt, Record
 from dovetail_data.template import Template
@@ -19,17 +19,33 @@ _SIDES = ("chosen", "rejected")
 
 
 class Preference:
-    """`chosen`, `chosen_mask`, `rejected`, `rejected_mask` of records with those two answers.
+    """Encodes preference pairs: `chosen`, `chosen_mask`, `rejected`, `rejected_mask`.
 
-    Without a template, "prompt", "chosen" and "rejected" are strings: bos (where the tokenizer has
-    one) + ids of prompt and answer as one text + eos. With a template they are lists of messages,
-    rendered; "prompt" may be left out, or be the text of one of the messages, where both answers
-    begin with the messages of the prompt. Mask 1: an id all of whose characters lie in the answer,
-    and the eos; in messages the answer is all that follows the generation prompt, and ValueError if
-    the template does not begin with that when the answer follows.
+    Without a template, "prompt", "chosen" and "rejected" are strings. Each side is bos (if the
+    tokenizer has one), the ids of prompt and answer as one text, and eos. With a template, they are
+    lists of messages, rendered. "prompt" may then be absent, or be the text of a message, if both
+    answers begin with the messages of the prompt.
 
-    A record whose two answers are equal is dropped, as is one that has an answer without an id of
-    its own. Nothing is cut.
+    The mask is 1 for an id with all of its characters in the answer, and for the eos. In messages
+    the answer is everything after the generation prompt. A record with two equal answers is
+    dropped, as is one that has an answer without an id of its own. Nothing is cut.
+
+    Args:
+        tokenizer: With a template it must be a `ChatTokenizer`.
+        template: The chat template. None for records of strings.
+        tools_field: Name of the field with the tools on offer, a list or its JSON. None ignores
+            tools.
+
+    Raises:
+        TypeError: The tokenizer cannot read the output of templates.
+        ValueError: While writing: a rendered answer does not begin with the generation prompt.
+
+    Example:
+
+        >>> from dovetail_data import Bytes
+        >>> record = {"prompt": "2+2?", "chosen": "4", "rejected": "5"}
+        >>> Preference(Bytes())([record])[0].arrays["chosen_mask"]
+        array([0, 0, 0, 0, 0, 1, 1], dtype=uint8)
     """
 
     def __init__(
@@ -39,14 +55,15 @@ class Preference:
         template: Template | None = None,
         tools_field: str | None = "tools",
     ) -> None:
+        require_tokenizer(tokenizer)
         self.tokenizer = tokenizer
         self.tools_field = tools_field
         self.renderer = template and _chats.Renderer(_chats.reader(tokenizer), template)
         mask = Field(dtype="|u1")
         self.layout: Mapping[str, Field] = {
-            field: one
+            name: field
             for side in _SIDES
-            for field, one in ((side, ids(tokenizer.vocab_size)), (f"{side}_mask", mask))
+            for name, field in ((side, ids(tokenizer.vocab_size)), (f"{side}_mask", mask))
         }
         self.manifest: Mapping[str, Any] = {
             "encoder": "preference",
@@ -99,7 +116,7 @@ class Preference:
     def _document(
         self, start: int, texts: Sequence[str], encodings: Sequence[Encoding], *, ended: bool
     ) -> Document | None:
-        """ended: the texts have their bos and eos."""
+        """Returns the document. `ended`: the texts have their bos and eos."""
         arrays: dict[str, np.ndarray] = {}
         for side, text, encoding in zip(_SIDES, texts, encodings, strict=True):
             tokens = encoding.ids
@@ -114,7 +131,7 @@ class Preference:
 
 
 def _conversations(renderer: _chats.Renderer, record: Record) -> list[list[dict[str, Any]]]:
-    """Prompt, chosen and rejected of a record, as messages."""
+    """Returns prompt, chosen and rejected of a record, as messages."""
     chosen, rejected = (renderer.messages(record.get(side), field=side) for side in _SIDES)
     if isinstance(record.get("prompt"), list):
         prompt = renderer.messages(record["prompt"], field="prompt")
@@ -145,10 +162,10 @@ def _check_shared(
             f"{len(prompt)} in common, then {len(chosen)} and {len(rejected)}. Write the prompt "
             'under "prompt", as messages.'
         )
-    if text is not None and all(one.get("content") != text for one in prompt):
+    if text is not None and all(message.get("content") != text for message in prompt):
         raise _chats.MalformedError(
-            "a prompt that is text must be one of the messages with which chosen and rejected "
-            f"begin: got prompt={text!r:.60}. Write the prompt as messages."
+            "a prompt that is text must be one of the first messages of chosen and rejected: "
+            f"got prompt={text!r:.60}. Write the prompt as messages."
         )
 
 

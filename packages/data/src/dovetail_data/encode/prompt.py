@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Prompts, to be answered by the model that is trained."""
+"""Prompts for sampling from a model."""
 
 import functools
 import json
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dovetail_data.encode import _chats
-from dovetail_data.encode.encoder import Document
+from dovetail_data.encode.encoder import Document, require_tokenizer
 from dovetail_data.record import Field, ids
 from dovetail_data.sources.source import Corrupt, Record
 from dovetail_data.template import Template
@@ -18,13 +18,29 @@ from dovetail_data.tokenizer import Encoding, Tokenizer
 
 
 class Prompt:
-    """`tokens` of the prompt under `field`, and `extra`: the record's other fields.
+    """Encodes prompts: `tokens`, and `extra` with the record's other fields.
 
-    Without a template the prompt is a string: bos (where the tokenizer has one) + its ids. With one
-    it is a list of messages, rendered with the generation prompt; nothing is added to that. extra
-    is JSON in UTF-8, one byte per element, names sorted: `json.loads(extra.tobytes())` gives the
-    fields back. tools_field: as in Chat; the tools stay in extra too. A prompt without an id is
-    dropped.
+    Without a template the prompt is a string: bos (if the tokenizer has one) and its ids. With one
+    it is a list of messages, rendered with the generation prompt; nothing is added to that. `extra`
+    is JSON in UTF-8, one byte per element, names sorted: `json.loads(extra.tobytes())` restores the
+    fields, tools included. A prompt without an id is dropped.
+
+    Args:
+        tokenizer: With a template it must be a `ChatTokenizer`.
+        template: The chat template. None for prompts that are strings.
+        field: Name of the field with the prompt.
+        tools_field: Name of the field with the tools on offer, a list or its JSON. None ignores
+            tools.
+
+    Raises:
+        TypeError: The tokenizer cannot read the output of templates.
+
+    Example:
+
+        >>> from dovetail_data import Bytes
+        >>> document = Prompt(Bytes())([{"prompt": "2+2?", "answer": 4}])[0]
+        >>> document.arrays["tokens"], document.arrays["extra"].tobytes()
+        (array([256,  50,  43,  50,  63], dtype=int32), b'{"answer":4}')
     """
 
     def __init__(
@@ -35,6 +51,7 @@ class Prompt:
         field: str = "prompt",
         tools_field: str | None = "tools",
     ) -> None:
+        require_tokenizer(tokenizer)
         self.tokenizer = tokenizer
         self.field, self.tools_field = field, tools_field
         self.renderer = template and _chats.Renderer(_chats.reader(tokenizer), template)

@@ -7,19 +7,33 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dovetail_data.encode.encoder import Document
+from dovetail_data.encode.encoder import Document, require_tokenizer
 from dovetail_data.record import ids
 from dovetail_data.sources.source import Corrupt, Record
 from dovetail_data.tokenizer import Tokenizer
 
 
 class Text:
-    """bos (where the tokenizer has one) + ids + eos of the string under `field` of each record.
+    """Encodes strings: bos (if the tokenizer has one), their ids, and eos.
 
-    A record whose text is empty is dropped: it has nothing to predict.
+    A record with an empty text is dropped: nothing in it can be predicted.
+
+    Args:
+        tokenizer: The tokenizer, such as `Bytes()` or `Pretrained("model")`.
+        field: Name of the field with the text.
+
+    Raises:
+        TypeError: `tokenizer` is not a tokenizer, such as a name.
+
+    Example:
+
+        >>> from dovetail_data import Bytes
+        >>> Text(Bytes())([{"text": "Hi"}])[0].arrays["tokens"]
+        array([256,  72, 105, 257], dtype=int32)
     """
 
     def __init__(self, tokenizer: Tokenizer, *, field: str = "text") -> None:
+        require_tokenizer(tokenizer)
         self.tokenizer = tokenizer
         self.field = field
         self.layout = {"tokens": ids(tokenizer.vocab_size)}
@@ -31,10 +45,10 @@ class Text:
         out: list[Document | Corrupt | None] = []
         kept: list[tuple[int, int]] = []
         for i, record in enumerate(records):
-            found = self._text_bytes(record)
-            out.append(found if isinstance(found, Corrupt) else None)
-            if isinstance(found, int) and found > 0:
-                kept.append((i, found))
+            size = self._text_bytes(record)
+            out.append(size if isinstance(size, Corrupt) else None)
+            if isinstance(size, int) and size > 0:
+                kept.append((i, size))
         encodings = self.tokenizer.encode([records[i][self.field] for i, _ in kept])
         bos = [] if self.tokenizer.bos_id is None else [self.tokenizer.bos_id]
         before, after = np.array(bos, np.int32), np.array([self.tokenizer.eos_id], np.int32)
@@ -44,13 +58,13 @@ class Text:
         return out
 
     def _text_bytes(self, record: Record) -> int | Corrupt:
-        """The UTF-8 bytes of a record's text, or what is wrong with it."""
+        """Returns the UTF-8 bytes of a record's text, or the reason why it has none."""
         text = record.get(self.field)
         if not isinstance(text, str):
             return Corrupt(
                 f"a record must have a string under field={self.field!r}: got fields "
                 f"{sorted(record)}, there {type(text).__name__}. Pass Text(field=...) the name of "
-                "what holds the text."
+                "the field with the text."
             )
         try:
             return len(text) if text.isascii() else len(text.encode("utf-8"))

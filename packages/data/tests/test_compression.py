@@ -147,8 +147,8 @@ def test_a_name_must_say_what_a_file_is(tmp_path, ending):
         path.write_bytes(COMPRESS[ending](LINES))
     assert compression.disguise(str(packed)) is None
     assert re.fullmatch(
-        rf"a compressed file must be named so: got 'x\.jsonl', which begins as a \{ending} file "
-        rf"does\. Rename it to 'x\.jsonl\{ending}'\.",
+        rf"a compressed file must have the suffix of its format: got 'x\.jsonl', which begins "
+        rf"as a \{ending} file does\. Rename it to 'x\.jsonl\{ending}'\.",
         compression.disguise(str(plain)),
     )
     plain.write_bytes(b"BZh9 is no bzip2 file")
@@ -157,7 +157,7 @@ def test_a_name_must_say_what_a_file_is(tmp_path, ending):
         packed.write_bytes(content)
         assert re.fullmatch(
             rf"a \{ending} file must begin as that format does: got 'x\.jsonl\{ending}', which "
-            rf"begins with {content!r}\. Give it the ending of what it is, or fetch it again\.",
+            rf"begins with {content!r}\. Give it the suffix of its format, or fetch it again\.",
             compression.disguise(str(packed)),
         )
 

@@ -75,7 +75,7 @@ def test_what_is_left_of_a_large_part_is_what_its_slices_lack(monkeypatch, count
         assert [task.ends for task in left] == [False] * (slices - skipped - 1) + [True, True]
         of_b = [(p.first + i, r["n"]) for p in pieces[:-1] for i, r in enumerate(p.records)]
         assert of_b == [(i, i) for i in range(7 * skipped, count)]
-        assert pieces[-1].part.name == "c"
+        assert pieces[-1].input_part.name == "c"
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -249,7 +249,7 @@ def test_options_below_one_are_errors(tmp_path, name):
 def test_a_corpus_within_its_source_is_an_error(tmp_path):
     (tmp_path / "x.jsonl").write_text('{"text": "a"}')
     write(jsonl(tmp_path), tmp_path / "c", encoder=Text(Bytes()))
-    message = r"not lie where its source is searched for: got .*ledger\.jsonl in .*Give a directory"
+    message = r"must not hold files of its source: got .*ledger\.jsonl in .*Give a directory"
     with pytest.raises(ValueError, match=message):
         write(jsonl(tmp_path), tmp_path / "c", encoder=Text(Bytes()))
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""One shard on its way to the disk: an ArrayRecord file and the table of its documents."""
+"""A shard in progress: an ArrayRecord file and the table of its documents."""
 
 import hashlib
 import os
@@ -29,14 +29,14 @@ TABLE = np.dtype(
         ("record", "<u4"),
     ]
 )
-"""A document in the table. begin, bytes, crc32: of its record in the file. length: ids of it.
-part, record: the part of the input that it is from, and its place among the records there."""
+"""A document in the table. begin, bytes, crc32: of its record in the file. length: number of ids.
+part, record: the part of the input with the document, and its place among the records there."""
 
 
 class Shard:
-    """Collects chunks under temporary names; `close` makes them durable, then gives them names.
+    """Collects chunks under temporary names. `close` makes them durable and renames them.
 
-    A directory holds NUMBER.array_record, one record per document, and NUMBER.npy, their TABLE.
+    A shard is NUMBER.array_record, one record per document, and NUMBER.npy, their TABLE.
     """
 
     def __init__(self, directory: Path, number: int) -> None:
@@ -69,7 +69,10 @@ class Shard:
         self._corrupt += [{"where": where, "error": error} for where, error in chunk.corrupt]
 
     def close(self) -> dict[str, Any]:
-        """Durable under the final names when this returns the shard's line of the index."""
+        """Makes the files durable under their final names.
+
+        Returns the shard's entry of the index.
+        """
         self._writer.close()
         table = np.concatenate(self._tables)
         _locate(table, self._partial("records"))
@@ -86,7 +89,7 @@ class Shard:
         return line
 
     def discard(self) -> None:
-        """Gives the disk back what an unfinished shard took."""
+        """Deletes the files of an unfinished shard."""
         del self._writer  # closing it would write, and fail again on a full disk
         for kind in self._names:
             self._partial(kind).unlink(missing_ok=True)
@@ -96,20 +99,20 @@ class Shard:
 
 
 def _locate(table: np.ndarray, path: Path) -> None:
-    """Fills in `begin`, and makes sure that each record lies there."""
+    """Fills in `begin`, and verifies that each record lies there."""
     # Behind the documents lies ArrayRecord's own index, which is a record too.
-    found = np.array(list(extents(path))[: len(table)], np.int64).reshape(-1, 2)
+    places = np.array(list(extents(path))[: len(table)], np.int64).reshape(-1, 2)
     file = os.open(path, os.O_RDONLY)
     try:
-        wrong = len(found) != len(table) or (found[:, 1] != table["bytes"]).any()
+        wrong = len(places) != len(table) or (places[:, 1] != table["bytes"]).any()
         if not wrong:
-            table["begin"] = found[:, 0]
-            crcs = [zlib.crc32(read_extent(file, begin, size)) for begin, size in found.tolist()]
+            table["begin"] = places[:, 0]
+            crcs = [zlib.crc32(read_extent(file, begin, size)) for begin, size in places.tolist()]
             wrong = (np.array(crcs, np.uint32) != table["crc32"]).any()
     finally:
         os.close(file)
     if wrong:
         raise ValueError(
-            f"array-record must write each document as one chunk: got {path} with {len(found)} of "
+            f"array-record must write each document as one chunk: got {path} with {len(places)} of "
             f"{len(table)} records where its format has them. Use array-record 0.8."
         )

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Encoding the input, here or in spawned processes, always in order."""
+"""Encoding of the input, in this process or in spawned ones, always in order."""
 
 import collections
 import dataclasses
@@ -17,9 +17,15 @@ from dovetail_data.sources.source import Corrupt, Part, Record, Source
 
 @dataclasses.dataclass
 class Encoded:
-    """A task's documents as records; table: (length, part, record) of each.
+    """The documents of a task as records.
 
-    corrupt: (where, error) of each record that could not be read or encoded.
+    Attributes:
+        records: The records.
+        table: (length, part, record) of each.
+        tokens: Number of ids.
+        text_bytes: UTF-8 bytes of their texts.
+        dropped: Number of dropped records.
+        corrupt: (where, error) of each record that could not be read or encoded.
     """
 
     records: list[bytes] = dataclasses.field(default_factory=list)
@@ -32,7 +38,13 @@ class Encoded:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:
-    """What a worker needs to encode any task."""
+    """Everything for the encoding of any task.
+
+    Args:
+        source: The source.
+        encoder: The encoder.
+        codec: Converts documents to records.
+    """
 
     source: Source
     encoder: Encoder
@@ -47,21 +59,21 @@ class Job:
         ]
         documents = iter(self._documents([r for *_, r in places if not isinstance(r, Corrupt)]))
         for piece, j, record in places:
-            found = record if isinstance(record, Corrupt) else next(documents)
-            if found is None:
+            result = record if isinstance(record, Corrupt) else next(documents)
+            if result is None:
                 out.dropped += 1
-            elif isinstance(found, Corrupt):
-                out.corrupt.append((self.source.locate(piece.part, j), found.error))
+            elif isinstance(result, Corrupt):
+                out.corrupt.append((self.source.locate(piece.input_part, j), result.error))
             else:
-                counts = [len(found.arrays[name]) for name in self.codec.ids]
-                out.records.append(self._record(found, where=(piece.part, j)))
+                counts = [len(result.arrays[name]) for name in self.codec.ids]
+                out.records.append(self._record(result, where=(piece.input_part, j)))
                 out.table.append((max(counts, default=0), piece.number, j))
                 out.tokens += sum(counts)
-                out.text_bytes += found.text_bytes
+                out.text_bytes += result.text_bytes
         return out
 
     def _records(self, piece: Piece) -> Iterable[Record | Corrupt]:
-        return self.source.read(piece.part) if piece.records is None else piece.records
+        return self.source.read(piece.input_part) if piece.records is None else piece.records
 
     def _documents(self, records: list[Record]) -> list[Document | Corrupt | None]:
         documents = self.encoder(records)
@@ -82,7 +94,13 @@ class Job:
 def encode_all(
     job: Job, tasks: Iterator[Task], *, workers: int
 ) -> Generator[tuple[Encoded, bool], None, None]:
-    """What each task gives, in their order, and whether a chunk ends with it."""
+    """Yields the result of each task, in their order, and whether its chunk ends with it.
+
+    Args:
+        job: Source and encoder.
+        tasks: The tasks.
+        workers: Number of processes; 1 encodes in this one.
+    """
     if workers == 1:
         yield from ((job.encode(task), task.ends) for task in tasks)
         return

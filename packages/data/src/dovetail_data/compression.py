@@ -1,10 +1,11 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Compressed files as streams that end only where their writer ended them.
+"""Compressed files as streams that report a missing end.
 
-The readers of the standard library and of zstandard differ in what they pass over: a zstd file cut
-short reads as a shorter one, junk after a bzip2 or xz file is dropped. A cut file must not look
-like a short one, so the four share one loop here that knows whether a member is complete.
+The readers of the standard library and of zstandard are lenient in different ways: a zstd file cut
+short reads as a shorter one, and junk after a bzip2 or xz file is dropped. A cut file must not look
+like a short one. So the four formats share one loop here, and it knows whether a member is
+complete.
 """
 
 import bz2
@@ -27,11 +28,11 @@ _MAGIC = {
 }
 _MAGIC_BYTES = 10
 _PADDED = (".gz", ".xz")  # zeros may follow a member: tapes and the xz format add them
-# What one call of a decompressor takes. When a call fails its output is lost with it, and a call
-# on a file made to exhaust memory gives up to 32,000 times as much.
+# Input of one call of a decompressor. When a call fails its output is lost with it, and a call
+# on a file made to exhaust memory returns up to 32,000 times as much.
 _PIECE_BYTES = 4096
 _BUFFER_BYTES = 1 << 17
-_WINDOW_BYTES = 1 << 31  # `zstd --long=31`, as large dumps are packed; taken only where needed
+_WINDOW_BYTES = 1 << 31  # `zstd --long=31`, as large dumps are packed; allocated only if needed
 
 
 class Damaged(ValueError):
@@ -39,36 +40,38 @@ class Damaged(ValueError):
 
 
 def suffix(path: str) -> str:
-    """The ending that says how `path` is compressed; "" for a plain file."""
+    """Returns the compression suffix of `path`; "" for a plain file."""
     ending = Path(path).suffix
     return ending if ending in SUFFIXES else ""
 
 
 def disguise(path: str) -> str | None:
-    """What is wrong with the name of a file that begins otherwise than its ending says, if so."""
+    """Returns a message if the content of a file contradicts its suffix, else None."""
     with open(path, "rb") as stream:
         head = stream.read(_MAGIC_BYTES)
     name, ending = Path(path).name, suffix(path)
     if not ending:
         looks = next((kind for kind, magic in _MAGIC.items() if magic.match(head)), None)
         return looks and (
-            f"a compressed file must be named so: got {name!r}, which begins as a {looks} file "
-            f"does. Rename it to {name + looks!r}."
+            f"a compressed file must have the suffix of its format: got {name!r}, which begins as "
+            f"a {looks} file does. Rename it to {name + looks!r}."
         )
     if _MAGIC[ending].match(head):
         return None
     return (
         f"a {ending} file must begin as that format does: got {name!r}, which begins with "
-        f"{head!r}. Give it the ending of what it is, or fetch it again."
+        f"{head!r}. Give it the suffix of its format, or fetch it again."
     )
 
 
 def open_file(path: str) -> io.BufferedReader:
-    """The bytes of the file at `path`, unpacked if its ending says that it is compressed.
+    """Opens a file for reading bytes, and decompresses it if its suffix says so.
 
-    Members or frames are read one after the other. Reading raises Damaged, after what could be
-    unpacked, where one is damaged, ends early, or is followed by anything but another. Needs the
-    extra `zstd` for ".zst".
+    Members or frames are read one after the other. Needs the extra `zstd` for ".zst".
+
+    Raises:
+        Damaged: By a read, after the readable bytes, if a member is damaged, ends early, or is
+            followed by anything but another member.
     """
     ending = suffix(path)
     if not ending:
@@ -78,7 +81,7 @@ def open_file(path: str) -> io.BufferedReader:
 
 
 def require(paths: Iterable[str]) -> None:
-    """ImportError, naming the extra, unless what unpacks each of `paths` is installed."""
+    """Raises ImportError, with the name of the extra, if a decompressor is missing."""
     for ending in {suffix(path) for path in paths} - {""}:
         _codec(ending)
 
@@ -140,7 +143,7 @@ class _Unpacked(io.RawIOBase):
 
 
 _Codec = tuple[Callable[[], Any], type[Exception]]
-"""What makes the decompressor of a member, and what that raises on damage."""
+"""The constructor of a decompressor for one member, and its error for damage."""
 
 
 def _codec(ending: str) -> _Codec:

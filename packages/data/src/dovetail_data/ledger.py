@@ -1,10 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The ledger of an unfinished corpus: which shards are whole, so that writing goes on from there.
+"""The ledger of an unfinished corpus: its finished shards. Writing resumes behind them.
 
-One line of JSON per finished shard, appended after the shard's files were renamed into place and
-their bytes reached the disk. A line cut off by a crash is dropped; its shard is written again,
-with the same bytes.
+A finished shard is one line of JSON, appended after the shard's files were renamed into place and
+their bytes reached the disk. A line cut off by a crash is dropped; its shard is written again, with
+the same bytes.
 """
 
 import fcntl
@@ -22,10 +22,15 @@ NAME = "ledger.jsonl"
 
 @contextmanager
 def open_ledger(directory: Path, *, identity: dict[str, Any]) -> Iterator["Ledger"]:
-    """The locked ledger of `directory`; its first line says what is being written.
+    """Opens and locks the ledger of `directory`. Its first line is the identity.
 
-    identity: what must not change between the runs that write one corpus. ValueError when the
-    ledger there has another; RuntimeError while another process writes.
+    Args:
+        directory: Directory of the corpus.
+        identity: Values that must not change between the runs that write one corpus.
+
+    Raises:
+        ValueError: The ledger has another identity, or the directory holds other files.
+        RuntimeError: Another process is writing the corpus.
     """
     path = directory / NAME
     strangers = [] if path.exists() else sorted(entry.name for entry in directory.iterdir())
@@ -47,14 +52,14 @@ def open_ledger(directory: Path, *, identity: dict[str, Any]) -> Iterator["Ledge
 
 
 class Ledger:
-    """The lines of the finished shards, in order; `append` adds one."""
+    """The lines of the finished shards, in order."""
 
     def __init__(self, stream: BinaryIO, lines: list[dict[str, Any]]) -> None:
         self._stream = stream
         self.lines = lines
 
     def append(self, line: dict[str, Any]) -> None:
-        """Records a finished shard; on the disk when this returns."""
+        """Records a finished shard. The line is on the disk when this returns."""
         self.write(line)
         self.lines.append(line)
 
@@ -88,11 +93,17 @@ def _read(stream: BinaryIO, path: Path) -> list[dict[str, Any]]:
         ) from error
 
 
-def check_identity(found: dict[str, Any], expected: dict[str, Any], directory: Path) -> None:
-    """Raises ValueError that names what differs between a corpus on disk and this call."""
+def check_identity(stored: dict[str, Any], expected: dict[str, Any], directory: Path) -> None:
+    """Raises ValueError with the first entry in which a corpus on disk differs from this call.
+
+    Args:
+        stored: Identity of the corpus on disk.
+        expected: Identity of this call.
+        directory: Directory for the message.
+    """
     for name, value in expected.items():
-        if found.get(name) != value:
+        if stored.get(name) != value:
             raise ValueError(
                 f"{directory} must be continued with the same {name}: got {name}={value!r}, it "
-                f"holds {found.get(name)!r}. Give another directory, or delete this one."
+                f"holds {stored.get(name)!r}. Give another directory, or delete this one."
             )

@@ -1,12 +1,11 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Writing a corpus: documents, encoded once, to ArrayRecord shards.
+"""Writing of a corpus: documents, encoded once, in ArrayRecord shards.
 
-The files depend on the source, the encoder and shard_bytes alone: not on the number of workers,
-nor on how often the writer was killed. Parts of the input are grouped into chunks; workers encode
-chunks, or slices of a large one, one process writes them in order, and a shard ends with the chunk
-or slice that fills it. So a small corpus is encoded in parallel too, and a crash costs the shard in
-progress.
+The files depend on the source, the encoder and shard_bytes alone, not on the number of workers or
+of restarts. Parts of the input are grouped into chunks. Workers encode chunks, or slices of a large
+one; one process writes them in order, and a shard ends with the chunk or slice that fills it. A
+small corpus is therefore encoded in parallel too, and a crash costs one unfinished shard.
 """
 
 import dataclasses
@@ -33,17 +32,24 @@ _LISTED = 20  # corrupt records in an error: a screenful
 
 
 class CorruptInputError(ValueError):
-    """More records of the input are damaged than may be left out."""
+    """More records of the input are damaged than `max_corrupt` allows."""
 
     exit_code = 3  # of the command
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far `write` is, what earlier runs finished included.
+    """Progress of `write`, including the work of earlier runs.
 
-    bytes: of the input. dropped: records without content. corrupt: records that could not be read
-    or encoded.
+    Attributes:
+        parts: Parts of the input that are finished.
+        total_parts: Parts of the input.
+        bytes: Bytes of the input that are finished.
+        total_bytes: Bytes of the input.
+        documents: Documents written.
+        tokens: Ids written.
+        dropped: Records left out because nothing in them can be trained on.
+        corrupt: Records that could not be read or encoded.
     """
 
     parts: int
@@ -66,17 +72,39 @@ def write(
     max_corrupt: int = 0,
     progress: Callable[[Progress], object] | None = None,
 ) -> Corpus:
-    """Encodes `source` into `directory`, or goes on where a killed run stopped.
+    """Encodes `source` into a corpus in `directory`, or resumes an interrupted write.
 
-    shard_bytes: a shard ends when it holds as many bytes of ids. workers: processes that encode;
-    1 encodes in this one. More need a script guarded by `if __name__ == "__main__":`, as any
-    spawned process does. max_corrupt: how many records may be damaged; they are left out, counted
-    and listed (`Corpus.corrupt`), and one more is a ValueError. progress: called after every chunk
-    of about 1 MB.
+    The files do not depend on `workers` or on interruptions. A finished corpus is opened, not
+    written again.
 
-    A finished corpus is opened, not written again. ValueError when the directory holds another
-    source or encoder, when there is no document, or when an id is outside the vocabulary; OSError
-    when the disk is full: finished shards stay, and the same call goes on from them.
+    Args:
+        source: The records, such as `text("books")` or `jsonl("chats.jsonl")`.
+        directory: Directory of the corpus, empty or new, and outside the source's own.
+        encoder: Turns records into documents: `Text`, `Chat`, `Preference`, `Prompt` or `Image`.
+        shard_bytes: Size at which a shard ends, in bytes of stored documents.
+        workers: Processes that encode; 1 encodes in this one. More need a script guarded by `if
+            __name__ == "__main__":`.
+        max_corrupt: Records that may be damaged. They are left out, counted and listed in
+            `Corpus.corrupt`. One more raises.
+        progress: Called after every chunk of about 1 MB with a `Progress`.
+
+    Returns:
+        The corpus.
+
+    Raises:
+        TypeError: `source` is not a source, such as a path.
+        ValueError: The directory holds another source or encoder, no document is left, an id is
+            outside the vocabulary, or more than `max_corrupt` records are damaged.
+        RuntimeError: Another process writes to the directory, or a worker died.
+        OSError: The disk is full. Finished shards stay, and the same call resumes from them.
+
+    Example:
+
+        >>> from pathlib import Path
+        >>> from dovetail_data import Bytes, Text, text
+        >>> _ = Path("a.txt").write_text("To be, or not to be: that is the question.")
+        >>> write(text("a.txt"), "corpus", encoder=Text(Bytes()))
+        Corpus('corpus', documents=1, tokens=44, fields=['tokens'])
     """
     for name, value, least in (
         ("shard_bytes", shard_bytes, 1),
@@ -87,6 +115,16 @@ def write(
             raise ValueError(
                 f"{name} must be >= {least}: got {name}={value}. Pass {least} or more."
             )
+    if not callable(getattr(source, "parts", None)):
+        raise TypeError(
+            f"source must be a source of records: got source={source!r:.200} of type "
+            f"{type(source).__name__}. Pass text(...), jsonl(...), parquet(...) or another source."
+        )
+    if not callable(encoder):
+        raise TypeError(
+            f"encoder must be an Encoder: got encoder={encoder!r:.200} of type "
+            f"{type(encoder).__name__}. Pass Text(tokenizer), or Chat, Preference, Prompt or Image."
+        )
     directory = Path(directory)
     parts = source.parts()
     _check_outside(directory, parts)
@@ -119,7 +157,7 @@ def write(
             index.write_index(
                 directory,
                 shards=[line["shard"] for line in ledger.lines],
-                parts=[part.name for part in parts],
+                parts=[p.name for p in parts],
                 facts=facts,
             )
     return Corpus(directory)
@@ -127,7 +165,7 @@ def write(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Run:
-    """One run of the writer over `chunks`, from where the ledger stands."""
+    """One run of the writer over `chunks`, from the ledger's last entry."""
 
     job: Job
     chunks: list[Chunk]
@@ -137,7 +175,7 @@ class _Run:
     def write(
         self, shard_bytes: int, *, workers: int, max_corrupt: int
     ) -> Generator[Progress, None, None]:
-        """Writes what the ledger lacks; yields after each task."""
+        """Writes the tasks that are not in the ledger; yields after each."""
         last = self.ledger.lines[-1] if self.ledger.lines else {"chunks": 0, "slices": 0}
         written, slices = last["chunks"], last["slices"]
         left = tasks(self.job.source, self.chunks, done=written, slices=slices)
@@ -164,7 +202,7 @@ class _Run:
 
 
 class _Totals:
-    """What the finished shards and the chunks added since hold together."""
+    """Totals of the finished shards and the chunks added since."""
 
     def __init__(self, shards: list[dict[str, Any]], chunks: list[Chunk]) -> None:
         self._chunks = chunks
@@ -173,7 +211,7 @@ class _Totals:
             sum(shard[name] for shard in shards) for name in ("documents", "tokens", "dropped")
         )
         self.corrupt = [
-            (found["where"], found["error"]) for shard in shards for found in shard["corrupt"]
+            (record["where"], record["error"]) for shard in shards for record in shard["corrupt"]
         ]
 
     def add(self, chunk: Encoded) -> None:
@@ -196,29 +234,29 @@ class _Totals:
 
 
 def _check_outside(directory: Path, parts: Sequence[Part]) -> None:
-    """A source that was searched for around the corpus would find it, and change by it."""
+    """Raises ValueError if the source has files in `directory`: the corpus would change it."""
     root = os.path.join(os.path.abspath(directory), "")
-    inside = next((part.path for part in parts if part.path.startswith(root)), None)
+    inside = next((p.path for p in parts if p.path.startswith(root)), None)
     if inside is not None:
         raise ValueError(
-            f"a corpus must not lie where its source is searched for: got {inside} in "
+            f"a corpus's directory must not hold files of its source: got {inside} in "
             f"directory={directory}. Give a directory outside, or a pattern that leaves it out."
         )
 
 
-def _check_corrupt(found: list[tuple[str, str]], max_corrupt: int) -> None:
-    if len(found) > max_corrupt:
-        listed = "\n".join(f"  {where}: {error}" for where, error in found[:_LISTED])
-        more = f"\n  and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
+def _check_corrupt(records: list[tuple[str, str]], max_corrupt: int) -> None:
+    if len(records) > max_corrupt:
+        listed = "\n".join(f"  {where}: {error}" for where, error in records[:_LISTED])
+        more = f"\n  and {len(records) - _LISTED} more" if len(records) > _LISTED else ""
         raise CorruptInputError(
-            f"at most max_corrupt={max_corrupt} records may be corrupt: got {len(found)} so far:\n"
-            f"{listed}{more}\nMend them, or pass max_corrupt= the number that may be left out."
+            f"at most max_corrupt={max_corrupt} records may be corrupt: got {len(records)} so far:"
+            f"\n{listed}{more}\nMend them, or pass max_corrupt= the number that may be left out."
         )
 
 
 @contextmanager
 def _disk(directory: Path, ledger: Ledger) -> Iterator[None]:
-    """Says what to do when the disk is full. ArrayRecord reports it as a RuntimeError."""
+    """Adds advice to the error of a full disk. ArrayRecord reports it as a RuntimeError."""
     try:
         yield
     except (OSError, RuntimeError) as error:

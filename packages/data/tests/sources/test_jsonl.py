@@ -95,7 +95,11 @@ def test_a_cut_file_gives_its_lines_and_says_that_it_is_cut(tmp_path):
 @pytest.mark.parametrize(
     "name, content, error",
     [
-        ("x.jsonl", gzip.compress(b'{"n": 1}\n' * 9), "must be named so: got 'x.jsonl', which"),
+        (
+            "x.jsonl",
+            gzip.compress(b'{"n": 1}\n' * 9),
+            "must have the suffix of its format: got 'x.jsonl', which",
+        ),
         ("x.jsonl.gz", b'{"n": 1}\n' * 9, "a .gz file must begin as that format does: got"),
         ("x.jsonl.gz", b"", "a .gz file must begin as that format does: got"),
     ],

@@ -102,7 +102,7 @@ def test_a_readme_without_configs_declares_nothing(repository):
         ("configs:\n-\n", "configs that are no list of mappings"),
         ("configs:\n- data_files: x\n   default: true\n", "mapping values are not allowed here"),
         ("configs:\n- data_files:\n  - split: a\n", "the data_files entry {'split': 'a'}, not"),
-        (PLAIN.replace("split: test", "split: train"), "the data_files entry {'split': 'train'"),
+        (PLAIN.replace("split: test", "split: train"), "the split 'train' in two entries"),
         (PLAIN.replace("data/train-*", "hf://x/y"), "the path 'hf://x/y', not within"),
         (PLAIN.replace("data/train-*", "/etc/*"), "the path '/etc/*', not within"),
         (PLAIN.replace("data/train-*", "../*"), "the path '../*', not within"),
@@ -110,8 +110,8 @@ def test_a_readme_without_configs_declares_nothing(repository):
 )  # fmt: skip
 def test_what_is_not_plain_is_an_error(repository, configs, got):
     message = (
-        rf"the configs of README\.md must say plainly which files a split has: got .*README\.md: "
-        rf".*{re.escape(got)}.*\. Give the files to parquet\("
+        rf"the configs of README\.md must list the files of each split: got .*README\.md: "
+        rf".*{re.escape(got)}.*\. Pass the files to parquet\("
     )
     with pytest.raises(ValueError, match=message):
         declare(repository, configs)

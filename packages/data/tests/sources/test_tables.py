@@ -40,7 +40,7 @@ def test_a_row_that_is_not_utf8_is_corrupt_alone():
     assert found[6] == {"s": "text 6", "n": 6}
     assert found[2999] == {"s": "text 2999", "n": 2999}
     assert re.match(
-        r"the values of a row must be what .* got .*UTF.*Write the file", found[5].error
+        r"the values of a row must fit their types: got .*UTF.*Write the file", found[5].error
     )
 
 
@@ -73,9 +73,7 @@ def test_columns_are_chosen_by_a_sequence_of_names():
 
 def test_columns_must_be_there_once():
     _tables.check_columns(["a", "b"], ("b",), "x")
-    message = (
-        r"have the columns that are wanted: got x without \['c', 'd'\]\. Choose from \['a', 'b'\]"
-    )
+    message = r"have the columns of columns=: got x without \['c', 'd'\]\. Choose from \['a', 'b'\]"
     with pytest.raises(ValueError, match=message):
         _tables.check_columns(["a", "b"], ("c", "a", "d"), "x")
     message = r"each column must have a name of its own: got x with \['a', 'a'\]\. Write the file"

@@ -66,7 +66,7 @@ def test_half_a_document_is_not_given(tmp_path, errors):
     read = [list(source.read(part)) for part in source.parts()]
     assert [len(items) for items in read] == [1, 1, 1, 1]
     assert "must be whole: got one with its end missing" in read[0][0].error
-    assert "must be named so: got 'b.txt'" in read[1][0].error
+    assert "must have the suffix of its format: got 'b.txt'" in read[1][0].error
     assert "must begin as that format does: got 'c.txt.gz'" in read[2][0].error
     assert read[3] == [{"text": ""}]
 

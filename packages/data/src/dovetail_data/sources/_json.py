@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A JSON object in UTF-8, or what is wrong with it."""
+"""JSON objects in UTF-8, and the reasons why a line is none."""
 
 import collections
 import json
@@ -27,11 +27,13 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_unique)  # json.loads would make 
 
 
 def parse(line: bytes) -> Record | Corrupt:
-    """The object that `line` is. NaN and infinities are taken, as Python's json writes them.
+    """Returns the object in `line`, or a `Corrupt`.
 
-    Corrupt for what is not UTF-8, not JSON or not an object, for a name that occurs twice in one
-    object, for nesting beyond Python's stack, and for lone surrogates anywhere, which JSON escapes
-    can spell and UTF-8 cannot.
+    Accepts NaN and infinities, as Python's json does.
+
+    Corrupt are lines that are not UTF-8, not JSON or not an object; with a name twice in one
+    object; nested beyond Python's stack; or with lone surrogates, which JSON escapes can spell and
+    UTF-8 cannot.
     """
     try:
         value = _DECODER.decode(line.decode("utf-8"))
@@ -61,14 +63,14 @@ def parse(line: bytes) -> Record | Corrupt:
 
 
 def _lone_surrogate(value: Any) -> str | None:
-    """The first lone surrogate in the strings of a JSON value; not recursive, as depth is free."""
+    """Returns the first lone surrogate in a JSON value. Not recursive: values may nest deeply."""
     waiting = [value]
     while waiting:
-        one = waiting.pop()
-        if isinstance(one, str) and (match := _SURROGATE.search(one)):
+        item = waiting.pop()
+        if isinstance(item, str) and (match := _SURROGATE.search(item)):
             return match.group()
-        if isinstance(one, dict):
-            waiting += [*one.keys(), *one.values()]
-        elif isinstance(one, list):
-            waiting += one
+        if isinstance(item, dict):
+            waiting += [*item.keys(), *item.values()]
+        elif isinstance(item, list):
+            waiting += item
     return None

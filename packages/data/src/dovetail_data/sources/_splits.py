@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Which files of a dataset repository belong to which split.
+"""The splits of a dataset repository.
 
 The rules are those of the Hub's documentation, "Structure your repository" and "Configure the
 dataset": data_files in README.md if it names them, otherwise the names of the files.
@@ -26,9 +26,12 @@ Splits = dict[str, list[str]]
 
 
 def by_name(names: Sequence[str]) -> Splits:
-    """Splits by files SPLIT-00000-of-00001 at the top or in data/; else by the usual words in
-    the names of directories, else of files; else everything is "train". Where a rule finds a
-    split, files that it puts in none are left out."""
+    """Returns the splits by the names of the files.
+
+    Files SPLIT-00000-of-00001 at the top or in data/ decide; else the usual words in the names of
+    directories; else those in the names of files; else everything is "train". If a rule finds a
+    split, files without one are left out.
+    """
     shards: Splits = collections.defaultdict(list)
     for name in sorted(names):
         if match := _SHARD.fullmatch(name):
@@ -41,7 +44,7 @@ def by_name(names: Sequence[str]) -> Splits:
 def _by_keyword(parts: dict[str, tuple[str, ...]]) -> Splits:
     splits: Splits = collections.defaultdict(list)
     for name in sorted(parts):
-        words = {word for part in parts[name] for word in _SEPARATORS.split(part)}
+        words = {word for step in parts[name] for word in _SEPARATORS.split(step)}
         for split, keywords in _KEYWORDS.items():
             if words & keywords:
                 splits[split].append(name)
@@ -49,10 +52,13 @@ def _by_keyword(parts: dict[str, tuple[str, ...]]) -> Splits:
 
 
 def declared(directory: Path) -> Splits | None:
-    """Splits by the `configs` at the top of README.md; None if it has none.
+    """Returns the splits from the `configs` at the top of README.md; None without configs.
 
-    ValueError for several configurations of which none is the default, and for one that says
-    more than which files a split has. Needs the extra `hub` where there are configs.
+    Needs the extra `hub` if there are configs.
+
+    Raises:
+        ValueError: There are several configurations without a default, or one that says more than
+            the files of each split.
     """
     readme = directory / "README.md"
     front = _front_matter(readme.read_text(encoding="utf-8")) if readme.is_file() else ""
@@ -64,14 +70,14 @@ def declared(directory: Path) -> Splits | None:
     except (ValueError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(
-            f"the configs of README.md must say plainly which files a split has: got {readme}: "
-            f"{reason}. Give the files to parquet([...]), jsonl([...]) or arrow([...]) yourself."
+            f"the configs of README.md must list the files of each split: got {readme}: "
+            f"{reason}. Pass the files to parquet([...]), jsonl([...]) or arrow([...]) yourself."
         ) from error
     return {split: _glob(directory, globs) for split, globs in patterns.items()}
 
 
 def _front_matter(readme: str) -> str:
-    """The YAML between the two lines --- at the top; "" without."""
+    """Returns the YAML between the two lines --- at the top; "" without."""
     first, *lines = readme.splitlines() or [""]
     marks = (i for i, line in enumerate(lines) if line.rstrip() == "---")
     return "\n".join(lines[: next(marks, 0)]) if first.rstrip() == "---" else ""
@@ -88,14 +94,14 @@ def _require_yaml() -> Any:
 
 
 def _default(configs: Any) -> dict[str, Any]:
-    if not isinstance(configs, list) or not all(isinstance(one, dict) for one in configs):
+    if not isinstance(configs, list) or not all(isinstance(config, dict) for config in configs):
         raise ValueError("configs that are no list of mappings")
-    usual = [one for one in configs if one.get("default") is True]
-    usual = usual or [one for one in configs if one.get("config_name") == "default"] or configs
+    names = [config.get("config_name") for config in configs]
+    usual = [config for config in configs if config.get("default") is True]
+    usual = usual or [c for c, name in zip(configs, names, strict=True) if name == "default"]
+    usual = usual or configs
     if len(usual) > 1:
-        raise ValueError(
-            f"the configurations {[one.get('config_name') for one in configs]} without a default"
-        )
+        raise ValueError(f"the configurations {names} without a default")
     if "data_files" not in usual[0] or "data_dir" in usual[0]:
         raise ValueError(f"a configuration with {sorted(usual[0])}, not data_files alone")
     return usual[0]
@@ -108,13 +114,16 @@ def _patterns(config: dict[str, Any]) -> dict[str, list[str]]:
     patterns: dict[str, list[str]] = {}
     if not isinstance(files, list):
         raise ValueError(f"the data_files {files!r}, not files")
-    for one in files:
-        if not isinstance(one, dict) or set(one) != {"split", "path"} or one["split"] in patterns:
-            raise ValueError(f"the data_files entry {one!r}, not one split and path")
-        paths = [one["path"]] if isinstance(one["path"], str) else one["path"]
+    for file in files:
+        if not isinstance(file, dict) or set(file) != {"split", "path"}:
+            raise ValueError(f"the data_files entry {file!r}, not one split and path")
+        split, path = file["split"], file["path"]
+        if split in patterns:
+            raise ValueError(f"the split {split!r} in two entries of data_files")
+        paths = [path] if isinstance(path, str) else path
         if not _all_strings(paths) or not all(map(_is_within, paths)):
-            raise ValueError(f"the path {one['path']!r}, not within the directory")
-        patterns[one["split"]] = paths
+            raise ValueError(f"the path {path!r}, not within the directory")
+        patterns[split] = paths
     return patterns
 
 
@@ -123,10 +132,10 @@ def _is_within(path: str) -> bool:
 
 
 def _all_strings(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(one, str) and one for one in value)
+    return isinstance(value, list) and all(isinstance(item, str) and item for item in value)
 
 
 def _glob(directory: Path, patterns: list[str]) -> list[str]:
     whole = [f"{pattern}/*" if pattern.endswith("**") else pattern for pattern in patterns]
-    found = (file for pattern in whole for file in directory.glob(pattern) if file.is_file())
-    return sorted({file.relative_to(directory).as_posix() for file in found})
+    files = (file for pattern in whole for file in directory.glob(pattern) if file.is_file())
+    return sorted({file.relative_to(directory).as_posix() for file in files})

@@ -8,11 +8,11 @@ from typing import Any
 
 from dovetail_data.sources.source import Corrupt, Record
 
-ROWS = 1024  # at a time as Python objects, which take many times the memory of a table
+ROWS = 1024  # rows at a time as Python objects, which take many times the memory of a table
 
 
 def require_pyarrow(name: str = "pyarrow") -> Any:
-    """The module `name` of pyarrow."""
+    """Imports a module of pyarrow, or raises ImportError with the name of the extra."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -23,7 +23,7 @@ def require_pyarrow(name: str = "pyarrow") -> Any:
 
 
 def chosen(columns: Sequence[str] | None) -> tuple[str, ...] | None:
-    """`columns` as a tuple; TypeError for a string, ValueError for none at all."""
+    """Returns `columns` as a tuple; TypeError for a string, ValueError for an empty sequence."""
     if isinstance(columns, str):
         raise TypeError(
             f"columns must be a sequence of names: got columns={columns!r}. "
@@ -37,7 +37,13 @@ def chosen(columns: Sequence[str] | None) -> tuple[str, ...] | None:
 
 
 def check_columns(names: Sequence[str], columns: tuple[str, ...] | None, file: str) -> None:
-    """ValueError unless a file has the columns that are wanted, and each of its own once."""
+    """Raises ValueError unless a file has the wanted columns, and no name twice.
+
+    Args:
+        names: Columns of the file.
+        columns: Wanted columns; None for all.
+        file: Path for the message.
+    """
     if len(set(names)) != len(names):
         raise ValueError(
             f"each column must have a name of its own: got {file} with {list(names)}. "
@@ -46,13 +52,13 @@ def check_columns(names: Sequence[str], columns: tuple[str, ...] | None, file: s
     missing = [name for name in columns or () if name not in names]
     if missing:
         raise ValueError(
-            f"a file must have the columns that are wanted: got {file} without {missing}. "
+            f"a file must have the columns of columns=: got {file} without {missing}. "
             f"Choose from {list(names)}."
         )
 
 
 def records(batch: Any) -> Iterator[Record | Corrupt]:
-    """The rows of a RecordBatch; Corrupt for one whose values are not what their types say."""
+    """Yields the rows of a RecordBatch, with `Corrupt` for values that contradict their types."""
     for start in range(0, batch.num_rows, ROWS):
         piece = batch.slice(start, ROWS)
         try:
@@ -77,7 +83,7 @@ def _row(batch: Any) -> Record | Corrupt:
         (record,) = _rows(batch)
     except _UNREADABLE as error:
         return Corrupt(
-            f"the values of a row must be what their types say: got {error}. "
+            f"the values of a row must fit their types: got {error}. "
             "Write the file again without the row."
         )
     return record

@@ -23,14 +23,19 @@ Decode = Literal["json", "text", "bytes"]
 def array_record(
     paths: _files.Paths, *, decode: Decode = "json", pattern: str = "**/*.array_record"
 ) -> "ArrayRecordFiles":
-    """Each record of the files of `paths`, in the order of their names.
+    """Reads the records of ArrayRecord files, in the order of the files' names.
 
-    paths: a file, a directory (searched with `pattern`) or a sequence of those. decode: "json"
-    gives the object that a record spells, "text" {"text": str} of its UTF-8, "bytes"
-    {"bytes": bytes}.
+    Each record of a damaged chunk is corrupt, and each that cannot be decoded; the others are still
+    read.
 
-    Corrupt: each record of a damaged chunk, and each that cannot be decoded; the others are still
-    read. A file that is cut or no ArrayRecord, and no file at all, are a ValueError.
+    Args:
+        paths: A file, a directory or a sequence of those.
+        decode: "json" gives the record's JSON object, "text" {"text": str} from UTF-8, "bytes"
+            {"bytes": bytes}.
+        pattern: Glob for directories.
+
+    Raises:
+        ValueError: There is no file, a file is cut or no ArrayRecord, or `decode` is unknown.
     """
     if decode not in get_args(Decode):
         raise ValueError(
@@ -42,9 +47,15 @@ def array_record(
     return ArrayRecordFiles(files=files, counts=counts, decode=decode)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ArrayRecordFiles:
-    """What `array_record` returns. A part is a range of records; counts: those of each file."""
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class ArrayRecordFiles(_files.Listed):
+    """ArrayRecord files as a source, from `array_record`. A part is a range of records.
+
+    Attributes:
+        files: The files.
+        counts: Number of records of each file.
+        decode: "json", "text" or "bytes".
+    """
 
     files: tuple[_files.File, ...]
     counts: tuple[int, ...]
@@ -60,7 +71,7 @@ class ArrayRecordFiles:
 
     def parts(self) -> tuple[Part, ...]:
         pairs = zip(self.files, self.counts, strict=True)
-        return tuple(part for file, count in pairs for part in _cut(file, count))
+        return tuple(input_part for file, count in pairs for input_part in _cut(file, count))
 
     def read(self, part: Part) -> Iterator[Record | Corrupt]:
         _files.check_unchanged(part.path, self._by_path[part.path].bytes)
@@ -90,7 +101,10 @@ class ArrayRecordFiles:
 
 
 def _open(path: str) -> ArrayRecordReader:
-    """ValueError for a file whose index cannot be read: the reader itself says 0 records."""
+    """Opens a file; ValueError if its index cannot be read.
+
+    The reader itself would report 0 records.
+    """
     reader = ArrayRecordReader(path, _READER_OPTIONS)
     if reader.ok():
         return reader

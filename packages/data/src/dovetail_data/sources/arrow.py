@@ -26,16 +26,22 @@ def arrow(
     columns: Sequence[str] | None = None,
     pattern: str = "**/*.arrow",
 ) -> "ArrowFiles":
-    """{column: value} of each row of the files of `paths`, in the order of their names.
+    """Reads each row of Arrow IPC streams or files as a record, in the order of the files' names.
 
-    paths: a file, a directory (searched with `pattern`) or a sequence of those; each an Arrow IPC
-    stream or file. columns: the top-level columns to give, by default all. Lists and structs are
-    Python lists and dicts. Needs the extra `parquet`.
+    A record is {column: value}; lists and structs are Python lists and dictionaries. A row is
+    corrupt if its values contradict their types. One corrupt item stands for each record batch that
+    cannot be read, and for the rest of a stream that is damaged, cut, without its end mark or
+    followed by other bytes. Arrow keeps no checksums: other damage is not detected. Needs the extra
+    `parquet`.
 
-    Corrupt: a row whose values are not what their types say; once for a record batch that cannot
-    be read; once for the rest of a stream that is damaged, cut, without its end mark, or followed
-    by other bytes. Arrow keeps no checksums: other damage cannot be seen. A file that is neither
-    stream nor file, a column that a file lacks, and no file at all are a ValueError.
+    Args:
+        paths: A file, a directory or a sequence of those.
+        columns: Top-level columns to read. Default: all.
+        pattern: Glob for directories.
+
+    Raises:
+        ValueError: There is no file, a file is neither stream nor file, or lacks a column.
+        TypeError: `columns` is a string.
     """
     wanted = _tables.chosen(columns)
     files = _files.find(paths, pattern)
@@ -44,9 +50,9 @@ def arrow(
     return ArrowFiles(files=files, columns=wanted)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ArrowFiles:
-    """What `arrow` returns. A part is a run of record batches of one file.
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class ArrowFiles(_files.Listed):
+    """Arrow files as a source, from `arrow`. A part is a run of record batches of one file.
 
     Rows are counted from 0 in each file, without those of batches that cannot be read.
     """
@@ -68,9 +74,9 @@ class ArrowFiles:
     @functools.cached_property
     def _parts(self) -> tuple[Part, ...]:
         return tuple(
-            part
+            input_part
             for file in self.files
-            for part in (_file_parts(file) if _is_file(file.path) else _stream_parts(file))
+            for input_part in (_file_parts(file) if _is_file(file.path) else _stream_parts(file))
         )
 
     def read(self, part: Part) -> Iterator[Record | Corrupt]:
@@ -83,9 +89,9 @@ class ArrowFiles:
                 yield from _tables.records(kept)
 
     def locate(self, part: Part, i: int) -> str:
-        before = [one for one in self._parts if one.path == part.path and one.start < part.start]
+        before = [p for p in self._parts if p.path == part.path and p.start < part.start]
         now = os.stat(part.path).st_mtime_ns
-        row = sum(_rows(one, now) for one in before) + i
+        row = sum(_rows(p, now) for p in before) + i
         return f"{self._by_path[part.path].name} row {row}"
 
     @functools.cached_property
@@ -95,12 +101,12 @@ class ArrowFiles:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _rows(part: Part, _mtime_ns: int) -> int:
-    """Counted only for a message, and remembered: a damaged file is asked about many times."""
+    """Counts rows for a message. Cached, because a damaged file is asked about many times."""
     return sum(batch.num_rows for batch in _batches(part) if not isinstance(batch, Corrupt))
 
 
 def _batches(part: Part) -> Iterator[Any]:
-    """The record batches of `part`; Corrupt in the place of what cannot be read."""
+    """Yields the record batches of `part`, with `Corrupt` in the place of unreadable ones."""
     with _tables.require_pyarrow().OSFile(part.path) as stream:
         if _is_file(part.path):
             yield from _file_batches(stream, part)
@@ -130,7 +136,7 @@ def _schema(file: _files.File) -> Any:
 
 
 def _file_parts(file: _files.File) -> Iterator[Part]:
-    """Equal runs of batches: pyarrow does not say where a batch of a file lies."""
+    """Cuts a file into equal runs of batches: pyarrow does not tell the place of a batch."""
     ipc = _tables.require_pyarrow("pyarrow.ipc")
     with _tables.require_pyarrow().OSFile(file.path) as stream:
         batches = ipc.open_file(stream).num_record_batches
@@ -151,9 +157,9 @@ def _file_batches(stream: Any, part: Part) -> Iterator[Any]:
 
 
 def _stream_parts(file: _files.File) -> Iterator[Part]:
-    """Runs of messages, the end mark in the last.
+    """Cuts a stream into runs of messages, with the end mark in the last.
 
-    A stream with dictionaries is one part from byte 0: its batches need what came before them.
+    A stream with dictionaries is one part from byte 0: its batches need everything before them.
     """
     ipc = _tables.require_pyarrow("pyarrow.ipc")
     with _tables.require_pyarrow().memory_map(file.path) as stream:
@@ -214,7 +220,7 @@ def _check_end(stream: Any) -> Iterator[Corrupt]:
 
 
 def _end_bytes(stream: Any) -> int:
-    """The size of the end mark that comes next in `stream`, 0 if none does."""
+    """Returns the size of the end mark that comes next in `stream`, 0 if none does."""
     at = stream.tell()
     head = stream.read(len(_END))
     stream.seek(at)

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A directory that Hugging Face `datasets` saved, or a copy of a dataset repository of the Hub."""
+"""Directories of Hugging Face `datasets`: saved datasets, and copies of repositories of the Hub."""
 
 import dataclasses
 import json
@@ -31,19 +31,35 @@ _NO_DATA = ("config.json", "dataset_info.json", "dataset_infos.json", "state.jso
 def hf_directory(
     path: str | os.PathLike[str], *, split: str = "train", columns: Sequence[str] | None = None
 ) -> Source:
-    """The records of one split of a dataset in the directory `path`.
+    """Reads one split of a Hugging Face dataset in a directory.
 
-    The directory is what `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote, or a dataset
+    The directory comes from `Dataset.save_to_disk` or `DatasetDict.save_to_disk`, or is a dataset
     repository with files of one format per split: .parquet, .arrow, JSON lines (.jsonl, .ndjson,
-    .json) or .txt, where a file is one record; the last two also compressed (.gz, .bz2, .xz,
-    .zst). Other files are passed over. Splits are those of data_files in README.md, otherwise
-    found as `datasets` does: files SPLIT-00000-of-00001 at the top or in data/, else words such
-    as "train" or "dev" in the names of directories, else of files, else all files are "train".
-    Files in none of the splits so found are left out.
+    .json) or .txt (one record per file). The last two may be compressed (.gz, .bz2, .xz, .zst).
+    Other files are passed over.
 
-    columns: for .parquet and .arrow, as in `parquet`; elsewhere a ValueError, as are a split that
-    is not there and one in several formats, naming what is. Parquet and Arrow need the extra
-    `parquet`.
+    Splits are those of data_files in README.md. Without these, they follow from names, as in
+    `datasets`: files SPLIT-00000-of-00001 at the top or in data/; else words such as "train" or
+    "dev" in the names of directories; else in those of files; else all files are "train". Files
+    without a split are then left out.
+
+    Args:
+        path: The directory.
+        split: Name of the split.
+        columns: Top-level columns to read, for .parquet and .arrow only. Default: all.
+
+    Raises:
+        ValueError: The directory or the split is missing, a split has several formats, or `columns`
+            is given for a format without columns.
+        ImportError: The extra `parquet` is missing for Parquet or Arrow files.
+
+    Example:
+
+        >>> from pathlib import Path
+        >>> Path("web").mkdir()
+        >>> _ = Path("web/train.jsonl").write_text('{"text": "Hello"}')
+        >>> hf_directory("web", split="train")
+        JsonLines(files=1, bytes=17)
     """
     directory = Path(path)
     if not directory.is_dir():
@@ -70,7 +86,7 @@ def _saved(directory: Path, columns: Sequence[str] | None) -> ArrowFiles:
             f"a saved dataset must lie as its rows go: got {directory} with {indices}. Load it "
             "with datasets and save it again: save_to_disk applies them."
         )
-    paths = [directory / one["filename"] for one in state["_data_files"]]
+    paths = [directory / file["filename"] for file in state["_data_files"]]
     source = arrow(paths, columns=columns)
     return dataclasses.replace(source, files=tuple(_files.named(paths)))  # the order of the state
 
@@ -114,7 +130,7 @@ def _source(kind: str, files: list[Path], columns: Sequence[str] | None) -> Sour
 
 
 def _check_lines(files: list[Path]) -> None:
-    """ValueError for a .json file that is one array: every line of it would be corrupt."""
+    """Raises ValueError for a .json file that is one array: every line of it would be corrupt."""
     for file in files:
         if ".json" not in file.suffixes:
             continue
@@ -128,14 +144,16 @@ def _check_lines(files: list[Path]) -> None:
 
 
 def _data_files(directory: Path) -> list[str]:
-    """Files in a known format, relative to `directory`; hidden ones are left out, as the Hub's
-    own cache lies in them."""
+    """Returns files in a known format, relative to `directory`.
+
+    Hidden files are left out: the Hub's own cache is among them.
+    """
     names = [file.relative_to(directory) for file in directory.rglob("*") if _format(file.name)]
     return sorted(
         name.as_posix()
         for name in names
         if name.name not in _NO_DATA
-        and not any(part.startswith((".", "__")) for part in name.parts)
+        and not any(step.startswith((".", "__")) for step in name.parts)
         and (directory / name).is_file()
     )
 
@@ -145,16 +163,16 @@ def _format(name: str) -> str | None:
 
 
 def _check_split(directory: Path, split: str, splits: Iterable[str]) -> None:
-    found = sorted(splits)
-    if split not in found:
+    names = sorted(splits)
+    if split not in names:
         raise ValueError(
-            f"a split must be in the directory: got split={split!r}, {directory} has {found}. "
+            f"a split must be in the directory: got split={split!r}, {directory} has {names}. "
             "Choose one of those, or give files to parquet([...]), jsonl([...]) or arrow([...])."
         )
 
 
 def _read(path: Path, name: str) -> dict[str, Any]:
-    """The object of a JSON file, which has `name`."""
+    """Returns the object of a JSON file, which must have the entry `name`."""
     try:
         content = json.loads(path.read_bytes())
         if name not in content:

@@ -20,23 +20,36 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def jsonl(paths: _files.Paths, *, pattern: str = "**/*.jsonl") -> "JsonLines":
-    """The object on each line of the files of `paths`, in the order of their names.
+    """Reads the JSON object on each line as a record, in the order of the files' names.
 
-    paths: a file, a directory (searched with `pattern`) or a sequence of those. What the pattern
-    matches is also found with .gz, .bz2, .xz or .zst after it, and a file with such an ending is
-    unpacked as a stream (.zst needs the extra `zstd`). Blank lines and a byte order mark at the
-    start are passed over. NaN and infinities are taken.
+    Blank lines and a byte order mark at the start are passed over. NaN and infinities are accepted.
+    A line is corrupt if it is not a JSON object in UTF-8, has a name twice in one object, or a lone
+    surrogate. A damaged or cut compressed file is corrupt behind its last readable line.
 
-    Corrupt: a line that is not a JSON object in UTF-8, that has a name twice in one object or a
-    lone surrogate anywhere; after what could be unpacked, the place where a compressed file is
-    damaged or cut. No file at all is a ValueError.
+    Args:
+        paths: A file, a directory or a sequence of those.
+        pattern: Glob for directories. It also finds its matches with .gz, .bz2, .xz or .zst
+            appended, and decompresses them as streams (.zst needs the extra `zstd`).
+
+    Raises:
+        ValueError: There is no file, or a file comes twice.
+
+    Example:
+
+        >>> from pathlib import Path
+        >>> _ = Path("b.jsonl").write_text('{"text": "Hello"}')
+        >>> jsonl("b.jsonl")
+        JsonLines(files=1, bytes=17)
     """
     return JsonLines(files=_files.find(paths, pattern, compressed=True))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class JsonLines:
-    """What `jsonl` returns. A part is a range of bytes, or a whole compressed file."""
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class JsonLines(_files.Listed):
+    """JSON lines as a source, from `jsonl`.
+
+    A part is a range of bytes, or a whole compressed file.
+    """
 
     files: tuple[_files.File, ...]
 
@@ -49,8 +62,8 @@ class JsonLines:
         return _files.digest(self.files, kind="jsonl")
 
     def parts(self) -> tuple[Part, ...]:
-        """A line belongs to the part in which it starts."""
-        return tuple(part for file in self.files for part in _cut(file))
+        """Returns ranges of bytes. A line belongs to the part with its first byte."""
+        return tuple(input_part for file in self.files for input_part in _cut(file))
 
     def read(self, part: Part) -> Iterator[Record | Corrupt]:
         _files.check_unchanged(part.path, self._bytes[part.path])
@@ -92,7 +105,7 @@ def _cut(file: _files.File) -> list[Part]:
 
 
 def _lines(part: Part) -> Iterator[bytes]:
-    """The lines that start in `part`; compression.Damaged where a compressed file ends early."""
+    """Yields the lines that start in `part`; raises Damaged if a compressed file ends early."""
     whole = bool(compression.suffix(part.path))
     with compression.open_file(part.path) as stream:
         if part.start:
@@ -106,14 +119,14 @@ def _lines(part: Part) -> Iterator[bytes]:
 
 @functools.lru_cache(maxsize=64)
 def _places(part: Part, _mtime_ns: int) -> tuple[int, list[int]]:
-    """How many lines precede the part; and for each of its blank lines, how many others did.
+    """Returns the lines before the part, and for each of its blank lines the other lines before it.
 
-    Counted only for a message, so that ranges stay cheap to read; remembered, because a damaged
-    part is asked about many times.
+    Counted only for a message, so that ranges stay cheap to read. Cached, because a damaged part is
+    asked about many times.
     """
     blanks: list[int] = []
     items = 0
-    with contextlib.suppress(compression.Damaged):  # `read` tells it, as the item behind the last
+    with contextlib.suppress(compression.Damaged):  # `read` reports it, as its last item
         for line in _lines(part):
             if line.strip():
                 items += 1
@@ -123,7 +136,7 @@ def _places(part: Part, _mtime_ns: int) -> tuple[int, list[int]]:
 
 
 def _newlines_before(part: Part) -> int:
-    """Newlines before the first line that starts in `part`."""
+    """Counts the newlines before the first line that starts in `part`."""
     if not part.start:
         return 0
     count = 0

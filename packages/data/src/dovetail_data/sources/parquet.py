@@ -13,7 +13,14 @@ from dovetail_data.sources.source import Corrupt, Part, Record
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Group:
-    """A row group: its rows are [row, row + rows) of the file; bytes: as they lie in it."""
+    """A row group of a Parquet file.
+
+    Attributes:
+        number: Its number in the file.
+        row: Its first row.
+        rows: Its number of rows.
+        bytes: Its compressed size.
+    """
 
     number: int
     row: int
@@ -27,16 +34,29 @@ def parquet(
     columns: Sequence[str] | None = None,
     pattern: str = "**/*.parquet",
 ) -> "ParquetFiles":
-    """{column: value} of each row of the files of `paths`, in the order of their names.
+    """Reads each row of Parquet files as a record, in the order of the files' names.
 
-    paths: a file, a directory (searched with `pattern`) or a sequence of those. columns: the
-    top-level columns to read, by default all. Lists and structs are Python lists and dicts. Needs
-    the extra `parquet`.
+    A record is {column: value}; lists and structs are Python lists and dictionaries. A row is
+    corrupt if its values contradict their types, such as text that is not UTF-8. One corrupt item
+    stands for all unreadable rows of a row group. Page checksums are verified if the writer stored
+    them; without them some damage is not detected. Needs the extra `parquet`.
 
-    Corrupt: a row whose values are not what their types say, such as text that is not UTF-8; once
-    for all that cannot be read of a damaged row group. Page checksums are verified where the
-    writer stored them: without them some damage cannot be seen. A file whose footer cannot be
-    read, a column that a file lacks, and no file at all are a ValueError.
+    Args:
+        paths: A file, a directory or a sequence of those.
+        columns: Top-level columns to read. Default: all.
+        pattern: Glob for directories.
+
+    Raises:
+        ValueError: There is no file, a footer cannot be read, or a file lacks a column.
+        TypeError: `columns` is a string.
+
+    Example:
+
+        >>> import pyarrow, pyarrow.parquet
+        >>> from dovetail_data import records
+        >>> pyarrow.parquet.write_table(pyarrow.table({"text": ["Hello"]}), "c.parquet")
+        >>> list(records(parquet("c.parquet")))
+        [{'text': 'Hello'}]
     """
     wanted = _tables.chosen(columns)
     files = _files.find(paths, pattern)
@@ -44,9 +64,17 @@ def parquet(
     return ParquetFiles(files=files, columns=wanted, groups=groups)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ParquetFiles:
-    """What `parquet` returns. A part is a row group; rows are counted from 0 in each file."""
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class ParquetFiles(_files.Listed):
+    """Parquet files as a source, from `parquet`. A part is a row group.
+
+    Rows are counted from 0 in each file.
+
+    Attributes:
+        files: The files.
+        columns: Columns to read; None for all.
+        groups: Row groups of each file.
+    """
 
     files: tuple[_files.File, ...]
     columns: tuple[str, ...] | None

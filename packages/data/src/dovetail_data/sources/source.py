@@ -1,22 +1,26 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a source of records is, and the parts into which it cuts its input."""
+"""The interface of sources of records, and the parts of their input."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 Record: TypeAlias = dict[str, Any]
-"""One document as its file has it: a text under "text", a chat under "messages", .. by name."""
+"""The fields of one input record by name, such as "text" or "messages"."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Part:
-    """A piece of the input that is read on its own: a file, some bytes of it, a row group, ..
+    """A piece of the input that is read independently: a file, a range of its bytes, a row group.
 
-    name: what `explain` shows; relative to what the source was given, so that it says nothing of
-    the machine. path: where the file lies now. start, stop: which piece of the file, in a unit of
-    the source's own. bytes: how much of the file that is, about; progress counts it.
+    Args:
+        name: Name for `explain`, relative to the source's paths, so that it does not depend on the
+            machine.
+        path: Path of the file.
+        start: First unit of the piece; the unit is the source's own.
+        stop: End of the piece.
+        bytes: Approximate size in the file, for progress.
     """
 
     name: str
@@ -28,9 +32,9 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Corrupt:
-    """In the place of a record that cannot be read or encoded.
+    """Takes the place of a record that cannot be read or encoded.
 
-    error: what must hold, what came, what to do; without where it lies, which `locate` says.
+    `error` says what must hold, what came and what to do, without the place: `locate` returns that.
     """
 
     error: str
@@ -42,27 +46,42 @@ class Source(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Changes when any record, or their order, changes."""
+        """Digest. It changes when any record or their order changes."""
         ...
 
     def parts(self) -> Sequence[Part]:
-        """The input, cut where it can be read independently; never depends on workers."""
+        """Returns the input, cut into pieces that can be read independently, never by workers."""
         ...
 
     def read(self, part: Part) -> Iterator[Record | Corrupt]:
-        """The records of one part. What is damaged comes as a Corrupt in its place, and what can
-        still be read follows it; ValueError when the input is not what it was at the start."""
+        """Yields the records of one part, with `Corrupt` in the place of damaged ones.
+
+        Raises:
+            ValueError: The input has changed since the source was made.
+        """
         ...
 
     def locate(self, part: Part, i: int) -> str:
-        """Where the i-th item that `read` gives lies, as a person finds it: "a/b.jsonl:17"."""
+        """Returns the place of the i-th item of `read`, for people: "a/b.jsonl:17"."""
         ...
 
 
 def records(source: Source) -> Iterator[Record]:
-    """Every record of `source`, in order; ValueError at the first that is corrupt."""
-    for part in source.parts():
-        for i, record in enumerate(source.read(part)):
+    """Yields every record of `source`, in order.
+
+    Raises:
+        ValueError: A record is damaged.
+
+    Example:
+
+        >>> from pathlib import Path
+        >>> from dovetail_data import jsonl
+        >>> _ = Path("b.jsonl").write_text('{"text": "Hello"}')
+        >>> list(records(jsonl("b.jsonl")))
+        [{'text': 'Hello'}]
+    """
+    for input_part in source.parts():
+        for i, record in enumerate(source.read(input_part)):
             if isinstance(record, Corrupt):
-                raise ValueError(f"{source.locate(part, i)}: {record.error}")
+                raise ValueError(f"{source.locate(input_part, i)}: {record.error}")
             yield record

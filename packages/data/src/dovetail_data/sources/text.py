@@ -17,14 +17,27 @@ Errors = Literal["strict", "replace"]
 def text(
     paths: _files.Paths, *, pattern: str = "**/*.txt", errors: Errors = "strict"
 ) -> "TextFiles":
-    """{"text": content} of each UTF-8 file of `paths`, in the order of their names.
+    """Reads each UTF-8 file as one record: {"text": content}, in the order of their names.
 
-    paths: a file, a directory (searched with `pattern`) or a sequence of those. What the pattern
-    matches is also found with .gz, .bz2, .xz or .zst after it, and a file with such an ending is
-    unpacked (.zst needs the extra `zstd`). errors: "strict" makes a file that is not UTF-8
-    corrupt; "replace" puts U+FFFD for what cannot be read. Line ends and a byte order mark stay
-    as they are. A compressed file that is damaged or cut is corrupt as a whole. No file at all is
-    a ValueError.
+    Line ends and a byte order mark stay. A compressed file that is damaged or cut is corrupt as a
+    whole.
+
+    Args:
+        paths: A file, a directory or a sequence of those.
+        pattern: Glob for directories. It also finds its matches with .gz, .bz2, .xz or .zst
+            appended, and decompresses them (.zst needs the extra `zstd`).
+        errors: "strict" reports a file that is not UTF-8 as corrupt. "replace" puts U+FFFD for
+            bytes that are not UTF-8.
+
+    Raises:
+        ValueError: There is no file, a file comes twice, or `errors` is unknown.
+
+    Example:
+
+        >>> from pathlib import Path
+        >>> _ = Path("a.txt").write_text("To be, or not to be: that is the question.")
+        >>> text("a.txt")
+        TextFiles(files=1, bytes=42)
     """
     if errors not in get_args(Errors):
         raise ValueError(
@@ -34,9 +47,9 @@ def text(
     return TextFiles(files=_files.find(paths, pattern, compressed=True), errors=errors)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TextFiles:
-    """What `text` returns. A part is a file."""
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class TextFiles(_files.Listed):
+    """Text files as a source, from `text`. A part is a file."""
 
     files: tuple[_files.File, ...]
     errors: Errors

@@ -1,58 +1,132 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Text to exact, resumable, packed batches, on Grain and ArrayRecord."""
+"""Text to exact, resumable, packed batches, on Grain and ArrayRecord.
 
-from dovetail_data.batch import Batch as Batch
-from dovetail_data.batch import check_batch as check_batch
-from dovetail_data.batches import batches as batches
-from dovetail_data.bpe import train_bpe as train_bpe
-from dovetail_data.budget import Budget as Budget
-from dovetail_data.budget import SourceBudget as SourceBudget
-from dovetail_data.budget import budget as budget
-from dovetail_data.corpus import Corpus as Corpus
-from dovetail_data.corpus import CorruptDocument as CorruptDocument
-from dovetail_data.corpus import CorruptError as CorruptError
-from dovetail_data.corpus import CorruptRecord as CorruptRecord
-from dovetail_data.device import to_device as to_device
-from dovetail_data.encode import Chat as Chat
-from dovetail_data.encode import Document as Document
-from dovetail_data.encode import Encoder as Encoder
-from dovetail_data.encode import Image as Image
-from dovetail_data.encode import Preference as Preference
-from dovetail_data.encode import Prompt as Prompt
-from dovetail_data.encode import Text as Text
-from dovetail_data.image_rows import images as images
-from dovetail_data.inspecting import Shown as Shown
-from dovetail_data.inspecting import show as show
-from dovetail_data.mix import Mixture as Mixture
-from dovetail_data.mix import mix as mix
-from dovetail_data.pack import pack as pack
-from dovetail_data.pack import pad as pad
-from dovetail_data.pair_rows import pairs as pairs
-from dovetail_data.prompt_rows import prompts as prompts
-from dovetail_data.record import Field as Field
-from dovetail_data.record import ids as ids
-from dovetail_data.rows import Rows as Rows
-from dovetail_data.rows import Span as Span
-from dovetail_data.sources import Corrupt as Corrupt
-from dovetail_data.sources import Part as Part
-from dovetail_data.sources import Source as Source
-from dovetail_data.sources import array_record as array_record
-from dovetail_data.sources import arrow as arrow
-from dovetail_data.sources import hf_directory as hf_directory
-from dovetail_data.sources import jsonl as jsonl
-from dovetail_data.sources import parquet as parquet
-from dovetail_data.sources import records as records
-from dovetail_data.sources import text as text
-from dovetail_data.stage import Stage as Stage
-from dovetail_data.stats import IteratorStats as IteratorStats
-from dovetail_data.template import Rendered as Rendered
-from dovetail_data.template import Template as Template
-from dovetail_data.tokenizer import Bytes as Bytes
-from dovetail_data.tokenizer import ChatTokenizer as ChatTokenizer
-from dovetail_data.tokenizer import Encoding as Encoding
-from dovetail_data.tokenizer import Pretrained as Pretrained
-from dovetail_data.tokenizer import Tokenizer as Tokenizer
-from dovetail_data.tokenizer import token_bytes as token_bytes
-from dovetail_data.write import Progress as Progress
-from dovetail_data.write import write as write
+A source reads files as records, and an encoder turns each record into a document of ids. `write`
+stores the documents as a corpus, once. Rows cut, pack or mix the documents of corpora, and
+`batches` iterates over rows. Each step can be used alone.
+
+    >>> from pathlib import Path
+    >>> from dovetail_data import Bytes, Text, batches, pack, text, write
+    >>> _ = Path("a.txt").write_text("To be, or not to be: that is the question.")
+    >>> corpus = write(text("a.txt"), "corpus", encoder=Text(Bytes()))
+    >>> it = batches(pack(corpus, length=8), global_batch=2, seed=0)
+    >>> next(it)["tokens"].shape
+    (2, 8)
+
+Sources of records: `text`, `jsonl`, `parquet`, `arrow`, `array_record`, `hf_directory`.
+Encoders: `Text`, `Chat` (with a `Template`), `Preference`, `Prompt`, `Image`.
+Tokenizers: `Bytes`, `Pretrained`, `train_bpe`, `token_bytes`.
+Corpora: `write`, `Corpus`.
+Rows: `pack`, `pad`, `pairs`, `prompts`, `images`, `mix`; `Rows.map` changes any of them.
+Batches: `batches`, `to_device`, `check_batch`.
+Inspection: `budget`, `show`; an iterator's `explain` and `stats`.
+"""
+
+from importlib.metadata import version as _version
+
+from dovetail_data.batch import Batch, check_batch
+from dovetail_data.batches import batches
+from dovetail_data.bpe import train_bpe
+from dovetail_data.budget import Budget, SourceBudget, budget
+from dovetail_data.corpus import Corpus, CorruptDocument, CorruptError, CorruptRecord
+from dovetail_data.device import to_device
+from dovetail_data.encode import Chat, Document, Encoder, Image, Preference, Prompt, Text
+from dovetail_data.image_rows import images
+from dovetail_data.inspecting import Shown, show
+from dovetail_data.mix import Mixture, mix
+from dovetail_data.pack import pack, pad
+from dovetail_data.pair_rows import pairs
+from dovetail_data.prompt_rows import prompts
+from dovetail_data.record import Field, ids
+from dovetail_data.rows import Rows, Span
+from dovetail_data.sources import (
+    Corrupt,
+    Part,
+    Source,
+    array_record,
+    arrow,
+    hf_directory,
+    jsonl,
+    parquet,
+    records,
+    text,
+)
+from dovetail_data.stage import Stage
+from dovetail_data.stats import IteratorStats
+from dovetail_data.template import Rendered, Template
+from dovetail_data.tokenizer import (
+    Bytes,
+    ChatTokenizer,
+    Encoding,
+    Pretrained,
+    Tokenizer,
+    token_bytes,
+)
+from dovetail_data.write import Progress, write
+
+__all__ = [  # noqa: RUF022  (grouped by topic)
+    # Sources of records
+    "text",
+    "jsonl",
+    "parquet",
+    "arrow",
+    "array_record",
+    "hf_directory",
+    "records",
+    "Source",
+    "Part",
+    "Corrupt",
+    # Encoders
+    "Text",
+    "Chat",
+    "Template",
+    "Rendered",
+    "Preference",
+    "Prompt",
+    "Image",
+    "Encoder",
+    "Document",
+    "Field",
+    "ids",
+    # Tokenizers
+    "Bytes",
+    "Pretrained",
+    "train_bpe",
+    "token_bytes",
+    "Tokenizer",
+    "ChatTokenizer",
+    "Encoding",
+    # Corpora on disk
+    "write",
+    "Corpus",
+    "Progress",
+    "CorruptRecord",
+    "CorruptDocument",
+    "CorruptError",
+    # Rows and mixtures
+    "pack",
+    "pad",
+    "pairs",
+    "prompts",
+    "images",
+    "mix",
+    "Stage",
+    "Mixture",
+    "Rows",
+    # Batches
+    "batches",
+    "to_device",
+    "check_batch",
+    "Batch",
+    "IteratorStats",
+    # Inspection
+    "budget",
+    "Budget",
+    "SourceBudget",
+    "show",
+    "Shown",
+    "Span",
+]
+
+__version__ = _version("dovetail-data")

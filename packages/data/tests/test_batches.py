@@ -183,7 +183,7 @@ def test_states_of_something_else_are_errors(rows, corpus_of):
         (batches(rows, global_batch=1, seed=2), "the same seed"),
         (batches(rows, global_batch=1, seed=None), "the same seed"),
     ]:
-        with pytest.raises(ValueError, match=rf"must be of {what}: got fingerprint=.*Open what"):
+        with pytest.raises(ValueError, match=rf"must be of {what}: got fingerprint=.*Open the rows"):
             it.set_state(state.get_state())
 
 

@@ -87,3 +87,10 @@ def test_half_an_example_is_an_error(sources):
     with pytest.raises(ValueError, match=r"multiple of the 2 rows of an .*=3. Pass 4\."):
         budget(sources["long"], steps=1, global_batch=3)
     assert budget(sources["long"], steps=5, global_batch=4).rows == 10
+
+
+def test_a_notebook_shows_the_table(corpus_of):
+    rows = mix({"<b>": pad(corpus_of(LONG), length=8)}, weights={"<b>": 1})
+    html = budget(rows, steps=1, global_batch=5)._repr_html_()
+    assert html.startswith("<p>1 steps of 5 rows</p><table><tr><td>source</td>")
+    assert "<tr><td>&lt;b&gt;</td><td>5</td><td>1.000</td><td>36</td><td>100.0%</td></tr>" in html

@@ -49,6 +49,8 @@ def test_batches_arrive_in_order_on_all_devices(rows, sharding, depth):
     for _ in range(2):
         with pytest.raises(StopIteration):
             next(it)
+    assert repr(it).startswith("DeviceBatches(Batches(TokenRows(")
+    assert repr(it).endswith(f", depth={depth})")
 
 
 @pytest.mark.parametrize("depth", [1, 3])

@@ -71,6 +71,8 @@ WRONG = {
     "batches(corpus, global_batch=2, seed=0)": NO_ROWS.format("rows"),
     "budget(corpus, steps=1, global_batch=2)": NO_ROWS.format("rows"),
     "show(corpus, [0])": NO_ROWS.format("rows"),
+    "batches(rows, global_batch=2, seed=0, shard=1)": "shard must be (i, n) with 0 <= i < n: got "
+    "shard=1. Count hosts from 0.",
     'write("a.txt", "b", encoder=Text(Bytes()))': "source must be a source of records: got "
     "source='a.txt' of type str. Pass text(...), jsonl(...), parquet(...) or another source.",
     'write(text("a.txt"), "b", encoder=Bytes())': "encoder must be an Encoder: got "
@@ -88,7 +90,9 @@ WRONG = {
 def test_a_wrong_argument_is_answered_with_the_right_one(tmp_path):
     line = [sys.executable, "-c", PROGRAM, *WRONG]
     run = subprocess.run(line, capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert run.stdout.splitlines() == [f"{c} -> TypeError: {text}" for c, text in WRONG.items()]
+    answers = [line.split(" -> ") for line in run.stdout.splitlines()]
+    assert {call: text.partition(": ")[2] for call, text in answers} == WRONG
+    assert {text.partition(": ")[0] for _, text in answers} == {"TypeError", "ValueError"}
 
 
 def test_the_public_names_exist_and_are_those_that_star_imports():
@@ -112,4 +116,5 @@ def test_objects_say_what_they_are(tmp_path, corpus_of):
     (tmp_path / "b.txt").write_text("five!")
     assert repr(dovetail_data.text(tmp_path)) == "TextFiles(files=2, bytes=9)"
     template = dovetail_data.Template("{{ messages }}", eos="</s>")
+    assert repr(dovetail_data.Bytes()) == "Bytes()"
     assert repr(template) == "Template(14 characters, generation=False, variables=['eos_token'])"

@@ -4,6 +4,7 @@
 
 import base64
 import dataclasses
+import html
 import io
 import json
 import re
@@ -62,6 +63,12 @@ def template(**options):
 def chat(written):
     records = [{"messages": turns("Hé?", "é!")}, {"messages": turns("a", "b", "c", "d")}]
     return written(records, Chat(Bytes(), template=template()))
+
+
+def test_a_notebook_shows_the_page_in_a_frame(plain):
+    shown = show(pad(plain, length=13), [0])
+    frame = shown._repr_html_()
+    assert html.unescape(frame.partition('srcdoc="')[2]).removesuffix('"></iframe>') == shown.html()
 
 
 def test_text(plain):

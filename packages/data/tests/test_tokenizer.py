@@ -259,3 +259,7 @@ def test_a_missing_extra_says_what_to_install(plain, monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(ImportError, match=r"pip install 'dovetail-data\[tokenizers\]'"):
         Pretrained(plain, eos="<|im_end|>")
+
+
+def test_a_tokenizer_says_its_size_and_special_ids(bpe):
+    assert repr(bpe) == "Pretrained(vocab_size=700, bos_id=0, eos_id=1)"

@@ -139,7 +139,7 @@ class Batches(grain.DatasetIterator[Arrays]):
             raise ValueError(
                 f"a state must be of {_difference(state['fingerprint'], ours)}: got "
                 f"fingerprint={state['fingerprint']!r}, this iterator has {joined(ours)!r}. "
-                "Open what the run was started with, or start anew."
+                "Open the rows and the seed of that run, or start anew."
             )
         self._row = row
 
@@ -190,7 +190,7 @@ class Batches(grain.DatasetIterator[Arrays]):
 
 
 def _check(rows: Rows, *, global_batch: int, shard: tuple[int, int], epochs: int | None) -> None:
-    i, n = shard
+    i, n = shard if isinstance(shard, tuple | list) and len(shard) == 2 else (0, 0)
     if not 0 <= i < n:
         raise ValueError(
             f"shard must be (i, n) with 0 <= i < n: got shard={shard}. Count hosts from 0."

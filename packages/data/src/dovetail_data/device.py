@@ -25,7 +25,7 @@ class BatchIterator(Protocol):
 def to_device(
     it: BatchIterator, sharding: "jax.sharding.Sharding", *, depth: int = 2
 ) -> "DeviceBatches":
-    """Returns an iterator over the batches of `it` as global `jax.Array`s, sent ahead of their use.
+    """Sends the batches of `it` to devices ahead of their use, as global arrays (`jax.Array`).
 
     This host's arrays are its shard of the global ones. One thread reads and sends the batches.
     Needs the extra `device`.

@@ -1,10 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The first batch of a run that resumes at row 10^9, against one that begins at row 0.
+"""Time to the first batch of a run resumed at row 10^9, against one that begins at row 0.
 
-The rows are synthetic, 2 x 10^9 of them computed from their number, for no disk here holds as
-many; opening the iterator, setting its state and reading one batch is timed. Grain's own indexed
-shuffle over as many numbers is the peer; both do it without a table of the order.
+The rows are synthetic, 2 x 10^9 of them computed from their numbers, because no disk here holds as
+many. A case opens the iterator, sets its state and reads one batch. The peer is Grain's own indexed
+shuffle over as many numbers. Neither has a table of the order.
 """
 
 import time
@@ -64,12 +64,12 @@ def grains(row: int) -> float:
 
 
 def many(call: Callable[[int], float], row: int) -> float:
-    """The median of 200 calls: one takes less than a millisecond."""
+    """Returns the median of 200 calls: one takes less than a millisecond."""
     return float(np.median([call(row) for _ in range(200)]))
 
 
 def main() -> None:
-    found = rounds(
+    results = rounds(
         {
             "far": lambda: many(ours, FAR),
             "first": lambda: many(ours, 0),
@@ -87,10 +87,10 @@ def main() -> None:
             f"{case}, S={LENGTH} B={BATCH} of {ROWS} rows",
             metric="cpu_s",
             unit="s",
-            values=found["far"],
+            values=results["far"],
             peer=peer,
-            peer_values=found[name],
-            peer_again=found[f"{name} again"],
+            peer_values=results[name],
+            peer_again=results[f"{name} again"],
         )
 
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A corpus of drawn ids, for the benchmarks of reading: documents of usual lengths, no text."""
+"""A corpus of random ids for the benchmarks of reading: documents of usual lengths, no text."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ VOCAB = 32_000
 
 
 class Drawn:
-    """An encoder by which a record [seed, n] becomes n ids drawn by the seed."""
+    """An encoder that turns a record [seed, n] into n ids drawn by the seed."""
 
     tokenizer = None
     fingerprint = "drawn"
@@ -29,13 +29,13 @@ class Drawn:
 
 
 def lognormal_lengths(count: int, *, longest: int, seed: int = 0) -> np.ndarray:
-    """Lengths in ids, median 400, none above `longest`: Grain cannot cut a document."""
+    """Returns lengths in ids with median 400, at most `longest`: Grain cannot cut a document."""
     lengths = np.random.default_rng(seed).lognormal(6, 1, count).astype(int)
     return np.clip(lengths, 2, longest)
 
 
 def drawn_corpus(directory: Path, lengths: np.ndarray, *, seed: int = 0) -> Corpus:
-    """A corpus of those lengths in `directory`."""
+    """Writes a corpus of those lengths to `directory`."""
     directory.mkdir(parents=True)
     lines = [json.dumps({"drawn": [seed + i, int(n)]}) for i, n in enumerate(lengths)]
     (directory / "in.jsonl").write_text("\n".join(lines))

@@ -1,10 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""How full packed rows are, and what packing costs: ours against Grain's packers.
+"""Fill of packed rows and cost of packing: ours against Grain's packers.
 
-The same lognormal documents. Grain packs while it reads, so its CPU seconds include moving the
-pairs; ours are of the index alone, which is made once. Grain leaves the number of open rows to its
-user: more fill better and cost more.
+All pack the same lognormal documents. Grain packs while it reads, so its CPU seconds include moving
+the tokens; ours are for the index alone, made once. Grain's user chooses the number of open rows:
+more of them fill rows better and cost more.
 """
 
 import tempfile
@@ -59,7 +59,7 @@ def main() -> None:
         for name, packer in packers.items():
             for suffix in ("", " again"):
                 cases[name + suffix] = lambda packer=packer: grains(directory, packer)
-        found = rounds(cases, repeats=3)
+        results = rounds(cases, repeats=3)
     for method in ("best_fit", "first_fit", "concat"):
         for name in packers:
             for metric, unit in (("fill", "of slots"), ("cpu_s", "s")):
@@ -67,10 +67,10 @@ def main() -> None:
                     f"{method}, S={LENGTH} documents={DOCUMENTS} against {name}, {BINS} rows open",
                     metric=metric,
                     unit=unit,
-                    values=[one[metric] for one in found[method]],
+                    values=[repeat[metric] for repeat in results[method]],
                     peer="grain",
-                    peer_values=[one[metric] for one in found[name]],
-                    peer_again=[one[metric] for one in found[f"{name} again"]],
+                    peer_values=[repeat[metric] for repeat in results[name]],
+                    peer_again=[repeat[metric] for repeat in results[f"{name} again"]],
                 )
 
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""CPU seconds to import dovetail_data, against JAX and Grain alone, and what it adds to Grain's."""
+"""CPU seconds to import dovetail_data, against JAX and Grain alone, and in addition to Grain."""
 
 from measure import imports
 

@@ -3,9 +3,9 @@
 """Packed tokens per CPU-second from ArrayRecord: ours, Grain's packing, and the limits.
 
 Each value is one epoch from opened files to batches in NumPy, CPU time of all threads, packing
-included. All read the same shards in shuffled order, and give the same pairs (compared first),
-except the memory map: it has the ids in one flat file, cuts them wherever a row ends, and is the
-least that any pipeline can cost.
+included. All read the same shards in shuffled order, and give the same tokens and targets (compared
+first), except the memory map: it has the ids in one flat file, cuts them wherever a row ends, and
+has the least cost of any pipeline.
 """
 
 import tempfile
@@ -32,7 +32,7 @@ def ours(directory: Path) -> Iterator[dict[str, np.ndarray]]:
 
 
 def mixed(directory: Path) -> Iterator[dict[str, np.ndarray]]:
-    """The same corpus as two sources of a mixture; as many rows as one epoch has."""
+    """Reads the same corpus as two sources of a mixture, for as many rows as one epoch has."""
     rows = pack(Corpus(directory), length=LENGTH, seed=0)
     it = batches(
         mix({"a": rows, "b": rows}, weights={"a": 0.7, "b": 0.3}), global_batch=BATCH, seed=0
@@ -80,7 +80,7 @@ def memory_map(path: Path) -> Iterator[dict[str, np.ndarray]]:
 
 
 def records(directory: Path) -> Iterator[dict[str, np.ndarray]]:
-    """Only what ArrayRecord costs: every record once, in batched random reads."""
+    """Reads every record once, in batched random reads: the cost of ArrayRecord alone."""
     corpus = Corpus(directory)
     order = np.random.default_rng(0).permutation(len(corpus))
     readers = [
@@ -103,7 +103,7 @@ def rate(epoch: Callable[[], Iterable[dict[str, np.ndarray]]]) -> float:
 
 
 def digest(epoch: Iterable[dict[str, np.ndarray]]) -> tuple[int, int]:
-    """(pairs, a sum over them that no other multiset of pairs is likely to have)."""
+    """Returns the number of (token, target), and a sum that hardly any other multiset has."""
     count, total = 0, 0
     for batch in epoch:
         counts = batch["mask"] > 0

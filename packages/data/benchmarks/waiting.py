@@ -1,9 +1,9 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The fraction of a run spent waiting for batches, when a step takes twice the host's batch time.
+"""Fraction of a run spent waiting for batches. A step takes twice the host's time per batch.
 
-The step is a sleep: an accelerator works and the host is free. `wait_fraction` is what the
-iterator's own stats say; Grain's, for the peer, is measured around its `next` in the same way.
+The step is a sleep: an accelerator works and the host is free. `wait_fraction` comes from the
+iterator's own stats; the peer's, Grain's, is measured around its `next` in the same way.
 """
 
 import tempfile
@@ -24,7 +24,7 @@ LENGTH, BATCH, STEPS, DOCUMENTS = 2048, 64, 150, 12_000
 
 
 def batch_s(rows: Rows) -> float:
-    """The host's time for one batch, alone; the median of many."""
+    """Returns the host's time for one batch, alone; the median of many."""
     it = batches(rows, global_batch=BATCH, seed=0)
     times = []
     for _ in range(50):
@@ -35,7 +35,10 @@ def batch_s(rows: Rows) -> float:
 
 
 def waited(it: Iterator[Any], step_s: float) -> float:
-    """wait_s / total_s over STEPS steps; the first batch, which opens files, counts in neither."""
+    """Returns wait_s / total_s over STEPS steps.
+
+    The first batch opens files and counts in neither.
+    """
     next(it)
     begin, wait_s = time.perf_counter(), 0.0
     for _ in range(STEPS):
@@ -88,16 +91,16 @@ def main() -> None:
             "grain": lambda: grains(directory, step_s),
             "grain again": lambda: grains(directory, step_s),
         }
-        found = rounds(cases, repeats=5)
+        results = rounds(cases, repeats=5)
     for name in ("no reading ahead", "1 thread", "1 process", "to_device"):
         report(
             f"{name}, S={LENGTH} B={BATCH}, a step of {step_s * 1e3:.2f} ms",
             metric="wait_fraction",
             unit="of the time",
-            values=found[name],
+            values=results[name],
             peer="grain",
-            peer_values=found["grain"],
-            peer_again=found["grain again"],
+            peer_values=results["grain"],
+            peer_again=results["grain again"],
         )
 
 

@@ -4,7 +4,7 @@
 
 The text is the Python standard library's sources. `datasets` tokenizes the same records in batches
 with the same tokenizer on as many processes, and writes its Arrow cache; the ids are compared
-first. The limit is the tokenizer alone, its texts in memory, its results thrown away.
+first. The limit is the tokenizer alone, with its texts in memory and its results thrown away.
 """
 
 import functools
@@ -31,7 +31,7 @@ VOCAB, REPEATS, FILES = 8_000, 3, 1400
 
 
 def prepare(directory: Path) -> tuple[Path, Pretrained]:
-    """Shards of JSON lines, and a tokenizer trained on some of their text."""
+    """Writes shards of JSON lines, and trains a tokenizer on some of their text."""
     root = Path(sysconfig.get_paths()["stdlib"])
     files = sorted(path for path in root.rglob("*.py") if "site-packages" not in path.parts)
     read = (path.read_text(encoding="utf-8", errors="replace") for path in files)
@@ -43,14 +43,14 @@ def prepare(directory: Path) -> tuple[Path, Pretrained]:
 
 
 def library(tokenizer: Pretrained) -> tokenizers.Tokenizer:
-    """The same tokenizer without anything of ours around it."""
+    """Runs the same tokenizer without anything of ours around it."""
     raw = tokenizers.Tokenizer.from_str(tokenizer.content)
     raw.encode_special_tokens = True
     return raw
 
 
 def peer(directory: Path, tokenizer: Pretrained, scratch: Path, workers: int) -> Any:
-    """What a user of `datasets` writes; nothing of it comes from an earlier run's cache."""
+    """Runs the code of a user of `datasets`, without any earlier run's cache."""
     import datasets  # not above: our spawned workers import this module, and need none of that
 
     datasets.disable_progress_bars()
@@ -63,7 +63,7 @@ def peer(directory: Path, tokenizer: Pretrained, scratch: Path, workers: int) ->
 
     def encode(batch: dict[str, list[str]]) -> dict[str, list[list[int]]]:
         encoded = raw.encode_batch_fast(batch["text"], add_special_tokens=False)
-        return {"input_ids": [before + one.ids + after for one in encoded]}
+        return {"input_ids": [before + encoding.ids + after for encoding in encoded]}
 
     return loaded.map(
         encode,
@@ -77,17 +77,17 @@ def peer(directory: Path, tokenizer: Pretrained, scratch: Path, workers: int) ->
 
 
 def measured(kind: str, workers: int, directory: Path) -> dict[str, float]:
-    """Wall and CPU seconds, children included, of one case in a process of its own.
+    """Returns wall and CPU seconds, children included, of one case in a process of its own.
 
-    Of its own, because what one library leaves behind in a process slows the other: encoding took
-    half as long again where `datasets` had run before.
+    The rest of one library in a process slows the other: encoding took half as long again after
+    `datasets` had run.
     """
     program = [sys.executable, __file__, kind, str(workers), str(directory)]
     return json.loads(subprocess.check_output(program))
 
 
 def run(kind: str, workers: int, directory: Path) -> None:
-    """What such a process does: prepares, and prints what the case itself took."""
+    """Runs in such a process: prepares, runs the case, and prints its times."""
     # One encoder per process, without threads of the tokenizer inside of it.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     tokenizer = Pretrained(directory / "bpe")
@@ -110,11 +110,11 @@ def run(kind: str, workers: int, directory: Path) -> None:
 def _cpu_s() -> float:
     kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     used = [resource.getrusage(kind) for kind in kinds]
-    return sum(one.ru_utime + one.ru_stime for one in used)
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
 def compare(directory: Path, tokenizer: Pretrained) -> int:
-    """Both give the same ids; returns how many."""
+    """Compares the ids of both and returns their number."""
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
         theirs = peer(directory, tokenizer, scratch, 1)
@@ -136,7 +136,7 @@ def main() -> None:
             (kind, n): functools.partial(measured, kind.split()[0], n, directory)
             for kind, n in kinds
         }
-        found = rounds(cases, repeats=REPEATS)
+        results = rounds(cases, repeats=REPEATS)
     for kind, distribution, workers in (
         ("datasets", "datasets", 2),
         ("datasets", "datasets", 1),
@@ -147,10 +147,10 @@ def main() -> None:
                 f"{tokens} ids, {workers} processes, against {kind}",
                 metric=metric,
                 unit="s",
-                values=[one[metric] for one in found["ours", workers]],
+                values=[repeat[metric] for repeat in results["ours", workers]],
                 peer=distribution,
-                peer_values=[one[metric] for one in found[kind, workers]],
-                peer_again=[one[metric] for one in found[f"{kind} again", workers]],
+                peer_values=[repeat[metric] for repeat in results[kind, workers]],
+                peer_again=[repeat[metric] for repeat in results[f"{kind} again", workers]],
             )
 
 

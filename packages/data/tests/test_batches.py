@@ -25,7 +25,7 @@ def same(left, right):
 
 
 def joined(parts):
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return {name: np.concatenate([host[name] for host in parts]) for name in parts[0]}
 
 
 @given(hosts=st.sampled_from([1, 2, 3, 6]), later=st.sampled_from([1, 2, 3, 6]))
@@ -34,13 +34,13 @@ def test_any_number_of_hosts_holds_the_same_global_batches(rows, hosts, later):
     whole = batches(rows, global_batch=6, seed=4)
     parts = [batches(rows, global_batch=6, seed=4, shard=(i, hosts)) for i in range(hosts)]
     for _ in range(len(rows) // 6 + 3):  # into the second epoch
-        same(joined([next(part) for part in parts]), next(whole))
-    (state,) = {json.dumps(part.get_state()) for part in parts}
+        same(joined([next(host) for host in parts]), next(whole))
+    (state,) = {json.dumps(host.get_state()) for host in parts}
     parts = [batches(rows, global_batch=6, seed=4, shard=(i, later)) for i in range(later)]
-    for part in parts:
-        part.set_state(json.loads(state))
+    for host in parts:
+        host.set_state(json.loads(state))
     for _ in range(3):
-        same(joined([next(part) for part in parts]), next(whole))
+        same(joined([next(host) for host in parts]), next(whole))
 
 
 @pytest.mark.parametrize("epochs", [None, 2])
@@ -78,9 +78,9 @@ def test_a_finite_run_gives_each_row_as_often_as_it_says(rows, pairs, global_bat
         assert batch["tokens"].shape == (global_batch, 13)
         check_batch(batch, vocab_size=10**6)
     expected = pairs(rows.batch(np.arange(len(rows))))
-    found = pairs(joined(got))
-    assert len(found) == epochs * len(expected)
-    values, counts = np.unique(found[:, 0], return_counts=True)
+    delivered = pairs(joined(got))
+    assert len(delivered) == epochs * len(expected)
+    values, counts = np.unique(delivered[:, 0], return_counts=True)
     np.testing.assert_array_equal(values, np.sort(expected[:, 0]))
     assert set(counts.tolist()) == {epochs}
     state = it.get_state()
@@ -122,9 +122,9 @@ def test_explain_names_the_documents_of_any_step(rows):
         assert len(explained) == 4
         for row, spans in enumerate(explained):
             for segment, span in enumerate(spans, start=1):
-                here = batch["segment_ids"][row] == segment
-                assert batch["tokens"][row][here][0] == first_id[span.document] + span.start
-                assert here.sum() == span.length
+                inside = batch["segment_ids"][row] == segment
+                assert batch["tokens"][row][inside][0] == first_id[span.document] + span.start
+                assert inside.sum() == span.length
     assert it.get_state()["row"] == 0
 
 
@@ -183,7 +183,9 @@ def test_states_of_something_else_are_errors(rows, corpus_of):
         (batches(rows, global_batch=1, seed=2), "the same seed"),
         (batches(rows, global_batch=1, seed=None), "the same seed"),
     ]:
-        with pytest.raises(ValueError, match=rf"must be of {what}: got fingerprint=.*Open the rows"):
+        with pytest.raises(
+            ValueError, match=rf"must be of {what}: got fingerprint=.*Open the rows"
+        ):
             it.set_state(state.get_state())
 
 
@@ -248,7 +250,7 @@ def test_damage_within_the_budget_is_masked_and_counted_once(damaged, options):
     it = batches(rows, global_batch=4, seed=None, epochs=3, max_corrupt=3, **options)
     got = joined(list(it))
     it.close()
-    assert {one.document for one in it.stats().corrupt} == LOST
+    assert {entry.document for entry in it.stats().corrupt} == LOST
     assert len(it.stats().corrupt) == 3
     lengths = rows.corpus.lengths.astype(int)
     assert (whole["mask"].sum() - got["mask"][: len(rows)].sum()) == sum(
@@ -265,7 +267,7 @@ def test_one_damaged_document_too_many_is_an_error_that_lists_them(damaged):
     rows_before = []
     with pytest.raises(CorruptError, match=r"at most max_corrupt=2 .*got 3:\n  document") as raised:
         rows_before.extend(it.get_state()["row"] for _ in it)
-    assert {one.document for one in raised.value.documents} == LOST
+    assert {entry.document for entry in raised.value.documents} == LOST
     assert "pass batches(max_corrupt=...)" in str(raised.value)
     # the batch that was refused was not passed over
     assert it.get_state()["row"] == rows_before[-1] == 4 * len(rows_before)
@@ -307,10 +309,10 @@ def test_equal_numbers_of_two_corpora_are_two_documents(corpus_of):
         content = bytearray(path.read_bytes())
         content[int(corpus._tables[0]["begin"][1])] ^= 1
         path.write_bytes(content)
-    sources = {f"{i}": pad(Corpus(one.directory), length=9) for i, one in enumerate(corpora)}
+    sources = {f"{i}": pad(Corpus(entry.directory), length=9) for i, entry in enumerate(corpora)}
     rows = mix(sources, weights={"0": 1, "1": 1}, exhausted="stop")
     it = batches(rows, global_batch=6, seed=0, max_corrupt=2, epochs=1)
     list(it)
-    assert [one.document for one in it.stats().corrupt] == [1, 1]
+    assert [entry.document for entry in it.stats().corrupt] == [1, 1]
     with pytest.raises(CorruptError, match=r"at most max_corrupt=1 .* got 2"):
         list(batches(rows, global_batch=6, seed=0, max_corrupt=1, epochs=1))

@@ -41,8 +41,8 @@ def test_every_byte_comes_back_though_never_seen(tmp_path):
 
 def test_the_directory_is_one_that_other_programs_load(tmp_path):
     trained = train_bpe(CORPUS, tmp_path / "new" / "directory", vocab_size=280)
-    found = sorted(path.name for path in (tmp_path / "new" / "directory").iterdir())
-    assert found == ["tokenizer.json", "tokenizer_config.json"]
+    names = sorted(path.name for path in (tmp_path / "new" / "directory").iterdir())
+    assert names == ["tokenizer.json", "tokenizer_config.json"]
     config = json.loads((tmp_path / "new/directory/tokenizer_config.json").read_text())
     assert (config["bos_token"], config["eos_token"]) == ("<|bos|>", "<|eos|>")
     loaded = Pretrained(tmp_path / "new" / "directory")

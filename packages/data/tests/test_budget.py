@@ -17,12 +17,12 @@ def sources(corpus_of):
 
 def test_plain_rows_are_one_line(corpus_of):
     rows = pack(corpus_of([9, 5, 5]), length=8)  # 2 rows, full
-    found = budget(rows, steps=3, global_batch=5)
-    assert found.sources == (
+    counted = budget(rows, steps=3, global_batch=5)
+    assert counted.sources == (
         SourceBudget(name="", rows=15, epochs=7.5, tokens=15 * 8.0, share=1.0),
     )
-    assert (found.rows, found.tokens) == (15, 120.0)
-    assert str(found).splitlines() == [
+    assert (counted.rows, counted.tokens) == (15, 120.0)
+    assert str(counted).splitlines() == [
         "3 steps of 5 rows",
         "source  rows  epochs  tokens   share",
         "rows      15   7.500     120  100.0%",
@@ -35,22 +35,22 @@ def test_each_source_has_its_rows_epochs_and_tokens(sources):
         weights={"long": 3, "short": 1},
         stages=[Stage(start=400, weights={"long": 0, "short": 1})],
     )
-    found = budget(rows, steps=100, global_batch=5)
+    counted = budget(rows, steps=100, global_batch=5)
     # 400 rows at 3 to 1, then 100 of short; 36 / 5 tokens in a row of long, 5 / 3 in one of short.
     tokens = {"long": 300 * 36 / 5, "short": 200 * 5 / 3}
     expected = {
         "long": (300, 300 / 5, tokens["long"]),
         "short": (200, 200 / 3, tokens["short"]),
     }
-    for one in found.sources:
-        count, epochs, of = expected.pop(one.name)
-        assert one.rows == count
-        assert one.epochs == pytest.approx(epochs, rel=1e-12)
-        assert one.tokens == pytest.approx(of, rel=1e-12)
-        assert one.share == pytest.approx(of / sum(tokens.values()), rel=1e-12)
+    for source in counted.sources:
+        count, epochs, of = expected.pop(source.name)
+        assert source.rows == count
+        assert source.epochs == pytest.approx(epochs, rel=1e-12)
+        assert source.tokens == pytest.approx(of, rel=1e-12)
+        assert source.share == pytest.approx(of / sum(tokens.values()), rel=1e-12)
     assert not expected
-    assert found.rows == 500
-    assert str(found).splitlines() == [
+    assert counted.rows == 500
+    assert str(counted).splitlines() == [
         "100 steps of 5 rows",
         "source  rows  epochs  tokens   share",
         "long     300  60.000   2,160   86.6%",
@@ -61,9 +61,11 @@ def test_each_source_has_its_rows_epochs_and_tokens(sources):
 
 def test_the_plan_is_what_the_order_gives(sources):
     rows = mix(sources, weights={"long": 0.55, "short": 0.45}, exhausted="drop")
-    found = {one.name: one.rows for one in budget(rows, steps=11, global_batch=3).sources}
+    counted = {
+        source.name: source.rows for source in budget(rows, steps=11, global_batch=3).sources
+    }
     drawn = rows.draws(7)(np.arange(33))
-    assert found == {"long": (drawn < 5).sum(), "short": (drawn >= 5).sum()}
+    assert counted == {"long": (drawn < 5).sum(), "short": (drawn >= 5).sum()}
 
 
 def test_a_function_over_the_rows_changes_no_plan(sources):

@@ -53,9 +53,9 @@ def test_a_plan(corpus, here, command):
 
 def test_a_plan_of_one_corpus_as_json(corpus, command):
     line = ["budget", "corpus", "--length", "16", "--global-batch", "3", "--steps", "4"]
-    found = json.loads(command(*line, "--json")[1])
+    report = json.loads(command(*line, "--json")[1])
     source = {"name": "corpus", "rows": 12, "epochs": 6.0, "tokens": 144.0, "share": 1.0}
-    assert found == {
+    assert report == {
         "steps": 4,
         "global_batch": 3,
         "sources": [source],

@@ -64,12 +64,12 @@ def test_inspect(corpus, command):
         "  8 to 15  2  ########################################\n"
         "best_fit at length 8: 4 rows, fill 0.7500\n"
     )
-    found = json.loads(command("inspect", "corpus", "--method", "concat", "--json")[1])
-    assert found["packing"] == {"method": "concat", "length": 2048, "rows": 1, "fill": 24 / 2048}
+    report = json.loads(command("inspect", "corpus", "--method", "concat", "--json")[1])
+    assert report["packing"] == {"method": "concat", "length": 2048, "rows": 1, "fill": 24 / 2048}
     _, out, _ = command("inspect", "corpus", "--method", "concat", "--length", "8")
     assert out.endswith("concat at length 8: 3 rows, fill 1.0000\n")
-    assert found["lengths"]["quantiles"]["0.5"] == 8
-    assert found["lengths"]["histogram"] == [
+    assert report["lengths"]["quantiles"]["0.5"] == 8
+    assert report["lengths"]["histogram"] == [
         {"from": 4, "below": 8, "documents": 1},
         {"from": 8, "below": 16, "documents": 2},
     ]
@@ -86,9 +86,9 @@ def test_rows(corpus, command):
     orders = {command(*line[:-1], seed, "--rows", "2")[1] for seed in range(6)}
     assert len(orders) == 2
     assert "⟦l│o│r│e│m" in command(*line, "--rows", "2", "--tokens")[1]
-    found = json.loads(command(*line, "--row", "1", "--json")[1])["rows"]
-    assert [row["row"] for row in found] == [1]
-    assert found[0]["passages"][0]["pieces"][0]["text"] == "<|bos|>"
+    report = json.loads(command(*line, "--row", "1", "--json")[1])["rows"]
+    assert [row["row"] for row in report] == [1]
+    assert report[0]["passages"][0]["pieces"][0]["text"] == "<|bos|>"
 
 
 def test_colors(corpus, command, monkeypatch):

@@ -146,8 +146,8 @@ def test_the_summary(corpus, command):
         "  dropped: 1 (records of which nothing is learnt)\n"
         "  corrupt: 0 (records left out)\n"
     )
-    found = json.loads(command("write", "in.jsonl", "--out", "corpus", "--json")[1])
-    assert (found["documents"], found["dropped"], found["disk_bytes"]) == (3, 1, size)
+    report = json.loads(command("write", "in.jsonl", "--out", "corpus", "--json")[1])
+    assert (report["documents"], report["dropped"], report["disk_bytes"]) == (3, 1, size)
 
 
 def test_corrupt_records_within_a_budget_are_listed(here, command):
@@ -163,8 +163,8 @@ def test_corrupt_records_within_a_budget_are_listed(here, command):
     assert lines[-3] == "  corrupt: 2 (records left out)"
     assert lines[-2].startswith("    i␛n.jsonl:5: a record must have a string under field='text'")
     assert lines[-1].startswith("    i␛n.jsonl:6: ")
-    found = json.loads(command("inspect", "out", "--json")[1])["corrupt"]
-    assert [one["where"] for one in found] == ["i\x1bn.jsonl:5", "i\x1bn.jsonl:6"]
+    report = json.loads(command("inspect", "out", "--json")[1])["corrupt"]
+    assert [record["where"] for record in report] == ["i\x1bn.jsonl:5", "i\x1bn.jsonl:6"]
 
 
 def test_a_long_list_of_corrupt_records_is_cut(here, command):
@@ -200,8 +200,8 @@ def test_bos_and_eos_of_a_model(here, command, bpe):
     """Its tokenizer_config.json names them; here others than the usual ones."""
     (here / "model").mkdir()
     content = json.loads(bpe.content)
-    for one in content["added_tokens"]:
-        one["content"] = one["content"].replace("|>", "0|>")
+    for token in content["added_tokens"]:
+        token["content"] = token["content"].replace("|>", "0|>")
     vocabulary = content["model"]["vocab"]
     for name in ("<|bos|>", "<|eos|>"):
         vocabulary[name.replace("|>", "0|>")] = vocabulary.pop(name)

@@ -25,7 +25,7 @@ def corpora(corpus_of):
     """A few corpora of any lengths, one id among them, made once."""
     rng = np.random.default_rng(11)
     lengths = [rng.integers(1, 25, n).tolist() for n in (31, 7, 18)]
-    return [corpus_of(one) for one in lengths]
+    return [corpus_of(of) for of in lengths]
 
 
 def expected_pairs(corpus: Corpus) -> list[tuple[int, int]]:
@@ -43,7 +43,7 @@ def make_rows(corpus, method, *, length, seed):
 
 
 def joined(parts):
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return {name: np.concatenate([host[name] for host in parts]) for name in parts[0]}
 
 
 @settings(deadline=None, max_examples=60)
@@ -61,8 +61,8 @@ def test_an_epoch_gives_every_pair_once(corpora, pairs, data):
     ]
     delivered = joined([joined(list(step)) for step in zip(*got, strict=True)])
     check_batch(delivered, vocab_size=1 << 20)
-    found = sorted(map(tuple, pairs(delivered).tolist()))
-    assert found == sorted(expected_pairs(corpus))
+    delivered_pairs = sorted(map(tuple, pairs(delivered).tolist()))
+    assert delivered_pairs == sorted(expected_pairs(corpus))
 
 
 @settings(deadline=None, max_examples=6)
@@ -105,15 +105,15 @@ def check_in_pieces(corpora, data):
         parts = [
             batches(rows, global_batch=size, seed=seed, shard=(i, hosts)) for i in range(hosts)
         ]
-        for part in parts:
-            part.set_state(json.loads(state))
+        for host in parts:
+            host.set_state(json.loads(state))
         for _ in range(data.draw(st.integers(1, 2))):
-            got = joined([next(part) for part in parts])
+            got = joined([next(host) for host in parts])
             expected = joined(one_by_one[at : at + size])
             for name, array in expected.items():
                 np.testing.assert_array_equal(got[name], array)
             at += size
-        (state,) = {json.dumps(part.get_state()) for part in parts}
+        (state,) = {json.dumps(host.get_state()) for host in parts}
 
 
 @settings(deadline=None, max_examples=30)
@@ -127,8 +127,8 @@ def test_a_mixture_that_drops_gives_every_pair_of_every_source_once(corpora, pai
     weights = {name: data.draw(st.floats(0.1, 5)) for name in sources}
     rows = mix(sources, weights=weights, exhausted="drop")
     delivered = joined(list(batches(rows, global_batch=4, seed=2, epochs=1)))
-    found = sorted(map(tuple, pairs(delivered).tolist()))
-    assert found == sorted(pair for corpus in corpora for pair in expected_pairs(corpus))
+    delivered_pairs = sorted(map(tuple, pairs(delivered).tolist()))
+    assert delivered_pairs == sorted(pair for corpus in corpora for pair in expected_pairs(corpus))
 
 
 def test_flips_all_over_a_shard_are_masked_exactly_or_change_nothing(corpus_of):
@@ -154,7 +154,7 @@ def test_flips_all_over_a_shard_are_masked_exactly_or_change_nothing(corpus_of):
         (hit,) = np.nonzero((table["begin"] <= at) & (at < ends))
         it = batches(rows, global_batch=len(rows), seed=None, max_corrupt=1)
         got = next(it)
-        assert [one.document for one in it.stats().corrupt] == hit.tolist()
+        assert [entry.document for entry in it.stats().corrupt] == hit.tolist()
         lost = np.zeros(whole["tokens"].shape, bool)
         for document in hit:
             damaged += 1

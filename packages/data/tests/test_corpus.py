@@ -43,7 +43,7 @@ def test_documents_are_what_was_written(corpus):
 def test_a_read_of_many_keeps_their_order(corpus):
     documents = [3, 0, 2, 2, 1, 0]
     read = corpus.__getitems__(documents)
-    assert [one["tokens"].tolist() for one in read] == [EXPECTED[i] for i in documents]
+    assert [document["tokens"].tolist() for document in read] == [EXPECTED[i] for i in documents]
     assert corpus.__getitems__([]) == []
 
 
@@ -108,8 +108,8 @@ def test_a_flipped_bit_is_raised_not_returned(copied):
     )
     with pytest.raises(CorruptError, match=re.escape(message)) as raised:
         damaged[2]
-    found = raised.value.documents
-    assert [(one.document, one.shard) for one in found] == [(2, str(path))]
+    documents = raised.value.documents
+    assert [(entry.document, entry.shard) for entry in documents] == [(2, str(path))]
     assert damaged[3]["tokens"].tolist() == EXPECTED[3]
 
 
@@ -118,14 +118,14 @@ def test_what_is_damaged_is_listed_and_the_rest_is_read(copied):
     flip(path, path.read_bytes().index(b"l\x00o\x00r\x00e\x00m\x00"))
     corrupt = []
     read = Corpus(copied).read(np.array([0, 2, 3, 1, 2]), corrupt=corrupt)
-    assert [one and one["tokens"].tolist() for one in read] == [
+    assert [entry and entry["tokens"].tolist() for entry in read] == [
         EXPECTED[0],
         None,
         EXPECTED[3],
         EXPECTED[1],
         None,
     ]
-    assert [one.document for one in corrupt] == [2, 2]
+    assert [entry.document for entry in corrupt] == [2, 2]
 
 
 def test_a_shard_cut_after_it_was_opened_is_damaged_not_misread(copied):
@@ -144,8 +144,8 @@ def test_a_disk_that_cannot_be_read_is_damage(corpus, monkeypatch):
     monkeypatch.setattr("dovetail_data.corpus.read_extent", broken)
     corrupt = []
     assert opened.read(np.array([1, 3]), corrupt=corrupt) == [None, None]
-    assert [one.document for one in corrupt] == [1, 3]
-    assert all("Input/output error" in one.error for one in corrupt)
+    assert [entry.document for entry in corrupt] == [1, 3]
+    assert all("Input/output error" in entry.error for entry in corrupt)
 
 
 def test_a_flipped_bit_in_a_table_does_not_open(copied):
@@ -161,19 +161,19 @@ def test_every_flip_in_a_shard_is_found_or_touches_no_document(corpus, copied):
     rng = np.random.default_rng(0)
     inside = whole.index("日本語".encode()[:1] + b"\0")
     places = [*range(inside - 40, inside + 30), *rng.integers(0, len(whole), 100).tolist()]
-    found = 0
+    flips = 0
     for at in places:
         path.write_bytes(whole)
         flip(path, at, 1 << int(rng.integers(8)))
         corrupt = []
         read = Corpus(copied).read(np.arange(4), corrupt=corrupt)
-        assert [one["tokens"].tolist() for one in read[:3]] == EXPECTED[:3]
+        assert [entry["tokens"].tolist() for entry in read[:3]] == EXPECTED[:3]
         if read[3] is None:
-            found += 1
-            assert [one.document for one in corrupt] == [3]
+            flips += 1
+            assert [entry.document for entry in corrupt] == [3]
         else:
             assert read[3]["tokens"].tolist() == EXPECTED[3]
-    assert found >= len(EXPECTED[3]) * 2  # each byte of the document's record was flipped
+    assert flips >= len(EXPECTED[3]) * 2  # each byte of the document's record was flipped
 
 
 def test_the_files_are_array_records_of_the_ids(corpus):

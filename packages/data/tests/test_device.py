@@ -225,7 +225,7 @@ def on_hosts(directory, count, *, devices, steps, state=""):
     for step in zip(*hosts, strict=True):
         assert len({json.dumps(state) for state, _ in step}) == 1
         names = step[0][1]
-        shards = {name: sorted(one for host in step for one in host[1][name]) for name in names}
+        shards = {name: sorted(shard for host in step for shard in host[1][name]) for name in names}
         merged.append([step[0][0], shards])
     return merged
 

@@ -76,7 +76,7 @@ def test_random_transforms_are_the_same_on_any_number_of_hosts(corpus):
     whole = list(batches(rows, global_batch=4, seed=1, epochs=3))
     parts = [list(batches(rows, global_batch=4, seed=1, epochs=3, shard=(i, 2))) for i in (0, 1)]
     for step, batch in enumerate(whole):
-        joined = np.concatenate([part[step]["images"] for part in parts])
+        joined = np.concatenate([host[step]["images"] for host in parts])
         np.testing.assert_array_equal(joined, batch["images"])
     other = next(batches(rows, global_batch=4, seed=2))
     assert not np.array_equal(np.sort(other["images"].ravel()), np.sort(whole[0]["images"].ravel()))
@@ -97,7 +97,7 @@ def test_the_last_batch_is_filled_up(corpus):
         list(batches(images(corpus), global_batch=4, seed=None, epochs=1, shard=(i, 4)))[-1]
         for i in range(4)
     ]
-    assert [part["mask"].tolist() for part in parts] == [[1], [0], [0], [0]]
+    assert [host["mask"].tolist() for host in parts] == [[1], [0], [0], [0]]
     assert parts[2]["images"].shape == (1, 5, 4, 3)
 
 
@@ -111,7 +111,7 @@ def test_a_corrupt_image_is_masked(corpus, pixels):
     assert batch["mask"].tolist() == [1, 0, 1, 1, 1]
     assert not batch["images"][1].any()
     np.testing.assert_array_equal(batch["images"][3], pixels[3])
-    assert [one.document for one in it.stats().corrupt] == [1]
+    assert [damaged.document for damaged in it.stats().corrupt] == [1]
 
 
 def test_images_of_several_sizes_need_a_transform(tmp_path):

@@ -42,18 +42,18 @@ def assert_same(found, expected):
 
 
 def test_what_was_built_is_mapped_from_then_on(tmp_path):
-    for found in (load(tmp_path, of=OF, build=table), load(tmp_path, of=OF, build=unexpected)):
-        assert_same(found, table())
-        assert type(found.start) is np.ndarray
-        assert isinstance(found.start.base.base, mmap.mmap)
-        assert not found.start.flags.writeable
+    for mapped in (load(tmp_path, of=OF, build=table), load(tmp_path, of=OF, build=unexpected)):
+        assert_same(mapped, table())
+        assert type(mapped.start) is np.ndarray
+        assert isinstance(mapped.start.base.base, mmap.mmap)
+        assert not mapped.start.flags.writeable
     with pytest.raises(AssertionError, match="built again"):
         load(tmp_path, of={**OF, "packing": "q"}, build=unexpected)
 
 
 def test_it_pickles_by_its_path(tmp_path):
-    found = load(tmp_path, of=OF, build=table)
-    pickled = pickle.dumps(found)
+    mapped = load(tmp_path, of=OF, build=table)
+    pickled = pickle.dumps(mapped)
     assert len(pickled) < 1000  # of 34 kB of arrays
     assert_same(pickle.loads(pickled), table())
 
@@ -65,18 +65,18 @@ def test_several_may_write_at_once(tmp_path):
         together.wait()
         return table()
 
-    found = []
+    tables = []
     threads = [
-        threading.Thread(target=lambda: found.append(load(tmp_path, of=OF, build=build)))
+        threading.Thread(target=lambda: tables.append(load(tmp_path, of=OF, build=build)))
         for _ in range(3)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 3
-    for one in found:
-        assert_same(one, table())
+    assert len(tables) == 3
+    for mapped in tables:
+        assert_same(mapped, table())
     assert the_only_entry(tmp_path).name[0] != "."
 
 

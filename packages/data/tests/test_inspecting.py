@@ -45,7 +45,7 @@ TEMPLATE = (
 
 def turns(*contents):
     roles = ("user", "assistant")
-    return [{"role": roles[i % 2], "content": one} for i, one in enumerate(contents)]
+    return [{"role": roles[i % 2], "content": content} for i, content in enumerate(contents)]
 
 
 @pytest.fixture
@@ -171,10 +171,10 @@ def test_a_mixture_finds_the_tokenizer_and_the_record_of_each(written, bpe):
 def damage(corpus, content):
     """Changes a bit of the only place where `content` lies in the corpus's shard."""
     (path,) = corpus.directory.glob("*.array_record")
-    found = bytearray(path.read_bytes())
-    assert found.count(content) == 1
-    found[found.index(content)] ^= 1
-    path.write_bytes(found)
+    flipped = bytearray(path.read_bytes())
+    assert flipped.count(content) == 1
+    flipped[flipped.index(content)] ^= 1
+    path.write_bytes(flipped)
     return Corpus(corpus.directory)
 
 
@@ -228,7 +228,7 @@ def test_another_tokenizer_and_none(plain, written, corpus_of):
             raise AssertionError("not used")
 
         def decode(self, ids):
-            return "".join(f"{one:02x}" for one in ids if one < 256)
+            return "".join(f"{token:02x}" for token in ids if token < 256)
 
     (row,) = show(pad(plain, length=13), [1], tokenizer=Hex()).rows
     assert [piece.text for piece in row.passages[0].pieces] == ["bos", "e6", "97", "a5", "eos"]
@@ -287,9 +287,11 @@ def test_images_of_several_sizes(pictures):
         f"  document 1 (record 1 of {place})"
     )
     assert decoded(shown.rows[0].png).tolist() == PIXELS.tolist()
-    found = re.findall(r'<img alt="([^"]*)" src="data:image/png;base64,([^"]*)">', shown.html())
-    assert [alt for alt, _ in found] == [row.summary for row in shown.rows]
-    assert decoded(base64.b64decode(found[1][1])).tolist() == PIXELS[:2].tolist()
+    shown_images = re.findall(
+        r'<img alt="([^"]*)" src="data:image/png;base64,([^"]*)">', shown.html()
+    )
+    assert [alt for alt, _ in shown_images] == [row.summary for row in shown.rows]
+    assert decoded(base64.b64decode(shown_images[1][1])).tolist() == PIXELS[:2].tolist()
 
 
 def test_images_as_a_transform_leaves_them(pictures):
@@ -326,8 +328,8 @@ def test_a_flat_picture(pictures):
 
 
 def test_it_is_data(chat):
-    found = dataclasses.asdict(show(pad(chat, length=40), [0]))
-    assert json.loads(json.dumps(found))["rows"][0]["passages"][0]["pieces"][7] == {
+    data = dataclasses.asdict(show(pad(chat, length=40), [0]))
+    assert json.loads(json.dumps(data))["rows"][0]["passages"][0]["pieces"][7] == {
         "ids": [195, 169],
         "text": "é",
         "position": 7,

@@ -28,13 +28,13 @@ def test_each_row_passes_through_the_function(corpus_of):
 def test_the_same_numbers_on_any_hosts_and_for_any_batch(corpus_of, hosts, global_batch):
     rows = pack(corpus_of([7, 3, 12, 5, 2, 2, 9]), length=6).map(drop_some)
     expected = np.concatenate(
-        [one["mask"] for one in batches(rows, global_batch=2, seed=4, epochs=6)]
+        [batch["mask"] for batch in batches(rows, global_batch=2, seed=4, epochs=6)]
     )
     parts = [
         batches(rows, global_batch=global_batch, seed=4, epochs=6, shard=(i, hosts))
         for i in range(hosts)
     ]
-    got = np.concatenate([one["mask"] for step in zip(*parts, strict=True) for one in step])
+    got = np.concatenate([batch["mask"] for step in zip(*parts, strict=True) for batch in step])
     count = min(len(expected), len(got))
     np.testing.assert_array_equal(got[:count], expected[:count])
     assert 0 < expected.sum() < (expected >= 0).sum() / 2

@@ -35,14 +35,14 @@ class Numbered(Rows):
         self._check(rows)
         number = (np.repeat(rows, self.unit) + self._first) * 10
         number += np.tile(np.arange(self.unit), len(rows))
-        chosen = np.repeat(rows.astype(np.uint64) if keys is None else keys, self.unit)
+        row_keys = np.repeat(rows.astype(np.uint64) if keys is None else keys, self.unit)
         if corrupt is not None:
             corrupt += [
                 CorruptDocument(document=int(row), shard=str(self._first), error="") for row in rows
             ]
         full = {
             "tokens": np.repeat(number[:, None], self.length, axis=1).astype(np.int32),
-            "keys": chosen,
+            "keys": row_keys,
         }
         return {name: full[name] for name in self._fields}
 
@@ -88,10 +88,10 @@ def test_repeat_gives_each_prefix_its_shares_and_each_source_its_epochs(weights,
         assert mixture.drawn(77)[name] == mine[:77].sum()
         own, size = batch[mine] - first, len(sources[name])
         for epoch in range(len(own) // size):
-            found = own[epoch * size : (epoch + 1) * size]
-            np.testing.assert_array_equal(np.sort(found), np.arange(size))
+            drawn_from = own[epoch * size : (epoch + 1) * size]
+            np.testing.assert_array_equal(np.sort(drawn_from), np.arange(size))
             if seed is None:
-                np.testing.assert_array_equal(found, np.arange(size))
+                np.testing.assert_array_equal(drawn_from, np.arange(size))
     # Far out, any places in any order are those one by one.
     places = start + np.array([3, 0, 40, 7, 7])
     one_by_one = [mixture.draws(seed)(places[i : i + 1])[0] for i in range(5)]
@@ -136,9 +136,9 @@ def test_epochs_and_sources_have_orders_of_their_own():
     rows = mixture.draws(5)(np.arange(160))
     mine = rows < 40
     orders = [rows[mine][:40], rows[mine][40:], rows[~mine][:40] - 40, rows[~mine][40:] - 40]
-    for one in orders:
-        np.testing.assert_array_equal(np.sort(one), np.arange(40))
-    assert len({tuple(one) for one in orders}) == 4
+    for order in orders:
+        np.testing.assert_array_equal(np.sort(order), np.arange(40))
+    assert len({tuple(order) for order in orders}) == 4
     assert not np.array_equal(mixture.draws(6)(np.arange(160)), rows)
 
 
@@ -152,10 +152,10 @@ def test_stages_change_the_weights_where_they_begin():
         ],
     )
     rows = mixture.draws(0)(np.arange(20))
-    found = mixture.batch(rows)["tokens"][:, 0] // 1000
-    assert collections.Counter(found[:9].tolist()) == {1: 3, 2: 3, 3: 3}
-    assert collections.Counter(found[9:13].tolist()) == {1: 3, 2: 1}
-    assert set(found[13:].tolist()) == {3}
+    drawn_from = mixture.batch(rows)["tokens"][:, 0] // 1000
+    assert collections.Counter(drawn_from[:9].tolist()) == {1: 3, 2: 3, 3: 3}
+    assert collections.Counter(drawn_from[9:13].tolist()) == {1: 3, 2: 1}
+    assert set(drawn_from[13:].tolist()) == {3}
     assert mixture.drawn(20) == {"web": 6, "code": 4, "math": 10}
     assert mixture.weights == (
         {name: Fraction(1, 3) for name in EVEN},
@@ -170,9 +170,9 @@ def test_stages_count_from_the_beginning_of_each_epoch():
         three(), weights={"web": 0, "code": 1, "math": 1}, exhausted="stop", stages=stages
     )
     assert mixture.epoch == 4 + 11
-    found = mixture.batch(mixture.draws(0)(np.arange(30)))["tokens"][:, 0] // 1000
-    assert found.tolist() == [*found[:4], *[1] * 11, *found[:4], *[1] * 11]
-    assert sorted(found[:4].tolist()) == [2, 2, 3, 3]
+    drawn_from = mixture.batch(mixture.draws(0)(np.arange(30)))["tokens"][:, 0] // 1000
+    assert drawn_from.tolist() == [*drawn_from[:4], *[1] * 11, *drawn_from[:4], *[1] * 11]
+    assert sorted(drawn_from[:4].tolist()) == [2, 2, 3, 3]
 
 
 def test_the_realised_weights_are_told():
@@ -198,7 +198,7 @@ def test_a_batch_is_that_of_the_sources(unit):
     assert batch["source"].tolist() == np.repeat([1, 0, 1, 0, 0], unit).tolist()
     assert batch["tokens"].dtype == batch["source"].dtype == np.int32
     lost = [("40", 0), ("40", 3), ("70", 0), ("70", 0), ("70", 6)]
-    assert sorted((one.shard, one.document) for one in corrupt) == lost
+    assert sorted((order.shard, order.document) for order in corrupt) == lost
     assert mixture.batch(rows)["keys"].tolist() == np.repeat([3, 0, 0, 6, 0], unit).tolist()
     assert mixture.batch(rows[:0])["tokens"].shape == (0, 3)
     np.testing.assert_array_equal(mixture[10]["tokens"], sources["b"][3]["tokens"])
@@ -216,11 +216,11 @@ def test_explain_names_the_source():
 
 
 def test_the_order_of_names_does_not_matter():
-    one, other = (
+    order, other = (
         mix(dict(pairs), weights=EVEN) for pairs in (three().items(), reversed(three().items()))
     )
-    assert one.identity(5) == other.identity(5)
-    np.testing.assert_array_equal(one.draws(1)(np.arange(90)), other.draws(1)(np.arange(90)))
+    assert order.identity(5) == other.identity(5)
+    np.testing.assert_array_equal(order.draws(1)(np.arange(90)), other.draws(1)(np.arange(90)))
 
 
 def test_what_is_to_come_may_change_and_what_is_past_may_not():
@@ -240,8 +240,8 @@ def test_what_is_to_come_may_change_and_what_is_past_may_not():
         mix({"text": three()["web"], **sources}, weights={"text": 2, "code": 1, "web": 0}),
         mix(three(), weights=first, stages=[Stage(start=19, weights=late.weights)]),
     ]
-    found = [mixture.identity(20)["mixture"] for mixture in (plain, *changed)]
-    assert len(set(found)) == len(found)
+    drawn_from = [mixture.identity(20)["mixture"] for mixture in (plain, *changed)]
+    assert len(set(drawn_from)) == len(drawn_from)
     assert list(plain.identity(20)) == ["mixture"]
     assert staged.identity(30) != changed[-1].identity(30)
 
@@ -269,11 +269,11 @@ def test_a_mixture_of_mixtures(inner_policy, policy):
     mine = rows >= 3
     np.testing.assert_array_equal(rows, outer.draws(2)(places[::-1])[::-1])
     np.testing.assert_array_equal(outer.batch(rows)["source"], mine)  # the outer mixture's own
-    found = [outer.explain(row)[0].mixed for row in rows.tolist()]
-    assert set(found) == {"math", "text/web", "text/code"}
+    drawn_from = [outer.explain(row)[0].mixed for row in rows.tolist()]
+    assert set(drawn_from) == {"math", "text/web", "text/code"}
     once = 10  # before anything is used up
     assert mine[:once].sum() == 8
-    counted = collections.Counter(found[:once])
+    counted = collections.Counter(drawn_from[:once])
     assert abs(counted["text/web"] - 6) < 1
     if ends:
         whole = collections.Counter(rows[: outer.epoch].tolist())
@@ -329,16 +329,16 @@ def test_packed_corpora_in_batches_on_any_number_of_hosts(corpus_of):
         for batch in expected:
             parts = [next(host) for host in hosts]
             for name, array in batch.items():
-                joined = np.concatenate([part[name] for part in parts])
+                joined = np.concatenate([of_host[name] for of_host in parts])
                 np.testing.assert_array_equal(joined, array)
     assert whole.stats().rows == mixture.drawn(48)
     # What explain says is what the batch holds.
     starts = {name: np.cumsum([0, *corpus.lengths]) for name, corpus in corpora.items()}
     for row, spans in enumerate(whole.explain(7)):
         for segment, span in enumerate(spans, start=1):
-            here = expected[7]["segment_ids"][row] == segment
+            inside = expected[7]["segment_ids"][row] == segment
             begin = starts[span.mixed][span.document] + span.start
-            assert expected[7]["tokens"][row][here].tolist() == list(
+            assert expected[7]["tokens"][row][inside].tolist() == list(
                 range(begin, begin + span.length)
             )
     # A stage may be added to a run that has not come to it, and the run goes on as it was.

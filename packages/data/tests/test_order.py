@@ -123,10 +123,10 @@ def test_many_rows_are_hit_evenly_and_none_twice(n):
 )
 @settings(max_examples=60, deadline=None)
 def test_any_places_at_once_are_those_one_by_one(n, start, k, seed):
-    found = Order(n, seed=seed)(np.arange(start, start + k))
+    rows = Order(n, seed=seed)(np.arange(start, start + k))
     one_by_one = [Order(n, seed=seed)(np.array([i])).tolist() for i in range(start, start + k)]
-    assert found.tolist() == list(itertools.chain(*one_by_one))
-    assert found.dtype == np.int64
+    assert rows.tolist() == list(itertools.chain(*one_by_one))
+    assert rows.dtype == np.int64
 
 
 def test_each_epoch_has_every_row_once_and_its_own_order():

@@ -26,7 +26,9 @@ def every_pair(lengths):
     ids = np.arange(sum(lengths))
     ends = np.cumsum([0, *lengths])
     documents = [ids[a:b] for a, b in itertools.pairwise(ends)]
-    return np.concatenate([np.stack([one[:-1], one[1:]], axis=1) for one in documents])
+    return np.concatenate(
+        [np.stack([document[:-1], document[1:]], axis=1) for document in documents]
+    )
 
 
 @given(
@@ -40,9 +42,9 @@ def test_packing_keeps_every_pair_once(corpus_of, pairs, lengths, length, seed, 
     rows = pack(corpus_of(lengths), length=length, seed=seed, method=method)
     batch = all_rows(rows)
     check_batch(batch, vocab_size=sum(lengths))
-    found = pairs(batch)
-    np.testing.assert_array_equal(found[np.argsort(found[:, 0])], every_pair(lengths))
-    assert rows.fill == pytest.approx(len(found) / (len(rows) * length), rel=1e-12)
+    packed = pairs(batch)
+    np.testing.assert_array_equal(packed[np.argsort(packed[:, 0])], every_pair(lengths))
+    assert rows.fill == pytest.approx(len(packed) / (len(rows) * length), rel=1e-12)
     # Within a segment the ids go on: a piece is a run of its document.
     inside = np.diff(batch["segment_ids"], axis=1, append=0) == 0
     inside &= batch["mask"] > 0
@@ -73,16 +75,16 @@ def test_first_fit_is_what_is_usually_told(corpus_of, lengths, length, seed):
     for document in order.tolist():
         for start in range(0, lengths[document] - 1, length):
             n = min(length, lengths[document] - 1 - start)
-            rooms = [length - sum(piece[2] for piece in one) for one in bins]
-            fitting = [one for one, room in zip(bins, rooms, strict=True) if room >= n]
+            rooms = [length - sum(piece[2] for piece in pieces) for pieces in bins]
+            fitting = [pieces for pieces, room in zip(bins, rooms, strict=True) if room >= n]
             if not fitting:
                 bins.append([])
             (fitting or bins[-1:])[0].append((document, start, n))
-    found = [
+    packed = [
         [(span.document, span.start, span.length) for span in rows.explain(i)]
         for i in range(len(rows))
     ]
-    assert sorted(found) == sorted(bins)
+    assert sorted(packed) == sorted(bins)
 
 
 @given(lengths=SOME, length=st.integers(1, 23), seed=st.integers(0, 3))
@@ -92,7 +94,9 @@ def test_concat_is_the_documents_end_to_end(corpus_of, pairs, lengths, length, s
     ends = np.cumsum([0, *lengths])
     order = Permutation(len(lengths), key=f"documents/{seed}")(np.arange(len(lengths)))
     documents = [np.arange(ends[i], ends[i + 1]) for i in order]
-    expected = np.concatenate([np.stack([one[:-1], one[1:]], axis=1) for one in documents])
+    expected = np.concatenate(
+        [np.stack([document[:-1], document[1:]], axis=1) for document in documents]
+    )
     batch = all_rows(rows)
     np.testing.assert_array_equal(pairs(batch), expected)
     filled = batch["mask"].sum(axis=1)
@@ -100,7 +104,7 @@ def test_concat_is_the_documents_end_to_end(corpus_of, pairs, lengths, length, s
     assert filled[-1] == len(expected) - length * (len(rows) - 1) > 0
     # A position counts from the start of the row or of the document, whichever came last.
     slot = np.arange(len(expected)) % length
-    first = np.concatenate([np.arange(len(one) - 1) for one in documents])
+    first = np.concatenate([np.arange(len(document) - 1) for document in documents])
     np.testing.assert_array_equal(batch["positions"][batch["mask"] > 0], np.minimum(slot, first))
 
 

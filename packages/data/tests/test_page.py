@@ -27,7 +27,7 @@ HOSTILE = "\x1b]0;owned\x07<script>alert('x')</script>\u202e&amp;\r\n\x9b2J"
 
 def turns(*contents):
     roles = ("user", "assistant")
-    return [{"role": roles[i % 2], "content": one} for i, one in enumerate(contents)]
+    return [{"role": roles[i % 2], "content": content} for i, content in enumerate(contents)]
 
 
 def template(**options):

@@ -97,9 +97,9 @@ def test_no_pair_is_cut_between_hosts_and_each_comes_once(corpus, hosts):
         list(batches(rows, global_batch=12, seed=3, shard=(i, hosts), epochs=1))
         for i in range(hosts)
     ]
-    joined = np.concatenate([part[0]["pair_ids"] for part in parts])
-    counts = np.concatenate([part[0]["segment_ids"][:, 0] for part in parts])
-    assert all(len(part) == 1 for part in parts)
+    joined = np.concatenate([host[0]["pair_ids"] for host in parts])
+    counts = np.concatenate([host[0]["segment_ids"][:, 0] for host in parts])
+    assert all(len(host) == 1 for host in parts)
     assert joined.reshape(-1, 2).tolist() == [[i, i] for i in joined[::2]]
     assert sorted(joined[::2][counts[::2] > 0].tolist()) == [0, 1, 2, 3, 4]
     alone = next(batches(rows, global_batch=12, seed=3, epochs=1))
@@ -128,9 +128,9 @@ def test_what_does_not_fit_is_an_error(corpus):
 
 
 def test_explain(corpus):
-    part = corpus.source(1)[0]
+    source = corpus.source(1)[0]
     assert pairs(corpus, length=5).explain(1) == [
-        Span(document=1, start=0, length=5, source=part, record=1)
+        Span(document=1, start=0, length=5, source=source, record=1)
     ]
 
 

@@ -20,7 +20,7 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 def read(tokenizer, ids):
     """The pieces of `ids`, all learnt, after a check that they hold all ids in order."""
     pieces = Reader(tokenizer).pieces(ids, [1.0] * len(ids))
-    assert [one for piece in pieces for one in piece.ids] == list(ids)
+    assert [token for piece in pieces for token in piece.ids] == list(ids)
     starts = np.cumsum([0, *(len(piece.ids) for piece in pieces)])[:-1]
     assert [piece.position for piece in pieces] == starts.tolist()
     return pieces
@@ -107,7 +107,7 @@ def words(tmp_path_factory):
     tokenizer.add_special_tokens(["<s>", "</s>"])
     path = tmp_path_factory.mktemp("words") / "tokenizer.json"
     tokenizer.save(str(path))
-    assert [one["id"] for one in json.loads(path.read_text())["added_tokens"]] == [1, 2]
+    assert [token["id"] for token in json.loads(path.read_text())["added_tokens"]] == [1, 2]
     return Pretrained(path)
 
 
@@ -158,7 +158,7 @@ def test_an_id_without_text_that_stands_alone_is_marked():
 @given(st.lists(st.integers(0, 257), max_size=80), st.integers(0, 1))
 def test_any_ids_are_all_there(ids, weight):
     pieces = Reader(Bytes()).pieces(ids, [float(weight)] * len(ids))
-    assert [one for piece in pieces for one in piece.ids] == ids
+    assert [token for piece in pieces for token in piece.ids] == ids
     assert all(piece.mask == weight for piece in pieces)
     for piece in pieces:
         assert piece.special == (piece.ids[0] >= 256)

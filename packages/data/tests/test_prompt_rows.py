@@ -65,9 +65,9 @@ def test_what_does_not_fit_is_an_error(corpus):
 
 
 def test_explain(corpus):
-    part = corpus.source(2)[0]
+    source = corpus.source(2)[0]
     assert prompts(corpus, length=4).explain(2) == [
-        Span(document=2, start=0, length=4, source=part, record=2)
+        Span(document=2, start=0, length=4, source=source, record=2)
     ]
 
 
@@ -77,12 +77,12 @@ def test_another_corpus_is_an_error(corpus_of):
 
 
 def test_a_mixture_numbers_the_prompts_of_all_its_sources(corpus):
-    one = prompts(corpus, length=4)
-    rows = mix({"a": one, "b": one.map(lambda row, rng: row)}, weights={"a": 1, "b": 2})
+    single = prompts(corpus, length=4)
+    rows = mix({"a": single, "b": single.map(lambda row, rng: row)}, weights={"a": 1, "b": 2})
     batch = rows.batch(np.array([5, 0, 4, 2]))
     assert batch["prompt_ids"].tolist() == [5, 0, 4, 2]
     assert batch["segment_ids"].sum(axis=1).tolist() == [4, 3, 1, 4]
-    assert [one["n"] for one in rows.extra(batch["prompt_ids"])] == [4, 3, 1, 4]
+    assert [fields["n"] for fields in rows.extra(batch["prompt_ids"])] == [4, 3, 1, 4]
 
 
 def test_other_rows_have_no_extra(corpus_of):

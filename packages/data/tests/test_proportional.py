@@ -23,9 +23,9 @@ def by_the_rule(counts, places):
     for n in range(1, places + 1):
         behind = [weight * n - x for weight, x in zip(weights, given, strict=True)]
         eligible = [j for j, by in enumerate(behind) if weights[j] and by >= least]
-        chosen = min(eligible, key=lambda j: (1 - least - behind[j]) / weights[j])
-        given[chosen] += 1
-        order.append(chosen)
+        source = min(eligible, key=lambda j: (1 - least - behind[j]) / weights[j])
+        given[source] += 1
+        order.append(source)
     return order
 
 

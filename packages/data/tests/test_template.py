@@ -66,9 +66,11 @@ def test_any_content_leaves_the_spans_right(texts):
         {"role": "assistant" if i % 2 else "user", "content": text} for i, text in enumerate(texts)
     ]
     text, said = blocks_of(BLOCKS, messages)
-    ended = [f"{one}." if i % 2 else one for i, one in enumerate(texts)]
+    ended = [f"{content}." if i % 2 else content for i, content in enumerate(texts)]
     assert said == ended[1::2]
-    assert text == "".join(f"[{m['role']}]{one}" for m, one in zip(messages, ended, strict=True))
+    assert text == "".join(
+        f"[{m['role']}]{content}" for m, content in zip(messages, ended, strict=True)
+    )
 
 
 def test_a_text_without_room_for_marks_is_an_error():
@@ -184,18 +186,18 @@ def test_a_copy_in_another_process_renders_alike():
 def test_fingerprints_tell_what_changes_the_text():
     day = datetime.datetime(2024, 7, 26)
     source = "{{ bos_token }}{{ eos_token }}"
-    told = {"bos": "<s>", "eos": "</s>"}
+    tokens = {"bos": "<s>", "eos": "</s>"}
     variants = [
-        Template(source, **told),
-        Template(source + " ", **told),
+        Template(source, **tokens),
+        Template(source + " ", **tokens),
         Template(source, bos="<b>", eos="</s>"),
         Template(source, bos="<s>", eos="<b>"),
-        Template(source, **told, variables={"a": 1}),
-        Template(source, **told, now=day),
-        Template(source, **told, now=day + datetime.timedelta(days=1)),
+        Template(source, **tokens, variables={"a": 1}),
+        Template(source, **tokens, now=day),
+        Template(source, **tokens, now=day + datetime.timedelta(days=1)),
     ]
-    assert len({one.fingerprint for one in variants}) == len(variants)
-    assert Template(source, **told).fingerprint == variants[0].fingerprint
+    assert len({template.fingerprint for template in variants}) == len(variants)
+    assert Template(source, **tokens).fingerprint == variants[0].fingerprint
 
 
 def test_a_special_token_may_be_a_variable():

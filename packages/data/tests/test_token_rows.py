@@ -27,12 +27,12 @@ from dovetail_data import (
 
 def test_rows_by_number_are_those_of_the_batch(corpus_of):
     rows = pack(corpus_of([7, 3, 12, 5, 2, 2, 9]), length=6, seed=1)
-    chosen = np.array([len(rows) - 1, 0, 2, 0])
-    batch = rows.batch(chosen)
-    for i, row in enumerate(rows.__getitems__(chosen.tolist())):
+    numbers = np.array([len(rows) - 1, 0, 2, 0])
+    batch = rows.batch(numbers)
+    for i, row in enumerate(rows.__getitems__(numbers.tolist())):
         for name, array in row.items():
             np.testing.assert_array_equal(array, batch[name][i])
-            np.testing.assert_array_equal(array, rows[int(chosen[i])][name])
+            np.testing.assert_array_equal(array, rows[int(numbers[i])][name])
     dataset = grain.MapDataset.source(rows)
     np.testing.assert_array_equal(dataset[2]["tokens"], batch["tokens"][2])
 
@@ -42,10 +42,10 @@ def test_several_shards_are_one_corpus(corpus_of, monkeypatch):
     monkeypatch.setattr(sys.modules["dovetail_data.sources.jsonl"], "_PART_BYTES", 30)
     many = corpus_of([7, 3, 12, 5, 2, 2, 9], shard_bytes=1)
     monkeypatch.undo()
-    one = corpus_of([7, 3, 12, 5, 2, 2, 9])
+    single = corpus_of([7, 3, 12, 5, 2, 2, 9])
     assert len(list(many.directory.glob("*.array_record"))) > 3
-    rows = [pack(corpus, length=6, seed=1) for corpus in (one, many)]
-    batches = [one.batch(np.arange(len(one))) for one in rows]
+    rows = [pack(corpus, length=6, seed=1) for corpus in (single, many)]
+    batches = [single.batch(np.arange(len(single))) for single in rows]
     for name in batches[0]:
         np.testing.assert_array_equal(batches[0][name], batches[1][name])
 
@@ -60,9 +60,9 @@ def test_explain_names_what_the_row_holds(corpus_of):
         spans = rows.explain(i)
         assert len(spans) == row["segment_ids"].max()
         for segment, span in enumerate(spans, start=1):
-            here = row["segment_ids"] == segment
+            inside = row["segment_ids"] == segment
             begin = first_id[span.document] + span.start
-            assert row["tokens"][here].tolist() == list(range(begin, begin + span.length))
+            assert row["tokens"][inside].tolist() == list(range(begin, begin + span.length))
     assert pad(corpus, length=11).explain(2) == [
         Span(document=2, start=0, length=11, source=corpus.source(2)[0], record=2)
     ]
@@ -70,7 +70,9 @@ def test_explain_names_what_the_row_holds(corpus_of):
 
 def test_the_fingerprint_names_corpus_and_packing(corpus_of):
     corpus, other = corpus_of([5, 4, 3]), corpus_of([5, 4, 4])
-    names = [pad(one, length=n).fingerprint for one, n in ((corpus, 4), (corpus, 5), (other, 4))]
+    names = [
+        pad(source, length=n).fingerprint for source, n in ((corpus, 4), (corpus, 5), (other, 4))
+    ]
     assert len(set(names)) == 3
     assert names[0].split()[0] == names[1].split()[0] == f"corpus={corpus.fingerprint[:16]}"
     assert names[0].split()[1] != names[1].split()[1]
@@ -110,7 +112,7 @@ def test_a_corrupt_document_costs_its_own_slots_alone(corpus_of):
     for name in expected:
         np.testing.assert_array_equal(batch[name], np.where(lost, 0, expected[name]))
     check_batch(batch, vocab_size=1 << 20)
-    assert {one.document for one in corrupt} == {2}
+    assert {damaged.document for damaged in corrupt} == {2}
     with pytest.raises(CorruptError):
         rows.batch(every)
 

@@ -83,8 +83,11 @@ def test_special_tokens_of_a_template_are_read_where_they_stand(tokenizer):
     (encoding,) = tokenizer.encode_with_specials(["<|bos|> é<|eos|><|eos|>b<|x|>"])
     ids, spans = encoding.ids.tolist(), encoding.spans.tolist()
     assert encoding.ids.dtype == encoding.spans.dtype == np.int32
-    assert [spans[i] for i, one in enumerate(ids) if one == tokenizer.bos_id] == [[0, 7]]
-    assert [spans[i] for i, one in enumerate(ids) if one == tokenizer.eos_id] == [[9, 16], [16, 23]]
+    assert [spans[i] for i, token in enumerate(ids) if token == tokenizer.bos_id] == [[0, 7]]
+    assert [spans[i] for i, token in enumerate(ids) if token == tokenizer.eos_id] == [
+        [9, 16],
+        [16, 23],
+    ]
     assert tokenizer.decode(encoding.ids) == " éb<|x|>"
     covered = {i for start, stop in spans for i in range(start, stop)}
     assert covered == set(range(29))
@@ -106,13 +109,15 @@ def test_ids_with_specials_are_those_of_the_library(bpe, pieces):
 def test_bytes_between_specials_are_those_of_the_text(pieces):
     (encoding,) = Bytes().encode_with_specials(["".join(pieces)])
     ids = {"<|bos|>": [256], "<|eos|>": [257]}
-    assert encoding.ids.tolist() == [i for one in pieces for i in ids.get(one, one.encode())]
-    starts = np.cumsum([0, *(len(one) for one in pieces)]).tolist()
+    assert encoding.ids.tolist() == [i for piece in pieces for i in ids.get(piece, piece.encode())]
+    starts = np.cumsum([0, *(len(piece) for piece in pieces)]).tolist()
     expected = []
-    for one, start in zip(pieces, starts, strict=False):
-        characters = [(start, start + len(one))]
-        if one not in ids:
-            characters = [(start + i, start + i + 1) for i, c in enumerate(one) for _ in c.encode()]
+    for piece, start in zip(pieces, starts, strict=False):
+        characters = [(start, start + len(piece))]
+        if piece not in ids:
+            characters = [
+                (start + i, start + i + 1) for i, c in enumerate(piece) for _ in c.encode()
+            ]
         expected += characters
     np.testing.assert_array_equal(encoding.spans, np.array(expected).reshape(-1, 2))
 
@@ -199,7 +204,7 @@ def test_a_copy_in_another_process_encodes_alike(bpe):
     assert copy.fingerprint == bpe.fingerprint
     for mine, theirs in zip(bpe.encode(texts), copy.encode(texts), strict=True):
         np.testing.assert_array_equal(mine.ids, theirs.ids)
-    mine, theirs = (one.encode_with_specials(texts)[-1].ids.tolist() for one in (bpe, copy))
+    mine, theirs = (piece.encode_with_specials(texts)[-1].ids.tolist() for piece in (bpe, copy))
     assert mine == theirs == [bpe.eos_id]
 
 

@@ -43,7 +43,7 @@ def test_corrupt_records_are_left_out_counted_and_listed(damaged, tmp_path, monk
     )
     texts = [corpus.tokenizer.decode(corpus[i]["tokens"]) for i in range(len(corpus))]
     assert texts == [f"document {i}" for i in range(11) if i not in (2, 7, 9)]
-    assert [one.where for one in corpus.corrupt] == ["a.jsonl:3", "b.jsonl:2", "b.jsonl:4"]
+    assert [record.where for record in corpus.corrupt] == ["a.jsonl:3", "b.jsonl:2", "b.jsonl:4"]
     assert "must have a string under field='text'" in corpus.corrupt[1].error
     assert events[-1].corrupt == 3
     assert [corpus.source(i)[1] for i in range(len(corpus))] == [0, 1, 3, 4, 5, 0, 2, 4]

@@ -216,7 +216,10 @@ def test_an_encoder_of_another_dtype_is_an_error(counting, tmp_path):
     class Wide(counting):
         def __call__(self, records):
             documents = super().__call__(records)
-            return [Document(arrays={"tokens": one.arrays["tokens"] * 1.0}) for one in documents]
+            return [
+                Document(arrays={"tokens": document.arrays["tokens"] * 1.0})
+                for document in documents
+            ]
 
     (tmp_path / "x.jsonl").write_text('{"text": "[1, 4]"}')
     with pytest.raises(ValueError, match=r"that uint32 holds: got float64\[3\]. Cast it"):

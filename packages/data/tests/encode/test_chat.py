@@ -279,7 +279,7 @@ def test_it_is_an_encoder_that_travels():
     assert copy.fingerprint == chat.fingerprint
     assert shown(copy(records)[0]) == shown(chat(records)[0])
     assert copy(records)[1:] == chat(records)[1:]
-    together = [shown(one) for one in chat(records[:1] * 3)]
+    together = [shown(document) for document in chat(records[:1] * 3)]
     assert together == [shown(chat(records)[0])] * 3
 
 

@@ -51,7 +51,7 @@ def test_every_record_has_its_result_in_its_place():
         if record["n"] == 0:
             return None
         finish = lambda encodings: Document(  # noqa: E731
-            arrays={"n": np.array([len(one.ids) for one in encodings])}
+            arrays={"n": np.array([len(encoding.ids) for encoding in encodings])}
         )
         return _chats.Prepared(texts=[record["text"]] * record["n"], finish=finish)
 

@@ -37,10 +37,10 @@ def test_what_is_no_image_is_corrupt_in_its_place(record, message):
 
 def test_a_cut_file_is_corrupt():
     whole = encode_png(np.random.default_rng(0).integers(0, 256, (40, 40, 3), np.uint8))
-    (found,) = Image()([{"image": whole[: len(whole) // 2], "label": 0}])
-    assert isinstance(found, Corrupt)
-    assert "must be one that Pillow reads: got" in found.error
-    assert "Mend the file or leave it out." in found.error
+    (result,) = Image()([{"image": whole[: len(whole) // 2], "label": 0}])
+    assert isinstance(result, Corrupt)
+    assert "must be one that Pillow reads: got" in result.error
+    assert "Mend the file or leave it out." in result.error
 
 
 def test_the_fingerprint_follows_the_fields():

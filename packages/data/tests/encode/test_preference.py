@@ -277,7 +277,7 @@ def test_fingerprints_tell_what_changes_the_arrays(bpe):
         Preference(Bytes(), template=Template(LINES.source + " ")),
         Preference(Bytes(), tools_field="can"),
     ]
-    assert len({one.fingerprint for one in variants}) == len(variants)
+    assert len({encoder.fingerprint for encoder in variants}) == len(variants)
     assert Preference(Bytes()).fingerprint == variants[0].fingerprint
     assert variants[2].manifest == {
         "encoder": "preference",

@@ -165,7 +165,7 @@ def test_fingerprints_tell_what_changes_the_arrays(bpe):
         Prompt(Bytes(), field="question"),
         Prompt(Bytes(), tools_field=None),
     ]
-    assert len({one.fingerprint for one in variants}) == len(variants)
+    assert len({encoder.fingerprint for encoder in variants}) == len(variants)
     assert Prompt(Bytes()).fingerprint == variants[0].fingerprint
     assert variants[2].manifest == {
         "encoder": "prompt",

@@ -27,8 +27,8 @@ def test_what_datasets_saves(tmp_path):
     assert list(records(hf_directory(tmp_path / "both"))) == dataset.to_list()
     assert list(records(hf_directory(tmp_path / "both", split="test"))) == [ROWS[3], ROWS[1]]
     for i in range(2):
-        part = dataset.shard(2, i, contiguous=True)
-        part.to_parquet(tmp_path / "hub" / "data" / f"train-{i:05d}-of-00002.parquet")
+        shard = dataset.shard(2, i, contiguous=True)
+        shard.to_parquet(tmp_path / "hub" / "data" / f"train-{i:05d}-of-00002.parquet")
     assert list(records(hf_directory(tmp_path / "hub"))) == dataset.to_list()
 
 
@@ -53,10 +53,10 @@ def test_splits_are_those_that_datasets_finds(tmp_path, names):
     (tmp_path / "config.json").write_text("{}")
     expected = datasets.data_files.get_data_patterns(str(tmp_path))
     for split in expected:
-        found = datasets.data_files.DataFilesList.from_patterns(
+        resolved = datasets.data_files.DataFilesList.from_patterns(
             expected[split], base_path=str(tmp_path), allowed_extensions=[".jsonl"]
         )
-        numbers = [json.loads(Path(path).read_text())["n"] for path in found]
+        numbers = [json.loads(Path(path).read_text())["n"] for path in resolved]
         assert [
             record["n"] for record in records(hf_directory(tmp_path, split=str(split)))
         ] == numbers

@@ -222,7 +222,7 @@ def test_supervised_fine_tuning_is_prepared_as_by_trl(model, ours, theirs, tmp_p
     trainer = trl.SFTTrainer(
         model=model,
         args=arguments,
-        train_dataset=datasets.Dataset.from_list([{"messages": one} for one in conversations]),
+        train_dataset=datasets.Dataset.from_list([{"messages": chat} for chat in conversations]),
         processing_class=theirs,
     )
     template = template_of("qwen2_5_training.jinja")

@@ -32,13 +32,13 @@ def test_a_part_is_a_range_of_records(path, monkeypatch):
     assert len(array_record(path).parts()) == 1
     monkeypatch.setattr(module, "_PART_BYTES", path.stat().st_size // 3)
     source = array_record(path)
-    assert [(part.start, part.stop) for part in source.parts()] == [
+    assert [(input_part.start, input_part.stop) for input_part in source.parts()] == [
         (0, 33), (33, 66), (66, 99), (99, 100)
     ]  # fmt: skip
     assert list(source.read(source.parts()[1])) == ROWS[33:66]
     assert source.parts()[1].name == "a.array_record[33:66]"
     assert source.locate(source.parts()[1], 4) == "a.array_record record 37"
-    assert sum(part.bytes for part in source.parts()) == path.stat().st_size
+    assert sum(input_part.bytes for input_part in source.parts()) == path.stat().st_size
 
 
 def test_records_are_decoded_as_asked(tmp_path):
@@ -76,16 +76,16 @@ def test_records_of_a_damaged_chunk_are_corrupt_and_the_others_are_read(
     monkeypatch.setattr(module, "_PART_BYTES", len(content) // 3 if parts > 1 else len(content))
     source = array_record(path)
     assert len(source.parts()) == parts
-    found = [item for part in source.parts() for item in source.read(part)]
-    bad = [i for i, item in enumerate(found) if isinstance(item, Corrupt)]
-    assert len(found) == 100
+    items = [item for input_part in source.parts() for item in source.read(input_part)]
+    bad = [i for i, item in enumerate(items) if isinstance(item, Corrupt)]
+    assert len(items) == 100
     assert bad in [list(range(start, start + 4)) for start in range(0, 100, 4)]
-    assert [item for i, item in enumerate(found) if i not in bad] == [
+    assert [item for i, item in enumerate(items) if i not in bad] == [
         row for i, row in enumerate(ROWS) if i not in bad
     ]
-    assert found[bad[0]].error.startswith("a record must be whole: got ")
-    assert "mismatch" in found[bad[0]].error
-    assert found[bad[0]].error.endswith("or leave the record out.")
+    assert items[bad[0]].error.startswith("a record must be whole: got ")
+    assert "mismatch" in items[bad[0]].error
+    assert items[bad[0]].error.endswith("or leave the record out.")
 
 
 def test_a_file_without_records(tmp_path):

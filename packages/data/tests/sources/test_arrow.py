@@ -17,12 +17,12 @@ NEW = {"stream": ipc.new_stream, "file": ipc.new_file}
 def write(path, table, *, kind="stream", batch=30, compression=None):
     options = ipc.IpcWriteOptions(compression=compression)
     with NEW[kind](path, table.schema, options=options) as writer:
-        for one in table.to_batches(max_chunksize=batch):
-            writer.write_batch(one)
+        for record_batch in table.to_batches(max_chunksize=batch):
+            writer.write_batch(record_batch)
 
 
 def read(source):
-    return [item for part in source.parts() for item in source.read(part)]
+    return [item for input_part in source.parts() for item in source.read(input_part)]
 
 
 @pytest.fixture
@@ -37,13 +37,13 @@ def test_a_part_is_a_run_of_batches(tmp_path, monkeypatch, kind):
     assert len(arrow(tmp_path).parts()) == 1
     monkeypatch.setattr(module, "_PART_BYTES", 1)
     source = arrow(tmp_path)
-    counts = [len(list(source.read(part))) for part in source.parts()]
+    counts = [len(list(source.read(input_part))) for input_part in source.parts()]
     assert [count for count in counts if count] == [30, 30, 30, 10]
     assert list(records(source)) == ROWS
     assert source.locate(source.parts()[2], 5) == "a.arrow row 65"
-    assert len({part.name for part in source.parts()}) == len(counts)
+    assert len({input_part.name for input_part in source.parts()}) == len(counts)
     size = (tmp_path / "a.arrow").stat().st_size
-    assert 0.7 * size < sum(part.bytes for part in source.parts()) <= size
+    assert 0.7 * size < sum(input_part.bytes for input_part in source.parts()) <= size
 
 
 @pytest.mark.parametrize("kind", NEW)
@@ -53,8 +53,8 @@ def test_dictionaries_are_resolved(tmp_path, monkeypatch, kind, part_bytes):
     words = [f"w{i % 3}" for i in range(100)]
     table = pa.table({"w": pa.array(words).dictionary_encode(), "n": range(100)})
     write(tmp_path / "a.arrow", table, kind=kind)
-    found = read(arrow(tmp_path))
-    assert found == [{"w": w, "n": n} for n, w in enumerate(words)]
+    items = read(arrow(tmp_path))
+    assert items == [{"w": w, "n": n} for n, w in enumerate(words)]
     if kind == "stream":
         assert len(arrow(tmp_path).parts()) == 1
 
@@ -119,14 +119,14 @@ def test_a_damaged_batch_is_corrupt_once_and_the_others_are_read(tmp_path, monke
     content[frames[len(frames) // 2] + 1] ^= 0xFF
     (tmp_path / "a.arrow").write_bytes(content)
     source = arrow(tmp_path)
-    found = read(source)
-    bad = [i for i, item in enumerate(found) if isinstance(item, Corrupt)]
+    items = read(source)
+    bad = [i for i, item in enumerate(items) if isinstance(item, Corrupt)]
     assert bad in ([1000], [2000])
     rows = table.to_pylist()
-    assert found[: bad[0]] == rows[: bad[0]]
-    assert found[bad[0] + 1 :] == rows[bad[0] + 1000 :]
-    assert found[bad[0]].error.startswith("a record batch must be readable: got ")
-    assert found[bad[0]].error.endswith("its rows are lost. Fetch or write the file again.")
+    assert items[: bad[0]] == rows[: bad[0]]
+    assert items[bad[0] + 1 :] == rows[bad[0] + 1000 :]
+    assert items[bad[0]].error.startswith("a record batch must be readable: got ")
+    assert items[bad[0]].error.endswith("its rows are lost. Fetch or write the file again.")
     assert source.locate(source.parts()[0], bad[0]) == f"a.arrow row {bad[0]}"
 
 
@@ -145,7 +145,7 @@ def test_a_file_that_is_no_arrow_is_an_error(path, content):
 
 def test_a_file_that_changed_since_is_an_error(path):
     source = arrow(path)
-    (part,) = source.parts()
+    (input_part,) = source.parts()
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ValueError, match=r"must not change while it is read: got .*a\.arrow with"):
-        list(source.read(part))
+        list(source.read(input_part))

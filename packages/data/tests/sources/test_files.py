@@ -37,8 +37,8 @@ def test_compressed_forms_are_found_on_request(tree):
     for name in ("c.txt.gz", "a/d.txt.bz2", "e.txt.xz", "f.txt.zst", "g.txt.zip", "h.md.gz"):
         (tree / name).write_bytes(b"?")
     assert names(_files.find(tree, "**/*.txt")) == ["a/z.txt", "b.txt"]
-    found = names(_files.find(tree, "**/*.txt", compressed=True))
-    assert found == ["a/d.txt.bz2", "a/z.txt", "b.txt", "c.txt.gz", "e.txt.xz", "f.txt.zst"]
+    files = names(_files.find(tree, "**/*.txt", compressed=True))
+    assert files == ["a/d.txt.bz2", "a/z.txt", "b.txt", "c.txt.gz", "e.txt.xz", "f.txt.zst"]
 
 
 def test_named_files_keep_the_order_given(tree):

@@ -43,8 +43,8 @@ def test_a_saved_dataset(tmp_path):
     names = save(tmp_path / "d", ROWS)
     assert list(records(hf_directory(tmp_path / "d"))) == ROWS
     assert list(records(hf_directory(str(tmp_path / "d"), split="any"))) == ROWS
-    found = records(hf_directory(tmp_path / "d", columns=["n"]))
-    assert list(found) == [{"n": row["n"]} for row in ROWS]
+    read = records(hf_directory(tmp_path / "d", columns=["n"]))
+    assert list(read) == [{"n": row["n"]} for row in ROWS]
     state = {"_data_files": [{"filename": name} for name in reversed(names)], "_split": "test"}
     (tmp_path / "d" / "state.json").write_text(json.dumps(state))
     source = hf_directory(tmp_path / "d", split="test")

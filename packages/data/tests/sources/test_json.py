@@ -33,8 +33,8 @@ def test_an_object_is_read_as_it_was_written(record, ascii_only):
 @settings(max_examples=60, deadline=None)
 def test_a_lone_surrogate_anywhere_is_corrupt(place, surrogate, upper):
     escape = f"\\u{surrogate:04X}" if upper else f"\\u{surrogate:04x}"
-    found = parse((place % escape).encode())
-    assert found == Corrupt(
+    result = parse((place % escape).encode())
+    assert result == Corrupt(
         f"a record must be Unicode without lone surrogates: got '\\u{surrogate:04x}'. "
         "Mend its \\ud800-\\udfff escapes or delete it."
     )
@@ -45,9 +45,9 @@ def test_pairs_of_surrogates_and_escaped_backslashes_are_text():
 
 
 def test_numbers_that_are_none_are_taken():
-    found = parse(b'{"a": NaN, "b": -Infinity}')
-    assert math.isnan(found["a"])
-    assert found["b"] == -math.inf
+    result = parse(b'{"a": NaN, "b": -Infinity}')
+    assert math.isnan(result["a"])
+    assert result["b"] == -math.inf
 
 
 @pytest.mark.parametrize(
@@ -71,6 +71,6 @@ def test_numbers_that_are_none_are_taken():
     ],
 )
 def test_what_is_no_such_object_is_corrupt(line, error):
-    found = parse(line)
-    assert isinstance(found, Corrupt)
-    assert error in found.error
+    result = parse(line)
+    assert isinstance(result, Corrupt)
+    assert error in result.error

@@ -53,13 +53,13 @@ def test_each_line_is_read_once_and_located_wherever_parts_are_cut(
         patch.setattr(module, "_PART_BYTES", part_bytes)
         module._places.cache_clear()
         source = jsonl(path)
-        found = [
-            (source.locate(part, i), None if isinstance(item, Corrupt) else item)
-            for part in source.parts()
-            for i, item in enumerate(source.read(part))
+        items = [
+            (source.locate(input_part, i), None if isinstance(item, Corrupt) else item)
+            for input_part in source.parts()
+            for i, item in enumerate(source.read(input_part))
         ]
-        assert found == expected
-        assert sum(part.bytes for part in source.parts()) == path.stat().st_size
+        assert items == expected
+        assert sum(input_part.bytes for input_part in source.parts()) == path.stat().st_size
 
 
 def test_files_of_a_directory_with_all_fields(tmp_path):
@@ -68,28 +68,32 @@ def test_files_of_a_directory_with_all_fields(tmp_path):
     (tmp_path / "c.jsonl").write_text("")
     source = jsonl(tmp_path)
     assert list(records(source)) == [{"body": "1"}, {"body": "2", "n": [1]}, {"body": "3"}]
-    assert [part.name for part in source.parts()] == ["a.jsonl[0:14]", "b.jsonl[0:37]"]
+    assert [input_part.name for input_part in source.parts()] == ["a.jsonl[0:14]", "b.jsonl[0:37]"]
 
 
 def test_a_compressed_file_is_one_part(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_PART_BYTES", 10)
     (tmp_path / "a.jsonl.zst").write_bytes(zstandard.compress(b'{"n": 1}\n\n{"n": 2}\n' * 9))
-    (part,) = jsonl(tmp_path).parts()
-    assert (part.name, part.start, part.stop) == ("a.jsonl.zst", 0, part.bytes)
-    assert len(list(jsonl(tmp_path).read(part))) == 18
-    assert jsonl(tmp_path).locate(part, 17) == "a.jsonl.zst:27"
+    (input_part,) = jsonl(tmp_path).parts()
+    assert (input_part.name, input_part.start, input_part.stop) == (
+        "a.jsonl.zst",
+        0,
+        input_part.bytes,
+    )
+    assert len(list(jsonl(tmp_path).read(input_part))) == 18
+    assert jsonl(tmp_path).locate(input_part, 17) == "a.jsonl.zst:27"
 
 
 def test_a_cut_file_gives_its_lines_and_says_that_it_is_cut(tmp_path):
     lines = b"".join(b'{"n": "%s"}\n\n' % os.urandom(12).hex().encode() for _ in range(500))
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines)[:-2000])
     source = jsonl(tmp_path)
-    (part,) = source.parts()
-    *read, last = source.read(part)
+    (input_part,) = source.parts()
+    *read, last = source.read(input_part)
     assert 300 < len(read) < 500
     assert read == [json.loads(line) for line in lines.split(b"\n\n")[: len(read)]]
     assert "must be whole: got one with its end missing, after" in last.error
-    assert source.locate(part, len(read)) == f"a.jsonl.gz:{2 * len(read) + 1}"
+    assert source.locate(input_part, len(read)) == f"a.jsonl.gz:{2 * len(read) + 1}"
 
 
 @pytest.mark.parametrize(
@@ -108,10 +112,10 @@ def test_a_file_with_a_wrong_name_is_corrupt_once(tmp_path, monkeypatch, name, c
     monkeypatch.setattr(module, "_PART_BYTES", 10)
     (tmp_path / name).write_bytes(content)
     source = jsonl(tmp_path)
-    (part,) = source.parts()
-    (found,) = source.read(part)
-    assert error in found.error
-    assert source.locate(part, 0) == f"{name}:1"
+    (input_part,) = source.parts()
+    (items,) = source.read(input_part)
+    assert error in items.error
+    assert source.locate(input_part, 0) == f"{name}:1"
 
 
 @pytest.mark.parametrize("part_bytes", [7, 1 << 22])
@@ -119,9 +123,9 @@ def test_good_lines_around_a_bad_one_are_read(tmp_path, monkeypatch, part_bytes)
     monkeypatch.setattr(module, "_PART_BYTES", part_bytes)
     (tmp_path / "x.jsonl").write_bytes(b'{"n": 1}\n\n["n"]\n{"n": 2}\n')
     source = jsonl(tmp_path / "x.jsonl")
-    found = [item for part in source.parts() for item in source.read(part)]
-    assert found[::2] == [{"n": 1}, {"n": 2}]
-    assert "a record must be a JSON object: got an array" in found[1].error
+    items = [item for input_part in source.parts() for item in source.read(input_part)]
+    assert items[::2] == [{"n": 1}, {"n": 2}]
+    assert "a record must be a JSON object: got an array" in items[1].error
     with pytest.raises(ValueError, match=r"^x\.jsonl:3: a record must be a JSON object"):
         list(records(source))
 
@@ -141,8 +145,8 @@ def test_a_file_that_changed_since_is_an_error(tmp_path, content):
 def test_a_file_that_changes_during_a_part_is_an_error(tmp_path):
     (tmp_path / "x.jsonl").write_bytes(b'{"n": 1}\n' * 2)
     source = jsonl(tmp_path / "x.jsonl")
-    (part,) = source.parts()
-    reading = source.read(part)
+    (input_part,) = source.parts()
+    reading = source.read(input_part)
     next(reading)
     os.truncate(tmp_path / "x.jsonl", 3)
     with pytest.raises(ValueError, match=r"got .*x\.jsonl with 3 bytes, it had 18\. Make the"):

@@ -35,7 +35,7 @@ def flip_in(path, *, row_group, column):
 
 def test_a_part_is_a_row_group(path):
     source = parquet(path)
-    assert [part.name for part in source.parts()] == [
+    assert [input_part.name for input_part in source.parts()] == [
         "a.parquet[0:300]",
         "a.parquet[300:600]",
         "a.parquet[600:700]",
@@ -45,7 +45,7 @@ def test_a_part_is_a_row_group(path):
     assert list(source.read(third)) == ROWS[600:]
     assert source.locate(second, 7) == "a.parquet row 307"
     assert first.bytes > third.bytes > 100
-    assert sum(part.bytes for part in source.parts()) < path.stat().st_size
+    assert sum(input_part.bytes for input_part in source.parts()) < path.stat().st_size
 
 
 def test_only_the_columns_that_are_wanted(path):
@@ -62,7 +62,7 @@ def test_files_with_empty_row_groups(tmp_path):
     pq.write_table(pa.table({"n": []}, schema=schema), tmp_path / "b.parquet")
     source = parquet(tmp_path)
     assert list(records(source)) == [{"n": 1}, {"n": 2}, {"n": 3}]
-    assert [source.locate(part, 0) for part in source.parts()] == [
+    assert [source.locate(input_part, 0) for input_part in source.parts()] == [
         "a.parquet row 0",
         "a.parquet row 2",
     ]
@@ -99,9 +99,9 @@ def test_text_that_is_not_utf8_is_corrupt_row_by_row(tmp_path):
     values = pa.array([b"a", b"\xff", b"b"], pa.binary()).view(pa.string())
     pq.write_table(pa.table({"s": values}), tmp_path / "a.parquet")
     source = parquet(tmp_path)
-    found = list(source.read(source.parts()[0]))
-    assert [found[0], found[2]] == [{"s": "a"}, {"s": "b"}]
-    assert isinstance(found[1], Corrupt)
+    items = list(source.read(source.parts()[0]))
+    assert [items[0], items[2]] == [{"s": "a"}, {"s": "b"}]
+    assert isinstance(items[1], Corrupt)
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1", b"hello, world " * 9])

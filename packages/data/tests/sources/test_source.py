@@ -143,12 +143,16 @@ def test_what_was_written_comes_back(tmp_path_factory, case, files, part_bytes, 
         again = pickle.loads(pickle.dumps(source))
         read = {i: list(again.read(parts[i])) for i in order}
         assert list(itertools.chain(*(read[i] for i in range(len(parts))))) == expected
-        assert len({part.name for part in parts}) == len(parts)
+        assert len({input_part.name for input_part in parts}) == len(parts)
         places = [
-            source.locate(part, i) for j, part in enumerate(parts) for i in range(len(read[j]))
+            source.locate(input_part, i)
+            for j, input_part in enumerate(parts)
+            for i in range(len(read[j]))
         ]
         assert len(set(places)) == len(expected)
-        assert sum(part.bytes for part in parts) <= sum(file.bytes for file in source.files)
+        assert sum(input_part.bytes for input_part in parts) <= sum(
+            file.bytes for file in source.files
+        )
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -182,7 +186,7 @@ def test_the_first_corrupt_record_is_raised_with_its_place(tmp_path, case):
     rows = [{"text": "t", "n": 1, "messages": []}]
     write(tmp_path / "in", rows, options, lambda strategy: True)
     source = make(tmp_path)
-    (part,) = source.parts()
+    (input_part,) = source.parts()
 
     class Broken:
         fingerprint = source.fingerprint
@@ -195,5 +199,5 @@ def test_the_first_corrupt_record_is_raised_with_its_place(tmp_path, case):
 
     given_records = records(Broken())
     assert len([next(given_records)]) == 1
-    with pytest.raises(ValueError, match=rf"^{source.locate(part, 1)}: what must hold$"):
+    with pytest.raises(ValueError, match=rf"^{source.locate(input_part, 1)}: what must hold$"):
         next(given_records)

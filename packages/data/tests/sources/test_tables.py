@@ -35,29 +35,29 @@ def test_a_row_that_is_not_utf8_is_corrupt_alone():
     values = [b"text %d" % i for i in range(3000)]
     values[5] = values[1500] = b"caf\xe9"
     batch = pa.RecordBatch.from_arrays([broken_text(values), pa.array(range(3000))], ["s", "n"])
-    found = list(_tables.records(batch))
-    assert [i for i, item in enumerate(found) if isinstance(item, Corrupt)] == [5, 1500]
-    assert found[6] == {"s": "text 6", "n": 6}
-    assert found[2999] == {"s": "text 2999", "n": 2999}
+    rows = list(_tables.records(batch))
+    assert [i for i, item in enumerate(rows) if isinstance(item, Corrupt)] == [5, 1500]
+    assert rows[6] == {"s": "text 6", "n": 6}
+    assert rows[2999] == {"s": "text 2999", "n": 2999}
     assert re.match(
-        r"the values of a row must fit their types: got .*UTF.*Write the file", found[5].error
+        r"the values of a row must fit their types: got .*UTF.*Write the file", rows[5].error
     )
 
 
 def test_offsets_out_of_a_damaged_file_are_not_followed():
     offsets = pa.array([0, 1, 1 << 30, 3], pa.int32()).buffers()[1]
     column = pa.Array.from_buffers(pa.string(), 3, [None, offsets, pa.py_buffer(b"abc")])
-    found = list(_tables.records(pa.RecordBatch.from_arrays([column], ["s"])))
-    assert found[0] == {"s": "a"}
-    assert [type(item) for item in found[1:]] == [Corrupt, Corrupt]
+    rows = list(_tables.records(pa.RecordBatch.from_arrays([column], ["s"])))
+    assert rows[0] == {"s": "a"}
+    assert [type(item) for item in rows[1:]] == [Corrupt, Corrupt]
 
 
 def test_a_date_that_python_cannot_hold_is_corrupt():
     column = pa.array([0, 1 << 62, 1_000_000], pa.int64()).cast(pa.timestamp("us"))
-    found = list(_tables.records(pa.RecordBatch.from_arrays([column], ["t"])))
-    assert found[0] == {"t": datetime.datetime(1970, 1, 1)}
-    assert isinstance(found[1], Corrupt)
-    assert found[2] == {"t": datetime.datetime(1970, 1, 1, 0, 0, 1)}
+    rows = list(_tables.records(pa.RecordBatch.from_arrays([column], ["t"])))
+    assert rows[0] == {"t": datetime.datetime(1970, 1, 1)}
+    assert isinstance(rows[1], Corrupt)
+    assert rows[2] == {"t": datetime.datetime(1970, 1, 1, 0, 0, 1)}
 
 
 def test_columns_are_chosen_by_a_sequence_of_names():

@@ -25,10 +25,10 @@ def tree(tmp_path):
 
 def test_a_file_is_a_record_with_its_line_ends_and_mark(tree):
     source = text(tree)
-    assert [part.name for part in source.parts()] == ["a/z.txt", "b.txt"]
+    assert [input_part.name for input_part in source.parts()] == ["a/z.txt", "b.txt"]
     assert contents(source) == ["\ufeffZ", "B\r\n"]
-    assert [part.bytes for part in source.parts()] == [4, 3]
-    assert [source.locate(part, 0) for part in source.parts()] == ["a/z.txt", "b.txt"]
+    assert [input_part.bytes for input_part in source.parts()] == [4, 3]
+    assert [source.locate(input_part, 0) for input_part in source.parts()] == ["a/z.txt", "b.txt"]
 
 
 def test_compressed_files_are_found_beside_plain_ones(tree):
@@ -45,7 +45,7 @@ def test_errors_are_part_of_the_fingerprint(tree):
 def test_a_file_that_is_not_utf8_is_corrupt(tree):
     (tree / "b.txt").write_bytes(b"caf\xe9!")
     source = text(tree)
-    first, second = (list(source.read(part)) for part in source.parts())
+    first, second = (list(source.read(input_part)) for input_part in source.parts())
     assert first == [{"text": "\ufeffZ"}]
     assert second == [
         Corrupt(
@@ -63,7 +63,7 @@ def test_half_a_document_is_not_given(tmp_path, errors):
     (tmp_path / "c.txt.gz").write_bytes(b"not packed")
     (tmp_path / "d.txt").write_bytes(b"")
     source = text(tmp_path, errors=errors)
-    read = [list(source.read(part)) for part in source.parts()]
+    read = [list(source.read(input_part)) for input_part in source.parts()]
     assert [len(items) for items in read] == [1, 1, 1, 1]
     assert "must be whole: got one with its end missing" in read[0][0].error
     assert "must have the suffix of its format: got 'b.txt'" in read[1][0].error
@@ -77,13 +77,13 @@ def test_a_file_that_changed_since_is_an_error(tree):
     _, plain, packed = source.parts()
     os.truncate(tree / "c.txt.gz", packed.bytes - 2)
     (tree / "b.txt").write_bytes(b"BBBB")
-    for part, now in ((plain, 4), (packed, packed.bytes - 2)):
+    for input_part, now in ((plain, 4), (packed, packed.bytes - 2)):
         message = (
-            rf"must not change while it is read: got .*{part.name} with {now} bytes, it had "
-            rf"{part.bytes}\. Make the source again\."
+            rf"must not change while it is read: got .*{input_part.name} with {now} bytes, it had "
+            rf"{input_part.bytes}\. Make the source again\."
         )
         with pytest.raises(ValueError, match=message):
-            list(source.read(part))
+            list(source.read(input_part))
 
 
 def test_another_way_to_take_errors_is_refused(tree):

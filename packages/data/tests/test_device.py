@@ -236,3 +236,23 @@ def test_two_processes_hold_the_global_batches_of_one_and_go_on_from_its_state(r
     state = json.dumps(alone[1][0])
     assert on_hosts(directory, 2, devices=2, steps=2, state=state) == alone[2:]
     assert len(alone[0][1]["tokens"]) == 4
+
+
+AT_EXIT = """
+import jax
+from pathlib import Path
+from dovetail_data import Bytes, Text, batches, pack, text, to_device, write
+
+Path("a.txt").write_text("To be, or not to be: that is the question.")
+rows = pack(write(text("a.txt"), "corpus", encoder=Text(Bytes())), length=8)
+ahead = batches(rows, global_batch=2, seed=0, threads=2)
+sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+sent = to_device(batches(rows, global_batch=2, seed=0), sharding)
+print(next(ahead)["tokens"].shape, next(sent)["tokens"].shape)
+"""
+
+
+def test_a_script_that_ends_with_open_iterators_prints_no_error(tmp_path):
+    line = [sys.executable, "-c", AT_EXIT]
+    run = subprocess.run(line, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert (run.stdout, run.stderr) == ("(2, 8) (2, 8)\n", "")

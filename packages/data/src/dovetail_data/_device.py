@@ -4,6 +4,7 @@
 
 import collections
 import dataclasses
+import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -34,6 +35,7 @@ class DeviceBatches(grain.DatasetIterator[dict[str, jax.Array]]):
         self._state = it.get_state()
         self._ahead: collections.deque[Future[Any]] = collections.deque()
         self._meter = Meter()
+        self._exiting = sys.is_finalizing  # bound here: at exit the module `sys` may be gone too
 
     def __next__(self) -> dict[str, jax.Array]:
         self._fill()
@@ -76,8 +78,10 @@ class DeviceBatches(grain.DatasetIterator[dict[str, jax.Array]]):
 
     def close(self) -> None:
         """Ends the thread after the batch that it is reading. Do not call `next` afterwards."""
-        # No waiting: the garbage collector may call this on that very thread.
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        # At exit the thread has ended already, and the modules that `shutdown` needs are gone.
+        if not self._exiting():
+            # No waiting: the garbage collector may call this on that very thread.
+            self._thread.shutdown(wait=False, cancel_futures=True)
         super().close()
 
     def _fill(self) -> None:

@@ -8,6 +8,7 @@ that is asked for is used, any other is thrown away.
 
 import collections
 import hashlib
+import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeAlias
@@ -139,9 +140,12 @@ class Threads:
     def __init__(self, work: Reader, workers: int) -> None:
         self._work = work
         self._executor = ThreadPoolExecutor(workers, thread_name_prefix="batches")
+        self._exiting = sys.is_finalizing  # bound here: at exit the module `sys` may be gone too
 
     def submit(self, start: int) -> Future[Any]:
         return self._executor.submit(self._work, start)
 
     def close(self, *, wait: bool) -> None:
-        self._executor.shutdown(wait=wait, cancel_futures=True)
+        # At exit the threads have ended already, and the modules that `shutdown` needs are gone.
+        if not self._exiting():
+            self._executor.shutdown(wait=wait, cancel_futures=True)

@@ -73,6 +73,17 @@ WRONG = {
     "show(corpus, [0])": NO_ROWS.format("rows"),
     "batches(rows, global_batch=2, seed=0, shard=1)": "shard must be (i, n) with 0 <= i < n: got "
     "shard=1. Count hosts from 0.",
+    "mix({'a': rows}, weights={'a': 1}, stages=[(3, {'a': 1})])": "stages must be a sequence of "
+    "Stage: got (3, {'a': 1}) of type tuple. Pass [Stage(start=..., weights={..})].",
+    "show(rows, 0)": "numbers must be a sequence of row numbers: got numbers=0. Pass [0].",
+    "to_device(rows, None)": "it must be an iterator with get_state and set_state: got "
+    "it=TokenRows(rows=6, length=8, fill=0.8958) of type TokenRows. Pass batches(rows, ...).",
+    "to_device(batches(rows, global_batch=2, seed=0), 'cpu')": "sharding must be a "
+    "jax.sharding.Sharding: got sharding='cpu'. Pass "
+    "jax.sharding.SingleDeviceSharding(jax.devices()[0]) for one device.",
+    "write(text('a.txt'), 'b', encoder=Text)": "encoder must be an Encoder: got encoder=<class "
+    "'dovetail_data.encode.text.Text'> of type type. Pass Text(tokenizer), or Chat, Preference, "
+    "Prompt or Image.",
     'write("a.txt", "b", encoder=Text(Bytes()))': "source must be a source of records: got "
     "source='a.txt' of type str. Pass text(...), jsonl(...), parquet(...) or another source.",
     'write(text("a.txt"), "b", encoder=Bytes())': "encoder must be an Encoder: got "

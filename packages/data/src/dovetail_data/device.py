@@ -41,6 +41,7 @@ def to_device(
         delivered last, not after those read ahead.
 
     Raises:
+        TypeError: `it` is not such an iterator, or `sharding` is not a sharding.
         ValueError: `depth` is below 1.
         ImportError: JAX is missing.
 
@@ -57,11 +58,23 @@ def to_device(
     """
     if depth < 1:
         raise ValueError(f"depth must be >= 1: got depth={depth}. Pass 2 to overlap with a step.")
+    if not isinstance(it, BatchIterator):
+        raise TypeError(
+            f"it must be an iterator with get_state and set_state: got it={it!r:.200} of type "
+            f"{type(it).__name__}. Pass batches(rows, ...)."
+        )
     try:
+        import jax
+
         from dovetail_data._device import DeviceBatches
     except ImportError as error:
         raise ImportError(
             "to_device needs the package jax, which cannot be imported: "
             "pip install 'dovetail-data[device]'"
         ) from error
+    if not isinstance(sharding, jax.sharding.Sharding):
+        raise TypeError(
+            f"sharding must be a jax.sharding.Sharding: got sharding={sharding!r:.200}. Pass "
+            "jax.sharding.SingleDeviceSharding(jax.devices()[0]) for one device."
+        )
     return DeviceBatches(it, sharding, depth=depth)

@@ -33,6 +33,7 @@ def images(corpus: Corpus, *, mode: Mode = "RGB", transform: Transform | None = 
         The rows. A batch raises ValueError if its images differ in shape or dtype.
 
     Raises:
+        TypeError: `corpus` is not a `Corpus`, such as a path.
         ValueError: `mode` is unknown, or the corpus has no images.
         ImportError: Pillow is missing.
 

@@ -3,7 +3,7 @@
 """Rows for human readers: their text, the trained tokens, and the documents they are from."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 
 from dovetail_data import _page, _terminal
@@ -80,6 +80,10 @@ def show(rows: Rows, numbers: Sequence[int], *, tokenizer: Tokenizer | None = No
           empty: 21 of 64 slots
     """
     require_rows(rows)
+    if not isinstance(numbers, Iterable):
+        raise TypeError(
+            f"numbers must be a sequence of row numbers: got numbers={numbers!r}. Pass [{numbers}]."
+        )
     readers: dict[str, Reader] = {}
 
     def reader(source: Rows) -> Reader:

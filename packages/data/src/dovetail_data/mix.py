@@ -85,6 +85,12 @@ def mix(
         raise ValueError('a mixture must have a source: got rows={}. Pass {"web": rows, ..}.')
     for name, source in rows.items():
         require_rows(source, f"rows[{name!r}]")
+    for stage in stages:
+        if not isinstance(stage, Stage):
+            raise TypeError(
+                f"stages must be a sequence of Stage: got {stage!r:.200} of type "
+                f"{type(stage).__name__}. Pass [Stage(start=..., weights={{..}})]."
+            )
     every = (Stage(start=0, weights=weights), *stages)
     for before, after in itertools.pairwise(every):
         if after.start <= before.start:

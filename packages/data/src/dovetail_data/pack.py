@@ -43,12 +43,13 @@ def pack(
         length: Slots per row.
         method: "best_fit" fills rows best: it places pieces from the longest to the shortest, each
             into the row with the least sufficient room. "first_fit" takes documents in an order
-            drawn by `seed`, and puts each piece into the first row with room; it takes about 1 us
-            per document. In both, a document longer than a row fills rows of its own, and its rest
-            is packed with the others. "concat" lays the documents end to end, in an order drawn by
-            `seed`, and cuts every `length` slots: only the last row is not full, and the rows
-            follow the order of the documents.
-        seed: Seed of the order of documents; with the two fits also of the order of rows.
+            drawn by `seed`, and puts each piece into the first row with room. In both, a document
+            longer than a row fills rows of its own, and its rest is packed with the others; their
+            time grows with the number of documents, 1 us each for "first_fit". "concat" lays the
+            documents end to end, in an order drawn by `seed`, and cuts every `length` slots: only
+            the last row is not full, and the rows follow the order of the documents.
+        seed: Seed of the order of documents ("first_fit", "concat"), of the choice among documents
+            of one length ("best_fit"), and of the order of rows (both fits).
         index: Directory for the finished index, created if need be. Later calls map it into memory,
             and any number of processes share it. None packs anew in each process.
 

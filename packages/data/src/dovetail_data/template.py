@@ -137,7 +137,7 @@ class Template:
 
         Args:
             path: A model's directory, with chat_template.jinja or a tokenizer_config.json that has
-                "chat_template"; or one of these files.
+                "chat_template"; or one of these files, or another .jinja file.
             name: Name of the template if there are several.
             bos: Text of bos_token. Default: the one in the tokenizer_config.json beside it.
             eos: Text of eos_token. The same default.

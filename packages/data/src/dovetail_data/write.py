@@ -79,7 +79,7 @@ def write(
 
     Args:
         source: The records, such as `text("books")` or `jsonl("chats.jsonl")`.
-        directory: Directory of the corpus, empty or new, and outside the source's own.
+        directory: Directory of the corpus, empty or new. It must not contain the source's files.
         encoder: Turns records into documents: `Text`, `Chat`, `Preference`, `Prompt` or `Image`.
         shard_bytes: Size at which a shard ends, in bytes of stored documents.
         workers: Processes that encode; 1 encodes in this one. More need a script guarded by `if
@@ -120,7 +120,7 @@ def write(
             f"source must be a source of records: got source={source!r:.200} of type "
             f"{type(source).__name__}. Pass text(...), jsonl(...), parquet(...) or another source."
         )
-    if not callable(encoder):
+    if isinstance(encoder, type) or not callable(encoder):
         raise TypeError(
             f"encoder must be an Encoder: got encoder={encoder!r:.200} of type "
             f"{type(encoder).__name__}. Pass Text(tokenizer), or Chat, Preference, Prompt or Image."

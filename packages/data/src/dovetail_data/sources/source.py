@@ -50,7 +50,10 @@ class Source(Protocol):
         ...
 
     def parts(self) -> Sequence[Part]:
-        """Returns the input, cut into pieces that can be read independently, never by workers."""
+        """Returns the input, cut into pieces that can be read independently.
+
+        The cut must not depend on the number of workers.
+        """
         ...
 
     def read(self, part: Part) -> Iterator[Record | Corrupt]:

@@ -14,13 +14,13 @@ stores the documents as a corpus, once. Rows cut, pack or mix the documents of c
     >>> next(it)["tokens"].shape
     (2, 8)
 
-Sources of records: `text`, `jsonl`, `parquet`, `arrow`, `array_record`, `hf_directory`.
-Encoders: `Text`, `Chat` (with a `Template`), `Preference`, `Prompt`, `Image`.
-Tokenizers: `Bytes`, `Pretrained`, `train_bpe`, `token_bytes`.
-Corpora: `write`, `Corpus`.
-Rows: `pack`, `pad`, `pairs`, `prompts`, `images`, `mix`; `Rows.map` changes any of them.
-Batches: `batches`, `to_device`, `check_batch`.
-Inspection: `budget`, `show`; an iterator's `explain` and `stats`.
+- Sources of records: `text`, `jsonl`, `parquet`, `arrow`, `array_record`, `hf_directory`.
+- Encoders: `Text`, `Chat` (with a `Template`), `Preference`, `Prompt`, `Image`.
+- Tokenizers: `Bytes`, `Pretrained`, `train_bpe`, `token_bytes`.
+- Corpora: `write`, `Corpus`.
+- Rows: `pack`, `pad`, `pairs`, `prompts`, `images`, `mix`; `Rows.map` changes any of them.
+- Batches: `batches`, `to_device`, `check_batch`.
+- Inspection: `budget`, `show`; an iterator's `explain` and `stats`.
 """
 
 from importlib.metadata import version as _version

@@ -108,6 +108,14 @@ def pad(corpus: Corpus, *, length: int) -> Rows:
     Raises:
         TypeError: `corpus` is not a `Corpus`, such as a path.
         ValueError: A document does not fit, `length` is below 1, or the corpus has no tokens.
+
+    Example:
+
+        >>> from pathlib import Path
+        >>> from dovetail_data import Bytes, Text, text, write
+        >>> _ = Path("a.txt").write_text("To be, or not to be: that is the question.")
+        >>> pad(write(text("a.txt"), "corpus", encoder=Text(Bytes())), length=64)
+        TokenRows(rows=1, length=64, fill=0.6719)
     """
     _check(corpus, length)
     pieces = _cut(corpus, length)

@@ -31,7 +31,13 @@ class Field:
 
 
 def ids(vocab_size: int) -> Field:
-    """Returns the field for ids of a vocabulary, in the smallest dtype that holds them all."""
+    """Returns the field for ids of a vocabulary, in the smallest dtype that holds them all.
+
+    Example:
+
+        >>> ids(258)
+        Field(dtype='<u2', ndim=1, vocab_size=258)
+    """
     return Field(dtype="<u2" if vocab_size <= 1 << 16 else "<u4", vocab_size=vocab_size)
 
 

@@ -299,6 +299,11 @@ def token_bytes(tokenizer: Bytes | Pretrained) -> Int32[np.ndarray, "V"]:
 
     Raises:
         ValueError: A tokenizer.json is not byte-level.
+
+    Example:
+
+        >>> token_bytes(Bytes())[[65, 256]]
+        array([1, 0], dtype=int32)
     """
     if isinstance(tokenizer, Bytes):
         return (np.arange(tokenizer.vocab_size) < 256).astype(np.int32)

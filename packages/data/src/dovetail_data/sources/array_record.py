@@ -36,6 +36,16 @@ def array_record(
 
     Raises:
         ValueError: There is no file, a file is cut or no ArrayRecord, or `decode` is unknown.
+
+    Example:
+
+        >>> from array_record.python.array_record_module import ArrayRecordWriter
+        >>> from dovetail_data import records
+        >>> writer = ArrayRecordWriter("e.array_record", "group_size:1")
+        >>> _ = writer.write(b'{"text": "Hello"}')
+        >>> writer.close()
+        >>> list(records(array_record("e.array_record")))
+        [{'text': 'Hello'}]
     """
     if decode not in get_args(Decode):
         raise ValueError(

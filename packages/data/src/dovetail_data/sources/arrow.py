@@ -42,6 +42,16 @@ def arrow(
     Raises:
         ValueError: There is no file, a file is neither stream nor file, or lacks a column.
         TypeError: `columns` is a string.
+
+    Example:
+
+        >>> import pyarrow
+        >>> from dovetail_data import records
+        >>> table = pyarrow.table({"text": ["Hello"]})
+        >>> with pyarrow.ipc.new_stream("d.arrow", table.schema) as stream:
+        ...     stream.write(table)
+        >>> list(records(arrow("d.arrow")))
+        [{'text': 'Hello'}]
     """
     wanted = _tables.chosen(columns)
     files = _files.find(paths, pattern)

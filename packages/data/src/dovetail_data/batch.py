@@ -26,9 +26,10 @@ Batch = dict[str, Int32[np.ndarray, "B S"] | Float32[np.ndarray, "B S"]]
 def check_batch(batch: Mapping[str, np.ndarray], *, vocab_size: int) -> None:
     """Raises ValueError unless `batch` keeps the batch contract. Use it on batches of your own.
 
-    The contract: the fields of `FIELDS` with their dtypes and one shape [B, S]; ids in [0,
-    vocab_size); a finite mask >= 0, with 0 on padding; segment_ids 1, 2, .. in runs, with 0 on
-    padding and in the place of a corrupt document; positions 0, 1, .. within each segment.
+    The contract: tokens, targets, segment_ids and positions in int32 and mask in float32, all of
+    one shape [B, S]; ids in [0, vocab_size); a finite mask >= 0, with 0 on padding; segment_ids 1,
+    2, .. in runs, with 0 on padding and in the place of a damaged document; positions 0, 1, ..
+    within each segment.
 
     Example:
 

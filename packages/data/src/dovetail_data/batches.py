@@ -42,8 +42,8 @@ def batches(
         threads: Threads that read ahead, two batches each. They hide a slow disk. 0 reads on
             demand.
         workers: Processes that read ahead, two batches each. They also share the work of `map` and
-            `images`. They need a script guarded by `if __name__ == "__main__":`. Pass threads or
-            workers, not both.
+            `images`; their functions must then pickle. They need a script guarded by
+            `if __name__ == "__main__":`. Pass threads or workers, not both.
 
     Returns:
         The iterator. Its state is JSON with the entries "row", the rows delivered, and

@@ -154,9 +154,10 @@ class Rows(abc.ABC):
         """Returns these rows changed one by one.
 
         `function(row, rng)` receives and returns a dictionary of arrays without the batch axis; a
-        preference pair keeps an axis of 2. The generator depends on the seed of `batches` and the
-        row's place in the order alone: the same on any number of hosts, another in each epoch. The
-        fingerprint does not include `function`, so a resumed run does not notice another one.
+        preference pair keeps an axis of 2. All results must have one shape and dtype. The generator
+        depends on the seed of `batches` and the row's place in the order alone: the same on any
+        number of hosts, another in each epoch. The fingerprint does not include `function`, so a
+        resumed run does not notice another one.
         """
         from dovetail_data.mapped_rows import MappedRows  # a subclass of this class
 

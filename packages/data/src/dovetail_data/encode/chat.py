@@ -44,7 +44,8 @@ class Chat:
             tools.
 
     Raises:
-        TypeError: The tokenizer has no `encode_with_specials` or `find_special`.
+        TypeError: The tokenizer has no `encode_with_specials` or `find_special`, or `template` is
+            not a `Template`, such as a path.
         ValueError: `train_on` is unknown. While writing: a template without blocks renders earlier
             messages differently when others follow.
 

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from dovetail_optim import Schedule, branch, wsd
-from dovetail_stack.quickstart.chart import line_chart
+from dovetail_train._chart import Line, line_chart, swatch
+from dovetail_train._curves import Curve
 
 PAGE = Path(__file__).resolve().parent / "packages/measured/schedules.md"  # git ignores it
 STEPS = 1000
@@ -29,23 +31,24 @@ CHARTS: dict[str, dict[str, Schedule]] = {
 
 
 def write() -> None:
-    """The page, with a chart for each row of `CHARTS`."""
-    style = "".join(
-        f".s{i} {{ stroke: {colour}; stroke-width: 1.5 }} " for i, colour in enumerate(COLOURS)
-    )
-    style += ".grid { stroke: #ccc } svg text { font-size: 11px; fill: currentColor }"
-    parts = [f"# Schedules\n\n```{{raw}} html\n<style>{style}</style>\n```\n"]
-    for title, schedules in CHARTS.items():
-        chart = line_chart(
-            {name: _points(one) for name, one in schedules.items()},
-            x_label="step",
-            y_label="learning rate",
-        )
-        parts.append(f"\n{title}\n\n```{{raw}} html\n{chart}\n```\n")
+    """Writes the page, with a chart for each row of `CHARTS`."""
+    style = "".join(f".c{i} {{ stroke: {colour} }} " for i, colour in enumerate(COLOURS))
+    style += "svg polyline, svg line { fill: none; stroke-width: 1.5 } .grid { stroke: #ccc } "
+    style += "svg text { font-size: 11px; fill: currentColor } svg .y { text-anchor: end } "
+    style += "svg .x { text-anchor: middle } svg.swatch { width: 1.7rem; height: .55rem }"
+    blocks = [f"# Schedules\n\n```{{raw}} html\n<style>{style}</style>\n```\n"]
+    for i, (title, schedules) in enumerate(CHARTS.items()):
+        lines = [
+            Line(label=name, curve=_curve(schedule), series=series)
+            for series, (name, schedule) in enumerate(schedules.items())
+        ]
+        chart = line_chart(lines, id=f"schedules-{i}", title="learning rate", from_zero=True)
+        legend = " ".join(f"<span>{swatch(line.series)} {line.label}</span>" for line in lines)
+        blocks.append(f"\n{title}\n\n```{{raw}} html\n<p>{legend}</p>{chart}\n```\n")
     PAGE.parent.mkdir(exist_ok=True)
-    PAGE.write_text("".join(parts), encoding="utf-8")
+    PAGE.write_text("".join(blocks), encoding="utf-8")
 
 
-def _points(schedule: Schedule) -> list[tuple[float, float]]:
-    values = jax.vmap(schedule)(jnp.arange(STEPS + 1))
-    return [(step, float(values[step])) for step in range(0, STEPS + 1, 5)]
+def _curve(schedule: Schedule) -> Curve:
+    steps = np.arange(0, STEPS + 1, 5)
+    return Curve(steps, np.asarray(jax.vmap(schedule)(jnp.asarray(steps)), np.float64))

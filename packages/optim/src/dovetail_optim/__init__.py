@@ -1,30 +1,78 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What Optax lacks for training at scale, as gradient transformations for any Optax loop."""
+"""Optimizers and wrappers for training at scale, as Optax gradient transformations.
 
-from dovetail_optim.accumulate import accumulate as accumulate
-from dovetail_optim.codec import fp8 as fp8
-from dovetail_optim.codec import fp8_positive as fp8_positive
-from dovetail_optim.compress import compress as compress
-from dovetail_optim.decay import decay as decay
-from dovetail_optim.explain import Explanation as Explanation
-from dovetail_optim.explain import explain as explain
-from dovetail_optim.guard import Guard as Guard
-from dovetail_optim.guard import guard as guard
-from dovetail_optim.guard import halted as halted
-from dovetail_optim.master import split_master as split_master
-from dovetail_optim.muon import muon as muon
-from dovetail_optim.newton_schulz import orthogonalize as orthogonalize
-from dovetail_optim.rounding import stochastic_round as stochastic_round
-from dovetail_optim.route import route as route
-from dovetail_optim.schedules import Phase as Phase
-from dovetail_optim.schedules import Schedule as Schedule
-from dovetail_optim.schedules import branch as branch
-from dovetail_optim.schedules import by_tokens as by_tokens
-from dovetail_optim.schedules import wsd as wsd
-from dovetail_optim.sharding import init as init
-from dovetail_optim.sharding import state_shardings as state_shardings
-from dovetail_optim.soap import soap as soap
-from dovetail_optim.step import Step as Step
-from dovetail_optim.watch import measurements as measurements
-from dovetail_optim.watch import watch as watch
+    >>> import jax.numpy as jnp, optax
+    >>> from dovetail_optim import guard, muon, route, wsd
+    >>> hidden = muon(wsd(0.02, warmup=10, total=200, cooldown=50))
+    >>> tx = guard(route([("**.kernel", hidden), ("**", optax.adamw(1e-3))]))
+    >>> params = {"a": {"kernel": jnp.ones((8, 4)), "bias": jnp.ones(4)}}
+    >>> updates, state = tx.update(params, tx.init(params), params, value=2.5)
+
+- Rules by name: `route`, `explain`
+- Optimizers of matrices: `muon`, `soap`, `orthogonalize`
+- Safe steps: `guard`, `Guard`, `halted`, `Step`, `accumulate`
+- Schedules and decay: `wsd`, `branch`, `by_tokens`, `Schedule`, `decay`
+- Precision and memory: `compress`, `split_master`, `stochastic_round`
+- Placement: `state_shardings`, `init`
+- Statistics: `watch`, `measurements`
+
+`dovetail_optim.testing.check_transformation` checks a transformation of your own.
+"""
+
+from importlib.metadata import version as _version
+
+from dovetail_optim.accumulate import accumulate
+from dovetail_optim.codec import fp8, fp8_positive
+from dovetail_optim.compress import compress
+from dovetail_optim.decay import decay
+from dovetail_optim.explain import Explanation, explain
+from dovetail_optim.guard import Guard, guard, halted
+from dovetail_optim.master import split_master
+from dovetail_optim.muon import muon
+from dovetail_optim.newton_schulz import orthogonalize
+from dovetail_optim.rounding import stochastic_round
+from dovetail_optim.route import route
+from dovetail_optim.schedules import Phase, Schedule, branch, by_tokens, wsd
+from dovetail_optim.sharding import init, state_shardings
+from dovetail_optim.soap import soap
+from dovetail_optim.step import Step
+from dovetail_optim.watch import measurements, watch
+
+__all__ = [  # noqa: RUF022, by topic
+    # Rules by name
+    "route",
+    "explain",
+    "Explanation",
+    # Optimizers of matrices
+    "muon",
+    "soap",
+    "orthogonalize",
+    # Safe steps
+    "guard",
+    "Guard",
+    "halted",
+    "Step",
+    "accumulate",
+    # Schedules and decay
+    "wsd",
+    "branch",
+    "by_tokens",
+    "Schedule",
+    "Phase",
+    "decay",
+    # Precision and memory
+    "compress",
+    "fp8",
+    "fp8_positive",
+    "split_master",
+    "stochastic_round",
+    # Placement
+    "state_shardings",
+    "init",
+    # Statistics
+    "watch",
+    "measurements",
+]
+
+__version__ = _version("dovetail-optim")

@@ -1,9 +1,9 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of several microbatches as one, exactly: their sum over the sum of their counts.
+"""Exact gradient accumulation over microbatches: the sum of gradients over the sum of counts.
 
-`optax.MultiSteps` takes the mean of means, which weighs a token in a short microbatch more than one
-in a long; and what one NaN leaves in its accumulator stays. Here sums begin anew every time.
+`optax.MultiSteps` averages the means of microbatches, so a token in a short microbatch weighs more
+than one in a long, and a NaN stays in its accumulator. Here the sums start anew for every step.
 """
 
 from typing import Any, NamedTuple
@@ -17,7 +17,14 @@ from dovetail_optim.guard import chosen
 
 
 class AccumulateState(NamedTuple):
-    """sums: of gradients, float32 or wider; total: of counts; microbatches: how many so far."""
+    """State of `accumulate`.
+
+    Attributes:
+        sums: Sums of gradients, float32 or wider.
+        total: Sum of counts.
+        microbatches: Number of microbatches in the sums.
+        inner: State of the wrapped transformation.
+    """
 
     sums: Any
     total: Float[Array, ""]
@@ -28,19 +35,28 @@ class AccumulateState(NamedTuple):
 def accumulate(
     tx: optax.GradientTransformation, *, every: int
 ) -> optax.GradientTransformationExtraArgs:
-    """g = (g_1 + ... + g_every) / (n_1 + ... + n_every), which `tx` sees once in `every` updates.
+    """Passes g = (g_1 + ... + g_every) / (n_1 + ... + n_every) to `tx`, once in `every` updates.
 
-    The gradients are those of sums, as of a loss summed over tokens; `update` takes `count=`, how
-    many were summed, a number or a scalar. Between, updates are -0.0, which changes no bit of a
-    parameter, and the state of `tx` stays. If the counts add up to 0, `tx` sees nothing: the step
-    is left out. Further extra arguments of `update` are those of the last microbatch.
+    Gradients must be of a sum, such as a loss summed over tokens. `update` takes `count=`, the
+    number of summed terms, as a number or scalar. In between, updates are -0.0, which changes no
+    bit of a parameter, and the state of `tx` stays. If all counts add up to 0, the step is left
+    out. Other extra arguments of `update` are those of the last microbatch.
 
     `accumulate(guard(tx), every=4)` judges whole gradients: a NaN costs its own four microbatches.
 
-    Raises ValueError for `every` below 1, and at `update` without `count`.
+    Args:
+        tx: Any transformation.
+        every: Number of microbatches per step.
 
-        tx = accumulate(optax.adamw(1e-3), every=4)
-        updates, state = tx.update(grads_of_sum, state, params, count=mask.sum())
+    Raises:
+        ValueError: `every` is below 1, or `update` is called without `count`.
+
+    Example:
+
+        >>> import jax.numpy as jnp, optax
+        >>> tx = accumulate(optax.adamw(1e-3), every=4)
+        >>> params = {"w": jnp.ones(3)}
+        >>> updates, state = tx.update(params, tx.init(params), params, count=128)
     """
     if every < 1:
         raise ValueError(f"every must be at least 1 microbatch, got every={every}. Use every=1.")

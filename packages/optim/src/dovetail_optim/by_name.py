@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Leaves of one tree for those of another, by their names."""
+"""Matches the leaves of two trees by name."""
 
 from typing import Any
 
@@ -10,10 +10,18 @@ from dovetail_optim._patterns import few, names_of, near
 
 
 def pick(given: Any, tree: Any, *, what: str) -> list[Any]:
-    """For each leaf of `tree` the leaf of that name in `given`, which may have others too.
+    """Returns, for each leaf of `tree`, the leaf of `given` with the same name.
 
-    So what is said of all parameters serves where a route leaves a transformation some of them.
-    what: the argument that `given` is. Raises ValueError for a leaf that `given` has not.
+    `given` may hold further leaves. So a tree over all parameters also serves a transformation that
+    `route` gives only some of them.
+
+    Args:
+        given: Leaves to choose from.
+        tree: Names to look up.
+        what: Name of the argument `given`, for the error message.
+
+    Raises:
+        ValueError: `given` lacks a leaf.
     """
     known = dict(zip(names_of(given), jax.tree.leaves(given), strict=True))
     missing = [wanted for wanted in names_of(tree) if wanted not in known]

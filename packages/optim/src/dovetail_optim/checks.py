@@ -1,9 +1,9 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers that transformations are given: what may be traced, and what must be known.
+"""Checks of numeric arguments.
 
-Under `optax.inject_hyperparams` every number is an array of the state, which is traced. A rate may
-be; what decides shapes or the number of steps may not, and is named in `static_args` there.
+Under `optax.inject_hyperparams` every number is a traced array of the state. A rate may be traced.
+A number that decides shapes or the number of steps may not; name it in `static_args` there.
 """
 
 import math
@@ -14,7 +14,7 @@ from jax.core import Tracer
 
 
 def check_rate(name: str, rate: Any) -> None:
-    """Raises unless `rate` is a schedule or a finite number of at least 0."""
+    """Raises ValueError unless `rate` is a schedule or a finite number of at least 0."""
     if callable(rate) or isinstance(rate, Tracer):
         return
     if not (jnp.ndim(rate) == 0 and math.isfinite(rate) and rate >= 0):
@@ -25,13 +25,19 @@ def check_rate(name: str, rate: Any) -> None:
 
 
 def check_share(name: str, value: Any) -> None:
-    """Raises ValueError unless `value` is in [0, 1), the share that an average keeps."""
+    """Raises ValueError unless `value` is in [0, 1)."""
     if not isinstance(value, Tracer) and not 0 <= value < 1:
         raise ValueError(f"{name} must be in [0, 1); got {name}={value}; write {name}=0.95")
 
 
 def check_count(name: str, value: Any, *, example: str) -> None:
-    """Raises unless `value` is an integer of at least 1 that is known."""
+    """Raises an error unless `value` is an untraced integer of at least 1.
+
+    Args:
+        name: Name of the argument.
+        value: Its value.
+        example: A valid value, for the message.
+    """
     check_known(name, value)
     if value < 1:
         raise ValueError(f"{name} must be at least 1; got {name}={value}; write {name}={example}")

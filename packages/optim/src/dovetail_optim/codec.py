@@ -1,24 +1,24 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Optimizer state in one byte a value, and one more for each block of the last axis.
+"""Optimizer state in one byte per value, and one more for each block of the last axis.
 
-A code is a small float: the leading bits of the float32, its exponent counted down from that of the
-block's largest value. Code 0 is zero, and every other code is normal (a subnormal would lose the
-precision that an optimizer divides by), so both directions are integer shifts and adds: no table,
-no float8 array (which XLA copies in a loop), no rounding of scales, since a block's scale is a
-power of two, kept as its exponent. A float16 scale would flush every block below 6e-8.
+A code is a small float: the leading bits of a float32, with its exponent counted down from that of
+the block's largest value. Code 0 is zero. All other codes are normal, because a subnormal would
+lose the precision that an optimizer divides by. So both directions are integer shifts and adds: no
+table, no float8 array (XLA copies it in a loop), no rounding of scales. A block's scale is a power
+of two, stored as its exponent. A float16 scale would flush every block below 6e-8.
 
     fp8           sign, 4 bits of exponent, 3 of mantissa: first moments
     fp8_positive  5 bits of exponent, 3 of mantissa: second moments. Its 31 binades are the 15 of a
                   signed code of the root, at the same precision, without roots and squares.
 
-Rounding to the nearest would freeze a moving average: with b2 = 0.999 a second moment falls by at
-most 0.1 % a step, half a step between codes is 6 %, so it would never fall. Given `dither`, the
-expected value of a code is the value (where it is not below the smallest code of its block), and
-averages stay averages.
+Rounding to nearest would freeze a moving average: with b2 = 0.999 a second moment falls by at most
+0.1 % a step, and half a step between codes is 6 %, so it would never fall. With `dither` the
+expected value of a code is the value (except below the smallest code of its block), and averages
+stay averages.
 
-Not here: 8-bit integers, whose steps are equal and not in proportion. Of values whose scales spread
-by e² in a block, the median one is lost (off by 100 %; companded as in 2602.23349, by 74 %), where
+8-bit integers are not offered: their steps are equal instead of proportional. If the scales in a
+block spread by e², the median value is lost (off by 100 %; companded as in 2602.23349, by 74 %);
 these codes are off by 2 % (`benchmarks/compress.py`).
 """
 
@@ -35,7 +35,12 @@ _BROKEN = 255  # the exponent of a block with a value that is not finite
 
 
 class Coded(NamedTuple):
-    """An array in codes: `codes` of its shape, `exponents` [..., ceil(n / block)] of its blocks."""
+    """An encoded array.
+
+    Attributes:
+        codes: Codes of the array's shape, uint8.
+        exponents: Exponent of each block [..., ceil(n / block)], uint8.
+    """
 
     codes: UInt8[Array, "*shape"]
     exponents: UInt8[Array, "*blocks"]
@@ -43,18 +48,18 @@ class Coded(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fp8:
-    """Codes of eight bits, the first of them a sign if `signed`. Made by `fp8`, `fp8_positive`."""
+    """A codec of eight bits. `fp8` and `fp8_positive` make one."""
 
     signed: bool
 
     @property
     def _top(self) -> int:
-        """The largest code, without its sign."""
+        """Largest code, without its sign."""
         return 127 if self.signed else 255
 
     @property
     def _span(self) -> int:
-        """Binades below that of the block's largest value."""
+        """Number of binades below that of the block's largest value."""
         return self._top >> _MANTISSA
 
     def encode(
@@ -64,12 +69,16 @@ class Fp8:
         block: int,
         dither: UInt32[Array, "*shape"] | None = None,
     ) -> Coded:
-        """`x` in codes, by blocks of `block` along the last axis; the last one may be shorter.
+        """Encodes `x`.
 
-        Denormal float32 count as zero, but for `fp8_positive` as the smallest positive code. A
-        block with a value that is not finite, or for `fp8_positive` negative, decodes to NaN.
-        dither: uniform random bits. A value then becomes one of its two neighbours, with the
-        probability that makes it the expected value; without, the nearer.
+        Denormal float32 become zero; with `fp8_positive` the smallest positive code. A block with a
+        non-finite value, or a negative one with `fp8_positive`, decodes to NaN.
+
+        Args:
+            x: Values of any shape.
+            block: Values of the last axis per block; the last block may be shorter.
+            dither: Uniform random bits of x's shape. A value then becomes one of its two
+                neighbours, with the value as its expectation. Default: round to nearest.
         """
         x = x.astype(jnp.float32)
         value = _blocks(jnp.abs(x) if self.signed else jnp.where(x < 0, jnp.nan, x), block)
@@ -84,7 +93,7 @@ class Fp8:
         return Coded(codes.astype(jnp.uint8), exponents.astype(jnp.uint8))
 
     def _exponents(self, value: Array) -> Array:
-        """float32's exponent of each block's largest value, once rounded up to a code; [..., 1]."""
+        """Returns float32's exponent of each block's largest value, after rounding up; [..., 1]."""
         top = _bits(value.max(-1, keepdims=True, initial=0))  # of floats: it is 4x as fast, on CPUs
         rounded = ((top + ((1 << _SHIFT) - 1)) >> 23).astype(jnp.int32)
         # Bounded below so that no code stands for a denormal, which processors flush to zero.
@@ -92,7 +101,7 @@ class Fp8:
         return jnp.where(top >= 0x7F800000, _BROKEN, bounded)
 
     def _base(self, exponents: Array) -> Array:
-        """What to add to a code for the leading bits of its float32."""
+        """Returns the offset between a code and the leading bits of its float32."""
         return (exponents.astype(jnp.int32) - self._span) << _MANTISSA
 
     def _codes(self, value: Array, base: Array, dither: Array | None) -> Array:
@@ -112,7 +121,7 @@ class Fp8:
         return jnp.minimum(codes, self._top)
 
     def decode(self, coded: Coded, *, block: int) -> Float[Array, "*shape"]:
-        """The float32 that `coded` stands for."""
+        """Returns the values of `coded` as float32."""
         codes = _blocks(coded.codes, block).astype(jnp.int32)
         exponents = coded.exponents.reshape(*codes.shape[:-1], 1)
         sizes = codes & self._top
@@ -124,31 +133,31 @@ class Fp8:
 
 
 def fp8() -> Fp8:
-    """Codes of any values: first moments.
+    """Codec for first moments: values of any sign.
 
-    The relative error is at most 1/17 to the nearest and 1/8 dithered, down to 2⁻¹⁴ of the block's
-    largest value; below, the error is less than 2⁻¹⁴ of it.
+    The relative error is at most 1/17 to the nearest and 1/8 with dither, down to 2⁻¹⁴ of the
+    block's largest value. Below, the absolute error is less than 2⁻¹⁴ of it.
     """
     return Fp8(signed=True)
 
 
 def fp8_positive() -> Fp8:
-    """Codes of values >= 0, such that no positive value becomes 0: second moments.
+    """Codec for second moments: values >= 0. No positive value becomes 0.
 
     An optimizer divides by them, and 0 for a small one would multiply its step by 10⁴. The relative
-    error is at most 1/17 to the nearest and 1/8 dithered, down to 2⁻³⁰ of the block's largest
-    value; below, a value becomes at most that.
+    error is at most 1/17 to the nearest and 1/8 with dither, down to 2⁻³⁰ of the block's largest
+    value. Below, a value becomes at most that.
     """
     return Fp8(signed=False)
 
 
 def blocks_of(n: int, block: int) -> int:
-    """How many blocks an axis of `n` has."""
+    """Returns the number of blocks of an axis of size `n`."""
     return -(-n // block)
 
 
 def _blocks(x: Array, block: int) -> Array:
-    """[..., n] as [..., blocks, block], with zeros after the last; a scalar as [1, 1]."""
+    """Reshapes [..., n] to [..., blocks, block], padded with zeros; a scalar to [1, 1]."""
     *lead, n = x.shape or (1,)
     block = max(1, min(block, n))
     blocks = blocks_of(n, block)
@@ -159,7 +168,7 @@ def _blocks(x: Array, block: int) -> Array:
 
 
 def _unblocked(x: Array, shape: tuple[int, ...]) -> Array:
-    """[..., blocks, block] as `shape`, without what was added after the last."""
+    """Reshapes [..., blocks, block] to `shape`, without the padding."""
     *lead, blocks, block = x.shape
     return x.reshape(*lead, blocks * block)[..., : (shape or (1,))[-1]].reshape(shape)
 

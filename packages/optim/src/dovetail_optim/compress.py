@@ -1,15 +1,15 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Optimizer state in one byte a value, updated block by block in place.
+"""Optimizer state in one byte per value, updated block by block in place.
 
-Decoding a whole leaf to update it would hold three float32 copies of the largest parameter. So an
-elementwise transformation is given a few blocks of one leaf at a time, in a loop that decodes,
-updates, encodes and writes back; with donated state nothing larger is held. In each turn it sees
-the tree of parameters with `None` for the other leaves, so that masks and labels by name or by rank
-still hold.
+Decoding a whole leaf for its update would hold three float32 copies of the largest parameter. So a
+loop gives an elementwise transformation a few blocks of one leaf at a time: it decodes, updates,
+encodes and writes back. With donated state nothing larger is held. In each iteration the
+transformation sees the tree of parameters with `None` for the other leaves, so masks and labels by
+name or by rank still hold.
 
-On a mesh each shard runs its own loop, as slices of a sharded axis would gather it. Codes do not
-depend on the sharding: blocks lie within a shard, and the dither follows from a value's place.
+On a mesh each shard runs its own loop, since slices of a sharded axis would gather it. Codes do not
+depend on the sharding: blocks lie within a shard, and the dither depends on a value's place.
 """
 
 import functools
@@ -35,9 +35,11 @@ _APART = 0x8CB92BA7  # odd and large: arrays of one leaf are dithered apart
 
 
 class CompressedState(NamedTuple):
-    """`inner` is the state of the transformation, with a `Coded` for each leaf of a named field.
+    """State of `compress`.
 
-    steps: how many were taken, from which the dither follows.
+    Attributes:
+        steps: Number of steps taken; determines the dither.
+        inner: State of the transformation, with a `Coded` for each leaf of a named field.
     """
 
     steps: Int32[Array, "*batch"]
@@ -51,23 +53,33 @@ def compress(
     block: int = 256,
     shardings: Any = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """`tx` with its state fields named in `codecs` kept in codes of eight bits.
+    """Stores the state fields named in `codecs` with eight bits per value.
 
-    tx: works on each element alone, as `optax.adamw` and `optax.lion` do: a clip by the global norm
-    belongs before it in an `optax.chain`. It computes in float32 (float64 for such parameters);
-    updates have the parameter's dtype. block: values of the last axis that share an exponent; it
-    must divide the last axis of a shard, if that is sharded.
+    `tx` computes in float32 (float64 for such parameters). Updates have the parameter's dtype.
 
-    shardings: a pytree like the parameters, of the state's `NamedSharding`, needed where these are
-    sharded over Auto axes of a mesh, of which types say nothing. It may hold other parameters too.
+    Args:
+        tx: A transformation of each element alone, such as `optax.adamw` or `optax.lion`. Put a
+            clip by the global norm before it in an `optax.chain`.
+        codecs: Pairs of a state field and its codec. Default: mu and nu.
+        block: Values of the last axis that share an exponent. It must divide the last axis of a
+            shard, if that axis is sharded.
+        shardings: A pytree like the parameters with the state's `NamedSharding`. Required if these
+            are sharded over Auto axes of a mesh, since types do not show them. It may hold further
+            parameters.
 
-    Raises, at `init` or while `update` is traced, TypeError for a `tx` that is not elementwise and
-    parameters that are not real floats, and ValueError for a name that is no field of the state, a
-    sharded axis that `block` does not fit, or a mesh of Auto axes without `shardings`.
+    Raises:
+        TypeError: At `init` or during tracing of `update`: `tx` is not elementwise, or a parameter
+            is not of a real floating dtype.
+        ValueError: Likewise: a name is no field of the state, `block` does not fit a sharded axis,
+            or the mesh has Auto axes and there are no `shardings`.
 
-        tx = compress(optax.adamw(1e-3))
-        state = tx.init(params)  # 2.01 bytes a parameter
-        updates, state = jax.jit(tx.update, donate_argnums=(0, 1))(grads, state, params)
+    Example:
+
+        >>> import jax.numpy as jnp, optax
+        >>> tx = compress(optax.adamw(1e-3))
+        >>> state = tx.init({"w": jnp.ones((4, 512))})  # 2.01 bytes per parameter
+        >>> state.inner[0].mu["w"].codes.dtype
+        dtype('uint8')
     """
     codecs = tuple(codecs)
     for entry in codecs:
@@ -83,7 +95,7 @@ def compress(
 
 
 class _Plan(NamedTuple):
-    """What belongs to what, for one tree of parameters."""
+    """Relation between the state and one tree of parameters."""
 
     tree: Any  # of the parameters
     state: Any  # the structure of the state of `tx`
@@ -92,20 +104,20 @@ class _Plan(NamedTuple):
     shapes: list[tuple[int, ...]]  # of the parameters
 
     def members(self, i: int | None) -> list[int]:
-        """The leaves of the state in a turn with parameter `i` alone: its own, and shared ones."""
+        """Returns the leaves of the state for parameter `i` alone: its own and the shared ones."""
         return [j for j, owner in enumerate(self.owners) if owner in (i, None)]
 
     def owned(self, i: int) -> list[int]:
         return [j for j, owner in enumerate(self.owners) if owner == i]
 
     def alone(self, i: int | None, x: Any) -> Any:
-        """The tree of parameters with `x` for leaf `i` and None for the others."""
+        """Returns the tree of parameters with `x` for leaf `i` and None for the others."""
         leaves = range(self.tree.num_leaves)
         return jax.tree.unflatten(self.tree, [x if k == i else None for k in leaves])
 
 
 class _Compressed:
-    """The two functions of the transformation, and what they share."""
+    """The two functions of the transformation."""
 
     def __init__(self, tx: Any, codecs: dict[str, Fp8], block: int, shardings: Any):
         self.tx, self.codecs, self.block, self.shardings = tx, codecs, block, shardings
@@ -114,14 +126,14 @@ class _Compressed:
     def init(self, params: Any) -> CompressedState:
         params = jax.tree.map(jnp.asarray, params)
         plan, leaves = self._plan(params), jax.tree.leaves(params)
-        found = dict(enumerate([] if leaves else jax.tree.leaves(self.tx.init(params))))
+        inner_leaves = dict(enumerate([] if leaves else jax.tree.leaves(self.tx.init(params))))
         for i, (x, shard) in enumerate(zip(leaves, self._shards(params, plan), strict=True)):
             # One leaf at a time, so that the state of no other is held in float32.
             state = self.tx.init(plan.alone(i, x.astype(elementwise.wide(x.dtype))))
             for j, value in zip(plan.members(i), jax.tree.leaves(state), strict=True):
                 codec = plan.codecs[j]
-                found[j] = value if codec is None else self._encoded(codec, value, x, shard)
-        inner = jax.tree.unflatten(plan.state, [found[j] for j in range(len(found))])
+                inner_leaves[j] = value if codec is None else self._encoded(codec, value, x, shard)
+        inner = jax.tree.unflatten(plan.state, [inner_leaves[j] for j in range(len(inner_leaves))])
         return CompressedState(jnp.zeros((), jnp.int32), inner)
 
     def _encoded(self, codec: Fp8, x: Array, p: Array, shard: Shard | None) -> Coded:
@@ -148,7 +160,7 @@ class _Compressed:
     def _moved(
         self, shards: Any, rest: Any, updates: Any, state: CompressedState, params: Any, extra: Any
     ) -> tuple[Any, CompressedState]:
-        """`update`, compiled once also where its caller is not."""
+        """Runs `update`; compiled once, also if its caller is not."""
         extra = extra | rest
         like = updates if params is None else params
         plan = self._plan(like)
@@ -199,7 +211,9 @@ class _Compressed:
         return _Plan(tree, state, owners, codecs, [x.shape for x in leaves])
 
     def _shards(self, params: Any, plan: _Plan, state: Any = None) -> list[Shard | None]:
-        """Where the state of each parameter is sharded; if there is none yet, where that is."""
+        """Returns the shards of each parameter's state; before the first state, those of the
+        parameter.
+        """
         leaves = jax.tree.leaves(params)
         kept = [] if state is None else plan.state.flatten_up_to(state)
         for i, x in zip(plan.owners, kept, strict=False):
@@ -222,7 +236,7 @@ class _Compressed:
 
 
 class _Call(NamedTuple):
-    """One call of `update`: what holds for all its leaves."""
+    """The arguments of one call of `update`."""
 
     tx: Any
     plan: _Plan
@@ -234,7 +248,18 @@ class _Call(NamedTuple):
     def leaf(
         self, i: int, given: tuple[Array, Array], owned: Any, shared: Any, shard: Shard | None
     ) -> tuple[Array, dict[int, Any]]:
-        """The update of leaf `i` of `given`, (gradient, parameter), and its state by index."""
+        """Updates leaf `i`.
+
+        Args:
+            i: Index of the parameter.
+            given: Its gradient and value.
+            owned: Its leaves of the state, by index.
+            shared: Leaves of the state that belong to no parameter, by index.
+            shard: Sharding of the state.
+
+        Returns:
+            The update, and the new leaves of the state.
+        """
         g, p = given
         if not p.size:
             return g.astype(p.dtype), owned
@@ -255,14 +280,14 @@ class _Call(NamedTuple):
 
             write, read, owned = split
             views, seen = jax.tree.map(rows.of, ((write, owned), read))
-            found = stream(turn, seen, views, rows=rows.rows, most=rows.most, live=whole[1] >= 0)
-            return jax.tree.map(lambda x, like: x.reshape(like.shape), found, (write, owned))
+            results = stream(turn, seen, views, rows=rows.rows, most=rows.most, live=whole[1] >= 0)
+            return jax.tree.map(lambda x, like: x.reshape(like.shape), results, (write, owned))
 
         u, owned = per_shard(on_shard, shard, (write, read, owned), (shared, self.steps))
         return _as_sharded(u, p), owned
 
     def step(self, i: int, g: Array, p: Array, owned: Any, shared: Any) -> Any:
-        """The update of some elements of leaf `i`, and their state, in the wide dtype."""
+        """Updates some elements of leaf `i` in the wide dtype."""
         rank = len(self.plan.shapes[i])
 
         def fed(x: Array) -> Array:
@@ -279,9 +304,9 @@ class _Call(NamedTuple):
         return jax.tree.leaves(u)[0].reshape(p.shape), values
 
     def shared(self, p: Array, shared: Any) -> dict[int, Array]:
-        """What belongs to no parameter, such as a count of steps, after the step.
+        """Updates state that belongs to no parameter, such as a count of steps.
 
-        It is the same for any elements of leaf 0, of dtype as `p`: for none of them.
+        It does not depend on the elements of leaf 0, so it is computed for none of them.
         """
         wide = elementwise.wide(p.dtype)
         none = self.plan.alone(0, jnp.zeros((0,) * p.ndim, wide))
@@ -296,9 +321,9 @@ class _Call(NamedTuple):
 
 @functools.partial(jax.jit, static_argnums=(0, 3))
 def _encode(codec: Fp8, x: Array, p: Array, block: int) -> Coded:
-    """The codes of `x`, which is made to hang on the parameter.
+    """Encodes `x`, with an artificial dependence on the parameter.
 
-    XLA interprets what follows from a constant while it compiles: of zeros, 5 s a million values.
+    XLA evaluates constants while it compiles; for zeros that takes 5 s per million values.
     """
     return codec.encode(jnp.where(p < -jnp.inf, p.astype(x.dtype), x), block=block)
 
@@ -317,17 +342,17 @@ def _decoded(plan: _Plan, coded: dict[int, Any], block: int) -> dict[int, Array]
 def _encoded(
     plan: _Plan, coded: dict[int, Any], values: dict[int, Array], dither: Array, block: int
 ) -> dict[int, Any]:
-    """`values` as `coded` holds them, each array dithered apart."""
-    found = {}
+    """Encodes `values` in the form of `coded`, each array with its own dither."""
+    encoded = {}
     for j, x in values.items():
         codec, bits = plan.codecs[j], dither + jnp.uint32(j * _APART % 2**32)
-        found[j] = (
+        encoded[j] = (
             x.astype(coded[j].dtype) if codec is None else codec.encode(x, block=block, dither=bits)
         )
-    return found
+    return encoded
 
 
 def _as_sharded(x: Array, like: Array) -> Array:
-    """`x` sharded as the type of `like` says: after a step on a finer sharding of the state."""
+    """Reshards `x` like `like`, after a step on a finer sharding of the state."""
     want, have = jax.typeof(like).sharding, jax.typeof(x).sharding
     return x if want.spec == have.spec else reshard(x, want)

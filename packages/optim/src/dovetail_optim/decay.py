@@ -1,17 +1,17 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Weight decay of the parameters that a pattern names, and how it meets the learning rate.
+"""Weight decay for parameters selected by name, in three modes.
 
-A step is p ← p + u, where the update u = -η d has the learning rate in it already. Three ways to
-decay have been called weight decay:
+A step is p ← p + u, with the learning rate already in the update u = -η d. Three rules have been
+called weight decay:
 
-- "coupled": u - η λ p, the decay of AdamW in torch and Optax. A schedule of η is one of the decay;
-  another peak of η means another decay.
-- "independent": u - λ p (arXiv 1711.05101, Algorithm 2, where λ times a schedule without the peak
-  learning rate; arXiv 2309.14322, section 3.2, finds the loss less sensitive to η with it). The
-  coupled λ times the peak learning rate is of its size.
+- "coupled": u - η λ p, the decay of AdamW in torch and Optax. A schedule of η also schedules the
+  decay, and another peak of η means another decay.
+- "independent": u - λ p (arXiv 1711.05101, Algorithm 2, with λ times a schedule without the peak
+  learning rate; arXiv 2309.14322, section 3.2, finds the loss less sensitive to η with it). It is
+  of the size of the coupled λ times the peak learning rate.
 - "cautious": u - η λ p in the coordinates where d and p agree in sign or one is 0 (arXiv
-  2510.12402, section 3), so that the decay never works against the step.
+  2510.12402, section 3), so the decay never works against the step.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ Rate = jax.typing.ArrayLike | Callable[[Any], Any]  # a number, or an optax sche
 
 
 class DecayState(NamedTuple):
-    """The number of steps taken, for schedules."""
+    """Number of steps taken, for schedules."""
 
     step: Int32[Array, ""]
 
@@ -42,20 +42,29 @@ def decay(
     where: str | Sequence[str] = "**.kernel",
     learning_rate: Rate | None = None,
 ) -> optax.GradientTransformation:
-    """u - λ p, u - η λ p, or the latter where -u and p agree in sign, on the named parameters.
+    """Subtracts λ p or η λ p from the updates of selected parameters.
 
-    Comes last in a chain, after the learning rate. rate: λ, a number of at least 0 or a schedule;
-    with "independent", `lambda t: 1e-4 * schedule(t) / peak` decays along with the learning rate.
-    mode: as above. where: patterns, as those of `route`; parameters that none matches are left
-    alone. learning_rate: η, the number or schedule that scaled the updates; "coupled" and
-    "cautious" need it, "independent" refuses it.
+    Put it last in a chain, after the learning rate. Updates keep their dtype. `update` needs
+    params.
 
-    Updates keep their dtype. `update` needs params. Raises ValueError for the arguments when
-    called, and for a pattern that no parameter matches at `init` and while `update` is traced.
+    Args:
+        rate: λ, a number of at least 0 or a schedule. With "independent",
+            `lambda t: 1e-4 * schedule(t) / peak` decays along with the learning rate.
+        mode: "coupled", "independent" or "cautious"; see above.
+        where: Name patterns, as for `route`. Other parameters do not decay.
+        learning_rate: η, the number or schedule that scaled the updates. Required by "coupled" and
+            "cautious", refused by "independent".
 
-        adam = optax.adam(1e-3)
-        tx = optax.chain(adam, decay(1e-4))
-        tx = optax.chain(adam, decay(0.1, mode="cautious", learning_rate=1e-3, where="**"))
+    Raises:
+        ValueError: An argument is invalid. At `init` and during tracing of `update`: a pattern
+            matches no parameter.
+
+    Example:
+
+        >>> import optax
+        >>> adam = optax.adam(1e-3)
+        >>> tx = optax.chain(adam, decay(1e-4))
+        >>> tx = optax.chain(adam, decay(0.1, mode="cautious", learning_rate=1e-3, where="**"))
     """
     check_mode(mode)
     check_rate("rate", rate)
@@ -78,12 +87,12 @@ def decay(
             raise ValueError(
                 "decay needs the parameters; got params=None; call update(updates, state, params)"
             )
-        chosen = _named(patterns, params)
+        selected = _named(patterns, params)
         amount = strength(mode, rate, 0.0 if learning_rate is None else learning_rate, state.step)
         leaves, structure = jax.tree.flatten(updates)
         decayed = [
             decay_update(u, p, amount=amount, mode=mode) if named else u
-            for u, p, named in zip(leaves, jax.tree.leaves(params), chosen, strict=True)
+            for u, p, named in zip(leaves, jax.tree.leaves(params), selected, strict=True)
         ]
         after = DecayState(step=jnp.asarray(optax.safe_increment(state.step)))
         return jax.tree.unflatten(structure, decayed), after
@@ -92,7 +101,14 @@ def decay(
 
 
 def strength(mode: Mode, rate: Rate, learning_rate: Rate, step: Int32[Array, ""]) -> Any:
-    """What p is multiplied by at this step: λ if "independent", else η λ."""
+    """Returns the factor of p at this step: λ if "independent", else η λ.
+
+    Args:
+        mode: Mode of `decay`.
+        rate: λ.
+        learning_rate: η.
+        step: Number of steps taken.
+    """
     now = at(rate, step)
     return now if mode == "independent" else at(learning_rate, step) * now
 
@@ -100,7 +116,14 @@ def strength(mode: Mode, rate: Rate, learning_rate: Rate, step: Int32[Array, ""]
 def decay_update(
     update: Float[Array, "*shape"], param: Float[Array, "*shape"], *, amount: Any, mode: Mode
 ) -> Float[Array, "*shape"]:
-    """u - amount p, if "cautious" only where u p ≤ 0; computed in float32 at least."""
+    """Returns u - amount p, if "cautious" only where u p ≤ 0. Computes in float32 or wider.
+
+    Args:
+        update: u.
+        param: p.
+        amount: Result of `strength`.
+        mode: Mode of `decay`.
+    """
     dtype = wide(update.dtype)
     u, p = update.astype(dtype), param.astype(dtype)
     shrink = jnp.asarray(amount, dtype) * p
@@ -111,17 +134,17 @@ def decay_update(
 
 
 def at(rate: Rate, step: Int32[Array, ""]) -> Any:
-    """The number, or the schedule's value at this step."""
+    """Returns the number, or the schedule's value at this step."""
     return rate(step) if callable(rate) else rate
 
 
 def wide(dtype: jax.typing.DTypeLike) -> jax.typing.DTypeLike:
-    """The dtype, or float32 if it is narrower."""
+    """Returns the dtype, or float32 if it is narrower."""
     return dtype if jnp.finfo(dtype).bits >= 32 else jnp.float32
 
 
 def check_mode(mode: str) -> None:
-    """Raises ValueError for a mode that there is not."""
+    """Raises ValueError for an unknown mode."""
     if mode not in get_args(Mode):
         raise ValueError(
             f"the mode of weight decay must be one of {list(get_args(Mode))}; got {mode!r}; write "
@@ -130,7 +153,7 @@ def check_mode(mode: str) -> None:
 
 
 def _named(patterns: Sequence[Pattern], params: Any) -> list[bool]:
-    """Whether each parameter matches a pattern; raises for a pattern that matches none."""
+    """Tests each parameter against the patterns. Raises ValueError for an unmatched pattern."""
     names = names_of(params)
     for pattern in patterns:
         if names and not any(pattern.matches(name) for name in names):

@@ -1,10 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a transformation works on each element alone, and which state belongs to which parameter.
+"""Tests whether a transformation is elementwise, and relates its state to the parameters.
 
-Both are read off the transformation's own functions, traced with a size for each parameter that
-nothing else has: state of that size belongs to that parameter, and an operation that changes the
-size, or that is known to look along an axis, is not elementwise. Nothing is computed.
+Both are read off the transformation's functions, traced with a unique size for each parameter.
+State of that size belongs to that parameter. An operation that changes the size, or is known to
+look along an axis, is not elementwise. Nothing is computed.
 """
 
 from collections.abc import Iterator
@@ -27,20 +27,20 @@ _ALONG = (
 
 
 def wide(dtype: Any) -> Any:
-    """The dtype in which an update of parameters of `dtype` is computed: float32 at least."""
+    """Returns the dtype of an update's arithmetic: float32 or wider."""
     return jnp.promote_types(dtype, jnp.float32)
 
 
 def owners(tx: optax.GradientTransformation, params: Any) -> list[int | None]:
-    """For each leaf of `tx.init(params)`, the parameter whose shape it has; None for no one's.
+    """Returns, for each leaf of `tx.init(params)`, the parameter of its shape, or None.
 
-    Raises TypeError for state that has a part of a parameter's shape, as factored moments do.
+    Raises TypeError for state with a part of a parameter's shape, such as factored moments.
     """
     probes, sizes = _probes(params)
     probed = jax.tree.leaves(jax.eval_shape(tx.init, probes))
     real = jax.tree.leaves(jax.eval_shape(tx.init, structs(params)))
     shapes = [jnp.shape(x) for x in jax.tree.leaves(params)]
-    found: list[int | None] = []
+    indices: list[int | None] = []
     for probe, leaf in zip(probed, real, strict=True):
         i = next((sizes[n] for n in probe.shape if n in sizes), None)
         expected = probe.shape if i is None else shapes[i]
@@ -51,8 +51,8 @@ def owners(tx: optax.GradientTransformation, params: Any) -> list[int | None]:
                 f"parameter; got state of shape {leaf.shape}{name}; use a transformation such as "
                 "optax.adamw, or leave these parameters out by dovetail_optim.route"
             )
-        found.append(i)
-    return found
+        indices.append(i)
+    return indices
 
 
 def check(
@@ -62,7 +62,14 @@ def check(
     has_params: bool = True,
     extra: dict[str, Any],
 ) -> None:
-    """Raises TypeError unless the updates of `tx`, called as said, depend on each element alone."""
+    """Raises TypeError unless each element's update depends on that element alone.
+
+    Args:
+        tx: The transformation.
+        params: Parameters.
+        has_params: `update` receives the parameters.
+        extra: Extra arguments of `update`.
+    """
     probes, sizes = _probes(params)
     state = jax.eval_shape(tx.init, probes)
 
@@ -86,12 +93,14 @@ def check(
 
 
 def structs(params: Any) -> Any:
-    """The shapes of `params`, without shardings, in the dtypes of their updates."""
+    """Returns the shapes of `params`, without shardings, in the dtypes of their updates."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), wide(x.dtype)), params)
 
 
 def _probes(params: Any) -> tuple[Any, dict[int, int]]:
-    """The tree of `params` with a size for each leaf, of the same rank (1 for a scalar)."""
+    """Returns the tree of `params` with a unique size for each leaf, of the same rank (1 for a
+    scalar).
+    """
     leaves, tree = jax.tree.flatten(structs(params))
     probes = [
         jax.ShapeDtypeStruct((_FIRST + i, *[1] * (x.ndim - 1)), x.dtype)
@@ -101,12 +110,12 @@ def _probes(params: Any) -> tuple[Any, dict[int, int]]:
 
 
 def _of_leaves(variables: Any, sizes: dict[int, int]) -> list[tuple[int, ...]]:
-    """The shapes of those variables that have a parameter's size."""
+    """Returns the shapes with a parameter's size."""
     return [x.aval.shape for x in variables if any(n in sizes for n in x.aval.shape)]
 
 
 def _equations(jaxpr: core.Jaxpr) -> Iterator[core.JaxprEqn]:
-    """The equations of a program and of the programs inside, without those that only hold one."""
+    """Yields the equations of a program and its inner programs, without mere containers."""
     for equation in jaxpr.eqns:
         inner = [p for v in equation.params.values() for p in _programs(v)]
         for program in inner:

@@ -1,23 +1,24 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Whole matrices on each device for the time of an operation on them, by one exchange each way.
+"""Distributed application of a function to whole matrices, with one all-to-all each way.
 
-An operation on whole matrices, such as Newton-Schulz, fits badly on matrices that are sharded: each
-of its products communicates. But an optimizer has many matrices of one shape, and they are
-independent. So equal-shaped matrices of all leaves form a stack, and the stack's axis, not the
-matrix, is spread over the devices: an all-to-all brings every device all parts of some matrices,
-the operation runs without communication, and another all-to-all returns the parts. Over mesh axes
-that do not shard a leaf each group of devices does its share, and an all-gather returns the rest.
+Newton-Schulz needs whole matrices. On sharded matrices each of its products communicates. An
+optimizer, however, has many matrices of equal shape, and they are independent. We stack them and
+shard the stack instead of the matrices:
 
-How the arrays are sharded is known from their types on an Explicit mesh, from the arrays themselves
-outside `jax.jit`, and else only from the caller. Known, the exchange is written out below, so that
-it is what it says on every version of the compiler. On an Auto mesh in context, without that
-knowledge, the stack is constrained instead and the compiler finds the way there and back: an
-all-to-all for each axis of the mesh that shards the matrices. An axis that shards their number, of
-layers or experts, costs it more than it need: give the shardings.
+1. an all-to-all gives each device all shards of some matrices;
+2. the function runs without communication;
+3. a second all-to-all returns the shards.
 
-A large stack is done in chunks, one after the other, because the operation's temporaries are
-several times its input: what remains is the stack in the operation's dtype, and its result.
+Over mesh axes that do not shard a leaf, each group of devices computes a share, and an all-gather
+returns the rest. Large stacks are processed in chunks, one after the other, because the function's
+temporaries are several times its input.
+
+Shardings come from the array types on an Explicit mesh, from the arrays outside `jax.jit`, or from
+the caller. If they are known, the collectives are written out and do not depend on the compiler. On
+an Auto mesh without them, a sharding constraint on the stack leaves the choice to XLA. It then
+needs an all-to-all for each mesh axis that shards the matrices, and extra ones for axes that shard
+layers or experts: pass the shardings.
 """
 
 import dataclasses
@@ -48,18 +49,24 @@ def map_whole(
     dtype: jax.typing.DTypeLike = jnp.bfloat16,
     chunk_bytes: int = 2**28,
 ) -> list[Float[Array, "..."]]:
-    """`work` on the matrices of `arrays`, each whole, in `dtype`; results in the arrays' shardings.
+    """Applies `work` to each whole matrix of `arrays`.
 
-    work: from a stack of matrices to a stack alike. It sees zeros where a stack is filled up to a
-    multiple of the devices; and rows and columns in another order where several sharded axes make
-    one side, so it must not matter to it, as it does not to a function of the singular values.
-    where: "auto" as above; "local" leaves it all to the compiler, which on an Explicit mesh refuses
-    matrices that are sharded; a list as long as `arrays`, or another pytree with as many leaves, of
-    the arrays' NamedShardings.
-    chunk_bytes: the most that `work` is given at a time on each device, or one matrix if larger.
+    Inside `jax.shard_map`, pass only matrices that the map does not split.
 
-    Inside a `jax.shard_map` an array is what the body sees of it: matrices that the map splits
-    would be taken for whole ones.
+    Args:
+        work: Maps a stack of matrices [b, i, o] to a stack of equal shape. It sees zero matrices as
+            padding, and permuted rows and columns if several axes shard one side. Functions of the
+            singular values, such as Newton-Schulz, do not mind.
+        arrays: Arrays that hold matrices.
+        matrices: For each array, its axes that form the matrix.
+        where: Shardings of `arrays`. "auto": see above. "local": leave it to the compiler, which
+            refuses sharded matrices on an Explicit mesh. Or a pytree with one `NamedSharding` per
+            array.
+        dtype: Dtype of the stacks.
+        chunk_bytes: Largest input of one call of `work` per device; at least one matrix.
+
+    Returns:
+        Results with the shapes and shardings of `arrays`, in `dtype`.
     """
     places = _places(arrays, matrices, where)
     results: list[Any] = [None] * len(arrays)
@@ -91,10 +98,10 @@ def map_whole(
 
 
 def by_compiler(work: Callable[..., Any], like: Any) -> Callable[..., Any]:
-    """`work`, whose results have the shardings of `like`, divided by the compiler on any mesh.
+    """Returns `work` with its axes Auto, and results in the shardings of `like`.
 
-    On an Explicit mesh a product over a sharded axis is refused, and here that would be every one:
-    within `work` the axes are Auto. Without such a mesh this is `work`.
+    On an Explicit mesh a product over a sharded axis is refused; the compiler may then divide it.
+    Without such a mesh this is `work`.
     """
     leaves, structure = jax.tree.flatten(like)
     shardings = [jax.typeof(x).sharding for x in leaves]
@@ -115,7 +122,7 @@ def by_compiler(work: Callable[..., Any], like: Any) -> Callable[..., Any]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Place:
-    """The shape of matrices, and which axes of the mesh shard their number, rows and columns."""
+    """Shape of some matrices, and the mesh axes that shard their number, rows and columns."""
 
     shape: tuple[int, int]
     mesh: Any = None
@@ -127,7 +134,7 @@ class _Place:
 
     @property
     def rest(self) -> Names:
-        """The axes along which every device has the same."""
+        """Axes along which all devices hold the same."""
         return tuple(n for n in self.names if n not in (*self.batch, *self.inner, *self.outer))
 
     def size(self, names: Iterable[str]) -> int:
@@ -135,14 +142,14 @@ class _Place:
 
     @property
     def parts(self) -> int:
-        """Devices among which the matrices at hand are divided."""
+        """Number of devices that share the matrices."""
         return self.size(n for n in self.names if n not in self.batch)
 
 
 def _places(
     arrays: Sequence[Array], matrices: Sequence[Matrices], where: Where
 ) -> list[tuple[_Place, PartitionSpec | None]]:
-    """For each array its place, equal for those that are stacked, and its own spec if known."""
+    """Returns for each array its place, equal for stacked arrays, and its spec if known."""
     known: Sequence[NamedSharding | None]
     if isinstance(where, str):
         known = [_known(x) if where == "auto" else None for x in arrays]
@@ -164,7 +171,7 @@ def _places(
 
 
 def _known(x: Array) -> NamedSharding | None:
-    """The sharding of `x`, of a traced array what its type says of Explicit axes."""
+    """Returns the sharding of `x`. For a traced array only Explicit axes are known."""
     if isinstance(x, Tracer):
         sharding = jax.typeof(x).sharding
         return sharding if _axes(sharding.mesh, AxisType.Explicit) else None
@@ -172,7 +179,7 @@ def _known(x: Array) -> NamedSharding | None:
 
 
 def check_where(where: Where, count: int | None = None) -> None:
-    """Raises ValueError unless `where` is as `map_whole` takes it, for `count` arrays if known."""
+    """Raises ValueError unless `where` is valid for `map_whole` and `count` arrays."""
     if where in ("auto", "local"):
         return
     leaves = jax.tree.leaves(where)
@@ -189,7 +196,9 @@ def check_where(where: Where, count: int | None = None) -> None:
 def _sharded(
     shape: tuple[int, int], folding: Matrices, sharding: NamedSharding, ndim: int
 ) -> tuple[_Place, PartitionSpec]:
-    """The place of an array whose sharding is known, and its spec with an entry for every axis."""
+    """Returns the place of an array with a known sharding, and its spec with an entry for every
+    axis.
+    """
     entries = (*sharding.spec, *(None,) * (ndim - len(sharding.spec)))
     axes = [_tuple(entry) for entry in entries]
     batch, inner, outer = (
@@ -224,7 +233,7 @@ def _tuple(entry: Any) -> Names:
 def _in_chunks(
     work: Callable[[Stack], Stack], stack: Stack, place: _Place, chunk_bytes: int
 ) -> Stack:
-    """`work` on all of the stack, from where it is and back, so much at a time."""
+    """Applies `work` to the stack, a chunk at a time."""
 
     def whole(chunk: Stack) -> Stack:
         return _receive(work(_send(chunk, place)), place)
@@ -242,7 +251,7 @@ def _in_chunks(
 
 
 def _send(stack: Stack, place: _Place) -> Stack:
-    """Parts of all matrices, to all parts of this device's share of the matrices."""
+    """Exchanges shards of all matrices for whole matrices, this device's share."""
     if not place.known:
         return _constrain(stack, place, range(len(place.names) + 1))
     if place.rest:
@@ -260,7 +269,7 @@ def _send(stack: Stack, place: _Place) -> Stack:
 
 
 def _receive(stack: Stack, place: _Place) -> Stack:
-    """The way back of `_send`."""
+    """Inverts `_send`."""
     if not place.known:
         return _constrain(stack, place, range(len(place.names), -1, -1))
     split = place.inner + place.outer
@@ -274,12 +283,12 @@ def _receive(stack: Stack, place: _Place) -> Stack:
 
 
 def _constrain(stack: Stack, place: _Place, counts: Iterable[int]) -> Stack:
-    """The stack's axis over so many of the mesh's axes, in turn.
+    """Shards the stack's axis over as many mesh axes as each of `counts` says.
 
-    One after the other, because the compiler moves one from a matrix's axis to the stack's by an
-    all-to-all, but gathers everything to move two at a time. The mesh's last first, because an axis
-    sharded over two has the last as the minor, which alone can leave without the other. None at
-    both ends, or what is moved is not the stack but all that it was added up from.
+    One axis at a time: the compiler moves one from a matrix's axis to the stack's by an all-to-all,
+    but gathers everything to move two. The mesh's last axis goes first: an axis sharded over two
+    has the last as the minor, and only the minor can leave alone. Both ends have none, because
+    otherwise the compiler moves the terms of the stack instead of the stack.
     """
     free = PartitionSpec.UNCONSTRAINED
     for count in counts if place.names else ():

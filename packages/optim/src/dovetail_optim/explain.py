@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Who moves which parameter, and what its state takes, before anything is allocated."""
+"""The table of parameters, their rules and their state, without allocating anything."""
 
 import dataclasses
 import math
@@ -15,10 +15,16 @@ from dovetail_optim.route import Rule, assign, route
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
-    """One parameter: its name, shape and dtype, the pattern of its rule, and its state.
+    """One parameter of an explanation.
 
-    state: each array that belongs to it, as name, dtype and shape; state_bytes: of all of them.
-    sharding: of the parameter, where it has one.
+    Attributes:
+        path: Its name.
+        shape: Its shape.
+        dtype: Its dtype.
+        pattern: Pattern of its rule.
+        state: Its arrays of state, each as name, dtype and shape.
+        state_bytes: Bytes of all of them.
+        sharding: Sharding of the parameter, if it has one.
     """
 
     path: str
@@ -32,7 +38,13 @@ class Row:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """A row for each parameter, and the bytes of state that belong to none (counters, keys)."""
+    """The result of `explain`. Print it to read it as a table.
+
+    Attributes:
+        rows: A row for each parameter.
+        parameter_bytes: Bytes of all parameters.
+        other_bytes: Bytes of state that belongs to no parameter (counters, keys).
+    """
 
     rows: tuple[Row, ...]
     parameter_bytes: int
@@ -40,7 +52,7 @@ class Explanation:
 
     @property
     def state_bytes(self) -> int:
-        """Of the whole state, on all devices together if nothing of it is replicated."""
+        """Bytes of the whole state, over all devices if nothing is replicated."""
         return self.other_bytes + sum(row.state_bytes for row in self.rows)
 
     def __str__(self) -> str:
@@ -57,12 +69,24 @@ class Explanation:
 
 
 def explain(rules: Sequence[Rule], params: Any) -> Explanation:
-    """What `route(rules)` would do with `params`: arrays, or each a `jax.ShapeDtypeStruct`.
+    """Shows what `route(rules)` would do with `params`. Allocates nothing.
 
-    An array of the state belongs to the parameter whose path ends its own. Raises ValueError as
-    `route` and the transformations do.
+    An array of the state belongs to the parameter whose path ends its own path.
 
-        print(explain([("**.bias", optax.sgd(0.1)), ("**", optax.adamw(1e-3))], params))
+    Args:
+        rules: Rules of `route`.
+        params: Arrays or `jax.ShapeDtypeStruct`.
+
+    Raises:
+        ValueError: As `route` and the transformations.
+
+    Example:
+
+        >>> import jax.numpy as jnp, optax
+        >>> rules = [("**.bias", optax.sgd(0.1)), ("**", optax.adamw(1e-3))]
+        >>> explanation = explain(rules, {"a": {"bias": jnp.ones(4), "kernel": jnp.ones((3, 4))}})
+        >>> explanation.state_bytes
+        100
     """
     leaves = jax.tree_util.tree_leaves_with_path(params)
     patterns = [rules[i][0] for i in assign([p for p, _ in rules], names_of(params))]
@@ -92,18 +116,24 @@ def explain(rules: Sequence[Rule], params: Any) -> Explanation:
 
 
 def _owner(path: tuple[Any, ...], candidates: Sequence[tuple[Any, ...]]) -> int | None:
-    """The parameter with the longest path that ends `path`, but for one key of a pair of arrays."""
+    """Returns the parameter with the longest path that ends `path`, up to one key of a pair of
+    arrays.
+    """
     best = None
-    for i, one in enumerate(candidates):
+    for i, candidate in enumerate(candidates):
         for end in (path, path[:-1]):
-            longer = best is None or len(one) > len(candidates[best])
-            if longer and len(one) <= len(end) and end[len(end) - len(one) :] == one:
+            longer = best is None or len(candidate) > len(candidates[best])
+            if (
+                longer
+                and len(candidate) <= len(end)
+                and end[len(end) - len(candidate) :] == candidate
+            ):
                 best = i
     return best
 
 
 def _field(path: tuple[Any, ...], owner: tuple[Any, ...]) -> str:
-    """The name of the part of the state: the last attribute before the parameter's path."""
+    """Returns the name of a field of the state: the last attribute before the parameter's path."""
     end = path if path[len(path) - len(owner) :] == owner else path[:-1]
     fields = [k.name for k in end[: len(end) - len(owner)] if hasattr(k, "name")]
     tail = [k.name for k in path[len(end) :] if hasattr(k, "name")]

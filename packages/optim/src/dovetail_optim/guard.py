@@ -1,18 +1,18 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Skips a step that would do harm: parameters and state keep every bit.
+"""Guards: skip a harmful step. Parameters and state keep every bit.
 
-A step does harm if its gradient or its loss is not finite, or if one of them spikes: the logarithm
-of the gradient's norm, or the loss, lies far above those of the steps before. Both are compared
-with the median and the median absolute deviation (MAD) of the last accepted steps, which outliers
-do not move. The two signals catch different faults (benchmarks/guards.py): of corrupted data the
-loss tells more, of a wrong gradient the norm alone. Mean and deviation of the loss, the usual rule,
+A step is harmful if its gradient or its loss is not finite, or if one of them spikes: the logarithm
+of the gradient norm, or the loss, lies far above recent steps. Both are compared with the median
+and the median absolute deviation (MAD) of the last accepted steps, because outliers do not move
+these. The two signals catch different faults (benchmarks/guards.py): the loss shows corrupted data
+better, and only the norm shows a wrong gradient. Mean and deviation of the loss, the usual rule,
 missed most faults there, because one accepted spike widens the deviation for a whole window, and
 refused every step after a lasting change of level.
 
-`optax.apply_if_finite` applies a NaN after `max_consecutive_errors`; here no such step is ever
-taken, and `halted` reports that the run has failed. A level that stays high is no spike: after
-`patience` spikes in a row the step is accepted, and statistics begin anew.
+`optax.apply_if_finite` applies a NaN after `max_consecutive_errors`. Here no such step is ever
+taken, and `halted` reports the failed run. A level that stays high is no spike: after `patience`
+spikes in a row the step is accepted, and the statistics start anew.
 """
 
 import dataclasses
@@ -48,15 +48,15 @@ REASONS = (
 
 
 class History(NamedTuple):
-    """The memory of a guard.
+    """Memory of a guard.
 
     Attributes:
         log_norms: Logarithms of the gradient norms of the last accepted steps; the largest float32
-            where there are none yet.
+            in empty places.
         losses: Their losses, likewise.
         accepted: Number of accepted steps in the statistics.
         spikes: Number of spikes in a row.
-        failures: Number of steps in a row that were not finite.
+        failures: Number of non-finite steps in a row.
         skipped: Number of skipped steps in all.
         reason: Verdict on the last step, an index of `REASONS`; 0 if it was taken.
     """
@@ -71,19 +71,21 @@ class History(NamedTuple):
 
 
 class GuardState(NamedTuple):
+    """State of `guard`: the history, and the state of the wrapped transformation."""
+
     history: History
     inner: Any
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Guard:
-    """The rule that decides whether a step is taken: for `guard`, for `Step`, or for a trainer.
+    """The rule that accepts or skips a step, for `guard`, for `Step`, or for a trainer.
 
     Args:
         sigma: A step is a spike if the logarithm of its gradient norm, or its loss, is above the
             median by more than this many standard deviations, estimated by the MAD.
         window: Number of accepted steps in the median and the MAD.
-        patience: This many spikes in a row are a new level, which is accepted.
+        patience: This many spikes in a row are accepted as a new level.
     """
 
     sigma: float = 6.0
@@ -104,7 +106,7 @@ class Guard:
             )
 
     def begin(self) -> History:
-        """The history before the first step."""
+        """Returns the history before the first step."""
         # A separate array for each: one array could not be donated twice.
         empty = (jnp.full(self.window, _ABSENT, jnp.float32) for _ in range(2))
         return History(*empty, *(jnp.zeros((), jnp.int32) for _ in range(5)))
@@ -119,12 +121,12 @@ class Guard:
         """Decides on a step. Runs under jit.
 
         Args:
-            history: Of `begin`, or of the last call.
+            history: Result of `begin` or of the last call.
             grad_norm: Norm of the whole gradient.
-            loss: Of the same step. Without it the norm is judged alone.
+            loss: Loss of the step. None: the norm decides alone.
 
         Returns:
-            Whether to take the step, and the history after it.
+            Whether to take the step, and the new history.
         """
         log_norm = jnp.log(grad_norm.astype(jnp.float32))
         value = jnp.asarray(_ABSENT if loss is None else loss, jnp.float32)
@@ -160,7 +162,7 @@ class Guard:
         return taken, after
 
     def _limit(self, values: Array, least_mad: Callable[[Array], Any]) -> Array:
-        """The value above which a step is a spike; infinite while there are too few."""
+        """Returns the limit above which a value is a spike; infinite with too few values."""
         present = values < _ABSENT
         count = present.sum()
         median = _median(values, count)
@@ -171,7 +173,7 @@ class Guard:
 
 
 def _median(values: Array, count: Array) -> Array:
-    """The median of the `count` least values; not a number to use where count is 0."""
+    """Returns the median of the `count` smallest values; meaningless for `count` 0."""
     ordered = jnp.sort(values)
     return 0.5 * ordered[jnp.maximum(count - 1, 0) // 2] + 0.5 * ordered[count // 2]
 
@@ -183,12 +185,12 @@ def guard(
     window: int = 128,
     patience: int = 8,
 ) -> optax.GradientTransformationExtraArgs:
-    """`tx` that skips harmful steps; a skipped step changes no bit of parameters or inner state.
+    """Skips harmful steps of `tx`. A skipped step changes no bit of parameters or inner state.
 
-    The update of a skipped step is -0.0, which added to any parameter, -0.0 among them, leaves its
-    bits. `update` takes the loss as `value=`, judges it, and passes it on with all other extra
-    arguments. Ask `halted(state)` when the loop next waits for the device. Under `jax.vmap` both
-    branches are computed.
+    The update of a skipped step is -0.0; added to any parameter, -0.0 included, it keeps all bits.
+    `update` takes the loss as `value=`, judges it, and passes it on with all other extra arguments.
+    Check `halted(state)` when the loop next waits for the device. Under `jax.vmap` both branches
+    are computed.
 
     Args:
         tx: Any transformation.
@@ -199,8 +201,12 @@ def guard(
     Raises:
         ValueError: An option is out of range.
 
-        tx = guard(optax.adamw(1e-3))
-        updates, state = tx.update(grads, state, params, value=loss)
+    Example:
+
+        >>> import jax.numpy as jnp, optax
+        >>> tx = guard(optax.adamw(1e-3))
+        >>> params = {"w": jnp.ones(3)}
+        >>> updates, state = tx.update(params, tx.init(params), params, value=2.5)
     """
     rule = Guard(sigma=sigma, window=window, patience=patience)
     inner = optax.with_extra_args_support(tx)
@@ -223,7 +229,13 @@ def guard(
 
 
 def chosen(taken: Array, step: Callable[[], tuple[Any, Any]], state: Any) -> tuple[Any, Any]:
-    """`step()`, or an update that changes nothing and the state as it is."""
+    """Returns `step()` if taken, else an update without effect and the old state.
+
+    Args:
+        taken: Scalar.
+        step: Returns updates and state.
+        state: The old state.
+    """
 
     def skip() -> tuple[Any, Any]:
         shapes = jax.eval_shape(step)[0]
@@ -236,17 +248,22 @@ def chosen(taken: Array, step: Callable[[], tuple[Any, Any]], state: Any) -> tup
 
 
 def norm(tree: Any) -> Float[Array, ""]:
-    """The root of the sum of squares of all leaves, in float32: inf above 1e19."""
+    """Returns the Euclidean norm of all leaves in float32; inf above 1e19."""
     squares = [jnp.sum(jnp.square(x.astype(jnp.float32))) for x in jax.tree.leaves(tree)]
     return jnp.sqrt(sum(squares, jnp.zeros((), jnp.float32)))
 
 
 def halted(state: Any, *, patience: int = 8) -> str | None:
-    """Why there is no use in going on: `patience` or more steps in a row that were not finite.
+    """Returns the reason to stop after `patience` or more non-finite steps in a row, else None.
 
-    state: any that holds one `GuardState` or `History`. It waits for the device.
+    Waits for the device.
 
-    Raises ValueError if the state has no guard, or several.
+    Args:
+        state: Any state with exactly one `GuardState` or `History`.
+        patience: Number of steps in a row.
+
+    Raises:
+        ValueError: The state has no guard, or several.
     """
     histories = [
         x

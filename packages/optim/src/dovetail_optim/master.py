@@ -1,15 +1,15 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""bfloat16 parameters whose float32 master costs two bytes, not four.
+"""bfloat16 parameters with an exact float32 master at two extra bytes instead of four.
 
-The upper half of a float32's bits, rounded, is a bfloat16. What is left, the signed difference of
-the bits, fits an int16. So parameter and remainder are the float32, exactly:
+The upper half of a float32's bits, rounded, is a bfloat16. The signed difference of the bits fits
+an int16. So parameter and remainder together are the float32, exactly:
 
     bits(master) = bits(parameter) 2¹⁶ + remainder
 
-Rounding half away from zero is an addition in the bits, of either sign, and its remainder lies in
-[-2¹⁵, 2¹⁵): of nearest even, a tie's would not. The idea, with an 8 bit remainder that loses the
-rest, is FlashOptim's (2602.23349).
+Rounding half away from zero is an addition in the bits, for either sign, and its remainder lies in
+[-2¹⁵, 2¹⁵). With ties to even it would not. FlashOptim has the idea with an 8-bit remainder and
+loses the rest (2602.23349).
 """
 
 from typing import Any, NamedTuple
@@ -23,7 +23,12 @@ from dovetail_optim.rounding import check_dtypes, like, needs_params, step_to
 
 
 class SplitMasterState(NamedTuple):
-    """remainder: int16, of a bfloat16 parameter's shape; None beside others. inner: of `tx`."""
+    """State of `split_master`.
+
+    Attributes:
+        remainder: int16 of the shape of a bfloat16 parameter; None for other parameters.
+        inner: State of the wrapped transformation.
+    """
 
     remainder: Any
     inner: Any
@@ -32,11 +37,11 @@ class SplitMasterState(NamedTuple):
 def split(
     x: Float32[Array, "*shape"],
 ) -> tuple[BFloat16[Array, "*shape"], Int16[Array, "*shape"]]:
-    """The bfloat16 nearest to `x`, ties away from zero, and the int16 that `join_leaf` adds to it.
+    """Splits `x` into the nearest bfloat16, ties away from zero, and an int16 for `join_leaf`.
 
-    All of float32 comes back bit for bit, zeros of both signs and infinities included, but for the
-    2¹⁶ NaN of payload 0x7F8000 and above, which come back as the NaN below. A NaN of payload below
-    0x8000, which no arithmetic makes, is inf with a remainder.
+    `join_leaf` restores every float32 bit for bit, zeros of both signs and infinities included,
+    except 2¹⁶ NaN of payload 0x7F8000 and above: they become the NaN below. A NaN of payload below
+    0x8000, which no arithmetic makes, splits into inf and a remainder.
     """
     raw = jax.lax.bitcast_convert_type(x, jnp.uint32)
     # Rounding these up would carry into the sign: a NaN would show as zero.
@@ -49,14 +54,14 @@ def split(
 def join_leaf(
     p: BFloat16[Array, "*shape"], remainder: Int16[Array, "*shape"]
 ) -> Float32[Array, "*shape"]:
-    """The float32 that `split` took apart."""
+    """Restores the float32 of `split`."""
     upper = jax.lax.bitcast_convert_type(p, jnp.uint16).astype(jnp.uint32) << 16
     raw = upper + remainder.astype(jnp.int32).astype(jnp.uint32)
     return jax.lax.bitcast_convert_type(raw, jnp.float32)
 
 
 def join(params: Any, state: SplitMasterState) -> Any:
-    """The float32 master of `params`, of which bfloat16 leaves have a remainder in `state`."""
+    """Returns the float32 master of `params`. Leaves without a remainder stay as they are."""
     leaves, tree = jax.tree.flatten(params)
     remainders = tree.flatten_up_to(state.remainder)
     whole = [p if r is None else join_leaf(p, r) for p, r in zip(leaves, remainders, strict=True)]
@@ -64,28 +69,30 @@ def join(params: Any, state: SplitMasterState) -> Any:
 
 
 def split_master(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """bfloat16 parameters that move as float32 ones do: `tx` sees and moves their exact master.
+    """Lets bfloat16 parameters move like float32 ones: `tx` sees and moves their exact master.
 
-    tx: any; gradients of bfloat16 leaves reach it in float32. Leaves of float32 and float64 pass as
-    they are. The updates of bfloat16 parameters are float32, p' - p, and `optax.apply_updates`
-    lands on p' exactly while |p'| >= 2⁻¹⁶ |p|. Below (a step undoes all of a parameter but some of
-    float32's last 8 bits) it lands but for rare ties; then the master is what it lands on, off by
-    at most 2⁻²⁴ |p|, the last bit that float32 held of p. Denormals count as zero.
+    Leaves of float32 and float64 pass unchanged; gradients of bfloat16 leaves reach `tx` in
+    float32. Updates of bfloat16 parameters are float32, p' - p, and `optax.apply_updates` lands on
+    p' exactly while |p'| >= 2⁻¹⁶ |p|. Below (a step that undoes all of a parameter but some of
+    float32's last 8 bits) it lands there except for rare ties; then the master is the value it
+    lands on, off by at most 2⁻²⁴ |p|, the last bit of p in float32. Denormals count as zero.
 
-    Apply the updates as they are, once: what comes after this transformation and changes them parts
-    parameters from their remainders.
+    Apply the updates unchanged and once. A later transformation that changes them separates
+    parameters from their remainders. The master starts as the parameters. To start from float32,
+    `split` each leaf and call `state._replace(remainder=...)`. `join(params, state)` returns the
+    master at any time.
 
-    The master starts as the parameters. To start from float32, `split` each leaf and
-    `state._replace(remainder=...)`; `join(params, state)` gives it back at any time.
+    Raises:
+        TypeError: At `init`: a parameter has another dtype.
+        ValueError: `update` is called without parameters.
 
-    Raises TypeError at `init` for parameters of another dtype, and ValueError for `update` without
-    parameters.
+    Example:
 
-        tx = split_master(optax.adamw(1e-3))
-        state = tx.init(params)  # of bfloat16; two more bytes each
-        updates, state = tx.update(grads, state, params)
-        params = optax.apply_updates(params, updates)
-        master = join(params, state)
+        >>> import jax.numpy as jnp, optax
+        >>> params = {"w": jnp.ones(3, jnp.bfloat16)}
+        >>> tx = split_master(optax.adamw(1e-3))
+        >>> updates, state = tx.update(params, tx.init(params), params)
+        >>> params = optax.apply_updates(params, updates)
     """
     inner = optax.with_extra_args_support(tx)
 
@@ -110,14 +117,14 @@ def split_master(tx: optax.GradientTransformation) -> optax.GradientTransformati
                 leaves, tree.flatten_up_to(master), tree.flatten_up_to(u), strict=True
             )
         ]
-        found = SplitMasterState(jax.tree.unflatten(tree, [r for _, r in moved]), after)
-        return jax.tree.unflatten(tree, [u for u, _ in moved]), found
+        state_after = SplitMasterState(jax.tree.unflatten(tree, [r for _, r in moved]), after)
+        return jax.tree.unflatten(tree, [u for u, _ in moved]), state_after
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
 def _moved(p: Array, master: Array, u: Array) -> tuple[Array, Array | None]:
-    """The update of one leaf, and its remainder thereafter."""
+    """Returns the update of one leaf and its new remainder."""
     if p.dtype != jnp.bfloat16:
         return u, None
     # Where the step misses `to`, the sum is an odd multiple, below 2⁸, of half of the master's last

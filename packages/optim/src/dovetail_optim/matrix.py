@@ -1,13 +1,13 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Which axes of an array make its matrices: `"l i h d -> l h, i, d"`.
+"""Axis strings: the axes of an array that form its matrices, such as `"l i h d -> l h, i, d"`.
 
-On the left the array's axes in order; on the right the same axes in three groups: those that count
-matrices (may be empty), those that a matrix multiplies (in), those that it gives (out). The example
-is a stack of layers, each with a matrix for every head.
+On the left are the array's axes in order; on the right the same axes in three groups: batch axes
+(may be empty), input axes and output axes. The example is a stack of layers with a matrix for every
+head.
 
-Axis numbers would do for one array. Names also say what a number cannot: that the reader of a
-configuration sees heads as separate matrices, or as one with `"l i h d -> l, i, h d"`.
+Axis numbers would do for one array. Names also tell the reader of a configuration whether heads are
+separate matrices, or a single one with `"l i h d -> l, i, h d"`.
 """
 
 import dataclasses
@@ -35,7 +35,14 @@ Rule = tuple[str, str]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Matrices:
-    """A parsed axis string: numbers of the axes that count, enter and leave the matrices."""
+    """A parsed axis string.
+
+    Attributes:
+        text: The string.
+        batch: Numbers of the batch axes.
+        inner: Numbers of the input axes.
+        outer: Numbers of the output axes.
+    """
 
     text: str
     batch: tuple[int, ...]
@@ -47,7 +54,7 @@ class Matrices:
         return self.batch + self.inner + self.outer
 
     def sizes(self, shape: Sequence[int]) -> tuple[int, int, int]:
-        """(matrices, in, out) of an array of this shape."""
+        """Returns (matrices, in, out) for an array of this shape."""
         batch, inner, outer = (
             math.prod(shape[axis] for axis in group)
             for group in (self.batch, self.inner, self.outer)
@@ -55,16 +62,16 @@ class Matrices:
         return batch, inner, outer
 
     def fold(self, x: Shaped[Array, "..."]) -> Shaped[Array, "b i o"]:
-        """The matrices of `x`, one after the other."""
+        """Returns the matrices of `x` as a stack."""
         return x.transpose(self.order).reshape(self.sizes(x.shape))
 
     def unfold(self, stack: Shaped[Array, "b i o"], shape: Sequence[int]) -> Shaped[Array, "..."]:
-        """The array of this shape whose `fold` is `stack`."""
+        """Inverts `fold`."""
         moved = stack.reshape([shape[axis] for axis in self.order])
         return moved.transpose([self.order.index(axis) for axis in range(len(shape))])
 
     def check(self, shape: Sequence[int], name: str) -> None:
-        """Raises ValueError unless arrays of this shape are as the string says."""
+        """Raises ValueError unless the string fits arrays of this shape."""
         if len(shape) == len(self.order):
             return
         raise ValueError(
@@ -74,7 +81,7 @@ class Matrices:
 
 
 def _instead(rank: int) -> str:
-    """What to write for an array of this rank, for the end of an error message."""
+    """Returns the advice of the error message for an array of this rank."""
     if rank < 2:
         return "route it to a transformation that is not of matrices"
     examples = _PROPOSED.get(rank, f"a string of {rank} axes before the arrow")
@@ -82,7 +89,7 @@ def _instead(rank: int) -> str:
 
 
 def parse_rules(matrix: str | Sequence[Rule]) -> Matrices | list[tuple[str, Matrices]]:
-    """One axis string for all parameters, or one for each pattern, parsed."""
+    """Parses an axis string for all parameters, or one for each pattern."""
     if isinstance(matrix, str):
         return parse(matrix)
     for rule in matrix:
@@ -95,32 +102,31 @@ def parse_rules(matrix: str | Sequence[Rule]) -> Matrices | list[tuple[str, Matr
 
 
 def assign(rules: Matrices | Sequence[tuple[str, Matrices]], tree: Any) -> list[Matrices]:
-    """How each leaf of `tree` is matrices: alike, or by the first rule that its name matches.
+    """Returns the matrices of each leaf of `tree`, by the first rule that matches its name.
 
-    Raises ValueError for a leaf that no rule matches or whose rank is another, for a rule that is
-    the first for none, and TypeError for a leaf that is not of real floating point.
+    Raises ValueError for a leaf without a rule or of another rank and for a rule without a leaf,
+    and TypeError for a leaf of another than a real floating dtype.
     """
     names, leaves = names_of(tree), jax.tree.leaves(tree)
     if isinstance(rules, Matrices):
-        chosen = [rules] * len(leaves)
+        selected = [rules] * len(leaves)
     else:
-        chosen = [rules[i][1] for i in assign_rules([pattern for pattern, _ in rules], names)]
-    for name, leaf, matrices in zip(names, leaves, chosen, strict=True):
+        selected = [rules[i][1] for i in assign_rules([pattern for pattern, _ in rules], names)]
+    for name, leaf, matrices in zip(names, leaves, selected, strict=True):
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             raise TypeError(
                 f"matrices must be of real floating point; got {name!r} of dtype={leaf.dtype}; "
                 "route it to another transformation"
             )
         matrices.check(leaf.shape, name)
-    return chosen
+    return selected
 
 
 def parse(text: str) -> Matrices:
-    """The axis string as axis numbers; raises ValueError for one that is malformed.
+    """Parses an axis string. Raises ValueError if it is malformed.
 
-    Example, six matrices of 4 by 5 in an array whose middle axes are those of the matrix:
-
-        parse("l i o h -> l h, i, o").sizes((2, 4, 5, 3))  # (6, 4, 5)
+    >>> parse("l i o h -> l h, i, o").sizes((2, 4, 5, 3))  # six matrices of 4 by 5
+    (6, 4, 5)
     """
     left, arrow, right = text.partition("->")
     groups = [group.split() for group in right.split(",")]

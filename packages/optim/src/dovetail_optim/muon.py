@@ -7,11 +7,11 @@
     W ← W - η s O - η λ W        O ≈ the polar factor UVᵀ of N = UΣVᵀ, s by the matrix's shape
 
 UVᵀ is the step of steepest descent under the spectral norm: all singular directions of the momentum
-move alike, where a gradient's own step is nearly all in a few of them. It is of matrices, so which
-axes of a parameter make its matrices is part of the optimizer; and whole matrices are needed, so is
-the exchange that makes a sharded matrix whole on one device.
+move alike, while a gradient's own step is nearly all in a few of them. The optimizer needs to know
+which axes of a parameter form its matrices, and it needs whole matrices: `exchange` brings a
+sharded matrix to one device.
 
-It is for the hidden matrices of a network. Embeddings, the last layer, scales and biases go to
+Use it for the hidden matrices of a network. Embeddings, the last layer, scales and biases go to
 another transformation, by `route`.
 """
 
@@ -45,7 +45,12 @@ Scale = Literal["spectral", "rms", "width"]
 
 
 class MuonState(NamedTuple):
-    """The steps taken, and M in the parameters' structure, of float32 at least."""
+    """State of `muon`.
+
+    Attributes:
+        step: Number of steps taken.
+        momentum: M in the structure of the parameters, float32 or wider.
+    """
 
     step: Int32[Array, ""]
     momentum: Any
@@ -65,28 +70,39 @@ def muon(
     dtype: jax.typing.DTypeLike = jnp.bfloat16,
     chunk_bytes: int = 2**28,
 ) -> optax.GradientTransformation:
-    """-η s O - η λ W for each matrix W, with O the orthogonalized momentum.
+    """Moves each matrix W by -η s O - η λ W, with O the orthogonalized momentum.
 
-    learning_rate: η, a number or a schedule of the step, counted from 0.
-    matrix: which axes are the matrices, as in `dovetail_optim.matrix`, or pairs of a pattern and
-    such a string where parameters differ: the first that a parameter's name matches.
-    momentum: μ. ns, dtype: as of `orthogonalize`.
-    scale: s. "spectral" is √max(1, out/in) (Jordan); "rms" is 0.2 √max(in, out), which gives an
-    update the root mean square that Adam's has (arXiv 2502.16982, equation 4), so that Adam's
-    learning rate and decay serve; "width" is √(out/in), for which the best η does not depend on the
-    width (arXiv 2310.17813, condition 1).
-    weight_decay, decay: λ and the mode, as in `dovetail_optim.decay`.
-    exchange, chunk_bytes: as `where` and `chunk_bytes` of `dovetail_optim.exchange`. On an Auto
-    mesh under `jax.jit` give the shardings as a tree like the parameters (all of them, where a
-    route leaves Muon some), or have the mesh in context.
-    Under `optax.inject_hyperparams` write `static_args=("dtype", "chunk_bytes")`.
+    Updates are in the parameter's dtype. Params are required only for weight decay. Under
+    `optax.inject_hyperparams` write `static_args=("dtype", "chunk_bytes")`.
 
-    Updates are in the parameter's dtype. Params are needed for weight decay alone. Raises
-    ValueError for arguments that are not as above; at `init` and while `update` is traced, for a
-    parameter whose rank is not that of its axis string.
+    Args:
+        learning_rate: η, a number or a schedule of the step, counted from 0.
+        matrix: Axis string, as in `dovetail_optim.matrix`, or pairs of a name pattern and such a
+            string if parameters differ. The first match decides.
+        momentum: μ.
+        nesterov: Use Nesterov's momentum.
+        ns: Preset or coefficients; see `orthogonalize`.
+        scale: s. "spectral" is √max(1, out/in) (Jordan). "rms" is 0.2 √max(in, out), which gives an
+            update the root mean square of Adam's (arXiv 2502.16982, equation 4), so Adam's learning
+            rate and decay fit. "width" is √(out/in), for which the best η does not depend on the
+            width (arXiv 2310.17813, condition 1).
+        weight_decay: λ.
+        decay: Mode of `dovetail_optim.decay`.
+        exchange: `where` of `dovetail_optim.exchange.map_whole`. On an Auto mesh under `jax.jit`,
+            pass the shardings as a tree like all parameters, or have the mesh in context.
+        dtype: Dtype of the products.
+        chunk_bytes: Largest stack of matrices per device that is processed at once.
 
-        tx = route([("layers.**.kernel", muon(0.02)), ("**", optax.adamw(1e-3))])
-        tx = muon(0.02, matrix=[("**.q.kernel", "i h d -> h, i, d"), ("**", "i o -> , i, o")])
+    Raises:
+        ValueError: An argument is invalid. At `init` and during tracing of `update`: a parameter's
+            rank does not fit its axis string.
+
+    Example:
+
+        >>> import optax
+        >>> from dovetail_optim import route
+        >>> tx = route([("layers.**.kernel", muon(0.02)), ("**", optax.adamw(1e-3))])
+        >>> tx = muon(0.02, matrix=[("**.q.kernel", "i h d -> h, i, d"), ("**", "i o -> , i, o")])
     """
     check_rate("learning_rate", learning_rate)
     check_rate("weight_decay", weight_decay)
@@ -114,7 +130,7 @@ def muon(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Muon:
-    """The two functions of the transformation, and the arguments of `muon`, parsed."""
+    """The two functions of the transformation, with the parsed arguments of `muon`."""
 
     learning_rate: Rate
     rules: Matrices | list[tuple[str, Matrices]]
@@ -166,11 +182,11 @@ class _Muon:
         return jax.tree.unflatten(structure, moved), MuonState(step=after, momentum=average)
 
     def average(self, m: Array, g: Array) -> Array:
-        """μ M + (1 - μ) G."""
+        """Returns μ M + (1 - μ) G."""
         return self.momentum * m + (1 - self.momentum) * g.astype(m.dtype)
 
     def change(self, o: Array, w: Array, folding: Matrices, step: Array) -> Array:
-        """What is added to W, before rounding to its dtype."""
+        """Returns the change of W before rounding to its dtype."""
         eta = jnp.asarray(at(self.learning_rate, step), wide(w.dtype))
         moved = -eta * _factor(self.scale, *folding.sizes(w.shape)[1:]) * o.astype(eta.dtype)
         if not self.decays:
@@ -184,7 +200,7 @@ def _zeros(p: Array) -> Array:
 
 
 def _factor(scale: Scale, rows: int, columns: int) -> float:
-    """s of a matrix with `rows` in and `columns` out."""
+    """Returns s for a matrix with `rows` inputs and `columns` outputs."""
     if scale == "rms":
         return 0.2 * math.sqrt(max(rows, columns))
     ratio = columns / rows

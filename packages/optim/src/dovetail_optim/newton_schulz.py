@@ -1,17 +1,17 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The nearest orthogonal matrix by matrix products alone.
+"""The nearest orthogonal matrix, by matrix products alone (Newton-Schulz).
 
 An odd polynomial p(x) = a x + b x³ + c x⁵ of a matrix, X ↦ aX + (bA + cA²)X with A = XXᵀ, acts on
-the singular values of X and leaves its singular vectors. A few such steps take all singular values
-that are not too small near 1, which is the polar factor UVᵀ of UΣVᵀ. An SVD is exact, and an order
-of magnitude slower where matrix products are what the hardware is for.
+the singular values of X and keeps its singular vectors. A few such steps take all singular values
+that are not too small near 1; the result is the polar factor UVᵀ of UΣVᵀ. An SVD is exact, and an
+order of magnitude slower on hardware made for matrix products.
 
-How near 1, and how small a singular value may be beside the Frobenius norm, is the preset's choice:
+The preset decides how near 1, and how small a singular value may be beside the Frobenius norm:
 
 - "jordan": five times the same steep polynomial, which does not converge. Values from 1e-3 on land
   in [0.47, 1.21] (kellerjordan.github.io/posts/muon).
-- "polar_express": five polynomials, each the best for the interval that the one before leaves
+- "polar_express": five polynomials, each the best for the interval left by the one before
   (arXiv 2505.16932, Algorithm 1, with its safety factor 1.01). Values from 1e-3 on land in
   [0.84, 1.13].
 - "exact": all eight of them and one more of the last. Values from 1e-3 on land within 1e-7 of 1.
@@ -62,7 +62,9 @@ _SMALLEST_NORM = 1e-7
 
 
 def coefficients(ns: str | Sequence[Sequence[float]]) -> tuple[Row, ...]:
-    """The (a, b, c) of each iteration, of a preset or as given; raises ValueError otherwise."""
+    """Returns (a, b, c) for each iteration. Raises ValueError for an unknown preset or wrong
+    rows.
+    """
     if isinstance(ns, str):
         if ns not in ROWS:
             raise ValueError(
@@ -84,16 +86,24 @@ def orthogonalize(
     ns: str | Sequence[Sequence[float]] = "jordan",
     dtype: jax.typing.DTypeLike = jnp.bfloat16,
 ) -> Float[Array, "*batch m n"]:
-    """U p(Σ / ‖x‖) Vᵀ of each matrix x = UΣVᵀ: nearly UVᵀ, its polar factor, in x's dtype.
+    """Returns U p(Σ / ‖x‖) Vᵀ for each matrix x = UΣVᵀ: nearly its polar factor UVᵀ, in x's dtype.
 
-    ns: a preset of this module's, or the rows (a, b, c) of the polynomials, applied in turn.
-    dtype: that of the products; bfloat16 costs singular values about 1 %, and gives float32
-    products at their full precision where that is asked for. A matrix of zeros gives zeros; one of
-    Frobenius norm below 1e-7 is taken as that much smaller than a matrix of norm 1e-7.
+    A matrix of zeros gives zeros. A matrix of Frobenius norm below 1e-7 gives a result smaller in
+    proportion.
 
-        w = jax.random.normal(jax.random.key(0), (3, 64, 32))
-        u = orthogonalize(w, ns="exact", dtype=jnp.float32)
-        jnp.abs(u.mT @ u - jnp.eye(32)).max()  # 1e-6
+    Args:
+        x: Matrices [..., m, n].
+        ns: "jordan", "polar_express" or "exact" (see above), or rows (a, b, c) of the polynomials.
+        dtype: Dtype of the products. bfloat16 costs about 1 % of singular values; float32 products
+            run at full precision.
+
+    Example:
+
+        >>> import jax, jax.numpy as jnp
+        >>> w = jax.random.normal(jax.random.key(0), (3, 64, 32))
+        >>> u = orthogonalize(w, ns="exact", dtype=jnp.float32)
+        >>> bool(jnp.abs(u.mT @ u - jnp.eye(32)).max() < 1e-5)
+        True
     """
     rows = coefficients(ns)
     tall = x.shape[-2] > x.shape[-1]
@@ -114,7 +124,7 @@ def orthogonalize(
 def _step(
     x: Float[Array, "*batch m n"], a: float, b: float, c: float
 ) -> Float[Array, "*batch m n"]:
-    """a x + (b A + c A²) x with A = x xᵀ."""
+    """Computes a x + (b A + c A²) x with A = x xᵀ."""
     gram = _product(x, x.mT)
     return a * x + _product(b * gram + c * _product(gram, gram), x)
 

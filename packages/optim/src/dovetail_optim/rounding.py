@@ -1,10 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""bfloat16 parameters that move by less than half of their last bit: by rounding at random.
+"""Stochastic rounding of bfloat16 parameters, for updates below half of their last bit.
 
-A bfloat16 of size 1 has steps of 2⁻⁷, so a nearest update of 10⁻³ is no update. Rounded to one of
-its two neighbours, with the probability that makes the expected value exact, a parameter follows
-float32 in the mean (2010.06192), at no cost in memory: see `master` for exactness.
+A bfloat16 of size 1 has steps of 2⁻⁷, so a nearest update of 10⁻³ is no update. Rounded at random
+to one of its two neighbours, with an exact expected value, a parameter follows float32 in the mean
+(2010.06192) at no cost in memory. `master` is exact instead.
 """
 
 from typing import Any, NamedTuple
@@ -19,7 +19,12 @@ from dovetail_optim.mix import mix
 
 
 class StochasticRoundState(NamedTuple):
-    """steps: how many were taken, from which the random bits follow."""
+    """State of `stochastic_round`.
+
+    Attributes:
+        steps: Number of steps taken; determines the random bits.
+        inner: State of the wrapped transformation.
+    """
 
     steps: Int32[Array, "*batch"]
     inner: Any
@@ -28,20 +33,26 @@ class StochasticRoundState(NamedTuple):
 def stochastic_round(
     tx: optax.GradientTransformation, *, seed: int
 ) -> optax.GradientTransformationExtraArgs:
-    """E[p'] = p + u: the update u of `tx`, rounded with each bfloat16 parameter to a neighbour.
+    """Rounds each bfloat16 parameter at random after the update u of `tx`, so E[p'] = p + u.
 
-    tx: sees bfloat16 parameters and their gradients in float32; leaves of float32 and float64 pass
-    as they are. The updates of bfloat16 parameters are float32, and such that
-    `optax.apply_updates` lands on the rounded value (exactly while |p'| >= 2⁻¹⁶ |p|, as for
-    `split_master`). seed: from 0 to 2³² - 1; the same seed, state and gradients round alike, on any
-    mesh.
+    `tx` sees bfloat16 parameters and their gradients in float32. Leaves of float32 and float64 pass
+    unchanged. Updates of bfloat16 parameters are float32, and `optax.apply_updates` lands on the
+    rounded value (exactly while |p'| >= 2⁻¹⁶ |p|, as for `split_master`).
 
-    Raises ValueError for another seed, and TypeError at `init` for parameters of another dtype, and
-    ValueError for `update` without parameters.
+    Args:
+        tx: Any transformation.
+        seed: From 0 to 2³² - 1. Equal seed, state and gradients give equal results, on any mesh.
 
-        tx = stochastic_round(optax.adamw(1e-3), seed=0)
-        state = tx.init(params)  # of bfloat16
-        updates, state = tx.update(grads, state, params)
+    Raises:
+        ValueError: The seed is out of range, or `update` is called without parameters.
+        TypeError: At `init`: a parameter has another dtype.
+
+    Example:
+
+        >>> import jax.numpy as jnp, optax
+        >>> params = {"w": jnp.ones(3, jnp.bfloat16)}
+        >>> tx = stochastic_round(optax.adamw(1e-3), seed=0)
+        >>> updates, state = tx.update(params, tx.init(params), params)
     """
     if not 0 <= seed < 2**32:
         raise ValueError(f"seed must be from 0 to 2**32 - 1; got seed={seed}; write seed=0")
@@ -70,7 +81,7 @@ def stochastic_round(
 
 
 def _rounded(p: Array, x: Array, u: Array, key: Array) -> Array:
-    """The update of one leaf: of bfloat16, to where `x + u` is rounded; else `u`."""
+    """Returns the update of one leaf; of bfloat16, to the rounded `x + u`."""
     if p.dtype != jnp.bfloat16:
         return u
     return step_to(p, round_at_random((x + u).astype(x.dtype), mix(_index(p), key)))
@@ -79,21 +90,22 @@ def _rounded(p: Array, x: Array, u: Array, key: Array) -> Array:
 def round_at_random(
     x: Float32[Array, "*shape"], bits: UInt32[Array, "*shape"]
 ) -> BFloat16[Array, "*shape"]:
-    """`x` or, by the upper 16 of uniform `bits`, the bfloat16 on its other side: `x` in the mean.
+    """Rounds `x` to one of the two nearest bfloat16 by the upper 16 `bits`; unbiased for uniform
+    bits.
 
-    inf and NaN stay, and a value between the largest bfloat16 and inf may become inf.
+    inf and NaN stay. A value between the largest bfloat16 and inf may become inf.
     """
     raw = jax.lax.bitcast_convert_type(x, jnp.uint32)
     rounded = ((raw + (bits >> 16)) >> 16).astype(jnp.uint16)
-    found = jax.lax.bitcast_convert_type(rounded, jnp.bfloat16)
-    return jnp.where(jnp.isfinite(x), found, x.astype(jnp.bfloat16))
+    nearby = jax.lax.bitcast_convert_type(rounded, jnp.bfloat16)
+    return jnp.where(jnp.isfinite(x), nearby, x.astype(jnp.bfloat16))
 
 
 def step_to(p: BFloat16[Array, "*shape"], to: BFloat16[Array, "*shape"]) -> Array:
-    """The float32 update by which `optax.apply_updates` takes `p` to `to`: `to - p`.
+    """Returns the float32 update `to - p`, by which `optax.apply_updates` takes `p` to `to`.
 
     p + (to - p) is `to` after its two roundings while |to| >= 2⁻¹⁶ |p|, and off by at most 2⁻²⁴ |p|
-    below. Where nothing moves the update is -0.0, which alone keeps -0.0 as it is (and inf inf).
+    below. For equal values the update is -0.0, the only one that keeps -0.0 (and inf).
     """
     same = jax.lax.bitcast_convert_type(p, jnp.uint16) == jax.lax.bitcast_convert_type(
         to, jnp.uint16
@@ -102,7 +114,7 @@ def step_to(p: BFloat16[Array, "*shape"], to: BFloat16[Array, "*shape"]) -> Arra
 
 
 def _index(x: Array) -> Array:
-    """The place of each element in the whole array, in the order of rows."""
+    """Returns the row-major index of each element in the whole array."""
     index, stride = jnp.zeros(x.shape, jnp.uint32), 1
     for axis in reversed(range(x.ndim)):
         place = jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
@@ -111,17 +123,17 @@ def _index(x: Array) -> Array:
 
 
 def widened(params: Any) -> Any:
-    """`params` with bfloat16 leaves in float32."""
+    """Returns `params` with bfloat16 leaves in float32."""
     return jax.tree.map(lambda p: p.astype(jnp.promote_types(p.dtype, jnp.float32)), params)
 
 
 def like(updates: Any, master: Any) -> Any:
-    """`updates` in the dtypes of `master`, where they are narrower."""
+    """Returns `updates` in the dtypes of `master`, if these are wider."""
     return jax.tree.map(lambda g, x: g.astype(jnp.promote_types(g.dtype, x.dtype)), updates, master)
 
 
 def check_dtypes(what: str, params: Any) -> None:
-    """Raises TypeError for a parameter that is neither bfloat16 nor wide enough without."""
+    """Raises TypeError unless all parameters are bfloat16, float32 or float64."""
     for path, p in jax.tree_util.tree_leaves_with_path(params):
         if p.dtype not in (jnp.bfloat16, jnp.float32, jnp.float64):
             raise TypeError(
@@ -132,6 +144,7 @@ def check_dtypes(what: str, params: Any) -> None:
 
 
 def needs_params(what: str, params: Any) -> None:
+    """Raises ValueError for `params` None."""
     if params is None:
         raise ValueError(
             f"{what} needs the parameters that it rounds; got params=None; write "

@@ -1,10 +1,9 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Which transformation moves which parameters, by the patterns of their names.
+"""Transformations by name pattern.
 
-`optax.partition` does the work. What it leaves to the caller is here: labels from names, and an
-error where a parameter would be moved by no rule, or a rule moves none, which is how a renamed
-layer goes untrained.
+`optax.partition` does the work. This adds labels from names, and errors for a parameter without a
+rule and a rule without a parameter: a renamed layer would otherwise go untrained in silence.
 """
 
 from collections.abc import Hashable, Sequence
@@ -19,18 +18,25 @@ Rule = tuple[str, optax.GradientTransformation]
 
 
 def route(rules: Sequence[Rule]) -> optax.GradientTransformationExtraArgs:
-    """Moves each parameter by the first rule, (pattern, transformation), that its name matches.
+    """Moves each parameter by the first rule whose pattern matches its name.
 
     Patterns are globs over names, `layers.*.attn.{q,k}.kernel`: `*` within a segment, `**` for any
     number of segments; `("**", tx)` is for the rest. Extra arguments of `update` reach every
     transformation that takes them. The state is `optax.partition`'s, by the number of the rule.
 
-    Raises ValueError for a pattern that is not one; at `init`, and again while `update` is traced,
-    for a parameter that no rule matches and for a rule that is the first for none, with the nearest
-    names.
+    Args:
+        rules: Pairs of a pattern and a transformation.
 
-        tx = route([("embed.**", optax.sgd(1e-1)), ("**", optax.adamw(1e-3))])
-        state = tx.init(params)
+    Raises:
+        ValueError: A pattern is invalid. At `init` and during tracing of `update`: a parameter
+            matches no rule, or a rule is the first for no parameter. The message has the nearest
+            names.
+
+    Example:
+
+        >>> import jax.numpy as jnp, optax
+        >>> tx = route([("embed.**", optax.sgd(1e-1)), ("**", optax.adamw(1e-3))])
+        >>> state = tx.init({"embed": {"w": jnp.ones(3)}, "head": {"w": jnp.ones(3)}})
     """
     rules = tuple(rules)
     for rule in rules:
@@ -44,32 +50,32 @@ def route(rules: Sequence[Rule]) -> optax.GradientTransformationExtraArgs:
     transforms = {str(i): tx for i, (_, tx) in enumerate(rules)}
 
     def labels(tree: Any) -> Any:
-        chosen = [str(i) for i in assign(patterns, names_of(tree))]
-        return jax.tree.unflatten(jax.tree.structure(tree), chosen)
+        numbers = [str(i) for i in assign(patterns, names_of(tree))]
+        return jax.tree.unflatten(jax.tree.structure(tree), numbers)
 
     return optax.partition(transforms, labels)
 
 
 def assign(patterns: Sequence[str], names: Sequence[str]) -> list[int]:
-    """For each name the index of the first pattern that it matches; raises as `route` says."""
-    chosen = [
+    """Returns the index of the first matching pattern for each name. Raises as `route`."""
+    firsts = [
         next((i for i, pattern in enumerate(patterns) if matches(pattern, name)), None)
         for name in names
     ]
-    lost = [name for name, i in zip(names, chosen, strict=True) if i is None]
+    lost = [name for name, i in zip(names, firsts, strict=True) if i is None]
     if lost:
         raise ValueError(
             f"every parameter must match a rule; got {few(lost)}, which none of "
             f"{list(patterns)} matches; correct a pattern or end with ('**', tx) for the rest"
         )
     for i, pattern in enumerate(patterns):
-        if names and i not in chosen:
+        if names and i not in firsts:
             _unused(pattern, patterns, names)
-    return [i for i in chosen if i is not None]
+    return [i for i in firsts if i is not None]
 
 
 def _unused(pattern: str, patterns: Sequence[str], names: Sequence[str]) -> None:
-    """Raises for a rule that moves nothing."""
+    """Raises ValueError for a rule that moves nothing."""
     matched = [name for name in names if matches(pattern, name)]
     if matched:
         earlier = [p for p in patterns if any(matches(p, name) for name in matched)]

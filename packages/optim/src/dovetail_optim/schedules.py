@@ -1,10 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Learning rates over a run, as values that can be compared, printed, written down and read back.
+"""Learning-rate schedules as values: compare, print, save and load them.
 
-A schedule is a row of phases, each with its length, both its ends and a shape. It is called as any
-of Optax is. Since a cooldown is a phase that can be put in at any step, one constant run gives a
-model of every length: go back to a checkpoint, `branch`, and train only the decay (2405.18392).
+A schedule is a row of phases, each with a length, two ends and a shape. Call it like any Optax
+schedule. A cooldown is a phase that can start at any step. So one constant run gives a model of
+every length: return to a checkpoint, `branch`, and train only the decay (2405.18392).
 """
 
 import dataclasses
@@ -28,11 +28,15 @@ _LEFT: dict[str, Callable[[Array], Array]] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Phase:
-    """`steps` steps from `begin` to `end`, which the next phase begins with.
+    """`steps` steps from `begin` to `end`. The next phase starts at `end`.
 
-    shape: of the share t of the phase, `begin + (end - begin)(1 - left)` where left is 1 - t for
-    "linear", (1 + cos πt) / 2 for "cosine", 1 - √t for "1-sqrt" (2405.18392), 1 - t² for "square";
-    for "exponential" begin (end / begin)^t.
+    Args:
+        steps: Length, at least 1.
+        begin: First value.
+        end: Value after the last step.
+        shape: For the share t of the phase the value is `begin + (end - begin)(1 - left)`. `left`
+            is 1 - t for "linear", (1 + cos πt) / 2 for "cosine", 1 - √t for "1-sqrt" (2405.18392)
+            and 1 - t² for "square". For "exponential" it is begin (end / begin)^t.
     """
 
     steps: int
@@ -60,7 +64,7 @@ class Phase:
             )
 
     def at(self, t: Array) -> Array:
-        """The value after the share t of the phase, in [0, 1]."""
+        """Returns the value after the share t of the phase, in [0, 1]."""
         if self.shape == "exponential":
             return self.begin * (self.end / self.begin) ** t
         left = _LEFT[self.shape](t)
@@ -68,7 +72,7 @@ class Phase:
 
 
 def _like(number: int, count: Array) -> Array:
-    """A number of steps in the dtype of a count, of which no integer is beyond its dtype."""
+    """Returns `number` in the dtype of `count`, clipped to that dtype."""
     if jnp.issubdtype(count.dtype, jnp.integer):
         number = min(number, jnp.iinfo(count.dtype).max)
     return jnp.asarray(number, count.dtype)
@@ -76,7 +80,7 @@ def _like(number: int, count: Array) -> Array:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """Pieces one after the other, in steps or any other count; the last end holds for ever."""
+    """Consecutive phases, in steps or any other count. The last end holds for ever."""
 
     phases: tuple[Phase, ...]
 
@@ -85,7 +89,7 @@ class Schedule:
             raise ValueError("a schedule must have a phase, got none. Use Phase(steps=, ...).")
 
     def __call__(self, count: Any) -> Float[Array, ""]:
-        """f32: the value at step `count`, the first of which is 0."""
+        """Returns the value at step `count`, counted from 0, as f32."""
         count = jnp.asarray(count)
         value = jnp.full(count.shape, self.phases[-1].end, jnp.float32)
         end = self.steps
@@ -99,16 +103,16 @@ class Schedule:
 
     @property
     def steps(self) -> int:
-        """The length of all phases."""
+        """Length of all phases."""
         return sum(p.steps for p in self.phases)
 
     def to_json(self) -> dict[str, Any]:
-        """Numbers, strings, lists and dicts alone; `Schedule.from_json` takes them back."""
+        """Returns plain values for `Schedule.from_json`."""
         return {"phases": [dataclasses.asdict(p) for p in self.phases]}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Schedule":
-        """The schedule of which `to_json` gave this."""
+        """Restores a schedule from `to_json`."""
         return cls(phases=tuple(Phase(**p) for p in data["phases"]))
 
 
@@ -121,14 +125,25 @@ def wsd(
     floor: float = 0.0,
     shape: Shape = "1-sqrt",
 ) -> Schedule:
-    """Warmup, stable, decay (2404.06395): from 0 to `peak`, on it, and down to `floor`.
+    """Returns a warmup-stable-decay schedule (2404.06395): from 0 to `peak`, on it, down to
+    `floor`.
 
-    warmup, total, cooldown: steps; the stable part is what is left of `total`.
+    Args:
+        peak: Largest value.
+        warmup: Steps from 0 to `peak`.
+        total: Steps in all.
+        cooldown: Steps from `peak` to `floor`.
+        floor: Last value.
+        shape: Shape of the cooldown; see `Phase`.
 
-    Raises ValueError where they do not fit, or nothing would be trained.
+    Raises:
+        ValueError: Warmup and cooldown do not fit into `total`, or `total` is 0.
 
-        rate = wsd(3e-4, warmup=100, total=10_000, cooldown=2_000)
-        tx = optax.adamw(rate)
+    Example:
+
+        >>> rate = wsd(3e-4, warmup=100, total=10_000, cooldown=2_000)
+        >>> float(rate(0)), rate.steps
+        (0.0, 10000)
     """
     if warmup < 0 or cooldown < 0 or warmup + cooldown > total:
         raise ValueError(
@@ -148,12 +163,20 @@ def wsd(
 def branch(
     schedule: Schedule, *, at: int, cooldown: int, floor: float = 0.0, shape: Shape = "1-sqrt"
 ) -> Schedule:
-    """`schedule` until step `at`, then from its value there to `floor` in `cooldown` steps.
+    """Returns `schedule` until step `at`, then a cooldown from its value there to `floor`.
 
-    For a run that goes on from the checkpoint of step `at`, whose state counts the steps. Steps
-    before `at` keep their values.
+    For a run resumed from the checkpoint of step `at`, whose state counts the steps. Steps before
+    `at` keep their values.
 
-    Raises ValueError for `at` below 0 or in the midst of a phase that is not straight.
+    Args:
+        schedule: The schedule of the long run.
+        at: Step of the checkpoint.
+        cooldown: Steps of the cooldown.
+        floor: Last value.
+        shape: Shape of the cooldown; see `Phase`.
+
+    Raises:
+        ValueError: `at` is below 0, or inside a phase of another shape than "linear".
     """
     if at < 0:
         raise ValueError(f"at must be a step, got at={at}. Use the step of the checkpoint.")
@@ -174,7 +197,7 @@ def branch(
 
 
 def _cut(phase: Phase, steps: int) -> Phase:
-    """The first steps of a straight phase."""
+    """Returns the first steps of a linear phase."""
     if phase.shape != "linear":
         raise ValueError(
             f"a branch must leave a schedule where it is straight, got at={steps} steps into a "
@@ -186,25 +209,34 @@ def _cut(phase: Phase, steps: int) -> Phase:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ByTokens:
-    """A schedule whose count is tokens, of which every step takes `per_step`."""
+    """A schedule that counts tokens, for steps of `per_step` tokens."""
 
     schedule: Schedule
     per_step: int
 
     def __call__(self, count: Any) -> Float[Array, ""]:
-        """f32: the value before the step `count`, after `count * per_step` tokens."""
+        """Returns the value before step `count`, after `count * per_step` tokens, as f32."""
         # Tokens outgrow int32; float32 is right to 1 in 2^24 of them.
         return self.schedule(jnp.asarray(count).astype(jnp.float32) * self.per_step)
 
 
 def by_tokens(schedule: Schedule, *, per_step: int) -> ByTokens:
-    """`schedule`, written in tokens, for an optimizer that counts steps of `per_step` tokens.
+    """Returns a schedule written in tokens for an optimizer that counts steps of `per_step` tokens.
 
-    A run with another batch size then has the same rate after the same tokens.
+    A run with another batch size then has the same rate after the same number of tokens.
 
-    Raises ValueError for `per_step` below 1.
+    Args:
+        schedule: Phases with lengths in tokens.
+        per_step: Tokens per step.
 
-        rate = by_tokens(wsd(3e-4, warmup=10**8, total=10**10, cooldown=10**9), per_step=2**19)
+    Raises:
+        ValueError: `per_step` is below 1.
+
+    Example:
+
+        >>> from dovetail_optim import wsd
+        >>> tokens = wsd(3e-4, warmup=10**8, total=10**10, cooldown=10**9)
+        >>> rate = by_tokens(tokens, per_step=2**19)
     """
     if per_step < 1:
         raise ValueError(f"per_step must be at least 1 token, got per_step={per_step}. Use B * S.")

@@ -1,12 +1,12 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Where each array of an optimizer's state lies on the mesh, from where the parameters lie.
+"""Shardings of an optimizer's state, derived from those of the parameters.
 
-State made by `jax.jit(tx.init)` lies on one device unless told otherwise, and a moment that is
-replicated costs each device the whole of it. So each leaf of the state is related to a parameter,
-by the parameter's path at the end of its own, and each of its axes to one of the parameter's: of
-equal size, or, where two of the parameter's are equal, by a second look at `init`, of parameters
-with sizes that all differ. An axis is sharded as the axis it comes from.
+State made by `jax.jit(tx.init)` lies on one device by default, and a replicated moment costs each
+device the whole of it. So each leaf of the state is related to a parameter, whose path ends the
+leaf's path, and each of its axes to an axis of the parameter: the one of equal size. If two have
+equal size, a second trace of `init` with parameters of unique sizes decides. An axis is then
+sharded like its origin.
 """
 
 import functools
@@ -30,21 +30,30 @@ _Part = str | tuple[str, ...] | None
 def state_shardings(
     tx: optax.GradientTransformation, params: Any, *, zero: str | None = None
 ) -> Any:
-    """A pytree like `tx.init(params)`, with the `NamedSharding` of each array.
+    """Returns a pytree like `tx.init(params)` with the `NamedSharding` of each array.
 
-    params: arrays, or their `jax.ShapeDtypeStruct`, with `NamedSharding` on one mesh. State of a
-    parameter's shape is sharded as the parameter is; factored, blocked and stacked state by the
-    axes that are left of it; what belongs to no parameter is replicated. zero: an axis of the mesh,
-    over which each leaf that has a parameter's axes is also split, along the largest that it
-    divides and nothing shards (ZeRO's first stage, 1910.02054): state is then held once over it.
+    State of a parameter's shape is sharded like the parameter. Factored, blocked and stacked state
+    is sharded by its remaining axes. State that belongs to no parameter is replicated.
 
-    A leaf with no such axis stays as its parameter.
+    Args:
+        tx: The transformation.
+        params: Arrays or `jax.ShapeDtypeStruct`, with `NamedSharding` on one mesh.
+        zero: Mesh axis over which each leaf with a parameter's axes is also split, along its
+            largest unsharded axis that it divides (ZeRO stage 1, 1910.02054). State is then stored
+            once over that axis. A leaf without such an axis stays like its parameter.
 
-    Raises ValueError for parameters without such shardings, a `zero` that is no axis of the mesh,
-    and a leaf of more than 64 KiB whose axes cannot be told from the parameters'.
+    Raises:
+        ValueError: A parameter has no such sharding, `zero` is no axis of the mesh, or a leaf of
+            more than 64 KiB cannot be related to a parameter.
 
-        shardings = state_shardings(tx, params, zero="data")
-        state = jax.jit(tx.init, out_shardings=shardings)(params)
+    Example:
+
+        >>> import jax, jax.numpy as jnp, optax
+        >>> from jax.sharding import NamedSharding, PartitionSpec
+        >>> mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+        >>> w = jax.device_put(jnp.ones((4, 4)), NamedSharding(mesh, PartitionSpec("data")))
+        >>> state_shardings(optax.adam(1e-3), {"w": w}, zero="data")[0].mu["w"].spec
+        P('data', None)
     """
     mesh, specs = _placement(params)
     if zero is not None and zero not in mesh.shape:
@@ -58,15 +67,20 @@ def state_shardings(
 
 
 def init(tx: optax.GradientTransformation, params: Any, *, zero: str | None = None) -> Any:
-    """`tx.init(params)`, compiled so that each array is made where `state_shardings` puts it.
+    """Returns `tx.init(params)` with each array created in its place of `state_shardings`.
 
-    Nothing is held in whole on one device, or in float32 before it is compressed.
+    No array is ever whole on one device, or in float32 before it is compressed.
+
+    Args:
+        tx: The transformation.
+        params: Parameters with `NamedSharding` on one mesh.
+        zero: See `state_shardings`.
     """
     return jax.jit(tx.init, out_shardings=state_shardings(tx, params, zero=zero))(params)
 
 
 def _placement(params: Any) -> tuple[Any, list[PartitionSpec]]:
-    """The mesh of the parameters, and the spec of each."""
+    """Returns the mesh of the parameters and the spec of each."""
     placed = []
     for path, x in jax.tree_util.tree_leaves_with_path(params):
         sharding = getattr(x, "sharding", None)
@@ -87,7 +101,7 @@ def _placement(params: Any) -> tuple[Any, list[PartitionSpec]]:
 
 
 class _Relation:
-    """The parameters that leaves of a state are related to."""
+    """Relates leaves of a state to parameters."""
 
     def __init__(self, tx: Any, params: Any, specs: Any, mesh: Any, zero: str | None):
         self.tx, self.tree, self.mesh, self.zero = tx, params, mesh, zero
@@ -96,20 +110,20 @@ class _Relation:
 
     @functools.cached_property
     def probes(self) -> dict[Any, tuple[int, ...]]:
-        """The shapes of a state, by path, of parameters whose axes all differ in size."""
+        """Returns the shapes of a state by path, for parameters with unique axis sizes."""
         state = jax.eval_shape(self.tx.init, _sized(self.tree, _apart))
         return {path: x.shape for path, x in jax.tree_util.tree_leaves_with_path(state)}
 
     def place(self, path: Any, leaf: Any) -> Any:
-        """The sharding of one leaf of the state."""
-        found = [p for p in self.params if path[len(path) - len(p[0]) :] == p[0]]
-        _, shape, spec = max(found, key=lambda p: len(p[0]), default=(None, (), ()))
+        """Returns the sharding of one leaf of the state."""
+        related = [p for p in self.params if path[len(path) - len(p[0]) :] == p[0]]
+        _, shape, spec = max(related, key=lambda p: len(p[0]), default=(None, (), ()))
         if isinstance(leaf, Coded):
             # One sharding for both: a block's exponent lies with its codes.
             blocks = leaf.exponents.shape[-1] if shape else 1
             split: Any = self._split(shape, range(len(shape)), spec, blocks=blocks)
             return Coded(split, split)
-        axes = self._axes(path, leaf.shape, shape) if found else None
+        axes = self._axes(path, leaf.shape, shape) if related else None
         if axes is not None:
             return self._split(leaf.shape, axes, spec)
         if math.prod(leaf.shape) * leaf.dtype.itemsize > _SMALL_BYTES:
@@ -121,7 +135,7 @@ class _Relation:
         return NamedSharding(self.mesh, PartitionSpec())
 
     def _axes(self, path: Any, sizes: tuple[int, ...], shape: Any) -> Sequence[int | None] | None:
-        """For each axis of a leaf the parameter's that it is; None if it has none of them."""
+        """Returns the parameter's axis for each axis of a leaf; None if there is none."""
         if sizes == shape:
             return range(len(shape))
         candidates = [[i for i, n in enumerate(shape) if n == size] for size in sizes]
@@ -137,23 +151,24 @@ class _Relation:
     def _split(
         self, sizes: Any, axes: Sequence[int | None], spec: Any, *, blocks: int | None = None
     ) -> NamedSharding:
-        """Each axis as the one that it is, no mesh axis twice, and `zero` over the largest left.
+        """Shards each axis like its origin, no mesh axis twice, and `zero` over the largest axis
+        left.
 
-        blocks: how many the last axis has, if of any: none is cut.
+        `blocks` is the number of blocks of the last axis, if it has any: none is cut.
         """
-        parts: list[_Part] = []
+        entries: list[_Part] = []
         for axis in axes:
-            part = spec[axis] if axis is not None and axis < len(spec) else None
-            parts.append(None if set(_names(part)) & set(_used(parts)) else part)
-        if self.zero and self.zero not in _used(parts):
+            entry = spec[axis] if axis is not None and axis < len(spec) else None
+            entries.append(None if set(_names(entry)) & set(_used(entries)) else entry)
+        if self.zero and self.zero not in _used(entries):
             count = self.mesh.shape[self.zero]
-            free = [i for i, axis in enumerate(axes) if axis is not None and parts[i] is None]
+            free = [i for i, axis in enumerate(axes) if axis is not None and entries[i] is None]
             fits = [i for i in free if sizes[i] and sizes[i] % count == 0]
             if blocks and (blocks % count or sizes[-1] % blocks):
                 fits = [i for i in fits if i != len(sizes) - 1]
             if fits:
-                parts[max(fits, key=lambda i: sizes[i])] = self.zero
-        return NamedSharding(self.mesh, PartitionSpec(*parts))
+                entries[max(fits, key=lambda i: sizes[i])] = self.zero
+        return NamedSharding(self.mesh, PartitionSpec(*entries))
 
 
 def _names(part: _Part) -> tuple[str, ...]:
@@ -161,16 +176,16 @@ def _names(part: _Part) -> tuple[str, ...]:
 
 
 def _used(parts: list[_Part]) -> list[str]:
-    return [name for part in parts for name in _names(part)]
+    return [name for entry in parts for name in _names(entry)]
 
 
 def _sized(params: Any, sizes: Callable[[tuple[int, ...]], tuple[int, ...]]) -> Any:
-    """The parameters' dtypes with shapes by `sizes`, and without shardings."""
+    """Returns the parameters' dtypes with shapes by `sizes`, without shardings."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(sizes(x.shape), x.dtype), params)
 
 
 def _apart(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """A shape of the same order of sizes, each of them its own: what is factored stays so."""
+    """Returns a shape with unique sizes in the same order, so factored state stays factored."""
     return tuple(n * (len(shape) + 1) + i for i, n in enumerate(shape))
 
 

@@ -7,12 +7,12 @@
     M ← β1 M + (1 - β1) G,    V ← β2 V + (1 - β2) (Q_Lᵀ G Q_R)²
     W ← W - η Q_L (Q_Lᵀ M Q_R / (√V + ε)) Q_Rᵀ - η λ W      with Adam's correction of bias
 
-M is kept as it is and turned when it is used; V stays in the basis, which changes slowly. The first
-gradient makes the basis and nothing else, as its own projection would be: no parameter moves.
+M is stored unrotated and rotated for use; V stays in the basis, which changes slowly. The first
+gradient only makes the basis, since its own projection would be trivial: no parameter moves.
 
-All matrices of a parameter tree, of layers and heads, take turns at the refresh of their basis:
-each step does one of every `refresh`, where the authors' code does all in every tenth step, which
-then takes several times as long as the others.
+The matrices of all layers and heads refresh their bases in rotation: each step refreshes one of
+every `refresh`. The authors' code refreshes all in every tenth step, which then takes several times
+as long as the others.
 """
 
 import dataclasses
@@ -36,9 +36,11 @@ _EXACT = jax.lax.Precision.HIGHEST
 
 
 class Basis(NamedTuple):
-    """One side of the matrices of a parameter: averaged products, and their eigenvectors.
+    """One side of the matrices of a parameter. Both are None for a side longer than `max_dim`.
 
-    None for a side longer than `max_dim`, which is not turned.
+    Attributes:
+        gram: Averaged products.
+        vectors: Their eigenvectors.
     """
 
     gram: Float[Array, "b n n"] | None
@@ -46,10 +48,16 @@ class Basis(NamedTuple):
 
 
 class SoapState(NamedTuple):
-    """The steps taken, and trees of the parameters' structure: M, V, and of each side its basis.
+    """State of `soap`. All float32, or float64 for float64 parameters.
 
-    M and V have the parameter's shape, V in the bases; Grams and eigenvectors are [matrices, n, n].
-    All float32, or float64 for float64 parameters; None for a side that is not turned.
+    Attributes:
+        step: Number of steps taken.
+        mu: M, of the parameters' shapes.
+        nu: V in the bases, of the parameters' shapes.
+        left_gram: L [matrices, m, m]; None for a side longer than `max_dim`.
+        left: Its eigenvectors.
+        right_gram: R [matrices, n, n]; None for a side longer than `max_dim`.
+        right: Its eigenvectors.
     """
 
     step: Int32[Array, ""]
@@ -74,23 +82,34 @@ def soap(
     weight_decay: Rate = 0.0,
     decay: Mode = "coupled",
 ) -> optax.GradientTransformation:
-    """The update of SOAP for each matrix W (2409.11321, algorithm 3).
+    """Moves each matrix W by SOAP (2409.11321, algorithm 3).
 
-    learning_rate: η, a number or a schedule of the step, counted from 0, the step that only makes
-    the bases.
-    matrix: which axes are the matrices, as in `dovetail_optim.matrix`, or pairs of a pattern and
-    such a string where parameters differ.
-    b1, b2, eps: Adam's. basis_decay: s. refresh: every so many steps a matrix has its turn.
-    max_dim: a longer side has no basis: its part of the product is the identity.
-    weight_decay, decay: λ and the mode, as in `dovetail_optim.decay`.
-    Under `optax.inject_hyperparams` write `static_args=("refresh", "max_dim")`.
+    A matrix of m by n has 2 m n + 2 m² + 2 n² numbers of state. A refresh costs products and a QR
+    of m³ and n³. Updates are in the parameter's dtype. Under `optax.inject_hyperparams` write
+    `static_args=("refresh", "max_dim")`.
 
-    A matrix of m by n holds m n twice and 2 m² + 2 n² numbers of state, and refreshing it costs
-    products and a QR of m³ and n³. Updates are in the parameter's dtype. Raises ValueError for
-    arguments out of range; at `init` and while `update` is traced, for a parameter whose rank is
-    not that of its axis string.
+    Args:
+        learning_rate: η, a number or a schedule of the step. Step 0 only makes the bases.
+        matrix: Axis string, as in `dovetail_optim.matrix`, or pairs of a name pattern and such a
+            string if parameters differ.
+        b1: Adam's β1.
+        b2: Adam's β2.
+        eps: Adam's ε.
+        basis_decay: s.
+        refresh: Steps between refreshes of a matrix's basis.
+        max_dim: A longer side has no basis: its factor is the identity.
+        weight_decay: λ.
+        decay: Mode of `dovetail_optim.decay`.
 
-        tx = route([("layers.**.kernel", soap(3e-3)), ("**", optax.adamw(3e-3))])
+    Raises:
+        ValueError: An argument is out of range. At `init` and during tracing of `update`: a
+            parameter's rank does not fit its axis string.
+
+    Example:
+
+        >>> import optax
+        >>> from dovetail_optim import route
+        >>> tx = route([("layers.**.kernel", soap(3e-3)), ("**", optax.adamw(3e-3))])
     """
     check_rate("learning_rate", learning_rate)
     check_rate("weight_decay", weight_decay)
@@ -116,7 +135,7 @@ def soap(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Soap:
-    """The two functions of the transformation, and the arguments of `soap`, parsed."""
+    """The two functions of the transformation, with the parsed arguments of `soap`."""
 
     learning_rate: Rate
     rules: Matrices | list[tuple[str, Matrices]]
@@ -136,8 +155,8 @@ class _Soap:
     def init(self, params: Any) -> SoapState:
         leaves, structure = jax.tree.flatten(params)
         matrices = assign(self.rules, params)
-        found = [_begin(p, m, self.max_dim) for p, m in zip(leaves, matrices, strict=True)]
-        return _state(jnp.zeros([], jnp.int32), found, structure)
+        states = [_begin(p, m, self.max_dim) for p, m in zip(leaves, matrices, strict=True)]
+        return _state(jnp.zeros([], jnp.int32), states, structure)
 
     def update(self, updates: Any, state: Any, params: Any = None) -> tuple[Any, SoapState]:
         if params is None and self.decays:
@@ -152,20 +171,20 @@ class _Soap:
         for g, w, folding, old in zip(
             grads, weights, matrices, _leaves(state, structure), strict=True
         ):
-            one = functools.partial(self.one, folding=folding, turn=turn)
-            change, leaf = by_compiler(one, (w, old))(g, w, old, state.step)
+            update_leaf = functools.partial(self.leaf, folding=folding, turn=turn)
+            change, leaf = by_compiler(update_leaf, (w, old))(g, w, old, state.step)
             moved.append(change)
             after.append(leaf)
             turn += folding.sizes(g.shape)[0]
         step = jnp.asarray(optax.safe_increment(state.step))
         return jax.tree.unflatten(structure, moved), _state(step, after, structure)
 
-    def one(
+    def leaf(
         self, g: Array, w: Array, old: "_Leaf", step: Array, *, folding: Matrices, turn: int
     ) -> tuple[Array, "_Leaf"]:
-        """What is added to one parameter, whose matrices are numbers `turn` and on, and its state.
+        """Returns the change of one parameter and its new state. Uses the bases of the step before.
 
-        The bases of this step are those before its own gradient joins them.
+        `turn` is the number of the parameter's first matrix, for the rotation of refreshes.
         """
         fold = folding.fold(g.astype(wide(g.dtype)))
         m = self.b1 * folding.fold(old.mu) + (1 - self.b1) * fold
@@ -184,7 +203,7 @@ class _Soap:
         bases: "_Leaf",
         step: Array,
     ) -> tuple[Float[Array, "b i o"], Float[Array, "b i o"]]:
-        """Adam's direction, formed in the bases and turned back, and V."""
+        """Returns Adam's direction, computed in the bases and rotated back, and V."""
         left, right = bases.left, bases.right
         v = self.b2 * v + (1 - self.b2) * jnp.square(_turn(g, left, right))
         # Steps that moved parameters, this one among them.
@@ -194,7 +213,7 @@ class _Soap:
         return _turn(direction, left, right, back=True), v
 
     def change(self, turned: Array, w: Array, folding: Matrices, step: Array) -> Array:
-        """What is added to W; the first gradient makes the bases alone."""
+        """Returns the change of W; zero at the first gradient."""
         eta = jnp.where(step == 0, 0, at(self.learning_rate, step)).astype(turned.dtype)
         moved = folding.unfold(-eta * turned, w.shape)
         if not self.decays:
@@ -203,7 +222,7 @@ class _Soap:
         return decay_update(moved, w, amount=jnp.where(step == 0, 0, amount), mode=self.decay)
 
     def next(self, basis: "Basis", *, g: Array, form: str, step: Array, turn: int) -> "Basis":
-        """One side's basis after a step. form: of the product of g with itself in its Grams."""
+        """Returns one side's basis after a step. `form` is the einsum of its Gram matrix."""
         old = basis.vectors
         if basis.gram is None or old is None:
             return basis
@@ -215,8 +234,8 @@ class _Soap:
         due = first + self.refresh * jnp.arange(-(-count // self.refresh))
 
         def refreshed() -> Array:
-            chosen = jnp.minimum(due, count - 1)
-            powers = jnp.einsum("bij,bjk->bik", gram[chosen], old[chosen], precision=_EXACT)
+            due_now = jnp.minimum(due, count - 1)
+            powers = jnp.einsum("bij,bjk->bik", gram[due_now], old[due_now], precision=_EXACT)
             # An index out of range is not written.
             return old.at[due].set(jnp.linalg.qr(powers)[0], mode="drop")
 
@@ -226,7 +245,7 @@ class _Soap:
 
 
 class _Leaf(NamedTuple):
-    """The state of one parameter."""
+    """State of one parameter."""
 
     mu: Array
     nu: Array
@@ -234,14 +253,14 @@ class _Leaf(NamedTuple):
     right: Basis
 
 
-def _state(step: Array, found: list[_Leaf], structure: Any) -> SoapState:
-    rows = [(x.mu, x.nu, *x.left, *x.right) for x in found]
+def _state(step: Array, leaves: list[_Leaf], structure: Any) -> SoapState:
+    rows = [(x.mu, x.nu, *x.left, *x.right) for x in leaves]
     columns = zip(*rows, strict=True) if rows else [()] * 6
     return SoapState(step, *(jax.tree.unflatten(structure, column) for column in columns))
 
 
 def _leaves(state: SoapState, structure: Any) -> list[_Leaf]:
-    """The inverse of `_state`; what is None is a leaf here."""
+    """Inverts `_state`; None is a leaf here."""
     columns = [structure.flatten_up_to(tree) for tree in state[1:]]
     return [_Leaf(m, v, Basis(*x[:2]), Basis(*x[2:])) for m, v, *x in zip(*columns, strict=True)]
 
@@ -260,7 +279,7 @@ def _begin(p: Array, folding: Matrices, max_dim: int) -> _Leaf:
 
 
 def _turn(x: Array, left: Basis, right: Basis, *, back: bool = False) -> Array:
-    """Q_Lᵀ x Q_R, or back Q_L x Q_Rᵀ."""
+    """Computes Q_Lᵀ x Q_R, or with `back` Q_L x Q_Rᵀ."""
     if left.vectors is not None:
         form = "bij,bjo->bio" if back else "bji,bjo->bio"
         x = jnp.einsum(form, left.vectors, x, precision=_EXACT)
@@ -271,5 +290,5 @@ def _turn(x: Array, left: Basis, right: Basis, *, back: bool = False) -> Array:
 
 
 def _eigenvectors(gram: Float[Array, "b n n"]) -> Float[Array, "b n n"]:
-    """Those of the largest eigenvalues first, as orthogonal iteration keeps them."""
+    """Returns eigenvectors by falling eigenvalue, the order of orthogonal iteration."""
     return jnp.linalg.eigh(gram)[1][:, :, ::-1]

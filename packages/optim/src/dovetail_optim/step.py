@@ -1,10 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Update and application as one: parameters, state and gradients in, parameters and state out.
+"""A whole step: parameters, state and gradients in, parameters and state out.
 
-A guard inside a transformation can only return an update of nothing, which is then added to all
-parameters; here the whole step is one branch, and a skipped one copies nothing. Norms are taken
-before a barrier: else XLA computes gradients twice, once for the norm and once for the update.
+A guard inside a transformation can only return an update of zeros, still added to all parameters.
+Here the whole step is one branch, and a skipped one copies nothing. Norms are taken before a
+barrier, because otherwise XLA computes gradients twice: for the norm and for the update.
 """
 
 from typing import Any, NamedTuple
@@ -18,12 +18,20 @@ from dovetail_optim.guard import Guard, History, norm
 
 
 class StepState(NamedTuple):
+    """State of `Step`: the history of its guard, if any, and the state of its transformation."""
+
     history: History | None
     inner: Any
 
 
 class Info(NamedTuple):
-    """gradient_norm: of all leaves. skipped: whether nothing was changed; reason: of `REASONS`."""
+    """Facts about one step.
+
+    Attributes:
+        gradient_norm: Norm of all leaves.
+        skipped: Whether the step was skipped.
+        reason: Index of `REASONS`; 0 if the step was taken.
+    """
 
     gradient_norm: Float[Array, ""]
     skipped: Bool[Array, ""]
@@ -31,13 +39,18 @@ class Info(NamedTuple):
 
 
 class Step:
-    """One step of `tx`, applied; with a guard, or not at all if it would do harm.
+    """Applies one step of `tx`; with a guard, skips it if it is harmful.
 
     Call it within `jax.jit`, with parameters and state donated.
 
-        step = Step(optax.adamw(1e-3), guard=Guard())
-        state = step.init(params)
-        params, state, info = jax.jit(step, donate_argnums=(0, 1))(params, state, grads, loss=loss)
+    Example:
+
+        >>> import jax, jax.numpy as jnp, optax
+        >>> from dovetail_optim import Guard
+        >>> step = Step(optax.adamw(1e-3), guard=Guard())
+        >>> params = {"w": jnp.ones(3)}
+        >>> state, grads = step.init(params), {"w": jnp.ones(3)}
+        >>> params, state, info = jax.jit(step)(params, state, grads, loss=2.5)
     """
 
     def __init__(self, tx: optax.GradientTransformation, *, guard: Guard | None = None):
@@ -45,16 +58,21 @@ class Step:
         self._guard = guard
 
     def init(self, params: Any) -> StepState:
-        """The state before the first step."""
+        """Returns the state before the first step."""
         history = None if self._guard is None else self._guard.begin()
         return StepState(history, self._tx.init(params))
 
     def __call__(
         self, params: Any, state: StepState, grads: Any, *, loss: Any = None, **extra: Any
     ) -> tuple[Any, StepState, Info]:
-        """(params, state, info) after the step.
+        """Returns (params, state, info) after the step.
 
-        loss: judged by the guard, and given to `tx` as `value`; extra: given to `tx`.
+        Args:
+            params: Parameters.
+            state: State.
+            grads: Gradients.
+            loss: Judged by the guard, and passed to `tx` as `value`.
+            extra: Passed to `tx`.
         """
         size = norm(grads)
         grads, size = jax.lax.optimization_barrier((grads, size))

@@ -1,9 +1,9 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""One leaf's arrays, a few blocks at a time, on each shard: the loop below `compress`.
+"""A loop over the arrays of one leaf, a few blocks at a time, on each shard. `compress` uses it.
 
-A leaf [..., n] is viewed as rows of one block, or, where blocks do not divide n, of n values. A
-loop takes some rows of every array, and writes what they become into the same buffers.
+A leaf [..., n] is viewed as rows of one block, or of n values if blocks do not divide n. A loop
+reads some rows of every array and writes the results into the same buffers.
 """
 
 import math
@@ -33,25 +33,25 @@ _GOLDEN = 0x9E3779B9  # the golden ratio's fraction times 2³²: its multiples f
 
 
 class Shard(NamedTuple):
-    """Where a leaf is sharded: over which mesh, and how."""
+    """Sharding of a leaf: the mesh and the spec."""
 
     mesh: Any
     spec: PartitionSpec
 
     def shards(self, axis: int) -> int:
-        """Over how many devices an axis is split."""
+        """Returns the number of devices that split an axis."""
         return math.prod(self.mesh.shape[name] for name in self.names(axis))
 
     def names(self, axis: int) -> tuple[str, ...]:
-        """The mesh axes over which an axis is split."""
-        part = self.spec[axis] if axis < len(self.spec) else None
-        return () if part is None else (part,) if isinstance(part, str) else tuple(part)
+        """Returns the mesh axes that split an axis."""
+        entry = self.spec[axis] if axis < len(self.spec) else None
+        return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
 
 
 def placed(x: Array, given: NamedSharding | None) -> Shard | None:
-    """Where `x` is sharded: as `given`, else as its type says; None for not at all.
+    """Returns the shards of `x`: `given`, or as its type says; None if it is not sharded.
 
-    Raises ValueError where only `given` could say.
+    Raises ValueError if neither tells the sharding.
     """
     if given is not None:
         return Shard(given.mesh, given.spec) if any(given.spec) else None
@@ -70,7 +70,9 @@ def placed(x: Array, given: NamedSharding | None) -> Shard | None:
 
 
 def _hidden(x: Array, concrete: bool) -> bool:
-    """Whether `x` is, or while traced may be, sharded over axes that its type does not show."""
+    """Tests whether `x` is sharded over axes absent from its type; while traced, whether it may
+    be.
+    """
     if concrete:
         return len(x.sharding.device_set) > 1 and not x.sharding.is_fully_replicated
     mesh = get_abstract_mesh()
@@ -79,7 +81,14 @@ def _hidden(x: Array, concrete: bool) -> bool:
 
 
 def per_shard(function: Callable[..., Any], shard: Shard | None, split: Any, whole: Any) -> Any:
-    """`function(split, whole)` on each shard: `split`, and the results, have the leaf's axes."""
+    """Applies `function(split, whole)` on each shard.
+
+    Args:
+        function: Applied on each shard.
+        shard: Sharding of the leaf; None runs `function` once.
+        split: Arrays with the leaf's axes; so are the results.
+        whole: Arrays that every shard sees whole.
+    """
     if shard is None:
         return function(split, whole)
     if AxisType.Explicit in shard.mesh.axis_types:
@@ -95,7 +104,7 @@ def per_shard(function: Callable[..., Any], shard: Shard | None, split: Any, who
 
 
 class Rows(NamedTuple):
-    """How the leaf of a shard, of `shape`, is viewed as `rows` of `width` values."""
+    """View of a shard's leaf of `shape` as `rows` of `width` values."""
 
     shape: tuple[int, ...]
     block: int
@@ -116,18 +125,26 @@ class Rows(NamedTuple):
 
     @property
     def most(self) -> int:
-        """Rows in a turn."""
+        """Rows per iteration."""
         return max(_LEAST, math.prod(self.shape) // _TURNS) // self.width or 1
 
     def of(self, x: Shaped[Array, "..."]) -> Shaped[Array, "rows ..."]:
-        """The view of an array of the leaf's shape, or of its blocks' exponents."""
+        """Returns the view of an array of the leaf's shape, or of its blocks' exponents."""
         return x.reshape(self.rows, -1)
 
     def dither(self, start: Array, rows: int, key: Array, shard: Shard | None, whole: Any) -> Any:
-        """Bits for each value of a turn: the same for a place in the `whole` leaf however sharded.
+        """Returns bits for each value of an iteration, independent of the sharding of the `whole`
+        leaf.
 
-        Each block draws a number by the key, from which its values go evenly over all: to a value
-        the bits of other keys are independent, and a hash of each value is not needed.
+        Each block draws a number by the key, and its values follow evenly from it. For a value,
+        bits of different keys are independent; a hash of each value is not needed.
+
+        Args:
+            start: First row.
+            rows: Number of rows.
+            key: Determines the bits.
+            shard: Sharding of the leaf.
+            whole: Shape of the whole leaf.
         """
         index = jax.lax.broadcasted_iota(jnp.uint32, (rows, self.blocks), 0)
         index = index + start.astype(jnp.uint32)
@@ -138,30 +155,37 @@ class Rows(NamedTuple):
         return bits + place * jnp.uint32(_GOLDEN)
 
     def _whole(self, index: Array, shard: Shard | None, whole: tuple[int, ...]) -> Array:
-        """The index in the whole leaf's grid of blocks of those at `index` in this shard's."""
+        """Maps block indices of this shard to indices in the whole leaf."""
         if shard is None:
             return index
-        found, stride = jnp.zeros_like(index), 1
+        place, stride = jnp.zeros_like(index), 1
         for axis in reversed(range(len(whole))):
             size, full = self.shape[axis], whole[axis]
             if axis == len(whole) - 1:
                 size, full = (-(-n // self.block) for n in (size, full))
             names = shard.names(axis)
             first = jax.lax.axis_index(names) * size if names else jnp.int32(0)
-            found += (index % size + first.astype(jnp.uint32)) * jnp.uint32(stride % 2**32)
+            place += (index % size + first.astype(jnp.uint32)) * jnp.uint32(stride % 2**32)
             index, stride = index // size, stride * full
-        return found
+        return place
 
 
 def stream(
     turn: Callable[..., Any], read: Any, write: Any, *, rows: int, most: int, live: Any
 ) -> Any:
-    """What `write` becomes by `turn(start, read, write)` on every `most` rows of both trees.
+    """Returns `write` after `turn(start, read, write)` on every `most` rows of both trees.
 
-    Each row is seen once, so `turn` may write over what it reads. live: True, in a way that the
-    compiler cannot know. It makes of each turn a branch, into which nothing is fused that writes:
-    else XLA reads parts again after it has written over them, and so copies all of `write` in each
-    turn (a barrier would do, but on CPUs it is gone by then).
+    Each row is visited once, so `turn` may write over its input.
+
+    Args:
+        turn: Receives the first row and the rows of both trees; returns the new rows of `write`.
+        read: Arrays to read.
+        write: Arrays to update.
+        rows: Number of rows.
+        most: Rows per iteration.
+        live: True, unknown to the compiler. It makes each iteration a branch, so XLA fuses no write
+            into its reads. Otherwise it reads parts again after writing over them, and copies all
+            of `write` in each iteration (a barrier would do, but CPUs drop it earlier).
     """
 
     def cut(tree: Any, start: Array, size: int) -> Any:
@@ -175,7 +199,7 @@ def stream(
             cut(write, start, size),
         )
         paste = jax.lax.dynamic_update_slice_in_dim
-        return jax.tree.map(lambda x, part: paste(x, part, start, 0), write, parts)
+        return jax.tree.map(lambda x, changed: paste(x, changed, start, 0), write, parts)
 
     if rows <= most:
         return turn(jnp.int32(0), read, write)

@@ -1,9 +1,9 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What any gradient transformation must do, whoever wrote it, as checks to run over yours.
+"""Contract checks for any gradient transformation.
 
-The mathematics of an optimizer is its own test's matter. Here is what loops rely on: that a step
-can be compiled once, scanned, vmapped, donated, saved and restored, on trees with holes.
+The mathematics of an optimizer is for its own tests. These checks are about loops: a step can be
+compiled once, scanned, vmapped, donated, saved and restored, on trees with holes.
 """
 
 import functools
@@ -21,11 +21,14 @@ STEPS = 4
 def check_transformation(
     tx: optax.GradientTransformation, params: Any, *, tolerance: float = 1e-5, **extra: Any
 ) -> None:
-    """Raises AssertionError, saying what failed, unless `tx` keeps the contract on `params`.
+    """Raises AssertionError, with the reason, unless `tx` keeps the contract on `params`.
 
-    params: a pytree of arrays that `tx` accepts; gradients are random. tolerance: relative to the
-    largest parameter, between the step as compiled, scanned or vmapped and as interpreted. extra:
-    further arguments of `update`, such as `value`.
+    Args:
+        tx: The transformation.
+        params: A pytree of arrays for `tx`. Gradients are random.
+        tolerance: Relative to the largest parameter, between the compiled, scanned or vmapped step
+            and the interpreted one.
+        extra: Further arguments of `update`, such as `value`.
     """
     tx = optax.with_extra_args_support(tx)
     loop = _Loop(tx, jax.tree.map(jnp.asarray, params), tolerance, extra)
@@ -43,7 +46,7 @@ def check_transformation(
 
 
 class _Loop:
-    """A transformation, where it starts, and the gradients of a few steps."""
+    """A transformation, its start, and the gradients of a few steps."""
 
     def __init__(
         self,
@@ -81,11 +84,11 @@ class _Loop:
 
     def same(self, what: str, got: Any, expected: Any) -> None:
         for path, right in jax.tree_util.tree_leaves_with_path(expected):
-            found = dict(jax.tree_util.tree_leaves_with_path(got))[path]
-            right, found = (np.asarray(x, np.float64) for x in (right, found))
+            left = dict(jax.tree_util.tree_leaves_with_path(got))[path]
+            right, left = (np.asarray(x, np.float64) for x in (right, left))
             eps = float(jnp.finfo(jax.tree.leaves(self.params)[0].dtype).eps)
             bound = max(self.tolerance, eps) * max(1.0, np.abs(right).max(initial=0.0))
-            error = np.abs(found - right).max(initial=0.0)
+            error = np.abs(left - right).max(initial=0.0)
             assert error <= bound, f"{what}: {jax.tree_util.keystr(path)} is off by {error}"
 
 
@@ -145,7 +148,9 @@ def _is_donated(loop: _Loop) -> None:
 
 
 def _survives_a_copy(loop: _Loop) -> None:
-    """As a checkpoint does: arrays out to the host, and into the structure of a fresh state."""
+    """Saves and restores like a checkpoint: arrays to the host, and into the structure of a fresh
+    state.
+    """
     step, params, state = loop.compiled, loop.params, loop.tx.init(loop.params)
     for grads in loop.grads[:-1]:
         params, state = step(params, state, grads)

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What an optimizer does to each parameter, measured inside the compiled step.
+"""Statistics of each parameter's gradient and update, measured inside the compiled step.
 
 The numbers are part of the state: nothing waits for the device until someone reads them, and they
 are saved and restored with the rest.
@@ -21,11 +21,17 @@ from dovetail_optim.guard import norm
 
 
 class Measured(NamedTuple):
-    """Of the last step, in float32; by the name of the parameter, but for the norm of all.
+    """Statistics of the last step, in float32, by name of the parameter.
 
-    gradient, update, weight: root mean square of each, the weight before the step. For a stack of
-    layers one number for each layer. clipped: of how many of `steps` the gradient norm was above
-    the limit.
+    For a stack of layers there is one number per layer.
+
+    Attributes:
+        gradient_norm: Norm of all gradients.
+        gradient: Root mean square of each gradient.
+        update: Root mean square of each update.
+        weight: Root mean square of each parameter before the step.
+        clipped: Number of steps with a gradient norm above the limit.
+        steps: Number of steps.
     """
 
     gradient_norm: Float[Array, ""]
@@ -37,6 +43,8 @@ class Measured(NamedTuple):
 
 
 class WatchState(NamedTuple):
+    """State of `watch`: the measurements, and the state of the wrapped transformation."""
+
     measured: Measured
     inner: Any
 
@@ -47,20 +55,27 @@ def watch(
     stacks: Mapping[str, int] | None = None,
     clip: float | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """`tx`, and what it was given and gave: see `Measured`, and `measurements` to read them.
+    """Measures the gradients and updates of `tx`; read them by `measurements`.
 
     The gradients are those that reach `tx`: wrap the whole chain to see them before clipping.
 
     Args:
-        stacks: {pattern: axes}: parameters whose first `axes` axes count layers or heads, each of
-            which has a number of its own. The first pattern that matches decides.
-        clip: the norm at which `tx` clips, to count how often it did.
+        tx: Any transformation.
+        stacks: {pattern: axes} for parameters whose first `axes` axes count layers or heads. Each
+            layer or head has its own numbers. The first match decides.
+        clip: Norm at which `tx` clips, to count how often it did.
 
-    Raises ValueError, at `init`, for a pattern that matches no parameter or has as many axes as it.
+    Raises:
+        ValueError: At `init`: a pattern matches no parameter, or has as many axes as it.
 
-        tx = watch(optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3)), clip=1.0)
-        updates, state = tx.update(grads, tx.init(params), params)
-        print(measurements(state)["update_rms/layers.0.kernel"])
+    Example:
+
+        >>> import jax.numpy as jnp, optax
+        >>> tx = watch(optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3)), clip=1.0)
+        >>> params = {"w": jnp.ones(3)}
+        >>> updates, state = tx.update(params, tx.init(params), params)
+        >>> float(measurements(state)["gradient_rms/w"])
+        1.0
     """
     inner = optax.with_extra_args_support(tx)
     stacks = {Pattern(pattern).text: axes for pattern, axes in (stacks or {}).items()}
@@ -98,35 +113,38 @@ def watch(
 
 
 def measurements(state: Any) -> dict[str, np.ndarray]:
-    """The numbers of the one `watch` within `state`, flat: "gradient_rms/PATH" and so on.
+    """Returns the numbers of the only `watch` within `state`: "gradient_rms/NAME" and so on.
 
-    Also "gradient_norm" and "clip_rate", the share of steps clipped. It waits for the device.
+    Also "gradient_norm", and "clip_rate", the share of clipped steps. Waits for the device.
 
-    Raises ValueError if there is no `watch`, or there are several.
+    Raises ValueError if there is no `watch`, or several.
     """
     leaves = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, Measured))
-    found = [x for x in leaves if isinstance(x, Measured)]
-    if len(found) != 1:
+    watches = [x for x in leaves if isinstance(x, Measured)]
+    if len(watches) != 1:
         raise ValueError(
-            f"measurements needs a state with one watch, got {len(found)} in a "
+            f"measurements needs a state with one watch, got {len(watches)} in a "
             f"{type(state).__name__}. Use watch(tx), or pass the part of the state that is meant."
         )
-    (one,) = jax.device_get(found)
-    flat = {"gradient_norm": one.gradient_norm, "clip_rate": one.clipped / max(1, int(one.steps))}
+    (measured,) = jax.device_get(watches)
+    flat = {
+        "gradient_norm": measured.gradient_norm,
+        "clip_rate": measured.clipped / max(1, int(measured.steps)),
+    }
     for kind in ("gradient", "update", "weight"):
-        flat |= {f"{kind}_rms/{name}": value for name, value in getattr(one, kind).items()}
+        flat |= {f"{kind}_rms/{name}": value for name, value in getattr(measured, kind).items()}
     return {name: np.asarray(value) for name, value in flat.items()}
 
 
 def _by_name(tree: Any, stacks: Mapping[str, int]) -> dict[str, Array]:
-    found = {}
+    values = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         name = name_of(path)
         kept = next((n for p, n in stacks.items() if matches(p, name)), 0)
         total = jnp.sum(jnp.square(leaf.astype(jnp.float32)), range(kept, leaf.ndim))
         elements = math.prod(leaf.shape[kept:])
-        found[name] = jnp.sqrt(total / max(1, elements))  # without elements 0
-    return found
+        values[name] = jnp.sqrt(total / max(1, elements))  # without elements 0
+    return values
 
 
 def _check(stacks: Mapping[str, int], params: Any) -> None:

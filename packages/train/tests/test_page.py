@@ -38,7 +38,7 @@ def test_text_is_escaped_wherever_it_stands():
         bad,
         [
             _page.table([(bad, [bad])], [bad]),
-            _page.facts({bad: bad}),
+            _page.facts("Facts", {bad: bad}),
             _page.paragraph(bad),
             _page.section(bad, [_page.figure(bad, "", legend=[(0, bad)], notes=[bad])]),
             _page.bars([(bad, {bad: 1.0})]),

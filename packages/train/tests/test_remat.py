@@ -68,7 +68,7 @@ def test_the_cheapest_that_fits_is_chosen(trainer):
     assert needs[True] < needs["first"] < needs[False]
     for chosen in CANDIDATES:
         fitted = fit_remat(trainer, _Deep(), BATCH, candidates=CANDIDATES, max_bytes=needs[chosen])
-        assert fitted.chosen == fitted.model.remat == chosen
+        assert fitted.remat == fitted.model.remat == chosen
         order = [one.candidate for one in fitted.tried]
         assert order == [False, "first", True]
         compiled = {one.candidate: one.peak_bytes for one in fitted.tried}

@@ -1,58 +1,122 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A trainer for any NNX module, Optax transformation and mesh."""
+"""A trainer for any NNX module, Optax transformation and mesh.
 
-from dovetail_train._fit import Result as Result
-from dovetail_train.context import balanced_order as balanced_order
-from dovetail_train.context import context_parallel as context_parallel
-from dovetail_train.estimate import Estimate as Estimate
-from dovetail_train.estimate import estimate as estimate
-from dovetail_train.eval.bits import BitsPerByte as BitsPerByte
-from dovetail_train.eval.bits import Eval as Eval
-from dovetail_train.eval.choice import Answers as Answers
-from dovetail_train.eval.choice import MultipleChoice as MultipleChoice
-from dovetail_train.eval.choice import Question as Question
-from dovetail_train.eval.choice import Share as Share
-from dovetail_train.eval.choice import multiple_choice as multiple_choice
-from dovetail_train.eval.harness import LMEval as LMEval
-from dovetail_train.eval.harness import Sampler as Sampler
-from dovetail_train.eval.likelihood import Likelihoods as Likelihoods
-from dovetail_train.eval.likelihood import loglikelihood as loglikelihood
-from dovetail_train.eval.likelihood import rolling_loglikelihood as rolling_loglikelihood
-from dovetail_train.flops import Flops as Flops
-from dovetail_train.flops import count_flops as count_flops
-from dovetail_train.guard import BadStep as BadStep
-from dovetail_train.guard import StepGuard as StepGuard
-from dovetail_train.hooks import Hook as Hook
-from dovetail_train.loss import CrossEntropy as CrossEntropy
-from dovetail_train.loss import lm_loss as lm_loss
-from dovetail_train.loss import over_chunks as over_chunks
-from dovetail_train.loss import token_cross_entropy as token_cross_entropy
-from dovetail_train.mesh import abstract_mesh as abstract_mesh
-from dovetail_train.mesh import caches_cpu_programs as caches_cpu_programs
-from dovetail_train.mesh import fsdp_shardings as fsdp_shardings
-from dovetail_train.mesh import make_mesh as make_mesh
-from dovetail_train.metrics import Metrics as Metrics
-from dovetail_train.precision import Precision as Precision
-from dovetail_train.program import Program as Program
-from dovetail_train.records import Account as Account
-from dovetail_train.records import read_account as read_account
-from dovetail_train.records import read_jsonl as read_jsonl
-from dovetail_train.remat import Fitted as Fitted
-from dovetail_train.remat import fit_remat as fit_remat
-from dovetail_train.report import Section as Section
-from dovetail_train.report import write_report as write_report
-from dovetail_train.sinks import Console as Console
-from dovetail_train.sinks import Jsonl as Jsonl
-from dovetail_train.sinks import Sink as Sink
-from dovetail_train.state import State as State
-from dovetail_train.step import Loss as Loss
-from dovetail_train.step import Metric as Metric
-from dovetail_train.step import Term as Term
-from dovetail_train.store import OrbaxStore as OrbaxStore
-from dovetail_train.store import Store as Store
-from dovetail_train.tensorboard import TensorBoard as TensorBoard
-from dovetail_train.trainer import Trainer as Trainer
-from dovetail_train.watch import Trace as Trace
-from dovetail_train.watch import Watch as Watch
-from dovetail_train.weights_and_biases import Wandb as Wandb
+    >>> import numpy as np, optax
+    >>> from flax import nnx
+    >>> from dovetail_train import Trainer
+    >>> def loss(model, batch, *, key):
+    ...     error = (model(batch["x"]) - batch["y"]) ** 2
+    ...     return error.sum(), error.size * 1.0
+    >>> data = [{"x": np.ones((4, 8), "f4"), "y": np.ones((4, 1), "f4")}] * 20
+    >>> model = nnx.Linear(8, 1, rngs=nnx.Rngs(0))
+    >>> Trainer(optax.adam(1e-2), loss).fit(model, data, steps=20).step
+    20
+
+- Training: `Trainer`, `State`, `Metrics`, `Result`, `Precision`
+- Losses: `Loss`, `Term`, `Metric`, `lm_loss`, `over_chunks`
+- Devices: `make_mesh`, `abstract_mesh`, `fsdp_shardings`, `context_parallel`, `balanced_order`
+- Estimates and rematerialization: `estimate`, `Estimate`, `fit_remat`, `Fitted`, `count_flops`
+- Rejected steps: `StepGuard`, `BadStep`
+- Evaluation: `Eval`, `BitsPerByte`, `loglikelihood`, `rolling_loglikelihood`, `Likelihoods`
+- Hooks: `Hook`, `Watch`, `Trace`
+- Sinks and reports: `Sink`, `Console`, `Jsonl`, `TensorBoard`, `Wandb`
+- Stores: `Store`, `OrbaxStore`
+"""
+
+from importlib.metadata import version as _version
+
+from dovetail_train._fit import Result
+from dovetail_train.context import balanced_order, context_parallel
+from dovetail_train.estimate import Estimate, estimate
+from dovetail_train.eval.bits import BitsPerByte, Eval
+from dovetail_train.eval.choice import Answers, MultipleChoice, Question, Share, multiple_choice
+from dovetail_train.eval.harness import LMEval, Sampler
+from dovetail_train.eval.likelihood import Likelihoods, loglikelihood, rolling_loglikelihood
+from dovetail_train.flops import Flops, count_flops
+from dovetail_train.guard import BadStep, StepGuard
+from dovetail_train.hooks import Hook
+from dovetail_train.loss import CrossEntropy, lm_loss, over_chunks, token_cross_entropy
+from dovetail_train.mesh import abstract_mesh, caches_cpu_programs, fsdp_shardings, make_mesh
+from dovetail_train.metrics import Metrics
+from dovetail_train.precision import Precision
+from dovetail_train.program import Program
+from dovetail_train.records import Account, read_account, read_jsonl
+from dovetail_train.remat import Fitted, fit_remat
+from dovetail_train.report import Section, write_report
+from dovetail_train.sinks import Console, Jsonl, Sink
+from dovetail_train.state import State
+from dovetail_train.step import Loss, Metric, Term
+from dovetail_train.store import OrbaxStore, Store
+from dovetail_train.tensorboard import TensorBoard
+from dovetail_train.trainer import Trainer
+from dovetail_train.watch import Trace, Watch
+from dovetail_train.weights_and_biases import Wandb
+
+__all__ = [  # noqa: RUF022
+    # Training
+    "Trainer",
+    "State",
+    "Metrics",
+    "Result",
+    "Precision",
+    "Program",
+    # Losses
+    "Loss",
+    "Term",
+    "Metric",
+    "lm_loss",
+    "over_chunks",
+    "token_cross_entropy",
+    "CrossEntropy",
+    # Devices
+    "make_mesh",
+    "abstract_mesh",
+    "fsdp_shardings",
+    "context_parallel",
+    "balanced_order",
+    "caches_cpu_programs",
+    # Estimates and rematerialization
+    "estimate",
+    "Estimate",
+    "fit_remat",
+    "Fitted",
+    "count_flops",
+    "Flops",
+    # Rejected steps
+    "StepGuard",
+    "BadStep",
+    # Evaluation
+    "Eval",
+    "BitsPerByte",
+    "loglikelihood",
+    "rolling_loglikelihood",
+    "Likelihoods",
+    "multiple_choice",
+    "MultipleChoice",
+    "Question",
+    "Answers",
+    "Share",
+    "LMEval",
+    "Sampler",
+    # Hooks
+    "Hook",
+    "Watch",
+    "Trace",
+    # Sinks and reports
+    "Sink",
+    "Console",
+    "Jsonl",
+    "TensorBoard",
+    "Wandb",
+    "read_jsonl",
+    "read_account",
+    "Account",
+    "write_report",
+    "Section",
+    # Stores
+    "Store",
+    "OrbaxStore",
+]
+
+__version__ = _version("dovetail-train")

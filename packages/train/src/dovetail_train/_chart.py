@@ -1,9 +1,9 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Line charts as inline SVG: data to the last pixel, and nothing that needs a network.
+"""Line charts as inline SVG, without a network.
 
-Colours are classes (`c0` to `c6`), so that the page decides them for light, dark and paper. Lines
-differ in their dashes too, for eyes and printers that do not tell the colours apart.
+Colours are classes (`c0` to `c6`), and the page defines them for light, dark and paper. Lines also
+differ in their dashes, for readers and printers without colours.
 """
 
 import dataclasses
@@ -31,7 +31,14 @@ _TICKS = 4  # at least, where the values allow it; round numbers decide how many
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Line:
-    """One curve. faint: the raw values behind a smoothed line. series: which colour and dash."""
+    """One curve.
+
+    Attributes:
+        label: Name of the curve.
+        curve: Its points.
+        series: Index of colour and dash.
+        faint: The raw values behind a smoothed line.
+    """
 
     label: str
     curve: Curve
@@ -41,7 +48,13 @@ class Line:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Marks:
-    """Steps to point at. resumed: a dashed line through the chart. skipped: a stroke below it."""
+    """Steps to mark.
+
+    Attributes:
+        series: Index of the colour.
+        resumed: Steps with a dashed line through the chart.
+        skipped: Steps with a stroke below it.
+    """
 
     series: int
     resumed: Sequence[int] = ()
@@ -50,7 +63,7 @@ class Marks:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Axis:
-    """From values to pixels, and the values that are written on it."""
+    """Maps values to pixels, with labels."""
 
     low: float
     high: float
@@ -73,11 +86,16 @@ def line_chart(
     log: bool | None = None,
     from_zero: bool = False,
 ) -> str:
-    """One SVG of the lines over their steps. Each line must have a finite value.
+    """Returns one SVG of the lines over their steps. Each line must have a finite value.
 
-    log: a logarithmic axis of values; None where they are positive and span a factor of 20,
-    and not of 1e12.
-    from_zero: the axis begins at 0.
+    Args:
+        lines: Curves.
+        id: Identifier of the SVG in the page.
+        title: Title for screen readers.
+        marks: Steps to mark.
+        log: Use a logarithmic axis. Default: if values are positive and span a factor of 20, but
+            not of 1e12.
+        from_zero: Start the axis at 0.
     """
     values = np.concatenate([line.curve.finite() for line in lines])
     steps = np.concatenate([line.curve.steps for line in lines])
@@ -89,8 +107,8 @@ def line_chart(
     described = "; ".join(_described(line) for line in lines if not line.faint)
     body = [
         *_grid(x, y),
-        *(part for mark in marks for part in _marks(mark, x)),
-        *(part for line in lines for part in _line(line, x, y)),
+        *(element for mark in marks for element in _marks(mark, x)),
+        *(element for line in lines for element in _line(line, x, y)),
     ]
     return (
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-labelledby="{id}-t {id}-d">'
@@ -100,7 +118,7 @@ def line_chart(
 
 
 def swatch(series: int) -> str:
-    """A piece of the line of that series, for a legend."""
+    """Returns a piece of a line of that series, for a legend."""
     return (
         f'<svg class="swatch" viewBox="0 0 26 8" aria-hidden="true"><line {_style(series)} '
         f'x1="1" y1="4" x2="25" y2="4"/></svg>'
@@ -108,7 +126,7 @@ def swatch(series: int) -> str:
 
 
 def number(value: float) -> str:
-    """Four digits; ten thousand and more by k, a million and more by M, G, T."""
+    """Formats with four digits, and k, M, G or T from ten thousand on."""
     for least, unit, letter in (
         (1e12, 1e12, "T"),
         (1e9, 1e9, "G"),
@@ -132,7 +150,7 @@ def _style(series: int) -> str:
 
 
 def _line(line: Line, x: _Axis, y: _Axis) -> Iterator[str]:
-    """Stretches between gaps, as polylines; a point that stands alone is a dot."""
+    """Yields stretches between gaps as polylines; an isolated point is a dot."""
     style = _style(line.series).replace('class="', 'class="faint ' if line.faint else 'class="')
     curve = line.curve
     finite = np.isfinite(curve.values)
@@ -208,9 +226,10 @@ def _values_axis(low: float, high: float, *, log: bool) -> _Axis:
 def _linear(
     low: float, high: float, *, whole: bool = False, room: int | None = None
 ) -> list[tuple[float, str]]:
-    """Round numbers within [low, high], at least _TICKS unless their labels need more than `room`.
+    """Returns round numbers within [low, high], at least _TICKS unless their labels need more than
+    `room`.
 
-    Written with the digits that differ.
+    Labels have the digits that differ.
     """
     rough = (high - low) / _TICKS
     power = 10.0 ** math.floor(math.log10(rough))
@@ -229,7 +248,7 @@ def _linear(
 
 
 def _writer(largest: float, step: float) -> Callable[[float], str]:
-    """How the ticks of an axis are written: by one unit, with as many decimals as `step` needs."""
+    """Returns the format of an axis: one unit, with as many decimals as `step` needs."""
     if 0 < largest < 1e-3:
         digits = max(0, math.floor(math.log10(largest)) - math.floor(math.log10(step)))
         return lambda value: f"{value:.{digits}e}" if value else "0"
@@ -250,7 +269,7 @@ def _writer(largest: float, step: float) -> Callable[[float], str]:
 
 
 def _logarithmic(low: float, high: float) -> list[tuple[float, str]]:
-    """1, 2 and 5 times powers of ten, or powers alone where those are many."""
+    """Returns 1, 2 and 5 times powers of ten, or powers alone if those are many."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     wide = len(powers) > 4
     every = math.ceil(len(powers) / (2 * _TICKS)) if wide else 1

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The curves in a run's JSONL, smoothed and thinned for drawing."""
+"""Curves from a run's JSONL, smoothed and thinned for drawing."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ _HEAD = ("step", "generation", "time_s")
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-    """steps i64[n], ascending, and f64[n] of one scalar; NaN where it was not finite."""
+    """Steps i64[n], ascending, and values f64[n] of one scalar; NaN for non-finite values."""
 
     steps: Int64[np.ndarray, " n"]
     values: Float64[np.ndarray, " n"]
@@ -27,10 +27,10 @@ class Curve:
         return self.values[np.isfinite(self.values)]
 
     def smoothed(self, reach: int) -> "Curve":
-        """Means of the finite values within `reach` places on both sides; gaps stay.
+        """Returns means of the finite values within `reach` places on both sides; gaps stay.
 
-        Towards the ends both sides become shorter alike: a mean of what came before would lag
-        behind a falling curve, and one of unequal sides would bend its ends.
+        Towards the ends both sides shrink alike: a mean of past values would lag behind a falling
+        curve, and unequal sides would bend its ends.
         """
         count = len(self.values)
         finite = np.isfinite(self.values)
@@ -44,7 +44,7 @@ class Curve:
         return Curve(self.steps, values)
 
     def thinned(self, most: int) -> "Curve":
-        """At most about `most` points: of each stretch the lowest and the highest, in order.
+        """Returns about `most` points: the lowest and the highest of each stretch, in order.
 
         The first and the last stay. A stretch without a finite value stays a gap.
         """
@@ -64,9 +64,13 @@ class Curve:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class History:
-    """One run. lines: as `read_jsonl` gives them; a run that was resumed has several generations.
+    """The log of one run.
 
-    resumes: at which steps a later generation begins. skipped: the steps whose update was skipped.
+    Attributes:
+        label: Display name.
+        lines: Result of `read_jsonl`; a resumed run has several generations.
+        resumes: First steps of later generations.
+        skipped: Steps without an update.
     """
 
     label: str
@@ -75,14 +79,14 @@ class History:
     skipped: Sequence[int]
 
     def names(self) -> list[str]:
-        """Of all scalars, in the order of their first line."""
+        """Returns the names of all scalars, in the order of their first line."""
         names = dict.fromkeys(name for line in self.lines for name in line)
         return [name for name in names if name not in _HEAD]
 
     def curve(self, name: str) -> Curve:
-        """Of the steps that have the scalar; a gap at those that were skipped.
+        """Returns the curve of a scalar, with gaps at skipped steps.
 
-        An evaluation at such a step stays: it is of the state, which the step left as it was.
+        An evaluation at a skipped step stays: it is of the unchanged state.
         """
         lines = [line for line in self.lines if name in line]
         gone = set() if name.startswith("eval/") else set(self.skipped)
@@ -95,13 +99,13 @@ class History:
         )
 
     def last(self, name: str) -> float | None:
-        """The last finite value."""
+        """Returns the last finite value."""
         values = self.curve(name).finite()
         return float(values[-1]) if len(values) else None
 
 
 def read_history(label: str, path: str | Path) -> History:
-    """Raises ValueError when the file holds no step."""
+    """Reads a log. Raises ValueError if the file has no step."""
     lines = read_jsonl(path)
     if not lines:
         raise ValueError(

@@ -1,9 +1,9 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The loop of `Trainer.fit`: dispatch ahead, read late, and never save what was not checked.
+"""The loop of `Trainer.fit`: dispatch ahead, read late, save only checked states.
 
 Steps n + 1 and n + 2 are on their way to the device before the loop waits for the result of step n.
-A save or a hook reads every result first, so what a step came to is known before its state is used.
+A save or a hook first reads every result, so a step is checked before its state is used.
 """
 
 import dataclasses
@@ -31,12 +31,15 @@ _LATE = 2
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Result:
-    """What `fit` leaves.
+    """Result of `fit`.
 
-    step: updates made in all. interrupted: whether `stop` ended the run before `steps`, or before
-    the hooks of its last step. scalars: those of the last step that ran, empty if none had to.
-    seconds: wall time by activity, those of the runs that this one continued included (see
-    `Clock`).
+    Attributes:
+        state: Final state.
+        step: Number of updates in all.
+        interrupted: Whether `stop` ended the run before `steps`, or before the hooks of its last
+            step.
+        scalars: Scalars of the last step; empty if no step was left to run.
+        seconds: Wall time by activity, earlier launches included (see `Clock`).
     """
 
     state: State
@@ -47,10 +50,10 @@ class Result:
 
 
 class _Progress:
-    """The state that is saved beside arrays and data: of the clock, and of hooks that have one.
+    """The saved state of the clock and of hooks.
 
-    pending_hooks: number of hooks, the last of those due at the step, that a stop request left
-    uncalled.
+    `pending_hooks` is the number of hooks, the last of those due at the step, that a stop request
+    left uncalled.
     """
 
     def __init__(self, clock: Clock, hooks: Sequence[Hook]) -> None:
@@ -81,9 +84,12 @@ class _Progress:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Beginning:
-    """How a run begins: from the state that a store fills `target` with, or from `build()`.
+    """The start of a run: restored into `target` by a store, or made by `build()`.
 
-    params: the model's own arrays, to look into when step 0 is not finite.
+    Attributes:
+        params: The model's own arrays, for the message if step 0 is not finite.
+        target: Shapes and shardings of the state.
+        build: Returns a fresh state.
     """
 
     params: Any
@@ -92,7 +98,19 @@ class Beginning:
 
 
 class Run:
-    """One call of `fit`."""
+    """One call of `fit`.
+
+    Args:
+        trainer: The trainer.
+        data: Batches.
+        begin: Start of the run.
+        steps: See `Trainer.fit`.
+        store: See `Trainer.fit`.
+        save_every: See `Trainer.fit`.
+        sinks: See `Trainer.fit`.
+        hooks: See `Trainer.fit`.
+        stop: See `Trainer.fit`.
+    """
 
     def __init__(
         self,
@@ -128,12 +146,12 @@ class Run:
     def _restore(self, target: State) -> State | None:
         if self._store is None:
             return None
-        found = self._store.restore(
+        restored = self._store.restore(
             params=target.params, train=_rest(target), data=self._data, hooks=self._progress
         )
-        if found is None:
+        if restored is None:
             return None
-        state = State(params=found[1]["params"], **found[1]["train"])
+        state = State(params=restored[1]["params"], **restored[1]["train"])
         self._saved = int(state.step)
         _log.info("continuing from step %d", self._saved)
         return state
@@ -164,14 +182,14 @@ class Run:
         )
 
     def _close(self) -> None:
-        """Finishes the saves that were begun and closes hooks and sinks, whatever ended the run."""
+        """Finishes pending saves and closes hooks and sinks, however the run ended."""
         try:
             if self._store is not None:
                 self._store.wait()
         finally:
-            for part in (*self._hooks, *self._sinks):
-                if isinstance(part, Closable):
-                    part.close()
+            for closable in (*self._hooks, *self._sinks):
+                if isinstance(closable, Closable):
+                    closable.close()
 
     def _advance(self, step: int) -> None:
         """Dispatches update `step`, fetches the next batch meanwhile, and reads an old result."""
@@ -220,7 +238,7 @@ class Run:
         return [hook for hook in self._hooks if step % hook.every == 0]
 
     def _finish(self, step: int, due: Sequence[Hook]) -> bool:
-        """Calls the hooks after an update until `stop` says to end; whether it did."""
+        """Calls the hooks after an update. Returns True if `stop` ends the run."""
         self._progress.pending_hooks = len(due)
         stopped = self._is_stopped(step)
         if due:
@@ -238,7 +256,7 @@ class Run:
         return stopped and (step < self._steps or self._progress.pending_hooks > 0)
 
     def _call(self, hook: Hook, step: int) -> Mapping[str, float] | None:
-        """What the hook returns; None if `stop` said to end between its parts."""
+        """Returns the result of the hook; None if `stop` interrupted it."""
         if not isinstance(hook, InterruptibleHook):
             return hook(self._trainer, self._state, step)
         parts = hook.run_in_parts(self._trainer, self._state, step)
@@ -248,7 +266,7 @@ class Run:
         return self._stop is not None and self._stop(step)
 
     def _account(self, step: int) -> None:
-        """Tells the sinks where the time went so far."""
+        """Sends the account of time to the sinks."""
         self._write(step, {f"seconds/{k}": v for k, v in self._clock.seconds().items()})
 
     def _save(self, step: int) -> None:
@@ -283,7 +301,7 @@ class Run:
         self._write(done.step, scalars)
 
     def _judge(self, done: "_Dispatched", scalars: dict[str, float]) -> None:
-        """Raises BadStep where the run must end; logs the reason of every other skipped step."""
+        """Raises BadStep if the run must end; logs the reason of every other skipped step."""
         guard, max_skips = self._trainer.guard, self._trainer.max_skips
         finite = is_finite(scalars)
         if scalars.get("skipped", 0.0) == 0 and finite:
@@ -340,7 +358,7 @@ class Run:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Dispatched:
-    """A step on its way, and what it is computed from."""
+    """A step on its way, with its inputs."""
 
     step: int
     metrics: Metrics
@@ -352,7 +370,7 @@ class _Dispatched:
 
 
 def _rest(state: State) -> dict[str, Any]:
-    """The item `train`: everything but the parameters, which other programs read alone."""
+    """Returns the item `train`: everything except parameters, which other programs read alone."""
     rest = {"step": state.step, "frozen": state.frozen, "rest": state.rest, "opt": state.opt}
     rest["skips"] = state.skips
     extras = {"ema": state.ema, "guard": state.guard}

@@ -51,7 +51,7 @@ COLOURS
 
 
 def page(title: str, sections: Sequence[str]) -> str:
-    """The whole document; empty sections are left out."""
+    """Returns the whole document; empty sections are left out."""
     body = "\n".join(section for section in sections if section)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"/>'
@@ -62,7 +62,7 @@ def page(title: str, sections: Sequence[str]) -> str:
 
 
 def section(heading: str, figures: Sequence[str]) -> str:
-    """A heading over figures; "" without any."""
+    """Returns a heading over figures; "" without any."""
     if not figures:
         return ""
     inside = "\n".join(figures)
@@ -70,14 +70,21 @@ def section(heading: str, figures: Sequence[str]) -> str:
 
 
 def paragraph(text: str) -> str:
-    """ "" without text."""
+    """Returns a paragraph; "" without text."""
     return f'<p class="key">{escape(text)}</p>' if text else ""
 
 
 def figure(
     caption: str, chart: str, *, legend: Sequence[tuple[int, str]], notes: Sequence[str]
 ) -> str:
-    """A chart with what its lines are: (series, label) pairs."""
+    """Returns a chart with a legend of (series, label) pairs.
+
+    Args:
+        caption: Title.
+        chart: SVG.
+        legend: (series, label) pairs.
+        notes: Sentences below the chart.
+    """
     entries = "".join(f"<li>{swatch(series)}{escape(label)}</li>" for series, label in legend)
     listed = f'<ul class="legend">{entries}</ul>' if entries else ""
     note = f"<p>{escape(' '.join(notes))}</p>" if notes else ""
@@ -85,7 +92,7 @@ def figure(
 
 
 def table(rows: Sequence[tuple[str, Sequence[str]]], runs: Sequence[str]) -> str:
-    """Figures by name, a column for each run; on a narrow screen the columns become lines."""
+    """Returns figures by name, a column for each run; on a narrow screen columns become lines."""
     kind = ' class="many"' if len(runs) > 1 else ""
     head = "".join(f'<th scope="col">{escape(run)}</th>' for run in runs)
     lines = []
@@ -102,7 +109,13 @@ def table(rows: Sequence[tuple[str, Sequence[str]]], runs: Sequence[str]) -> str
 
 
 def facts(heading: str, values: Mapping[str, str], *, note: str = "") -> str:
-    """A table of texts by name."""
+    """Returns a table of texts by name.
+
+    Args:
+        heading: Title.
+        values: Texts by name.
+        note: A sentence below the table.
+    """
     lines = "".join(
         f'<tr><th scope="row">{escape(name)}</th><td>{escape(value)}</td></tr>'
         for name, value in values.items()
@@ -111,7 +124,13 @@ def facts(heading: str, values: Mapping[str, str], *, note: str = "") -> str:
 
 
 def bar_table(heading: str, values: Mapping[str, float], *, note: str) -> str:
-    """A table of numbers from 0, each with a bar; the first in colour."""
+    """Returns a table of numbers from 0, each with a bar; the first in colour.
+
+    Args:
+        heading: Title.
+        values: Numbers by name.
+        note: A sentence below the table.
+    """
     most = max(values.values()) or 1.0
     lines = "".join(
         f'<tr><th scope="row">{escape(name)}</th><td>{number(value)}</td><td class="wide">'
@@ -122,7 +141,13 @@ def bar_table(heading: str, values: Mapping[str, float], *, note: str) -> str:
 
 
 def texts(heading: str, values: Sequence[str], *, note: str) -> str:
-    """Texts with their line breaks."""
+    """Returns texts with their line breaks.
+
+    Args:
+        heading: Title.
+        values: Texts.
+        note: A sentence below the texts.
+    """
     return _block(heading, "".join(f"<pre>{escape(value)}</pre>" for value in values), note)
 
 
@@ -131,7 +156,7 @@ def _block(heading: str, content: str, note: str) -> str:
 
 
 def bars(runs: Sequence[tuple[str, Mapping[str, float]]]) -> str:
-    """For each run a bar divided by seconds of activity, the same activity in the same colour."""
+    """Returns a bar per run, divided by seconds of activity; equal activities share a colour."""
     activities = list(dict.fromkeys(name for _, seconds in runs for name in seconds))
     width, height, gap = 520, 22, 24
     parts, said = [], []
@@ -163,7 +188,7 @@ def bars(runs: Sequence[tuple[str, Mapping[str, float]]]) -> str:
 
 
 def slug(name: str) -> str:
-    """A name as an identifier of HTML: other names give others."""
+    """Returns an HTML identifier for a name; different names give different ones."""
     return "chart-" + re.sub(r"[^A-Za-z0-9]", lambda match: f"_{ord(match[0]):x}_", name)
 
 

@@ -1,9 +1,9 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Where the time of a run went, and how long a step took.
+"""Clocks: wall time by activity, and the time of a step.
 
-Steps are dispatched ahead of the device, so the time of a call says nothing. The only honest clock
-is the arrival of results: a step's time is the distance between its result and the one before.
+Steps are dispatched ahead of the device, so the time of a call is meaningless. The only honest
+clock is the arrival of results: a step's time is the distance to the result before.
 """
 
 import dataclasses
@@ -15,13 +15,12 @@ Activity = Literal["init", "compile", "step", "skipped", "data", "hooks", "save"
 
 
 class Clock:
-    """Seconds of wall time by activity; exactly one activity runs at a time, so they sum to it.
+    """Seconds of wall time by activity. Activities do not overlap, so they sum to the wall time.
 
     init: building or restoring the state. compile: calls that compiled a step, without its run.
     step: the device had work (fetching a batch meanwhile is free and counts here). skipped: the
-    same for steps whose update was not made. data: fetching
-    a batch after which the device had none. hooks, save: the loop waited for them. A clock is
-    Stateful: with `set_state` it continues the account of the run that it was saved from.
+    same for steps without an update. data: fetching a batch while the device was idle. hooks, save:
+    the loop waited for them. A clock is Stateful: after `set_state` it continues a saved account.
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
@@ -37,23 +36,25 @@ class Clock:
         self._activity, self._since = activity, now
 
     def charge(self, activity: Activity) -> None:
-        """Gives the time since the last `enter` or `charge` to an activity that is not current."""
+        """Charges the time since the last `enter` or `charge` to an activity that is not
+        current.
+        """
         now = self._now()
         self._seconds[activity] += now - self._since
         self._since = now
 
     def move(self, seconds: float, *, to: Activity) -> None:
-        """Gives seconds that counted as steps to another activity."""
+        """Moves seconds from steps to another activity."""
         self._seconds["step"] -= seconds
         self._seconds[to] += seconds
 
     def seconds(self) -> dict[str, float]:
-        """Seconds by activity up to now."""
+        """Returns seconds by activity up to now."""
         self.enter(self._activity)
         return dict(self._seconds)
 
     def goodput(self) -> float:
-        """The part of the wall time in which steps ran."""
+        """Returns the share of the wall time in steps."""
         seconds = self.seconds()
         return seconds["step"] / max(sum(seconds.values()), 1e-9)  # a clock may not have ticked yet
 
@@ -67,8 +68,13 @@ class Clock:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rates:
-    """Operations of one step over the whole batch, and per second of all devices at their peak;
-    each None where it is not known. recomputed: those that are computed again, on top of flops."""
+    """FLOPs of a step and of the devices. None: unknown.
+
+    Attributes:
+        flops: Model FLOPs of a step over the whole batch.
+        recomputed: FLOPs computed again, on top of `flops`.
+        peak_flops: FLOP/s of all devices at their peak.
+    """
 
     flops: float | None = None
     recomputed: float | None = None
@@ -76,7 +82,7 @@ class Rates:
 
 
 class Throughput:
-    """Step times from the arrival of results, and what follows from them."""
+    """Step times from the arrival of results, and rates derived from them."""
 
     def __init__(
         self, rates: Rates = Rates(), now: Callable[[], float] = time.perf_counter
@@ -85,19 +91,19 @@ class Throughput:
         self._last: float | None = None
 
     def pause(self) -> None:
-        """What follows is not training (a compilation): the next result has no step time."""
+        """Announces work other than training (a compilation): the next result has no step time."""
         self._last = None
 
     def resume(self) -> None:
-        """The device is idle and training goes on from now."""
+        """Restarts the clock; the device is idle."""
         self._last = self._now()
 
     def result(self, *, tokens: float | None, rows: int) -> dict[str, float]:
-        """The scalars of a step whose result has just arrived; empty after a pause.
+        """Returns the scalars of a step whose result has just arrived; empty after a pause.
 
         `tokens_per_s` counts the positions of the batch with mask > 0, not padding; a batch
-        without a mask has `rows_per_s`. `mfu` is the model's operations over those at peak (PaLM,
-        2204.02311, appendix B); `hfu` counts those that are computed again too.
+        without a mask has `rows_per_s`. `mfu` is the share of model FLOPs in the peak (PaLM,
+        2204.02311, appendix B); `hfu` includes recomputed FLOPs.
         """
         last, self._last = self._last, self._now()
         if last is None:

@@ -1,17 +1,17 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Attention over sequences that are split among devices, by any attention of whole sequences.
+"""Context parallelism: attention over sequences split among devices.
 
-Everything else in a decoder is independent along the sequence, so context parallelism is two
-exchanges around one operation. Two ways, each good where the other is not:
+All other operations of a decoder are independent along the sequence, so context parallelism is two
+exchanges around attention. Two methods complement each other:
 
-- all_to_all (DeepSpeed-Ulysses, 2309.14509): tokens are exchanged for heads, and each device has
-  a part of the heads and the whole sequence. Any operation will do. Heads must suffice.
-- gather (Llama 3, 2407.21783, section 3.3.2): each device keeps its queries and gets all keys and
-  values. The operation must take pairs of positions. Good where key-value heads are few.
+- all_to_all (DeepSpeed-Ulysses, 2309.14509): tokens are exchanged for heads, so each device has
+  some heads of the whole sequence. Any attention works. There must be enough heads.
+- gather (Llama 3, 2407.21783, section 3.3.2): each device keeps its queries and gathers all keys
+  and values. Attention must take pairs of positions. Good for few key-value heads.
 
-Kernels that the partitioner cannot split run per device this way, on meshes without a context axis
-too: rows and heads are split among the devices that have them.
+Kernels that the partitioner cannot split run per device this way, also on meshes without a context
+axis: rows and heads are split among the devices.
 """
 
 import math
@@ -32,17 +32,21 @@ _CONTEXT, _TENSOR = "context", "tensor"
 def context_parallel(
     attention: Callable[..., Any], *, method: Literal["all_to_all", "gather"] = "all_to_all"
 ) -> Callable[..., Any]:
-    """`attention` with rows over (data, fsdp, expert), heads over tensor, tokens over context.
+    """Splits `attention` among devices: rows over (data, fsdp, expert), heads over tensor, tokens
+    over context.
 
-    attention(q, k, v, *, causal, positions, segment_ids, sinks, ...): q [B,T,N,H], k [B,T,K,H],
-    v [B,T,K,G] -> [B,T,N,G]; N a multiple of K. With "gather", positions and segment_ids are pairs
-    (of the queries, of the keys), as `dovetail_kernels.attention` takes them. Key-value heads that
-    are fewer than the devices of a row are repeated. The mesh is the ambient one
-    (`jax.set_mesh`, which the trainer does); without one this is `attention`.
+    The mesh is the ambient one (`jax.set_mesh`, set by the trainer). Without a mesh this is
+    `attention`.
 
-    Raises ValueError when heads or tokens cannot be split, or a cache is given.
+    Args:
+        attention: attention(q, k, v, *, causal, positions, segment_ids, sinks, ...) with q
+            [B,T,N,H], k [B,T,K,H], v [B,T,K,G] returns [B,T,N,G]; K divides N. With "gather",
+            positions and segment_ids are pairs (queries, keys), as in `dovetail_kernels.attention`.
+        method: "all_to_all" or "gather"; see above. Key-value heads fewer than the devices of a row
+            are repeated.
 
-        lm_loss(attention=context_parallel(dovetail_kernels.attention))
+    Raises:
+        ValueError: Heads or tokens cannot be split, or a cache is given.
     """
     if method not in ("all_to_all", "gather"):
         raise ValueError(
@@ -133,8 +137,8 @@ def _gather(
     if c > 1:
         rows, length = q.shape[:2]
         first = jax.lax.axis_index(_CONTEXT) * length
-        here = jnp.broadcast_to(first + jnp.arange(length), (rows, length))
-        sides = {"positions": here, **sides}
+        own_positions = jnp.broadcast_to(first + jnp.arange(length), (rows, length))
+        sides = {"positions": own_positions, **sides}
 
         def all_of(x: Array) -> Array:
             return jax.lax.all_gather(x, _CONTEXT, axis=1, tiled=True)
@@ -148,7 +152,9 @@ def _gather(
 
 
 def _enough_heads(x: Float[Array, "B T K H"], *, heads: int, split: int) -> Array:
-    """Each key-value head repeated until `split` devices can have a part, as few times as do."""
+    """Repeats key-value heads until each of `split` devices can have one, as few times as
+    possible.
+    """
     count = x.shape[2]
     wanted = math.lcm(count, split)
     wanted = wanted if heads % wanted == 0 else heads
@@ -172,13 +178,16 @@ def _check(q: Array, mesh: Any, *, shards: int, split: int, method: str) -> None
 
 
 def balanced_order(length: int, *, shards: int) -> Int[np.ndarray, " length"]:
-    """Which token comes at each place, so that every device of a causal "gather" has equal work.
+    """Returns an order of tokens with equal work for every device of a causal "gather".
 
     Device i of c gets pieces i and 2c − 1 − i of 2c (Llama 3, 2407.21783, section 3.3.2). Apply it
-    along the token axis of tokens, targets, mask, segment_ids and positions, which must be there
-    then: masks go by position. Raises ValueError unless 2·shards divides length.
+    along the token axis of tokens, targets, mask, segment_ids and positions. The batch must have
+    positions, since masks go by position. Raises ValueError unless 2·shards divides length.
 
-        order = balanced_order(8, shards=2)  # 0 1 6 7 2 3 4 5
+    Example:
+
+        >>> balanced_order(8, shards=2)
+        array([0, 1, 6, 7, 2, 3, 4, 5])
     """
     if shards < 1 or length % (2 * shards):
         raise ValueError(

@@ -1,11 +1,11 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Estimates a step on absent devices: bytes by kind, operations, a lower bound on its time.
+"""Estimates of a step on absent devices: bytes by kind, FLOPs, a lower bound on its time.
 
-Everything is read off the step that would run: the shardings of its arguments give the bytes of the
-state exactly, its gradient the operations, and the residuals of its derivative what the backward
-pass keeps. Only what a compiler decides is missing (fusion, temporaries, collectives): compiling
-for absent hardware takes the same `Program`.
+Everything is read off the traced step. The shardings of its arguments give the bytes of the state
+exactly, its gradient the FLOPs, and the residuals of its derivative the memory of the backward
+pass. Only the compiler's choices are missing (fusion, temporaries, collectives). To include them,
+compile the same `Program`.
 """
 
 import dataclasses
@@ -32,20 +32,25 @@ _UNITS = ((30, "GiB"), (20, "MiB"), (10, "KiB"), (0, "B"))
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """What one step needs. Bytes and times are of one device.
+    """Needs of one step. Bytes and times are per device.
 
-    device: its kind. devices: how many. mesh: the axes above 1.
-    state_bytes: exact, by kind (params, frozen, rest, opt, skips, ema, guard). batch_bytes: of
-    the step's batch. gradient_bytes: of one tree of gradients, and of their float32 sum with
-    microbatches.
-    residual_bytes: what one microbatch keeps for the backward pass, split as rows and tokens are.
-    An estimate: a compiler fuses some of it away, a tensor axis splits it further, and one block
-    of what is recomputed comes on top.
-    memory_bytes: of the device, or None if it is not known.
-    model_flops, recomputed_flops: of the step on all devices, the first as the trainer was told, if
-    it was. opaque: calls whose operations could not be counted.
-    seconds: the least time that a step can take, by products at peak rate or by reading and writing
-    the state once, whichever is longer (`bound`); communication is not in it.
+    Attributes:
+        device: Kind of device.
+        devices: Number of devices.
+        mesh: Mesh axes above 1.
+        state_bytes: Exact, by kind (params, frozen, rest, opt, skips, ema, guard).
+        batch_bytes: Bytes of the step's batch.
+        gradient_bytes: Bytes of one tree of gradients, and of their float32 sum with microbatches.
+        residual_bytes: Estimated memory of one microbatch for the backward pass, split like rows
+            and tokens. Fusion needs less, a tensor axis splits it further, and one recomputed block
+            comes on top.
+        memory_bytes: Memory of the device, or None if unknown.
+        model_flops: FLOPs of the step on all devices, as given to the trainer or counted.
+        recomputed_flops: FLOPs computed again.
+        opaque: Calls whose FLOPs could not be counted, by name.
+        seconds: Lower bound on the step time: products at peak rate, or reading and writing the
+            state once. Communication is not included.
+        bound: The longer of the two.
     """
 
     device: str
@@ -64,17 +69,17 @@ class Estimate:
 
     @property
     def total_bytes(self) -> int:
-        """Of one device: all of the above."""
+        """Sum of all bytes of one device."""
         state = sum(self.state_bytes.values())
         return state + self.batch_bytes + self.gradient_bytes + self.residual_bytes
 
     @property
     def fits(self) -> bool | None:
-        """Whether that is less than the device has; None if it is not known."""
+        """Whether `total_bytes` is below the device's memory; None if unknown."""
         return None if self.memory_bytes is None else self.total_bytes < self.memory_bytes
 
     def json(self) -> dict[str, Any]:
-        """The same, of plain values."""
+        """Returns plain values for JSON."""
         return dataclasses.asdict(self) | {"total_bytes": self.total_bytes, "fits": self.fits}
 
     def __str__(self) -> str:
@@ -106,13 +111,16 @@ class Estimate:
 def estimate(
     trainer: "Trainer", model: "nnx.Module", batch: "Batch", *, device: str = "NVIDIA H200"
 ) -> Estimate:
-    """What a step of `trainer` needs on its mesh, which may be abstract, of devices of that kind.
+    """Estimates a step of `trainer` on its mesh, which may be abstract. Allocates nothing.
 
-    model and batch: arrays or ShapeDtypeStructs; nothing is allocated. Takes about a second. Raises
-    what the step would raise when it is traced or lowered for the platform of the device.
+    Takes about a second. Raises the errors of tracing the step, or of lowering it for the platform
+    of the device.
 
-        trainer = Trainer(optax.adamw(1e-3), lm_loss(), mesh=abstract_mesh(64, fsdp=64))
-        print(estimate(trainer, dovetail_models.abstract(config, mesh=trainer.mesh), batch))
+    Args:
+        trainer: The trainer.
+        model: A module of arrays or `jax.ShapeDtypeStruct`.
+        batch: A batch of arrays or `jax.ShapeDtypeStruct`.
+        device: `device_kind` of the devices, as "NVIDIA H200".
     """
     program = trainer.program(model, batch)
     program.lower("tpu" if device.startswith("TPU") else "cuda" if "NVIDIA" in device else "cpu")
@@ -122,8 +130,8 @@ def estimate(
         for field in dataclasses.fields(state)
         if field.name != "step"
     }
-    flops, told = program.flops(), program.model_flops
-    model_flops = flops.model if told is None else int(told)
+    flops, given_flops = program.flops(), program.model_flops
+    model_flops = flops.model if given_flops is None else int(given_flops)
     once = _device_bytes(jax.tree.map(_as_float32, state.params))
     summed = once if program.accumulate > 1 else 0
     peak = peak_of(device, trainer.precision.compute)
@@ -131,7 +139,7 @@ def estimate(
     seconds, bound = _least_seconds(
         products=(model_flops + flops.recomputed) / program.mesh.size,
         moved=2 * sum(kinds.values()),
-        peak=peak if told is not None or not flops.opaque else None,
+        peak=peak if given_flops is not None or not flops.opaque else None,
         rate=rate,
     )
     return Estimate(
@@ -165,28 +173,28 @@ def _as_float32(x: Any) -> Any:
 
 
 def _device_bytes(tree: Any) -> int:
-    """Of the arrays of a tree, what one device holds."""
+    """Returns the bytes of a tree's arrays on one device."""
     return sum(
         math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)
     )
 
 
 def _residual_bytes(program: "Program") -> int:
-    """Of one microbatch on one device, the values that the derivative of the loss keeps."""
+    """Returns the bytes of the loss's residuals, for one microbatch on one device."""
     state, rows = program.args
     size = program.mesh.shape
-    part = {
+    microbatch = {
         name: jax.ShapeDtypeStruct(
             (x.shape[0] // program.accumulate, *x.shape[1:]), x.dtype, sharding=x.sharding
         )
         for name, x in rows.items()
     }
 
-    def residuals(state: Any, part: Any) -> Any:
-        return jax.vjp(lambda params: program.objective(params, state, part), state.params)[1]
+    def residuals(state: Any, microbatch: Any) -> Any:
+        return jax.vjp(lambda params: program.objective(params, state, microbatch), state.params)[1]
 
     with ambient(program.mesh):
-        jaxpr = jax.make_jaxpr(residuals)(state, part).jaxpr
+        jaxpr = jax.make_jaxpr(residuals)(state, microbatch).jaxpr
     variables = {x for x in jaxpr.outvars if not isinstance(x, Constant)}
     kept = [x.aval for x in variables - {*jaxpr.invars, *jaxpr.constvars}]
     total = sum(math.prod(x.shape) * x.dtype.itemsize for x in kept)

@@ -1,9 +1,9 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Floating-point operations of a function, counted from its jaxpr.
+"""FLOPs of a function, counted from its jaxpr.
 
-XLA's own cost analysis counts the body of a loop once and cannot see what was recomputed. Here a
-scan counts times its length and `jax.checkpoint`'s second forward pass is told apart, so that both
+XLA's own cost analysis counts the body of a loop once and cannot see recomputation. Here a scan
+counts times its length, and the second forward pass of `jax.checkpoint` is separate. So both
 conventions can be printed: model FLOPs (MFU, PaLM appendix B) and hardware FLOPs.
 """
 
@@ -29,11 +29,13 @@ _OPAQUE = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flops:
-    """Counts of multiplications and additions in products (a product of [m,k] and [k,n]: 2·m·k·n).
+    """FLOPs in products ([m,k] times [k,n] counts 2·m·k·n).
 
-    model: without what is recomputed. recomputed: what `jax.checkpoint` computes again. opaque:
-    how often each primitive occurs that hides its work (kernels, loops of unknown length); when
-    there is any, the counts are too low.
+    Attributes:
+        model: Without recomputation.
+        recomputed: FLOPs that `jax.checkpoint` computes again.
+        opaque: Number of calls of each primitive with hidden work (kernels, loops of unknown
+            length). If there are any, the counts are too low.
     """
 
     model: int
@@ -42,10 +44,10 @@ class Flops:
 
 
 def count_flops(fn: Callable[..., Any], *args: Any) -> Flops:
-    """The products of `fn(*args)`; only shapes are read, nothing is computed.
+    """Counts the FLOPs of `fn(*args)`. Reads only shapes and computes nothing.
 
-    Products are counted as they are written: attention that masks half of its scores counts
-    whole. Of `jax.lax.cond`, the dearest branch. Elementwise work is not counted.
+    Products are counted as written: masked attention counts all scores. `jax.lax.cond` counts its
+    most expensive branch. Elementwise operations are not counted.
     """
     jaxpr = jax.make_jaxpr(fn)(*args).jaxpr
     counts: Counter[str] = Counter()
@@ -88,13 +90,13 @@ def _walk_dearest(
 
 
 def _inner(eqn: Any) -> list[Any]:
-    """The jaxprs that an equation runs; of a custom derivative, the call alone."""
+    """Returns the jaxprs of an equation; of a custom derivative, the call alone."""
     if "call_jaxpr" in eqn.params:
-        found = [eqn.params["call_jaxpr"]]
+        inner = [eqn.params["call_jaxpr"]]
     else:
         values = [v if isinstance(v, (tuple, list)) else (v,) for v in eqn.params.values()]
-        found = [x for value in values for x in value]
-    jaxprs = [getattr(x, "jaxpr", x) for x in found]  # a ClosedJaxpr wraps one
+        inner = [x for value in values for x in value]
+    jaxprs = [getattr(x, "jaxpr", x) for x in inner]  # a ClosedJaxpr wraps one
     return [x for x in jaxprs if hasattr(x, "eqns")]
 
 
@@ -105,7 +107,7 @@ def _dot(eqn: Any) -> int:
 
 
 def _ragged_dot(eqn: Any) -> int:
-    """Each row meets the matrix of its own group alone."""
+    """Counts each row once, with the matrix of its own group."""
     numbers = eqn.params["ragged_dot_dimension_numbers"]
     (_, contract), (_, batch) = numbers.dot_dimension_numbers
     right = eqn.invars[1].aval.shape

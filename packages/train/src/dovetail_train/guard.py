@@ -1,9 +1,9 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Refused steps: the protocol of a guard, the account of skipped steps, and the error that ends.
+"""Refused steps: the protocol of a guard, the count of skipped steps, and the final error.
 
-The trainer refuses a step whose loss or gradient norm is not finite. It has no rule for spikes: a
-guard that is passed to it judges the finite steps.
+The trainer refuses a step with a non-finite loss or gradient norm. It has no rule for spikes: a
+guard judges the finite steps.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ class StepGuard(Protocol):
     """
 
     def begin(self) -> Any:
-        """The history before the first step."""
+        """Returns the history before the first step."""
         ...
 
     def judge(
@@ -32,28 +32,29 @@ class StepGuard(Protocol):
     ) -> tuple[Bool[Array, ""], Any]:
         """Decides on a step.
 
-        The trainer ignores both results for a step that is not finite.
+        The trainer ignores both results for a non-finite step.
 
         Args:
-            history: Of `begin`, or of the last finite step.
+            history: Result of `begin`, or of the last finite step.
             grad_norm: Norm of the whole gradient.
             loss: Weighted mean loss of the batch.
 
         Returns:
-            Whether to make the update, and the history after the step.
+            Whether to make the update, and the new history.
         """
         ...
 
 
 class BadStep(RuntimeError):
-    """A run ended at a step that cannot be right; the attributes help to find the cause.
+    """Ends a run at a step that cannot be right. The attributes help to find the cause.
 
-    Attributes:
-        step: Its number.
-        scalars: The scalars of the step.
-        batch: The batch that it was computed from, on the devices.
-        grad_norms: Gradient norm of each parameter by dotted name; those that are not finite come
-            first, then the largest.
+    Args:
+        message: Error message.
+        step: Number of the step.
+        scalars: Scalars of the step.
+        batch: Its batch, on the devices.
+        grad_norms: Gradient norm of each parameter by dotted name; non-finite ones first, then the
+            largest.
     """
 
     def __init__(
@@ -73,9 +74,11 @@ class BadStep(RuntimeError):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Skips:
-    """The account of skipped steps.
+    """Counts of skipped steps.
 
-    total: i32[], skipped steps of the run. in_a_row: i32[], skipped steps since the last update.
+    Attributes:
+        total: i32[], skipped steps of the run.
+        in_a_row: i32[], skipped steps since the last update.
     """
 
     total: Any
@@ -83,12 +86,12 @@ class Skips:
 
 
 def no_skips() -> Skips:
-    """The account before the first step."""
+    """Returns the counts before the first step."""
     return Skips(total=jnp.zeros((), jnp.int32), in_a_row=jnp.zeros((), jnp.int32))
 
 
 def check_guard(guard: Any) -> None:
-    """Raises TypeError or ValueError for an object that is no `StepGuard`."""
+    """Raises TypeError or ValueError unless `guard` is a `StepGuard`."""
     if guard is None:
         return
     if isinstance(guard, type) or not isinstance(guard, StepGuard):
@@ -130,7 +133,15 @@ def judge(
     loss: Float[Array, ""],
     grad_norm: Float[Array, ""],
 ) -> tuple[Bool[Array, ""], Any, Skips]:
-    """Whether to make the update, and the guard's history and the account after the step."""
+    """Returns whether to make the update, and the new history and counts.
+
+    Args:
+        guard: The guard, or None.
+        history: Its history.
+        skips: Counts of skipped steps.
+        loss: Loss of the step.
+        grad_norm: Norm of the gradient.
+    """
     taken = finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
     if guard is not None:
         accepted, after = guard.judge(history, grad_norm=grad_norm, loss=loss)

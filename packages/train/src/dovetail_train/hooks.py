@@ -49,7 +49,7 @@ class InterruptibleHook(Protocol):
 
 @runtime_checkable
 class Closable(Protocol):
-    """A hook or a sink that holds something open: `fit` closes it, however a run ends.
+    """A hook or a sink with open resources: `fit` closes it, however a run ends.
 
     It must be usable again afterwards.
     """
@@ -60,7 +60,7 @@ class Closable(Protocol):
 def result_of(
     parts: Generator[None, None, Mapping[str, float]], *, stopped: Callable[[], bool]
 ) -> Mapping[str, float] | None:
-    """The value that `parts` returns; None if `stopped` is true after a yield."""
+    """Returns the result of `parts`, or None if `stopped` is true after a yield."""
     while True:
         try:
             next(parts)

@@ -1,11 +1,11 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The next-token loss of any decoder that has `features` and `head`.
+"""The next-token loss of any decoder with `features` and `head`.
 
-Logits are the largest array of a language model's step: at 128k tokens of vocabulary, 8 rows of
-4096 are 16 GiB in float32. Here they exist for one chunk of positions at a time; the backward pass
-computes them again (`jax.checkpoint`). A batch that fits in one chunk is not computed twice. An
-operation that never makes them, given as `cross_entropy`, takes the place of all this.
+Logits are the largest array of a language model's step: with a vocabulary of 128k, 8 rows of 4096
+are 16 GiB in float32. Here they exist for one chunk of positions at a time, and the backward pass
+recomputes them (`jax.checkpoint`). A batch of a single chunk is not computed twice. Pass
+`cross_entropy` for an operation that never makes them.
 """
 
 import math
@@ -24,8 +24,11 @@ _CHUNK = 1024
 
 @runtime_checkable
 class Sums(Protocol):
-    """Over tokens, weighted by `where`: `sum` of nll + z_loss·logsumexp², which is differentiated;
-    `count` of the weights; `z_sum` of logsumexp²."""
+    """Sums over tokens, weighted by `where`.
+
+    `sum` is that of nll + z_loss·logsumexp², and is differentiated; `count` is that of the weights;
+    `z_sum` that of logsumexp².
+    """
 
     @property
     def sum(self) -> Array: ...
@@ -60,37 +63,45 @@ def lm_loss(
     balance: bool = False,
     sources: Sequence[str] = (),
 ) -> Loss:
-    """Σ mask·(logsumexp(logits) − logits[target]) and Σ mask, in nats.
+    """Returns a loss: Σ mask·(logsumexp(logits) − logits[target]) and Σ mask, in nats.
 
-    The batch has tokens i32[B,S], targets i32[B,S], mask f32[B,S] (0 = ignored, and then the
-    target may be anything) and, if the model is to read them, positions and segment_ids i32[B,S].
+    The batch has tokens i32[B,S], targets i32[B,S], mask f32[B,S] (0 = ignored, with any target),
+    and optionally positions and segment_ids i32[B,S] for the model. A target outside the vocabulary
+    with mask > 0 makes the loss NaN.
 
-    attention: the operation that the decoder is to use; None leaves its own.
-    cross_entropy: the operation that forms the loss from the features and from the model's
-    `head_weight()`; None makes logits by the model's `head`, chunk by chunk.
-    chunk: for how many positions per device those logits exist at once, 1024 unless given.
-    z: with z > 0 there is a term "z" = z·Σ mask·logsumexp² (PaLM, section 5).
-    balance: adds the term "balance", the mean over sequences and layers of what the decoder taps as
-    "router" (an object with `total` and `sequences`). Its weight is `Trainer(weights=)`'s.
-    sources: names; the batch then has source i32[B], an index among them, and each gets the metric
-    "source/NAME", its mean nll.
+    With `z`, `balance` or `sources` the loss is a mapping, in which "nll" is the loss of the
+    tokens.
 
-    With any of the last three the loss is a mapping, in which "nll" is the loss of the tokens.
-    A target outside the vocabulary where mask > 0 makes the loss NaN.
+    Args:
+        attention: Attention for the decoder. Default: its own.
+        cross_entropy: Computes the loss from features and the model's `head_weight()`. Default:
+            logits by the model's `head`, chunk by chunk.
+        chunk: Positions per device for which those logits exist at once. Default: 1024.
+        z: If above 0, adds the term "z" = z·Σ mask·logsumexp² (PaLM, section 5).
+        balance: Adds the term "balance", the mean over sequences and layers of the decoder's taps
+            "router" (objects with `total` and `sequences`). Set its weight in `Trainer(weights=)`.
+        sources: Names of sources. The batch then has source i32[B], an index into them, and each
+            gets the metric "source/NAME", its mean nll.
+
+    Example:
+
+        >>> import optax
+        >>> from dovetail_train import Trainer
+        >>> trainer = Trainer(optax.adamw(1e-3), lm_loss(z=1e-4))
     """
     _check(cross_entropy=cross_entropy, chunk=chunk, z=z, sources=sources)
     taps: dict[str, Any] = {"taps": ("router",)} if balance else {}
 
     def loss(model: Any, batch: Batch, *, key: Any) -> Term | Mapping[str, Term]:
         del key  # a decoder's noise, if any, is its own
-        x, *found = _features(model, batch, attention=attention, **taps)
+        x, *extras = _features(model, batch, attention=attention, **taps)
         names = tuple(sources)
         sums = _sums(model, x, batch, cross_entropy=cross_entropy, chunk=chunk, z=z, sources=names)
         terms: dict[str, Term] = {"nll": (sums.nll, sums.tokens)}
         if z:
             terms["z"] = sums.squares, sums.tokens
         if balance:
-            router = found[-1]["router"]
+            router = extras[-1]["router"]
             terms["balance"] = router.total.sum(), router.sequences.sum()
         for i, name in enumerate(names):
             terms[f"source/{name}"] = Metric(sums.by_source[0, i], sums.by_source[1, i])
@@ -125,8 +136,9 @@ def _check(
 
 
 class _Sums(NamedTuple):
-    """Over tokens: Σ mask·nll, z·Σ mask·logsumexp², Σ mask, and [2, sources], Σ mask·nll and Σ mask
-    of each. The sum of the first two has the gradient of both; each alone may not have its own."""
+    """Sums over tokens: Σ mask·nll, z·Σ mask·logsumexp², Σ mask, and [2, sources], Σ mask·nll and Σ
+    mask of each source. Only the sum of the first two is sure to have its gradient.
+    """
 
     nll: Array
     squares: Array
@@ -142,7 +154,15 @@ def token_sums(
     cross_entropy: CrossEntropy | None,
     chunk: int | None,
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """(Σ mask·nll, Σ mask), options as in `lm_loss`."""
+    """Returns (Σ mask·nll, Σ mask).
+
+    Args:
+        model: A decoder.
+        batch: See `lm_loss`.
+        attention: See `lm_loss`.
+        cross_entropy: See `lm_loss`.
+        chunk: See `lm_loss`.
+    """
     x, *_ = _features(model, batch, attention=attention)
     sums = _sums(model, x, batch, cross_entropy=cross_entropy, chunk=chunk, z=0.0, sources=())
     return sums.nll, sums.tokens
@@ -175,9 +195,9 @@ def _sums(
 ) -> _Sums:
     targets, mask = jnp.asarray(batch["targets"]), jnp.asarray(batch["mask"], jnp.float32)
     if cross_entropy is not None:
-        found = _headless(model, x, targets, mask, cross_entropy=cross_entropy, z=z)
-        share = jax.lax.stop_gradient(z * found.z_sum) if z else jnp.zeros(())
-        return _Sums(found.sum - share, share, found.count, jnp.zeros((2, 0)))
+        sums = _headless(model, x, targets, mask, cross_entropy=cross_entropy, z=z)
+        share = jax.lax.stop_gradient(z * sums.z_sum) if z else jnp.zeros(())
+        return _Sums(sums.sum - share, share, sums.count, jnp.zeros((2, 0)))
     if sources and "source" not in batch:
         raise ValueError(
             f"a loss of sources needs a batch with source i32[B], got {sorted(batch)} where "
@@ -201,7 +221,9 @@ def _chunked(
     *,
     chunk: int,
 ) -> tuple[Float[Array, ""], Float[Array, ""], Float[Array, " sources"]]:
-    """(Σ mask·nll, Σ mask·logsumexp², Σ mask·nll of each source), logits a chunk at a time."""
+    """Returns Σ mask·nll, Σ mask·logsumexp² and Σ mask·nll of each source, logits a chunk at a
+    time.
+    """
 
     def sums(x: Array, targets: Array, mask: Array) -> tuple[Array, ...]:
         nll, normalizer = token_cross_entropy(model.head(x), jnp.where(mask > 0, targets, 0))
@@ -238,7 +260,7 @@ def _headless(
 def token_cross_entropy(
     logits: Float[Array, "*n V"], targets: Int[Array, "*n"]
 ) -> tuple[Float[Array, "*n"], Float[Array, "*n"]]:
-    """(−log p(target), logsumexp) in float32; NaN where the target is not in the vocabulary."""
+    """Returns −log p(target) and logsumexp in float32; NaN for a target outside the vocabulary."""
     logits = logits.astype(jnp.float32)
     normalizer = jax.nn.logsumexp(logits, axis=-1)
     # take_along_axis counts negative indices from the end: move them past it, where it gives NaN.
@@ -250,13 +272,23 @@ def token_cross_entropy(
 def over_chunks(
     function: Callable[..., Any], arrays: tuple[Array, ...], *, chunk: int, zeros: Any
 ) -> Any:
-    """The sum of function(*pieces) over pieces of arrays [B, S, ...] along axis 1.
+    """Sums function(*pieces) over pieces of arrays [B, S, ...] along axis 1.
 
-    A piece has at most `chunk` positions of each device, and its values exist one piece at a time:
-    the backward pass computes them again. Arrays that are one piece are not computed twice. zeros:
-    a pytree like what the function returns, of 0.
+    Values of a piece exist one piece at a time; the backward pass recomputes them. Arrays of a
+    single piece are not computed twice.
 
-        nll = over_chunks(lambda x, y: loss(head(x), y).sum(), (x, y), chunk=1024, zeros=0.0)
+    Args:
+        function: Maps pieces to a pytree of sums.
+        arrays: Arrays [B, S, ...].
+        chunk: Largest number of positions of a piece, per device.
+        zeros: A pytree of zeros like the function's result.
+
+    Example:
+
+        >>> import jax.numpy as jnp
+        >>> x = jnp.arange(6.0).reshape(1, 6)
+        >>> float(over_chunks(lambda x: x.sum(), (x,), chunk=2, zeros=0.0))
+        15.0
     """
     rows, length = arrays[0].shape[:2]
     mesh = dict(jax.sharding.get_abstract_mesh().shape)

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Device meshes with fixed axis names, and where the arrays of a module without names go."""
+"""Device meshes with fixed axis names, and shardings for modules without annotations."""
 
 import dataclasses
 import math
@@ -34,12 +34,28 @@ def make_mesh(
     stage: int = 1,
     devices: Sequence[Any] | None = None,
 ) -> Mesh:
-    """A mesh of all six axes (AxisType.Auto), where an axis of -1 takes the devices that remain.
+    """Returns a mesh of all six axes (AxisType.Auto). An axis of -1 takes the remaining devices.
 
-    devices: all of `jax.devices()` when None. Raises ValueError when the product of the axes is
-    not the number of devices. A plain `jax.make_mesh` would be Explicit, which changes the
-    meaning of every operation of a model. Warns if several CPU devices meet JAX's persistent
-    compilation cache, which can stop them for ever.
+    A plain `jax.make_mesh` would be Explicit, which changes the meaning of every operation of a
+    model. Warns if several CPU devices meet JAX's persistent compilation cache, which can deadlock
+    them.
+
+    Args:
+        data: Splits rows; parameters are replicated.
+        fsdp: Splits rows, parameters and optimizer state.
+        tensor: Splits heads and hidden layers.
+        context: Splits tokens of a row.
+        expert: Splits experts, and rows elsewhere.
+        stage: Pipeline stages.
+        devices: Devices. Default: all of `jax.devices()`.
+
+    Raises:
+        ValueError: The product of the axes is not the number of devices.
+
+    Example:
+
+        >>> make_mesh().shape["fsdp"]
+        1
     """
     devices = jax.devices() if devices is None else list(devices)
     if caches_cpu_programs(devices):
@@ -57,11 +73,11 @@ def make_mesh(
 
 
 def caches_cpu_programs(devices: Sequence[Any]) -> bool:
-    """Whether `devices` are several CPU devices and JAX keeps compiled programs on disk.
+    """Tests for several CPU devices with JAX's persistent compilation cache.
 
-    XLA:CPU loses the order of collectives when it loads a program in which a loop and the code
-    around it both communicate. Its devices then wait for each other for ever. Seen with jaxlib
-    0.10.2 and 0.12.0.
+    XLA:CPU loses the order of collectives when it loads a program with collectives both in a loop
+    and around it. Its devices then wait for each other for ever. Seen with jaxlib 0.10.2 and
+    0.12.0.
     """
     config: Any = jax.config  # its options are attributes that are set as JAX is imported
     kept = config.jax_enable_compilation_cache and config.jax_compilation_cache_dir
@@ -69,7 +85,7 @@ def caches_cpu_programs(devices: Sequence[Any]) -> bool:
 
 
 def abstract_mesh(count: int, **axes: int) -> AbstractMesh:
-    """The mesh of `make_mesh(**axes)` on `count` devices that are not here, to plan for them."""
+    """Returns the mesh of `make_mesh(**axes)` on `count` absent devices, for estimates."""
     unknown = set(axes) - set(AXES)
     if count < 1 or unknown:
         raise ValueError(
@@ -81,7 +97,7 @@ def abstract_mesh(count: int, **axes: int) -> AbstractMesh:
 
 
 def ambient(mesh: Mesh | AbstractMesh) -> Any:
-    """A context in which programs are traced for `mesh`."""
+    """Returns a context in which programs are traced for `mesh`."""
     if isinstance(mesh, AbstractMesh):
         return jax.sharding.use_abstract_mesh(mesh)
     return jax.set_mesh(mesh)
@@ -109,11 +125,17 @@ def _shape(sizes: dict[str, int], *, count: int) -> tuple[int, ...]:
 def fsdp_shardings(
     module: nnx.Module, mesh: Mesh | AbstractMesh, *, min_size: int = 65536
 ) -> nnx.State:
-    """NamedShardings for `nnx.state(module)`: the largest dimension that divides goes over fsdp.
+    """Returns NamedShardings for `nnx.state(module)`: the largest divisible dimension goes over
+    fsdp.
 
-    Arrays of fewer than min_size elements are replicated: gathering them costs more than holding
-    them. Only shapes are read, so an abstract module will do. Usable with `jax.device_put` and as
-    the `out_shardings` of `jax.jit`.
+    Only shapes are read, so an abstract module will do. Use the result with `jax.device_put`, or as
+    `out_shardings` of `jax.jit`.
+
+    Args:
+        module: The module; may be abstract.
+        mesh: The mesh.
+        min_size: Arrays of fewer elements are replicated: gathering them costs more than holding
+            them.
     """
     return jax.tree.map(
         lambda leaf: sharding_by_shape(leaf.shape, mesh, min_size=min_size), nnx.state(module)
@@ -123,7 +145,13 @@ def fsdp_shardings(
 def sharding_by_shape(
     shape: tuple[int, ...], mesh: Mesh | AbstractMesh, *, min_size: int
 ) -> NamedSharding:
-    """The largest dimension divisible by the fsdp axis over it (the first of equals), or none."""
+    """Shards the largest dimension divisible by fsdp (the first of equals), or none.
+
+    Args:
+        shape: Shape of the array.
+        mesh: The mesh.
+        min_size: Arrays of fewer elements are replicated.
+    """
     parts = mesh.shape.get("fsdp", 1)
     fitting = [i for i, size in enumerate(shape) if size % parts == 0]
     if parts == 1 or not fitting or math.prod(shape) < min_size:
@@ -134,16 +162,18 @@ def sharding_by_shape(
 
 @dataclasses.dataclass(frozen=True)
 class BatchPlacement:
-    """Rows over those of (data, fsdp, expert) that the mesh has, and tokens over context.
+    """Placement of a batch: rows over (data, fsdp, expert), tokens over context.
 
-    tokens: into how many parts the second axis of an array is split.
+    Attributes:
+        rows: Sharding of the rows.
+        tokens: Number of shards of the second axis.
     """
 
     rows: NamedSharding
     tokens: int
 
     def of(self, ndim: int) -> NamedSharding:
-        """Where an array of so many axes lies."""
+        """Returns the sharding of an array with `ndim` axes."""
         if self.tokens == 1 or ndim < 2:
             return self.rows
         return NamedSharding(self.rows.mesh, PartitionSpec(*self.rows.spec, "context"))
@@ -159,11 +189,11 @@ class BatchPlacement:
 
 
 def batch_placement(mesh: Mesh | AbstractMesh) -> BatchPlacement:
-    """Where the arrays of a batch lie on `mesh`."""
+    """Returns the placement of a batch on `mesh`."""
     rows = NamedSharding(mesh, PartitionSpec(tuple(a for a in BATCH_AXES if a in mesh.shape)))
     return BatchPlacement(rows, mesh.shape.get("context", 1))
 
 
 def row_shards(axis_sizes: dict[str, int]) -> int:
-    """Into how many parts the rows of a batch are split."""
+    """Returns the number of shards of a batch's rows."""
     return math.prod(axis_sizes.get(axis, 1) for axis in BATCH_AXES)

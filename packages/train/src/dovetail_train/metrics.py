@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a step reports: scalars that stay on the device until someone reads them."""
+"""Metrics of a step: scalars that stay on the device until someone reads them."""
 
 import dataclasses
 import math
@@ -15,31 +15,35 @@ from dovetail_train._patterns import name_of
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Metrics:
-    """The results of one step, on the device; reading them waits for the step.
+    """Results of one step, on the device. Reading them waits for the step.
 
-    scalars: f32[] by name: "loss" (Σ weight·sum/count), "grad_norm", "count" (or, for a loss of
-    several terms, "loss/NAME" and "count/NAME"), "param_norm" (before the update), "update_norm",
-    and "tokens" when the batch has a mask: how many are > 0. "skipped" is 0 or 1, and absent from a
-    trainer that refuses nothing. A term whose count is 0 contributes 0. grad_norms: f32[leaves],
-    the norm of the gradient of each parameter, in the order of `jax.tree.leaves`.
+    Attributes:
+        scalars: f32[] by name: "loss" (Σ weight·sum/count), "grad_norm", "count" (for a loss of
+            several terms "loss/NAME" and "count/NAME"), "param_norm" (before the update),
+            "update_norm", "tokens" (mask > 0) if the batch has a mask, and "skipped", 0 or 1,
+            unless the trainer refuses nothing. A term with count 0 contributes 0.
+        grad_norms: f32[leaves], the gradient norm of each parameter, in the order of
+            `jax.tree.leaves`.
     """
 
     scalars: dict[str, Any]
     grad_norms: Any
 
     def read(self) -> dict[str, float]:
-        """The scalars as Python floats; waits for the step.
+        """Returns the scalars as Python floats; waits for the step.
 
-        "loss/NAME" is left out where "count/NAME" is 0: nothing has no mean.
+        "loss/NAME" is left out if "count/NAME" is 0.
         """
-        found = {name: float(x) for name, x in jax.device_get(self.scalars).items()}
-        empty = {f"loss/{name[6:]}" for name, x in found.items() if name[:6] == "count/" and x == 0}
-        return {name: x for name, x in found.items() if name not in empty}
+        scalars = {name: float(x) for name, x in jax.device_get(self.scalars).items()}
+        empty = {
+            f"loss/{name[6:]}" for name, x in scalars.items() if name[:6] == "count/" and x == 0
+        }
+        return {name: x for name, x in scalars.items() if name not in empty}
 
     def gradient_norms(self, params: Any) -> dict[str, float]:
-        """The norm of each parameter's gradient by its name, from a tree like theirs.
+        """Returns the gradient norm of each parameter by name. `params` is a tree like theirs.
 
-        Those that are not finite come first, then the largest. Waits for the step.
+        Non-finite norms come first, then the largest. Waits for the step.
         """
         norms = jax.device_get(self.grad_norms)
         leaves = jax.tree_util.tree_leaves_with_path(params)
@@ -48,12 +52,14 @@ class Metrics:
 
 
 def is_finite(scalars: dict[str, float]) -> bool:
-    """Whether the loss and the gradient norm are, hence the update was."""
+    """Tests whether loss and gradient norm are finite, and so the update."""
     return math.isfinite(scalars["loss"]) and math.isfinite(scalars["grad_norm"])
 
 
 def first_non_finite(tree: Any) -> str | None:
-    """The name of the first float leaf that has a NaN or an infinity; reads every leaf."""
+    """Returns the name of the first float leaf with a NaN or infinity, or None. Reads every
+    leaf.
+    """
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if jnp.issubdtype(leaf.dtype, jnp.floating) and not jnp.isfinite(leaf).all():
             return name_of(path)

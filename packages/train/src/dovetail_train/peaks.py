@@ -34,10 +34,10 @@ _MEMORY = {
 
 
 def peak_flops(device_kind: str, dtype: str) -> float | None:
-    """FLOP/s of one device, or None when the table does not have exactly this kind and dtype."""
+    """Returns FLOP/s of one device, or None if the table lacks this exact kind and dtype."""
     return _PEAKS.get((device_kind, dtype))
 
 
 def memory(device_kind: str) -> tuple[int, float] | None:
-    """(bytes, bytes per second) of one device, or None when the table does not have the kind."""
+    """Returns (bytes, bytes per second) of one device, or None if the table lacks the kind."""
     return _MEMORY.get(device_kind)

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""In which dtype a model computes: one cast, inside the loss."""
+"""Compute dtype of a model: one cast, inside the loss."""
 
 import dataclasses
 from typing import Any, Literal
@@ -13,15 +13,16 @@ from dovetail_train._patterns import Patterns, each_of, matches, name_of, names_
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Precision:
-    """The dtype that parameters are cast to inside the loss.
+    """Dtype of the parameters inside the loss.
 
-    Parameters, gradients and optimizer state keep the dtype that they came with (float32 in
-    nearly every run): the cast is differentiated, so its transpose returns gradients to them.
-    Batches are not cast: a bfloat16 mask could not count above 256.
+    Parameters, gradients and optimizer state keep their dtype (float32 in nearly every run): the
+    cast is differentiated, so its transpose returns gradients in it. Batches are not cast, since a
+    bfloat16 mask could not count above 256.
 
-    compute: "float32" (no cast) or "bfloat16". float16 would need loss scaling.
-    keep: patterns over the names of parameters that are not cast, such as "**.norm.scale": `*`
-    within a segment, `**` for any number of segments.
+    Args:
+        compute: "float32" (no cast) or "bfloat16". float16 would need loss scaling.
+        keep: Name patterns of parameters without a cast, such as "**.norm.scale": `*` within a
+            segment, `**` for any number of segments.
     """
 
     compute: Literal["float32", "bfloat16"]
@@ -37,12 +38,12 @@ class Precision:
             each_of(self.keep)  # raises for what is no pattern
 
     def check(self, *trees: Any) -> None:
-        """Raises ValueError when a pattern of `keep` matches no parameter of the trees."""
+        """Raises ValueError if a pattern of `keep` matches no parameter of the trees."""
         if self.keep != ():
             select(self.keep, [name for tree in trees for name in names_of(tree)])
 
     def cast(self, params: Any) -> Any:
-        """The float parameters in the compute dtype, those that `keep` matches as they are."""
+        """Casts float parameters to the compute dtype, except those in `keep`."""
         if self.compute == "float32":
             return params
         dtype = jnp.dtype(self.compute)

@@ -1,9 +1,9 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""One batch ahead: fetched and sent to the devices while they compute the step before.
+"""Prefetching one batch: it is fetched and sent to the devices while they compute.
 
-No thread: a step is dispatched, not waited for, so the main thread is free to fetch. What a saved
-run must remember is the position after the batch that a step got, not after the one fetched ahead.
+There is no thread. A step is dispatched, not waited for, so the main thread is free to fetch. A
+saved run must record the position after the batch of its last step, not after the prefetched one.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 @runtime_checkable
 class Stateful(Protocol):
-    """An object whose position can be saved as JSON and set again."""
+    """An object with a position that can be saved as JSON and restored."""
 
     def get_state(self) -> Any: ...
     def set_state(self, state: Any) -> None: ...
@@ -21,7 +21,7 @@ class Stateful(Protocol):
 class Prefetch:
     """An iterator of placed batches that can fetch one ahead.
 
-    `get_state` is the state of `data` after the batch that `next` returned last.
+    `get_state` is the state of `data` after the batch last returned by `next`.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Prefetch:
         return None if self._stateful is None else self._stateful.get_state()
 
     def fill(self) -> None:
-        """Fetches a batch unless one is waiting or the data has ended."""
+        """Fetches a batch, unless one is waiting or the data has ended."""
         if self._ahead:
             return
         for batch in self._data:

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A train step for any compiler, on devices that are here or not."""
+"""A train step for any compiler, on present or absent devices."""
 
 import dataclasses
 from collections.abc import Callable
@@ -17,12 +17,18 @@ Platform = Literal["cpu", "cuda", "rocm", "tpu"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Program:
-    """The step fn(state, batch) -> (state, metrics); nothing was allocated or run.
+    """The step fn(state, batch) -> (state, metrics). Nothing is allocated or run.
 
-    args: (state, batch) of ShapeDtypeStructs with shardings on `mesh`, which may be abstract.
-    donate: the arguments whose memory the results take. objective: (params, state, batch) -> the
-    loss f32[], and gradients: (state, batch) -> its gradient, both of a whole batch at once.
-    accumulate: the microbatches of the step. model_flops: what the trainer was told, or None.
+    Attributes:
+        fn: The step.
+        args: (state, batch) of ShapeDtypeStructs with shardings on `mesh`.
+        donate: Indices of donated arguments.
+        out_shardings: Shardings of the results.
+        mesh: The mesh; may be abstract.
+        objective: (params, state, batch) -> the loss f32[] of a whole batch.
+        gradients: (state, batch) -> its gradient.
+        accumulate: Number of microbatches of the step.
+        model_flops: FLOPs given to the trainer, or None.
     """
 
     fn: Callable[..., Any]
@@ -36,23 +42,27 @@ class Program:
     model_flops: float | None = None
 
     def jit(self) -> Any:
-        """`jax.jit` of the step, with its donation and shardings. Call it under `ambient(mesh)`."""
+        """Returns `jax.jit` of the step with donation and shardings. Call it under
+        `ambient(mesh)`.
+        """
         return jax.jit(self.fn, donate_argnums=self.donate, out_shardings=self.out_shardings)
 
     def flops(self) -> Flops:
-        """The products of the gradient over the whole batch; nothing is computed."""
+        """Counts the FLOPs of the gradient over the whole batch. Computes nothing."""
         state, batch = self.args
         with ambient(self.mesh):
             return count_flops(self.gradients, state, batch)
 
     def lower(self, platform: Platform | None = None) -> Any:
-        """The step in StableHLO (`jax.stages.Lowered`), for a platform that need not be here."""
+        """Returns the step in StableHLO (`jax.stages.Lowered`), for a platform that may be
+        absent.
+        """
         platforms = None if platform is None else (platform,)
         with ambient(self.mesh):
             return self.jit().trace(*self.args).lower(lowering_platforms=platforms)
 
     def compile(self) -> Any:
-        """The step compiled for the devices of `mesh` (`jax.stages.Compiled`)."""
+        """Compiles the step for the devices of `mesh` (`jax.stages.Compiled`)."""
         if isinstance(self.mesh, AbstractMesh):
             raise RuntimeError(
                 f"a program is compiled for devices, got one on {self.mesh}; make it on "

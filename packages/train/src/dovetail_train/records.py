@@ -1,8 +1,8 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a run's `Jsonl` file says: its curve over restarts, and where its time went.
+"""Readers of a run's `Jsonl` file: its metrics over restarts, and its account of time.
 
-Imports nothing of this package, so that a program that only reads runs need not import JAX.
+Imports nothing of this package, so a program that only reads runs need not import JAX.
 """
 
 import dataclasses
@@ -13,14 +13,13 @@ from typing import Any
 
 
 def read_jsonl(path: str | Path) -> list[dict[str, Any]]:
-    """One dict per step, in order: the lines of the last generation that reached that step, merged.
+    """Returns one dict per step, in order, merged from the last generation that reached the step.
 
-    A generation that does not begin at step 0 continues from what was saved at its first step. What
-    was written of that step before, such as an evaluation, describes the same state and stays,
-    where the new generation does not say otherwise.
+    A generation that starts after step 0 continues from what was saved at its first step. Earlier
+    lines of that step, such as an evaluation, describe the same state and stay, unless the new
+    generation has other values. An incomplete last line is left out.
 
-    A last line without its newline was torn and is left out. Raises ValueError on any other line
-    that is not one of `Jsonl`'s.
+    Raises ValueError for any other line not written by `Jsonl`.
     """
     data = Path(path).read_bytes()
     steps: dict[int, dict[str, Any]] = {}
@@ -35,7 +34,7 @@ def read_jsonl(path: str | Path) -> list[dict[str, Any]]:
 
 
 def parse(data: bytes, path: Path) -> list[dict[str, Any]]:
-    """The lines in order; ValueError for one that is not one of `Jsonl`'s."""
+    """Returns the lines in order. Raises ValueError for a line not written by `Jsonl`."""
     lines = []
     for number, text in enumerate(data.splitlines(), start=1):
         try:
@@ -53,12 +52,14 @@ def parse(data: bytes, path: Path) -> list[dict[str, Any]]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Account:
-    """Where the wall time of a run went, from its first line to its last, pauses included.
+    """Wall time of a run, from its first line to its last, pauses included.
 
-    wall_s: all of it. step_s: steps that are part of the run. Lost: skipped_s to steps whose update
-    was not made, repeated_s to steps that a kill undid and a later start made again, idle_s between
-    the last line of a start and the first of the next (the process was gone, or was starting), and
-    other_s to the rest (compiling, saving, evaluating, waiting for data).
+    Attributes:
+        wall_s: All of it.
+        step_s: Steps that are part of the run.
+        skipped_s: Lost to steps without an update.
+        repeated_s: Lost to steps undone by a kill and repeated later.
+        idle_s: Between the last line of a launch and the first of the next.
     """
 
     wall_s: float
@@ -69,20 +70,19 @@ class Account:
 
     @property
     def other_s(self) -> float:
-        """What is none of the others."""
+        """The rest: compiling, saving, evaluating, waiting for data."""
         named = self.step_s + self.skipped_s + self.repeated_s + self.idle_s
         return max(0.0, self.wall_s - named)
 
     @property
     def goodput(self) -> float:
-        """The part of the wall time that the run's own steps took."""
+        """Share of the run's own steps in the wall time."""
         return self.step_s / self.wall_s if self.wall_s else 0.0
 
 
 def read_account(path: str | Path) -> Account:
-    """The account of a `Jsonl` file. Raises ValueError as `read_jsonl` does, or for no line.
-
-    print(f"{read_account('run/metrics.jsonl').goodput:.0%} of the time made progress")
+    """Returns the account of a `Jsonl` file. Raises ValueError as `read_jsonl`, and without
+    lines.
     """
     data = Path(path).read_bytes()
     lines = parse(data[: data.rfind(b"\n") + 1], Path(path))

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Recomputation to a byte budget: the least that fits, found by compiling, not by guessing."""
+"""Rematerialization to a byte budget: the least that fits, found by compiling."""
 
 import dataclasses
 import logging
@@ -19,8 +19,13 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tried:
-    """A candidate: FLOPs that it computes again in a step, and the bytes that a device then needs
-    at its peak (None if a cheaper candidate fitted and this was not compiled)."""
+    """A candidate of `fit_remat`.
+
+    Attributes:
+        candidate: Value of `model.configure(remat=)`.
+        recomputed: FLOPs computed again in a step.
+        peak_bytes: Peak memory of a device; None if a cheaper candidate fitted first.
+    """
 
     candidate: Any
     recomputed: int
@@ -29,21 +34,26 @@ class Tried:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fitted:
-    """The model with the candidate that was chosen, and every one that was tried, cheapest first.
+    """Result of `fit_remat`.
 
-    chosen: the value of `model.configure(remat=)`; False for none.
+    Attributes:
+        model: The configured model.
+        remat: Its value of `model.configure(remat=)`; False for none.
+        tried: All candidates, cheapest first.
     """
 
     model: nnx.Module
-    chosen: Any
+    remat: Any
     tried: tuple[Tried, ...]
 
     def __str__(self) -> str:
         lines = [f"{'remat':<40}{'recomputed GFLOP':>18}{'peak MiB':>12}"]
-        for one in self.tried:
-            peak = "-" if one.peak_bytes is None else f"{one.peak_bytes / 2**20:,.1f}"
-            mark = "  *" if one.candidate == self.chosen else ""
-            lines.append(f"{one.candidate!s:<40}{one.recomputed / 1e9:>18,.3f}{peak:>12}{mark}")
+        for candidate in self.tried:
+            peak = "-" if candidate.peak_bytes is None else f"{candidate.peak_bytes / 2**20:,.1f}"
+            mark = "  *" if candidate.candidate == self.remat else ""
+            lines.append(
+                f"{candidate.candidate!s:<40}{candidate.recomputed / 1e9:>18,.3f}{peak:>12}{mark}"
+            )
         return "\n".join(lines)
 
 
@@ -55,16 +65,22 @@ def fit_remat(
     candidates: Sequence[Any],
     max_bytes: int,
 ) -> Fitted:
-    """The model whose step recomputes least of those that fit `max_bytes` on a device.
+    """Returns the model with the least recomputation that fits `max_bytes` on a device.
 
-    candidates: values of `model.configure(remat=...)`, such as False and
-    `dovetail_models.Remat(save=())`, in any order. The step is compiled for the trainer's devices,
-    with its optimizer, microbatches and shardings, from the candidate that recomputes least on
-    until one fits. peak_bytes is XLA's: arguments, results that are no donated argument, and
-    temporaries. Raises ValueError with every candidate's bytes when none fits.
+    The step is compiled for the trainer's devices, with its optimizer, microbatches and shardings,
+    from the least recomputation on until one fits. Peak bytes are XLA's: arguments, results that
+    are not donated arguments, and temporaries.
 
-        fitted = fit_remat(trainer, model, batch, candidates=[False, Remat()], max_bytes=8 * 2**30)
-        trainer.fit(fitted.model, data, steps=1000)
+    Args:
+        trainer: The trainer.
+        model: A model with `configure(remat=)`.
+        batch: A batch of arrays or `jax.ShapeDtypeStruct`.
+        candidates: Values of `model.configure(remat=...)`, such as False and
+            `dovetail_models.Remat(save=())`, in any order.
+        max_bytes: Budget of a device.
+
+    Raises:
+        ValueError: No candidate fits; the message has the bytes of each.
     """
     if not candidates or max_bytes < 1:
         raise ValueError(
@@ -77,24 +93,24 @@ def fit_remat(
         program = trainer.program(model.configure(remat=candidate), batch)
         options.append((program.flops().recomputed, candidate, program))
     options.sort(key=lambda option: option[0])
-    tried, chosen = [], None
+    tried, fitting = [], None
     for recomputed, candidate, program in options:
-        peak = None if chosen is not None else _peak_bytes(program)
+        peak = None if fitting is not None else _peak_bytes(program)
         tried.append(Tried(candidate=candidate, recomputed=recomputed, peak_bytes=peak))
         if peak is not None:
             _log.info("remat=%s needs %d bytes", candidate, peak)
         if peak is not None and peak <= max_bytes:
-            chosen = (candidate,)
-    if chosen is None:
-        needs = ", ".join(f"{one.candidate}: {one.peak_bytes:,}" for one in tried)
+            fitting = (candidate,)
+    if fitting is None:
+        needs = ", ".join(f"{candidate.candidate}: {candidate.peak_bytes:,}" for candidate in tried)
         raise ValueError(
             f"a candidate must fit max_bytes={max_bytes:,} on a device, got {needs}; use more "
             f"microbatches (Trainer(accumulate=)), more devices, or a candidate that keeps less"
         )
-    return Fitted(model=model.configure(remat=chosen[0]), chosen=chosen[0], tried=tuple(tried))
+    return Fitted(model=model.configure(remat=fitting[0]), remat=fitting[0], tried=tuple(tried))
 
 
 def _peak_bytes(program: "Program") -> int:
-    found = program.compile().memory_analysis()
-    kept = found.output_size_in_bytes - found.alias_size_in_bytes
-    return found.argument_size_in_bytes + kept + found.temp_size_in_bytes
+    memory = program.compile().memory_analysis()
+    kept = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    return memory.argument_size_in_bytes + kept + memory.temp_size_in_bytes

@@ -130,9 +130,9 @@ def _charts(histories: Sequence[History]) -> list[str]:
     left = [n for n in names if n not in _ELSEWHERE and not n.startswith(("seconds/", "count/"))]
     sections = []
     for heading, belongs, from_zero in _GROUPS:
-        chosen = sorted((name for name in left if belongs(name)), key=left.index)
-        left = [name for name in left if name not in chosen]
-        figures = _figures_of(histories, chosen, from_zero=from_zero)
+        selected = sorted((name for name in left if belongs(name)), key=left.index)
+        left = [name for name in left if name not in selected]
+        figures = _figures_of(histories, selected, from_zero=from_zero)
         sections.append(_page.section(heading, figures))
     others = _figures_of(histories, left, from_zero=False)
     return [*sections, _page.section("Other scalars", others)]
@@ -141,7 +141,9 @@ def _charts(histories: Sequence[History]) -> list[str]:
 def _figures_of(
     histories: Sequence[History], names: Sequence[str], *, from_zero: bool
 ) -> list[str]:
-    """A chart for each name, the runs overlaid; the terms of the loss of one run share one."""
+    """Returns a chart for each name with the runs overlaid; the terms of one run's loss share
+    one.
+    """
     figures = []
     terms = [name for name in names if name.startswith("loss/")]
     together = len(histories) == 1 and len(terms) > 1
@@ -158,7 +160,9 @@ def _figures_of(
 def _figure(
     parts: Sequence[tuple[str, History, str]], *, name: str, from_zero: bool = False
 ) -> str:
-    """The chart of (label, run, scalar) triples, its legend and a caption; "" if all are empty."""
+    """Returns the chart of (label, run, scalar) triples with legend and caption; "" if all are
+    empty.
+    """
     lines, notes, marks = [], set(), []
     drawn = []
     for series, (label, history, scalar) in enumerate(parts):
@@ -193,7 +197,7 @@ def _lines(curve: Curve, *, label: str, series: int, notes: set[str]) -> list[Li
 
 
 def _key(histories: Sequence[History]) -> str:
-    """What the marks in the charts are, if there are any."""
+    """Returns an explanation of the marks in the charts."""
     resumed = any(history.resumes for history in histories)
     skipped = any(history.skipped for history in histories)
     words = ["Dashed verticals: a run was resumed."] * resumed
@@ -202,12 +206,14 @@ def _key(histories: Sequence[History]) -> str:
 
 
 def _updates(history: History) -> int:
-    """A loss at step n came before update n + 1; an evaluation at step n after n updates."""
+    """Returns the number of updates: a loss at step n precedes update n + 1, an evaluation
+    follows n.
+    """
     return max(line["step"] + ("loss" in line) for line in history.lines)
 
 
 def _figures(histories: Sequence[History]) -> list[tuple[str, list[str]]]:
-    """Rows of (what, one text for each run)."""
+    """Returns rows of (name, one text per run)."""
     rows: list[tuple[str, list[str]]] = [
         ("steps", [f"{_updates(history):,}" for history in histories]),
         ("resumed", [_times(len(history.resumes)) for history in histories]),

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Where scalars go."""
+"""Sinks: destinations of scalars."""
 
 import json
 import math
@@ -15,15 +15,15 @@ from dovetail_train.records import parse
 
 @runtime_checkable
 class Sink(Protocol):
-    """Takes the scalars of a step; may be called more than once for one step."""
+    """Takes the scalars of a step. `write` may be called more than once for one step."""
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None: ...
 
 
 class Console:
-    """One line on standard output for every `every`-th step, and for each evaluation.
+    """Prints a line for every `every`-th step, and for each evaluation.
 
-    Rates are over the steps since the last line; everything else is that step's own.
+    Rates are averages since the last line; all other scalars are those of the step.
     """
 
     def __init__(self, *, every: int = 50) -> None:
@@ -52,9 +52,13 @@ class Console:
 class Jsonl:
     """Appends {"step", "generation", "time_s", ...scalars} lines to a file, each flushed.
 
-    The file belongs to one run. The first write of an object begins a new generation: one more
-    than the file's last. A line that a kill tore is cut off first. time_s is Unix time; a number
-    that JSON has no word for (NaN, infinity) is written as null.
+    The file belongs to one run. The first write of an object begins a new generation, one more than
+    the file's last. An incomplete last line is removed first. time_s is Unix time. NaN and infinity
+    are written as null.
+
+    Args:
+        path: The file.
+        now: Clock.
     """
 
     def __init__(self, path: str | Path, *, now: Callable[[], float] = time.time) -> None:

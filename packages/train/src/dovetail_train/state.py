@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a run carries from step to step, as one pytree of arrays with shardings."""
+"""The state of a run, as one pytree of arrays with shardings."""
 
 import dataclasses
 import functools
@@ -30,13 +30,17 @@ OptShardings = Callable[[optax.GradientTransformation, Any], Any]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class State:
-    """The state after `step` updates. Nested dicts of arrays, named as in the module.
+    """The state after `step` updates: nested dicts of arrays, named as in the module.
 
-    step: i32[], how many updates were made. params: the trained parameters. frozen: the parameters
-    that `trainable` left out; they never change. rest: every other Variable of the module (batch
-    statistics, random streams). opt: what the Optax transformation keeps. skips: the account of
-    skipped steps. ema: f32, the moving average of params, or None. guard: the history of the guard
-    that the trainer was given, or None.
+    Attributes:
+        step: i32[], number of updates.
+        params: Trained parameters.
+        frozen: Parameters outside `trainable`; they never change.
+        rest: Every other Variable of the module (batch statistics, random streams).
+        opt: State of the Optax transformation.
+        skips: Counts of skipped steps.
+        ema: Moving average of params in float32, or None.
+        guard: History of the trainer's guard, or None.
     """
 
     step: Any
@@ -59,7 +63,14 @@ class Extras:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Definition:
-    """A module without its arrays, where each of its state is to lie, and what updates it."""
+    """A module without its arrays, with the shardings of its state, its optimizer and its guard.
+
+    Attributes:
+        graphdef: Graph of the module.
+        shardings: Sharding of each array.
+        tx: Optimizer.
+        guard: Guard, or None.
+    """
 
     graphdef: Any
     shardings: State
@@ -67,17 +78,29 @@ class Definition:
     guard: StepGuard | None = None
 
     def merge(self, params: Any, frozen: Any, rest: Any) -> nnx.Module:
-        """The module again, around these arrays."""
+        """Returns the module with these arrays.
+
+        Args:
+            params: Trained parameters.
+            frozen: Frozen parameters.
+            rest: Other state.
+        """
         return nnx.merge(self.graphdef, params, frozen, rest)
 
     def is_like(self, other: "Definition") -> bool:
-        """Whether the same step serves both: one definition, the same places."""
+        """Tests whether the same step serves both: equal definition and shardings."""
         return self.graphdef == other.graphdef and self.shardings == other.shardings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Arrays:
-    """The arrays of a module, by what becomes of them (see State)."""
+    """Arrays of a module, by role.
+
+    Attributes:
+        params: Trained parameters.
+        frozen: Frozen parameters.
+        rest: Other state.
+    """
 
     params: Any
     frozen: Any
@@ -85,11 +108,11 @@ class Arrays:
 
 
 def opt_shardings(tx: optax.GradientTransformation, params: Any) -> Any:
-    """Optimizer leaves shaped like a parameter inherit its sharding; the others are replicated.
+    """Shards optimizer leaves of a parameter's shape like the parameter; the others are replicated.
 
-    params: ShapeDtypeStructs with NamedShardings on one mesh. A leaf belongs to the parameter whose
-    path stands in its own: at the end, or, where a state holds several arrays for each parameter,
-    as compressed moments do, before the names of these.
+    `params` are ShapeDtypeStructs with NamedShardings on one mesh. A leaf belongs to the parameter
+    whose path is part of its own: at the end, or before further names if a state holds several
+    arrays per parameter, as compressed moments do.
     """
     like = dict(jax.tree_util.tree_leaves_with_path(params))
     everywhere = NamedSharding(next(iter(like.values())).sharding.mesh, PartitionSpec())
@@ -100,7 +123,7 @@ def opt_shardings(tx: optax.GradientTransformation, params: Any) -> Any:
             for size in range(len(path), -1, -1)
             for start in range(len(path) - size, -1, -1)
         )
-        owner = next((like[part] for part in parts if part in like), None)
+        owner = next((like[key] for key in parts if key in like), None)
         # Factored statistics (Adafactor's rows and columns) have a shape of their own.
         return owner.sharding if owner is not None and owner.shape == leaf.shape else everywhere
 
@@ -108,17 +131,14 @@ def opt_shardings(tx: optax.GradientTransformation, params: Any) -> Any:
 
 
 def trainable_filter(trainable: Patterns | nnx.filterlib.Filter, model: nnx.Module) -> Any:
-    """The filter of flax.nnx for what `trainable` of a trainer may be.
-
-    Raises ValueError for a pattern that matches no parameter of the model.
-    """
+    """Returns the flax.nnx filter for `trainable`. Raises ValueError for an unmatched pattern."""
     several = trainable if isinstance(trainable, list | tuple) else [trainable]
     texts = [each for each in several if isinstance(each, str)]
     if not texts or len(texts) < len(several):
         return trainable
     named = [name_of(path) for path, _ in nnx.to_flat_state(nnx.state(model, nnx.Param))]
-    chosen = frozenset(select(texts, named))
-    return lambda path, value: isinstance(value, nnx.Param) and name_of(path) in chosen
+    selected = frozenset(select(texts, named))
+    return lambda path, value: isinstance(value, nnx.Param) and name_of(path) in selected
 
 
 def split(
@@ -130,10 +150,19 @@ def split(
     shard_opt: OptShardings = opt_shardings,
     extras: Extras = Extras(),
 ) -> tuple[Definition, Arrays]:
-    """The module in two, with every sharding decided; nothing is moved or computed.
+    """Splits a module into definition and arrays, with every sharding decided. Moves nothing.
 
-    Raises ValueError when `trainable` matches nothing, an array lies on another mesh, or the
-    transformation would change the dtype or the tree of its own state.
+    Args:
+        model: The module.
+        tx: Optimizer, or a function of the placed parameters.
+        trainable: Name patterns or a flax.nnx filter.
+        mesh: The mesh.
+        shard_opt: Shards the optimizer state.
+        extras: Optional state.
+
+    Raises:
+        ValueError: `trainable` matches nothing, an array lies on another mesh, or the
+            transformation would change the dtype or the tree of its own state.
     """
     graphdef, *states = nnx.split(model, trainable_filter(trainable, model), nnx.Param, ...)
     params, frozen, rest = (nnx.to_pure_dict(state) for state in states)
@@ -173,9 +202,9 @@ def split(
 
 
 def build(definition: Definition, arrays: Arrays) -> State:
-    """The state before the first update, placed by the definition's shardings.
+    """Returns the state before the first update, placed by the definition's shardings.
 
-    Copies: the module stays usable when a step donates the state.
+    Copies the arrays: the module stays usable when a step donates the state.
     """
     at, tx = definition.shardings, definition.tx
 
@@ -196,7 +225,7 @@ def build(definition: Definition, arrays: Arrays) -> State:
 
 
 def abstract(definition: Definition, arrays: Arrays) -> State:
-    """The same as ShapeDtypeStructs with shardings: what a store restores into."""
+    """Returns the same as ShapeDtypeStructs with shardings, the target of a restore."""
     at, tx = definition.shardings, definition.tx
 
     def like(tree: Any, shardings: Any) -> Any:
@@ -235,7 +264,7 @@ def _sharding(name: str, x: Any, mesh: Mesh | AbstractMesh, *, by_shape: bool) -
 
 
 def _transformation(tx: Any, params: Any) -> optax.GradientTransformation:
-    """`tx`, or what it makes for these parameters."""
+    """Returns `tx`, or its result for these parameters."""
 
     def serves(x: Any) -> bool:  # optax.MultiSteps has both, and is no GradientTransformation
         return callable(getattr(x, "init", None)) and callable(getattr(x, "update", None))
@@ -253,15 +282,15 @@ def _transformation(tx: Any, params: Any) -> optax.GradientTransformation:
 
 
 def _placed_opt(shard_opt: OptShardings, tx: optax.GradientTransformation, params: Any) -> Any:
-    """The shardings of the optimizer's state, one for each of its arrays."""
-    found = shard_opt(tx, params)
+    """Returns the sharding of each array of the optimizer's state."""
+    placed = shard_opt(tx, params)
     like = jax.tree.structure(jax.eval_shape(tx.init, params))
-    if jax.tree.structure(found) != like:
+    if jax.tree.structure(placed) != like:
         raise ValueError(
             f"opt_shardings must return a tree like tx.init(params), {like}, got "
-            f"{jax.tree.structure(found)}; leave opt_shardings out for the parameters' shardings"
+            f"{jax.tree.structure(placed)}; leave opt_shardings out for the parameters' shardings"
         )
-    return found
+    return placed
 
 
 def _check_opt(tx: optax.GradientTransformation, params: Any) -> None:
@@ -289,7 +318,7 @@ def _float32_copy(params: Any) -> Any:
 
 
 def _strong(tree: Any) -> Any:
-    """Without weak types, which would make the second step compile again."""
+    """Removes weak types, which would make the second step compile again."""
     return jax.tree.map(
         lambda x: jax.lax.convert_element_type(x, x.dtype) if jax.typeof(x).weak_type else x, tree
     )

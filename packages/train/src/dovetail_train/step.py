@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exact gradients over microbatches, as a pure function.
 
-The gradient is that of Σ wₖ·sumₖ/Nₖ with each count Nₖ taken over the whole batch, whatever the
-number of microbatches. A mean of the microbatches' means would weigh a token by how many others
-share its microbatch. So the counts come first, from a pass that computes nothing else (XLA removes
-the rest of it), and a second pass adds up gradients that are already divided by them.
+The gradient is that of Σ wₖ·sumₖ/Nₖ, with each count Nₖ over the whole batch, for any number of
+microbatches. A mean of the microbatches' means would weigh a token by the number of others in its
+microbatch. So the counts come first, from a pass of their own (XLA removes everything else in it),
+and a second pass adds gradients already divided by them.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,7 +27,7 @@ ONE = "loss"  # the name of the only term of a loss that returns no mapping
 
 
 class Metric(NamedTuple):
-    """A term that is measured, not trained: its weight is 0 unless `weights` names it."""
+    """A term that is measured but not trained: its weight is 0 unless `weights` names it."""
 
     sum: Any
     count: Any
@@ -35,40 +35,44 @@ class Metric(NamedTuple):
 
 @runtime_checkable
 class Loss(Protocol):
-    """The sum of a batch's losses and the count that divides it, or a mapping of such by name.
+    """Returns the sum of a batch's losses and its divisor, or a mapping of such pairs by name.
 
-    Both are float32 scalars over the rows that are given, which may be a part of the batch. A
-    `Metric` among them is measured and has no gradient.
-    `key` is the same for every microbatch of a step: noise that folds in a number of the row
-    (`jax.random.fold_in(key, batch["id"][i])`) does not depend on the accumulation.
+    Both are float32 scalars over the given rows, perhaps a microbatch. A `Metric` among them has no
+    gradient. `key` is equal for all microbatches of a step. So noise from the number of a row
+    (`jax.random.fold_in(key, batch["id"][i])`) does not depend on accumulation.
     """
 
     def __call__(self, model: Any, batch: Any, *, key: Any) -> Term | Mapping[str, Term]: ...
 
 
 def terms_of(value: Any) -> dict[str, tuple[Array, Array]]:
-    """What a loss returned, checked, as a mapping of float32 (sum, count)."""
+    """Checks the result of a loss and returns a mapping of float32 (sum, count)."""
     named = dict(value) if isinstance(value, Mapping) else {ONE: value}
     for name, term in named.items():
         pair = isinstance(term, tuple) and len(term) == 2
-        if not pair or any(jnp.shape(part) != () for part in term):
+        if not pair or any(jnp.shape(scalar) != () for scalar in term):
             came = jax.tree.map(lambda x: f"{jnp.result_type(x)}{list(jnp.shape(x))}", term)
             raise ValueError(
                 f"a loss must return scalars (sum, count), or a mapping of such, got "
                 f"{name}={came}; write for example "
                 f"`return (losses * mask).sum(), mask.sum()`"
             )
-    found = {}
+    terms = {}
     for name, (total, count) in named.items():
         pair = jnp.asarray(total, jnp.float32), jnp.asarray(count, jnp.float32)
-        found[name] = Metric(*pair) if isinstance(named[name], Metric) else pair
-    return found
+        terms[name] = Metric(*pair) if isinstance(named[name], Metric) else pair
+    return terms
 
 
 def make_objective(definition: Definition, loss: Loss, precision: Precision) -> Callable[..., Any]:
-    """(params, frozen, rest, batch, key) -> (terms, rest): the loss of the module, as a function.
+    """Returns (params, frozen, rest, batch, key) -> (terms, rest), the loss as a function.
 
     The module's own state (batch statistics, random streams) goes in and comes out as `rest`.
+
+    Args:
+        definition: The module without its arrays.
+        loss: The loss.
+        precision: Compute dtype.
     """
 
     def run(params: Any, frozen: Any, rest: Any, batch: Batch, key: Array) -> Any:
@@ -80,7 +84,7 @@ def make_objective(definition: Definition, loss: Loss, precision: Precision) -> 
 
 
 def _rest_of(model: nnx.Module, before: Any) -> Any:
-    """The module's state after the loss, without its parameters."""
+    """Returns the module's state after the loss, without its parameters."""
     after = nnx.to_pure_dict(nnx.state(model))
     known = {path for path, _ in jax.tree_util.tree_leaves_with_path(before)}
     flat = jax.tree_util.tree_leaves_with_path(after)
@@ -91,7 +95,13 @@ def _rest_of(model: nnx.Module, before: Any) -> Any:
 def mean_loss(
     terms: Mapping[str, Term], counts: Mapping[str, Array], weights: Mapping[str, float]
 ) -> Float[Array, ""]:
-    """Σ wₖ·sumₖ/Nₖ in float32; a term with Nₖ = 0 or weight 0 contributes exactly 0."""
+    """Returns Σ wₖ·sumₖ/Nₖ in float32. A term with Nₖ = 0 or weight 0 contributes exactly 0.
+
+    Args:
+        terms: (sum, count) by name.
+        counts: Counts over the whole batch.
+        weights: Factors by name.
+    """
     unknown = set(weights) - set(terms)
     if unknown:
         raise ValueError(
@@ -110,10 +120,15 @@ def mean_loss(
 def make_gradients(
     objective: Callable[..., Any], *, weights: Mapping[str, float], accumulate: int, split_rows: Any
 ) -> Callable[..., Any]:
-    """(state, batch, key) -> (gradients in the parameters' dtypes, terms, rest).
+    """Returns (state, batch, key) -> (gradients in the parameters' dtypes, terms, rest).
 
-    terms are sums and counts over the whole batch. Gradients are added up in float32.
-    split_rows: batch -> the same arrays with a leading axis of microbatches.
+    Terms are sums and counts over the whole batch. Gradients are added in float32.
+
+    Args:
+        objective: Result of `make_objective`.
+        weights: Factors of the terms.
+        accumulate: Number of microbatches.
+        split_rows: Splits a batch into microbatches along a new first axis.
     """
 
     def differentiate(params, frozen, rest, batch, key, counts):
@@ -153,9 +168,15 @@ def make_gradients(
 
 
 def split_rows(batch: Batch, *, accumulate: int, placement: BatchPlacement) -> Any:
-    """[rows, ...] -> [accumulate, rows / accumulate, ...]: microbatch i has rows i mod accumulate.
+    """Reshapes [rows, ...] to [accumulate, rows / accumulate, ...]: row j is in microbatch j mod
+    accumulate.
 
-    Strided, so that each device's part of a microbatch is made of rows that it already holds.
+    Strided, so each device already holds the rows of its share of a microbatch.
+
+    Args:
+        batch: Arrays by name.
+        accumulate: Number of microbatches.
+        placement: Placement of the batch.
     """
 
     def leaf(x: Array) -> Array:

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Where a run is kept: one commit per step of several named items."""
+"""Stores of runs: one commit per step of several named items."""
 
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -14,11 +14,11 @@ from dovetail_train.prefetch import Stateful
 class Store(Protocol):
     """A checkpoint manager. Items are pytrees of arrays, or objects with get_state and set_state.
 
-    save: takes what it needs of every item before it returns (arrays may be donated then), and
-    commits all items or none, perhaps later. restore: fills the targets (pytrees of
-    ShapeDtypeStructs with shardings, or the objects, whose set_state it calls) from the newest
-    good step and returns (step, items), or None when nothing was ever saved. wait: until what was
-    begun is durable; raises what went wrong.
+    - `save` copies all it needs before it returns (arrays may then be donated), and commits all
+      items or none, perhaps later.
+    - `restore` fills the targets (pytrees of ShapeDtypeStructs with shardings, or objects, by
+      set_state) from the newest good step. It returns (step, items), or None if nothing was saved.
+    - `wait` returns when all saves are durable, and raises their errors.
     """
 
     def save(self, step: int, **items: Any) -> None: ...
@@ -27,10 +27,14 @@ class Store(Protocol):
 
 
 class OrbaxStore:
-    """A Store on `orbax.checkpoint.CheckpointManager`; needs the extra `orbax`.
+    """A Store on `orbax.checkpoint.CheckpointManager`. Needs the extra `orbax`.
 
-    Saves are asynchronous, and a step appears by one rename. keep: how many steps stay. Restores
-    the newest committed step; does not verify what it reads.
+    Saves are asynchronous, and a step appears by one rename. Restores the newest committed step,
+    without verification.
+
+    Args:
+        directory: Directory of the run.
+        keep: Number of steps to keep.
     """
 
     def __init__(self, directory: str | Path, *, keep: int = 3) -> None:
@@ -64,7 +68,7 @@ class OrbaxStore:
         if step is None:
             return None
         args = self._ocp.args
-        found = self._manager.restore(
+        items = self._manager.restore(
             step,
             args=args.Composite(
                 **{
@@ -78,10 +82,10 @@ class OrbaxStore:
         items = {}
         for name, target in targets.items():
             if isinstance(target, Stateful):
-                target.set_state(found[name]["state"])
+                target.set_state(items[name]["state"])
                 items[name] = target
             else:
-                items[name] = _with_keys(found[name], target)
+                items[name] = _with_keys(items[name], target)
         return step, items
 
     def wait(self) -> None:
@@ -93,7 +97,7 @@ def _is_key(x: Any) -> bool:
 
 
 def _without_keys(tree: Any) -> Any:
-    """Typed random keys as their uint32 data, arrays and targets alike."""
+    """Replaces typed random keys by their uint32 data, in arrays and targets alike."""
 
     def leaf(x: Any) -> Any:
         if not _is_key(x):

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scalars for TensorBoard, over restarts as one run.
 
-An event file cannot be continued, so each process writes one of its own into the run's directory.
-A run that was killed after its last save begins again before the point where its curve ends.
-TensorBoard knows this: a session that begins at a step hides what earlier files say of later ones.
+An event file cannot be continued, so each process writes its own file into the run's directory. A
+resumed run starts before the end of its curve. TensorBoard supports this: a session that starts at
+a step hides later points of earlier files.
 """
 
 import struct
@@ -16,19 +16,22 @@ from typing import Any
 
 
 class TensorBoard:
-    """Writes event files to `directory`, which belongs to one run; needs the extra `tensorboard`.
+    """Writes event files to `directory`, which belongs to one run. Needs the extra `tensorboard`.
 
-        trainer.fit(model, data, steps=1000, sinks=[TensorBoard("runs/first")])
+    Names are tags; the text before a "/" groups them. Values are float32; NaN and infinity are
+    written as such, and TensorBoard marks them. Each write is handed to the operating system before
+    it returns, so a killed process loses none.
 
-    Names are tags: what stands before a "/" groups them. Values are float32; NaN and infinity are
-    written as such, and TensorBoard marks them. Each write is handed to the operating system
-    before it returns, so a killed process loses none.
+    If the directory has event files, the run was resumed at the step of the first write: points of
+    later steps are hidden. Those of that step stay unless the new run measures them again. A run
+    that starts at step 0 hides all.
 
-    When an object writes to a directory that has event files, the run was resumed at the step of
-    its first write: points of later steps are hidden, those of that step stay, with what they had
-    and the new run does not measure again. From step 0 the run begins anew and hides all.
+    Args:
+        directory: Directory of the run.
+        now: Clock.
 
-    Raises ModuleNotFoundError without the extra.
+    Raises:
+        ModuleNotFoundError: The extra is not installed.
     """
 
     def __init__(self, directory: str | Path, *, now: Callable[[], float] = time.time) -> None:
@@ -57,7 +60,7 @@ class TensorBoard:
             self._append(event)
 
     def close(self) -> None:
-        """Closes the file, as the end of the object does; the next write begins another."""
+        """Closes the file; the next write opens another."""
         if self._file is not None:
             self._finish()
             self._file = None
@@ -82,11 +85,11 @@ class TensorBoard:
     def _append(self, event: Any) -> None:
         data = event.SerializeToString()
         size = struct.pack("<Q", len(data))
-        sums = (struct.pack("<I", self._checksum(part)) for part in (size, data))
+        sums = (struct.pack("<I", self._checksum(block)) for block in (size, data))
         self._file.write(size + next(sums) + data + next(sums))
 
     def _tags(self, files: list[Path], step: int) -> Iterator[str]:
-        """What the files say of that step."""
+        """Yields the tags of that step in the files."""
         for file in files:
             for record in _records(file.read_bytes()):
                 event = self._event.Event.FromString(record)
@@ -95,9 +98,10 @@ class TensorBoard:
 
 
 def _records(data: bytes) -> Iterator[bytes]:
-    """The records of a TFRecord file: length u64, its checksum u32, the bytes, their checksum u32.
+    """Yields the records of a TFRecord file: length u64, its checksum u32, the bytes, their
+    checksum u32.
 
-    The last one is left out if a kill tore it. (tensorflow/core/lib/io/record_writer.h)
+    An incomplete last record is left out. (tensorflow/core/lib/io/record_writer.h)
     """
     start = 0
     while start + 12 <= len(data):

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A decoder small enough to check by hand, with the interface that `lm_loss` reads."""
+"""A decoder small enough to check by hand, with the interface of `lm_loss`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,8 +14,13 @@ from jaxtyping import Array, Float, Int
 class TinyDecoder(nnx.Module):
     """One attention layer and one MLP per depth, with sinusoidal positions and an untied head.
 
-    For tests and benchmarks of training code: everything that a packed row must respect
-    (positions, segments, causality) and nothing else.
+    For tests and benchmarks of training code: it respects positions, segments and causality.
+
+    Args:
+        vocab_size: Size of the vocabulary.
+        width: Width of the residual stream.
+        depth: Number of layers.
+        rngs: Random streams for the parameters.
     """
 
     def __init__(self, *, vocab_size: int, width: int, depth: int, rngs: nnx.Rngs) -> None:
@@ -32,7 +37,14 @@ class TinyDecoder(nnx.Module):
         segment_ids: Int[Array, "B S"] | None = None,
         attention: Callable[..., Any] | None = None,
     ) -> tuple[Float[Array, "B S D"], None]:
-        """The activations before the head, and no cache."""
+        """Returns the activations before the head [B, S, D], and None for the cache.
+
+        Args:
+            tokens: i32[B, S].
+            positions: i32[B, S]. Default: the index in the row.
+            segment_ids: i32[B, S]. Default: one segment.
+            attention: Attention to use. Default: a reference.
+        """
         if positions is None:
             positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
         if segment_ids is None:
@@ -45,7 +57,7 @@ class TinyDecoder(nnx.Module):
         return x, None
 
     def head(self, x: Float[Array, "*B D"]) -> Float[Array, "*B V"]:
-        """Logits in float32."""
+        """Returns logits in float32."""
         return self.out(self.norm(x)).astype(jnp.float32)
 
 

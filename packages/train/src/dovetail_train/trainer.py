@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The trainer: a model, an Optax transformation and a loss become a step and a loop."""
+"""The trainer: joins a model, an Optax transformation and a loss to a step and a loop."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,6 +12,7 @@ from flax import nnx
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from dovetail_train import _fit
+from dovetail_train._checks import check_batch, check_loss, check_options, for_state_like
 from dovetail_train._patterns import Patterns
 from dovetail_train.clock import Rates
 from dovetail_train.flops import Flops, count_flops
@@ -49,34 +50,54 @@ from dovetail_train.update import make_step
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Prepared:
-    """A model made ready; the step compiles on the first call of each shape of batch."""
+    """A prepared model. The step compiles on the first call of each batch shape."""
 
     definition: Definition
     step: Callable[..., Any]
 
 
 class Trainer:
-    """Trains any NNX module with any Optax transformation on any mesh.
+    """Trains an NNX module with an Optax transformation on a mesh.
 
-    tx: its updates are added to the parameters; it gets the loss as `value`, if it takes it. A
-    transformation that must know where the parameters lie is a function of these, as
-    ShapeDtypeStructs with shardings. loss: see `Loss`. weights: factors of the terms of a loss that
-    returns several (default 1; 0 makes a term a metric). mesh: by default the first device alone;
-    `make_mesh()` has all of them, `abstract_mesh()` absent ones, for which the trainer can only
-    `estimate`. Parameters with a NamedSharding on the mesh keep it, others are placed by
-    `fsdp_shardings`. trainable: patterns over the names of parameters, "**.lora_*", or a
-    filter of flax.nnx; what it leaves out is frozen.
-    accumulate: the number of microbatches of a step; the result does not depend on it beyond
-    rounding. opt_shardings: where the state of tx lies; by default as the parameters, where shapes
-    agree. precision: the dtype inside the loss. ema: the decay of a moving average of the
-    parameters, kept in float32 (`model(state, ema=True)`). guard: a rule that refuses spikes, such
-    as dovetail_optim.Guard(); its history is part of the state. By default only steps are refused
-    whose loss or gradient is not finite. max_skips: how many steps in a row may be refused before
-    `fit` ends. With 0 and no guard nothing is refused, `fit` ends at the first step that is not
-    finite, and a step needs less memory: it need not hold one gradient tree. seed: of the key that
-    the loss gets.
-    flops: of a step, and peak_flops: per second of one device; by default counted from the loss
-    and looked up by device kind. Without a peak there is no MFU.
+    Args:
+        tx: The optimizer. Its updates are added to the parameters. It receives the loss as `value`
+            if it accepts that argument. Pass a function of the abstract parameters
+            (`jax.ShapeDtypeStruct` with shardings) if the optimizer needs their placement.
+        loss: Returns (sum, count) for a batch; see `Loss`.
+        weights: Factor for each named term of the loss. Default 1. With 0 a term is only a metric.
+        mesh: Devices to train on. Default: the first device. `make_mesh()` takes all devices;
+            `abstract_mesh()` takes absent ones, and then only `estimate` works. Parameters with a
+            `NamedSharding` on this mesh keep it; `fsdp_shardings` places the others.
+        trainable: Name patterns, such as "**.lora_*", or a flax.nnx filter. Other parameters are
+            frozen.
+        accumulate: Microbatches per step. Loss and gradients do not depend on it beyond rounding.
+        opt_shardings: Placement of the optimizer state. Default: like the parameters of equal
+            shape.
+        precision: Compute dtype inside the loss. Parameters keep theirs.
+        ema: Decay of a moving average of the parameters, in float32. Read it with
+            `model(state, ema=True)`. None for no average.
+        guard: Rejects spikes, such as `dovetail_optim.Guard()`. Its history is part of the state.
+            Default: only non-finite steps are rejected.
+        max_skips: Rejected steps in a row before `fit` ends. With 0 and no guard nothing is
+            rejected, `fit` ends at the first non-finite step, and a step needs one gradient tree
+            less memory.
+        seed: Seed of the key passed to the loss.
+        flops: Model FLOPs per step. Default: counted from the loss.
+        peak_flops: FLOP/s of one device. Default: by device kind. Unknown devices report no MFU.
+
+    Raises:
+        ValueError: An option is out of range, or several processes share no mesh.
+
+    Example:
+
+        >>> import numpy as np, optax
+        >>> from flax import nnx
+        >>> from dovetail_train import lm_loss
+        >>> from dovetail_train.testing import TinyDecoder
+        >>> trainer = Trainer(optax.adamw(1e-3), lm_loss())
+        >>> state = trainer.init(TinyDecoder(vocab_size=10, width=8, depth=1, rngs=nnx.Rngs(0)))
+        >>> tokens = np.ones((2, 4), np.int32)
+        >>> state, metrics = trainer.step(state, dict(tokens=tokens, targets=tokens, mask=tokens))
     """
 
     def __init__(
@@ -97,20 +118,8 @@ class Trainer:
         flops: float | None = None,
         peak_flops: float | None = None,
     ) -> None:
-        if accumulate < 1:
-            raise ValueError(
-                f"accumulate must be at least 1, got accumulate={accumulate}; write accumulate=1"
-            )
-        if ema is not None and not 0 < ema < 1:
-            raise ValueError(
-                f"ema must lie between 0 and 1, got ema={ema}; write for example ema=0.999, or "
-                f"ema=None for no average"
-            )
-        if max_skips < 0:
-            raise ValueError(
-                f"max_skips must be at least 0, got max_skips={max_skips}; write max_skips=10, or "
-                f"max_skips=0 to end at the first refused step"
-            )
+        check_loss(loss)
+        check_options(accumulate=accumulate, ema=ema, max_skips=max_skips)
         check_guard(guard)
         if mesh is None and jax.process_count() > 1:
             raise ValueError(
@@ -129,28 +138,31 @@ class Trainer:
         self._prepared: _Prepared | None = None
 
     def init(self, model: nnx.Module) -> State:
-        """The state before the first update. The arrays of the model are copied, not taken."""
+        """Returns the state before the first update. The arrays of the model are copied."""
         definition, arrays = self._prepare(model)
         return build(definition, arrays)
 
     def step(self, state: State, batch: Batch) -> tuple[State, Metrics]:
-        """The state after one update, and its metrics. Donates `state`; waits for nothing.
+        """Returns the state after one update, and its metrics. Donates `state`; waits for nothing.
 
-        batch: a mapping of arrays [rows, ...], as NumPy or as `place` returns it.
+        `batch` is a mapping of arrays [rows, ...], of NumPy or from `place`.
         """
         prepared = self._ready()
         if jax.process_count() > 1 or self._placement.tokens > 1:
             batch = self.place(batch)
         elif not self._is_placed(batch):
-            self._check_rows(batch)  # jit sends NumPy arrays to the devices faster than device_put
+            self._check_batch(batch)  # jit sends NumPy arrays to the devices faster than device_put
         with ambient(self.mesh):
             return prepared.step(state, dict(batch))
 
     def model(self, state: State, *, ema: bool = False, cast: bool = False) -> nnx.Module:
-        """The module with the arrays of `state`, not copies: the next step donates them.
+        """Returns the module with the arrays of `state`, not copies: the next step donates them.
 
-        ema: with the moving averages, in the parameters' dtypes (copies where that is not
-        float32). cast: in the dtype of the precision, as the loss sees it.
+        Args:
+            state: The state.
+            ema: Use the moving averages, in the parameters' dtypes (copies unless these are
+                float32).
+            cast: Cast to the compute dtype, as inside the loss.
         """
         params = state.params
         if ema and state.ema is None:
@@ -175,19 +187,30 @@ class Trainer:
         hooks: Sequence[Hook] = (),
         stop: Callable[[int], bool] | None = None,
     ) -> "_fit.Result":
-        """Trains until `steps` updates were made in all, and returns the state.
+        """Trains until `steps` updates are made in all.
 
-        Continues from what `store` holds, bit for bit. Saves every `save_every` updates, at the
-        end, and when `stop` says so, which is asked after every update with their number, and
-        again after each hook and between the batches of an `Eval`; hooks that it kept from their
-        end are called when the run is continued, at every start until a later step is saved. The
-        scalars of step n describe the state after n updates: the loss of step 0 is that of the
-        fresh model.
+        Continues from the newest step in `store`, bit for bit. The scalars of step n describe the
+        state after n updates: the loss of step 0 is that of the fresh model.
 
-        Raises BadStep naming the step when the loss or the gradient is not finite at the first
-        step, or when more than `max_skips` steps in a row were refused; nothing that followed is
-        saved. Ctrl-C saves nothing either, and loses what came after the last
-        save: to save then, pass a `stop` that a signal handler sets.
+        Args:
+            model: The model. Its arrays are copied.
+            data: Batches. With a `store`, an iterator with get_state and set_state.
+            steps: Number of updates in all, those of earlier launches included.
+            store: Where checkpoints go.
+            save_every: Updates between saves. The end of the run and a stop request also save.
+            sinks: Destinations of scalars.
+            hooks: Callbacks. Hooks interrupted by a stop request run first when the run is resumed,
+                at every launch until a later step is saved.
+            stop: Receives the number of updates after each of them, after each hook, and between
+                the batches of an `Eval`. True saves and ends the run.
+
+        Returns:
+            State, number of updates, last scalars and wall time.
+
+        Raises:
+            BadStep: The first step is not finite, or more than `max_skips` steps in a row were
+                rejected. Nothing after that is saved. Ctrl-C also saves nothing: pass a `stop` set
+                by a signal handler to save first.
         """
         run = _fit.Run(
             self,
@@ -204,14 +227,14 @@ class Trainer:
         return run.run()
 
     def place(self, batch: Batch) -> dict[str, jax.Array]:
-        """The batch on the mesh: rows over (data, fsdp, expert), the second axis over context.
+        """Places a batch on the mesh: rows over (data, fsdp, expert), the second axis over context.
 
-        With several processes, each passes its own rows. Raises ValueError when the rows cannot
-        be split among the microbatches and the devices, or the tokens among those of context.
+        With several processes, each passes its own rows. Raises ValueError if the rows cannot be
+        split among microbatches and devices, or the tokens among the devices of context.
         """
         if self._is_placed(batch):
             return dict(batch)
-        self._check_rows(batch)
+        self._check_batch(batch)
         places = {name: self._placement.of(np.ndim(x)) for name, x in batch.items()}
         if jax.process_count() == 1:
             return jax.device_put(dict(batch), places)
@@ -221,12 +244,12 @@ class Trainer:
         }
 
     def program(self, model: nnx.Module, batch: Batch) -> Program:
-        """The step for a batch of these shapes, without running or allocating anything.
+        """Returns the step for a batch of these shapes, without running or allocating anything.
 
-        The model and the batch may be of ShapeDtypeStructs.
+        Model and batch may consist of ShapeDtypeStructs.
         """
         definition, arrays = self._split(model)
-        self._check_rows(batch)
+        self._check_batch(batch)
         rows = {
             name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._placement.of(x.ndim))
             for name, x in batch.items()
@@ -244,13 +267,13 @@ class Trainer:
         )
 
     def count_flops(self, state: State, batch: Batch) -> Flops:
-        """The products of one step's gradient over the whole batch; nothing is computed."""
+        """Counts the FLOPs of one step's gradient over the whole batch. Computes nothing."""
         gradients = self._whole_gradients_of(self._ready().definition)
         with ambient(self.mesh):
             return count_flops(gradients, state, dict(batch))
 
     def rates(self, state: State, batch: Batch) -> Rates:
-        """What the time of a step is measured against."""
+        """Returns the FLOPs of a step and of the devices, for MFU."""
         peak = self._peak_flops
         if peak is None:
             kind = self._concrete("rates").devices.flat[0].device_kind
@@ -289,7 +312,7 @@ class Trainer:
         before = self._prepared
         if before is None or not definition.is_like(before.definition):  # else compiled already
             step = jax.jit(
-                _for_state_like(definition.shardings, self._step_of(definition)),
+                for_state_like(definition.shardings, self._step_of(definition)),
                 donate_argnums=0,
                 in_shardings=(None, self._placement.rows if self._placement.tokens == 1 else None),
                 out_shardings=self._out_shardings(definition),
@@ -358,41 +381,15 @@ class Trainer:
         )
 
     def _is_placed(self, batch: Batch) -> bool:
-        return bool(batch) and all(
-            isinstance(x, jax.Array) and x.sharding == self._placement.of(x.ndim)
-            for x in batch.values()
+        return (
+            isinstance(batch, Mapping)
+            and bool(batch)
+            and all(
+                isinstance(x, jax.Array) and x.sharding == self._placement.of(x.ndim)
+                for x in batch.values()
+            )
         )
 
-    def _check_rows(self, batch: Batch) -> None:
-        shards = row_shards(dict(self.mesh.shape))
-        divisor, processes = self._accumulate * shards, jax.process_count()
-        rows = {name: np.shape(x)[:1] for name, x in batch.items()}
-        if not rows or len(set(rows.values())) > 1 or () in rows.values():
-            raise ValueError(
-                f"every array of a batch must have the same number of rows, got "
-                f"{ {name: np.shape(x) for name, x in batch.items()} }; "
-                f"give each a first axis of rows"
-            )
-        count = next(iter(rows.values()))[0] * processes
-        if count == 0 or count % divisor:
-            raise ValueError(
-                f"the rows of a batch must be divisible by accumulate × the data axes "
-                f"{self._accumulate} × {shards} = {divisor}, got rows={count}; use "
-                f"{max(1, count // divisor) * divisor} rows or another accumulate"
-            )
+    def _check_batch(self, batch: Batch) -> None:
+        check_batch(batch, accumulate=self._accumulate, shards=row_shards(dict(self.mesh.shape)))
         self._placement.check_tokens({name: np.shape(x) for name, x in batch.items()})
-
-
-def _for_state_like(like: State, step: Callable[..., Any]) -> Callable[..., Any]:
-    """`step`, refusing a state of another tree; under jit that costs nothing but at compilation."""
-
-    def checked(state: State, batch: Batch) -> Any:
-        if jax.tree.structure(state) != jax.tree.structure(like):
-            raise ValueError(
-                f"state must be of the model that init was called with last, got a tree of "
-                f"{len(jax.tree.leaves(state))} leaves where it has {len(jax.tree.leaves(like))} "
-                f"(or other names); call init(model) again"
-            )
-        return step(state, batch)
-
-    return checked

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One optimizer step as a pure function: gradients, a verdict on them, and the update.
 
-The update stands in a branch (`jax.lax.cond`). To choose between two finished states instead
-(`jnp.where`) would hold both, and would not be inert: 0 times NaN is NaN.
+The update is in a branch (`jax.lax.cond`). A choice between two finished states (`jnp.where`) would
+hold both, and would not be inert: 0 times NaN is NaN.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,10 +29,20 @@ def make_step(
     max_skips: int = 10,
     ema: float | None = None,
 ) -> Callable[[State, Batch], tuple[State, Metrics]]:
-    """(state, batch) -> (state after one update, metrics). The key is fold_in(key(seed), step).
+    """Returns (state, batch) -> (state after one update, metrics). The key is fold_in(key(seed),
+    step).
 
-    A transformation that takes extra arguments, as guards do, is given the loss as `value`. With
-    max_skips=0 and no guard there is no branch: the caller must end at a step that is not finite.
+    A transformation with extra arguments, such as a guard, receives the loss as `value`. With
+    max_skips=0 and no guard there is no branch: the caller must end at a non-finite step.
+
+    Args:
+        gradients: Result of `make_gradients`.
+        tx: Optimizer.
+        weights: Factors of the terms.
+        seed: Seed of the key.
+        guard: Guard, or None.
+        max_skips: Rejected steps in a row before the run ends.
+        ema: Decay of the moving average, or None.
     """
     update = optax.with_extra_args_support(tx).update
 
@@ -75,7 +85,9 @@ def make_step(
 
 
 def _averaged(average: Any, params: Any, decay: float | None) -> Any:
-    """decay·average + (1 − decay)·params in float32: in bfloat16 so small a step would be lost."""
+    """Returns decay·average + (1 − decay)·params in float32; bfloat16 would lose so small a
+    step.
+    """
     if decay is None:
         return average
     return jax.tree.map(

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Looking into a run: norms of parameters by name, and a trace of some of its steps."""
+"""Monitoring of a run: norms of parameters by name, and a trace of some steps."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,16 +18,14 @@ if TYPE_CHECKING:
 
 
 class Watch:
-    """A hook: the norm, root mean square and largest size of the parameters that patterns match.
+    """A hook that reports norm, root mean square and largest size of selected parameters.
 
-    Gives "watch/NAME/norm", "watch/NAME/rms" and "watch/NAME/max", in float32.
+    The scalars are "watch/NAME/norm", "watch/NAME/rms" and "watch/NAME/max", in float32.
 
     Args:
-        where: Patterns over names, as "layers.*.attn.**": `*` within a segment, `**` for any
-            number of segments. One that matches no parameter is an error at the first call.
-        every: Steps from one call to the next.
-
-        trainer.fit(model, data, steps=1000, sinks=[sink], hooks=[Watch("**.kernel", every=100)])
+        where: Name patterns, such as "layers.*.attn.**": `*` within a segment, `**` for any number
+            of segments. An unmatched pattern is an error at the first call.
+        every: Steps between calls.
     """
 
     def __init__(self, where: Patterns, *, every: int) -> None:
@@ -41,10 +39,10 @@ class Watch:
         leaves = jax.tree_util.tree_leaves_with_path(state.params)
         named = {name_of(path): x for path, x in leaves}
         seen = {name: named[name] for name in select(self._where, named)}
-        found = jax.device_get(_measured(seen))
+        measured = jax.device_get(_measured(seen))
         return {
             f"watch/{name}/{what}": float(value)
-            for name, values in found.items()
+            for name, values in measured.items()
             for what, value in values.items()
         }
 
@@ -64,10 +62,15 @@ def _measured(params: dict[str, Array]) -> dict[str, dict[str, Float[Array, ""]]
 
 
 class Trace:
-    """A hook: `jax.profiler` traces `steps` steps into `directory`, from about step `start` on.
+    """A hook that traces `steps` steps with `jax.profiler`, from about step `start` on.
 
-    It begins after the first multiple of `steps` that is `start` or later, so that the loop is
-    waited for twice and nowhere else. A run that ends before writes what it has.
+    It begins after the first multiple of `steps` from `start` on, so the loop is waited for only
+    twice. A run that ends earlier writes an incomplete trace.
+
+    Args:
+        directory: Directory of the trace.
+        start: First step, at least 1, since the first step compiles.
+        steps: Number of steps.
     """
 
     def __init__(self, directory: str | Path, *, start: int, steps: int) -> None:
@@ -89,7 +92,7 @@ class Trace:
         return {}
 
     def close(self) -> None:
-        """Ends a trace that was begun; `fit` calls it when a run ends."""
+        """Ends a running trace; `fit` calls it at the end of a run."""
         if self._tracing:
             jax.profiler.stop_trace()
             self._tracing, self._done = False, True

@@ -11,22 +11,25 @@ _log = logging.getLogger(__name__)
 
 
 class Wandb:
-    """Logs to the W&B run `id` of `project`, begun or resumed; needs the extra `wandb`.
+    """Logs to the W&B run `id` of `project`, new or resumed. Needs the extra `wandb`.
 
-        sink = Wandb(project="first", id="run-1", config={"rate": 3e-4})
-        trainer.fit(model, data, steps=1000, sinks=[sink])
-        sink.close()
+    Scalars appear under the trainer's steps; the part of a name before "/" groups them. NaN and
+    infinity are logged as such.
 
-    id: any text that is the run's alone; with it a process that starts again continues the run.
-    Scalars come under the trainer's steps, and a name's part before "/" groups them. NaN and
-    infinity are logged as such. `mode="offline"` keeps a directory per process under `directory`,
-    for `wandb sync`.
+    W&B accepts no step before its last one. A resumed trainer repeats some steps with the same
+    bits: these are left out and counted in `repeated_writes`. The current step is sent when the
+    next begins, or at `close`.
 
-    W&B takes no step before the last that it has. A resumed trainer repeats some, with the bits of
-    the first time: those are left out here, and counted in `repeated_writes`. The step that is
-    being written is sent when the next begins or at `close`.
+    Args:
+        project: W&B project.
+        id: Unique text of the run. A process with the same id continues the run.
+        name: Display name.
+        config: Configuration to show.
+        directory: Directory of local files.
+        mode: "offline" keeps a directory per process under `directory`, for `wandb sync`.
 
-    Raises ModuleNotFoundError without the extra.
+    Raises:
+        ModuleNotFoundError: The extra is not installed.
     """
 
     def __init__(
@@ -69,5 +72,5 @@ class Wandb:
         self._run.log(dict(scalars), step=step)
 
     def close(self) -> None:
-        """Sends what is left and ends the run; W&B's own service is done when the process ends."""
+        """Sends what is left and ends the run. W&B's service ends with the process."""
         self._run.finish()

@@ -75,7 +75,7 @@ def test_a_choice_is_scored_whole_per_character_and_per_byte():
     # sqrt(Σ (x − mean)² / 3 / 4) of [1, 0, 1, 0] and [0, 0, 1, 0].
     assert answers.acc.stderr == pytest.approx(np.std([1, 0, 1, 0], ddof=1) / 2)
     assert answers.acc_norm.stderr == pytest.approx(np.std([0, 0, 1, 0], ddof=1) / 2)
-    bits = -answers.found.logps / math.log(2)
+    bits = -answers.likelihoods.logps / math.log(2)
     # float32 sums of at most 4 terms.
     np.testing.assert_allclose(bits, [8, 16, 9, 13, 10, 9, 10, 9, 8], rtol=1e-6)
 
@@ -89,12 +89,15 @@ def test_one_question_has_no_standard_error():
 def test_the_delimiter_is_scored_and_not_counted():
     glued = [Question(context="x", choices=["a", "bb"], answer=0, delimiter="")]
     answers = multiple_choice(_Unigram(MODEL), _Bytes(), glued, length=16)
-    np.testing.assert_allclose(answers.found.logps / math.log(2), [-3, -8], rtol=1e-6)
+    np.testing.assert_allclose(answers.likelihoods.logps / math.log(2), [-3, -8], rtol=1e-6)
 
 
 def test_a_context_that_does_not_fit_is_counted():
     long = [Question(context="x" * 20, choices=["a", "b"], answer=0)]
-    assert multiple_choice(_Unigram(MODEL), _Bytes(), long, length=16).found.cut.tolist() == [6, 6]
+    assert multiple_choice(_Unigram(MODEL), _Bytes(), long, length=16).likelihoods.cut.tolist() == [
+        6,
+        6,
+    ]
 
 
 def test_the_hook_reports_each_accuracy_under_its_name():

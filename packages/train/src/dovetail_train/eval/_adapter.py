@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The class behind `LMEval`, in a file of its own because its base class is an extra's."""
+"""The class behind `LMEval`, in a file of its own because its base class is in an extra."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +22,11 @@ _MAX_TOKENS_NAMES = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_comple
 
 
 class Adapter(TemplateLM):
-    """See `LMEval`. cut_requests: how many requests so far lost the left end of their context."""
+    """The model of `LMEval`. `cut_requests` counts requests whose context lost its left end.
+
+    Args:
+        model, tokenizer, length, rows, sampler, bos, attention, mesh: See `LMEval`.
+    """
 
     def __init__(
         self,
@@ -64,21 +68,23 @@ class Adapter(TemplateLM):
     def _loglikelihood_tokens(
         self, requests: list[Any], disable_tqdm: bool = False, **kwargs: Any
     ) -> list[tuple[float, bool]]:
-        found = loglikelihood(self._model, [pair[1:] for pair in requests], **self._options)
-        self._report_cut(found)
-        answers = [(float(a), bool(b)) for a, b in zip(found.logps, found.greedy, strict=True)]
+        likelihoods = loglikelihood(self._model, [pair[1:] for pair in requests], **self._options)
+        self._report_cut(likelihoods)
+        answers = [
+            (float(a), bool(b)) for a, b in zip(likelihoods.logps, likelihoods.greedy, strict=True)
+        ]
         for (texts, _, _), answer in zip(requests, answers, strict=True):
             self.cache_hook.add_partial("loglikelihood", texts, answer)
         return answers
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
         documents = [self.tok_encode(request.args[0]) for request in requests]
-        found = rolling_loglikelihood(
+        likelihoods = rolling_loglikelihood(
             self._model, documents, prefix=self.prefix_token_id, **self._options
         )
-        for request, logp in zip(requests, found.logps, strict=True):
+        for request, logp in zip(requests, likelihoods.logps, strict=True):
             self.cache_hook.add_partial("loglikelihood_rolling", request.args, float(logp))
-        return found.logps.tolist()
+        return likelihoods.logps.tolist()
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
         if self._sampler is None:
@@ -100,7 +106,7 @@ class Adapter(TemplateLM):
         return texts
 
     def _generate(self, contexts: Sequence[str], kind: tuple[Any, ...]) -> list[str]:
-        """The continuations of requests that share (max_tokens, temperature, until)."""
+        """Returns the continuations of requests with equal (max_tokens, temperature, until)."""
         max_tokens, temperature, until = kind
         room = self._length - max_tokens
         if room < 1:
@@ -112,13 +118,13 @@ class Adapter(TemplateLM):
         prompts = [self.tok_encode(context) or [self.prefix_token_id] for context in contexts]
         self._count_cut(sum(len(prompt) > room for prompt in prompts))
         assert self._sampler is not None  # the caller checked
-        found = self._sampler(
+        continuations = self._sampler(
             [prompt[-room:] for prompt in prompts],
             max_tokens=max_tokens,
             temperature=temperature,
             until=until,
         )
-        return [_before(self._text.decode(self._until_end(ids)), until) for ids in found]
+        return [_before(self._text.decode(self._until_end(ids)), until) for ids in continuations]
 
     def _until_end(self, ids: Sequence[int]) -> list[int]:
         ids = [int(i) for i in ids]
@@ -138,7 +144,7 @@ class Adapter(TemplateLM):
 
 
 def _generation(options: Mapping[str, Any]) -> tuple[int, float, tuple[str, ...]]:
-    """(max_tokens, temperature, until) of a task's generation_kwargs."""
+    """Parses generation_kwargs of a task into (max_tokens, temperature, until)."""
     options = dict(options)
     until = options.pop("until", None) or ()
     until = (until,) if isinstance(until, str) else tuple(until)
@@ -163,7 +169,7 @@ def _generation(options: Mapping[str, Any]) -> tuple[int, float, tuple[str, ...]
 
 
 def _before(text: str, until: Sequence[str]) -> str:
-    """`text` up to the first of the stops."""
+    """Returns `text` up to the first stop."""
     for stop in until:
         if stop:
             text = text.split(stop)[0]

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Held-out means in the loop, and bits per byte, which compares models of different tokenizers."""
+"""Held-out means in the loop, and bits per byte, which compares models across tokenizers."""
 
 import math
 from collections import deque
@@ -26,12 +26,17 @@ AHEAD = 2  # batches on their way to the devices while the results of earlier on
 
 
 class BitsPerByte:
-    """A loss to evaluate: (Σ mask·nll / ln 2, Σ mask·bytes of the target).
+    """A loss for evaluation: (Σ mask·nll / ln 2, Σ mask·bytes of the target).
 
-    token_bytes: how many bytes of text each token stands for; 0 for special tokens, whose bits
-    still count: an end of document is information too. Each byte must be the target of one
-    position with mask 1, and the mask otherwise 0, for the ratio to be that of the text.
-    attention, cross_entropy and chunk as in `lm_loss`.
+    The ratio is that of the text only if each byte is the target of exactly one position with mask
+    1, and the mask is 0 elsewhere.
+
+    Args:
+        token_bytes: Bytes of text per token, i[V]; 0 for special tokens, whose bits still count: an
+            end of document is information too.
+        attention: See `lm_loss`.
+        cross_entropy: See `lm_loss`.
+        chunk: See `lm_loss`.
     """
 
     def __init__(
@@ -60,15 +65,18 @@ class BitsPerByte:
 
 
 class Eval:
-    """A hook: means over `batches` at every `every`-th step, as "eval/NAME".
+    """A hook that reports means over held-out batches as "eval/NAME".
 
-    ema: of the trainer's moving averages instead of its parameters, as "eval_ema/NAME".
+    The model is in evaluation mode (`nnx.Module.eval`) and in the trainer's precision. Rows are
+    placed as in training, without microbatches. A mean is Σ sum / Σ count over all batches, summed
+    in float64 on the host. `fit` checks `stop` between batches; at most AHEAD batches are computed
+    ahead.
 
-    batches: an iterable that gives the same batches each time it is iterated. Rows are divided as
-    in training, without microbatches. metrics: losses by name; a loss of several terms gives
-    "eval/NAME/TERM". The model is in evaluation mode (`nnx.Module.eval`) and in the trainer's
-    precision. A mean is Σ sum / Σ count over all batches, summed in float64 on the host. A `stop`
-    given to `fit` is asked between batches, of which no more than AHEAD wait to be computed.
+    Args:
+        batches: An iterable with the same batches in each iteration.
+        every: Steps between evaluations.
+        metrics: Losses by name. A loss of several terms gives "eval/NAME/TERM".
+        ema: Evaluate the moving averages, as "eval_ema/NAME".
     """
 
     def __init__(
@@ -94,13 +102,19 @@ class Eval:
         self._compiled: tuple[Any, Callable[..., Any]] | None = None
 
     def __call__(self, trainer: "Trainer", state: State, step: int) -> dict[str, float]:
-        found = result_of(self.run_in_parts(trainer, state, step), stopped=lambda: False)
-        return dict(found or {})
+        means = result_of(self.run_in_parts(trainer, state, step), stopped=lambda: False)
+        return dict(means or {})
 
     def run_in_parts(
         self, trainer: "Trainer", state: State, step: int
     ) -> Generator[None, None, dict[str, float]]:
-        """The evaluation, with a yield after each batch."""
+        """Evaluates, with a yield after each batch.
+
+        Args:
+            trainer: The trainer.
+            state: The state.
+            step: Number of updates.
+        """
         key = jax.random.fold_in(jax.random.key(trainer.seed), step)
         compute = self._compute_for(trainer)
         sums: dict[str, np.ndarray] = {}
@@ -127,15 +141,15 @@ class Eval:
         return self._compiled[1]
 
     def _terms(self, trainer: "Trainer", state: State, batch: Batch, key: Any) -> dict[str, Term]:
-        found = {}
+        terms = {}
         for name, metric in self._metrics.items():
             model: nnx.Module = trainer.model(state, ema=self._ema, cast=True)
             model.eval()
             value = metric(model, batch, key=key)
             nested = isinstance(value, Mapping)
             for term_name, term in terms_of(value).items():
-                found[f"{name}/{term_name}" if nested else name] = term
-        return found
+                terms[f"{name}/{term_name}" if nested else name] = term
+        return terms
 
 
 def _add(sums: dict[str, np.ndarray], terms: dict[str, Term]) -> None:

@@ -1,10 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Questions with given answers: the model's answer is the one that it finds most likely.
+"""Multiple choice: the model's answer is the most likely of the given choices.
 
-Longer answers are less likely whatever they say, so each question is judged three ways, by the
-names of lm-evaluation-harness: Σ log p as it is (acc), divided by the characters of the answer
-(acc_norm), and by its bytes (acc_bytes), which no tokenizer and no script changes.
+Longer answers are less likely whatever their content. So each question is scored three ways, under
+the names of lm-evaluation-harness: Σ log p (acc), divided by the characters of the answer
+(acc_norm), and divided by its bytes (acc_bytes), independent of tokenizer and script.
 """
 
 import dataclasses
@@ -26,9 +26,13 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Question:
-    """A text, what may follow it, and the index of the choice that is right.
+    """A question with choices.
 
-    delimiter: stands between the text and the choice; it does not count as a part of its length.
+    Args:
+        context: Text before the choice.
+        choices: Texts to choose from.
+        answer: Index of the right choice.
+        delimiter: Text between context and choice; not part of the choice's length.
     """
 
     context: str
@@ -47,9 +51,13 @@ class Question:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Share:
-    """The part of `count` questions that was answered right, and its standard error.
+    """The share of questions answered right.
 
-    stderr: the sample's standard deviation (divided by count − 1) over sqrt(count); NaN for one.
+    Attributes:
+        value: The share.
+        stderr: The sample's standard deviation (divided by count − 1) over sqrt(count); NaN for
+            one.
+        count: Number of questions.
     """
 
     value: float
@@ -65,16 +73,20 @@ class Share:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Answers:
-    """How the questions were answered: by log-likelihood, per character and per byte.
+    """Results of `multiple_choice`.
 
-    found: what `loglikelihood` gave for each choice of each question in turn. Its `cut` says how
-    many tokens of a context did not fit.
+    Attributes:
+        acc: By log-likelihood.
+        acc_norm: By log-likelihood per character.
+        acc_bytes: By log-likelihood per byte.
+        likelihoods: Result of `loglikelihood` for each choice of each question in turn. Its `cut`
+            counts context tokens that did not fit.
     """
 
     acc: Share
     acc_norm: Share
     acc_bytes: Share
-    found: Likelihoods
+    likelihoods: Likelihoods
 
 
 def multiple_choice(
@@ -88,25 +100,46 @@ def multiple_choice(
     attention: Callable[..., Any] | None = None,
     mesh: Mesh | None = None,
 ) -> Answers:
-    """The parts of the questions whose right choice has the highest score; of equals, the first.
+    """Scores questions by log-likelihood. Of equal scores the first choice wins.
 
-        question = Question(context="The sky is", choices=["blue", "loud"], answer=0)
-        multiple_choice(model, tokenizer, [question], length=2048).acc.value
+    Args:
+        model: A causal decoder.
+        tokenizer: Its tokenizer.
+        questions: At least one question.
+        length: Largest number of tokens per row.
+        rows: Rows per batch.
+        bos: Begin a text with begin-of-text; see `TextEncoder`.
+        attention: See `lm_loss`.
+        mesh: Devices for the rows. Default: the mesh of the model's arrays.
 
-    bos: whether a text begins with begin-of-text, as in `TextEncoder`. The other options, and
-    errors, as in `loglikelihood`; raises ValueError without questions.
+    Raises:
+        ValueError: As `loglikelihood`, and without questions.
     """
     requests = _requests(tokenizer, questions, bos=bos)
-    found = loglikelihood(model, requests, length=length, rows=rows, attention=attention, mesh=mesh)
-    return _answers(questions, found)
+    likelihoods = loglikelihood(
+        model, requests, length=length, rows=rows, attention=attention, mesh=mesh
+    )
+    return _answers(questions, likelihoods)
 
 
 class MultipleChoice:
-    """A hook: `multiple_choice` at every `every`-th step, as "eval/NAME/acc" and the like.
+    """A hook that reports `multiple_choice` as "eval/NAME/acc", "acc_norm", "acc_bytes",
+    "acc_stderr".
 
-    name, then "acc", "acc_norm", "acc_bytes", and the standard error of the first as "acc_stderr".
-    The model is in evaluation mode and in the trainer's precision. Raises ValueError when a
-    question does not fit `length`, where its result would be that of another question.
+    The model is in evaluation mode and in the trainer's precision.
+
+    Args:
+        tokenizer: The model's tokenizer.
+        questions: Questions.
+        every: Steps between evaluations.
+        name: Prefix of the scalars.
+        length: Largest number of tokens per row.
+        rows: Rows per batch.
+        bos: See `multiple_choice`.
+        attention: See `lm_loss`.
+
+    Raises:
+        ValueError: A question does not fit `length`. Cut, it would be another question.
     """
 
     def __init__(
@@ -136,8 +169,8 @@ class MultipleChoice:
         model = trainer.model(state, cast=True)
         mesh = trainer.mesh
         assert isinstance(mesh, Mesh)  # there is a state
-        found = loglikelihood(model, self._requests, mesh=mesh, **self._options)
-        answers = _answers(self._questions, found)
+        likelihoods = loglikelihood(model, self._requests, mesh=mesh, **self._options)
+        answers = _answers(self._questions, likelihoods)
         kinds = {name: getattr(answers, name) for name in ("acc", "acc_norm", "acc_bytes")}
         scalars = {name: share.value for name, share in kinds.items()}
         if answers.acc.count > 1:
@@ -166,11 +199,11 @@ def _requests(
     ]
 
 
-def _answers(questions: Sequence[Question], found: Likelihoods) -> Answers:
+def _answers(questions: Sequence[Question], likelihoods: Likelihoods) -> Answers:
     right: dict[str, list[bool]] = {"acc": [], "acc_norm": [], "acc_bytes": []}
     start = 0
     for question in questions:
-        logps = found.logps[start : start + len(question.choices)]
+        logps = likelihoods.logps[start : start + len(question.choices)]
         start += len(question.choices)
         sizes = {
             "acc": np.ones(len(logps)),
@@ -179,4 +212,6 @@ def _answers(questions: Sequence[Question], found: Likelihoods) -> Answers:
         }
         for name, size in sizes.items():
             right[name].append(int(np.argmax(logps / size)) == question.answer)
-    return Answers(found=found, **{name: Share.of(of_one) for name, of_one in right.items()})
+    return Answers(
+        likelihoods=likelihoods, **{name: Share.of(of_one) for name, of_one in right.items()}
+    )

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A decoder under lm-evaluation-harness, whose tasks, prompts and metrics the numbers then have."""
+"""A decoder as a model of lm-evaluation-harness, with its tasks, prompts and metrics."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -16,11 +16,16 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Sampler(Protocol):
-    """Continues prompts of token ids, as an inference engine does.
+    """Continues prompts of token ids, like an inference engine.
 
-    Gives the new ids of each prompt, in order: at most max_tokens, ending before or at the
-    end-of-text id. temperature: divides the logits; 0 takes the most likely token. until: texts
-    after which nothing more is needed; a sampler may go on, what follows is cut off.
+    Args:
+        prompts: Token ids of each prompt.
+        max_tokens: Largest number of new tokens.
+        temperature: Divides the logits; 0 takes the most likely token.
+        until: Stop texts. A sampler may go on; the rest is cut off.
+
+    Returns:
+        The new ids of each prompt, in order, ending before or at the end-of-text id.
     """
 
     def __call__(
@@ -44,21 +49,26 @@ def LMEval(
     attention: Callable[..., Any] | None = None,
     mesh: Mesh | None = None,
 ) -> "Adapter":
-    """An `lm_eval.api.model.LM` of the decoder; needs the extra `lm-eval`.
+    """Returns an `lm_eval.api.model.LM` of the decoder. Needs the extra `lm-eval`.
 
-        import lm_eval
-        found = lm_eval.simple_evaluate(LMEval(model, tokenizer, length=2048), tasks=["arc_easy"])
+    With the same weights and tokenizer the numbers equal those of the harness's Hugging Face
+    backend, its conventions included: spaces before an answer belong to the answer; long requests
+    keep their right end (with a warning, counted by `cut_requests`); a whole document is predicted
+    from begin-of-text, with its own begin-of-text counted as its first token if the tokenizer
+    writes one. Pass bos=False to count text alone. Chat templates are not applied.
 
-    With the same weights and tokenizer the numbers are those of the harness's Hugging Face
-    backend, its conventions included: spaces before an answer belong to the answer, what is too
-    long keeps its right end (a warning, and `cut_requests` counts), and a whole document is
-    predicted from begin-of-text with its own begin-of-text, if the tokenizer writes one, counted
-    as its first token; pass bos=False to count text alone.
+    Args:
+        model: A causal decoder.
+        tokenizer: Its tokenizer.
+        length: Largest number of tokens per row.
+        rows: Rows per batch.
+        sampler: Continues prompts for tasks of `generate_until`. Without it these raise ValueError.
+        bos: See `TextEncoder`.
+        attention: See `lm_loss`.
+        mesh: Devices for the rows. Default: those of the model's arrays.
 
-    sampler: continues prompts, for tasks of `generate_until`; without one those raise ValueError.
-    Chat templates are not applied. The other options as in `loglikelihood` and `TextEncoder`.
-
-    Raises ModuleNotFoundError without the extra.
+    Raises:
+        ModuleNotFoundError: The extra is not installed.
     """
     try:
         import lm_eval  # noqa: F401  # pyright: ignore[reportMissingImports]

@@ -1,11 +1,11 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""How likely a decoder finds given tokens: what multiple choice and perplexity tasks are made of.
+"""Log-likelihoods of given tokens, for multiple choice and perplexity tasks.
 
-Requests of a task differ in length, and each new shape is a program to compile. Sorted by length
-and cut into batches of `rows`, each batch is padded on the right to one of few lengths (doubling),
-where causality hides the padding from the tokens before it. The head then reads the positions of
-the continuations alone, which are few beside their contexts, and one chunk of those at a time.
+Requests of a task differ in length, and each new shape is a program to compile. They are sorted by
+length and cut into batches of `rows`. Each batch is padded on the right to one of few lengths
+(doubling); causality hides the padding from the tokens before it. The head reads only the
+positions of the continuations, few beside their contexts, one chunk at a time.
 """
 
 import contextlib
@@ -34,11 +34,13 @@ _SHORTEST, _FEWEST = 32, 8
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Likelihoods:
-    """Of each request, in their order.
+    """Results for each request, in order.
 
-    logps: Σ log p over the tokens of the continuation, in nats. greedy: whether each of them was
-    the most likely token where it stood. tokens: how many they were. cut: how many tokens of the
-    context did not fit and were left out, from its left end.
+    Attributes:
+        logps: Σ log p over the tokens of the continuation, in nats.
+        greedy: Whether each of them was the most likely token.
+        tokens: Number of tokens in the continuation.
+        cut: Number of context tokens that did not fit, removed from the left.
     """
 
     logps: Float64[np.ndarray, " n"]
@@ -65,20 +67,31 @@ def loglikelihood(
     chunk: int = 1024,
     mesh: Mesh | None = None,
 ) -> Likelihoods:
-    """Σ log p(continuation | context) of each pair (context, continuation) of lists of tokens.
+    """Returns Σ log p(continuation | context) for pairs (context, continuation) of token lists.
 
-        found = loglikelihood(model, [([1, 5, 9], [2, 7]), ([1], [4])], length=2048)
-        found.logps, found.greedy
+    Long requests keep their right end, as in lm-evaluation-harness; `cut` counts the lost tokens.
 
-    model: any causal decoder that has `features` and `head`, computed in evaluation mode; it is
-    not changed. A context has at least one token: begin-of-text if there is nothing else.
-    length: how many tokens the model reads at most. Of what is longer the right end counts, as in
-    lm-evaluation-harness, and `cut` says how much was left out. rows: of one batch. attention: as
-    in `lm_loss`. chunk: for how many positions per device logits exist at once. mesh: where the
-    rows go; by default the mesh of the model's own arrays.
+    Args:
+        model: A causal decoder with `features` and `head`. It runs in evaluation mode and is not
+            changed.
+        requests: Pairs of token lists. A context has at least one token, such as begin-of-text.
+        length: Largest number of tokens per row.
+        rows: Rows per batch.
+        attention: See `lm_loss`.
+        chunk: Positions per device for which logits exist at once.
+        mesh: Devices for the rows. Default: the mesh of the model's arrays.
 
-    Raises ValueError for an empty context or continuation, a continuation longer than `length`,
-    rows that the mesh does not divide, tokens outside the vocabulary, and logits that are NaN.
+    Raises:
+        ValueError: A context or continuation is empty, a continuation is longer than `length`, the
+            mesh does not divide the rows, a token is outside the vocabulary, or logits are NaN.
+
+    Example:
+
+        >>> from flax import nnx
+        >>> from dovetail_train.testing import TinyDecoder
+        >>> model = TinyDecoder(vocab_size=10, width=8, depth=1, rngs=nnx.Rngs(0))
+        >>> loglikelihood(model, [([1, 5, 9], [2, 7]), ([1], [4])], length=16).tokens
+        array([2, 1])
     """
     _check_sizes(length=length, rows=rows, chunk=chunk)
     kept = [_row(request, length=length, index=i) for i, request in enumerate(requests)]
@@ -93,14 +106,14 @@ def loglikelihood(
     order = sorted(range(len(kept)), key=lambda i: (-len(kept[i].tokens), -kept[i].count))
     groups = [order[i : i + rows] for i in range(0, len(order), rows)]
     score = functools.partial(_score, state, graph=graph, attention=attention)
-    found = []
+    scores = []
     for group in groups:
         batch, pieces = _batch(
             [kept[i] for i in group], rows=rows, length=length, chunk=max(1, chunk * shards // rows)
         )
         with _on(mesh):
-            found.append(score(_placed(batch, mesh), pieces=pieces))
-    return _collect(kept, groups, jax.device_get(found), requests)
+            scores.append(score(_placed(batch, mesh), pieces=pieces))
+    return _collect(kept, groups, jax.device_get(scores), requests)
 
 
 def rolling_loglikelihood(
@@ -115,22 +128,24 @@ def rolling_loglikelihood(
     chunk: int = 1024,
     mesh: Mesh | None = None,
 ) -> Likelihoods:
-    """Σ log p(token | the tokens before it) over each document, every token predicted once.
-
-        rolling_loglikelihood(model, [tokens], length=2048, prefix=bos_id).logps
+    """Returns Σ log p(token | the tokens before it) over each document, every token predicted once.
 
     The first window predicts `length` tokens, each later one `stride` more. Every window reads as
     much context as fits. A document without tokens has log-likelihood 0.
 
     Args:
-        model: As for `loglikelihood`, and so are the options that are not named here.
-        documents: Their tokens.
-        length: Number of tokens that the model reads at most.
-        prefix: Token before the first of each document, as begin-of-text. None: the documents bring
-            it; their first token is context alone.
-        stride: Number of new tokens of a window, from 1 to `length`. None: `length`, for the
-            disjoint windows of lm-evaluation-harness. Each token is read with at least
-            `length - stride` tokens of context, where the document has as many.
+        model: A causal decoder with `features` and `head`.
+        documents: Tokens of each document.
+        length: Largest number of tokens per row.
+        prefix: Token before the first of each document, such as begin-of-text. None: the documents
+            bring it; their first token is context alone.
+        stride: New tokens per window, from 1 to `length`. Default: `length`, for the disjoint
+            windows of lm-evaluation-harness. Each token has at least `length - stride` tokens of
+            context, if the document has as many.
+        rows: Rows per batch.
+        attention: See `lm_loss`.
+        chunk: Positions per device for which logits exist at once.
+        mesh: Devices for the rows. Default: the mesh of the model's arrays.
 
     Raises:
         ValueError: As `loglikelihood`, and for a stride out of range.
@@ -145,7 +160,7 @@ def rolling_loglikelihood(
     if prefix is not None:
         texts = [np.concatenate([[prefix], text]) for text in texts]
     windows = [list(_windows(text, length, stride or length)) for text in texts]
-    found = loglikelihood(
+    likelihoods = loglikelihood(
         model,
         [window for of_one in windows for window in of_one],
         length=length,
@@ -157,7 +172,7 @@ def rolling_loglikelihood(
     owner = np.repeat(np.arange(len(documents)), [len(of_one) for of_one in windows])
     logps, missed, tokens = (
         np.bincount(owner, weights=x, minlength=len(documents))
-        for x in (found.logps, ~found.greedy, found.tokens)
+        for x in (likelihoods.logps, ~likelihoods.greedy, likelihoods.tokens)
     )
     return Likelihoods(
         logps=logps.astype(np.float64),  # bincount of nothing gives integers
@@ -168,7 +183,9 @@ def rolling_loglikelihood(
 
 
 def _windows(text: np.ndarray, length: int, stride: int) -> Iterator[Request]:
-    """(context, continuation) of at most `length` + 1 tokens; continuations tile text[1:]."""
+    """Yields (context, continuation) of at most `length` + 1 tokens; continuations tile
+    text[1:].
+    """
     predicted, size = 0, len(text) - 1
     while predicted < size:
         stop = min(predicted + (stride if predicted else length), size)
@@ -185,7 +202,7 @@ def _check_sizes(**sizes: int) -> None:
 
 
 def _row(request: Request, *, length: int, index: int) -> _Row:
-    context, continuation = (np.asarray(part, np.int64) for part in request)
+    context, continuation = (np.asarray(tokens, np.int64) for tokens in request)
     if not context.size or not continuation.size:
         raise ValueError(
             f"a request must have at least one token of context and of continuation, got "
@@ -225,10 +242,10 @@ def _placed(batch: dict[str, np.ndarray], mesh: Mesh | None) -> dict[str, Any]:
 def _batch(
     group: Sequence[_Row], *, rows: int, length: int, chunk: int
 ) -> tuple[dict[str, np.ndarray], int]:
-    """Padded arrays of `rows` rows, and in how many pieces the head reads their positions.
+    """Returns padded arrays of `rows` rows, and the number of pieces in which the head reads them.
 
-    tokens i32[rows, S]; at i32[rows, N], where the continuations are predicted; targets
-    i32[rows, N]. Rows that are left over, and positions, repeat zeros that nobody reads.
+    tokens i32[rows, S]; at i32[rows, N], the positions before the targets; targets i32[rows, N].
+    Unused rows and positions hold zeros.
     """
     width = _bucket(len(group[0].tokens) - 1, smallest=_SHORTEST, factor=2, largest=length)
     most = max(row.count for row in group)
@@ -264,7 +281,9 @@ def _score(
     attention: Callable[..., Any] | None,
     pieces: int,
 ) -> tuple[Array, Array, Array]:
-    """(log p f32[rows, N], whether the target is the most likely token, the vocabulary's size)."""
+    """Returns log p f32[rows, N], whether the target is the most likely token, and the vocabulary
+    size.
+    """
     model = nnx.merge(graph, state)
     model.eval()
     options = {} if attention is None else {"attention": attention}
@@ -288,8 +307,8 @@ def _score(
     if pieces == 1:
         logps, best = score((x, batch["targets"]))
     else:
-        found = jax.lax.map(score, (cut(x), cut(batch["targets"])))
-        logps, best = (jnp.moveaxis(a, 0, 1).reshape(rows, -1) for a in found)
+        scores = jax.lax.map(score, (cut(x), cut(batch["targets"])))
+        logps, best = (jnp.moveaxis(a, 0, 1).reshape(rows, -1) for a in scores)
     if not jax.sharding.get_abstract_mesh().empty:  # every process reads every row
         logps, best = jax.lax.with_sharding_constraint((logps, best), PartitionSpec())
     return logps, best, jnp.int32(vocab[0])
@@ -298,12 +317,12 @@ def _score(
 def _collect(
     kept: Sequence[_Row],
     groups: Sequence[Sequence[int]],
-    found: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]],
+    scores: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]],
     requests: Sequence[Request],
 ) -> Likelihoods:
     count = len(kept)
     logps, greedy = np.zeros(count, np.float64), np.zeros(count, np.bool_)
-    for group, (logp, best, vocab) in zip(groups, found, strict=True):
+    for group, (logp, best, vocab) in zip(groups, scores, strict=True):
         for row, i in enumerate(group):
             _check_vocabulary(kept[i], int(vocab), index=i)
             logps[i] = logp[row, : kept[i].count].astype(np.float64).sum()

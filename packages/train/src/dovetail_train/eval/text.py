@@ -16,10 +16,9 @@ class Encoded(Protocol):
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """What evaluation needs of a tokenizer, such as those of `dovetail_data`.
+    """The tokenizer interface of evaluation, such as `dovetail_data`'s.
 
-    encode: each text without begin- and end-of-text. decode: the text, to which special ids
-    contribute nothing.
+    `encode` adds no special ids. `decode` leaves special ids out.
     """
 
     @property
@@ -32,7 +31,7 @@ class Tokenizer(Protocol):
 
 @runtime_checkable
 class HuggingFaceTokenizer(Protocol):
-    """The same of a tokenizer of `transformers`, whose `encode` may add special ids."""
+    """The interface of a `transformers` tokenizer, whose `encode` may add special ids."""
 
     @property
     def bos_token_id(self) -> int | None: ...
@@ -45,12 +44,14 @@ class HuggingFaceTokenizer(Protocol):
 class TextEncoder:
     """One interface to both kinds of tokenizer.
 
-    bos: whether a text begins with the begin-of-text id. None does what models of that tokenizer
-    were trained with: a `Tokenizer` that has one puts it first; one of Hugging Face does what its
-    own configuration says, except where the text already begins with it.
+    Args:
+        tokenizer: The tokenizer.
+        bos: Begin texts with begin-of-text. Default: as models of that tokenizer were trained. A
+            `Tokenizer` with such an id puts it first; one of Hugging Face follows its
+            configuration, unless the text already begins with it.
 
-    prefix: the id that stands before a text that has nothing before it: begin-of-text, or
-    end-of-text where there is none.
+    Attributes:
+        prefix: Id before a text without context: begin-of-text, or end-of-text if there is none.
     """
 
     def __init__(
@@ -77,13 +78,13 @@ class TextEncoder:
         self.eos: int | None = last
 
     def encode(self, text: str, *, bos: bool | None = None) -> list[int]:
-        """The ids of `text`; `bos` as for the object, which it overrides for this text."""
+        """Returns the ids of `text`. `bos` overrides that of the object."""
         bos = self._bos if bos is None else bos
         tokenizer = self._tokenizer
         if isinstance(tokenizer, Tokenizer):
-            (found,) = tokenizer.encode([text])
+            (encoded,) = tokenizer.encode([text])
             first = tokenizer.bos_id is not None if bos is None else bos
-            return [self.prefix] * first + [int(i) for i in found.ids]
+            return [self.prefix] * first + [int(i) for i in encoded.ids]
         if bos is None and text.startswith(tokenizer.decode([self.prefix])):
             bos = False
         if bos is None:

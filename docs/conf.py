@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Sphinx: the packages' READMEs, their public API, and the examples, executed."""
+"""Sphinx: the packages' READMEs, their public API by topic, and the examples, executed."""
 
 import re
 import sys
@@ -10,6 +10,7 @@ from sphinx.application import Sphinx
 
 sys.path.append(str(Path(__file__).resolve().parent))
 
+import api
 import convergence
 import families
 import measured
@@ -19,9 +20,17 @@ project = "Dovetail"
 author = "The Dovetail Authors"
 project_copyright = "2026, The Dovetail Authors"
 
-extensions = ["myst_nb", "sphinx.ext.autodoc"]
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+]
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True  # else each attribute would be described twice
 exclude_patterns = [
     "_build",
+    "api.py",
     "conf.py",
     "convergence.py",
     "families.py",
@@ -45,6 +54,9 @@ autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
 
 
+SECTION = re.compile(r"(Args|Attributes|Returns|Yields|Raises|Example|Examples|Note|Notes):$")
+
+
 def prose(line: str) -> str:
     """Our docstrings mark code with single backticks; reStructuredText wants two, and no bare *."""
     parts = re.split(r"`([^`]+)`", line)
@@ -56,15 +68,22 @@ def prose(line: str) -> str:
 def as_markdown(
     app: Sphinx, kind: str, name: str, what: object, options: object, lines: list[str]
 ) -> None:
-    """Read a docstring as we write it: backticks are code, and so are blocks indented by four.
+    """Translates a docstring to reStructuredText, before napoleon reads its sections.
 
-    An indented line right after another one goes on with its sentence.
+    Backticks are code, and so are blocks indented by four, except in sections such as `Args:`. An
+    indented line right after another one continues its sentence.
     """
     result: list[str] = []
-    code = doctest = False
+    code = doctest = section = False
     for before, line in zip(["", *lines], lines, strict=False):
-        doctest = line.startswith(">>>") or (doctest and bool(line))
+        doctest = line.lstrip().startswith(">>>") or (doctest and bool(line))
         indented = line.startswith("    ") and not doctest
+        section = bool(SECTION.match(line)) or (section and (indented or doctest or not line))
+        if section:
+            indent = line[: len(line) - len(line.lstrip())]
+            result.append(line if doctest else indent + prose(line.strip()))
+            code = False
+            continue
         if indented and not code and before:
             result.append(prose(line.strip()))
             continue
@@ -79,8 +98,9 @@ def as_markdown(
 
 def setup(app: Sphinx) -> None:
     """Sphinx calls this once, before it looks for pages."""
+    api.write()
     families.write()
     measured.write()
     convergence.write()
     schedules.write()
-    app.connect("autodoc-process-docstring", as_markdown)
+    app.connect("autodoc-process-docstring", as_markdown, priority=400)

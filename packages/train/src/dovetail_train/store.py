@@ -68,7 +68,7 @@ class OrbaxStore:
         if step is None:
             return None
         args = self._ocp.args
-        items = self._manager.restore(
+        restored = self._manager.restore(
             step,
             args=args.Composite(
                 **{
@@ -82,10 +82,10 @@ class OrbaxStore:
         items = {}
         for name, target in targets.items():
             if isinstance(target, Stateful):
-                target.set_state(items[name]["state"])
+                target.set_state(restored[name]["state"])
                 items[name] = target
             else:
-                items[name] = _with_keys(items[name], target)
+                items[name] = _with_keys(restored[name], target)
         return step, items
 
     def wait(self) -> None:

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Wrong arguments. The suite's type checks answer `Trainer` first, so some go in a process apart."""
+"""Wrong arguments. The type checks of the suite answer first; some cases run in a subprocess."""
 
 import subprocess
 import sys

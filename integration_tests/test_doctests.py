@@ -31,11 +31,13 @@ def examples(package: str) -> list[doctest.DocTest]:
 
 @pytest.mark.parametrize("member", MEMBERS, ids=lambda m: m.folder)
 def test_examples_in_docstrings_run(member, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # some write files
     runner = doctest.DocTestRunner(optionflags=FLAGS)
     tests = examples(member.module)
     printed = []
-    for test in tests:
+    for number, test in enumerate(tests):
+        folder = tmp_path / str(number)  # some write files
+        folder.mkdir()
+        monkeypatch.chdir(folder)
         runner.run(test, out=printed.append)
     assert runner.summarize(verbose=False).failed == 0, "".join(printed)
     settings = tomllib.loads((member.path / "pyproject.toml").read_text())["tool"]

@@ -1,38 +1,95 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Verified, atomic training state on Orbax."""
+"""Verified, atomic checkpoints of training state, stored as Orbax checkpoints.
 
-from dovetail_checkpoint.converting import convert as convert
-from dovetail_checkpoint.diff import Change as Change
-from dovetail_checkpoint.diff import Diff as Diff
-from dovetail_checkpoint.diff import diff as diff
-from dovetail_checkpoint.digest import digest as digest
-from dovetail_checkpoint.export import export_safetensors as export_safetensors
-from dovetail_checkpoint.loading import explain as explain
-from dovetail_checkpoint.loading import load as load
-from dovetail_checkpoint.mapping import Explanation as Explanation
-from dovetail_checkpoint.metadata import Checkpoint as Checkpoint
-from dovetail_checkpoint.metadata import Run as Run
-from dovetail_checkpoint.metadata import inspect as inspect
-from dovetail_checkpoint.report import DamageError as DamageError
-from dovetail_checkpoint.report import IntegrityReport as IntegrityReport
-from dovetail_checkpoint.report import Problem as Problem
-from dovetail_checkpoint.report import StepReport as StepReport
-from dovetail_checkpoint.retention import Best as Best
-from dovetail_checkpoint.retention import Retention as Retention
-from dovetail_checkpoint.retention import SavedStep as SavedStep
-from dovetail_checkpoint.rules import Rule as Rule
-from dovetail_checkpoint.rules import cast as cast
-from dovetail_checkpoint.rules import drop as drop
-from dovetail_checkpoint.rules import fuse as fuse
-from dovetail_checkpoint.rules import keep_init as keep_init
-from dovetail_checkpoint.rules import only as only
-from dovetail_checkpoint.rules import rename as rename
-from dovetail_checkpoint.rules import split as split
-from dovetail_checkpoint.rules import stack as stack
-from dovetail_checkpoint.rules import transpose as transpose
-from dovetail_checkpoint.rules import unstack as unstack
-from dovetail_checkpoint.signals import StopRequest as StopRequest
-from dovetail_checkpoint.signals import on_signal as on_signal
-from dovetail_checkpoint.store import Store as Store
-from dovetail_checkpoint.verifying import verify as verify
+    >>> import jax, jax.numpy as jnp
+    >>> from dovetail_checkpoint import Store
+    >>> with Store("run") as store:
+    ...     store.save(10, metrics={"loss": 0.5}, model={"w": jnp.arange(3.0)})
+    ...     step, items = store.restore(model={"w": jax.ShapeDtypeStruct((3,), jnp.float32)})
+    >>> step, items["model"]["w"]
+    (10, Array([0., 1., 2.], dtype=float32))
+
+- Runs: `Store`, `Retention`, `Best`
+- Verification: `verify`, `digest`
+- Loading into another layout: `load`, `explain`; conversion: `export_safetensors`, `convert`
+- Rules: `rename`, `stack`, `unstack`, `split`, `fuse`, `transpose`, `cast`, `drop`, `only`,
+  `keep_init`
+- Inspection: `inspect`, `diff`
+- Signals: `on_signal`
+
+The command is `python -m dovetail_checkpoint --help`.
+"""
+
+from importlib.metadata import version as _version
+
+from dovetail_checkpoint.converting import convert
+from dovetail_checkpoint.diff import Change, Diff, diff
+from dovetail_checkpoint.digest import digest
+from dovetail_checkpoint.export import export_safetensors
+from dovetail_checkpoint.loading import explain, load
+from dovetail_checkpoint.mapping import Explanation
+from dovetail_checkpoint.metadata import Checkpoint, Run, inspect
+from dovetail_checkpoint.report import DamageError, IntegrityReport, Problem, StepReport
+from dovetail_checkpoint.retention import Best, Retention, SavedStep
+from dovetail_checkpoint.rules import (
+    Rule,
+    cast,
+    drop,
+    fuse,
+    keep_init,
+    only,
+    rename,
+    split,
+    stack,
+    transpose,
+    unstack,
+)
+from dovetail_checkpoint.signals import StopRequest, on_signal
+from dovetail_checkpoint.store import Store
+from dovetail_checkpoint.verifying import verify
+
+__all__ = [  # noqa: RUF022, by topic
+    # Runs
+    "Store",
+    "SavedStep",
+    "Retention",
+    "Best",
+    # Verification
+    "verify",
+    "IntegrityReport",
+    "StepReport",
+    "Problem",
+    "DamageError",
+    "digest",
+    # Loading and conversion
+    "load",
+    "explain",
+    "Explanation",
+    "export_safetensors",
+    "convert",
+    # Rules
+    "Rule",
+    "rename",
+    "stack",
+    "unstack",
+    "split",
+    "fuse",
+    "transpose",
+    "cast",
+    "drop",
+    "only",
+    "keep_init",
+    # Inspection
+    "inspect",
+    "Run",
+    "Checkpoint",
+    "diff",
+    "Diff",
+    "Change",
+    # Signals
+    "on_signal",
+    "StopRequest",
+]
+
+__version__ = _version("dovetail-checkpoint")

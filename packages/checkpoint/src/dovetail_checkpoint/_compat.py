@@ -1,9 +1,9 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""All of Orbax v1, which still sits under `experimental`; tried with orbax-checkpoint 0.12.8.
+"""All uses of Orbax v1, still in `experimental`. Tried with orbax-checkpoint 0.12.8.
 
-A step is one directory. Each item of it is a subdirectory, written by Orbax's pytree handler or by
-its JSON handler, and Orbax's rename of the temporary directory commits all of them together.
+A step is one directory. Each item is a subdirectory, written by Orbax's pytree handler or by its
+JSON handler. Orbax commits all of them together when it renames the temporary directory.
 """
 
 import asyncio
@@ -33,9 +33,10 @@ _TREE_METADATA = "_METADATA"
 
 @runtime_checkable
 class Response(Protocol):
-    """A save that Orbax runs in the background."""
+    """A save running in the background of Orbax."""
 
-    def result(self, timeout: float | None = None) -> None: ...
+    def result(self, timeout: float | None = None) -> None:
+        """Waits for the save. Raises its error, or TimeoutError after `timeout` seconds."""
 
 
 def save(
@@ -48,11 +49,22 @@ def save(
     compress: bool,
     timeout_s: float,
 ) -> Response:
-    """Starts the commit of `trees` (pytrees of arrays) and `documents` (JSON) into `directory`.
+    """Starts the commit of a step and returns as soon as every array may be donated.
 
-    Returns when every array may be donated. `manifest` is called in the background, and the commit
-    waits for its document. A dict of numbers is a valid pytree too, and Orbax would store it as
-    arrays: the JSON handler is therefore bound to each document by its name.
+    A dict of numbers is also a valid pytree, and Orbax would store it as arrays. Each document is
+    therefore bound by name to the JSON handler.
+
+    Args:
+        directory: Directory of the new step.
+        trees: Pytrees of arrays by item name.
+        documents: JSON values by item name.
+        manifest: Makes the manifest's document. Called in the background; the commit waits for it.
+        metrics: Numbers by name, stored in Orbax's item for metrics.
+        compress: Compress arrays with zstd.
+        timeout_s: Limit for the whole write, in seconds.
+
+    Returns:
+        The running save.
     """
     registry = ocp.handlers.local_registry()
     registry.add(_ManifestHandler, checkpointable_name=MANIFEST_ITEM)
@@ -69,16 +81,18 @@ def save(
 
 @dataclass(frozen=True, kw_only=True)
 class _Manifest:
+    """The manifest's document, made later, and the metrics."""
+
     make: Callable[[], Any]
     metrics: Mapping[str, float | int]
 
 
 class _ManifestHandler:
-    """Orbax's JSON handler for a document that is made while the arrays are written.
+    """Orbax's JSON handler for a document made while the arrays are written.
 
-    It goes under that handler's name, which Orbax writes beside the item: any Orbax reads it then.
-    The metrics come with it, since Orbax takes no item of that name from others than its own
-    Checkpointer, which would also write the arrays by an older path.
+    It uses the name of Orbax's handler, stored beside the item, so any Orbax can read the item. It
+    also writes the metrics: Orbax reserves that item for its own Checkpointer, and the Checkpointer
+    would write the arrays through an older path.
     """
 
     __module__ = ocp.handlers.JsonHandler.__module__
@@ -117,19 +131,25 @@ def load(directory: Path, targets: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load_tree(directory: Path, item: str | None, target: Any) -> Any:
-    """Reads one item, or with None the tree that lies in `directory` itself (Orbax v0).
+    """Reads one tree.
 
-    Leaves that are PLACEHOLDER in `target` are not read.
+    Args:
+        directory: Directory of the step.
+        item: Name of the tree; None for a tree in `directory` itself (Orbax v0).
+        target: Abstract leaves. A leaf is skipped if it is PLACEHOLDER.
+
+    Returns:
+        The tree in the structure of `target`.
     """
     with _alone():
         return ocp.load(str(directory), target, checkpointable_name=item)
 
 
 def _alone() -> ocp.Context:
-    """Without barriers: each process reads its own shards.
+    """Returns a context without barriers: each process reads its own shards.
 
-    One that fails would leave the others waiting in Orbax for five minutes, after which jax ends
-    all of them.
+    With barriers, a failing process leaves the others waiting in Orbax for five minutes; then jax
+    ends all of them.
     """
     context = ocp.Context()
     context.multiprocessing.active_processes = {jax.process_index()}
@@ -138,15 +158,15 @@ def _alone() -> ocp.Context:
 
 
 def tree_metadata(directory: Path, item: str | None) -> Any:
-    """The tree of an item that any Orbax wrote: leaves with shape and dtype, or Python values."""
-    found = ocp.metadata(str(directory), checkpointable_name=item).metadata
-    if found is None:  # Orbax logs what it cannot read, and goes on without it
+    """Returns the tree of an item of any Orbax: leaves with shape and dtype, or Python values."""
+    metadata = ocp.metadata(str(directory), checkpointable_name=item).metadata
+    if metadata is None:  # Orbax logs what it cannot read, and goes on without it
         raise ValueError("Orbax cannot read it, and logs why")
-    return found
+    return metadata
 
 
 def tree_names(directory: Path) -> list[str | None]:
-    """The items of a step that are trees; [None] if the directory itself is one (Orbax v0)."""
+    """Returns the trees of a step; [None] if the directory itself is a tree (Orbax v0)."""
     if (directory / _TREE_METADATA).exists():
         return [None]
     names: list[str | None] = [p.parent.name for p in directory.glob(f"*/{_TREE_METADATA}")]
@@ -154,35 +174,35 @@ def tree_names(directory: Path) -> list[str | None]:
 
 
 def key_implementations(directory: Path) -> dict[str, str]:
-    """The random generator of each leaf that holds typed keys, by Orbax's dotted name."""
-    found = {}
+    """Returns the random generator of each leaf of typed keys, by Orbax's dotted name."""
+    implementations = {}
     for path in directory.glob("array_metadatas/process_*"):
         for entry in json.loads(path.read_text(encoding="utf-8"))["array_metadatas"]:
             array = entry["array_metadata"]
             if array["ext_metadata"]:
-                found[array["param_name"]] = array["ext_metadata"]["random_key_impl"]
-    return found
+                implementations[array["param_name"]] = array["ext_metadata"]["random_key_impl"]
+    return implementations
 
 
 def load_document(directory: Path, name: str) -> Any:
-    """Reads one JSON item. Plain file access: on damage it names the file, which Orbax does not."""
+    """Reads one JSON item. Uses plain file access: its errors name the file, unlike Orbax's."""
     with open(document_path(directory, name), encoding="utf-8") as file:
         return json.load(file)
 
 
 def load_metrics(directory: Path) -> Any:
-    """The metrics of a step that any Orbax wrote; None if it has none."""
+    """Returns the metrics of a step of any Orbax, or None."""
     path = directory / METRICS_ITEM / METRICS_ITEM
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
 def document_path(directory: Path, name: str) -> Path:
-    """The file in which Orbax's JSON handler keeps the item `name`."""
+    """Returns the file that Orbax's JSON handler writes for the item `name`."""
     return directory / name / "data.json"
 
 
 def item_names(directory: Path) -> list[str]:
-    """The items that a committed step holds; none if it is one tree without a name (Orbax v0)."""
+    """Returns the items of a committed step; none for a tree without a name (Orbax v0)."""
     with open(directory / _STEP_METADATA, encoding="utf-8") as file:
         handlers = json.load(file)["item_handlers"]
     return sorted(handlers) if isinstance(handlers, dict) else []

@@ -1,11 +1,11 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What the kernel does on a signal: the C handlers, which Python's `signal` does not know.
+"""Signal actions as the kernel has them, including C handlers unknown to Python's `signal`.
 
-`jax.distributed.initialize` installs a C handler for SIGTERM after Python started. Python still
-believes in the default action: `signal.signal` replaces the C handler unseen and cannot give it
-back. `sigaction` reads and restores any action whole, as bytes; of its layout, which differs
-between platforms, only the first word is looked at, the handler's address.
+`jax.distributed.initialize` installs a C handler for SIGTERM after Python has started. Python still
+assumes the default action: `signal.signal` replaces the C handler and cannot restore it.
+`sigaction` reads and restores any action as bytes. Its layout differs between platforms; we read
+only the first word, the address of the handler.
 """
 
 import ctypes
@@ -24,36 +24,36 @@ class Action:
 
     @property
     def address(self) -> int:
-        """Of the handler; signal.SIG_DFL and signal.SIG_IGN are addresses too."""
+        """The address of the handler; signal.SIG_DFL and signal.SIG_IGN are addresses too."""
         return ctypes.c_size_t.from_buffer(self.raw).value
 
     @property
     def is_handler(self) -> bool:
-        """Whether a function is called."""
+        """Whether the action calls a function."""
         return self.address not in (signal.SIG_DFL, signal.SIG_IGN)
 
     @property
     def library(self) -> str:
-        """The path of the shared library that holds the handler; empty if there is none."""
-        found = _Symbol()
-        _libc.dladdr(ctypes.c_void_p(self.address), ctypes.byref(found))
-        return (found.library or b"").decode()
+        """The path of the shared library with the handler; empty if there is none."""
+        symbol = _Symbol()
+        _libc.dladdr(ctypes.c_void_p(self.address), ctypes.byref(symbol))
+        return (symbol.library or b"").decode()
 
 
 def current(number: signal.Signals) -> Action:
-    """The action that is installed now."""
+    """Returns the installed action."""
     raw = ctypes.create_string_buffer(_ACTION_BYTES)
     _call(number, None, raw)
     return Action(raw)
 
 
 def install(number: signal.Signals, action: Action) -> None:
-    """Installs an action that `current` gave; Python does not learn of it."""
+    """Installs an action from `current`. Python does not learn of it."""
     _call(number, action.raw, None)
 
 
 def deliver(number: signal.Signals, action: Action) -> None:
-    """Runs `action` on this thread as the kernel would, then puts the present one back."""
+    """Runs `action` on this thread as the kernel would, then restores the present action."""
     present = current(number)
     install(number, action)
     try:

@@ -19,7 +19,7 @@ _SHORT_BYTES = 60
 
 
 def gather(value: Any) -> list[Any]:
-    """The JSON-able `value` of each process, in process order, on every process."""
+    """Returns the JSON value of each process, in process order, on every process."""
     if jax.process_count() == 1:
         return [value]
     text = np.frombuffer(json.dumps(value).encode(), np.uint8)
@@ -33,14 +33,15 @@ def gather(value: Any) -> list[Any]:
 
 
 def problems(found: list[Problem]) -> list[Problem]:
-    """The problems of all processes, each once, on every process."""
+    """Returns the problems of all processes, each once, on every process."""
     gathered = gather([[problem.where, problem.reason] for problem in found])
     listed = dict.fromkeys((where, reason) for process in gathered for where, reason in process)
     return [Problem(where=where, reason=reason) for where, reason in listed]
 
 
 def raise_together(error: Exception | None) -> None:
-    """Raises `error`, and RuntimeError on the other processes, if any process comes with one.
+    """Raises `error` here and RuntimeError on the other processes. Does nothing if no process has
+    one.
 
     A process that raised alone would leave the others waiting for it.
     """
@@ -55,7 +56,7 @@ def raise_together(error: Exception | None) -> None:
 
 
 def _rows(row: np.ndarray) -> np.ndarray:
-    """The row of each process; all are of one length."""
+    """Returns the row of each process; all have one length."""
     return multihost_utils.process_allgather(row).reshape(jax.process_count(), -1)
 
 
@@ -64,5 +65,5 @@ def _padded(text: np.ndarray, size: int) -> np.ndarray:
 
 
 def is_primary() -> bool:
-    """Whether this process does what is done once: writes checksums, deletes, tidies."""
+    """Whether this process does the work of one: writing checksums, deleting, tidying."""
     return jax.process_index() == 0

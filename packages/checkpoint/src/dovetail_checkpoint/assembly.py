@@ -1,9 +1,9 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The leaves of a plan on the host, one after another, for what needs each only once.
+"""Iteration over the leaves of a plan, assembled on the host one after another.
 
-Source leaves are read in the order in which the plan's leaves need them, so that few are filled at
-a time: memory peaks at one group and what is being filled.
+Source leaves are read in the order of the plan's leaves. Few leaves are incomplete at a time, so
+memory peaks at one group and the incomplete leaves.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,12 +20,16 @@ from dovetail_checkpoint.source import Source, Value
 def assembled(
     source: Source, plan: Explanation, *, read: Callable[[int], None], group_bytes: int = 1 << 30
 ) -> Iterator[tuple[str, Value]]:
-    """Each leaf of the plan by name, in memory of its own, as soon as it is whole.
+    """Yields each leaf of the plan by name, in memory of its own, as soon as it is complete.
 
-    read: called after each group with its bytes.
-    group_bytes: how much is read at a time, from 1 on.
+    Args:
+        source: The leaves to read from.
+        plan: The leaves to assemble.
+        read: Called after each group with its bytes.
+        group_bytes: Bytes to read at a time; at least 1.
 
-    Raises DamageError if a leaf is not what was written.
+    Raises:
+        DamageError: A leaf differs from its digest.
     """
     for name, built in plan.built.items():
         if not built.pieces:

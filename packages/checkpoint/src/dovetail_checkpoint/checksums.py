@@ -1,17 +1,17 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The checksums of a committed step: `SHA256SUMS`, which `sha256sum -c SHA256SUMS` also reads.
+"""The checksums of a committed step: `SHA256SUMS`, also readable by `sha256sum -c SHA256SUMS`.
 
     # checksum 77ac...                         the SHA-256 of all lines below
     3f0b...  _CHECKPOINT_METADATA            of each file
     9c1e...  model/d/5be0...
     # fmix32-pair 41d9a0c2f3b80e67 83886080  and of a large file the digest (digest.py) and the size
 
-Leaf digests prove the arrays; checksums prove the files, name the bad one, and tell a step that
-was finished from one whose writer was killed right after the commit. SHA-256 takes one core longer
-than Orbax takes to read an array, the digest a fifth of that: so a restore compares large files by
-the digest, and `verify` all files by SHA-256. `sha256sum` ignores lines that start with `#`, and
-those of older steps have none.
+Leaf digests prove the arrays. Checksums prove the files and name the damaged one. They also
+separate a finished step from a step whose writer was killed right after the commit. On one core
+SHA-256 takes longer than Orbax takes to read an array, and the digest a fifth of that. A restore
+therefore compares large files by the digest, and `verify` compares all files by SHA-256.
+`sha256sum` ignores lines with a leading `#`; the checksums of older steps have none.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ _DIGEST = re.compile(r"# fmix32-pair ([0-9a-f]{16}) (0|[1-9][0-9]*)")
 
 @dataclass(frozen=True, kw_only=True)
 class _Entry:
-    """One file. digest, size: None for a small one."""
+    """One file. `digest` and `size` are None for a small one."""
 
     name: str
     sha256: str
@@ -47,7 +47,7 @@ class _Entry:
 
 
 def write(directory: Path) -> None:
-    """Hashes every file under `directory`; SHA256SUMS appears whole or not at all."""
+    """Hashes every file under `directory`. SHA256SUMS appears complete or not at all."""
     text = _render([_entry(directory, name) for name in _files(directory)])
     partial = directory / f"{SHA256SUMS}.partial"
     with open(partial, "w", encoding="utf-8") as file:
@@ -64,10 +64,16 @@ def exists(directory: Path) -> bool:
 
 
 def check(directory: Path, *, quick: bool = False, part: int = 0, parts: int = 1) -> list[Problem]:
-    """What differs from the checksums; nothing if there are none.
+    """Compares the files of a step with its checksums.
 
-    quick: compares large files by their digest, if SHA256SUMS has it, instead of by SHA-256.
-    Looks at every `parts`-th file from `part` on, so that processes may share the work.
+    Args:
+        directory: Directory of the step.
+        quick: Compares large files by their digest instead of SHA-256, if SHA256SUMS has it.
+        part: Share of this process, from 0: every `parts`-th file from `part` on.
+        parts: Number of shares.
+
+    Returns:
+        One problem for each file that differs; none for a step without checksums.
     """
     if not exists(directory):
         return []
@@ -92,19 +98,21 @@ def _render(entries: list[_Entry]) -> str:
 
 
 def _parse(text: str) -> list[_Entry]:
-    """The entries of SHA256SUMS. Raises ValueError unless `write` made it, to the bit."""
+    """Returns the entries of SHA256SUMS. Raises ValueError unless `write` made the text, to the
+    bit.
+    """
     *lines, end = text.split("\n")
     if end:
         raise ValueError("its last line is cut")
     covered = bool(lines) and lines[0].startswith("#")
     entries = []
     for line in lines[covered:]:
-        if found := _FILE.fullmatch(line):
-            entries.append(_Entry(sha256=found[1], name=found[2]))
-        elif (found := _DIGEST.fullmatch(line)) and entries and entries[-1].digest is None:
+        if match := _FILE.fullmatch(line):
+            entries.append(_Entry(sha256=match[1], name=match[2]))
+        elif (match := _DIGEST.fullmatch(line)) and entries and entries[-1].digest is None:
             last = entries.pop()
             entries.append(
-                _Entry(name=last.name, sha256=last.sha256, digest=found[1], size=int(found[2]))
+                _Entry(name=last.name, sha256=last.sha256, digest=match[1], size=int(match[2]))
             )
         else:
             raise ValueError(f"it has the line {line[:100]!r}")
@@ -122,11 +130,11 @@ def _entry(directory: Path, name: str) -> _Entry:
     size = path.stat().st_size
     if size < _LARGE_BYTES:
         return _Entry(name=name, sha256=_sha256(path))
-    found, parts = hashlib.sha256(), []
+    sha256, parts = hashlib.sha256(), []
     for start, block in _blocks(path):
-        found.update(block.data)
+        sha256.update(block.data)
         parts.append(_block_sums(block, start))
-    return _Entry(name=name, sha256=found.hexdigest(), digest=_hex(parts), size=size)
+    return _Entry(name=name, sha256=sha256.hexdigest(), digest=_hex(parts), size=size)
 
 
 def _compare(directory: Path, entry: _Entry, *, quick: bool) -> Problem | None:
@@ -155,10 +163,10 @@ def _files(directory: Path) -> list[str]:
 
 
 def _sha256(path: Path) -> str:
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for _, block in _blocks(path):
-        found.update(block.data)
-    return found.hexdigest()
+        sha256.update(block.data)
+    return sha256.hexdigest()
 
 
 def _digest(path: Path) -> str:
@@ -166,7 +174,7 @@ def _digest(path: Path) -> str:
 
 
 def _block_sums(block: np.ndarray, start: int) -> np.ndarray:
-    """The sums of the bytes from `start` on, as little-endian words, zeros behind the last."""
+    """Returns the sums of the bytes from `start` on, as little-endian words padded with zeros."""
     if rest := -block.size % 4:
         block = np.concatenate([block, np.zeros(rest, np.uint8)])
     return total(word_sums(block.view("<u4"), start // 4))
@@ -178,7 +186,7 @@ def _hex(parts: list[np.ndarray]) -> str:
 
 
 def _blocks(path: Path) -> Iterator[tuple[int, np.ndarray]]:
-    """Where each block starts, and its bytes, which the next block overwrites."""
+    """Yields the start of each block and its bytes; the next block overwrites them."""
     room = np.empty(_BLOCK_BYTES + 64, np.uint8)
     aligned = room[-room.ctypes.data % 64 :][:_BLOCK_BYTES]  # XLA copies what is not
     start = 0

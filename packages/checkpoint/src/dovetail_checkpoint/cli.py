@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command `python -m dovetail_checkpoint`: inspect, diff, verify, convert.
 
-`add_arguments` and `run` are what another command mounts. What is long is told to a `Progress`;
-results go to standard output, all else to standard error.
+Another command mounts `add_arguments` and `run`. Results go to standard output, everything else to
+standard error; long work reports to a `Progress`.
 """
 
 import argparse
@@ -29,19 +29,19 @@ _PATHS = "a step (RUN/10), a tree of one (RUN/10/model), or safetensors"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the actions; the parsed arguments go to `run`."""
+    """Declares the sub-commands; pass the parsed arguments to `run`."""
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     for declare in (_inspect, _diff, _verify, _convert):
         _command.add_action(actions, declare.__name__[1:], declare)
 
 
 def run(args: argparse.Namespace, *, progress: Progress | None = None) -> int:
-    """Does what was asked; returns the exit code. Raises what the library raises."""
+    """Runs the parsed command and returns its exit code. Raises the errors of the library."""
     return args.act(args, progress)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command; returns an exit code of --help."""
+    """Runs the command and returns an exit code (see --help)."""
     parser = Parser(
         prog="python -m dovetail_checkpoint",
         description="Look into checkpoints, compare, verify and convert them.",
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Line:
-    """A Progress: one line that is written over and over, on a terminal; elsewhere nothing."""
+    """A Progress on a terminal: one line, rewritten in place. Prints nothing elsewhere."""
 
     def __init__(self, stream: TextIO, title: str) -> None:
         self._stream = stream
@@ -86,7 +86,7 @@ class _Line:
 
 
 def _inspect(parser: argparse.ArgumentParser) -> None:
-    """Say what lies at a path: steps, trees, leaves with shapes and digests. Reads no array."""
+    """Show a path's steps, trees, and leaves with shapes and digests. Reads no array."""
     parser.add_argument("path", type=Path, metavar="PATH", help=f"a run, {_PATHS}")
     parser.add_argument("--item", help="only this tree or object of a step")
     add_json(parser)
@@ -135,22 +135,22 @@ def _convert(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_inspect(args: argparse.Namespace, progress: Progress | None) -> int:
-    found = inspect(args.path, item=args.item)
-    _print(found, dataclasses.asdict(found), args)
+    description = inspect(args.path, item=args.item)
+    _print(description, dataclasses.asdict(description), args)
     return DONE
 
 
 def _run_diff(args: argparse.Namespace, progress: Progress | None) -> int:
-    found = diff(args.a, args.b, item=args.item, rules=args.rules, progress=progress)
-    _print(found, {"same": found.same, **dataclasses.asdict(found)}, args)
-    return DONE if found.same else FAILED
+    difference = diff(args.a, args.b, item=args.item, rules=args.rules, progress=progress)
+    _print(difference, {"same": difference.same, **dataclasses.asdict(difference)}, args)
+    return DONE if difference.same else FAILED
 
 
 def _run_verify(args: argparse.Namespace, progress: Progress | None) -> int:
-    found = verify(args.path, progress=progress).steps
-    document = {"checked": [dataclasses.asdict(report) for report in found]}
-    _print("\n".join(map(_lines, found)), document, args)
-    return REFUSED if any(report.problems for report in found) else DONE
+    reports = verify(args.path, progress=progress).steps
+    document = {"checked": [dataclasses.asdict(report) for report in reports]}
+    _print("\n".join(map(_lines, reports)), document, args)
+    return REFUSED if any(report.problems for report in reports) else DONE
 
 
 def _lines(report: StepReport) -> str:

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Turns the items of a save into trees of arrays, JSON documents and the manifest, for Orbax."""
+"""The items of a save as trees of arrays, JSON documents and the manifest, for Orbax."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -28,7 +28,13 @@ _RESERVED = {_compat.METRICS_ITEM, MANIFEST_ITEM, "step"}
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """One commit: Orbax's pytree items, its JSON items, and the manifest, made from the digests."""
+    """One commit.
+
+    Attributes:
+        trees: Orbax's pytree items by name.
+        documents: Its JSON items by name.
+        manifest: Waits for the digests and returns the manifest's document.
+    """
 
     trees: dict[str, Any]
     documents: dict[str, Any]
@@ -36,9 +42,11 @@ class Contents:
 
 
 def contents(items: Mapping[str, Any], metrics: Mapping[str, float | int]) -> Contents:
-    """Begins to digest the arrays where they lie and asks the objects for their states.
+    """Starts the digests of all arrays, where they lie, and reads the states of all objects.
 
-    Raises ValueError for an item's name, TypeError for a leaf or a state that cannot be stored.
+    Raises:
+        ValueError: The name of an item is not allowed.
+        TypeError: A leaf or a state cannot be stored.
     """
     _check_names(items)
     objects = {name: item for name, item in items.items() if isinstance(item, Stateful)}

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Rewrites a checkpoint in another format or layout, with digests and all, or not at all."""
+"""Conversion of a checkpoint to another format or layout, with digests, complete or not at all."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -37,21 +37,36 @@ def convert(
     file_bytes: int | None = None,
     progress: Progress | None = None,
 ) -> None:
-    """Writes the leaves at `path`, turned by `rules`, to the new directory `to`.
+    """Writes the leaves at `path`, changed by `rules`, to the new directory `to`.
 
-    path, item: as for `load`.
-    format: "safetensors" is `export_safetensors`, which streams. "orbax" makes `to` a run whose
-        step 0 holds the tree as nested dicts, one level for each level of the names, with digests
-        and checksums; its item is named as in the source, or `model`. The result passes through
-        the host's memory, beside one group.
-    file_bytes: of safetensors files (5e9).
-    progress: called with bytes done and bytes in all.
+    Args:
+        path: As for `load`.
+        to: A new directory.
+        format: "safetensors" streams, as `export_safetensors` does. "orbax" makes `to` a run with
+            step 0: the tree as nested dicts, one per level of the names, with digests and
+            checksums. Its item keeps the source's name, or is `model`. The result passes through
+            the host's memory, beside one group.
+        item: As for `load`.
+        rules: Applied in order to all leaves.
+        file_bytes: Size limit of each safetensors file. Default: 5e9.
+        progress: Called with bytes done and total bytes.
 
-    Raises ValueError if the rules or the leaves do not fit, FileExistsError if `to` is in use,
-    DamageError if a leaf is not what was written, OSError or RuntimeError if the disk is full,
-    RuntimeError if several processes run.
+    Raises:
+        ValueError: The rules or the leaves do not fit.
+        FileExistsError: `to` is in use.
+        DamageError: A leaf differs from its digest.
+        OSError, RuntimeError: The disk is full, or several processes run.
 
-    >>> convert("hf", "run", format="orbax", rules=[stack("layers.#.**", "layers.**")])
+    Example:
+
+        >>> import jax.numpy as jnp
+        >>> from dovetail_checkpoint import Store, convert, export_safetensors, inspect, unstack
+        >>> with Store("run") as store:
+        ...     store.save(10, model={"layers": {"w": jnp.ones((2, 3))}})
+        >>> export_safetensors("run/10", "hf", rules=[unstack("layers.**", "layers.#.**")])
+        >>> convert("hf", "again", format="orbax")
+        >>> [leaf.name for leaf in inspect("again/0").trees[0].leaves]
+        ['layers.0.w', 'layers.1.w']
     """
     plan = planned(path, format=format, item=item, rules=rules, file_bytes=file_bytes)
     to = Path(to).absolute()
@@ -81,9 +96,17 @@ def planned(
     rules: Sequence[Rule] = (),
     file_bytes: int | None = None,
 ) -> Explanation:
-    """Where `convert` would take each leaf from. Reads no array.
+    """Returns the plan of `convert`. Reads no array.
 
-    Raises ValueError for what `convert` would refuse, but for a destination that exists.
+    Args:
+        path: As for `convert`.
+        format: As for `convert`.
+        item: As for `convert`.
+        rules: As for `convert`.
+        file_bytes: As for `convert`.
+
+    Raises:
+        ValueError: `convert` would refuse, except for an existing destination.
     """
     _check(format, file_bytes)
     plan = explain(path, item=item, rules=rules)
@@ -121,7 +144,7 @@ def _check(format: str, file_bytes: int | None) -> None:
 
 
 def _nested(leaves: Mapping[str, Any]) -> Any:
-    """Dicts by the levels of the names; the leaf itself if its name is ''."""
+    """Returns dicts by the levels of the names; the leaf itself if its name is ''."""
     if list(leaves) == [""]:
         return leaves[""]
     root: dict[str, Any] = {}

@@ -1,10 +1,9 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Which leaves of two checkpoints differ, told by their digests.
+"""Comparison of two checkpoints by the digests of their leaves.
 
-A digest is of the bits of a leaf and of nothing else, so it compares leaves across steps, runs and
-formats. Only leaves that were written without one, or that rules change by more than their name,
-are read.
+A digest depends only on the bits of a leaf, so it compares leaves across steps, runs and formats. A
+leaf is read only if it has no digest, or if rules change more than its name.
 """
 
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ from dovetail_checkpoint.source import Source, SourceLeaf
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """A leaf that both sides have."""
+    """A leaf on both sides."""
 
     left: SourceLeaf
     right: SourceLeaf
@@ -37,13 +36,16 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class Diff:
-    """What differs between two trees, by canonical names.
+    """The differences of two trees, by canonical names.
 
-    only_left, only_right: leaves that the other side lacks.
-    retyped: leaves of another dtype or shape.
-    changed: leaves of other bits.
-    equal: how many leaves are the same.
-    read_leaves, read_bytes: what was read because there was no digest of it.
+    Attributes:
+        only_left: Leaves without a counterpart on the right.
+        only_right: Leaves without a counterpart on the left.
+        retyped: Leaves with another dtype or shape.
+        changed: Leaves with other bits.
+        equal: Number of equal leaves.
+        read_leaves: Number of leaves read for lack of a digest.
+        read_bytes: Their bytes.
     """
 
     only_left: tuple[str, ...]
@@ -56,7 +58,7 @@ class Diff:
 
     @property
     def same(self) -> bool:
-        """Whether nothing differs."""
+        """Whether the trees are equal."""
         return not (self.only_left or self.only_right or self.retyped or self.changed)
 
     def __str__(self) -> str:
@@ -83,15 +85,27 @@ def diff(
     rules: Sequence[Rule] = (),
     progress: Progress | None = None,
 ) -> Diff:
-    """What differs between the trees at `a` (left) and `b` (right): steps or safetensors.
+    """Compares the trees at `a` (left) and `b` (right): steps or safetensors.
 
-    item: which tree of a step, on each side that has named ones.
-    rules: turn the leaves of `a` into those of `b`.
-    progress: called with bytes done and bytes in all, where leaves must be read.
+    Args:
+        a: Left path, as for `load`.
+        b: Right path, as for `load`.
+        item: Name of the tree, on each side with named trees.
+        rules: Turn the leaves of `a` into those of `b`.
+        progress: Called with bytes done and total bytes if leaves are read.
 
-    Raises DamageError if a leaf that is read is not what was written.
+    Raises:
+        DamageError: A leaf differs from its digest when read.
 
-    >>> diff("run/10", "run/20", item="model").same
+    Example:
+
+        >>> import jax.numpy as jnp
+        >>> from dovetail_checkpoint import Store, diff
+        >>> with Store("run") as store:
+        ...     store.save(10, model={"w": jnp.ones(3), "b": jnp.zeros(3)})
+        ...     store.save(20, model={"w": jnp.ones(3), "b": jnp.ones(3)})
+        >>> [change.left.name for change in diff("run/10", "run/20").changed]
+        ['b']
     """
     sources = _open(a, b, item)
     left = mapping.compiled(sources[0].leaves, rules)
@@ -137,13 +151,13 @@ def _open(a: str | Path, b: str | Path, item: str | None) -> tuple[Source, Sourc
 
 
 def _leaves(plan: Explanation) -> dict[str, SourceLeaf]:
-    """The leaves of the plan, with digests where their bits are those of a source leaf."""
-    found = {}
+    """Returns the leaves of the plan. A leaf with the bits of a source leaf has its digest."""
+    leaves = {}
     for name, built in plan.built.items():
         same = plan.is_unchanged(name)
         digest = plan.sources[built.pieces[0].source].digest if same else None
-        found[name] = SourceLeaf(name=name, shape=built.shape, dtype=built.dtype, digest=digest)
-    return found
+        leaves[name] = SourceLeaf(name=name, shape=built.shape, dtype=built.dtype, digest=digest)
+    return leaves
 
 
 def _alike(left: SourceLeaf, right: SourceLeaf) -> bool:
@@ -153,7 +167,7 @@ def _alike(left: SourceLeaf, right: SourceLeaf) -> bool:
 def _undigested(
     plan: Explanation, leaves: dict[str, SourceLeaf], names: Sequence[str]
 ) -> Explanation:
-    """The part of the plan that has to be read."""
+    """Returns the leaves of the plan without a digest; they must be read."""
     built = {name: plan.built[name] for name in names if leaves[name].digest is None}
     used = {piece.source for leaf in built.values() for piece in leaf.pieces}
     sources = {name: leaf for name, leaf in plan.sources.items() if name in used}

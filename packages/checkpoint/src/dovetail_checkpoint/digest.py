@@ -1,10 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Digest of an array: two 32-bit sums that every changed element changes and no sharding does.
+"""Digest of an array: two 32-bit sums, sensitive to every element and independent of the sharding.
 
-An array of elements e(0), e(1), ... in row-major order is read as 32-bit words: an element of
-at most four bytes is one word (zero-extended), wider ones are several, low half first. With word
-w(j) at position j,
+An array of elements e(0), e(1), ... in row-major order is read as 32-bit words: an element of at
+most four bytes is one word (zero-extended), wider ones are several, low half first. With word w(j)
+at position j,
 
     k(j) = j * 0x9E3779B9;  k ^= k >> 15                   a key for the position
     x(j) = fmix32(w(j) XOR k(j))                           MurmurHash3's finaliser, a bijection
@@ -12,15 +12,15 @@ w(j) at position j,
 
     digest = (sum of x(j), sum of y(j))  modulo 2**32
 
-x and y are bijections of w(j), so a change confined to one word always changes both sums; other
-damage escapes with odds near 2**-64. Sums do not depend on order, so each device adds up its own
-part and the result is the same on every mesh. Mixing has to come before summing: a plain sum of
+x and y are bijections of w(j). A change of one word therefore always changes both sums; other
+damage escapes with odds near 2**-64. Sums do not depend on order: each device adds up its own
+shard, and the result is the same on every mesh. Mixing has to come before summing: a plain sum of
 w(j) * key(j) with odd keys misses any even number of flipped sign bits, since 2**31 times an odd
 number is 2**31. Positions repeat after 2**32 words.
 
-What lies on an accelerator, or on several devices, goes through one `lax.reduce` over both sums.
-That costs a compilation for each shape, so little data is copied to the host. What lies there, on
-JAX's CPU device too, is summed in blocks of one shape (sums.py).
+An array on an accelerator, or on several devices, goes through one `lax.reduce` over both sums.
+This costs one compilation per shape, so small arrays are copied to the host. Arrays on the host,
+including JAX's CPU device, are summed in blocks of one shape (sums.py).
 
 Source: fmix32 of Appleby's MurmurHash3; 0x9E3779B9 is 2**32 over the golden ratio.
 """
@@ -46,27 +46,39 @@ _HOST_BYTES = 8 << 20
 
 
 def digest(tree: Any) -> dict[str, UInt32[jax.Array, "2"]]:
-    """The digest of each leaf (module docstring), by the name of the leaf.
+    """Computes the digest of each leaf (see the module), by the name of the leaf.
 
-    Leaves: JAX arrays of any sharding, NumPy arrays, numbers (as int64, float64 or bool) and typed
-    keys (their key data). May be called inside `jax.jit`. Raises TypeError for another leaf.
+    May be called inside `jax.jit`.
 
-    >>> digest({"w": jnp.zeros(3)})["w"].shape
-    (2,)
+    Args:
+        tree: A pytree of JAX arrays of any sharding, NumPy arrays, numbers (as int64, float64 or
+            bool) and typed keys (their key data).
+
+    Returns:
+        u32[2] by leaf name.
+
+    Raises:
+        TypeError: A leaf has another type.
+
+    Example:
+
+        >>> import jax.numpy as jnp
+        >>> {name: value.shape for name, value in digest({"w": jnp.zeros(3)}).items()}
+        {'w': (2,)}
     """
     names, leaves, _ = leaf_names(tree)
     return dict(zip(match_names(names), map(jnp.asarray, _begin(leaves)()), strict=True))
 
 
 def hex_digests(leaves: Sequence[Any]) -> list[str]:
-    """The digests of the leaves, each as 16 hexadecimal digits."""
+    """Returns the digests of the leaves, each as 16 hexadecimal digits."""
     return begin_digests(leaves)()
 
 
 def begin_digests(leaves: Sequence[Any]) -> Callable[[], list[str]]:
-    """Begins the digests of the leaves as they are now; the function returned waits for them.
+    """Starts the digests of the leaves; the returned function waits for them.
 
-    The leaves may be donated or changed at once, and no accelerator's memory is held.
+    The leaves may be donated or changed at once. No accelerator memory is held.
     """
     end = _begin(leaves)
     return lambda: [f"{int(x):08x}{int(y):08x}" for x, y in jax.device_get(end())]
@@ -80,8 +92,9 @@ def _begin(leaves: Sequence[Any]) -> Callable[[], list[Any]]:
 
 
 def _stay_on_device(arrays: Sequence[jax.Array | np.ndarray]) -> set[int]:
-    """The ids of the arrays that are summed where they lie; starts the copy of those few bytes that
-    are summed on the host, all together, before the first is waited for.
+    """Returns the ids of the arrays to sum on their devices.
+
+    Starts the copies of all small arrays to the host before the first is waited for.
     """
     away = [x for x in arrays if isinstance(x, jax.Array) and not _lies_on_host(x)]
     together = Counter()
@@ -98,7 +111,7 @@ def _stay_on_device(arrays: Sequence[jax.Array | np.ndarray]) -> set[int]:
 
 
 def _begin_one(array: jax.Array | np.ndarray, *, on_host: bool) -> Any:
-    """The digest, perhaps still on its way, or what gives its parts when called."""
+    """Returns the digest, perhaps still running, or a function that returns its summands."""
     if not on_host:
         return _device_sums(array)
     if isinstance(array, jax.Array):
@@ -108,8 +121,9 @@ def _begin_one(array: jax.Array | np.ndarray, *, on_host: bool) -> Any:
 
 
 def _end(begun: Sequence[Any]) -> list[Any]:
-    started = [one() if callable(one) else one for one in begun]  # all, before any is waited for
-    return [total(found) if isinstance(found, list) else found for found in started]
+    # Start all before waiting for the first.
+    started = [pending() if callable(pending) else pending for pending in begun]
+    return [total(sums) if isinstance(sums, list) else sums for sums in started]
 
 
 def _array(leaf: Any) -> jax.Array | np.ndarray:
@@ -132,7 +146,7 @@ def _lies_on_host(array: jax.Array) -> bool:
 
 @jax.jit
 def _device_sums(array: jax.Array) -> jax.Array:
-    """The digest by XLA: one pass over the array where it lies."""
+    """Returns the digest, computed by XLA in one pass over the array on its devices."""
     planes = _word_planes(array if array.ndim else array[None])
     shape = planes[0].shape
     element = jnp.zeros(shape, jnp.uint32)
@@ -149,7 +163,7 @@ def _device_sums(array: jax.Array) -> jax.Array:
 
 
 def _word_planes(array: jax.Array) -> list[jax.Array]:
-    """The uint32 words of each element: one array of them for each word that an element has."""
+    """Returns the uint32 words of each element: one array per word of an element."""
     if jnp.issubdtype(array.dtype, jnp.complexfloating):
         return _word_planes(lax.real(array)) + _word_planes(lax.imag(array))
     if array.dtype == jnp.bool_:

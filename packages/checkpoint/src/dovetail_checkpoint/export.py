@@ -1,11 +1,11 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Streams a checkpoint into safetensors files.
+"""Streaming export of a checkpoint into safetensors files.
 
-Source leaves are read and proven a group at a time, and each of their pieces goes to its place in
-the files at once: no stacked leaf waits until it is whole. The next group is read meanwhile, as
-reading is what takes longest. Orbax 0.12.8 does not save the format; restoring everything and
-calling `save_file` takes memory for all of it.
+Source leaves are read and proven a group at a time. Each block of a leaf goes at once to its place
+in the files, so a stacked leaf is never whole in memory. Reading takes longest, so the next group
+is read meanwhile. Orbax 0.12.8 does not save the format; restoring everything and calling
+`save_file` takes memory for all of it.
 """
 
 import math
@@ -47,23 +47,37 @@ def export_safetensors(
     group_bytes: int = 1 << 30,
     progress: Progress | None = None,
 ) -> None:
-    """Writes the leaves at `path`, turned by `rules`, as safetensors files that prove themselves.
+    """Writes the leaves at `path`, changed by `rules`, as safetensors files with digests.
 
-    path: as for `load`. item: which tree of a step; None if it holds only one.
-    directory: a new one. It gets `model.safetensors`, or several files and their index if one
-        would have more than `file_bytes` of tensors. It appears when all lies on disk, or not at
-        all. Tensors have the names of leaves.
-    metadata: texts for the header of each file.
-    group_bytes: the memory to read with. What is written lies beside it, so memory peaks below two
-        groups, or below about five times the largest leaf if that is more.
-    progress: called with bytes done and bytes in all.
+    Args:
+        path: As for `load`.
+        directory: A new directory. It gets `model.safetensors`, or several files and their index if
+            the tensors exceed `file_bytes`. It appears when everything is on disk, or not at all.
+            Tensors have the names of leaves.
+        item: Name of the tree in a step; None if the step has only one.
+        rules: Applied in order to all leaves.
+        file_bytes: Size limit of each file's tensors.
+        metadata: Texts for the header of each file.
+        group_bytes: Bytes to read at a time. Written data lies beside it: memory peaks below two
+            groups, or below about five times the largest leaf if this is more.
+        progress: Called with bytes done and total bytes.
 
-    Raises ValueError if the rules do not fit and for a leaf that the format cannot hold;
-    FileExistsError for a directory that is in use; DamageError if a leaf is not what was written;
-    OSError for a full disk; RuntimeError if several processes run: one is enough, and needs no
-    accelerator.
+    Raises:
+        ValueError: The rules do not fit, or the format cannot hold a leaf.
+        FileExistsError: `directory` is in use.
+        DamageError: A leaf differs from its digest.
+        OSError: The disk is full.
+        RuntimeError: Several processes run. One is enough, and needs no accelerator.
 
-    >>> export_safetensors("run/10", "hf", item="model", rules=[cast("**", "bfloat16")])
+    Example:
+
+        >>> import jax.numpy as jnp
+        >>> from dovetail_checkpoint import Store, cast, export_safetensors, inspect
+        >>> with Store("run") as store:
+        ...     store.save(10, model={"w": jnp.ones(3)})
+        >>> export_safetensors("run/10", "hf", item="model", rules=[cast("**", "bfloat16")])
+        >>> inspect("hf").trees[0].leaves[0].dtype
+        'bfloat16'
     """
     _check(file_bytes=file_bytes, group_bytes=group_bytes)
     check_metadata(metadata or {})
@@ -87,7 +101,7 @@ def _stream(
     group_bytes: int,
     done: Callable[[int], None],
 ) -> dict[str, str]:
-    """Writes all leaves; their digests, taken before the write where the source has none."""
+    """Writes all leaves. Returns their digests, computed before the write if none is recorded."""
     known = {name: digest for name in plan.built if (digest := _known_digest(plan, name))}
     sums = {name: np.zeros(2, np.uint32) for name in plan.built if name not in known}
     uses = plan.uses()
@@ -124,15 +138,16 @@ def _check(**counts: int) -> None:
 
 
 def tensors(plan: mapping.Explanation) -> Leaves:
-    """Shape and dtype of each tensor by its name in the files, in the order of the plan.
+    """Returns shape and dtype of each tensor by its name in the files, in the order of the plan.
 
-    Raises ValueError for a leaf that the format cannot hold.
+    Raises:
+        ValueError: The format cannot hold a leaf.
     """
     if not plan.built:
         raise ValueError(
             "an export must have at least one leaf, got none; leave out a rule that drops them"
         )
-    found = {}
+    shapes = {}
     for name, built in plan.built.items():
         dtype = _NUMBERS.get(built.dtype, built.dtype)
         if dtype not in DTYPES.values():
@@ -148,19 +163,21 @@ def tensors(plan: mapping.Explanation) -> Leaves:
                 f"a leaf in safetensors must have a name other than '' and {METADATA!r}, got "
                 f'{name!r}; rename("{name}", "weight")'
             )
-        found[name] = (built.shape, dtype)
-    return found
+        shapes[name] = (built.shape, dtype)
+    return shapes
 
 
 def _known_digest(plan: mapping.Explanation, name: str) -> str | None:
-    """The digest that the source leaf was written with, if the leaf is exported as it lies."""
+    """Returns the recorded digest of the source leaf, if the leaf is exported unchanged."""
     if not plan.is_unchanged(name):
         return None
     return plan.sources[plan.built[name].pieces[0].source].digest
 
 
 def _blocks(value: np.ndarray, piece: Piece) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
-    """The piece in parts: where each lies in the result, and its values in row-major order."""
+    """Yields the piece in blocks: the offset of each in the result, and its values in row-major
+    order.
+    """
     axis = next((i for i, n in enumerate(piece.extent) if n > 1), None)
     if axis is None:
         yield piece.offset, np.asarray(pieces.block(value, piece), order="C")
@@ -170,6 +187,6 @@ def _blocks(value: np.ndarray, piece: Piece) -> Iterator[tuple[tuple[int, ...], 
     origin = replace(piece, offset=(0,) * len(extent))
     whole = Built(shape=extent, dtype=str(value.dtype), pieces=(origin,))
     for start in range(0, extent[axis], rows):
-        part = pieces.sliced(whole, axis, start, min(start + rows, extent[axis])).pieces[0]
+        rows_piece = pieces.sliced(whole, axis, start, min(start + rows, extent[axis])).pieces[0]
         offset = (*piece.offset[:axis], first + start, *piece.offset[axis + 1 :])
-        yield offset, np.asarray(pieces.block(value, part), order="C")
+        yield offset, np.asarray(pieces.block(value, rows_piece), order="C")

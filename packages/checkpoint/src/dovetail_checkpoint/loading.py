@@ -1,10 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Loads a checkpoint into another layout: other names, stacked layers, another mesh.
+"""Loading of a checkpoint into another layout: other names, stacked layers, another mesh.
 
-Source leaves are read and proven a group at a time. Each is cut into its pieces on the device, and
-a piece is written into its target in place (a donated `dynamic_update_slice`), so that memory peaks
-at the result plus one group. A target of one piece is that piece.
+Source leaves are read and proven a group at a time. Each is cut on the device, and its pieces are
+written into their targets in place (a donated `dynamic_update_slice`). Memory peaks at the result
+plus one group. A target with a single piece is that piece.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,19 +33,35 @@ def load(
     rules: Sequence[Rule] = (),
     group_bytes: int = 1 << 30,
 ) -> Any:
-    """The leaves at `path`, turned by `rules` into those of `wanted`, in its structure.
+    """Loads the leaves at `path`, changed by `rules`, into the structure of `wanted`.
 
-    path: a step of a Store or of Orbax (v0 or v1), a safetensors file, or a directory of them.
-    wanted: a pytree as for `Store.restore`: abstract arrays with shardings, arrays, or numbers.
-        With rules of keep_init it holds arrays there.
-    item: which tree of a step; None if it holds only one.
-    group_bytes: the memory to read with. It peaks at the result and this, or twice the largest
-        leaf if that is more.
+    Every leaf with a recorded digest is proven.
 
-    Every leaf that was written with a digest is proven. Raises ValueError if the leaves do not fit
-    (before any is read), and DamageError, naming leaf and file, if one is not what was written.
+    Args:
+        path: A step of a Store or of Orbax (v0 or v1), a safetensors file, or a directory of them.
+        wanted: A pytree as for `Store.restore`: abstract arrays with shardings, arrays, or numbers.
+            Leaves matched by `keep_init` must be arrays.
+        item: Name of the tree in a step; None if the step has only one.
+        rules: Applied in order to all leaves.
+        group_bytes: Bytes to read at a time. Memory peaks at the result and this, or twice the
+            largest leaf if this is more.
 
-    >>> load("run/10", wanted, item="model", rules=[stack("layers/#/**", "layers/**")])
+    Returns:
+        A pytree like `wanted`.
+
+    Raises:
+        ValueError: The leaves do not fit. Raised before any is read.
+        DamageError: A leaf differs from its digest; the error names leaf and file.
+
+    Example:
+
+        >>> import jax.numpy as jnp
+        >>> from dovetail_checkpoint import Store, load, stack
+        >>> with Store("run") as store:
+        ...     store.save(10, model={"layers": [{"w": jnp.ones(3)}, {"w": jnp.zeros(3)}]})
+        >>> wanted = {"layers": {"w": jax.ShapeDtypeStruct((2, 3), jnp.float32)}}
+        >>> load("run/10", wanted, rules=[stack("layers.#.**", "layers.**")])["layers"]["w"].sum()
+        Array(3., dtype=float32)
     """
     _check_group(group_bytes)
     source = open_source(path, item=item)
@@ -60,9 +76,16 @@ def load(
 def explain(
     path: str | Path, wanted: Any = None, *, item: str | None = None, rules: Sequence[Rule] = ()
 ) -> mapping.Explanation:
-    """What `load` would do: print it to see where each leaf comes from. Reads no array.
+    """Returns the plan of `load`: print it to see the source of each leaf. Reads no array.
 
-    Without `wanted`: what the rules make of everything that lies at `path`.
+    Args:
+        path: As for `load`.
+        wanted: As for `load`. Without it, the plan has every leaf that the rules produce.
+        item: As for `load`.
+        rules: As for `load`.
+
+    Raises:
+        ValueError: The leaves do not fit.
     """
     return mapping.compiled(open_source(path, item=item).leaves, rules, target=wanted)
 
@@ -70,7 +93,13 @@ def explain(
 def proven_groups(
     source: Source, places: Mapping[str, jax.sharding.Sharding | None], *, group_bytes: int
 ) -> Iterator[dict[str, Value]]:
-    """The groups of `read_groups`; raises DamageError on all processes if one is damaged."""
+    """Yields the groups of `read_groups`. Raises DamageError on all processes if a leaf is damaged.
+
+    Args:
+        source: The leaves to read from.
+        places: Sharding of each leaf; None for the host.
+        group_bytes: Bytes to read at a time.
+    """
     for values, problems in read_groups(source, places, group_bytes=group_bytes):
         if problems:
             raise DamageError(source.path, problems)
@@ -80,10 +109,16 @@ def proven_groups(
 def read_groups(
     source: Source, places: Mapping[str, jax.sharding.Sharding | None], *, group_bytes: int
 ) -> Iterator[tuple[dict[str, Value], list[Problem]]]:
-    """Reads the leaves in the order of `places`, in at most `group_bytes` but one leaf at least.
+    """Reads the leaves in the order of `places`, in groups.
 
-    With each group come its problems, the same on all processes: leaves that are not what was
-    written, and the files that are to blame. No values come if one process could not read.
+    Args:
+        source: The leaves to read from.
+        places: Sharding of each leaf; None for the host.
+        group_bytes: Size limit of a group, except for one larger leaf.
+
+    Returns:
+        An iterator of values by name and problems, equal on all processes: leaves that differ from
+        their digests, and the damaged files. Values are empty if a process could not read.
     """
     # While a group is read, the bytes of its files lie beside the arrays: half is what fits twice.
     for names in _groups(source, list(places), group_bytes // 2):
@@ -92,10 +127,13 @@ def read_groups(
         try:
             values = source.read({name: places[name] for name in names})
         except Exception as error:  # many types for a damaged file; told from ours by the files
-            found = source.damaged_files(names)
-            if not found and jax.process_count() == 1:
+            damaged = source.damaged_files(names)
+            if not damaged and jax.process_count() == 1:
                 raise
-            problems = [Problem(where=names[0], reason=f"cannot be read ({error!r:.300})"), *found]
+            problems = [
+                Problem(where=names[0], reason=f"cannot be read ({error!r:.300})"),
+                *damaged,
+            ]
         problems = agree.problems(problems)  # before the digests, which may be collective
         if problems:
             yield {}, problems
@@ -108,10 +146,10 @@ def read_groups(
 
 def _wrong_digests(source: Source, values: Mapping[str, Value]) -> list[Problem]:
     checked = [name for name in values if source.leaves[name].digest is not None]
-    found = hex_digests([values[name] for name in checked])
+    digests = hex_digests([values[name] for name in checked])
     return [
         Problem(where=name, reason=f"its digest is {have}, saved was {source.leaves[name].digest}")
-        for name, have in zip(checked, found, strict=True)
+        for name, have in zip(checked, digests, strict=True)
         if have != source.leaves[name].digest
     ]
 
@@ -132,7 +170,7 @@ def _groups(source: Source, names: Sequence[str], group_bytes: int) -> Iterator[
 def _loaded(
     source: Source, plan: mapping.Explanation, wanted: Mapping[str, Any], group_bytes: int
 ) -> dict[str, Any]:
-    """The wanted leaves by name, but for those that keep their initial values."""
+    """Returns the wanted leaves by name, except those that keep their initial values."""
     done = {
         name: target.empty(wanted[name]) for name, built in plan.built.items() if not built.pieces
     }
@@ -168,7 +206,9 @@ def _place(
     wanted: Mapping[str, Any],
     uses: Sequence[tuple[str, Piece]],
 ) -> jax.sharding.Sharding | None:
-    """Where a source leaf is read to: as its first target lies, or to the host if any does."""
+    """Returns the placement to read a source leaf to: like its first target, or the host if any is
+    there.
+    """
     if not all(_on_device(wanted[name]) for name, _ in uses):
         return None
     name, piece = uses[0]
@@ -195,7 +235,7 @@ def _empty(built: Built, wanted: Any) -> Any:
 
 
 def _written(into: Any, value: Value, piece: Piece) -> Any:
-    """`into` with the piece in its place; it is changed, or donated."""
+    """Returns `into` with the piece in its place; `into` is changed, or donated."""
     if isinstance(into, jax.Array):
         device_or_host = value if isinstance(value, jax.Array) else np.asarray(value)
         return placing.update(into, device_or_host, piece)

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The manifest of a step: what was saved, with the digest of each leaf, as one JSON item.
+"""The manifest of a step: its items with the digest of each leaf, as one JSON item.
 
     {"format": 1, "digest": "fmix32-pair",
      "trees": {"params": {"tree": {"w": 0, "b": 1}, "leaves": [["w", "float32", [2, 3], "0f..."],
@@ -9,9 +9,9 @@
      "metrics": {"loss": 0.5},
      "sha256": "..."}
 
-`tree` is the plain tree (names.py) with the number of the leaf in place of the leaf; leaves that
-Orbax cannot hold (arrays without elements) are in `leaves` alone. `sha256` covers the canonical
-JSON of all else, so that a damaged manifest is told from one that fits another model.
+`tree` is the plain tree (names.py) with the number of each leaf in its place. Orbax cannot hold
+arrays without elements; these are in `leaves` alone. `sha256` covers the canonical JSON of
+everything else, so a damaged manifest is not mistaken for the manifest of another model.
 """
 
 import functools
@@ -35,9 +35,13 @@ _DIGEST = "fmix32-pair"
 
 @dataclass(frozen=True, kw_only=True)
 class Leaf:
-    """One saved leaf; `dtype` is "python int", "python float" or "python bool" for a number.
+    """One saved leaf.
 
-    `digest` is None in a step that was written without a manifest.
+    Attributes:
+        name: Path in the tree (names.py).
+        dtype: "float32", "key<fry>"; "python int", "python float" or "python bool" for a number.
+        shape: Shape of the array.
+        digest: 16 hexadecimal digits; None in a step without a manifest.
     """
 
     name: str
@@ -54,14 +58,14 @@ class TreeItem:
     leaves: tuple[Leaf, ...]
 
     def digested(self, digests: Iterator[str]) -> "TreeItem":
-        """The same with the next of the digests for each leaf."""
+        """Returns the item with the next of the digests for each leaf."""
         leaves = tuple(replace(leaf, digest=next(digests)) for leaf in self.leaves)
         return TreeItem(tree=self.tree, leaves=leaves)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectItem:
-    """A saved object state; one for all processes if `shared`, else {process number: state}."""
+    """A saved object state: one for all processes if `shared`, else {process number: state}."""
 
     shared: bool
     sha256: str | None
@@ -69,7 +73,13 @@ class ObjectItem:
 
 @dataclass(frozen=True, kw_only=True)
 class Items:
-    """What a step holds, by item name, and its metrics."""
+    """The items of a step.
+
+    Attributes:
+        trees: Pytrees by item name.
+        objects: Object states by item name.
+        metrics: Numbers by name.
+    """
 
     trees: Mapping[str, TreeItem]
     objects: Mapping[str, ObjectItem]
@@ -77,11 +87,11 @@ class Items:
 
 
 class DamagedManifestError(Exception):
-    """The manifest is not what was written."""
+    """The manifest differs from its checksum."""
 
 
 def encode(items: Items) -> dict[str, Any]:
-    """The JSON document of the manifest."""
+    """Returns the JSON document of the manifest."""
     trees = {name: _encode_tree(item) for name, item in items.trees.items()}
     objects = {name: asdict(item) for name, item in items.objects.items()}
     body = {
@@ -95,7 +105,12 @@ def encode(items: Items) -> dict[str, Any]:
 
 
 def decode(document: Any) -> Items:
-    """The items of the manifest. Raises DamagedManifestError; RuntimeError for another format."""
+    """Returns the items of the manifest.
+
+    Raises:
+        DamagedManifestError: The document differs from its checksum.
+        RuntimeError: The document has another format number.
+    """
     if not isinstance(document, dict) or "sha256" not in document:
         raise DamagedManifestError("is not a manifest")
     body = {key: value for key, value in document.items() if key != "sha256"}
@@ -115,15 +130,16 @@ def decode(document: Any) -> Items:
 
 
 def json_sha256(value: Any) -> str:
-    """SHA-256 of the canonical JSON of `value`: sorted keys, no spaces."""
+    """Returns the SHA-256 of the canonical JSON of `value`: sorted keys, no spaces."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def describe(tree: Any) -> TreeItem:
-    """The item for a tree of leaves or abstract leaves, without digests.
+    """Returns the item for a tree of leaves or abstract leaves, without digests.
 
-    Raises TypeError that names the leaf if it is none.
+    Raises:
+        TypeError: An entry is not a leaf; the error names it.
     """
     names, leaves, _ = leaf_names(tree)
     dtypes = list(map(_named_dtype, shown_names(names), leaves))
@@ -146,7 +162,11 @@ def _named_dtype(name: str, leaf: Any) -> str:
 
 
 def leaf_dtype(leaf: Any) -> str:
-    """The dtype of a leaf or abstract leaf, as the manifest has it. TypeError for another leaf."""
+    """Returns the manifest's name for the dtype of a leaf or abstract leaf.
+
+    Raises:
+        TypeError: The value is not a leaf.
+    """
     if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct | np.ndarray | np.generic):
         return _dtype_name(leaf.dtype)
     if isinstance(leaf, bool | int | float):
@@ -169,7 +189,7 @@ def _encode_tree(item: TreeItem) -> dict[str, Any]:
 
 def _decode_tree(item: dict[str, Any]) -> TreeItem:
     leaves = tuple(
-        Leaf(name=name, dtype=dtype, shape=tuple(shape), digest=found)
-        for name, dtype, shape, found in item["leaves"]
+        Leaf(name=name, dtype=dtype, shape=tuple(shape), digest=digest)
+        for name, dtype, shape, digest in item["leaves"]
     )
     return TreeItem(tree=item["tree"], leaves=leaves)

@@ -1,9 +1,9 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The plan of a load: where each wanted leaf comes from, compiled from metadata and rules.
+"""The plan of a load: the source of each wanted leaf, compiled from metadata and rules.
 
-Each wanted leaf has one origin and each source leaf is used or dropped, or the error lists both
-sides. Printed, the plan can be reviewed before a byte is read.
+Each wanted leaf has one origin, and each source leaf is used or dropped; otherwise the error lists
+both sides. Print the plan to review it before a byte is read.
 """
 
 import difflib
@@ -30,12 +30,13 @@ _SHOWN = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """Where each leaf comes from.
+    """The source of each leaf.
 
-    built: by name, what is read and how it is put together, in the order of the target.
-    initial: leaves of the target that keep their values.
-    dropped: leaves that a rule let go, by the name they had then.
-    sources: the source leaves that are read.
+    Attributes:
+        built: By name, in the order of the target: the regions to read and their arrangement.
+        initial: Leaves of the target that keep their values.
+        dropped: Leaves that a rule dropped, by their name at that rule.
+        sources: The source leaves to read.
     """
 
     built: Mapping[str, Built]
@@ -45,17 +46,17 @@ class Explanation:
 
     @property
     def read_bytes(self) -> int:
-        """The bytes of the leaves that are read, each once and whole."""
+        """The bytes of the leaves to read, each counted once and whole."""
         return sum(map(leaf_bytes, self.sources.values()))
 
     def is_unchanged(self, name: str) -> bool:
-        """Whether the leaf is one source leaf as it lies."""
-        found = self.built[name]
-        source = self.sources[found.pieces[0].source] if found.pieces else None
-        return source is not None and found == whole(source.name, source.shape, source.dtype)
+        """Whether the leaf is one source leaf without change."""
+        leaf = self.built[name]
+        source = self.sources[leaf.pieces[0].source] if leaf.pieces else None
+        return source is not None and leaf == whole(source.name, source.shape, source.dtype)
 
     def uses(self) -> dict[str, list[tuple[str, Piece]]]:
-        """For each source leaf, in the order of first need, the pieces that it gives."""
+        """Returns the pieces taken from each source leaf, in the order of first need."""
         used: dict[str, list[tuple[str, Piece]]] = {}
         for name, built in self.built.items():
             for piece in built.pieces:
@@ -81,7 +82,7 @@ class Explanation:
 
 
 def leaf_bytes(leaf: SourceLeaf) -> int:
-    """The bytes that a leaf takes in memory; a Python number counts as 8."""
+    """Returns the bytes of a leaf in memory; a Python number counts as 8."""
     if leaf.dtype.startswith("python "):
         return 8
     # Two words for each key of threefry, four for the others.
@@ -94,9 +95,15 @@ def leaf_bytes(leaf: SourceLeaf) -> int:
 def compiled(
     leaves: Mapping[str, SourceLeaf], rules: Sequence[Rule], *, target: Any = None
 ) -> Explanation:
-    """The plan for `target`, or without one for all that the rules leave.
+    """Compiles the plan for `target`; without a target, for all leaves after the rules.
 
-    Raises ValueError, listing the leaves, if the two do not fit together.
+    Args:
+        leaves: Source leaves by name.
+        rules: Applied in order.
+        target: A pytree of the wanted leaves.
+
+    Raises:
+        ValueError: The two do not fit together; the error lists the leaves.
     """
     now: Mapping[str, Built] = {
         name: whole(name, leaf.shape, leaf.dtype) for name, leaf in leaves.items()

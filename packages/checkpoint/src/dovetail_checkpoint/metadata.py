@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What lies at a path, told from metadata alone: a run, a step, a tree, or safetensors files."""
+"""Description of a path from metadata alone: a run, a step, a tree, or safetensors files."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ _NO_ITEMS = {_compat.METRICS_ITEM, MANIFEST_ITEM}
 
 @dataclass(frozen=True, kw_only=True)
 class TreeContents:
-    """The leaves of one tree. item: its name in the step; None where there is but one tree."""
+    """The leaves of one tree. `item` is its name in the step, or None for an only tree."""
 
     item: str | None
     leaves: tuple[SourceLeaf, ...]
@@ -47,8 +47,11 @@ class TreeContents:
 class ObjectContents:
     """The state of one object.
 
-    kind: "shared" if all processes had one state, "per process", or "json" for one of plain Orbax.
-    sha256: of its canonical JSON; None where the writer took none.
+    Attributes:
+        item: Its name.
+        kind: "shared" if all processes had one state, "per process", or "json" for one of plain
+            Orbax.
+        sha256: Of its canonical JSON; None if none was recorded.
     """
 
     item: str
@@ -63,8 +66,12 @@ class ObjectContents:
 class Checkpoint:
     """One step, one tree without a step, or safetensors files.
 
-    writer: "dovetail" where digests were recorded, else "orbax" or "safetensors".
-    step: what `Store.steps` says of it; None where the path is not that of a step.
+    Attributes:
+        path: The path.
+        writer: "dovetail" with recorded digests, else "orbax" or "safetensors".
+        step: The entry of `Store.steps`; None unless the path is a step.
+        trees: Its trees.
+        objects: Its object states.
     """
 
     path: Path
@@ -93,18 +100,30 @@ class Run:
 
 
 def inspect(path: str | Path, *, item: str | None = None) -> Run | Checkpoint:
-    """What lies at `path`. Reads no array.
+    """Describes the checkpoint at `path`. Reads no array.
 
-    Of a step with a manifest, not even a file that holds arrays is opened. Plain Orbax keeps shapes
-    in the database in which it keeps the arrays.
+    For a step with a manifest, no array file is even opened. Plain Orbax keeps shapes in the same
+    database as the arrays.
 
-    path: a run, one of its steps, a tree that any Orbax wrote, a safetensors file or a directory
-        of them.
-    item: only this tree or object of a step.
+    Args:
+        path: A run, one of its steps, a tree of any Orbax, a safetensors file or a directory of
+            them.
+        item: Only this tree or object of a step.
 
-    Raises ValueError if there is nothing of the kind, DamageError if its metadata is damaged.
+    Raises:
+        ValueError: There is no checkpoint at `path`.
+        DamageError: Its metadata is damaged.
 
-    >>> print(inspect("run/10", item="model"))
+    Example:
+
+        >>> import jax.numpy as jnp
+        >>> from dovetail_checkpoint import Store, inspect
+        >>> with Store("run") as store:
+        ...     store.save(10, model={"w": jnp.ones(3)})
+        >>> print(inspect("run/10", item="model"))
+        /.../run/10: written by dovetail, step 10, model, ... bytes, checksums
+        model: 1 leaves, 12 bytes
+          w  float32[3]  46eaa15fc71ef34c
     """
     path = Path(path).absolute()
     if is_safetensors(path):
@@ -121,7 +140,7 @@ def inspect(path: str | Path, *, item: str | None = None) -> Run | Checkpoint:
 
 
 def table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """The rows as lines with aligned columns."""
+    """Returns the rows as lines with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -145,9 +164,9 @@ def _step(path: Path, item: str | None) -> Checkpoint:
     path, item = step_and_item(path, item)
     items = _record(path)
     trees, objects = _of_orbax(path) if items is None else _of_record(items)
-    found = [entry.item for entry in [*trees, *objects]]
-    if item is not None and item not in found:
-        raise ValueError(f"item must be one of {found} in {path}, got item={item!r}; name one")
+    names = [entry.item for entry in [*trees, *objects]]
+    if item is not None and item not in names:
+        raise ValueError(f"item must be one of {names} in {path}, got item={item!r}; name one")
     is_step = path.name in map(str, retention.committed_steps(path.parent))
     return Checkpoint(
         path=path,
@@ -159,7 +178,7 @@ def _step(path: Path, item: str | None) -> Checkpoint:
 
 
 def _record(path: Path) -> Items | None:
-    """The manifest of a step; None if it has none. Raises ValueError if there is no checkpoint."""
+    """Returns the manifest of a step, or None. Raises ValueError if there is no checkpoint."""
     if None in _compat.tree_names(path):
         return None
     if not _compat.is_checkpoint(path) and not checksums.exists(path):

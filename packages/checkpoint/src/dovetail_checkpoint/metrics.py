@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The metrics of a step: numbers by name, where Orbax keeps them, covered by the manifest."""
+"""The metrics of a step: numbers by name, in Orbax's item for metrics, covered by the manifest."""
 
 import math
 from collections.abc import Mapping
@@ -12,7 +12,12 @@ from dovetail_checkpoint.manifest import MANIFEST_ITEM, DamagedManifestError, de
 
 
 def checked(metrics: Mapping[str, float | int] | None) -> dict[str, float | int]:
-    """A copy. Raises TypeError or ValueError for a name or value that cannot be compared later."""
+    """Returns a copy.
+
+    Raises:
+        TypeError: A value is not a number.
+        ValueError: A name or value cannot be compared later.
+    """
     for name, value in (metrics or {}).items():
         if not isinstance(name, str):
             raise TypeError(
@@ -30,9 +35,9 @@ def checked(metrics: Mapping[str, float | int] | None) -> dict[str, float | int]
 
 
 def read(directory: Path) -> dict[str, float | int]:
-    """The metrics of a committed step; of a step of plain Orbax those that are numbers.
+    """Returns the metrics of a committed step; for a step of plain Orbax, those that are numbers.
 
-    None are known of a step whose manifest or metrics cannot be read.
+    Returns none if the manifest or the metrics cannot be read.
     """
     try:
         if _compat.document_path(directory, MANIFEST_ITEM).exists():

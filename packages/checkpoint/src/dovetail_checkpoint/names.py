@@ -1,10 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Names of leaves, and the plain tree of dicts and lists that carries them to disk.
+"""Names of leaves, and the plain tree of dicts and lists stored on disk.
 
-On disk a leaf is named by the path to it, `layers/0/kernel/value`, escaped as a JSON pointer (RFC
+On disk the name of a leaf is its path, `layers/0/kernel/value`, escaped as a JSON pointer (RFC
 6901, without the leading slash). A list index and the dict key of the same digits give the same
-name, so that a tuple may be restored into a dict and back. Users read and write `layers.0.kernel`
+name, so a tuple may be restored into a dict and back. Users read and write `layers.0.kernel`
 (`match_names`, and the patterns of _patterns.py).
 """
 
@@ -22,9 +22,10 @@ from jax.tree_util import (
 
 
 def leaf_names(tree: Any) -> tuple[list[str], list[Any], Any]:
-    """The name of each leaf, the leaves, and the structure that puts them together again.
+    """Returns the name of each leaf, the leaves, and the structure to rebuild the tree.
 
-    Raises ValueError if two leaves have one name (the keys 0 and "0" of one dict).
+    Raises:
+        ValueError: Two leaves have one name (the keys 0 and "0" of one dict).
     """
     paths_and_leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
     names = [leaf_name(path) for path, _ in paths_and_leaves]
@@ -38,16 +39,19 @@ def leaf_names(tree: Any) -> tuple[list[str], list[Any], Any]:
 
 
 def leaf_name(path: tuple[Any, ...]) -> str:
-    """The path as a JSON pointer without its first slash; a tree that is one leaf is ''."""
+    """Returns the path as a JSON pointer without its first slash; '' for a tree of one leaf."""
     return "/".join(_key(entry).replace("~", "~0").replace("/", "~1") for entry in path)
 
 
 def match_names(names: Sequence[str]) -> list[str]:
-    """The names that users see and that patterns match: `layers.0.kernel`, whoever wrote the file.
+    """Returns the names shown to users and matched by patterns: `layers.0.kernel`, for every
+    writer.
 
-    Slashes become dots, as in safetensors files. A last `value` that has no siblings is left out:
-    flax.nnx.State ends each path with this attribute of the variable. Raises ValueError if two
-    names become one.
+    Slashes become dots, as in safetensors files. A last `value` without siblings is left out:
+    flax.nnx.State ends each path with this attribute of the variable.
+
+    Raises:
+        ValueError: Two names become one.
     """
     paths = [name.replace("/", ".") for name in names]
     children = Counter(prefix for path in paths for prefix in _prefixes(path))
@@ -72,7 +76,7 @@ def _prefixes(path: str) -> list[str]:
 
 
 def shown_names(names: Sequence[str]) -> list[str]:
-    """`match_names` for messages: as they are on disk if two would become one."""
+    """Returns `match_names` for messages; the names on disk if two would become one."""
     try:
         return match_names(names)
     except ValueError:
@@ -80,11 +84,11 @@ def shown_names(names: Sequence[str]) -> list[str]:
 
 
 def plain(tree: Any, each: Callable[[Any], Any]) -> Any:
-    """The tree as nested dicts and lists, as Orbax writes it, with each(leaf) for a leaf.
+    """Returns the tree as nested dicts and lists, as Orbax writes it, with each(leaf) for a leaf.
 
     `each` is called in the order of `leaf_names`. Tuples and nodes without field names become
     lists; named tuples, dataclasses and other nodes become dicts keyed by field; None and nodes
-    without children become None, except that empty dicts and lists stay.
+    without children become None, except empty dicts and lists.
     """
     if jax.tree_util.all_leaves([tree]):
         return each(tree)

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Tells what lies at a path, and opens it as a source of leaves."""
+"""Opening of a path as a source of leaves."""
 
 from pathlib import Path
 
@@ -11,11 +11,14 @@ from dovetail_checkpoint.tensor_reader import TensorReader
 
 
 def open_source(path: str | Path, *, item: str | None = None) -> Source:
-    """The leaves at `path`: a step (of ours or of Orbax), or safetensors files. Reads metadata.
+    """Opens the leaves at `path`: a step (ours or Orbax's), or safetensors files. Reads metadata.
 
-    item: which tree of a step; None if it holds only one, or if `path` is that of the tree.
+    Args:
+        path: The path.
+        item: Name of the tree in a step; None for an only tree, or if `path` is that of the tree.
 
-    Raises ValueError if nothing of the kind lies there.
+    Raises:
+        ValueError: There is no checkpoint at `path`.
     """
     path = Path(path).absolute()
     if is_safetensors(path):
@@ -34,7 +37,7 @@ def open_source(path: str | Path, *, item: str | None = None) -> Source:
 
 
 def step_and_item(path: Path, item: str | None) -> tuple[Path, str | None]:
-    """The step and the tree that are meant: `RUN/10/model` is the tree `model` of `RUN/10`."""
+    """Returns the step and the tree: `RUN/10/model` is the tree `model` of `RUN/10`."""
     inside = _compat.is_checkpoint(path.parent) and not _compat.is_checkpoint(path)
     if item is None and inside and path.name in _compat.tree_names(path.parent):
         return path.parent, path.name
@@ -42,7 +45,7 @@ def step_and_item(path: Path, item: str | None) -> tuple[Path, str | None]:
 
 
 def is_safetensors(path: Path) -> bool:
-    """Whether `path` is a safetensors file, or a directory that holds some."""
+    """Whether `path` is a safetensors file, or a directory with some."""
     if path.is_dir():
         return any(path.glob("*.safetensors")) or any(path.glob("*.safetensors.index.json"))
     return path.name.endswith((".safetensors", ".safetensors.index.json"))

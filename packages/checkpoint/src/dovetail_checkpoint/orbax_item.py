@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One tree of an Orbax checkpoint as a source of leaves: ours, plain v1, v0, with or without OCDBT.
 
-A step of ours brings names, dtypes and digests in its manifest. For others Orbax's own metadata
-tells names and shapes; typed keys are found in its array metadata.
+The manifest of our steps has names, dtypes and digests. For other steps Orbax's metadata gives
+names and shapes; its array metadata tells typed keys.
 """
 
 from collections.abc import Mapping
@@ -25,8 +25,13 @@ _KEY_DTYPES = {implementation: dtype for dtype, implementation in target.KEYS.it
 class OrbaxItem:
     """A Source over one item of a step.
 
-    item: its name; None for the only tree of the step. Raises ValueError if there is no such item,
-    DamageError if the metadata cannot be read.
+    Args:
+        path: Directory of the step.
+        item: Name of the item; None for the only tree of the step.
+
+    Raises:
+        ValueError: There is no such item.
+        DamageError: The metadata cannot be read.
     """
 
     def __init__(self, path: Path, item: str | None = None) -> None:
@@ -41,7 +46,7 @@ class OrbaxItem:
         }
 
     def read(self, places: Mapping[str, jax.sharding.Sharding | None]) -> dict[str, Value]:
-        """See Source.read; the leaves that are not named are not opened."""
+        """See Source.read. Leaves that are not named are not opened."""
         wanted = {name: _target(self._by_name[name], place) for name, place in places.items()}
         asked = [
             _compat.PLACEHOLDER
@@ -66,7 +71,9 @@ class OrbaxItem:
         return {name: values[name] for name in places}
 
     def damaged_files(self, names: list[str]) -> list[Problem]:
-        """Those that differ from the step's checksums: a file of Orbax holds many leaves."""
+        """Returns the files that differ from the step's checksums: a file of Orbax holds many
+        leaves.
+        """
         if checksums.exists(self.path):
             return checksums.check(self.path)
         return [
@@ -85,20 +92,20 @@ class OrbaxItem:
             tree = _compat.tree_metadata(self.path, self.item)
             keys = _compat.key_implementations(self.path / (self.item or ""))
         except Exception as error:  # Orbax raises many types for damaged metadata
-            found = Problem(
+            problem = Problem(
                 where=self.item or ".", reason=f"its metadata cannot be read ({error!r})"
             )
-            raise DamageError(self.path, [found, *checksums.check(self.path)]) from error
+            raise DamageError(self.path, [problem, *checksums.check(self.path)]) from error
         return _of_metadata(tree, keys)
 
 
 def _chosen(path: Path, item: str | None) -> str | None:
-    found = _compat.tree_names(path)
-    if item in found:
+    trees = _compat.tree_names(path)
+    if item in trees:
         return item
-    if item is None and len(found) == 1:
-        return found[0]
-    listed = [name for name in found if name]
+    if item is None and len(trees) == 1:
+        return trees[0]
+    listed = [name for name in trees if name]
     if item is None and listed:
         raise ValueError(f"item must say which of {listed} in {path}, got None; item={listed[0]!r}")
     raise ValueError(
@@ -108,11 +115,11 @@ def _chosen(path: Path, item: str | None) -> str | None:
 
 
 def _of_metadata(tree: Any, keys: Mapping[str, str]) -> TreeItem:
-    names, found, structure = leaf_names(tree)
+    names, entries, structure = leaf_names(tree)
     implementations = {match_names([name])[0]: key for name, key in keys.items()}
     leaves = tuple(
         _leaf(name, leaf, implementations.get(name))
-        for name, leaf in zip(names, found, strict=True)
+        for name, leaf in zip(names, entries, strict=True)
     )
     return TreeItem(tree=structure.unflatten(range(len(leaves))), leaves=leaves)
 
@@ -128,7 +135,7 @@ def _leaf(name: str, leaf: Any, implementation: str | None) -> Leaf:
 
 
 def _target(leaf: Leaf, place: jax.sharding.Sharding | None) -> Any:
-    """The leaf as it was saved, in `place`; keys and numbers know only one."""
+    """Returns the leaf as saved, with the sharding `place`; keys and numbers have one form."""
     if leaf.dtype in ("python str", "python bytes"):
         raise ValueError(
             f"a leaf that is read must be an array, key or number, got {leaf.name}: {leaf.dtype}; "

@@ -1,9 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The digest (digest.py) of an array that is never whole in memory, from its parts.
+"""The digest (digest.py) of an array, computed from blocks. The array is never whole in memory.
 
-The digest is a sum over the array's words, each mixed with its position. So each part gives its
-share when it passes by, and a stacked leaf larger than memory has a digest before it is written.
+The digest is a sum over the array's words, each mixed with its position. Each block therefore adds
+its share as it is written, and a stacked leaf larger than memory has a digest before it is
+complete.
 """
 
 import math
@@ -21,9 +22,14 @@ _WORDS = 1 << 13
 def part_sums(
     part: np.ndarray, *, offset: Sequence[int], shape: Sequence[int]
 ) -> UInt32[np.ndarray, "2"]:
-    """What `part`, which lies at `offset` of an array of `shape`, gives to that array's digest.
+    """Returns the share of `part` in the digest of an array.
 
-    The sums of parts that cover each element once add up to the digest, modulo 2**32.
+    The sums of blocks that cover each element once add up to the digest, modulo 2**32.
+
+    Args:
+        part: A block of the array.
+        offset: Its first index in the array.
+        shape: Shape of the array.
     """
     if not part.size:
         return np.zeros(2, np.uint32)
@@ -39,7 +45,7 @@ def part_sums(
 
 
 def _outer_axes(extent: Sequence[int], shape: Sequence[int]) -> int:
-    """How many axes count the runs: each run of the part is one in the array too."""
+    """Returns the number of axes that count runs: each run is contiguous in the array too."""
     axis = len(shape)
     while axis and extent[axis - 1] == shape[axis - 1]:
         axis -= 1
@@ -47,7 +53,7 @@ def _outer_axes(extent: Sequence[int], shape: Sequence[int]) -> int:
 
 
 def _run_starts(extent: Sequence[int], offset: Sequence[int], shape: Sequence[int]) -> np.ndarray:
-    """The position of the first element of each run."""
+    """Returns the position of the first element of each run."""
     strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
     starts = np.full(1, sum(map(math.prod, zip(offset, strides, strict=True))), np.uint64)
     for n, stride in zip(extent, strides, strict=False):
@@ -63,4 +69,4 @@ def _short_runs(words: np.ndarray, starts: np.ndarray) -> UInt32[np.ndarray, "2"
         block = words[row : row + rows].astype(np.uint32)
         for i, mixed in enumerate(mix(block, starts[row : row + rows, None] + along)):
             sums[i] += int(np.add.reduce(mixed, axis=None, dtype=np.uint32))
-    return np.array([found & 0xFFFFFFFF for found in sums], dtype=np.uint32)
+    return np.array([total & 0xFFFFFFFF for total in sums], dtype=np.uint32)

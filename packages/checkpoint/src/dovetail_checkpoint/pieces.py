@@ -1,10 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A leaf put together from regions of other leaves: what a chain of rules comes down to.
+"""A leaf assembled from regions of other leaves: the result of a chain of rules.
 
-Stacking, unstacking, splitting, fusing and transposing only say which block of which source leaf
-lies where in the result, so a chain of any length is a list of such blocks. It can be read in any
-order, piece by piece, written to devices or to a file, and printed before a byte is read.
+Stacking, unstacking, splitting, fusing and transposing only map blocks of source leaves to places
+in the result. A chain of any length is therefore a list of such blocks. It can be read in any
+order, block by block, written to devices or to a file, and printed before a byte is read.
 """
 
 from collections.abc import Sequence
@@ -19,10 +19,13 @@ import numpy as np
 class Piece:
     """`source[region]`, its axes in the order `axes`, cast, at `offset` of the result.
 
-    region: start and stop for each axis of the source.
-    axes: for each axis of the result the axis of the source, or None for a new axis of extent 1.
-        A source axis that is not named has extent 1 in `region` and is dropped.
-    casts: dtypes that the values pass through, in order.
+    Attributes:
+        source: Name of the source leaf.
+        region: Start and stop for each axis of the source.
+        axes: For each axis of the result the axis of the source, or None for a new axis of extent
+            1. A source axis that is not named has extent 1 in `region` and is dropped.
+        offset: First index in the result.
+        casts: Dtypes to convert the values to, in order.
     """
 
     source: str
@@ -51,7 +54,13 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True)
 class Built:
-    """A leaf of `shape` and `dtype`, whose pieces cover each element once."""
+    """A leaf assembled from pieces.
+
+    Attributes:
+        shape: Its shape.
+        dtype: Its dtype, as in the manifest.
+        pieces: Blocks that cover each element once.
+    """
 
     shape: tuple[int, ...]
     dtype: str
@@ -59,7 +68,13 @@ class Built:
 
 
 def whole(source: str, shape: tuple[int, ...], dtype: str) -> Built:
-    """The source leaf as it lies."""
+    """Returns the source leaf unchanged.
+
+    Args:
+        source: Its name.
+        shape: Its shape.
+        dtype: Its dtype, as in the manifest.
+    """
     piece = Piece(
         source=source,
         region=tuple((0, n) for n in shape),
@@ -70,12 +85,12 @@ def whole(source: str, shape: tuple[int, ...], dtype: str) -> Built:
 
 
 def stacked(leaves: Sequence[Built], axis: int) -> Built:
-    """The leaves, all of one shape and dtype, along a new axis."""
+    """Stacks the leaves, all of one shape and dtype, along a new axis."""
     return joined([_expanded(leaf, axis) for leaf in leaves], axis)
 
 
 def joined(leaves: Sequence[Built], axis: int) -> Built:
-    """The leaves, alike in dtype and in all other axes, one after the other along an axis."""
+    """Joins the leaves, equal in dtype and in all other axes, along an axis."""
     pieces, end = [], 0
     for leaf in leaves:
         pieces += [replace(p, offset=_moved(p.offset, axis, end)) for p in leaf.pieces]
@@ -85,7 +100,14 @@ def joined(leaves: Sequence[Built], axis: int) -> Built:
 
 
 def sliced(leaf: Built, axis: int, start: int, stop: int) -> Built:
-    """The part from `start` to `stop` along an axis."""
+    """Cuts the leaf along an axis.
+
+    Args:
+        leaf: The leaf.
+        axis: The axis.
+        start: First index.
+        stop: Index after the last.
+    """
     pieces = []
     for piece in leaf.pieces:
         begin, end = piece.offset[axis], piece.offset[axis] + piece.extent[axis]
@@ -97,12 +119,12 @@ def sliced(leaf: Built, axis: int, start: int, stop: int) -> Built:
 
 
 def unstacked(leaf: Built, axis: int) -> list[Built]:
-    """The leaves of which this one is the stack."""
+    """Returns the slices of the leaf along an axis, without that axis."""
     return [_squeezed(sliced(leaf, axis, i, i + 1), axis) for i in range(leaf.shape[axis])]
 
 
 def transposed(leaf: Built, axes: Sequence[int]) -> Built:
-    """The axes in another order, as numpy.transpose has it."""
+    """Reorders the axes, like numpy.transpose."""
     pieces = tuple(
         replace(p, axes=tuple(p.axes[a] for a in axes), offset=tuple(p.offset[a] for a in axes))
         for p in leaf.pieces
@@ -111,7 +133,7 @@ def transposed(leaf: Built, axes: Sequence[int]) -> Built:
 
 
 def converted(leaf: Built, dtype: str) -> Built:
-    """The values in another dtype."""
+    """Converts the values to another dtype."""
     if dtype == leaf.dtype:
         return leaf
     pieces = tuple(replace(p, casts=(*p.casts, dtype)) for p in leaf.pieces)
@@ -119,7 +141,7 @@ def converted(leaf: Built, dtype: str) -> Built:
 
 
 def arranged(block: Any, piece: Piece) -> Any:
-    """A block that was cut from the source, as it lies in the result; a NumPy or JAX array."""
+    """Arranges a block cut from the source for the result. Takes a NumPy or JAX array."""
     kept = [axis for axis in piece.axes if axis is not None]
     dropped = [axis for axis in range(len(piece.region)) if axis not in kept]
     block = block.transpose(kept + dropped).reshape(piece.extent)
@@ -129,7 +151,7 @@ def arranged(block: Any, piece: Piece) -> Any:
 
 
 def block(value: np.ndarray, piece: Piece) -> np.ndarray:
-    """The piece's block of the result, from the value of its source; a view where it can be."""
+    """Returns the piece's block of the result, from the value of its source; a view if possible."""
     return arranged(value[(*piece.slices, ...)], piece)  # the dots: of a scalar an array too
 
 
@@ -152,7 +174,7 @@ def _squeezed(leaf: Built, axis: int) -> Built:
 
 
 def _cut(piece: Piece, axis: int, low: int, high: int, offset: int) -> Piece:
-    """The part of the block from `low` to `high` along an axis of the result."""
+    """Returns the piece's block from `low` to `high` along an axis of the result."""
     region, from_axis = list(piece.region), piece.axes[axis]
     if from_axis is not None:
         start = region[from_axis][0]

@@ -1,8 +1,8 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Pieces on devices: where a source leaf is read to, and how its blocks come into the result.
+"""Pieces on devices: placement of source leaves, cutting, and writing into the result.
 
-Starts and offsets are traced, so that all layers of a stack share one compilation.
+Starts and offsets are traced, so all layers of a stack share one compilation.
 """
 
 from dataclasses import replace
@@ -18,16 +18,21 @@ from dovetail_checkpoint.pieces import Built, Piece, arranged
 
 
 def working_place(place: Sharding) -> Sharding:
-    """`place` as the pieces are computed in: device memory, and no axis types to obey."""
+    """Returns `place` for computing: in device memory, with Auto axes."""
     if not isinstance(place, NamedSharding):
         return place
     return NamedSharding(_auto_mesh(place), place.spec)
 
 
 def place_of_source(piece: Piece, shape: tuple[int, ...], place: Sharding) -> Sharding:
-    """Where a source leaf of `shape` lies best for a result in `place`: cut along the same axes.
+    """Returns the best sharding for reading a source leaf: cut along the same axes as the result.
 
     Axes that the mesh does not divide are not cut.
+
+    Args:
+        piece: The first piece of the leaf.
+        shape: Shape of the source leaf.
+        place: Sharding of the result.
     """
     if not isinstance(place, NamedSharding):  # one device: JAX has no other public kind
         return place
@@ -40,19 +45,31 @@ def place_of_source(piece: Piece, shape: tuple[int, ...], place: Sharding) -> Sh
 
 
 def empty(built: Built, place: Sharding) -> jax.Array:
-    """Zeros to be filled with pieces."""
+    """Returns zeros for the pieces to fill."""
     dtype = jnp.dtype(built.dtype)
     return jax.jit(partial(jnp.zeros, built.shape, dtype), out_shardings=working_place(place))()
 
 
 def cut(value: jax.Array, piece: Piece, place: Sharding) -> jax.Array:
-    """The piece alone."""
+    """Returns the piece alone.
+
+    Args:
+        value: The source leaf.
+        piece: The piece.
+        place: Sharding of the result.
+    """
     starts = np.array([start for start, _ in piece.region], np.int32)
     return _cut(value, starts, form=_form(piece), place=working_place(place))
 
 
 def update(into: jax.Array, value: jax.Array | np.ndarray, piece: Piece) -> jax.Array:
-    """`into`, which is donated, with the piece of a source in its place."""
+    """Returns `into` with a piece of the source in its place. `into` is donated.
+
+    Args:
+        into: The result so far.
+        value: The source leaf.
+        piece: The piece.
+    """
     starts = np.array([start for start, _ in piece.region], np.int32)
     offsets = np.array(piece.offset, np.int32)
     return _update(into, value, starts, offsets, form=_form(piece), place=into.sharding)
@@ -81,7 +98,7 @@ def _update(
 
 
 def _form(piece: Piece) -> Piece:
-    """What all pieces share that one compilation serves: no names, no starts, no offsets."""
+    """Returns the piece without names, starts and offsets: equal forms share a compilation."""
     region = tuple((0, stop - start) for start, stop in piece.region)
     return replace(piece, source="", region=region, offset=(0,) * len(piece.offset))
 
@@ -92,6 +109,6 @@ def _auto_mesh(place: NamedSharding) -> Mesh:
 
 
 def _ways(mesh: Mesh, names: str | tuple[str, ...] | None) -> int:
-    """Into how many parts a mesh cuts an axis that is laid along `names`."""
+    """Returns the number of shards of an axis laid along the mesh axes `names`."""
     listed = (names,) if isinstance(names, str) else names or ()
     return int(np.prod([mesh.shape[name] for name in listed], dtype=np.int64))

@@ -1,11 +1,11 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""jax's preemption service, by which processes agree on when to stop without a collective.
+"""jax's preemption service: processes agree on the step to stop at, without a collective.
 
-`jax.distributed.initialize` starts it unless jax_enable_preemption_service is off. Its C handler
-of SIGTERM sets a flag; a thread looks at the flag once a second and tells the other processes.
-Each then says, over the coordinator, which question it asked last, and the first question that
-none has asked yet is answered with True. Tried on jax 0.10.2 and 0.12.0.
+`jax.distributed.initialize` starts it unless jax_enable_preemption_service is off. Its C handler of
+SIGTERM sets a flag; a thread reads the flag once a second and notifies the other processes. Each
+process then reports, over the coordinator, its latest query, and the first query that none has made
+yet is answered with True. Tried on jax 0.10.2 and 0.12.0.
 """
 
 import itertools
@@ -23,7 +23,7 @@ _questions = itertools.count(1)
 
 
 def listens(sigterm: Action) -> bool:
-    """Whether the service runs in this process and `sigterm` is the handler that tells it."""
+    """Whether the service runs in this process and `sigterm` is its handler."""
     return jax.distributed.is_initialized() and "jaxlib" in PurePath(sigterm.library).parts
 
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""How far long work is: the one hook that commands need to show it. The library prints nothing."""
+"""Progress of long work, for a command to show. The library prints nothing."""
 
 from collections.abc import Callable
 
@@ -9,9 +9,9 @@ Progress = Callable[[int, int], None]
 
 
 def counter(progress: Progress | None, *, total_bytes: int) -> Callable[[int], None]:
-    """A function that takes the bytes of each part that is done and tells the sum to `progress`.
+    """Returns a function that adds up bytes and reports the sum to `progress`.
 
-    That there is something to do is told at once.
+    The total is reported at once, with 0 bytes done.
     """
     done_bytes = 0
 

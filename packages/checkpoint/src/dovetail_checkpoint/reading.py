@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Reads one step and proves it, leaf by leaf and file by file."""
+"""Reading and proof of one step, leaf by leaf and file by file."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -38,7 +38,7 @@ class _Wanted:
 
 @dataclass(frozen=True, kw_only=True)
 class _Values:
-    """What was read, in the order of `_Wanted`."""
+    """The values read, in the order of `_Wanted`."""
 
     trees: Mapping[str, list[Any]]
     objects: Mapping[str, dict[str, Any]]
@@ -49,10 +49,19 @@ _NO_VALUES = _Values(trees={}, objects={})
 
 
 def read(root: Path, step: int, targets: Mapping[str, Any]) -> tuple[StepReport, dict[str, Any]]:
-    """Reads `targets` from one step and agrees with the other processes on what is wrong with it.
+    """Reads `targets` from one step and agrees with the other processes on its problems.
 
-    Gives the pytrees in the structure of their targets, and the states of objects, which are not
-    set yet. Raises ValueError if the step is another model's; damage is reported, not raised.
+    Args:
+        root: Directory of the run.
+        step: Number of the step.
+        targets: Pytrees or objects by item name.
+
+    Returns:
+        The report, and the items: pytrees in the structure of their targets, and states of objects.
+        No object's state is set.
+
+    Raises:
+        ValueError: The step belongs to another model. Damage is reported, not raised.
     """
     directory = retention.step_directory(root, step)
     items, problems = read_record(directory)
@@ -65,9 +74,9 @@ def read(root: Path, step: int, targets: Mapping[str, Any]) -> tuple[StepReport,
             mismatch = error
     agree.raise_together(mismatch)
     wanted = _wanted(items, targets) if items and not problems else _wanted(_NOTHING, {})
-    values, found = _prove(directory, items or _NOTHING, wanted, problems)
-    report = StepReport(path=directory, verified=recorded and not found, problems=found)
-    if found or items is None:
+    values, agreed = _prove(directory, items or _NOTHING, wanted, problems)
+    report = StepReport(path=directory, verified=recorded and not agreed, problems=agreed)
+    if agreed or items is None:
         return report, {}
     restored = {
         name: values.objects[name]
@@ -79,7 +88,7 @@ def read(root: Path, step: int, targets: Mapping[str, Any]) -> tuple[StepReport,
 
 
 def read_record(directory: Path) -> tuple[Items | None, list[Problem]]:
-    """The manifest of a step: None if it has none, or with a problem if it is lost."""
+    """Returns the manifest of a step, or None without one or if it is lost, and its problems."""
     try:
         listed = MANIFEST_ITEM in _compat.item_names(directory)
         if not listed and not _compat.document_path(directory, MANIFEST_ITEM).exists():
@@ -92,7 +101,7 @@ def read_record(directory: Path) -> tuple[Items | None, list[Problem]]:
 
 
 def _assumed(targets: Mapping[str, Any]) -> Items:
-    """The items of a step without manifest: what is wanted, undigested."""
+    """Returns the items for a step without manifest: the wanted leaves, without digests."""
     objects = {name for name, wanted in targets.items() if isinstance(wanted, Stateful)}
     return Items(
         trees={name: describe(wanted) for name, wanted in targets.items() if name not in objects},
@@ -122,11 +131,11 @@ def _built(item: TreeItem, wanted: Any, values: list[Any]) -> Any:
 def _prove(
     directory: Path, items: Items, wanted: _Wanted, problems: list[Problem]
 ) -> tuple[_Values, tuple[Problem, ...]]:
-    """Reads what is wanted and finds what is wrong, on all processes alike."""
+    """Reads the wanted items and lists their problems, the same on all processes."""
     with ThreadPoolExecutor(1) as pool:
         # Hashing needs one core and no lock, so it runs beside Orbax's reading.
-        part, parts = jax.process_index(), jax.process_count()
-        hashing = pool.submit(checksums.check, directory, quick=True, part=part, parts=parts)
+        rank, parts = jax.process_index(), jax.process_count()
+        hashing = pool.submit(checksums.check, directory, quick=True, part=rank, parts=parts)
         if parts > 1:
             # A process that cannot read would leave the others waiting in Orbax: agree before.
             problems = agree.problems(problems + hashing.result())
@@ -167,7 +176,7 @@ def _load(
 
 
 def _load_trees(directory: Path, items: Items, wanted: _Wanted) -> dict[str, list[Any]]:
-    """The leaves of each tree in the manifest's order, as Orbax returns them."""
+    """Returns the leaves of each tree in the manifest's order, as Orbax returns them."""
     abstract, values = {}, {}
     for name, targets in wanted.trees.items():
         item = items.trees[name]
@@ -185,17 +194,19 @@ def _load_trees(directory: Path, items: Items, wanted: _Wanted) -> dict[str, lis
 
 
 def _leaf_problems(items: Items, trees: Mapping[str, list[Any]]) -> list[Problem]:
-    """Digests what was loaded, where it lies now, against the digests from before it was saved."""
+    """Compares the digests of the loaded leaves, computed on their devices, with the recorded
+    digests.
+    """
     checked = [
         (f"{item}/{name}", saved.digest, value)
         for item, values in trees.items()
         for name, saved, value in _shown(items.trees[item].leaves, values)
         if saved.digest is not None
     ]
-    found = hex_digests([value for _, _, value in checked])
+    digests = hex_digests([value for _, _, value in checked])
     return [
         Problem(where=where, reason=f"its digest is {have}, saved was {want}")
-        for (where, want, _), have in zip(checked, found, strict=True)
+        for (where, want, _), have in zip(checked, digests, strict=True)
         if have != want
     ]
 
@@ -205,7 +216,7 @@ def _shown(leaves: Sequence[Leaf], values: list[Any]) -> Iterator[tuple[str, Lea
 
 
 def object_problems(directory: Path, items: Items) -> list[Problem]:
-    """What is wrong with the states of all objects, and with the metrics."""
+    """Returns the problems of the states of all objects, and of the metrics."""
     states, problems = {}, []
     for name in items.objects:
         try:

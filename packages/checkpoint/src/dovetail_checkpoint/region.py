@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Regions of a row-major array in a file, read and written.
 
-A region is a number of contiguous runs of bytes. Long ones are read alone. Short ones (a slice of
-the last axis) would cost a system call each, so the rows that enclose them are read, and to write
-them, changed and written back.
+A region is a number of contiguous runs of bytes. Long runs are read alone. Short runs (a slice of
+the last axis) would cost a system call each: the enclosing rows are read instead, and for a write
+changed and written back.
 """
 
 import math
@@ -25,10 +25,13 @@ _SPAN_BYTES = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """Bytes from `start` on that hold an array of `shape`, of which `inside` is wanted.
+    """Bytes of a file that hold an array of `shape`.
 
-    inside: what of the span belongs to the region; None: all of it.
-    outside: where that lies in the array of the region.
+    Attributes:
+        start: First byte.
+        shape: Shape of the array in the span.
+        inside: Index of the region's elements in the span; None for all.
+        outside: Index of these elements in the array of the region.
     """
 
     start: int
@@ -40,9 +43,17 @@ class Span:
 def read_region(
     file: int, base: int, shape: Sequence[int], dtype: np.dtype, region: Region
 ) -> np.ndarray:
-    """array[region] of the array of `shape` that begins at byte `base` of an open file.
+    """Reads array[region] from an open file into new memory.
 
-    In memory of its own. Raises OSError if the file ends before.
+    Args:
+        file: File descriptor.
+        base: First byte of the array.
+        shape: Shape of the array.
+        dtype: Dtype of the array.
+        region: Start and stop for each axis.
+
+    Raises:
+        OSError: The file ends early.
     """
     out = np.empty([stop - start for start, stop in region], dtype)
     for span in spans(shape, dtype.itemsize, region):
@@ -59,7 +70,15 @@ def read_region(
 def write_region(
     file: int, base: int, shape: Sequence[int], region: Region, values: np.ndarray
 ) -> None:
-    """array[region] = values, for the array of `shape` that begins at byte `base` of a file."""
+    """Writes array[region] = values into an open file.
+
+    Args:
+        file: File descriptor.
+        base: First byte of the array.
+        shape: Shape of the array.
+        region: Start and stop for each axis.
+        values: The new values.
+    """
     for span in spans(shape, values.itemsize, region):
         block = values[(*span.outside, ...)]
         if span.inside is not None:
@@ -71,7 +90,13 @@ def write_region(
 
 
 def spans(shape: Sequence[int], itemsize: int, region: Region) -> Iterator[Span]:
-    """The spans that hold array[start:stop, ...] of `region`, in the order of the file."""
+    """Yields the spans of array[start:stop, ...] of `region`, in the order of the file.
+
+    Args:
+        shape: Shape of the array.
+        itemsize: Bytes of an element.
+        region: Start and stop for each axis.
+    """
     if all(start < stop for start, stop in region):
         yield from _spans(tuple(shape), itemsize, tuple(region), 0, ())
 
@@ -109,7 +134,7 @@ def _spans(
 
 
 def _run_bytes(shape: tuple[int, ...], itemsize: int, region: tuple[tuple[int, int], ...]) -> int:
-    """Bytes of the region that follow one another in the file."""
+    """Returns the bytes of one contiguous run of the region."""
     size = itemsize
     for (start, stop), n in zip(reversed(region), reversed(shape), strict=True):
         size *= stop - start

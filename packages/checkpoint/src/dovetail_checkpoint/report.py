@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What was found wrong with the steps that a restore or a verification tried."""
+"""Results of a restore or a verification: the steps tried and their problems."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +20,13 @@ class Problem:
 
 @dataclass(frozen=True, kw_only=True)
 class StepReport:
-    """One step of a run, or safetensors: `verified` if digests were there and all of them held."""
+    """The result for one step of a run, or for safetensors.
+
+    Attributes:
+        path: The step, or the file or directory.
+        verified: Whether digests existed and all of them held.
+        problems: Damaged leaves and files.
+    """
 
     path: Path
     verified: bool
@@ -40,7 +46,7 @@ class StepReport:
 
 @dataclass(frozen=True, kw_only=True)
 class IntegrityReport:
-    """The steps that were tried, newest first; or one set of safetensors files."""
+    """The steps tried, newest first; or one set of safetensors files."""
 
     steps: tuple[StepReport, ...] = ()
 
@@ -49,15 +55,15 @@ class IntegrityReport:
 
 
 class DamageError(RuntimeError):
-    """What was to be read is not what was written; `problems` names leaves and files."""
+    """Stored data differs from its digests or checksums; `problems` names leaves and files."""
 
     exit_code = 3  # of the command
 
     def __init__(self, path: Path, problems: Sequence[Problem]) -> None:
         self.path = path
         self.problems = tuple(problems)
-        found = "\n  ".join(map(str, problems))
+        listed = "\n  ".join(map(str, problems))
         super().__init__(
-            f"what is read must be what was written, got damage in {path}:\n  {found}\n"
+            f"what is read must be what was written, got damage in {path}:\n  {listed}\n"
             "read another step, or restore the named files from a copy"
         )

@@ -1,10 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The steps that lie in a root directory, and which of them go.
+"""The steps in a root directory, and the policy for deleting them.
 
-A committed step is a directory named by its number. A step on its way out is renamed first, so
-that a deletion that is interrupted never leaves half of a step under its number. Damaged steps
-keep their files: when training reaches such a step again, the old one is renamed, not overwritten.
+A committed step is a directory named by its number. A step to delete is renamed first, so an
+interrupted deletion never leaves half of a step under its number. Damaged steps keep their files:
+if training reaches such a step again, the old directory is renamed, not overwritten.
 """
 
 import logging
@@ -32,7 +32,15 @@ _LEFTOVER = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class SavedStep:
-    """A committed step as it lies on disk. `items` is empty where the step's metadata is lost."""
+    """A committed step on disk.
+
+    Attributes:
+        step: Its number.
+        items: Names of its items; empty if its metadata is lost.
+        bytes: Size of all files.
+        has_checksums: Whether its files have checksums.
+        metrics: Numbers by name.
+    """
 
     step: int
     items: tuple[str, ...]
@@ -43,9 +51,14 @@ class SavedStep:
 
 @dataclass(frozen=True)
 class Best:
-    """The `count` steps with the least (`mode="min"`) or greatest value of `metric`.
+    """Keeps the steps with the best values of a metric.
 
-    Of equal values the newer step is better. A step that was saved without the metric is none.
+    Of equal values the newer step is better. A step saved without the metric does not count.
+
+    Args:
+        metric: Name of the metric, as passed to `Store.save`.
+        mode: "min" or "max".
+        count: Number of steps.
     """
 
     metric: str
@@ -65,9 +78,9 @@ class Best:
             )
 
     def of(self, metrics: Mapping[int, Mapping[str, float | int]]) -> list[int]:
-        """The best of these steps, at most `count`."""
+        """Returns the best of these steps, at most `count`."""
         sign = 1 if self.mode == "min" else -1
-        having = [step for step, found in metrics.items() if self.metric in found]
+        having = [step for step, numbers in metrics.items() if self.metric in numbers]
         return sorted(having, key=lambda s: (sign * metrics[s][self.metric], -s))[: self.count]
 
 
@@ -75,10 +88,15 @@ class Best:
 class Retention:
     """Keeps the newest `latest` good steps and everything newer than the oldest of them.
 
-    every: multiples of this step number stay for ever, 0 too. None: no step does.
-    best: of the good steps, these stay as long as none is better. None: no metric is compared.
+    Args:
+        latest: Number of good steps; at least 1.
+        every: Keep multiples of this step number for ever, 0 too. None: no step.
+        best: Keep good steps as long as none is better. None: no metric is compared.
 
-    >>> Retention(latest=2, every=10_000, best=Best("eval/loss", mode="min"))
+    Example:
+
+        >>> Retention(latest=2, every=10_000, best=Best("eval/loss", mode="min")).every
+        10000
     """
 
     latest: int = 3
@@ -100,9 +118,13 @@ class Retention:
     def doomed(
         self, steps: Collection[int], *, good: Mapping[int, Mapping[str, float | int]]
     ) -> list[int]:
-        """The `steps` to delete, given the metrics of those that are `good`.
+        """Returns the `steps` to delete.
 
-        Nothing goes until `latest` good steps exist, so the last good step never goes.
+        Nothing is deleted until `latest` good steps exist, so the last good step always stays.
+
+        Args:
+            steps: Numbers of the committed steps.
+            good: Metrics of the good steps.
         """
         kept = sorted(good)[-self.latest :]
         if len(kept) < self.latest:
@@ -116,12 +138,12 @@ class Retention:
 
 
 def step_directory(root: Path, step: int) -> Path:
-    """Where the step lies: `root/STEP`, the name that Orbax's Checkpointer gives it."""
+    """Returns `root/STEP`, named like a step of Orbax's Checkpointer."""
     return root / str(step)
 
 
 def committed_steps(root: Path) -> list[int]:
-    """The numbers of the committed steps, oldest first; empty if there is no root yet."""
+    """Returns the numbers of the committed steps, oldest first; none without a root."""
     if not root.is_dir():
         return []
     names = (path.name for path in root.iterdir() if path.is_dir())
@@ -129,7 +151,7 @@ def committed_steps(root: Path) -> list[int]:
 
 
 def describe(root: Path, step: int) -> SavedStep:
-    """What lies on disk for one step; no array is read."""
+    """Describes one step on disk. Reads no array."""
     directory = step_directory(root, step)
     try:
         items = _compat.item_names(directory)
@@ -145,13 +167,17 @@ def describe(root: Path, step: int) -> SavedStep:
 
 
 def described_steps(root: Path) -> list[SavedStep]:
-    """The committed steps, oldest first, without those that a running save deletes meanwhile."""
+    """Returns the committed steps, oldest first, without those that a running save deletes
+    meanwhile.
+    """
     described = [describe(root, step) for step in committed_steps(root)]
     return [step for step in described if step_directory(root, step.step).is_dir()]
 
 
 def _size(directory: Path) -> int:
-    """Bytes of all files. One that is renamed or deleted meanwhile, as SHA256SUMS is, counts 0."""
+    """Returns the bytes of all files. A file renamed or deleted meanwhile, such as SHA256SUMS,
+    counts 0.
+    """
     size = 0
     for folder, _, names in os.walk(directory):
         for name in names:
@@ -161,7 +187,7 @@ def _size(directory: Path) -> int:
 
 
 def delete(root: Path, step: int) -> None:
-    """Deletes one step; if interrupted, the rest is a leftover and no longer a step."""
+    """Deletes one step. After an interruption the rest is a leftover, not a step."""
     doomed = root / f"{step}{_DELETING_SUFFIX}"
     step_directory(root, step).rename(doomed)
     sync(root)
@@ -169,9 +195,9 @@ def delete(root: Path, step: int) -> None:
 
 
 def delete_leftovers(root: Path, *, step: int | None = None) -> None:
-    """Deletes what interrupted saves and deletions left: of one step, or of all.
+    """Deletes the leftovers of interrupted saves and deletions: of one step, or of all.
 
-    Only a process that may write to the root calls this, and only while it saves nothing.
+    Call it only in a process that may write to the root, and only while it saves nothing.
     """
     for path in sorted(root.iterdir()):
         match = _LEFTOVER.fullmatch(path.name)
@@ -186,17 +212,23 @@ def delete_leftovers(root: Path, *, step: int | None = None) -> None:
 
 
 def set_aside(root: Path, step: int) -> Path:
-    """Renames a damaged step so that its number is free again; returns where it lies now."""
+    """Renames a damaged step to free its number; returns the new path."""
     copies = len(list(root.glob(f"{step}{_DAMAGED_SUFFIX}*")))
     aside = root / f"{step}{_DAMAGED_SUFFIX}-{copies}"
     return step_directory(root, step).rename(aside)
 
 
 def retain(root: Path, rule: Retention, *, damaged: Collection[int], checked_only: bool) -> None:
-    """Deletes what `rule` lets go.
+    """Deletes the steps that the retention policy does not keep.
 
-    Steps known to be damaged neither count as good nor go. With `checked_only` a step is good once
-    it has checksums; an older one without them goes with the others.
+    Known damaged steps neither count as good nor are deleted.
+
+    Args:
+        root: Directory of the run.
+        rule: The retention policy.
+        damaged: Numbers of damaged steps.
+        checked_only: A step is good only once it has checksums. An older step without them is
+            deleted with the others.
     """
     sound = [step for step in committed_steps(root) if step not in damaged]
     directories = {step: step_directory(root, step) for step in sound}

@@ -1,8 +1,8 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Rules as options of a command, in the order in which they are typed.
+"""Rules as options of a command, in the order typed.
 
-`keep_init` is missing: without a model there is nothing whose values could stay.
+`keep_init` is missing: a command has no model with values to keep.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from dovetail_checkpoint.rules import Rule
 
 
 def add_rule_options(parser: argparse.ArgumentParser) -> None:
-    """Declares an option for each rule; the result is a list, `rules`."""
+    """Declares an option for each rule; the parsed result is a list, `rules`."""
     group = parser.add_argument_group(
         "rules",
         "Applied in the order given. P and Q are patterns of leaf names, to be quoted:\n"
@@ -34,7 +34,7 @@ def add_rule_options(parser: argparse.ArgumentParser) -> None:
 
 
 class _Append(argparse.Action):
-    """Adds the rule that the option's values make; what it refuses is an error of usage."""
+    """Adds the rule made from the option's values; a refusal is a usage error."""
 
     def __init__(self, *, make: Callable[..., Rule], **options: Any) -> None:
         super().__init__(**options)
@@ -63,7 +63,7 @@ def _unstack(pattern: str, to: str, axis: str) -> Rule:
 
 
 def _split(pattern: str, parts: str, axis: str) -> Rule:
-    pairs = [part.partition("=") for part in parts.split(",")]
+    pairs = [entry.partition("=") for entry in parts.split(",")]
     sizes = [_integer(size) for _, equals, size in pairs if equals]
     return rules.split(pattern, [to for to, _, _ in pairs], axis=_integer(axis), sizes=sizes)
 

@@ -1,10 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Rules that turn the leaves of a checkpoint into those that are wanted.
+"""Rules that turn the leaves of a checkpoint into the wanted leaves.
 
-Rules are applied in order to the leaves by name (names.match_names, patterns in _patterns.py), each
-to what the one before it left. Nothing is read: a leaf is a list of pieces of source leaves
-(pieces.py). A rule that matches no leaf is an error, as a misspelt pattern is a leaf left behind.
+Rules apply in order to the leaves by name (names.match_names, patterns in _patterns.py), each to
+the result of the previous one. Nothing is read: a leaf is a list of pieces of source leaves
+(pieces.py). A rule without a match is an error, because a misspelt pattern leaves a leaf behind.
 """
 
 import operator
@@ -26,10 +26,11 @@ Leaves = Mapping[str, Built]
 class Rule:
     """One rule, made by the functions of this module.
 
-    call: as the user wrote it, for messages.
-    apply: the leaves after the rule; raises ValueError if it does not fit them.
-    drops: whether leaves that go are let go on purpose.
-    initial: the leaves of the target that keep their values.
+    Attributes:
+        call: The call as the user wrote it, for messages.
+        apply: Returns the leaves after the rule. Raises ValueError if the rule does not fit them.
+        drops: Whether the rule drops leaves on purpose.
+        initial: Leaves of the target that keep their values.
     """
 
     call: str
@@ -42,7 +43,7 @@ class Rule:
 
 
 def rename(pattern: str, to: str) -> Rule:
-    """Gives each leaf that matches another name: rename("model.layers.*.w", "blocks.*.w")."""
+    """Renames each matching leaf: rename("model.layers.*.w", "blocks.*.w")."""
     call = f"rename({pattern!r}, {to!r})"
     source, target = _pair(call, pattern, to)
 
@@ -60,7 +61,10 @@ def rename(pattern: str, to: str) -> Rule:
 def stack(pattern: str, to: str, *, axis: int = 0) -> Rule:
     """Stacks leaves along a new axis: stack("layers.#.**", "layers.**").
 
-    `#` stands for the index, which must go from 0 on without holes; `to` is without it.
+    Args:
+        pattern: Leaves to stack. `#` stands for the index; it must run from 0 without gaps.
+        to: Name of the stack: the pattern without `#`.
+        axis: The new axis.
     """
     call = f"stack({pattern!r}, {to!r}, axis={axis})"
     source, target = _indexed(call, pattern, to)
@@ -86,7 +90,13 @@ def stack(pattern: str, to: str, *, axis: int = 0) -> Rule:
 
 
 def unstack(pattern: str, to: str, *, axis: int = 0) -> Rule:
-    """The reverse of `stack`: unstack("layers.**", "layers.#.**")."""
+    """Reverses `stack`: unstack("layers.**", "layers.#.**").
+
+    Args:
+        pattern: Leaves to unstack.
+        to: Names of the slices, with `#` for the index.
+        axis: The axis to remove.
+    """
     call = f"unstack({pattern!r}, {to!r}, axis={axis})"
     target, source = _indexed(call, to, pattern)
     at = target.wildcards.index("#")
@@ -106,9 +116,13 @@ def unstack(pattern: str, to: str, *, axis: int = 0) -> Rule:
 
 
 def split(pattern: str, to: Sequence[str], *, axis: int, sizes: Sequence[int] = ()) -> Rule:
-    """Cuts a leaf into several along an axis: split("**.qkv", ("**.q", "**.k", "**.v"), axis=-1).
+    """Splits a leaf along an axis: split("**.qkv", ("**.q", "**.k", "**.v"), axis=-1).
 
-    sizes: the extent of each part; without it all are equal.
+    Args:
+        pattern: Leaves to split.
+        to: Names of the results.
+        axis: The axis.
+        sizes: Extent of each result. Default: all equal.
     """
     call = f"split({pattern!r}, {tuple(to)!r}, axis={axis}, sizes={tuple(sizes)!r})"
     pairs = [_pair(call, pattern, each) for each in _several(call, to)]
@@ -131,9 +145,14 @@ def split(pattern: str, to: Sequence[str], *, axis: int, sizes: Sequence[int] = 
 
 
 def fuse(patterns: Sequence[str], to: str, *, axis: int) -> Rule:
-    """Puts leaves one after the other along an axis; the reverse of `split`.
+    """Joins leaves along an axis, the reverse of `split`.
 
-    fuse(("**.q", "**.k", "**.v"), "**.qkv", axis=-1). Each pattern must match where the others do.
+    fuse(("**.q", "**.k", "**.v"), "**.qkv", axis=-1)
+
+    Args:
+        patterns: Leaves to join, in order. Each must match wherever the others do.
+        to: Name of the result.
+        axis: The axis.
     """
     call = f"fuse({tuple(patterns)!r}, {to!r}, axis={axis})"
     pairs = [_pair(call, each, to) for each in _several(call, patterns)]
@@ -158,7 +177,7 @@ def fuse(patterns: Sequence[str], to: str, *, axis: int) -> Rule:
 
 
 def transpose(pattern: str, axes: Sequence[int]) -> Rule:
-    """Reorders axes, as numpy.transpose has it: transpose("**.kernel", (1, 0))."""
+    """Reorders axes, like numpy.transpose: transpose("**.kernel", (1, 0))."""
     call = f"transpose({pattern!r}, {tuple(axes)!r})"
 
     def turn(name: str, leaf: Built) -> Built:
@@ -179,7 +198,7 @@ def cast(pattern: str, dtype: Any) -> Rule:
 
 
 def drop(*patterns: str) -> Rule:
-    """Leaves that are not wanted: drop("opt.**", "step")."""
+    """Drops leaves: drop("opt.**", "step")."""
     return _dropping("drop", patterns, keep=False)
 
 
@@ -189,9 +208,9 @@ def only(*patterns: str) -> Rule:
 
 
 def keep_init(pattern: str) -> Rule:
-    """Leaves of the target that keep the values they have, whether or not they were saved.
+    """Keeps the values of matching leaves of the target, saved or not.
 
-    The target must hold arrays there, not abstract leaves.
+    These leaves of the target must be arrays, not abstract.
     """
     initial = Pattern(pattern)
 
@@ -218,16 +237,16 @@ def _each(call: str, pattern: str, change: Callable[[str, Built], Built]) -> Rul
     source = Pattern(pattern)
 
     def apply(leaves: Leaves) -> Leaves:
-        found = _matches(call, source, leaves)
-        changed = {name: change(name, _array(call, name, leaves[name])) for name in found}
+        matched = _matches(call, source, leaves)
+        changed = {name: change(name, _array(call, name, leaves[name])) for name in matched}
         return {**leaves, **changed}
 
     return Rule(call=call, apply=apply)
 
 
 def _matches(call: str, pattern: Pattern, leaves: Leaves) -> dict[str, tuple[str, ...]]:
-    found = {name: pattern.captures(name) for name in leaves}
-    matched = {name: captures for name, captures in found.items() if captures is not None}
+    captured = {name: pattern.captures(name) for name in leaves}
+    matched = {name: captures for name, captures in captured.items() if captures is not None}
     if matched:
         return matched
     raise ValueError(f"{call} must match a leaf, got {pattern.text!r}, {no_match(pattern, leaves)}")
@@ -236,7 +255,7 @@ def _matches(call: str, pattern: Pattern, leaves: Leaves) -> dict[str, tuple[str
 def _replaced(
     call: str, leaves: Leaves, parts: Mapping[str, Sequence[str]], built: Leaves
 ) -> Leaves:
-    """The leaves with each of `built` where the first of its `parts` was."""
+    """Returns the leaves with each of `built` in the place of the first of its `parts`."""
     at: dict[str, list[str]] = {}
     for new, names in parts.items():
         at.setdefault(names[0], []).append(new)
@@ -282,7 +301,7 @@ def _target(call: str, to: str) -> Pattern:
 
 
 def _filled(pattern: Pattern, captures: Sequence[str]) -> str:
-    """The name with `captures` in place of the wildcards of a target, one for each."""
+    """Returns the target's name with the captures for its wildcards, in order."""
     texts = iter(captures)
     segments = pattern.text.replace("/", ".").split(".")
     filled = [WILDCARD.sub(lambda _: next(texts), segment) for segment in segments]
@@ -292,7 +311,7 @@ def _filled(pattern: Pattern, captures: Sequence[str]) -> str:
 
 
 def _indexed(call: str, pattern: str, to: str) -> tuple[Pattern, Pattern]:
-    """A pattern with one # more than the other."""
+    """Compiles a pair of patterns, one with one # more than the other."""
     source, target = Pattern(pattern), _target(call, to)
     rest = [wildcard for wildcard in source.wildcards if wildcard != "#"]
     if source.wildcards.count("#") != 1 or tuple(rest) != target.wildcards:
@@ -350,16 +369,16 @@ def _array(call: str, name: str, leaf: Built) -> Built:
 def _alike(
     call: str, names: Sequence[str], leaves: Leaves, *, but: int | None = None
 ) -> list[Built]:
-    """The leaves, checked to be of one dtype and one shape (but for one axis)."""
-    found = [_array(call, name, leaves[name]) for name in names]
+    """Returns the leaves, checked for one dtype and one shape (except for one axis)."""
+    built = [_array(call, name, leaves[name]) for name in names]
     kinds = {
-        (x.dtype, len(x.shape), *(n for i, n in enumerate(x.shape) if i != but)) for x in found
+        (x.dtype, len(x.shape), *(n for i, n in enumerate(x.shape) if i != but)) for x in built
     }
     if len(kinds) > 1:
         listed = ", ".join(
-            f"{name}: {x.dtype}{list(x.shape)}" for name, x in zip(names, found, strict=True)
+            f"{name}: {x.dtype}{list(x.shape)}" for name, x in zip(names, built, strict=True)
         )
         raise ValueError(
             f"{call} needs leaves alike in dtype and shape, got {listed}; cast or split them before"
         )
-    return found
+    return built

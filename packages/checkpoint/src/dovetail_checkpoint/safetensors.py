@@ -1,14 +1,14 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The proof that we put into the header of a safetensors file (_safetensors.py).
+"""The digests that our safetensors files carry in their headers (_safetensors.py).
 
-A file that we write is an ordinary one whose `__metadata__` has two more texts:
+Our files are ordinary ones whose `__metadata__` has two more texts:
 
     dovetail.digests    JSON of {name: digest} (digest.py)
     dovetail.sha256     SHA-256 of the canonical JSON of the header with "" in place of this text
 
-so that any change of the header or of a tensor is found. A file with neither is read unverified; a
-file with one of them has lost the other.
+They detect any change of the header or of a tensor. A file with neither is read unverified; a file
+with only one of them has lost the other.
 """
 
 import json
@@ -58,9 +58,14 @@ _DIGEST = re.compile(r"[0-9a-f]{16}")
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """The tensors of a file in the order of their bytes; digests and sha256 if it has the proof.
+    """The tensors of a file in the order of their bytes.
 
-    Dtypes have NumPy's names, or the format's where NumPy and JAX have none.
+    Attributes:
+        tensors: Tensors by name. Dtypes have NumPy's names, or the format's if NumPy and JAX have
+            none.
+        metadata: The user's texts.
+        digests: Digest of each tensor; None without the two texts.
+        sha256: The stated SHA-256 of the header; None without the two texts.
     """
 
     tensors: Mapping[str, Tensor]
@@ -70,7 +75,11 @@ class Header:
 
 
 def tensor_bytes(dtype: str, shape: tuple[int, ...]) -> int:
-    """The bytes of a tensor in a file. Raises ValueError for a dtype that the format lacks."""
+    """Returns the bytes of a tensor in a file.
+
+    Raises:
+        ValueError: The format lacks the dtype.
+    """
     if dtype not in _NAMES:
         raise ValueError(
             f"a safetensors file must hold arrays of dtype {sorted(_NAMES)}, got dtype={dtype}; "
@@ -80,7 +89,12 @@ def tensor_bytes(dtype: str, shape: tuple[int, ...]) -> int:
 
 
 def check_metadata(metadata: Mapping[str, str]) -> None:
-    """Raises ValueError or TypeError for what a user cannot put into the header."""
+    """Checks the user's texts for the header.
+
+    Raises:
+        TypeError: A name or value is not a string.
+        ValueError: A name is reserved.
+    """
     for key, value in metadata.items():
         if not isinstance(key, str) or not isinstance(value, str):
             raise TypeError(
@@ -99,10 +113,15 @@ def encode(
     metadata: Mapping[str, str],
     digests: Mapping[str, str] | None = None,
 ) -> tuple[bytes, Header]:
-    """The bytes before the data of a file that holds `leaves` (name: shape, dtype); the header.
+    """Returns the bytes before the data of a file, and the header.
 
-    Tensors lie by falling size of element, then by name, as the format's library puts them: each
-    is aligned to its elements. Without `digests` the bytes are as many as with them.
+    Tensors lie by falling element size, then by name, as in the format's library: each is aligned
+    to its elements. The number of bytes does not depend on `digests`.
+
+    Args:
+        leaves: Shape and dtype by name.
+        metadata: The user's texts.
+        digests: Digest of each tensor; None leaves their place blank.
     """
     order = sorted(leaves, key=lambda name: (-jnp.dtype(leaves[name][1]).itemsize, name))
     tensors = {name: (_NAMES[leaves[name][1]], leaves[name][0]) for name in order}
@@ -122,17 +141,17 @@ def encode(
 
 
 def read_header(path: Path) -> Header:
-    """The header of a file, checked. Raises FormatError, OSError."""
+    """Returns the checked header of a file. Raises FormatError and OSError."""
     return _checked(_safetensors.read_header(path))
 
 
 def decode(data: bytes, *, file_bytes: int) -> Header:
-    """The header from the bytes before the data of a file. Raises FormatError."""
+    """Returns the header from the bytes before the data of a file. Raises FormatError."""
     return _checked(_safetensors.decode_header(data, file_bytes=file_bytes))
 
 
 def _checked(header: _safetensors.Header) -> Header:
-    """The header with its proof, if it has one. Raises FormatError."""
+    """Returns the header with its digests, if it has some. Raises FormatError."""
     tensors = {
         name: replace(tensor, dtype=DTYPES.get(tensor.dtype, tensor.dtype))
         for name, tensor in header.tensors.items()
@@ -152,7 +171,7 @@ def _checked(header: _safetensors.Header) -> Header:
 
 
 def stated_sha256(document: Mapping[str, Any]) -> str:
-    """SHA-256 of the canonical JSON of what `parse_json` gave. Raises FormatError."""
+    """Returns the SHA-256 of the canonical JSON of a result of `parse_json`. Raises FormatError."""
     try:
         return json_sha256(document)
     except (ValueError, RecursionError) as error:  # 1e999 is read as infinite

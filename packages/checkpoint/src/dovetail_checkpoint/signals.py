@@ -1,14 +1,14 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A request to stop, from a signal, seen at once and agreed by all processes.
+"""Requests to stop: signals, noticed at once and agreed on by all processes.
 
-Python runs its signal handlers between bytecodes of the main thread, so a handler alone sees
-nothing while that thread compiles or waits for a device, which may take minutes. The C half of the
-handler also writes the signal's number to a file descriptor (`signal.set_wakeup_fd`); a thread
-waits on it, so the request is noted whatever the main thread does.
+Python runs signal handlers between bytecodes of the main thread. A handler alone notices nothing
+while that thread compiles or waits for a device, perhaps for minutes. The C half of the handler
+also writes the signal's number to a file descriptor (`signal.set_wakeup_fd`); a thread waits on it
+and notes the request in any case.
 
-Handlers in C that were there before (actions.py) are run by that thread too. One of them belongs
-to jax's preemption service (preemption.py), which is told of every signal and not of SIGTERM alone.
+This thread also runs C handlers installed earlier (actions.py). One of them belongs to jax's
+preemption service (preemption.py), and the service is told of every signal, not of SIGTERM alone.
 """
 
 import logging
@@ -30,28 +30,36 @@ _NEVER_CAUGHT = frozenset({signal.SIGKILL, signal.SIGSTOP})
 
 
 def on_signal(*signals: signal.Signals, grace_s: float = 30.0) -> "StopRequest":
-    """A context manager that turns `signals` into a request to stop.
+    """Returns a context manager that turns `signals` into a request to stop.
 
-    grace_s: how long the sender waits before it kills, counted from the first signal.
+    Enter it after `jax.distributed.initialize`, which installs a handler of its own. Earlier
+    handlers, including those of C libraries, still run and are installed again on exit. A second
+    SIGINT raises KeyboardInterrupt in the main thread, as users expect.
 
-    Enter it after `jax.distributed.initialize`, which installs a handler of its own. The handlers
-    that were installed before still run, those of C libraries too, and are installed again on
-    exit. A second SIGINT raises KeyboardInterrupt in the main thread, as users expect.
+    Args:
+        signals: The signals, such as `signal.SIGTERM`.
+        grace_s: Seconds from the first signal until the sender kills the process.
 
-    >>> with on_signal(signal.SIGINT, signal.SIGTERM) as stop:
-    ...     for step in range(10):
-    ...         if stop.poll(step): break
+    Raises:
+        ValueError: No signal is given, one cannot be caught, or `grace_s` is negative.
 
-    Raises ValueError without signals, with one that cannot be caught or with a negative grace_s.
+    Example:
+
+        >>> import signal
+        >>> from dovetail_checkpoint import on_signal
+        >>> with on_signal(signal.SIGINT, signal.SIGTERM) as stop:
+        ...     for step in range(10):
+        ...         if stop.poll(step):
+        ...             break
     """
     if not signals:
         raise ValueError(
             "on_signal needs at least one signal, got none; "
             "on_signal(signal.SIGINT, signal.SIGTERM)"
         )
-    if found := _NEVER_CAUGHT & set(signals):
+    if refused := _NEVER_CAUGHT & set(signals):
         raise ValueError(
-            f"the signals must be ones that a process may catch, got {min(found).name}; "
+            f"the signals must be ones that a process may catch, got {min(refused).name}; "
             "use signal.SIGTERM"
         )
     if not grace_s >= 0:
@@ -60,7 +68,7 @@ def on_signal(*signals: signal.Signals, grace_s: float = 30.0) -> "StopRequest":
 
 
 class StopRequest:
-    """Whether, and since when, the process was asked to stop. Made by `on_signal`."""
+    """A request to stop, made by a signal. Created by `on_signal`."""
 
     def __init__(self, signals: frozenset[signal.Signals], grace_s: float) -> None:
         self._signals = signals
@@ -79,25 +87,26 @@ class StopRequest:
 
     @property
     def requested(self) -> bool:
-        """Whether a signal arrived at this process."""
+        """Whether this process has received a signal."""
         return self._first_s < math.inf
 
     @property
     def remaining_s(self) -> float:
-        """The part of `grace_s` that is left; all of it before the first signal, never below 0."""
+        """Seconds left of `grace_s`; all of it before the first signal, never below 0."""
         return self._grace_s - max(0.0, min(self._grace_s, time.monotonic() - self._first_s))
 
     def poll(self, step: int) -> bool:
-        """Whether any process was asked to stop: the same answer on all, for the same `step`.
+        """Whether any process has received a signal: the same answer on all, for the same `step`.
 
-        Several processes poll equally often. Where jax's preemption service runs, as it does by
-        default, a call costs a microsecond and the answer comes up to about a second after the
-        signal; do not call `reached_preemption_sync_point` beside it. Without the service, and
-        where SIGTERM is not among the signals, each call is a collective that waits for the step
-        under way: 1.6 ms for two processes on one CPU.
+        Several processes must poll equally often. With jax's preemption service, on by default, a
+        call costs a microsecond and the answer comes up to about a second after the signal; do not
+        call `reached_preemption_sync_point` as well. Without the service, or without SIGTERM among
+        the signals, each call is a collective and waits for the running step: 1.6 ms for two
+        processes on one CPU.
 
-        Raises RuntimeError if the processes ask about different steps, or if another handler took
-        the place of this one.
+        Raises:
+            RuntimeError: The processes ask about different steps, or another handler replaced this
+                one.
         """
         self._check_installed()
         if not self._agreed:
@@ -172,7 +181,7 @@ class StopRequest:
         self._reader.close()
 
     def _listen(self) -> None:
-        """Runs on a thread of its own: notes each signal's number as the C handler writes it."""
+        """Notes the number of each signal, on a thread of its own, as the C handler writes it."""
         while numbers := self._reader.recv(16):
             self._heard += numbers.count(signal.SIGINT)
             ours = {number for number in self._signals if number in numbers}
@@ -183,13 +192,13 @@ class StopRequest:
                 self._forward(numbers)
 
     def _deliver(self, numbers: set[signal.Signals]) -> None:
-        """Runs the C handlers that were there before, also while Python cannot run its own."""
+        """Runs the earlier C handlers, even while Python cannot run its own."""
         with self._changing:
             for number in numbers & self._previous_in_c.keys():
                 actions.deliver(number, self._previous_in_c[number])
 
     def _forward(self, numbers: bytes) -> None:
-        """Whoever listened before (an event loop, an outer on_signal) still learns of it."""
+        """Forwards the numbers to the earlier listener: an event loop or an outer on_signal."""
         try:
             os.write(self._previous_wakeup, numbers)
         except OSError as error:  # full or closed; this thread must go on

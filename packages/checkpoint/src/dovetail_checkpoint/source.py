@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What `load`, `export_safetensors` and `diff` read from: named leaves, whatever holds them."""
+"""The source of leaves for `load`, `export_safetensors` and `diff`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,11 +18,13 @@ Value = jax.Array | np.ndarray | int | float | bool
 
 @dataclass(frozen=True, kw_only=True)
 class SourceLeaf:
-    """One leaf that can be read.
+    """One readable leaf.
 
-    name: in the form of `names.match_names`.
-    dtype: as the manifest has it: "float32", "key<fry>", "python int".
-    digest: of the bits that were saved; None where the writer took none.
+    Attributes:
+        name: In the form of `names.match_names`.
+        shape: Shape of the array.
+        dtype: As in the manifest: "float32", "key<fry>", "python int".
+        digest: Digest of the saved bits; None if none was recorded.
     """
 
     name: str
@@ -46,13 +48,19 @@ class Source(Protocol):
         ...
 
     def read(self, places: Mapping[str, jax.sharding.Sharding | None]) -> dict[str, Value]:
-        """The named leaves, whole, each in its place; None: on the host, as NumPy.
+        """Reads the named leaves, whole. Does not compare digests.
 
-        With several processes all of them call this with the same names. Digests are not compared
-        here. Raises OSError or ValueError for what cannot be read.
+        With several processes, all of them call this with the same names.
+
+        Args:
+            places: Sharding of each leaf; None for the host, as NumPy.
+
+        Raises:
+            OSError: A file cannot be read.
+            ValueError: A leaf cannot be decoded.
         """
         ...
 
     def damaged_files(self, names: list[str]) -> list[Problem]:
-        """The files that are to blame for wrong bits in the named leaves, as far as can be told."""
+        """Returns the files responsible for wrong bits in the named leaves, if known."""
         ...

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A run's checkpoints: save without waiting, restore the newest step that is proven intact."""
+"""Checkpoints of a run: saving in the background, restoring the newest verified step."""
 
 import logging
 from collections.abc import Mapping
@@ -21,22 +21,37 @@ _RETENTION = Retention(latest=3)
 
 
 class Store:
-    """The steps under `root`, one directory each, readable by plain Orbax.
+    """Saves and restores the checkpoints of one training run.
 
-    Every process of a run makes the same calls, on its main thread. A context manager: leaving it
-    waits for the last save.
+    Each step is one directory under `root`, readable by plain Orbax. `save` returns as soon as the
+    arrays may be donated and writes in the background. `restore` returns the newest step whose
+    digests hold on every process.
 
-    root: a directory; made by the first save.
-    every: `due(step)` is true for its multiples; None: never.
-    retention: which steps stay once newer ones have their checksums.
-    verify: "recorded" checks what a step recorded and restores a step of plain Orbax unchecked;
-        "always" treats a step without manifest as damaged.
-    checksums: whether files are hashed after each commit, in the background.
-    compress: zstd. Off, since it triples the time of a save for 14% of random float32.
-    timeout_s: the most that the writing of one step may take.
+    All processes of a run make the same calls on their main threads. Use the store as a context
+    manager: leaving the block waits for the last save.
 
-    >>> with Store("run") as store:
-    ...     store.save(10, model={"w": jnp.ones(3)})
+    Args:
+        root: Directory of the run. The first save creates it.
+        every: Interval for `due`, in steps. None: never due.
+        retention: Retention policy. Old steps are deleted after newer ones have their checksums.
+        verify: "recorded" checks every recorded digest and restores plain Orbax steps unchecked.
+            "always" treats a step without manifest as damaged.
+        checksums: Compute checksums of the files after each commit, in the background.
+        compress: Compress with zstd. A save takes three times as long and random float32 shrinks by
+            14 %, so the default is off.
+        timeout_s: Limit for writing one step, in seconds.
+
+    Raises:
+        ValueError: An option is out of range.
+
+    Example:
+
+        >>> import jax.numpy as jnp
+        >>> with Store("run") as store:
+        ...     store.save(10, model={"w": jnp.ones(3)})
+        >>> step, items = store.restore(model={"w": jnp.zeros(3)})
+        >>> step, items["model"]["w"]
+        (10, Array([1., 1., 1.], dtype=float32))
     """
 
     def __init__(
@@ -93,11 +108,19 @@ class Store:
     ) -> None:
         """Starts the commit of all `items` as `step`; returns when arrays may be donated.
 
-        metrics: finite numbers by name, the same on every process, which `Retention` may compare.
-        items: pytrees of arrays, typed keys and numbers, or objects with get_state/set_state.
-        Waits for the save before it. Raises RuntimeError if that one failed, ValueError if the
-        step exists (a step that the last restore found damaged is renamed and kept), and
-        ValueError or TypeError for items that cannot be stored.
+        Waits for the previous save. A step found damaged by the last restore is renamed and kept.
+
+        Args:
+            step: Number of the step; at least 0.
+            metrics: Finite numbers by name, the same on every process. `Retention` may compare
+                them.
+            items: Pytrees of arrays, typed keys and numbers, or objects with get_state and
+                set_state.
+
+        Raises:
+            ValueError: The step exists, or an item cannot be stored.
+            TypeError: An item cannot be stored.
+            RuntimeError: The previous save failed.
         """
         self.wait()
         _check_step(step)
@@ -119,15 +142,23 @@ class Store:
     def restore(
         self, *, step: int | None = None, **targets: Any
     ) -> tuple[int, dict[str, Any]] | None:
-        """The newest step that every process proves intact, and its items; None if there is none.
+        """Restores the newest step that every process proves intact.
 
-        targets: pytrees of jax.ShapeDtypeStruct with shardings (one process may leave them out),
-        of arrays or of numbers, which give the structure and the kind of each restored leaf; or
-        objects, whose state is set once everything else is read and proven.
-        step: this one and no other.
+        The result for each step tried is in `report`. Damaged steps are also logged and stay on
+        disk.
 
-        What was tried is in `report`; damaged steps are also logged and stay on disk. Raises
-        ValueError if the step holds another model, RuntimeError if no step is intact.
+        Args:
+            step: Only this step.
+            targets: Pytrees of jax.ShapeDtypeStruct with shardings (optional for a single process),
+                of arrays or of numbers: the structure and the type of each restored leaf. Or
+                objects; their states are set after everything else is read and proven.
+
+        Returns:
+            The step and its items by name, or None without any step.
+
+        Raises:
+            ValueError: The step belongs to another model.
+            RuntimeError: No step is intact.
         """
         self.wait()
         if not targets:
@@ -152,7 +183,7 @@ class Store:
         )
 
     def wait(self) -> None:
-        """Waits until the last save is durable, checksums too; raises RuntimeError if it failed."""
+        """Waits until the last save and its checksums are durable. Raises RuntimeError if not."""
         pending, self._pending = self._pending, None
         if pending is None:
             return
@@ -171,15 +202,15 @@ class Store:
         ) from error
 
     def close(self) -> None:
-        """The same as `wait`: nothing else is held."""
+        """Same as `wait`; the store holds nothing else."""
         self.wait()
 
     def steps(self) -> list[SavedStep]:
-        """The committed steps, oldest first."""
+        """Returns the committed steps, oldest first."""
         return retention.described_steps(self._root)
 
     def _refusal(self, step: int) -> ValueError | OSError | None:
-        """Makes room for the step, on one process; what is against it."""
+        """Makes room for the step, on one process. Returns the objection, if any."""
         if not agree.is_primary():
             return None
         if step in retention.committed_steps(self._root) and step not in self._damaged:
@@ -238,7 +269,7 @@ def _check_step(step: int) -> None:
 
 
 def _with_states(items: dict[str, Any], targets: dict[str, Any]) -> dict[str, Any]:
-    """Sets the states of the objects, which take the place of their states."""
+    """Sets the states of the objects. Returns the items, with objects in place of their states."""
     restored = dict(items)
     for name, wanted in targets.items():
         if isinstance(wanted, Stateful):

@@ -1,10 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The two sums of the digest (digest.py) over words that lie in host memory.
+"""The two sums of the digest (digest.py) over words in host memory.
 
-Words go in blocks of one shape through one XLA program for the CPU, at 11 GB/s of 32-bit words: a
-program for each length would cost a compilation for each. What is short goes through NumPy, at
-1.3 GB/s: the same functions, the same result. NumPy does all of it where JAX has no CPU backend.
+Words go in blocks of one shape through one XLA program for the CPU, at 11 GB/s of 32-bit words: one
+program per length would cost one compilation each. Short arrays go through NumPy, at 1.3 GB/s, with
+the same functions and the same result. Without a CPU backend of JAX, NumPy computes everything.
 """
 
 import functools
@@ -36,7 +36,7 @@ _NUMPY_WORDS = 1 << 13
 
 
 def mix(words, positions):
-    """x and y of the digest; NumPy or JAX arrays of uint32."""
+    """Returns x and y of the digest, for NumPy or JAX arrays of uint32."""
     key = positions * _POSITION
     x = words ^ key ^ (key >> 15)
     x = (x ^ (x >> 16)) * _FMIX_1
@@ -47,18 +47,18 @@ def mix(words, positions):
 
 
 def reduce_pairs(mixed, axes: tuple[int, ...]) -> jax.Array:
-    """Both sums at once, which XLA fuses with the mixing into a single read."""
+    """Returns both sums at once; XLA fuses them with the mixing into a single read."""
     zeros = (np.uint32(0), np.uint32(0))
     return jnp.stack(lax.reduce(mixed, zeros, lambda a, b: (a[0] + b[0], a[1] + b[1]), axes))
 
 
 def host_sums(array: np.ndarray) -> list[np.ndarray | jax.Array]:
-    """The parts of an array's digest (`word_sums`)."""
+    """Returns the summands of an array's digest (`word_sums`)."""
     return word_sums(words_of(array), 0)
 
 
 def words_of(array: np.ndarray) -> np.ndarray:
-    """The array's words in row-major order, unsigned, as the digest has them: a view if it can."""
+    """Returns the array's words in row-major order, unsigned; a view if possible."""
     if array.dtype == jnp.int4:  # lies in a byte whose upper half is not defined
         array = array.astype(np.int8)
     flat = np.ascontiguousarray(array).reshape(-1)
@@ -66,9 +66,9 @@ def words_of(array: np.ndarray) -> np.ndarray:
 
 
 def word_sums(words: np.ndarray, start: int) -> list[np.ndarray | jax.Array]:
-    """Parts whose `total` is the sums of unsigned words, of which the first has position `start`.
+    """Returns arrays whose `total` is the sums of `words`, the first at position `start`.
 
-    Not waited for: `words` must stay as they are until the total is known.
+    Does not wait: `words` must not change until `total` returns.
     """
     parts, done = [], 0
     device = _cpu() if words.nbytes >= _BLOCK_BYTES[-1] else None
@@ -87,7 +87,7 @@ def word_sums(words: np.ndarray, start: int) -> list[np.ndarray | jax.Array]:
 
 
 def total(parts: Iterable[np.ndarray | jax.Array]) -> UInt32[np.ndarray, "2"]:
-    """The sums of all parts, waited for."""
+    """Returns the sums over all parts. Waits for them."""
     return sum(map(np.asarray, parts), np.zeros(2, np.uint32))
 
 
@@ -99,7 +99,7 @@ def _numpy_sums(words: np.ndarray, start: int) -> np.ndarray:
         positions = np.arange(first, first + block.size, dtype=np.uint64).astype(np.uint32)
         for k, mixed in enumerate(mix(block, positions)):
             sums[k] += int(np.add.reduce(mixed, dtype=np.uint32))
-    return np.array([found & 0xFFFFFFFF for found in sums], dtype=np.uint32)
+    return np.array([value & 0xFFFFFFFF for value in sums], dtype=np.uint32)
 
 
 @jax.jit

@@ -1,11 +1,11 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Targets: what a restored item should be, compared with what was saved before any array is read.
+"""Targets: the wanted form of a restored item, compared with the manifest before any read.
 
-A target is a pytree whose leaves say shape, dtype and place, or an object whose state is set:
+A target is a pytree whose leaves give shape, dtype and placement, or an object whose state is set:
 
     jax.ShapeDtypeStruct, jax.Array   a jax.Array of that shape, dtype and sharding
-    np.ndarray, NumPy scalar          the same kind, on the host
+    np.ndarray, NumPy scalar          the same type, on the host
     int, float, bool                  a Python number
 """
 
@@ -32,14 +32,18 @@ KEYS = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"
 
 @runtime_checkable
 class Stateful(Protocol):
-    """An object that is saved by its JSON-able state: a data iterator, a trainer's hooks."""
+    """An object saved by its JSON state: a data iterator, a trainer's hooks."""
 
     def get_state(self) -> dict[str, Any]: ...
     def set_state(self, state: dict[str, Any]) -> None: ...
 
 
 def check(items: Items, targets: Mapping[str, Any]) -> None:
-    """Raises ValueError, listing all leaves that differ, if `targets` are not what was saved."""
+    """Checks that `targets` fit the saved items.
+
+    Raises:
+        ValueError: They differ; the error lists all leaves that differ.
+    """
     saved = sorted({*items.trees, *items.objects})
     unknown = sorted(set(targets) - set(saved))
     if unknown:
@@ -69,13 +73,13 @@ def _raise(differences: list[str]) -> NoReturn:
 
 
 def matches(saved: Sequence[str], wanted: Sequence[str]) -> dict[str, str]:
-    """The wanted name that goes with each saved name, for those that have one.
+    """Returns the wanted name for each saved name that has one.
 
-    Equal names go together, then those that are equal as `names.match_names` writes them.
+    Equal names match first, then names equal in the form of `names.match_names`.
     """
-    found = {name: name for name in set(saved) & set(wanted)}
-    if len(found) == len(saved) == len(wanted):
-        return found
+    equal = {name: name for name in set(saved) & set(wanted)}
+    if len(equal) == len(saved) == len(wanted):
+        return equal
     try:
         by_match = dict(zip(match_names(wanted), wanted, strict=True))
         alike = [
@@ -83,10 +87,10 @@ def matches(saved: Sequence[str], wanted: Sequence[str]) -> dict[str, str]:
             for name, match in zip(saved, match_names(saved), strict=True)
         ]
     except ValueError:  # two leaves are alike: only equal names tell them apart
-        return found
-    taken = set(found)
+        return equal
+    taken = set(equal)
     more = {name: other for name, other in alike if other is not None and other not in taken}
-    return {**more, **found}
+    return {**more, **equal}
 
 
 def _differences(item: TreeItem, target: Any) -> list[str]:
@@ -94,17 +98,17 @@ def _differences(item: TreeItem, target: Any) -> list[str]:
     saved = {leaf.name: leaf for leaf in item.leaves}
     wanted = dict(zip(names, leaves, strict=True))
     pairs = matches(list(saved), names)
-    here = dict(zip(names, shown_names(names), strict=True))
+    shown = dict(zip(names, shown_names(names), strict=True))
     there = dict(zip(saved, shown_names(list(saved)), strict=True))
     lines = [f"{there[name]}: saved, not wanted" for name in saved if name not in pairs]
-    lines += [f"{here[name]}: wanted, not saved" for name in wanted.keys() - set(pairs.values())]
+    lines += [f"{shown[name]}: wanted, not saved" for name in wanted.keys() - set(pairs.values())]
     for name, other in pairs.items():
-        lines += [f"{here[other]}: {line}" for line in leaf_difference(saved[name], wanted[other])]
+        lines += [f"{shown[other]}: {line}" for line in leaf_difference(saved[name], wanted[other])]
     return sorted(lines)
 
 
 def leaf_difference(saved: Leaf, wanted: Any) -> list[str]:
-    """What keeps a saved leaf from being the wanted one: nothing, or one line."""
+    """Returns the difference between a saved leaf and the wanted one: nothing, or one line."""
     dtype, shape = leaf_dtype(wanted), tuple(np.shape(wanted))
     is_jax = isinstance(wanted, jax.Array | jax.ShapeDtypeStruct)
     number_as_array = (
@@ -127,7 +131,7 @@ def _narrowed(dtype: Any) -> bool:
 
 
 def abstract_leaf(saved: Leaf, wanted: Any) -> Any:
-    """What Orbax is asked for: an abstract array with a sharding, a NumPy array, or a number."""
+    """Returns Orbax's target: an abstract array with a sharding, a NumPy array, or a number."""
     if saved.dtype in _NUMBERS:
         return _NUMBERS[saved.dtype][0]
     if not isinstance(wanted, jax.Array | jax.ShapeDtypeStruct):
@@ -136,9 +140,10 @@ def abstract_leaf(saved: Leaf, wanted: Any) -> Any:
 
 
 def sharding(wanted: jax.Array | jax.ShapeDtypeStruct) -> jax.sharding.Sharding:
-    """The sharding of the target; the default device if it names none and one process runs.
+    """Returns the sharding of the target; by default, with one process, the default device.
 
-    Raises ValueError if several processes run and the target has no sharding.
+    Raises:
+        ValueError: Several processes run and the target has no sharding.
     """
     if wanted.sharding is not None:
         wanted.sharding.shard_shape(wanted.shape)  # raises where axes do not divide the shape
@@ -152,7 +157,7 @@ def sharding(wanted: jax.Array | jax.ShapeDtypeStruct) -> jax.sharding.Sharding:
 
 
 def as_saved(saved: Leaf) -> Any:
-    """A target that takes the leaf as it is, on the host, whatever it was saved from."""
+    """Returns a target for the saved form of the leaf, on the host."""
     if saved.dtype in _NUMBERS:
         return _NUMBERS[saved.dtype][0]
     if saved.dtype in KEYS:
@@ -162,7 +167,7 @@ def as_saved(saved: Leaf) -> Any:
 
 
 def finish(loaded: Any, wanted: Any) -> Any:
-    """The leaf as wanted: numbers become arrays, 0-d arrays NumPy scalars, where asked."""
+    """Returns the leaf in the wanted type: numbers become arrays, 0-d arrays NumPy scalars."""
     if isinstance(wanted, jax.Array | jax.ShapeDtypeStruct):
         if isinstance(loaded, jax.Array):
             return loaded
@@ -171,5 +176,5 @@ def finish(loaded: Any, wanted: Any) -> Any:
 
 
 def empty(wanted: Any) -> Any:
-    """An array without elements, which is known without reading."""
+    """Returns an array without elements; it needs no read."""
     return finish(np.empty(wanted.shape, wanted.dtype), wanted)

@@ -1,14 +1,14 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Which safetensors files make up a model: one file, a directory, or the files of an index.
+"""The safetensors files of a model: one file, a directory, or the files of an index.
 
-`NAME.safetensors.index.json` says in which file each tensor lies, and the size of all:
+`NAME.safetensors.index.json` gives the file of each tensor, and the total size:
 
     {"metadata": {"total_size": 1024}, "weight_map": {"embed.weight": "model-00001-of-00002..."}}
 
-In ours `metadata` has two more entries: `dovetail.headers`, the sha256 that each file's header
-states (safetensors.py), and `dovetail.sha256`, that of the canonical JSON of the index with "" in
-its place. So a missing, swapped or foreign file is found although it is whole in itself.
+Our indices have two more entries in `metadata`: `dovetail.headers`, the sha256 stated in each
+file's header (safetensors.py), and `dovetail.sha256`, that of the canonical JSON of the index with
+"" in its place. They detect a missing, swapped or foreign file even if that file is intact.
 """
 
 import json
@@ -32,10 +32,14 @@ _SHA256 = "dovetail.sha256"
 
 @dataclass(frozen=True, kw_only=True)
 class Files:
-    """The files of a model with their headers, and for each tensor the name of its file.
+    """The files of a model.
 
-    problems: what is damaged or missing; the rest is as the headers have it.
-    proved: whether every file and the index bear our proof.
+    Attributes:
+        directory: Their directory.
+        headers: Header by file name.
+        file_of: File name by tensor name.
+        problems: Damaged or missing files; the rest is as the headers state it.
+        proved: Whether every file and the index carry our digests.
     """
 
     directory: Path
@@ -48,8 +52,10 @@ class Files:
 def find_files(path: Path) -> Files:
     """Reads the index and all headers at `path`: a file, an index, or a directory.
 
-    Damage is listed, not raised. Raises ValueError if `path` is none of these, and if a tensor
-    lies in two files that no index tells apart.
+    Damage is listed, not raised.
+
+    Raises:
+        ValueError: `path` is none of these, or two files hold one tensor and no index decides.
     """
     if path.is_file() and path.name.endswith(_SUFFIX):
         return _files(path.parent, [path.name], None, [])
@@ -72,7 +78,7 @@ def find_files(path: Path) -> Files:
 
 
 def encode_index(headers: Mapping[str, Header]) -> str:
-    """The text of the index of files that we wrote."""
+    """Returns the text of the index of files with digests."""
     weight_map = {name: file for file, header in headers.items() for name in header.tensors}
     sizes = (t.stop - t.start for header in headers.values() for t in header.tensors.values())
     metadata = {
@@ -86,13 +92,13 @@ def encode_index(headers: Mapping[str, Header]) -> str:
 
 
 def _index_in(path: Path) -> Path | None:
-    found = sorted(path.glob(f"*{INDEX_SUFFIX}")) if path.is_dir() else []
-    if len(found) > 1:
+    indices = sorted(path.glob(f"*{INDEX_SUFFIX}")) if path.is_dir() else []
+    if len(indices) > 1:
         raise ValueError(
-            f"a directory must hold one index, got {[x.name for x in found]} in {path}; "
+            f"a directory must hold one index, got {[x.name for x in indices]} in {path}; "
             "give the path of one of them"
         )
-    return found[0] if found else None
+    return indices[0] if indices else None
 
 
 def _indexed(index: Path) -> Files:
@@ -116,7 +122,7 @@ def _indexed(index: Path) -> Files:
 
 
 def _decode_index(path: Path) -> tuple[dict[str, str], dict[str, Any] | None]:
-    """The map of an index, and the sha256 of each file if it has the proof. Raises FormatError."""
+    """Returns the map of an index, and the sha256 of each file if recorded. Raises FormatError."""
     document = parse_json(path.read_bytes())
     weight_map, metadata = document.get("weight_map"), document.get("metadata", {})
     if not isinstance(weight_map, dict) or not isinstance(metadata, dict):
@@ -172,9 +178,9 @@ def _files(
 
 
 def _counted(names: list[str]) -> set[str]:
-    """The files that must be there, as those that are say how many there are."""
-    found = filter(None, map(_NUMBERED.fullmatch, names))
-    stems = {(match[1], match[3]) for match in found}
+    """Returns the files that must exist, by the count in the names of the existing ones."""
+    matches = filter(None, map(_NUMBERED.fullmatch, names))
+    stems = {(match[1], match[3]) for match in matches}
     return {
         f"{stem}-{i:05d}-of-{count}{_SUFFIX}"
         for stem, count in stems

@@ -1,13 +1,12 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Safetensors files as a source of leaves: each device's part is read where it lies.
+"""Safetensors files as a source of leaves. Each device's shard is read directly.
 
-Orbax 0.12.8 loads the format to shardings too (CheckpointLayout.SAFETENSORS). What it lacks for
-our purpose: it narrows 64-bit tensors to 32 bits where JAX does; a tensor cannot be read to the
-host alone; it reads every *.safetensors of a directory, without the index; overlapping tensors and
-bytes past the end load in silence; and an error does not name tensor and file. Files are read and
-not mapped, since a mapped file that is cut or unreadable kills the process, and since JAX's arrays
-on a CPU would stay views of the file.
+Orbax 0.12.8 also loads the format to shardings (CheckpointLayout.SAFETENSORS). It does not fit
+here: it narrows 64-bit tensors to 32 bits like JAX; it cannot read one tensor to the host alone; it
+reads every *.safetensors of a directory, without the index; overlapping tensors and bytes past the
+end load silently; and its errors do not name tensor and file. Files are read, not mapped: a
+truncated mapped file kills the process, and JAX's arrays on a CPU would stay views of the file.
 """
 
 import os
@@ -33,9 +32,11 @@ from dovetail_checkpoint.tensor_index import find_files
 class TensorReader:
     """A Source over a safetensors file, a directory of them, or an index.
 
-    Leaves are named as `names.match_names` has it. Raises ValueError if there
-    is nothing of the kind or a dtype that JAX lacks, DamageError if a file, a header or the index
-    is not what was written.
+    Leaves are named in the form of `names.match_names`.
+
+    Raises:
+        ValueError: There is no such file, or JAX lacks a dtype.
+        DamageError: A file, a header or the index differs from its digest.
     """
 
     def __init__(self, path: Path) -> None:
@@ -48,7 +49,7 @@ class TensorReader:
         self.leaves = {name: self._leaf(name) for name in self._tensor_of}
 
     def read(self, places: Mapping[str, jax.sharding.Sharding | None]) -> dict[str, Value]:
-        """See Source.read. Each process reads what its devices hold."""
+        """See Source.read. Each process reads the shards of its devices."""
         values: dict[str, Value] = {}
         with ExitStack() as stack:
             opened: dict[str, int] = {}
@@ -60,9 +61,10 @@ class TensorReader:
         return values
 
     def damaged_files(self, names: list[str]) -> list[Problem]:
-        """The files that have changed since they were opened or whose leaves, read again, differ.
+        """Returns the files changed since they were opened, and those whose leaves differ when read
+        again.
 
-        A leaf that differs on a device alone is no file's fault.
+        A leaf that differs only on a device is no file's fault.
         """
         problems = {problem.where: problem for problem in find_files(self.path).problems}
         wrong: dict[str, list[str]] = {}
@@ -102,7 +104,7 @@ class TensorReader:
 
 
 def verify_safetensors(path: str | Path) -> tuple[bool, list[Problem]]:
-    """Reads everything at `path`: whether all of it is proven, and what is damaged."""
+    """Reads everything at `path`. Returns whether all of it is proven, and the problems."""
     path = Path(path).absolute()
     files = find_files(path)
     if files.problems:

@@ -1,9 +1,9 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Safetensors files whose tensors are written in any order, also in parts.
+"""Safetensors files whose tensors are written in any order, also in blocks.
 
-Shapes and dtypes fix every byte's place, so the files are allocated first (a full disk fails
-there, before anything is read) and regions of tensors are written as they come.
+Shapes and dtypes fix every byte's place. The files are allocated first (a full disk fails there,
+before any read), and regions of tensors are written as they come.
 """
 
 import math
@@ -28,13 +28,17 @@ Leaves = Mapping[str, tuple[tuple[int, ...], str]]
 
 
 class TensorFiles:
-    """The files of one export in a directory; a context manager, in which `finish` is called.
+    """The files of one export, as a context manager; call `finish` inside it.
 
-    leaves: the tensors by name. The files take them in natural order of their names, each as many
-        as fit in `file_bytes` but at least one.
-    metadata: texts that go into each file's header.
+    Args:
+        directory: Directory of the files.
+        leaves: Shape and dtype of the tensors by name. Files take them in natural order of their
+            names.
+        file_bytes: Size limit of each file, except for one larger tensor.
+        metadata: Texts for each file's header.
 
-    Raises OSError if the disk is full.
+    Raises:
+        OSError: The disk is full.
     """
 
     def __init__(
@@ -77,7 +81,13 @@ class TensorFiles:
         self._opened.close()
 
     def write(self, name: str, offset: Sequence[int], array: np.ndarray) -> None:
-        """Writes `array` to the region of the tensor that begins at `offset`."""
+        """Writes a block of a tensor.
+
+        Args:
+            name: Name of the tensor.
+            offset: First index of the block.
+            array: The block.
+        """
         file = self._file_of[name]
         tensor = self._headers[file].tensors[name]
         region = tuple((o, o + n) for o, n in zip(offset, array.shape, strict=True))
@@ -86,7 +96,7 @@ class TensorFiles:
         self._left[name] -= array.size
 
     def finish(self, digests: Mapping[str, str]) -> None:
-        """Puts the digests of all tensors into the headers, adds the index, syncs all to disk."""
+        """Writes the digests of all tensors into the headers, adds the index, syncs all to disk."""
         incomplete = [name for name, left in self._left.items() if left]
         if incomplete:
             raise RuntimeError(
@@ -123,7 +133,7 @@ class TensorFiles:
 
 
 def _shared_out(leaves: Leaves, file_bytes: int) -> dict[str, list[str]]:
-    """The names of the tensors of each file, by the file's name."""
+    """Returns the names of the tensors of each file, by file name."""
     files: list[list[str]] = [[]]
     room = file_bytes
     for name in sorted(leaves, key=_natural):
@@ -141,7 +151,7 @@ def _shared_out(leaves: Leaves, file_bytes: int) -> dict[str, list[str]]:
 
 
 def _natural(name: str) -> list[str | int]:
-    """layers.2 comes before layers.10, so that a layer's tensors lie in one file."""
+    """Sorts layers.2 before layers.10, so a layer's tensors share a file."""
     return [int(x) if x.isdecimal() else x for x in re.split(r"([0-9]+)", name)]
 
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Reads and checks everything that lies at a path, a group of leaves at a time."""
+"""Full verification of a path, a group of leaves at a time."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -20,15 +20,26 @@ _GROUP_BYTES = 1 << 30
 
 
 def verify(path: str | Path, *, progress: Progress | None = None) -> IntegrityReport:
-    """Reads and checks all of a run (newest step first), of one step `RUN/STEP`, or of safetensors.
+    """Reads and checks a whole run (newest step first), one step `RUN/STEP`, or safetensors.
 
-    Files are compared with SHA256SUMS, arrays with their digests; of what carries neither
-    it is found out whether it can be read. Nothing is changed. With several processes all of them
-    call this.
+    Files are compared with SHA256SUMS, arrays with their digests. Data without either is only read.
+    Nothing is changed. With several processes, all of them call this.
 
-    progress: called with bytes done and bytes in all; each file counts twice, hashed and read.
+    Args:
+        path: The run, step or files.
+        progress: Called with bytes done and total bytes; each file counts twice, hashed and read.
 
-    Raises ValueError if there is nothing of the kind at `path`.
+    Raises:
+        ValueError: There is no checkpoint at `path`.
+
+    Example:
+
+        >>> import jax.numpy as jnp
+        >>> from dovetail_checkpoint import Store, verify
+        >>> with Store("run") as store:
+        ...     store.save(10, model={"w": jnp.ones(3)})
+        >>> [step.verified for step in verify("run").steps]
+        [True]
     """
     path = Path(path).absolute()
     if is_safetensors(path):
@@ -55,11 +66,11 @@ def _step(directory: Path, size: int, done: Callable[[int], None]) -> StepReport
     done(size)
     left = size
 
-    def read(part: int) -> None:
+    def read(leaf_bytes: int) -> None:
         nonlocal left
-        part = min(part, left)  # a compressed leaf is larger than its file
-        left -= part
-        done(part)
+        counted = min(leaf_bytes, left)  # a compressed leaf is larger than its file
+        left -= counted
+        done(counted)
 
     problems += _missing(directory, items)
     problems = agree.problems(problems)  # before the leaves, whose digests may be collective
@@ -69,12 +80,12 @@ def _step(directory: Path, size: int, done: Callable[[int], None]) -> StepReport
     if items is not None:
         problems += reading.object_problems(directory, items)
     done(left)
-    found = tuple(agree.problems(problems))
-    return StepReport(path=directory, verified=items is not None and not found, problems=found)
+    agreed = tuple(agree.problems(problems))
+    return StepReport(path=directory, verified=items is not None and not agreed, problems=agreed)
 
 
 def _missing(directory: Path, items: Items | None) -> list[Problem]:
-    """The trees of the manifest of which nothing is left."""
+    """Returns the trees of the manifest without any file left."""
     there = _compat.tree_names(directory)
     return [
         Problem(where=name, reason="is missing")
@@ -84,7 +95,7 @@ def _missing(directory: Path, items: Items | None) -> list[Problem]:
 
 
 def _is_broken(name: str | None, problems: list[Problem]) -> bool:
-    """Whether files are damaged that hold no arrays: then no leaf can be told from another."""
+    """Whether damaged files hold no arrays; then no leaf can be located."""
     return any(p.where.startswith(f"{name}/") and "/d/" not in p.where for p in problems)
 
 
@@ -93,17 +104,17 @@ def _tree(directory: Path, name: str | None, read: Callable[[int], None]) -> lis
         source = OrbaxItem(directory, name)
     except DamageError as error:
         return list(error.problems)
-    found: list[Problem] = []
+    tree_problems: list[Problem] = []
     readable = [n for n, leaf in source.leaves.items() if leaf.dtype not in _TEXTS]
     for values, problems in read_groups(source, dict.fromkeys(readable), group_bytes=_GROUP_BYTES):
-        found += [
+        tree_problems += [
             Problem(where=f"{name}/{problem.where}", reason=problem.reason)
             if name is not None and problem.where in source.leaves
             else problem
             for problem in problems
         ]
         read(sum(mapping.leaf_bytes(source.leaves[leaf]) for leaf in values))
-    return found
+    return tree_problems
 
 
 # Plain Orbax holds texts too; they lie in metadata, which the checksums cover.

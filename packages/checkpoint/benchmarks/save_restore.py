@@ -82,9 +82,9 @@ class Arm:
 class Ours(Arm):
     """Store, with or without checksums."""
 
-    def __init__(self, root: Path, state: dict, *, seal: bool) -> None:
+    def __init__(self, root: Path, state: dict, *, checksums: bool) -> None:
         super().__init__(root, state)
-        self._store = Store(root, checksums=seal, retention=Retention(latest=1000))
+        self._store = Store(root, checksums=checksums, retention=Retention(latest=1000))
 
     def begin(self, step: Path):
         self._store.save(int(step.name), **self.state)

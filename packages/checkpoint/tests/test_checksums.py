@@ -27,7 +27,7 @@ def original(tmp_path_factory):
 
 
 @pytest.fixture
-def sealed(original, tmp_path):
+def hashed(original, tmp_path):
     return shutil.copytree(original, tmp_path / "step")
 
 
@@ -35,76 +35,76 @@ def wheres(directory, *, quick=False):
     return [problem.where for problem in checksums.check(directory, quick=quick)]
 
 
-def test_the_seal_is_what_sha256sum_reads(sealed):
-    lines = (sealed / "SHA256SUMS").read_text().splitlines()
+def test_sha256sum_reads_the_checksums(hashed):
+    lines = (hashed / "SHA256SUMS").read_text().splitlines()
     want = hashlib.sha256(b"{}").hexdigest()
     assert lines[1] == f"{want}  _METADATA"
     names = [line[66:] for line in lines if not line.startswith("#")]
     assert names == ["_METADATA", "item/d/data", "item/d/large", "item/empty"]
-    subprocess.run(["sha256sum", "--strict", "-c", "SHA256SUMS"], cwd=sealed, check=True)
+    subprocess.run(["sha256sum", "--strict", "-c", "SHA256SUMS"], cwd=hashed, check=True)
 
 
-def test_a_large_file_has_its_digest_and_size(sealed):
-    data = (sealed / "item" / "d" / "large").read_bytes()
+def test_a_large_file_has_its_digest_and_size(hashed):
+    data = (hashed / "item" / "d" / "large").read_bytes()
     words = np.frombuffer(data + bytes(-len(data) % 4), "<u4")
-    lines = (sealed / "SHA256SUMS").read_text().splitlines()
+    lines = (hashed / "SHA256SUMS").read_text().splitlines()
     assert lines[4] == f"# fmix32-pair {hex_digests([words])[0]} {LARGE}"
     assert sum(line.startswith("# fmix32-pair") for line in lines) == 1
 
 
 @pytest.mark.parametrize("quick", [False, True])
-def test_an_intact_step_has_no_problem(sealed, quick):
-    assert checksums.exists(sealed)
-    assert checksums.check(sealed, quick=quick) == []
+def test_an_intact_step_has_no_problem(hashed, quick):
+    assert checksums.exists(hashed)
+    assert checksums.check(hashed, quick=quick) == []
 
 
-def rewrite(sealed, change):
-    """A seal with other lines and the first line that fits them."""
-    body = change((sealed / "SHA256SUMS").read_text().partition("\n")[2])
+def rewrite(hashed, change):
+    """Checksums with other lines and a matching first line."""
+    body = change((hashed / "SHA256SUMS").read_text().partition("\n")[2])
     cover = hashlib.sha256(body.encode()).hexdigest()
-    (sealed / "SHA256SUMS").write_text(f"# checksum {cover}\n{body}")
+    (hashed / "SHA256SUMS").write_text(f"# checksum {cover}\n{body}")
 
 
-def test_quick_compares_large_files_by_digest_alone(sealed):
-    sha256 = hashlib.sha256((sealed / "item" / "d" / "large").read_bytes()).hexdigest()
-    rewrite(sealed, lambda body: body.replace(sha256, "0" * 64))
-    assert (wheres(sealed), wheres(sealed, quick=True)) == (["item/d/large"], [])
+def test_quick_compares_large_files_by_digest_alone(hashed):
+    sha256 = hashlib.sha256((hashed / "item" / "d" / "large").read_bytes()).hexdigest()
+    rewrite(hashed, lambda body: body.replace(sha256, "0" * 64))
+    assert (wheres(hashed), wheres(hashed, quick=True)) == (["item/d/large"], [])
 
 
-def test_all_else_is_compared_by_sha256(sealed):
-    digest = (sealed / "SHA256SUMS").read_text().splitlines()[4].split()[2]
-    rewrite(sealed, lambda body: body.replace(digest, "0" * 16))
-    assert (wheres(sealed), wheres(sealed, quick=True)) == ([], ["item/d/large"])
+def test_all_else_is_compared_by_sha256(hashed):
+    digest = (hashed / "SHA256SUMS").read_text().splitlines()[4].split()[2]
+    rewrite(hashed, lambda body: body.replace(digest, "0" * 16))
+    assert (wheres(hashed), wheres(hashed, quick=True)) == ([], ["item/d/large"])
 
 
-def test_a_seal_without_digests_is_compared_by_sha256(sealed):
-    lines = (sealed / "SHA256SUMS").read_text().splitlines()
+def test_checksums_without_digests_is_compared_by_sha256(hashed):
+    lines = (hashed / "SHA256SUMS").read_text().splitlines()
     old = "".join(f"{line}\n" for line in lines if not line.startswith("#"))
-    (sealed / "SHA256SUMS").write_text(old)
-    assert (wheres(sealed), wheres(sealed, quick=True)) == ([], [])
-    path = sealed / "item" / "d" / "large"
+    (hashed / "SHA256SUMS").write_text(old)
+    assert (wheres(hashed), wheres(hashed, quick=True)) == ([], [])
+    path = hashed / "item" / "d" / "large"
     path.write_bytes(b"x" + path.read_bytes()[1:])
-    assert wheres(sealed, quick=True) == ["item/d/large"]
+    assert wheres(hashed, quick=True) == ["item/d/large"]
 
 
-def test_any_flipped_bit_of_the_seal_is_found(sealed):
-    good = (sealed / "SHA256SUMS").read_bytes()
+def test_any_flipped_bit_of_the_checksums_is_found(hashed):
+    good = (hashed / "SHA256SUMS").read_bytes()
     unnoticed = []
     for bit in range(8 * len(good)):
         bad = bytearray(good)
         bad[bit // 8] ^= 1 << bit % 8
-        (sealed / "SHA256SUMS").write_bytes(bad)
-        if not checksums.check(sealed, quick=True):
+        (hashed / "SHA256SUMS").write_bytes(bad)
+        if not checksums.check(hashed, quick=True):
             unnoticed.append((bit, bytes(bad)))
     assert unnoticed == []
 
 
-def test_any_cut_of_the_seal_is_found(sealed):
-    good = (sealed / "SHA256SUMS").read_bytes()
+def test_any_cut_of_the_checksums_is_found(hashed):
+    good = (hashed / "SHA256SUMS").read_bytes()
     unnoticed = []
     for size in range(len(good)):
-        (sealed / "SHA256SUMS").write_bytes(good[:size])
-        unnoticed += [] if checksums.check(sealed, quick=True) else [size]
+        (hashed / "SHA256SUMS").write_bytes(good[:size])
+        unnoticed += [] if checksums.check(hashed, quick=True) else [size]
     assert unnoticed == []
 
 
@@ -131,15 +131,15 @@ def swap(data, rng):
 
 
 @pytest.mark.parametrize("harm", [flip, zero, cut, lengthen, swap])
-def test_any_harm_to_a_large_file_is_found_by_its_digest(sealed, harm):
-    path, rng = sealed / "item" / "d" / "large", random.Random(4)
+def test_any_harm_to_a_large_file_is_found_by_its_digest(hashed, harm):
+    path, rng = hashed / "item" / "d" / "large", random.Random(4)
     good = path.read_bytes()
     found = []
     for _ in range(20):
         data = bytearray(good)
         harm(data, rng)
         path.write_bytes(data)
-        found.append(wheres(sealed, quick=True))
+        found.append(wheres(hashed, quick=True))
     assert found == [["item/d/large"]] * 20
 
 
@@ -148,45 +148,45 @@ def test_no_seal_is_no_problem(tmp_path):
     assert checksums.check(tmp_path) == []
 
 
-def test_the_changed_file_is_named(sealed):
-    (sealed / "item" / "empty").write_bytes(b"x")
-    assert wheres(sealed) == ["item/empty"]
-    assert "SHA256SUMS says e3b0c44298fc" in checksums.check(sealed)[0].reason  # sha256 of nothing
+def test_the_changed_file_is_named(hashed):
+    (hashed / "item" / "empty").write_bytes(b"x")
+    assert wheres(hashed) == ["item/empty"]
+    assert "SHA256SUMS says e3b0c44298fc" in checksums.check(hashed)[0].reason  # sha256 of nothing
 
 
-def test_missing_and_added_files_are_named(sealed):
-    (sealed / "_METADATA").rename(sealed / "other")
-    assert wheres(sealed) == ["other", "_METADATA"]
+def test_missing_and_added_files_are_named(hashed):
+    (hashed / "_METADATA").rename(hashed / "other")
+    assert wheres(hashed) == ["other", "_METADATA"]
 
 
 @pytest.mark.parametrize(
-    "text", ["", "\n", "nothing", "0" * 64 + "  cut", "0" * 64 + " *b\n", "# sealed\n"]
+    "text", ["", "\n", "nothing", "0" * 64 + "  cut", "0" * 64 + " *b\n", "# hashed\n"]
 )
-def test_a_damaged_seal_is_the_problem(sealed, text):
-    (sealed / "SHA256SUMS").write_text(text)
-    assert wheres(sealed) == ["SHA256SUMS"]
+def test_a_damaged_seal_is_the_problem(hashed, text):
+    (hashed / "SHA256SUMS").write_text(text)
+    assert wheres(hashed) == ["SHA256SUMS"]
 
 
-def test_a_seal_cut_at_a_line_is_found(sealed):
-    rewrite(sealed, lambda body: body[: body.index("\n") + 1])
-    assert wheres(sealed) == ["item/d/data", "item/d/large", "item/empty"]
+def test_a_seal_cut_at_a_line_is_found(hashed):
+    rewrite(hashed, lambda body: body[: body.index("\n") + 1])
+    assert wheres(hashed) == ["item/d/data", "item/d/large", "item/empty"]
 
 
-def test_a_seal_that_lost_its_first_line_is_found(sealed):
-    body = (sealed / "SHA256SUMS").read_text().partition("\n")[2]
-    (sealed / "SHA256SUMS").write_text(body)
-    assert wheres(sealed) == ["SHA256SUMS"]
+def test_a_seal_that_lost_its_first_line_is_found(hashed):
+    body = (hashed / "SHA256SUMS").read_text().partition("\n")[2]
+    (hashed / "SHA256SUMS").write_text(body)
+    assert wheres(hashed) == ["SHA256SUMS"]
 
 
-def test_processes_share_the_lines(sealed):
+def test_processes_share_the_lines(hashed):
     for name in ("_METADATA", "item/d/data", "item/d/large", "item/empty"):
-        (sealed / name).write_bytes(b"changed")
-    shares = [[p.where for p in checksums.check(sealed, part=i, parts=2)] for i in range(2)]
+        (hashed / name).write_bytes(b"changed")
+    shares = [[p.where for p in checksums.check(hashed, part=i, parts=2)] for i in range(2)]
     assert shares == [["_METADATA", "item/d/large"], ["item/d/data", "item/empty"]]
 
 
-def test_a_half_written_seal_is_no_seal(sealed):
-    (sealed / "SHA256SUMS").rename(sealed / "SHA256SUMS.partial")
-    assert not checksums.exists(sealed)
-    checksums.write(sealed)
-    assert checksums.check(sealed) == []
+def test_a_half_written_seal_is_no_seal(hashed):
+    (hashed / "SHA256SUMS").rename(hashed / "SHA256SUMS.partial")
+    assert not checksums.exists(hashed)
+    checksums.write(hashed)
+    assert checksums.check(hashed) == []

@@ -43,7 +43,7 @@ def tree(step: int) -> dict:
 
 @pytest.fixture(scope="module")
 def originals(tmp_path_factory):
-    """Two good steps in each format: plain or compressed, with or without a seal."""
+    """Two good steps in each format: plain or compressed, with or without checksums."""
 
     class Row:
         def get_state(self):
@@ -68,11 +68,11 @@ def originals(tmp_path_factory):
 
 @pytest.fixture
 def run(originals, tmp_path):
-    """run(compress, sealed): a fresh copy of a run, to damage."""
+    """run(compress, hashed): a fresh copy of a run, to damage."""
 
-    def copy(compress: bool, sealed: bool):
+    def copy(compress: bool, hashed: bool):
         shutil.rmtree(tmp_path / "run", ignore_errors=True)
-        return shutil.copytree(originals[compress, sealed], tmp_path / "run")
+        return shutil.copytree(originals[compress, hashed], tmp_path / "run")
 
     return copy
 
@@ -191,7 +191,7 @@ def test_other_damage_to_any_file_is_found(run, harm):
     for name, other in zip(names, names[1:] + names[:1], strict=True):
         root = run(False, True)
         if harm is remove and name.name == checksums.SHA256SUMS:
-            continue  # a step without a seal is an unsealed step
+            continue  # a step without checksums is an step without checksums
         before = (root / name).read_bytes()
         harm(root / name, root / other)
         if (root / name).exists() and (root / name).read_bytes() == before:
@@ -241,7 +241,7 @@ def test_flips_in_a_large_file_are_found_wherever_they_are(large_original, tmp_p
 
 
 def test_a_step_cannot_take_the_place_of_another(run):
-    # Both are intact and sealed; the leaves are those of step 1 under the seal of step 2.
+    # Both are intact and hashed; the leaves are those of step 1 under the checksums of step 2.
     root = run(False, True)
     for name in ("item", "other"):
         shutil.rmtree(root / "2" / name)
@@ -250,8 +250,8 @@ def test_a_step_cannot_take_the_place_of_another(run):
 
 
 def test_a_lost_record_is_damage_not_a_plain_step(run):
-    for sealed in (True, False):
-        root = run(False, sealed)
+    for hashed in (True, False):
+        root = run(False, hashed)
         shutil.rmtree(root / "2" / "dovetail")
         step, report, _ = restored(root)
         assert step == 1

@@ -26,7 +26,7 @@ def test_the_newest_stay(tmp_path):
     assert retention.committed_steps(tmp_path) == [20, 100]
 
 
-def test_nothing_goes_before_enough_are_sealed(tmp_path):
+def test_nothing_goes_before_enough_have_checksums(tmp_path):
     make(tmp_path, 1)
     make(tmp_path, 2, has_checksums=False)
     retention.retain(tmp_path, Retention(latest=2), damaged=(), checked_only=True)
@@ -240,3 +240,16 @@ def test_rules_that_keep_nothing_are_refused():
         Best("loss", mode="min", count=0)
     with pytest.raises(ValueError, match=r"by 'min' or 'max', got mode='least'; use mode='min'"):
         Best("loss", mode="least")
+
+
+def test_best_is_a_best(unchecked):
+    with pytest.raises(TypeError, match=r"must be a Best.* got best='loss'; use Best\(\"loss\""):
+        Retention(best="loss")
+
+
+def test_a_path_without_checkpoint_is_answered_with_the_steps_beside_it(tmp_path):
+    make(tmp_path, 10)
+    shown = retention.missing(tmp_path / "99")
+    assert shown == f", which does not exist; {tmp_path} has the steps [10]"
+    assert "an existing run" in retention.missing(tmp_path / "other" / "99")
+    assert "holds none" in retention.missing(tmp_path)

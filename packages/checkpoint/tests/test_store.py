@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from dovetail_checkpoint import Retention, SavedStep, Store
+from dovetail_checkpoint import Retention, SavedStep, Store, export_safetensors, inspect
 
 ARRAYS = ["float32", "bfloat16", "float16", "int8", "uint32", "int4", "bool", "complex64"]
 
@@ -161,8 +161,8 @@ def test_due_is_a_positive_multiple(tmp_path):
 
 
 def test_steps_say_what_lies_on_disk(tmp_path, training_state, position):
-    with Store(tmp_path, checksums=False) as unsealed:
-        unsealed.save(1, item=jnp.ones(3))
+    with Store(tmp_path, checksums=False) as unhashed:
+        unhashed.save(1, item=jnp.ones(3))
     with Store(tmp_path) as store:
         store.save(2, data=position(0), **training_state(0))
         store.wait()
@@ -334,3 +334,30 @@ def test_other_device_counts_restore_the_same_bits(tmp_path, run_program):
         "8 verified",
         "1 verified",
     ]
+
+
+def test_a_store_shows_its_directory_and_steps(tmp_path):
+    store = Store(tmp_path / "run")
+    assert repr(store) == f"Store('{tmp_path}/run': no step)"
+    store.save(1, item=jnp.ones(3))
+    assert repr(store).endswith(", saving 1)")
+    store.wait()
+    store.save(3, item=jnp.ones(3))
+    store.close()
+    assert "steps 1 to 3 (2)" in repr(store)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_count_is_not_a_retention(tmp_path):
+    with pytest.raises(TypeError, match=r"must be a Retention, got retention=3; use Retention\("):
+        Store(tmp_path, retention=3)
+
+
+def test_a_missing_step_is_answered_with_the_steps_of_the_run(tmp_path):
+    with Store(tmp_path) as store:
+        store.save(10, item=jnp.ones(3))
+    for call in (inspect, lambda path: export_safetensors(path, tmp_path / "out")):
+        with pytest.raises(ValueError, match=r"99, which does not exist; .* has the steps \[10\]"):
+            call(tmp_path / "99")
+    with pytest.raises(ValueError, match=r"item must be one of \['item'\] .* got item='x'; name"):
+        export_safetensors(tmp_path / "10", tmp_path / "out", item="x")

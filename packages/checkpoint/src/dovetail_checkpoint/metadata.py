@@ -182,10 +182,7 @@ def _record(path: Path) -> Items | None:
     if None in _compat.tree_names(path):
         return None
     if not _compat.is_checkpoint(path) and not checksums.exists(path):
-        raise ValueError(
-            f"there must be a checkpoint, got path={path}; give a run, one of its steps, or "
-            "safetensors files"
-        )
+        raise ValueError(f"there must be a checkpoint, got path={path}{retention.missing(path)}")
     items, problems = reading.read_record(path)
     if problems:
         raise DamageError(path, problems)

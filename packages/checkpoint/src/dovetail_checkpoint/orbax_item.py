@@ -17,6 +17,7 @@ from dovetail_checkpoint import _compat, checksums, reading, target
 from dovetail_checkpoint.manifest import Leaf, TreeItem
 from dovetail_checkpoint.names import leaf_names, match_names
 from dovetail_checkpoint.report import DamageError, Problem
+from dovetail_checkpoint.retention import missing
 from dovetail_checkpoint.source import SourceLeaf, Value
 
 _KEY_DTYPES = {implementation: dtype for dtype, implementation in target.KEYS.items()}
@@ -108,10 +109,9 @@ def _chosen(path: Path, item: str | None) -> str | None:
     listed = [name for name in trees if name]
     if item is None and listed:
         raise ValueError(f"item must say which of {listed} in {path}, got None; item={listed[0]!r}")
-    raise ValueError(
-        f"there must be a tree of arrays, got path={path}, item={item!r}; "
-        + (f"it holds {listed}" if listed else "give the directory of a step")
-    )
+    if not listed:
+        raise ValueError(f"there must be a tree of arrays, got path={path}{missing(path)}")
+    raise ValueError(f"item must be one of {listed} in {path}, got item={item!r}; name one")
 
 
 def _of_metadata(tree: Any, keys: Mapping[str, str]) -> TreeItem:

@@ -114,6 +114,11 @@ class Retention:
                 f"Retention must be given a number of steps, got every={self.every}; use "
                 "every=None to keep none for ever"
             )
+        if not isinstance(self.best, Best | None):
+            raise TypeError(
+                f"best must be a Best, which knows the better direction, got best={self.best!r}; "
+                'use Best("loss", mode="min")'
+            )
 
     def doomed(
         self, steps: Collection[int], *, good: Mapping[int, Mapping[str, float | int]]
@@ -148,6 +153,15 @@ def committed_steps(root: Path) -> list[int]:
         return []
     names = (path.name for path in root.iterdir() if path.is_dir())
     return sorted(int(name) for name in names if _STEP.fullmatch(name))
+
+
+def missing(path: Path) -> str:
+    """Returns the end of a message about a path without checkpoint, with the steps beside it."""
+    if path.is_dir():
+        return ", which holds none; give a run, one of its steps, or safetensors files"
+    steps = committed_steps(path.parent)
+    beside = f"{path.parent} has the steps {steps}" if steps else "give an existing run or step"
+    return f", which does not exist; {beside}"
 
 
 def describe(root: Path, step: int) -> SavedStep:

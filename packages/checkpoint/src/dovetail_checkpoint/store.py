@@ -74,6 +74,11 @@ class Store:
             raise ValueError(
                 f"verify must be 'recorded' or 'always', got verify={verify!r}; use 'recorded'"
             )
+        if not isinstance(retention, Retention):
+            raise TypeError(
+                f"retention must be a Retention, got retention={retention!r}; "
+                "use Retention(latest=3)"
+            )
         self._root = Path(root).absolute()
         self._every = every
         self._retention = retention
@@ -87,6 +92,12 @@ class Store:
         self._tidied = False
         self._damaged: set[int] = set()
         self.report = IntegrityReport()
+
+    def __repr__(self) -> str:
+        steps = retention.committed_steps(self._root)
+        held = f"steps {steps[0]} to {steps[-1]} ({len(steps)})" if steps else "no step"
+        saving = f", saving {self._pending[0]}" if self._pending else ""
+        return f"Store({str(self._root)!r}: {held}{saving})"
 
     def __enter__(self) -> "Store":
         return self

@@ -6,7 +6,7 @@
 
     space   a file system of its own, in memory, in a mount namespace of this program
     file    no file may grow beyond a limit (RLIMIT_FSIZE), which needs no permission
-    seal    the same, with a limit that the seal alone exceeds
+    checksums    the same, with a limit that the checksums alone exceed
 
 Prints "no permission to mount" if the first is asked for and not allowed.
 """
@@ -43,7 +43,7 @@ def limit_files(root: Path, free: int | None) -> None:
 
 
 def items(step: int, disk: str) -> dict:
-    if disk != "seal":
+    if disk != "checksums":
         return {"item": {"w": jnp.asarray(VALUES * step)}}
     return {f"item{i}": {"w": jnp.asarray(VALUES[i] * step)} for i in range(12)}
 
@@ -51,7 +51,7 @@ def items(step: int, disk: str) -> dict:
 def some_limit(sizes: dict[str, int], disk: str, moments: random.Random) -> int:
     """As if the disk were full somewhere in the save of a step of files of these sizes."""
     others = [size for name, size in sizes.items() if name != checksums.SHA256SUMS]
-    if disk == "seal":
+    if disk == "checksums":
         return moments.randrange(max(others), sizes[checksums.SHA256SUMS])
     whole = sum(others) if disk == "space" else max(others)
     # Most small files are written last: half of the limits lie near the end.

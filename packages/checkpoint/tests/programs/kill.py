@@ -30,7 +30,7 @@ import numpy as np
 
 from dovetail_checkpoint import Retention, Store, _compat, checksums
 
-PHASES = ("writing", "committed", "sealing", "deleting")
+PHASES = ("writing", "committed", "hashing", "deleting")
 AIMS = ("any moment", *PHASES)
 SAVE_S = 0.15  # about what one save of this state takes
 
@@ -116,7 +116,7 @@ def stop_inside(aim: str, root: Path, moments: random.Random, stop: Callable[...
             _compat.save = save_held
         case "committed":
             checksums.write = stop
-        case "sealing":
+        case "hashing":
             Path.rename = rename_held
         case "deleting":
             shutil.rmtree = rmtree_held
@@ -135,7 +135,7 @@ def phase(root: Path) -> str:
         return "writing"
     files = os.listdir(root / str(max(committed(root)))) if committed(root) else []
     if any("partial" in name for name in files):
-        return "sealing"
+        return "hashing"
     return "committed" if files and "SHA256SUMS" not in files else "between saves"
 
 
@@ -172,7 +172,7 @@ def kill_one(root: Path, aim: str, moments: random.Random) -> list[int]:
 
 
 def check_files(root: Path) -> None:
-    """No sealed step is half deleted: under its number lie all its files."""
+    """No hashed step is half deleted: under its number lie all its files."""
     for step in committed(root):
         assert checksums.check(root / str(step)) == [], f"step {step} is not whole"
 

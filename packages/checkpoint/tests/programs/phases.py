@@ -4,7 +4,7 @@
 
 For each phase a process runs the loop and says when it enters the phase, at which it is sent the
 signal. It repeats the phase's work until it learns of the signal; a save waits for it before its
-seal. Then it must save, and exit with 0; another process restores the state that it had.
+checksums. Then it must save, and exit with 0; another process restores the state that it had.
 The phases are those of goodfire-ai/spd#677, where none of the saves came.
 """
 
@@ -93,7 +93,7 @@ def interrupted(root: Path, wanted: str, tell: int) -> None:
             return work()
         told.append(os.write(tell, b"entered\n"))
         if name == "save":  # can be made once only
-            return sealed_after_the_request(stop, work)
+            return hashed_after_the_request(stop, work)
         limit = time.monotonic() + HANG_S
         while True:
             result = work()
@@ -104,8 +104,8 @@ def interrupted(root: Path, wanted: str, tell: int) -> None:
     os.write(tell, loop(root, phase).encode())
 
 
-def sealed_after_the_request(stop: StopRequest, work: Callable[[], Any]) -> Any:
-    """Runs `work`, whose seal is not written before the request is seen."""
+def hashed_after_the_request(stop: StopRequest, work: Callable[[], Any]) -> Any:
+    """Runs `work`, whose checksums are written only after the request is seen."""
     write = checksums.write
 
     def late(directory: Path) -> None:

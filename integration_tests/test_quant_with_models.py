@@ -216,10 +216,10 @@ def test_a_model_that_scans_is_calibrated_as_one_that_does_not():
     some = plan(model, [("layers.**", Spec(weight="int4", group=8, method="gptq"))])
     batches = [{"tokens": np.tile(TOKENS, (3, 1))}]
     want = calibrate(model, some, batches, sequential=False)
-    found = calibrate(model.configure(scan=True), some, batches, sequential=False)
-    assert found.starved == want.starved == {}
-    for path, one in found.found.items():
-        np.testing.assert_array_equal(one.codes.qvalue, want.found[path].codes.qvalue)
+    scanned = calibrate(model.configure(scan=True), some, batches, sequential=False)
+    assert scanned.starved == want.starved == {}
+    for path, site in scanned.sites.items():
+        np.testing.assert_array_equal(site.codes.qvalue, want.sites[path].codes.qvalue)
 
 
 def test_an_adapter_on_a_quantized_layer_starts_at_nothing():

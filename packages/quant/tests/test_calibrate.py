@@ -79,7 +79,7 @@ def test_every_site_gets_its_method_on_its_own_inputs(model, chosen, sequential)
         site = sites(model)[path]
         w = site.axes.fold(getattr(model, path).kernel[...])
         want, _ = gptq(w, jnp.asarray(inputs.T @ inputs, jnp.float32), INT4)
-        found = result.found[path]
+        found = result.sites[path]
         # The same method on a gram that differs by rounding: a tie may fall to the other code.
         same = np.mean(np.asarray(found.codes.qvalue == want.qvalue))
         assert same > 0.98, (path, same)
@@ -93,8 +93,8 @@ def test_every_site_gets_its_method_on_its_own_inputs(model, chosen, sequential)
 def test_a_site_that_no_batch_comes_to_is_rounded_and_listed(model, chosen):
     result = calibrate(model, chosen, batches(), run=run)
     assert result.starved == {"unused": 0}
-    assert result.found["unused"].report is None
-    assert result.found["left"].report is not None
+    assert result.sites["unused"].report is None
+    assert result.sites["left"].report is not None
 
 
 def test_too_few_rows_are_listed_and_rounded_to_nearest(model, chosen):
@@ -102,7 +102,7 @@ def test_too_few_rows_are_listed_and_rounded_to_nearest(model, chosen):
     assert result.starved == {"left": 7, "right": 7, "last": 7, "unused": 0}
     nearest = apply(model, plan(model, [("left", Spec(weight="int4", group=8))]))
     wanted = nearest.left.kernel[...].codes().qvalue
-    np.testing.assert_array_equal(result.found["left"].codes.qvalue, wanted)
+    np.testing.assert_array_equal(result.sites["left"].codes.qvalue, wanted)
 
 
 def test_padding_does_not_count(model, chosen):
@@ -117,7 +117,7 @@ def test_padding_does_not_count(model, chosen):
     found = calibrate(model, chosen, [(jnp.concatenate([x, junk]), mask)], run=masked)
     want = calibrate(model, chosen, [x], run=run)
     for path in ("left", "right", "last"):
-        np.testing.assert_array_equal(found.found[path].codes.qvalue, want.found[path].codes.qvalue)
+        np.testing.assert_array_equal(found.sites[path].codes.qvalue, want.sites[path].codes.qvalue)
 
 
 @pytest.mark.parametrize("method", ["gptq", "awq", "smooth"])
@@ -179,7 +179,7 @@ def test_a_general_layer_is_done_as_a_linear_one():
     general = nnx.LinearGeneral(16, 8, rngs=nnx.Rngs(1))  # which holds None as its product
     general.kernel[...] = linear.kernel[...]
     found = [
-        calibrate(m, plan(m, [("**", INT4)]), batches(1), run=run).found[""].codes
+        calibrate(m, plan(m, [("**", INT4)]), batches(1), run=run).sites[""].codes
         for m in (linear, general)
     ]
     jax.tree.map(np.testing.assert_array_equal, *found)
@@ -191,7 +191,7 @@ def test_an_nnx_embedding_is_rounded_to_nearest_and_listed():
     chosen = plan(model, [("**", INT4)])
     result = calibrate(model, chosen, [jnp.arange(40)], run=run)
     assert result.starved == {"layers.0": 0}
-    codes = result.found["layers.0"].codes
+    codes = result.sites["layers.0"].codes
     want = qwix.quantize(embed.embedding[...].T, jnp.int4, channelwise_axes=[1], tiled_axes={0: 8})
     np.testing.assert_array_equal(codes.qvalue, want.qvalue)
 
@@ -225,7 +225,7 @@ def test_experts_that_saw_too_few_rows_are_listed_and_rounded_to_nearest():
     x = batches(1)[0][:32]
     result = calibrate(model, plan(model, [("**", INT4)]), [x], run=run)
     assert result.starved == {"layers.0[1]": 2, "layers.0[2]": 0}
-    found = result.found["layers.0"].codes
+    found = result.sites["layers.0"].codes
     weights = model.layers[0].kernel[...]
     rounded = Spec(weight="int4", group=8)
     for expert in (1, 2):
@@ -248,7 +248,7 @@ class Twice(nnx.Module):
 
 def test_all_calls_of_a_site_are_recorded():
     model, x = Twice(), batches(1)[0]
-    report = calibrate(model, plan(model, [("layer", INT4)]), [x], run=run).found["layer"].report
+    report = calibrate(model, plan(model, [("layer", INT4)]), [x], run=run).sites["layer"].report
     w, first = np.asarray(model.layer.kernel[...], np.float64), np.asarray(x, np.float64)
     signal = ((first @ w) ** 2).sum() + ((np.tanh(first @ w) @ w) ** 2).sum()
     np.testing.assert_allclose(report.signal, signal, rtol=1e-4)  # float32 sums of 80 rows

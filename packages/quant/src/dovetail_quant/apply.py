@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A module with quantized kernels in the places that a plan names."""
+"""Installation of quantized kernels at the sites of a plan."""
 
 from typing import Any
 
@@ -23,19 +23,30 @@ from dovetail_quant.spec import Spec
 
 
 def apply(model: nnx.Module, plan: Plan | Calibration, *, matmul: Matmul | None = None) -> Any:
-    """A new module, quantized as `plan` says; what is not quantized is shared with `model`.
+    """Returns a new module, quantized as `plan` says. The rest is shared with `model`.
 
-    plan: of this model; or a calibration, which holds its own. matmul: the product of all sites; by
-    default `Auto`, which chooses for platform, rows and spec.
+    Args:
+        model: The float model.
+        plan: A plan of this model, or a calibration, which contains one.
+        matmul: Product of all sites. Default: `Auto`, chosen by platform, rows and spec.
 
-    Raises ValueError for a plan of another model, one whose method needs calibration, and a product
-    that rounds activations where a spec does not, or the other way round; TypeError for no product.
+    Raises:
+        ValueError: The plan belongs to another model, its method needs calibration, or `matmul` and
+            a spec disagree about rounding activations.
+        TypeError: `matmul` is not a product.
 
-        small = apply(model, plan(model, [("**", Spec(weight="int8"))]))
+    Example:
+
+        >>> import jax.numpy as jnp
+        >>> from dovetail_quant import plan
+        >>> model = nnx.Linear(64, 32, rngs=nnx.Rngs(0))
+        >>> quantized = apply(model, plan(model, [("**", Spec(weight="int8"))]))
+        >>> quantized(jnp.ones((3, 64))).shape
+        (3, 32)
     """
     specs = plan.plan.specs if isinstance(plan, Calibration) else plan.specs
-    found = sites(model)
-    missing = [path for path in specs if path not in found or found[path].left_alone]
+    by_path = sites(model)
+    missing = [path for path in specs if path not in by_path or by_path[path].left_alone]
     if missing:
         raise ValueError(
             f"a plan must be of the model that it is applied to, got {missing[0]!r}, one of "
@@ -44,10 +55,10 @@ def apply(model: nnx.Module, plan: Plan | Calibration, *, matmul: Matmul | None 
     quantized = copied(model)
     for path, spec in specs.items():
         if isinstance(plan, Calibration):
-            codes, scale = plan.found[path].codes, plan.found[path].scale
+            codes, scale = plan.sites[path].codes, plan.sites[path].scale
         else:
-            codes, scale = _nearest(model, found[path], spec), None
-        install(quantized, found[path], codes, spec=spec, scale=scale, matmul=matmul)
+            codes, scale = _nearest(model, by_path[path], spec), None
+        install(quantized, by_path[path], codes, spec=spec, scale=scale, matmul=matmul)
     return quantized
 
 
@@ -71,10 +82,16 @@ def install(
     matmul: Matmul | None = None,
     place: Place | None = None,
 ) -> None:
-    """Puts the codes [K, N], or [B, K, N], or packed, in the place of the site's parameter.
+    """Replaces the parameter of a site by codes.
 
-    scale: [K], or [B, K], by which x is to be divided. place: on a mesh; by default that of the
-    parameter.
+    Args:
+        model: The model to change.
+        site: The site.
+        codes: Codes [K, N], or [B, K, N], or packed.
+        spec: Their spec.
+        scale: Divisor of x, f32[K] or f32[B, K]; None for none.
+        matmul: As in `apply`.
+        place: Placement on a mesh. Default: that of the parameter.
     """
     module = module_at(model, site.path)
     before = getattr(module, site.parameter)
@@ -115,7 +132,7 @@ def _check_product(product: Any, spec: Spec, path: str) -> None:
 
 
 def _operations(module: Any, site: Site) -> dict[str, Any]:
-    """The attributes by which a module multiplies, as a quantized kernel needs them."""
+    """Returns the attributes of a module that multiply, adapted to a quantized kernel."""
     if site.kind == "experts":
         return {"ragged_dot": ragged_dot}
     if site.kind == "embed":

@@ -1,13 +1,12 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Codes that know their inputs: batches go through the model, and each site's method gets them.
+"""Calibration: batches run through the model, and each site's method sees its inputs.
 
-A site late in a model sees what the sites before it give. So with `sequential` sites are done in
-the order in which the model comes to them, and each sees the codes of those before, which it can
-make up for. Sites that take the same input, as q, k and v do, are done together. Every turn is a
-run of the batches up to its sites, where it is stopped. The model runs op by op: as one program it
-would be compiled anew for each turn, which costs more than it saves. Without `sequential` as many
-sites are done in a turn as `stats_bytes` holds.
+A site late in a model sees the outputs of earlier sites. With `sequential`, sites are quantized in
+the order of their calls. Each sees the codes of earlier sites and can compensate for them. Sites
+with the same input, such as q, k and v, are quantized together. Every pass runs the batches up to
+its sites and stops there. The model runs op by op: compiling it anew for each pass would cost more
+than it saves. Without `sequential`, a pass records as many sites as `stats_bytes` allows.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -38,9 +37,9 @@ Run = Callable[[nnx.Module, Any], Any]
 
 
 def run_decoder(model: Any, batch: Mapping[str, Any]) -> Any:
-    """The logits of a batch of `tokens`, with its `positions` and `segment_ids` if it has them.
+    """Returns the logits of a batch of `tokens`, with its `positions` and `segment_ids` if present.
 
-    Padding, where `mask` is 0, does not count.
+    Padding (`mask` 0) does not count.
     """
     options = {k: batch[k] for k in ("positions", "segment_ids") if k in batch}
     mask = batch.get("mask")
@@ -57,50 +56,66 @@ def calibrate(
     sequential: bool = True,
     stats_bytes: int = 4 << 30,
 ) -> Calibration:
-    """The codes of every site of `plan`, by its method, for the inputs that `batches` give it.
+    """Computes the codes of every site of `plan` by its method, for the inputs in `batches`.
 
-    run: calls the model on a batch, as it will be used, and not within jit, where it could not be
-    stopped and would be compiled for each turn. batches: pytrees of arrays, all of them held, which
-    call every site as often as the first does. sequential: as this file's head says.
-    stats_bytes: the most that statistics take at a time: K² float32 for a site of K inputs.
+    Args:
+        model: The float model.
+        plan: A plan of this model.
+        batches: Pytrees of arrays; all are held. Each must call every site as often as the first.
+        run: Calls the model on a batch, outside jit, because calibration stops it partway.
+        sequential: Quantize sites in the order of their calls; see the module's documentation.
+        stats_bytes: Limit for statistics at one time, in bytes: a site of K inputs needs f32[K, K].
 
-    Raises ValueError for no batches, a plan of another model, a site whose inputs are not finite or
-    not seen because its layer is scanned, and a `stats_bytes` that is less than one site needs.
+    Returns:
+        The codes of every site, for `apply`.
+
+    Raises:
+        ValueError: There are no batches, the plan belongs to another model, the inputs of a site
+            are not finite or not seen because its layer is scanned, or `stats_bytes` is less than
+            one site needs.
+
+    Example:
+
+        >>> from dovetail_quant import Spec, plan
+        >>> model = nnx.Linear(64, 32, rngs=nnx.Rngs(0))
+        >>> rules = [("**", Spec(weight="int4", group=32, method="gptq"))]
+        >>> x = jax.random.normal(jax.random.key(0), (256, 64))
+        >>> calibrate(model, plan(model, rules), [x], run=lambda m, x: m(x)).starved
+        {}
     """
     held = list(batches)
     if not held:
         raise ValueError("calibration needs a batch, got none; pass a list of some")
-    found = sites(model)
+    by_path = sites(model)
     order, calls = _order(model, plan, held[0], run)
     results: dict[str, Calibrated] = {}
     starved: dict[str, int] = {}
     work = copied(model)
-    for turn in _turns(order, found, sequential=sequential, stats_bytes=stats_bytes):
-        chosen, many = [found[path] for path in turn], sum(calls[path] for path in turn)
-        stats = _record(work, chosen, held, run, calls=many)
+    for turn in _turns(order, by_path, sequential=sequential, stats_bytes=stats_bytes):
+        recorded, many = [by_path[path] for path in turn], sum(calls[path] for path in turn)
+        stats = _record(work, recorded, held, run, calls=many)
         record.check(stats)
         _check_seen(stats)
         for path in turn:
-            site, spec = found[path], plan.specs[path]
+            site, spec = by_path[path], plan.specs[path]
             results[path], short = _site(work, site, spec, stats[path])
             starved.update(short)
             if sequential:
-                one = results[path]
-                install(work, site, one.codes, spec=spec, scale=one.scale)
+                calibrated = results[path]
+                install(work, site, calibrated.codes, spec=spec, scale=calibrated.scale)
     for path in plan.specs:
         if path not in results:
-            results[path] = _nearest(model, found[path], plan.specs[path])
+            results[path] = _nearest(model, by_path[path], plan.specs[path])
             starved[path] = 0
-    return Calibration(plan=plan, found=results, starved=starved)
+    return Calibration(plan=plan, sites=results, starved=starved)
 
 
 def _order(
     model: nnx.Module, plan: Plan, batch: Any, run: Run
 ) -> tuple[list[list[str]], Mapping[str, int]]:
-    """(The sites in the order of their calls, those that are called with one input together; how
-    often a batch calls each)."""
-    found = sites(model)
-    missing = [path for path in plan.specs if path not in found or found[path].left_alone]
+    """Returns the sites in the order of their calls, grouped by common input, and calls per batch."""
+    by_path = sites(model)
+    missing = [path for path in plan.specs if path not in by_path or by_path[path].left_alone]
     if missing:
         raise ValueError(
             f"a plan must be of the model that is calibrated, got {missing[0]!r}, one of "
@@ -120,10 +135,10 @@ def _order(
     inputs: list[Any] = []
     noted = copied(model)
     for path in plan.specs:
-        name = _product(found[path])
+        name = _product(by_path[path])
         module = module_at(noted, path)
         if not isinstance(module, nnx.Embed):  # whose products nothing can listen to
-            setattr(module, name, note(path, held(module, name), found[path]))
+            setattr(module, name, note(path, held(module, name), by_path[path]))
     nnx.eval_shape(lambda: run(noted, batch))
     groups: dict[int, list[str]] = {}
     counts: dict[str, int] = {}
@@ -135,7 +150,7 @@ def _order(
 
 
 def _product(site: Site) -> str:
-    """The attribute that holds the site's product."""
+    """Returns the attribute with the site's product."""
     return {"einsum": "einsum_op", "experts": "ragged_dot"}.get(site.kind or "", "dot_general")
 
 
@@ -146,7 +161,7 @@ def _turns(
     sequential: bool,
     stats_bytes: int,
 ) -> list[list[str]]:
-    """Which sites are recorded together."""
+    """Returns the sites to record together, pass by pass."""
 
     def size(path: str) -> int:
         experts, inputs, _ = found[path].axes.sizes
@@ -173,7 +188,7 @@ def _turns(
 def _record(
     model: nnx.Module, chosen: Sequence[Site], batches: Sequence[Any], run: Run, *, calls: int
 ) -> dict[str, record.Statistics]:
-    """The statistics of some sites over all batches, each of which calls them so many times."""
+    """Returns the statistics of some sites over all batches, each with `calls` calls of them."""
     listening, countdown = copied(model), Countdown()
     for site in chosen:
         module, name = module_at(listening, site.path), _product(site)
@@ -188,11 +203,11 @@ def _record(
 
 
 def _check_seen(stats: Mapping[str, record.Statistics]) -> None:
-    """Raises where a site is called on copies of its module, whose statistics are lost with them.
+    """Raises if a site is called on copies of its module: their statistics are lost.
 
     `jax.lax.scan` over layers and `jax.checkpoint` make such copies.
     """
-    lost = [path for path, one in stats.items() if not np.any(one.count)]
+    lost = [path for path, statistics in stats.items() if not np.any(statistics.count)]
     if lost:
         raise ValueError(
             f"calibration must see the inputs of a site, got no row of {lost[0]!r}, one of "
@@ -204,7 +219,7 @@ def _check_seen(stats: Mapping[str, record.Statistics]) -> None:
 def _site(
     model: nnx.Module, site: Site, spec: Spec, stats: record.Statistics
 ) -> tuple[Calibrated, dict[str, int]]:
-    """One site's codes by its method, and what of it was starved."""
+    """Quantizes one site by its method. Also returns the starved matrices and their rows."""
     w = site.axes.fold(getattr(module_at(model, site.path), site.parameter)[...])
     if not site.axes.batch:
         codes, scale, report, short = _matrix(w, stats, spec)
@@ -217,7 +232,9 @@ def _site(
     ]
     scales = [jnp.ones(w.shape[1]) if s is None else s for _, s, _, _ in each]
     stacked = jax.tree.map(lambda *a: jnp.stack(a), *[codes for codes, *_ in each])
-    starved = {f"{site.path}[{e}]": int(stats.count[e]) for e, one in enumerate(each) if one[3]}
+    starved = {
+        f"{site.path}[{e}]": int(stats.count[e]) for e, result in enumerate(each) if result[3]
+    }
     return Calibrated(
         codes=stacked,
         scale=None if all(s is None for _, s, _, _ in each) else jnp.stack(scales),
@@ -228,7 +245,7 @@ def _site(
 def _matrix(
     w: Array, stats: record.Statistics, spec: Spec
 ) -> tuple[QArray, Array | None, Report, bool]:
-    """(codes, scale, report, whether it saw too few rows for its method)."""
+    """Returns codes, scale, report, and whether the matrix saw too few rows for its method."""
     if spec.method == "absmax" or bool(record.starved(stats, len(w))):
         codes, report = measured(w, stats.gram, spec)
         return codes, None, report, spec.method != "absmax"
@@ -243,6 +260,6 @@ def _with_none(result: tuple[QArray, Report]) -> tuple[QArray, None, Report]:
 
 
 def _nearest(model: nnx.Module, site: Site, spec: Spec) -> Calibrated:
-    """A site that no batch comes to, as an embedding that is looked up alone."""
+    """Rounds a site without calls, such as an embedding used only for lookups."""
     w = site.axes.fold(getattr(module_at(model, site.path), site.parameter)[...])
     return Calibrated(codes=absmax(w, spec), scale=None, report=None)

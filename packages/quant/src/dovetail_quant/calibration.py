@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What calibration found, before it is put in place."""
+"""The result of a calibration, before `apply`."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -14,9 +14,13 @@ from dovetail_quant.reconstruct import Report
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Calibrated:
-    """The codes of one site, what x is divided by, and what that does to the outputs.
+    """The codes of one site.
 
-    report: None for a site without inputs in the batches, which was rounded to nearest.
+    Attributes:
+        codes: Codes and scales.
+        scale: Divisor of x, f32[K] or f32[E, K]; None for none.
+        report: Effect on the site's outputs. None for a site without inputs in the batches; it is
+            rounded to nearest.
     """
 
     codes: QArray
@@ -26,12 +30,15 @@ class Calibrated:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """What `apply` needs: the plan, and a result for each of its sites.
+    """The result of `calibrate`, for `apply`.
 
-    starved: sites, and experts of them, that saw fewer rows than they have inputs and were rounded
-    to nearest, with the rows that they saw.
+    Attributes:
+        plan: The plan.
+        sites: The codes of each site, by path.
+        starved: Sites, and single experts of them, with fewer rows than inputs, and their rows.
+            They are rounded to nearest.
     """
 
     plan: Plan
-    found: Mapping[str, Calibrated]
+    sites: Mapping[str, Calibrated]
     starved: Mapping[str, int]

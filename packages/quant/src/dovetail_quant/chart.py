@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Bars as SVG, which needs no library and opens in any browser."""
+"""Bar charts as SVG. They need no library and open in any browser."""
 
 from collections.abc import Mapping
 from html import escape
@@ -9,9 +9,10 @@ _ROW, _LEFT, _BAR, _RIGHT = 18, 260, 300, 260  # in user units
 
 
 def bars(rows: Mapping[str, tuple[float, str]], *, label: str) -> str:
-    """One SVG with a bar for each row, from 0 to its value; the text of the row stands behind it.
+    """Returns one SVG with a bar for each row, from 0 to its value, and the row's text behind it.
 
-    Raises ValueError for no rows.
+    Raises:
+        ValueError: There are no rows.
     """
     if not rows:
         raise ValueError("a chart needs a row, got none; quantize a site")

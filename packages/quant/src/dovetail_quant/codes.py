@@ -2,12 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights as codes: w = (level(code) - zero) scale, one scale per output and group of inputs.
 
-The arithmetic is Qwix's, so that files and peers agree bit for bit: symmetric integers spread
-absmax over 127.5 or 7.5 levels, because the last code also holds what rounds down to it; groups
-whose scale would fall below the root of the least float32 get the scale 1. One thing differs: all
-of it is float32, whatever the dtype of w, since a bfloat16 scale costs more accuracy than its two
-bytes per group are worth. Under jit a division by a constant may become a product with its
-reciprocal, one bit off; the constants here are hidden from that, and jit changes no code.
+The arithmetic equals Qwix's bit for bit, so files and results agree. Symmetric integers spread
+absmax over 127.5 or 7.5 levels, because the last code also holds values that round down to it.
+Groups whose scale would fall below the root of the least float32 get the scale 1. One thing
+differs: everything is float32, whatever the dtype of w, because a bfloat16 scale costs more
+accuracy than its two bytes per group are worth. Under jit a division by a constant may become a
+product with its reciprocal, one bit off; the constants here are hidden from XLA, so jit changes no
+code.
 """
 
 from typing import Any, Literal
@@ -57,10 +58,14 @@ _Zero = Shaped[Array, "*b G N"] | None
 
 
 def scales(w: Float[Array, "*b K N"], spec: Spec) -> tuple[_Scale, _Zero]:
-    """scale = max|w| / levels of each group; or (max - min) / levels, and the code that means 0.
+    """Computes scale = max|w| / levels of each group; asymmetric (max - min) / levels and a zero
+    point.
 
-    Returns the scale as float32 and, if `spec.symmetric` is False, the zero point in the dtype of
-    the codes, else None. A range that lies to one side of 0 is widened to it.
+    A range on one side of 0 is widened to include it.
+
+    Returns:
+        The scale in float32, and the zero point in the dtype of the codes (None if
+        `spec.symmetric`).
 
     Raises:
         ValueError: `spec.group` does not divide K.
@@ -81,14 +86,20 @@ def scales(w: Float[Array, "*b K N"], spec: Spec) -> tuple[_Scale, _Zero]:
 def encode(
     w: Float[Array, "*b K N"], scale: _Scale, zero_point: _Zero, spec: Spec
 ) -> Shaped[Array, "*b K N"]:
-    """The codes nearest to w / scale + zero_point, in the dtype of `spec.weight`.
+    """Returns the codes nearest to w / scale + zero_point, in the dtype of `spec.weight`.
 
-    The scale's shape says how many inputs share one (`spec.group` is not read, so that a few rows
-    can be encoded alone). Ties go to the even integer, and to the lower level of nf4; what lies
-    beyond the last level gets its code.
+    Ties go to the even integer, and to the lower level of nf4. A value beyond the last level gets
+    its code.
+
+    Args:
+        w: Weights.
+        scale: One scale per output and group. Its shape gives the group size; `spec.group` is not
+            read, so a few rows can be encoded alone.
+        zero_point: Integer zero points, or None.
+        spec: The codes.
 
     Raises:
-        ValueError: the groups of `scale` do not divide K.
+        ValueError: The groups of `scale` do not divide K.
     """
     steps = _spread(w.astype(jnp.float32), scale, jnp.divide)
     if zero_point is not None:
@@ -104,24 +115,32 @@ def encode(
 def decode(
     codes: Shaped[Array, "*b K N"], scale: _Scale, zero_point: _Zero, spec: Spec
 ) -> Float[Array, "*b K N"]:
-    """(level(code) - zero_point) scale in float32: the inverse of `encode` but for its rounding."""
+    """Returns (level(code) - zero_point) scale in float32.
+
+    Args:
+        codes: Codes, as `encode` returns them.
+        scale: One scale per output and group.
+        zero_point: Integer zero points, or None.
+        spec: The codes.
+    """
     return _decoded(codes, scale, zero_point, spec.weight)
 
 
 def quantize(w: Float[Array, "*b K N"], spec: Spec) -> QArray:
-    """w rounded to the nearest codes of `spec`, with the scales of `scales`.
+    """Rounds w to the nearest codes of `spec`, with the scales of `scales`.
 
     Equals `qwix.quantize(w.astype(jnp.float32), ...)` with channelwise N, tiled K bit for bit.
 
     Raises:
-        ValueError: the group does not divide K; or w holds inf or nan, or a range above the largest
-            float32 (not seen under jit, where such a group gives scales of inf or nan).
+        ValueError: The group does not divide K, or w holds inf or nan, or a range above the largest
+            float32. Under jit such a group instead gives scales of inf or nan.
 
     Example:
 
-        w = jax.random.normal(jax.random.key(0), (256, 64))
-        q = quantize(w, Spec(weight="int4", group=128))
-        error = jnp.max(jnp.abs(w - dequantize(q)))
+        >>> w = jax.random.normal(jax.random.key(0), (256, 64))
+        >>> q = quantize(w, Spec(weight="int4", group=128))
+        >>> float(jnp.abs(w - dequantize(q)).max()) < 0.3
+        True
     """
     scale, zero = scales(w, spec)
     if not isinstance(scale, Tracer) and not bool(jnp.all(jnp.isfinite(scale))):
@@ -134,25 +153,28 @@ def quantize(w: Float[Array, "*b K N"], spec: Spec) -> QArray:
 
 
 def dequantize(q: QArray) -> Float[Array, "*b K N"]:
-    """The weights in float32 that the codes stand for.
+    """Returns the weights of the codes, in float32.
 
     Raises:
-        ValueError: the codes are of another type, or the scale is not [*b, G, N] with G dividing K.
+        ValueError: The codes have an unknown type, or the scale is not [*b, G, N] with G dividing
+            K.
     """
     check(q)
     return _decoded(q.qvalue, q.scale, q.zero_point, weight_of(q))
 
 
 def nbytes(q: QArray) -> int:
-    """Bytes of codes, scales and zero points, two 4-bit codes a byte; arrays may be abstract."""
+    """Returns the bytes of codes, scales and zero points, two 4-bit codes a byte; arrays may be
+    abstract.
+    """
     return sum(-(-leaf.size * _bits(leaf.dtype) // 8) for leaf in jax.tree.leaves(q))
 
 
 def weight_of(q: QArray) -> Weight:
-    """Which codes these are.
+    """Returns the name of the codes, as in `Spec.weight`.
 
     Raises:
-        ValueError: none that a Spec knows.
+        ValueError: No Spec has these codes.
     """
     if isinstance(q.qtype, str) and q.qtype == "nf4" and q.qvalue.dtype == jnp.uint4:
         return "nf4"
@@ -197,12 +219,12 @@ def _divided(span: Array, levels: float) -> Array:
 
 
 def _grouped(a: Array, groups: int) -> Array:
-    """[*b, K, N] as [*b, G, K/G, N]."""
+    """Returns [*b, K, N] as [*b, G, K/G, N]."""
     return a.reshape(*a.shape[:-2], groups, a.shape[-2] // groups, a.shape[-1])
 
 
 def _spread(a: Array, per_group: Array, op: Any) -> Array:
-    """op(a[*b, K, N], per_group[*b, G, N]), each of G with its K/G rows of a."""
+    """Returns op(a[*b, K, N], per_group[*b, G, N]), each of G with its K/G rows of a."""
     groups = per_group.shape[-2]
     if a.shape[-2] % groups:
         raise ValueError(_refused_group(a.shape, a.shape[-2] // groups))
@@ -210,7 +232,7 @@ def _spread(a: Array, per_group: Array, op: Any) -> Array:
 
 
 def _nearest_nf4(x: Array) -> Array:
-    """The first of the levels at the least distance: 15 comparisons, no array of 16 distances."""
+    """Returns the first of the nearest levels: 15 comparisons, no array of 16 distances."""
     x = jnp.clip(x, -1.0, 1.0)  # from far away all levels are equally far
     best, code = jnp.abs(x - NF4[0]), jnp.zeros(x.shape, jnp.uint8)
     for i, level in enumerate(NF4[1:], start=1):

@@ -1,15 +1,15 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A float model that computes, at each of its sites, what a quantized one would give there.
+"""A float model that also computes, at each site, the quantized result.
 
-Each site's product is called twice with the same x, with the float weight and with the codes, and
-the model goes on with the float result. So each site is judged alone, on the inputs that it has in
-the float model, with the product that will serve it: rounded activations count.
+Each site's product is called twice with the same x, with the float weight and with the codes; the
+model continues with the float result. Each site is therefore judged alone, on its inputs in the
+float model, with its own product: rounded activations count.
 
-Two measures come of it. Forward, sums of |z - y|^2 and |y|^2. Backward, of any loss, the sum over
-rows of (g . (z - y))^2 with g = dloss/dy. If the loss is -log p of labels that the model itself
-drew, half of that is, to second order, by how much the site's codes raise the model's divergence
-from itself: the expectation of g g^T is the Fisher information of y.
+It yields two measures. Forward, sums of |z - y|^2 and |y|^2. Backward, of any loss, the sum over
+rows of (g . (z - y))^2 with g = dloss/dy. If the loss is -log p of labels drawn from the model
+itself, half of this sum is, to second order, the rise of the model's divergence from itself due to
+the site's codes: the expectation of g g^T is the Fisher information of y.
 """
 
 import functools
@@ -52,7 +52,7 @@ _CALLED: dict[str | None, tuple[str, ...]] = {
 
 
 class Sums(nnx.Variable):
-    """Over the rows that count: [sum of |z - y|^2, sum of |y|^2] of a site."""
+    """[sum of |z - y|^2, sum of |y|^2] of a site, over the rows that count."""
 
 
 class Slope(nnx.Variable):
@@ -60,7 +60,13 @@ class Slope(nnx.Variable):
 
 
 class Compared(nnx.Module):
-    """A product of a site, called as its module calls it; y goes on, z is measured against it."""
+    """A site's product that returns y and measures z against it.
+
+    Args:
+        product: The product of the float module.
+        name: Path of the site.
+        kernel: Its codes.
+    """
 
     def __init__(self, product: Callable[..., Any], name: str, kernel: Kernel):
         self.product, self.name = product, name
@@ -75,7 +81,7 @@ class Compared(nnx.Module):
         return _measured(self, y, z, outputs=self._outputs(args, y.ndim))
 
     def _outputs(self, args: tuple[Any, ...], ndim: int) -> tuple[int, ...]:
-        """The axes of y that the outputs of the site are; the others count rows."""
+        """Returns the axes of y that are outputs of the site; the others are rows."""
         if self.name == "einsum_op":
             _, right, out = split_equation(args[0])
             return tuple(out.index(right[axis]) for axis in self.kernel.get_value().axes.outputs)
@@ -84,7 +90,7 @@ class Compared(nnx.Module):
 
 
 class ComparedEmbed(nnx.Module):
-    """The same of `nnx.Embed`, which has its products in its own code."""
+    """`Compared` for `nnx.Embed`, which multiplies in its own code."""
 
     def __init__(self, before: nnx.Embed, after: nnx.Module):
         self.before, self.after = before, after
@@ -102,13 +108,14 @@ class ComparedEmbed(nnx.Module):
 
 
 def compared(model: nnx.Module, quantized: nnx.Module) -> nnx.Module:
-    """A copy of `model` with every site that `quantized` has codes for compared with them.
+    """Returns a copy of `model` with every quantized site of `quantized` compared.
 
-    Raises ValueError unless each of them is a site of `model`, of the same shape.
+    Raises:
+        ValueError: A quantized site is not a site of `model`, or has another shape.
     """
-    found, codes = sites(model), quantized_kernels(quantized)
+    by_path, codes = sites(model), quantized_kernels(quantized)
     for path, kernel in codes.items():
-        site = found.get(path)
+        site = by_path.get(path)
         if site is None or site.left_alone or site.axes.shape != kernel.shape:
             raise ValueError(
                 "the models must be one before and after quantization, got a quantized "
@@ -121,33 +128,33 @@ def compared(model: nnx.Module, quantized: nnx.Module) -> nnx.Module:
         if isinstance(module, nnx.Embed):
             replace(listening, path, ComparedEmbed(module, module_at(quantized, path)))
             continue
-        for name in _CALLED[found[path].kind]:
+        for name in _CALLED[by_path[path].kind]:
             setattr(module, name, nnx.data(Compared(held(module, name), name, kernel)))
     return listening
 
 
 def quantized_kernels(model: nnx.Module) -> dict[str, Kernel]:
-    """The codes of every quantized site, by path."""
-    found = {}
+    """Returns the codes of every quantized site, by path."""
+    kernels = {}
     for path, site in sites(model).items():
         value = getattr(module_at(model, path), site.parameter).get_value()
         if isinstance(value, Kernel):
-            found[path] = value
-    return found
+            kernels[path] = value
+    return kernels
 
 
 def by_site(state: Any) -> dict[str, Array]:
-    """Every `Sums`, or `Slope`, of a compared model, added up over the products of each site."""
-    found: dict[str, Array] = {}
+    """Adds up every `Sums`, or `Slope`, of a compared model over the products of each site."""
+    totals: dict[str, Array] = {}
     for path, variable in nnx.to_flat_state(state):
         above = path[:-2] if path[-2] in _WEIGHT else path[:-1]
         site, value = ".".join(map(str, above)), variable.get_value()
-        found[site] = found[site] + value if site in found else value
-    return found
+        totals[site] = totals[site] + value if site in totals else value
+    return totals
 
 
 def _measured(self: Any, y: Array, z: Array, *, outputs: tuple[int, ...]) -> Array:
-    """y, after z was compared with it; outputs: the axes of y that do not count rows."""
+    """Returns y and records z against it. `outputs` are the axes of y that are not rows."""
     exact = jax.lax.stop_gradient(y).astype(jnp.float32)
     delta = jax.lax.stop_gradient(z).astype(jnp.float32) - exact
     squares = jnp.stack([jnp.sum(delta**2, outputs), jnp.sum(exact**2, outputs)])

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Which product each site of a quantized model uses, why, and what one call of it reads."""
+"""The product of each quantized site, the reason, and the bytes that a call reads."""
 
 import dataclasses
 
@@ -15,8 +15,16 @@ from dovetail_quant.spec import Spec
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """The product of a site. bytes_read: of the weight as it lies in memory, padding included, of
-    all matrices of experts; float_bytes: of the float weight in its place."""
+    """The product of a site.
+
+    Attributes:
+        path: Path of the site.
+        shape: Shape of the weight.
+        spec: Its spec.
+        choice: The product and the reasons.
+        bytes_read: Bytes of the weight in memory, with padding, over all experts.
+        float_bytes: Bytes of the float weight.
+    """
 
     path: str
     shape: tuple[int, ...]
@@ -34,16 +42,23 @@ class Explanation:
 
 
 def explain(quantized: nnx.Module, *, rows: int) -> list[Explanation]:
-    """One explanation for each quantized site, in their order, for calls with so many rows of x.
+    """Returns one explanation per quantized site, in their order, for calls with `rows` rows of x.
 
     The platform is JAX's default backend.
 
-    Raises ValueError for a negative number of rows, and a model without a quantized site.
+    Raises:
+        ValueError: `rows` is negative, or the model has no quantized site.
 
-        print(*explain(quantized, rows=1), sep="\\n")
+    Example:
+
+        >>> from dovetail_quant import apply, plan
+        >>> model = nnx.Linear(64, 32, rngs=nnx.Rngs(0))
+        >>> quantized = apply(model, plan(model, [("**", Spec(weight="int8"))]))
+        >>> explain(quantized, rows=1)[0].bytes_read
+        2176
     """
-    found = quantized_kernels(quantized)
-    if not found:
+    kernels = quantized_kernels(quantized)
+    if not kernels:
         raise ValueError(
             "a quantized model has a quantized site, got none; write explain(apply(model, plan))"
         )
@@ -56,7 +71,7 @@ def explain(quantized: nnx.Module, *, rows: int) -> list[Explanation]:
             bytes_read=sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(kernel.prepared)),
             float_bytes=kernel.size * kernel.dtype.itemsize,
         )
-        for path, kernel in found.items()
+        for path, kernel in kernels.items()
     ]
 
 

@@ -1,11 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A quantized model in a directory: packed weights, which products multiply as they are read.
+"""A quantized model in a directory: packed weights, multiplied as they are read.
 
-`weights.safetensors` holds every array by its path in the module. A quantized parameter has,
-behind its path, the arrays of its `PackedWeights`, `.values`, `.scales` and, where there are any,
-`.zeros`, and `.divides`, by which x is divided. `quantization.json` says how to read them, and is
-the plan.
+`weights.safetensors` holds every array by its path in the module. A quantized parameter has the
+arrays of its `PackedWeights` behind its path: `.values`, `.scales`, `.zeros` if there are any, and
+`.divides`, the divisor of x. `quantization.json` describes them and contains the plan.
 """
 
 import dataclasses
@@ -37,16 +36,26 @@ _PARTS = ("values", "scales", "zeros", "divides")
 
 
 def save(model: nnx.Module, directory: Path | str) -> None:
-    """Writes a quantized model; the directory is made, and what it holds of this kind replaced.
+    """Writes a quantized model to a directory, which may exist; earlier files of this kind are
+    replaced.
 
-    Raises ValueError for a model without a quantized parameter.
+    Raises:
+        ValueError: The model has no quantized parameter.
+
+    Example:
+
+        >>> from dovetail_quant import Spec, apply, load, plan, save
+        >>> model = nnx.Linear(64, 32, rngs=nnx.Rngs(0))
+        >>> save(apply(model, plan(model, [("**", Spec(weight="int8"))])), "small")
+        >>> load("small", model)(jnp.ones((3, 64))).shape
+        (3, 32)
     """
     arrays, described = {}, {}
     for path, variable in nnx.to_flat_state(nnx.state(model)):
         name, value = ".".join(map(str, path)), variable.get_value()
         if isinstance(value, Kernel):
             described[name] = _describe(value)
-            arrays |= {f"{name}.{part}": x for part, x in _parts(value).items()}
+            arrays |= {f"{name}.{field}": x for field, x in _parts(value).items()}
         else:
             arrays[name] = np.asarray(value)
     if not described:
@@ -67,19 +76,25 @@ def load(
     matmul: Matmul | None = None,
     shardings: Any = None,
 ) -> Any:
-    """A new module like `model`, which may be abstract, with the arrays of the directory.
+    """Returns a new module like `model` with the arrays of the directory.
 
-    matmul: as in `apply`; it need not be that with which the model was saved. shardings: a state of
-    `NamedSharding` with the paths of the model; by default those of its own arrays or
-    `jax.ShapeDtypeStruct`. Arrays are read one at a time and go to their devices from there.
+    Arrays are read one at a time and go directly to their devices.
 
-    Raises ValueError for a directory that `save` did not write, or not to the end, a file that is
-    cut off, and a model whose parameters have other paths or shapes.
+    Args:
+        directory: A directory written by `save`.
+        model: The float model; it may be abstract.
+        matmul: As in `apply`. It may differ from the product of the saved model.
+        shardings: A state of `NamedSharding` with the paths of the model. Default: the shardings of
+            its arrays or `jax.ShapeDtypeStruct`.
+
+    Raises:
+        ValueError: `save` did not write or not finish the directory, a file is truncated, or the
+            parameters of `model` have other paths or shapes.
     """
     folder = Path(directory)
     described = _description(folder)
     loaded = copied(model)
-    found = sites(model)
+    by_path = sites(model)
     flat = {".".join(map(str, p)): v for p, v in nnx.to_flat_state(nnx.state(loaded))}
     likes = _placed(flat, shardings)
     with _opened(folder / WEIGHTS) as file:
@@ -96,17 +111,17 @@ def load(
             variable.set_value(_array(file.get_tensor(name), likes[name], name))
         for name, about in described.items():
             path = name.rpartition(".")[0]
-            if path not in found or list(found[path].axes.shape) != about["shape"]:
+            if path not in by_path or list(by_path[path].axes.shape) != about["shape"]:
                 raise ValueError(
                     f"a directory must be of this model, got {name!r} of shape {about['shape']}; "
                     "load a model of the same shape"
                 )
             parts = {
-                part: file.get_tensor(f"{name}.{part}")
-                for part in _PARTS
-                if f"{name}.{part}" in names
+                field: file.get_tensor(f"{name}.{field}")
+                for field in _PARTS
+                if f"{name}.{field}" in names
             }
-            site, spec = found[path], Spec(**about["spec"])
+            site, spec = by_path[path], Spec(**about["spec"])
             place = place_of(likes[name], site.axes, path)
             divides = parts.get("divides")
             install(
@@ -126,31 +141,31 @@ def _describe(kernel: Kernel) -> dict[str, Any]:
 
 
 def _parts(kernel: Kernel) -> dict[str, np.ndarray]:
-    """The arrays of a kernel, as they are written: as they lie in memory if they are packed."""
+    """Returns the arrays of a kernel as written: packed arrays as they are in memory."""
     held = kernel.prepared
     packed = held if isinstance(held, PackedWeights) else pack_weights(kernel.codes())
     parts = {"values": packed.values, "scales": packed.scales}
     parts |= {"zeros": packed.zeros, "divides": kernel.scale}
-    return {part: np.asarray(array) for part, array in parts.items() if array is not None}
+    return {field: np.asarray(array) for field, array in parts.items() if array is not None}
 
 
 def _packed(parts: Mapping[str, Any], spec: Spec, axes: Axes, name: str) -> PackedWeights:
-    """The inverse of `_parts`, with arrays of NumPy. Raises ValueError for other shapes."""
+    """Inverts `_parts`, with arrays of NumPy. Raises ValueError for other shapes."""
     batch, inputs, outputs = axes.sizes
     shape = (batch, inputs, outputs) if axes.batch else (inputs, outputs)
     like = jax.ShapeDtypeStruct(shape, jnp.float32)
     wanted = jax.eval_shape(lambda w: pack_weights(quantize(w, spec)), like)
-    found = dataclasses.replace(
-        wanted, **{part: parts.get(part) for part in ("values", "scales", "zeros")}
+    packed = dataclasses.replace(
+        wanted, **{field: parts.get(field) for field in ("values", "scales", "zeros")}
     )
-    for part in ("values", "scales", "zeros"):
-        one, other = getattr(found, part), getattr(wanted, part)
-        if _kind(one) != _kind(other):
+    for field in ("values", "scales", "zeros"):
+        array, other = getattr(packed, field), getattr(wanted, field)
+        if _kind(array) != _kind(other):
             raise ValueError(
-                f"{name}.{part} must be {_kind(other)} for {spec}, got {_kind(one)}; write the "
+                f"{name}.{field} must be {_kind(other)} for {spec}, got {_kind(array)}; write the "
                 "model again with save"
             )
-    return found
+    return packed
 
 
 def _kind(array: Any) -> str:
@@ -168,8 +183,10 @@ def _opened(file: Path) -> Any:
 
 
 def _check_names(names: set[str], model: set[str], described: Mapping[str, Any]) -> None:
-    """Nothing of a directory is left behind."""
-    known = (model - described.keys()) | {f"{name}.{part}" for name in described for part in _PARTS}
+    """Raises ValueError unless every array of the directory has a place, and every place an array."""
+    known = (model - described.keys()) | {
+        f"{name}.{field}" for name in described for field in _PARTS
+    }
     strange = sorted(names - known)
     if strange:
         raise ValueError(
@@ -190,7 +207,7 @@ def _array(found: np.ndarray, like: Any, name: str) -> Any:
 
 
 def _placed(flat: Mapping[str, Any], shardings: Any) -> dict[str, Any]:
-    """Shape, dtype and sharding of every variable; those of `shardings` win."""
+    """Returns shape, dtype and sharding of every variable; those of `shardings` win."""
     given = {} if shardings is None else dict(nnx.to_flat_state(shardings))
     named = {".".join(map(str, p)): s.get_value() for p, s in given.items()}
     strange = [name for name in named if name not in flat]

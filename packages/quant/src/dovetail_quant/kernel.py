@@ -1,10 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A quantized kernel in the place of a float one, and the operations that a module calls with it.
+"""A quantized kernel in the place of a float one, and the operations that use it.
 
-NNX's layers hold their product, and the promotion of dtypes before it, as attributes. So a site is
-quantized by three assignments: its kernel, its product, its promotion. Class, paths, names of axes
-and the module's own code stay, and nothing of JAX is patched.
+NNX's layers hold their product, and the dtype promotion before it, as attributes. Quantizing a site
+therefore takes three assignments: its kernel, its product, its promotion. Class, paths, axis names
+and the module's code stay, and nothing of JAX is patched.
 """
 
 import dataclasses
@@ -24,14 +24,19 @@ from dovetail_quant.spec import Spec
 
 
 class QuantizedParam(nnx.Param):
-    """A parameter whose value is a `Kernel`: codes, which no gradient moves."""
+    """A parameter whose value is a `Kernel`: codes, without gradient."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Axes:
-    """Which axes of a kernel count matrices, and which of them are contracted; the rest are given.
+    """The role of each axis of a kernel.
 
-    Folded, a kernel is w[K, N], or [B, K, N] if it has axes that count matrices.
+    Folded, a kernel is w[K, N], or [B, K, N] if it has batch axes.
+
+    Attributes:
+        shape: Shape of the kernel.
+        inputs: Contracted axes.
+        batch: Axes that count matrices. The remaining axes are outputs.
     """
 
     shape: tuple[int, ...]
@@ -40,6 +45,7 @@ class Axes:
 
     @property
     def outputs(self) -> tuple[int, ...]:
+        """The output axes."""
         used = (*self.batch, *self.inputs)
         return tuple(axis for axis in range(len(self.shape)) if axis not in used)
 
@@ -51,12 +57,13 @@ class Axes:
         return batch, inputs, outputs
 
     def fold(self, w: Float[Array, "..."]) -> Float[Array, "*b K N"]:
+        """Returns w[K, N] or w[B, K, N]."""
         order = (*self.batch, *self.inputs, *self.outputs)
         sizes = self.sizes if self.batch else self.sizes[1:]
         return w.transpose(order).reshape(sizes)
 
     def unfold(self, w: Float[Array, "*b K N"]) -> Float[Array, "..."]:
-        """The kernel whose `fold` is `w`."""
+        """Inverts `fold`."""
         order = (*self.batch, *self.inputs, *self.outputs)
         moved = w.reshape([self.shape[axis] for axis in order])
         return moved.transpose([order.index(axis) for axis in range(len(self.shape))])
@@ -65,10 +72,15 @@ class Axes:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Kernel:
-    """Codes as a product reads them. A pytree: it can be jitted over, placed and saved.
+    """Codes in the form that a product reads. A pytree: it can be jitted over, placed and saved.
 
-    prepared: by `matmul.prepare`. scale: [K], or [B, K], by which x is divided before the product,
-    or None (AWQ and SmoothQuant). dtype: of the kernel that it stands for.
+    Attributes:
+        prepared: The result of `matmul.prepare`.
+        scale: Divisor of x before the product, [K] or [B, K], or None (AWQ and SmoothQuant).
+        axes: Axes of the float kernel.
+        spec: The codes.
+        matmul: The product.
+        dtype: Dtype of the float kernel.
     """
 
     prepared: Any
@@ -80,24 +92,27 @@ class Kernel:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Shape of the float kernel."""
         return self.axes.shape
 
     @property
     def ndim(self) -> int:
+        """Number of axes of the float kernel."""
         return len(self.axes.shape)
 
     @property
     def size(self) -> int:
+        """Number of weights."""
         return math.prod(self.axes.shape)
 
     @property
     def nbytes(self) -> int:
-        """Of the codes and scales, four bits as half a byte; arrays may be abstract."""
+        """Bytes of codes and scales, four bits as half a byte; arrays may be abstract."""
         extra = 0 if self.scale is None else self.scale.size * self.scale.dtype.itemsize
         return nbytes(jax.eval_shape(Kernel.codes, self)) + extra
 
     def __getitem__(self, index: Any) -> "Kernel":
-        """Itself for `[...]`, as a module asks a variable for all of its value."""
+        """Returns itself for `[...]`: a module reads a variable's value this way."""
         if index is not Ellipsis:
             raise TypeError(
                 f"a quantized kernel is read as a whole, got index {index!r}; write [...], or "
@@ -124,27 +139,27 @@ class Kernel:
         return f"Kernel({list(self.shape)} as {self.spec.weight} in groups of {group})"
 
     def astype(self, dtype: Any) -> "Kernel":
-        """Itself: the product has the dtype of x."""
+        """Returns itself: the product has the dtype of x."""
         return self
 
     def codes(self) -> QArray:
-        """The canonical codes [K, N], or [B, K, N]."""
+        """Returns the canonical codes [K, N], or [B, K, N]."""
         read = self.matmul.codes
         return jax.vmap(read)(self.prepared) if self.axes.batch else read(self.prepared)
 
     def dequantize(self) -> Float[Array, "..."]:
-        """The float kernel that it stands for, of its shape and dtype."""
+        """Returns the float kernel, with its shape and dtype."""
         w = dequantize(self.codes())
         if self.scale is not None:
             w = w / self.scale[..., None]
         return self.axes.unfold(w).astype(self.dtype)
 
     def product(self, x: Float[Array, "*rows K"]) -> Float[Array, "*rows N"]:
-        """x w, of one matrix."""
+        """Returns x w for one matrix."""
         return _product(self, x)
 
     def rows(self, index: Int[Array, "*batch"]) -> Float[Array, "*batch K"]:
-        """The rows of an embedding of those indices, in `dtype`; NaN for those that it has not."""
+        """Returns the rows of an embedding, in `dtype`; NaN for an index outside."""
         if not isinstance(self.matmul, Lookup):
             raise TypeError(
                 "an embedding needs a product with `take`, got "
@@ -163,8 +178,8 @@ def _product(kernel: Kernel, x: Array) -> Array:
 @jax.jit
 def _rows(kernel: Kernel, index: Array) -> Array:
     product: Any = kernel.matmul
-    found = product.take(kernel.prepared, index)
-    return _divided(found, kernel.scale).astype(kernel.dtype)
+    rows = product.take(kernel.prepared, index)
+    return _divided(rows, kernel.scale).astype(kernel.dtype)
 
 
 def _divided(x: Array, scale: Array | None) -> Array:
@@ -182,9 +197,15 @@ def dot_general(
     *,
     out_sharding: Any = None,
 ) -> Float[Array, "..."]:
-    """`jax.lax.dot_general` with a quantized kernel on the right, which is contracted as planned.
+    """`jax.lax.dot_general` with a quantized kernel on the right, contracted as planned.
 
-    precision: not read; products accumulate in float32 at least.
+    Args:
+        x: Activations.
+        kernel: The quantized kernel.
+        dimension_numbers: As for `jax.lax.dot_general`.
+        precision: Not read; products accumulate in float32 or wider.
+        preferred_element_type: Dtype of the result. Default: that of x.
+        out_sharding: As for `jax.lax.dot_general`.
     """
     (ours, theirs), batch = dimension_numbers
     if tuple(map(len, batch)) != (0, 0) or set(theirs) != set(kernel.axes.inputs):
@@ -205,7 +226,14 @@ def dot_general(
 def einsum(
     equation: str, x: Float[Array, "..."], kernel: Kernel, **options: Any
 ) -> Float[Array, "..."]:
-    """`jnp.einsum` of x and a quantized kernel, as `nnx.Einsum` calls it."""
+    """`jnp.einsum` of x and a quantized kernel, as `nnx.Einsum` calls it.
+
+    Args:
+        equation: As for `jnp.einsum`.
+        x: Activations.
+        kernel: The quantized kernel.
+        options: As for `jnp.einsum`.
+    """
     left, right, out = split_equation(equation)
     inputs = [right[axis] for axis in kernel.axes.inputs]
     contracted = [left.index(letter) for letter in inputs], kernel.axes.inputs
@@ -215,7 +243,7 @@ def einsum(
 
 
 def split_equation(equation: str) -> tuple[str, str, str]:
-    """The letters of x, of the kernel, and of the result."""
+    """Returns the letters of x, of the kernel, and of the result."""
     operands, out = equation.replace(" ", "").split("->")
     left, right = operands.split(",")
     return left, right, out
@@ -224,10 +252,16 @@ def split_equation(equation: str) -> tuple[str, str, str]:
 def ragged_dot(
     x: Float[Array, "m K"], kernel: Kernel, sizes: Any, **options: Any
 ) -> Float[Array, "m N"]:
-    """`jax.lax.ragged_dot`: each row by the matrix of its group; rows lie group by group.
+    """`jax.lax.ragged_dot`: each row times the matrix of its group; rows are sorted by group.
 
-    One matrix after the other multiplies all rows, and a row keeps the product of its own: as many
-    operations as XLA's own on a CPU, and no float copy of the matrices.
+    Multiplies all rows by one matrix after the other and selects. XLA on a CPU does as many
+    operations; this needs no float copy of the matrices.
+
+    Args:
+        x: Rows, sorted by group.
+        kernel: One matrix per group.
+        sizes: Rows per group, i32[B].
+        options: As for `jax.lax.ragged_dot`.
     """
     return _ragged(x, kernel, sizes)
 
@@ -250,7 +284,7 @@ def _ragged(x: Array, kernel: Kernel, sizes: Array) -> Array:
 
 @dataclasses.dataclass(frozen=True)
 class Promote:
-    """The promotion that a module had, which sees a quantized kernel as the float one it was."""
+    """The module's dtype promotion, applied as if the kernel were still float."""
 
     before: Callable[..., Any]
 

@@ -1,12 +1,12 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""One option for each of many items, of least cost within a limit of bytes: exactly.
+"""The exact choice of one option per item, with least cost under a limit of bytes.
 
-A multiplier is a price for a byte. At each price every item takes its own best option, and one
-price nearly fills the limit (Shoham and Gersho, Efficient bit allocation for an arbitrary set of
-quantizers, IEEE Trans. ASSP 36, 1988). What that leaves unfilled is the gap to the best. So the
-price only gives a bound: items are decided one after the other, all combinations of bytes and cost
-that no other dominates are kept, and those that cannot come below the best known any more are not.
+A multiplier is a price per byte. At each price every item takes its best option, and one price
+nearly fills the limit (Shoham and Gersho, Efficient bit allocation for an arbitrary set of
+quantizers, IEEE Trans. ASSP 36, 1988). The unfilled rest is the gap to the optimum, so the price
+gives only a bound. Items are then decided one after the other: all combinations of bytes and cost
+that no other dominates are kept, except those that can no longer beat the best known.
 """
 
 from collections.abc import Sequence
@@ -19,13 +19,17 @@ _HALVINGS = 60  # of the price: the digits of a float64
 def knapsack(
     sizes: Sequence[Sequence[int]], costs: Sequence[Sequence[float]], *, limit: int
 ) -> list[int]:
-    """The option of each item that make the sum of costs least with a sum of sizes up to `limit`.
+    """Returns the option of each item with the least total cost and a total size up to `limit`.
 
-    sizes, costs: of the options of each item, in bytes and at least 0.
+    Args:
+        sizes: Bytes of the options of each item; at least 0.
+        costs: Costs of the options of each item; at least 0.
+        limit: Limit of the total size, in bytes.
 
-    Raises ValueError if the least sizes are above the limit, saying by how much.
+    Raises:
+        ValueError: Even the smallest options exceed the limit; the error says by how much.
     """
-    least = sum(min(one) for one in sizes)
+    least = sum(min(options) for options in sizes)
     if least > limit:
         raise ValueError(
             f"a limit must hold the smallest options, got limit={limit} where they take {least}; "
@@ -40,7 +44,7 @@ def knapsack(
 
 
 def _at(items: Sequence[tuple[np.ndarray, np.ndarray]], price: float) -> list[int]:
-    """Each item's best option at a price; of equal ones the smallest."""
+    """Returns each item's best option at a price; of equal ones the smallest."""
     return [int(np.lexsort((s, c + price * s))[0]) for s, c in items]
 
 
@@ -49,7 +53,7 @@ def _size(items: Sequence[tuple[np.ndarray, np.ndarray]], options: Sequence[int]
 
 
 def _price(items: Sequence[tuple[np.ndarray, np.ndarray]], limit: int) -> float:
-    """The least price, to a float's digits, at which what the items choose is within the limit."""
+    """Returns the least price, to a float's precision, at which the choice fits the limit."""
     if _size(items, _at(items, 0.0)) <= limit:
         return 0.0
     low, high = 0.0, 1e-300 + 2 * max(float(c.max()) for _, c in items)
@@ -63,7 +67,7 @@ def _price(items: Sequence[tuple[np.ndarray, np.ndarray]], limit: int) -> float:
 
 
 def _filled(items: Sequence[tuple[np.ndarray, np.ndarray]], limit: int, price: float) -> float:
-    """The cost of a choice within the limit: that of the price, and what more fits, best first."""
+    """Returns the cost of a choice within the limit: the one at the price, filled up best first."""
     options = _at(items, price)
     room = limit - _size(items, options)
     while True:
@@ -83,7 +87,7 @@ def _filled(items: Sequence[tuple[np.ndarray, np.ndarray]], limit: int, price: f
 def _exact(
     items: Sequence[tuple[np.ndarray, np.ndarray]], limit: int, *, price: float, best: float
 ) -> list[int]:
-    """Item after item, every sum of sizes with its least cost, but for those that cannot win."""
+    """Returns the optimum: item after item, each total size with its least cost, pruned by `best`."""
     # What the items from i on cost at least at the price, the limit's own worth not yet taken off.
     least = [0.0, *np.cumsum([float((c + price * s).min()) for s, c in reversed(items)])][::-1]
     used, cost = np.zeros(1, np.int64), np.zeros(1)
@@ -100,7 +104,7 @@ def _exact(
         used, cost = sums[kept], costs[kept]
     at = int(np.argmin(cost))
     options = []
-    for parents, chosen in reversed(steps):
-        options.append(int(chosen[at]))
+    for parents, picked in reversed(steps):
+        options.append(int(picked[at]))
         at = int(parents[at])
     return options[::-1]

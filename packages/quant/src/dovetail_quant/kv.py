@@ -1,11 +1,11 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Keys and values of attention in fewer bytes: a codec that a cache calls as it writes and reads.
+"""Attention keys and values in fewer bytes: a codec for writing and reading a cache.
 
-A token's vector is encoded alone, head by head, with a scale of its own. So codes and scales are
-plain arrays [..., H, D] and [..., H] with the axes of the cache: a page is written by scatter and
-read by gather, in any order, and what was written is never encoded again. Attention stays as it
-is. Per-channel scales of keys would be nearer, but need statistics of tokens to come.
+Each token's vector is encoded alone, head by head, with its own scale. Codes and scales are
+therefore plain arrays [..., H, D] and [..., H] with the axes of the cache: a page is written by
+scatter and read by gather, in any order, and nothing is encoded twice. Attention does not change.
+Per-channel scales of keys would be more accurate, but need statistics of future tokens.
 """
 
 import dataclasses
@@ -22,18 +22,24 @@ _TINY = float(np.finfo(np.float32).tiny)
 
 @runtime_checkable
 class KVCodec(Protocol):
-    """How a cache holds keys and values: one scale for each token and head."""
+    """Encoding of keys and values in a cache: one scale per token and head."""
 
     def encode(
         self, x: Float[Array, "*batch H D"]
     ) -> tuple[Int[Array, "*batch H D"], Float[Array, "*batch H"]]:
-        """Codes and float32 scales."""
+        """Returns codes and float32 scales."""
         ...
 
     def decode(
         self, codes: Int[Array, "*batch H D"], scale: Float[Array, "*batch H"], *, dtype: DTypeLike
     ) -> Float[Array, "*batch H D"]:
-        """The vectors that they stand for."""
+        """Returns the decoded vectors.
+
+        Args:
+            codes: Codes of `encode`.
+            scale: Scales of `encode`.
+            dtype: Dtype of the result.
+        """
         ...
 
 
@@ -41,25 +47,34 @@ class KVCodec(Protocol):
 class Int8:
     """codes = round(x / scale), scale = max|x| / 127 of each token and head.
 
-    |x - decode| <= scale / 2 (1 + 127 eps), eps of float32, for |x| up to 1e38, before it is
-    rounded to `dtype`. A vector of zeros, or one whose scale would be below the least normal
-    float32, gives zeros. One with inf or nan gives nan throughout, which attention shows.
+    |x - decode| <= scale / 2 (1 + 127 eps), eps of float32, for |x| up to 1e38, before rounding to
+    `dtype`. A vector of zeros, or one whose scale would be below the least normal float32, gives
+    zeros. A vector with inf or nan gives nan throughout, and attention shows it.
 
-    Bytes: D + 4, of 4 D in float32 and 2 D in bfloat16. For normal x the error is, as a fraction
-    of the root mean square of x, 0.0059 at D=64, 0.0065 at 128 and 0.0069 at 256. A channel 10
-    times as large as the rest, as keys have, makes that of the rest 0.023, at any D.
+    Bytes: D + 4, of 4 D in float32 and 2 D in bfloat16. For normal x the error is, as a fraction of
+    the root mean square of x, 0.0059 at D=64, 0.0065 at 128 and 0.0069 at 256. If a channel is 10
+    times as large as the rest, as in keys, the error of the rest is 0.023 at any D.
 
-        codec = Int8()
-        codes, scale = codec.encode(keys)  # of [B, T, H, D]: int8, and float32 [B, T, H]
-        keys = codec.decode(codes[:, pages], scale[:, pages], dtype=jnp.bfloat16)
+    Example:
+
+        >>> import jax, jax.numpy as jnp
+        >>> keys = jax.random.normal(jax.random.key(0), (2, 16, 4, 64))
+        >>> codec = Int8()
+        >>> codes, scale = codec.encode(keys)
+        >>> codes.dtype, scale.shape
+        (dtype('int8'), (2, 16, 4))
+        >>> codec.decode(codes[:, 8:], scale[:, 8:], dtype=jnp.bfloat16).shape
+        (2, 8, 4, 64)
     """
 
     def encode(
         self, x: Float[Array, "*batch H D"]
     ) -> tuple[Int[Array, "*batch H D"], Float[Array, "*batch H"]]:
-        """(codes, float32 scale) of x in any floating dtype.
+        """Returns codes and the float32 scale of x, of any floating dtype.
 
-        Raises TypeError for x that is not floating point, and ValueError for no D, or D = 0.
+        Raises:
+            TypeError: x is not floating point.
+            ValueError: x has no axis D, or D = 0.
         """
         if not jnp.issubdtype(x.dtype, jnp.floating):
             raise TypeError(
@@ -81,10 +96,16 @@ class Int8:
     def decode(
         self, codes: Int[Array, "*batch H D"], scale: Float[Array, "*batch H"], *, dtype: DTypeLike
     ) -> Float[Array, "*batch H D"]:
-        """codes scale, multiplied in float32 and rounded to `dtype`.
+        """Returns codes times scale, multiplied in float32 and rounded to `dtype`.
 
-        Raises ValueError for a scale that is not [*batch, H], and TypeError for a `dtype` that is
-        not floating point.
+        Args:
+            codes: Codes of `encode`.
+            scale: Scales of `encode`.
+            dtype: Dtype of the result.
+
+        Raises:
+            ValueError: `scale` is not [*batch, H].
+            TypeError: `dtype` is not floating point.
         """
         if scale.shape != codes.shape[:-1]:
             raise ValueError(

@@ -1,21 +1,21 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""How codes lie in memory and in files: packed weights, [outputs, inputs], for all of Dovetail.
+"""Packed weights, [outputs, inputs], in memory and in files, for all of Dovetail.
 
     values [N, K]: bytes of 8-bit codes                 scales, zeros [N, G]
     values [N, G h]: two 4-bit codes a byte, h = g/2 rounded up
 
-Four-bit codes share a byte with their partner in the other half of the group of g inputs, not with
-their neighbour: low nibbles are the group's first h inputs and high ones the rest. So a product is
-two products, of the two halves of x, and codes are never interleaved, which would cost more than
-the product. An odd group has one high nibble too many, which meets a 0 in x.
+A 4-bit code shares its byte with its partner in the other half of the group of g inputs, not with
+its neighbour: low nibbles are the group's first h inputs, high ones the rest. A product is then two
+products, with the two halves of x. Interleaving codes would cost more than the product. An odd
+group has one unused high nibble, which meets a 0 in x.
 
-For int8 and int4 of even groups these are the arrays that dovetail-kernels multiplies, field by
-field; a test of both asserts it. The alternative was blocks of outputs, [B, G, n, g]. A row of
-outputs as one run of bytes can be read from a file in part, is sharded as the float weight was, and
-has no padding that depends on the number of devices. It costs no speed: decoded by blocks at 4096 x
-4096 on 2 CPU cores with jax 0.10.2, int4 by 128 at 1, 16 and 64 rows takes 2.2, 5.8 and 13.0 ms of
-CPU time in this layout, 2.0, 6.2 and 14.6 in the other.
+For int8 and int4 of even groups these are the arrays of dovetail-kernels, field by field; a test of
+both asserts it. The alternative was blocks of outputs, [B, G, n, g]. A row of outputs as one run of
+bytes can be read from a file in shards, is sharded like the float weight, and has no padding that
+depends on the number of devices. It costs no speed: decoded by blocks at 4096 x 4096 on 2 CPU cores
+with jax 0.10.2, int4 by 128 at 1, 16 and 64 rows takes 2.2, 5.8 and 13.0 ms of CPU time in this
+layout, 2.0, 6.2 and 14.6 in the other.
 """
 
 import dataclasses
@@ -41,12 +41,16 @@ _LEAST_OUTPUTS = 8
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PackedWeights:
-    """Codes as they are multiplied (see the file's head); axes of a stack come before N.
+    """Codes in the layout for multiplication (see the module). Axes of a stack come before N.
 
-    A pytree of arrays: it can be jitted over, mapped, scanned, sharded along N or G.
+    A pytree of arrays: it can be jitted over, mapped, scanned, and sharded along N or G.
 
-    values: int8 for int8, uint8 for all others. scales: float32. zeros: int8, or None. weight: the
-    codes. group: g, inputs that share a scale.
+    Attributes:
+        values: int8 for int8, uint8 for all others.
+        scales: f32[N, G].
+        zeros: i8[N, G], or None.
+        weight: The codes, as in `Spec`.
+        group: g, inputs per scale.
     """
 
     values: Any
@@ -57,12 +61,12 @@ class PackedWeights:
 
     @property
     def bits(self) -> int | None:
-        """Of integers, as dovetail-kernels asks: 8 or 4; None for nf4 and fp8."""
+        """Bits of integer codes, 8 or 4, as in dovetail-kernels; None for nf4 and fp8."""
         return {"int8": 8, "int4": 4}.get(self.weight)
 
     @property
     def groups(self) -> int:
-        """G."""
+        """G, groups of inputs."""
         return self.scales.shape[-1]
 
     @property
@@ -82,10 +86,10 @@ class PackedWeights:
 
 
 def pack_weights(q: QArray) -> PackedWeights:
-    """The codes [*b, K, N] as packed weights.
+    """Packs the codes [*b, K, N].
 
     Raises:
-        ValueError: codes or scales that are not canonical.
+        ValueError: Codes or scales are not canonical.
     """
     check(q)
     return _packed(q)
@@ -110,7 +114,7 @@ def _packed(q: QArray) -> PackedWeights:
 
 
 def unpack_weights(packed: PackedWeights) -> QArray:
-    """The inverse of `pack_weights`, bit for bit."""
+    """Inverts `pack_weights`, bit for bit."""
     weight, values, zeros = packed.weight, packed.values, packed.zeros
     if weight in FOUR_BITS:
         halves = [grouped(half, packed) for half in (values & jnp.uint8(15), values >> 4)]
@@ -125,12 +129,12 @@ def unpack_weights(packed: PackedWeights) -> QArray:
 
 
 def grouped(values: Array, packed: PackedWeights) -> Array:
-    """[..., G h] or [..., K] as [..., G, h] or [..., G, g]."""
+    """Reshapes [..., G h] or [..., K] to [..., G, h] or [..., G, g]."""
     return values.reshape(*values.shape[:-1], packed.groups, values.shape[-1] // packed.groups)
 
 
 def split(x: Array, packed: PackedWeights) -> list[Array]:
-    """x [R, K] by the columns that the codes have: [R, G, g], or halves [R, G, h]."""
+    """Splits x [R, K] by the columns of the codes: [R, G, g], or two halves [R, G, h]."""
     whole = x.reshape(x.shape[0], packed.groups, packed.group)
     if packed.weight not in FOUR_BITS:
         return [whole]
@@ -140,16 +144,16 @@ def split(x: Array, packed: PackedWeights) -> list[Array]:
 
 
 def merge(parts: list[Array], packed: PackedWeights) -> Array:
-    """The inverse of `split`."""
+    """Inverts `split`."""
     whole = jnp.concatenate(parts, axis=2)[:, :, : packed.group]
     return whole.reshape(whole.shape[0], packed.in_features)
 
 
 def blocks(packed: PackedWeights) -> tuple[int, int]:
-    """(B, n): blocks to decode at a time, as equal as can be, and their outputs.
+    """Returns (B, n): blocks to decode at a time, as equal as possible, and outputs per block.
 
-    The last block ends with the last output and may overlap the one before it, so that nothing is
-    padded or copied.
+    The last block ends with the last output and may overlap the previous one, so nothing is padded
+    or copied.
     """
     most = max(_LEAST_OUTPUTS, _BLOCK[4 if packed.weight in FOUR_BITS else 8] // packed.in_features)
     count = -(-packed.out_features // most)
@@ -157,12 +161,18 @@ def blocks(packed: PackedWeights) -> tuple[int, int]:
 
 
 def block(packed: PackedWeights, start: Array | int, size: int) -> PackedWeights:
-    """`size` outputs from `start`."""
+    """Returns `size` outputs from `start`.
+
+    Args:
+        packed: The weights.
+        start: First output.
+        size: Number of outputs.
+    """
     return jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, start, size), packed)
 
 
 def by_blocks(f: Callable[[PackedWeights], Array], packed: PackedWeights) -> Array:
-    """The results [R, n] of f on all blocks side by side: [R, N]."""
+    """Applies f to all blocks and returns the results [R, n] side by side: [R, N]."""
     count, size = blocks(packed)
     if count == 1:
         return f(packed)

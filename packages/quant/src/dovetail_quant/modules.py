@@ -10,12 +10,18 @@ from flax import nnx
 
 
 def module_at(model: nnx.Module, path: str) -> Any:
-    """The module of that path."""
+    """Returns the module at a path."""
     return next(m for p, m in nnx.iter_modules(model) if ".".join(map(str, p)) == path)
 
 
 def replace(model: nnx.Module, path: str, module: nnx.Module) -> None:
-    """Another module at that path, where its parent holds it by attribute, index or key."""
+    """Puts another module at a path, as an attribute, index or key of its parent.
+
+    Args:
+        model: The model to change.
+        path: Path of the module.
+        module: Its replacement.
+    """
     *above, last = path.split(".")
     parent: Any = model
     for key in above:
@@ -28,13 +34,13 @@ def replace(model: nnx.Module, path: str, module: nnx.Module) -> None:
 
 
 def copied(model: nnx.Module) -> Any:
-    """A module with variables of its own around the same arrays, where a clone would copy them."""
+    """Returns a module with new variables around the same arrays; a clone would copy them."""
     graphdef, state = nnx.split(model)
     return nnx.merge(graphdef, jax.tree.map(lambda x: x, state))
 
 
 def held(module: nnx.Module, name: str) -> Callable[..., Any]:
-    """The product that a module holds under that name, JAX's own where it holds None for it."""
+    """Returns the product under that attribute of a module; JAX's own for None."""
     product = getattr(module, name)
     return jax.lax.dot_general if product is None else product
 

@@ -1,9 +1,9 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Codes on a mesh: they lie as the float weight does, and what all of its parts need is everywhere.
+"""Codes on a mesh: sharded like the float weight.
 
-Codes [*b, K, N] take the axes of the mesh that the weight's own axes had; scales [*b, G, N] too,
-where these divide them, and are replicated along the others, as an axis of size 1 is.
+Codes [*b, K, N] take the mesh axes of the weight. So do scales [*b, G, N] if the mesh divides them;
+along other axes they are replicated, like an axis of size 1.
 """
 
 import dataclasses
@@ -24,13 +24,15 @@ Entries = tuple[Any, ...]  # of a PartitionSpec, one for each axis
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where the folded weight [*b, K, N] lies."""
+    """The placement of the folded weight [*b, K, N]."""
 
     mesh: Mesh | AbstractMesh
     entries: Entries
 
     def sharding(self, shape: tuple[int, ...]) -> NamedSharding:
-        """For an array of as many axes; those that the mesh does not divide are replicated."""
+        """Returns the sharding of an array with these axes; those not divided by the mesh are
+        replicated.
+        """
         fit = (
             entry if size % _shards(self.mesh, entry) == 0 else None
             for size, entry in zip(shape, self.entries, strict=True)
@@ -38,14 +40,21 @@ class Place:
         return NamedSharding(self.mesh, PartitionSpec(*fit))
 
     def replaced(self, *entries: Any) -> "Place":
-        """Of another array on this mesh."""
+        """Returns the placement of another array on this mesh."""
         return dataclasses.replace(self, entries=entries)
 
 
 def place_of(value: Any, axes: Axes, path: str) -> Place | None:
-    """The place of the folds of a weight, an array or `jax.ShapeDtypeStruct`; None for one device.
+    """Returns the placement of a folded weight (array or `jax.ShapeDtypeStruct`); None on one
+    device.
 
-    Raises ValueError if it is sharded along an axis that the fold puts inside another.
+    Args:
+        value: The weight.
+        axes: Its axes.
+        path: Its path, for the error.
+
+    Raises:
+        ValueError: An axis is sharded that folding puts inside another.
     """
     sharding = None if isinstance(value, Tracer) else getattr(value, "sharding", None)
     if not isinstance(sharding, NamedSharding) or sharding.mesh.size == 1:
@@ -67,7 +76,7 @@ def place_of(value: Any, axes: Axes, path: str) -> Place | None:
 
 
 def place_codes(q: QArray | PackedWeights, place: Place | None) -> QArray | PackedWeights:
-    """The codes, scales and zero points at that place; as they are for None."""
+    """Places codes, scales and zero points; unchanged for None."""
     if place is None:
         return jax.tree.map(jax.numpy.asarray, q)
     if isinstance(q, PackedWeights):
@@ -76,16 +85,16 @@ def place_codes(q: QArray | PackedWeights, place: Place | None) -> QArray | Pack
 
 
 def place_divisor(scale: Any, place: Place | None) -> Array | None:
-    """What x is divided by, [*b, K]."""
+    """Places the divisor of x, [*b, K]."""
     if scale is None or place is None:
         return scale
     return jax.device_put(scale, place.replaced(*place.entries[:-1]).sharding(scale.shape))
 
 
 def place_prepared(prepared: Any, place: Place | None) -> Any:
-    """Codes as a product reads them: packed weights [*b, N, K] lie as [*b, K, N] did.
+    """Places prepared weights: packed [*b, N, K] like [*b, K, N].
 
-    The layouts of other libraries are left as they came.
+    Layouts of other libraries are left unchanged.
     """
     if place is None or not isinstance(prepared, PackedWeights | QArray):
         return prepared

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Which site gets which spec: rules by path, decided before anything is computed."""
+"""Rules by path that assign a spec to each site, before anything is computed."""
 
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
@@ -17,19 +17,24 @@ Rule = tuple[Patterns, Spec | None]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """specs: by the path of the site. left_alone: every other site, and why."""
+    """A spec for each site.
+
+    Attributes:
+        specs: Specs by the path of the site.
+        left_alone: Every other site, with the reason.
+    """
 
     specs: Mapping[str, Spec]
     left_alone: Mapping[str, str]
 
     def to_json(self) -> dict[str, Any]:
-        """Numbers, strings and dicts alone; `Plan.from_json` takes them back."""
+        """Returns numbers, strings and dicts alone, for `Plan.from_json`."""
         specs = {path: dataclasses.asdict(spec) for path, spec in self.specs.items()}
         return {"specs": specs, "left_alone": dict(self.left_alone)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Plan":
-        """The plan of which `to_json` gave this."""
+        """Inverts `to_json`."""
         specs = {path: Spec(**spec) for path, spec in data["specs"].items()}
         return cls(specs=specs, left_alone=dict(data["left_alone"]))
 
@@ -41,28 +46,37 @@ class Plan:
 
 
 def plan(model: nnx.Module, rules: Sequence[Rule]) -> Plan:
-    """The spec of each site, by the first rule whose pattern matches its path.
+    """Assigns a spec to each site, by the first rule whose pattern matches its path.
 
-    A site that no rule matches is left alone, and the plan says so.
+    A site without a match is left alone, and the plan says so.
 
     Args:
-        model: May be abstract (`nnx.eval_shape`).
+        model: The model. It may be abstract (`nnx.eval_shape`).
         rules: Pairs of a pattern, or several, and a spec, or None for no quantization. Patterns are
             globs over paths, `layers.*.attn.{q,k}`: `*` within a segment, `**` for any number.
 
-    Raises:
-        ValueError: For a pattern that is not one or matches no site, a rule that is the first for
-            no site or whose sites cannot be quantized, and a group that does not divide the inputs
-            of a site.
+    Returns:
+        The plan. Print it to read it as a table.
 
-        chosen = plan(model, [("**.mlp.*", Spec(weight="int4", group=32)), ("**", Spec())])
+    Raises:
+        ValueError: A pattern is malformed or matches no site, a rule decides for no site, its sites
+            cannot be quantized, or a group does not divide the inputs of a site.
+
+    Example:
+
+        >>> from flax import nnx
+        >>> from dovetail_quant import Spec
+        >>> rngs = nnx.Rngs(0)
+        >>> model = nnx.Sequential(nnx.Linear(64, 32, rngs=rngs), nnx.LayerNorm(32, rngs=rngs))
+        >>> list(plan(model, [("**", Spec(weight="int4", group=32))]).specs)
+        ['layers.0']
     """
-    found = sites(model)
-    _check_patterns(rules, found)
+    by_path = sites(model)
+    _check_patterns(rules, by_path)
     specs: dict[str, Spec] = {}
     left_alone: dict[str, str] = {}
     used = set()
-    for path, site in found.items():
+    for path, site in by_path.items():
         i = next((i for i, (p, _) in enumerate(rules) if matches(p, path)), None)
         used.add(i)
         spec = None if i is None else rules[i][1]
@@ -81,7 +95,7 @@ def plan(model: nnx.Module, rules: Sequence[Rule]) -> Plan:
             )
     if rules and not specs:
         raise ValueError(
-            f"a plan must quantize something, got rules for {len(found)} sites that are all left "
+            f"a plan must quantize something, got rules for {len(by_path)} sites that are all left "
             f"alone: {'; '.join(f'{p}: {why}' for p, why in list(left_alone.items())[:3])}"
         )
     return Plan(specs=specs, left_alone=left_alone)

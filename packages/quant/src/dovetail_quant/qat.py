@@ -1,17 +1,17 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Quantization-aware training: a float model whose sites round as its quantized form will.
+"""Quantization-aware training: a float model whose sites round like their quantized form.
 
-A site keeps its float parameter, under its own path; the product that its module holds as an
-attribute rounds weights to the levels of the spec, and rows of x if the spec says so, and lets
-gradients pass as if it had not (the straight-through estimator, arXiv:1308.3432). So checkpoints,
-optimizers and shardings of the float model fit, and freezing reads the plan off the products.
+A site keeps its float parameter under its path. The product in its module's attribute rounds
+weights to the levels of the spec, and rows of x if the spec says so; gradients pass unchanged (the
+straight-through estimator, arXiv:1308.3432). Checkpoints, optimizers and shardings of the float
+model therefore fit, and `freeze` reads the plan from the products.
 
-Weights round as `qwix.QtProvider` rounds them, bit for bit where it and the spec agree. It is not
-used itself, because frozen sites would differ from trained ones (qwix 0.1.8): it rounds in the
-dtype of the product, where bfloat16 moves codes; it groups the last of several input axes alone;
-its steps of x are per group and spread over 127.5; its gradient in x is that of weights not
-rounded; it leaves look-ups float, and takes x for the weight where the two have one shape.
+Weights round like in `qwix.QtProvider`, bit for bit if it and the spec agree. It is not used
+itself, because frozen sites would differ from trained ones (qwix 0.1.8): it rounds in the dtype of
+the product, where bfloat16 moves codes; it groups only the last of several input axes; its steps of
+x are per group and spread over 127.5; its gradient in x is that of unrounded weights; it leaves
+lookups float, and mistakes x for the weight if both have one shape.
 """
 
 import dataclasses
@@ -37,25 +37,35 @@ from dovetail_quant.spec import Spec
 
 
 def qat(model: nnx.Module, plan: Plan, *example: Any, **example_options: Any) -> Any:
-    """A new module that computes with rounded weights, and trains those that it rounds.
+    """Returns a new module that computes with rounded weights and trains them.
 
-    The arrays are those of `model`, which stays as it is. example: what the model is called with,
-    arrays or `jax.ShapeDtypeStruct`; nothing is computed, but every site of the plan must take
-    part, so that none is left float in silence.
+    It shares the arrays of `model`, which does not change.
 
-    Raises ValueError for a plan of another model, a method other than absmax, a site that the
-    example does not come to, one that trains already, and experts whose module casts the kernel.
+    Args:
+        model: The float model.
+        plan: A plan of this model, with method absmax.
+        example: Arguments of a call of the model: arrays or `jax.ShapeDtypeStruct`. Nothing is
+            computed, but every site of the plan must be called, so none silently stays float.
+        example_options: Keyword arguments of that call.
 
-        trained = qat(model, plan(model, [("**", Spec(weight="int4", group=32))]), x)
-        optimizer = nnx.Optimizer(trained, optax.adam(1e-3), wrt=nnx.Param)
-        ...
-        small = freeze(trained)
+    Raises:
+        ValueError: The plan belongs to another model or has another method, the example does not
+            call a site, a site trains already, or a module of experts casts its kernel.
+
+    Example:
+
+        >>> import jax.numpy as jnp
+        >>> from dovetail_quant import Spec, freeze, plan, qat
+        >>> model, x = nnx.Linear(64, 32, rngs=nnx.Rngs(0)), jnp.ones((3, 64))
+        >>> trained = qat(model, plan(model, [("**", Spec(weight="int4", group=32))]), x)
+        >>> bool(jnp.allclose(freeze(trained)(x), trained(x), rtol=1e-5, atol=1e-5))
+        True
     """
-    found = sites(model)
-    _check(plan, found)
+    by_path = sites(model)
+    _check(plan, by_path)
     trained = copied(model)
     for path, spec in plan.specs.items():
-        site = found[path]
+        site = by_path[path]
         how = Rounding(kind=site.kind, axes=site.axes, dtype=site.dtype, spec=spec)
         module = module_at(trained, path)
         for name, function in _operations(module, how).items():
@@ -70,12 +80,17 @@ def qat(model: nnx.Module, plan: Plan, *example: Any, **example_options: Any) ->
 
 
 def freeze(model: nnx.Module, *, matmul: Matmul | None = None) -> Any:
-    """The quantized module, as `apply` gives it, that a module of `qat` has been computing.
+    """Returns the quantized module, as from `apply`, of a module from `qat`.
 
-    Their results differ by float rounding alone: of sums, and of weights cast to a dtype of
-    activations that is narrower than float32. matmul: as in `apply`.
+    Their results differ by float rounding alone: of sums, and of weights cast to activations'
+    dtypes narrower than float32.
 
-    Raises ValueError for a model that `qat` did not give.
+    Args:
+        model: A module from `qat`.
+        matmul: As in `apply`.
+
+    Raises:
+        ValueError: `model` does not come from `qat`.
     """
     plain, specs = copied(model), {}
     for path, module in nnx.iter_modules(plain):
@@ -94,7 +109,7 @@ def freeze(model: nnx.Module, *, matmul: Matmul | None = None) -> Any:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def nearest(w: Float[Array, "*b K N"], spec: Spec) -> Float[Array, "*b K N"]:
-    """The levels nearest to w, in its dtype; its derivative is the identity."""
+    """Returns the levels nearest to w, in its dtype; the derivative is the identity."""
     return dequantize(quantize(w, spec)).astype(w.dtype)
 
 
@@ -105,7 +120,9 @@ def _nearest_jvp(spec: Spec, primals: Any, tangents: Any) -> tuple[Any, Any]:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def nearest_rows(x: Float[Array, "..."], axes: tuple[int, ...]) -> Float[Array, "..."]:
-    """round(x / step) step, step = max|x| / 127 over `axes`; its derivative is the identity."""
+    """Returns round(x / step) step, step = max|x| / 127 over `axes`; the derivative is the
+    identity.
+    """
     rest = tuple(axis for axis in range(x.ndim) if axis not in axes)
     moved = x.transpose(*rest, *axes)
     q, step = rounded(moved.reshape(-1, math.prod(x.shape[axis] for axis in axes)))
@@ -121,7 +138,14 @@ def _nearest_rows_jvp(axes: tuple[int, ...], primals: Any, tangents: Any) -> tup
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rounding:
-    """What a site rounds. Without its path, so that equal layers stay equal and can be scanned."""
+    """The rounding of a site. It has no path, so equal layers stay equal and can be scanned.
+
+    Attributes:
+        kind: How the module multiplies.
+        axes: Axes of its kernel.
+        dtype: Dtype of its kernel.
+        spec: The codes.
+    """
 
     kind: Kind | None
     axes: Axes
@@ -129,7 +153,7 @@ class Rounding:
     spec: Spec
 
     def weight(self, kernel: Float[Array, "..."]) -> Float[Array, "..."]:
-        """The kernel, rounded."""
+        """Returns the kernel, rounded."""
         if str(kernel.dtype) != self.dtype:
             raise ValueError(
                 f"a kernel must be rounded in its own dtype, got {kernel.dtype} of one that is "
@@ -139,13 +163,13 @@ class Rounding:
         return self.axes.unfold(nearest(self.axes.fold(kernel), self.spec))
 
     def rows(self, x: Float[Array, "..."], axes: Sequence[int]) -> Float[Array, "..."]:
-        """x, rounded if the spec rounds activations."""
+        """Returns x, rounded if the spec rounds activations."""
         return x if self.spec.act is None else nearest_rows(x, tuple(axes))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Product:
-    """The product that a module had, of a rounded kernel, and of rounded x if the spec says so."""
+    """The module's product, with a rounded kernel, and rounded x if the spec says so."""
 
     before: Callable[..., Any]
     how: Rounding
@@ -167,7 +191,7 @@ class Product:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Uncast:
-    """The promotion that a module had, which leaves the kernel to be cast after it is rounded."""
+    """The module's dtype promotion, without the kernel: it is cast after rounding."""
 
     before: Callable[..., Any]
 
@@ -179,9 +203,9 @@ class Uncast:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Table:
-    """What an embedding calls with its table, to cast it or to take its rows: of a rounded one.
+    """An embedding's operation on its table, cast or lookup, with a rounded table.
 
-    `nnx.Embed` casts (table,) for a look-up, (query, table) for a product; others call `lookup`.
+    `nnx.Embed` casts (table,) for a lookup, (query, table) for a product; others call `lookup`.
     """
 
     before: Callable[..., Any]
@@ -196,7 +220,7 @@ class Table:
 
 
 def _operations(module: Any, how: Rounding) -> dict[str, Any]:
-    """The attributes of a module that see its parameter, as they round it."""
+    """Returns the attributes of a module that use its parameter, wrapped with rounding."""
     if how.kind == "embed":
         if isinstance(module, nnx.Embed):
             return {"promote_dtype": Table(before=module.promote_dtype, how=how)}
@@ -226,7 +250,7 @@ def _check(plan: Plan, found: dict[str, Site]) -> None:
 
 
 def _check_reached(model: nnx.Module, plan: Plan, args: Any, options: Any) -> None:
-    """Every site must be called: a class may multiply in code of its own."""
+    """Raises unless every site is called: a class may multiply in its own code."""
     reached = set()
 
     def note(path: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,10 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Low-rank adapters on a quantized model: y = x W + alpha / rank (x A) B, A and B trained alone.
+"""Low-rank adapters on a quantized model: y = x W + alpha / rank (x A) B, training A and B alone.
 
-The codes of W stay as they are, whatever method found them (QLoRA, arXiv:2305.14314, equation 5).
-An adapter stands where the module holds its product, and calls the one that was there; so the
-kernel keeps its path, and no float copy of it is made, forward or backward.
+The codes of W stay unchanged, whatever method made them (QLoRA, arXiv:2305.14314, equation 5). An
+adapter replaces the product in the module's attribute and calls it. The kernel keeps its path, and
+no float copy of it is made, forward or backward.
 """
 
 import string
@@ -31,35 +31,49 @@ def qlora(
     rngs: nnx.Rngs,
     where: Patterns | None = None,
 ) -> Any:
-    """A new module with an adapter at each quantized site; its results do not change by a bit.
+    """Returns a new module with an adapter at each quantized site. Its results are equal bit for
+    bit.
 
-    The arrays are those of `model`, which stays as it is. A is uniform in +-1/sqrt(K), drawn from
-    `rngs.params`, and B is 0 (LoRA, arXiv:2106.09685, section 4.1); both are float32, and of type
-    `nnx.LoRAParam`. where: patterns of paths, as those of `plan`; by default every quantized
-    `nnx.Linear`, `nnx.LinearGeneral` and `nnx.Einsum`. Float sites and experts, which get an
-    adapter per expert, are adapted where it names them.
+    It shares the arrays of `model`, which does not change. A is uniform in +-1/sqrt(K), drawn from
+    `rngs.params`, and B is 0 (LoRA, arXiv:2106.09685, section 4.1); both are float32
+    `nnx.LoRAParam`.
 
-    Adapters alone are read with `nnx.state(adapted, nnx.LoRAParam)`, and put back, over the codes
-    that `save` wrote before, with `nnx.update(qlora(load(...), ...), state)`.
+    Save adapters alone with `nnx.state(adapted, nnx.LoRAParam)`; restore them, over the codes
+    written by `save`, with `nnx.update(qlora(load(...), ...), state)`.
 
-    Raises ValueError for a rank or alpha below what can be trained, a `where` that matches nothing
-    or an embedding, and a site that is adapted already.
+    Args:
+        model: A quantized model.
+        rank: Rank of the adapters.
+        alpha: Scale; the adapter is multiplied by alpha / rank.
+        rngs: Source of A.
+        where: Name patterns of paths, as in `plan`. Default: every quantized `nnx.Linear`,
+            `nnx.LinearGeneral` and `nnx.Einsum`. Float sites and experts (one adapter per expert)
+            are adapted if named.
 
-        adapted = qlora(small, rank=8, alpha=16.0, rngs=nnx.Rngs(0))
-        optimizer = nnx.Optimizer(adapted, optax.adam(1e-4), wrt=nnx.LoRAParam)
-        grads = nnx.grad(loss, argnums=nnx.DiffState(0, nnx.LoRAParam))(adapted)
-        optimizer.update(adapted, grads)
+    Raises:
+        ValueError: `rank` or `alpha` is not positive, `where` matches nothing or an embedding, or a
+            site is adapted already.
+
+    Example:
+
+        >>> import jax.numpy as jnp
+        >>> from dovetail_quant import Spec, apply, plan
+        >>> model = nnx.Linear(64, 32, rngs=nnx.Rngs(0))
+        >>> small = apply(model, plan(model, [("**", Spec())]))
+        >>> adapted = qlora(small, rank=8, alpha=16.0, rngs=nnx.Rngs(0))
+        >>> [a.shape for a in jax.tree.leaves(nnx.state(adapted, nnx.LoRAParam))]
+        [(64, 8), (8, 32)]
     """
     if rank < 1 or not alpha > 0:
         raise ValueError(
             f"rank must be at least 1 and alpha above 0, got rank={rank}, alpha={alpha}; write "
             "rank=8, alpha=16.0"
         )
-    found = sites(model)
-    chosen = _chosen(model, found, where)
+    by_path = sites(model)
+    paths = _chosen(model, by_path, where)
     adapted = copied(model)
-    for path in chosen:
-        module, axes = module_at(adapted, path), found[path].axes
+    for path in paths:
+        module, axes = module_at(adapted, path), by_path[path].axes
         name: Any = _product(module)
         adapter = Adapter(
             held(module, name), axes, name=name, rank=rank, alpha=alpha, key=rngs.params()
@@ -69,10 +83,18 @@ def qlora(
 
 
 class Adapter(nnx.Module):
-    """The product that a module had, and alpha / rank (x A) B beside it.
+    """A module's product plus alpha / rank (x A) B.
 
-    a: [K, rank], or [E, K, rank] of experts. b: [rank, N], or [E, rank, N]. Inputs and outputs of
-    several axes are folded. The sum is float32 at least, in the dtype of the product's result.
+    A is [K, rank], or [E, K, rank] for experts; B is [rank, N], or [E, rank, N]. Several input or
+    output axes are folded. The sum is in float32 or wider, in the dtype of the product's result.
+
+    Args:
+        product: The module's product.
+        axes: Axes of its kernel.
+        name: Path of the site, for errors.
+        rank: Rank.
+        alpha: Scale.
+        key: Random key of A.
     """
 
     def __init__(
@@ -102,7 +124,7 @@ class Adapter(nnx.Module):
         return (y.astype(delta.dtype) + self.scale * delta).astype(y.dtype)
 
     def _factors(self, x: Array) -> tuple[Array, Array, Array]:
-        """x, A with the input axes of the kernel, B with its output axes, in one dtype."""
+        """Returns x, A with the input axes of the kernel, B with its output axes, in one dtype."""
         shape, dtype = self.axes.shape, wide(x.dtype)
         inputs = [shape[axis] for axis in self.axes.inputs]
         outputs = [shape[axis] for axis in self.axes.outputs]
@@ -133,8 +155,8 @@ class Adapter(nnx.Module):
 
 
 def _chosen(model: nnx.Module, found: Mapping[str, Site], where: Patterns | None) -> list[str]:
-    """The paths to adapt."""
-    chosen, named = [], sites(model, where=where)
+    """Returns the paths to adapt."""
+    paths, named = [], sites(model, where=where)
     for path, site in found.items():
         module = module_at(model, path)
         product = _product(module)
@@ -157,17 +179,17 @@ def _chosen(model: nnx.Module, found: Mapping[str, Site], where: Patterns | None
                 f"a site has one adapter, got {path!r}, which has its own; train that one, or "
                 "call qlora on the model before"
             )
-        chosen.append(path)
-    if not chosen:
+        paths.append(path)
+    if not paths:
         raise ValueError(
             "an adapter needs a quantized nnx.Linear, nnx.LinearGeneral or nnx.Einsum, got none "
             f"among {', '.join(list(found)[:5])}; call apply first, or name sites with where="
         )
-    return chosen
+    return paths
 
 
 def _product(module: Any) -> str | None:
-    """The attribute that holds the product of a module that can be adapted."""
+    """Returns the attribute with the product of a module that can be adapted."""
     if isinstance(module, nnx.Einsum):
         return "einsum_op"
     if isinstance(module, nnx.Linear | nnx.LinearGeneral):

@@ -1,9 +1,9 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What quantizing a weight does to the outputs of its site: the measure that all methods share.
+"""The effect of quantizing a weight on the outputs of its site: the measure of all methods.
 
 sum over rows x of |x dW|^2 = tr(dW^T H dW), H = sum of x x^T. It is a sum over output channels, so
-two ways to quantize may be mixed, channel by channel, and the better of each taken.
+two quantizations may be mixed channel by channel, taking the better of each.
 """
 
 from typing import NamedTuple
@@ -14,12 +14,15 @@ from jaxtyping import Array, Float, Int
 
 
 class Report(NamedTuple):
-    """What a method did to a site; leaves are arrays, so that it passes through jit and vmap.
+    """The result of a method at a site. Leaves are arrays, so it passes through jit and vmap.
 
-    error: tr(dW^T H dW) of the codes returned; nearest: of round-to-nearest; signal: of the
-    weight itself, tr(W^T H W). All in the units of the gram that came. kept: output channels left
-    as round-to-nearest, which was no worse there. damp: what GPTQ added to the diagonal of H, in
-    units of its mean; alpha: the exponent of AWQ and SmoothQuant; each 0 with the other methods.
+    Attributes:
+        error: tr(dW^T H dW) of the returned codes. All errors are in the units of the gram.
+        nearest: The same for round to nearest.
+        signal: The same for the weight itself, tr(W^T H W).
+        kept: Output channels left as round to nearest, which was no worse there.
+        damp: GPTQ's addition to the diagonal of H, in units of its mean; 0 with other methods.
+        alpha: The exponent of AWQ and SmoothQuant; 0 with other methods.
     """
 
     error: Float[Array, ""]
@@ -37,7 +40,7 @@ class Report(NamedTuple):
 
 
 def channel_errors(dw: Float[Array, "K N"], gram: Float[Array, "K K"]) -> Float[Array, "N"]:
-    """diag(dW^T H dW): the squared output error of each channel, summed over the rows behind H."""
+    """Returns diag(dW^T H dW): the squared output error of each channel, summed over the rows of H."""
     dw = dw.astype(jnp.float32)
     products = jnp.matmul(gram.astype(jnp.float32), dw, precision=jax.lax.Precision.HIGHEST)
     # Never negative but for rounding.
@@ -68,7 +71,17 @@ def report(
     damp: Float[Array, ""] | float = 0.0,
     alpha: Float[Array, ""] | float = 0.0,
 ) -> Report:
-    """The sums over output channels, and the signal."""
+    """Sums over output channels, and computes the signal.
+
+    Args:
+        w: Weights.
+        gram: Sum of x x^T.
+        errors: Error of each channel.
+        nearest: Error of each channel, rounded to nearest.
+        kept: See `Report`.
+        damp: See `Report`.
+        alpha: See `Report`.
+    """
     return Report(
         error=errors.sum(),
         nearest=nearest.sum(),

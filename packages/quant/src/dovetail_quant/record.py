@@ -1,18 +1,18 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What calibration remembers of the inputs of a site: their products, extremes and count.
+"""Statistics of a site's inputs for calibration: their products, extremes and count.
 
-The output error of a weight that is off by dW is tr(dW^T H dW) with H = sum of x x^T, whatever the
-rows x were, so a [K, K] matrix stands for any number of them: no activation is kept. GPTQ and the
-reports read it; AWQ reads the mean, SmoothQuant the maximum of each input besides.
+The output error of a weight that is off by dW is tr(dW^T H dW) with H = sum of x x^T, for any rows
+x. A [K, K] matrix therefore represents any number of rows, and no activation is kept. GPTQ and the
+reports read it; AWQ also reads the mean, SmoothQuant the maximum of each input.
 
 Sums are float32. A batch of n rows is one product, accumulated inside the product; only its result
 is added to the running sum. An addition rounds by at most 2^-25 of the sum, to either side, so B
 batches lose about sqrt(B) 2^-25: 1e6 rows in batches of 1000 keep six digits, one row at a time
-four to five. Rows that arrive singly are better gathered first, or summed in parts and merged.
+four to five. Gather single rows first, or sum subsets and merge them.
 
 NaN, infinity and squares beyond float32 stay visible: they make a diagonal element of the sum
-non-finite, for good. `check` finds them outside jit, and names the site.
+non-finite, permanently. `check` reports them outside jit, with the site.
 """
 
 from collections.abc import Mapping
@@ -25,10 +25,13 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 
 
 class Statistics(NamedTuple):
-    """Sums over the rows x[K] that a site has seen; experts have a leading axis.
+    """Sums over the rows x[K] of a site; experts have a leading axis.
 
-    gram: sum of x x^T. absmax and absmean: the largest and the mean |x| of each input. count: rows,
-    exact up to 2^24 in steps of one, then rounded as any float32.
+    Attributes:
+        gram: Sum of x x^T.
+        absmax: Largest |x| of each input.
+        absmean: Mean |x| of each input.
+        count: Rows, exact up to 2^24 in steps of one, then rounded like any float32.
     """
 
     gram: Float[Array, "*experts K K"]
@@ -39,7 +42,9 @@ class Statistics(NamedTuple):
 
 
 def empty(width: int, *, experts: int | None = None) -> Statistics:
-    """The statistics of no rows of `width` inputs, for one product or for `experts` of them."""
+    """Returns the statistics of no rows of `width` inputs, for one product or for `experts` of
+    them.
+    """
     lead = () if experts is None else (experts,)
     return Statistics(
         gram=jnp.zeros((*lead, width, width), jnp.float32),
@@ -55,22 +60,27 @@ def update(
     *,
     mask: Shaped[Array, "*batch"] | None = None,
 ) -> Statistics:
-    """stats and sum of mask x x^T over the rows of x, any float dtype, summed in float32.
+    """Adds mask x x^T over the rows of x, of any float dtype, summed in float32.
 
-    mask: 1 where a row counts, 0 for padding, whose values are then never read: not even NaN. A
-    row of another weight counts as so many rows. Inputs that experts hold as [E, rows, K] are
-    recorded by `jax.vmap(update)`; see `update_sorted` and `update_assigned` for the others.
+    See `update_sorted` and `update_assigned` for experts; inputs [E, rows, K] are recorded by
+    `jax.vmap(update)`.
+
+    Args:
+        stats: Statistics so far.
+        x: Rows.
+        mask: 1 for a row that counts, 0 for padding. Values of padding are never read, not even
+            NaN. A row of another weight counts as this many rows.
 
     Raises:
         ValueError: x has another number of inputs than the statistics.
 
     Example:
 
-        stats = empty(3)
-        for batch in (jnp.array([[1.0, -2.0, 0.0]]), jnp.array([[3.0, 0.0, 0.0]])):
-            stats = update(stats, batch)
-        assert stats.gram[0, 0] == 10
-        assert stats.count == 2
+        >>> stats = empty(3)
+        >>> for batch in (jnp.array([[1.0, -2.0, 0.0]]), jnp.array([[3.0, 0.0, 0.0]])):
+        ...     stats = update(stats, batch)
+        >>> float(stats.gram[0, 0]), float(stats.count)
+        (10.0, 2.0)
     """
     width = stats.absmax.shape[-1]
     if x.shape[-1] != width:
@@ -94,13 +104,17 @@ def update(
 def update_sorted(
     stats: Statistics, x: Float[Array, "M K"], *, sizes: Int[Array, "E"]
 ) -> Statistics:
-    """stats[e] and the rows of expert e, for rows sorted by expert, as `jax.lax.ragged_dot` reads.
+    """Adds the rows of each expert, for rows sorted by expert as in `jax.lax.ragged_dot`.
 
-    sizes: how many rows each expert has, in order; rows after their sum are padding. The work is
-    that of M rows, not of M rows for each expert: blocks of rows that belong to one expert.
+    The work is that of M rows, not of M rows for each expert.
+
+    Args:
+        stats: Statistics so far.
+        x: Rows, sorted by expert.
+        sizes: Rows of each expert, in order; rows after their sum are padding.
 
     Raises:
-        ValueError: the statistics are of other experts or inputs.
+        ValueError: The statistics have another number of experts or inputs.
     """
     experts = _experts(stats, sizes.shape[0], name="sizes")
     size = max(1, min(x.shape[0], 256, max(8, x.shape[0] // experts)))
@@ -118,8 +132,8 @@ def update_sorted(
         place = at + jnp.arange(size, dtype=jnp.int32)
         mine = (place >= start) & (place < ends[expert])
         rows = jax.lax.dynamic_slice_in_dim(x, at, size)
-        one = update(jax.tree.map(lambda a: a[expert], sums), rows, mask=mine)
-        return jax.tree.map(lambda a, b: a.at[expert].set(b), sums, one), None
+        updated = update(jax.tree.map(lambda a: a[expert], sums), rows, mask=mine)
+        return jax.tree.map(lambda a, b: a.at[expert].set(b), sums, updated), None
 
     if x.shape[0] == 0:
         return stats
@@ -130,13 +144,18 @@ def update_sorted(
 def update_assigned(
     stats: Statistics, x: Float[Array, "*batch K"], *, assigned: Shaped[Array, "*batch E"]
 ) -> Statistics:
-    """stats[e] and the rows with assigned[..., e] = 1, one expert after the other.
+    """Adds the rows with assigned[..., e] = 1 to stats[e], one expert after the other.
 
-    A row may go to several experts, each of which counts it. Every expert reads all rows:
-    `update_sorted` does less where the rows are sorted.
+    Each expert of a row counts it. Every expert reads all rows: `update_sorted` does less work for
+    sorted rows.
+
+    Args:
+        stats: Statistics so far.
+        x: Rows.
+        assigned: 1 for the experts of each row.
 
     Raises:
-        ValueError: the statistics are of other experts or inputs.
+        ValueError: The statistics have another number of experts or inputs.
     """
     experts = _experts(stats, assigned.shape[-1], name="assigned")
     masks = assigned.reshape(-1, experts).T
@@ -145,7 +164,7 @@ def update_assigned(
 
 
 def merge(a: Statistics, b: Statistics) -> Statistics:
-    """The statistics of the rows of both, as if one had seen them all."""
+    """Returns the statistics of the rows of both."""
     count = a.count + b.count
     share = b.count / jnp.where(count > 0, count, 1)
     return Statistics(
@@ -157,7 +176,7 @@ def merge(a: Statistics, b: Statistics) -> Statistics:
 
 
 def starved(stats: Statistics, minimum: int | float) -> Bool[Array, "*experts"]:
-    """Whether fewer than `minimum` rows were seen, for each expert.
+    """Whether each expert has fewer than `minimum` rows.
 
     With fewer rows than inputs the gram is singular: round to nearest instead.
     """
@@ -169,18 +188,18 @@ def check(stats: Mapping[str, Statistics]) -> None:
 
     Reads the diagonals to the host: call it outside jit, after the last batch.
     """
-    found = []
+    problems = []
     for site, s in stats.items():
         # Off the diagonal |sum of xy| is at most the larger of both diagonal elements.
         diagonal = np.asarray(jnp.diagonal(s.gram, axis1=-2, axis2=-1))
         inputs = np.unique(np.argwhere(~np.isfinite(diagonal))[:, -1])
         if inputs.size:
             some = ", ".join(str(i) for i in inputs[:4]) + (", ..." if inputs.size > 4 else "")
-            found.append(f"site={site!r} with {inputs.size} of {diagonal.shape[-1]}: {some}")
-    if found:
+            problems.append(f"site={site!r} with {inputs.size} of {diagonal.shape[-1]}: {some}")
+    if problems:
         raise ValueError(
             "inputs of a site must be finite and below 1e19, got NaN, infinity or larger in "
-            f"{'; '.join(found)}; pass mask= without the rows that hold them, or leave the site "
+            f"{'; '.join(problems)}; pass mask= without the rows that hold them, or leave the site "
             "out with a rule (site, None)"
         )
 

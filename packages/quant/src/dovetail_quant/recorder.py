@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A product that remembers what it was given: it stands where a module holds its own."""
+"""A product that records its inputs, installed in a module's attribute."""
 
 import contextlib
 import contextvars
@@ -22,14 +22,14 @@ _MASK: contextvars.ContextVar[Array | None] = contextvars.ContextVar("mask", def
 
 
 class Recorded(nnx.Variable):
-    """The statistics of a site while it is calibrated."""
+    """The statistics of a site during calibration."""
 
 
 @contextlib.contextmanager
 def counting(mask: Shaped[Array, "..."] | None) -> Iterator[None]:
-    """Within, rows of inputs whose leading axes are those of `mask` count where it is not 0.
+    """Within the block, only rows with a nonzero `mask` count, for inputs with its leading axes.
 
-    Inputs of other leading axes, as those of experts, count whole.
+    Inputs with other leading axes, such as those of experts, count whole.
     """
     token = _MASK.set(mask)
     try:
@@ -39,7 +39,7 @@ def counting(mask: Shaped[Array, "..."] | None) -> Iterator[None]:
 
 
 def counted(shape: tuple[int, ...]) -> Array | None:
-    """The mask of `counting`, spread over `shape`; None outside, or for other leading axes."""
+    """Returns the mask of `counting`, spread over `shape`; None outside, or for other leading axes."""
     mask = _MASK.get()
     if mask is None or shape[: mask.ndim] != mask.shape:
         return None
@@ -47,11 +47,11 @@ def counted(shape: tuple[int, ...]) -> Array | None:
 
 
 class Enough(BaseException):
-    """Every call that was to be recorded is: what comes after in the model need not be computed."""
+    """Raised after the last call to record: the rest of the model need not run."""
 
 
 class Countdown:
-    """Leaves a model in its middle: calling it so many times within `stopping` ends the block."""
+    """Stops a model partway: the given number of calls within `stopping` ends the block."""
 
     left = 0
 
@@ -62,16 +62,19 @@ class Countdown:
 
     @contextlib.contextmanager
     def stopping(self, *, after: int) -> Iterator[None]:
-        """A block that ends at call number `after` of this, or by itself."""
+        """Returns a block that ends at call number `after`, or by itself."""
         self.left = after
         with contextlib.suppress(Enough):
             yield
 
 
 class Recorder(nnx.Module):
-    """`product`, called as the module calls it, with the statistics of x in `stats`.
+    """Calls `product` and adds x to the statistics in `stats`.
 
-    recorded: called after each call outside jit, where alone a model may be left in its middle.
+    Args:
+        product: The module's product.
+        site: Its site.
+        recorded: Called after each call outside jit, where a model may be stopped partway.
     """
 
     def __init__(self, product: Callable[..., Any], site: Site, recorded: Callable[[], None]):
@@ -102,7 +105,7 @@ _update_sorted = jax.jit(record.update_sorted, donate_argnums=0)
 
 
 def _rows(site: Site, args: tuple[Any, ...]) -> jax.Array:
-    """x [..., K], its contracted axes last, in the order in which the kernel is folded."""
+    """Returns x [..., K], its contracted axes last, in the order of the folded kernel."""
     if site.kind == "einsum":
         equation, x, _ = args
         left, right, _ = split_equation(equation)

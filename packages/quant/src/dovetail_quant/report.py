@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What quantization saved and what it cost, measured on batches that calibration did not see."""
+"""The savings and the cost of quantization, measured on batches unseen by calibration."""
 
 import dataclasses
 import functools
@@ -25,9 +25,16 @@ from dovetail_quant.spec import Spec
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SiteReport:
-    """bytes: of the weight before and after. error: sqrt(sum |z - y|^2 / sum |y|^2) of the site's
-    outputs, z with codes and y without, on the inputs that it has in the float model. of: what the
-    error is of: "weights" where no row came, and then of them."""
+    """The result for one site.
+
+    Attributes:
+        spec: The codes.
+        bytes_before: Bytes of the float weight.
+        bytes_after: Bytes of the codes.
+        error: sqrt(sum |z - y|^2 / sum |y|^2) of the site's outputs, z with codes and y without, on
+            its inputs in the float model.
+        of: "outputs", or "weights" for an error of the weights, if no row came.
+    """
 
     spec: Spec
     bytes_before: int
@@ -38,11 +45,17 @@ class SiteReport:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Report:
-    """What `report` measured; losses and divergence are in nats.
+    """The result of `report`; losses and divergence are in nats.
 
-    sites: by path. bytes: of all parameters, four bits as half a byte. rows: of outputs, those that
-    counted. kl: the mean of sum p ln(p / q), p before and q after. top1: the part of rows whose
-    largest output is the same. loss: (sum, count) of -ln p(target), None without targets.
+    Attributes:
+        sites: Results by path.
+        bytes_before: Bytes of all parameters, four bits as half a byte.
+        bytes_after: The same after quantization.
+        rows: Number of output rows that counted.
+        kl: Mean of sum p ln(p / q), p before and q after.
+        top1: Fraction of rows with the same largest output.
+        loss_before: (sum, count) of -ln p(target); None without targets.
+        loss_after: The same after quantization.
     """
 
     sites: Mapping[str, SiteReport]
@@ -55,9 +68,10 @@ class Report:
     loss_after: tuple[float, float] | None
 
     def bits_per_byte(self, text_bytes: int) -> tuple[float, float]:
-        """(before, after): the losses in bits over the bytes of the text that the targets were.
+        """Returns the losses (before, after) in bits per byte of the targets' text.
 
-        Raises ValueError without losses, or bytes.
+        Raises:
+            ValueError: There are no losses, or `text_bytes` is not positive.
         """
         if self.loss_before is None or self.loss_after is None or text_bytes < 1:
             raise ValueError(
@@ -69,32 +83,32 @@ class Report:
         return before / math.log(2) / text_bytes, after / math.log(2) / text_bytes
 
     def to_json(self) -> dict[str, Any]:
-        """Numbers, strings, lists and dicts alone."""
+        """Returns numbers, strings, lists and dicts alone."""
         return dataclasses.asdict(self)
 
     def svg(self) -> str:
-        """A chart, as SVG: for each site a bar as long as its error, its spec and bytes beside."""
+        """Returns a chart as SVG: for each site its error as a bar, with spec and bytes."""
         rows = {
-            path: (one.error, f"{_words(one.spec)}, {_bytes(one.bytes_after)}")
-            for path, one in self.sites.items()
+            path: (site.error, f"{_words(site.spec)}, {_bytes(site.bytes_after)}")
+            for path, site in self.sites.items()
         }
         return bars(rows, label="error of each site, as a part of its outputs")
 
     def __str__(self) -> str:
-        """A table of sites, then the model's own numbers."""
+        """Returns a table of sites, then the numbers of the model."""
         table = [("site", "codes", "bytes", "error")]
-        for path, one in self.sites.items():
-            error = f"{one.error:.4f}" + ("" if one.of == "outputs" else " of weights")
-            saved = f"{_bytes(one.bytes_before)} to {_bytes(one.bytes_after)}"
-            table.append((path, _words(one.spec), saved, error))
+        for path, site in self.sites.items():
+            error = f"{site.error:.4f}" + ("" if site.of == "outputs" else " of weights")
+            saved = f"{_bytes(site.bytes_before)} to {_bytes(site.bytes_after)}"
+            table.append((path, _words(site.spec), saved, error))
         widths = [max(len(row[i]) for row in table) for i in range(4)]
         lines = [
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
             for row in table
         ]
-        part = self.bytes_after / self.bytes_before
+        ratio = self.bytes_after / self.bytes_before
         before, after = _bytes(self.bytes_before), _bytes(self.bytes_after)
-        lines += ["", f"bytes   {before} to {after} ({part:.3f})"]
+        lines += ["", f"bytes   {before} to {after} ({ratio:.3f})"]
         lines += [f"KL      {self.kl:.6f} nats a row, of {self.rows:.0f}"]
         lines += [f"top-1   {self.top1:.4f} agree"]
         if self.loss_before is not None and self.loss_after is not None:
@@ -110,16 +124,28 @@ def report(
     *,
     run: Run = run_decoder,
 ) -> Report:
-    """Both models on the same batches: bytes, error of each site, divergence, agreement, loss.
+    """Compares both models on the same batches: bytes, error of each site, divergence, agreement,
+    loss.
 
-    model: as it was given to `apply`. batches: as for `calibrate`, one at a time; others than those
-    that it saw. run: what it gives are logits, [*rows, V]. Of batches that are dicts, `mask`, of
-    shape [*rows], says which rows count, and `targets`, i32[*rows], are the classes of the losses.
+    Args:
+        model: The model passed to `apply`.
+        quantized: Its result.
+        batches: As for `calibrate`, one at a time; not those of the calibration.
+        run: Returns logits [*rows, V] for a batch. In batches that are dicts, `mask` [*rows] says
+            which rows count, and `targets`, i32[*rows], are the classes of the losses.
 
-    Raises ValueError for models that are not one before and after quantization, no batches, no
-    rows, and outputs that are not finite.
+    Raises:
+        ValueError: The models do not belong together, there are no batches or rows, or outputs are
+            not finite.
 
-        print(report(model, quantized, held_out))
+    Example:
+
+        >>> from dovetail_quant import apply, plan
+        >>> model = nnx.Linear(64, 32, rngs=nnx.Rngs(0))
+        >>> small = apply(model, plan(model, [("**", Spec(weight="int8"))]))
+        >>> x = jax.random.normal(jax.random.key(0), (16, 64))
+        >>> report(model, small, [x], run=lambda m, x: m(x)).top1
+        1.0
     """
     step = _step(model, quantized, run)
     sums: dict[str, float] = {}
@@ -145,7 +171,7 @@ def report(
 
 
 def parameter_bytes(model: nnx.Module) -> int:
-    """Of all parameters, four bits as half a byte; the model may be abstract."""
+    """Returns the bytes of all parameters, four bits as half a byte; the model may be abstract."""
     kernels = jax.tree.leaves(nnx.state(model, nnx.Param), is_leaf=lambda x: isinstance(x, Kernel))
     return sum(
         leaf.nbytes if isinstance(leaf, Kernel) else leaf.size * leaf.dtype.itemsize
@@ -154,14 +180,14 @@ def parameter_bytes(model: nnx.Module) -> int:
 
 
 def divergence(p: Array, q: Array) -> Array:
-    """sum p ln(p / q) over the last axis of two arrays of logits, in nats."""
+    """Returns sum p ln(p / q) over the last axis of two arrays of logits, in nats."""
     ours, theirs = jax.nn.log_softmax(p), jax.nn.log_softmax(q)
     # A class of no probability adds nothing, whatever q gives it.
     return jnp.sum(jnp.where(ours > -jnp.inf, jnp.exp(ours) * (ours - theirs), 0), axis=-1)
 
 
 def weights_of(batch: Any, shape: tuple[int, ...]) -> Array:
-    """f32 of that shape: which rows of the outputs count."""
+    """Returns f32 of that shape: 1 for output rows that count."""
     if isinstance(batch, Mapping) and batch.get("mask") is not None:
         mask = jnp.asarray(batch["mask"], jnp.float32)
         if mask.shape != shape:
@@ -174,7 +200,7 @@ def weights_of(batch: Any, shape: tuple[int, ...]) -> Array:
 
 
 def _step(model: nnx.Module, quantized: nnx.Module, run: Run) -> Callable[[Any], Any]:
-    """batch -> (sums over its rows by name, squares by site), both models in one program."""
+    """Returns a function: batch -> (sums over its rows by name, squares by site), in one program."""
     before, state = nnx.split(compared(model, quantized))
     after, codes = nnx.split(quantized)
 
@@ -190,14 +216,14 @@ def _step(model: nnx.Module, quantized: nnx.Module, run: Run) -> Callable[[Any],
 
 
 def _totals(p: Array, q: Array, batch: Any) -> dict[str, Array]:
-    """Sums over the rows that count."""
+    """Returns sums over the rows that count."""
     weights = weights_of(batch, p.shape[:-1])
 
     def total(values: Array) -> Array:
         return jnp.sum(jnp.where(weights > 0, values * weights, 0))
 
     same = jnp.argmax(p, axis=-1) == jnp.argmax(q, axis=-1)
-    found = {
+    totals = {
         "rows": weights.sum(),
         "kl": total(divergence(p, q)),
         "top1": total(same.astype(jnp.float32)),
@@ -206,16 +232,16 @@ def _totals(p: Array, q: Array, batch: Any) -> dict[str, Array]:
         at = jnp.asarray(batch["targets"])[..., None]
         for name, logits in (("loss_before", p), ("loss_after", q)):
             logps = jnp.take_along_axis(jax.nn.log_softmax(logits), at, axis=-1)[..., 0]
-            found[name] = -total(logps)
-    return found
+            totals[name] = -total(logps)
+    return totals
 
 
 def _site_reports(
     model: nnx.Module, quantized: nnx.Module, sums: Mapping[str, np.ndarray]
 ) -> dict[str, SiteReport]:
-    reports, found = {}, sites(model)
+    reports, by_path = {}, sites(model)
     for path, kernel in quantized_kernels(quantized).items():
-        weight = getattr(module_at(model, path), found[path].parameter)[...]
+        weight = getattr(module_at(model, path), by_path[path].parameter)[...]
         error, signal = sums[path]
         of = "outputs" if signal > 0 else "weights"
         if signal == 0:

@@ -1,10 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""New weights for a quantized model that is being served, without building it anew.
+"""New weights for a served quantized model, without rebuilding it.
 
-In reinforcement learning the policy is trained in float and sampled from quantized, and its weights
-change every step. The codes keep their places: same tree, same shapes, same shardings, so that
-nothing is compiled again, and the whole is one program that can be part of the update.
+In reinforcement learning the policy is trained in float and sampled quantized, and its weights
+change every step. The codes keep tree, shapes and shardings, so nothing is compiled again, and the
+whole is one program that can be fused with the update.
 """
 
 import dataclasses
@@ -19,17 +19,26 @@ from dovetail_quant.methods.absmax import absmax
 
 
 def requantize(state: Any, params: Any) -> Any:
-    """The state of a quantized model, with the weights of `params` as its codes.
+    """Returns the state of a quantized model with new codes for the weights in `params`.
 
-    state: `nnx.state(quantized)`. params: that of a float model, with the same paths. Codes are
-    rounded to the nearest, with new scales; what x is divided by (AWQ, SmoothQuant) is kept. Other
-    variables are those of `params`, where it has them. Pure: it may be jitted, and give what
-    `apply` would.
+    Codes are rounded to nearest, with new scales; divisors of x (AWQ, SmoothQuant) are kept. Other
+    variables come from `params` if present. Pure: it may be jitted, and equals `apply`.
 
-    Raises ValueError for codes whose path `params` lacks or has in another shape.
+    Args:
+        state: `nnx.state(quantized)`.
+        params: The state of a float model with the same paths.
 
-        update = jax.jit(requantize, donate_argnums=0)
-        nnx.update(quantized, update(nnx.state(quantized), nnx.state(policy)))
+    Raises:
+        ValueError: `params` lacks the path of some codes, or has it in another shape.
+
+    Example:
+
+        >>> from flax import nnx
+        >>> from dovetail_quant import Spec, apply, plan
+        >>> policy = nnx.Linear(64, 32, rngs=nnx.Rngs(0))
+        >>> quantized = apply(policy, plan(policy, [("**", Spec())]))
+        >>> update = jax.jit(requantize, donate_argnums=0)
+        >>> nnx.update(quantized, update(nnx.state(quantized), nnx.state(policy)))
     """
     news = dict(nnx.to_flat_state(params))
     flat = []

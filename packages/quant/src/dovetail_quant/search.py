@@ -1,13 +1,13 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Which spec each site gets, so that a model fits a number of bytes and loses least.
+"""The best spec for each site under a limit of bytes.
 
-What a spec costs at a site is predicted: half of the sum over rows of (g . (z - y))^2, with y and z
-the outputs of the site before and after and g the gradient of -log p of labels that the model drew
-itself (`compare`). To second order that is the divergence of the quantized model from the float
-one, as long as sites err independently, so that costs add. Each spec takes one pass forward and one
-back over the batches. The best choice under the limit is then exact (`knapsack`), is calibrated and
-measured, and both numbers are told: where they part, the errors were too large for second order.
+The cost of a spec at a site is predicted: half of the sum over rows of (g . (z - y))^2, with y and
+z the outputs of the site before and after and g the gradient of -log p of labels drawn from the
+model (`compare`). To second order this is the divergence of the quantized model from the float one,
+if sites err independently, so costs add. Each spec takes one pass forward and one back over the
+batches. The best choice under the limit is then exact (`knapsack`), is calibrated and measured, and
+both numbers are reported: if they differ, the errors were too large for second order.
 """
 
 import dataclasses
@@ -34,8 +34,13 @@ from dovetail_quant.spec import Spec
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Option:
-    """A spec that a site may get, or None to stay float: its bytes, and what it costs in nats a row
-    of the model's outputs, as predicted."""
+    """A spec for a site.
+
+    Attributes:
+        spec: The spec, or None for float.
+        bytes: Bytes of the weight.
+        cost: Predicted cost, in nats per row of the model's outputs.
+    """
 
     spec: Spec | None
     bytes: int
@@ -44,11 +49,15 @@ class Option:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Search:
-    """What `search` chose: give `apply` its `calibration`, or its `plan` if that is None.
+    """The result of `search`: pass its `calibration` to `apply`, or its `plan` if that is None.
 
-    options: of each site. rest_bytes: of all other parameters. predicted: the divergence in nats a
-    row, the sum of the costs chosen. report: measured on the same batches; its `kl` is to be held
-    against `predicted`.
+    Attributes:
+        plan: The best plan.
+        calibration: Its calibration, if a method needs one.
+        options: The options of each site.
+        rest_bytes: Bytes of all other parameters.
+        predicted: Predicted divergence in nats per row: the sum of the costs of the plan.
+        report: Measured on the same batches. Compare its `kl` with `predicted`.
     """
 
     plan: Plan
@@ -59,16 +68,18 @@ class Search:
     report: Report
 
     def plan_for(self, max_bytes: int) -> tuple[Plan, float]:
-        """(the best plan for another limit, its predicted divergence), from the same costs.
+        """Returns the best plan for another limit, and its predicted divergence, from the same
+        costs.
 
-        Raises ValueError as `search` does.
+        Raises:
+            ValueError: As for `search`.
         """
         return _chosen(self.options, self.plan.left_alone, limit=max_bytes - self.rest_bytes)
 
     def curve(self, count: int = 20) -> list[tuple[int, float]]:
-        """What each byte buys: (limit, predicted divergence), from the smallest to the largest."""
+        """Returns (limit, predicted divergence) from the smallest limit to the largest."""
         least, most = (
-            sum(extreme(o.bytes for o in one) for one in self.options.values())
+            sum(extreme(o.bytes for o in options) for options in self.options.values())
             for extreme in (min, max)
         )
         limits = np.linspace(least, most, count).astype(np.int64) + self.rest_bytes
@@ -86,20 +97,35 @@ def search(
     where: Patterns = "**",
     stats_bytes: int = 4 << 30,
 ) -> Search:
-    """The plan of least predicted divergence with parameters of at most `max_bytes`, and its proof.
+    """Finds the plan of least predicted divergence with at most `max_bytes` of parameters, and
+    measures it.
 
-    batches: as for `report`; all of them held. choices: what a site may get, None to stay float; a
-    site is not offered a group that does not divide its inputs. key: of the labels that are drawn.
-    where: patterns of the sites that are to be decided, as those of `plan`; others stay float.
-    stats_bytes: as for `calibrate`, which is run for every choice whose method needs it, and for
-    the plan.
+    Args:
+        model: The float model.
+        batches: As for `report`; all are held.
+        max_bytes: Limit for the bytes of all parameters.
+        choices: Specs for a site; None to stay float. A spec is skipped for a site whose inputs its
+            group does not divide.
+        key: Random key of the drawn labels.
+        run: As for `report`.
+        where: Name patterns of the sites to decide, as in `plan`; others stay float.
+        stats_bytes: As for `calibrate`. It runs for every choice whose method needs it, and for the
+            plan.
 
-    Raises ValueError for a `max_bytes` below the smallest choice, saying by how much, a site that
-    no choice fits, no sites, no batches, and what `report` raises it for.
+    Raises:
+        ValueError: `max_bytes` is below the smallest choice (the error says by how much), no choice
+            fits a site, there are no sites or no batches, or as for `report`.
 
-        some = [Spec(weight="int4", group=32), Spec(), None]
-        found = search(model, batches, max_bytes=10**9, choices=some, key=key)
-        quantized = apply(model, found.calibration or found.plan)
+    Example:
+
+        >>> x = jax.random.normal(jax.random.key(0), (16, 64))
+        >>> rngs, key = nnx.Rngs(0), jax.random.key(1)
+        >>> model = nnx.Sequential(nnx.Linear(64, 64, rngs=rngs), nnx.Linear(64, 8, rngs=rngs))
+        >>> choices = [Spec(weight="int4", group=32), Spec(), None]
+        >>> run = lambda model, x: model(x)
+        >>> best = search(model, [x], max_bytes=9000, choices=choices, key=key, run=run)
+        >>> {path: spec.weight for path, spec in best.plan.specs.items()}
+        {'layers.0': 'int8'}
     """
     held, decided = list(batches), _decided(model, where, choices)
     options: dict[str, list[Option]] = {path: [] for path in decided}
@@ -128,7 +154,7 @@ def search(
 
 
 def _decided(model: nnx.Module, where: Patterns, choices: Sequence[Spec | None]) -> dict[str, Site]:
-    """The sites that are to be decided, each of which some choice must fit."""
+    """Returns the sites to decide. Raises ValueError if no choice fits one of them."""
     named = sites(model, where=where)
     decided = {path: site for path, site in named.items() if not site.left_alone}
     if not decided:
@@ -154,7 +180,7 @@ def _fits(site: Site, spec: Spec | None) -> bool:
 def _calibrated(
     model: nnx.Module, plan: Plan, batches: Sequence[Any], run: Run, **options: Any
 ) -> Calibration | None:
-    """The plan's calibration, if a method of it needs one."""
+    """Returns the plan's calibration, or None if no method of it needs one."""
     if all(spec.method == "absmax" for spec in plan.specs.values()):
         return None
     return calibrate(model, plan, batches, run=run, **options)
@@ -168,16 +194,16 @@ def _priced(
     key: Array,
     stats_bytes: int,
 ) -> dict[str, tuple[float, int]]:
-    """(predicted nats a row, bytes) of each site with its spec, each alone."""
+    """Returns (predicted nats per row, bytes) of each site with its spec, each alone."""
     plan = Plan(specs=specs, left_alone={})
     calibration = _calibrated(model, plan, batches, run, stats_bytes=stats_bytes, sequential=False)
     quantized = apply(model, plan if calibration is None else calibration)
     slopes = _slopes(compared(model, quantized), run)
     rows, sums = 0.0, dict.fromkeys(specs, 0.0)
     for i, batch in enumerate(batches):
-        counted, found = slopes(batch, jax.random.fold_in(key, i))
+        counted, squares = slopes(batch, jax.random.fold_in(key, i))
         rows += float(counted)
-        for path, value in found.items():
+        for path, value in squares.items():
             sums[path] += float(value)
     kernels = quantized_kernels(quantized)
     return {path: (_cost(path, sums[path], rows), kernels[path].nbytes) for path in specs}
@@ -193,7 +219,7 @@ def _cost(path: str, total: float, rows: float) -> float:
 
 
 def _slopes(listening: nnx.Module, run: Run) -> Callable[[Any, Array], Any]:
-    """(batch, key) -> (rows that count, sum over rows of (g . (z - y))^2 by site)."""
+    """Returns a function: (batch, key) -> (rows that count, sum of (g . (z - y))^2 by site)."""
     graphdef, slopes, rest = nnx.split(listening, Slope, ...)
 
     @jax.jit
@@ -207,8 +233,8 @@ def _slopes(listening: nnx.Module, run: Run) -> Callable[[Any, Array], Any]:
             drawn = jnp.take_along_axis(logps, labels[..., None], axis=-1)[..., 0]
             return -jnp.sum(jnp.where(weights > 0, drawn * weights, 0)), weights.sum()
 
-        found, rows = jax.grad(loss, has_aux=True)(slopes)
-        return rows, by_site(found)
+        squares, rows = jax.grad(loss, has_aux=True)(slopes)
+        return rows, by_site(squares)
 
     return lambda batch, key: step(rest, batch, key)
 
@@ -216,15 +242,17 @@ def _slopes(listening: nnx.Module, run: Run) -> Callable[[Any, Array], Any]:
 def _chosen(
     options: Mapping[str, Sequence[Option]], left_alone: Mapping[str, str], *, limit: int
 ) -> tuple[Plan, float]:
-    """The plan of least cost whose sites take at most `limit` bytes, and that cost."""
+    """Returns the plan of least cost whose sites take at most `limit` bytes, and its cost."""
     sizes, costs = (
-        [[getattr(option, name) for option in one] for one in options.values()]
+        [[getattr(option, name) for option in candidates] for candidates in options.values()]
         for name in ("bytes", "cost")
     )
     picked = knapsack(sizes, costs, limit=limit)
-    chosen = {p: one[i] for (p, one), i in zip(options.items(), picked, strict=True)}
-    specs = {path: option.spec for path, option in chosen.items() if option.spec is not None}
+    selected = {
+        p: candidates[i] for (p, candidates), i in zip(options.items(), picked, strict=True)
+    }
+    specs = {path: option.spec for path, option in selected.items() if option.spec is not None}
     alone = {path: why for path, why in left_alone.items() if path not in options}
-    alone |= {path: "stays float" for path in chosen if path not in specs}
+    alone |= {path: "stays float" for path in selected if path not in specs}
     plan = Plan(specs=specs, left_alone=alone)
-    return plan, float(sum(option.cost for option in chosen.values()))
+    return plan, float(sum(option.cost for option in selected.values()))

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Where a module multiplies by a weight, and why some of these places are left alone."""
+"""The products of a model with weights, and reasons not to quantize some of them."""
 
 import dataclasses
 import math
@@ -17,10 +17,15 @@ Kind = Literal["linear", "general", "einsum", "experts", "embed"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Site:
-    """One product with a weight. left_alone: why it cannot be quantized; None if it can.
+    """One product with a weight.
 
-    path: the module's, as "layers.3.attn.q". kind: how its module multiplies. parameter: its name
-    in the module. axes: of it.
+    Attributes:
+        path: Path of the module, as "layers.3.attn.q".
+        kind: How the module multiplies.
+        axes: Axes of the parameter.
+        dtype: Its dtype.
+        parameter: Its name in the module.
+        left_alone: Why it cannot be quantized; None if it can.
     """
 
     path: str
@@ -32,30 +37,39 @@ class Site:
 
     @property
     def bytes(self) -> int:
-        """Of the parameter as it is now, if it is float."""
+        """Bytes of the parameter, if it is float."""
         return math.prod(self.axes.shape) * jnp.dtype(self.dtype).itemsize
 
 
 def sites(model: nnx.Module, *, where: Patterns | None = None) -> dict[str, Site]:
-    """Every module of `model` with a parameter of two axes or more, by path, in its order.
+    """Returns every module of `model` with a parameter of two axes or more, by path, in its order.
 
-    where: patterns of the sites that are wanted, as those of `plan`. Raises ValueError for one that
-    matches none.
+    A module can be quantized as an `nnx.Linear`, `nnx.LinearGeneral` or `nnx.Einsum`; as a layer of
+    experts, with `kernel` [E, K, N] and the product `ragged_dot`; as an `nnx.Embed`; or as an
+    embedding with `embedding` [N, K], a `lookup` of rows and the product `dot_general`.
 
-    A module takes part as an `nnx.Linear`, `nnx.LinearGeneral` or `nnx.Einsum`, or if it holds
-    `kernel` [E, K, N] and the product `ragged_dot`, as layers of experts do; as an `nnx.Embed`, or
-    if it holds `embedding` [N, K], how rows are taken, `lookup`, and the product `dot_general`.
+    Args:
+        model: The model.
+        where: Name patterns of the wanted sites, as in `plan`.
 
-        for site in sites(model).values():
-            print(site.path, site.axes.shape, site.left_alone or "")
+    Raises:
+        ValueError: A pattern matches no site.
+
+    Example:
+
+        >>> model = nnx.Sequential(nnx.Linear(64, 32, rngs=nnx.Rngs(0)), nnx.relu)
+        >>> [(site.path, site.axes.shape, site.left_alone) for site in sites(model).values()]
+        [('layers.0', (64, 32), None)]
     """
-    found = {}
+    by_path = {}
     for path, module in nnx.iter_modules(model):
         name = name_of(path)
-        one = _site(name, module)
-        if one is not None:
-            found[name] = one
-    return found if where is None else {p: found[p] for p in select(where, found, what="site")}
+        site = _site(name, module)
+        if site is not None:
+            by_path[name] = site
+    return (
+        by_path if where is None else {p: by_path[p] for p in select(where, by_path, what="site")}
+    )
 
 
 def _site(path: str, module: Any) -> Site | None:
@@ -105,7 +119,7 @@ def _einsum(
 
 
 def _other(path: str, module: Any) -> Site | None:
-    """An embedding, or a module that holds a large parameter under another name."""
+    """Returns an embedding, or a module with a large parameter under another name."""
     for name, variable in vars(module).items():
         if not isinstance(variable, nnx.Param) or len(getattr(variable, "shape", ())) < 2:
             continue

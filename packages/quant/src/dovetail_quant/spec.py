@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""How the weights of a site are quantized, and its activations if they are."""
+"""The quantization of a site's weights, and of its activations."""
 
 import dataclasses
 from typing import Literal
@@ -11,13 +11,24 @@ Method = Literal["absmax", "gptq", "awq", "smooth"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Spec:
-    """What a rule asks for.
+    """The quantization of a site.
 
-    weight: the codes: int8 and int4 are integers, nf4 the 16 quantiles of a normal distribution
-        (2305.14314), fp8 is float8_e4m3fn. group: how many inputs share a scale; None: all inputs
-        of an output channel. act: "int8" rounds each row of activations and multiplies integers.
-    method: absmax rounds to nearest; gptq (2210.17323), awq (2306.00978) and smooth (2211.10438)
-        need calibration. symmetric: whether 0 is the code 0; else an integer zero point per scale.
+    Args:
+        weight: "int8" and "int4" are integers, "nf4" the 16 quantiles of a normal distribution
+            (2305.14314), "fp8" float8_e4m3fn.
+        group: Inputs per scale; None: all inputs of an output channel.
+        act: "int8" rounds each row of activations and multiplies integers. None: float.
+        method: "absmax" rounds to nearest; "gptq" (2210.17323), "awq" (2306.00978) and "smooth"
+            (2211.10438) need calibration.
+        symmetric: Code 0 means 0; otherwise each scale has an integer zero point.
+
+    Raises:
+        ValueError: An option is unknown, or options exclude each other.
+
+    Example:
+
+        >>> Spec(weight="int4", group=32).symmetric
+        True
     """
 
     weight: Weight = "int8"

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""One suite for every product: ours, and those of kernel libraries. Raises AssertionError."""
+"""One conformance suite for every product, ours or a kernel library's. Raises AssertionError."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -20,7 +20,14 @@ SHAPES = ((96, 33), (64, 128))  # inputs and outputs: an odd one, and one that b
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Problem:
-    """x [R, K] and dy [R, N] in float32, codes of w [K, N], and what they stand for in float64."""
+    """A random product.
+
+    Attributes:
+        x: f32[R, K].
+        dy: Cotangent, f32[R, N].
+        codes: Codes of w [K, N].
+        w: Their values in float64.
+    """
 
     x: np.ndarray
     dy: np.ndarray
@@ -29,7 +36,14 @@ class Problem:
 
 
 def problem(spec: Spec, *, rows: int, shape: tuple[int, int], seed: int = 0) -> Problem:
-    """Random, with inputs that are correlated and outliers in x and in w, as models have them."""
+    """Returns a random problem with correlated inputs and outliers in x and in w, as in models.
+
+    Args:
+        spec: The codes.
+        rows: R.
+        shape: (K, N).
+        seed: Seed.
+    """
     rng = np.random.default_rng(seed)
     inputs, outputs = shape
     w = rng.standard_normal(shape).astype(np.float32)
@@ -51,17 +65,22 @@ def check_matmul(
 ) -> None:
     """Asserts that a product gives x w, and dy w transposed, for codes of each spec.
 
-    Results are compared with float64 NumPy on the dequantized codes: with eps of float32,
-    |y - x w| <= eps (2 sqrt(K) + 16) (sum |x||w| + max|x| sum |w| / 8), which holds for any order
-    of sums but not for inputs rounded to bfloat16. With act="int8" half a step of x is added,
-    max|x| / 254 sum |w|. bfloat16 x and results add 2^-8 |y|. Also: `codes` inverts `prepare` bit
-    for bit; and for the first spec jit, vmap, scan over stacked weights, any batch axes.
+    Results are compared with float64 NumPy on the dequantized codes: with eps of float32, |y - x w|
+    <= eps (2 sqrt(K) + 16) (sum |x||w| + max|x| sum |w| / 8). This holds for any order of sums but
+    not for inputs rounded to bfloat16. With act="int8" half a step of x is added, max|x| / 254 sum
+    |w|. bfloat16 x and results add 2^-8 |y|. Also: `codes` inverts `prepare` bit for bit; and for
+    the first spec jit, vmap, scan over stacked weights, any batch axes.
 
-    rows and shapes (the inputs and outputs of w) take turns; groups must divide all inputs.
+    Args:
+        matmul: The product.
+        specs: Codes to check; groups must divide all inputs.
+        rows: Numbers of rows, used in turn.
+        shapes: Inputs and outputs of w, used in turn.
 
     Raises:
-        AssertionError: with the spec, the rows, the shape and the size of the error.
-        ValueError: no specs.
+        AssertionError: A result is wrong; the error has the spec, the rows, the shape and the
+            error.
+        ValueError: There are no specs.
     """
     if not specs:
         raise ValueError("check_matmul needs specs, got specs=(); write check_matmul(m, Spec())")
@@ -76,7 +95,13 @@ def check_matmul(
 
 
 def bound(x: np.ndarray, w: np.ndarray, *, act: str | None = None) -> np.ndarray:
-    """What |y - x w| may be, in float64 [R, N]: the formula of `check_matmul`."""
+    """Returns the limit of |y - x w|, in float64 [R, N]: the formula of `check_matmul`.
+
+    Args:
+        x: Rows.
+        w: Weights in float64.
+        act: As in `Spec`.
+    """
     x, w, eps = abs(x.astype(np.float64)), abs(w), np.finfo(np.float32).eps
     most, total = x.max(axis=1, keepdims=True), w.sum(axis=0)
     rounding = eps * (2 * np.sqrt(w.shape[0]) + 16) * (x @ w + most * total / 8)
@@ -91,12 +116,12 @@ def _check_values(matmul: Matmul, given: Problem, spec: Spec, where: str) -> Non
 
     @jax.jit
     def step(pairs: dict, prepared: object) -> dict:
-        found = {}
+        results = {}
         for dtype, (x, dy) in pairs.items():
             y, pull = jax.vjp(lambda x: matmul(x, prepared), x)
             assert y.dtype == dtype, f"y is {y.dtype} for {dtype} x: {where}"
-            found[dtype] = y, pull(dy)[0]
-        return found
+            results[dtype] = y, pull(dy)[0]
+        return results
 
     for dtype, results in step(given_as, prepared).items():
         x, dy = (np.asarray(a).astype(np.float64) for a in given_as[dtype])
@@ -108,7 +133,7 @@ def _check_values(matmul: Matmul, given: Problem, spec: Spec, where: str) -> Non
 
 
 def _check_transforms(matmul: Matmul, given: Problem, spec: Spec, where: str) -> None:
-    """Rows two by two through every way to call a product."""
+    """Checks rows two by two through every way to call a product."""
     limit = bound(given.x, given.w, act=spec.act)
     exact = given.x.astype(np.float64) @ given.w
     prepared, x = matmul.prepare(given.codes), jnp.asarray(given.x)
@@ -116,7 +141,7 @@ def _check_transforms(matmul: Matmul, given: Problem, spec: Spec, where: str) ->
     stack = jax.tree.map(lambda *a: jnp.stack(a), prepared, matmul.prepare(other))
 
     def ways(x: jax.Array, prepared: object, stack: object) -> dict[str, jax.Array]:
-        both = jax.lax.scan(lambda c, one: (c, matmul(x, one)), 0, stack)[1]
+        both = jax.lax.scan(lambda c, rows: (c, matmul(x, rows)), 0, stack)[1]
         return {
             "two batch axes": matmul(x.reshape(3, 2, -1), prepared).reshape(6, -1),
             "no batch axis": matmul(x[5], prepared)[None],
@@ -126,10 +151,10 @@ def _check_transforms(matmul: Matmul, given: Problem, spec: Spec, where: str) ->
             "vmap over a stack": jax.vmap(matmul, in_axes=(None, 0))(x, stack)[0],
         }
 
-    found = jax.jit(ways)(x, prepared, stack) | {"without jit": matmul(x, prepared)}
-    for name, got in found.items():
-        one = slice(5, None) if name == "no batch axis" else slice(None)
-        _assert_close(got, exact[one], limit[one], f"{name}: {where}")
+    results = jax.jit(ways)(x, prepared, stack) | {"without jit": matmul(x, prepared)}
+    for name, got in results.items():
+        rows = slice(5, None) if name == "no batch axis" else slice(None)
+        _assert_close(got, exact[rows], limit[rows], f"{name}: {where}")
 
 
 def _check_refusals(matmul: Matmul, given: Problem) -> None:

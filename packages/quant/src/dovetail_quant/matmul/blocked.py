@@ -1,10 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""y = x w, a block of outputs at a time, decoded where it is used.
+"""y = x w, decoded a block of outputs at a time.
 
-The cost of a product with few rows is reading the weights. Decoded whole they are written and read
-again as float32, eight times the bytes of four bits. A block that stays in the core's cache costs
-its codes alone. The same loop gives dx = dy w transposed.
+With few rows, reading the weights is the cost of a product. Decoded whole, they are written and
+read again as float32, eight times the bytes of four bits. A block in the core's cache costs only
+its codes. The same loop gives dx = dy w transposed.
 """
 
 import dataclasses
@@ -38,67 +38,70 @@ _HIGH_LEVELS = np.repeat(np.array(NF4, np.float32), 16)
 
 @dataclasses.dataclass(frozen=True)
 class Blocked:
-    """The product for all codes and numbers of rows: no float copy of a weight exists.
+    """The product for all codes and any number of rows, without a float copy of the weight.
 
     |y - x w| <= eps (K + 1) sum |x||w| with eps of float32 (float64 for float64 x), before y is
-    rounded to the dtype of x. The gradient is that of x alone.
+    rounded to the dtype of x. Differentiable in x alone.
 
     Example:
 
-        w = jax.random.normal(jax.random.key(0), (256, 64))
-        matmul = Blocked()
-        prepared = matmul.prepare(quantize(w, Spec(weight="int4", group=32)))
-        y = jax.jit(matmul)(jnp.ones((3, 256)), prepared)
+        >>> from dovetail_quant import Spec
+        >>> from dovetail_quant.codes import quantize
+        >>> w = jax.random.normal(jax.random.key(0), (256, 64))
+        >>> matmul = Blocked()
+        >>> prepared = matmul.prepare(quantize(w, Spec(weight="int4", group=32)))
+        >>> jax.jit(matmul)(jnp.ones((3, 256)), prepared).shape
+        (3, 64)
     """
 
     act: Literal["int8"] | None = dataclasses.field(default=None, init=False)
 
     def prepare(self, w: QArray | PackedWeights) -> PackedWeights:
-        """The codes [K, N] packed."""
+        """Packs the codes [K, N]."""
         return rows.prepare(w)
 
     def codes(self, prepared: PackedWeights) -> QArray:
-        """The inverse, bit for bit."""
+        """Inverts `prepare`, bit for bit."""
         return rows.codes(prepared)
 
     def __call__(
         self, x: Float[Array, "*batch K"], prepared: PackedWeights
     ) -> Float[Array, "*batch N"]:
-        """x w in the dtype of x.
+        """Returns x w in the dtype of x.
 
         Raises:
             TypeError: x is not floating point.
-            ValueError: its last axis is not K, or a gradient in the weights is asked.
+            ValueError: The last axis of x is not K, or a gradient in the weights is requested.
         """
         return rows.call(forward, backward, x, prepared)
 
     def take(
         self, prepared: PackedWeights, index: Int[Array, "*batch"]
     ) -> Float[Array, "*batch K"]:
-        """w[:, index] in float32, as an embedding whose features are K looks up its rows.
+        """Returns w[:, index] in float32: the rows of an embedding with K features.
 
-        NaN for an index that is none of 0 to N - 1.
+        NaN for an index outside 0 to N - 1.
         """
         return columns(prepared, index)
 
 
 def forward(x: Array, packed: PackedWeights) -> Array:
-    """y [R, N] = x [R, K] w, in the dtype of x."""
-    parts = [_flat(part) for part in split(x, packed)]
+    """Returns y [R, N] = x [R, K] w, in the dtype of x."""
+    parts = [_flat(half) for half in split(x, packed)]
 
     def product(one: PackedWeights) -> Array:
         pairs = zip(parts, decoded(one, x.dtype), strict=True)
-        dots = [jnp.einsum("rk,nk->rn", part, w, precision=_EXACT) for part, w in pairs]
+        dots = [jnp.einsum("rk,nk->rn", half, w, precision=_EXACT) for half, w in pairs]
         return sum(dots[1:], dots[0])
 
     return by_blocks(product, packed)
 
 
 def backward(dy: Array, packed: PackedWeights) -> Array:
-    """dx [R, K] = dy [R, N] w transposed, summed over blocks."""
+    """Returns dx [R, K] = dy [R, N] w transposed, summed over blocks."""
     count, size = blocks(packed)
     wide = split(jnp.zeros((dy.shape[0], packed.in_features), dy.dtype), packed)
-    zeros = [_flat(part) for part in wide]
+    zeros = [_flat(half) for half in wide]
 
     def add(sums: list[Array], begin: Array) -> tuple[list[Array], None]:
         start = jnp.minimum(begin, packed.out_features - size)
@@ -110,26 +113,26 @@ def backward(dy: Array, packed: PackedWeights) -> Array:
         return [s + d for s, d in zip(sums, dots, strict=True)], None
 
     sums, _ = jax.lax.scan(add, zeros, jnp.arange(count) * size)
-    return merge([grouped(part, packed) for part in sums], packed)
+    return merge([grouped(half, packed) for half in sums], packed)
 
 
 def _flat(x: Array) -> Array:
-    """x [R, G, h] as [R, G h]; R may be 0, of which reshape cannot infer the rest."""
+    """Reshapes x [R, G, h] to [R, G h]; R may be 0, so reshape cannot infer the rest."""
     return x.reshape(x.shape[0], math.prod(x.shape[1:]))
 
 
 def columns(packed: PackedWeights, index: Array) -> Array:
-    """w[:, index] [*batch, K]: of each only its own codes are read."""
+    """Returns w[:, index] [*batch, K], reading only the codes of those columns."""
     flat = index.reshape(-1)
-    one = jax.tree.map(lambda a: jnp.take(a, flat, axis=0, mode="clip"), packed)
-    parts = [grouped(part, one) for part in decoded(one, jnp.float32)]
+    selected = jax.tree.map(lambda a: jnp.take(a, flat, axis=0, mode="clip"), packed)
+    parts = [grouped(half, selected) for half in decoded(selected, jnp.float32)]
     inside = (flat >= 0) & (flat < packed.out_features)
-    found = jnp.where(inside[:, None], merge(parts, one), jnp.nan)
-    return found.reshape(*index.shape, packed.in_features)
+    rows = jnp.where(inside[:, None], merge(parts, selected), jnp.nan)
+    return rows.reshape(*index.shape, packed.in_features)
 
 
 def decoded(packed: PackedWeights, dtype: Any) -> list[Array]:
-    """The weights [N, K], or two halves [N, G h] of 4-bit ones, by the columns of `split`."""
+    """Returns the weights [N, K], or two halves [N, G h] of 4-bit ones, by the columns of `split`."""
     levels = [grouped(level, packed) for level in _levels(packed.values, packed.weight)]
     if packed.zeros is not None:
         zeros = packed.zeros.astype(jnp.float32)[:, :, None]
@@ -140,7 +143,7 @@ def decoded(packed: PackedWeights, dtype: Any) -> list[Array]:
 
 
 def _levels(values: Array, weight: Weight) -> list[Array]:
-    """What the bytes mean before zero points and scales, in float32."""
+    """Returns the levels of the bytes before zero points and scales, in float32."""
     if weight == "int8":
         return [values.astype(jnp.float32)]
     if weight == "fp8":
@@ -153,9 +156,9 @@ def _levels(values: Array, weight: Weight) -> list[Array]:
 
 
 def _float8(values: Array) -> Array:
-    """float8_e4m3fn from its bytes (OCP 8-bit floating point, 1.0): sign, 4 bits of 2^(e-7), 3.
+    """Decodes float8_e4m3fn bytes (OCP 8-bit floating point, 1.0): sign, 4 bits of 2^(e-7), 3.
 
-    By bits, because jax 0.12.0.1 converts in a loop at a tenth of this speed.
+    Works on bits, because jax 0.12.0.1 converts in a loop at a tenth of this speed.
     """
     bits = values.astype(jnp.uint32)
     size = bits & jnp.uint32(127)

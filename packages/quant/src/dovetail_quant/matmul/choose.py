@@ -1,12 +1,12 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Which product a site gets: a table over platform, rows and spec, with its reasons.
+"""The product of a site: a table over platform, rows and spec, with reasons.
 
 The order was measured at 4096 x 4096 on 2 Sapphire Rapids cores with jax 0.10.2 and 0.12.0. Digits
 triple the rows: with those cores' matrix instructions for int8 they take 0.25 to 0.4 of float32's
 time at 128 to 512 rows, where decoded blocks take 1.6 to 1.25. A core without them multiplies int8
-about three times as fast as float32, which three digits use up. They end at 512 rows because their
-sums take 12 bytes for each row and output.
+about three times as fast as float32, and three digits use this up. They end at 512 rows because
+their sums take 12 bytes per row and output.
 """
 
 import dataclasses
@@ -36,7 +36,13 @@ _MOST_DIGIT_ROWS = 512
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The product chosen, why, and why not each of the products before it."""
+    """A product and the reasons for it.
+
+    Attributes:
+        product: Its name.
+        reason: Why it was selected.
+        refused: The products before it, with the reason against each.
+    """
 
     product: str
     reason: str
@@ -55,16 +61,23 @@ def choose(
     inputs: int,
     dtype: DTypeLike = jnp.float32,
 ) -> Choice:
-    """The first product that can and pays, of w8a8, digits, blocked, reference.
+    """Returns the first applicable and profitable product of w8a8, digits, blocked, reference.
 
-    platform: as `jax.default_backend()`. rows: of x, all its batch axes. inputs: K. dtype: of x.
+    Args:
+        spec: The codes.
+        platform: As `jax.default_backend()`.
+        rows: Rows of x, over all its batch axes.
+        inputs: K.
+        dtype: Dtype of x.
 
     Raises:
-        ValueError: no rows or inputs; or act="int8" with sums that int32 cannot hold.
+        ValueError: There are no rows or inputs, or act="int8" has sums beyond int32.
 
     Example:
 
-        print(choose(Spec(weight="int4", group=128), platform="cpu", rows=1, inputs=4096))
+        >>> spec = Spec(weight="int4", group=128)
+        >>> choose(spec, platform="cpu", rows=1, inputs=4096).product
+        'blocked'
     """
     if rows < 0 or inputs < 1:
         raise ValueError(
@@ -119,16 +132,22 @@ def _refusal(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Auto:
-    """The product `choose` gives for the rows of each call; the layout is the platform's.
+    """Calls the product of `choose` for the rows of each call.
 
-    platform: where it will run; by default JAX's own default backend, asked when it prepares.
+    Args:
+        spec: The codes.
+        platform: Platform of the calls; it decides the layout. Default: JAX's default backend when
+            `prepare` is called.
 
     Example:
 
-        w = jax.random.normal(jax.random.key(0), (256, 64))
-        spec = Spec(weight="int4", group=32)
-        matmul = Auto(spec=spec)
-        y = matmul(jnp.ones((3, 256)), matmul.prepare(quantize(w, spec)))
+        >>> import jax
+        >>> from dovetail_quant.codes import quantize
+        >>> spec = Spec(weight="int4", group=32)
+        >>> matmul = Auto(spec=spec)
+        >>> w = jax.random.normal(jax.random.key(0), (256, 64))
+        >>> matmul(jnp.ones((3, 256)), matmul.prepare(quantize(w, spec))).shape
+        (3, 64)
     """
 
     spec: Spec
@@ -136,36 +155,36 @@ class Auto:
 
     @property
     def act(self) -> Literal["int8"] | None:
-        """As the spec says."""
+        """`Spec.act`."""
         return self.spec.act
 
     def prepare(self, w: QArray | PackedWeights) -> Any:
-        """Packed weights on a CPU and for act="int8", else the codes themselves."""
-        one = choose(
+        """Packs the codes on a CPU and for act="int8"; otherwise returns them."""
+        choice = choose(
             self.spec,
             platform=self.platform or jax.default_backend(),
             rows=1,
             inputs=w.in_features if isinstance(w, PackedWeights) else w.qvalue.shape[-2],
         )
-        return PRODUCTS[one.product].prepare(w)
+        return PRODUCTS[choice.product].prepare(w)
 
     def codes(self, prepared: Any) -> QArray:
-        """The inverse, bit for bit."""
+        """Inverts `prepare`, bit for bit."""
         name = "blocked" if isinstance(prepared, PackedWeights) else "reference"
         return PRODUCTS[name].codes(prepared)
 
     def take(self, prepared: Any, index: Int[Array, "*batch"]) -> Float[Array, "*batch K"]:
-        """w[:, index] in float32; NaN for an index that is none of 0 to N - 1."""
+        """Returns w[:, index] in float32; NaN for an index outside 0 to N - 1."""
         if isinstance(prepared, PackedWeights):
             return columns(prepared, index)
         return Reference().take(prepared, index)
 
     def __call__(self, x: Float[Array, "*batch K"], prepared: Any) -> Float[Array, "*batch N"]:
-        """x w in the dtype of x, by the product for as many rows."""
+        """Returns x w in the dtype of x, by the product for this number of rows."""
         if not isinstance(prepared, PackedWeights):
             return PRODUCTS["reference"](x, prepared)
         rows = x.size // max(1, x.shape[-1]) if x.ndim else 1
-        one = choose(
+        choice = choose(
             self.spec, platform="cpu", rows=rows, inputs=prepared.in_features, dtype=x.dtype
         )
-        return PRODUCTS[one.product](x, prepared)
+        return PRODUCTS[choice.product](x, prepared)

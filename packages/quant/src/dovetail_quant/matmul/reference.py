@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""y = x w, with w dequantized whole: the formula, and what compilers for a GPU fuse themselves."""
+"""y = x w with w dequantized whole: the formula, fused by compilers for a GPU."""
 
 import dataclasses
 from typing import Literal
@@ -19,31 +19,36 @@ from dovetail_quant.matmul.rows import check_rows, check_single, on_mesh, placem
 class Reference:
     """The product whose prepared weights are the codes themselves.
 
-    Holds the whole of w in float32 for the time of a call where the compiler does not fuse: on a
-    CPU, use `Blocked`. Differentiable in x and in the scales.
+    Holds the whole of w in float32 during a call unless the compiler fuses; on a CPU, use
+    `Blocked`. Differentiable in x and in the scales.
 
     Example:
 
-        w = jax.random.normal(jax.random.key(0), (256, 64))
-        matmul = Reference()
-        y = matmul(jnp.ones((3, 256)), matmul.prepare(quantize(w, Spec())))
+        >>> from dovetail_quant import Spec
+        >>> from dovetail_quant.codes import quantize
+        >>> w = jax.random.normal(jax.random.key(0), (256, 64))
+        >>> matmul = Reference()
+        >>> matmul(jnp.ones((3, 256)), matmul.prepare(quantize(w, Spec()))).shape
+        (3, 64)
     """
 
     act: Literal["int8"] | None = dataclasses.field(default=None, init=False)
 
     def prepare(self, w: QArray | PackedWeights) -> QArray:
-        """w, checked: ValueError unless the codes are [K, N] (or a stack) in canonical form."""
+        """Returns w after a check: ValueError unless the codes are [K, N] (or a stack) in canonical
+        form.
+        """
         if isinstance(w, PackedWeights):
             w = unpack_weights(w)
         check_single(w)
         return w
 
     def codes(self, prepared: QArray) -> QArray:
-        """The same."""
+        """Returns the codes unchanged."""
         return prepared
 
     def __call__(self, x: Float[Array, "*batch K"], prepared: QArray) -> Float[Array, "*batch N"]:
-        """x w in the dtype of x, accumulated in float32, or in float64 for float64 x."""
+        """Returns x w in the dtype of x, accumulated in float32, or in float64 for float64 x."""
         check_single(prepared)
         check_rows(x, prepared.qvalue.shape[-2])
         mesh, placed = placement(prepared.qvalue)
@@ -51,15 +56,15 @@ class Reference:
         return on_mesh(_product, x, prepared, outputs=outputs, over=(mesh, placed[1]))
 
     def take(self, prepared: QArray, index: Int[Array, "*batch"]) -> Float[Array, "*batch K"]:
-        """w[:, index] in float32, as an embedding whose features are K looks up its rows.
+        """Returns w[:, index] in float32: the rows of an embedding with K features.
 
-        NaN for an index that is none of 0 to N - 1.
+        NaN for an index outside 0 to N - 1.
         """
         flat = index.reshape(-1)
-        one = jax.tree.map(lambda a: jnp.take(a, flat, axis=1, mode="clip"), prepared)
+        selected = jax.tree.map(lambda a: jnp.take(a, flat, axis=1, mode="clip"), prepared)
         inside = (flat >= 0) & (flat < prepared.qvalue.shape[1])
-        found = jnp.where(inside[:, None], dequantize(one).T, jnp.nan)
-        return found.reshape(*index.shape, -1)
+        rows = jnp.where(inside[:, None], dequantize(selected).T, jnp.nan)
+        return rows.reshape(*index.shape, -1)
 
 
 def _product(x: Array, prepared: QArray) -> Array:

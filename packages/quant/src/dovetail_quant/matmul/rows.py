@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Checks, batch axes as rows, gradients and explicit meshes of products over `PackedWeights`."""
+"""Products over `PackedWeights`: checks, batch axes as rows, gradients, explicit meshes."""
 
 import functools
 from collections.abc import Callable
@@ -21,7 +21,7 @@ Run = Callable[[Array, PackedWeights], Array]  # [R, K] and codes -> [R, N], bot
 
 
 def wide(dtype: DTypeLike) -> np.dtype:
-    """What a product of rows of this dtype accumulates in: float32, float64 for float64."""
+    """Returns the dtype of sums for rows of this dtype: float32, or float64 for float64."""
     return np.promote_types(dtype, np.float32)
 
 
@@ -36,7 +36,7 @@ def check_single(w: QArray) -> None:
 
 
 def check_rows(x: Any, inputs: int) -> None:
-    """Raises unless x is floating [*batch, K]."""
+    """Raises TypeError or ValueError unless x is floating [*batch, K]."""
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(
             f"x must be floating point, got x of dtype={x.dtype}; write x.astype(jnp.float32)"
@@ -49,7 +49,7 @@ def check_rows(x: Any, inputs: int) -> None:
 
 
 def prepare(w: QArray | PackedWeights) -> PackedWeights:
-    """w packed, or itself if it is; on an explicit mesh its axes are sharded as those of w were."""
+    """Returns w packed; on an explicit mesh with the sharding of w's axes."""
     if isinstance(w, PackedWeights):
         return w
     check_single(w)
@@ -61,7 +61,7 @@ def prepare(w: QArray | PackedWeights) -> PackedWeights:
 
 
 def codes(packed: PackedWeights) -> QArray:
-    """The inverse of `prepare`."""
+    """Inverts `prepare`."""
     mesh, placed = placement(packed.values)
     if mesh is None:
         return unpack_weights(packed)
@@ -70,7 +70,14 @@ def codes(packed: PackedWeights) -> QArray:
 
 
 def call(run: Run, back: Run, x: Array, packed: PackedWeights) -> Array:
-    """run on x [*batch, K] as rows; its gradient in x is back's, [R, N] and codes -> [R, K]."""
+    """Calls `run` on x [*batch, K] as rows.
+
+    Args:
+        run: Maps rows [R, K] and packed weights to [R, N].
+        back: Gradient in x: maps [R, N] and packed weights to [R, K].
+        x: Activations.
+        packed: Packed weights.
+    """
     if packed.values.ndim != 2:
         raise ValueError(
             "a product needs the prepared codes of one matrix, got values="
@@ -95,24 +102,30 @@ def on_mesh(
     outputs: int,
     over: tuple[Any, Any],
 ) -> Array:
-    """product(x, prepared); on an explicit mesh XLA partitions it, and we say where y lies.
+    """Calls product(x, prepared); on an explicit mesh XLA partitions it, and the result's sharding
+    is set here.
 
-    over: the mesh of the weights, or None, and the axes over which their outputs are sharded. y is
-    sharded as the batch axes of x, and over those axes if x leaves them free and they divide N.
+    Args:
+        product: The product.
+        x: Activations.
+        prepared: Its prepared weights.
+        outputs: N.
+        over: The mesh of the weights, or None, and the axes that shard their outputs. y is sharded
+            like the batch axes of x, and over those axes if x leaves them free and they divide N.
     """
     (of_x, placed), (mesh, axes) = placement(x), over
     mesh = mesh or of_x
     if mesh is None:
         return product(x, prepared)
     batch = placed[:-1]
-    taken = {name for one in batch for name in _names(one)}
+    taken = {name for entry in batch for name in _names(entry)}
     fits = taken.isdisjoint(_names(axes)) and outputs % _shards(mesh, axes) == 0
     place = NamedSharding(mesh, PartitionSpec(*batch, axes if fits else None))
     return _partitioned(product, place)(x, prepared)
 
 
 def placement(a: Any) -> tuple[Any, tuple[Any, ...]]:
-    """The mesh of an array with explicit axes, or None, and over what each axis is sharded."""
+    """Returns the mesh of an array with explicit axes, or None, and the mesh axes of each axis."""
     sharding = jax.typeof(a).sharding
     mesh, spec = sharding.mesh, tuple(sharding.spec)
     padded = spec + (None,) * (a.ndim - len(spec))
@@ -121,13 +134,13 @@ def placement(a: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _partitioned(f: Callable[..., Any], places: Any) -> Callable[..., Any]:
-    """f with its arrays' explicit axes left to XLA, and its results at `places`."""
+    """Wraps f: explicit mesh axes are left to XLA, and results get the shardings `places`."""
     auto_axes: Any = jax.sharding.auto_axes  # its type is that of the decorator without arguments
     return auto_axes(f, out_sharding=places)
 
 
 def _places(mesh: Any, arrays: Any, axes: tuple[Any, ...]) -> Any:
-    """Shardings of matrices over `axes`, where the mesh divides them."""
+    """Returns shardings of matrices over `axes`, as far as the mesh divides them."""
 
     def place(leaf: Any) -> NamedSharding:
         fit = [
@@ -153,7 +166,7 @@ def _product(x: Array, packed: PackedWeights, run: Run, back: Run) -> Array:
 
 
 def _forward(x: Any, packed: PackedWeights, run: Run, back: Run) -> tuple[Array, PackedWeights]:
-    """Each leaf is a CustomVJPPrimal: a value, and whether it is differentiated."""
+    """Forward rule. Each leaf is a CustomVJPPrimal: a value, and whether it is differentiated."""
 
     def primal(leaf: Any) -> bool:
         return isinstance(leaf, jax.custom_derivatives.CustomVJPPrimal)

@@ -1,14 +1,14 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""y = x w with x in int8: integer products of rows that are rounded, or split into digits.
+"""y = x w with x in int8: integer products of rounded rows, or of rows split into digits.
 
     W8A8    x = q step, |q| <= 127: one int8 row, within step / 2 of x
     Digits  x = step (d0 + d1 / 254 + d2 / 254^2), |d| <= 127: three int8 rows, x to 2^-24 max|x|
 
-Processors multiply int8 many rows at a time, in two to four times less time than float32, and
-weights of one byte are read as they are. Sums are int32 and exact; scales come after them. Four-bit
-codes are widened to int8 by blocks. Codes in groups are decoded as `Blocked` does: a product of
-integers for each group took 1.5 to 2.4 times that time at 1 to 64 rows (4096 x 4096 int4 by 128).
+Processors multiply many int8 rows in two to four times less time than float32, and read one-byte
+weights directly. Sums are int32 and exact; scales come after them. Four-bit codes are widened to
+int8 by blocks. Codes in groups are decoded as in `Blocked`: a product of integers for each group
+took 1.5 to 2.4 times that time at 1 to 64 rows (4096 x 4096 int4 by 128).
 """
 
 import dataclasses
@@ -36,64 +36,67 @@ _TINY = float(np.finfo(np.float32).tiny)
 class W8A8:
     """The product that rounds each row of x to round(x / step) step, step = max|x| / 127.
 
-    With integers q of x, |y - step q w| <= 4 eps sum |step q||w| for one group, eps of
-    float32, and as `Blocked` for more. The gradient
-    takes the rounding for the identity: dx = dy w transposed. A row whose step would be below the
-    least normal float32 counts as zeros; one with inf or nan gives inf or nan throughout.
+    With the integers q of x, |y - step q w| <= 4 eps sum |step q||w| for one group, eps of float32,
+    and as for `Blocked` with more. The gradient treats rounding as the identity: dx = dy w
+    transposed. A row whose step would be below the least normal float32 counts as zeros; a row with
+    inf or nan gives inf or nan throughout.
 
     Example:
 
-        w = jax.random.normal(jax.random.key(0), (256, 64))
-        matmul = W8A8()
-        y = matmul(jnp.ones((3, 256)), matmul.prepare(quantize(w, Spec())))
+        >>> from dovetail_quant import Spec
+        >>> from dovetail_quant.codes import quantize
+        >>> w = jax.random.normal(jax.random.key(0), (256, 64))
+        >>> matmul = W8A8()
+        >>> matmul(jnp.ones((3, 256)), matmul.prepare(quantize(w, Spec()))).shape
+        (3, 64)
     """
 
     act: Literal["int8"] | None = dataclasses.field(default="int8", init=False)
 
     def prepare(self, w: QArray | PackedWeights) -> PackedWeights:
-        """The codes [K, N] packed; ValueError unless they are int8 or int4."""
+        """Packs the codes [K, N]; ValueError unless they are int8 or int4."""
         return _integers(rows.prepare(w), "w8a8")
 
     def codes(self, prepared: PackedWeights) -> QArray:
-        """The inverse, bit for bit."""
+        """Inverts `prepare`, bit for bit."""
         return rows.codes(prepared)
 
     def __call__(
         self, x: Float[Array, "*batch K"], prepared: PackedWeights
     ) -> Float[Array, "*batch N"]:
-        """Rounded x times w, in the dtype of x.
+        """Returns rounded x times w, in the dtype of x.
 
         Raises:
             TypeError: x is not floating point.
-            ValueError: its last axis is not K, codes are no integers, a group is too long, or a
-                gradient in the weights is asked.
+            ValueError: The last axis of x is not K, codes are not integers, a group is too long, or
+                a gradient in the weights is requested.
         """
         return rows.call(_rounded_forward, blocked.backward, x, _integers(prepared, "w8a8"))
 
 
 @dataclasses.dataclass(frozen=True)
 class Digits:
-    """The product of all of x with integers, by three digits: float32's accuracy, int8's speed.
+    """The product of x, in three digits, with integers: float32's accuracy at int8's speed.
 
-    |y - x w| <= eps (8 sum |x||w| + 2 max|x| sum |w|), each row of x for itself, eps of float32,
-    for one group; more are multiplied as by `Blocked`.
-    Rows with inf or nan give inf or nan throughout.
+    |y - x w| <= eps (8 sum |x||w| + 2 max|x| sum |w|) for each row of x, eps of float32, for one
+    group; more groups are multiplied as in `Blocked`. Rows with inf or nan give inf or nan
+    throughout.
     """
 
     act: Literal["int8"] | None = dataclasses.field(default=None, init=False)
 
     def prepare(self, w: QArray | PackedWeights) -> PackedWeights:
-        """The codes [K, N] packed; ValueError unless they are int8 or int4."""
+        """Packs the codes [K, N]; ValueError unless they are int8 or int4."""
         return _integers(rows.prepare(w), "digits")
 
     def codes(self, prepared: PackedWeights) -> QArray:
-        """The inverse, bit for bit."""
+        """Inverts `prepare`, bit for bit."""
         return rows.codes(prepared)
 
     def __call__(
         self, x: Float[Array, "*batch K"], prepared: PackedWeights
     ) -> Float[Array, "*batch N"]:
-        """x w in the dtype of x; raises what `W8A8` does, and TypeError for float64 x."""
+        """Returns x w in the dtype of x. Raises like `W8A8`, and TypeError for float64 x."""
         if x.dtype == jnp.float64:
             raise TypeError(
                 "digits hold what float32 holds, got x of dtype=float64; write matmul=Blocked()"
@@ -102,7 +105,7 @@ class Digits:
 
 
 def rounded(x: Float[Array, "R K"]) -> tuple[Array, Array]:
-    """(int8 round(x / step), float32 step [R, 1] = max|x| / 127) of each row."""
+    """Returns int8 round(x / step) and the float32 step [R, 1] = max|x| / 127 of each row."""
     x = x.astype(jnp.float32)
     # A product, which XLA makes of a division by 127 in some places and not in others.
     step = jnp.max(jnp.abs(x), axis=1, keepdims=True) * np.float32(1 / 127)
@@ -111,26 +114,26 @@ def rounded(x: Float[Array, "R K"]) -> tuple[Array, Array]:
 
 
 def digits(x: Float[Array, "R K"]) -> tuple[Array, Array]:
-    """(int8 [3 R, K], the first digits of all rows, then the second ...; step [R, 1])."""
+    """Returns int8 [3 R, K] (the first digits of all rows, then the second ...) and step [R, 1]."""
     x = x.astype(jnp.float32)
     step = jnp.max(jnp.abs(x), axis=1, keepdims=True) * np.float32(1 / 127)
     step = jnp.where(step < _TINY, 0.0, step)
-    rest, found = x / jnp.where(step == 0, 1.0, step), []
+    rest, digits_ = x / jnp.where(step == 0, 1.0, step), []
     for _ in range(3):
         digit = jnp.round(rest)
         rest = (rest - digit) * _BASE
-        found.append(digit.astype(jnp.int8))
-    return jnp.concatenate(found), step
+        digits_.append(digit.astype(jnp.int8))
+    return jnp.concatenate(digits_), step
 
 
 def products(q: Array, packed: PackedWeights) -> Array:
-    """float32 [M, N], scale times the exact int32 sum of q (code - zero), for one group."""
+    """Returns float32 [M, N], scale times the exact int32 sum of q (code - zero), for one group."""
     count = q.shape[0]
     q = jnp.pad(q, ((0, max(0, _LEAST_ROWS - count)), (0, 0)))
     if packed.weight == "int8":
         sums = _sums(q, packed.values)
     else:
-        low, high = (part[:, 0] for part in split(q, packed))
+        low, high = (half[:, 0] for half in split(q, packed))
 
         def halves(one: PackedWeights) -> Array:
             nibbles = one.values & jnp.uint8(15), one.values >> jnp.uint8(4)
@@ -145,7 +148,7 @@ def products(q: Array, packed: PackedWeights) -> Array:
 
 
 def _sums(q: Array, codes: Array) -> Array:
-    """int32 [M, N], exact: q [M, K] times codes [N, K] transposed."""
+    """Returns int32 [M, N], exact: q [M, K] times codes [N, K] transposed."""
     return jax.lax.dot_general(q, codes, (((1,), (1,)), ((), ())), preferred_element_type=jnp.int32)
 
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Round to nearest: the method that needs no calibration, and the one that the others must beat."""
+"""Rounding to nearest: needs no calibration, and is the baseline of the other methods."""
 
 from jaxtyping import Array, Float
 from qwix import QArray
@@ -11,14 +11,20 @@ from dovetail_quant.spec import Spec
 
 
 def absmax(w: Float[Array, "*b K N"], spec: Spec) -> QArray:
-    """Each weight as its nearest code, with scales from the extremes of each group."""
+    """Rounds each weight to its nearest code, with scales from the extremes of each group."""
     return codes.quantize(w, spec)
 
 
 def measured(
     w: Float[Array, "K N"], gram: Float[Array, "K K"], spec: Spec
 ) -> tuple[QArray, Report]:
-    """`absmax`, and what it does to the outputs of inputs whose sum of x x^T is `gram`."""
+    """Returns `absmax` and its effect on outputs.
+
+    Args:
+        w: Weights.
+        gram: Sum of x x^T over the inputs.
+        spec: The codes.
+    """
     check_operands(w, gram)
     q = absmax(w, spec)
     errors = channel_errors(codes.dequantize(q) - w.astype("float32"), gram)

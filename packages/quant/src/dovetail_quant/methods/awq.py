@@ -1,15 +1,15 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""AWQ (Lin et al., 2306.00978): inputs that are large on average get finer weights.
+"""AWQ (Lin et al., 2306.00978): finer weights for inputs that are large on average.
 
-x w = (x / s) (s w): a weight row scaled up by s before rounding is rounded s times finer, as long
-as the scales of its groups, set by their largest rows, stay the same; the input pays with a
-division. Equation 5 of the paper looks for s = m^alpha, m = mean |x| of each input, with alpha in
-[0, 1] that makes the least output error. The paper measures that error on kept activations; here
-it is tr(dW^T H dW), the same number without them.
+x w = (x / s) (s w): a weight row scaled up by s is rounded s times finer, as long as its larger
+neighbours still set the scales of its groups; the input is divided in return. Equation 5 of the
+paper searches s = m^alpha, m = mean |x| of each input, with alpha in [0, 1], for the least output
+error. The paper measures this error on stored activations; here it is tr(dW^T H dW), the same
+number without them.
 
-Clipping, which the paper adds in a sentence, then narrows the range of a group where rounding the
-rest finer is worth losing its extremes.
+Clipping, one sentence in the paper, then narrows the range of a group if finer rounding of the rest
+outweighs the loss of its extremes.
 """
 
 import dataclasses
@@ -38,23 +38,31 @@ def awq(
     grid: int = 20,
     clips: Sequence[float] = (),
 ) -> tuple[Float[Array, "K"], QArray, Report]:
-    """s[K], the codes of s w, and what that came to: y = (x / s) Q(s w).
+    """Returns s[K], the codes of s w, and the error: y = (x / s) Q(s w).
 
-    grid: how many alphas are tried, evenly from 0, which is round-to-nearest, to 1: the result is
-    never worse. clips: parts of the range of a group to try besides all of it, such as
-    (0.95, 0.9, 0.8, 0.7); each output and group takes the best, unless the output as a whole
-    suffers. s has geometric mean 1 between its largest and its least; 1 for a site without rows.
+    s has geometric mean 1 between its largest and its least; it is 1 for a site without rows.
+
+    Args:
+        w: Weights.
+        stats: Statistics of the inputs, from `record`.
+        spec: The codes.
+        grid: Number of alphas, evenly from 0 (round to nearest) to 1. The result is never worse
+            than nearest.
+        clips: Fractions of a group's range to try besides all of it, such as (0.95, 0.9, 0.8, 0.7).
+            Each output and group takes the best, unless the output as a whole suffers.
 
     Raises:
-        ValueError: shapes that do not fit, a group that does not divide K, options out of range.
+        ValueError: Shapes do not fit, a group does not divide K, or an option is out of range.
 
     Example:
 
-        x = jax.random.normal(jax.random.key(0), (512, 128))
-        w = jax.random.normal(jax.random.key(1), (128, 64))
-        stats = record.update(record.empty(128), x)
-        s, q, report = awq(w, stats, Spec(weight="int4", group=32))
-        y = (x / s) @ codes.dequantize(q)
+        >>> from dovetail_quant import Spec, record
+        >>> x = jax.random.normal(jax.random.key(0), (512, 128))
+        >>> w = jax.random.normal(jax.random.key(1), (128, 64))
+        >>> stats = record.update(record.empty(128), x)
+        >>> s, q, report = awq(w, stats, Spec(weight="int4", group=32))
+        >>> bool(report.error <= report.nearest)
+        True
     """
     check_operands(w, stats.gram)
     if grid < 2:
@@ -105,7 +113,7 @@ def _awq(
 
 
 def _clipped(w: Array, q: QArray, gram: Array, spec: Spec, *, clips: tuple[float, ...]) -> QArray:
-    """q with the scale of each group narrowed by the ratio that serves it best.
+    """Returns q with the scale of each group narrowed by its best ratio.
 
     A group is judged by its own block of the gram, as if the other groups were exact.
     """

@@ -1,28 +1,26 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""GPTQ (Frantar et al., 2210.17323): weights rounded one input at a time, each making up for the
-last.
+"""GPTQ (Frantar et al., 2210.17323): weights rounded one input at a time, with compensation.
 
-tr(dW^T H dW), H = sum of x x^T, is what rounding costs at the outputs. After an input is rounded,
-the weights of the inputs that are still free can be moved so as to undo part of its error; moved
-weights are what is rounded next. Algorithm 1 of the paper moves all free weights, by rows of the
-upper Cholesky factor U of the inverse of H: after input i, w_j -= (w_i - q_i) U_ij / U_ii.
+Rounding costs tr(dW^T H dW) at the outputs, H = sum of x x^T. After an input is rounded, the
+weights of the remaining inputs can move to undo some of its error; moved weights are rounded next.
+Algorithm 1 of the paper moves all remaining weights, by rows of the upper Cholesky factor U of the
+inverse of H: after input i, w_j -= (w_i - q_i) U_ij / U_ii.
 
 Here the same numbers come from the Cholesky factor of H itself, in reverse. Number the inputs
 backwards, in descending order of rounding, and let H = L L^T. Then L^T is upper, U is the inverse
-of L, and the moved weight of input i, when its turn comes, is
+of L, and the moved weight of input i is
 
     v_i = w_i + sum over j already rounded of (L_ji / L_ii) (w_j - q_j)
 
-with the original weights on the right. So nothing is inverted, the errors w - q are the only state,
-and a block of inputs costs one product with the errors before it, then a product of a row each.
-This form also loses fewer digits, by the root of the condition of H.
+with the original weights on the right. Nothing is inverted, the errors w - q are the only state,
+and a block of inputs costs one product with the earlier errors, then a product of a row each. This
+form also loses fewer digits, by the root of the condition of H.
 
-The scale of a group is set from its weights as moved so far, when its first input is rounded (what
-the paper says of grouping; the inputs then go in their own order), or beforehand from the original
-weights, so that inputs may be rounded in any order and groups stay contiguous in memory (GPTQ's
-"static groups"). Active inputs first is the more accurate order for one scale an output; with
-groups either may win.
+The scale of a group is set from its moved weights when its first input is rounded (the paper's
+grouping; the inputs then go in their own order), or beforehand from the original weights, so that
+inputs may be rounded in any order and groups stay contiguous in memory (GPTQ's "static groups").
+Active inputs first is more accurate with one scale per output; with groups either may win.
 """
 
 import dataclasses
@@ -45,8 +43,11 @@ _MOST_DAMP = 1e3
 
 
 class _Problem(NamedTuple):
-    """What the loops read. w, scale and zero in the order of the inputs, factor in reverse order of
-    rounding; place[i] is the input that stands at i there."""
+    """Inputs of the loops.
+
+    w, scale and zero are in the order of the inputs, factor in reverse order of rounding; place[i]
+    is the input at i there.
+    """
 
     w: Array
     factor: Array
@@ -58,8 +59,8 @@ class _Problem(NamedTuple):
 class _State(NamedTuple):
     """errors: w - q, in the order of the factor, 0 before rounding. The zero points are float32.
 
-    No codes: XLA writes one row of 4-bit integers by unpacking them all. What w - errors is next
-    to is the code that was chosen.
+    Codes are not kept: XLA writes one row of 4-bit integers by unpacking them all. Each code is the
+    one nearest to w - errors.
     """
 
     errors: Array
@@ -76,32 +77,41 @@ def gptq(
     order: Literal["activation", "natural"] = "activation",
     block: int = 128,
 ) -> tuple[QArray, Report]:
-    """Codes of w that lessen tr(dW^T H dW), H = gram, and what that came to.
+    """Computes codes of w that reduce tr(dW^T H dW), H = gram.
 
-    w: any float dtype; gram: sum of x x^T over calibration rows in any unit, as `record` keeps it;
-    both are computed in float32. The codes are `codes.quantize`'s in form. No output channel is
-    worse than round-to-nearest: where moving weights did not pay, it is returned (`Report.kept`).
-    Inputs that were always 0 get weight 0.
+    The codes have the form of `codes.quantize`. No output channel is worse than round to nearest:
+    it is returned if moving weights did not pay (`Report.kept`). Inputs that were always 0 get
+    weight 0.
 
-    damp: added to the diagonal of H, in units of its mean; raised tenfold until H factors, and
-    reported. A gram that never does (it is no sum of squares) leaves every channel as nearest.
-    order: "activation" rounds the largest diagonal first and takes scales from the original
-    weights; "natural" goes from the first input to the last, and sets the scales of `spec.group`
-    as it goes. block: inputs between two products with all errors; groups in natural order are the
-    blocks, and `block` is not read. It changes the speed, not the result but for rounding.
+    Peak memory beside w and gram, in float32: 2.25 [K, K] (the factor and its matrix) and 4 [K, N].
+    The program has the same size for every K.
 
-    Peak memory beside w and gram, in float32: 2.25 [K, K] (the factor and the matrix it comes from)
-    and 4 [K, N]. The program has the same size for every K.
+    Args:
+        w: Weights, of any float dtype; computed in float32.
+        gram: Sum of x x^T over calibration rows in any unit, as in `record`; computed in float32.
+        spec: The codes.
+        damp: Added to the diagonal of H, in units of its mean; raised tenfold until H factors, and
+            reported. If it never factors (it is not a sum of squares), every channel stays nearest.
+        order: "activation" rounds the largest diagonal first, with scales of the original weights.
+            "natural" goes from the first input to the last and sets the scales of `spec.group` on
+            the way.
+        block: Inputs between two products with all errors. Changes the speed, and the result only
+            by rounding. Not read in natural order with groups; the groups are the blocks.
+
+    Returns:
+        The codes, and a report of the error.
 
     Raises:
-        ValueError: shapes that do not fit, a group that does not divide K, options out of range.
+        ValueError: Shapes do not fit, a group does not divide K, or an option is out of range.
 
     Example:
 
-        x = jax.random.normal(jax.random.key(0), (512, 128))
-        w = jax.random.normal(jax.random.key(1), (128, 64))
-        q, report = gptq(w, x.T @ x, Spec(weight="int4", group=32))
-        assert report.error <= report.nearest
+        >>> from dovetail_quant import Spec
+        >>> x = jax.random.normal(jax.random.key(0), (512, 128))
+        >>> w = jax.random.normal(jax.random.key(1), (128, 64))
+        >>> q, report = gptq(w, x.T @ x, Spec(weight="int4", group=32))
+        >>> bool(report.error <= report.nearest)
+        True
     """
     check_operands(w, gram)
     _check_options(damp, order, block)
@@ -141,7 +151,7 @@ def _gptq(
 
 
 def _factor(gram: Array, place: Array, damp: Array) -> tuple[Array, Array]:
-    """The lower Cholesky factor of the damped gram, in the order `place`, and the damping."""
+    """Returns the lower Cholesky factor of the damped gram, in the order `place`, and the damping."""
     diagonal = jnp.diagonal(gram)
     mean = jnp.mean(diagonal)
     # An input that was always 0 is tied to no other: any positive element keeps it so.
@@ -165,7 +175,7 @@ def _factor(gram: Array, place: Array, damp: Array) -> tuple[Array, Array]:
 
 
 def _rounded(problem: _Problem, spec: Spec, *, block: int, moving: bool) -> _State:
-    """All inputs, from the last block of the factor to the first."""
+    """Rounds all inputs, from the last block of the factor to the first."""
     inputs = len(problem.w)
     full, rest = divmod(inputs, block)
     state = _State(
@@ -185,7 +195,7 @@ def _rounded(problem: _Problem, spec: Spec, *, block: int, moving: bool) -> _Sta
 def _block(
     problem: _Problem, state: _State, spec: Spec, *, start: Array | int, size: int, moving: bool
 ) -> _State:
-    """The inputs at [start, start + size) of the factor, all behind them being done."""
+    """Rounds the inputs at [start, start + size) of the factor; all behind them are done."""
     columns = jax.lax.dynamic_slice_in_dim(problem.factor, start, size, axis=1)
     within = jax.lax.dynamic_slice_in_dim(columns, start, size)
     feedback = columns / jnp.diagonal(within)[None]
@@ -216,10 +226,10 @@ def _block(
 def _scaled(
     problem: _Problem, state: _State, spec: Spec, *, moved: Array, within: Array, place: Array
 ) -> _State:
-    """The scale of the group that this block is, from its weights as they would be moved by now.
+    """Sets the scale of the group in this block, from its weights as moved so far.
 
-    Were no input of the group rounded, each would move by c with c = moved - (within - 1)^T c: what
-    an input takes back of an error, those after it need not.
+    If no input of the group were rounded, each would move by c with c = moved - (within - 1)^T c:
+    an input's share of an error is not taken again by those after it.
     """
     c = jax.lax.linalg.triangular_solve(
         within, moved, left_side=True, lower=True, transpose_a=True, unit_diagonal=True
@@ -235,7 +245,7 @@ def _scaled(
 
 
 def _codes(problem: _Problem, state: _State, spec: Spec, *, like: QArray) -> QArray:
-    """The codes that w - errors lies on, in the order of w and with the dtypes of `like`.
+    """Returns the codes nearest to w - errors, in the order of w and with the dtypes of `like`.
 
     The difference is off by 2^-24 of the weight, and codes are 2^-8 of the range apart.
     """

@@ -1,11 +1,11 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""SmoothQuant (Xiao et al., 2211.10438): the outliers of activations moved into the weights.
+"""SmoothQuant (Xiao et al., 2211.10438): outliers of activations moved into the weights.
 
-Rounding a row of activations to int8 spends its 255 levels on the largest; where a few inputs are
-a hundred times the others, as in trained decoders, the others lose all bits. Weights have no such
-inputs. x w = (x / s) (s w) with s between the two (equation 4) leaves both with ranges that eight
-bits can hold. What rounds the activations is the product; here s is found and s w is rounded.
+Rounding a row of activations to int8 spends its 255 levels on the largest. If a few inputs are a
+hundred times the others, as in trained decoders, the others lose all bits. Weights have no such
+inputs. x w = (x / s) (s w) with s between the two (equation 4) gives both ranges that fit eight
+bits. This module computes s and rounds s w; the product rounds the activations.
 """
 
 import jax
@@ -26,24 +26,31 @@ _LEAST = 1e-5
 def smooth(
     w: Float[Array, "K N"], stats: Statistics, spec: Spec, *, alpha: float = 0.5
 ) -> tuple[Float[Array, "K"], QArray, Report]:
-    """s_j = max|x_j|^alpha / max|w_j|^(1 - alpha), the codes of s w, and their error.
+    """Returns s_j = max|x_j|^alpha / max|w_j|^(1 - alpha), the codes of s w, and their error.
 
-    y = (x / s) Q(s w), with x / s rounded by row to int8. alpha: how much of the difficulty the
-    weights take: 0.5 evenly, more where activations are worse. s is 1 where an input or its weights
-    were 0, or next to it. The report is of the weights' rounding alone, which smoothing makes
-    larger: what it makes smaller is the rounding of activations.
+    y = (x / s) Q(s w), with x / s rounded by row to int8. s is 1 if an input or its weights are 0,
+    or nearly. The report is of the weights' rounding alone; smoothing increases it, and decreases
+    the rounding of activations.
+
+    Args:
+        w: Weights.
+        stats: Statistics of the inputs, from `record`.
+        spec: The codes, with act="int8".
+        alpha: Share of the difficulty for the weights: 0.5 is even, more if activations are worse.
 
     Raises:
-        ValueError: spec.act is not int8; alpha outside [0, 1]; shapes that do not fit, a group
-            that does not divide K.
+        ValueError: spec.act is not int8, alpha is outside [0, 1], shapes do not fit, or a group
+            does not divide K.
 
     Example:
 
-        x = jax.random.normal(jax.random.key(0), (512, 128))
-        w = jax.random.normal(jax.random.key(1), (128, 64))
-        stats = record.update(record.empty(128), x)
-        s, q, report = smooth(w, stats, Spec(weight="int8", act="int8", method="smooth"))
-        y = (x / s) @ codes.dequantize(q)
+        >>> from dovetail_quant import Spec, record
+        >>> x = jax.random.normal(jax.random.key(0), (512, 128))
+        >>> w = jax.random.normal(jax.random.key(1), (128, 64))
+        >>> stats = record.update(record.empty(128), x)
+        >>> s, q, report = smooth(w, stats, Spec(weight="int8", act="int8", method="smooth"))
+        >>> s.shape
+        (128,)
     """
     check_operands(w, stats.gram)
     if spec.act != "int8":

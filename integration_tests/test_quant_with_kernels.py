@@ -95,9 +95,9 @@ def test_which_product_one_row_gets():
     """The native one where its wheel is and groups fill its vectors, else XLA's by blocks."""
     w = jax.random.normal(jax.random.key(0), (128, 32))
     packed = KernelsProduct().prepare(quantize(w, Spec(weight="int4", group=32)))
-    chosen = explain(quantized_matmul, jnp.ones((1, 128)), packed).chosen
+    selected = explain(quantized_matmul, jnp.ones((1, 128)), packed).selected
     wheel = importlib.util.find_spec("dovetail_kernels_cpu") is not None
-    assert chosen == ("native" if wheel else "blocks")
+    assert selected == ("native" if wheel else "blocks")
 
 
 def test_a_model_and_its_file(tmp_path):

@@ -23,7 +23,7 @@ def _able(operation: Callable[..., Any], *args: Any, **options: Any) -> list[str
     """The implementations that can, but for a reference that would not be chosen."""
     choices = kernels.explain(operation, *args, **options).choices
     able = [choice for choice in choices if choice.refusal is None]
-    return [choice.name for choice in able if choice.chosen or choice.name != "reference"]
+    return [choice.name for choice in able if choice.selected or choice.name != "reference"]
 
 
 def _jax_nn(q: Any, k: Any, v: Any, *, by: str = "xla", **options: Any) -> jax.Array:

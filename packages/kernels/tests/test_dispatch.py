@@ -45,7 +45,7 @@ def test_the_order_of_impl_counts_not_that_of_the_operation():
 
 
 def test_choices_tell_what_became_of_each():
-    told = [(c.name, c.chosen, c.refusal, c.work) for c in plan("hard").choices()]
+    told = [(c.name, c.selected, c.refusal, c.work) for c in plan("hard").choices()]
     assert told == [
         ("quick", False, "cannot do hard calls", None),
         ("odd", False, "is odd", None),
@@ -54,7 +54,7 @@ def test_choices_tell_what_became_of_each():
 
 
 def test_choices_say_who_was_not_asked():
-    told = [(c.name, c.chosen, c.refusal) for c in plan(impl="odd").choices()]
+    told = [(c.name, c.selected, c.refusal) for c in plan(impl="odd").choices()]
     assert told == [
         ("quick", False, "not among impl='odd'"),
         ("odd", True, None),
@@ -70,7 +70,7 @@ def test_a_refused_impl_gives_every_reason_and_who_could():
         "impl=['odd', 'quick'] on cpu: odd: is odd; quick: cannot do hard calls. To go on, use "
         "impl='sure' or leave impl out."
     )
-    assert [c.name for c in plan("hard", ["odd", "quick"]).choices() if c.chosen] == []
+    assert [c.name for c in plan("hard", ["odd", "quick"]).choices() if c.selected] == []
 
 
 def test_where_nobody_can_the_request_must_change():

@@ -42,9 +42,10 @@ def _listed(monkeypatch):
 def test_a_report_is_a_table():
     report = explain(toy, 2_500_000)
     assert isinstance(report, Explanation)
-    assert report.chosen == "quick"
+    assert report.selected == "quick"
     assert str(report) == (
-        "toy on cpu (Zen)\n  quick  0.0025 GFLOP  10 MB  chosen\n  sure      2.5 GFLOP  10 MB  able"
+        "toy on cpu (Zen)\n  quick  0.0025 GFLOP  10 MB  selected\n"
+        "  sure      2.5 GFLOP  10 MB  able"
     )
 
 
@@ -52,7 +53,7 @@ def test_a_refusal_is_told_without_figures():
     assert str(explain(toy, 1000, hard=True)).splitlines() == [
         "toy on cpu (Zen)",
         "  quick                         cannot do hard calls",
-        "  sure   0.001 GFLOP  0.004 MB  chosen",
+        "  sure   0.001 GFLOP  0.004 MB  selected",
     ]
 
 

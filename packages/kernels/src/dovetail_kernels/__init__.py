@@ -1,30 +1,80 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The hot operations of transformers: one documented answer on every backend."""
+"""The hot operations of transformers, with one documented answer on every backend.
 
-from dovetail_kernels.attention.api import attention as attention
-from dovetail_kernels.attention.call import SoftmaxStats as SoftmaxStats
-from dovetail_kernels.explain import Explanation as Explanation
-from dovetail_kernels.explain import explain as explain
-from dovetail_kernels.glu import glu as glu
-from dovetail_kernels.grouped.api import grouped_matmul as grouped_matmul
-from dovetail_kernels.grouped.permutation import Permutation as Permutation
-from dovetail_kernels.grouped.permutation import permute as permute
-from dovetail_kernels.grouped.permutation import unpermute as unpermute
-from dovetail_kernels.grouped.routing import ExpertGroups as ExpertGroups
-from dovetail_kernels.grouped.routing import route_tokens as route_tokens
-from dovetail_kernels.loss.api import CE as CE
-from dovetail_kernels.loss.api import Logprobs as Logprobs
-from dovetail_kernels.loss.api import linear_cross_entropy as linear_cross_entropy
-from dovetail_kernels.loss.api import linear_logprobs as linear_logprobs
-from dovetail_kernels.norm import layer_norm as layer_norm
-from dovetail_kernels.norm import rms_norm as rms_norm
-from dovetail_kernels.paged.api import paged_attention as paged_attention
-from dovetail_kernels.paged.write import paged_write as paged_write
-from dovetail_kernels.quantized.api import quantized_matmul as quantized_matmul
-from dovetail_kernels.quantized.layout import PackedWeights as PackedWeights
-from dovetail_kernels.quantized.layout import unpack_weights as unpack_weights
-from dovetail_kernels.quantized.pack import pack_weights as pack_weights
-from dovetail_kernels.rope import rope as rope
-from dovetail_kernels.sample import sample as sample
-from dovetail_kernels.sample import warp_logits as warp_logits
+    >>> import jax.numpy as jnp
+    >>> from dovetail_kernels import attention, explain
+    >>> q = k = v = jnp.zeros((1, 128, 4, 64))
+    >>> segments = jnp.repeat(jnp.arange(2), 64)[None]
+    >>> attention(q, k, v, causal=True, segment_ids=segments).shape
+    (1, 128, 4, 64)
+    >>> "blocked" in str(explain(attention, q, k, v, causal=True))
+    True
+
+- Attention: `attention`, `paged_attention`, `paged_write`
+- Losses of a linear head: `linear_cross_entropy`, `linear_logprobs`
+- Mixtures of experts: `route_tokens`, `permute`, `unpermute`, `grouped_matmul`
+- Quantized products: `pack_weights`, `unpack_weights`, `quantized_matmul`
+- Sampling: `sample`, `warp_logits`
+- Layers: `rms_norm`, `layer_norm`, `rope`, `glu`
+- Implementations of a call, with reasons, FLOPs and bytes: `explain`
+
+`dovetail_kernels.testing` checks operations of your own against float64 NumPy.
+"""
+
+from importlib.metadata import version as _version
+
+from dovetail_kernels.attention.api import attention
+from dovetail_kernels.attention.call import SoftmaxStats
+from dovetail_kernels.explain import Explanation, explain
+from dovetail_kernels.glu import glu
+from dovetail_kernels.grouped.api import grouped_matmul
+from dovetail_kernels.grouped.permutation import Permutation, permute, unpermute
+from dovetail_kernels.grouped.routing import ExpertGroups, route_tokens
+from dovetail_kernels.loss.api import CE, Logprobs, linear_cross_entropy, linear_logprobs
+from dovetail_kernels.norm import layer_norm, rms_norm
+from dovetail_kernels.paged.api import paged_attention
+from dovetail_kernels.paged.write import paged_write
+from dovetail_kernels.quantized.api import quantized_matmul
+from dovetail_kernels.quantized.layout import PackedWeights, unpack_weights
+from dovetail_kernels.quantized.pack import pack_weights
+from dovetail_kernels.rope import rope
+from dovetail_kernels.sample import sample, warp_logits
+
+__all__ = [  # noqa: RUF022, by topic
+    # Attention
+    "attention",
+    "SoftmaxStats",
+    "paged_attention",
+    "paged_write",
+    # Losses
+    "linear_cross_entropy",
+    "CE",
+    "linear_logprobs",
+    "Logprobs",
+    # Mixtures of experts
+    "route_tokens",
+    "ExpertGroups",
+    "permute",
+    "unpermute",
+    "Permutation",
+    "grouped_matmul",
+    # Quantized products
+    "pack_weights",
+    "unpack_weights",
+    "PackedWeights",
+    "quantized_matmul",
+    # Sampling
+    "sample",
+    "warp_logits",
+    # Layers
+    "rms_norm",
+    "layer_norm",
+    "rope",
+    "glu",
+    # Explanation
+    "explain",
+    "Explanation",
+]
+
+__version__ = _version("dovetail-kernels")

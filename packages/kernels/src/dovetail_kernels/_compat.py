@@ -1,8 +1,8 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Names of Pallas's Mosaic GPU, which JAX calls unstable, where they differ between its versions.
+"""Functions of Pallas's Mosaic GPU with different signatures in different JAX versions.
 
-Tried on 0.10.2, 0.11.2 and 0.12.0.1.
+JAX calls Mosaic GPU unstable. Tried on 0.10.2, 0.11.2 and 0.12.0.1.
 """
 
 import inspect
@@ -17,9 +17,10 @@ _LOAD_NEEDS_AN_INDEX = _INDEX is not None and _INDEX.default is inspect.Paramete
 
 
 def load(ref: Any, layout: Any) -> jax.Array:
-    """The whole of a `ref` into registers, in `layout`.
+    """Loads the whole of `ref` into registers, in `layout`.
 
-    From global memory, where no thread's elements need to be contiguous: `optimized` would refuse.
+    The load is not `optimized`: an optimized load refuses global memory, since the elements of a
+    thread need not be contiguous there.
     """
     index = ((),) if _LOAD_NEEDS_AN_INDEX else ()
     return mosaic_gpu.load(ref, *index, layout=layout, optimized=False)

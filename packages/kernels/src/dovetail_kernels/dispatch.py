@@ -1,11 +1,11 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Which implementation of an operation runs, and why not each other one.
+"""Selection of an implementation for an operation, with the reasons against the others.
 
-An operation has a list of implementations, best first. Each can say, from abstract arguments alone
-(shapes, dtypes, options, device), why it cannot give the documented answer, forward and backward.
-The first without a reason runs. Nothing is tried and caught: an exception in a kernel is a bug and
-is seen, and the choice is known before anything is traced.
+An operation has a list of implementations, best first. Each one reports from abstract arguments
+alone (shapes, dtypes, options, device) why it cannot give the documented result, forward and
+backward. The first one without a reason runs. No implementation is tried and caught: an exception
+in a kernel is a bug and is raised, and the selection is made before tracing starts.
 """
 
 import dataclasses
@@ -20,7 +20,12 @@ CallT = TypeVar("CallT")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Device:
-    """What an operation runs on: `platform` "cpu", "gpu" or "tpu", and the kind that JAX names."""
+    """The device of an operation.
+
+    Attributes:
+        platform: "cpu", "gpu" or "tpu".
+        kind: JAX's `device_kind`.
+    """
 
     platform: str
     kind: str
@@ -28,10 +33,12 @@ class Device:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Work:
-    """What one forward call does: `flops` of its matrix products, and `bytes` that it moves.
+    """Cost of one forward call. An upper bound if values (lengths, segments) decide.
 
-    Bytes are those of arguments and results once, and of what is written to memory and read again
-    between them. An upper bound where values (lengths, segments) decide.
+    Attributes:
+        flops: Floating-point operations of the matrix products.
+        bytes: Bytes of arguments and results, counted once, and of intermediate arrays written to
+            memory and read again.
     """
 
     flops: int
@@ -42,9 +49,11 @@ class Work:
 class Implementation(Generic[CallT]):
     """One way to compute an operation.
 
-    refuse: why it cannot do a call, in words that finish "NAME: ...", or None. Pure.
-    work: what the call costs; asked only where `refuse` gives None.
-    run: the computation, with the arguments that its operation documents.
+    Attributes:
+        name: Its name, as in `impl`.
+        refuse: Returns the reason why it cannot do a call, in words after "NAME: ", or None. Pure.
+        work: Returns the cost of a call. Called only if `refuse` returns None.
+        run: Computes the result from the arguments documented by the operation.
     """
 
     name: str
@@ -55,17 +64,32 @@ class Implementation(Generic[CallT]):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What became of one implementation: `refusal` is None where it could run."""
+    """The state of one implementation for one call.
+
+    Attributes:
+        name: Name of the implementation.
+        selected: Whether it runs.
+        refusal: Reason why it cannot run or is not requested. None otherwise.
+        work: Cost of the call. None if the implementation cannot do the call.
+    """
 
     name: str
-    chosen: bool
+    selected: bool
     refusal: str | None
     work: Work | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan(Generic[CallT]):
-    """One call of an operation before it runs: what is asked, and of whom."""
+    """One call of an operation before it runs.
+
+    Attributes:
+        operation: Name of the operation, for error messages.
+        call: The call's shapes, dtypes and options.
+        device: The device of the call.
+        implementations: All implementations, best first.
+        impl: Name or names requested by the caller, in order of preference. None for all.
+    """
 
     operation: str
     call: CallT
@@ -74,27 +98,42 @@ class Plan(Generic[CallT]):
     impl: str | Sequence[str] | None
 
     def choices(self) -> list[Choice]:
-        """Every implementation, in order of preference; at most one is chosen."""
-        asked, found = self._asked(), []
+        """Returns the state of every implementation, in the plan's order. At most one is selected.
+
+        Raises:
+            ValueError: `impl` is empty or has an unknown name.
+        """
+        asked, choices = self._asked(), []
         first = self._first(asked)
-        for one in self.implementations:
-            refusal = one.refuse(self.call)
-            work = one.work(self.call) if refusal is None else None
-            if refusal is None and one.name not in asked:
+        for implementation in self.implementations:
+            refusal = implementation.refuse(self.call)
+            work = implementation.work(self.call) if refusal is None else None
+            if refusal is None and implementation.name not in asked:
                 refusal = f"not among impl={self.impl!r}"
-            chosen = one.name == first
-            found.append(Choice(name=one.name, chosen=chosen, refusal=refusal, work=work))
-        return found
+            is_first = implementation.name == first
+            choices.append(
+                Choice(name=implementation.name, selected=is_first, refusal=refusal, work=work)
+            )
+        return choices
 
     def choose(self) -> Implementation[CallT]:
-        """The implementation that runs; ValueError with every reason if none can."""
+        """Returns the first requested implementation without a refusal.
+
+        Raises:
+            ValueError: `impl` is empty or has an unknown name, or every requested implementation
+                refuses. The message has every reason.
+        """
         asked = self._asked()
         first = self._first(asked)
-        named = {one.name: one for one in self.implementations}
+        named = {implementation.name: implementation for implementation in self.implementations}
         if first is not None:
             return named[first]
         reasons = "; ".join(f"{name}: {named[name].refuse(self.call)}" for name in asked)
-        others = [n for n, one in named.items() if n not in asked and not one.refuse(self.call)]
+        others = [
+            name
+            for name, implementation in named.items()
+            if name not in asked and not implementation.refuse(self.call)
+        ]
         hint = f"use impl={others[0]!r} or leave impl out" if others else "change what is refused"
         raise ValueError(
             f"{self.operation} needs an implementation that supports every option of the call, got "
@@ -102,7 +141,7 @@ class Plan(Generic[CallT]):
         )
 
     def _asked(self) -> list[str]:
-        names = [one.name for one in self.implementations]
+        names = [implementation.name for implementation in self.implementations]
         if self.impl is None:
             return names
         asked = [self.impl] if isinstance(self.impl, str) else list(self.impl)
@@ -115,35 +154,35 @@ class Plan(Generic[CallT]):
         return asked
 
     def _first(self, asked: Sequence[str]) -> str | None:
-        named = {one.name: one for one in self.implementations}
+        named = {implementation.name: implementation for implementation in self.implementations}
         return next((name for name in asked if named[name].refuse(self.call) is None), None)
 
 
 def device(*arrays: Any) -> Device:
-    """The device that a call with these arguments will run on.
+    """Returns the device of a call with these arguments.
 
-    That of the first array which is on one; under a trace that of the mesh in scope, of the
-    argument's sharding, or JAX's default. `jax.sharding.use_abstract_mesh` with an `AbstractDevice`
-    therefore chooses for a device that is not here, as for `jax.export`.
+    It is the device of the first concrete array. Under a trace it is the device of the mesh in
+    scope, then of the argument's sharding, then JAX's default. `jax.sharding.use_abstract_mesh`
+    with an `AbstractDevice` therefore selects for an absent device, as for `jax.export`.
     """
     for array in arrays:
         if isinstance(array, jax.Array) and not isinstance(array, Tracer):
-            one = next(iter(array.devices()))
-            return Device(platform=one.platform, kind=one.device_kind)
+            target = next(iter(array.devices()))
+            return Device(platform=target.platform, kind=target.device_kind)
     meshes = [jax.sharding.get_abstract_mesh()]
     meshes += [jax.typeof(a).sharding.mesh for a in arrays if isinstance(a, Tracer)]
     for mesh in meshes:
         if mesh.abstract_device is not None:
-            one = mesh.abstract_device
-            return Device(platform=_platform(one.platform), kind=one.device_kind)
+            target = mesh.abstract_device
+            return Device(platform=_platform(target.platform), kind=target.device_kind)
     # JAX adds its options to the class when it is imported.
     default = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
     if isinstance(default, str):
         default = jax.devices(default)[0]
-    one = default or jax.devices()[0]
-    return Device(platform=one.platform, kind=one.device_kind)
+    target = default or jax.devices()[0]
+    return Device(platform=target.platform, kind=target.device_kind)
 
 
 def _platform(name: str) -> str:
-    """As a device names it: an AbstractDevice may say "cuda"."""
+    """Returns the platform as a device names it. An `AbstractDevice` may say "cuda"."""
     return "gpu" if name in ("cuda", "rocm") else name

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Which implementation an operation would choose, why not the others, and what each would do."""
+"""Reports of the selection of an implementation: the choice, the refusals, and the costs."""
 
 import dataclasses
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from dovetail_kernels.loss.api import (
 from dovetail_kernels.paged.api import paged_attention, plan_paged_attention
 from dovetail_kernels.quantized.api import plan_quantized_matmul, quantized_matmul
 
-# The operations that choose, and the plan that each makes of a call.
+# The operations with several implementations, and the function that plans a call of each.
 _PLANS: dict[Callable[..., Any], Callable[..., Plan[Any]]] = {
     attention: plan_attention,
     grouped_matmul: plan_grouped_matmul,
@@ -31,16 +31,31 @@ _PLANS: dict[Callable[..., Any], Callable[..., Plan[Any]]] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """What became of each implementation of one call. Its text is a table."""
+    """The state of each implementation for one call. `str` renders it as a table.
+
+    Attributes:
+        operation: Name of the operation.
+        device: Device of the call.
+        choices: State of each implementation, best first.
+
+    Example:
+
+        >>> import jax
+        >>> from dovetail_kernels import explain, grouped_matmul
+        >>> x, w = (jax.ShapeDtypeStruct(s, "float32") for s in [(6, 4), (3, 4, 5)])
+        >>> sizes = jax.ShapeDtypeStruct((3,), "int32")
+        >>> explain(grouped_matmul, x, w, sizes, impl="reference").selected
+        'reference'
+    """
 
     operation: str
     device: Device
     choices: tuple[Choice, ...]
 
     @property
-    def chosen(self) -> str | None:
-        """The name of the implementation that runs; None if the call would be refused."""
-        return next((choice.name for choice in self.choices if choice.chosen), None)
+    def selected(self) -> str | None:
+        """Name of the implementation that runs. None if the call would be refused."""
+        return next((choice.name for choice in self.choices if choice.selected), None)
 
     def __str__(self) -> str:
         rows = [(c.name, *_work(c), _state(c)) for c in self.choices]
@@ -53,7 +68,7 @@ class Explanation:
 
 
 def _state(choice: Choice) -> str:
-    return "chosen" if choice.chosen else choice.refusal or "able"
+    return "selected" if choice.selected else choice.refusal or "able"
 
 
 def _work(choice: Choice) -> tuple[str, str]:
@@ -63,18 +78,31 @@ def _work(choice: Choice) -> tuple[str, str]:
 
 
 def explain(op: Callable[..., Any], *args: Any, **options: Any) -> Explanation:
-    """Every implementation of `op` for this call: chosen, able or refused and why; FLOPs and bytes.
+    """Reports every implementation of `op` for one call: selected, able, or refused with reason.
 
-    Nothing is computed: arguments may be arrays, `jax.ShapeDtypeStruct` or tracers. FLOPs and bytes
-    are those of one forward call (see `dispatch.Work`).
+    It computes nothing. FLOPs and bytes are those of one forward call (see `dispatch.Work`).
+
+    Args:
+        op: An operation with implementations, such as `attention`.
+        *args: Positional arguments of the call: arrays, `jax.ShapeDtypeStruct` or tracers.
+        **options: Keyword arguments of the call.
+
+    Returns:
+        The report. Print it to read it as a table.
 
     Raises:
-        ValueError: `op` has no implementations to choose from, or the call is wrong in itself.
+        ValueError: `op` has no implementations to select from, or `op` would reject the arguments.
 
     Example:
 
-        from dovetail_kernels import attention, explain
-        print(explain(attention, q, k, v, causal=True))
+        >>> import jax
+        >>> from dovetail_kernels import explain, grouped_matmul
+        >>> x, w = (jax.ShapeDtypeStruct(s, "float32") for s in [(6, 4), (3, 4, 5)])
+        >>> print(explain(grouped_matmul, x, w, jax.ShapeDtypeStruct((3,), "int32")))
+        grouped_matmul on cpu (cpu)
+          tiles       9.6e-07 GFLOP  0.00194 MB  selected
+          ragged_dot  7.2e-07 GFLOP  0.00103 MB  able
+          reference   7.2e-07 GFLOP  0.00118 MB  able
     """
     plan_of = _PLANS.get(op)
     if plan_of is None:

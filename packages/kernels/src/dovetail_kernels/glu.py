@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gated linear units.
 
-Elementwise on the two products, not fused with them: a product's epilogue is XLA's to fuse. What a
-gradient by JAX's own rules costs is memory, since it keeps the activation and what it was made of
-beside gate and up. So the function is one `jax.checkpoint`, which keeps gate and up and computes
-the rest again: a quarter less for two feed-forward layers in bfloat16, a tenth in float32, at the
-same time (benchmarks/elementwise.py).
+The function is elementwise on the two products and not fused with them: XLA fuses a product's
+epilogue. Differentiated by JAX's own rules it needs memory, since JAX keeps the activation and its
+intermediates beside gate and up. The function is therefore one `jax.checkpoint`, which keeps gate
+and up and recomputes the rest. This saves a quarter of the memory of two feed-forward layers in
+bfloat16, and a tenth in float32, at the same time (benchmarks/elementwise.py).
 """
 
 import functools
@@ -35,25 +35,35 @@ def glu(
     limit: float | None = None,
     offset: float = 0.0,
 ) -> Float[Array, "*batch F"]:
-    """`activation(gate) * (up + offset)` (2002.05202, eq. 5 and 6).
+    """Computes `activation(gate) * (up + offset)` (2002.05202, eq. 5 and 6).
 
-    "gelu" is exact, by erf, "gelu_tanh" its approximation (1606.08415, section 2). alpha: "silu" is
-    `gate * sigmoid(alpha * gate)`. limit: first, gate is cut to at most limit, and up to -limit to
-    limit. gpt-oss has alpha=1.702, limit=7.0, offset=1.0.
+    gpt-oss has alpha=1.702, limit=7.0, offset=1.0.
 
-    Computed in float32 or wider; the dtype of the arguments out. The backward pass keeps gate and
-    up alone.
+    Args:
+        gate: Input of the activation, [..., F].
+        up: Linear input, of gate's shape and dtype.
+        activation: "silu" is `gate * sigmoid(alpha * gate)`. "gelu" is exact, by erf. "gelu_tanh"
+            is its approximation (1606.08415, section 2).
+        alpha: Factor inside the sigmoid of "silu".
+        limit: Clips gate to at most `limit` and up to [-limit, limit], before all else. None: no
+            clipping.
+        offset: Added to up.
+
+    Returns:
+        The product [..., F] in the dtype of the arguments, computed in float32 or wider. The
+        backward pass keeps only gate and up.
 
     Raises:
-        ValueError: gate and up that differ in shape or dtype; an unknown activation; alpha with
-            another activation than "silu"; a limit of 0 or less.
+        ValueError: gate and up differ in shape or dtype, `activation` is unknown, `alpha` is given
+            with another activation than "silu", or `limit` is not above 0.
 
     Example:
 
-        import jax
-        from dovetail_kernels import glu
-        x, w = (jax.random.normal(jax.random.key(i), s) for i, s in enumerate([(5, 8), (2, 8, 16)]))
-        print(glu(x @ w[0], x @ w[1], activation="gelu_tanh").shape)
+        >>> import jax.numpy as jnp
+        >>> from dovetail_kernels import glu
+        >>> gate, up = jnp.array([[-1.0, 0.0, 2.0]]), jnp.array([[1.0, 2.0, 3.0]])
+        >>> glu(gate, up, activation="relu", offset=1.0).tolist()
+        [[0.0, 0.0, 8.0]]
     """
     if (gate.shape, gate.dtype) != (up.shape, up.dtype):
         raise ValueError(

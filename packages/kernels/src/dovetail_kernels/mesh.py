@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operations on arrays that are sharded over a mesh.
 
-Under an Explicit mesh (the default of `jax.make_mesh`) the type of an array says how it is sharded,
-and loops that begin with fresh zeros, dynamic slices and custom calls fail or need annotations. So
-an operation that is independent along some axes (batch, heads) runs as it is on each shard, inside
-`jax.shard_map`. Under an Auto mesh types say nothing and the partitioner splits the same code.
+Under an Explicit mesh (the default of `jax.make_mesh`) the type of an array contains its sharding.
+Loops that begin with fresh zeros, dynamic slices and custom calls then fail or need annotations. An
+operation that is independent along some axes (batch, heads) therefore runs unchanged on each shard,
+inside `jax.shard_map`. Under an Auto mesh types have no sharding, and the partitioner splits the
+same code.
 """
 
 import math
@@ -16,7 +17,7 @@ import jax
 from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec, reshard
 
-# What `jax.Array.sharding.spec` says of one axis: not sharded, over one mesh axis, over several.
+# Sharding of one axis in `jax.Array.sharding.spec`: none, over one mesh axis, over several.
 _Part = str | tuple[str, ...] | None
 
 
@@ -31,14 +32,25 @@ def per_shard(
     instead: str,
     summed: str = "",
 ) -> Any:
-    """`function(*arrays)`, on each shard where the types of `arrays` say that they are sharded.
+    """Runs `function(*arrays)` on each shard if the types of `arrays` are sharded.
 
-    axes: a letter for each axis of each array, as in "btnh"; arrays may be None. Axes of one letter
-    are split alike: one that is not sharded is split to fit, or stays whole if its size is 1.
-    out: such letters for each result, in a pytree of the result's structure.
-    may: the letters along which the operation is independent. Another that is sharded is a
-    ValueError, which ends with `instead`.
-    summed: those letters of `may` over whose shards the results add up.
+    Args:
+        operation: Name for error messages.
+        function: The operation on one shard.
+        arrays: Its arguments. They may be None.
+        axes: One letter for each axis of each array, such as "btnh". Axes with the same letter are
+            split alike: an unsharded one is split to fit, or stays whole if its size is 1.
+        out: Letters of each result, in a pytree with the result's structure.
+        may: Letters along which the operation is independent.
+        instead: Advice at the end of the error message for a sharded letter outside `may`.
+        summed: Letters of `may` over whose shards the results are summed.
+
+    Returns:
+        The result of `function`, sharded according to `out`.
+
+    Raises:
+        ValueError: An axis outside `may` is sharded, a letter is sharded differently in two arrays,
+            or the number of shards does not divide an axis.
     """
     mesh, parts = _parts(operation, arrays, axes, may=may, instead=instead)
     if mesh is None:
@@ -76,26 +88,26 @@ def per_shard(
 def _parts(
     operation: str, arrays: Sequence[Any], axes: Sequence[str], *, may: str, instead: str
 ) -> tuple[Any, dict[str, _Part]]:
-    """The mesh that the types name, None if nothing is sharded, and how each letter is split."""
+    """Returns the mesh of the types (None if nothing is sharded) and each letter's mesh axes."""
     mesh, parts = None, {}
     for array, letters in zip(arrays, axes, strict=True):
         if array is None:
             continue
         sharding = jax.typeof(array).sharding
-        for letter, part in zip(letters, sharding.spec, strict=True):
-            if part is None:
+        for letter, mesh_axes in zip(letters, sharding.spec, strict=True):
+            if mesh_axes is None:
                 continue
-            # Of an array that is here, the mesh of its devices: none need be in scope.
+            # For a concrete array, the mesh of its devices: no mesh needs to be in scope.
             mesh = sharding.mesh if isinstance(array, Tracer) else array.sharding.mesh
             if letter not in may:
                 raise ValueError(
                     f"{operation} may be sharded along {', '.join(may)} of {_words(axes)}, got "
-                    f"{letter} of {letters} sharded over {part!r}. {instead}"
+                    f"{letter} of {letters} sharded over {mesh_axes!r}. {instead}"
                 )
-            if parts.setdefault(letter, part) != part:
+            if parts.setdefault(letter, mesh_axes) != mesh_axes:
                 raise ValueError(
                     f"{operation} needs {letter} sharded alike in all its arguments, got "
-                    f"{parts[letter]!r} and {part!r}. Use jax.sharding.reshard on one of them."
+                    f"{parts[letter]!r} and {mesh_axes!r}. Use jax.sharding.reshard on one of them."
                 )
     return mesh, parts
 

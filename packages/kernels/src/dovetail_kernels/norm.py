@@ -1,10 +1,11 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Normalisation over the last axis, of the mean square or of mean and variance.
+"""Normalization over the last axis, by mean square or by mean and variance.
 
-Plain jnp, which XLA fuses into one pass forward. Gradients written by hand halve the time of the
-function alone in bfloat16. In a network, where XLA fuses them with their neighbours, they make it
-slower by a tenth and hold 1.6 times the memory or more: benchmarks/elementwise.py measures both.
+Plain jnp: XLA fuses the forward pass into one pass. Gradients written by hand halve the time of the
+function alone in bfloat16. In a network XLA fuses the function with its neighbours. There such
+gradients cost a tenth more time and 1.6 times the memory or more. benchmarks/elementwise.py
+measures both.
 """
 
 from typing import Any, overload
@@ -48,24 +49,35 @@ def rms_norm(
     unit_offset: bool = False,
     wide: bool = True,
 ) -> Any:
-    """`x / sqrt(mean(x²) + eps) * scale` over the last axis (1910.07467, eq. 4).
+    """Computes `x / sqrt(mean(x²) + eps) * scale` over the last axis (1910.07467, eq. 4).
 
-    With a residual: `(rms_norm(x + residual), x + residual)`, the sum rounded to the dtype of x
-    before it is normed, as two separate lines would.
+    Args:
+        x: Input [..., D].
+        scale: Factors [D] of any float dtype. None: 1.
+        eps: ε inside the square root.
+        residual: Added to x before the norm, of x's shape and dtype. The sum is rounded to x's
+            dtype, as with two separate lines.
+        unit_offset: The stored scale is the factor less 1 (Gemma).
+        wide: Multiply by scale in float32 (Gemma, gpt-oss, PyTorch). False: in x's dtype (Llama,
+            Qwen, Mistral).
 
-    Computed in float32 or wider; the dtype of x out, whatever that of scale. wide: whether the
-    product with scale is still in float32 (Gemma, gpt-oss, PyTorch) or in the dtype of x (Llama,
-    Qwen, Mistral). unit_offset: scale is stored less 1 (Gemma). scale None is 1.
+    Returns:
+        The normalized x, in x's dtype, computed in float32 or wider. With a residual: the pair
+        `(rms_norm(x + residual), x + residual)`.
 
     Raises:
-        ValueError: scale or residual that does not fit x.
+        ValueError: The shape of scale, or the shape or dtype of residual, does not fit x.
 
     Example:
 
-        import jax, jax.numpy as jnp
-        from dovetail_kernels import rms_norm
-        x = jax.random.normal(jax.random.key(0), (2, 3, 8))
-        normed, stream = rms_norm(x, jnp.ones(8), eps=1e-6, residual=x)
+        >>> import jax.numpy as jnp, numpy as np
+        >>> from dovetail_kernels import rms_norm
+        >>> x = jnp.array([[1.0, 7.0]])
+        >>> normed, stream = rms_norm(x, jnp.ones(2), eps=1e-6, residual=x)
+        >>> print(np.asarray(normed).round(3))
+        [[0.2 1.4]]
+        >>> stream.tolist()
+        [[2.0, 14.0]]
     """
     _check("rms_norm", x, residual, scale=scale)
     x = x if residual is None else x + residual
@@ -111,15 +123,33 @@ def layer_norm(
     eps: float,
     residual: Float[Array, "*batch D"] | None = None,
 ) -> Any:
-    """`(x - mean(x)) / sqrt(var(x) + eps) * scale + bias` over the last axis (1607.06450, eq. 4).
+    """Computes `(x - mean(x)) / sqrt(var(x) + eps) * scale + bias` (1607.06450, eq. 4).
 
-    With a residual: `(layer_norm(x + residual), x + residual)`, as in `rms_norm`. Computed in
-    float32 or wider; the dtype of x out. The variance is the mean of squared differences from the
-    mean, in two passes, since a difference of large means would cancel. scale None is 1, bias
-    None is 0.
+    Mean and variance are over the last axis. The variance is the mean of squared differences from
+    the mean, in two passes, since a difference of large means would cancel.
+
+    Args:
+        x: Input [..., D].
+        scale: Factors [D] of any float dtype. None: 1.
+        bias: Summands [D] of any float dtype. None: 0.
+        eps: ε inside the square root.
+        residual: Added to x before the norm, of x's shape and dtype, as in `rms_norm`.
+
+    Returns:
+        The normalized x, in x's dtype, computed in float32 or wider. With a residual: the pair
+        `(layer_norm(x + residual), x + residual)`.
 
     Raises:
-        ValueError: scale, bias or residual that does not fit x.
+        ValueError: The shape of scale or bias, or the shape or dtype of residual, does not fit x.
+
+    Example:
+
+        >>> import jax.numpy as jnp, numpy as np
+        >>> from dovetail_kernels import layer_norm
+        >>> x = jnp.array([[1.0, 3.0], [2.0, -2.0]])
+        >>> out = layer_norm(x, jnp.array([1.0, 2.0]), jnp.array([0.0, 0.5]), eps=1e-6)
+        >>> np.asarray(out).round(3).tolist()
+        [[-1.0, 2.5], [1.0, -1.5]]
     """
     _check("layer_norm", x, residual, scale=scale, bias=bias)
     x = x if residual is None else x + residual
@@ -137,7 +167,7 @@ def layer_norm(
 
 
 def _along(vector: jax.Array, rank: int) -> jax.Array:
-    """[D] as [1, ..., 1, D], for users who forbid promotion of ranks."""
+    """Reshapes [D] to [1, ..., 1, D], for users who forbid rank promotion."""
     return vector.reshape((1,) * (rank - 1) + vector.shape)
 
 

@@ -3,8 +3,8 @@
 """Rotary position embedding.
 
 Plain jnp, which XLA fuses. With gradients, pairs of neighbours (`interleaved`) take a quarter to a
-half longer than halves: benchmarks/elementwise.py. Permuting the projection's columns once makes an
-interleaved head one of halves.
+half longer than halves (benchmarks/elementwise.py). One permutation of the projection's columns
+converts an interleaved head to halves.
 """
 
 from typing import Any
@@ -25,42 +25,51 @@ def rope(
     interleaved: bool = False,
     factor: float = 1.0,
 ) -> Float[Array, "*batch T N H"]:
-    """x with pair i of each head turned by `positions * frequencies[i]` (2104.09864, eq. 15).
+    """Rotates pair i of each head by `positions * frequencies[i]` (2104.09864, eq. 15).
 
         first, second = first cos - second sin, second cos + first sin
 
-    The frequencies, radians per position, are `theta ** (-2 i / dims)`, or are given, for a scaled
-    context. The first `dims` elements of a head turn (default all), twice as many as frequencies;
-    the others pass. Element i pairs with i + dims / 2 (Llama, NeoX), or interleaved 2 i with
-    2 i + 1 (GPT-J, DeepSeek, GLM). factor: multiplies the turned elements (YaRN, 2309.00071,
-    section 3.4, for both of q and k).
+    Args:
+        x: Queries or keys [..., T, N, H].
+        positions: Integers [T], or with x's batch axes, each of x's size or 1. In float32,
+            positions above 2**24 are rounded.
+        theta: Base of the frequencies `theta ** (-2 i / dims)`, in radians per position. Give
+            either `theta` or `frequencies`.
+        dims: Number of rotated elements at the start of each head; the others pass unchanged. Even,
+            2 to H. Default H. Only with `theta`.
+        frequencies: Frequencies [dims / 2] in radians per position, for a scaled context.
+        interleaved: Pairs elements 2 i and 2 i + 1 (GPT-J, DeepSeek, GLM). Default: i and
+            i + dims / 2 (Llama, NeoX).
+        factor: Multiplies the rotated elements (YaRN, 2309.00071, section 3.4, for both q and k).
 
-    positions: [T], or with x's batch axes, each of its size or 1. Computed in float32 or wider, the
-    dtype of x out; in float32 positions above 2**24 are rounded.
+    Returns:
+        The rotated x, in x's dtype, computed in float32 or wider.
 
     Raises:
-        ValueError: both or neither of theta and frequencies; `dims` odd or above H; positions that
-            do not fit x.
+        ValueError: Both or neither of `theta` and `frequencies` are given, `dims` is given without
+            `theta`, the number of rotated elements is odd or outside 2 to H, or positions do not
+            fit x.
 
     Example:
 
-        import jax, jax.numpy as jnp
-        from dovetail_kernels import rope
-        q = jax.random.normal(jax.random.key(0), (1, 5, 8, 64))
-        print(rope(q, jnp.arange(5), theta=10_000.0).shape)
+        >>> import jax.numpy as jnp, numpy as np
+        >>> from dovetail_kernels import rope
+        >>> x = jnp.array([1.0, 2.0, 3.0, 4.0]).reshape(1, 1, 4)
+        >>> print(np.asarray(rope(x, jnp.array([1]), theta=100.0)).round(3))
+        [[[-1.984  1.591  2.462  4.18 ]]]
     """
     dtype = np.promote_types(x.dtype, np.float32)
     frequencies = _frequencies(x, theta, dims, frequencies, dtype)
     _check_positions(x, positions)
-    turned = 2 * frequencies.shape[0]
+    width = 2 * frequencies.shape[0]
     position = jnp.asarray(positions)
     position = position.reshape((1,) * (x.ndim - 2 - position.ndim) + (*position.shape, 1, 1))
     phase = position.astype(dtype) * frequencies.reshape((1,) * (x.ndim - 1) + (-1,))
     cos, sin = jnp.cos(phase), jnp.sin(phase)  # [..., T, 1, half]
     if factor != 1.0:
         cos, sin = factor * cos, factor * sin
-    part = _turn(x[..., :turned].astype(dtype), cos, sin, interleaved=interleaved).astype(x.dtype)
-    return part if turned == x.shape[-1] else jnp.concatenate([part, x[..., turned:]], axis=-1)
+    out = _turn(x[..., :width].astype(dtype), cos, sin, interleaved=interleaved).astype(x.dtype)
+    return out if width == x.shape[-1] else jnp.concatenate([out, x[..., width:]], axis=-1)
 
 
 def _turn(part: jax.Array, cos: jax.Array, sin: jax.Array, *, interleaved: bool) -> jax.Array:

@@ -1,18 +1,18 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Drawing a token for each row of logits, each row with its own temperature and filters.
+"""Sampling of one token per row of logits, with temperature and filters per row.
 
-A filter keeps the tokens above a threshold, so it needs no order of the vocabulary, only the
-threshold: it is searched by halving the float32 numbers themselves, which as integers have the same
-order. That is at most 32 sums over the row, each exact in what it compares; a sort of 151,936
-logits takes about 15 times as long as all of them on a CPU.
+A filter keeps the tokens above a threshold. It therefore needs no sort of the vocabulary, only the
+threshold. A bisection over the float32 numbers finds it: read as integers they have the same order.
+It takes at most 32 sums over the row, each exact in its comparisons. A sort of 151,936 logits takes
+about 15 times as long as all of them on a CPU.
 
-The draw finds where a share of the kept weight is reached: first among sums of blocks, then within
-one block. That takes two random numbers for a row, where Gumbel noise takes one for each token, and
-a CPU longer to make them than for all else.
+The draw finds the position at which the running sum reaches a share of the kept weight, first among
+sums of blocks, then within one block. It takes two random numbers per row. Gumbel noise takes one
+per token, and a CPU needs longer to make them than for all else.
 
-On a CPU rows go one after the other: each is read up to 32 times, and fits in a core's cache, which
-a batch does not. There a row draws the same in any batch.
+On a CPU rows are processed one after the other. Each is read up to 32 times and fits in a core's
+cache, but a batch does not. There a row draws the same token in any batch.
 """
 
 from collections.abc import Callable
@@ -52,39 +52,45 @@ def sample(
     top_p: _PerRow | None = None,
     min_p: _PerRow | None = None,
 ) -> Int[Array, " B"]:
-    """i32[B]: a token of each row, drawn from softmax(logits / temperature) over what is kept.
+    """Draws a token of each row from softmax(logits / temperature) over the kept tokens.
 
-    The filters apply in the order and with the meaning that they have in transformers: top_k, then
-    top_p among what that left, then min_p. Options are a number for all rows or one for each.
+    The filters apply in the order and with the meaning of transformers: `top_k`, then `top_p` among
+    the rest, then `min_p`. Each option is a number for all rows or an array [B].
 
     Args:
-        logits: float32, bfloat16 or float16.
-        keys: one key for each row, as of `jax.random.split(key, B)`; threefry, as other kinds draw
-            differently in another batch. Sums of float32 and draws of 23 bits may take or add
-            1e-4 of the probability at most, in the least likely tokens.
-        temperature: 0 takes the largest logit, of equal ones the first.
-        top_k: keeps the k largest logits, and all that equal the k-th. 0: all.
-        top_p: keeps the fewest of the most likely tokens whose probabilities reach p, and all that
-            are as likely as the last of them (transformers keeps those that its sort puts first).
-            1: all. Where a sum of probabilities is within float32 rounding of p, either is right.
-        min_p: keeps what is at least min_p times as likely as the likeliest (2407.01082). 0: all.
+        logits: Logits [B, V] in float32, bfloat16 or float16.
+        keys: One key per row [B], such as `jax.random.split(key, B)`. They must be threefry: other
+            kinds draw differently in another batch.
+        temperature: Divides the logits; finite, at least 0. 0 takes the largest logit, of equal
+            ones the first.
+        top_k: Keeps the k largest logits and all equal to the k-th. An integer; 0 keeps all.
+        top_p: Keeps the fewest of the most likely tokens whose probabilities reach p, and all as
+            likely as the last of them (transformers keeps those first in its sort). In (0, 1]; 1
+            keeps all. If a sum of probabilities is within float32 rounding of p, either result is
+            right.
+        min_p: Keeps tokens at least `min_p` times as likely as the likeliest (2407.01082). In
+            [0, 1]; 0 keeps all.
 
-    A row with NaN, with +inf or with nothing above -inf gives -1, as does, inside `jax.jit`, one
-    with an option out of range.
+    Returns:
+        Tokens i32[B]. -1 for a row with NaN, with +inf or with nothing above -inf, and inside
+        `jax.jit` for a row with an option out of range. Sums in float32 and draws of 23 bits may
+        change the probability by 1e-4 at most, in the least likely tokens.
 
     Raises:
-        ValueError: shapes, an option out of range, keys of another kind, V sharded by an Explicit
-            mesh.
-        TypeError: dtypes.
+        ValueError: Shapes do not fit, an option is out of range, keys are not threefry, or V is
+            sharded by an Explicit mesh.
+        TypeError: A dtype is wrong.
 
     Example:
 
-        import jax
-        from dovetail_kernels import sample
-
-        logits = jax.random.normal(jax.random.key(0), (2, 50257))
-        keys = jax.random.split(jax.random.key(1), 2)
-        print(sample(logits, keys=keys, temperature=0.8, top_k=50, top_p=0.9))
+        >>> import jax
+        >>> from dovetail_kernels import sample
+        >>> logits = jax.numpy.array([[0.0, 5.0, 1.0], [2.0, 0.0, 1.0]])
+        >>> keys = jax.random.split(jax.random.key(0), 2)
+        >>> sample(logits, keys=keys, temperature=0).tolist()
+        [1, 0]
+        >>> sample(logits, keys=keys, temperature=0.8, top_k=1).tolist()
+        [1, 0]
     """
     rows = _options(logits, temperature, top_k, top_p, min_p)
     if not jnp.issubdtype(keys.dtype, jax.dtypes.prng_key):
@@ -116,18 +122,32 @@ def warp_logits(
     top_p: _PerRow | None = None,
     min_p: _PerRow | None = None,
 ) -> Float[Array, "B V"]:
-    """f32[B,V]: (logits - their maximum) / temperature, and -inf for what `sample` never draws.
+    """Computes `(logits - maximum) / temperature`, with -inf for tokens that `sample` never draws.
 
-    Its softmax is the distribution that `sample` draws from, as speculative decoding compares. At
-    temperature 0 the taken token has 0 and every other -inf. A row that `sample` gives -1 is NaN.
-    Options and errors are those of `sample`.
+    The softmax of the result is the distribution of `sample`, for comparison in speculative
+    decoding. Each option is a number for all rows or an array [B].
+
+    Args:
+        logits: Logits [B, V] in float32, bfloat16 or float16.
+        temperature: As in `sample`. At 0 the chosen token has 0 and every other -inf.
+        top_k: As in `sample`.
+        top_p: As in `sample`.
+        min_p: As in `sample`.
+
+    Returns:
+        Logits f32[B, V]. A row for which `sample` returns -1 is NaN.
+
+    Raises:
+        ValueError: Shapes do not fit, an option is out of range, or V is sharded by an Explicit
+            mesh.
+        TypeError: A dtype is wrong.
 
     Example:
 
-        import jax, jax.numpy as jnp
-        from dovetail_kernels import warp_logits
-
-        print(jax.nn.softmax(warp_logits(jnp.asarray([[2.0, 1.0, 0.0]]), top_k=2)))
+        >>> import jax.numpy as jnp
+        >>> from dovetail_kernels import warp_logits
+        >>> warp_logits(jnp.array([[2.0, 1.0, 0.0]]), temperature=0.5, top_k=2).tolist()
+        [[0.0, -2.0, -inf]]
     """
     rows = _options(logits, temperature, top_k, top_p, min_p)
     arrays = (jnp.asarray(logits), None, *rows)
@@ -138,7 +158,7 @@ def warp_logits(
 def _options(
     logits: Any, temperature: Any, top_k: Any, top_p: Any, min_p: Any
 ) -> tuple[Array | None, ...]:
-    """Checks, and each option as [B]; None stays."""
+    """Checks the arguments and returns each option as [B]. None stays None."""
     if len(logits.shape) != 2 or logits.shape[1] == 0:
         raise ValueError(
             f"logits must be [B, V] with V >= 1, got logits.shape={logits.shape}. Use "
@@ -159,7 +179,7 @@ def _options(
 
 
 def _valid(name: str, value: Any) -> Any:
-    """Which values of an option are in range; for NumPy and JAX alike. NaN never is."""
+    """Returns a mask of the values in range, for NumPy and JAX alike. NaN is never in range."""
     if name == "temperature":
         return (value >= 0) & (value < jnp.inf)
     if name == "top_k":
@@ -168,7 +188,7 @@ def _valid(name: str, value: Any) -> Any:
 
 
 def _row(name: str, value: Any, batch: int, must: str, use: str) -> Array:
-    """One option as [B], float32, or int32 for top_k."""
+    """Returns one option as [B], in float32, or int32 for top_k."""
     traced = isinstance(value, Tracer)
     given = value if traced or isinstance(value, jax.Array) else np.asarray(value)
     integer = jnp.issubdtype(given.dtype, jnp.integer)
@@ -190,15 +210,15 @@ def _row(name: str, value: Any, batch: int, must: str, use: str) -> Array:
 
 
 def _by_rows(f: Callable[..., Array], logits: Array) -> Callable[..., Array]:
-    """f itself, or on a CPU a loop of f over single rows."""
+    """Returns f itself, or on a CPU a loop of f over single rows."""
     # Of several devices each may hold other rows; a loop over them would gather all.
     if dispatch.device(logits).platform != "cpu" or jax.device_count("cpu") > 1:
         return f
 
-    def one(row: tuple[Array | None, ...]) -> Array:
+    def run_row(row: tuple[Array | None, ...]) -> Array:
         return f(*(None if a is None else a[None] for a in row))[0]
 
-    return lambda *arrays: lax.map(one, arrays)
+    return lambda *arrays: lax.map(run_row, arrays)
 
 
 @jax.jit
@@ -209,7 +229,7 @@ def _sample(logits: Array, keys: Array, temperature: Array, *filters: Array | No
 
 
 def _drawn(weights: Array, keys: Array) -> Array:
-    """i32[B]: a column of weights [B, V], in proportion."""
+    """Draws a column of weights [B, V] for each row, in proportion: i32[B]."""
     rows, columns = weights.shape
     blocks = -(-columns // _BLOCK)
     padded = jnp.pad(weights, ((0, 0), (0, blocks * _BLOCK - columns)))
@@ -222,10 +242,10 @@ def _drawn(weights: Array, keys: Array) -> Array:
 
 
 def _reached(weights: Array, share: Array) -> Array:
-    """i32[B]: the first column of positive weight at which the running sum is above the share.
+    """Returns the first column of positive weight with a running sum above the share, i32[B].
 
-    Running sums are rounded, and not in order of their columns: where nothing is added they may
-    rise all the same, and their last need not be the largest.
+    Running sums are rounded, and not in the order of their columns. They may rise over zeros, and
+    the last need not be the largest.
     """
     sums = jnp.cumsum(weights, axis=1)
     above = sums > share[:, None] * sums[:, -1:]
@@ -236,7 +256,10 @@ def _reached(weights: Array, share: Array) -> Array:
 
 
 def _first_largest(z: Array) -> Array:
-    """i32[B], as `jnp.argmax(z, axis=1)`, which on a CPU reduces pairs, one number at a time."""
+    """Returns `jnp.argmax(z, axis=1)` as i32[B].
+
+    On a CPU `jnp.argmax` reduces pairs, one number at a time.
+    """
     largest = z == jnp.max(z, axis=1, keepdims=True)
     columns = jnp.arange(z.shape[1], dtype=jnp.int32)[None]
     return jnp.min(jnp.where(largest, columns, z.shape[1] - 1), axis=1)
@@ -276,11 +299,11 @@ def _warp(
 
 
 def _threshold(z: Array, floor: Array, asked: Array, weigh: Callable[[Array], Array]) -> Array:
-    """For each row a number: the fewest that are above it and together weigh `asked` or more.
+    """Finds a threshold per row: the fewest tokens above it weigh at least `asked`.
 
-    Equal ones count together. weigh: [B, V] of which tokens are above to their weight [B]. If all
-    above `floor` weigh less than `asked`, as for inf, it is `floor`; so it is for NaN, to which no
-    weight compares, so that the search would not end.
+    Equal tokens count together. `weigh` maps a mask [B, V] of the tokens above to their weight [B].
+    If all tokens above `floor` weigh less than `asked`, as for inf, the threshold is `floor`. It is
+    also `floor` for NaN: no weight compares to NaN, so the search would not end.
     """
     low = _integer(floor)
     # Above `low` is enough, or it is the floor; above `high` is too little.
@@ -305,12 +328,12 @@ def _threshold(z: Array, floor: Array, asked: Array, weigh: Callable[[Array], Ar
 
 
 def _integer(number: Array) -> Array:
-    """float32 as int32 of the same order."""
+    """Maps float32 to int32 of the same order."""
     bits = lax.bitcast_convert_type(number, jnp.int32)
     return bits ^ ((bits >> _SIGN) & _MAGNITUDE)
 
 
 def _number(integer: Array) -> Array:
-    """The inverse of `_integer`."""
+    """Inverts `_integer`."""
     bits = integer ^ ((integer >> _SIGN) & _MAGNITUDE)
     return lax.bitcast_convert_type(bits, jnp.float32)

@@ -23,7 +23,7 @@ SHAPES = (
 @pytest.mark.parametrize("plan", [plan_linear_cross_entropy, plan_linear_logprobs])
 def test_which_is_chosen(plan):
     choices = plan(*SHAPES).choices()
-    assert [(c.name, c.chosen, c.refusal) for c in choices] == [
+    assert [(c.name, c.selected, c.refusal) for c in choices] == [
         ("blocked", True, None),
         ("reference", False, None),
     ]

@@ -145,7 +145,7 @@ def test_without_the_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choices[0].refusal == (
         "dovetail-kernels-cpu is not installed; in a checkout: pip install packages/kernels/native"
     )
-    assert choices[1].chosen
+    assert choices[1].selected
 
 
 @pytest.mark.usefixtures("fresh")

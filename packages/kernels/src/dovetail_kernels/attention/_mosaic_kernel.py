@@ -1,19 +1,20 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The forward of attention as one kernel for Hopper GPUs, in Pallas's Mosaic GPU.
+"""Attention forward as one kernel for Hopper GPUs, in Pallas's Mosaic GPU.
 
 FlashAttention-2 (2307.08691, algorithm 1) with Hopper's tensor cores (wgmma) and bulk copies (TMA).
-A block of threads takes 128 queries of one head: two warpgroups compute, for 64 of them each, while
-a third copies blocks of keys and values into shared memory, `_STAGES` ahead of their use.
+A thread block processes 128 queries of one head. Two warpgroups compute 64 of them each. A third
+copies blocks of keys and values into shared memory, `_STAGES` ahead of their use.
 
-Weights go to the second product through shared memory, not registers, and each product has a fresh
-accumulator, added in registers. Both cost some speed; but the interpreter, by which the kernel is
-checked without a GPU, knows no other form, and what runs should be what is checked.
+Weights enter the second product through shared memory, not registers. Each product has a fresh
+accumulator, added in registers. Both cost some speed, but the interpreter supports no other form.
+It checks the kernel without a GPU, and the checked code should be the code in use.
 
-What a query sees is a range of key positions and a segment, which covers causal masks, windows and
-lengths alike (`Masks`). Only listed blocks of keys are read, and compared only where that matters.
+Each query sees a range of key positions and a segment. This covers causal masks, windows and
+lengths (`Masks`). The kernel reads only the listed blocks of keys, and compares positions only in
+blocks with possibly hidden pairs.
 
-A private module: on JAX 0.10 it cannot be imported without absl-py, which JAX does not declare.
+A private module: on JAX 0.10 its import needs absl-py, a dependency not declared by JAX.
 """
 
 import functools
@@ -30,7 +31,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from dovetail_kernels import _compat
 from dovetail_kernels.attention.mosaic_masks import Masks
 
-# How an accumulator of wgmma lies in registers, and vectors along its rows and its columns.
+# Register layout of a wgmma accumulator, and of vectors along its rows and its columns.
 _TILE = plgpu.Layout.WGMMA
 _ROW, _COLUMN = _TILE.reduce(1), _TILE.reduce(0)
 _LOG2_E = math.log2(math.e)
@@ -40,15 +41,15 @@ _COMPUTE = 2
 _ROWS = 64
 # Queries of a block of threads.
 QUERIES = _COMPUTE * _ROWS
-# Keys of a block, and blocks of keys in shared memory at once: 197 of its 227 KiB at widths of 128.
+# Keys of a block, and blocks of keys in shared memory at once (197 of 227 KiB at widths of 128).
 KEYS = 128
 _STAGES = 2
-# Registers of a thread. 65536 / 128 threads leaves 512 to three warpgroups: what copies needs few.
+# Registers of a thread. 65536 / 128 threads leaves 512 to three warpgroups. Copying needs few.
 _REGISTERS_COMPUTE, _REGISTERS_COPY = 232, 40
 
 
 class _Shared(NamedTuple):
-    """Shared memory and its barriers: `full` when a copy has arrived, `free` when it is used up."""
+    """Shared memory and its barriers. `full`: a copy has arrived. `free`: its data is used up."""
 
     q: Any
     k: Any
@@ -74,9 +75,20 @@ def forward(
     scale: float,
     soft_cap: float | None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """out [B,T,N,G], and float32 [B,N,T]: log of the softmax's denominator, largest logit.
+    """Runs the kernel.
 
-    T must be a multiple of `QUERIES`, S of `KEYS`, H and G of 64.
+    Args:
+        q: Queries [B, T, N, H], bfloat16 or float16. T is a multiple of `QUERIES`, H of 64.
+        k: Keys [B, S, K, H]. S is a multiple of `KEYS`.
+        v: Values [B, S, K, G]. G is a multiple of 64.
+        masks: Visible keys of each query.
+        sinks: One logit per head, float32[N], added to the denominator. None for none.
+        scale: Factor of the logits.
+        soft_cap: Bound c of the logits, c tanh(logits / c). None for no bound.
+
+    Returns:
+        The output [B, T, N, G] in q's dtype, and float32 [B, N, T]: the log of the softmax's
+        denominator, and the largest logit.
     """
     batch, queries, heads, _ = q.shape
     group = heads // k.shape[2]
@@ -125,9 +137,9 @@ def forward(
 
 
 def _scratch(q: jax.Array, v: jax.Array) -> dict[str, Any]:
-    """The fields of `_Shared`; `out` is left out where the queries' memory can take it."""
+    """Returns the fields of `_Shared`, without `out` if the memory of the queries can hold it."""
     width, value_width = q.shape[3], v.shape[3]
-    # The layout in which TMA writes and wgmma reads a tile without conflicts of banks.
+    # Layout for TMA to write and wgmma to read a tile without bank conflicts.
     transforms = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
 
     def tile(*shape: int) -> Any:
@@ -136,7 +148,7 @@ def _scratch(q: jax.Array, v: jax.Array) -> dict[str, Any]:
     rows = plgpu.SMEM((_COMPUTE, _ROWS), jnp.float32)
     full = plgpu.Barrier(num_barriers=_STAGES)
     free = plgpu.Barrier(num_barriers=_STAGES, num_arrivals=_COMPUTE)
-    found = _Shared(
+    fields = _Shared(
         q=tile(_COMPUTE, _ROWS, width),
         k=tile(_STAGES, KEYS, width),
         v=tile(_STAGES, KEYS, value_width),
@@ -151,8 +163,8 @@ def _scratch(q: jax.Array, v: jax.Array) -> dict[str, Any]:
         v_free=free,
     )._asdict()
     if value_width == width:
-        del found["out"]
-    return found
+        del fields["out"]
+    return fields
 
 
 def _of_one_warpgroup(shared: _Shared, warpgroup: Any) -> _Shared:
@@ -161,7 +173,7 @@ def _of_one_warpgroup(shared: _Shared, warpgroup: Any) -> _Shared:
 
 
 def _of_rows(mask: Masks, b: Any, i: Any, rows: Any) -> Masks:
-    """What some rows of block i need: of themselves in registers, of keys still in memory."""
+    """Returns the masks of some rows of block i: queries in registers, keys still in memory."""
 
     def own(ref: Any) -> Any:
         return None if ref is None else _compat.load(ref.at[b, rows], _ROW)
@@ -179,7 +191,7 @@ def _of_rows(mask: Masks, b: Any, i: Any, rows: Any) -> Masks:
 
 
 def _copy_blocks(kv: tuple[Any, Any], shared: _Shared, listed: tuple[Any, Any]) -> None:
-    """Keys and values of the listed blocks, each to its slot once both warpgroups have used it."""
+    """Copies keys and values of listed blocks, each to its slot once both warpgroups are done."""
     blocks, count = listed
 
     @pl.loop(0, count)
@@ -195,9 +207,9 @@ def _copy_blocks(kv: tuple[Any, Any], shared: _Shared, listed: tuple[Any, Any]) 
 
 
 def _attend(mine: _Shared, sight: Masks, logits: Callable[[Any], Any]) -> tuple[Any, Any, Any]:
-    """acc [rows, G], the weights' sum, and the largest logit so far: the state of the recurrence.
+    """Returns the state of the recurrence: acc [rows, G], the sum of weights, the largest logit.
 
-    Logits are in units of log 2, for exp2 is what the hardware has.
+    Logits are in units of log 2, because the hardware computes exp2.
     """
     value_width = mine.v.shape[-1]
 
@@ -211,13 +223,13 @@ def _attend(mine: _Shared, sight: Masks, logits: Callable[[Any], Any]) -> tuple[
         if compare:
             s = jnp.where(_visible(sight, sight.blocks[step] * KEYS, s.shape), s, -jnp.inf)
         largest_now = jnp.maximum(largest, s.max(axis=1))
-        # Of a row that has seen nothing yet: exp2(-inf - 0) is 0, exp2(-inf + inf) would be NaN.
+        # For rows without a visible key yet: exp2(-inf - 0) is 0, exp2(-inf + inf) would be NaN.
         origin = jnp.where(largest_now == -jnp.inf, 0.0, largest_now)
         p = jnp.exp2(s - _over(origin, s.shape))
         rescale = jnp.exp2(largest - origin)
         total = total * rescale + p.sum(axis=1)
         mine.weights[...] = p.astype(mine.weights.dtype)
-        # What ordinary stores wrote, the tensor cores read by another path.
+        # The tensor cores read shared memory by another path than ordinary stores.
         plgpu.commit_smem()
         plgpu.barrier_wait(mine.v_full.at[slot])
         pv = _product(mine.weights, mine.v.at[slot])
@@ -234,7 +246,7 @@ def _attend(mine: _Shared, sight: Masks, logits: Callable[[Any], Any]) -> tuple[
 
 
 def _product(a: Any, b: Any) -> Any:
-    """a @ b of tiles in shared memory, in registers."""
+    """Returns a @ b in registers, for tiles in shared memory."""
 
     def run(accumulator: Any) -> Any:
         plgpu.wgmma(accumulator, a, b)
@@ -244,7 +256,7 @@ def _product(a: Any, b: Any) -> Any:
 
 
 def _logits(s: Any, *, scale: float, soft_cap: float | None) -> Any:
-    """In units of log 2; `scale` is too."""
+    """Scales and caps products. Logits and `scale` are in units of log 2."""
     s = s * scale
     if soft_cap is None:
         return s
@@ -254,7 +266,7 @@ def _logits(s: Any, *, scale: float, soft_cap: float | None) -> Any:
 
 
 def _visible(sight: Masks, first: Any, shape: tuple[int, int]) -> Any:
-    """Which keys, from the `first` on, each query sees."""
+    """Returns the mask of visible keys, from key `first` on, for each query."""
 
     def keys(ref: Any) -> Any:
         values = _compat.load(ref.at[pl.ds(first, shape[1])], _COLUMN)
@@ -272,7 +284,7 @@ def _over(row: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _store(mine: _Shared, state: tuple[Any, Any, Any], sink: Any) -> None:
-    """The results to shared memory, committed: what follows copies them out of it."""
+    """Writes the results to shared memory and commits them for the copies to global memory."""
     acc, total, largest = state
     mine.largest[...] = largest * (1.0 / _LOG2_E)
     if sink is not None:
@@ -283,6 +295,6 @@ def _store(mine: _Shared, state: tuple[Any, Any, Any], sink: Any) -> None:
     nothing = total == 0.0
     inverse = jnp.where(nothing, 0.0, 1.0 / jnp.where(nothing, 1.0, total))
     mine.out[...] = (acc * _over(inverse, acc.shape)).astype(mine.out.dtype)
-    # log(0) = -inf, where nothing is seen.
+    # log(0) = -inf for rows without a visible key.
     mine.lse[...] = largest * (1.0 / _LOG2_E) + jnp.log(total)
     plgpu.commit_smem()

@@ -36,47 +36,62 @@ def attention(
     stats: bool = False,
     impl: str | Sequence[str] | None = None,
 ) -> Any:
-    """`softmax(cap(scale q kᵀ) + mask) v`, each key-value head shared by n / k query heads.
+    """Scaled dot-product attention: `softmax(cap(scale q kᵀ) + mask) v`.
 
-    Returns [b, t, n, g] of q's dtype; with `stats` that and `SoftmaxStats`. Logits and sums are
-    float32 (float64 for float64); q, k, v are of one dtype. Gradients: of q, k, v, sinks, through
-    the output and through `SoftmaxStats.lse`; `SoftmaxStats.max` has none.
+    A query sees a key only if every given condition holds: `causal`, `window`, `segment_ids` and
+    `kv_lengths` are combined with "and". Grouped-query attention: n / k query heads share one
+    key-value head. A query without any visible key returns 0 with gradient 0; its lse is -inf, or
+    its sink.
 
-    A query sees a key if all that is given holds:
+    Args:
+        q: Queries [b, t, n, h].
+        k: Keys [b, s, k, h], of q's dtype.
+        v: Values [b, s, k, g], of q's dtype.
+        causal: Requires position_q >= position_k.
+        window: Requires position_q - position_k < window; without `causal`, in both directions.
+        segment_ids: Requires equal ids, for packed rows; positions may restart with each segment or
+            run on. One array [b, t] for both sides, or a pair (query [b, t], key [b, s]).
+        positions: Positions for `causal` and `window`; one array or a pair. They differ by less
+            than 2**31. Default: the index in the row. `causal` and `window` need them as a pair if
+            t != s, because libraries disagree there (`jax.nn` aligns the first query with the first
+            key, FlashAttention the last with the last).
+        kv_lengths: Number of valid keys per row, [b]. Counts indices, not positions.
+        soft_cap: Maps logits to `c tanh(logits / c)` before the mask (Gemma 2, 2408.00118, sec. 2).
+        sinks: One logit per head, [n], added to the denominator only (gpt-oss; compare 2309.17453).
+        scale: Factor of the logits. Default 1/√h.
+        stats: Also return `SoftmaxStats` (log-sum-exp and maximum).
+        impl: Name of an implementation, or several in order of preference. `explain` lists them for
+            a call.
 
-    causal: position_q >= position_k.
-    window: position_q - position_k < window, and without `causal` also the other way round.
-    segment_ids: equal. For packed rows, positions may restart with each segment or run on.
-    kv_lengths: the key's index (not its position) is below its row's length.
-
-    Without `positions` the index in the row is the position. Where T and S differ that would be a
-    guess between two conventions (the first query beside the first key, as in `jax.nn`, or the last
-    beside the last, as in FlashAttention), so causal and window then need positions=(query, key).
-    One array serves both sides, a pair gives each its own. Positions differ by less than 2**31.
-
-    soft_cap: logits become `c tanh(logits / c)` (Gemma 2, 2408.00118, sec. 2), before the mask.
-    sinks: one logit per head that adds to the denominator alone (gpt-oss; compare 2309.17453).
-    scale: 1/√h if None.
-    impl: a name, or several in order of preference; see `explain` for those of a call.
-
-    A query that sees nothing gives 0 and gradient 0; its lse is -inf, or its sink. A key, value or
-    query that is not finite makes NaN of the rows that see it. Others it does not reach, forward or
-    backward, in "blocked" and "reference"; beyond kv_lengths in any implementation.
-
-    Under an Explicit mesh, sharded batch and heads run shard by shard. Under `jax.checkpoint`, what
-    "blocked" and "mosaic" need backward has the name "attn_out": a policy that saves it runs the
-    forward pass once.
+    Returns:
+        Output [b, t, n, g] in q's dtype; with `stats` the pair (output, `SoftmaxStats`). Logits and
+        sums are float32 (float64 for float64). Differentiable in q, k, v and sinks, through the
+        output and through `SoftmaxStats.lse`; `SoftmaxStats.max` has no gradient.
 
     Raises:
-        TypeError: a dtype or an option's type is wrong.
-        ValueError: shapes do not fit, an option is out of range, positions are missing, the
-            sequence or head_dim is sharded, or `impl` cannot do what is asked.
+        TypeError: A dtype or the type of an option is wrong.
+        ValueError: Shapes do not fit, an option is out of range, positions are missing, the
+            sequence or head_dim is sharded, or `impl` cannot do the call.
 
     Example:
 
-        q = k = v = jax.random.normal(jax.random.key(0), (1, 1000, 8, 64))
-        segments = jnp.repeat(jnp.arange(4), 250)[None]
-        out = attention(q, k, v, causal=True, segment_ids=segments)
+        >>> import jax.numpy as jnp
+        >>> from dovetail_kernels import attention
+        >>> q = k = jnp.zeros((1, 4, 1, 8))
+        >>> v = jnp.arange(4.0).reshape(1, 4, 1, 1)
+        >>> attention(q, k, v, causal=True)[0, :, 0, 0]
+        Array([0. , 0.5, 1. , 1.5], dtype=float32)
+        >>> attention(q, k, v, causal=True, segment_ids=jnp.array([[0, 0, 1, 1]]))[0, :, 0, 0]
+        Array([0. , 0.5, 2. , 2.5], dtype=float32)
+
+    Note:
+        A non-finite query, key or value makes the rows that see it NaN. In "blocked" and
+        "reference" it reaches no other row, forward or backward; beyond `kv_lengths` it reaches
+        none in any implementation.
+
+        Under an Explicit mesh, sharded batch and heads run shard by shard. Under `jax.checkpoint`,
+        the residuals of "blocked" and "mosaic" have the name "attn_out". A policy with this name
+        avoids a second forward pass.
     """
     plan = plan_attention(
         q,
@@ -93,14 +108,14 @@ def attention(
         stats=stats,
         impl=impl,
     )
-    chosen = plan.choose()
+    implementation = plan.choose()
     q, k, v = jnp.asarray(q), jnp.asarray(k), jnp.asarray(v)
     arrays = (q, k, v, *_sides(segment_ids), *_sides(positions), kv_lengths, sinks)
     arrays = [None if array is None else jnp.asarray(array) for array in arrays]
 
     def run(*shards: Any) -> Any:
         inputs = _inputs(shards)
-        return chosen.run(_local(plan.call, inputs), inputs)
+        return implementation.run(_local(plan.call, inputs), inputs)
 
     return per_shard(
         "attention",
@@ -129,9 +144,18 @@ def plan_attention(
     stats: bool = False,
     impl: str | Sequence[str] | None = None,
 ) -> Plan[AttentionCall]:
-    """Which implementation `attention` would use for these arguments, which may be abstract.
+    """Returns the plan of `attention` for these arguments, with the choice of implementation.
 
-    Raises what `attention` raises for arguments that are wrong in themselves.
+    Nothing runs.
+
+    Args:
+        q, k, v: Queries, keys and values. All arrays may be abstract.
+        causal, window, segment_ids, positions, kv_lengths: Visibility, as in `attention`.
+        soft_cap, sinks, scale, stats, impl: Options, as in `attention`.
+
+    Raises:
+        TypeError: A dtype or the type of an option is wrong.
+        ValueError: Shapes do not fit, an option is out of range, or positions are missing.
     """
     call = checked_call(
         q,
@@ -158,7 +182,7 @@ def plan_attention(
 
 
 def _implementations(platform: str) -> list[Implementation[AttentionCall]]:
-    """Best first."""
+    """Returns the implementations, best first."""
     if platform == "gpu":
         return [cudnn.CUDNN, tokamax.TOKAMAX, blocked.BLOCKED, mosaic.MOSAIC, reference.REFERENCE]
     return [blocked.BLOCKED, reference.REFERENCE, tokamax.TOKAMAX, cudnn.CUDNN, mosaic.MOSAIC]

@@ -2,14 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Blocked attention backward: FlashAttention-2 (2307.08691), algorithm 2, over visited blocks.
 
-It needs `out` and `lse` alone of the forward, whichever implementation that was. Blocks are visited
-as forward, by queries; the gradients of keys and values are sums in memory that each visit adds to.
-Logits are formed with keys as rows: the products with Pᵀ and dSᵀ, two of five, then take a matrix
-as it lies, which XLA's CPU dots need (contracting over the rows of both costs them half again).
+It needs only `out` and `lse` of the forward, of any implementation. Blocks are visited by queries,
+as in the forward. Each visit adds to the gradients of keys and values in memory. Logits are formed
+with keys as rows. The products with Pᵀ and dSᵀ, two of five, then take matrices as stored, as XLA's
+CPU dots need (contracting over the rows of both takes half as long again).
 
-What is not finite reaches only gradients of what sees it: see `forward`. Here a row that sees such
-a value has lse NaN, which makes its probabilities NaN where it sees and zero where it does not, and
-all operands of the products are finite.
+A non-finite value reaches only the gradients of rows that see it: see `forward`. Such a row
+has lse NaN. Its probabilities are NaN for visible keys and zero for hidden ones. All operands of
+the products are finite.
 """
 
 from typing import Any, NamedTuple
@@ -25,7 +25,7 @@ from dovetail_kernels.attention.forward import logits, over
 
 
 class _Rows(NamedTuple):
-    """One block of queries: delta is the sum of dO ∘ O of a row, less the cotangent of its lse."""
+    """One block of queries. `delta` is the row sum of dO ∘ O, minus the cotangent of lse."""
 
     q: Float[Array, "b k gi h"]
     dout: Float[Array, "b k gi w"]
@@ -48,7 +48,20 @@ def backward(
     queries: Cut,
     keys: Cut,
 ) -> tuple[Float[Array, "b t n h"], Float[Array, "b s k h"], Float[Array, "b s k w"]]:
-    """(dq, dk, dv), with axes cut into these blocks."""
+    """Computes the gradients (dq, dk, dv) of blocked attention.
+
+    Args:
+        call: The call.
+        inputs: Its arrays.
+        lse: Log-sum-exp of the forward [b, t, n].
+        delta: Row sums of dO ∘ O, minus the cotangent of `lse` [b, t, n].
+        dout: Cotangent of the output [b, t, n, w].
+        queries: Blocks of queries.
+        keys: Blocks of keys.
+
+    Returns:
+        (dq, dk, dv), of the shapes and dtype of q, k and v.
+    """
     at = bounds(call, inputs, queries, keys)
     by_query = [
         tiles.filled(x, queries) for x in (inputs.q, dout, lse[..., None], delta[..., None])
@@ -84,7 +97,7 @@ def backward(
 def _rows(call: AttentionCall, q: Array, dout: Array, lse: Array, delta: Array) -> _Rows:
     if call.masked:
         fine = jnp.isfinite(dout).all(-1, keepdims=True) & jnp.isfinite(delta)
-        # -inf is a row that sees nothing, not one that is not finite.
+        # lse is -inf for a row without visible keys. This is not a non-finite value.
         fine &= jnp.isfinite(lse) | (lse == -jnp.inf)
         q, dout = _finite(q), jnp.where(fine, dout, 0)
         lse, delta = jnp.where(fine, lse, jnp.nan), jnp.where(fine, delta, 0)
@@ -98,7 +111,7 @@ def _step(
     v: Float[Array, "b k j w"],
     mask: Bool[Array, "r i j"] | None,
 ) -> tuple[Float[Array, "b k gi h"], Float[Array, "b k j h"], Float[Array, "b k j w"]]:
-    """(dq, dk, dv) of one block of queries and one of keys; dq and dk still without the scale."""
+    """Returns (dq, dk, dv) of one block of queries and one of keys; dq and dk not yet scaled."""
     inner = call.inner_dtype
     if mask is not None:
         k, v = _finite(k), _finite(v)

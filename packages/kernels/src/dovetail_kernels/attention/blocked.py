@@ -1,18 +1,19 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Attention in blocks, in plain jnp: memory linear in T and S, no work on what nothing sees.
+"""Attention in blocks, in plain jnp. Memory is linear in T and S; hidden blocks are skipped.
 
-FlashAttention-2 (2307.08691) under `custom_vjp`, which keeps `out` and `lse` and computes the
-logits again backward. Because of it the loops need no derivative, so their bounds may be values:
-each block of queries visits only blocks of keys that it may see (`bounds`). Loops over heads, as on
-a GPU, would make small products; here every product spans all heads of a block, which is what
-XLA's own threads divide.
+FlashAttention-2 (2307.08691) under `custom_vjp`: it keeps `out` and `lse` and recomputes the logits
+in the backward pass. The loops therefore need no derivative, and their bounds may be traced: each
+block of queries visits only blocks of keys with possibly visible pairs (`bounds`). Loops over
+heads, as on a GPU, would make small products. Here every product spans all heads of a block, and
+XLA's threads divide it.
 
-Rows of a batch see different blocks, and a product over several must visit as many as the longest
-needs (3.4 times the work of one row after another, with one long row in 8). So on a CPU rows are
-taken one by one, where they are not divided among devices: under an Auto mesh of several, as the
-types of the arrays tell, they stay together, since a loop over a divided axis would gather it.
-Arrays that only `in_shardings` divides do not tell; commit them to their mesh.
+Rows of a batch see different blocks. A product over several rows visits as many blocks as the
+longest row needs (3.4 times the work of one row after another, with one long row in 8). On a CPU,
+rows are therefore processed one by one, unless they are divided among devices. Under an Auto mesh
+of several devices, known from the array types, rows stay together: a loop over a sharded axis would
+gather it. Sharding by `in_shardings` alone is not visible in the types; commit such arrays to their
+mesh.
 """
 
 import dataclasses
@@ -35,7 +36,7 @@ NAME = "attn_out"  # of out and lse, for the policies of `jax.checkpoint`
 
 
 def run(call: AttentionCall, inputs: Inputs) -> Any:
-    """`out`, or `(out, SoftmaxStats)` if `call.stats`."""
+    """Returns `out`, or `(out, SoftmaxStats)` if `call.stats`."""
     out, lse, largest = _attend(call, inputs)
     return (out, SoftmaxStats(lse=lse, max=jax.lax.stop_gradient(largest))) if call.stats else out
 
@@ -43,14 +44,16 @@ def run(call: AttentionCall, inputs: Inputs) -> Any:
 def forward(
     call: AttentionCall, inputs: Inputs
 ) -> tuple[Float[Array, "b t n g"], Float[Array, "b t n"], Float[Array, "b n"]]:
-    """(out, lse, largest logit per head) as in `SoftmaxStats`. JAX cannot differentiate it."""
+    """Returns (out, lse, largest logit per head) as in `SoftmaxStats`. Not differentiable."""
     blocks = _cuts(call)
     if not _one_by_one(call, inputs):
         return _forward.forward(call, inputs, *blocks)
-    one, rows = _rows(call, inputs)
+    row_call, rows = _rows(call, inputs)
     sinks = inputs.sinks
-    found = jax.lax.map(lambda row: _forward.forward(one, row._replace(sinks=sinks), *blocks), rows)
-    return found[0][:, 0], found[1][:, 0], found[2][:, 0]
+    results = jax.lax.map(
+        lambda row: _forward.forward(row_call, row._replace(sinks=sinks), *blocks), rows
+    )
+    return results[0][:, 0], results[1][:, 0], results[2][:, 0]
 
 
 def backward(
@@ -61,22 +64,34 @@ def backward(
     dout: Float[Array, "b t n g"],
     dlse: Float[Array, "b t n"],
 ) -> Inputs:
-    """The gradients of q, k, v and sinks, given `out` and `lse` of any implementation's forward."""
+    """Computes the gradients of q, k, v and sinks.
+
+    Args:
+        call: The call.
+        inputs: Its arrays.
+        out: Output of any implementation's forward [b, t, n, g].
+        lse: Log-sum-exp of the same forward [b, t, n].
+        dout: Cotangent of `out`.
+        dlse: Cotangent of `lse`.
+
+    Returns:
+        The gradients as `Inputs`. `sinks` is None if the call has none.
+    """
     blocks = _cuts(call)
     inner = call.inner_dtype
     delta = (out.astype(inner) * dout.astype(inner)).sum(-1) - dlse
     if _one_by_one(call, inputs):
-        one, rows = _rows(call, inputs)
+        row_call, rows = _rows(call, inputs)
         rows = rows, lse[:, None], delta[:, None], dout[:, None]
-        found = jax.lax.map(
-            lambda row: _backward.backward(one, row[0], row[1], row[2], row[3], *blocks), rows
+        results = jax.lax.map(
+            lambda row: _backward.backward(row_call, row[0], row[1], row[2], row[3], *blocks), rows
         )
-        dq, dk, dv = (x[:, 0] for x in found)
+        dq, dk, dv = (x[:, 0] for x in results)
     else:
         dq, dk, dv = _backward.backward(call, inputs, lse, delta, dout, *blocks)
     dsinks = None
     if inputs.sinks is not None:
-        # The share of the sink in its row's denominator; of an empty one (-inf, no sink) none.
+        # The sink's share of its row's denominator; 0 without a sink (-inf).
         sinks = inputs.sinks.astype(inner)[None, None, :]
         share = jnp.where(sinks == -jnp.inf, 0, jnp.exp(sinks - lse))
         dsinks = -(share * delta).sum((0, 1)).astype(inputs.sinks.dtype)
@@ -85,8 +100,8 @@ def backward(
 
 def _attend_forward(call: AttentionCall, inputs: Inputs) -> tuple[Any, Any]:
     out, lse, largest = forward(call, inputs)
-    # What `jax.checkpoint` must keep for it not to run the forward pass again; dovetail-models and
-    # others save this name.
+    # With these saved, `jax.checkpoint` runs the forward pass once. dovetail-models and others save
+    # this name.
     out, lse = checkpoint_name(out, NAME), checkpoint_name(lse, NAME)
     return (out, lse, largest), (inputs, out, lse)
 
@@ -111,30 +126,30 @@ def _one_by_one(call: AttentionCall, inputs: Inputs) -> bool:
 
 
 def _rows(call: AttentionCall, inputs: Inputs) -> tuple[AttentionCall, Inputs]:
-    """The call of one row, and the arrays of all with an axis of rows before a batch of 1."""
+    """Returns the call of one row, and all arrays with an axis of rows before a batch of 1."""
     rows = jax.tree.map(lambda x: x[:, None], inputs._replace(sinks=None))
     return dataclasses.replace(call, batch=1), rows
 
 
 def _cuts(call: AttentionCall) -> tuple[Cut, Cut]:
-    """Blocks such that the tile of logits of one product stays where it is near.
+    """Chooses blocks with a tile of logits small enough for a near cache.
 
-    On a CPU at most 2 MiB, the second-level cache of a core, and 128, which with 1, 8 or 32 heads
-    was the fastest or equal to it (of 64 to 512); below 64 products no longer pay for themselves.
-    Elsewhere a product needs rows enough for the whole device, and 64 MiB is what its cache holds;
-    that choice has not been measured.
+    CPU: at most 2 MiB, the second-level cache of a core, and at most 128 a side, the fastest or
+    equal to it with 1, 8 or 32 heads (of 64 to 512). Products below 64 no longer pay for
+    themselves. Elsewhere a product needs enough rows for the whole device, and its cache holds 64
+    MiB. This choice has not been measured.
     """
     cpu = call.device.platform == "cpu"
     heads = call.heads if cpu else call.heads * call.batch
     tile = (2 if cpu else 64) * 2**20 // (heads * call.inner_dtype.itemsize)
-    # The power of two of which the square fits the tile.
+    # Largest power of two with a square that fits the tile.
     size = 2 ** (math.isqrt(max(tile, 1)).bit_length() - 1)
     size = min(max(size, 64), 128 if cpu else 1024)
     return cut(call.queries, size), cut(call.keys, size)
 
 
 def _work(call: AttentionCall) -> Work:
-    """Products of the blocks visited; arrays once, since blocks of keys come again from cache."""
+    """Counts the products of visited blocks, and each array once: blocks of keys stay in cache."""
     queries, keys = _cuts(call)
     pairs = call.batch * call.heads * visits(call, queries, keys) * queries.size * keys.size
     width = call.head_dim + call.value_dim

@@ -1,14 +1,14 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Which blocks of keys a block of queries has to look at, and what is visible in one.
+"""Blocks of keys to visit for each block of queries, and the mask of one such pair.
 
-Each block is summarised by the least and the largest of its positions and segments. A pair of
-blocks is left out if those alone show that no query of the one can see a key of the other. So
-nothing visible is ever left out, for any positions and segments in any order; and where they are
-sorted, as in packed rows, little is kept in vain: an interval then holds just what is in the block.
+Each block is summarized by the minimum and maximum of its positions and segments. A pair of blocks
+is skipped if these intervals prove that no query sees a key. Visible pairs are thus never skipped,
+for any order of positions and segments. If they are sorted, as in packed rows, few visits are in
+vain, because each interval then fits its block tightly.
 
-The kept blocks are listed by number, not as a range, so that holes cost nothing: a row of which the
-early and the late part came together on one device (balanced ring attention), a shuffled one.
+Visited blocks are listed by number, not as a range, so gaps cost nothing. Examples are a shuffled
+row, and a row with its early and late parts on one device (balanced ring attention).
 """
 
 import functools
@@ -25,17 +25,22 @@ from dovetail_kernels.attention.call import AttentionCall, Inputs
 
 
 class Cut(NamedTuple):
-    """`blocks` of `size` cover an axis; the last may be partly filling."""
+    """An axis in `blocks` blocks of `size`. The last block may contain padding."""
 
     size: int
     blocks: int
 
 
 class Side(NamedTuple):
-    """What decides visibility of queries, or of keys; None where no condition of the call needs it.
+    """Visibility data of queries, or of keys. A field is None if no condition of the call needs it.
 
-    Of all blocks [n, r, size], or of one [r, size], where r is batch, or 1 if all rows are alike.
-    Filling repeats the last value, which widens no interval. key_index: in its row.
+    Arrays are [n, r, size] for all blocks, [r, size] for one; r is the batch, or 1 if all rows are
+    equal. Padding repeats the last value, so it widens no interval.
+
+    Attributes:
+        position: Positions.
+        segment: Segment ids.
+        key_index: Index of each key in its row.
     """
 
     position: Int[Array, "*n r size"] | None
@@ -44,10 +49,14 @@ class Side(NamedTuple):
 
 
 class Visits(NamedTuple):
-    """For each block of queries, or for one of them, the blocks of keys in the order of a visit.
+    """Blocks of keys in order of visits, for each block of queries or for one of them.
 
-    ids: first the blocks in which every pair is visible, then those in which some may be, then the
-    others. whole, some: where the first and the second part end.
+    Attributes:
+        query: Data of the queries.
+        ids: Numbers of key blocks: first fully visible ones, then partly visible ones, then the
+            rest.
+        whole: Number of fully visible blocks.
+        some: Number of blocks to visit: fully or partly visible.
     """
 
     query: Side
@@ -57,7 +66,14 @@ class Visits(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """ends: the keys of a row that count, by kv_lengths or since the rest is filling."""
+    """Visits and masks of one call.
+
+    Attributes:
+        visits: Blocks to visit.
+        key: Data of the keys.
+        ends: Number of valid keys per row, given by `kv_lengths` or by padding. None if all are
+            valid.
+    """
 
     visits: Visits
     key: Side
@@ -65,12 +81,15 @@ class Bounds(NamedTuple):
 
     @property
     def conditional(self) -> bool:
-        """Whether a query may not see a key, of the filling too."""
+        """Whether some query may not see some key, including padding."""
         return any(x is not None for x in jax.tree.leaves((tuple(self.key), self.ends)))
 
 
 def cut(length: int, largest: int) -> Cut:
-    """Blocks of at most `largest`, as even as multiples of 8 allow; one, as it is, if that does."""
+    """Divides `length` into blocks of at most `largest`, as even as multiples of 8 allow.
+
+    A length of at most `largest` is one block of its own size.
+    """
     if length <= largest:
         return Cut(length, 1)
     even = -(-length // -(-length // largest))
@@ -79,7 +98,14 @@ def cut(length: int, largest: int) -> Cut:
 
 
 def bounds(call: AttentionCall, inputs: Inputs, queries: Cut, keys: Cut) -> Bounds:
-    """The conditions of a call by blocks, and which blocks are worth a visit."""
+    """Finds the blocks to visit and prepares the conditions by block.
+
+    Args:
+        call: The call.
+        inputs: Its arrays.
+        queries: Blocks of queries.
+        keys: Blocks of keys.
+    """
     ends = None
     if inputs.kv_lengths is not None:
         ends = jnp.minimum(inputs.kv_lengths, call.keys).astype(jnp.int32)
@@ -99,10 +125,19 @@ def bounds(call: AttentionCall, inputs: Inputs, queries: Cut, keys: Cut) -> Boun
 def visible(
     call: AttentionCall, at: Bounds, visit: Visits, n: Array | int
 ) -> Bool[Array, "r bq bk"]:
-    """Which pairs are visible of one block of queries and the n-th that it visits.
+    """Returns the mask of one block of queries and the n-th block it visits.
 
-    Rows visit in step, for as long as any of them has a block to see; another then comes to blocks
-    of which it sees nothing.
+    Rows visit in step until the last of them has no visible block left. Rows with fewer visible
+    blocks then get blocks without visible keys.
+
+    Args:
+        call: The call.
+        at: Conditions of the call.
+        visit: Visits of one block of queries.
+        n: Index of the visit.
+
+    Returns:
+        The mask [r, bq, bk]; r is the batch, or 1 if all rows are equal.
     """
     key = jax.tree.map(lambda blocks: _taken(blocks, visit.ids[:, n]), at.key)
     conditions = []
@@ -120,7 +155,13 @@ def visible(
 
 
 def visits(call: AttentionCall, queries: Cut, keys: Cut) -> int:
-    """How many blocks of keys all blocks of one row's queries visit; at most, if values decide."""
+    """Returns the number of visits for all queries of one row; an upper bound if values decide.
+
+    Args:
+        call: The call.
+        queries: Blocks of queries.
+        keys: Blocks of keys.
+    """
     if call.positions or not (call.causal or call.window is not None):
         return queries.blocks * keys.blocks
     first = np.arange(queries.blocks) * queries.size
@@ -153,7 +194,7 @@ def _blocks(ids: Int[Array, "r t"], one: Cut) -> Int[Array, "n r size"]:
 
 
 def _taken(blocks: Array, ids: Int[Array, " r"]) -> Array:
-    """Block ids[b] of each row b of [n, b, ...], or of all rows the one that they share."""
+    """Returns block ids[b] for each row b of [n, b, ...]. A single id serves all rows."""
     if len(ids) == 1:
         return jax.lax.dynamic_index_in_dim(blocks, ids[0], 0, keepdims=False)
     if blocks.shape[1] == 1:
@@ -164,7 +205,7 @@ def _taken(blocks: Array, ids: Int[Array, " r"]) -> Array:
 def _conditions(
     call: AttentionCall, query: Side, key: Side, ends: Array | None
 ) -> Iterator[tuple[Array, Array]]:
-    """For each condition the pairs of blocks, [nq, r, nk], in which it may hold, and must."""
+    """Yields two masks of block pairs [nq, r, nk] per condition: it may hold, it must hold."""
     if query.position is not None and key.position is not None:
         (low_q, high_q), (low_k, high_k) = _intervals(query.position, key.position)
         if call.causal:
@@ -182,7 +223,7 @@ def _conditions(
 
 
 def _intervals(query: Array, key: Array) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-    """Least and largest of each block of queries, [nq, r, 1], and of keys, [1, r, nk]."""
+    """Returns minimum and maximum of each block of queries, [nq, r, 1], and of keys, [1, r, nk]."""
     by_query = query.min(-1)[:, :, None], query.max(-1)[:, :, None]
     by_key = key.min(-1).T[None, :, :], key.max(-1).T[None, :, :]
     return by_query, by_key

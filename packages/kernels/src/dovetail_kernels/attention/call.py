@@ -1,11 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What one call of attention asks, in the form in which every implementation receives it.
+"""One attention call, in the form given to every implementation.
 
-`AttentionCall` holds the abstract facts, by which an implementation refuses; `Inputs` the arrays.
-An implementation's `run` is called as `run(call, inputs)`, inside the shard where arrays are
-sharded, with a `call` of that shard's shapes, and gives `out` or, if `call.stats`, that and
-`SoftmaxStats`.
+`AttentionCall` holds the abstract facts; implementations refuse calls by them. `Inputs` holds the
+arrays. An implementation's `run(call, inputs)` returns `out`, or `(out, SoftmaxStats)` if
+`call.stats`. For sharded arrays it runs inside the shard, and `call` has the shapes of that shard.
 """
 
 import dataclasses
@@ -19,10 +18,28 @@ from dovetail_kernels.dispatch import Device
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AttentionCall:
-    """q is [batch, queries, heads, head_dim], v [batch, keys, kv_heads, value_dim], all `dtype`.
+    """Abstract facts of a call: shapes, dtype, options and device.
 
-    segments, positions, kv_lengths, sinks: whether the call has them. Without positions the index
-    is the position, and queries == keys if `causal` or `window` (see `attention`).
+    Attributes:
+        batch: Rows.
+        queries: Length of q.
+        keys: Length of k and v.
+        heads: Heads of q.
+        kv_heads: Heads of k and v.
+        head_dim: Last axis of q and k.
+        value_dim: Last axis of v.
+        dtype: Dtype of q, k and v.
+        causal: Whether a key's position must not exceed the query's.
+        window: Limit of the distance in positions, or None.
+        segments: Whether the call has segment ids.
+        positions: Whether it has positions. If not, the index is the position, and queries == keys
+            with `causal` or `window` (see `attention`).
+        kv_lengths: Whether it has lengths.
+        soft_cap: Bound of the logits, or None.
+        sinks: Whether it has sinks.
+        scale: Factor of the logits.
+        stats: Whether `SoftmaxStats` are returned.
+        device: Device of the call.
     """
 
     batch: int
@@ -46,7 +63,7 @@ class AttentionCall:
 
     @property
     def inner_dtype(self) -> jnp.dtype:
-        """In which logits, sums and statistics are formed: at least float32."""
+        """Dtype of logits, sums and statistics: at least float32."""
         return self.dtype if self.dtype.itemsize > 4 else jnp.dtype(jnp.float32)
 
     @property
@@ -56,7 +73,17 @@ class AttentionCall:
 
 
 class Inputs(NamedTuple):
-    """The arrays of a call; `segment_ids` and `positions` always as a (query, key) pair."""
+    """The arrays of a call. `segment_ids` and `positions` are always pairs (query, key).
+
+    Attributes:
+        q: Queries.
+        k: Keys.
+        v: Values.
+        segment_ids: Segment ids, or None.
+        positions: Positions, or None.
+        kv_lengths: Number of valid keys per row, or None.
+        sinks: One logit per head, or None.
+    """
 
     q: Float[Array, "b t n h"]
     k: Float[Array, "b s k h"]
@@ -68,10 +95,21 @@ class Inputs(NamedTuple):
 
 
 class SoftmaxStats(NamedTuple):
-    """lse: log of the denominator by which `out` was divided, sinks included; -inf for none.
+    """Statistics of attention's softmax, in float32 (float64 for float64).
 
-    max: the largest logit that the softmax of each head saw (scaled, capped), sinks not among them;
-    -inf if none was visible. Of the attention's inner dtype: float32, or float64 for float64.
+    Attributes:
+        lse: Log of the denominator of each query, sinks included. -inf for an empty denominator.
+        max: Largest visible logit of each head (scaled, capped), without sinks. -inf if none is
+            visible.
+
+    Example:
+
+        >>> import jax.numpy as jnp
+        >>> from dovetail_kernels import attention
+        >>> q = k = v = jnp.zeros((1, 2, 1, 8))
+        >>> stats = attention(q, k, v, causal=True, stats=True)[1]
+        >>> jnp.round(stats.lse[0, :, 0], 4)  # log 1, log 2
+        Array([0.    , 0.6931], dtype=float32)
     """
 
     lse: Float[Array, "b t n"]

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What must hold of the arguments of attention, whatever runs it."""
+"""Checks of the arguments of attention, for every implementation."""
 
 import math
 from typing import Any
@@ -32,7 +32,18 @@ def checked_call(
     stats: bool,
     device: Device,
 ) -> AttentionCall:
-    """The facts of a call; ValueError or TypeError if it is wrong in itself."""
+    """Checks the arguments and returns the facts of the call.
+
+    Args:
+        q, k, v: Queries, keys and values.
+        causal, window, segment_ids, positions, kv_lengths: Visibility, as in `attention`.
+        soft_cap, sinks, scale, stats: Options, as in `attention`.
+        device: Device of the call.
+
+    Raises:
+        ValueError: Shapes do not fit, an option is out of range, or positions are missing.
+        TypeError: A dtype or the type of an option is wrong.
+    """
     _check_qkv(q, k, v)
     batch, queries, heads, head_dim = q.shape
     keys = k.shape[1]
@@ -58,7 +69,7 @@ def checked_call(
         value_dim=v.shape[3],
         dtype=jnp.dtype(q.dtype),
         causal=causal,
-        # As good as any larger one, and within int32: positions differ by less than 2**31.
+        # Larger windows are equivalent, since positions differ by less than 2**31. This fits int32.
         window=None if window is None else min(int(window), 2**31 - 1),
         segments=segment_ids is not None,
         positions=positions is not None,
@@ -72,7 +83,7 @@ def checked_call(
 
 
 def pair(ids: Any) -> tuple[Any, Any]:
-    """(query, key) of an argument that is such a pair or one array for both."""
+    """Returns (query, key) of a pair, or of one array for both."""
     return (ids[0], ids[1]) if isinstance(ids, tuple | list) else (ids, ids)
 
 

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """cuDNN's fused attention, through the public `jax.nn.dot_product_attention`.
 
-It is the fastest where it applies, and it checks little: it takes no segments, and `jax.nn` passes
-an odd length, which fails in the compiler or on the device (marin-community/marin#6039). So what is
-not known to be right, forward and backward, is refused here, before anything is traced.
+It is the fastest implementation for the calls it supports, and it checks little. It takes no
+segments, and `jax.nn` passes odd lengths, which fail in the compiler or on the device
+(marin-community/marin#6039). Calls not known to be right, forward and backward, are therefore
+refused here, before tracing.
 """
 
 import re
@@ -16,21 +17,21 @@ from jaxtyping import Array, Float
 from dovetail_kernels.attention.call import AttentionCall, Inputs
 from dovetail_kernels.dispatch import Implementation, Work
 
-# Before Hopper head_dim ends at 128. Kinds as devices name them; a new one gets the smaller bound.
+# Before Hopper head_dim is at most 128. Unknown kinds of devices get the smaller bound.
 _HOPPER_OR_LATER = re.compile(r"\b(GH200|H100|H200|H800|H20|GB200|GB300|B100|B200|B300)\b")
-# The first with cuDNN's flash attention are of compute capability 8.0; these are older.
+# cuDNN's flash attention needs compute capability 8.0; these are older.
 _BEFORE_AMPERE = re.compile(r"\b(V100|P100|T4|K80|M60|P4|P40|TITAN V|Quadro RTX)\b")
 
 
 def refuse(call: AttentionCall) -> str | None:
-    """Why cuDNN would not give the documented answer, forward and backward; None if it would."""
+    """Returns why cuDNN cannot give the documented answer, forward and backward, or None."""
     return _refuse_device(call) or _refuse_shapes(call) or _refuse_options(call)
 
 
 def run(call: AttentionCall, inputs: Inputs) -> Float[Array, "b t n g"]:
-    """`out`; keys and values beyond kv_lengths are zeroed, since 0 · NaN would reach others.
+    """Returns `out`. Keys and values beyond kv_lengths are zeroed, since 0 · NaN would spread.
 
-    A row of length 0 is given one such key, and its result set to the documented 0.
+    A row of length 0 gets one zeroed key, and its result is set to the documented 0.
     """
     k, v, lengths = inputs.k, inputs.v, inputs.kv_lengths
     if lengths is not None:
@@ -97,7 +98,7 @@ def _refuse_options(call: AttentionCall) -> str | None:
 
 
 def _work(call: AttentionCall) -> Work:
-    """As blocked attention, without its copies: tiles above the diagonal are skipped."""
+    """Counts as blocked attention, without its copies: tiles above the diagonal are skipped."""
     pairs = call.batch * call.heads * call.queries * call.keys
     if call.causal:
         reach = call.keys if call.window is None else min(call.window, call.keys)

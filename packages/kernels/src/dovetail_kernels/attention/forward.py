@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Blocked attention forward: FlashAttention-2 (2307.08691), algorithm 1, over visited blocks.
 
-Each block of queries keeps a running maximum m, total and weighted sum acc of its rows, and
-divides once at the end. Blocks of keys that are visible as a whole come first and are not masked.
+Each block of queries keeps the running maximum m, total and weighted sum acc of its rows, and
+divides once at the end. Fully visible blocks of keys come first and are not masked.
 
-A key or value that is not finite must reach the rows that see it and no other, but 0 · NaN in the
-product with the values would reach all rows of the block. Where a block is masked, such a value is
-therefore zero in that product, and its key NaN in the one that makes the logits, which are masked.
+A non-finite key or value must reach only the rows that see it, but 0 · NaN in the product
+with the values would reach all rows of the block. In masked blocks, the value is therefore zero in
+this product. Its key is NaN in the product for the logits, before they are masked.
 """
 
 import functools
@@ -32,7 +32,17 @@ class _State(NamedTuple):
 def forward(
     call: AttentionCall, inputs: Inputs, queries: Cut, keys: Cut
 ) -> tuple[Float[Array, "b t n h"], Float[Array, "b t n"], Float[Array, "b n"]]:
-    """(out, lse, largest logit per head), with axes cut into these blocks."""
+    """Computes blocked attention.
+
+    Args:
+        call: The call.
+        inputs: Its arrays.
+        queries: Blocks of queries.
+        keys: Blocks of keys.
+
+    Returns:
+        (out [b, t, n, h], lse [b, t, n], largest logit per head [b, n]).
+    """
     at = bounds(call, inputs, queries, keys)
     q, k, v = (
         tiles.filled(x, cut) for x, cut in zip(inputs[:3], (queries, keys, keys), strict=True)
@@ -48,8 +58,8 @@ def forward(
             return _step(call, state, qi, kj, vj, mask)
 
         state = over(visit, keys, at.conditional, step, _begin(call, queries.size))
-        found, lse, largest = _end(call, inputs.sinks, state)
-        return tiles.put_query_block(out, found, i, queries), (lse, largest)
+        block_out, lse, largest = _end(call, inputs.sinks, state)
+        return tiles.put_query_block(out, block_out, i, queries), (lse, largest)
 
     out = jnp.zeros((*q.shape[:3], call.value_dim), call.dtype)
     out, rows = jax.lax.scan(block, out, (jnp.arange(queries.blocks), at.visits))
@@ -58,7 +68,18 @@ def forward(
 
 
 def over(visit: Visits, keys: Cut, conditional: bool, step: Callable[..., Any], state: Any) -> Any:
-    """`state = step(n, state, masked=)` over the blocks that one block of queries visits."""
+    """Runs `state = step(n, state, masked=...)` over the visits of one block of queries.
+
+    Args:
+        visit: Visits of the block.
+        keys: Blocks of keys.
+        conditional: Whether some key may be hidden. If not, every block is visited without a mask.
+        step: Function of the visit, the state and `masked`.
+        state: First state.
+
+    Returns:
+        The last state.
+    """
     whole, some = visit.whole.min(), visit.some.max()
     if conditional and keys.blocks == 1:  # one loop is compiled in half the time of two
         whole = 0
@@ -72,12 +93,21 @@ def over(visit: Visits, keys: Cut, conditional: bool, step: Callable[..., Any], 
 def logits(
     call: AttentionCall, rows: Float[Array, "b k x h"], columns: Float[Array, "b k y h"]
 ) -> tuple[Float[Array, "b k x y"], Float[Array, "b k x y"] | None]:
-    """Scaled and capped products, and the tanh that capped them."""
-    found = jnp.einsum("bkxh,bkyh->bkxy", rows, columns, preferred_element_type=call.inner_dtype)
-    found = found * call.scale
+    """Scales and caps the products of rows and columns.
+
+    Args:
+        call: The call.
+        rows: [b, k, x, h].
+        columns: [b, k, y, h].
+
+    Returns:
+        The logits [b, k, x, y], and the tanh of the soft cap, or None without one.
+    """
+    products = jnp.einsum("bkxh,bkyh->bkxy", rows, columns, preferred_element_type=call.inner_dtype)
+    products = products * call.scale
     if call.soft_cap is None:
-        return found, None
-    tanh = jnp.tanh(found / call.soft_cap)
+        return products, None
+    tanh = jnp.tanh(products / call.soft_cap)
     return call.soft_cap * tanh, tanh
 
 
@@ -115,7 +145,7 @@ def _step(
 def _end(
     call: AttentionCall, sinks: Float[Array, " n"] | None, state: _State
 ) -> tuple[Array, Array, Array]:
-    """(out, lse, largest logit) of each row. A sink joins the denominator last."""
+    """Returns (out, lse, largest logit) of each row. A sink joins the denominator last."""
     m, total, acc = state
     base = _finite_base(m)
     if sinks is not None:
@@ -129,7 +159,7 @@ def _end(
 
 
 def _finite_base(m: Array) -> Array:
-    """What to subtract in exponents: exp(-inf - -inf) would be NaN where nothing is visible."""
+    """Returns m with 0 for -inf, to subtract in exponents: exp(-inf - -inf) would be NaN."""
     return jnp.where(m == -jnp.inf, 0, m)
 
 

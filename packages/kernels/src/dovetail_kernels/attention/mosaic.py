@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention by our own kernel on Hopper GPUs: its forward, with the backward of `blocked`.
 
-They share out and lse, so either forward may be followed by that backward. No GPU was at hand when
-this was written: the kernel is executed by Pallas's interpreter and lowered for the GPU, not timed.
-Therefore it is the last choice there, taken only where it is asked for.
+Both forwards keep the same out and lse, so this backward can follow either. The kernel was executed
+by Pallas's interpreter and lowered for the GPU, but not timed, since no GPU was available. It is
+therefore the last choice there before "reference", and runs only if `impl` names it.
 """
 
 import functools
@@ -28,15 +28,15 @@ _WIDTHS = (64, 128)
 
 
 def run(call: AttentionCall, inputs: Inputs) -> Array | tuple[Array, SoftmaxStats]:
-    """As `attention`, by the kernel."""
-    found: Any = _attend(call, inputs)
-    out, lse, largest = found
+    """Computes `attention` by the kernel."""
+    results: Any = _attend(call, inputs)
+    out, lse, largest = results
     return (out, SoftmaxStats(lse, jax.lax.stop_gradient(largest))) if call.stats else out
 
 
 @functools.cache
 def _missing() -> str | None:
-    """A module that JAX 0.10 imports for its GPU kernels and does not declare; None if present."""
+    """Returns the missing undeclared dependency of JAX 0.10's GPU kernels, or None if present."""
     try:
         importlib.import_module("jax.experimental.pallas.mosaic_gpu")
     except ModuleNotFoundError as error:
@@ -45,7 +45,7 @@ def _missing() -> str | None:
 
 
 def refuse(call: AttentionCall) -> str | None:
-    """Why the kernel cannot do a call."""
+    """Returns why the kernel cannot do a call, or None."""
     if call.device.platform != "gpu" or not _HOPPER.search(call.device.kind):
         return (
             "needs a Hopper GPU (H100, H200, GH200), got "
@@ -64,11 +64,11 @@ def refuse(call: AttentionCall) -> str | None:
 
 
 def work(call: AttentionCall) -> Work:
-    """Products over whole blocks of 128 queries and 128 keys, and each array once."""
+    """Counts products over whole blocks of 128 queries and 128 keys, and each array once."""
     queries, keys = _cuts(call)
     pairs = call.batch * call.heads * visits(call, queries, keys) * queries.size * keys.size
     width = call.head_dim + call.value_dim
-    # Keys and values are cleaned where something is hidden: read, written, and read again.
+    # With masks, keys and values are cleaned first: read, written, and read again.
     keys_read = call.keys * call.kv_heads * (3 if call.masked else 1)
     values = call.batch * (call.queries * call.heads + keys_read) * width
     statistics = 2 * 4 * call.batch * call.queries * call.heads
@@ -83,7 +83,7 @@ def _cuts(call: AttentionCall) -> tuple[Cut, Cut]:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(call: AttentionCall, inputs: Inputs) -> tuple[Array, Array, Array]:
-    """out [B,T,N,G], lse [B,T,N], the largest logit [B,N]."""
+    """Returns out [B,T,N,G], lse [B,T,N] and the largest logit [B,N]."""
     return _forward(call, inputs)
 
 
@@ -106,8 +106,8 @@ def _forward(call: AttentionCall, inputs: Inputs) -> tuple[Array, Array, Array]:
 
     k, v = inputs.k, inputs.v
     if call.masked:
-        # A weight of zero times NaN is NaN: a value that is not finite is made zero, and its key
-        # NaN, which reaches the logits of those that see it alone.
+        # Zero times NaN is NaN. So a non-finite value becomes zero and its key NaN, which reaches
+        # only the logits of queries that see it.
         finite = jnp.isfinite(v).all(-1, keepdims=True)
         k, v = jnp.where(finite, k, jnp.nan), jnp.where(finite, v, 0)
     queries, keys = _cuts(call)

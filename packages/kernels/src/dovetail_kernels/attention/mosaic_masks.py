@@ -1,9 +1,9 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The conditions of a call in the form in which the Mosaic kernel reads them.
+"""The conditions of a call in the form read by the Mosaic kernel.
 
-All that concerns positions becomes one range for each query, and a hidden key a position that is in
-no range, so that the kernel compares twice whatever the call asks.
+All conditions on positions become one range per query. A hidden key gets a position outside every
+range. The kernel thus makes two comparisons of positions for any call.
 """
 
 from typing import Any, NamedTuple
@@ -17,16 +17,25 @@ from dovetail_kernels.attention.bounds import Cut, bounds
 from dovetail_kernels.attention.call import AttentionCall, Inputs
 
 _LARGEST = np.iinfo(np.int32).max
-# Of keys beyond kv_lengths or filling up a block: positions are made >= 0.
+# Position of padding and of keys beyond kv_lengths; other positions are >= 0.
 _HIDDEN = -1
 
 
 class Masks(NamedTuple):
-    """What each query sees: a key if q_low <= k_position <= q_high and q_segment == k_segment.
+    """Visible keys of each query: q_low <= k_position <= q_high and q_segment == k_segment.
 
-    All int32, [batch, T] and [batch, S]; segments None if there are none.
-    blocks: [batch, blocks of queries, blocks of keys], of which `some` [batch, blocks of queries]
-    are read in this order, the first `whole` of them without comparison.
+    All arrays are int32.
+
+    Attributes:
+        q_low: Least visible position of each query, [batch, T].
+        q_high: Largest visible position of each query, [batch, T].
+        k_position: Position of each key, [batch, S].
+        blocks: Numbers of key blocks in reading order, [batch, blocks of queries, blocks of keys].
+        whole: Number of blocks to read without comparison, the first ones, [batch, blocks of
+            queries].
+        some: Number of blocks to read in all, [batch, blocks of queries].
+        q_segment: Segment of each query, [batch, T], or None.
+        k_segment: Segment of each key, [batch, S], or None.
     """
 
     q_low: Any
@@ -40,11 +49,18 @@ class Masks(NamedTuple):
 
 
 def masks(call: AttentionCall, inputs: Inputs, queries: Cut, keys: Cut) -> Masks:
-    """For whole blocks of queries and keys; those that fill up see nothing and are not seen."""
+    """Builds the masks for whole blocks of queries and keys. Padding sees nothing and is not seen.
+
+    Args:
+        call: The call.
+        inputs: Its arrays.
+        queries: Blocks of queries.
+        keys: Blocks of keys.
+    """
     low, high, position = _ranges(call, inputs)
     seen = _arange(call.keys) < _ends(call, inputs)[:, None]
     kept = bounds(call, inputs, queries, keys).visits
-    found = Masks(
+    compact = Masks(
         q_low=_filled(low, queries, 0),
         q_high=_filled(high, queries, _HIDDEN),
         k_position=_filled(jnp.where(seen, position, _HIDDEN), keys, _HIDDEN),
@@ -55,17 +71,17 @@ def masks(call: AttentionCall, inputs: Inputs, queries: Cut, keys: Cut) -> Masks
     if inputs.segment_ids is not None:
         q_segment, k_segment = _in_32_bits(inputs.segment_ids)
         q_segment, k_segment = _filled(q_segment, queries, 0), _filled(k_segment, keys, 0)
-        found = found._replace(q_segment=q_segment, k_segment=k_segment)
+        compact = compact._replace(q_segment=q_segment, k_segment=k_segment)
     return Masks(
         *(
             None if x is None else jnp.broadcast_to(x, (call.batch, *x.shape[1:])).astype(jnp.int32)
-            for x in found
+            for x in compact
         )
     )
 
 
 def _ranges(call: AttentionCall, inputs: Inputs) -> tuple[Array, Array, Array]:
-    """The least and the largest position that each query sees, and the positions of keys."""
+    """Returns the least and largest visible position of each query, and the positions of keys."""
     if not call.causal and call.window is None:
         nothing = jnp.zeros((1, call.keys), jnp.int32)
         everything = jnp.full((1, call.queries), _LARGEST, jnp.int32)
@@ -80,7 +96,7 @@ def _ranges(call: AttentionCall, inputs: Inputs) -> tuple[Array, Array, Array]:
 
 
 def _positions(call: AttentionCall, inputs: Inputs) -> tuple[Array, Array]:
-    """int32 and >= 0: less the smallest of the row, since only differences count."""
+    """Returns positions as int32 >= 0, relative to the row's least: only differences count."""
     if inputs.positions is None:
         return _arange(call.queries), _arange(call.keys)
     wide = jnp.int64 if inputs.positions[0].dtype.itemsize > 4 else jnp.int32
@@ -100,7 +116,7 @@ def _ends(call: AttentionCall, inputs: Inputs) -> Array:
 
 
 def _in_32_bits(ids: tuple[Array, Array]) -> tuple[Array, Array]:
-    """Equal where `ids` are: wider ones are replaced by their ranks."""
+    """Returns ids of at most 32 bits with the same equalities. Wider ids become their ranks."""
     if ids[0].dtype.itemsize <= 4:
         return ids
     ordered = jnp.sort(jnp.concatenate(ids, axis=1), axis=1)

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention as its formula, with the whole [T, S] matrix of each head, differentiated by JAX.
 
-It refuses nothing, and it alone has second derivatives and forward mode. Values that are not finite
-need care, because 0 · NaN is NaN in a product over keys, forward, and over queries, backward. So
-products see zeros in the place of a query, key or value that is not finite, and the visible logits
-that such a one takes part in are NaN: so are their rows, and all others are untouched.
+It refuses no call, and it alone has second derivatives and forward mode. Non-finite values need
+care, because 0 · NaN is NaN in a product over keys (forward) and over queries (backward). Products
+therefore use zeros for non-finite queries, keys and values, and visible logits of such values are
+set to NaN. Rows with such logits are NaN; all others are unaffected.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ from dovetail_kernels.dispatch import Implementation, Work
 
 
 def run(call: AttentionCall, inputs: Inputs) -> Any:
-    """`out`, or `(out, SoftmaxStats)` if `call.stats`."""
+    """Returns `out`, or `(out, SoftmaxStats)` if `call.stats`."""
     mask = visible(call, inputs)[:, None, None]
     q, k, v, bad = _finite(call, inputs)
     inner = call.inner_dtype
@@ -42,7 +42,7 @@ def run(call: AttentionCall, inputs: Inputs) -> Any:
 
 
 def visible(call: AttentionCall, inputs: Inputs) -> Bool[Array, "_ t s"]:
-    """Which query sees which key; the first axis is 1 where all rows are alike."""
+    """Returns the mask of visible keys [batch, T, S]; the first axis is 1 if all rows are equal."""
     if inputs.positions is None:
         query, key = jnp.arange(call.queries)[None, :], jnp.arange(call.keys)[None, :]
     else:
@@ -61,7 +61,7 @@ def visible(call: AttentionCall, inputs: Inputs) -> Bool[Array, "_ t s"]:
 
 
 def _finite(call: AttentionCall, inputs: Inputs) -> tuple[Array, Array, Array, Array]:
-    """q by groups, k and v with zeros for what is not finite; the logits that it touches."""
+    """Returns q by groups, k and v with zeros for non-finite values, and a mask of their logits."""
     groups = call.heads // call.kv_heads
     q = inputs.q.reshape(call.batch, call.queries, call.kv_heads, groups, call.head_dim)
     q_bad = ~jnp.isfinite(q).all(-1)
@@ -81,10 +81,10 @@ def _sinks(call: AttentionCall, inputs: Inputs) -> Float[Array, "1 k _ 1 1"]:
 
 
 def _softmax(logits: Array, mask: Array, largest: Array, sinks: Array) -> tuple[Array, Array]:
-    """The weights, and the log of their denominator with the axis of keys; 0 and -inf for none."""
+    """Returns the weights and the log of their denominator, keys axis kept; 0 and -inf for none."""
     base = jax.lax.stop_gradient(jnp.maximum(largest, sinks))
     base = jnp.where(base == -jnp.inf, 0, base)
-    # Selected twice more: in a row that is NaN, so would be the weights of masked logits.
+    # Masked again, here and below: in a NaN row the weights of masked logits would be NaN too.
     powers = jnp.where(mask, jnp.exp(logits - base), 0)
     total = powers.sum(-1, keepdims=True) + jnp.exp(sinks - base)
     none = total == 0
@@ -93,7 +93,7 @@ def _softmax(logits: Array, mask: Array, largest: Array, sinks: Array) -> tuple[
 
 
 def _work(call: AttentionCall) -> Work:
-    """Every pair, visible or not; logits and weights are each written once and read thrice."""
+    """Counts all pairs, visible or not. Logits and weights: each written once, read three times."""
     pairs = call.batch * call.heads * call.queries * call.keys
     own = (
         call.batch * call.queries * call.heads * (call.head_dim + call.value_dim)

@@ -1,11 +1,11 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks of queries and of keys as operands of products: cut out of the arrays and put back.
+"""Blocks of queries and keys as operands of products: cut out of the arrays and put back.
 
 Letters of axes: b batch, k kv heads, g query heads of each, i queries of a block, j its keys, h
-head_dim or value_dim, r batch or 1. Query heads that share a kv head are rows of one matrix, g·i,
-so that keys are never repeated. Batch and heads stay axes of their own throughout, so that a
-partitioner can split them.
+head_dim or value_dim, r batch or 1. Query heads with a common kv head are rows of one matrix, g·i,
+so keys are never repeated. Batch and heads remain separate axes throughout, so a partitioner can
+split them.
 """
 
 import jax
@@ -16,14 +16,21 @@ from dovetail_kernels.attention.bounds import Cut
 
 
 def filled(x: Float[Array, "b t n h"], one: Cut) -> Float[Array, "b filled n h"]:
-    """x with zeros after its end, up to whole blocks."""
+    """Pads x with zeros to whole blocks."""
     return jnp.pad(x, ((0, 0), (0, one.size * one.blocks - x.shape[1]), (0, 0), (0, 0)))
 
 
 def query_block(
     x: Float[Array, "b t n h"], i: Int[Array, ""], one: Cut, kv_heads: int
 ) -> Float[Array, "b k gi h"]:
-    """Block i of queries."""
+    """Returns block i of the queries.
+
+    Args:
+        x: Array per query, padded to whole blocks.
+        i: Number of the block.
+        one: Blocks of queries.
+        kv_heads: Number of key-value heads.
+    """
     x = jax.lax.dynamic_slice_in_dim(x, i * one.size, one.size, axis=1)
     b, size, n, h = x.shape
     x = x.reshape(b, size, kv_heads, n // kv_heads, h).transpose(0, 2, 3, 1, 4)
@@ -33,7 +40,14 @@ def query_block(
 def put_query_block(
     whole: Float[Array, "b t n h"], x: Float[Array, "b k gi h"], i: Int[Array, ""], one: Cut
 ) -> Float[Array, "b t n h"]:
-    """`whole` with x in the place of its block i of queries."""
+    """Returns `whole` with x as its block i of queries.
+
+    Args:
+        whole: Array per query, padded to whole blocks.
+        x: The block, as `query_block` returns it.
+        i: Number of the block.
+        one: Blocks of queries.
+    """
     b, k, _, h = x.shape
     x = x.reshape(b, k, -1, one.size, h).transpose(0, 3, 1, 2, 4).reshape(b, one.size, -1, h)
     return jax.lax.dynamic_update_slice_in_dim(whole, x.astype(whole.dtype), i * one.size, axis=1)
@@ -42,7 +56,13 @@ def put_query_block(
 def key_block(
     x: Float[Array, "b s k h"], ids: Int[Array, " r"], one: Cut
 ) -> Float[Array, "b k j h"]:
-    """Block ids[b] of each row b, or of all rows the one that they share."""
+    """Returns block ids[b] of each row b. A single id serves all rows.
+
+    Args:
+        x: Array per key, padded to whole blocks.
+        ids: Numbers of the blocks, one per row or one in all.
+        one: Blocks of keys.
+    """
 
     def taken(x: Array, start: Array) -> Array:
         return jax.lax.dynamic_slice_in_dim(x, start, one.size, x.ndim - 3).swapaxes(-2, -3)
@@ -54,7 +74,14 @@ def key_block(
 def add_key_block(
     whole: Float[Array, "b s k h"], x: Float[Array, "b k j h"], ids: Int[Array, " r"], one: Cut
 ) -> Float[Array, "b s k h"]:
-    """`whole` with x added to what `key_block` takes."""
+    """Returns `whole` with x added to its blocks `ids`, as taken by `key_block`.
+
+    Args:
+        whole: Array per key, padded to whole blocks.
+        x: The block, as `key_block` returns it.
+        ids: Numbers of the blocks, one per row or one in all.
+        one: Blocks of keys.
+    """
 
     def added(whole: Array, x: Array, start: Array) -> Array:
         axis = whole.ndim - 3

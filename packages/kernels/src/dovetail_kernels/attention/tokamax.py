@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention by Tokamax: its Mosaic kernels on Hopper and Blackwell GPUs, its chunked XLA on a CPU.
 
-An extra (Python 3.12 or later), imported by the first call that runs it. It is asked for one named
-implementation: left to choose, it falls to one that forms the [T, S] matrix, and does not say so.
-Read of Tokamax 0.0.17; the GPU kernels were not executed.
+An extra (Python 3.12 or later), imported by its first call. We always name one implementation:
+Tokamax's own choice can silently fall back to one with the full [T, S] matrix. Written from the
+source of Tokamax 0.0.17; the GPU kernels were not executed.
 """
 
 import contextlib
@@ -21,17 +21,17 @@ from jaxtyping import Array
 from dovetail_kernels.attention.call import AttentionCall, Inputs
 from dovetail_kernels.dispatch import Implementation, Work
 
-# GPUs of compute capability 9.0 and 10.x, for which it has a backward, as JAX names them.
+# JAX's names of GPUs of compute capability 9.0 and 10.x. Tokamax has a backward for these.
 _KINDS = re.compile(r"\b(G?H(100|200|20|800)|G?B(100|200|300))\b")
 
 
 def run(call: AttentionCall, inputs: Inputs) -> Array:
-    """As `attention`, by Tokamax."""
+    """Computes `attention` by Tokamax."""
     return _attend(call, inputs)
 
 
 def refuse(call: AttentionCall) -> str | None:
-    """Why Tokamax cannot give the documented answer to a call."""
+    """Returns why Tokamax cannot give the documented answer to a call, or None."""
     return _refuse_device(call) or _refuse_options(call)
 
 
@@ -43,7 +43,7 @@ def _refuse_device(call: AttentionCall) -> str | None:
         return f"was compared with the reference on CPU only, got platform={platform!r}"
     if platform == "gpu" and not _KINDS.search(kind):
         return f"has kernels with a backward for Hopper and Blackwell GPUs, got kind={kind!r}"
-    # On a CPU others depend on XLA, or on the program's permission to promote dtypes.
+    # On a CPU other dtypes depend on XLA, or on the program's permission to promote dtypes.
     dtypes = (jnp.bfloat16, jnp.float16) if platform == "gpu" else (jnp.float32,)
     if call.dtype not in dtypes:
         names = ", ".join(jnp.dtype(dtype).name for dtype in dtypes)
@@ -68,7 +68,7 @@ def _refuse_options(call: AttentionCall) -> str | None:
 
 
 def work(call: AttentionCall) -> Work:
-    """All pairs of a query and a key: its kernels skip blocks, by rules of their own."""
+    """Counts all pairs of a query and a key: the kernels skip blocks by rules of their own."""
     width = call.head_dim + call.value_dim
     rows = call.batch * (call.queries * call.heads + call.keys * call.kv_heads)
     pairs = call.batch * call.heads * call.queries * call.keys
@@ -99,7 +99,7 @@ def _forward(call: AttentionCall, kv_lengths: Array | None, q: Array, k: Array, 
     import tokamax  # pyright: ignore[reportMissingImports]  # an extra
 
     if kv_lengths is not None:
-        # Its kernels mask logits but multiply values, NaN among them, by weights of zero.
+        # The kernels mask logits but multiply values by weights of zero: 0 · NaN is NaN.
         counts = (jnp.arange(call.keys) < kv_lengths[:, None])[:, :, None, None]
         k, v = jnp.where(counts, k, 0), jnp.where(counts, v, 0)
     return tokamax.dot_product_attention(
@@ -108,8 +108,8 @@ def _forward(call: AttentionCall, kv_lengths: Array | None, q: Array, k: Array, 
         v,
         scale=call.scale,
         is_causal=call.causal,
-        # No row is left empty, of which each kernel makes something else: one without keys sees
-        # the first, which is zero, and so gives zero.
+        # Kernels disagree on empty rows. So a row without keys sees the first, which is zero, and
+        # returns zero.
         key_value_seq_lengths=None if kv_lengths is None else jnp.maximum(kv_lengths, 1),
         local_window_size=None if call.window is None else call.window - 1,
         logits_soft_cap=call.soft_cap,
@@ -119,11 +119,11 @@ def _forward(call: AttentionCall, kv_lengths: Array | None, q: Array, k: Array, 
 
 @contextlib.contextmanager
 def _on_its_terms() -> Iterator[None]:
-    """What Tokamax's tracing needs of a program, which has everything back afterwards.
+    """Sets the options needed by Tokamax's tracing, and restores the program's afterwards.
 
-    It promotes dtypes and ranks, which a program may forbid. And it reads options from absl's
-    flags, which it parses from argv if the program has not: argv is the program's, with a meaning
-    that Tokamax cannot know, so flags count as parsed meanwhile.
+    Tokamax promotes dtypes and ranks, and a program may forbid this. It also reads options from
+    absl's flags, and parses them from argv if the program has not. The program's argv has a meaning
+    unknown to Tokamax, so flags count as parsed meanwhile.
     """
     from absl import flags
 

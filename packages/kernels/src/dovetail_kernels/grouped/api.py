@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The product of rows, which lie group by group, with their own group's matrix."""
+"""Grouped matrix product: rows in consecutive groups, each with its group's matrix."""
 
 import functools
 from collections.abc import Sequence
@@ -33,35 +33,42 @@ def grouped_matmul(
     *,
     impl: str | Sequence[str] | None = None,
 ) -> Float[Array, "M F"]:
-    """`out[m] = x[m] @ w[e]`, where the first `sizes[0]` rows have e = 0, the next `sizes[1]` 1...
+    """Computes `out[m] = x[m] @ w[e]`, with e the group of row m.
 
-    The product of a mixture of experts after `permute`, and a drop-in for `jax.lax.ragged_dot`.
-    x and w are of one dtype, float16 to float64, which is that of the result and of the gradients;
-    sums are in float32 or wider. Gradients are of x and w, in reverse mode.
+    The first `sizes[0]` rows are group 0, the next `sizes[1]` rows group 1, and so on. This is the
+    product of a mixture of experts after `permute`, and a drop-in for `jax.lax.ragged_dot`.
 
-    `sizes` must not be negative and must sum to M. Under a trace their values are unknown: there
-    rows beyond the sum give 0 and are not read (they may hold NaN), and where a size is negative or
-    the sum is above M, the whole result is NaN.
+    Args:
+        x: Rows [M, D], group by group, in float16, bfloat16, float32 or float64. On an Explicit
+            mesh D may be sharded (adds an all-reduce), but not M: `sizes` counts all rows.
+        w: One matrix per group [E, D, F], of x's dtype. On an Explicit mesh D and F may be sharded.
+        sizes: Rows per group, integers [E], at least 0, with sum M. Under a trace their values are
+            unknown. There rows beyond the sum give 0 and are not read (they may hold NaN). A
+            negative size or a sum above M makes the whole result NaN.
+        impl: "tiles", "ragged_dot" or "reference", or several in order of preference.
 
-    Under an Explicit mesh D and F may be sharded (D adds an all-reduce). Rows may not: `sizes`
-    counts all of them. impl: "tiles", "ragged_dot" or "reference", or several, best first.
+    Returns:
+        The products [M, F] in x's dtype, with sums in float32 or wider. Differentiable in x and w,
+        in reverse mode; the gradients have x's dtype.
 
     Raises:
-        ValueError: shapes, dtypes or sizes that do not fit, a mesh as above, an unknown `impl`.
+        ValueError: Shapes, dtypes or sizes do not fit, an axis is sharded that cannot be, or `impl`
+            is unknown.
 
     Example:
 
-        import jax, jax.numpy as jnp
-        from dovetail_kernels import grouped_matmul
-        x = jax.random.normal(jax.random.key(0), (6, 4))
-        w = jax.random.normal(jax.random.key(1), (3, 4, 5))
-        print(grouped_matmul(x, w, jnp.array([2, 0, 4])).shape)
+        >>> import jax.numpy as jnp
+        >>> from dovetail_kernels import grouped_matmul
+        >>> x = jnp.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+        >>> w = jnp.array([[[1.0], [1.0]], [[0.0], [10.0]]])
+        >>> grouped_matmul(x, w, jnp.array([1, 2])).tolist()
+        [[3.0], [40.0], [60.0]]
     """
-    chosen = plan_grouped_matmul(x, w, sizes, impl=impl).choose()
+    implementation = plan_grouped_matmul(x, w, sizes, impl=impl).choose()
     known = _concrete(sizes)
     return per_shard(
         "grouped_matmul",
-        functools.partial(_run, chosen, known=known),
+        functools.partial(_run, implementation, known=known),
         (jnp.asarray(x), jnp.asarray(w), jnp.asarray(sizes, jnp.int32)),
         ("md", "edf", "e"),
         out="mf",
@@ -75,24 +82,34 @@ def grouped_matmul(
 def plan_grouped_matmul(
     x: Any, w: Any, sizes: Any, *, impl: str | Sequence[str] | None = None
 ) -> Plan[GroupedMatmulCall]:
-    """The plan of `grouped_matmul` with these arguments: arrays, or anything of shape and dtype."""
+    """Returns the plan of `grouped_matmul` with these arguments.
+
+    Args:
+        x: Rows [M, D]: an array or anything with a shape and a dtype.
+        w: Matrices [E, D, F], likewise.
+        sizes: Rows per group [E], likewise. Values are checked if they are known.
+        impl: Name or names of implementations, in order of preference.
+
+    Raises:
+        ValueError: Shapes, dtypes or known sizes do not fit.
+    """
     _check_shapes(x, w, sizes)
     if _concrete(sizes):
         _check_sizes(np.asarray(sizes), rows=x.shape[0])
-    one = device(x, w, sizes)
+    target = device(x, w, sizes)
     call = GroupedMatmulCall(
         rows=x.shape[0],
         inner=x.shape[1],
         outer=w.shape[2],
         count=w.shape[0],
         dtype=str(x.dtype),
-        device=one,
+        device=target,
     )
     return Plan(
         operation="grouped_matmul",
         call=call,
-        device=one,
-        implementations=_TPU if one.platform == "tpu" else _OTHERS,
+        device=target,
+        implementations=_TPU if target.platform == "tpu" else _OTHERS,
         impl=impl,
     )
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What grouped_matmul is asked, for its implementations."""
+"""The call of `grouped_matmul` as its implementations see it."""
 
 import dataclasses
 
@@ -9,7 +9,16 @@ from dovetail_kernels.dispatch import Device
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GroupedMatmulCall:
-    """`rows` [rows, inner] by the matrices [count, inner, outer], all of `dtype`."""
+    """Sizes, dtype and device of one call.
+
+    Attributes:
+        rows: M, rows of x.
+        inner: D, columns of x and rows of each matrix.
+        outer: F, columns of each matrix.
+        count: E, number of matrices.
+        dtype: Dtype of x and w.
+        device: Device of the call.
+    """
 
     rows: int
     inner: int
@@ -20,7 +29,7 @@ class GroupedMatmulCall:
 
     @property
     def elements(self) -> int:
-        """Numbers in the arguments and the result together."""
+        """Number of elements of the arguments and the result together."""
         return (
             self.rows * self.inner + self.count * self.inner * self.outer + self.rows * self.outer
         )

@@ -1,10 +1,11 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of tokens in the order of their experts, and back.
+"""Permutation of token rows into the order of their experts, and its inverse.
 
-Both ways are gathers, and so are both gradients: the derivative that JAX would take of a gather is
-a scatter-add, which on GPUs sums in an order that changes from run to run. A sorted order and its
-inverse make it a gather of the other direction and a sum over the k choices, always in that order.
+Both directions are gathers, and so are both gradients. JAX would differentiate a gather as a
+scatter-add, which on GPUs sums in an order that changes from run to run. With the sorted order and
+its inverse the gradient is a gather in the other direction and a sum over the k choices, always in
+the same order.
 """
 
 import functools
@@ -22,10 +23,21 @@ from dovetail_kernels.mesh import per_shard
 
 
 class Permutation(NamedTuple):
-    """Where `permute` put each choice, a pair of a token and one of its k experts.
+    """The positions of the choices after `permute`. A choice is a token with one of its k experts.
 
-    Row r of the permuted rows belongs to token `choices[r] // k` and its expert `choices[r] % k`;
-    `places` is the inverse. The first `total` rows belong to experts, any others to none.
+    Attributes:
+        choices: Row r of the permuted rows belongs to token `choices[r] // k` and its expert number
+            `choices[r] % k`. i32[R].
+        places: The inverse, i32[M, k].
+        total: Number of rows with an expert, i32[]. They come first; later rows have none.
+
+    Example:
+
+        >>> import jax.numpy as jnp
+        >>> from dovetail_kernels import permute
+        >>> rows, sizes, plan = permute(jnp.ones((2, 3)), jnp.array([[2, 0], [0, 1]]), count=3)
+        >>> plan.choices.tolist(), plan.places.tolist(), int(plan.total)
+        ([1, 2, 3, 0], [[3, 0], [1, 2]], 4)
     """
 
     choices: Int[Array, " R"]
@@ -36,27 +48,33 @@ class Permutation(NamedTuple):
 def permute(
     x: Float[Array | np.ndarray, "M D"], experts: Integer[Array | np.ndarray, "M k"], *, count: int
 ) -> tuple[Float[Array, "R D"], Int[Array, " E"], Permutation]:
-    """`(rows, sizes, plan)`: each token's row once per expert of it, expert by expert.
+    """Repeats each token's row once per expert, sorted by expert.
 
-    R = M k rows, of which the first `sizes[0]` are those of expert 0, and so on; within an expert
-    in the order of tokens. `count` is E; experts are in 0 to E - 1, k per token, as `route_tokens`
-    returns them.
-    Under a trace, where values are unknown, the row of an expert out of that range is put behind
-    all others, `sizes` leaves it out, and `unpermute` makes its token NaN.
+    Args:
+        x: Tokens [M, D]. On an Explicit mesh D may be sharded, but not M: all tokens are sorted
+            together.
+        experts: Experts of each token [M, k], in 0 to E - 1, as returned by `route_tokens`. Under a
+            trace values are unknown. There the row of an expert out of range is placed behind all
+            others, `sizes` does not count it, and `unpermute` makes its token NaN.
+        count: E, the number of experts.
 
-    Under an Explicit mesh D may be sharded; tokens may not, since they are sorted together.
+    Returns:
+        `(rows, sizes, plan)`: rows [M k, D], the number of rows per expert i32[E], and the
+        permutation. The first `sizes[0]` rows are those of expert 0, and so on; rows of one expert
+        are in the order of tokens.
 
     Raises:
-        ValueError: shapes that do not fit; an expert out of range; a mesh as above.
+        ValueError: Shapes do not fit, an expert is out of range, or an axis is sharded that cannot
+            be.
 
     Example:
 
-        import jax, jax.numpy as jnp
-        from dovetail_kernels import permute, route_tokens, unpermute
-        x = jax.random.normal(jax.random.key(0), (5, 4))
-        weights, experts = route_tokens(jax.random.normal(jax.random.key(1), (5, 8)), k=2)
-        rows, sizes, plan = permute(x, experts, count=8)
-        print(jnp.allclose(unpermute(rows, plan, weights), x, atol=1e-6))
+        >>> import jax.numpy as jnp
+        >>> from dovetail_kernels import permute
+        >>> x = jnp.array([[1.0], [2.0], [3.0]])
+        >>> rows, sizes, plan = permute(x, jnp.array([[2, 0], [0, 1], [2, 1]]), count=3)
+        >>> rows[:, 0].tolist(), sizes.tolist()
+        ([1.0, 2.0, 2.0, 3.0, 1.0, 3.0], [2, 2, 2])
     """
     _check_permute(x, experts, count=count)
 
@@ -81,13 +99,28 @@ def unpermute(
     plan: Permutation,
     weights: Float[Array | np.ndarray, "M k"],
 ) -> Float[Array, "M D"]:
-    """`out[m] = Σ over j of weights[m, j] * rows[plan.places[m, j]]`, back in the order of tokens.
+    """Computes `out[m] = Σ_j weights[m, j] * rows[plan.places[m, j]]`, in the order of tokens.
 
-    Sums are in float32 or wider, from j = 0 on; the dtype of rows out. Gradients are of rows and
-    weights. D may be sharded, as in `permute`.
+    Args:
+        rows: Permuted rows [M k, D]. On an Explicit mesh D may be sharded.
+        plan: The permutation from `permute`.
+        weights: Weight of each choice [M, k].
+
+    Returns:
+        Tokens [M, D] in the dtype of rows. Sums over the k choices are in float32 or wider, from j
+        = 0 on. Differentiable in rows and weights.
 
     Raises:
-        ValueError: shapes that do not fit; a mesh as in `permute`.
+        ValueError: Shapes do not fit, or an axis is sharded that cannot be.
+
+    Example:
+
+        >>> import jax.numpy as jnp
+        >>> from dovetail_kernels import permute, unpermute
+        >>> x = jnp.array([[1.0], [2.0]])
+        >>> rows, sizes, plan = permute(x, jnp.array([[1, 0], [0, 1]]), count=2)
+        >>> unpermute(rows, plan, jnp.array([[0.5, 0.5], [1.0, 2.0]])).tolist()
+        [[1.0], [6.0]]
     """
     tokens, k = plan.places.shape
     if weights.shape != (tokens, k) or rows.ndim != 2 or rows.shape[0] != tokens * k:
@@ -124,7 +157,7 @@ def _sorted(experts: jax.Array, count: int) -> tuple[jax.Array, Permutation]:
 
 
 def _sum(parts: Iterable[jax.Array]) -> jax.Array:
-    """In the order given."""
+    """Adds in the given order."""
     return functools.reduce(operator.add, parts)
 
 
@@ -149,12 +182,12 @@ _spread.defvjp(_spread_forward, _spread_backward)
 def _merge(rows: jax.Array, weights: jax.Array, plan: Permutation) -> jax.Array:
     wide = np.promote_types(rows.dtype, np.float32)
     # One gather per choice, which XLA fuses with the sum: no [M, k, D] is made.
-    parts = (
+    terms = (
         jnp.where(place < plan.total, weight.astype(wide), jnp.nan)[:, None]
         * rows[place].astype(wide)
         for place, weight in zip(plan.places.T, weights.T, strict=True)
     )
-    return _sum(parts).astype(rows.dtype)
+    return _sum(terms).astype(rows.dtype)
 
 
 def _merge_forward(rows: jax.Array, weights: jax.Array, plan: Permutation) -> Any:

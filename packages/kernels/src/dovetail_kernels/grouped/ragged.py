@@ -1,10 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The grouped product by XLA's own operation: one pass on TPU, dense elsewhere.
+"""Grouped product by `jax.lax.ragged_dot`: one pass on TPU, dense elsewhere.
 
-On CPU and GPU XLA expands `jax.lax.ragged_dot` into the product of every row with every expert's
-matrix, the rows of other experts set to 0: E times the FLOPs, and E copies of the rows in memory
-(for GPU see marin-community/marin#5394).
+On CPU and GPU XLA expands it to the product of every row with every expert's matrix, with the rows
+of other experts set to 0. This costs E times the FLOPs, and E copies of the rows in memory (for GPU
+see marin-community/marin#5394).
 """
 
 import jax
@@ -35,15 +35,15 @@ _run.defvjp(_forward, _backward)
 
 
 def _product(x: jax.Array, w: jax.Array, sizes: jax.Array) -> jax.Array:
-    # Rows of no expert may hold anything. XLA's form for CPU does not read them; the operation's
-    # documentation promises that of none.
+    # Rows of no expert may hold anything. XLA for CPU does not read them, but the documentation of
+    # ragged_dot does not promise it.
     row = jnp.arange(x.shape[0], dtype=jnp.int32)[:, None]
     valid = row < jnp.sum(sizes, dtype=jnp.int32)
     out = jax.lax.ragged_dot(jnp.where(valid, x, 0), w, sizes)
     return jnp.where(valid, out, 0)
 
 
-# One by one under vmap: XLA's operation has no rule for a batch of x that shares w.
+# Sequential under vmap: the operation has no rule for a batch of x that shares w.
 _rows = sequential_vmap(_product)
 
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The grouped product as its formula says: every row with every matrix, then the row's own."""
+"""Grouped product by its formula: every row times every matrix, then the row's own product."""
 
 import jax
 import jax.numpy as jnp

@@ -1,8 +1,8 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Which experts each token goes to, and with which weights.
+"""Routing of tokens to experts.
 
-One function covers the routers in use; what differs is only in which order they do four things.
+One function covers the routers in use. They differ only in the order of four steps.
 
 | router | score | normalise | bias, groups, scale |
 |---|---|---|---|
@@ -11,9 +11,9 @@ One function covers the routers in use; what differs is only in which order they
 | DeepSeek-V2 | softmax | False | groups "max", scale |
 | DeepSeek-V3, Kimi K2, GLM-4.5 | sigmoid | True | bias, groups "top2", scale |
 
-A softmax over the logits of the chosen experts alone (gpt-oss) is a softmax over all of them that
-is then normalised over the chosen: the normaliser cancels. Both are computed in that one way, as a
-softmax over the chosen experts' log-scores, which cannot divide by an underflowed sum.
+A softmax over the logits of the chosen experts alone (gpt-oss) equals a softmax over all experts,
+normalised over the chosen ones: the normaliser cancels. Both are computed as a softmax over the
+chosen experts' log-scores, which cannot divide by an underflowed sum.
 """
 
 import dataclasses
@@ -27,10 +27,22 @@ from jaxtyping import Array, Float, Int
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExpertGroups:
-    """Experts are chosen from the `k` best of `count` groups of neighbours.
+    """Restricts the choice of experts to the best groups of neighbours.
 
-    score: a group's worth, its best expert's ("max", DeepSeek-V2, 2405.04434, section 2.2.2) or the
-    sum of its best two ("top2", DeepSeek-V3, 2412.19437, section 2.1.2).
+    Attributes:
+        count: Number of groups, all of equal size. Divides the number of experts.
+        k: Number of kept groups.
+        score: A group's score: its best expert's ("max", DeepSeek-V2, 2405.04434, section 2.2.2) or
+            the sum of its best two ("top2", DeepSeek-V3, 2412.19437, section 2.1.2).
+
+    Example:
+
+        >>> import jax.numpy as jnp
+        >>> from dovetail_kernels import ExpertGroups, route_tokens
+        >>> logits = jnp.array([[0.0, 3.0, 2.0, 2.0]])
+        >>> groups = ExpertGroups(count=2, k=1, score="max")
+        >>> route_tokens(logits, k=2, groups=groups)[1].tolist()
+        [[1, 0]]
     """
 
     count: int
@@ -48,51 +60,62 @@ def route_tokens(
     normalise: bool = True,
     scale: float = 1.0,
 ) -> tuple[Float[Array, "*tokens k"], Int[Array, "*tokens k"]]:
-    """`(weights, experts)` of each token: the k experts of highest score, best first, and
+    """Chooses the k experts of highest score for each token, best first, and their weights.
 
-        weight = scale * score                       or, to normalise,
-        weight = scale * score / Σ over the k chosen of score
+        weight = scale * score                                      without normalise
+        weight = scale * score / Σ over the k chosen of score       with normalise
 
-    Scores are in float32 or wider, as are the weights; experts are int32. Of equal scores the lower
-    index is chosen. Scores of different logits count as different even where float32 rounds them to
-    one, unless a bias is added or a group's best two are.
+    Of equal scores the lower index is chosen. Scores of different logits count as different even if
+    float32 rounds them to one number, unless a bias is added or the scores of a group's best two
+    are summed.
 
-    `bias` is for the choice alone (2408.15664): it has no part in the weights and no gradient. The
-    gradient flows through the weights.
+    Args:
+        logits: Router logits [..., E]. Token axes may be sharded, E may not.
+        k: Experts per token, at most those of the kept groups.
+        score: Function from logits to scores: "softmax" or "sigmoid".
+        bias: Added to the scores [E] for the choice only (2408.15664). It changes no weight and has
+            no gradient.
+        groups: Restricts the choice to the best groups. None for all experts.
+        normalise: Divide the weights by the sum of the chosen scores.
+        scale: Factor of the weights.
 
-    Token axes may be sharded; the axis E may not.
+    Returns:
+        `(weights, experts)`, both [..., k]. Weights are in float32 or wider, as are the scores;
+        experts are int32. The gradient flows through the weights.
 
     Raises:
-        ValueError: `k`, `groups` or `bias` that do not fit E; an unknown `score`; E sharded.
+        ValueError: `k`, `groups` or `bias` do not fit E, `score` is unknown, or E is sharded.
 
     Example:
 
-        import jax
-        from dovetail_kernels import route_tokens
-        logits = jax.random.normal(jax.random.key(0), (5, 8))
-        weights, experts = route_tokens(logits, k=2)
-        print(experts, weights.sum(-1))
+        >>> import jax.numpy as jnp
+        >>> from dovetail_kernels import route_tokens
+        >>> weights, experts = route_tokens(jnp.array([[0.0, 2.0, 2.0]]), k=2)
+        >>> weights.tolist(), experts.tolist()
+        ([[0.5, 0.5]], [[1, 2]])
     """
     _check(logits, k=k, score=score, bias=bias, groups=groups)
     logits = jnp.asarray(logits)
     logits = logits.astype(np.promote_types(logits.dtype, np.float32))
     experts = jax.lax.top_k(_selection(logits, score, bias, groups), k)[1]
-    chosen = jnp.take_along_axis(logits, experts, axis=-1, mode="promise_in_bounds")
+    chosen_logits = jnp.take_along_axis(logits, experts, axis=-1, mode="promise_in_bounds")
     if normalise:
-        weights = jax.nn.softmax(chosen if score == "softmax" else jax.nn.log_sigmoid(chosen))
+        weights = jax.nn.softmax(
+            chosen_logits if score == "softmax" else jax.nn.log_sigmoid(chosen_logits)
+        )
     elif score == "softmax":
-        weights = jnp.exp(chosen - jax.nn.logsumexp(logits, axis=-1, keepdims=True))
+        weights = jnp.exp(chosen_logits - jax.nn.logsumexp(logits, axis=-1, keepdims=True))
     else:
-        weights = jax.nn.sigmoid(chosen)
+        weights = jax.nn.sigmoid(chosen_logits)
     return weights if scale == 1.0 else weights * scale, experts
 
 
 def _selection(logits: jax.Array, score: str, bias: Any, groups: ExpertGroups | None) -> jax.Array:
-    """The score by which experts are chosen; −inf outside the best groups."""
+    """Returns the scores for the choice of experts, with −inf outside the best groups."""
     logits = jax.lax.stop_gradient(logits)
     if bias is None and (groups is None or groups.score == "max"):
-        # The same order, and still one where scores underflow or are rounded to 1. Without -0.0,
-        # which top_k would put below 0.0.
+        # Logits have the order of the scores, even if scores underflow or are rounded to 1. -0.0
+        # is replaced: top_k would put it below 0.0.
         selection = jnp.where(logits == 0, 0, logits)
     else:
         selection = jax.nn.softmax(logits) if score == "softmax" else jax.nn.sigmoid(logits)
@@ -115,11 +138,11 @@ def _check(logits: Any, *, k: int, score: str, bias: Any, groups: ExpertGroups |
             "expert."
         )
     count = logits.shape[-1]
-    part = jax.typeof(logits).sharding.spec[-1]
-    if part is not None:
+    mesh_axes = jax.typeof(logits).sharding.spec[-1]
+    if mesh_axes is not None:
         raise ValueError(
             "route_tokens needs the experts of logits [..., E] on every shard, got E sharded over "
-            f"{part!r}. Use jax.sharding.reshard on logits."
+            f"{mesh_axes!r}. Use jax.sharding.reshard on logits."
         )
     if score not in ("softmax", "sigmoid"):
         raise ValueError(f"score must be 'softmax' or 'sigmoid', got score={score!r}. Use one.")
@@ -139,7 +162,7 @@ def _check(logits: Any, *, k: int, score: str, bias: Any, groups: ExpertGroups |
 
 
 def _eligible(groups: ExpertGroups, count: int) -> int:
-    """How many experts of `count` the kept groups hold."""
+    """Returns the number of experts in the kept groups, of `count` in all."""
     if groups.count < 1 or count % groups.count or not 1 <= groups.k <= groups.count:
         raise ValueError(
             "route_tokens needs groups of equal size and 1 <= groups.k <= groups.count, got "

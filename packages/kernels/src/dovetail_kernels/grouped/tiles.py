@@ -1,20 +1,20 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The grouped product in tiles of rows of one expert: work in proportion to the rows.
+"""Grouped product in tiles of rows of one expert: work in proportion to the rows.
 
-Rows lie expert by expert. Each expert's run of rows is cut into tiles of equal height, the last one
-partly filled, and a tile is one product with that expert's matrix: at most M / tile + E tiles, and
-none for an expert without rows, against M × E row products when dense. The two loops, over the
-experts that have rows and over an expert's tiles, have bounds that depend on `sizes`; JAX cannot
-differentiate such loops, so the gradients are written here, of the same tiles:
+Rows lie expert by expert. Each expert's rows are cut into tiles of equal height, the last one
+partly filled. A tile is one product with the expert's matrix. There are at most M / tile + E tiles,
+and none for an expert without rows. The dense form takes M × E row products instead. The two loops,
+over the experts with rows and over an expert's tiles, have bounds that depend on `sizes`. JAX
+cannot differentiate such loops, so the gradients are written out here, over the same tiles:
 
     dx = g wᵀ, tile by tile        dw[e] = Σ over e's tiles of xᵀ g
 
 A tile is read and written at full height. Below its expert's last row it computes with rows of the
-next expert, whose own tiles come later and overwrite them; so the padding costs time, and never
-needs a mask on the way out. Sums over rows (dw) do mask.
+next expert, whose own tiles come later and overwrite them. Padding therefore costs time but needs
+no mask for the output. Sums over rows (dw) need a mask.
 
-The expert's matrix is cut out of `w` once per expert, not once per tile: XLA copies it.
+The expert's matrix is sliced out of `w` once per expert, not once per tile: XLA copies it.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,10 @@ _LOWEST, _HIGHEST = 8, 128
 
 
 def tile_rows(rows: int, count: int) -> int:
-    """The height of a tile: the power of two from 8 to 128 next above the mean rows per expert."""
+    """Returns the height of a tile: the mean rows per expert, rounded up to 8, 16, 32, 64 or 128.
+
+    At most 128, also for a larger mean.
+    """
     height = _LOWEST
     while height < min(_HIGHEST, rows / count):
         height *= 2
@@ -45,7 +48,10 @@ def tile_rows(rows: int, count: int) -> int:
 
 
 def most_tiles(rows: int, count: int) -> int:
-    """The tiles of the worst sizes: every expert that can begins one more with a single row."""
+    """Returns the number of tiles for the worst sizes.
+
+    There every possible expert starts one more tile with a single row.
+    """
     return min(rows, count) + max(rows - count, 0) // tile_rows(rows, count)
 
 
@@ -68,7 +74,7 @@ def _backward(saved: tuple[jax.Array, ...], g: jax.Array) -> tuple[jax.Array, ja
 _run.defvjp(_forward, _backward)
 
 
-# Mapped one by one under vmap: loops batched together would run each element to the longest bound.
+# Sequential under vmap: loops batched together would run each element to the longest bound.
 @sequential_vmap
 def _rows(x: jax.Array, w: jax.Array, sizes: jax.Array) -> jax.Array:
     return _products(x, w, sizes, contract=0)
@@ -80,7 +86,10 @@ def _rows_transposed(g: jax.Array, w: jax.Array, sizes: jax.Array) -> jax.Array:
 
 
 def _products(x: jax.Array, w: jax.Array, sizes: jax.Array, *, contract: int) -> jax.Array:
-    """Each row of x with its expert's matrix, over that matrix's axis `contract`; else 0."""
+    """Multiplies each row of x by its expert's matrix, over the matrix's axis `contract`.
+
+    A row without an expert gives 0.
+    """
     rows, tile = x.shape[0], tile_rows(x.shape[0], w.shape[0])
     wide = np.promote_types(x.dtype, np.float32)
     padded = jnp.pad(x, ((0, tile), (0, 0)))
@@ -88,33 +97,33 @@ def _products(x: jax.Array, w: jax.Array, sizes: jax.Array, *, contract: int) ->
     def expert(out: jax.Array, e: jax.Array, start: jax.Array, end: jax.Array) -> jax.Array:
         matrix = lax.dynamic_index_in_dim(w, e, keepdims=False)
 
-        def one(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        def step(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
             row, out = state
-            part = lax.dynamic_slice_in_dim(padded, row, tile)
+            block = lax.dynamic_slice_in_dim(padded, row, tile)
             product = lax.dot_general(
-                part, matrix, (((1,), (contract,)), ((), ())), preferred_element_type=wide
+                block, matrix, (((1,), (contract,)), ((), ())), preferred_element_type=wide
             )
             return row + tile, lax.dynamic_update_slice_in_dim(out, product.astype(x.dtype), row, 0)
 
-        return lax.while_loop(lambda state: state[0] < end, one, (start, out))[1]
+        return lax.while_loop(lambda state: state[0] < end, step, (start, out))[1]
 
     out = jnp.zeros((rows + tile, w.shape[2 - contract]), x.dtype)
     out = _over_experts(sizes, expert, out)[:rows]
-    # Below the last expert's last row lies what its last tile computed from rows of no expert.
+    # The last tile wrote results of rows without an expert below the last expert's last row.
     valid = jnp.arange(rows, dtype=jnp.int32) < jnp.sum(sizes, dtype=jnp.int32)
     return jnp.where(valid[:, None], out, 0)
 
 
 @sequential_vmap
 def _matrices(x: jax.Array, g: jax.Array, sizes: jax.Array) -> jax.Array:
-    """xᵀ g over the rows of each expert, [E, D, F]; 0 for an expert without rows."""
+    """Computes xᵀ g over the rows of each expert, [E, D, F]; 0 for an expert without rows."""
     (rows, inner), outer, count = x.shape, g.shape[1], sizes.shape[0]
     tile = tile_rows(rows, count)
     wide = np.promote_types(x.dtype, np.float32)
-    x, g = (jnp.pad(part, ((0, tile), (0, 0))) for part in (x, g))
+    x, g = (jnp.pad(array, ((0, tile), (0, 0))) for array in (x, g))
 
     def expert(out: jax.Array, e: jax.Array, start: jax.Array, end: jax.Array) -> jax.Array:
-        def one(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        def step(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
             row, total = state
             own = (row + jnp.arange(tile, dtype=jnp.int32) < end)[:, None]
             # Both, since rows of no expert may hold NaN and NaN × 0 is NaN.
@@ -126,7 +135,7 @@ def _matrices(x: jax.Array, g: jax.Array, sizes: jax.Array) -> jax.Array:
             return row + tile, total + product
 
         state = (start, jnp.zeros((inner, outer), wide))
-        total = lax.while_loop(lambda state: state[0] < end, one, state)[1]
+        total = lax.while_loop(lambda state: state[0] < end, step, state)[1]
         return lax.dynamic_update_index_in_dim(out, total.astype(x.dtype), e, 0)
 
     return _over_experts(sizes, expert, jnp.zeros((count, inner, outer), x.dtype))
@@ -137,15 +146,15 @@ def _over_experts(
     body: Callable[[CarryT, jax.Array, jax.Array, jax.Array], CarryT],
     carry: CarryT,
 ) -> CarryT:
-    """`body(carry, expert, first row, end)` for each expert that has rows, in order."""
+    """Runs `body(carry, expert, first row, end)` for each expert with rows, in order."""
     ends = jnp.cumsum(sizes, dtype=jnp.int32)
     order = jnp.argsort(sizes == 0, stable=True).astype(jnp.int32)
 
-    def one(i: jax.Array, carry: CarryT) -> CarryT:
+    def run(i: jax.Array, carry: CarryT) -> CarryT:
         e = order[i]
         return body(carry, e, ends[e] - sizes[e], ends[e])
 
-    return lax.fori_loop(jnp.int32(0), jnp.sum(sizes > 0, dtype=jnp.int32), one, carry)
+    return lax.fori_loop(jnp.int32(0), jnp.sum(sizes > 0, dtype=jnp.int32), run, carry)
 
 
 def _work(call: GroupedMatmulCall) -> Work:

@@ -26,14 +26,26 @@ _INSTEAD = (
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CE:
-    """Sums over tokens, float32 (float64 for float64), each weighted by `where`.
+    """Sums over tokens, each weighted by `where`, in float32 (float64 for float64).
 
-    sum: what is minimised, smoothing and z-loss included; the only one with a gradient by x, w and
-        bias. The loss without z-loss is sum - z_loss * z_sum.
-    count: of the weights; the mean loss is sum / count.
-    z_sum: of the squared log of the partition function. Its gradient by x, w and bias is NaN, so
-        that a z-loss made from it is not silently without effect: use `z_loss`.
-    correct: of tokens whose label has the largest logit (of equal ones the first).
+    The mean loss is sum / count. The loss without z-loss is sum - z_loss * z_sum.
+
+    Attributes:
+        sum: The loss to minimize, with smoothing and z-loss. Only this field has a gradient by x, w
+            and bias.
+        count: Sum of the weights.
+        z_sum: Sum of the squared log of the partition function. Its gradient by x, w and bias is
+            NaN, so a z-loss made from it cannot silently have no effect. Use `z_loss`.
+        correct: Sum over tokens with the largest logit at their label; of equal logits the first
+            counts.
+
+    Example:
+
+        >>> import jax.numpy as jnp
+        >>> from dovetail_kernels import linear_cross_entropy
+        >>> ce = linear_cross_entropy(jnp.ones((3, 2)), jnp.zeros((2, 4)), jnp.array([0, 0, 3]))
+        >>> float(ce.count), float(ce.correct)
+        (3.0, 2.0)
     """
 
     sum: Float[Array, ""]
@@ -43,7 +55,20 @@ class CE:
 
 
 class Logprobs(NamedTuple):
-    """Per token, in nats: log p(label), and -sum_k p_k log p_k. Both have gradients."""
+    """Log-probabilities and entropies per token, in nats. Both have gradients.
+
+    Attributes:
+        logprob: log p(label).
+        entropy: -sum_k p_k log p_k.
+
+    Example:
+
+        >>> import jax.numpy as jnp
+        >>> from dovetail_kernels import linear_logprobs
+        >>> logprobs = linear_logprobs(jnp.ones((2, 3)), jnp.zeros((3, 4)), jnp.array([0, 3]))
+        >>> jnp.round(logprobs.entropy, 4)  # log 4
+        Array([1.3863, 1.3863], dtype=float32)
+    """
 
     logprob: Float[Array, " M"]
     entropy: Float[Array, " M"]
@@ -63,49 +88,59 @@ def linear_cross_entropy(
     budget: int | None = None,
     impl: str | Sequence[str] | None = None,
 ) -> CE:
-    """sum_i where_i ((1 - e) nll_i(y_i) + e mean_k nll_i(k) + z_loss lse_i^2), e = smoothing.
+    """Cross-entropy of a linear head, summed over tokens, without the logits in memory.
 
-    Here z = soft_cap tanh((x w + bias) / soft_cap), lse = logsumexp(z), nll(k) = lse - z_k: the
-    cross-entropy of `torch.nn.functional.cross_entropy` with its label smoothing, and the z-loss of
-    PaLM (2204.02311, section 5). The logits are formed in tiles (compare 2411.09009), accumulated
-    in float32, or float64 for float64; both gradients are formed in the forward pass, if and only
-    if asked for. For bfloat16 the gradient of the logits is rounded to bfloat16 before its
-    products, which are summed over all tokens in float32.
+    With e = `smoothing`, the sum is
+
+        sum_i where_i ((1 - e) nll_i(y_i) + e mean_k nll_i(k) + z_loss lse_i^2)
+        z = soft_cap tanh((x w + bias) / soft_cap),  lse = logsumexp(z),  nll(k) = lse - z_k
+
+    It is the cross-entropy of `torch.nn.functional.cross_entropy` with its label smoothing, plus
+    the z-loss of PaLM (2204.02311, section 5). Logits are formed in tiles (compare 2411.09009) and
+    accumulated in float32 (float64 for float64). The gradients are formed in the forward pass,
+    and only on request. For bfloat16 the gradient of the logits is rounded to bfloat16 before its
+    products. These are summed over all tokens in float32.
+
+    Under a mesh, tokens may be sharded. An Auto mesh reduces the gradient by w at every tile, an
+    Explicit mesh once.
 
     Args:
-        x: bfloat16, float32 or float64.
-        w: of the dtype of x; [V, D] with vocab_axis=0, as tied embeddings are.
-        labels: in [0, V) wherever `where` is not 0.
-        where: True or a weight for each token. A token with 0 is not read: its x may be NaN and its
-            label anything, and its gradients are 0. None: all count. Weights have a gradient.
-        bias: added to the logits. -inf takes a column out.
-        soft_cap: positive, as 30.0.
-        z_loss: the factor of lse^2, as 1e-4.
-        smoothing: in [0, 1), over the whole vocabulary.
-        vocab_axis: the axis of w that is the vocabulary.
-        budget: bytes for the tiles, beside arguments, results and the float32 sum of the gradient
-            by w. It changes the time, never the answer beyond rounding. None: 96 MiB on a CPU, 1
-            GiB elsewhere, or the least tile if that is more.
-        impl: a name or names from `explain`.
+        x: Inputs of the head [M, D]: bfloat16, float32 or float64.
+        w: Weights of the head, of x's dtype: [D, V], or [V, D] with `vocab_axis=0`, as for tied
+            embeddings.
+        labels: Token ids [M], in [0, V) wherever `where` is not 0.
+        where: Bool or weight per token [M]. A token with 0 is not read: its x may be NaN, its label
+            may be anything, and its gradients are 0. Weights have a gradient. Default: all tokens
+            count.
+        bias: Added to the logits [V]. -inf removes a column.
+        soft_cap: Positive bound of the logits, for example 30.0. None for none.
+        z_loss: Factor of lse^2, for example 1e-4.
+        smoothing: Label smoothing over the whole vocabulary, in [0, 1).
+        vocab_axis: Axis of w for the vocabulary: 1 or 0.
+        budget: Bytes for the tiles, besides arguments, results and the float32 sum of the gradient
+            by w. It changes the time, and the answer only by rounding. Default: 96 MiB on a CPU, 1
+            GiB elsewhere, or the smallest tile if larger.
+        impl: Name of an implementation, or several in order of preference; see `explain`.
+
+    Returns:
+        The sums over tokens.
 
     Raises:
-        ValueError: shapes, options, a label out of range where it counts (inside `jax.jit` its
-            loss, and then the sum, is NaN), a budget too small, w or an axis D sharded by an
-            Explicit mesh.
-        TypeError: dtypes.
-
-    Under a mesh tokens may be sharded. With an Auto mesh the gradient by w is reduced at every
-    tile, with an Explicit mesh once.
+        ValueError: Shapes do not fit, an option is out of range, a label of a token that counts is
+            out of range (inside `jax.jit` its loss, and so the sum, is NaN), the budget is too
+            small, `impl` cannot do the call, or an Explicit mesh shards w or axis D.
+        TypeError: A dtype is wrong.
 
     Example:
 
-        import jax, jax.numpy as jnp
-        from dovetail_kernels import linear_cross_entropy
-
-        x, w = jnp.ones((6, 8)), jax.random.normal(jax.random.key(0), (8, 50257))
-        labels = jnp.arange(6)
-        loss = lambda x, w: linear_cross_entropy(x, w, labels, where=labels > 1)
-        print(jax.grad(lambda x, w: loss(x, w).sum / loss(x, w).count)(x, w).shape)
+        >>> import jax, jax.numpy as jnp
+        >>> from dovetail_kernels import linear_cross_entropy
+        >>> x, w, labels = jnp.ones((3, 2)), jnp.zeros((2, 4)), jnp.array([0, 1, 3])
+        >>> def mean(x):
+        ...     ce = linear_cross_entropy(x, w, labels, where=labels > 0)
+        ...     return ce.sum / ce.count
+        >>> print(f"{mean(x):.4f}", jax.grad(mean)(x).shape)  # log 4
+        1.3863 (3, 2)
     """
     plan = plan_linear_cross_entropy(
         x,
@@ -138,7 +173,17 @@ def plan_linear_cross_entropy(
     budget: int | None = None,
     impl: str | Sequence[str] | None = None,
 ) -> dispatch.Plan[LossCall]:
-    """What `linear_cross_entropy` would run; arrays may be `jax.ShapeDtypeStruct`."""
+    """Returns the plan of `linear_cross_entropy` for these arguments. Nothing runs.
+
+    Args:
+        x, w, labels, where, bias: As in `linear_cross_entropy`; also `jax.ShapeDtypeStruct`.
+        soft_cap, z_loss, smoothing, vocab_axis, budget, impl: As in `linear_cross_entropy`.
+
+    Raises:
+        ValueError: Shapes do not fit, an option or a label is out of range, or the budget is too
+            small.
+        TypeError: A dtype is wrong.
+    """
     call = check(
         "linear_cross_entropy",
         x,
@@ -168,22 +213,41 @@ def linear_logprobs(
     budget: int | None = None,
     impl: str | Sequence[str] | None = None,
 ) -> Logprobs:
-    """log softmax(z)[label] and the entropy of softmax(z) for each token, both differentiable.
+    """Log-probability of the label and entropy per token, both differentiable.
 
-    z = soft_cap tanh((x w + bias) / soft_cap) / temperature. Arguments, errors and meshes are those
-    of `linear_cross_entropy`. Where `where` is False a token is not read, and has 0 and 0. Inside
-    `jax.jit` a label out of range gives NaN for its token. Four products with gradients, as a
-    cotangent per token is known only afterwards: for a mean over tokens use
-    `linear_cross_entropy`, which takes three.
+    With z = soft_cap tanh((x w + bias) / soft_cap) / temperature, these are log softmax(z)[label]
+    and the entropy of softmax(z). Gradients take four products, since the cotangent of each token
+    is known only afterwards. For a mean over tokens use `linear_cross_entropy`, with three. Meshes
+    are as there.
+
+    Args:
+        x: Inputs of the head [M, D]: bfloat16, float32 or float64.
+        w: Weights of the head, of x's dtype: [D, V], or [V, D] with `vocab_axis=0`.
+        labels: Token ids [M], in [0, V) wherever `where` is True.
+        where: Tokens to read [M]. The others have 0 and 0. Default: all.
+        bias: Added to the logits [V]. -inf removes a column.
+        soft_cap: Positive bound of the logits. None for none.
+        temperature: Positive divisor of the logits.
+        vocab_axis: Axis of w for the vocabulary: 1 or 0.
+        budget: Bytes for the tiles; see `linear_cross_entropy`.
+        impl: Name of an implementation, or several in order of preference; see `explain`.
+
+    Returns:
+        Log-probability and entropy [M], in nats.
+
+    Raises:
+        ValueError: As in `linear_cross_entropy`. Inside `jax.jit` a label out of range gives NaN
+            for its token.
+        TypeError: A dtype is wrong.
 
     Example:
 
-        import jax, jax.numpy as jnp
-        from dovetail_kernels import linear_logprobs
-
-        x, w = jnp.ones((6, 8)), jax.random.normal(jax.random.key(0), (8, 50257))
-        logprob, entropy = linear_logprobs(x, w, jnp.arange(6), temperature=0.7)
-        print(logprob.shape, entropy.shape)
+        >>> import jax.numpy as jnp
+        >>> from dovetail_kernels import linear_logprobs
+        >>> x, w = jnp.ones((2, 2)), jnp.array([[0.0, 1.0, 2.0], [0.0, 0.0, 0.0]])
+        >>> logprob, entropy = linear_logprobs(x, w, jnp.array([2, 0]), temperature=0.5)
+        >>> print(f"{logprob[0]:.4f} {logprob[1]:.4f}")
+        -0.1429 -4.1429
     """
     plan = plan_linear_logprobs(
         x,
@@ -213,7 +277,17 @@ def plan_linear_logprobs(
     budget: int | None = None,
     impl: str | Sequence[str] | None = None,
 ) -> dispatch.Plan[LossCall]:
-    """What `linear_logprobs` would run; arrays may be `jax.ShapeDtypeStruct`."""
+    """Returns the plan of `linear_logprobs` for these arguments. Nothing runs.
+
+    Args:
+        x, w, labels, where, bias: As in `linear_logprobs`; also `jax.ShapeDtypeStruct`.
+        soft_cap, temperature, vocab_axis, budget, impl: As in `linear_logprobs`.
+
+    Raises:
+        ValueError: Shapes do not fit, an option or a label is out of range, or the budget is too
+            small.
+        TypeError: A dtype is wrong.
+    """
     call = check(
         "linear_logprobs",
         x,
@@ -234,7 +308,7 @@ def _plan(
     implementations: Sequence[dispatch.Implementation[LossCall]],
     impl: str | Sequence[str] | None,
 ) -> dispatch.Plan[LossCall]:
-    tiles_of(call, call.tokens)  # raises where the budget holds no tile
+    tiles_of(call, call.tokens)  # raises if the budget holds no tile
     return dispatch.Plan(
         operation=call.operation,
         call=call,

@@ -2,15 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The losses over tiles of logits, with their gradients.
 
-A sum over tokens has one number for its cotangent, so `cross_entropy` forms both gradients in its
-forward rule, while each tile of logits is at hand: three products in all, where a recomputation in
-the backward pass takes four. It does so only if a gradient is asked for, and only those that are.
-Outputs per token have a cotangent each, which is not known yet: `log_probabilities` keeps two or
-three numbers per token and forms the logits again.
+A sum over tokens has a scalar cotangent. So `cross_entropy` forms both gradients in its forward
+rule, while each tile of logits is in memory: three products in all. Recomputation in the backward
+pass would take four. Only requested gradients are formed. Outputs per token have one cotangent
+each, not known in the forward pass. `token_stats` keeps two or three numbers per token and forms
+the logits again.
 
 JAX may run one traced forward rule for different sets of differentiated arguments, and requires the
-same tree of residuals each time (else it fails with "foreach() argument 2 is longer"). So what is
-not formed is an array of shape [0] there, not None.
+same tree of residuals each time (otherwise it fails with "foreach() argument 2 is longer").
+Gradients that are not formed are therefore arrays of shape [0], not None.
 """
 
 import dataclasses
@@ -28,7 +28,13 @@ from dovetail_kernels.loss.rows import Gradients, Head, Operands, RowStats, Want
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Formula:
-    """weight ((1 - smoothing) (lse - z_y) + smoothing (lse - mean_k z_k) + z_loss lse^2)."""
+    """weight ((1 - smoothing) (lse - z_y) + smoothing (lse - mean_k z_k) + z_loss lse^2).
+
+    Attributes:
+        smoothing: Label smoothing.
+        z_loss: Factor of lse^2.
+        vocabulary: Number of columns.
+    """
 
     smoothing: float
     z_loss: float
@@ -47,7 +53,14 @@ class Formula:
 def cross_entropy(
     head: Head, formula: Formula, operands: Operands, weights: Array
 ) -> tuple[Array, Array, Array]:
-    """Over the tokens, the sums of `formula`, of weight lse^2 and of weight [y is the largest]."""
+    """Sums over tokens: `formula`, weight lse^2, and weight [y has the largest logit].
+
+    Args:
+        head: The head and its tiles.
+        formula: Loss of each token.
+        operands: Arrays of the loss.
+        weights: Weight of each token.
+    """
     return _cross_entropy(head, formula, operands, weights)
 
 
@@ -71,25 +84,25 @@ def _cross_entropy_forward(
     head: Head, formula: Formula, operands: Any, weights: Any
 ) -> tuple[tuple[Array, Array, Array], tuple[Gradients, Array]]:
     given, wanted = _given(operands)
-    stats, best, found = rows.stats_and_gradients(
+    stats, best, formed = rows.stats_and_gradients(
         head, given, formula, weights.value, wanted=wanted
     )
     each = jnp.where(weights.value == 0, 0, formula(stats, jnp.ones_like(weights.value)))
-    return _sums(formula, given, stats, best, weights.value), (_filled(found), each)
+    return _sums(formula, given, stats, best, weights.value), (_filled(formed), each)
 
 
 def _cross_entropy_backward(
     head: Head, formula: Formula, residuals: tuple[Gradients, Array], cotangents: Any
 ) -> tuple[Operands, Array]:
-    found, each = residuals
-    by_sum, by_z, _ = (_dense(one) for one in cotangents)
-    # One pair of gradients was formed, that of the sum: what is asked of z_sum cannot be answered.
+    formed, each = residuals
+    by_sum, by_z, _ = (_dense(cotangent) for cotangent in cotangents)
+    # Only the gradients of `sum` were formed. A cotangent of z_sum therefore gives NaN.
     scale = jnp.where(by_z == 0, by_sum, jnp.nan)
 
     def scaled(gradient: Array) -> Array:
         return (gradient.astype(scale.dtype) * scale).astype(gradient.dtype)
 
-    return _by_operands(jax.tree.map(scaled, _formed(found))), each * scale
+    return _by_operands(jax.tree.map(scaled, _formed(formed))), each * scale
 
 
 _cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward, symbolic_zeros=True)
@@ -97,7 +110,7 @@ _cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward, symbolic_
 
 @functools.partial(jax.jit, static_argnums=0)
 def token_stats(head: Head, operands: Operands) -> RowStats:
-    """RowStats of each token, differentiable by x, w and bias."""
+    """Returns the `RowStats` of each token, differentiable by x, w and bias."""
     return _token_stats(head, operands)
 
 
@@ -109,13 +122,13 @@ def _token_stats(head: Head, operands: Operands) -> RowStats:
 def _token_stats_forward(head: Head, operands: Any) -> tuple[RowStats, tuple]:
     given, wanted = _given(operands)
     stats, _ = rows.stats_of(head, given)
-    marks = Gradients(*(jnp.zeros(1) if one else None for one in wanted))
+    marks = Gradients(*(jnp.zeros(1) if requested else None for requested in wanted))
     return stats, (given, stats, _filled(marks))
 
 
 def _token_stats_backward(head: Head, residuals: tuple, cotangents: RowStats) -> tuple[Operands]:
     operands, stats, marks = residuals
-    wanted = Wanted(*(one is not None for one in _formed(marks)))
+    wanted = Wanted(*(mark is not None for mark in _formed(marks)))
     by = jax.tree.map(_dense, cotangents, is_leaf=_is_symbolic)
     return (_by_operands(rows.gradients(head, operands, stats, by, wanted=wanted)),)
 
@@ -124,7 +137,7 @@ _token_stats.defvjp(_token_stats_forward, _token_stats_backward, symbolic_zeros=
 
 
 def _given(operands: Any) -> tuple[Operands, Wanted]:
-    """The arrays, and which of them are differentiated."""
+    """Returns the arrays, and a flag for each differentiated one."""
     x, w, bias, labels, read = operands
     wanted = Wanted(x=x.perturbed, w=w.perturbed, bias=bias is not None and bias.perturbed)
     values = Operands(
@@ -134,17 +147,19 @@ def _given(operands: Any) -> tuple[Operands, Wanted]:
 
 
 def _filled(gradients: Gradients) -> Gradients:
-    """With an array of shape [0], which no gradient has, for each that is not formed."""
-    return Gradients(*(jnp.zeros(0) if one is None else one for one in gradients))
+    """Replaces each gradient that is not formed by an array of shape [0], a shape none has."""
+    return Gradients(*(jnp.zeros(0) if gradient is None else gradient for gradient in gradients))
 
 
 def _formed(filled: Gradients) -> Gradients:
     """The inverse of `_filled`."""
-    return Gradients(*(None if one is None or one.shape == (0,) else one for one in filled))
+    return Gradients(
+        *(None if gradient is None or gradient.shape == (0,) else gradient for gradient in filled)
+    )
 
 
 def _by_operands(found: Gradients) -> Operands:
-    """As a cotangent of `Operands`: None, which no operand itself is, is zero."""
+    """Returns gradients as a cotangent of `Operands`, with None for zero."""
     absent: Any = None
     x: Any = found.x
     w: Any = found.w

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What is checked of a call of a loss, and its abstract facts."""
+"""Checks of the arguments of a loss, and the abstract facts of a call."""
 
 import dataclasses
 import math
@@ -16,7 +16,23 @@ from dovetail_kernels import dispatch
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LossCall:
-    """One call: x [tokens, width], a head of width by vocabulary, and what is asked."""
+    """Abstract facts of a call: shapes, dtype, options and device.
+
+    Attributes:
+        operation: Name of the operation, for messages.
+        tokens: Number of tokens M.
+        width: Width D of the head's input.
+        vocabulary: Vocabulary size V.
+        dtype: Dtype of x and w.
+        bias: Whether there is a bias.
+        vocab_axis: Axis of w for the vocabulary.
+        soft_cap: Bound of the logits, or None.
+        temperature: Divisor of the logits.
+        smoothing: Label smoothing.
+        z_loss: Factor of lse^2.
+        budget: Bytes for the tiles, or None for the default.
+        device: Device of the call.
+    """
 
     operation: str
     tokens: int
@@ -34,7 +50,7 @@ class LossCall:
 
 
 def accumulator(dtype: jnp.dtype) -> jnp.dtype:
-    """What products are summed in: float32, or float64 for float64."""
+    """Returns the dtype for sums of products: float32, or float64 for float64."""
     return jnp.dtype(jnp.float64 if dtype == jnp.float64 else jnp.float32)
 
 
@@ -53,11 +69,16 @@ def check(
     z_loss: float = 0.0,
     budget: int | None,
 ) -> LossCall:
-    """The call, if its arguments are right.
+    """Checks the arguments and returns the facts of the call.
+
+    Args:
+        operation: Name of the operation, for messages.
+        x, w, labels, where, bias: Arrays, or `jax.ShapeDtypeStruct`.
+        vocab_axis, soft_cap, temperature, smoothing, z_loss, budget: Options of the operation.
 
     Raises:
-        ValueError: shapes or values.
-        TypeError: dtypes.
+        ValueError: Shapes do not fit, or an option or a label is out of range.
+        TypeError: A dtype is wrong.
     """
     if vocab_axis not in (0, 1):
         raise ValueError(
@@ -173,7 +194,7 @@ def _options(
 
 
 def _labels_in_range(labels: Any, where: Any, vocabulary: int) -> None:
-    """Checks values, which only concrete arrays have; under a trace such a label gives NaN."""
+    """Checks the labels if the arrays are concrete. Under a trace a wrong label gives NaN."""
     if not (_concrete(labels) and (where is None or _concrete(where))):
         return
     values = np.asarray(labels)

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The implementations of the losses: what each refuses and costs, and how it is called."""
+"""The implementations of the losses: their refusals, costs and calls."""
 
 import jax.numpy as jnp
 from jax import Array
@@ -13,7 +13,7 @@ from dovetail_kernels.loss.tiles import Tiles, choose_tiles
 
 
 def _prepare(call: LossCall, labels: Array, where: Array | None) -> tuple[Array, Array, Array]:
-    """Labels in int32, what each token weighs, and the same with NaN for a label out of range."""
+    """Returns int32 labels, weights, and weights with NaN for a label out of range."""
     acc = accumulator(call.dtype)
     weights = jnp.ones(labels.shape, acc) if where is None else where.astype(acc)
     if labels.dtype.itemsize < 4:  # V may not be representable
@@ -24,7 +24,7 @@ def _prepare(call: LossCall, labels: Array, where: Array | None) -> tuple[Array,
 
 
 def tiles_of(call: LossCall, tokens: int) -> Tiles:
-    """The tiles for so many tokens, those of one shard; ValueError where the budget holds none."""
+    """Returns the tiles for the tokens of one shard. ValueError if the budget holds none."""
     return choose_tiles(
         tokens=tokens,
         width=call.width,
@@ -106,7 +106,7 @@ def _over_budget(call: LossCall) -> str | None:
 
 
 def _work(call: LossCall) -> Work:
-    """One product; of tiles too the logits are written once and read once."""
+    """Counts one product. Logits are written once and read once, in tiles too."""
     operands = call.tokens * call.width + call.width * call.vocabulary
     size = operands * call.dtype.itemsize + 2 * _logits_bytes(call) + 4 * call.tokens
     return Work(flops=2 * call.tokens * call.width * call.vocabulary, bytes=size)

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The losses as their formulas read, with all logits in memory."""
+"""The losses by their formulas, with all logits in memory."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,16 @@ from dovetail_kernels.loss.call import LossCall, accumulator
 def cross_entropy(
     call: LossCall, x: Array, w: Array, bias: Array | None, labels: Array, weights: Array
 ) -> tuple[Array, Array, Array]:
-    """The sums of the loss, of lse^2 and of hits, each times `weights` [M]."""
+    """Sums of the loss, of lse^2 and of hits, each times `weights`.
+
+    Args:
+        call: The call.
+        x: Inputs of the head [M, D].
+        w: Weights of the head.
+        bias: Added to the logits [V], or None.
+        labels: Token ids [M].
+        weights: Weight of each token [M]. A token with 0 is not read.
+    """
     read = weights != 0
     z, labels = _logits(call, x, w, bias, read), jnp.where(read, labels, 0)
     lse = jax.nn.logsumexp(z, axis=1)
@@ -31,7 +40,16 @@ def cross_entropy(
 def log_probabilities(
     call: LossCall, x: Array, w: Array, bias: Array | None, labels: Array, weights: Array
 ) -> tuple[Array, Array]:
-    """log p(label) [M] and -sum_k p_k log p_k [M], before `weights`, of 0 where not read."""
+    """log p(label) and -sum_k p_k log p_k of each token, before `weights`.
+
+    Args:
+        call: The call.
+        x: Inputs of the head [M, D].
+        w: Weights of the head.
+        bias: Added to the logits [V], or None.
+        labels: Token ids [M].
+        weights: A token with weight 0 is not read [M].
+    """
     read = weights != 0
     z, labels = _logits(call, x, w, bias, read), jnp.where(read, labels, 0)
     logps = jax.nn.log_softmax(z, axis=1)
@@ -57,7 +75,7 @@ def _at(z: Array, labels: Array) -> Array:
 
 @jax.custom_vjp
 def _without_gradient(value: Array) -> Array:
-    """`value`, whose gradient is NaN: what no implementation gives must not look like zero."""
+    """Returns `value` with gradient NaN: no implementation gives it, and 0 would hide that."""
     return value
 
 

@@ -1,21 +1,22 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a loss needs to know of each token's logits, and the way back, tile by tile.
+"""Per-token softmax statistics and their gradients, computed tile by tile over the vocabulary.
 
-Every loss here is a formula of four numbers of a token's logits z and its label y:
+Every loss here is a formula of four numbers per token, from its logits z and its label y:
 
     lse = log(sum_k exp z_k)    label = z_y    total = sum_k z_k    mean = sum_k p_k z_k
 
-where p = softmax(z). Given the derivative of the loss by each (dlse, dlabel, dtotal, dmean),
+with p = softmax(z). Given the derivatives of the loss by each (dlse, dlabel, dtotal, dmean),
 
     dz_k = dlse p_k + dlabel [k = y] + dtotal + dmean p_k (1 + z_k - mean)
 
-which needs z once more, but no other pass over the vocabulary. So cross-entropy, smoothing, z-loss,
-log-probabilities and entropy are plain formulas on numbers per token, and this file knows none.
+This needs z once more, but no other pass over the vocabulary. So cross-entropy, smoothing, z-loss,
+log-probabilities and entropy are formulas on numbers per token, and this file contains none of
+them.
 
-A tile of tokens takes every n-th token, not neighbours: where a mesh shards tokens, the tile is
-then sharded alike, and cutting it moves nothing between devices. The last tile of columns overlaps
-the one before it, and what it repeats counts as -inf: the head is never padded, as a padded column
+A tile of tokens takes every n-th token, not neighbours. If a mesh shards tokens, the tile is then
+sharded alike, and cutting it moves no data between devices. The last tile of columns overlaps the
+one before it, and repeated columns count as -inf. The head is never padded, because a padded column
 with a logit of 0 would count.
 """
 
@@ -32,7 +33,14 @@ from dovetail_kernels.loss.tiles import Tiles
 
 
 class RowStats(NamedTuple):
-    """The four numbers of each token. None: not asked for."""
+    """The four numbers of each token. None: not requested.
+
+    Attributes:
+        lse: Log-sum-exp of the logits.
+        label: Logit of the label.
+        total: Sum of the logits.
+        mean: Mean of the logits under softmax.
+    """
 
     lse: Array
     label: Array
@@ -41,7 +49,15 @@ class RowStats(NamedTuple):
 
 
 class Operands(NamedTuple):
-    """The arrays of a loss. A token that is not `read` may hold anything, and is set to zero."""
+    """The arrays of a loss.
+
+    Attributes:
+        x: Inputs of the head.
+        w: Weights of the head.
+        bias: Added to the logits, or None.
+        labels: Token ids, int32.
+        read: Tokens to read. Any other token is set to zero and may hold anything.
+    """
 
     x: Array
     w: Array
@@ -51,7 +67,13 @@ class Operands(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """By x, w and bias; None where not wanted."""
+    """Gradients by the operands. None: not wanted.
+
+    Attributes:
+        x: Gradient by x.
+        w: Gradient by w.
+        bias: Gradient by bias.
+    """
 
     x: Array | None
     w: Array | None
@@ -59,7 +81,13 @@ class Gradients(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """The operands by which a gradient is asked for."""
+    """Flags of the requested gradients.
+
+    Attributes:
+        x: Gradient by x.
+        w: Gradient by w.
+        bias: Gradient by bias.
+    """
 
     x: bool
     w: bool
@@ -68,7 +96,16 @@ class Wanted(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Head:
-    """z = soft_cap(x w + bias) / temperature, its tiles, and which of `RowStats` are asked for."""
+    """The head z = soft_cap(x w + bias) / temperature, its tiles and the requested `RowStats`.
+
+    Attributes:
+        vocab_axis: Axis of w for the vocabulary.
+        soft_cap: Bound of the logits, or None.
+        temperature: Divisor of the logits.
+        total: Whether `RowStats.total` is requested.
+        mean: Whether `RowStats.mean` is requested.
+        tiles: Sizes of the tiles.
+    """
 
     vocab_axis: int
     soft_cap: float | None
@@ -79,12 +116,12 @@ class Head:
 
 
 def stats_of(head: Head, operands: Operands) -> tuple[RowStats, Array]:
-    """RowStats [tokens] and the lowest index of each token's largest logit, in one product."""
+    """Returns RowStats [tokens] and the first index of each largest logit, by one product."""
     cut = _cut_operands(head, operands)
 
-    def step(i: Array, found: tuple[RowStats, Array]) -> tuple[RowStats, Array]:
+    def step(i: Array, per_token: tuple[RowStats, Array]) -> tuple[RowStats, Array]:
         stats, best, _ = _forward(head, _tile(cut, i), None)
-        return _put(found, (stats, best), i)
+        return _put(per_token, (stats, best), i)
 
     start = (_no_stats(head, cut), jnp.zeros(cut.labels.shape, jnp.int32))
     return _join(lax.fori_loop(0, cut.read.shape[1], step, start), operands)
@@ -93,7 +130,15 @@ def stats_of(head: Head, operands: Operands) -> tuple[RowStats, Array]:
 def gradients(
     head: Head, operands: Operands, stats: RowStats, by: RowStats, *, wanted: Wanted
 ) -> Gradients:
-    """The gradients, given `stats` and the loss's derivative `by` each; logits are found again."""
+    """Computes the gradients from the statistics; the logits are formed again.
+
+    Args:
+        head: The head and its tiles.
+        operands: Arrays of the loss.
+        stats: Statistics of each token.
+        by: Derivatives of the loss by `stats`.
+        wanted: Requested gradients.
+    """
     cut = _cut_operands(head, operands)
     per_token = _cut(head, (stats, by))
 
@@ -113,10 +158,20 @@ def stats_and_gradients(
     *,
     wanted: Wanted,
 ) -> tuple[RowStats, Array, Gradients]:
-    """RowStats, the index of each largest logit, and the gradients of the sum of `formula`.
+    """Computes statistics and the gradients of the sum of `formula` in one loop over tokens.
 
-    The formula is of a tile's stats and `weights`. The cotangent of its sum is one number, which
-    scales the gradients afterwards: that is why they can be formed while the logits are at hand.
+    The cotangent of the sum is a scalar and can scale the gradients afterwards. They are therefore
+    formed while the logits are in memory.
+
+    Args:
+        head: The head and its tiles.
+        operands: Arrays of the loss.
+        formula: Loss of each token, from a tile's stats and weights.
+        weights: Weight of each token.
+        wanted: Requested gradients.
+
+    Returns:
+        RowStats, the index of each token's largest logit, and the gradients.
     """
     cut = _cut_operands(head, operands)
     factors = _cut(head, weights)
@@ -125,14 +180,14 @@ def stats_and_gradients(
     best = jnp.zeros(cut.labels.shape, jnp.int32)
 
     def step(i: Array, carry: tuple) -> tuple:
-        found, sums, kept = carry
+        per_token, sums, kept = carry
         tile = _tile(cut, i)
         stats, best, kept = _forward(head, tile, kept)
         factor = _take(factors, i)
         values, pull = jax.vjp(lambda stats: formula(stats, factor), stats)
         (by,) = pull(jnp.ones_like(values))
         sums = _back(head, tile, i, stats, by, kept, sums)
-        return _put(found, (stats, best), i), sums, kept
+        return _put(per_token, (stats, best), i), sums, kept
 
     start = ((_no_stats(head, cut), best), _no_gradients(cut, wanted), kept)
     (stats, best), sums, _ = lax.fori_loop(0, cut.read.shape[1], step, start)
@@ -140,16 +195,16 @@ def stats_and_gradients(
 
 
 def _cut(head: Head, arrays: Any) -> Any:
-    """Arrays per token as [rows, tiles, ...], the last tokens padded with zeros."""
+    """Reshapes arrays per token to [rows, tiles, ...], with zeros after the last token."""
 
-    def one(array: Array) -> Array:
+    def cut_array(array: Array) -> Array:
         count = max(-(-array.shape[0] // max(head.tiles.rows, 1)), 1)
         missing = count * head.tiles.rows - array.shape[0]
         if missing:
             array = jnp.pad(array, [(0, missing)] + [(0, 0)] * (array.ndim - 1))
         return array.reshape(head.tiles.rows, count, *array.shape[1:])
 
-    return jax.tree.map(one, arrays)
+    return jax.tree.map(cut_array, arrays)
 
 
 def _cut_operands(head: Head, operands: Operands) -> Operands:
@@ -158,7 +213,7 @@ def _cut_operands(head: Head, operands: Operands) -> Operands:
 
 
 def _join(arrays: Any, operands: Operands) -> Any:
-    """[rows, tiles] as [tokens] again."""
+    """Reshapes [rows, tiles] to [tokens]."""
     return jax.tree.map(lambda a: a.reshape(-1)[: operands.x.shape[0]], arrays)
 
 
@@ -173,7 +228,7 @@ def _put(arrays: Any, values: Any, i: Array) -> Any:
 
 
 def _tile(cut: Operands, i: Array) -> Operands:
-    """Tile i of the tokens, zero where not read: 0 times NaN would be NaN."""
+    """Returns tile i of the tokens, zero for tokens not read: 0 times NaN would be NaN."""
     x, labels, read = _take((cut.x, cut.labels, cut.read), i)
     x = jnp.where(read[:, None], x, jnp.zeros((), x.dtype))
     return cut._replace(x=x, labels=jnp.where(read, labels, 0), read=read)
@@ -190,7 +245,7 @@ def _no_stats(head: Head, cut: Operands) -> RowStats:
 
 
 def _no_gradients(cut: Operands, wanted: Wanted) -> Gradients:
-    """Fresh sums; that of x in its dtype, as each of its tiles is written once."""
+    """Returns sums of zeros. That of x has x's dtype, since each of its tiles is written once."""
     acc = accumulator(cut.x.dtype)
     bias = cut.bias if wanted.bias else None
     return Gradients(
@@ -201,7 +256,7 @@ def _no_gradients(cut: Operands, wanted: Wanted) -> Gradients:
 
 
 def _finish(operands: Operands, sums: Gradients) -> Gradients:
-    """In the shapes and dtypes of the operands."""
+    """Returns the sums in the shapes and dtypes of the operands."""
     x, w, bias = sums
     if x is not None:
         x = x.reshape(-1, x.shape[-1])[: operands.x.shape[0]]
@@ -213,12 +268,12 @@ def _finish(operands: Operands, sums: Gradients) -> Gradients:
 
 
 def _start(head: Head, j: Array, vocabulary: int) -> Array:
-    """The first column of tile j: the last tile ends with the vocabulary."""
+    """Returns the first column of tile j. The last tile ends with the vocabulary."""
     return jnp.minimum(j.astype(jnp.int32) * head.tiles.columns, vocabulary - head.tiles.columns)
 
 
 def _columns(head: Head, j: Array, vocabulary: int) -> tuple[Array, Array | None]:
-    """The indices [1, columns] of a tile, and which no tile before it had; None: all."""
+    """Returns a tile's column indices [1, columns] and the mask of new ones; None if all are."""
     columns = jnp.arange(head.tiles.columns, dtype=jnp.int32)[None]
     columns = columns + _start(head, j, vocabulary)
     if vocabulary % head.tiles.columns == 0:
@@ -231,13 +286,13 @@ def _tile_count(head: Head, vocabulary: int) -> int:
 
 
 def _weights(head: Head, tile: Operands, j: Array) -> Array:
-    """The head's columns of tile j."""
+    """Returns the head's columns of tile j."""
     start = _start(head, j, tile.w.shape[head.vocab_axis])
     return lax.dynamic_slice_in_dim(tile.w, start, head.tiles.columns, axis=head.vocab_axis)
 
 
 def _logits(head: Head, tile: Operands, j: Array) -> Array:
-    """z [rows, columns] of tile j of the columns."""
+    """Returns z [rows, columns] of tile j of the columns."""
     acc = accumulator(tile.x.dtype)
     axes = (((1,), (1 - head.vocab_axis,)), ((), ()))
     z = lax.dot_general(tile.x, _weights(head, tile, j), axes, preferred_element_type=acc)
@@ -248,12 +303,12 @@ def _logits(head: Head, tile: Operands, j: Array) -> Array:
         z = head.soft_cap * jnp.tanh(z / head.soft_cap)
     if head.temperature != 1.0:
         z = z / head.temperature
-    # Formed once: the largest logit is looked for by its bits, which two fusions might not share.
+    # Formed once: the largest logit is found by its bits, and two fusions might round unlike.
     return lax.optimization_barrier(z)
 
 
 class _Sums(NamedTuple):
-    """What one pass over the columns carries: exps and moment are relative to exp(top)."""
+    """State of one pass over the columns. `exps` and `moment` are relative to exp(top)."""
 
     top: Array
     exps: Array
@@ -266,7 +321,7 @@ class _Sums(NamedTuple):
 def _forward(
     head: Head, tile: Operands, kept: Array | None
 ) -> tuple[RowStats, Array, Array | None]:
-    """RowStats of a tile of tokens, the index of the largest logit; and `kept`, filled with z."""
+    """Returns a tile's RowStats, the index of each largest logit, and `kept` filled with z."""
     vocabulary = tile.w.shape[head.vocab_axis]
     zeros = jnp.zeros(tile.labels.shape, accumulator(tile.x.dtype))
 
@@ -289,7 +344,7 @@ def _forward(
 
 
 def _add_columns(head: Head, tile: Operands, sums: _Sums, z: Array, j: Array) -> _Sums:
-    """`sums` with the logits z of tile j of the columns added."""
+    """Adds the logits z of tile j of the columns to `sums`."""
     vocabulary = tile.w.shape[head.vocab_axis]
     columns, new = _columns(head, j, vocabulary)
     hit = columns == tile.labels[:, None]
@@ -326,7 +381,7 @@ def _back(
     kept: Array | None,
     sums: Gradients,
 ) -> Gradients:
-    """`sums` with tile i of the tokens added; `by` is the loss's derivative by its `stats`."""
+    """Adds tile i of the tokens to `sums`. `by` is the derivative of the loss by `stats`."""
     acc = accumulator(tile.x.dtype)
 
     def step(j: Array, own: Gradients) -> Gradients:
@@ -339,16 +394,16 @@ def _back(
 
     own = sums._replace(x=None if sums.x is None else jnp.zeros(tile.x.shape, acc))
     count = _tile_count(head, tile.w.shape[head.vocab_axis])
-    found = lax.fori_loop(0, count, step, own)
-    if sums.x is None or found.x is None:
-        return found
-    return found._replace(x=_put(sums.x, found.x.astype(sums.x.dtype), i))
+    updated = lax.fori_loop(0, count, step, own)
+    if sums.x is None or updated.x is None:
+        return updated
+    return updated._replace(x=_put(sums.x, updated.x.astype(sums.x.dtype), i))
 
 
 def _logit_gradient(
     head: Head, tile: Operands, stats: RowStats, by: RowStats, z: Array, j: Array
 ) -> Array:
-    """The derivative by x w + bias in tile j: the formula at the top, then that of the soft cap."""
+    """Returns the derivative by x w + bias in tile j: the module's formula, then the soft cap."""
     columns, new = _columns(head, j, tile.w.shape[head.vocab_axis])
     p = jnp.exp(z - stats.lse[:, None])
     g = by.lse[:, None] * p
@@ -367,7 +422,7 @@ def _logit_gradient(
 
 
 def _add_products(head: Head, tile: Operands, sums: Gradients, g: Array, j: Array) -> Gradients:
-    """`sums` with what tile j of the columns adds, given its g, the gradient of x w + bias."""
+    """Adds tile j of the columns to `sums`, from its gradient g of x w + bias."""
     axis, acc = head.vocab_axis, accumulator(tile.x.dtype)
     start = _start(head, j, tile.w.shape[axis])
     x, w, bias = sums

@@ -1,31 +1,38 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""How large the tiles of logits are, from a budget in bytes. They never change the answer.
+"""Sizes of the tiles of logits, from a budget in bytes. They never change the answer.
 
-Two plans. *Kept*: the logits of a tile of tokens stay in memory over the whole vocabulary, between
-the pass that finds their sum of exponentials and the one that forms gradients: three products.
-*Computed again*: nothing is kept, and the second pass repeats the first product: four, in any
-memory. For each tile of tokens the gradient of the whole head is read and written once, so that
-few tokens per tile cost bandwidth: the kept plan gives way below half of its usual tile, where the
-other, with more tokens, takes less time (measured on a CPU: 1.15 of naive, and 1.4 at an eighth).
+There are two plans. *Kept*: the logits of a tile of tokens stay in memory over the whole
+vocabulary, between the pass for their sum of exponentials and the pass for gradients: three
+products. *Computed again*: nothing is kept, and the second pass repeats the first product: four, in
+any memory. For each tile of tokens the gradient of the whole head is read and written once, so few
+tokens per tile cost bandwidth. The kept plan is therefore not used below half of its usual tile.
+There the other plan, with more tokens, takes less time (measured on a CPU: 1.15 of naive, and 1.4
+at an eighth).
 """
 
 import dataclasses
 
-# Tokens and columns of a tile. "cpu": measured (M 2048, D 512, V 32768, float32): 512 x 1024 takes
-# the least time of 64 to 512 x 512 to 4096. Elsewhere, not measured: products large enough to be
-# bound by arithmetic at 300 FLOP/byte.
+# Tokens and columns of a tile. On a CPU 512 x 1024 takes the least time of 64 to 512 x 512 to 4096
+# (measured with M 2048, D 512, V 32768, float32). Elsewhere, not measured: products large enough to
+# be bound by arithmetic at 300 FLOP/byte.
 _SHAPES = {"cpu": (512, 1024)}
 _LARGE = (2048, 8192)
 _BUDGET_BYTES = {"cpu": 96 * 2**20}
 _LARGE_BUDGET_BYTES = 2**30
-_LEAST_ROWS, _LEAST_COLUMNS = 16, 128  # below, vectors and the operands of a product are not filled
+_LEAST_ROWS, _LEAST_COLUMNS = 16, 128  # less does not fill vectors and operands of products
 _LANES = 128  # columns are a multiple of this, for aligned slices
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tiles:
-    """`rows` tokens, `columns` of the vocabulary; `keep`: logits are not computed again."""
+    """Sizes of a tile of logits.
+
+    Attributes:
+        rows: Tokens.
+        columns: Columns of the vocabulary.
+        keep: Whether logits are kept. If not, they are computed again.
+    """
 
     rows: int
     columns: int
@@ -35,10 +42,18 @@ class Tiles:
 def choose_tiles(
     *, tokens: int, width: int, vocabulary: int, item: int, budget: int | None, platform: str
 ) -> Tiles:
-    """The largest tiles whose temporary arrays, of `item` bytes a number, stay within `budget`.
+    """Returns the largest tiles with temporary arrays within the budget.
+
+    Args:
+        tokens: Number of tokens.
+        width: Width D of the head's input.
+        vocabulary: Vocabulary size V.
+        item: Bytes per number.
+        budget: Bytes for the temporary arrays. None for the platform's default.
+        platform: Platform of the device, for example "cpu".
 
     Raises:
-        ValueError: not even the smallest tile does.
+        ValueError: Even the smallest tile exceeds the budget.
     """
     rows, columns = _SHAPES.get(platform, _LARGE)
     if budget is None:
@@ -63,9 +78,15 @@ def choose_tiles(
 
 
 def tile_bytes(tiles: Tiles, width: int, vocabulary: int, item: int) -> int:
-    """Bytes of the temporary arrays: logits and their gradient, a slice of the head, and its sum.
+    """Returns the bytes of temporary arrays: logits, their gradient, a slice of the head, its sum.
 
-    Results and what accumulates them are not temporary; a tile is counted twice for a copy.
+    Results and their accumulators are not temporary. Each tile is counted twice for a copy.
+
+    Args:
+        tiles: The tiles.
+        width: Width D of the head's input.
+        vocabulary: Vocabulary size V.
+        item: Bytes per number.
     """
     kept = tiles.rows * vocabulary if tiles.keep else 0
     tile = 3 * tiles.rows * tiles.columns + 3 * width * tiles.columns + 3 * tiles.rows * width
@@ -79,18 +100,18 @@ def _least(width: int, vocabulary: int, tokens: int) -> Tiles:
 
 
 def _split(tokens: int, rows: int) -> int:
-    """Tokens of a tile, `rows` at most: a divisor if one is near, as others cost a padded copy."""
+    """Returns the tokens of a tile, at most `rows`. A near divisor saves a padded copy."""
     fewest = max(_up(tokens, rows), 1)
     count = next((n for n in range(fewest, 2 * fewest) if tokens % n == 0), fewest)
     return _up(tokens, count)
 
 
 def _lanes(vocabulary: int, columns: int) -> int:
-    """Columns of a tile: as even as whole lanes allow, since the last overlaps its neighbour."""
+    """Returns the columns of a tile, as even as whole lanes allow: the last tile overlaps."""
     even = _up(vocabulary, _up(vocabulary, columns))
     return min(_up(even, _LANES) * _LANES, vocabulary)
 
 
 def _up(a: int, b: int) -> int:
-    """a / b, rounded up."""
+    """Returns a / b, rounded up."""
     return -(-a // b)

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Attention over a cache of pages, for requests that prefill and requests that decode together."""
+"""Attention over a cache of pages, for batches of prefilling and decoding requests."""
 
 import functools
 import math
@@ -35,45 +35,50 @@ def paged_attention(
     scale: float | None = None,
     impl: str | Sequence[str] | None = None,
 ) -> Float[Array, "M N H"]:
-    """softmax(scale q·k) v for each row of q, causally over the keys that its request has in pages.
+    """Computes softmax(scale q·k) v, causally over the cached keys of each row's request.
 
-    A batch is the rows of R requests, one after the other: rows q_starts[r] to q_starts[r + 1] are
-    request r's, and they are the last of its kv_lengths[r] keys, so that row i of n is at position
+    A batch holds the rows of R requests, one after the other. Rows q_starts[r] to q_starts[r + 1]
+    belong to request r and are the last of its kv_lengths[r] keys: row i of n is at position
     kv_lengths[r] - n + i and sees the keys up to its own. One row is decoding, many are prefill or
-    a chunk of it; none is an idle request. The keys of q's rows are written before, by
-    `paged_write`. Head n uses key head n // (N / K).
+    a chunk of it, none is an idle request. Write the keys of q's rows with `paged_write` first.
+    Head n uses key head n // (N / K).
 
-    q: rows from q_starts[-1] on are padding; their output is 0 and they may hold anything.
-    pages: `page` keys per page, [:, :, 0] keys and [:, :, 1] values, of q's dtype.
-    page_table: i32; page_table[r, c] holds keys c page to (c + 1) page of request r. Entries of
-        which no key is seen are not read: beyond kv_lengths, or before the window.
-    kv_lengths, q_starts: i32, with q_starts[0] = 0.
-    window: a row sees the last `window` keys up to its own.
-    soft_cap: c tanh(logit / c) instead of the logit.
-    sinks: a logit per head that is added to the denominator, with no value.
-    scale: 1 / sqrt(H) if None.
-    impl: an implementation, or several to choose from; see `explain`.
+    Args:
+        q: Queries [M, N, H]. Rows from q_starts[-1] on are padding: their output is 0 and they may
+            hold anything. Heads may be sharded.
+        pages: Cache [P, page, 2, K, H] of q's dtype; [:, :, 0] are keys and [:, :, 1] values. Key
+            heads may be sharded, by the mesh axis of q's heads.
+        page_table: Page ids i32[R, C]. Entry [r, c] holds keys c * page to (c + 1) * page of
+            request r. Entries without a visible key (beyond kv_lengths, or before the window) are
+            not read.
+        kv_lengths: Number of keys of each request, its queries included, i32[R].
+        q_starts: First row of each request, then the end of the last, i32[R + 1]. Starts with 0.
+        window: A row sees the last `window` keys up to its own. None: all.
+        soft_cap: Replaces each logit by `c tanh(logit / c)`.
+        sinks: One logit per head [N], added to the denominator only. May be sharded like q.
+        scale: Default 1 / sqrt(H).
+        impl: Implementation name, or several in order of preference; see `explain`.
 
-    Accumulates in f32 (f64 for f64); the result has q's dtype. q and sinks may be sharded along
-    heads, pages along key heads by the same mesh axis. A request's output does not depend on what
-    else is in the batch, and on CPU its bits do not.
-
-    There is no gradient, and asking for one is a NotImplementedError: a cache is for inference.
+    Returns:
+        Output [M, N, H] in q's dtype, accumulated in float32 (float64 for float64). The rest of the
+        batch does not change a request's output, and on CPU not even its bits.
 
     Raises:
-        ValueError: shapes, dtypes or options contradict each other; or values do, where they are
-            known. Under a trace the rows of a request whose page ids or length are out of range
-            become NaN, and all rows where q_starts falls or ends beyond q.
+        ValueError: Shapes, dtypes or options contradict each other, or known values do. Under a
+            trace, rows of a request with a page id or a length out of range become NaN, and all
+            rows if q_starts falls or ends beyond q.
+        NotImplementedError: A gradient is requested. A cache is for inference.
 
     Example:
 
-        import jax, jax.numpy as jnp
-        from dovetail_kernels import paged_attention
-        pages = jax.random.normal(jax.random.key(0), (9, 16, 2, 4, 64))
-        q = jax.random.normal(jax.random.key(1), (6, 8, 64))  # a chunk of 5 rows, one that decodes
-        table = jnp.array([[3, 1, -1], [8, 0, 5]], jnp.int32)
-        lengths, starts = jnp.array([21, 40], jnp.int32), jnp.array([0, 5, 6], jnp.int32)
-        out = paged_attention(q, pages, page_table=table, kv_lengths=lengths, q_starts=starts)
+        >>> import jax.numpy as jnp
+        >>> from dovetail_kernels import paged_attention
+        >>> pages = jnp.arange(16.0).reshape(2, 4, 2, 1, 1)
+        >>> table, lengths = jnp.array([[1, 0]], jnp.int32), jnp.array([3], jnp.int32)
+        >>> out = paged_attention(jnp.zeros((1, 1, 1)), pages, page_table=table, kv_lengths=lengths,
+        ...                       q_starts=jnp.array([0, 1], jnp.int32))
+        >>> out.tolist()
+        [[[11.0]]]
     """
     plan = plan_paged_attention(
         q,
@@ -114,10 +119,23 @@ def plan_paged_attention(
     scale: float | None = None,
     impl: str | Sequence[str] | None = None,
 ) -> Plan[PagedCall]:
-    """Which implementation such a call of `paged_attention` would run, from shapes alone.
+    """Returns the plan of a call of `paged_attention`, from shapes and dtypes alone.
+
+    Args:
+        q: As in `paged_attention`, like all arguments. Arrays, or anything with a shape and a
+            dtype.
+        pages: Cache [P, page, 2, K, H].
+        page_table: Page ids i32[R, C].
+        kv_lengths: Number of keys of each request, i32[R].
+        q_starts: First row of each request, then the end of the last, i32[R + 1].
+        window: Number of visible keys.
+        soft_cap: Cap of the logits.
+        sinks: One logit per head [N].
+        scale: Factor of the logits. Default 1 / sqrt(H).
+        impl: Implementation name, or several in order of preference.
 
     Raises:
-        ValueError: shapes, dtypes or options contradict each other.
+        ValueError: Shapes, dtypes or options contradict each other.
     """
     _check_shapes(q, pages, page_table, kv_lengths, q_starts, sinks)
     _check_options(window=window, soft_cap=soft_cap, scale=scale)
@@ -147,7 +165,12 @@ def plan_paged_attention(
 
 
 def check_pages(pages: Any) -> None:
-    """ValueError unless `pages` has the shape and the dtype of a cache."""
+    """Checks the shape and the dtype of a cache.
+
+    Raises:
+        ValueError: `pages` is not [P, page, 2, K, H] with a supported dtype and fewer than 2**31
+            keys.
+    """
     if len(pages.shape) != 5 or pages.shape[2] != 2 or 0 in pages.shape[1:]:
         raise ValueError(
             f"pages must be [pages, page, 2, key heads, width], its third axis keys and values, "
@@ -226,9 +249,9 @@ def _check_options(*, window: int | None, soft_cap: float | None, scale: float |
 
 
 def _without_gradient(run: Callable[..., Any]) -> Callable[..., Any]:
-    """`run`, which says what to use instead where a derivative of it is asked for.
+    """Makes a derivative of `run` raise an error with the alternative.
 
-    The loop of one implementation has none in reverse, and JAX's error would name the loop.
+    The loop of one implementation has no reverse mode, and JAX's error would name the loop.
     """
     wrapped = jax.custom_jvp(run)
 

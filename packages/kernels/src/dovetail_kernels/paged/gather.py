@@ -1,18 +1,19 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Paged attention in blocks of keys that are gathered by the page table, for every backend.
+"""Paged attention in blocks of keys, gathered by the page table, for every backend.
 
-Each tile of queries (see `tiles`) walks the blocks of pages that its own rows see, with the running
-maximum and sum of FlashAttention-2 (2307.08691, algorithm 1). Bounds of the loops are values, so a
-short request costs little beside a long one, and nothing is as large as the page table's reach.
+Each tile of queries (see `tiles`) visits the blocks of pages visible to its rows, with the running
+maximum and sum of FlashAttention-2 (2307.08691, algorithm 1). Loop bounds are values: a short
+request costs little beside a long one, and no array is as large as the reach of the page table.
 
-Tiles go through the loop a few at a time, in `lanes`. On CPU one: two lanes together leave the
-cache, and cost more than one after the other. Elsewhere many, sorted by their number of blocks, for
-a device needs the width and a lane that is done waits for the longest of its group.
+Tiles go through the loop in groups, one tile per lane. On CPU a group has one lane: two lanes
+together overflow the cache and cost more than one after the other. Elsewhere it has many lanes,
+sorted by their number of blocks: a device needs the width, and a finished lane waits for the
+longest of its group.
 
-A block begins at a multiple of its length, counted from the first key; a lane that is done adds
-exact zeros; a tile holds rows of one request. So a row's arithmetic is the same whatever else is in
-the batch, and on CPU its bits are.
+A block begins at a multiple of its length, counted from the first key. A finished lane adds exact
+zeros. A tile holds rows of one request. The rest of the batch therefore does not change a row's
+arithmetic, and on CPU not even its bits.
 """
 
 import functools
@@ -29,14 +30,21 @@ from dovetail_kernels.paged.requests import Requests, requests
 from dovetail_kernels.paged.tiles import SIZES, Tiles, tiles
 
 # Keys per block, in whole pages. On CPU 64 to 128 keys of 8 heads by 128 stay in the second-level
-# cache between the gather and the products. It depends on nothing but the page, as bits do on it.
+# cache between the gather and the products. The result's bits depend on it, so it depends only on
+# the page size.
 BLOCK = 128
 
 
 class _Lanes(NamedTuple):
-    """Tiles that go through the loop together; [L], and `last` is past the last visible key.
+    """Tiles that go through the loop together. All arrays are i32[L].
 
-    position: of the first row. begin, end: the blocks that some row sees.
+    Attributes:
+        request: Request of the tile.
+        row: First row of the tile in q.
+        rows: Number of rows in the tile.
+        position: Position of the first row.
+        begin: First block visible to some row.
+        end: End of the blocks visible to some row.
     """
 
     request: Int[Array, " L"]
@@ -58,7 +66,20 @@ def run(
     *,
     call: PagedCall,
 ) -> Float[Array, "M N H"]:
-    """softmax(scale q·k) v of each row, over the keys that it sees; f32 inside, or f64."""
+    """Computes softmax(scale q·k) v of each row, over its visible keys.
+
+    Args:
+        q: Queries [M, N, H].
+        pages: Cache [P, page, 2, K, H].
+        page_table: Page ids i32[R, C].
+        kv_lengths: Number of keys of each request, i32[R].
+        q_starts: First row of each request, then the end of the last, i32[R + 1].
+        sinks: One logit per head [N], or None.
+        call: Sizes and options.
+
+    Returns:
+        Output [M, N, H] in q's dtype, computed in float32, or float64 for float64.
+    """
     if not call.requests or not call.queries:
         return jnp.zeros_like(q)
     batch = requests(call, page_table, kv_lengths, q_starts)
@@ -75,7 +96,7 @@ def run(
 
 
 def _lanes_of_a_group(platform: str) -> dict[int, int]:
-    """For each size of tile, how many go together: about as many rows in every group."""
+    """Returns the lanes of a group for each tile size: about equally many rows in every group."""
     if platform == "cpu":
         return dict.fromkeys(SIZES, 1)
     return dict(zip(SIZES, (64, 32, 8), strict=True))
@@ -92,7 +113,7 @@ def _attend(
     call: PagedCall,
     lanes: int,
 ) -> Any:
-    """`out` with the rows of these tiles filled."""
+    """Returns `out` with the rows of these tiles filled."""
     every = _bounds(batch, some, call=call)
     if lanes > 1:
         order = jnp.argsort(every.begin - every.end)
@@ -101,10 +122,10 @@ def _attend(
 
     def group(i: Any, out: Any) -> Any:
         these = _Lanes(*(lax.dynamic_slice(x, (i * lanes,), (lanes,)) for x in every))
-        found = _lanes(q, pages, sinks, batch.page_ids, these, size=some.size, call=call)
+        attended = _lanes(q, pages, sinks, batch.page_ids, these, size=some.size, call=call)
         nth = jnp.arange(some.size, dtype=jnp.int32)[None]
         rows = jnp.where(nth < these.rows[:, None], these.row[:, None] + nth, out.shape[0])
-        return out.at[rows].set(found, mode="drop")
+        return out.at[rows].set(attended, mode="drop")
 
     return lax.fori_loop(jnp.int32(0), (some.real + lanes - 1) // lanes, group, out)
 
@@ -125,9 +146,10 @@ def _bounds(batch: Requests, some: Tiles, *, call: PagedCall) -> _Lanes:
 def _lanes(
     q: Any, pages: Any, sinks: Any, page_ids: Any, these: _Lanes, *, size: int, call: PagedCall
 ) -> Any:
-    """Attention of the tiles in these lanes, [L, size, N, H].
+    """Computes attention for the tiles in these lanes, [L, size, N, H].
 
-    Suffixes: L lanes, B blocks' keys, K key heads, G query heads of one key head times size, H.
+    Suffixes: L lanes, B keys of a block, K key heads, G query heads of one key head times size, H
+    width.
     """
     lanes, heads, width = len(these.row), q.shape[1], q.shape[2]
     kv_heads = pages.shape[3]
@@ -177,39 +199,40 @@ def _lanes(
 
 
 def _block(pages: Any, ids_LC: Any, block_L: Any, step: Any, *, bits: bool) -> tuple[Any, Any, Any]:
-    """Keys and values of one block of each lane, [L, B, K, H], and their positions, [L, B]."""
+    """Returns keys and values of one block per lane, [L, B, K, H], and their positions, [L, B]."""
     page_size, kv_heads, width = pages.shape[1], *pages.shape[3:]
     per_block = max(1, BLOCK // page_size)
-    # A lane that is done reads its last block again; every position there is beyond its rows.
+    # A finished lane reads its last block again; every position there is beyond its rows.
     column = jnp.minimum(block_L * per_block, ids_LC.shape[1] - per_block)
     ids = jax.vmap(lambda row, at: lax.dynamic_slice(row, (at,), (per_block,)))(ids_LC, column)
     keys = per_block * page_size
     key_LB = block_L[:, None] * keys + jnp.arange(keys, dtype=jnp.int32)[None]
 
     def gathered(which: int) -> Any:
-        found = _rows(pages, ids, which, step, bits=bits)
-        return found.reshape(len(ids), keys, kv_heads, width)
+        kv = _rows(pages, ids, which, step, bits=bits)
+        return kv.reshape(len(ids), keys, kv_heads, width)
 
     return gathered(0), gathered(1), key_LB
 
 
 def _rows(pages: Any, ids: Any, which: int, step: Any, *, bits: bool) -> Any:
-    """pages[ids, :, which]: keys apart from values, as each is transposed for its product.
+    """Gathers pages[ids, :, which], keys or values: each is transposed for its own product.
 
-    bits: as integers. XLA for CPU computes a bfloat16 gather in float32 (until jax 0.12), converts
-    all pages for it, and moves that out of the loop: a float32 copy of the cache. Integers are
-    gathered as they are, and the barrier, with the step in it, keeps their conversion inside.
+    `bits` gathers them as integers. XLA for CPU computes a bfloat16 gather in float32 (until jax
+    0.12), converts all pages for it, and moves the conversion out of the loop: a float32 copy of
+    the cache. Integers are gathered unchanged, and the barrier, with the step in it, keeps their
+    conversion inside.
     """
     if not bits:
         return pages.at[ids, :, which].get(mode="promise_in_bounds")
     pages, _ = lax.optimization_barrier((pages, step))
     integers = lax.bitcast_convert_type(pages, jnp.uint16)
-    found = integers.at[ids, :, which].get(mode="promise_in_bounds")
-    return lax.bitcast_convert_type(found, pages.dtype)
+    gathered = integers.at[ids, :, which].get(mode="promise_in_bounds")
+    return lax.bitcast_convert_type(gathered, pages.dtype)
 
 
 def _work(call: PagedCall) -> Work:
-    """Every request taken as long as the table allows, its rows in as few tiles as can be."""
+    """Returns the cost if every request has the longest length, in as few tiles as possible."""
     size = jnp.dtype(call.dtype).itemsize
     reads = call.queries // SIZES[-1] + min(call.requests, call.queries)
     kept = max(size, 4)

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Paged attention by its formula: every row with a contiguous copy of all its request's keys."""
+"""Paged attention by its formula: every row with a contiguous copy of all keys of its request."""
 
 import functools
 
@@ -24,7 +24,20 @@ def run(
     *,
     call: PagedCall,
 ) -> Float[Array, "M N H"]:
-    """softmax(scale q·k) v of each row, over the keys that it sees; f32 inside, or f64."""
+    """Computes softmax(scale q·k) v of each row, over its visible keys.
+
+    Args:
+        q: Queries [M, N, H].
+        pages: Cache [P, page, 2, K, H].
+        page_table: Page ids i32[R, C].
+        kv_lengths: Number of keys of each request, i32[R].
+        q_starts: First row of each request, then the end of the last, i32[R + 1].
+        sinks: One logit per head [N], or None.
+        call: Sizes and options.
+
+    Returns:
+        Output [M, N, H] in q's dtype, computed in float32, or float64 for float64.
+    """
     batch = requests(call, page_table, kv_lengths, q_starts)
     dtype = jnp.dtype(call.inner)
     count, heads, width = q.shape  # heads are those of this shard

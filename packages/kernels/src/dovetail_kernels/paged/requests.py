@@ -1,10 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Which rows and which pages belong to each request, and which requests can be answered at all.
+"""Rows and pages of each request, and the validity of requests.
 
-Values that contradict each other are an error where they are known (`check`). Under a trace they
-are not known, and an answer from clamped indices would look like any other: there the rows of the
-request become NaN, all rows if `q_starts` itself is wrong.
+Contradictory values raise an error if they are known (`check`). Under a trace they are unknown, and
+a result from clamped indices would look like any other. There the rows of the invalid request
+become NaN, or all rows if `q_starts` itself is wrong.
 """
 
 from typing import Any, NamedTuple
@@ -19,14 +19,18 @@ from dovetail_kernels.paged.call import PagedCall
 
 
 class Requests(NamedTuple):
-    """What every implementation needs to know of a batch; [R] unless said.
+    """The parsed requests of a batch, for every implementation.
 
-    starts, counts: the rows of a request; counts are 0 where it cannot be answered, whose length
-        may be anything and would be the bound of a loop.
-    first: the position of its first query, which sees the keys from there backwards.
-    page_ids: i32[R, columns], 0 where no query sees a key of that page.
-    row_request: i32[M], the request of a row, any for a row of none.
-    row_owned, row_bad: bool[M], a row of some request; one whose request cannot be answered.
+    Attributes:
+        starts: First row of each request, i32[R].
+        counts: Rows of each request, i32[R]. 0 for an invalid request: its length may be anything
+            and would be a loop bound.
+        first: Position of each request's first query, i32[R].
+        page_ids: Page ids i32[R, C]; 0 for a page without a visible key.
+        row_request: Request of each row, i32[M]; any for a row without one.
+        row_owned: Whether the row belongs to a valid request, bool[M].
+        row_bad: Whether the row belongs to an invalid request, bool[M]. All rows if q_starts is
+            wrong.
     """
 
     starts: Int[Array, " R"]
@@ -39,7 +43,14 @@ class Requests(NamedTuple):
 
 
 def requests(call: PagedCall, page_table: Any, kv_lengths: Any, q_starts: Any) -> Requests:
-    """The requests of a batch. Traceable; works for R = 0 and M = 0 too."""
+    """Parses the requests of a batch. Traceable; works for R = 0 and M = 0 too.
+
+    Args:
+        call: Sizes and options.
+        page_table: Page ids i32[R, C].
+        kv_lengths: Number of keys of each request, i32[R].
+        q_starts: First row of each request, then the end of the last, i32[R + 1].
+    """
     starts, ends = q_starts[:-1], q_starts[1:]
     counts = ends - starts
     ordered = jnp.all(counts >= 0) & (q_starts[0] == 0) & (q_starts[-1] <= call.queries)
@@ -65,7 +76,10 @@ def requests(call: PagedCall, page_table: Any, kv_lengths: Any, q_starts: Any) -
 
 
 def _needed(call: PagedCall, counts: Any, kv_lengths: Any, columns: Any) -> Any:
-    """bool[R, columns]: the pages on which a query sees a key; NumPy or JAX, `columns` [1, C]."""
+    """Returns bool[R, C]: the pages with a key visible to a query.
+
+    NumPy or JAX; `columns` is [1, C].
+    """
     ends = (kv_lengths + call.page_size - 1) // call.page_size
     needed = (columns < ends[:, None]) & (counts > 0)[:, None]
     if call.window is None:
@@ -76,7 +90,18 @@ def _needed(call: PagedCall, counts: Any, kv_lengths: Any, columns: Any) -> Any:
 
 
 def check(call: PagedCall, page_table: Any, kv_lengths: Any, q_starts: Any) -> None:
-    """ValueError where values that are known contradict each other or the shapes."""
+    """Checks known values against each other and the shapes.
+
+    Args:
+        call: Sizes and options.
+        page_table: Page ids i32[R, C]. Checked if all three arrays are known.
+        kv_lengths: Number of keys of each request, i32[R]. Checked if `q_starts` is known.
+        q_starts: First row of each request, then the end of the last, i32[R + 1].
+
+    Raises:
+        ValueError: q_starts does not begin with 0, falls, or ends beyond q; a length is below the
+            number of queries or exceeds its pages; or a visible page id is out of range.
+    """
     starts = known(q_starts)
     if starts is None:
         return
@@ -122,7 +147,7 @@ def _check_lengths(call: PagedCall, lengths: np.ndarray, counts: np.ndarray) -> 
 
 
 def known(array: Any) -> np.ndarray | None:
-    """The values of a concrete array that this process holds, as int64; None of any other."""
+    """Returns the values as int64 if the array is concrete and held by this process, else None."""
     if isinstance(array, np.ndarray):
         return array.astype(np.int64)
     if not isinstance(array, jax.Array) or isinstance(array, Tracer):

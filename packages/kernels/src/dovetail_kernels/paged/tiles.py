@@ -1,11 +1,11 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Cutting the queries of a mixed batch into tiles of few sizes, each tile of one request.
+"""Division of a mixed batch's queries into tiles of a few sizes, each tile of one request.
 
-A batch mixes requests that prefill hundreds of rows with requests that decode one. A single tile
-size would make each decoding row cost a whole tile, or a prefill read its keys once per row. So a
-request's rows fill as many of the longest tiles as they can, and what remains is one tile of the
-shortest size that holds it. Sizes follow from the request alone, never from its neighbours.
+A batch mixes requests that prefill hundreds of rows with requests that decode one. With a single
+tile size each decoding row would cost a whole tile, or a prefill would read its keys once per row.
+A request's rows therefore fill as many of the longest tiles as they can, and the rest is one tile
+of the shortest sufficient size. Sizes depend only on the request, never on its neighbours.
 """
 
 from typing import Any, NamedTuple
@@ -19,10 +19,14 @@ SIZES = (1, 8, 64)
 
 
 class Tiles(NamedTuple):
-    """The tiles of one size; arrays are [most], and the first `real` are tiles.
+    """The tiles of one size. Arrays are [T], T the most tiles possible.
 
-    request: whose tile it is. offset: its first row, from the first row of the request.
-    rows: how many of its rows are queries, 0 for what is no tile.
+    Attributes:
+        size: Rows of a tile.
+        real: Number of tiles in use, i32[]. They come first.
+        request: Request of the tile, i32[T].
+        offset: First row of the tile, counted from the first row of the request, i32[T].
+        rows: Number of queries in the tile, i32[T]; 0 beyond `real`.
     """
 
     size: int
@@ -33,15 +37,20 @@ class Tiles(NamedTuple):
 
 
 def tiles(counts: Any, *, rows: int, sizes: tuple[int, ...] = SIZES) -> list[Tiles]:
-    """The tiles of requests with `counts` i32[R] queries each, of `rows` in all; R >= 1.
+    """Divides the rows of requests into tiles, one `Tiles` per size.
 
-    Together they hold every query once. There are at most rows // longest + R, and at most R of
-    each other size. Sizes that `rows` cannot need are left out.
+    Together the tiles hold every query once. There are at most rows // longest + R tiles of the
+    longest size, and at most R of each other size. Sizes too large for `rows` are left out.
+
+    Args:
+        counts: Queries of each request, i32[R], R at least 1.
+        rows: Number of rows in the batch.
+        sizes: Rows per tile, ascending.
     """
     sizes = tuple(size for i, size in enumerate(sizes) if i == 0 or sizes[i - 1] < rows)
     longest, requests = sizes[-1], counts.shape[0]
     full, rest = counts // longest, counts % longest
-    found = []
+    by_size = []
     for i, size in enumerate(sizes):
         above = sizes[i - 1] if i else 0
         has_rest = (rest > above) & (rest <= size)
@@ -49,8 +58,8 @@ def tiles(counts: Any, *, rows: int, sizes: tuple[int, ...] = SIZES) -> list[Til
         most = requests
         if size == longest:
             per_request, most = per_request + full, rows // size + requests
-        found.append(_tiles(counts, per_request, size=size, longest=longest, most=most))
-    return found
+        by_size.append(_tiles(counts, per_request, size=size, longest=longest, most=most))
+    return by_size
 
 
 def _tiles(counts: Any, per_request: Any, *, size: int, longest: int, most: int) -> Tiles:

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Writing the keys and values of new tokens into a cache of pages, in place if it is donated."""
+"""Writes keys and values of new tokens into a cache of pages, in place if it is donated."""
 
 import jax
 import jax.numpy as jnp
@@ -20,26 +20,35 @@ def paged_write(
     *,
     slots: Int[Array, " M"] | Int[np.ndarray, " M"],
 ) -> Float[Array, "P page 2 K H"]:
-    """pages[slots // page, slots % page] = (k, v), for the slots that are not negative.
+    """Sets pages[slots // page, slots % page] = (k, v) for every slot that is not negative.
 
-    A slot is a place for one token in the whole cache: page id times page size plus the place in
-    the page. A negative one, for padding, writes nothing. Slots differ from each other. k and v
-    have the dtype of pages. k, v and pages may be sharded along key heads.
-
-    To update in place, donate: `jax.jit(paged_write, donate_argnums=0)`. Then only the rows written
-    are touched, except for bfloat16 on CPU before jax 0.12: XLA has no bfloat16 scatter there, and
+    To update in place, donate: `jax.jit(paged_write, donate_argnums=0)`. Then only the new rows are
+    written. bfloat16 on CPU before jax 0.12 is an exception: XLA has no bfloat16 scatter there, and
     all pages are read and written once, still without a copy. Prefer float16 or float32 there.
 
+    Args:
+        pages: Cache [P, page, 2, K, H]. Key heads may be sharded.
+        k: Keys of new tokens [M, K, H], of pages' dtype. Key heads may be sharded.
+        v: Values of new tokens [M, K, H], of pages' dtype. Key heads may be sharded.
+        slots: Slot of each token in the cache, i32[M]: page id times page size plus the place in
+            the page. All differ. A negative slot, for padding, writes nothing.
+
+    Returns:
+        The cache with the new tokens.
+
     Raises:
-        ValueError: shapes or dtypes contradict each other; or a slot is beyond the last or
-            occurs twice, where slots are known. Under a trace one beyond the last writes nothing,
-            and of two that are equal either wins.
+        ValueError: Shapes or dtypes contradict each other, or a known slot is beyond the last or
+            occurs twice. Under a trace, a slot beyond the last writes nothing, and of two equal
+            slots either wins.
 
     Example:
 
-        write = jax.jit(paged_write, donate_argnums=0)
-        slots = page_table[request, position // page] * page + position % page
-        pages = write(pages, k, v, slots=slots)
+        >>> import jax.numpy as jnp
+        >>> from dovetail_kernels import paged_write
+        >>> pages, k = jnp.zeros((2, 2, 2, 1, 1)), jnp.array([5.0, 6.0, 7.0]).reshape(3, 1, 1)
+        >>> pages = paged_write(pages, k, -k, slots=jnp.array([2, -1, 1], jnp.int32))
+        >>> pages[:, :, 0, 0, 0].tolist()
+        [[0.0, 7.0], [5.0, 0.0]]
     """
     _check(pages, k, v, slots)
     whole = device(pages).platform == "cpu" and pages.dtype == jnp.bfloat16
@@ -56,14 +65,14 @@ def paged_write(
 
 
 def _scatter(pages: jax.Array, k: jax.Array, v: jax.Array, slots: jax.Array) -> jax.Array:
-    """Two scatters of rows as they are: one of stacked rows would copy them first."""
+    """Scatters k and v separately: one scatter of stacked rows would copy them first."""
     page, place = _places(pages, slots)
     pages = pages.at[page, place, 0].set(k, mode="drop")
     return pages.at[page, place, 1].set(v, mode="drop")
 
 
 def _select(pages: jax.Array, k: jax.Array, v: jax.Array, slots: jax.Array) -> jax.Array:
-    """One pass over all pages: a scatter would be two, and a float32 copy of them."""
+    """Updates in one pass over all pages: a scatter would take two, and a float32 copy of them."""
     page, place = _places(pages, slots)
     tokens = jnp.arange(len(slots), dtype=jnp.int32)
     token = jnp.full(pages.shape[:2], -1, jnp.int32).at[page, place].set(tokens, mode="drop")
@@ -72,7 +81,7 @@ def _select(pages: jax.Array, k: jax.Array, v: jax.Array, slots: jax.Array) -> j
 
 
 def _places(pages: jax.Array, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The page and the place in it; a negative slot becomes a page that is not there."""
+    """Returns each slot's page and its place there. A negative slot gets a page beyond the last."""
     count, size = pages.shape[:2]
     return jnp.where(slots < 0, count, slots // size), slots % size
 
@@ -105,9 +114,9 @@ def _check(pages: jax.Array, k: jax.Array, v: jax.Array, slots: jax.Array | np.n
             f"slots must be below pages times page size, {end}, got slots[{values.argmax()}]="
             f"{values.max()}. Use page id * page size + place, and -1 for padding."
         )
-    found, times = np.unique(used, return_counts=True)
+    slot_ids, times = np.unique(used, return_counts=True)
     if (times > 1).any():
         raise ValueError(
-            f"slots must differ from each other, got slot {found[times > 1][0]} "
+            f"slots must differ from each other, got slot {slot_ids[times > 1][0]} "
             f"{times[times > 1][0]} times. Give each token its own, and -1 to padding."
         )

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Activations times quantized weights: the call, its checks, and its implementations."""
+"""Product of activations and quantized weights: the call, its checks, and its implementations."""
 
 import dataclasses
 import functools
@@ -24,7 +24,19 @@ Activations = Literal["int8"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class QuantizedMatmulCall:
-    """One call of `quantized_matmul`: x[rows, inputs] times weights of `bits` in `groups`."""
+    """Sizes, dtypes and options of one call of `quantized_matmul`.
+
+    Attributes:
+        rows: M, rows of x.
+        inputs: D, columns of x.
+        outputs: F, output channels.
+        dtype: Dtype of x.
+        bits: Bits per weight: 4, 8 or 16.
+        groups: Groups of inputs per output channel.
+        asymmetric: Whether the weights have zero points.
+        activations: "int8" or None.
+        device: Device of the call.
+    """
 
     rows: int
     inputs: int
@@ -44,42 +56,46 @@ def quantized_matmul(
     activations: Activations | None = None,
     impl: str | Sequence[str] | None = None,
 ) -> Float[Array, "M F"]:
-    """y = x w, with w = (q - zero) scale as packed; x [M,D] -> y [M,F] in x's dtype.
+    """Computes y = x w with packed weights w = (q - zero) scale.
 
-    w: `PackedWeights`, or packed weights of another library with the same arrays (`PackedArrays`),
-        which are multiplied as they lie, without a copy.
+    With eps of the accumulator's dtype, |y - x w| <= eps ((D + 8) sum |x||w| + max|x| sum |w|)
+    before y is rounded to its dtype, for each row of x by itself. A row with inf or nan gives inf
+    or nan throughout. Under `jax.vmap` over x alone, rows are gathered into one product.
 
-    Accumulates in float32 (float64 for float64 x). With eps of that dtype,
-    |y - x w| <= eps ((D + 8) sum |x||w| + max|x| sum |w|), each row of x for itself, before y is
-    rounded to its dtype. A row with inf or nan gives inf or nan throughout.
+    Args:
+        x: Activations [M, D], floating point. On an Explicit mesh M may be sharded, D not.
+        w: `PackedWeights`, or another library's packed weights with the same arrays
+            (`PackedArrays`), used without a copy. F may be sharded.
+        activations: "int8" rounds each row of x to round(x / s) s with s = max|x| / 127 in float32
+            and multiplies integers ("W8A8"). Its gradient treats the rounding as the identity.
+            None: no rounding.
+        impl: "native", "split", "blocks" or "reference", or several in order of preference.
+            Default: the best without a refusal; see `explain(quantized_matmul, x, w)`.
 
-    The gradient is that of x alone: dx = dy w transposed, with w as it is. Weights, scales and
-    zero points have none: a ValueError says so.
-
-    activations: "int8" rounds each row of x to round(x / s) s with s = max|x| / 127 in float32 and
-        multiplies integers ("W8A8"); the gradient takes the rounding for the identity.
-    impl: a name or names of implementations, "native", "split", "blocks", "reference"; by default
-        the best that can (`explain(quantized_matmul, x, w)`).
-
-    Sharded along M or F (or both) it runs on each shard. Under `jax.vmap` over x alone, rows are
-    gathered into one product.
+    Returns:
+        y [M, F] in x's dtype, accumulated in float32 (float64 for float64 x). Differentiable in x
+        only: dx = dy wᵀ with w as packed.
 
     Raises:
-        ValueError: shapes that do not fit, an unknown option, or an `impl` that cannot.
-        TypeError: x is not floating point, or w is not `PackedWeights`.
+        ValueError: Shapes or bits do not fit, an option is unknown, `impl` refuses the call, or a
+            gradient of the arrays of w is requested.
+        TypeError: x is not floating point, or w does not have the fields of `PackedWeights`.
 
     Example:
 
-        w = jax.random.normal(jax.random.key(0), (512, 256))
-        y = quantized_matmul(jnp.ones((1, 512)), pack_weights(w, bits=8))
+        >>> import jax.numpy as jnp
+        >>> from dovetail_kernels import pack_weights, quantized_matmul
+        >>> w = pack_weights(jnp.array([[127.0, 3.0], [-64.0, 127.0]]), bits=8)
+        >>> quantized_matmul(jnp.array([[1.0, 2.0]]), w).tolist()
+        [[-1.0, 257.0]]
     """
     plan = plan_quantized_matmul(x, w, activations=activations, impl=impl)
-    chosen = plan.choose()
+    implementation = plan.choose()
     by_blocks = plan.device.platform == "cpu" and _refuse_blocks(plan.call) is None
 
     def product(x: Array, values: Array, scales: Array | None, zeros: Array | None) -> Array:
         packed = PackedWeights(values=values, scales=scales, zeros=zeros, bits=w.bits)
-        return _product(x, packed, chosen.name, activations, by_blocks)
+        return _product(x, packed, implementation.name, activations, by_blocks)
 
     return per_shard(
         "quantized_matmul",
@@ -99,10 +115,17 @@ def plan_quantized_matmul(
     activations: Activations | None = None,
     impl: str | Sequence[str] | None = None,
 ) -> dispatch.Plan[QuantizedMatmulCall]:
-    """What `quantized_matmul` would do with these arguments, of which it reads shapes and dtypes.
+    """Returns the plan of `quantized_matmul` with these arguments, from shapes and dtypes alone.
+
+    Args:
+        x: Activations [M, D]: an array or anything with a shape and a dtype.
+        w: Packed weights.
+        activations: "int8" or None.
+        impl: Name or names of implementations, in order of preference.
 
     Raises:
-        ValueError, TypeError: as `quantized_matmul`, but for `impl`.
+        ValueError: Shapes or bits do not fit, or `activations` is unknown.
+        TypeError: x is not floating point, or w does not have the fields of `PackedWeights`.
     """
     _check(x, w, activations=activations)
     device = dispatch.device(x, w.values)
@@ -127,11 +150,12 @@ def plan_quantized_matmul(
 
 
 def _preferred(call: QuantizedMatmulCall) -> tuple[str, ...]:
-    """Best first. Compilers for a GPU or TPU fuse dequantization; XLA's for a CPU does not.
+    """Returns the names of implementations, best first.
 
-    On a CPU, splitting multiplies the rows: with many of them, and more than one term of each, that
-    costs more than the reading of weights that it saves. On 2 Sapphire Rapids cores, which have
-    matrix instructions for int8, it is the faster up to 256 rows; without those the turn is sooner.
+    Compilers for a GPU or TPU fuse dequantization; XLA's for a CPU does not. On a CPU, splitting
+    multiplies the rows. With many rows and more than one term of each, that costs more than it
+    saves in reading weights. On 2 Sapphire Rapids cores, with matrix instructions for int8, it is
+    faster up to 256 rows; without those instructions the limit is lower.
     """
     if call.device.platform != "cpu":
         fused = ("reference", "blocks", "native")
@@ -185,14 +209,17 @@ def _check(x: Any, w: PackedArrays, *, activations: str | None) -> None:
 def _product(
     x: Array, packed: PackedWeights, impl: str, activations: str | None, by_blocks: bool
 ) -> Array:
-    """y by `impl`; the gradient dequantizes the weights by blocks or whole."""
+    """Computes y by `impl`. The gradient dequantizes the weights by blocks or whole."""
     return IMPLEMENTATIONS[impl].run(x, packed, activations=activations)
 
 
 def _forward(
     x: Any, packed: PackedWeights, impl: str, activations: str | None, by_blocks: bool
 ) -> tuple[Array, PackedWeights]:
-    """Each array is a CustomVJPPrimal: a value, and whether it is differentiated."""
+    """Returns y and the residuals.
+
+    Each array is a CustomVJPPrimal: a value, and whether it is differentiated.
+    """
     if any(leaf.perturbed for leaf in jax.tree.leaves(packed, is_leaf=_is_primal)):
         raise ValueError(
             "quantized_matmul has a gradient in x alone, got one asked in the arrays of w. Use "
@@ -260,14 +287,14 @@ def _packed_bytes(call: QuantizedMatmulCall) -> int:
 
 
 def _read_once(call: QuantizedMatmulCall) -> dispatch.Work:
-    """What the product costs where weights are read once, as they are packed."""
+    """Returns the cost if weights are read once, packed."""
     rows = (call.inputs + call.outputs) * call.rows * call.dtype.itemsize
     flops = 2 * call.rows * call.inputs * call.outputs
     return dispatch.Work(flops=flops, bytes=rows + _packed_bytes(call))
 
 
 def _read_wide(call: QuantizedMatmulCall) -> dispatch.Work:
-    """The same with the weights written and read again as floats."""
+    """Returns the cost if weights are also written and read again as floats."""
     once = _read_once(call)
     wide = np.promote_types(call.dtype, np.float32)
     again = 2 * call.inputs * call.outputs * wide.itemsize
@@ -283,7 +310,7 @@ def _terms(call: QuantizedMatmulCall) -> int:
 
 
 def _split_work(call: QuantizedMatmulCall) -> dispatch.Work:
-    """Of all terms of the rows, padding included, which are written, and their sums."""
+    """Returns the cost with all terms of the rows (padding included) and their sums in memory."""
     once, terms = _read_once(call), _terms(call)
     rows = max(split.PADDED, terms * call.rows)
     width = 2 if call.bits == 16 else 1
@@ -292,8 +319,8 @@ def _split_work(call: QuantizedMatmulCall) -> dispatch.Work:
 
 
 IMPLEMENTATIONS = {
-    one.name: one
-    for one in (
+    implementation.name: implementation
+    for implementation in (
         dispatch.Implementation(
             name="native", refuse=_refuse_native, work=_read_once, run=native.run
         ),

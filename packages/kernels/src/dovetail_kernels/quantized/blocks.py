@@ -1,10 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""y = x w, a block of output channels at a time, dequantized where it is used.
+"""y = x w, one block of output channels at a time, dequantized when it is used.
 
 On a CPU the cost of a product with few rows is reading the weights. Dequantized whole they are
 written and read again as float32, eight times the bytes of four bits, and jax 0.10.2 leaves its
-fast path besides. A block that stays in the core's cache costs its packed bytes alone.
+fast path besides. A block in the core's cache costs only its packed bytes.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,13 @@ _WEIGHTS = 2**17
 
 
 def run(x: Array, packed: PackedWeights, *, activations: str | None) -> Array:
-    """y[M, F] = x[M, D] w[D, F]."""
+    """Computes y[M, F] = x[M, D] w[D, F].
+
+    Args:
+        x: Activations [M, D].
+        packed: Weights of 4 or 8 bits.
+        activations: "int8" rounds the rows of x to 8 bits. None keeps them.
+    """
     rows, steps = rounded(x, activations=activations)
     # Once: inside, every block would split the rows anew (2.7x the time at 64 rows).
     parts = columns(rows, packed)
@@ -35,7 +41,16 @@ def run(x: Array, packed: PackedWeights, *, activations: str | None) -> Array:
 def by_outputs(
     f: Callable[[PackedWeights], Array], packed: PackedWeights, *, weights: int
 ) -> Array:
-    """The results [M, b] of f on blocks of about `weights` weights, side by side: [M, F]."""
+    """Applies `f` to blocks of output channels and concatenates the results.
+
+    Args:
+        f: Maps a block of b output channels to [M, b].
+        packed: The weights.
+        weights: Approximate number of weights per block.
+
+    Returns:
+        The results side by side, [M, F].
+    """
     size, full = _blocks(packed, weights)
     if full <= 1:
         return f(packed)
@@ -47,7 +62,7 @@ def by_outputs(
 
 
 def backward(dy: Array, packed: PackedWeights) -> Array:
-    """dx[M, D] = dy[M, F] w transposed, summed over blocks of F, in the dtype of `dy`."""
+    """Computes dx[M, D] = dy[M, F] wᵀ, summed over blocks of F, in the dtype of `dy`."""
     size, full = _blocks(packed, _WEIGHTS)
     if full <= 1:
         return reference.backward(dy, packed)
@@ -57,8 +72,8 @@ def backward(dy: Array, packed: PackedWeights) -> Array:
     zeros = columns(jnp.zeros((dy.shape[0], packed.in_features), dy.dtype), packed)
 
     def add(sums: list[Array], block: tuple[Array, PackedWeights]) -> tuple[list[Array], None]:
-        part, weights = block[0], dequantized(block[1], dy.dtype)
-        return [s + part @ w for s, w in zip(sums, weights, strict=True)], None
+        dy_block, weights = block[0], dequantized(block[1], dy.dtype)
+        return [s + dy_block @ w for s, w in zip(sums, weights, strict=True)], None
 
     sums, _ = jax.lax.scan(add, zeros, (parts, stacked))
     dx = joined(sums, packed)
@@ -66,7 +81,7 @@ def backward(dy: Array, packed: PackedWeights) -> Array:
 
 
 def _blocks(packed: PackedWeights, weights: int) -> tuple[int, int]:
-    """Channels of a block, and how many such blocks there are, before a rest."""
+    """Returns the channels per block and the number of full blocks, before the rest."""
     # Eight rows at least, the width of a vector: narrower blocks make the loop itself the cost.
     size = max(8, weights // packed.in_features)
     return size, packed.out_features // size

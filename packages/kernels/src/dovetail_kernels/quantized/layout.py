@@ -1,18 +1,18 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""How quantized weights lie in memory and in files: one layout, [out, in], for all of Dovetail.
+"""Layout of quantized weights in memory and in files: [out, in], for all of Dovetail.
 
-dovetail-quant holds and saves int8 and int4 codes as the same arrays; every implementation here
-multiplies them as they lie. It is this layout and not quant's former blocks [B, G, n, g] because a
-row of outputs is one run of bytes: a part of a file is a part of the array, a mesh shards outputs
+dovetail-quant holds and saves int8 and int4 codes as the same arrays, and every implementation here
+multiplies them without a copy. The layout replaced quant's former blocks [B, G, n, g] because a row
+of outputs is one run of bytes: a section of a file is a section of the array, a mesh shards outputs
 and inputs as it sharded the float weight, and nothing is padded or depends on the number of
 devices. It costs no speed: decoded by blocks at 4096 x 4096 on 2 CPU cores with jax 0.10.2, int4 by
 128 at 1, 16 and 64 rows takes 2.2, 5.8 and 13.0 ms of CPU time, in quant's blocks 2.0, 6.2, 14.6.
 
-Four-bit weights share a byte with their partner in the other half of the group, not with their
-neighbour. So the low nibbles of a row are one run of its columns and the high nibbles another: the
-product is two products, of the two halves of x, and weights are never interleaved, which costs more
-than the product itself on a CPU.
+Each four-bit weight shares a byte with its partner in the other half of the group, not with its
+neighbour. The low nibbles of a row are then one run of its columns and the high nibbles another.
+The product is two products, of the two halves of x. Weights are never interleaved; on a CPU that
+would cost more than the product itself.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float
 
-BIAS = 8  # what a nibble stores above its value, so that it is 0..15
+BIAS = 8  # added to a four-bit value, so that its nibble is 0..15
 
 
 @jax.tree_util.register_dataclass
@@ -33,12 +33,25 @@ BIAS = 8  # what a nibble stores above its value, so that it is 0..15
 class PackedWeights:
     """Weights w[D, F] = (q - zero) scale, quantized per output channel and group of inputs.
 
-    A pytree of arrays whose leading axis is F: it can be jitted over, stacked, sharded along F.
+    A pytree of arrays with leading axis F. It can be an argument of `jax.jit`, stacked, and sharded
+    along F. D is the number of inputs, g the group size.
 
-    values: by `bits`, 16: bfloat16[F, D], the weights themselves; 8: int8[F, D]; 4: uint8[F, D/2],
-        byte j of a group of g has q[j] + 8 in its low nibble and q[j + g/2] + 8 in its high one.
-    scales: float32[F, D/g]; None for 16 bits.
-    zeros: float32 or int8 [F, D/g], the q that means 0; None if that is 0 everywhere.
+    Attributes:
+        values: bfloat16[F, D] for 16 bits, the weights themselves. int8[F, D] for 8 bits. uint8[F,
+            D/2] for 4 bits: byte j of a group has q[j] + 8 in its low nibble and q[j + g/2] + 8 in
+            its high one.
+        scales: float32[F, D/g]. None for 16 bits.
+        zeros: Zero points, the q of weight 0, float32 or int8 [F, D/g]. None: 0 everywhere.
+        bits: Bits per weight: 4, 8 or 16.
+
+    Example:
+
+        >>> import jax.numpy as jnp
+        >>> from dovetail_kernels import PackedWeights, unpack_weights
+        >>> values = jnp.array([[1, -2, 3]], jnp.int8)
+        >>> packed = PackedWeights(values=values, scales=jnp.array([[0.5]]), bits=8)
+        >>> unpack_weights(packed).tolist(), packed.group_size
+        ([[0.5], [-1.0], [1.5]], 3)
     """
 
     values: Any
@@ -48,22 +61,22 @@ class PackedWeights:
 
     @property
     def in_features(self) -> int:
-        """D."""
+        """D, the number of inputs."""
         return self.values.shape[-1] * (2 if self.bits == 4 else 1)
 
     @property
     def out_features(self) -> int:
-        """F."""
+        """F, the number of output channels."""
         return self.values.shape[-2]
 
     @property
     def groups(self) -> int:
-        """D/g, the scales of one output channel."""
+        """D/g, the number of scales per output channel."""
         return 1 if self.scales is None else self.scales.shape[-1]
 
     @property
     def group_size(self) -> int:
-        """g, how many inputs share a scale."""
+        """g, the number of inputs per scale."""
         return self.in_features // self.groups
 
     @property
@@ -76,7 +89,7 @@ class PackedWeights:
 class PackedArrays(Protocol):
     """Packed weights of any library: an object with the fields of `PackedWeights`.
 
-    in_features is D. Arrays are as `PackedWeights` says: [F, D] or [F, D/2], and [F, D/g].
+    `in_features` is D. Shapes are those of `PackedWeights`: [F, D] or [F, D/2], and [F, D/g].
     """
 
     @property
@@ -96,7 +109,7 @@ class PackedArrays(Protocol):
 
 
 def nibbles(q: Array, *, group_size: int) -> Array:
-    """The bytes uint8[F, D/2] of four-bit q[F, D]."""
+    """Packs four-bit q[F, D] into bytes uint8[F, D/2]."""
     rows, columns = q.shape
     halves = q.reshape(rows, columns // group_size, 2, group_size // 2) + jnp.int8(BIAS)
     halves = halves.astype(jnp.uint8)
@@ -104,7 +117,7 @@ def nibbles(q: Array, *, group_size: int) -> Array:
 
 
 def columns(x: Array, packed: PackedWeights) -> list[Array]:
-    """x[M, D] by the columns of each array that `stored` gives: [x], or its half groups."""
+    """Splits the columns of x[M, D] like the arrays of `stored`: [x], or its half groups."""
     if packed.bits != 4:
         return [x]
     rows = x.shape[0]
@@ -113,16 +126,16 @@ def columns(x: Array, packed: PackedWeights) -> list[Array]:
 
 
 def joined(parts: list[Array], packed: PackedWeights) -> Array:
-    """The inverse of `columns`."""
+    """Inverts `columns`."""
     if packed.bits != 4:
         return parts[0]
     rows, groups = parts[0].shape[0], packed.groups
-    halves = [part.reshape(rows, groups, 1, packed.group_size // 2) for part in parts]
+    halves = [half.reshape(rows, groups, 1, packed.group_size // 2) for half in parts]
     return jnp.concatenate(halves, axis=2).reshape(rows, packed.in_features)
 
 
 def stored(packed: PackedWeights) -> list[Array]:
-    """The integers as they are stored, int8: [q], or the low and the high nibbles, q + BIAS."""
+    """Returns the stored integers as int8: [q], or the low and the high nibbles, q + BIAS."""
     if packed.bits != 4:
         return [packed.values]
     low, high = packed.values & jnp.uint8(15), packed.values >> jnp.uint8(4)
@@ -130,7 +143,7 @@ def stored(packed: PackedWeights) -> list[Array]:
 
 
 def dequantized(packed: PackedWeights, dtype: DTypeLike) -> list[Array]:
-    """The weights [F, D], or two of [F, D/2] for 4 bits, by the columns that `columns` gives."""
+    """Returns the weights [F, D], or for 4 bits two arrays [F, D/2] split like `columns`."""
     if packed.bits == 16:
         return [packed.values.astype(dtype)]
     zero = jnp.asarray(BIAS if packed.bits == 4 else 0, dtype)
@@ -148,5 +161,14 @@ def dequantized(packed: PackedWeights, dtype: DTypeLike) -> list[Array]:
 
 @functools.partial(jax.jit, static_argnames="dtype")
 def unpack_weights(packed: PackedWeights, *, dtype: DTypeLike = jnp.float32) -> Float[Array, "D F"]:
-    """The weights w[D, F] = (q - zero) scale that `packed` stands for, in `dtype`."""
+    """Computes the weights w[D, F] = (q - zero) scale of `packed`, in `dtype`.
+
+    Example:
+
+        >>> import jax.numpy as jnp
+        >>> from dovetail_kernels import pack_weights, unpack_weights
+        >>> packed = pack_weights(jnp.array([[127.0, 0.0], [-3.0, 254.0]]), bits=8)
+        >>> unpack_weights(packed).tolist()
+        [[127.0, 0.0], [-3.0, 254.0]]
+    """
     return joined(dequantized(packed, dtype), packed).T

@@ -1,9 +1,9 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""y = x w for one to four rows on a CPU, by the C++ of the wheel dovetail-kernels-cpu.
+"""y = x w for one to four rows on a CPU, in the C++ of the wheel dovetail-kernels-cpu.
 
-The wheel knows nothing of JAX: it is a shared library with one XLA FFI handler. It is looked for
-and registered at the first call that could use it, on the CPU platform only.
+The wheel does not depend on JAX: it is a shared library with one XLA FFI handler. The first call
+that could use it imports and registers it, on the CPU platform only.
 """
 
 import ctypes
@@ -22,8 +22,8 @@ from dovetail_kernels.quantized import blocks, split
 from dovetail_kernels.quantized.layout import PackedWeights
 from dovetail_kernels.quantized.rows import restored, rounded
 
-ABI = 1  # of the handler: its arguments, its layout of weights. The wheel says which it has.
-ROWS = 4  # what its kernels are written for
+ABI = 1  # version of the handler's arguments and weight layout; the wheel reports its own
+ROWS = 4  # most rows of its kernels
 WIDTH = 16  # weights in one of its vectors: groups, and half groups of 4 bits, are whole vectors
 BEST = (
     -1
@@ -35,7 +35,7 @@ _TARGET = f"dovetail_kernels_matmul_{ABI}"
 
 @functools.cache
 def unavailable() -> str | None:
-    """Registers the handler; why that cannot be, or None. Asked once in a process."""
+    """Registers the handler once per process. Returns None, or the reason why it cannot."""
     if importlib.util.find_spec(_MODULE) is None:
         return (
             "dovetail-kernels-cpu is not installed; in a checkout: pip install "
@@ -58,7 +58,13 @@ def unavailable() -> str | None:
 
 
 def run(x: Array, packed: PackedWeights, *, activations: str | None) -> Array:
-    """y[M, F] = x[M, D] w[D, F], M at most 4."""
+    """Computes y[M, F] = x[M, D] w[D, F], M at most 4.
+
+    Args:
+        x: Activations [M, D].
+        packed: The weights.
+        activations: "int8" rounds the rows of x to 8 bits. None keeps them.
+    """
     rows, steps = rounded(x, activations=activations)
     return restored(_product(rows, packed), steps, x.dtype)
 
@@ -72,7 +78,10 @@ def _product(rows: Array, packed: PackedWeights) -> Array:
 def _batched(
     size: int, batched: Sequence[Any], rows: Array, packed: PackedWeights
 ) -> tuple[Array, bool]:
-    """More rows of the same weights are one product; others are products one after the other."""
+    """Merges rows for the same weights into one product.
+
+    Products with other weights run one after the other.
+    """
     x_batched, weights_batched = batched
     if any(jax.tree.leaves(weights_batched)):
         each = (rows, packed)
@@ -92,7 +101,16 @@ def _batched(
 
 
 def call(rows: Array, packed: PackedWeights, *, level: int = BEST) -> Array:
-    """float32[M, F] of float32 rows[M, D], with the instructions of `level`."""
+    """Calls the handler.
+
+    Args:
+        rows: Activations float32[M, D].
+        packed: The weights.
+        level: Instruction level: 0 portable, 1 AVX2, 2 AVX-512, -1 the processor's best.
+
+    Returns:
+        The product, float32[M, F].
+    """
     absent = jnp.zeros((0, 0), jnp.float32)
     result = jax.ShapeDtypeStruct((rows.shape[0], packed.out_features), jnp.float32)
     return jax.ffi.ffi_call(_TARGET, result)(

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Weights into the packed layout: floats that are quantized here, integers that already are."""
+"""Conversion to the packed layout, from floats and from quantized integers."""
 
 import functools
 from typing import Any, Protocol, runtime_checkable
@@ -14,17 +14,19 @@ from jaxtyping import Float
 
 from dovetail_kernels.quantized.layout import PackedWeights, nibbles
 
-# A group of 4 bits that loses little: the size in which most published int4 weights come.
+# The group size of most published int4 weights; it loses little.
 _GROUP_SIZE = 128
 _TINY = float(np.finfo(np.float32).tiny)  # below it a scale is not normal, and XLA may flush it
 
 
 @runtime_checkable
 class Quantized(Protocol):
-    """Weights w[D, F] = (qvalue - zero_point) scale, as a `qwix.QArray` has them.
+    """Weights w[D, F] = (qvalue - zero_point) scale, with the fields of `qwix.QArray`.
 
-    qvalue: [D, F] of int4, int8, uint4 or uint8; scale: float[G, F], of which each axis divides
-    that of qvalue and is repeated to it; zero_point: the same, or None for 0.
+    Attributes:
+        qvalue: [D, F] in int4, int8, uint4 or uint8.
+        scale: float[G, F]. Each axis divides the one of qvalue and is repeated to it.
+        zero_point: Like scale, or None for 0.
     """
 
     qvalue: Any
@@ -39,27 +41,36 @@ def pack_weights(
     group_size: int | None = None,
     symmetric: bool = True,
 ) -> PackedWeights:
-    """Weights w[D, F] as `quantized_matmul` reads them: (q - zero) scale, q of 8 or 4 bits.
+    """Packs weights w[D, F] for `quantized_matmul`: (q - zero) scale, q of 8 or 4 bits.
 
-    A float w is rounded to nearest, half to even, for each output channel and group of
-    `group_size` inputs: with scale = max|w| / 127 (7 for 4 bits), or, not `symmetric`, with
-    (max(w, 0) - min(w, 0)) / 255 (15) and a zero point. A w that has qvalue, scale and zero_point
-    (`qwix.QArray`, or any such object) is packed as it is, and has its own groups.
+    Args:
+        w: A float array [D, F], rounded to nearest, half to even, for each output channel and group
+            of inputs. Or quantized weights with qvalue, scale and zero_point (`qwix.QArray` or any
+            such object), packed without rounding, in their own groups.
+        bits: 8, 4, or 16 for plain bfloat16. Default: 8 for floats, those of the dtype for
+            quantized weights. 4 for int8 or uint8 values is allowed if they fit; a tracer cannot be
+            checked and is refused.
+        group_size: Inputs per scale. Divides D, and is even for 4 bits. Default: D for 8 bits, 128
+            for 4.
+        symmetric: scale = max|w| / 127 (7 for 4 bits). False: scale = (max(w, 0) - min(w, 0)) / 255
+            (15 for 4 bits), with a zero point.
 
-    bits: 8 (a float's default), 4, or 16 for plain bfloat16. A quantized w has those of its dtype;
-        4 for int8 or uint8 values that fit, which is checked unless traced.
-    group_size: divides D, even for 4 bits. Default: D for 8 bits, 128 for 4.
+    Returns:
+        The packed weights.
 
     Raises:
-        ValueError: what does not fit, a float w that is not finite (unless traced), or options
-            that a quantized w decides itself.
-        TypeError: a dtype that is neither float nor an integer of at most 8 bits.
+        ValueError: Shapes, bits or values do not fit, a float w is not finite (unchecked if
+            traced), or `group_size` or `symmetric=False` is given with quantized weights.
+        TypeError: w is neither an array nor has the fields of `Quantized`, or a dtype is neither
+            float nor an integer of at most 8 bits.
 
     Example:
 
-        w = jax.random.normal(jax.random.key(0), (512, 256))
-        packed = pack_weights(w, bits=4)
-        y = quantized_matmul(jnp.ones((1, 512)), packed)
+        >>> import jax.numpy as jnp
+        >>> from dovetail_kernels import pack_weights
+        >>> packed = pack_weights(jnp.array([[7.0, -2.0], [-3.0, 14.0]]), bits=4, group_size=2)
+        >>> packed.values.tolist(), packed.scales.tolist()
+        ([[95], [247]], [[1.0], [2.0]])
     """
     if bits not in (None, 4, 8, 16):
         raise ValueError(f"pack_weights needs bits 4, 8 or 16, got bits={bits}. Use one of them.")
@@ -146,7 +157,7 @@ def _quantized(
 
 
 def _by_group(w: Quantized) -> tuple[Array, Array | None]:
-    """Scales and zero points as float32[F, G], of as many groups as the finer of them."""
+    """Returns scales and zero points as float32[F, G], with as many groups as the finer of them."""
     shape = w.qvalue.shape
     given = [a for a in (w.scale, w.zero_point) if a is not None]
     for name, array in zip(("scale", "zero_point"), given, strict=False):

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of activations as 8-bit integers, and the dtype in which a product accumulates."""
+"""Rows of activations as 8-bit integers, and the accumulation dtype of a product."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,15 +10,15 @@ _TINY = float(np.finfo(np.float32).tiny)
 
 
 def accumulator(x: Array) -> Array:
-    """x in the dtype in which its products accumulate: float32, or float64 for float64."""
+    """Converts x to the accumulation dtype of its products: float32, or float64 for float64."""
     return x.astype(np.promote_types(x.dtype, np.float32))
 
 
 def eight_bits(x: Array) -> tuple[Array, Array]:
-    """(round(x / step) as int8[M, D], step = max|x| / 127 [M, 1]), for each row.
+    """Returns round(x / step) as int8[M, D], and step = max|x| / 127 [M, 1], for each row.
 
-    A row whose step would be below the least normal float32 counts as zeros. One with inf or nan
-    has such a step, so that what it is multiplied with is not finite either.
+    A row with a step below the least normal float32 counts as zeros. A row with inf or nan has a
+    step that is not finite, and so are its products.
     """
     x = accumulator(x)
     # The product that XLA would make of a division by 127 in some places and not in others.
@@ -28,7 +28,7 @@ def eight_bits(x: Array) -> tuple[Array, Array]:
 
 
 def rounded(x: Array, *, activations: str | None) -> tuple[Array, Array | None]:
-    """Rows to multiply in floating point, and the steps that `restored` puts back if 8 bits."""
+    """Returns rows for a floating-point product and, for 8 bits, the steps for `restored`."""
     if activations is None:
         return accumulator(x), None
     q, step = eight_bits(x)
@@ -36,5 +36,11 @@ def rounded(x: Array, *, activations: str | None) -> tuple[Array, Array | None]:
 
 
 def restored(y: Array, step: Array | None, dtype: np.dtype) -> Array:
-    """The result of `rounded` rows in `dtype`."""
+    """Applies the steps of `rounded` to a result.
+
+    Args:
+        y: Product of the rounded rows [M, F].
+        step: Steps [M, 1], or None.
+        dtype: Dtype of the result.
+    """
     return (y if step is None else y * step).astype(dtype)

@@ -1,16 +1,17 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""y = x w in the type of the weights: x is split into terms of that type, weights stay as they are.
+"""y = x w in the type of the weights: x is split into terms of that type, weights stay unchanged.
 
-A product of a few rows costs reading the weights; the processor multiplies int8 and bfloat16 as
-fast for sixteen rows as for one. So one float32 row becomes several rows: four int8 digits, or
-three bfloat16 terms. The weights are read once, one or two bytes each, and nothing is dequantized.
-Digits give exact integer sums, which are scaled at the end; hence one scale for a whole channel.
+A product of a few rows costs reading the weights. The processor multiplies int8 and bfloat16 as
+fast for sixteen rows as for one. One float32 row therefore becomes several rows: four int8 digits,
+or three bfloat16 terms. The weights are read once, one or two bytes each, and nothing is
+dequantized. Digits give exact integer sums, scaled at the end; a channel must therefore have one
+scale.
 
     x = step (d0 + d1 / 128 + d2 / 128^2 + d3 / 128^3),  |d| <= 64, to 2^-27 max|x|
     x = t0 + t1 + t2, exactly: 8 of the 24 bits each
 
-Rows that are 8-bit themselves (activations="int8") are one term.
+8-bit rows (activations="int8") are one term.
 """
 
 import jax
@@ -26,14 +27,20 @@ DIGITS = 4
 # XLA's CPU backend takes a product with fewer rows for a matrix times a vector, and runs that 10 to
 # 20 times slower in these types.
 PADDED = 16
-# Above it int8 sums could pass int32: 128 * 128 * D.
+# Longer int8 sums could overflow int32: 128 * 128 * D.
 LONGEST = 2**17 - 1
 # Weights of a block while their nibbles are apart: 1 MiB as int8.
 _WEIGHTS = 2**20
 
 
 def run(x: Array, packed: PackedWeights, *, activations: str | None) -> Array:
-    """y[M, F] = x[M, D] w[D, F]; one scale for each channel."""
+    """Computes y[M, F] = x[M, D] w[D, F].
+
+    Args:
+        x: Activations [M, D].
+        packed: bfloat16 weights, or integers with one scale per output channel.
+        activations: "int8" rounds the rows of x to 8 bits. None keeps them.
+    """
     if packed.bits == 16:
         return _bfloat16(x, packed).astype(x.dtype)
     q, step = digits(x) if activations is None else _one(x)
@@ -49,7 +56,7 @@ def run(x: Array, packed: PackedWeights, *, activations: str | None) -> Array:
 
 
 def digits(x: Array) -> tuple[Array, Array]:
-    """int8[4, M, D] digits of x[M, D], and float32[M, 1], the step of the first of them."""
+    """Returns digits int8[4, M, D] of x[M, D], and the step of the first digit, float32[M, 1]."""
     x = x.astype(jnp.float32)
     most = jnp.max(jnp.abs(x), axis=1, keepdims=True)
     # The power of two below it: its bits without the mantissa. Dividing by it is exact. A row with
@@ -59,26 +66,29 @@ def digits(x: Array) -> tuple[Array, Array]:
     # XLA may multiply by the inverse, which must be a normal number: that of 2**127 is not.
     large = power > 1
     divisor = jnp.where(power == 0, 1, jnp.where(large, power / 32, power))
-    rest, found = x / divisor * jnp.where(large, 1.0, 32.0), []
+    rest, planes = x / divisor * jnp.where(large, 1.0, 32.0), []
     for _ in range(DIGITS):
         digit = jnp.round(rest)
         rest = (rest - digit) * 128
-        found.append(digit.astype(jnp.int8))
-    return jnp.stack(found), power / 32
+        planes.append(digit.astype(jnp.int8))
+    return jnp.stack(planes), power / 32
 
 
 def terms_of(x: Array) -> Array:
-    """bfloat16[K, M, D] that add up to x exactly: 1 for bfloat16, 2 for float16, 3 for float32."""
+    """Splits x into bfloat16 terms [K, M, D] with sum x, exactly.
+
+    K is 1 for bfloat16, 2 for float16 and 3 for float32.
+    """
     if x.dtype == jnp.bfloat16:
         return x[None]
-    rest, found = x.astype(jnp.float32), []
+    rest, terms = x.astype(jnp.float32), []
     for _ in range(2 if x.dtype == jnp.float16 else 3):
         # Cut, not rounded: a conversion and back is a rounding that XLA may leave out.
         bits = jax.lax.bitcast_convert_type(rest, jnp.uint32) & jnp.uint32(0xFFFF0000)
         term = jax.lax.bitcast_convert_type(bits, jnp.float32)
         rest = rest - term
-        found.append(term.astype(jnp.bfloat16))
-    return jnp.stack(found)
+        terms.append(term.astype(jnp.bfloat16))
+    return jnp.stack(terms)
 
 
 def _bfloat16(x: Array, packed: PackedWeights) -> Array:
@@ -102,7 +112,7 @@ def _padded(q: Array) -> Array:
 
 
 def _sums(q: Array, packed: PackedWeights) -> Array:
-    """int32[R, F], the exact sums of q[R, D] times the signed integers of the weights."""
+    """Returns int32[R, F], the exact sums of q[R, D] times the signed integers of the weights."""
     if packed.bits == 8:
         return _dot(q, packed.values, jnp.int32)
     low, high = columns(q, packed)
@@ -116,7 +126,7 @@ def _sums(q: Array, packed: PackedWeights) -> Array:
 
 
 def _combined(sums: Array, dtype: DTypeLike) -> Array:
-    """The sums of each digit [K, M, F] in units of the first."""
+    """Adds the sums of each digit [K, M, F], in units of the first."""
     y = sums[-1].astype(dtype)
     for k in range(sums.shape[0] - 2, -1, -1):
         y = y / 128 + sums[k].astype(dtype)
@@ -124,5 +134,5 @@ def _combined(sums: Array, dtype: DTypeLike) -> Array:
 
 
 def _dot(a: Array, b: Array, dtype: DTypeLike) -> Array:
-    """a[R, D] times b[F, D] transposed."""
+    """Multiplies a[R, D] by the transpose of b[F, D]."""
     return jax.lax.dot_general(a, b, (((1,), (1,)), ((), ())), preferred_element_type=dtype)

@@ -1,10 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Conformance suites: whether a function, of whoever, gives an operation's answer or refuses.
+"""Conformance suites for any implementation of an operation.
 
-Each `check_*` takes a function with the signature of the operation of that name and `supports`, the
-features that it must have right; what else it does not refuse must be right too. Expected values
-are NumPy float64. Cases one by one, as for parametrised tests, are in the module of each.
+Each `check_*` takes a function with the signature of the operation and `supports`, the features it
+must compute correctly. Other features must be correct or refused. Expected values are NumPy
+float64. For parametrised tests, the module of each suite has its cases one by one.
 """
 
 from dovetail_kernels.testing.attention import check_attention as check_attention

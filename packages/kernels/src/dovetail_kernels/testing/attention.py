@@ -1,11 +1,11 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Is a function attention? Cases with a float64 oracle, for our implementations and anyone's.
+"""Conformance suite of attention: cases with a float64 oracle, for any function.
 
-A case names the features that it needs. `check_attention` holds a function to those that it claims,
-and of every other case it asks that the answer is right or the call refused, never an option
-ignored. The oracle is written in NumPy from the formulas, gradients too, and shares nothing with
-what it judges. Keys and values beyond kv_lengths are NaN: what must not be read has no value.
+A case names the features it needs. `check_attention` requires right answers for the features a
+function claims. In every other case the answer must be right or the call refused; no option may be
+ignored. The oracle is written in NumPy from the formulas, with gradients, and shares no code with
+the functions under test. Keys and values beyond kv_lengths are NaN, because nothing may read them.
 """
 
 import dataclasses
@@ -21,12 +21,30 @@ Arrays = dict[str, np.ndarray]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-    """One call: q [batch, queries, heads, 8], and the options that are not at their default.
+    """One call: shapes, and the options that are not at their default.
 
-    segments: "packed" rows of one length, or "pair" of sides with segments that lack a partner.
-    positions: "gaps", twice the index in the segment, or "pair" in any order. kv_lengths: from none
-    to all. poison: where NaN is put beside what lies beyond kv_lengths: in one "segment" of q, k
-    and v, or in the "last" key.
+    Attributes:
+        name: Name of the case. It seeds the arrays.
+        needs: Features of the case.
+        batch: Rows.
+        queries: Length of q.
+        keys: Length of k and v.
+        heads: Heads of q.
+        kv_heads: Heads of k and v.
+        head_dim: Last axis of q and k.
+        value_dim: Last axis of v.
+        dtype: Dtype of q, k and v.
+        causal: As in `attention`.
+        window: As in `attention`.
+        segments: "packed" rows of one length, or a "pair" of sides with unmatched segments.
+        positions: "gaps", twice the index in the segment, or a "pair" in any order.
+        kv_lengths: Whether the call has lengths, from none to all keys.
+        soft_cap: As in `attention`.
+        sinks: Whether the call has sinks.
+        scale: As in `attention`.
+        stats: As in `attention`.
+        poison: Place of NaN besides keys and values beyond kv_lengths: one "segment" of q, k and v,
+            or the "last" key.
     """
 
     name: str
@@ -75,12 +93,12 @@ def _case(name: str, **options: Any) -> Case:
 
 
 def features() -> frozenset[str]:
-    """Every feature that a case may need."""
+    """Returns every feature needed by some case."""
     return frozenset().union(*(case.needs for case in cases()))
 
 
 def cases() -> tuple[Case, ...]:
-    """All, each feature alone first where it can be."""
+    """Returns all cases. Each feature comes first in a case of its own, if possible."""
     packed = {"causal": True, "segments": "packed", "queries": 290, "keys": 290}
     return (
         _case("plain"),
@@ -124,15 +142,29 @@ def cases() -> tuple[Case, ...]:
 def check_attention(
     fn: Callable[..., Any], *, supports: Collection[str], grad: bool = True
 ) -> None:
-    """Holds `fn(q, k, v, **options)` to every case whose needs are within `supports`.
+    """Checks a function on every case of the suite.
 
-    Every other case must be right too, or raise ValueError, TypeError or NotImplementedError. Only
-    "isolation" is a matter of values, which cannot be refused: not asked unless supported. `fn`
-    receives the options of `dovetail_kernels.attention`, those alone that are not at their default.
+    Cases with all their needs in `supports` must be right. Every other case must be right too, or
+    raise ValueError, TypeError or NotImplementedError. Only "isolation" is a matter of values and
+    cannot be refused; it is skipped unless supported.
+
+    Args:
+        fn: Called as `fn(q, k, v, **options)` with the options of `dovetail_kernels.attention`,
+            without those at their default.
+        supports: Features of the suite; see `features`.
+        grad: Whether gradients are checked too.
 
     Raises:
-        ValueError: `supports` names a feature that no case needs.
-        AssertionError: a wrong answer, or a refusal of what `supports` claims.
+        ValueError: `supports` names a feature of no case.
+        AssertionError: An answer is wrong, or a claimed case is refused.
+
+    Example:
+
+        >>> import jax
+        >>> from dovetail_kernels.testing import check_attention
+        >>> def without_options(q, k, v):
+        ...     return jax.nn.dot_product_attention(q, k, v)
+        >>> check_attention(without_options, supports={"float32", "gqa"}, grad=False)
     """
     unknown = sorted(set(supports) - features())
     if unknown:
@@ -156,13 +188,18 @@ def check_attention(
 def check(fn: Callable[..., Any], case: Case, *, grad: bool = True) -> None:
     """Compares values, and gradients if `grad`, with the oracle.
 
-    The bound is eps of float32 (of float64 for that) by the length of the sums behind a value,
-    plus, for a narrower dtype, eps of that for each rounding on the way (weights, their gradient,
-    the output, the result), both of the largest expected value.
+    The bound is eps of float32 (float64 for float64) times the length of the sums behind a value.
+    For a narrower dtype it adds eps of that dtype for each rounding on the way (weights, their
+    gradient, the output, the result). Both are relative to the largest expected value.
+
+    Args:
+        fn: Called as `fn(q, k, v, **options)`.
+        case: The case.
+        grad: Whether gradients are checked too.
 
     Raises:
-        AssertionError: names the case, the value, the error found and the bound.
-        Whatever `fn` raises.
+        AssertionError: A value exceeds the bound. Names the case, the value, the error and the
+            bound. Errors of `fn` pass through.
     """
     arrays, options = inputs(case)
     cotangents = _cotangents(case)
@@ -175,29 +212,32 @@ def check(fn: Callable[..., Any], case: Case, *, grad: bool = True) -> None:
         q, k, v = (given[name] for name in "qkv")
         sinks = {"sinks": given["sinks"]} if "sinks" in given else {}
         result = fn(q, k, v, **options, **sinks)
-        out, found = (result[0], _named(result[1])) if case.stats else (result, {})
-        found["out"] = out
-        for name, value in found.items():
+        out, results = (result[0], _named(result[1])) if case.stats else (result, {})
+        results["out"] = out
+        for name, value in results.items():
             _check_shape(case, name, value, expected[name])
-        # Rows that are NaN, as expected, and empty ones' lse are left out of the loss.
-        parts = [
-            jnp.where(np.isfinite(expected[name]), found[name].astype(inner), 0)
+        # Rows expected to be NaN, and the lse of empty rows, are left out of the loss.
+        terms = [
+            jnp.where(np.isfinite(expected[name]), results[name].astype(inner), 0)
             * jnp.asarray(weight, inner)
             for name, weight in cotangents.items()
         ]
-        return jnp.stack([part.sum() for part in parts]).sum(), found
+        return jnp.stack([term.sum() for term in terms]).sum(), results
 
     if grad:
-        gradients, found = jax.jit(jax.grad(loss, has_aux=True))(given)
-        found |= {f"d{name}": gradient for name, gradient in gradients.items()}
+        gradients, results = jax.jit(jax.grad(loss, has_aux=True))(given)
+        results |= {f"d{name}": gradient for name, gradient in gradients.items()}
     else:
-        found = jax.jit(loss)(given)[1]
-    for name, value in found.items():
+        results = jax.jit(loss)(given)[1]
+    for name, value in results.items():
         _compare(case, name, np.asarray(value, np.float64), expected[name])
 
 
 def inputs(case: Case) -> tuple[Arrays, dict[str, Any]]:
-    """(q, k, v and sinks as float64 that the case's dtype holds exactly, the other options)."""
+    """Returns the arrays of a case and the other options.
+
+    The arrays q, k, v and sinks are float64 with values exact in the case's dtype.
+    """
     rng = np.random.default_rng(sum(map(ord, case.name)))
     b, t, s = case.batch, case.queries, case.keys
     arrays = {
@@ -240,9 +280,16 @@ def inputs(case: Case) -> tuple[Arrays, dict[str, Any]]:
 
 
 def oracle(case: Case, arrays: Arrays, options: dict[str, Any], cotangents: Arrays) -> Arrays:
-    """out, lse, max and the gradients dq, dk, dv, dsinks, all float64, by the formulas.
+    """Computes out, lse, max and the gradients dq, dk, dv, dsinks in float64, by the formulas.
 
-    A row that sees what is not finite, and every gradient that it has a part in, is NaN.
+    Rows that see a non-finite value are NaN, and so are all gradients with a contribution from
+    them.
+
+    Args:
+        case: The case.
+        arrays: q, k, v and sinks.
+        options: The other options.
+        cotangents: Cotangents of `out` and, with stats, `lse`.
     """
     groups = case.heads // case.kv_heads
     scale = case.head_dim**-0.5 if case.scale is None else case.scale
@@ -269,7 +316,7 @@ def oracle(case: Case, arrays: Arrays, options: dict[str, Any], cotangents: Arra
     dout = cotangents["out"]
     dlse = cotangents["lse"] if "lse" in cotangents else np.zeros((1, 1, 1))
     dlse = np.where(np.isfinite(lse), dlse.swapaxes(1, 2), 0)
-    # The rows that are NaN.
+    # Rows expected to be NaN.
     rows = np.any(see[:, 0] & (bad["k"] | bad["v"])[:, None, :], 2)
     rows = np.asarray(rows | (np.any(see[:, 0], 2) & bad["q"]))
     dout = np.where(rows[:, :, None, None], 0, dout)
@@ -281,7 +328,7 @@ def oracle(case: Case, arrays: Arrays, options: dict[str, Any], cotangents: Arra
     columns = np.asarray(np.any(see[:, 0] & rows[:, :, None], 1))
     folded = (*k.shape[:2], case.kv_heads, groups, -1)
     nan = {"rows": rows[:, :, None, None], "columns": columns[:, :, None, None]}
-    found = {
+    values = {
         "out": np.where(nan["rows"], np.nan, out),
         "lse": np.where(nan["rows"][..., 0], np.nan, lse.swapaxes(1, 2)),
         "max": largest,
@@ -290,12 +337,12 @@ def oracle(case: Case, arrays: Arrays, options: dict[str, Any], cotangents: Arra
         "dv": np.where(nan["columns"], np.nan, dv.reshape(folded).sum(3)),
     }
     if case.sinks:
-        found["dsinks"] = -(np.exp(sinks - base) * delta).sum((0, 2))
-    return found
+        values["dsinks"] = -(np.exp(sinks - base) * delta).sum((0, 2))
+    return values
 
 
 def mask(case: Case, options: dict[str, Any]) -> np.ndarray:
-    """Which query sees which key, [batch, queries, keys], by the conditions as documented."""
+    """Returns the mask [batch, queries, keys] of visible keys, by the documented conditions."""
     index = np.arange(case.queries)[None, :], np.arange(case.keys)[None, :]
     see = np.ones((case.batch, case.queries, case.keys), bool)
     query, key = _sides(options.get("positions", index))
@@ -317,7 +364,7 @@ def _sides(ids: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _packed(rng: np.random.Generator, batch: int, length: int) -> np.ndarray:
-    """Rows of segments 1, 2, 3 of unequal lengths, and padding, 0, at the end."""
+    """Returns rows of segments 1, 2, 3 of unequal lengths, then padding 0."""
     cuts = np.sort(rng.integers(1, length, (batch, 3)), axis=1)
     index = np.arange(length)[None, :]
     ids = 1 + (index[:, None] >= cuts[:, :2, None]).sum(1)
@@ -357,7 +404,7 @@ def _compare(case: Case, name: str, found: np.ndarray, expected: np.ndarray) -> 
     finite = np.isfinite(expected)
     error = np.abs(np.where(finite, found - np.where(finite, expected, 0), 0)).max(initial=0)
     bound = _bound(case) * max(1.0, np.abs(expected[finite]).max(initial=0))
-    if not error <= bound:  # NaN is not
+    if not error <= bound:  # NaN fails too
         raise AssertionError(f"{case.name}: error {error:.3g} of {name} exceeds {bound:.3g}")
 
 

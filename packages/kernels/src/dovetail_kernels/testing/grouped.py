@@ -1,12 +1,12 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a grouped product must answer: cases, and their right values in float64 NumPy.
+"""Conformance cases for a grouped product, with expected values in float64 NumPy.
 
 For any function called as `fn(x, w, sizes)`, such as `jax.lax.ragged_dot`. A case is traced by
-`jax.jit`, so that sizes are unknown while it is compiled. What a case asks beyond plain float32 is
-in its `needs`:
+`jax.jit`, so sizes are unknown during compilation. The requirements of a case beyond plain float32
+are in its `needs`:
 
-    bfloat16, float16, float64   that dtype (float64 where `jax_enable_x64` is set, else left out)
+    bfloat16, float16, float64   that dtype (float64 only if `jax_enable_x64` is set)
     beyond    sizes sum to less than M: the rows behind them give 0, and may hold NaN, as may
               their cotangents
     wrong     a negative size, or a sum above M: the whole result is NaN
@@ -29,7 +29,17 @@ FEATURES = frozenset({"bfloat16", "float16", "float64", "beyond", "wrong", "vmap
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-    """x [rows, inner] by w [count, inner, outer]; with "vmap" `sizes` has one row per element."""
+    """A product of x [rows, inner] and w [groups, inner, outer].
+
+    Attributes:
+        name: Name for messages. It seeds the random numbers.
+        rows: M.
+        sizes: Rows per group; with "vmap" one tuple per element.
+        inner: D.
+        outer: F.
+        dtype: Dtype of x and w.
+        needs: Features of the case, among `FEATURES`.
+    """
 
     name: str
     rows: int
@@ -41,8 +51,8 @@ class Case:
 
 
 def cases() -> tuple[Case, ...]:
-    """All cases; those in float64 only where `jax_enable_x64` is set."""
-    found = [
+    """Returns all cases. Those in float64 require `jax_enable_x64`."""
+    suite = [
         Case(name="uneven", rows=37, sizes=(8, 1, 0, 9, 17, 2)),
         Case(name="empty groups", rows=37, sizes=(0, 20, 0, 0, 17, 0)),
         Case(name="one group has all", rows=37, sizes=(0, 0, 37, 0, 0, 0)),
@@ -59,8 +69,8 @@ def cases() -> tuple[Case, ...]:
     wide = ["float64"] if jax.config.read("jax_enable_x64") else []
     for dtype in ["bfloat16", "float16", *wide]:
         options = {"rows": 50, "sizes": (31, 0, 13, 6), "inner": 33}
-        found.append(_case(dtype, dtype=dtype, needs={dtype}, **options))
-    return tuple(found)
+        suite.append(_case(dtype, dtype=dtype, needs={dtype}, **options))
+    return tuple(suite)
 
 
 def _case(name: str, *, needs: set[str], **options: Any) -> Case:
@@ -70,9 +80,18 @@ def _case(name: str, *, needs: set[str], **options: Any) -> Case:
 def check_grouped_matmul(
     fn: Callable[..., Any], *, supports: Collection[str], grad: bool = True
 ) -> None:
-    """Every case: right where `supports` holds its needs, elsewhere right or refused.
+    """Checks every case: correct if `supports` holds its needs, else correct or refused.
 
-    A refusal is ValueError, TypeError or NotImplementedError. A wrong answer is an AssertionError.
+    A refusal is a ValueError, TypeError or NotImplementedError.
+
+    Args:
+        fn: The function under test, called as `fn(x, w, sizes)`.
+        supports: Features it must compute correctly, among `FEATURES`.
+        grad: Check gradients too.
+
+    Raises:
+        AssertionError: A result is wrong.
+        ValueError: `supports` has an unknown feature.
     """
     unknown = set(supports) - FEATURES
     if unknown:
@@ -86,7 +105,16 @@ def check_grouped_matmul(
 
 
 def check(fn: Callable[..., Any], case: Case, *, grad: bool = True) -> None:
-    """Values, and with `grad` gradients, of one case against float64; AssertionError if wrong."""
+    """Checks the values and gradients of one case against float64.
+
+    Args:
+        fn: The function under test, called as `fn(x, w, sizes)`.
+        case: The case.
+        grad: Check gradients too.
+
+    Raises:
+        AssertionError: A result is wrong.
+    """
     x, w, g = _draw(case)
     sizes = jnp.asarray(case.sizes, jnp.int32)
     batched = "vmap" in case.needs
@@ -102,14 +130,14 @@ def check(fn: Callable[..., Any], case: Case, *, grad: bool = True) -> None:
             raise AssertionError(f"{case.name}: sizes={case.sizes} must give NaN, got {got[0]}")
         return
     expected, bounds = _expected(case, x, w, g)
-    for name, one in zip(("out", "dx", "dw"), got, strict=False):
-        _compare(case, name, one, expected[name], bounds[name])
+    for name, array in zip(("out", "dx", "dw"), got, strict=False):
+        _compare(case, name, array, expected[name], bounds[name])
 
 
 # Compiled once for all cases of one fn that have the same shapes.
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _all(fn: Callable[..., Any], batched: bool, x: Any, w: Any, sizes: Any, g: Any) -> Any:
-    """(out, dx, dw)"""
+    """Returns (out, dx, dw)."""
     run = jax.vmap(fn, (0, None, 0)) if batched else fn
     out, pull = jax.vjp(lambda x, w: run(x, w, sizes), x, w)
     return out, *pull(g)
@@ -121,7 +149,7 @@ def _out(fn: Callable[..., Any], batched: bool, x: Any, w: Any, sizes: Any) -> A
 
 
 def _draw(case: Case) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """x, w and the cotangent of the result; NaN in the rows of no group."""
+    """Draws x, w and the cotangent of the result, with NaN in the rows of no group."""
     rng = np.random.default_rng(zlib.crc32(case.name.encode()))
     batch = (len(case.sizes),) if "vmap" in case.needs else ()
     count = np.shape(case.sizes)[-1]
@@ -130,22 +158,24 @@ def _draw(case: Case) -> tuple[jax.Array, jax.Array, jax.Array]:
     g = rng.standard_normal((*batch, case.rows, case.outer))
     if "beyond" in case.needs:
         x[sum(case.sizes) :], g[sum(case.sizes) :] = np.nan, np.nan
-    x, w, g = (jnp.asarray(part.astype(jnp.dtype(case.dtype))) for part in (x, w, g))
+    x, w, g = (jnp.asarray(array.astype(jnp.dtype(case.dtype))) for array in (x, w, g))
     return x, w, g
 
 
 def _expected(
     case: Case, x: Any, w: Any, g: Any
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """The results in float64, and how far from them each number may be."""
-    x, w, g = (np.asarray(part, np.float64) for part in (x, w, g))
+    """Returns the results in float64, and a bound for the error of each number."""
+    x, w, g = (np.asarray(array, np.float64) for array in (x, w, g))
     if "vmap" not in case.needs:
         return _bounded(case.dtype, x, w, g, case.sizes)
-    every = [_bounded(case.dtype, x[i], w, g[i], sizes) for i, sizes in enumerate(case.sizes)]
+    per_element = [_bounded(case.dtype, x[i], w, g[i], sizes) for i, sizes in enumerate(case.sizes)]
     merged = []
-    for parts in zip(*every, strict=True):
-        one = {name: np.stack([part[name] for part in parts]) for name in ("out", "dx")}
-        merged.append(one | {"dw": np.sum([part["dw"] for part in parts], axis=0)})
+    for elements in zip(*per_element, strict=True):
+        stacked = {
+            name: np.stack([element[name] for element in elements]) for name in ("out", "dx")
+        }
+        merged.append(stacked | {"dw": np.sum([element["dw"] for element in elements], axis=0)})
     return merged[0], merged[1]
 
 

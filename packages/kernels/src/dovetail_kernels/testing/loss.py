@@ -1,10 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The conformance suite of losses of a linear head, for any function that takes their arguments.
+"""Conformance suite of losses of a linear head, for any function with their arguments.
 
-Expected values and gradients are NumPy's in float64, from the operands as rounded to the case's
-dtype. What must not be read holds NaN, or a label that is none. Products in less than the dtype's
-precision (TF32) fail: set `jax.default_matmul_precision("highest")` where that is the default.
+Expected values and gradients come from NumPy in float64, from the operands rounded to the case's
+dtype. Unread tokens hold NaN and an invalid label. Products in less than the dtype's precision
+(TF32) fail; set `jax.default_matmul_precision("highest")` if that is the default.
 """
 
 import dataclasses
@@ -36,10 +36,17 @@ LOGPROB_FEATURES = frozenset(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-    """One call: M tokens, width D, vocabulary V, and options; `needs` are the features it uses.
+    """One call: M tokens, width D, vocabulary V and options.
 
-    where: "none", "mask" (bool) or "weights" (float32), with NaN in x where it is 0.
-    exact: small integers, so that equal logits are equal bits in any order of summation.
+    Attributes:
+        name: Name of the case. It seeds the arrays.
+        needs: Features of the case.
+        shape: (M, D, V).
+        dtype: Dtype of x and w.
+        where: "none", "mask" (bool) or "weights" (float32). x is NaN for tokens with 0.
+        bias: Whether the call has a bias.
+        exact: Small integers, so equal logits have equal bits in any order of summation.
+        options: Other options of the call.
     """
 
     name: str
@@ -54,7 +61,16 @@ class Case:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Operands:
-    """NumPy arrays of a case: x and w in its dtype, cotangents for outputs per token."""
+    """NumPy arrays of a case.
+
+    Attributes:
+        x: Inputs of the head, in the case's dtype.
+        w: Weights of the head, in the case's dtype.
+        bias: Bias, float32[V], or None.
+        labels: Token ids, int32[M].
+        where: Mask or weights [M], or None.
+        cotangents: Cotangents for outputs per token, float32[2, M].
+    """
 
     x: np.ndarray
     w: np.ndarray
@@ -65,7 +81,7 @@ class Operands:
 
 
 def cases() -> tuple[Case, ...]:
-    """The cases of `linear_cross_entropy`."""
+    """Returns the cases of `linear_cross_entropy`."""
     everything = {"soft_cap": 3.0, "z_loss": 1e-2, "smoothing": 0.1, "vocab_axis": 0}
     used = frozenset({"bias", "weights", *everything})
     return (
@@ -86,7 +102,7 @@ def cases() -> tuple[Case, ...]:
 
 
 def logprob_cases() -> tuple[Case, ...]:
-    """The cases of `linear_logprobs`."""
+    """Returns the cases of `linear_logprobs`."""
     everything = {"soft_cap": 3.0, "temperature": 0.6, "vocab_axis": 0}
     used = frozenset({"bias", "where", *everything})
     return (
@@ -97,7 +113,7 @@ def logprob_cases() -> tuple[Case, ...]:
 
 
 def operands(case: Case) -> Operands:
-    """The arrays of a case, always the same."""
+    """Returns the arrays of a case, always the same."""
     tokens, width, vocabulary = case.shape
     rng = np.random.default_rng(list(case.name.encode()))
     dtype = ml_dtypes.bfloat16 if case.dtype == "bfloat16" else np.dtype(case.dtype)
@@ -105,7 +121,7 @@ def operands(case: Case) -> Operands:
     if case.exact:
         x, w = rng.integers(-1, 2, (tokens, width)), rng.integers(-1, 2, (width, vocabulary))
     labels = rng.integers(0, vocabulary, tokens)
-    if case.exact and tokens:  # half of the labels are among the largest, some not the first
+    if case.exact and tokens:  # half of the labels have a largest logit, some not the first
         logits = x @ w
         ties = [np.flatnonzero(row == row.max()) for row in logits]
         labels[::2] = [rng.choice(tie) for tie in ties[::2]]
@@ -126,60 +142,88 @@ def operands(case: Case) -> Operands:
 
 
 def check(fn: Callable[..., Any], case: Case, *, grad: bool = True) -> None:
-    """`fn(x, w, labels, **options)` gives CE's four sums, and the gradients of its `sum`.
+    """Checks the four sums of `CE`, and the gradients of its `sum`.
+
+    Args:
+        fn: Called as `fn(x, w, labels, **options)`.
+        case: The case.
+        grad: Whether gradients are checked too.
 
     Raises:
-        AssertionError: naming the case, the error and its bound.
+        AssertionError: A value exceeds its bound. Names the case, the error and the bound.
     """
     given = operands(case)
     sums, gradients = _cross_entropy(case, given)
     floats = _floats(given)
 
     def loss(floats: dict[str, Any]) -> tuple[Any, Any]:
-        found = _call(fn, case, given, floats)
-        return found.sum, found
+        result = _call(fn, case, given, floats)
+        return result.sum, result
 
     if grad:
-        (_, found), by = jax.jit(jax.value_and_grad(loss, has_aux=True))(floats)
+        (_, result), by = jax.jit(jax.value_and_grad(loss, has_aux=True))(floats)
         _compare(case, {name: by[name] for name in floats}, gradients)
     else:
-        found = jax.jit(loss)(floats)[1]
-    _compare(case, {name: getattr(found, name) for name in sums}, sums)
+        result = jax.jit(loss)(floats)[1]
+    _compare(case, {name: getattr(result, name) for name in sums}, sums)
 
 
 def check_logprobs(fn: Callable[..., Any], case: Case, *, grad: bool = True) -> None:
-    """`fn(x, w, labels, **options)` gives logprob and entropy per token, and their gradients.
+    """Checks logprob and entropy per token, and their gradients.
+
+    Args:
+        fn: Called as `fn(x, w, labels, **options)`.
+        case: The case.
+        grad: Whether gradients are checked too.
 
     Raises:
-        AssertionError: naming the case, the error and its bound.
+        AssertionError: A value exceeds its bound. Names the case, the error and the bound.
     """
     given = operands(case)
     outputs, gradients = _log_probabilities(case, given)
     floats = _floats(given)
 
     def loss(floats: dict[str, Any]) -> tuple[Any, Any]:
-        found = _call(fn, case, given, floats)
+        result = _call(fn, case, given, floats)
         a, b = given.cotangents
-        return jnp.sum(a * found[0]) + jnp.sum(b * found[1]), found
+        return jnp.sum(a * result[0]) + jnp.sum(b * result[1]), result
 
     if grad:
-        (_, found), by = jax.jit(jax.value_and_grad(loss, has_aux=True))(floats)
+        (_, result), by = jax.jit(jax.value_and_grad(loss, has_aux=True))(floats)
         _compare(case, {name: by[name] for name in floats}, gradients)
     else:
-        found = jax.jit(loss)(floats)[1]
-    _compare(case, {"logprob": found[0], "entropy": found[1]}, outputs)
+        result = jax.jit(loss)(floats)[1]
+    _compare(case, {"logprob": result[0], "entropy": result[1]}, outputs)
 
 
 def check_linear_cross_entropy(fn: Callable[..., Any], *, supports: Collection[str]) -> None:
-    """Every case of which `supports` has the features is right; every other is right or refused.
+    """Checks a function on every case of `linear_cross_entropy`.
 
-    Refused is a ValueError, NotImplementedError or TypeError. `FEATURES` are those to name.
+    Cases with all their features in `supports` must be right; their refusals are raised. Every
+    other case must be right too, or raise ValueError, NotImplementedError or TypeError. `FEATURES`
+    lists the features.
+
+    Raises:
+        ValueError: `supports` names an unknown feature.
+        AssertionError: An answer is wrong.
+
+    Example:
+
+        >>> from dovetail_kernels import linear_cross_entropy
+        >>> from dovetail_kernels.testing import check_linear_cross_entropy
+        >>> def without_options(x, w, labels):
+        ...     return linear_cross_entropy(x, w, labels, impl="reference")
+        >>> check_linear_cross_entropy(without_options, supports={"bfloat16"})
     """
     _right_or_refused(fn, check, cases(), supports, FEATURES)
 
 
 def check_linear_logprobs(fn: Callable[..., Any], *, supports: Collection[str]) -> None:
-    """The same for log-probabilities and entropy, with `LOGPROB_FEATURES`."""
+    """Checks a function on every case of `linear_logprobs`.
+
+    Rules and errors are those of `check_linear_cross_entropy`. `LOGPROB_FEATURES` lists the
+    features.
+    """
     _right_or_refused(fn, check_logprobs, logprob_cases(), supports, LOGPROB_FEATURES)
 
 
@@ -240,7 +284,7 @@ def _call(fn: Callable[..., Any], case: Case, given: Operands, floats: dict[str,
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Logits:
-    """In float64: clean x, w [D, V], logits, their lse, softmax, one-hot labels, weights."""
+    """Values in float64: clean x, w [D, V], logits, their lse, softmax, one-hot labels, weights."""
 
     x: np.ndarray
     w: np.ndarray
@@ -268,35 +312,35 @@ def _logits(case: Case, given: Operands) -> _Logits:
 def _cross_entropy(
     case: Case, given: Operands
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    one = _logits(case, given)
+    logits = _logits(case, given)
     smooth, z_loss = case.options.get("smoothing", 0.0), case.options.get("z_loss", 0.0)
-    nll = one.lse[:, None] - one.z
-    target = (1 - smooth) * one.hot + smooth / one.z.shape[1]
-    hits = one.z.argmax(axis=1) == one.hot.argmax(axis=1) if len(one.z) else np.zeros(0)
+    nll = logits.lse[:, None] - logits.z
+    target = (1 - smooth) * logits.hot + smooth / logits.z.shape[1]
+    hits = logits.z.argmax(axis=1) == logits.hot.argmax(axis=1) if len(logits.z) else np.zeros(0)
     each = {
-        "sum": (target * nll).sum(axis=1) + z_loss * one.lse**2,
-        "count": np.ones(len(one.z)),
-        "z_sum": one.lse**2,
+        "sum": (target * nll).sum(axis=1) + z_loss * logits.lse**2,
+        "count": np.ones(len(logits.z)),
+        "z_sum": logits.lse**2,
         "correct": hits,
     }
-    sums = {name: np.asarray(np.sum(one.weights * value)) for name, value in each.items()}
-    by_z = one.weights[:, None] * ((1 + 2 * z_loss * one.lse)[:, None] * one.p - target)
-    return sums, _by_operands(case, one, by_z)
+    sums = {name: np.asarray(np.sum(logits.weights * value)) for name, value in each.items()}
+    by_z = logits.weights[:, None] * ((1 + 2 * z_loss * logits.lse)[:, None] * logits.p - target)
+    return sums, _by_operands(case, logits, by_z)
 
 
 def _log_probabilities(
     case: Case, given: Operands
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    one = _logits(case, given)
-    logps = one.z - one.lse[:, None]
-    entropy = -(one.p * logps).sum(axis=1)
+    logits = _logits(case, given)
+    logps = logits.z - logits.lse[:, None]
+    entropy = -(logits.p * logps).sum(axis=1)
     outputs = {
-        "logprob": one.weights * (logps * one.hot).sum(axis=1),
-        "entropy": one.weights * entropy,
+        "logprob": logits.weights * (logps * logits.hot).sum(axis=1),
+        "entropy": logits.weights * entropy,
     }
-    a, b = (one.weights * given.cotangents.astype(np.float64))[:, :, None]
-    by_z = a * (one.hot - one.p) - b * one.p * (logps + entropy[:, None])
-    return outputs, _by_operands(case, one, by_z)
+    a, b = (logits.weights * given.cotangents.astype(np.float64))[:, :, None]
+    by_z = a * (logits.hot - logits.p) - b * logits.p * (logps + entropy[:, None])
+    return outputs, _by_operands(case, logits, by_z)
 
 
 def _by_operands(case: Case, one: _Logits, by_z: np.ndarray) -> dict[str, np.ndarray]:
@@ -313,11 +357,11 @@ def _by_operands(case: Case, one: _Logits, by_z: np.ndarray) -> dict[str, np.nda
 
 
 def _compare(case: Case, found: Mapping[str, Any], expected: Mapping[str, np.ndarray]) -> None:
-    """Within epsilon of the dtype times the lengths summed over, of the largest number expected.
+    """Compares with a bound of the dtype's epsilon times the summed lengths.
 
-    That number counts as 0.1 at least: a gradient of 0 is the difference of two numbers near 1.
-    bfloat16: only its roundings count, of the logits' gradient and of the result, twice for a
-    scaled one; the sums are in float32.
+    The error is relative to the largest expected number, at least 0.1: a gradient of 0 is the
+    difference of two numbers near 1. For bfloat16 only its roundings count, of the logits' gradient
+    and of the result, twice for a scaled one; the sums are in float32.
     """
     tokens, width, _ = case.shape
     bound = 2.0**-6 if case.dtype == "bfloat16" else (tokens + width + 16) * 2.0**-23

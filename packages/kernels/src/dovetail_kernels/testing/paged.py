@@ -1,10 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Conformance of paged attention and paged writing: right or refused, never ignored.
+"""Conformance cases for paged attention and paged writing: correct or refused, never ignored.
 
-Expected values are NumPy in float64, by loops over rows. Whatever must not be read is NaN: rows
-beyond the last request, pages that no table names, places beyond a request's length or before its
-window. Page ids that must not be used are -1.
+Expected values are NumPy in float64, by loops over rows. Everything a function must not read is
+NaN: rows beyond the last request, pages in no table, places beyond a request's length or before its
+window. Unused page ids are -1.
 """
 
 import dataclasses
@@ -20,11 +20,25 @@ REFUSALS = (ValueError, TypeError, NotImplementedError)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-    """A batch: request r has queries[r] rows, the last of its lengths[r] keys.
+    """A batch of requests. Request r has queries[r] rows, the last of its lengths[r] keys.
 
-    needs: the features without which a function may refuse it: "prefill" (several rows of one
-    request), "idle" (requests without rows, rows without a request), "window", "soft_cap", "sinks",
-    "scale", "bfloat16", "float16", "gradient".
+    Attributes:
+        name: Name for messages.
+        needs: Features of the case: "prefill" (several rows of one request), "idle" (requests
+            without rows, rows without a request), "window", "soft_cap", "sinks", "scale",
+            "bfloat16", "float16", "gradient". Without one of them a function may refuse the case.
+        queries: Rows of each request.
+        lengths: Keys of each request.
+        heads: Query heads.
+        kv_heads: Key heads.
+        width: Elements of a head.
+        page_size: Keys per page.
+        padding: Rows behind the last request.
+        dtype: Dtype of q and pages.
+        window: As in `paged_attention`.
+        soft_cap: As in `paged_attention`.
+        scale: As in `paged_attention`.
+        sinks: Whether the call has sinks.
     """
 
     name: str
@@ -44,13 +58,22 @@ class Case:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options of the call that are not their defaults, `sinks` apart."""
+        """Options of the call that differ from their defaults, without `sinks`."""
         named = {"window": self.window, "soft_cap": self.soft_cap, "scale": self.scale}
         return {name: value for name, value in named.items() if value is not None}
 
 
 class Inputs(NamedTuple):
-    """The arguments of a case, in NumPy; q, pages and sinks hold values of the case's dtype."""
+    """The arguments of a case, in NumPy. q, pages and sinks have the case's dtype.
+
+    Attributes:
+        q: Queries [M, N, H].
+        pages: Cache [P, page, 2, K, H].
+        page_table: Page ids i32[R, C].
+        kv_lengths: Keys of each request, i32[R].
+        q_starts: First row of each request, then the end of the last, i32[R + 1].
+        sinks: One logit per head [N], or None.
+    """
 
     q: np.ndarray
     pages: np.ndarray
@@ -61,7 +84,14 @@ class Inputs(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """The output in float64, and the gradients of sum(output * cotangent)."""
+    """The output in float64, and the gradients of sum(output * cotangent).
+
+    Attributes:
+        out: Output [M, N, H].
+        q: Gradient of q.
+        pages: Gradient of pages.
+        sinks: Gradient of sinks; 0 without sinks.
+    """
 
     out: np.ndarray
     q: np.ndarray
@@ -70,8 +100,8 @@ class Expected(NamedTuple):
 
 
 def cases() -> tuple[Case, ...]:
-    """Every case of the suite."""
-    one: dict[str, Any] = {"queries": (1,), "lengths": (9,)}
+    """Returns every case of the suite."""
+    single: dict[str, Any] = {"queries": (1,), "lengths": (9,)}
     decode: dict[str, Any] = {"queries": (1, 1, 1), "lengths": (1, 130, 5)}
     mixed: dict[str, Any] = {
         "queries": (3, 1, 0, 9, 1),
@@ -81,7 +111,7 @@ def cases() -> tuple[Case, ...]:
     both = frozenset({"prefill", "idle"})
     return (
         Case(name="decode", needs=frozenset(), **decode),
-        Case(name="one request", needs=frozenset(), kv_heads=6, **one),
+        Case(name="one request", needs=frozenset(), kv_heads=6, **single),
         Case(name="pages of 5", needs=frozenset(), page_size=5, width=5, kv_heads=1, **decode),
         Case(name="a page of all", needs=frozenset(), page_size=160, **decode),
         Case(name="chunk", needs=frozenset({"prefill"}), queries=(6, 7), lengths=(31, 7)),
@@ -89,11 +119,11 @@ def cases() -> tuple[Case, ...]:
         Case(name="long prefill", needs=frozenset({"prefill"}), queries=(70, 2), lengths=(131, 2)),
         Case(name="nothing", needs=frozenset({"idle"}), queries=(0, 0), lengths=(0, 3), padding=2),
         Case(name="window", needs=both | {"window"}, window=5, **mixed),
-        Case(name="window of 1", needs=frozenset({"window"}), window=1, **one),
-        Case(name="wide window", needs=frozenset({"window"}), window=2**40, **one),
-        Case(name="soft cap", needs=frozenset({"soft_cap"}), soft_cap=0.7, **one),
+        Case(name="window of 1", needs=frozenset({"window"}), window=1, **single),
+        Case(name="wide window", needs=frozenset({"window"}), window=2**40, **single),
+        Case(name="soft cap", needs=frozenset({"soft_cap"}), soft_cap=0.7, **single),
         Case(name="sinks", needs=frozenset({"sinks"}), sinks=True, **decode),
-        Case(name="scale", needs=frozenset({"scale"}), scale=0.9, **one),
+        Case(name="scale", needs=frozenset({"scale"}), scale=0.9, **single),
         Case(
             name="all options",
             needs=both | {"window", "soft_cap", "sinks", "scale"},
@@ -110,7 +140,7 @@ def cases() -> tuple[Case, ...]:
 
 
 def inputs(case: Case, *, seed: int = 0) -> Inputs:
-    """Random arguments of a case, with NaN wherever nothing may be read."""
+    """Draws random arguments of a case, with NaN in every place that must not be read."""
     rng = np.random.default_rng(seed)
     counts, lengths = np.array(case.queries), np.array(case.lengths)
     first = np.zeros_like(lengths)
@@ -137,12 +167,18 @@ def inputs(case: Case, *, seed: int = 0) -> Inputs:
 
 
 def case_dtype(case: Case) -> np.dtype[Any]:
-    """NumPy's dtype of a case, bfloat16 too."""
+    """Returns the NumPy dtype of a case, also for bfloat16."""
     return np.dtype(jnp.dtype(case.dtype))
 
 
 def expected(case: Case, given: Inputs, cotangent: np.ndarray) -> Expected:
-    """What a case must give, row by row in float64, and its gradients by formula."""
+    """Computes the output of a case row by row in float64, and its gradients by formula.
+
+    Args:
+        case: The case.
+        given: Its arguments.
+        cotangent: Cotangent of the output [M, N, H].
+    """
     out, dq = np.zeros(given.q.shape), np.zeros(given.q.shape)
     dpages, dsinks = np.zeros(given.pages.shape), np.zeros(case.heads)
     scale = case.width**-0.5 if case.scale is None else case.scale
@@ -178,9 +214,15 @@ def expected(case: Case, given: Inputs, cotangent: np.ndarray) -> Expected:
 
 
 def check(fn: Callable[..., Any], case: Case, *, grad: bool = True) -> None:
-    """AssertionError unless fn, called as `paged_attention`, is right in a case.
+    """Checks one case. Errors of `fn` are passed on.
 
-    grad: its gradients with respect to q, pages and sinks too. What fn raises is passed on.
+    Args:
+        fn: The function under test, called as `paged_attention`.
+        case: The case.
+        grad: Check the gradients of q, pages and sinks too.
+
+    Raises:
+        AssertionError: A result is wrong.
     """
     given = inputs(case)
     rng = np.random.default_rng(1)
@@ -209,12 +251,15 @@ def check(fn: Callable[..., Any], case: Case, *, grad: bool = True) -> None:
         out = call(floats).astype(jnp.float32)
         return jnp.vdot(out, jnp.asarray(cotangent, jnp.float32))
 
-    for name, found in jax.grad(loss)(floats).items():
-        _close(case, f"gradient of {name}", found, getattr(want, name), given)
+    for name, gradient in jax.grad(loss)(floats).items():
+        _close(case, f"gradient of {name}", gradient, getattr(want, name), given)
 
 
 def _close(case: Case, what: str, found: Any, want: np.ndarray, given: Inputs) -> None:
-    """Within two roundings of the dtype (weights and result) and those of f32 sums of H + S."""
+    """Compares with a bound from the case's roundings.
+
+    The bound is two roundings of the dtype (weights and result) plus those of f32 sums of H + S.
+    """
     lengths = case.width + max(case.lengths)
     eps = 2 * float(jnp.finfo(case.dtype).eps) + float(np.finfo(np.float32).eps) * lengths
     # The output is a mean of values; a gradient is a sum, taken as large as its largest.
@@ -226,16 +271,23 @@ def _close(case: Case, what: str, found: Any, want: np.ndarray, given: Inputs) -
 
 
 def check_paged_attention(fn: Callable[..., Any], *, supports: Collection[str]) -> None:
-    """AssertionError unless fn is right in each case that it supports, and right or refused else.
+    """Checks every case: correct if `supports` holds its needs, else correct or refused.
 
-    fn is called as `paged_attention`, with those options alone that a case sets. supports: the
-    features that it claims, see `Case`. A refusal is a ValueError, TypeError or
-    NotImplementedError, before or while it is traced.
+    A refusal is a ValueError, TypeError or NotImplementedError, before or during tracing.
+
+    Args:
+        fn: The function under test, called as `paged_attention` with only the options of the case.
+        supports: Features it must compute correctly; see `Case`.
+
+    Raises:
+        AssertionError: A result is wrong, or a supported case is refused.
+        ValueError: `supports` has an unknown feature.
 
     Example:
 
-        from dovetail_kernels.testing.paged import check_paged_attention
-        check_paged_attention(my_attention, supports={"prefill", "window"})
+        >>> from dovetail_kernels import paged_attention
+        >>> from dovetail_kernels.testing.paged import cases, check
+        >>> check(paged_attention, cases()[0], grad=False)
     """
     known = {feature for case in cases() for feature in case.needs}
     if not known.issuperset(supports):
@@ -255,9 +307,16 @@ def check_paged_attention(fn: Callable[..., Any], *, supports: Collection[str]) 
 
 
 def check_paged_write(fn: Callable[..., Any], *, dtype: str = "float32") -> None:
-    """AssertionError unless fn, called as `paged_write`, writes the rows of its slots and no more.
+    """Checks that `fn` writes the rows of its slots and changes nothing else, to the bit.
 
-    To the bit: what it leaves is NaN in part, and infinite values are written.
+    The unchanged places are NaN in part, and infinite values are written.
+
+    Args:
+        fn: The function under test, called as `paged_write`.
+        dtype: Dtype of pages, k and v.
+
+    Raises:
+        AssertionError: A result is wrong.
     """
     rng = np.random.default_rng(0)
     to = np.dtype(jnp.dtype(dtype))
@@ -271,9 +330,9 @@ def check_paged_write(fn: Callable[..., Any], *, dtype: str = "float32") -> None
             if slot >= 0:
                 want[slot // 3, slot % 3] = k[row], v[row]
         arrays = map(jnp.asarray, (pages, k, v))
-        found = np.asarray(fn(*arrays, slots=jnp.array(slots, jnp.int32)))
-        if found.dtype != to or found.shape != want.shape:
-            raise AssertionError(f"pages came back as {found.dtype} {found.shape}.")
-        wrong = np.argwhere(~((found == want) | (np.isnan(found) & np.isnan(want))))
+        written = np.asarray(fn(*arrays, slots=jnp.array(slots, jnp.int32)))
+        if written.dtype != to or written.shape != want.shape:
+            raise AssertionError(f"pages came back as {written.dtype} {written.shape}.")
+        wrong = np.argwhere(~((written == want) | (np.isnan(written) & np.isnan(want))))
         if len(wrong):
             raise AssertionError(f"slots {slots}: pages{wrong[0].tolist()} is not as written.")

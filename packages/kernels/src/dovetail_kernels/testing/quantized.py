@@ -1,10 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Conformance of a quantized matmul: right or refused, never ignored.
+"""Conformance cases for a quantized matmul: correct or refused, never ignored.
 
-The function under test is called as `fn(x, w)` or `fn(x, w, activations="int8")`, with w as
-`PackedWeights` that are laid out here, byte by byte, and must give what `quantized_matmul`
-documents. Expected values are NumPy in float64.
+The function under test is called as `fn(x, w)` or `fn(x, w, activations="int8")` and must agree
+with the documentation of `quantized_matmul`. w is a `PackedWeights`, packed here byte by byte.
+Expected values are NumPy in float64.
 """
 
 import contextlib
@@ -30,11 +30,22 @@ _DTYPES = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-    """x[rows, inputs] times weights [inputs, outputs].
+    """A product of x [rows, inputs] and weights [inputs, outputs].
 
-    needs: what a function must support to be asked for an answer: "8 bits", "4 bits", "16 bits",
-        "groups", "zero points", "int8 activations", a dtype of x other than float32, "odd groups"
-        (not a multiple of 32), "many rows" (above 4), "not finite".
+    Attributes:
+        name: Name for messages. It seeds the random numbers.
+        needs: Features of the case: "8 bits", "4 bits", "16 bits", "groups", "zero points", "int8
+            activations", a dtype of x other than float32, "odd groups" (not a multiple of 32),
+            "many rows" (above 4), "not finite".
+        rows: M.
+        inputs: D.
+        outputs: F.
+        bits: Bits per weight.
+        groups: Groups of inputs per output channel.
+        zeros: Whether the weights have zero points.
+        activations: "int8" or None.
+        dtype: Dtype of x.
+        finite: Whether all of x is finite.
     """
 
     name: str
@@ -61,7 +72,7 @@ def _case(name: str, shape: tuple[int, int, int], *, bits: int, **options: Any) 
         bits=bits,
         **options,
     )
-    found = {
+    conditions = {
         f"{bits} bits": True,
         "groups": case.groups > 1,
         "zero points": case.zeros,
@@ -71,15 +82,17 @@ def _case(name: str, shape: tuple[int, int, int], *, bits: int, **options: Any) 
         "many rows": rows > 4,
         "not finite": not case.finite,
     }
-    return dataclasses.replace(case, needs=frozenset(need for need, held in found.items() if held))
+    return dataclasses.replace(
+        case, needs=frozenset(need for need, held in conditions.items() if held)
+    )
 
 
 def cases() -> tuple[Case, ...]:
-    """Every case; the shapes are small, odd and unequal."""
+    """Returns every case. Shapes are small, odd and unequal."""
     few, wide, many, odd = (3, 96, 37), (4, 192, 35), (39, 64, 38), (3, 60, 33)
-    one, w8a8 = (1, 96, 37), "int8"  # few shapes: each is compiled
+    one_row, w8a8 = (1, 96, 37), "int8"  # few shapes: each is compiled
     return (
-        _case("int8, one row", one, bits=8),
+        _case("int8, one row", one_row, bits=8),
         _case("int8, zero points", few, bits=8, zeros=True),
         _case("int8, groups", wide, bits=8, groups=3),
         _case("int8, groups and zero points", wide, bits=8, groups=3, zeros=True),
@@ -88,7 +101,7 @@ def cases() -> tuple[Case, ...]:
         _case("int8, many rows and groups", many, bits=8, groups=2, zeros=True),
         _case("int8, not finite", wide, bits=8, finite=False),
         _case("int4, one group", few, bits=4),
-        _case("int4, one row and groups", one, bits=4, groups=3),
+        _case("int4, one row and groups", one_row, bits=4, groups=3),
         _case("int4, groups and zero points", wide, bits=4, groups=3, zeros=True),
         _case("int4, one group and zero points", few, bits=4, zeros=True),
         _case("int4, odd groups", odd, bits=4, groups=6),
@@ -99,7 +112,7 @@ def cases() -> tuple[Case, ...]:
         _case("bfloat16 weights, not finite", wide, bits=16, finite=False),
         _case("W8A8", few, bits=8, activations=w8a8),
         _case("W8A8, groups and zero points", wide, bits=8, groups=3, zeros=True, activations=w8a8),
-        _case("W4A8", one, bits=4, activations=w8a8),
+        _case("W4A8", one_row, bits=4, activations=w8a8),
         _case("W4A8, many rows", many, bits=4, zeros=True, activations=w8a8),
         _case("W8A8, bfloat16", few, bits=8, activations=w8a8, dtype="bfloat16"),
         _case("W8A8, not finite", wide, bits=8, activations=w8a8, finite=False),
@@ -116,10 +129,16 @@ def cases() -> tuple[Case, ...]:
 
 
 def check_quantized_matmul(fn: Callable[..., Any], *, supports: Collection[str]) -> None:
-    """Every case: right if its needs are within `supports`, else right or refused.
+    """Checks every case: correct if `supports` holds its needs, else correct or refused.
+
+    A refusal is a ValueError, TypeError or NotImplementedError.
+
+    Args:
+        fn: The function under test.
+        supports: Features it must compute correctly; see `Case`.
 
     Raises:
-        AssertionError: a wrong answer, with the case, the error found and its bound.
+        AssertionError: A result is wrong. The message has the case, the error and its bound.
     """
     for case in cases():
         if case.needs <= set(supports):
@@ -130,10 +149,15 @@ def check_quantized_matmul(fn: Callable[..., Any], *, supports: Collection[str])
 
 
 def check(fn: Callable[..., Any], case: Case, *, grad: bool = True) -> None:
-    """Compares values, and the gradient in x, with float64.
+    """Compares the values of one case, and the gradient in x, with float64.
+
+    Args:
+        fn: The function under test.
+        case: The case.
+        grad: Check the gradient too.
 
     Raises:
-        AssertionError: with the case, the error found and its bound.
+        AssertionError: A result is wrong. The message has the case, the error and its bound.
     """
     rng = np.random.default_rng(zlib.crc32(case.name.encode()))
     weights, packed = _weights(case, rng)
@@ -164,7 +188,7 @@ def _values(case: Case, y: np.ndarray, exact: np.ndarray, weights: np.ndarray) -
 
 
 def _bound(case: Case, a: np.ndarray, b: np.ndarray, exact: np.ndarray) -> np.ndarray:
-    """eps of the accumulator times the length of the sum, and the rounding of the result."""
+    """Returns the error bound: eps times the length of the sum, plus the rounding of the result."""
     eps = np.finfo(np.float64 if case.dtype == "float64" else np.float32).eps
     sums = (a.shape[1] + 8) * (abs(a) @ abs(b))
     # Fixed-point digits of a are as fine as its largest element allows.
@@ -194,7 +218,7 @@ def _same_kind(case: Case, what: str, found: Any, shape: tuple[int, ...], dtype:
 
 
 def _weights(case: Case, rng: np.random.Generator) -> tuple[np.ndarray, PackedWeights]:
-    """float64 weights [inputs, outputs], and the same packed, with NumPy arrays."""
+    """Draws float64 weights [inputs, outputs], and packs them in NumPy arrays."""
     shape = (case.outputs, case.inputs)
     if case.bits == 16:
         values = rng.standard_normal(shape).astype(ml_dtypes.bfloat16)
@@ -214,16 +238,16 @@ def _weights(case: Case, rng: np.random.Generator) -> tuple[np.ndarray, PackedWe
 
 
 def _nibbles(q: np.ndarray, size: int) -> np.ndarray:
-    found = np.zeros((q.shape[0], q.shape[1] // 2), np.uint8)
+    packed = np.zeros((q.shape[0], q.shape[1] // 2), np.uint8)
     for start in range(0, q.shape[1], size):
         for j in range(size // 2):
             low, high = q[:, start + j] + 8, q[:, start + j + size // 2] + 8
-            found[:, start // 2 + j] = low + 16 * high
-    return found
+            packed[:, start // 2 + j] = low + 16 * high
+    return packed
 
 
 def _rows(case: Case, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """x in its dtype, and the float64 rows that are multiplied, rounded to 8 bits where asked."""
+    """Draws x in its dtype, and the same rows in float64, as multiplied with int8 activations."""
     shape, dtype = (case.rows, case.inputs), _DTYPES[case.dtype]
     # Rows of different size, but where the result would pass the range of float16.
     size = 2.0 ** rng.integers(-20, 20, (case.rows, 1)) if case.dtype != "float16" else 1e-2

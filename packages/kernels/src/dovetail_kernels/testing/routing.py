@@ -1,10 +1,9 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a router must answer: cases, and their right values in float64 NumPy.
+"""Conformance cases for a router, with expected values in float64 NumPy.
 
-For any function called as `fn(logits, **options)` with the options of a case, which are those of
-`dovetail_kernels.route_tokens`. Its `needs` name the options beyond a softmax, normalised over the
-chosen:
+For any function called as `fn(logits, **options)` with options of `dovetail_kernels.route_tokens`.
+The `needs` of a case name its options beyond a softmax, normalised over the chosen experts:
 
     sigmoid, unnormalised, bias, groups, scale    that option
     bfloat16    logits of that dtype; scores and weights are float32 still
@@ -30,9 +29,16 @@ FEATURES = frozenset(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-    """Logits [tokens, count]; `options` without the bias, which is drawn where `needs` has it.
+    """Logits [tokens, count] with options of `route_tokens`.
 
-    whole: logits are rounded to whole numbers, so that many are equal. shift is added to them.
+    Attributes:
+        name: Name for messages. It seeds the random numbers.
+        options: Options of the call, without the bias. A bias is drawn if `needs` has it.
+        needs: Features of the case, among `FEATURES`.
+        tokens: Number of tokens.
+        count: Number of experts.
+        whole: Round the logits to whole numbers, so that many are equal.
+        shift: Added to the logits.
     """
 
     name: str
@@ -45,6 +51,7 @@ class Case:
 
 
 def cases() -> tuple[Case, ...]:
+    """Returns every case of the suite."""
     top2, best = ExpertGroups(count=4, k=2), ExpertGroups(count=3, k=1, score="max")
     sigmoid = {"score": "sigmoid", "k": 3}
     return (
@@ -75,9 +82,18 @@ def _case(name: str, options: Mapping[str, Any], *needs: str, shift: float = 0.0
 def check_route_tokens(
     fn: Callable[..., Any], *, supports: Collection[str], grad: bool = True
 ) -> None:
-    """Every case: right where `supports` holds its needs, elsewhere right or refused.
+    """Checks every case: correct if `supports` holds its needs, else correct or refused.
 
-    A refusal is ValueError, TypeError or NotImplementedError. A wrong answer is an AssertionError.
+    A refusal is a ValueError, TypeError or NotImplementedError.
+
+    Args:
+        fn: The function under test, called as `route_tokens`.
+        supports: Features it must compute correctly, among `FEATURES`.
+        grad: Check gradients too.
+
+    Raises:
+        AssertionError: A result is wrong.
+        ValueError: `supports` has an unknown feature.
     """
     unknown = set(supports) - FEATURES
     if unknown:
@@ -91,7 +107,16 @@ def check_route_tokens(
 
 
 def check(fn: Callable[..., Any], case: Case, *, grad: bool = True) -> None:
-    """Experts, weights and with `grad` the gradient of one case; AssertionError if wrong."""
+    """Checks the experts, weights and gradient of one case.
+
+    Args:
+        fn: The function under test, called as `route_tokens`.
+        case: The case.
+        grad: Check the gradient of the logits too.
+
+    Raises:
+        AssertionError: A result is wrong.
+    """
     logits, bias, g = draw(case)
     options: dict[str, Any] = dict(case.options) | ({} if bias is None else {"bias": bias})
     experts, weights, d_logits = oracle(np.asarray(logits, np.float64), g, **options)
@@ -105,7 +130,7 @@ def check(fn: Callable[..., Any], case: Case, *, grad: bool = True) -> None:
         return weights, experts, pull(g)[0]
 
     # First the types: a cotangent of another type than the weights would be JAX's error.
-    kinds = [f"{one.dtype}{list(one.shape)}" for one in jax.eval_shape(run, logits)]
+    kinds = [f"{array.dtype}{list(array.shape)}" for array in jax.eval_shape(run, logits)]
     if kinds != [f"{dtype}{list(experts.shape)}" for dtype in ("float32", "int32")]:
         raise AssertionError(
             f"{case.name}: weights must be float32 and experts int32 {list(experts.shape)}, got "
@@ -130,7 +155,7 @@ def check(fn: Callable[..., Any], case: Case, *, grad: bool = True) -> None:
 
 
 def draw(case: Case) -> tuple[jax.Array, np.ndarray | None, np.ndarray]:
-    """(logits, bias or None, the cotangent of the weights)"""
+    """Draws the logits, the bias or None, and the cotangent of the weights."""
     rng = np.random.default_rng(zlib.crc32(case.name.encode()))
     logits = rng.standard_normal((case.tokens, case.count)) * 1.5 + case.shift
     # Not -0.0, which some orders put below 0.0.
@@ -152,7 +177,21 @@ def oracle(
     normalise: bool = True,
     scale: float = 1.0,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(experts, weights, gradient of logits for the cotangent g), all but experts in float64."""
+    """Computes the expected result of `route_tokens` and its gradient.
+
+    Args:
+        logits: Router logits [tokens, E].
+        g: Cotangent of the weights [tokens, k].
+        k: As in `route_tokens`, like all other arguments.
+        score: "softmax" or "sigmoid".
+        bias: Added to the scores [E] for the choice only.
+        groups: Restricts the choice to the best groups.
+        normalise: Divide the weights by the sum of the chosen scores.
+        scale: Factor of the weights.
+
+    Returns:
+        (experts, weights, gradient of logits): experts are int32, the others float64.
+    """
     if score == "softmax":
         scores = np.exp(logits - logits.max(-1, keepdims=True))
         scores /= scores.sum(-1, keepdims=True)

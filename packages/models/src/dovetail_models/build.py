@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Which module a configuration describes."""
+"""Modules by type of configuration."""
 
 from typing import TypeAlias
 
@@ -17,7 +17,7 @@ AnyModel: TypeAlias = Decoder | TextEncoder | VisionEncoder | DualEncoder
 
 
 def build(config: AnyConfig, *, rngs: nnx.Rngs) -> AnyModel:
-    """The module of a configuration, with fresh parameters."""
+    """Builds the module of a configuration, with fresh parameters."""
     if isinstance(config, Config):
         return Decoder(config, rngs=rngs)
     if isinstance(config, TextConfig):

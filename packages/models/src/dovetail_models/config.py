@@ -1,9 +1,9 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a decoder is, as frozen values: a `Config` holds a `Layer` per block, a `Layer` its numbers.
+"""Frozen configuration of a decoder: a `Config` holds one `Layer` per block.
 
-Every value is hashable and compares by content. Layers that are equal build equal modules, which is
-what lets a run of them be scanned, and a change of depth is a change of one tuple.
+All values are hashable and compare by content. Equal layers build equal modules, so a run of them
+can be scanned. A change of depth is a change of one tuple.
 """
 
 import dataclasses
@@ -16,10 +16,24 @@ Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Norm:
-    """Normalisation with `eps` added to the mean square ("rms") or to the variance ("layer").
+    """Normalisation over the last dimension.
 
-    `unit_offset` stores the scale as its distance from 1 (Gemma). `wide` multiplies by the scale in
-    float32, before rounding to the dtype of the input, instead of after (Gemma, gpt-oss).
+    Args:
+        kind: "rms" divides by the root mean square, "layer" subtracts the mean and divides by the
+            standard deviation.
+        eps: Added to the mean square ("rms") or to the variance ("layer").
+        unit_offset: Store the scale minus 1 (Gemma).
+        wide: Multiply by the scale in float32, before rounding to the input's dtype instead of
+            after (Gemma, gpt-oss).
+
+    Raises:
+        ValueError: A value is out of range.
+
+    Example:
+
+        >>> from dovetail_models import Norm
+        >>> Norm(kind="layer", eps=1e-5)
+        Norm(kind='layer', eps=1e-05, unit_offset=False, wide=False)
     """
 
     kind: Literal["rms", "layer"] = "rms"
@@ -34,12 +48,30 @@ class Norm:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Attention:
-    """Grouped-query attention. `kv_heads` divides `heads`; with `rope`, `head_dim` is even.
+    """Grouped-query attention.
 
-    `window` is the number of positions that a query sees, itself included (None: all). `qk_norm`
-    normalises each head of q and k before RoPE. `soft_cap` c bounds the scores as
-    `c tanh(scores / c)`. `scale` multiplies them (None: `head_dim ** -0.5`). `sinks` adds one
-    learned score per head to the denominator of its softmax.
+    Args:
+        heads: Query heads.
+        kv_heads: Key-value heads; a divisor of `heads`.
+        head_dim: Width of a head; even with `rope`.
+        rope: Rotary position embedding, or None.
+        window: Number of visible positions, the query's own included. None for all.
+        qkv_bias: Add biases to the projections of q, k and v.
+        out_bias: Add a bias to the output projection.
+        qk_norm: Normalise each head of q and k before RoPE.
+        soft_cap: c bounds the scores as `c tanh(scores / c)`. None for no bound.
+        scale: Factor on the scores. Default: `head_dim ** -0.5`.
+        sinks: Add one learned score per head to the denominator of the softmax.
+
+    Raises:
+        ValueError: A value is out of range.
+
+    Example:
+
+        >>> from dovetail_models import Attention, Rope
+        >>> attention = Attention(heads=8, kv_heads=2, head_dim=64, rope=Rope(theta=10_000.0))
+        >>> attention.softmax_scale
+        0.125
     """
 
     heads: int
@@ -67,28 +99,49 @@ class Attention:
 
     @property
     def rotary_dim(self) -> int:
-        """How many numbers of a head RoPE turns."""
+        """Number of elements of a head that RoPE rotates."""
         return self.head_dim
 
     @property
     def softmax_scale(self) -> float:
-        """The factor on q kᵀ."""
+        """Factor on q kᵀ."""
         return self.head_dim**-0.5 if self.scale is None else self.scale
 
     @property
     def cached(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """(heads, width) of the keys and of the values that a cache holds per token."""
+        """(heads, width) of the cached keys and of the cached values of one token."""
         return (self.kv_heads, self.head_dim), (self.kv_heads, self.head_dim)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LatentAttention:
-    """Multi-head latent attention: keys and values of all heads come from `kv_rank` numbers each.
+    """Multi-head latent attention: keys and values of all heads are projected from one latent
+    vector.
 
-    A head's query and key have `nope_dim` numbers without position and `rope_dim` turned ones, of
-    which the key's are shared by all heads; its value has `v_dim`. `q_rank` puts the queries
-    through a bottleneck as well (None: none). `bias` is that of the two down projections and of the
-    output. YaRN's `mscale_all_dim` multiplies the scores. Source: 2405.04434, section 2.1.
+    The query and key of a head have `nope_dim` elements without position and `rope_dim` rotated
+    ones. All heads share the rotated elements of the key. YaRN's `mscale_all_dim` multiplies the
+    scores. Source: 2405.04434, section 2.1.
+
+    Args:
+        heads: Heads.
+        q_rank: Width of the queries' bottleneck. None for none.
+        kv_rank: Width of the latent of keys and values.
+        nope_dim: Elements of a head's query and key without position.
+        rope_dim: Rotated elements of a head's query and key; even.
+        v_dim: Width of a head's value.
+        rope: Rotary position embedding.
+        bias: Add biases to the two down projections and the output.
+
+    Raises:
+        ValueError: A value is out of range.
+
+    Example:
+
+        >>> from dovetail_models import LatentAttention, Rope
+        >>> sizes = dict(q_rank=None, kv_rank=512, nope_dim=128, rope_dim=64, v_dim=128)
+        >>> attention = LatentAttention(heads=16, rope=Rope(theta=10_000.0), **sizes)
+        >>> attention.cached
+        ((1, 576), (1, 512))
     """
 
     heads: int
@@ -107,33 +160,51 @@ class LatentAttention:
 
     @property
     def window(self) -> None:
-        """Every position is seen."""
+        """None: every position is visible."""
         return None
 
     @property
     def rotary_dim(self) -> int:
-        """How many numbers of a head RoPE turns."""
+        """Number of elements of a head that RoPE rotates."""
         return self.rope_dim
 
     @property
     def softmax_scale(self) -> float:
-        """The factor on q kᵀ."""
+        """Factor on q kᵀ."""
         scaling = self.rope.scaling
         temperature = scaling.score_factor if isinstance(scaling, YarnScaling) else 1.0
         return (self.nope_dim + self.rope_dim) ** -0.5 * temperature
 
     @property
     def cached(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """(heads, width) of the keys and of the values that a cache holds per token: attention
-        over a cache is absorbed, so these are the latent with the shared key, and the latent."""
+        """(heads, width) of the cached keys and of the cached values of one token.
+
+        Attention over a cache is absorbed: the key is the latent with the shared rotated key, the
+        value is the latent.
+        """
         return (1, self.kv_rank + self.rope_dim), (1, self.kv_rank)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Mlp:
-    """Feed-forward block with `hidden` units.
+    """Feed-forward block.
 
-    `down(activation(gate(x)) * up(x))` if `gated`, else `down(activation(up(x)))`.
+    Computes `down(activation(gate(x)) * up(x))` if `gated`, else `down(activation(up(x)))`.
+
+    Args:
+        hidden: Hidden units.
+        activation: "silu", "gelu" (exact), "gelu_tanh" or "relu".
+        gated: Multiply by a gate.
+        bias: Add biases to the projections.
+
+    Raises:
+        ValueError: A value is out of range.
+
+    Example:
+
+        >>> from dovetail_models import Mlp
+        >>> Mlp(hidden=128)
+        Mlp(hidden=128, activation='silu', gated=True, bias=False)
     """
 
     hidden: int
@@ -148,8 +219,20 @@ class Mlp:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClampedGlu:
-    """gpt-oss's gate: `(up + 1) * gate * sigmoid(alpha * gate)`, the gate at most `limit` and up
-    within ±`limit`."""
+    """gpt-oss's gate: `(up + 1) * gate * sigmoid(alpha * gate)`.
+
+    `gate` is clipped to at most `limit`, `up` to ±`limit`.
+
+    Attributes:
+        limit: Bound of gate and up.
+        alpha: Factor in the sigmoid.
+
+    Example:
+
+        >>> from dovetail_models import ClampedGlu, Experts
+        >>> Experts(count=8, top_k=2, hidden=64, activation=ClampedGlu()).activation
+        ClampedGlu(limit=7.0, alpha=1.702)
+    """
 
     limit: float = 7.0
     alpha: float = 1.702
@@ -160,9 +243,23 @@ class ClampedGlu:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Groups:
-    """Experts lie in `count` groups, and a token may go to the best `top_k` of them only.
+    """Groups of experts: a token may use only experts of the best `top_k` groups.
 
-    A group is as good as its best expert ("max", DeepSeek-V2) or its two best ("top2", V3).
+    Args:
+        count: Number of groups.
+        top_k: Groups per token, at most `count`.
+        score: A group's score is that of its best expert ("max", DeepSeek-V2) or the sum of its two
+            best ("top2", V3).
+
+    Raises:
+        ValueError: A value is out of range.
+
+    Example:
+
+        >>> from dovetail_models import Experts, Groups
+        >>> groups = Groups(count=8, top_k=4, score="top2")
+        >>> Experts(count=64, top_k=8, hidden=128, score="sigmoid", groups=groups).groups.top_k
+        4
     """
 
     count: int
@@ -181,13 +278,32 @@ class Groups:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Experts:
-    """`count` gated blocks of `hidden` units, of which each token takes the best `top_k`.
+    """Mixture of experts: each token passes the `top_k` gated blocks with the best scores.
 
-    A token's weight for an expert is its `score` of the router's logits; `normalise` divides the
-    chosen weights by their sum, and `scale` multiplies them. `selection_bias` adds a number per
-    expert that decides who is chosen and does not enter the weight (2412.19437, eq. 16). `shared`
-    is the width of a block that every token passes (None: none). `bias` and `router_bias` add
-    biases to the experts and to the router.
+    Args:
+        count: Number of experts.
+        top_k: Experts per token.
+        hidden: Hidden units of each expert.
+        activation: Name of the activation, or `ClampedGlu`.
+        score: Function of the router's logits that gives scores and weights.
+        normalise: Divide the weights of a token's experts by their sum.
+        scale: Factor on the weights.
+        groups: Groups of experts, or None.
+        selection_bias: Add one number per expert to the scores for selection only, not to the
+            weights (2412.19437, eq. 16).
+        shared: Hidden units of a block for every token. None for no such block.
+        bias: Add biases to the experts.
+        router_bias: Add a bias to the router.
+
+    Raises:
+        ValueError: A value is out of range, or `groups` does not fit `count` and `top_k`.
+
+    Example:
+
+        >>> from dovetail_models import Experts
+        >>> experts = Experts(count=8, top_k=2, hidden=64)
+        >>> experts.score, experts.normalise
+        ('softmax', True)
     """
 
     count: int
@@ -226,8 +342,24 @@ class Experts:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Layer:
-    """The numbers that one block needs. `norms` are before attention and the feed-forward block
-    ("pre"), before and after each ("sandwich", Gemma 2), or after each sum ("post", BERT)."""
+    """Configuration of one block.
+
+    Args:
+        attention: Attention layer.
+        mlp: Feed-forward layer.
+        norms: Place of the norms: before attention and feed-forward layer ("pre"), before and after
+            each ("sandwich", Gemma 2), or after each sum ("post", BERT).
+
+    Raises:
+        ValueError: `norms` is unknown.
+
+    Example:
+
+        >>> from dovetail_models import Attention, Layer, Mlp, Rope
+        >>> attention = Attention(heads=2, kv_heads=1, head_dim=8, rope=Rope(theta=10_000.0))
+        >>> Layer(attention=attention, mlp=Mlp(hidden=32)).norms
+        'pre'
+    """
 
     attention: Attention | LatentAttention
     mlp: Mlp | Experts
@@ -239,15 +371,35 @@ class Layer:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    """A whole decoder, as a family's function (`llama`, `qwen3`) builds it or a file describes it.
+    """Configuration of a decoder. Functions such as `llama` build it, and `load` reads it.
 
-    `tie` shares the embedding with the head. `max_length` is the context that the model was made
-    for; nothing here is cut to it, except that with `learned_positions` there is a vector for each
-    of its positions and for no other. `embed_scale` multiplies token vectors, rounded to their
-    dtype. `soft_cap` c bounds the logits as `c tanh(logits / c)`. `init_std` is the standard
-    deviation of fresh weights. `extra` holds the keys of a config.json that do not alter the
-    computation (token ids, for example), each with its value as JSON text, so that saving writes
-    them back.
+    Args:
+        family: Name of the family.
+        vocab_size: Number of tokens.
+        embed: Width of the residual stream.
+        layers: One entry per block, at least one.
+        norm: Kind of the norms.
+        tie: Share the embedding with the head.
+        max_length: Context length of the model. A limit only with `learned_positions`; otherwise
+            longer sequences run too.
+        learned_positions: Add a learned vector for each of the `max_length` positions.
+        embed_scale: Factor on token vectors, rounded to their dtype. None for none.
+        soft_cap: c bounds the logits as `c tanh(logits / c)`. None for no bound.
+        init_std: Standard deviation of fresh weights.
+        extra: Keys of config.json without effect on the computation, such as token ids, with values
+            as JSON text. Saving writes them back.
+
+    Raises:
+        ValueError: A value is out of range, or there is no layer.
+
+    Example:
+
+        >>> import dataclasses
+        >>> from dovetail_models import llama, size
+        >>> config = llama(vocab_size=64, embed=16, depth=2, heads=2, mlp=32)
+        >>> shallow = dataclasses.replace(config, layers=config.layers[:1])
+        >>> size(config), size(shallow)
+        (7248, 4656)
     """
 
     family: str

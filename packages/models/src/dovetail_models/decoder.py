@@ -2,10 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The decoder: one module for training, inference and export.
 
-It is split where its users cut it: `features` ends before the head, because a fused loss wants the
-features and `head_weight`, and generation wants the head of one position. The attention operation
-and the cache that it reads and writes are arguments, because training, an engine and a reference
-each bring their own.
+`features` ends before the head: a fused loss takes the features and `head_weight`, and generation
+needs the head at one position. The attention operation and its cache are arguments, because
+training, an inference engine and a reference each bring their own.
 
 Shape letters: B rows, T tokens, D embed, V vocabulary.
 """
@@ -41,11 +40,16 @@ ROUTER = "router"
 class Decoder(nnx.Module):
     """A causal language model. Build one with `init` or `load`.
 
-    The parameters are `embed.embedding`, `layers.7.attn.q.kernel` and so on: always one tree per
-    layer, whatever `configure` says. Activations have the dtype of the embedding.
+    Parameters are named `embed.embedding`, `layers.7.attn.q.kernel` and so on: always one subtree
+    per layer, also with `configure(scan=True)`. Activations have the dtype of the embedding.
 
-    >>> model = init(llama(vocab_size=256, embed=64, depth=2, heads=4, mlp=128), seed=0)
-    >>> logits = model(jnp.zeros((1, 8), jnp.int32))
+    Example:
+
+        >>> import jax.numpy as jnp
+        >>> from dovetail_models import init, llama
+        >>> model = init(llama(vocab_size=64, embed=16, depth=1, heads=2, mlp=32), seed=0)
+        >>> model(jnp.zeros((1, 8), jnp.int32)).shape
+        (1, 8, 64)
     """
 
     def __init__(self, config: Config, *, rngs: nnx.Rngs):
@@ -102,19 +106,29 @@ class Decoder(nnx.Module):
         embeds: Features | None = None,
         taps: tuple[str, ...] = (),
     ) -> Any:
-        """(normalised features before the head, the cache after this call or None); with `taps` a
-        third value, a dict of what was tapped.
+        """Computes the normalised features before the head.
 
-        `segment_ids` keep the documents of a packed row apart; 0 is padding. `positions` restart in
-        each segment when they are not given. `attention` replaces `reference.attention`. `kv` holds
-        one entry per layer, in whatever form that attention takes (`dense_kv` for the default), and
-        layers then run unrolled, since slicing a stacked cache would copy it. `embeds` take the
-        place of the (scaled) token vectors, and `tokens` may then be None.
+        Args:
+            tokens: Token ids [B, T]. May be None with `embeds`.
+            positions: Positions [B, T]. Default: indices in the row, or in each segment.
+            segment_ids: Documents of packed rows [B, T], which do not attend to each other. 0 is
+                padding.
+            attention: Replaces `reference.attention`.
+            kv: Cache: one entry per layer, in the form of `attention` (`dense_kv` for the default).
+                Layers then run unrolled, since slicing a stacked cache would copy it.
+            embeds: Replaces the scaled token vectors, [B, T, D].
+            taps: Intermediate values to return. "layers.3" is the residual stream after layer 3 [B,
+                T, D]. "router" is a `Balance` with a leading dimension over the layers with
+                experts.
 
-        taps: "layers.3" is the residual stream after layer 3, [B, T, D]; "router" is a `Balance`
-        with a leading dimension for the layers that have experts.
+        Returns:
+            Features [B, T, D] and the cache after this call (None without `kv`); with `taps` also a
+            dict of the tapped values.
 
-        Raises ValueError for a concrete token outside the vocabulary (under jit it gives NaN).
+        Raises:
+            ValueError: A concrete token is outside the vocabulary (under jit it gives NaN), a
+                position has no learned vector, a tap is unknown, `kv` has another length than the
+                layers, or tokens and embeds are both None.
         """
         tokens = None if tokens is None else jnp.asarray(tokens)
         x = self._embedded(tokens, embeds)
@@ -146,11 +160,11 @@ class Decoder(nnx.Module):
         walk = functools.partial(run, step=step, keep=kept, scan=self.scan, remat=self.remat)
         x, extra, tapped = walk(self.layers, fixed(x, RESIDUAL), entries=kv)
         entries = None if kv is None else [entry for entry, _ in extra]
-        found = (_found(tapped, [used for _, used in extra], taps),) if taps else ()
-        return self.norm(x), entries, *found
+        results = (_tapped_values(tapped, [used for _, used in extra], taps),) if taps else ()
+        return self.norm(x), entries, *results
 
     def head(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch V"]:
-        """float32 logits of features."""
+        """Returns the float32 logits of features."""
         logits = self.embed.attend(x) if self.lm_head is None else self.lm_head(x)
         cap = self.config.soft_cap
         logits = logits if cap is None else cap * jnp.tanh(logits / cap)
@@ -158,16 +172,17 @@ class Decoder(nnx.Module):
         return constrain(logits, names, rules=self.rules)
 
     def head_weight(self) -> tuple[Float[Array, "D V"], float | None]:
-        """(the head's matrix, its soft cap or None), for a loss that never makes all logits.
+        """Returns the head's matrix [D, V] and its soft cap or None, for a loss without the full
+        logits.
 
-        A quantized head is decoded: a float copy, which `head` does without.
+        A quantized head is decoded into a float copy; `head` needs no copy.
         """
         if self.lm_head is None:
             return whole(self.embed.embedding[...]).T, self.config.soft_cap
         return whole(self.lm_head.kernel[...]), self.config.soft_cap
 
     def __call__(self, tokens: Tokens, **options: Any) -> Float[Array, "B T V"]:
-        """float32 logits: `head(features(tokens, **options)[0])`."""
+        """Returns float32 logits [B, T, V]: `head(features(tokens, **options)[0])`."""
         return self.head(self.features(tokens, **options)[0])
 
     def configure(
@@ -178,11 +193,15 @@ class Decoder(nnx.Module):
         ragged_dot: RaggedDot | None = None,
         rules: Rules | None = None,
     ) -> "Decoder":
-        """A decoder over the same parameters (training one trains the other) that runs differently.
+        """Returns a decoder over the same parameters with other execution options.
 
-        None leaves an option as it is. `scan` compiles one copy of each repeated layer; `remat`
-        trades memory for computation (False switches it off); `ragged_dot` takes the place of
-        `jax.lax.ragged_dot` in every mixture of experts; `rules` place activations on meshes.
+        Both decoders share their Variables: training one trains the other. None keeps an option.
+
+        Args:
+            scan: Compile one copy of each repeated layer.
+            remat: Recompute in the backward pass to save memory. False switches it off.
+            ragged_dot: Replaces `jax.lax.ragged_dot` in every mixture of experts.
+            rules: Place activations on meshes.
         """
         other = nnx.merge(*nnx.split(self), copy=False)
         other.scan = self.scan if scan is None else scan
@@ -212,7 +231,9 @@ class Decoder(nnx.Module):
         return {kind: rope_angles(*kind, positions=positions) for kind in kinds}
 
     def _kept(self, taps: tuple[str, ...], kv: Sequence[Any] | None) -> frozenset[int]:
-        """The layers whose output is tapped, after checking what depends on the layers."""
+        """Returns the layers with a tapped output, after checking `kv` and `taps` against the
+        layers.
+        """
         if kv is not None and len(kv) != len(self.layers):
             raise ValueError(
                 f"kv must hold one entry per layer, got len(kv)={len(kv)} for "
@@ -229,15 +250,15 @@ class Decoder(nnx.Module):
         return frozenset(names[tap] for tap in taps if tap in names)
 
 
-def _found(
+def _tapped_values(
     tapped: dict[int, Array], used: Sequence[Balance | None], taps: tuple[str, ...]
 ) -> Tapped:
-    """What `features` gives for `taps`."""
-    found: Tapped = {f"layers.{i}": stream for i, stream in tapped.items()}
+    """Returns the dict of tapped values."""
+    values: Tapped = {f"layers.{i}": stream for i, stream in tapped.items()}
     if ROUTER in taps:
         mixtures = [balance for balance in used if balance is not None]
-        found[ROUTER] = jax.tree.map(lambda *leaves: jnp.stack(leaves), *mixtures)
-    return found
+        values[ROUTER] = jax.tree.map(lambda *leaves: jnp.stack(leaves), *mixtures)
+    return values
 
 
 def _head(config: Config, *, rngs: nnx.Rngs) -> nnx.Linear:

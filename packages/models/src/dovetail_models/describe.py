@@ -1,10 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a model holds: a row per parameter, and totals by module, dtype and sharding.
+"""Tables of a model's parameters, with totals by module, dtype and sharding.
 
-Layers that are alike are one row, `layers.{0..31}.attn.q.kernel`. A model without arrays
-(`abstract`) is described as well, on a mesh without devices too, so that the size of a model that
-nobody has built is known, on each of the devices that it would lie on.
+Equal layers share one row, `layers.{0..31}.attn.q.kernel`. A model without arrays (`abstract`) can
+be described too, also on a mesh without devices. This gives the memory per device of a model before
+it is built.
 """
 
 import dataclasses
@@ -22,16 +22,23 @@ from dovetail_models.hf.table import dotted
 from dovetail_models.shard import RULES, WEIGHTS, Rules, shardings
 
 _TITLES = ("path", "type", "shape", "dtype", "sharding", "parameters", "bytes", "per device")
-_NUMBERS = 3  # columns at the right that are numbers
+_NUMBERS = 3  # numeric columns, at the right
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
-    """`count` equal parameters of `shape`, at the paths that `path` abbreviates.
+    """One or several equal parameters.
 
-    `kind` is the type of the variables (Param, LoRAParam, Buffer), `spec` how each lies on the mesh
-    (None: not on a mesh). The numbers are of all of them together, in bytes and elements;
-    `device_bytes` is what lies on one device.
+    Attributes:
+        path: Abbreviation of their paths.
+        kind: Type of the Variables: Param, LoRAParam, Buffer.
+        shape: Shape of each.
+        dtype: dtype of each.
+        spec: Sharding of each on the mesh. None: not on a mesh.
+        count: Number of parameters.
+        parameters: Elements of all of them.
+        bytes: Bytes of all of them.
+        device_bytes: Bytes on one device.
     """
 
     path: str
@@ -46,14 +53,21 @@ class Row:
 
     @property
     def module(self) -> str:
-        """The part of the model that holds it: `embed`, or `layers.*.attn` of one in a list."""
+        """Submodule of the parameter: `embed`, or `layers.*.attn` inside a list."""
         *names, last = re.sub(r"\{[^}]*\}|(?<=\.)\d+(?=\.)", "*", self.path).split(".")
         return ".".join(names[: names.index("*") + 2] if "*" in names else names[:1]) or last
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Total:
-    """The sums over the rows that share `name`."""
+    """Sums over the rows of one group.
+
+    Attributes:
+        name: Name of the group.
+        parameters: Elements.
+        bytes: Bytes.
+        device_bytes: Bytes on one device.
+    """
 
     name: str
     parameters: int
@@ -63,25 +77,33 @@ class Total:
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-    """The rows of a model, in the order of its tree. `str` is a table with the totals below."""
+    """The rows of a model, in the order of its tree. `str` is a table with totals.
+
+    Example:
+
+        >>> from dovetail_models import abstract, describe, llama
+        >>> model = abstract(llama(vocab_size=64, embed=16, depth=2, heads=2, mlp=32))
+        >>> [(total.name, total.parameters) for total in describe(model).by_dtype()]
+        [('float32', 7248)]
+    """
 
     rows: tuple[Row, ...]
 
     @property
     def total(self) -> Total:
-        """The sums over everything."""
+        """Sums over all rows."""
         return _total("total", self.rows)
 
     def by_module(self) -> tuple[Total, ...]:
-        """The sums over each part of the model."""
+        """Returns the sums over each submodule."""
         return self._by(lambda row: row.module)
 
     def by_dtype(self) -> tuple[Total, ...]:
-        """The sums over each dtype."""
+        """Returns the sums over each dtype."""
         return self._by(lambda row: row.dtype)
 
     def by_sharding(self) -> tuple[Total, ...]:
-        """The sums over each way to lie on the mesh."""
+        """Returns the sums over each sharding."""
         return self._by(lambda row: _spec(row.spec))
 
     def _by(self, key: Callable[[Row], str]) -> tuple[Total, ...]:
@@ -98,8 +120,8 @@ class Description:
         return _table([*lines, (), _line(self.total)])
 
     def __treescope_repr__(self, path: str | None, subtree_renderer: Any) -> Any:
-        """Treescope calls this: the totals, and folded behind them the table."""
-        # Flax brings it, and only who renders needs it.
+        """Renders the totals, with the table folded below, for Treescope."""
+        # A dependency of Flax, needed only for rendering.
         from treescope import rendering_parts as parts
 
         total = self.total
@@ -121,15 +143,27 @@ def describe(
     fold: bool = True,
     only: nnx.filterlib.Filter = WEIGHTS,
 ) -> Description:
-    """The parameters of any module, whether it holds arrays or their outlines.
+    """Describes the parameters of any module, with arrays or without.
 
-    With `mesh`, which may be abstract, parameters lie as `rules` would place them there; without,
-    as they lie. `fold=False` gives each layer its own rows. `only` selects the variables.
+    Args:
+        model: The module.
+        mesh: Mesh to plan for; may be abstract. Default: the present placement.
+        rules: Sharding rules, used with `mesh`.
+        fold: Merge the rows of equal layers.
+        only: Filter of the Variables.
 
-    Raises ValueError for a mesh that does not divide a parameter, and with `mesh` for a parameter
-    without logical names, as those of other libraries' modules are.
+    Raises:
+        ValueError: The mesh does not divide a parameter, or, with `mesh`, a parameter has no
+            logical names (as in modules of other libraries).
 
-    >>> print(describe(abstract(config), mesh=AbstractMesh((8,), ("fsdp",))))
+    Example:
+
+        >>> from jax.sharding import AbstractMesh
+        >>> from dovetail_models import abstract, describe, llama
+        >>> model = abstract(llama(vocab_size=64, embed=16, depth=2, heads=2, mlp=32))
+        >>> description = describe(model, mesh=AbstractMesh((2,), ("fsdp",)))
+        >>> description.total.bytes, description.total.device_bytes
+        (28992, 14656)
     """
     rows = []
     places = None if mesh is None else _places(model, mesh, rules, only)
@@ -174,15 +208,15 @@ def _one(name: str, kind: str, leaf: Any, place: Any) -> Row:
 
 
 def _folded(rows: Iterable[Row]) -> list[Row]:
-    """Rows that differ in an index alone, as one."""
+    """Merges rows that differ only in an index."""
     each = {row.path: row for row in rows}
     alike = abbreviate((path, (r.kind, r.shape, r.dtype, r.spec)) for path, r in each.items())
-    found = []
+    merged = []
     for path, names in alike.items():
         group = [each[name] for name in names]
         sums = _sums(group)
-        found.append(dataclasses.replace(group[0], path=path, count=len(group), **sums))
-    return found
+        merged.append(dataclasses.replace(group[0], path=path, count=len(group), **sums))
+    return merged
 
 
 def _sums(rows: Iterable[Row]) -> dict[str, int]:
@@ -213,15 +247,15 @@ def _numbers(of: Row | Total) -> tuple[str, ...]:
 
 
 def _spec(spec: PartitionSpec | None) -> str:
-    """`(fsdp, data+tensor, -)`: the axes that split each dimension."""
+    """Returns `(fsdp, data+tensor, -)`: the mesh axes of each dimension."""
     if spec is None:
         return "-"
-    axes = ("+".join((part,) if isinstance(part, str) else part or ("-",)) for part in spec)
+    axes = ("+".join((entry,) if isinstance(entry, str) else entry or ("-",)) for entry in spec)
     return f"({', '.join(axes)})"
 
 
 def _size(count: int) -> str:
-    """In bytes, or with three digits in the decimal unit below."""
+    """Formats bytes with three digits in the largest decimal unit that fits."""
     value, unit = float(count), "B"
     for larger in ("kB", "MB", "GB", "TB"):
         if value < 1000:
@@ -231,7 +265,7 @@ def _size(count: int) -> str:
 
 
 def _table(lines: list[tuple[str, ...]]) -> str:
-    """Columns as wide as need be, numbers at their right edge; a shorter line is a title."""
+    """Aligns columns, numbers at the right. A line of another length is a title."""
     full = [line for line in lines if len(line) == len(_TITLES)]
     widths = [max(map(len, column)) for column in zip(*full, strict=True)]
     edges = [str.ljust] * (len(_TITLES) - _NUMBERS) + [str.rjust] * _NUMBERS

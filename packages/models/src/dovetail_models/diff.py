@@ -1,9 +1,9 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""How two models differ: in their configurations, their parameters, and the values of these.
+"""Comparison of two models: configurations, parameters and their values.
 
-Values are compared leaf by leaf, those of a directory as they are read from its files, so two
-models that do not fit into memory can be compared.
+Values are compared leaf by leaf. Those of a directory are read from its files, so models larger
+than memory can be compared.
 """
 
 import dataclasses
@@ -24,15 +24,20 @@ from dovetail_models.hf.match import Source
 from dovetail_models.hf.table import dotted, listed
 from dovetail_models.shard import RULES, WEIGHTS
 
-# Elements compared at a time, so that float64 copies of a large leaf stay below 1 GB.
+# Elements per comparison; float64 copies of a large leaf stay below 1 GB.
 _CHUNK = 2**24
-_SHOWN = 20  # values in the text; the rest is counted
+_SHOWN = 20  # entries in the text; the others are counted
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Change:
-    """What is `a` in one model and `b` in the other; `path` names a number of the configuration,
-    or the shape or the dtype of a parameter."""
+    """One difference in the configuration, a shape or a dtype.
+
+    Attributes:
+        path: Path of the number in the configuration, or of the parameter.
+        a: Value in the first model.
+        b: Value in the second model.
+    """
 
     path: str
     a: Any
@@ -41,7 +46,13 @@ class Change:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Distance:
-    """max |a - b| over a parameter, and that over max |a|; infinite where only one is a number."""
+    """Distance between two values of one parameter. Infinite if only one of them is a number.
+
+    Attributes:
+        path: Path of the parameter.
+        largest: max |a - b|.
+        relative: `largest` over max |a|.
+    """
 
     path: str
     largest: float
@@ -50,10 +61,23 @@ class Distance:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Difference:
-    """What differs between two models; it is true if anything does. `str` lists it.
+    """Differences between two models. False if there are none; `str` lists them.
 
-    `only_a` and `only_b` are parameters that one of them lacks. `values` are the parameters of one
-    shape whose values differ, the largest difference first, and `same` counts those that do not.
+    Attributes:
+        config: Differences of the configurations.
+        only_a: Parameters absent in the second model.
+        only_b: Parameters absent in the first model.
+        kinds: Differences in shape or dtype.
+        values: Distances of the parameters with one shape and other values, largest first.
+        same: Number of parameters with equal values.
+
+    Example:
+
+        >>> from dovetail_models import diff, init, llama
+        >>> model = init(llama(vocab_size=64, embed=16, depth=1, heads=2, mlp=32), seed=0)
+        >>> difference = diff(model, model)
+        >>> bool(difference), difference.same
+        (False, 12)
     """
 
     config: tuple[Change, ...]
@@ -76,9 +100,9 @@ class Difference:
             "values, max |a - b| (and over max |a|)": values,
         }
         lines = []
-        for title, found in sections.items():
-            if found:
-                lines += [title, "  " + listed(found, limit=_SHOWN, between="\n  ")]
+        for title, entries in sections.items():
+            if entries:
+                lines += [title, "  " + listed(entries, limit=_SHOWN, between="\n  ")]
         return "\n".join([*lines, f"{self.same} parameters with equal values"])
 
 
@@ -92,10 +116,25 @@ class _Leaf:
 def diff(
     a: AnyModel | str | Path, b: AnyModel | str | Path, *, allow: tuple[str, ...] = ()
 ) -> Difference:
-    """What differs between two of our models, each given as a model or as its directory.
+    """Compares two models of this library.
 
-    Numbers are compared in float64, whatever their dtypes; NaN equals NaN. `allow` is that of
-    `load`, and so are the errors.
+    Numbers are compared in float64, whatever their dtypes. NaN equals NaN.
+
+    Args:
+        a: A model or its directory.
+        b: A model or its directory.
+        allow: As in `load`, for directories.
+
+    Raises:
+        ValueError: A directory cannot be loaded; errors are those of `load`.
+
+    Example:
+
+        >>> from dovetail_models import diff, init, llama, resize_vocab
+        >>> config = llama(vocab_size=64, embed=16, depth=1, heads=2, mlp=32, tie=True)
+        >>> model = init(config, seed=0)
+        >>> print(diff(model, resize_vocab(model, 72)).config)
+        (Change(path='vocab_size', a=64, b=72),)
     """
     (config_a, leaves_a), (config_b, leaves_b) = _open(a, allow), _open(b, allow)
     both = [path for path in leaves_a if path in leaves_b]
@@ -124,15 +163,15 @@ def _change(change: Change) -> str:
 def _open(
     model: AnyModel | str | Path, allow: tuple[str, ...]
 ) -> tuple[AnyConfig, dict[str, _Leaf]]:
-    """(configuration, {path: leaf}) of a model or of a directory."""
+    """Returns the configuration and {path: leaf} of a model or of a directory."""
     if isinstance(model, str | Path):
         return _directory(Path(model), allow)
-    found = {}
+    leaves = {}
     for path, variable in nnx.to_flat_state(nnx.state(model, WEIGHTS)):
         value = variable.get_value()
         read = functools.partial(np.asarray, value)
-        found[dotted(path)] = _Leaf(shape=value.shape, dtype=value.dtype, read=read)
-    return model.config, found
+        leaves[dotted(path)] = _Leaf(shape=value.shape, dtype=value.dtype, read=read)
+    return model.config, leaves
 
 
 def _directory(path: Path, allow: tuple[str, ...]) -> tuple[AnyConfig, dict[str, _Leaf]]:
@@ -152,20 +191,20 @@ def _directory(path: Path, allow: tuple[str, ...]) -> tuple[AnyConfig, dict[str,
 def _read(source: Source, struct: jax.ShapeDtypeStruct) -> np.ndarray:
     views = [source.op.view(tensor.read()) for tensor in source.tensors]
     whole = np.stack(views) if source.stacked else views[0]
-    # Rows that pad a vocabulary lie beyond the shape.
+    # Padding rows of a vocabulary lie beyond the shape.
     return whole[tuple(map(slice, struct.shape))]
 
 
 def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted path, value) of every number in a configuration."""
+    """Yields dotted path and value of every number in a configuration."""
     if dataclasses.is_dataclass(value):
         yield path or "config", type(value).__name__
         for field in dataclasses.fields(value):
             yield from _flat(getattr(value, field.name), f"{path}.{field.name}".strip("."))
     elif isinstance(value, tuple) and any(map(dataclasses.is_dataclass, value)):
         yield f"{path}.length", len(value)
-        for i, part in enumerate(value):
-            yield from _flat(part, f"{path}.{i}")
+        for i, item in enumerate(value):
+            yield from _flat(item, f"{path}.{i}")
     elif path.endswith("extra"):
         yield from ((f"{path}.{key}", text) for key, text in value)
     else:
@@ -173,7 +212,7 @@ def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[Change]:
-    """What the mappings say of the same path and what only one says, equal layers as one."""
+    """Yields the paths with different or missing values; equal layers are abbreviated."""
     paths = [path for path in {**a, **b} if a.get(path, "-") != b.get(path, "-")]
     said = {path: (a.get(path, "-"), b.get(path, "-")) for path in paths}
     for short, names in abbreviate(said.items()).items():
@@ -195,13 +234,13 @@ def _one_shape(a: _Leaf, b: _Leaf) -> bool:
 def _distance(path: str, a: _Leaf, b: _Leaf) -> Distance:
     x, y = a.read(), b.read()
     rows = max(1, _CHUNK // max(1, math.prod(a.shape[1:])))
-    parts = range(0, a.shape[0], rows) if a.shape else [None]
+    starts = range(0, a.shape[0], rows) if a.shape else [None]
     largest = scale = 0.0
-    for start in parts:
-        part = ... if start is None else slice(start, start + rows)
-        p, q = (np.asarray(part_of[part]).astype(np.float64) for part_of in (x, y))
+    for start in starts:
+        chunk = ... if start is None else slice(start, start + rows)
+        p, q = (np.asarray(array[chunk]).astype(np.float64) for array in (x, y))
         same = (p == q) | (np.isnan(p) & np.isnan(q))
-        with np.errstate(invalid="ignore"):  # of equal infinities, which are left out
+        with np.errstate(invalid="ignore"):  # inf - inf, masked as equal
             apart = np.where(same, 0.0, np.abs(p - q))
         largest = max(largest, float(np.nan_to_num(apart, nan=np.inf).max(initial=0.0)))
         scale = max(scale, float(np.abs(p[np.isfinite(p)]).max(initial=0.0)))

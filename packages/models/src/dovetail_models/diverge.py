@@ -1,9 +1,9 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Where a decoder departs from transformers: both run on the same tokens, compared step by step.
+"""Comparison with transformers, module by module: both models run on the same tokens.
 
-An error grows from layer to layer, so the first step that departs is the one to look at: its own
-module, its row in the family's table, or what config.json says of it.
+An error grows from layer to layer. Examine the first divergent step: its own module, its row in the
+family's table, and its keys in config.json.
 """
 
 import dataclasses
@@ -14,12 +14,17 @@ from jaxtyping import Array, Int
 
 from dovetail_models.decoder import Decoder
 
-LENGTH = 32  # of the row that is used where none is given
+LENGTH = 32  # tokens of the default row
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Step:
-    """The output of the module at `path`: max |ours - theirs| over max |theirs|."""
+    """Output of one module, compared.
+
+    Attributes:
+        path: Path of the module.
+        apart: max |ours - theirs| over max |theirs|.
+    """
 
     path: str
     apart: float
@@ -27,14 +32,19 @@ class Step:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Divergence:
-    """Every step in order, and how far apart they may be. `str` lists them."""
+    """All steps in order. `str` lists them.
+
+    Attributes:
+        steps: The steps.
+        tolerance: Largest accepted value of `apart`.
+    """
 
     steps: tuple[Step, ...]
     tolerance: float
 
     @property
     def first(self) -> str | None:
-        """The path of the first module that departs; None if none does."""
+        """Path of the first module beyond the tolerance, or None."""
         return next((step.path for step in self.steps if not step.apart <= self.tolerance), None)
 
     def __str__(self) -> str:
@@ -50,20 +60,28 @@ def diverge(
     tokens: Int[Array | np.ndarray, "B T"] | None = None,
     tolerance: float = 1e-4,
 ) -> Divergence:
-    """The decoder beside transformers' model of the same directory, after each layer.
+    """Compares a decoder after each layer with transformers' model of the same directory.
 
-    `path` is read by transformers, in float32 on the CPU. Without `tokens` the first ids of the
-    vocabulary are the row. `tolerance` suits float32; a bfloat16 model needs 0.1.
+    Args:
+        model: The decoder.
+        path: Directory that transformers reads, in float32 on the CPU.
+        tokens: Token ids [B, T]. Default: one row of the first ids of the vocabulary.
+        tolerance: Largest accepted relative difference. The default suits float32; a bfloat16 model
+            needs 0.1.
 
-    Raises ImportError without torch and transformers, which are not dependencies of this library.
+    Raises:
+        ImportError: torch or transformers is missing. They are not dependencies of this library.
 
-    >>> print(diverge(load("model"), "model"))
+    Example:
+
+        >>> from dovetail_models import diverge, load
+        >>> print(diverge(load("model"), "model"))  # doctest: +SKIP
     """
     if tokens is None:
         tokens = np.arange(LENGTH, dtype=np.int32)[None] % model.config.vocab_size
     layers = [f"layers.{i}" for i in range(len(model.layers))]
     x, _, tapped = model.features(tokens, taps=tuple(layers))
-    # transformers normalises the output of the last layer before it gives it.
+    # transformers returns the output of the last layer after the final norm.
     names = [*layers[:-1], "norm", "lm_head"]
     ours = [*(tapped[name] for name in layers[:-1]), x, model.head(x)]
     pairs = zip(names, ours, _theirs(path, np.asarray(tokens)), strict=True)
@@ -73,7 +91,7 @@ def diverge(
 
 def _theirs(path: str | Path, tokens: np.ndarray) -> list[np.ndarray]:
     try:
-        # Not among the dependencies, so pyright does not find them where it runs.
+        # Not dependencies, so pyright may not find them.
         import torch  # pyright: ignore[reportMissingImports]
         from transformers import AutoModelForCausalLM  # pyright: ignore[reportMissingImports]
     except ImportError as error:
@@ -84,7 +102,7 @@ def _theirs(path: str | Path, tokens: np.ndarray) -> list[np.ndarray]:
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     with torch.no_grad():
         out = model(torch.from_numpy(tokens).long(), use_cache=False, output_hidden_states=True)
-    return [part.numpy() for part in (*out.hidden_states[1:], out.logits)]
+    return [output.numpy() for output in (*out.hidden_states[1:], out.logits)]
 
 
 def _apart(ours: np.ndarray, theirs: np.ndarray) -> float:

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Encoders: stacks of blocks in which every token sees every other; here those of text.
+"""Encoders: stacks of blocks with attention in both directions. This file has the text encoder.
 
 Shape letters: B rows, T tokens, D embed, P width of a pooled vector.
 """
@@ -33,7 +33,7 @@ E = TypeVar("E", bound="Encoder")
 
 
 class Encoder(nnx.Module):
-    """The blocks, their final norm and the pooler; subclasses say what goes in."""
+    """Blocks, final norm and pooler of an encoder. Subclasses add the input."""
 
     def __init__(self, config: TextConfig | VisionConfig, *, rngs: nnx.Rngs):
         std, norm = config.init_std, config.norm
@@ -49,9 +49,10 @@ class Encoder(nnx.Module):
         self.rules = RULES
 
     def pooled(self, x: Features) -> Float[Array, "B P"]:
-        """One vector per row, from the features and the model's own pooler.
+        """Returns one vector per row [B, P], by the model's own pooler.
 
-        Raises ValueError for a model without one; `pool` pools without parameters.
+        Raises:
+            ValueError: The model has no pooler. `pool` needs no parameters.
         """
         if self.pooler is None:
             raise ValueError(
@@ -67,7 +68,15 @@ class Encoder(nnx.Module):
         remat: Remat | Literal[False] | None = None,
         rules: Rules | None = None,
     ) -> E:
-        """An encoder over the same parameters that runs differently; see `Decoder.configure`."""
+        """Returns an encoder over the same parameters with other execution options.
+
+        Both encoders share their Variables: training one trains the other. None keeps an option.
+
+        Args:
+            scan: Compile one copy of each repeated layer.
+            remat: Recompute in the backward pass to save memory. False switches it off.
+            rules: Place activations on meshes.
+        """
         other = nnx.merge(*nnx.split(self), copy=False)
         other.scan = self.scan if scan is None else scan
         other.remat = self.remat if remat is None else remat or None
@@ -83,7 +92,7 @@ class Encoder(nnx.Module):
         positions: Array | None = None,
         segment_ids: Array | None = None,
     ) -> Any:
-        """The features of the embedded input `x`, with what was tapped if anything was."""
+        """Returns the features of the embedded input `x`; with taps also the tapped values."""
         fixed = functools.partial(constrain, rules=self.rules)
         attend = functools.partial(
             attention or reference.attention,
@@ -112,12 +121,18 @@ class Encoder(nnx.Module):
 
 
 class TextEncoder(Encoder):
-    """An encoder of token sequences: BERT, MiniLM, or SigLIP's text. Build one with `init` or
-    `load_encoder`.
+    """An encoder of token sequences: BERT, MiniLM, or SigLIP's text tower.
 
-    >>> model = init(bert(vocab_size=256, embed=64, depth=2, heads=4, mlp=128), seed=0)
-    >>> x = model.features(tokens, mask=mask)
-    >>> sentences = pool(x, mask=mask, kind="mean", normalize=True)
+    Build one with `init` or `load_encoder`.
+
+    Example:
+
+        >>> import jax.numpy as jnp
+        >>> from dovetail_models import bert, init, pool
+        >>> model = init(bert(vocab_size=64, embed=16, depth=1, heads=2, mlp=32), seed=0)
+        >>> tokens, mask = jnp.array([[2, 5, 3, 0]]), jnp.array([[1, 1, 1, 0]])
+        >>> pool(model.features(tokens, mask=mask), mask=mask, kind="mean", normalize=True).shape
+        (1, 16)
     """
 
     config: TextConfig
@@ -168,17 +183,26 @@ class TextEncoder(Encoder):
         attention: Callable[..., Any] | None = None,
         taps: tuple[str, ...] = (),
     ) -> Any:
-        """The vectors after the last layer; with `taps` also a dict of what was tapped.
+        """Computes the vectors after the last layer.
 
-        `mask` is a tokenizer's: tokens where it is 0 are seen by none that counts, and the vectors
-        at their places mean nothing. It moves no position. `segment_ids` keep the documents of a
-        packed row apart (0 is padding), and positions then restart in each. `token_types` tell the
-        parts of a pair apart (default 0). `attention` replaces `reference.attention`. The tap
-        "layers.3" is the stream after layer 3, [B, T, D].
+        Args:
+            tokens: Token ids [B, T].
+            mask: The tokenizer's attention mask [B, T]. Tokens with 0 are invisible to the others,
+                and their own vectors are meaningless. Positions do not change.
+            segment_ids: Documents of packed rows [B, T], which do not attend to each other. 0 is
+                padding.
+            positions: Positions [B, T]. Default: indices in the row, or in each segment.
+            token_types: Index of the sentence in a pair [B, T]. Default 0.
+            attention: Replaces `reference.attention`.
+            taps: Intermediate values to return. "layers.3" is the stream after layer 3 [B, T, D].
 
-        Raises ValueError for concrete tokens, types or positions without a vector (under jit they
-        give NaN), for both of mask and segment_ids, and for a concrete mask that hides the token
-        which the model's pooler takes.
+        Returns:
+            Vectors [B, T, D]; with `taps` also a dict of the tapped values.
+
+        Raises:
+            ValueError: A concrete token, type or position has no vector (under jit it gives NaN),
+                both mask and segment_ids are given, token_types are given to a model without them,
+                a tap is unknown, or a concrete mask hides the token of the model's pooler.
         """
         tokens = jnp.asarray(tokens)
         segments = self._segments(mask, segment_ids)
@@ -214,7 +238,7 @@ class TextEncoder(Encoder):
     def _embedded(
         self, tokens: Array, positions: Tokens | None, token_types: Tokens | None
     ) -> Features:
-        # Through NumPy, so that a sequence that is too long is refused under jit as well.
+        # NumPy, so a sequence beyond max_length is refused under jit too.
         index = np.arange(tokens.shape[1])[None] if positions is None else positions
         check_tokens(tokens, vocab_size=self.config.vocab_size)
         check_positions(index, max_length=self.config.max_length)

@@ -1,10 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What an encoder is, as frozen values: of text, of images, or of both with a common embedding.
+"""Frozen configurations of encoders: text, images, or both with a common embedding.
 
-The layers are those of a decoder (`config.Layer`). Where they normalise after each sum ("post",
-BERT) the embedding is normalised as well and nothing follows the last layer; where they normalise
-first ("pre", ViT and SigLIP) one norm follows the last layer and none the embedding.
+Layers are those of a decoder (`config.Layer`). With norms "post" (BERT) the embedding is normalised
+too and no norm follows the last layer. With "pre" (ViT, SigLIP) one norm follows the last layer and
+none the embedding.
 """
 
 import dataclasses
@@ -17,8 +17,19 @@ Extra = tuple[tuple[str, str], ...]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TokenPool:
-    """A row's vector is a projection of its first token (BERT), or of its last one (SigLIP), to
-    `width` numbers, and their tanh if `tanh`."""
+    """Pooling by a projection of the first token (BERT) or the last one (SigLIP).
+
+    Args:
+        width: Width of the pooled vector.
+        last: Take the last token.
+        tanh: Apply tanh to the projection.
+
+    Example:
+
+        >>> from dovetail_models import bert
+        >>> bert(vocab_size=64, embed=16, depth=1, heads=2, mlp=32).pooler
+        TokenPool(width=16, last=False, tanh=True)
+    """
 
     width: int
     last: bool = False
@@ -30,8 +41,18 @@ class TokenPool:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AttentionPool:
-    """A row's vector is what a learned query attends to, with `heads` heads, and a feed-forward
-    block on it (SigLIP's images)."""
+    """Pooling by attention of a learned query, and a feed-forward block (SigLIP's images).
+
+    Attributes:
+        heads: Heads; a divisor of `embed`.
+        mlp: The feed-forward block.
+
+    Example:
+
+        >>> from dovetail_models import AttentionPool, Mlp
+        >>> AttentionPool(heads=2, mlp=Mlp(hidden=32)).heads
+        2
+    """
 
     heads: int
     mlp: Mlp
@@ -42,10 +63,30 @@ class AttentionPool:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextConfig:
-    """An encoder of token sequences of up to `max_length`, as `bert` builds it or a file says.
+    """Configuration of a text encoder. Functions such as `bert` build it, and `load_encoder` reads
+    it.
 
-    `token_types` is how many vectors tell the parts of a pair of sentences apart (0: none).
-    `extra` holds the keys of a config.json that do not alter the computation, as JSON text.
+    Args:
+        family: Name of the family.
+        vocab_size: Number of tokens.
+        embed: Width of a token's vector.
+        layers: One entry per block. All have `Attention(rope=None)`, `Mlp` and the same norms.
+        norm: Kind of the norms.
+        max_length: Number of learned positions.
+        token_types: Number of vectors for the sentences of a pair. 0 for none.
+        pooler: Pooling, or None.
+        init_std: Standard deviation of fresh weights.
+        extra: Keys of config.json without effect on the computation, with values as JSON text.
+
+    Raises:
+        ValueError: A value is out of range, or a layer does not fit an encoder.
+
+    Example:
+
+        >>> from dovetail_models import bert
+        >>> config = bert(vocab_size=64, embed=16, depth=2, heads=2, mlp=32)
+        >>> len(config.layers), config.layers[0].norms
+        (2, 'post')
     """
 
     family: str
@@ -68,11 +109,33 @@ class TextConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class VisionConfig:
-    """An encoder of images of `image_size` (height, width) pixels, cut into squares of `patch`.
+    """Configuration of an image encoder.
 
-    Rows and columns of pixels that fill no whole patch are left out. `class_token` puts a learned
-    vector before the patches. `labels` names the classes that a head on that vector tells apart.
-    `extra` is as in `TextConfig`.
+    Args:
+        family: Name of the family.
+        image_size: (height, width) in pixels.
+        patch: Side of the square patches in pixels. Pixels beyond the last whole patch are left
+            out.
+        embed: Width of a patch's vector.
+        layers: One entry per block. All have `Attention(rope=None)`, `Mlp` and the same norms.
+        norm: Kind of the norms.
+        channels: Channels of an image.
+        class_token: Put a learned vector before the patches.
+        pooler: Pooling, or None.
+        labels: Names of the classes of a head on the class token. Empty: no head.
+        init_std: Standard deviation of fresh weights.
+        extra: Keys of config.json without effect on the computation, with values as JSON text.
+
+    Raises:
+        ValueError: A value is out of range, a layer does not fit an encoder, the heads of the
+            pooler do not divide `embed`, or there are labels without a class token.
+
+    Example:
+
+        >>> from dovetail_models import vit
+        >>> config = vit(image_size=8, patch=4, embed=16, depth=1, heads=2, mlp=32)
+        >>> config.grid, config.length
+        ((2, 2), 5)
     """
 
     family: str
@@ -109,18 +172,36 @@ class VisionConfig:
 
     @property
     def grid(self) -> tuple[int, int]:
-        """How many patches lie below and beside each other."""
+        """Rows and columns of patches."""
         return self.image_size[0] // self.patch, self.image_size[1] // self.patch
 
     @property
     def length(self) -> int:
-        """How many vectors an image becomes."""
+        """Number of vectors per image: patches and class token."""
         return self.grid[0] * self.grid[1] + self.class_token
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DualConfig:
-    """An encoder of text and one of images whose pooled vectors are compared (SigLIP)."""
+    """Configuration of a text and an image encoder with comparable pooled vectors (SigLIP).
+
+    Args:
+        family: Name of the family.
+        text: Text encoder with a pooler.
+        vision: Image encoder with a pooler of the same width.
+        extra: Keys of config.json without effect on the computation, with values as JSON text.
+
+    Raises:
+        ValueError: A pooler is missing, or the widths differ.
+
+    Example:
+
+        >>> from dovetail_models import siglip, siglip_text, siglip_vision
+        >>> sizes = dict(embed=16, depth=1, heads=2, mlp=32)
+        >>> vision = siglip_vision(image_size=8, patch=4, **sizes)
+        >>> siglip(text=siglip_text(vocab_size=64, max_length=8, **sizes), vision=vision).family
+        'siglip'
+    """
 
     family: str
     text: TextConfig

@@ -1,9 +1,9 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a decoder costs, from its configuration alone: parameters, products, cache.
+"""Costs of a decoder, from its configuration alone: parameters, FLOPs, cache.
 
-Everything here is a sum over the matrices of a layer, which `_matrices` lists once: a parameter
-count takes all of them, the cost of a token takes of a mixture of experts only those it is sent to.
+All are sums over the matrices of a layer (`_matrices`). A parameter count takes all of them; the
+cost of a token takes only the experts selected for it.
 """
 
 import math
@@ -19,17 +19,36 @@ from dovetail_models.shard import RULES, Rules, shardings
 
 
 def size(config: Config) -> int:
-    """Numbers that a file of the decoder holds; a tied embedding counts once.
+    """Returns the number of parameters in a file of the decoder.
 
-    These are the parameters and, where a router has one, its selection bias. Raises TypeError, as
-    everything here does, for the configuration of an encoder.
+    A tied embedding counts once. Selection biases of routers count too.
+
+    Raises:
+        TypeError: The configuration is an encoder's.
+
+    Example:
+
+        >>> from dovetail_models import llama, size
+        >>> size(llama(vocab_size=64, embed=16, depth=2, heads=2, mlp=32))
+        7248
     """
     _check_decoder(config)
     return _outside(config) + sum(_layer(config, la) for la in config.layers)
 
 
 def active(config: Config) -> int:
-    """Parameters that one token meets: `size` without the experts that it is not sent to."""
+    """Returns the number of parameters used by one token: `size` without unselected experts.
+
+    Raises:
+        TypeError: The configuration is an encoder's.
+
+    Example:
+
+        >>> from dovetail_models import active, mixtral, size
+        >>> config = mixtral(vocab_size=64, embed=16, depth=2, heads=2, mlp=32, experts=4, top_k=1)
+        >>> size(config), active(config)
+        (16592, 7376)
+    """
     _check_decoder(config)
     idle = 0
     for layer in config.layers:
@@ -40,13 +59,28 @@ def active(config: Config) -> int:
 
 
 def flops(config: Config, *, tokens: int, length: int, training: bool = True) -> float:
-    """Floating-point operations on `tokens` tokens in sequences of `length`.
+    """Returns the model FLOPs of `tokens` tokens in sequences of `length`.
 
-    Counts products with matrices and of attention, 2 operations each: every matrix that a token
-    meets once per token, and of causal attention the half (or the window) that is not masked.
-    Latent attention is counted expanded, as it runs without a cache. `training` adds the backward
-    pass, twice the forward; what recomputation repeats is not counted, as in model FLOPs
+    Counts matrix products and attention, 2 operations per multiplication: every matrix used by a
+    token once per token, and the unmasked half (or window) of causal attention. Latent attention is
+    counted expanded, its form without a cache. Recomputation does not count, as in model FLOPs
     utilisation (PaLM, 2204.02311, appendix B).
+
+    Args:
+        config: The decoder's configuration.
+        tokens: Number of tokens; a multiple of `length`.
+        length: Tokens per sequence.
+        training: Add the backward pass, twice the forward pass.
+
+    Raises:
+        ValueError: `tokens` is no multiple of `length`.
+        TypeError: The configuration is an encoder's.
+
+    Example:
+
+        >>> from dovetail_models import flops, llama
+        >>> flops(llama(vocab_size=64, embed=16, depth=2, heads=2, mlp=32), tokens=16, length=8)
+        614400.0
     """
     _check_decoder(config)
     if tokens % length:
@@ -67,21 +101,35 @@ def kv_bytes(
     mesh: Mesh | AbstractMesh | None = None,
     rules: Rules = RULES,
 ) -> int:
-    """Bytes that a cache of `dtype` holds per token, over all layers, as `dense_kv` makes it.
+    """Returns the bytes of a `dense_kv` cache per token, over all layers.
 
-    With a mesh, what a device holds of a token whose row it has: key-value heads lie on the mesh as
-    `rules` place them. Of a layer with a window a cache needs no more than the window's tokens;
-    `dense_kv` keeps all.
+    A layer with a window needs only the window's tokens, but `dense_kv` keeps all.
+
+    Args:
+        config: The decoder's configuration.
+        dtype: dtype of the cache.
+        mesh: Count the bytes on one device that holds the token's row. None: count all.
+        rules: Placement of key-value heads on the mesh.
+
+    Raises:
+        TypeError: The configuration is an encoder's.
+        ValueError: The mesh axes of a rule do not divide the heads.
+
+    Example:
+
+        >>> from dovetail_models import kv_bytes, llama
+        >>> kv_bytes(llama(vocab_size=64, embed=16, depth=2, heads=2, mlp=32), dtype="bfloat16")
+        128
     """
     _check_decoder(config)
-    parts = [part for la in config.layers for part in la.attention.cached]
+    shapes = [shape for la in config.layers for shape in la.attention.cached]
     if mesh is not None:
-        parts = [_held(*part, mesh, rules) for part in parts]
-    return sum(math.prod(part) for part in parts) * np.dtype(dtype).itemsize
+        shapes = [_held(*shape, mesh, rules) for shape in shapes]
+    return sum(math.prod(shape) for shape in shapes) * np.dtype(dtype).itemsize
 
 
 class _Entry(nnx.Module):
-    """What a cache holds of one token in one layer: keys or values [heads, width]."""
+    """Cache entry of one token in one layer: keys or values [heads, width]."""
 
     def __init__(self, heads: int, width: int):
         names = {"out_sharding": ("kv_heads", None), "units": (1, 1), "eager_sharding": False}
@@ -89,7 +137,7 @@ class _Entry(nnx.Module):
 
 
 def _held(heads: int, width: int, mesh: Mesh | AbstractMesh, rules: Rules) -> tuple[int, ...]:
-    """The part of an entry that lies on one device."""
+    """Returns the shape of an entry's shard on one device."""
     (place,) = jax.tree.leaves(shardings(_Entry(heads, width), mesh, rules=rules))
     return place.shard_shape((heads, width))
 
@@ -103,14 +151,14 @@ def _check_decoder(config: object) -> None:
 
 
 def _outside(config: Config) -> int:
-    """Parameters that are in no layer."""
+    """Returns the number of parameters outside the layers."""
     rows = config.vocab_size * (1 if config.tie else 2)
     rows += config.max_length if config.learned_positions else 0
     return rows * config.embed + _norm(config.embed, config.norm)
 
 
 def _layer(config: Config, layer: Layer) -> int:
-    """Parameters of one layer."""
+    """Returns the number of parameters of one layer."""
     norms = 4 if layer.norms == "sandwich" else 2
     return (
         _matrices(config.embed, layer, all_experts=True)
@@ -131,7 +179,7 @@ def _inner_norms(a: Attention | LatentAttention, norm: Norm) -> int:
 
 
 def _matrices(embed: int, layer: Layer, *, all_experts: bool) -> int:
-    """Elements of a layer's matrices: all of them, or those that one token meets."""
+    """Returns the elements of a layer's matrices: of all experts, or of one token's `top_k`."""
     a, mlp = layer.attention, layer.mlp
     projections = _latent(embed, a) if isinstance(a, LatentAttention) else _grouped(embed, a)
     if isinstance(mlp, Mlp):
@@ -153,27 +201,27 @@ def _latent(embed: int, a: LatentAttention) -> int:
 
 
 def _biases(embed: int, layer: Layer) -> int:
-    """Vectors that are added: biases of projections and of routing, and attention's sinks."""
+    """Returns the elements of a layer's vectors: biases of projections and routing, and sinks."""
     a, mlp = layer.attention, layer.mlp
     if isinstance(a, LatentAttention):
-        found = embed + (a.q_rank or 0) + a.kv_rank + a.rope_dim if a.bias else 0
+        total = embed + (a.q_rank or 0) + a.kv_rank + a.rope_dim if a.bias else 0
     else:
-        found = (a.heads + 2 * a.kv_heads) * a.head_dim if a.qkv_bias else 0
-        found += embed if a.out_bias else 0
-        found += a.heads if a.sinks else 0
+        total = (a.heads + 2 * a.kv_heads) * a.head_dim if a.qkv_bias else 0
+        total += embed if a.out_bias else 0
+        total += a.heads if a.sinks else 0
     if isinstance(mlp, Mlp):
-        return found + ((2 if mlp.gated else 1) * mlp.hidden + embed if mlp.bias else 0)
+        return total + ((2 if mlp.gated else 1) * mlp.hidden + embed if mlp.bias else 0)
     routing = mlp.count * (mlp.router_bias + mlp.selection_bias)
-    return found + routing + (mlp.count * (2 * mlp.hidden + embed) if mlp.bias else 0)
+    return total + routing + (mlp.count * (2 * mlp.hidden + embed) if mlp.bias else 0)
 
 
 def _expert(embed: int, mlp: Experts) -> int:
-    """Parameters of one expert."""
+    """Returns the number of parameters of one expert."""
     return 3 * embed * mlp.hidden + (2 * mlp.hidden + embed if mlp.bias else 0)
 
 
 def _scores(a: Attention | LatentAttention, length: int) -> float:
-    """Products of q kᵀ and of its softmax with v, over one sequence."""
+    """Returns the multiplications of q kᵀ and of the softmax with v, for one sequence."""
     near = min(a.window or length, length)
     pairs = near * near / 2 + (length - near) * near
     widths = 2 * a.head_dim if isinstance(a, Attention) else a.nope_dim + a.rope_dim + a.v_dim

@@ -1,10 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Fresh parameters, made on the mesh where they will live.
+"""Fresh parameters, created on their mesh.
 
 Eager and jitted initialisers can differ in the last bit, so everything here is jitted, with one
-program per kind of layer: a deep model compiles as fast as a shallow one. The bits depend on the
-seed and the leaf alone, never on the mesh.
+program per kind of layer: a deep model compiles as fast as a shallow one. The bits depend only on
+the seed and the leaf, never on the mesh.
 """
 
 import dataclasses
@@ -41,10 +41,24 @@ def init(
 def init(
     config: AnyConfig, *, mesh: Mesh | None = None, rules: Rules = RULES, seed: int
 ) -> AnyModel:
-    """A model with fresh float32 parameters: matrices normal(0, init_std), biases 0, norms 1.
+    """Creates a model with fresh float32 parameters: matrices normal(0, init_std), biases 0, norms
+    1.
 
-    The same seed gives the same bits on every mesh. Without a mesh the parameters lie on the
-    default device, uncommitted.
+    Args:
+        config: Configuration of a decoder or an encoder.
+        mesh: Mesh of the parameters. Default: the default device, uncommitted.
+        rules: Sharding rules.
+        seed: Seed. It gives the same bits on every mesh.
+
+    Raises:
+        ValueError: The mesh axes of a rule do not divide a dimension.
+
+    Example:
+
+        >>> from dovetail_models import init, llama
+        >>> model = init(llama(vocab_size=64, embed=16, depth=1, heads=2, mlp=32), seed=0)
+        >>> model.layers[0].attn.q.kernel.shape
+        (16, 16)
     """
     model = outline(config, rules=rules)
     places = None if mesh is None else shardings(model, mesh, rules=rules, only=WEIGHTS)
@@ -53,7 +67,7 @@ def init(
 
 
 def outline(config: AnyConfig, *, rules: Rules = RULES) -> Any:
-    """The model of `config` with a float32 `jax.ShapeDtypeStruct` for each parameter."""
+    """Returns the model of `config` with a float32 `jax.ShapeDtypeStruct` for each parameter."""
     if isinstance(config, DualConfig):
         return nnx.eval_shape(lambda: build(config, rngs=nnx.Rngs(0))).configure(rules=rules)
     # Tracing a layer takes 25 ms and copying it one, so each kind is traced once.
@@ -67,16 +81,16 @@ def outline(config: AnyConfig, *, rules: Rules = RULES) -> Any:
 
 
 def _fill(model: Any, config: AnyConfig, places: nnx.State | None, key: jax.Array) -> None:
-    """Give the outline of a model its parameters, in place."""
+    """Sets the parameters of a model without arrays, in place."""
     towers = ("text", "vision") if isinstance(config, DualConfig) else ()
     apart = towers or ("layers",)
     shell = _fresh(_shallow(config), lambda state: _without(state, apart))
     shell_places = None if places is None else _without(places, apart)
     nnx.update(model, jax.jit(shell, out_shardings=shell_places)(key))
     for i, tower in enumerate(towers):
-        part = None if places is None else places[tower]
+        tower_places = None if places is None else places[tower]
         inner = getattr(model, tower), getattr(config, tower)
-        _fill(*inner, part, jax.random.fold_in(key, i))
+        _fill(*inner, tower_places, jax.random.fold_in(key, i))
     if not isinstance(config, DualConfig):
         _fill_layers(model, config, places, key)
 
@@ -91,24 +105,24 @@ def _fill_layers(
     for i, layer in enumerate(config.layers):
         if layer not in programs:
             place = None if places is None else places["layers"][i]
-            one = dataclasses.replace(config, layers=(layer,))
-            make = _fresh(one, lambda state: state["layers"][0])
+            shallow = dataclasses.replace(config, layers=(layer,))
+            make = _fresh(shallow, lambda state: state["layers"][0])
             programs[layer] = jax.jit(make, out_shardings=place)
         nnx.update(model.layers[i], programs[layer](jax.random.fold_in(key, i)))
 
 
-def _fresh(config: AnyConfig, part: Callable[[nnx.State], Any]) -> Callable[[jax.Array], Any]:
-    """A function from a key to `part` of the state of a fresh model."""
-    return lambda key: part(nnx.state(build(config, rngs=nnx.Rngs(key)), WEIGHTS))
+def _fresh(config: AnyConfig, select: Callable[[nnx.State], Any]) -> Callable[[jax.Array], Any]:
+    """Returns a function from a key to `select` of a fresh model's state."""
+    return lambda key: select(nnx.state(build(config, rngs=nnx.Rngs(key)), WEIGHTS))
 
 
 def _shallow(config: AnyConfig) -> AnyConfig:
-    """The config with one layer of each stack: the rest of the model has the same parameters."""
+    """Returns the config with one layer per stack. All other parameters stay the same."""
     if isinstance(config, DualConfig):
-        one = {"text": _shallow(config.text), "vision": _shallow(config.vision)}
-        return dataclasses.replace(config, **one)
+        towers = {"text": _shallow(config.text), "vision": _shallow(config.vision)}
+        return dataclasses.replace(config, **towers)
     return dataclasses.replace(config, layers=config.layers[:1])
 
 
 def _without(state: nnx.State, names: tuple[str, ...]) -> nnx.State:
-    return nnx.State({name: part for name, part in state.items() if name not in names})
+    return nnx.State({name: value for name, value in state.items() if name not in names})

@@ -1,8 +1,8 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a model asks of tokens and positions: that each has a vector, and where documents begin.
+"""Checks of tokens and positions, and positions of packed documents.
 
-Only values that are known are checked. Under jit they are not, and `Embed` gives NaN instead.
+Only concrete values are checked. Under jit `Embed` gives NaN instead.
 """
 
 import jax
@@ -13,7 +13,7 @@ from jaxtyping import Array, Int
 
 
 def check_tokens(tokens: Array, *, vocab_size: int) -> None:
-    """ValueError for a token outside the vocabulary."""
+    """Raises ValueError if a token is outside the vocabulary."""
     low, high = _span(tokens)
     if low < 0 or high >= vocab_size:
         raise ValueError(
@@ -24,7 +24,7 @@ def check_tokens(tokens: Array, *, vocab_size: int) -> None:
 
 
 def check_types(token_types: Array, *, count: int) -> None:
-    """ValueError for a token type that is not one of `count`."""
+    """Raises ValueError if a token type is not below `count`."""
     low, high = _span(token_types)
     if low < 0 or high >= count:
         raise ValueError(
@@ -34,7 +34,7 @@ def check_types(token_types: Array, *, count: int) -> None:
 
 
 def check_positions(positions: Array | np.ndarray, *, max_length: int) -> None:
-    """ValueError for a position without a learned vector."""
+    """Raises ValueError if a position has no learned vector."""
     low, high = _span(positions)
     if low < 0 or high >= max_length:
         wrong = low if low < 0 else high
@@ -45,16 +45,16 @@ def check_positions(positions: Array | np.ndarray, *, max_length: int) -> None:
 
 
 def restart(segment_ids: Int[Array, "B T"]) -> Int[Array, "B T"]:
-    """Positions that count from 0 in each run of equal segment ids."""
+    """Returns positions from 0 in each run of equal segment ids."""
     index = jnp.broadcast_to(jnp.arange(segment_ids.shape[1]), segment_ids.shape)
     starts = jnp.diff(segment_ids, axis=1, prepend=segment_ids[:, :1]) != 0
     return index - jax.lax.cummax(jnp.where(starts, index, 0), axis=1)
 
 
 def _span(index: Array | np.ndarray) -> tuple[int, int]:
-    """(the smallest, the largest), or zeros where there is none or none is known."""
+    """Returns minimum and maximum, or zeros if there are none or `index` is traced."""
     if isinstance(index, Tracer) or index.size == 0:
         return 0, 0
-    # Through NumPy: on a constant inside jit, a JAX reduction would be traced.
+    # NumPy: a JAX reduction of a constant inside jit would be traced.
     concrete = np.asarray(index)
     return int(concrete.min()), int(concrete.max())

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""One vector for a row of token vectors, without parameters."""
+"""Pooling without parameters: one vector per row of token vectors."""
 
 from typing import Literal
 
@@ -20,14 +20,29 @@ def pool(
     kind: Literal["mean", "first", "last"],
     normalize: bool = False,
 ) -> Float[Array, "B D"]:
-    """The mean, the first or the last of the tokens where `mask` is not 0, wherever the padding is.
+    """Returns the mean, the first or the last of the tokens whose `mask` is not 0.
 
-    Computed in float32 and returned in the dtype of x; `normalize` divides by the Euclidean length.
-    A sentence-transformers model says which of these it was trained with in `1_Pooling/config.json`
-    and `modules.json` (MiniLM: the mean, normalised); `load_encoder` does not read those files.
+    Padding may be on either side. Computed in float32, returned in the dtype of x. A
+    sentence-transformers model states its pooling in `1_Pooling/config.json` and `modules.json`
+    (MiniLM: the mean, normalised); `load_encoder` does not read those files.
 
-    Raises ValueError for a concrete mask that leaves a row without a token; under jit such a row
-    gives zeros.
+    Args:
+        x: Token vectors [B, T, D].
+        mask: Nonzero for tokens to pool [B, T].
+        kind: Pooling: "mean", "first" or "last".
+        normalize: Divide by the Euclidean length.
+
+    Raises:
+        ValueError: `kind` is unknown, or a concrete mask leaves a row without a token. Under jit
+            such a row gives zeros.
+
+    Example:
+
+        >>> import jax.numpy as jnp
+        >>> from dovetail_models import pool
+        >>> x = jnp.array([[[1.0, 2.0], [3.0, 4.0], [9.0, 9.0]]])
+        >>> pool(x, mask=jnp.array([[1, 1, 0]]), kind="mean").tolist()
+        [[2.0, 3.0]]
     """
     if kind not in ("mean", "first", "last"):
         raise ValueError(
@@ -42,8 +57,8 @@ def pool(
     else:
         first = jnp.argmax(counts, axis=1)
         last = counts.shape[1] - 1 - jnp.argmax(counts[:, ::-1], axis=1)
-        chosen = first if kind == "first" else last
-        weights = (counts & (jnp.arange(counts.shape[1]) == chosen[:, None])).astype(jnp.float32)
+        index = first if kind == "first" else last
+        weights = (counts & (jnp.arange(counts.shape[1]) == index[:, None])).astype(jnp.float32)
     y = (x.astype(jnp.float32) * weights[..., None]).sum(axis=1)
     if normalize:
         y = y / jnp.maximum(jnp.linalg.norm(y, axis=-1, keepdims=True), _LEAST_NORM)

@@ -1,15 +1,15 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The attention that a decoder uses when it is given none, and a contiguous cache for it.
+"""The default attention of a decoder, and a contiguous cache for it.
 
-It is `jax.nn.dot_product_attention` where that can say what is asked, and otherwise (soft cap,
-sinks, values of another width than keys) the formula. Both hold the whole [queries, keys] matrix of
-each head, and are what a faster one is compared with.
+Uses `jax.nn.dot_product_attention` if it supports the options, and otherwise the formula (soft cap,
+sinks, values of another width than keys). Both hold the whole [queries, keys] matrix of each head.
+Faster implementations are compared with this one.
 
 A cache entry of `dense_kv` is a pair (k, v) of [rows, length, kv_heads, head_dim]; slot i holds
-position i of that row's one sequence. A call writes its keys at `positions` and reads every slot up
-to the position of the query, so rows of unequal length share a batch: a slot beyond a row's own
-length is never read before it is written.
+position i of the row's one sequence. A call writes its keys at `positions` and reads every slot up
+to the query's position. Rows of unequal length can share a batch: a slot beyond a row's length is
+never read before it is written.
 """
 
 from typing import Any
@@ -40,15 +40,39 @@ def attention(
     sinks: Float[Array, " n"] | None,
     kv: Entry | None = None,
 ) -> Any:
-    """`softmax(scale q kᵀ + mask) v`, each key-value head shared by n / k query heads.
+    """Computes `softmax(scale q kᵀ + mask) v`; n / k query heads share one key-value head.
 
-    A query sees the keys of its own segment, at most its own position if `causal`, and nearer than
-    `window` if that is given. Without positions the index in the row is the position. `soft_cap` c
-    bounds the logits as `c tanh(logits / c)`; `sinks` add to each head's denominator (StreamingLLM,
-    2309.17453, sec. 3.3, one learned logit per head). Softmax in float32, dtype of q out.
+    Args:
+        q: Queries [b, t, n, h].
+        k: Keys [b, s, k, h].
+        v: Values [b, s, k, g].
+        causal: Requires position_q >= position_k.
+        positions: Positions [b, t]. None: indices in the row.
+        segment_ids: Requires equal ids [b, t]. With `kv` they only mark padding (0) in the row's
+            one sequence.
+        window: Requires |position_q - position_k| < window.
+        soft_cap: c bounds the logits as `c tanh(logits / c)`.
+        scale: Factor on the logits.
+        sinks: One logit per head [n], added to the denominator only (StreamingLLM, 2309.17453, sec.
+            3.3).
+        kv: Cache entry. Keys and values are written to it at `positions`, except those of segment
+            0.
 
-    With `kv`, keys are written to that entry at `positions` (tokens of segment 0 are not) and the
-    result is (out, new entry); `segment_ids` then only tell padding from the row's one sequence.
+    Returns:
+        Output [b, t, n, g] in q's dtype, softmax in float32; with `kv` the pair (output, new
+        entry).
+
+    Raises:
+        ValueError: `kv` is given without `causal`, or a concrete position is outside the cache.
+
+    Example:
+
+        >>> import jax.numpy as jnp
+        >>> from dovetail_models import attention
+        >>> q = k = v = jnp.ones((1, 4, 2, 8))
+        >>> options = dict(positions=None, segment_ids=None, window=None, soft_cap=None, sinks=None)
+        >>> attention(q, k, v, causal=True, scale=8**-0.5, **options).shape
+        (1, 4, 2, 8)
     """
     if kv is None:
         where = _index(q) if positions is None else positions
@@ -68,10 +92,23 @@ def attention(
 def dense_kv(
     config: Config, *, rows: int, length: int, dtype: DTypeLike = jnp.float32
 ) -> list[Entry]:
-    """An empty cache for `rows` sequences of up to `length` tokens: one entry per layer.
+    """Returns an empty cache: one entry per layer.
 
-    `dtype` is that of the model's weights. Positions from `length` on are refused when they are
-    concrete; under jit they are not stored, and the caller must not ask for them.
+    Concrete positions from `length` on are refused. Under jit they are not stored, and the caller
+    must not query them.
+
+    Args:
+        config: The decoder's configuration.
+        rows: Number of sequences.
+        length: Tokens per sequence.
+        dtype: dtype of the model's weights.
+
+    Example:
+
+        >>> from dovetail_models import dense_kv, llama
+        >>> config = llama(vocab_size=64, embed=16, depth=2, heads=2, mlp=32)
+        >>> [keys.shape for keys, values in dense_kv(config, rows=1, length=4)]
+        [(1, 4, 2, 8), (1, 4, 2, 8)]
     """
     shapes = [la.attention.cached for la in config.layers]
     return [
@@ -94,14 +131,14 @@ def _visible(
 
 def _write(kv: Entry, k: Array, v: Array, where: Array, segment_ids: Array | None) -> Entry:
     length = kv[0].shape[1]
-    # Through NumPy: on a constant inside jit, a JAX reduction would be traced.
+    # NumPy: a JAX reduction of a constant inside jit would be traced.
     last = -1 if isinstance(where, Tracer) or not where.size else int(np.asarray(where).max())
     if last >= length:
         raise ValueError(
             f"Every position must lie in the cache, got position={last} with length={length}. "
             "Make it larger: dense_kv(config, rows=..., length=...)."
         )
-    # A slot outside the cache is dropped by the scatter; negative ones would wrap.
+    # The scatter drops slots beyond the cache; negative ones would wrap.
     padding = where < 0 if segment_ids is None else (where < 0) | (segment_ids == 0)
     slot = jnp.where(padding, length, where)
     row = jnp.arange(k.shape[0])[:, None]
@@ -113,7 +150,7 @@ def _write(kv: Entry, k: Array, v: Array, where: Array, segment_ids: Array | Non
 def _attend(q, k, v, mask, *, soft_cap, scale, sinks) -> Array:
     if soft_cap is None and sinks is None and q.shape[-1] == v.shape[-1]:
         k, v = k.astype(q.dtype), v.astype(q.dtype)
-        # It mixes bfloat16 with its float32 scores, which a program under strict promotion may not.
+        # It mixes bfloat16 with its float32 scores; strict promotion forbids that.
         with jax.numpy_dtype_promotion("standard"):
             return jax.nn.dot_product_attention(q, k, v, mask=mask[:, None], scale=scale)
     return _formula(q, k, v, mask, soft_cap=soft_cap, scale=scale, sinks=sinks)

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Rotary position embedding as frozen values: a base, and how its frequencies are stretched."""
+"""Frozen configuration of rotary position embedding: a base, and the scaling of its frequencies."""
 
 import dataclasses
 import math
@@ -8,10 +8,24 @@ import math
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Llama3Scaling:
-    """How Llama 3.1 stretches RoPE, by wavelength in tokens.
+    """RoPE scaling of Llama 3.1, by wavelength in tokens. Frequencies between the bounds are
+    interpolated.
 
-    Wavelengths above `original_length / low_freq_factor` are multiplied by `factor`, those below
-    `original_length / high_freq_factor` are kept, and frequencies between are interpolated.
+    Args:
+        factor: Factor on wavelengths above `original_length / low_freq_factor`.
+        low_freq_factor: Divisor of the upper bound.
+        high_freq_factor: Wavelengths below `original_length / high_freq_factor` are kept.
+        original_length: Context length before scaling.
+
+    Raises:
+        ValueError: A value is not positive, or `high_freq_factor` is not above `low_freq_factor`.
+
+    Example:
+
+        >>> from dovetail_models import Llama3Scaling, Rope
+        >>> sizes = dict(low_freq_factor=1.0, high_freq_factor=4.0, original_length=8192)
+        >>> Rope(theta=500_000.0, scaling=Llama3Scaling(factor=8.0, **sizes)).scaling.factor
+        8.0
     """
 
     factor: float
@@ -31,7 +45,14 @@ class Llama3Scaling:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LinearScaling:
-    """Position interpolation: every wavelength is multiplied by `factor` (2306.15595)."""
+    """Position interpolation: multiplies every wavelength by `factor` (2306.15595).
+
+    Example:
+
+        >>> from dovetail_models import LinearScaling, Rope
+        >>> Rope(theta=10_000.0, scaling=LinearScaling(factor=4.0)).scaling
+        LinearScaling(factor=4.0)
+    """
 
     factor: float
 
@@ -41,13 +62,32 @@ class LinearScaling:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class YarnScaling:
-    """YaRN: pairs that turn more than `beta_fast` times in the original context are kept, those
-    that turn less than `beta_slow` times are slowed by `factor`, and between them it ramps over the
-    index of the pair, from and to whole indices if `truncate`.
+    """YaRN scaling (2309.00071, sections 3.2 to 3.4).
 
-    cos and sin are multiplied by `attention_factor`, or, where that is None, by the ratio of
-    `0.1 m ln(factor) + 1` for m = `mscale` and m = `mscale_all_dim` if both are given, else by its
-    value for m = 1. Source: 2309.00071, sections 3.2 to 3.4.
+    Pairs with more than `beta_fast` rotations in the original context are kept. The frequencies of
+    pairs with fewer than `beta_slow` rotations are divided by `factor`. Between them a ramp over
+    the index of the pair interpolates.
+
+    Args:
+        factor: Divisor of the slow frequencies.
+        original_length: Context length before scaling.
+        beta_fast: Rotations above which a pair is kept.
+        beta_slow: Rotations below which a pair is slowed.
+        truncate: The ramp starts and ends at whole indices.
+        attention_factor: Factor on cos and sin. None: the ratio of `0.1 m ln(factor) + 1` at m =
+            `mscale` and at m = `mscale_all_dim` if both are given, else its value at m = 1.
+        mscale: See `attention_factor`.
+        mscale_all_dim: See `attention_factor`; also scales the scores of latent attention.
+
+    Raises:
+        ValueError: A value is not positive, or `beta_fast` is not above `beta_slow`.
+
+    Example:
+
+        >>> from dovetail_models import Rope, YarnScaling
+        >>> scaling = YarnScaling(factor=4.0, original_length=4096)
+        >>> round(scaling.turn_factor, 4)
+        1.1386
     """
 
     factor: float
@@ -69,7 +109,7 @@ class YarnScaling:
 
     @property
     def turn_factor(self) -> float:
-        """The factor on cos and sin."""
+        """Factor on cos and sin."""
         if self.attention_factor is not None:
             return self.attention_factor
         if self.mscale and self.mscale_all_dim:
@@ -78,7 +118,9 @@ class YarnScaling:
 
     @property
     def score_factor(self) -> float:
-        """The factor that latent attention puts on q kᵀ: the square of `mscale_all_dim`'s."""
+        """Factor on q kᵀ of latent attention: the square of the magnitude at `mscale_all_dim`, or
+        1.
+        """
         return self._magnitude(self.mscale_all_dim) ** 2 if self.mscale_all_dim else 1.0
 
     def _magnitude(self, m: float) -> float:
@@ -92,7 +134,19 @@ Scaling = Llama3Scaling | LinearScaling | YarnScaling
 class Rope:
     """Rotary position embedding: frequency i of a head is `theta ** (-2 i / head_dim)`.
 
-    Element i of a head turns with element i + head_dim / 2, or, `interleaved`, 2i with 2i + 1.
+    Args:
+        theta: Base of the frequencies.
+        scaling: Scaling for a longer context, or None.
+        interleaved: Pair element 2i with 2i + 1 instead of i with i + head_dim / 2.
+
+    Raises:
+        ValueError: `theta` is not positive.
+
+    Example:
+
+        >>> from dovetail_models import Rope
+        >>> Rope(theta=10_000.0)
+        Rope(theta=10000.0, scaling=None, interleaved=False)
     """
 
     theta: float
@@ -104,7 +158,7 @@ class Rope:
 
 
 def positive(config: object, *names: str) -> None:
-    """Raises ValueError for a field that is not above 0 and finite."""
+    """Raises ValueError if a named field is not above 0 and finite."""
     for name in names:
         value = getattr(config, name)
         if not (value > 0 and math.isfinite(value)):

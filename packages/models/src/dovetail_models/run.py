@@ -1,12 +1,12 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Ways to run a list of blocks: one after another, scanned, and with recomputation.
+"""Execution of a list of blocks: unrolled, scanned, and with recomputation.
 
-The tree of parameters is per layer, always. Scanning happens inside the traced function: the list
-is cut into runs that repeat a short pattern of equal blocks, each run's weights are stacked and
-`jax.lax.scan` walks them, so the compiled program holds one copy of the pattern. The alternative, a
-tree that is stacked on disk and in the optimizer, compiles as fast and saves the stacked copy, but
-then every other library has to know two layouts.
+The tree of parameters is always per layer. Scanning happens inside the traced function: the list is
+cut into runs that repeat a short pattern of equal blocks, the weights of each run are stacked, and
+`jax.lax.scan` iterates over them. The compiled program thus holds one copy of the pattern. The
+alternative, a tree stacked on disk and in the optimizer, compiles as fast and saves the stacked
+copy, but then every other library has to know two layouts.
 """
 
 import dataclasses
@@ -19,21 +19,33 @@ import jax.numpy as jnp
 from flax import nnx
 
 NAMES = ("attn_out", "mlp_hidden")
-# (block, x, entry) -> (x, extra): the stream, and what else the block gives.
+# (block, x, entry) -> (x, extra): the stream, and other results of the block.
 Step = Callable[..., tuple[jax.Array, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Remat:
-    """Recompute a block in the backward pass, but keep the values named in `save` and `offload`.
+    """Recomputes each block in the backward pass, except the named values.
 
-    The names are "attn_out" (what attention returns) and "mlp_hidden" (what the down projection
-    takes); `save=()` keeps only each block's input. An operation given as `attention` gives the
-    first name itself, by `jax.ad_checkpoint.checkpoint_name`: to what it returns, and to whatever
-    else its gradient needs.
+    The names are "attn_out" (the attention operation's output) and "mlp_hidden" (the down
+    projection's input). A custom `attention` must name its output, and any other residuals of its
+    gradient, "attn_out" by `jax.ad_checkpoint.checkpoint_name`.
 
-    Values of `offload` wait in host memory, which needs a device that has it as "pinned_host"
-    beside its own. On a CPU with jax 0.10 recomputation frees memory only when it is scanned.
+    On a CPU with jax 0.10 recomputation frees memory only if it is scanned.
+
+    Attributes:
+        save: Values to keep on the device. `()` keeps only each block's input.
+        offload: Values to keep in host memory. The device needs "pinned_host" memory.
+
+    Raises:
+        ValueError: A name is unknown, or is in both.
+
+    Example:
+
+        >>> from dovetail_models import Remat, abstract, llama
+        >>> model = abstract(llama(vocab_size=64, embed=16, depth=2, heads=2, mlp=32))
+        >>> model.configure(scan=True, remat=Remat()).remat
+        Remat(save=('attn_out',), offload=())
     """
 
     save: tuple[str, ...] = ("attn_out",)
@@ -56,7 +68,7 @@ class Remat:
 
     @property
     def policy(self) -> Callable[..., Any]:
-        """The policy of `jax.checkpoint`."""
+        """Policy for `jax.checkpoint`."""
         if not self.offload:
             return jax.checkpoint_policies.save_only_these_names(*self.save)
         return jax.checkpoint_policies.save_and_offload_only_these_names(
@@ -77,10 +89,21 @@ def run(
     keep: Collection[int] = (),
     entries: Sequence[Any] | None = None,
 ) -> tuple[jax.Array, list[Any], dict[int, jax.Array]]:
-    """`x` after every block, what else each block gave, and `x` after the blocks in `keep`.
+    """Runs all blocks.
 
-    With `entries`, one per block, `step` gets that of its block, and blocks are neither scanned
-    nor recomputed: generation has no backward pass, and slicing a stacked cache would copy it.
+    Args:
+        blocks: The blocks, in order.
+        x: The residual stream.
+        step: Maps (block, x), or with `entries` (block, x, entry), to (x, extra).
+        scan: Scan runs of equal blocks.
+        remat: Recomputation, or None.
+        keep: Indices of blocks whose output is returned.
+        entries: Cache, one entry per block. Blocks are then neither scanned nor recomputed:
+            generation has no backward pass, and slicing a stacked cache would copy it.
+
+    Returns:
+        `x` after the last block, the extra of each block, and {index: x after the block} for
+        `keep`.
     """
     extras, kept = [], {}
     if entries is not None:
@@ -88,13 +111,13 @@ def run(
     cuts = [*sorted(i + 1 for i in keep), len(blocks)] if scan else range(1, len(blocks) + 1)
     start = 0
     for stop in cuts:
-        part = blocks[start:stop]
+        section = blocks[start:stop]
         if scan:
-            x, extra = _scanned(part, x, step, remat=remat)
+            x, extra = _scanned(section, x, step, remat=remat)
         else:
             entry = () if entries is None else (entries[start],)
-            x, one = _apply(part[0], x, step, *entry, remat=remat)
-            extra = [one]
+            x, block_extra = _apply(section[0], x, step, *entry, remat=remat)
+            extra = [block_extra]
         extras += extra
         if stop - 1 in keep:
             kept[stop - 1] = x
@@ -107,12 +130,12 @@ def _scanned(
 ) -> tuple[jax.Array, list[Any]]:
     extras = []
     for first, period, repeats in _runs([_kind(block) for block in blocks]):
-        chosen = blocks[first : first + period * repeats]
+        run_blocks = blocks[first : first + period * repeats]
         if repeats == 1:
-            x, extra = _apply(chosen[0], x, step, remat=remat)
+            x, extra = _apply(run_blocks[0], x, step, remat=remat)
             extras.append(extra)
         else:
-            x, extra = _scan(chosen, x, step, period=period, remat=remat)
+            x, extra = _scan(run_blocks, x, step, period=period, remat=remat)
             extras += extra
     return x, extras
 
@@ -130,7 +153,7 @@ def _scan(
     def body(x, states):
         extras = []
         for graph, state in zip(graphs, states, strict=True):
-            # A scan already keeps the two passes apart, so nothing needs to block the compiler.
+            # A scan already separates the two passes, so CSE need not be prevented.
             block = nnx.merge(graph, state)
             x, extra = _apply(block, x, step, remat=remat, prevent_cse=False)
             extras.append(extra)
@@ -138,8 +161,10 @@ def _scan(
 
     x, stacked = jax.lax.scan(body, x, stacks)
     repeats = len(blocks) // period
-    one = [[jax.tree.map(lambda a, i=i: a[i], extra) for extra in stacked] for i in range(repeats)]
-    return x, [extra for period in one for extra in period]
+    per_repeat = [
+        [jax.tree.map(lambda a, i=i: a[i], extra) for extra in stacked] for i in range(repeats)
+    ]
+    return x, [extra for period in per_repeat for extra in period]
 
 
 def _apply(
@@ -162,23 +187,25 @@ def _apply(
 
 
 def _kind(block: nnx.Module) -> tuple[object, ...]:
-    """What two blocks must share to be steps of one scan: the graph and every leaf's shape."""
+    """Returns a key that is equal for blocks of one scan: the graph and every leaf's shape and
+    dtype.
+    """
     graph, state = nnx.split(block)
     return graph, tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(state))
 
 
 def _runs(kinds: Sequence[object]) -> list[tuple[int, int, int]]:
-    """(first, period, repeats) in order, covering the list; each the longest from its first."""
-    found, first = [], 0
+    """Cuts the list into runs (first, period, repeats); each is the longest from its first."""
+    runs, first = [], 0
     while first < len(kinds):
         rest = len(kinds) - first
         options = [(p, _repeats(kinds, first, p)) for p in range(1, rest // 2 + 1)] or [(1, 1)]
         period, repeats = max(options, key=lambda o: (o[0] * o[1] if o[1] > 1 else 1, -o[0]))
         if repeats == 1:
             period = 1
-        found.append((first, period, repeats))
+        runs.append((first, period, repeats))
         first += period * repeats
-    return found
+    return runs
 
 
 def _repeats(kinds: Sequence[object], first: int, period: int) -> int:

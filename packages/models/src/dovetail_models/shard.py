@@ -1,11 +1,11 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Where each array lives on a mesh, decided by names and one ordered table.
+"""Sharding by logical names and one ordered table of rules.
 
 Every dimension of a parameter or an activation has a logical name. A rule maps a name to mesh axes;
-the first rule of that name whose axes divide the dimension wins. A rule to None keeps the dimension
-whole; without one an indivisible dimension is an error. Axes that a mesh lacks count as absent, so
-one table serves every mesh.
+the first rule of a name whose axes divide the dimension applies. A rule to None leaves the
+dimension unsharded; without one an indivisible dimension is an error. Axes absent from a mesh are
+ignored, so one table serves every mesh.
 
 Parameters carry their names in NNX metadata: `out_sharding`, with `units`, the number of elements
 that must stay together (a head is never split).
@@ -42,15 +42,15 @@ RULES: Rules = (
     ("labels", None),
     ("rank", None),
     ("router", None),
-    # Activations. A batch that the devices do not divide, as in generation, stays whole.
+    # Activations. An indivisible batch, as in generation, stays whole.
     ("batch", ("data", "fsdp", "expert")),
     ("batch", ("data", "fsdp")),
     ("batch", "data"),
     ("batch", None),
     ("seq", "context"),
     ("seq", None),
-    # The tokens of the residual stream, where each is by itself: split by tensor too (sequence
-    # parallelism, 2205.05198), which costs no more exchanges and holds less.
+    # Tokens of the residual stream are independent, so they are split by tensor too (sequence
+    # parallelism, 2205.05198): no additional communication, less memory.
     ("stream", ("context", "tensor")),
     ("stream", "context"),
     ("stream", None),
@@ -58,16 +58,16 @@ RULES: Rules = (
 
 
 class Buffer(nnx.Variable[jax.Array]):
-    """A number that belongs to a model and is saved with it, but that no gradient trains."""
+    """A saved value of a model without a gradient."""
 
 
-# Everything that a file holds. Gradients and optimizers see `nnx.Param` alone.
+# All saved Variables. Gradients and optimizers see only `nnx.Param`.
 WEIGHTS = nnx.Any(nnx.Param, Buffer)
 
 
 def named(*names: str, units: tuple[int, ...] | None = None) -> dict[str, Any]:
-    """Metadata of a parameter: a logical name per dimension, and how many elements form a unit."""
-    # Without eager_sharding=False, flax resolves the names as mesh axes while the module is built.
+    """Returns metadata of a parameter: a logical name per dimension, and the elements per unit."""
+    # With eager_sharding flax would resolve the names as mesh axes during construction.
     units = units or (1,) * len(names)
     return {"out_sharding": names, "units": units, "eager_sharding": False}
 
@@ -79,11 +79,26 @@ def shardings(
     rules: Rules = RULES,
     only: nnx.filterlib.Filter = nnx.Param,
 ) -> nnx.State:
-    """Pytree of `NamedSharding`, structured as `nnx.state(model, only)`.
+    """Returns a pytree of `NamedSharding` with the structure of `nnx.state(model, only)`.
 
-    The mesh may be abstract and the model too. `only=WEIGHTS` takes buffers along. Raises
-    ValueError for a dimension that the axes of its rule do not divide, naming the leaf, the
-    dimension and the rule.
+    Args:
+        model: The model, with arrays or without.
+        mesh: The mesh; may be abstract.
+        rules: Sharding rules.
+        only: Filter of the Variables. `WEIGHTS` adds buffers.
+
+    Raises:
+        ValueError: The axes of a rule do not divide a dimension, or a name has no rule. The message
+            names leaf, dimension and rule.
+
+    Example:
+
+        >>> from jax.sharding import AbstractMesh
+        >>> from dovetail_models import abstract, llama, shardings
+        >>> model = abstract(llama(vocab_size=64, embed=16, depth=1, heads=2, mlp=32))
+        >>> places = shardings(model, AbstractMesh((2, 2), ("fsdp", "tensor")))
+        >>> tuple(places["layers"][0]["attn"]["q"]["kernel"].get_value().spec)
+        ('fsdp', 'tensor')
     """
 
     axes = mesh.axis_names
@@ -99,10 +114,15 @@ def shardings(
 
 
 def constrain(x: jax.Array, names: Names, *, rules: Rules = RULES) -> jax.Array:
-    """`x`, told to lie on the ambient mesh (`jax.set_mesh`) as `rules` place `names`.
+    """Constrains `x` to the sharding that `rules` give for `names` on the ambient mesh.
 
-    Without an ambient mesh, outside jit (where each operation follows its operands), or inside a
-    `shard_map` over all axes, this is `x` itself.
+    Returns `x` itself without an ambient mesh (`jax.set_mesh`), outside jit (each operation then
+    follows its operands), and inside a `shard_map` over all axes.
+
+    Args:
+        x: An activation.
+        names: Logical names of its dimensions.
+        rules: Sharding rules.
     """
     mesh = jax.sharding.get_abstract_mesh()
     axes = [
@@ -123,19 +143,19 @@ def _spec(
     rules: Rules,
     leaf: str,
 ) -> PartitionSpec:
-    """The spec of dimensions that hold `counts` units each; an axis of the mesh serves once."""
+    """Returns the spec of dimensions with `counts` units. Each mesh axis is used once."""
     spec, free = [], {axis: mesh.shape[axis] for axis in axes}
     for dim, (count, name) in enumerate(zip(counts, names, strict=True)):
-        chosen = () if name is None else _choose(name, count, free, rules, f"{leaf}[{dim}]")
-        free = {axis: size for axis, size in free.items() if axis not in chosen}
-        spec.append(chosen[0] if len(chosen) == 1 else chosen or None)
+        used = () if name is None else _choose(name, count, free, rules, f"{leaf}[{dim}]")
+        free = {axis: size for axis, size in free.items() if axis not in used}
+        spec.append(used[0] if len(used) == 1 else used or None)
     return PartitionSpec(*spec)
 
 
 def _choose(
     name: str, count: int, free: dict[str, int], rules: Rules, where: str
 ) -> tuple[str, ...]:
-    """The axes of the first rule for `name` that divides `count` units."""
+    """Returns the axes of the first rule for `name` that divides `count` units."""
     tried = []
     for _, axes in (rule for rule in rules if rule[0] == name):
         wanted = (axes,) if isinstance(axes, str) else axes or ()

@@ -1,9 +1,9 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A decoder in NumPy float64, a token and a head at a time, straight from the papers.
+"""A decoder in NumPy float64, one token and head at a time, straight from the papers.
 
-It shares no code with the layers, and is what they are tested against; use it to test an attention,
-a ragged product or a whole engine of your own. It is slow: dozens of tokens, not thousands.
+It shares no code with the layers; their tests compare with it. Use it to test your own attention,
+ragged product or engine. It is slow: use dozens of tokens, not thousands.
 """
 
 import math
@@ -37,7 +37,24 @@ def logits(
     positions: Int[Any, "B T"] | None = None,
     segment_ids: Int[Any, "B T"] | None = None,
 ) -> Float[np.ndarray, "B T V"]:
-    """float64 logits of `model`. Positions are indices in the row unless given."""
+    """Computes the logits of `model` in NumPy.
+
+    Args:
+        model: The decoder.
+        tokens: Token ids [B, T].
+        positions: Positions [B, T]. None: the index in the row.
+        segment_ids: Segments of packed rows [B, T]. None: one segment.
+
+    Returns:
+        float64 logits [B, T, V].
+
+    Example:
+
+        >>> from dovetail_models import init, llama
+        >>> config = llama(vocab_size=64, embed=16, depth=1, heads=4, mlp=32)
+        >>> logits(init(config, seed=0), [[1, 2, 3]]).shape
+        (1, 3, 64)
+    """
     tokens = np.asarray(tokens)
     index = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
     positions = index if positions is None else np.asarray(positions)
@@ -126,7 +143,7 @@ def _latent(a: LatentAttention, params: Params, x, positions, segments) -> np.nd
 
 
 def _head(q, k, v, positions, segments, scale, a: Attention | None, sink) -> np.ndarray:
-    """One head of attention: for each query, the softmax over the keys that it sees."""
+    """One head of attention: for each query, the softmax over the visible keys."""
     out = np.zeros((len(q), v.shape[-1]))
     window = math.inf if a is None or a.window is None else a.window
     for t in range(len(q)):
@@ -152,9 +169,9 @@ def _experts(e: Experts, params: Params, x) -> np.ndarray:
     router = _under(params, "router")
     for t, token in enumerate(x):
         for expert, weight in _routed(e, router, token):
-            part = {k: v[expert] for k, v in _under(params, "experts").items()}
-            up, gate = (_linear(_under(part, name), token) for name in ("up", "gate"))
-            out[t] += weight * _linear(_under(part, "down"), _gated(e.activation, gate, up))
+            ours = {k: v[expert] for k, v in _under(params, "experts").items()}
+            up, gate = (_linear(_under(ours, name), token) for name in ("up", "gate"))
+            out[t] += weight * _linear(_under(ours, "down"), _gated(e.activation, gate, up))
     if e.shared is not None:
         shared = _under(params, "shared")
         gate, up = (_linear(_under(shared, name), x) for name in ("gate", "up"))
@@ -163,7 +180,7 @@ def _experts(e: Experts, params: Params, x) -> np.ndarray:
 
 
 def _routed(e: Experts, params: Params, token) -> list[tuple[int, float]]:
-    """(expert, weight) of each choice of a token."""
+    """Returns (expert, weight) for each choice of a token."""
     raw = token @ params["kernel"] + params.get("bias", 0.0)
     if e.score == "softmax":
         raw = np.exp(raw - raw.max())
@@ -175,12 +192,12 @@ def _routed(e: Experts, params: Params, token) -> list[tuple[int, float]]:
     if e.groups is not None:
         parts = np.split(np.arange(e.count), e.groups.count)
         best = 1 if e.groups.score == "max" else 2
-        worth = [np.sort(selection[part])[-best:].sum() for part in parts]
-        chosen = np.argsort(worth)[::-1][: e.groups.top_k]
-        allowed = [i for g in chosen for i in parts[g]]
-    chosen = sorted(allowed, key=lambda i: selection[i], reverse=True)[: e.top_k]
-    total = sum(scores[i] for i in chosen) if e.normalise else 1.0
-    return [(int(i), float(e.scale * scores[i] / total)) for i in chosen]
+        worth = [np.sort(selection[members])[-best:].sum() for members in parts]
+        best_groups = np.argsort(worth)[::-1][: e.groups.top_k]
+        allowed = [i for g in best_groups for i in parts[g]]
+    selected = sorted(allowed, key=lambda i: selection[i], reverse=True)[: e.top_k]
+    total = sum(scores[i] for i in selected) if e.normalise else 1.0
+    return [(int(i), float(e.scale * scores[i] / total)) for i in selected]
 
 
 def _activated(kind: str, x) -> np.ndarray:
@@ -201,14 +218,14 @@ def _gated(kind, gate, up) -> np.ndarray:
 
 
 def _turned(x, rope: Rope, positions) -> np.ndarray:
-    """Each pair of a head as one complex number, turned."""
+    """Rotates each RoPE pair of a head, as one complex number."""
     pairs = x.shape[-1] // 2
     out = np.empty_like(x)
     for i in range(pairs):
-        one, two = (2 * i, 2 * i + 1) if rope.interleaved else (i, i + pairs)
+        first, second = (2 * i, 2 * i + 1) if rope.interleaved else (i, i + pairs)
         angle = positions * _frequency(rope, i, pairs)
-        turned = (x[..., one] + 1j * x[..., two]) * np.exp(1j * angle)[:, None]
-        out[..., one], out[..., two] = turned.real, turned.imag
+        turned = (x[..., first] + 1j * x[..., second]) * np.exp(1j * angle)[:, None]
+        out[..., first], out[..., second] = turned.real, turned.imag
     return out * _turn_factor(rope)
 
 
@@ -267,6 +284,6 @@ def _capped(x, cap: float | None) -> np.ndarray:
 
 
 def _under(params: Params, name: str) -> Params:
-    """The parameters under a path."""
+    """Returns the parameters under a path."""
     start = f"{name}."
     return {k.removeprefix(start): v for k, v in params.items() if k.startswith(start)}

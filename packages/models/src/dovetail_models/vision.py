@@ -1,10 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Encoders of images, alone and beside one of text.
+"""Image encoders, alone and paired with a text encoder.
 
 Shape letters: B rows, T vectors of an image, D embed, L labels, I images, S sentences, P width of
-the common embedding. Images are [rows, height, width, channels], normalised as the model's
-preprocessor_config.json says.
+the common embedding. Images are [rows, height, width, channels], normalised as in the model's
+preprocessor_config.json.
 """
 
 import math
@@ -24,7 +24,7 @@ from dovetail_models.run import Remat
 from dovetail_models.shard import Rules, named
 
 Images: TypeAlias = Float[Array | np.ndarray, "I height width channels"]
-# Where training starts: exp(scale) = 10 and a bias of -10 (SigLIP, 2303.15343, sec. 3.2).
+# Initial values: exp(scale) = 10 and a bias of -10 (SigLIP, 2303.15343, sec. 3.2).
 _SCALE, _BIAS = math.log(10), -10.0
 
 
@@ -32,7 +32,15 @@ class VisionEncoder(Encoder):
     """An encoder of images: ViT, or SigLIP's. Build one with `init` or `load_encoder`.
 
     The features of an image are those of its patches, row by row, after that of the class token if
-    the model has one.
+    there is one.
+
+    Example:
+
+        >>> import jax.numpy as jnp
+        >>> from dovetail_models import init, vit
+        >>> model = init(vit(image_size=8, patch=4, embed=16, depth=1, heads=2, mlp=32), seed=0)
+        >>> model.features(jnp.zeros((1, 8, 8, 3))).shape
+        (1, 5, 16)
     """
 
     config: VisionConfig
@@ -72,10 +80,20 @@ class VisionEncoder(Encoder):
         attention: Callable[..., Any] | None = None,
         taps: tuple[str, ...] = (),
     ) -> Any:
-        """The vectors after the last layer [B, T, D]; with `taps` also a dict of what was tapped,
-        as `TextEncoder.features` gives it. Images are cast to the dtype of the patches' kernel.
+        """Computes the vectors after the last layer.
 
-        Raises ValueError for images of another size and TypeError for whole numbers.
+        Args:
+            images: Floating-point images [B, height, width, channels]; cast to the dtype of the
+                patches' kernel.
+            attention: Replaces `reference.attention`.
+            taps: Intermediate values to return. "layers.3" is the stream after layer 3 [B, T, D].
+
+        Returns:
+            Vectors [B, T, D]; with `taps` also a dict of the tapped values.
+
+        Raises:
+            ValueError: The images have another size, or a tap is unknown.
+            TypeError: The images are integers.
         """
         images = jnp.asarray(images)
         self._check(images)
@@ -87,7 +105,11 @@ class VisionEncoder(Encoder):
         return self._encoded(x, taps=taps, attention=attention)
 
     def head(self, x: Features) -> Float[Array, "B L"]:
-        """float32 logits of the labels, from the feature of the class token."""
+        """Returns the float32 logits of the labels, from the feature of the class token.
+
+        Raises:
+            ValueError: The model has no labels.
+        """
         if self.classifier is None:
             raise ValueError(
                 "head needs a model with labels, got config.labels=(). Use features or pooled, or "
@@ -96,7 +118,7 @@ class VisionEncoder(Encoder):
         return self.classifier(x[:, 0])
 
     def __call__(self, images: Images, **options: Any) -> Float[Array, "I L"]:
-        """float32 logits: `head(features(images, **options))`."""
+        """Returns float32 logits: `head(features(images, **options))`."""
         return self.head(self.features(images, **options))
 
     def _check(self, images: Array) -> None:
@@ -114,10 +136,20 @@ class VisionEncoder(Encoder):
 
 
 class DualEncoder(nnx.Module):
-    """A text and an image encoder that are trained to agree (SigLIP, 2303.15343).
+    """A text and an image encoder trained to agree (SigLIP, 2303.15343).
 
-    >>> model = init(siglip(...), seed=0)
-    >>> probabilities = jax.nn.sigmoid(model(tokens, images))  # [images, sentences]
+    Calling it gives logits [images, sentences]; their sigmoid is the probability of a match.
+
+    Example:
+
+        >>> import jax.numpy as jnp
+        >>> from flax import nnx
+        >>> from dovetail_models import abstract, siglip, siglip_text, siglip_vision
+        >>> dims = dict(embed=16, depth=1, heads=2, mlp=32)
+        >>> text = siglip_text(vocab_size=64, max_length=8, **dims)
+        >>> model = abstract(siglip(text=text, vision=siglip_vision(image_size=8, patch=4, **dims)))
+        >>> nnx.eval_shape(lambda m: m(jnp.ones((2, 8), int), jnp.zeros((3, 8, 8, 3))), model).shape
+        (3, 2)
     """
 
     def __init__(self, config: DualConfig, *, rngs: nnx.Rngs):
@@ -128,24 +160,32 @@ class DualEncoder(nnx.Module):
         self.config = config
 
     def embed_text(self, tokens: Tokens, **options: Any) -> Float[Array, "S P"]:
-        """The pooled vectors of sentences, divided by their length; `options` of
-        `TextEncoder.features`."""
+        """Returns the pooled vectors of sentences, divided by their length.
+
+        `options` are those of `TextEncoder.features`.
+        """
         return _unit(self.text.pooled(self.text.features(tokens, **options)))
 
     def embed_images(self, images: Images, **options: Any) -> Float[Array, "I P"]:
-        """The pooled vectors of images, divided by their length; `options` of
-        `VisionEncoder.features`."""
+        """Returns the pooled vectors of images, divided by their length.
+
+        `options` are those of `VisionEncoder.features`.
+        """
         return _unit(self.vision.pooled(self.vision.features(images, **options)))
 
     def logits(self, images: Float[Array, "I P"], text: Float[Array, "S P"]) -> Float[Array, "I S"]:
-        """`exp(logit_scale) images textᵀ + logit_bias` of embeddings, in float32; their sigmoid is
-        the probability that image and sentence belong together."""
+        """Returns `exp(logit_scale) images textᵀ + logit_bias` of embeddings, in float32.
+
+        Their sigmoid is the probability of a match between image and sentence.
+        """
         product = jnp.matmul(images, text.T, preferred_element_type=jnp.float32)
         scale, bias = self.logit_scale[...], self.logit_bias[...]
         return product * jnp.exp(scale.astype(jnp.float32)) + bias.astype(jnp.float32)
 
     def __call__(self, tokens: Tokens, images: Images, **options: Any) -> Float[Array, "I S"]:
-        """float32 logits of every image with every sentence; `options` go to both encoders."""
+        """Returns float32 logits of every image with every sentence. Both encoders receive
+        `options`.
+        """
         text = self.embed_text(tokens, **options)
         return self.logits(self.embed_images(images, **options), text)
 
@@ -156,7 +196,15 @@ class DualEncoder(nnx.Module):
         remat: Remat | Literal[False] | None = None,
         rules: Rules | None = None,
     ) -> "DualEncoder":
-        """The same parameters, both encoders run differently; see `Decoder.configure`."""
+        """Returns a model over the same parameters with other execution options of both encoders.
+
+        Training one trains the other. None keeps an option.
+
+        Args:
+            scan: Compile one copy of each repeated layer.
+            remat: Recompute in the backward pass to save memory. False switches it off.
+            rules: Place activations on meshes.
+        """
         other = nnx.merge(*nnx.split(self), copy=False)
         other.text = self.text.configure(scan=scan, remat=remat, rules=rules)
         other.vision = self.vision.configure(scan=scan, remat=remat, rules=rules)

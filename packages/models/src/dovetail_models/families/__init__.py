@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The families: for each a builder, its config.json both ways, and its table of tensor names."""
+"""Model families: builders, config.json readers and writers, and tables of tensor names."""
 
 from dovetail_models.families import (
     bert,
@@ -24,7 +24,7 @@ from dovetail_models.families import (
 )
 from dovetail_models.hf.table import Family
 
-# By the `model_type` of config.json.
+# Families by the `model_type` of config.json.
 FAMILIES: dict[str, Family] = {
     "bert": bert.FAMILY,
     "deepseek_v2": deepseek_v2.FAMILY,

@@ -1,12 +1,13 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""BERT: blocks that normalise after each sum, exact GELU, learned positions and token types
-(1810.04805). MiniLM and most models of sentence-transformers are this, pooled by `pool`.
+"""BERT: post-norm blocks, exact GELU, learned positions and token types (1810.04805).
 
-Quirks: the embedding is normalised before the first block and nothing is after the last; epsilon is
-1e-12; the pooler is the tanh of the first token and files may lack it; files may hold the heads of
-pretraining (`cls.*`), which are left out with a warning, the prefix `bert.`, and the old names of a
-norm's parameters. Dropout, which config.json names, acts in training and is not computed here.
+MiniLM and most sentence-transformers models are BERTs, pooled by `pool`.
+
+Quirks: A norm follows the embedding, and none follows the last block. Epsilon is 1e-12. The pooler
+is the tanh of the first token, and files may lack it. Files may hold the heads of pretraining
+(`cls.*`), left out with a warning, the prefix `bert.`, and the old names of a norm's parameters.
+Dropout, a training option in config.json, is not computed here.
 """
 
 import dataclasses
@@ -39,7 +40,7 @@ _TABLE: Table = (
 
 
 def _old(row: Row) -> Row:
-    """The row with the names that TensorFlow gave the parameters of a norm."""
+    """Returns the row with TensorFlow's names of a norm's parameters."""
     theirs = row.theirs.replace("LayerNorm.weight", "LayerNorm.gamma")
     return dataclasses.replace(row, theirs=theirs.replace("LayerNorm.bias", "LayerNorm.beta"))
 
@@ -61,8 +62,31 @@ def bert(
     pooler: bool = True,
     init_std: float = 0.02,
 ) -> TextConfig:
-    """The configuration of a BERT of `depth` equal layers; `pooler` adds the tanh of a projection
-    of the first token, which sentence embedding by the mean does not need."""
+    """Returns the configuration of a BERT with `depth` equal layers.
+
+    Args:
+        vocab_size: Number of token ids.
+        embed: Width of the residual stream.
+        depth: Number of layers.
+        heads: Heads per layer; a divisor of `embed`.
+        mlp: Hidden units of a feed-forward block.
+        activation: Activation of the feed-forward blocks.
+        norm_eps: Epsilon of the norms.
+        max_length: Number of learned positions, and so the longest sequence in tokens.
+        token_types: Number of token types. They tell the sentences of a pair apart. 0: none.
+        pooler: Add the tanh of a projection of the first token. Sentence embeddings by the mean do
+            not need it.
+        init_std: Standard deviation of fresh weights.
+
+    Raises:
+        ValueError: A size or rate is not positive, or `heads` does not divide `embed`.
+
+    Example:
+
+        >>> config = bert(vocab_size=64, embed=16, depth=2, heads=4, mlp=32)
+        >>> config.pooler
+        TokenPool(width=16, last=False, tanh=True)
+    """
     sizes = {"heads": heads, "mlp": mlp, "activation": activation}
     return TextConfig(
         family="bert",

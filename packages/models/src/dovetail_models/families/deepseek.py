@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What DeepSeek-V2 and V3 share: latent attention over many small experts and a shared block."""
+"""Common code of DeepSeek-V2 and V3: latent attention, small routed experts and a shared block."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ _SHARED: Table = tuple(
 _APART, _FUSED = shape.experts(f"{_THEIRS}mlp.gate", _NAMES, stacked=f"{_THEIRS}mlp.experts.{{e}}")
 _REST: Table = (*shape.OUTER, *shape.NORMS, *_LATENT, *shape.MLP, *_SHARED)
 TABLE, FUSED = (*_REST, *_APART), (*_REST, *_FUSED)
-# Sizes that follow from others, what training adds, and how many processes the authors used.
+# Sizes that follow from others, training options, and the authors' number of processes.
 INERT = shape.INERT | shape.INERT_EXPERTS
 INERT |= {"aux_loss_alpha", "ep_size", "num_nextn_predict_layers", "qk_head_dim"}
 INERT |= {"seq_aux"}
@@ -46,7 +46,15 @@ INERT |= {"seq_aux"}
 def layers(
     attention: LatentAttention, experts: Experts, *, depth: int, dense: int, mlp: int
 ) -> tuple[Layer, ...]:
-    """`depth` layers, of which the first `dense` have one block of `mlp` units."""
+    """Returns `depth` layers; the first `dense` have one dense feed-forward block.
+
+    Args:
+        attention: Attention of every layer.
+        experts: Mixture of experts of the other layers.
+        depth: Number of layers.
+        dense: Number of leading dense layers.
+        mlp: Hidden units of a dense block.
+    """
     return tuple(
         Layer(attention=attention, mlp=Mlp(hidden=mlp) if i < dense else experts)
         for i in range(depth)
@@ -54,7 +62,19 @@ def layers(
 
 
 def read_sizes(keys: Keys, *, rope: Rope, max_length: int) -> dict[str, Any]:
-    """The arguments that V2 and V3 share, but for the experts."""
+    """Reads the builder arguments common to V2 and V3, except the experts, from config.json.
+
+    Args:
+        keys: The keys of config.json.
+        rope: RoPE of the attention.
+        max_length: Default of `max_position_embeddings`.
+
+    Returns:
+        Arguments of the builder by name.
+
+    Raises:
+        ValueError: A key is missing or has a value with no matching module.
+    """
     keys.expect("hidden_act", "silu")
     keys.expect("moe_layer_freq", 1)
     keys.expect("mlp_bias", False)
@@ -80,7 +100,16 @@ def read_sizes(keys: Keys, *, rope: Rope, max_length: int) -> dict[str, Any]:
 
 
 def read_experts(keys: Keys, *, scale: float, **options: Any) -> Experts:
-    """The mixture, with what V2 and V3 do differently in `options`; `scale` where none is told."""
+    """Reads the mixture of experts from config.json.
+
+    Args:
+        keys: The keys of config.json.
+        scale: Default of `routed_scaling_factor`.
+        **options: Further arguments of `Experts`; they differ between V2 and V3.
+
+    Raises:
+        ValueError: A key is missing or has a wrong value.
+    """
     hidden = shape.count(keys, "moe_intermediate_size")
     shared = shape.count(keys, "n_shared_experts", required=False)
     return Experts(
@@ -94,7 +123,7 @@ def read_experts(keys: Keys, *, scale: float, **options: Any) -> Experts:
 
 
 def write_sizes(config: Config) -> dict[str, Any]:
-    """The keys that V2 and V3 share."""
+    """Returns the config.json keys common to V2 and V3."""
     a = config.layers[0].attention
     blocks = [la.mlp for la in config.layers]
     block = next(b for b in blocks if isinstance(b, Experts))

@@ -1,10 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""DeepSeek-V2: latent attention over many small experts, one block of which is shared (2405.04434).
+"""DeepSeek-V2: latent attention, many small experts and a shared block (2405.04434).
 
-Quirks: the rope key is shared by all heads and its pairs are interleaved; YaRN's `mscale_all_dim`
-alters the scale of scores; the first k layers are dense; the chosen weights are not divided by
-their sum; with `group_limited_greedy` a token goes to the groups with the best single experts.
+Quirks: All heads share the rope key, and its pairs are interleaved. YaRN's `mscale_all_dim` changes
+the scale of the scores. The first k layers are dense. The selected weights are not divided by their
+sum. With `group_limited_greedy` a token goes to the groups with the best single experts.
 """
 
 import dataclasses
@@ -32,9 +32,35 @@ def deepseek_v2(
     max_length: int = 163_840,
     init_std: float = 0.02,
 ) -> Config:
-    """The configuration of a DeepSeek-V2 of `depth` layers, of which the first `dense` have one
-    block of `mlp` units and the others a mixture. The published models have
-    `Rope(interleaved=True)` and `Experts(normalise=False)`.
+    """Returns the configuration of a DeepSeek-V2 with `depth` layers.
+
+    Args:
+        vocab_size: Number of token ids.
+        embed: Width of the residual stream.
+        depth: Number of layers.
+        attention: Latent attention of every layer. The published models have
+            `Rope(interleaved=True)`.
+        mlp: Hidden units of a dense block.
+        experts: Mixture of the other layers. The published models have `Experts(normalise=False)`.
+        dense: Number of leading layers with one dense block instead of the mixture.
+        norm_eps: Epsilon of the norms.
+        tie: Share the embedding with the output head.
+        max_length: Context length of the trained model, in tokens. Nothing is cut to it.
+        init_std: Standard deviation of fresh weights.
+
+    Raises:
+        ValueError: A size or rate is not positive.
+
+    Example:
+
+        >>> from dovetail_models import Experts, LatentAttention, Rope
+        >>> ranks = {"q_rank": None, "kv_rank": 8, "nope_dim": 8, "rope_dim": 4, "v_dim": 8}
+        >>> attention = LatentAttention(heads=4, rope=Rope(theta=1e4, interleaved=True), **ranks)
+        >>> experts = Experts(count=8, top_k=2, hidden=8, shared=16, normalise=False)
+        >>> sizes = {"vocab_size": 64, "embed": 16, "depth": 2, "mlp": 32, "dense": 1}
+        >>> config = deepseek_v2(attention=attention, experts=experts, **sizes)
+        >>> [type(layer.mlp).__name__ for layer in config.layers]
+        ['Mlp', 'Experts']
     """
     return Config(
         family="deepseek_v2",
@@ -90,7 +116,7 @@ FAMILY = Family(
     write=_write,
     table=deepseek.TABLE,
     layouts=(deepseek.FUSED,),
-    # Without a limit on groups these two alter nothing.
+    # Without a limit on groups these two have no effect.
     inert=deepseek.INERT | {"n_group", "topk_group"},
     tied=shape.TIED,
 )

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """DeepSeek-V3 and R1: V2 with sigmoid routing balanced by a bias (2412.19437).
 
-Quirks: scores are sigmoids; a bias per expert decides who is chosen and does not enter the weight;
-a group is as good as its two best experts; weights are divided by their sum and multiplied by 2.5;
-files hold fp8 blocks with scales, and a layer for multi-token prediction, which is left out.
+Quirks: Scores are sigmoids. A bias per expert takes part in the selection but not in the weight.
+The selection score of a group is the sum of its two best experts. Weights are divided by their sum
+and multiplied by 2.5. Files hold fp8 blocks with scales, and a layer for multi-token prediction;
+this layer is left out.
 """
 
 import dataclasses
@@ -36,10 +37,36 @@ def deepseek_v3(
     max_length: int = 163_840,
     init_std: float = 0.02,
 ) -> Config:
-    """The configuration of a DeepSeek-V3 of `depth` layers, of which the first `dense` have one
-    block of `mlp` units and the others a mixture. The published models have
-    `Rope(interleaved=True)`, and `Experts` with score="sigmoid", selection_bias=True, scale=2.5 and
-    8 groups of which 4 are chosen by "top2".
+    """Returns the configuration of a DeepSeek-V3 with `depth` layers.
+
+    Args:
+        vocab_size: Number of token ids.
+        embed: Width of the residual stream.
+        depth: Number of layers.
+        attention: Latent attention of every layer. The published models have
+            `Rope(interleaved=True)`.
+        mlp: Hidden units of a dense block.
+        experts: Mixture of the other layers. The published models have score="sigmoid",
+            selection_bias=True, scale=2.5 and 8 groups; the best 4 by "top2" are selected.
+        dense: Number of leading layers with one dense block instead of the mixture.
+        norm_eps: Epsilon of the norms.
+        tie: Share the embedding with the output head.
+        max_length: Context length of the trained model, in tokens. Nothing is cut to it.
+        init_std: Standard deviation of fresh weights.
+
+    Raises:
+        ValueError: A size or rate is not positive.
+
+    Example:
+
+        >>> from dovetail_models import Experts, LatentAttention, Rope
+        >>> ranks = {"q_rank": None, "kv_rank": 8, "nope_dim": 8, "rope_dim": 4, "v_dim": 8}
+        >>> attention = LatentAttention(heads=4, rope=Rope(theta=1e4, interleaved=True), **ranks)
+        >>> experts = Experts(count=8, top_k=2, hidden=8, shared=16, score="sigmoid")
+        >>> sizes = {"vocab_size": 64, "embed": 16, "depth": 2, "mlp": 32, "dense": 1}
+        >>> config = deepseek_v3(attention=attention, experts=experts, **sizes)
+        >>> [type(layer.mlp).__name__ for layer in config.layers]
+        ['Mlp', 'Experts']
     """
     return Config(
         family="deepseek_v3",
@@ -92,7 +119,7 @@ def _write(config: Config) -> dict[str, Any]:
 
 
 def _next_token_layers(config: Config) -> tuple[str, ...]:
-    """Layers after the last: they predict further tokens, and generation does without."""
+    """Returns patterns for the layers after the last; generation does not need them."""
     depth, extra = len(config.layers), dict(config.extra).get("num_nextn_predict_layers", "0")
     return tuple(f"model.layers.{depth + i}.*" for i in range(int(extra)))
 

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gemma: Llama's block with GeGLU and wide heads (2403.08295).
 
-Quirks: norms store their scale less 1 and multiply in float32; token vectors are multiplied by √D,
-rounded to their dtype (55.5 for D = 3072 in bfloat16); the GELU is the tanh approximation even
-where config.json says "gelu"; the head is the embedding.
+Quirks: Norms store their scale minus 1 and multiply in float32. Token vectors are multiplied by √D,
+rounded to their dtype (55.5 for D = 3072 in bfloat16). The GELU is the tanh approximation, even if
+config.json says "gelu". The output head is the embedding.
 """
 
 from typing import Any
@@ -33,7 +33,33 @@ def gemma(
     max_length: int = 8192,
     init_std: float = 0.02,
 ) -> Config:
-    """The configuration of a Gemma of `depth` equal layers; `kv_heads` is `heads` unless given."""
+    """Returns the configuration of a Gemma with `depth` equal layers.
+
+    Args:
+        vocab_size: Number of token ids.
+        embed: Width of the residual stream.
+        depth: Number of layers.
+        heads: Query heads per layer.
+        mlp: Hidden units of a feed-forward block.
+        kv_heads: Key-value heads per layer; a divisor of `heads`. None: `heads`.
+        head_dim: Width of a head; even.
+        rope_theta: Base of the RoPE frequencies.
+        rope_scaling: Scaling of the RoPE frequencies (see `Rope`). None: no scaling.
+        norm_eps: Epsilon of the norms.
+        tie: Share the embedding with the output head.
+        max_length: Context length of the trained model, in tokens. Nothing is cut to it.
+        init_std: Standard deviation of fresh weights.
+
+    Raises:
+        ValueError: A size, rate or window is not positive, `kv_heads` does not divide `heads`, or
+            `head_dim` is odd.
+
+    Example:
+
+        >>> config = gemma(vocab_size=64, embed=16, depth=2, heads=4, mlp=32, head_dim=8)
+        >>> config.embed_scale
+        4.0
+    """
     attention = Attention(
         **shape.heads(embed, heads, kv_heads, head_dim),
         rope=Rope(theta=rope_theta, scaling=rope_scaling),
@@ -53,7 +79,7 @@ def gemma(
 
 
 def norm(eps: float) -> Norm:
-    """Gemma's norm."""
+    """Returns Gemma's norm: scale stored minus 1, product in float32."""
     return Norm(eps=eps, unit_offset=True, wide=True)
 
 

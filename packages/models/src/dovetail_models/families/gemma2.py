@@ -1,10 +1,11 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Gemma 2: Gemma with a norm after each block too, capped logits and every other layer windowed
-(2408.00118).
+"""Gemma 2: Gemma with norms before and after each block, soft caps, and a window in every other
+layer (2408.00118).
 
-Quirks: four norms a layer; scores are capped at 50 and logits at 30 by tanh; the scale of scores is
-`query_pre_attn_scalar ** -0.5`, not that of the head; the even layers see a window.
+Quirks: Each layer has four norms. Scores are capped at 50 and logits at 30 by tanh. Scores are
+scaled by `query_pre_attn_scalar ** -0.5`, not by the width of a head. The even layers have a
+window.
 """
 
 from typing import Any
@@ -49,9 +50,37 @@ def gemma2(
     max_length: int = 8192,
     init_std: float = 0.02,
 ) -> Config:
-    """The configuration of a Gemma 2 of `depth` layers, of which every other one, from the first
-    on, sees `window` positions. `kv_heads` is `heads` unless given; scores are divided by the root
-    of `query_scalar`.
+    """Returns the configuration of a Gemma 2 with `depth` layers.
+
+    Every other layer has a window, from the first on.
+
+    Args:
+        vocab_size: Number of token ids.
+        embed: Width of the residual stream.
+        depth: Number of layers.
+        heads: Query heads per layer.
+        mlp: Hidden units of a feed-forward block.
+        kv_heads: Key-value heads per layer; a divisor of `heads`. None: `heads`.
+        head_dim: Width of a head; even.
+        query_scalar: Scores are divided by its square root.
+        window: Number of positions a query sees in layers 0, 2, 4 and so on. None: all.
+        score_cap: Soft cap c of the scores: `c tanh(scores / c)`. None: no cap.
+        logit_cap: Soft cap of the logits. None: no cap.
+        rope_theta: Base of the RoPE frequencies.
+        norm_eps: Epsilon of the norms.
+        tie: Share the embedding with the output head.
+        max_length: Context length of the trained model, in tokens. Nothing is cut to it.
+        init_std: Standard deviation of fresh weights.
+
+    Raises:
+        ValueError: A size, rate, window or cap is not positive, `kv_heads` does not divide `heads`,
+            or `head_dim` is odd.
+
+    Example:
+
+        >>> config = gemma2(vocab_size=64, embed=16, depth=2, heads=4, mlp=32, head_dim=8)
+        >>> [layer.attention.window for layer in config.layers]
+        [4096, None]
     """
     attention = Attention(
         **shape.heads(embed, heads, kv_heads, head_dim),
@@ -78,7 +107,20 @@ def gemma2(
 def read_sizes(
     keys: Keys, *, max_length: int, score_cap: float | None, logit_cap: float | None
 ) -> dict[str, Any]:
-    """The arguments that the builders of Gemma 2 and 3 share, from config.json."""
+    """Reads the builder arguments common to Gemma 2 and 3 from config.json.
+
+    Args:
+        keys: The keys of config.json.
+        max_length: Default of `max_position_embeddings`.
+        score_cap: Default of `attn_logit_softcapping`.
+        logit_cap: Default of `final_logit_softcapping`.
+
+    Returns:
+        Arguments of the builder by name.
+
+    Raises:
+        ValueError: A key is missing or has a value with no matching module.
+    """
     keys.expect("hidden_activation", GELU)
     keys.expect("hidden_act", GELU, "gelu")
     keys.expect("attention_bias", False)
@@ -96,12 +138,12 @@ def read_sizes(
 
 
 def _cap(keys: Keys, name: str, absent: float | None) -> float | None:
-    """A cap: null is none, and a key that is not there is the family's."""
+    """Reads a cap: None for null, and `absent` for a missing key."""
     return keys.take(name) if name in keys else absent
 
 
 def write_sizes(config: Config, *, architecture: str) -> dict[str, Any]:
-    """The keys that Gemma 2 and 3 share."""
+    """Returns the config.json keys common to Gemma 2 and 3."""
     layer = config.layers[0]
     assert isinstance(layer.attention, Attention)
     assert layer.attention.scale is not None
@@ -110,7 +152,7 @@ def write_sizes(config: Config, *, architecture: str) -> dict[str, Any]:
         "hidden_activation": GELU,
         "attention_bias": False,
         "use_bidirectional_attention": None,
-        # A power of a power: rounded back to the number that it came from.
+        # Rounding undoes the error of the two powers.
         "query_pre_attn_scalar": _whole(round(layer.attention.scale**-2, 6)),
         "sliding_window": shape.first_window(config),
         "attn_logit_softcapping": layer.attention.soft_cap,

@@ -1,10 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Gemma 3, text: Gemma 2 without caps, with normalised heads and five windowed layers to each full
-one (2503.19786).
+"""Gemma 3, text: Gemma 2 without caps, with normalised heads and five windowed layers per full one
+(2503.19786).
 
-Quirks: q and k are normalised before RoPE; windowed layers turn with a theta of 10,000, full ones
-with 1,000,000, which alone is stretched; of six layers the last is full.
+Quirks: q and k are normalised before RoPE. Windowed layers have a RoPE base of 10,000, full layers
+1,000,000; only the latter is scaled. Of six layers the last is full.
 """
 
 import dataclasses
@@ -43,9 +43,38 @@ def gemma3(
     max_length: int = 131_072,
     init_std: float = 0.02,
 ) -> Config:
-    """The configuration of a Gemma 3 of `depth` layers: each `pattern`-th sees everything and turns
-    with `rope_theta` and `rope_scaling`, the others see `window` positions and turn with
-    `local_theta`. `kv_heads` is `heads` unless given.
+    """Returns the configuration of a Gemma 3 text model with `depth` layers.
+
+    Args:
+        vocab_size: Number of token ids.
+        embed: Width of the residual stream.
+        depth: Number of layers.
+        heads: Query heads per layer.
+        mlp: Hidden units of a feed-forward block.
+        kv_heads: Key-value heads per layer; a divisor of `heads`. None: `heads`.
+        head_dim: Width of a head; even.
+        query_scalar: Scores are divided by its square root.
+        window: Number of positions a query sees in windowed layers. None: all.
+        pattern: Every `pattern`-th layer is full, the others are windowed.
+        score_cap: Soft cap c of the scores: `c tanh(scores / c)`. None: no cap.
+        logit_cap: Soft cap of the logits. None: no cap.
+        rope_theta: Base of the RoPE frequencies in full layers.
+        rope_scaling: Scaling of the RoPE frequencies in full layers. None: no scaling.
+        local_theta: Base of the RoPE frequencies in windowed layers.
+        norm_eps: Epsilon of the norms.
+        tie: Share the embedding with the output head.
+        max_length: Context length of the trained model, in tokens. Nothing is cut to it.
+        init_std: Standard deviation of fresh weights.
+
+    Raises:
+        ValueError: A size, rate, window or cap is not positive, `kv_heads` does not divide `heads`,
+            or `head_dim` is odd.
+
+    Example:
+
+        >>> config = gemma3(vocab_size=64, embed=16, depth=2, heads=4, mlp=32, pattern=2)
+        >>> [layer.attention.window for layer in config.layers]
+        [1024, None]
     """
     attention = Attention(
         **shape.heads(embed, heads, kv_heads, head_dim),
@@ -107,7 +136,7 @@ def _read(keys: Keys) -> Config:
 def _write(config: Config) -> dict[str, Any]:
     keys = write_sizes(config, architecture="Gemma3ForCausalLM")
     ropes = {la.attention.window is None: la.attention.rope for la in config.layers}
-    # A kind that no layer is of keeps the published base.
+    # Without layers of a kind, write its published base.
     full = ropes.get(True) or Rope(theta=1e6)
     local = ropes.get(False) or Rope(theta=1e4)
     scaling = describe_scaling(full)

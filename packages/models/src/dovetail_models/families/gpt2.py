@@ -1,10 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""GPT-2: pre-normalised blocks, learned positions, LayerNorm and ungated GELU (Radford 2019).
+"""GPT-2: pre-norm blocks, learned positions, LayerNorm and ungated GELU (Radford 2019).
 
-Quirks: weights are stored [in, out], unlike every other family's; q, k and v lie side by side in
-one tensor; names may lack the prefix `transformer.`; files may hold the causal mask. Dropout, which
-config.json names, acts in training and is not computed here.
+Quirks: Weights are stored [in, out], unlike in every other family. q, k and v lie side by side in
+one tensor. Names may lack the prefix `transformer.`, and files may hold the causal mask. Dropout, a
+training option in config.json, is not computed here.
 """
 
 from typing import Any
@@ -62,7 +62,28 @@ def gpt2(
     max_length: int = 1024,
     init_std: float = 0.02,
 ) -> Config:
-    """The configuration of a GPT-2 of `depth` equal layers; `mlp` is `4 * embed` unless given."""
+    """Returns the configuration of a GPT-2 with `depth` equal layers.
+
+    Args:
+        vocab_size: Number of token ids.
+        embed: Width of the residual stream.
+        depth: Number of layers.
+        heads: Heads per layer; a divisor of `embed`.
+        mlp: Hidden units of a feed-forward block. None: `4 * embed`.
+        norm_eps: Epsilon of the norms.
+        tie: Share the embedding with the output head.
+        max_length: Number of learned positions, and so the longest sequence in tokens.
+        init_std: Standard deviation of fresh weights.
+
+    Raises:
+        ValueError: A size or rate is not positive, or `heads` does not divide `embed`.
+
+    Example:
+
+        >>> config = gpt2(vocab_size=64, embed=16, depth=2, heads=4)
+        >>> config.layers[0].mlp.hidden, config.learned_positions
+        (64, True)
+    """
     attention = Attention(
         **shape.heads(embed, heads, None, None), rope=None, qkv_bias=True, out_bias=True
     )
@@ -86,7 +107,7 @@ def _read(keys: Keys) -> Config:
     keys.expect("scale_attn_weights", True)
     keys.expect("scale_attn_by_inverse_layer_idx", False)
     keys.expect("add_cross_attention", False)
-    # Upcasts scores to float32, which every attention here does.
+    # Upcasts scores to float32. Every attention here does so anyway.
     keys.expect("reorder_and_upcast_attn", False, True)
     return gpt2(
         vocab_size=shape.count(keys, "vocab_size"),

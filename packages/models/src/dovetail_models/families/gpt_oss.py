@@ -1,10 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""gpt-oss: attention with sinks, every other layer windowed, over experts (2508.10925).
+"""gpt-oss: attention with sinks, a window in every other layer, and experts (2508.10925).
 
-Quirks: a learned score per head joins the denominator of its softmax; projections, router and
-experts have biases; the gate is clamped (`ClampedGlu`); gate and up alternate in one tensor, stored
-[in, out]; experts may be MXFP4; YaRN's ramp is not cut to whole pairs; norms multiply in float32.
+Quirks: A learned score per head joins the denominator of its softmax. Projections, router and
+experts have biases. The gate is clamped (`ClampedGlu`). Gate and up alternate in one tensor, stored
+[in, out]. Experts may be MXFP4. YaRN's ramp is not cut to whole pairs. Norms multiply in float32.
 """
 
 from typing import Any
@@ -53,8 +53,39 @@ def gpt_oss(
     max_length: int = 131_072,
     init_std: float = 0.02,
 ) -> Config:
-    """The configuration of a gpt-oss of `depth` layers with `experts` of `mlp` units each; every
-    other layer, from the first on, sees `window` positions. `kv_heads` is `heads` unless given.
+    """Returns the configuration of a gpt-oss with `depth` layers.
+
+    Every other layer has a window, from the first on.
+
+    Args:
+        vocab_size: Number of token ids.
+        embed: Width of the residual stream.
+        depth: Number of layers.
+        heads: Query heads per layer.
+        mlp: Hidden units of an expert.
+        experts: Experts per layer.
+        top_k: Experts per token.
+        kv_heads: Key-value heads per layer; a divisor of `heads`. None: `heads`.
+        head_dim: Width of a head; even.
+        window: Number of positions a query sees in layers 0, 2, 4 and so on. None: all.
+        gate: Clamped gate of the experts.
+        attention_bias: Add biases to the q, k, v and output projections.
+        rope_theta: Base of the RoPE frequencies.
+        rope_scaling: Scaling of the RoPE frequencies. None: no scaling.
+        norm_eps: Epsilon of the norms.
+        tie: Share the embedding with the output head.
+        max_length: Context length of the trained model, in tokens. Nothing is cut to it.
+        init_std: Standard deviation of fresh weights.
+
+    Raises:
+        ValueError: A size, rate or window is not positive, `kv_heads` does not divide `heads`,
+            `top_k` exceeds `experts`, or `head_dim` is odd.
+
+    Example:
+
+        >>> config = gpt_oss(vocab_size=64, embed=16, depth=2, heads=4, mlp=32)
+        >>> [layer.attention.window for layer in config.layers]
+        [128, None]
     """
     attention = Attention(
         **shape.heads(embed, heads, kv_heads, head_dim),
@@ -85,7 +116,7 @@ def _read(keys: Keys) -> Config:
     window = 128
     if "sliding_window" in keys:
         window = shape.count(keys, "sliding_window", required=False)
-    # The published files say it twice.
+    # The published files hold it twice.
     keys.take("experts_per_token")
     gate = ClampedGlu(limit=keys.take("swiglu_limit", 7.0), alpha=keys.take("swiglu_alpha", 1.702))
     config = gpt_oss(

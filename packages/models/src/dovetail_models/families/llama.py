@@ -1,9 +1,9 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Llama: pre-normalised blocks of grouped-query attention with RoPE, and SwiGLU (2407.21783).
+"""Llama: pre-norm blocks of grouped-query attention with RoPE, and SwiGLU (2407.21783).
 
-Quirks: Llama 2 has kv_heads == heads; Llama 3.1 stretches RoPE by wavelength (`Llama3Scaling`);
-files from before 2023-08 hold the frequencies of RoPE, which follow from config.json.
+Quirks: Llama 2 has kv_heads == heads. Llama 3.1 scales RoPE by wavelength (`Llama3Scaling`). Files
+from before 2023-08 hold the RoPE frequencies; these follow from config.json.
 """
 
 from typing import Any
@@ -32,10 +32,34 @@ def llama(
     max_length: int = 2048,
     init_std: float = 0.02,
 ) -> Config:
-    """The configuration of a Llama of `depth` equal layers.
+    """Returns the configuration of a Llama with `depth` equal layers.
 
-    `kv_heads` is `heads` unless given, `head_dim` is `embed // heads`. Llama 3 has
-    rope_theta=500_000.0 and norm_eps=1e-5.
+    Args:
+        vocab_size: Number of token ids.
+        embed: Width of the residual stream.
+        depth: Number of layers.
+        heads: Query heads per layer.
+        mlp: Hidden units of a feed-forward block.
+        kv_heads: Key-value heads per layer; a divisor of `heads`. None: `heads`.
+        head_dim: Width of a head; even. None: `embed // heads`.
+        rope_theta: Base of the RoPE frequencies. Llama 3 has 500_000.0.
+        rope_scaling: Scaling of the RoPE frequencies (see `Rope`). None: no scaling.
+        norm_eps: Epsilon of the norms. Llama 3 has 1e-5.
+        tie: Share the embedding with the output head.
+        attention_bias: Add biases to the q, k, v and output projections.
+        mlp_bias: Add biases to the projections of the feed-forward block.
+        max_length: Context length of the trained model, in tokens. Nothing is cut to it.
+        init_std: Standard deviation of fresh weights.
+
+    Raises:
+        ValueError: A size, rate or window is not positive, `kv_heads` does not divide `heads`,
+            `head_dim` is odd, or it is None and `heads` does not divide `embed`.
+
+    Example:
+
+        >>> config = llama(vocab_size=64, embed=16, depth=2, heads=4, mlp=32)
+        >>> config.layers[0].attention.head_dim
+        4
     """
     attention = Attention(
         **shape.heads(embed, heads, kv_heads, head_dim),

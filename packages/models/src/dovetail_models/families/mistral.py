@@ -1,8 +1,8 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Mistral: Llama's block with every layer seeing a sliding window (2310.06825).
+"""Mistral: Llama's block with a sliding window in every layer (2310.06825).
 
-Quirks: the window is 4096 positions where config.json does not say, and null from version 0.2 on.
+Quirks: Without a key in config.json the window is 4096 positions. From version 0.2 on it is null.
 """
 
 from typing import Any
@@ -30,10 +30,34 @@ def mistral(
     max_length: int = 32_768,
     init_std: float = 0.02,
 ) -> Config:
-    """The configuration of a Mistral of `depth` equal layers.
+    """Returns the configuration of a Mistral with `depth` equal layers.
 
-    `kv_heads` is `heads` unless given, `head_dim` is `embed // heads`. Mistral 7B v0.1 has
-    window=4096 and rope_theta=10_000.0.
+    Args:
+        vocab_size: Number of token ids.
+        embed: Width of the residual stream.
+        depth: Number of layers.
+        heads: Query heads per layer.
+        mlp: Hidden units of a feed-forward block.
+        kv_heads: Key-value heads per layer; a divisor of `heads`. None: `heads`.
+        head_dim: Width of a head; even. None: `embed // heads`.
+        window: Number of positions a query sees, itself included. None: all. Mistral 7B v0.1 has
+            4096.
+        rope_theta: Base of the RoPE frequencies. Mistral 7B v0.1 has 10_000.0.
+        rope_scaling: Scaling of the RoPE frequencies (see `Rope`). None: no scaling.
+        norm_eps: Epsilon of the norms.
+        tie: Share the embedding with the output head.
+        max_length: Context length of the trained model, in tokens. Nothing is cut to it.
+        init_std: Standard deviation of fresh weights.
+
+    Raises:
+        ValueError: A size, rate or window is not positive, `kv_heads` does not divide `heads`,
+            `head_dim` is odd, or it is None and `heads` does not divide `embed`.
+
+    Example:
+
+        >>> config = mistral(vocab_size=64, embed=16, depth=2, heads=4, mlp=32, window=8)
+        >>> [layer.attention.window for layer in config.layers]
+        [8, 8]
     """
     attention = Attention(
         **shape.heads(embed, heads, kv_heads, head_dim),

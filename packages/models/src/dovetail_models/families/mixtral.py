@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mixtral: Mistral with a mixture of experts in every layer (2401.04088).
 
-Quirks: the router's softmax is over all experts and the chosen weights are divided by their sum;
-experts are named w1, w3 and w2 (gate, up, down), or fused under `mlp.experts`.
+Quirks: The router's softmax runs over all experts, and the selected weights are divided by their
+sum. Experts are named w1, w3 and w2 (gate, up, down), or fused under `mlp.experts`.
 """
 
 from typing import Any
@@ -42,9 +42,36 @@ def mixtral(
     max_length: int = 32_768,
     init_std: float = 0.02,
 ) -> Config:
-    """The configuration of a Mixtral of `depth` equal layers with `experts` of `mlp` units each.
+    """Returns the configuration of a Mixtral with `depth` equal layers.
 
-    `kv_heads` is `heads` unless given, `head_dim` is `embed // heads`.
+    Args:
+        vocab_size: Number of token ids.
+        embed: Width of the residual stream.
+        depth: Number of layers.
+        heads: Query heads per layer.
+        mlp: Hidden units of an expert.
+        experts: Experts per layer.
+        top_k: Experts per token.
+        kv_heads: Key-value heads per layer; a divisor of `heads`. None: `heads`.
+        head_dim: Width of a head; even. None: `embed // heads`.
+        window: Number of positions a query sees, itself included. None: all.
+        rope_theta: Base of the RoPE frequencies.
+        rope_scaling: Scaling of the RoPE frequencies (see `Rope`). None: no scaling.
+        norm_eps: Epsilon of the norms.
+        tie: Share the embedding with the output head.
+        max_length: Context length of the trained model, in tokens. Nothing is cut to it.
+        init_std: Standard deviation of fresh weights.
+
+    Raises:
+        ValueError: A size, rate or window is not positive, `kv_heads` does not divide `heads`,
+            `top_k` exceeds `experts`, `head_dim` is odd, or it is None and `heads` does not divide
+            `embed`.
+
+    Example:
+
+        >>> config = mixtral(vocab_size=64, embed=16, depth=2, heads=4, mlp=32)
+        >>> config.layers[0].mlp.count, config.layers[0].mlp.top_k
+        (8, 2)
     """
     attention = Attention(
         **shape.heads(embed, heads, kv_heads, head_dim),

@@ -1,9 +1,9 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Qwen 2 and 2.5: Llama's block with biases on q, k and v alone (2407.10671).
+"""Qwen 2 and 2.5: Llama's block with biases on q, k and v only (2407.10671).
 
-Quirks: the output projection has no bias; `sliding_window` counts only with `use_sliding_window`,
-and then for the layers from `max_window_layers` on or those that `layer_types` names.
+Quirks: The output projection has no bias. `sliding_window` counts only with `use_sliding_window`.
+It then applies to the layers from `max_window_layers` on, or to those named in `layer_types`.
 """
 
 from typing import Any
@@ -30,9 +30,33 @@ def qwen2(
     max_length: int = 32_768,
     init_std: float = 0.02,
 ) -> Config:
-    """The configuration of a Qwen 2 or 2.5 of `depth` equal layers.
+    """Returns the configuration of a Qwen 2 or 2.5 with `depth` equal layers.
 
-    `kv_heads` is `heads` unless given, `head_dim` is `embed // heads`.
+    Args:
+        vocab_size: Number of token ids.
+        embed: Width of the residual stream.
+        depth: Number of layers.
+        heads: Query heads per layer.
+        mlp: Hidden units of a feed-forward block.
+        kv_heads: Key-value heads per layer; a divisor of `heads`. None: `heads`.
+        head_dim: Width of a head; even. None: `embed // heads`.
+        rope_theta: Base of the RoPE frequencies.
+        rope_scaling: Scaling of the RoPE frequencies (see `Rope`). None: no scaling.
+        norm_eps: Epsilon of the norms.
+        tie: Share the embedding with the output head.
+        max_length: Context length of the trained model, in tokens. Nothing is cut to it.
+        init_std: Standard deviation of fresh weights.
+
+    Raises:
+        ValueError: A size, rate or window is not positive, `kv_heads` does not divide `heads`,
+            `head_dim` is odd, or it is None and `heads` does not divide `embed`.
+
+    Example:
+
+        >>> config = qwen2(vocab_size=64, embed=16, depth=2, heads=4, mlp=32)
+        >>> attention = config.layers[0].attention
+        >>> attention.qkv_bias, attention.out_bias
+        (True, False)
     """
     attention = Attention(
         **shape.heads(embed, heads, kv_heads, head_dim),
@@ -52,9 +76,9 @@ def qwen2(
 
 
 def with_windows(keys: Keys, config: Config) -> Config:
-    """`config` with the windows that the keys of Qwen give its layers."""
+    """Returns `config` with the windows given by Qwen's keys."""
     depth = len(config.layers)
-    # Without use_sliding_window the other two keys alter nothing, and stay as they are.
+    # Without use_sliding_window the other two keys have no effect and are kept as extra keys.
     window, full = None, depth
     if keys.take("use_sliding_window", False):
         window = shape.count(keys, "sliding_window", required=False)
@@ -66,7 +90,7 @@ def with_windows(keys: Keys, config: Config) -> Config:
 
 
 def write_windows(config: Config) -> dict[str, Any]:
-    """The keys that give the layers their windows."""
+    """Returns the config.json keys for the windows of the layers."""
     window, kinds = shape.first_window(config), shape.kinds(config)
     keys: dict[str, Any] = {"use_sliding_window": window is not None, "layer_types": kinds}
     if window is not None:

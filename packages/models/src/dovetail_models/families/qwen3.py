@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Qwen 3, dense: Llama's block with each head of q and k normalised before RoPE (2505.09388).
 
-Quirks: the width of a head is a number of its own (128 where config.json does not say); windows
-are given as in Qwen 2.
+Quirks: The width of a head is independent of the other sizes (128 without a key in config.json).
+Windows are given as in Qwen 2.
 """
 
 from typing import Any
@@ -32,8 +32,33 @@ def qwen3(
     max_length: int = 32_768,
     init_std: float = 0.02,
 ) -> Config:
-    """The configuration of a dense Qwen 3 of `depth` equal layers; `kv_heads` is `heads`
-    unless given.
+    """Returns the configuration of a dense Qwen 3 with `depth` equal layers.
+
+    Args:
+        vocab_size: Number of token ids.
+        embed: Width of the residual stream.
+        depth: Number of layers.
+        heads: Query heads per layer.
+        mlp: Hidden units of a feed-forward block.
+        kv_heads: Key-value heads per layer; a divisor of `heads`. None: `heads`.
+        head_dim: Width of a head; even.
+        rope_theta: Base of the RoPE frequencies.
+        rope_scaling: Scaling of the RoPE frequencies (see `Rope`). None: no scaling.
+        norm_eps: Epsilon of the norms.
+        tie: Share the embedding with the output head.
+        attention_bias: Add biases to the q, k, v and output projections.
+        max_length: Context length of the trained model, in tokens. Nothing is cut to it.
+        init_std: Standard deviation of fresh weights.
+
+    Raises:
+        ValueError: A size, rate or window is not positive, `kv_heads` does not divide `heads`, or
+            `head_dim` is odd.
+
+    Example:
+
+        >>> config = qwen3(vocab_size=64, embed=16, depth=2, heads=4, mlp=32)
+        >>> config.layers[0].attention.head_dim, config.layers[0].attention.qk_norm
+        (128, True)
     """
     attention = Attention(
         **shape.heads(embed, heads, kv_heads, head_dim),

@@ -1,10 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Qwen 3 with a mixture of experts: Qwen 3's attention over 128 small experts (2505.09388).
+"""Qwen 3 with a mixture of experts: Qwen 3's attention and 128 small experts (2505.09388).
 
-Quirks: the chosen weights are divided by their sum only with `norm_topk_prob`; the layers in
-`mlp_only_layers`, and all but each `decoder_sparse_step`-th, are dense; experts come apart or
-fused.
+Quirks: The selected weights are divided by their sum only with `norm_topk_prob`. The layers in
+`mlp_only_layers` are dense, and so are all but each `decoder_sparse_step`-th. Experts are stored
+apart or fused.
 """
 
 import dataclasses
@@ -45,8 +45,40 @@ def qwen3_moe(
     max_length: int = 32_768,
     init_std: float = 0.02,
 ) -> Config:
-    """The configuration of a Qwen 3 of `depth` layers with `experts` of `mlp` units each; the
-    layers in `dense` have one block of `dense_mlp` units. `kv_heads` is `heads` unless given.
+    """Returns the configuration of a Qwen 3 mixture of experts with `depth` layers.
+
+    Args:
+        vocab_size: Number of token ids.
+        embed: Width of the residual stream.
+        depth: Number of layers.
+        heads: Query heads per layer.
+        mlp: Hidden units of an expert.
+        experts: Experts per layer.
+        top_k: Experts per token.
+        normalise: Divide the selected weights by their sum.
+        dense: Indices of layers with a dense feed-forward block.
+        dense_mlp: Hidden units of a dense block. Required with `dense`.
+        kv_heads: Key-value heads per layer; a divisor of `heads`. None: `heads`.
+        head_dim: Width of a head; even.
+        window: Number of positions a query sees, itself included. None: all.
+        rope_theta: Base of the RoPE frequencies.
+        rope_scaling: Scaling of the RoPE frequencies (see `Rope`). None: no scaling.
+        norm_eps: Epsilon of the norms.
+        tie: Share the embedding with the output head.
+        attention_bias: Add biases to the q, k, v and output projections.
+        max_length: Context length of the trained model, in tokens. Nothing is cut to it.
+        init_std: Standard deviation of fresh weights.
+
+    Raises:
+        ValueError: A size, rate or window is not positive, `kv_heads` does not divide `heads`,
+            `head_dim` is odd, `top_k` exceeds `experts`, or `dense` comes without `dense_mlp`.
+
+    Example:
+
+        >>> sizes = {"vocab_size": 64, "embed": 16, "depth": 2, "heads": 4, "mlp": 32}
+        >>> config = qwen3_moe(dense=(0,), dense_mlp=64, **sizes)
+        >>> [type(layer.mlp).__name__ for layer in config.layers]
+        ['Mlp', 'Experts']
     """
     attention = Attention(
         **shape.heads(embed, heads, kv_heads, head_dim),
@@ -85,7 +117,7 @@ def _read(keys: Keys) -> Config:
     listed = keys.take("mlp_only_layers", [])
     dense = tuple(i for i in range(sizes["depth"]) if i in listed or (i + 1) % step)
     window = shape.count(keys, "sliding_window", required=False)
-    # transformers wrote num_experts until 4, and num_local_experts from 5 on.
+    # transformers 4 wrote num_experts, 5 writes num_local_experts.
     old = shape.count(keys, "num_experts", required=False)
     count = shape.count(keys, "num_local_experts", required=old is None) or old
     if old not in (None, count):

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What the families of Llama's shape share: names of tensors, keys of config.json, equal layers."""
+"""Common code of the Llama-like families: tensor names, config.json keys and equal layers."""
 
 import dataclasses
 import functools
@@ -15,27 +15,27 @@ from dovetail_models.hf.table import Keys, Row, Table
 SAME, TURN = Identity(), Transpose()
 FULL, SLIDING = "full_attention", "sliding_attention"
 TIED = ("lm_head.weight", "model.embed_tokens.weight")
-# Keys that alter no logit: token ids, what a text generator or the library reads, and
-# pretraining_tp, which changes only the order of sums.
+# Keys without effect on the logits: token ids, settings of generation and of the library, and
+# pretraining_tp (it changes only the order of sums).
 INERT = frozenset(
     {"_name_or_path", "auto_map", "bos_token_id", "chunk_size_feed_forward", "eos_token_id"}
     | {"id2label", "is_encoder_decoder", "label2id", "output_attentions", "output_hidden_states"}
     | {"pad_token_id", "pretraining_tp", "problem_type", "return_dict", "transformers_version"}
     | {"use_cache"}
 )
-# What a trainer adds to the loss of a mixture of experts.
+# Keys of the auxiliary loss of a mixture of experts.
 INERT_EXPERTS = frozenset({"output_router_logits", "router_aux_loss_coef"})
 
 
 def linear(theirs: str, ours: str) -> Table:
-    """The rows of a torch `Linear`, with its bias if it has one."""
+    """Returns the rows of a torch `Linear`; the bias is optional."""
     return Row(f"{theirs}.weight", f"{ours}.kernel", TURN), Row(
         f"{theirs}.bias", f"{ours}.bias", SAME
     )
 
 
 def norm(theirs: str, ours: str) -> Table:
-    """The row of an RMS norm."""
+    """Returns the row of an RMS norm."""
     return (Row(f"{theirs}.weight", f"{ours}.scale", SAME),)
 
 
@@ -68,10 +68,15 @@ TABLE: Table = (*OUTER, *NORMS, *ATTENTION, *MLP)
 
 
 def experts(router: str, names: dict[str, str], *, stacked: str) -> tuple[Table, Table]:
-    """Two layouts of a mixture of experts: a torch `Linear` per expert, and all in two tensors.
+    """Returns two table layouts of a mixture of experts.
 
-    `names` give our projection for each of theirs within `stacked`, a prefix with `{e}`. The second
-    layout is [E, 2 F, D] with gate before up, and [E, D, F].
+    The first has one torch `Linear` per expert and projection. The second has two tensors for all
+    experts: [E, 2 F, D] with gate before up, and [E, D, F].
+
+    Args:
+        router: Tensor name of the router, without `.weight`.
+        names: File name of each projection, by ours (gate, up, down).
+        stacked: Tensor prefix of an expert, with `{e}` for its index.
     """
     mlp = f"{_OURS}mlp."
     both = stacked.replace(".{e}", "")
@@ -91,7 +96,17 @@ def experts(router: str, names: dict[str, str], *, stacked: str) -> tuple[Table,
 def heads(
     embed: int, heads: int, kv_heads: int | None, head_dim: int | None
 ) -> dict[Literal["heads", "kv_heads", "head_dim"], int]:
-    """Sizes of an `Attention`: `kv_heads` is `heads` and `head_dim` `embed // heads` if None."""
+    """Returns the head sizes of an `Attention`.
+
+    Args:
+        embed: Width of the residual stream.
+        heads: Query heads.
+        kv_heads: Key-value heads. None: `heads`.
+        head_dim: Width of a head. None: `embed // heads`.
+
+    Raises:
+        ValueError: `head_dim` is None and `heads` does not divide `embed`.
+    """
     if head_dim is None and embed % heads:
         raise ValueError(
             f"Without head_dim, heads must divide embed, got embed={embed}, heads={heads}. "
@@ -111,7 +126,14 @@ def layers(
     windows: Sequence[int | None],
     norms: Literal["pre", "sandwich"] = "pre",
 ) -> tuple[Layer, ...]:
-    """A layer per window, alike in everything else."""
+    """Returns one layer per window; all else is equal.
+
+    Args:
+        attention: Attention of every layer, except its window.
+        mlp: Feed-forward block or mixture of experts of every layer.
+        windows: Window of each layer. None: all positions are seen.
+        norms: Placement of the norms; see `Layer`.
+    """
     return tuple(
         Layer(attention=dataclasses.replace(attention, window=window), mlp=mlp, norms=norms)
         for window in windows
@@ -119,7 +141,19 @@ def layers(
 
 
 def read_shape(keys: Keys, *, theta: float = 10_000.0, **options: Any) -> dict[str, Any]:
-    """`read_sizes`, and one RoPE for all layers."""
+    """Reads the arguments of `read_sizes` and one RoPE for all layers.
+
+    Args:
+        keys: The keys of config.json.
+        theta: Default of `rope_theta`.
+        **options: Options of `read_sizes`.
+
+    Returns:
+        Arguments of the builder by name.
+
+    Raises:
+        ValueError: A key is missing or has a wrong value.
+    """
     rope = read_rope(keys, default_theta=theta)
     return {**read_sizes(keys, **options), "rope_theta": rope.theta, "rope_scaling": rope.scaling}
 
@@ -133,10 +167,24 @@ def read_sizes(
     head_dim: int | None = None,
     kv_required: bool = True,
 ) -> dict[str, Any]:
-    """The arguments that every builder of this shape takes, but for RoPE, from config.json.
+    """Reads the builder arguments common to this shape, except RoPE, from config.json.
 
-    The options are the values that transformers takes for a key that is not there. Where that value
-    of `num_key_value_heads` is a constant it helps nobody, and the key is required.
+    The options are the defaults of transformers for missing keys.
+
+    Args:
+        keys: The keys of config.json.
+        eps: Default of `rms_norm_eps`.
+        tie: Default of `tie_word_embeddings`.
+        max_length: Default of `max_position_embeddings`.
+        head_dim: Default of `head_dim`.
+        kv_required: Require `num_key_value_heads`. Use it for a constant default in transformers,
+            since a constant fits few models.
+
+    Returns:
+        Arguments of the builder by name.
+
+    Raises:
+        ValueError: A key is missing or has a wrong value.
     """
     keys.expect("attention_dropout", 0.0)
     need = functools.partial(count, keys)
@@ -156,7 +204,16 @@ def read_sizes(
 
 
 def count(keys: Keys, name: str, *, required: bool = True) -> Any:
-    """A key whose value must be a whole number above 0 (or null, if it is not required)."""
+    """Reads a positive integer.
+
+    Args:
+        keys: The keys of config.json.
+        name: The key.
+        required: Raise for a missing or null key. Otherwise the result is None.
+
+    Raises:
+        ValueError: The key is missing and required, or its value is not a positive integer.
+    """
     value = keys.take(name, required=required)
     if value is not None and (type(value) is not int or value < 1):
         raise ValueError(
@@ -167,8 +224,13 @@ def count(keys: Keys, name: str, *, required: bool = True) -> Any:
 
 
 def write_shape(config: Config, *, architecture: str, hidden: int) -> dict[str, Any]:
-    """The keys of config.json that every family of this shape shares; `hidden` is the width of a
-    dense feed-forward block."""
+    """Returns the config.json keys common to this shape.
+
+    Args:
+        config: The configuration; its first layer has an `Attention` with RoPE.
+        architecture: Class name in transformers.
+        hidden: Hidden units of a dense feed-forward block.
+    """
     attention = config.layers[0].attention
     assert isinstance(attention, Attention)
     assert attention.rope is not None
@@ -193,7 +255,20 @@ def write_shape(config: Config, *, architecture: str, hidden: int) -> dict[str, 
 def read_windows(
     keys: Keys, depth: int, *, window: int | None, default: Sequence[str]
 ) -> list[int | None]:
-    """The window of each layer, from `layer_types` or, without it, from the kinds in `default`."""
+    """Reads the window of each layer from `layer_types`.
+
+    Args:
+        keys: The keys of config.json.
+        depth: Number of layers.
+        window: Window of the sliding layers. None: sliding layers are not allowed.
+        default: Kinds of the layers for a missing `layer_types`.
+
+    Returns:
+        The windows; None for a full layer.
+
+    Raises:
+        ValueError: The number of kinds is not `depth`, or a kind is not allowed.
+    """
     kinds = keys.take("layer_types") or list(default)
     allowed = {FULL} if window is None else {FULL, SLIDING}
     if len(kinds) != depth or not set(kinds) <= allowed:
@@ -205,23 +280,32 @@ def read_windows(
 
 
 def kinds(config: Config) -> list[str]:
-    """The value of `layer_types`."""
+    """Returns the value of `layer_types`."""
     return [FULL if la.attention.window is None else SLIDING for la in config.layers]
 
 
 def first_window(config: Config) -> int | None:
-    """The window of the first layer that has one."""
+    """Returns the window of the first windowed layer, or None."""
     return next((la.attention.window for la in config.layers if la.attention.window), None)
 
 
 def with_kinds(keys: Keys, config: Config, *, window: int | None) -> Config:
-    """`config` with the windows of `layer_types`, where config.json has that key."""
+    """Returns `config` with the windows of `layer_types`, if config.json has that key.
+
+    Args:
+        keys: The keys of config.json.
+        config: The configuration.
+        window: Window of the sliding layers. None: sliding layers are not allowed.
+
+    Raises:
+        ValueError: `layer_types` does not fit the layers.
+    """
     windows = read_windows(keys, len(config.layers), window=window, default=kinds(config))
     return with_windows(config, windows)
 
 
 def with_windows(config: Config, windows: Sequence[int | None]) -> Config:
-    """`config` with these windows, one per layer."""
+    """Returns `config` with these windows, one per layer."""
     layers = tuple(
         dataclasses.replace(la, attention=dataclasses.replace(la.attention, window=w))
         for la, w in zip(config.layers, windows, strict=True)

@@ -1,9 +1,9 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""SigLIP: a text and an image encoder whose pooled vectors are compared (2303.15343).
+"""SigLIP: a text and an image encoder with comparable pooled vectors (2303.15343).
 
-Quirks beside those of the two: each has an epsilon of its own; logits are scaled by an exponential
-and shifted, for a sigmoid.
+Quirks, besides those of the two encoders: Each encoder has its own epsilon. Logits are scaled by an
+exponential and shifted, for a sigmoid.
 """
 
 import dataclasses
@@ -23,7 +23,24 @@ _TABLE: Table = (
 
 
 def siglip(*, text: TextConfig, vision: VisionConfig) -> DualConfig:
-    """The configuration of a SigLIP, from those of `siglip_text` and `siglip_vision`."""
+    """Returns the configuration of a SigLIP.
+
+    Args:
+        text: Text encoder, from `siglip_text`.
+        vision: Image encoder, from `siglip_vision`.
+
+    Raises:
+        ValueError: The pooled vectors of the two differ in width, or one has no pooler.
+
+    Example:
+
+        >>> from dovetail_models import siglip_text, siglip_vision
+        >>> sizes = {"embed": 16, "depth": 2, "heads": 4, "mlp": 32}
+        >>> vision = siglip_vision(image_size=8, patch=4, **sizes)
+        >>> config = siglip(text=siglip_text(vocab_size=64, **sizes), vision=vision)
+        >>> config.text.pooler.width, config.vision.embed
+        (16, 16)
+    """
     return DualConfig(family="siglip", text=text, vision=vision)
 
 
@@ -48,7 +65,7 @@ def _write(config: DualConfig) -> dict[str, Any]:
 
 def _inner(config: TextConfig | VisionConfig, keys: dict[str, Any]) -> dict[str, Any]:
     extra = {name: json.loads(text) for name, text in config.extra}
-    # Only the whole file names a class of transformers.
+    # Only the outer object names a transformers class.
     del keys["architectures"]
     return {**extra, "model_type": config.family, **keys}
 

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """SigLIP's text encoder (2303.15343).
 
-Quirks: tanh-GELU; no mask: it is trained on sequences padded to their full length, and pooled from
-the last token, padding or not; the pooled vector is a projection without tanh.
+Quirks: The GELU is the tanh approximation. There is no mask: the encoder is trained on sequences
+padded to full length and pools the last token, padding or not. The pooled vector is a projection
+without tanh.
 """
 
 from typing import Any
@@ -14,7 +15,7 @@ from dovetail_models.families import shape, tower
 from dovetail_models.hf.table import Family, Keys, Row, Table
 
 GELU, EPS = "gelu_pytorch_tanh", 1e-6
-# What transformers takes for keys that a published config.json leaves out.
+# Defaults of transformers for keys absent from published config.json files.
 DEFAULTS = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}
 DEFAULTS |= {"intermediate_size": 3072}
 _THEIRS, _OURS = "encoder.layers.{i}.", "layers.{i}."
@@ -46,8 +47,28 @@ def siglip_text(
     activation: Activation = "gelu_tanh",
     norm_eps: float = EPS,
 ) -> TextConfig:
-    """The configuration of SigLIP's text encoder; `width` of the pooled vector is `embed` unless
-    given."""
+    """Returns the configuration of SigLIP's text encoder.
+
+    Args:
+        vocab_size: Number of token ids.
+        embed: Width of the residual stream.
+        depth: Number of layers.
+        heads: Heads per layer; a divisor of `embed`.
+        mlp: Hidden units of a feed-forward block.
+        width: Width of the pooled vector. None: `embed`.
+        max_length: Number of learned positions, and so the longest sequence in tokens.
+        activation: Activation of the feed-forward blocks.
+        norm_eps: Epsilon of the norms.
+
+    Raises:
+        ValueError: A size or epsilon is not positive, or `heads` does not divide `embed`.
+
+    Example:
+
+        >>> config = siglip_text(vocab_size=64, embed=16, depth=2, heads=4, mlp=32)
+        >>> config.pooler
+        TokenPool(width=16, last=True, tanh=False)
+    """
     sizes = {"heads": heads, "mlp": mlp, "activation": activation}
     return TextConfig(
         family="siglip_text_model",
@@ -61,6 +82,7 @@ def siglip_text(
 
 
 def read(keys: Keys) -> TextConfig:
+    """Returns the text encoder's configuration described by config.json."""
     keys.expect("architectures", ["SiglipTextModel"])
     return siglip_text(
         vocab_size=shape.count(keys, "vocab_size", required=False) or 32_000,
@@ -71,6 +93,7 @@ def read(keys: Keys) -> TextConfig:
 
 
 def write(config: TextConfig) -> dict[str, Any]:
+    """Returns the config.json keys of a text encoder."""
     assert config.pooler is not None
     return {
         "architectures": ["SiglipTextModel"],

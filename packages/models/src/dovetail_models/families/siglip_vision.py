@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """SigLIP's image encoder (2303.15343).
 
-Quirks: tanh-GELU; no class token: a learned query attends to the patches, its q, k and v fused in
-one tensor, and a feed-forward block follows; an image whose side a patch does not divide loses its
-last pixels.
+Quirks: The GELU is the tanh approximation. There is no class token: a learned query attends to the
+patches, with q, k and v fused in one tensor, and a feed-forward block follows. Pixels beyond the
+last whole patch of an image are left out.
 """
 
 from typing import Any
@@ -52,8 +52,30 @@ def siglip_vision(
     activation: Activation = "gelu_tanh",
     norm_eps: float = EPS,
 ) -> VisionConfig:
-    """The configuration of SigLIP's image encoder, for squares with sides of `image_size`;
-    `pooler` is the learned query with its feed-forward block."""
+    """Returns the configuration of SigLIP's image encoder.
+
+    Args:
+        image_size: Side of the square images, in pixels.
+        patch: Side of a patch, in pixels.
+        embed: Width of the residual stream.
+        depth: Number of layers.
+        heads: Heads per layer; a divisor of `embed`.
+        mlp: Hidden units of a feed-forward block.
+        channels: Channels of an image.
+        pooler: Add the learned query and its feed-forward block.
+        activation: Activation of the feed-forward blocks.
+        norm_eps: Epsilon of the norms.
+
+    Raises:
+        ValueError: A size or epsilon is not positive, `heads` does not divide `embed`, or `patch`
+            exceeds `image_size`.
+
+    Example:
+
+        >>> config = siglip_vision(image_size=9, patch=4, embed=16, depth=2, heads=4, mlp=32)
+        >>> config.grid, config.length
+        ((2, 2), 4)
+    """
     sizes = {"heads": heads, "mlp": mlp, "activation": activation}
     block = Mlp(hidden=mlp, activation=activation, gated=False, bias=True)
     return VisionConfig(
@@ -69,6 +91,7 @@ def siglip_vision(
 
 
 def read(keys: Keys) -> VisionConfig:
+    """Returns the image encoder's configuration described by config.json."""
     keys.expect("architectures", ["SiglipVisionModel"])
     return siglip_vision(
         image_size=tower.read_square(keys, "image_size", 224),
@@ -80,6 +103,7 @@ def read(keys: Keys) -> VisionConfig:
 
 
 def write(config: VisionConfig) -> dict[str, Any]:
+    """Returns the config.json keys of an image encoder."""
     return {
         "architectures": ["SiglipVisionModel"],
         **tower.write_sizes(config),

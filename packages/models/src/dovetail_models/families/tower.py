@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What the families of encoders share: equal layers, rows of tables, keys of config.json."""
+"""Common code of the encoder families: equal layers, table rows and config.json keys."""
 
 import dataclasses
 import logging
@@ -13,7 +13,7 @@ from dovetail_models.families import shape
 from dovetail_models.hf.table import Keys, Row, Table
 
 _log = logging.getLogger(__name__)
-# Dropout, which these keys set, acts in training and is not computed here.
+# These keys set dropout, a training option; it is not computed here.
 DROPOUT = frozenset(
     {"attention_dropout", "attention_probs_dropout_prob", "classifier_dropout"}
     | {"hidden_dropout_prob"}
@@ -29,14 +29,20 @@ _ACTIVATIONS: dict[str, Activation] = {
 
 
 def norm(theirs: str, ours: str) -> Table:
-    """The rows of a torch `LayerNorm`."""
+    """Returns the rows of a torch `LayerNorm`."""
     return Row(f"{theirs}.weight", f"{ours}.scale", shape.SAME), Row(
         f"{theirs}.bias", f"{ours}.bias", shape.SAME
     )
 
 
 def prefixed(prefix: str, table: Table, *, within: str = "") -> Table:
-    """The table with `prefix` before their names and `within` before ours."""
+    """Returns `table` with prefixes before the names.
+
+    Args:
+        prefix: Prefix of the names in the file.
+        table: The rows.
+        within: Prefix of the model's paths.
+    """
     return tuple(
         dataclasses.replace(row, theirs=prefix + row.theirs, ours=within + row.ours)
         for row in table
@@ -53,7 +59,22 @@ def layers(
     norms: Literal["pre", "post"],
     qkv_bias: bool = True,
 ) -> tuple[Layer, ...]:
-    """`depth` equal layers, every projection of which has a bias unless `qkv_bias` is False."""
+    """Returns `depth` equal layers without RoPE and with ungated feed-forward blocks.
+
+    All projections have biases; `qkv_bias` decides for q, k and v.
+
+    Args:
+        embed: Width of the residual stream.
+        depth: Number of layers.
+        heads: Heads per layer; a divisor of `embed`.
+        mlp: Hidden units of a feed-forward block.
+        activation: Activation of the feed-forward blocks.
+        norms: "pre": norms before each block. "post": norms after each sum.
+        qkv_bias: Add biases to the q, k and v projections.
+
+    Raises:
+        ValueError: A size is not positive, or `heads` does not divide `embed`.
+    """
     sizes = shape.heads(embed, heads, None, None)
     attention = Attention(**sizes, rope=None, qkv_bias=qkv_bias, out_bias=True)
     block = Mlp(hidden=mlp, activation=activation, gated=False, bias=True)
@@ -61,8 +82,21 @@ def layers(
 
 
 def read_sizes(keys: Keys, *, activation: str, eps: float, **defaults: int) -> dict[str, Any]:
-    """The arguments that every builder takes, from config.json; `activation`, `eps` and `defaults`
-    are what transformers takes for a key that is not there."""
+    """Reads the arguments common to the encoder builders from config.json.
+
+    Args:
+        keys: The keys of config.json.
+        activation: Default of `hidden_act`, as in transformers.
+        eps: Default of `layer_norm_eps`, as in transformers.
+        **defaults: Defaults of sizes by config.json key, as in transformers. Other sizes are
+            required.
+
+    Returns:
+        Arguments of the builder by name.
+
+    Raises:
+        ValueError: The activation is unknown, or a size is missing or not a positive integer.
+    """
     act = keys.take("hidden_act", activation)
     if act not in _ACTIVATIONS:
         raise ValueError(
@@ -84,7 +118,7 @@ def read_sizes(keys: Keys, *, activation: str, eps: float, **defaults: int) -> d
 
 
 def write_sizes(config: TextConfig | VisionConfig) -> dict[str, Any]:
-    """The keys that `read_sizes` reads."""
+    """Returns the config.json keys read by `read_sizes`."""
     layer = config.layers[0]
     assert isinstance(layer.attention, Attention)
     assert isinstance(layer.mlp, Mlp)
@@ -100,7 +134,16 @@ def write_sizes(config: TextConfig | VisionConfig) -> dict[str, Any]:
 
 
 def read_size(keys: Keys, name: str, default: int) -> tuple[int, int]:
-    """(height, width) of a key that is one number or two."""
+    """Returns (height, width) from one number or a pair.
+
+    Args:
+        keys: The keys of config.json.
+        name: The key.
+        default: Value for a missing key.
+
+    Raises:
+        ValueError: The value is not a positive integer or a pair of them.
+    """
     value = keys.take(name, default)
     pair = value if isinstance(value, list | tuple) else (value, value)
     if len(pair) != 2 or not all(type(n) is int and n > 0 for n in pair):
@@ -112,12 +155,21 @@ def read_size(keys: Keys, name: str, default: int) -> tuple[int, int]:
 
 
 def write_size(pair: tuple[int, int]) -> int | list[int]:
-    """The value that `read_size` reads."""
+    """Returns the config.json value for a (height, width) pair."""
     return pair[0] if pair[0] == pair[1] else list(pair)
 
 
 def read_square(keys: Keys, name: str, default: int) -> int:
-    """The side of a key that is one number, or two equal ones."""
+    """Returns the side of a square from one number or two equal ones.
+
+    Args:
+        keys: The keys of config.json.
+        name: The key.
+        default: Value for a missing key.
+
+    Raises:
+        ValueError: The value is not a positive integer, or the two numbers differ.
+    """
     high, wide = read_size(keys, name, default)
     if high != wide:
         raise ValueError(
@@ -128,7 +180,10 @@ def read_square(keys: Keys, name: str, default: int) -> int:
 
 
 def fit_pooler(config: TextConfig | VisionConfig, names: Collection[str]) -> Any:
-    """The config without its pooler if the files hold none, which config.json seldom tells."""
+    """Returns `config`, without its pooler if the files hold none.
+
+    config.json seldom says whether they do.
+    """
     if config.pooler is None or any(name.endswith("pooler.dense.weight") for name in names):
         return config
     _log.info("The files hold no pooler, so the model has none.")
@@ -136,5 +191,5 @@ def fit_pooler(config: TextConfig | VisionConfig, names: Collection[str]) -> Any
 
 
 def write_pooler(config: TextConfig | VisionConfig) -> dict[str, bool]:
-    """A key for a model without pooler, of which transformers knows the name as an argument."""
+    """Returns the config.json key of a model without pooler; in transformers it is an argument."""
     return {} if config.pooler else {"add_pooling_layer": False}

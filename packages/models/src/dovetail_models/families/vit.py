@@ -1,11 +1,11 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""ViT: an image's patches as tokens, after a class token (2010.11929).
+"""ViT: a class token, then an image's patches as tokens (2010.11929).
 
-Quirks: the position table covers the class token too; a classifier reads that token after the final
-norm and then there is no pooler; the pooler is the tanh of that token and files may lack it. Names
-begin with `vit.` in files that hold a classifier. Dropout, which config.json names, acts in
-training and is not computed here.
+Quirks: The position table covers the class token too. A classifier reads this token after the final
+norm, and then there is no pooler. The pooler is the tanh of this token, and files may lack it.
+Names begin with `vit.` in files with a classifier. Dropout, a training option in config.json, is
+not computed here.
 """
 
 from typing import Any
@@ -55,8 +55,33 @@ def vit(
     labels: tuple[str, ...] = (),
     init_std: float = 0.02,
 ) -> VisionConfig:
-    """The configuration of a ViT of `depth` equal layers. `image_size` is the side of a square, or
-    (height, width); `pooler` the width of the pooled vector; `labels` the classes, by name."""
+    """Returns the configuration of a ViT with `depth` equal layers.
+
+    Args:
+        image_size: Side of the square images, or (height, width), in pixels.
+        patch: Side of a patch, in pixels.
+        embed: Width of the residual stream.
+        depth: Number of layers.
+        heads: Heads per layer; a divisor of `embed`.
+        mlp: Hidden units of a feed-forward block.
+        channels: Channels of an image.
+        activation: Activation of the feed-forward blocks.
+        norm_eps: Epsilon of the norms.
+        qkv_bias: Add biases to the q, k and v projections.
+        pooler: Width of the pooled vector. None: no pooler.
+        labels: Names of the classes. Empty: no classifier.
+        init_std: Standard deviation of fresh weights.
+
+    Raises:
+        ValueError: A size or rate is not positive, `heads` does not divide `embed`, or `patch`
+            exceeds a side of the image.
+
+    Example:
+
+        >>> config = vit(image_size=8, patch=4, embed=16, depth=2, heads=4, mlp=32)
+        >>> config.grid, config.length
+        ((2, 2), 5)
+    """
     sizes = {"heads": heads, "mlp": mlp, "activation": activation, "qkv_bias": qkv_bias}
     square = (image_size, image_size) if isinstance(image_size, int) else image_size
     return VisionConfig(
@@ -99,9 +124,9 @@ def _read(keys: Keys) -> VisionConfig:
 
 
 def _read_labels(keys: Keys) -> tuple[str, ...]:
-    """The names of the classes in order; transformers takes two where there is no key."""
+    """Returns the class names in order. Without a key, transformers has two classes."""
     names = keys.take("id2label", {str(i): f"LABEL_{i}" for i in range(keys.take("num_labels", 2))})
-    # Follows from id2label, and is written from it.
+    # Written from id2label.
     keys.take("label2id")
     order = [str(i) for i in range(len(names))]
     by_id = {str(i): name for i, name in names.items()}

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""config.json as a `Config` and back."""
+"""Conversion between config.json and `Config`."""
 
 import dataclasses
 import json
@@ -14,7 +14,15 @@ from dovetail_models.hf.table import Keys, near
 
 
 def parse(values: Mapping[str, Any], *, allow: tuple[str, ...] = ()) -> AnyConfig:
-    """The `Config` that the keys describe; ValueError for a family or a key that is not known."""
+    """Returns the configuration described by the keys of a config.json.
+
+    Args:
+        values: The keys and their values.
+        allow: Unknown keys to accept.
+
+    Raises:
+        ValueError: The family or a key is unknown, or a key has a wrong value.
+    """
     keys = Keys(values, allow=allow)
     kind = keys.take("model_type", required=True)
     if kind not in FAMILIES:
@@ -23,14 +31,18 @@ def parse(values: Mapping[str, Any], *, allow: tuple[str, ...] = ()) -> AnyConfi
             f"{near(kind, FAMILIES)}. Convert the model, or use the library that wrote it."
         )
     config = FAMILIES[kind].read(keys)
-    # How the weights are stored is told by the weights.
+    # The files themselves tell the storage format of the weights.
     for name in ("dtype", "torch_dtype", "quantization_config"):
         keys.take(name)
     return dataclasses.replace(config, extra=keys.extra(FAMILIES[kind].inert, allow))
 
 
 def describe(config: AnyConfig) -> dict[str, Any]:
-    """The keys that describe `config`; ValueError if its family cannot say all of it."""
+    """Returns the config.json keys of `config`.
+
+    Raises:
+        ValueError: The family is unknown, or its config.json cannot express the configuration.
+    """
     if config.family not in FAMILIES:
         raise ValueError(
             f"Config.family must be one of {sorted(FAMILIES)}, got family={config.family!r}"
@@ -53,7 +65,7 @@ def describe(config: AnyConfig) -> dict[str, Any]:
 
 
 def _allowed(config: AnyConfig) -> tuple[str, ...]:
-    """The names of the extra keys, which whoever loaded the model allowed."""
+    """Returns the names of the extra keys, allowed at loading."""
     towers = (config.text, config.vision) if isinstance(config, DualConfig) else ()
     inner = [name for tower in towers for name in _allowed(tower)]
     return (*(name for name, _ in config.extra), *inner)

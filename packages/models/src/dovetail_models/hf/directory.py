@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A Hugging Face directory: config.json, and the headers of its safetensors files."""
+"""Reads a Hugging Face directory: config.json and the headers of the safetensors files."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,12 @@ INDEX_FILE = "model.safetensors.index.json"
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The keys of config.json; FileNotFoundError without one, ValueError if it is not an object."""
+    """Returns the keys of config.json.
+
+    Raises:
+        FileNotFoundError: The directory has no config.json.
+        ValueError: The file is not a JSON object.
+    """
     if not (path / CONFIG_FILE).is_file():
         raise FileNotFoundError(
             f"A model is a directory with config.json and *.safetensors, got path={str(path)!r}. "
@@ -25,10 +30,12 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def read_specs(path: Path) -> dict[str, Spec]:
-    """Every tensor of the directory, from the headers alone.
+    """Reads the specs of all tensors from the file headers.
 
-    Raises FileNotFoundError for a file that is missing, and ValueError for a damaged file, a tensor
-    that two files hold, and an index that does not fit its files.
+    Raises:
+        FileNotFoundError: A file is missing.
+        ValueError: A file is damaged, two files hold one tensor, or the index does not fit its
+            files.
     """
     where = _index(path)
     files = sorted(set(where.values())) or [WEIGHTS_FILE]
@@ -41,14 +48,14 @@ def read_specs(path: Path) -> dict[str, Spec]:
         )
     specs: dict[str, Spec] = {}
     for file in files:
-        found = safetensors.header(path / file)
-        twice = sorted(found.keys() & specs.keys())
+        tensors = safetensors.header(path / file)
+        twice = sorted(tensors.keys() & specs.keys())
         if twice:
             raise ValueError(
                 f"A tensor must be in one file, got {listed(twice)} in {specs[twice[0]].file.name} "
                 f"and {file}. Keep one of them, and rewrite {INDEX_FILE}."
             )
-        specs |= found
+        specs |= tensors
     for name, file in where.items():
         if name not in specs or specs[name].file.name != file:
             raise ValueError(
@@ -59,7 +66,7 @@ def read_specs(path: Path) -> dict[str, Spec]:
 
 
 def _index(path: Path) -> dict[str, str]:
-    """{tensor: file} of the index, or nothing without one."""
+    """Returns {tensor: file} from the index, or {} without an index."""
     if not (path / INDEX_FILE).is_file():
         return {}
     where = _json(path / INDEX_FILE).get("weight_map")
@@ -74,7 +81,7 @@ def _index(path: Path) -> dict[str, str]:
 
 
 def _is_plain(name: Any) -> bool:
-    """Whether this is the name of a file in the directory itself: no path leads out of it."""
+    """Whether `name` is a file name in the directory itself, not a path to another place."""
     return isinstance(name, str) and name not in ("", ".", "..") and not set(name) & set("/\\\0")
 
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What loading a directory would do, from its headers alone, before a byte of a tensor is read."""
+"""A table of a load: the source and placement of each leaf, from the file headers alone."""
 
 import dataclasses
 import math
@@ -20,7 +20,18 @@ _TITLES = ("leaf", "tensors", "shape", "dtype", "stored", "op", "spec", "bytes p
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Line:
-    """One leaf: what it will be, what fills it, and where it will lie (None: whole)."""
+    """The source and placement of one leaf.
+
+    Attributes:
+        leaf: Dotted path of the leaf.
+        shape: Shape of the leaf.
+        dtype: Dtype of the leaf.
+        tensors: Tensor in the files; a stack shows the range of its index, such as `{0..7}`.
+        stored: Storage format of the tensor.
+        op: Operation from tensor to leaf.
+        spec: Partition spec on the mesh. None without a mesh: the leaf is whole.
+        bytes_per_device: Bytes of the leaf on one device.
+    """
 
     leaf: str
     shape: tuple[int, ...]
@@ -34,18 +45,24 @@ class Line:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A line per leaf. `str` is an aligned table with equal layers in one row, and the totals."""
+    """A table with one line per leaf.
+
+    `str` aligns it, merges equal layers in one row and adds totals.
+
+    Attributes:
+        lines: One line per leaf.
+    """
 
     lines: tuple[Line, ...]
 
     @property
     def parameters(self) -> int:
-        """How many numbers the model has."""
+        """Number of parameters, summed over the leaves."""
         return sum(math.prod(line.shape) for line in self.lines)
 
     @property
     def bytes_per_device(self) -> int:
-        """What the parameters take on each device."""
+        """Bytes of the parameters on one device."""
         return sum(line.bytes_per_device for line in self.lines)
 
     def __str__(self) -> str:
@@ -66,12 +83,35 @@ def explain(
     rules: Rules = RULES,
     allow: tuple[str, ...] = (),
 ) -> Plan:
-    """How `load` would fill each leaf of the model in a directory and place it on `mesh`.
+    """Lists how `load` fills each leaf of a model and places it on `mesh`.
 
-    The mesh may be abstract, so that a plan for many devices can be made without them. Raises what
-    `load` raises for names, shapes and axes that do not fit.
+    Reads headers only. The mesh may be abstract, so a plan for many devices needs none of them.
+
+    Args:
+        path: Directory with config.json and *.safetensors.
+        mesh: Mesh of the placement. None: the default device.
+        rules: Placement rules; see `shardings`.
+        allow: Unknown config.json keys to accept.
+
+    Returns:
+        The plan. Print it as a table.
+
+    Raises:
+        FileNotFoundError: config.json or a file is missing.
+        ValueError: As for `load`: names, shapes or mesh axes do not fit.
+
+    Example:
+
+        >>> import tempfile
+        >>> from dovetail_models import init, llama, save
+        >>> path = tempfile.mkdtemp()
+        >>> config = llama(vocab_size=64, embed=16, depth=1, heads=4, mlp=32)
+        >>> save(init(config, seed=0), path)
+        >>> plan = explain(path)
+        >>> plan.lines[0].tensors, plan.parameters
+        ('model.embed_tokens.weight', 4656)
     """
-    model, found = plan(Path(path), rules=rules, allow=allow)
+    model, matched = plan(Path(path), rules=rules, allow=allow)
     structs = nnx.to_flat_state(nnx.state(model, WEIGHTS))
     places = [None] * len(structs)
     if mesh is not None:
@@ -79,7 +119,7 @@ def explain(
         places = [place.get_value() for _, place in placed]
     lines = []
     for (leaf, struct), place in zip(structs, places, strict=True):
-        source, dtype = found.sources[dotted(leaf)], struct.get_value().dtype
+        source, dtype = matched.sources[dotted(leaf)], struct.get_value().dtype
         held = struct.shape if place is None else place.shard_shape(struct.shape)
         line = Line(
             leaf=dotted(leaf),
@@ -96,25 +136,26 @@ def explain(
 
 
 def _tensors(source: Source) -> str:
-    """The name, with the range of a stack: `experts.{0..7}.w1.weight`."""
+    """Returns the tensor name, with the range of a stack: `experts.{0..7}.w1.weight`."""
     return source.name.replace("{e}", f"{{0..{len(source.tensors) - 1}}}")
 
 
 def _cells(line: Line) -> tuple[str, ...]:
-    """What a row says of its leaves, but for their names."""
+    """Returns the cells of a row except the names. Leaves with equal cells share a row."""
     shape = "x".join(map(str, line.shape))
     spec = "-" if line.spec is None else f"({', '.join(map(str, line.spec))})"
     return (shape, line.dtype, line.stored, line.op, spec)
 
 
 def _row(leaf: str, lines: list[Line]) -> tuple[str, ...]:
-    """The row of leaves that are alike."""
+    """Returns the row of a group of equal leaves."""
     tensors = ", ".join(abbreviate((line.tensors, None) for line in lines))
     size = sum(line.bytes_per_device for line in lines)
     return (leaf, tensors, *_cells(lines[0]), f"{size:,}")
 
 
 def _aligned(row: tuple[str, ...], widths: list[int]) -> str:
+    """Pads the cells of a row to the column widths."""
     *texts, number = row
     cells = [text.ljust(width) for text, width in zip(texts, widths, strict=False)]
     return "  ".join([*cells, number.rjust(widths[-1])])

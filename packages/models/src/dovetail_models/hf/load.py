@@ -1,9 +1,9 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A Hugging Face directory as a model, each device reading its own bytes.
+"""Loads a Hugging Face directory. Each device reads its own bytes.
 
-Leaf by leaf, while those before are still on their way: beside the parameters that are loaded, the
-host holds one leaf, or several of 256 MiB together, and one decoded tensor.
+Leaves are filled one by one while earlier ones are still in transfer. Besides the loaded
+parameters, the host holds one leaf, or several of 256 MiB together, and one decoded tensor.
 """
 
 import collections
@@ -32,7 +32,7 @@ from dovetail_models.init import outline
 from dovetail_models.shard import RULES, WEIGHTS, Rules, shardings
 from dovetail_models.vision import DualEncoder, VisionEncoder
 
-# Leaves of so many bytes may be on their way to the devices at once; a larger one goes alone.
+# Limit of the bytes in transfer to the devices at once; a larger leaf goes alone.
 _FLYING_BYTES = 1 << 28
 
 
@@ -44,17 +44,37 @@ def load(
     dtype: DTypeLike | None = None,
     allow: tuple[str, ...] = (),
 ) -> Decoder:
-    """The decoder in a Hugging Face directory (config.json, *.safetensors), placed on `mesh`.
+    """Loads the decoder of a Hugging Face directory (config.json, *.safetensors).
 
-    Parameters keep the dtype of the file unless `dtype` casts them; block-scaled fp8 and MXFP4
-    become bfloat16. Without a mesh they lie on the default device, uncommitted. `allow` names keys
-    of config.json that this library does not know and that you know to alter nothing. On a CPU the
-    files may back the parameters: never alter them in place.
+    Block-scaled fp8 and MXFP4 become bfloat16. On a CPU the files may back the parameters: never
+    change the files in place. Logs a warning for omitted tensors: those without a module here, and
+    the rows of a padded vocabulary.
 
-    Logs a warning for tensors that are left out: those that no module computes, and the rows that
-    pad a vocabulary. Raises ValueError for tensors that are missing, unexpected or of another shape
-    (all of them in one message), for an unknown family, config key or quantisation, and for a
-    damaged file.
+    Args:
+        path: The directory.
+        mesh: Placement of the parameters. None: the default device, uncommitted.
+        rules: Placement rules; see `shardings`.
+        dtype: Dtype of the parameters. None: as in the files.
+        allow: Unknown config.json keys to accept. Only pass keys without effect on the model.
+
+    Returns:
+        The decoder.
+
+    Raises:
+        FileNotFoundError: config.json or a file is missing.
+        ValueError: Tensors are missing, unexpected or of another shape (one message lists all); the
+            family, a config key or the quantisation is unknown; a file is damaged; the mesh axes do
+            not divide a dimension; or the directory holds an encoder.
+
+    Example:
+
+        >>> import tempfile
+        >>> from dovetail_models import init, llama, save
+        >>> path = tempfile.mkdtemp()
+        >>> config = llama(vocab_size=64, embed=16, depth=1, heads=4, mlp=32)
+        >>> save(init(config, seed=0), path)
+        >>> load(path, dtype="bfloat16").embed.embedding.dtype
+        dtype(bfloat16)
     """
     options = {"mesh": mesh, "rules": rules, "dtype": dtype, "allow": allow}
     return _read(Path(path), decoder=True, **options)
@@ -68,11 +88,34 @@ def load_encoder(
     dtype: DTypeLike | None = None,
     allow: tuple[str, ...] = (),
 ) -> TextEncoder | VisionEncoder | DualEncoder:
-    """The encoder in a Hugging Face directory: BERT, ViT or SigLIP; everything else as `load`.
+    """Loads the encoder of a Hugging Face directory: BERT, ViT or SigLIP.
 
-    Files beside config.json and the tensors are not read: how a sentence-transformers model pools
-    (`1_Pooling/config.json`) and how images are normalised (preprocessor_config.json) is for the
-    caller to follow.
+    Reads config.json and the tensors only. Follow the pooling of a sentence-transformers model
+    (`1_Pooling/config.json`) and the normalisation of images (preprocessor_config.json) yourself.
+
+    Args:
+        path: The directory.
+        mesh: Placement of the parameters. None: the default device, uncommitted.
+        rules: Placement rules; see `shardings`.
+        dtype: Dtype of the parameters. None: as in the files.
+        allow: Unknown config.json keys to accept. Only pass keys without effect on the model.
+
+    Returns:
+        The encoder.
+
+    Raises:
+        FileNotFoundError: As for `load`.
+        ValueError: As for `load`, or the directory holds a decoder.
+
+    Example:
+
+        >>> import tempfile
+        >>> from dovetail_models import bert, init, save
+        >>> path = tempfile.mkdtemp()
+        >>> config = bert(vocab_size=64, embed=16, depth=1, heads=4, mlp=32)
+        >>> save(init(config, seed=0), path)
+        >>> type(load_encoder(path)).__name__
+        'TextEncoder'
     """
     options = {"mesh": mesh, "rules": rules, "dtype": dtype, "allow": allow}
     return _read(Path(path), decoder=False, **options)
@@ -87,22 +130,22 @@ def _read(
     dtype: DTypeLike | None,
     allow: tuple[str, ...],
 ) -> Any:
-    """The model in a directory, which must be a decoder or must not."""
-    model, found = plan(path, rules=rules, allow=allow)
+    """Loads the model; `decoder` tells if it must be a decoder."""
+    model, matched = plan(path, rules=rules, allow=allow)
     if isinstance(model, Decoder) != decoder:
         this, other = ("load", "load_encoder") if decoder else ("load_encoder", "load")
         raise ValueError(
             f"{this} reads {'a decoder' if decoder else 'an encoder'}, got path={str(path)!r} with "
             f"model_type={model.config.family!r}, a {type(model).__name__}. Use {other}(path)."
         )
-    found.check_copy()
+    matched.check_copy()
     _place(model, mesh, rules)
 
     flying: collections.deque[jax.Array] = collections.deque()
 
     def filled(path: tuple[Any, ...], param: nnx.Variable) -> nnx.Variable:
         struct = param.get_value()
-        value = fill(found.sources[dotted(path)], struct, dtype=np.dtype(dtype or struct.dtype))
+        value = fill(matched.sources[dotted(path)], struct, dtype=np.dtype(dtype or struct.dtype))
         flying.append(value)
         while sum(leaf.nbytes for leaf in flying) > _FLYING_BYTES:
             jax.block_until_ready(flying.popleft())
@@ -160,11 +203,30 @@ def abstract(
     rules: Rules = RULES,
     allow: tuple[str, ...] = (),
 ) -> Any:
-    """The model of a directory or a configuration, with a `jax.ShapeDtypeStruct` for each
-    parameter: a decoder or an encoder, as `load` or `load_encoder` reads and `init` makes it.
+    """Returns a model with a `jax.ShapeDtypeStruct` for each parameter.
 
-    Of the files only headers are read. With a mesh, which may be abstract, each struct has its
-    sharding.
+    The model is the decoder or encoder of `load`, `load_encoder` or `init`. Of files only the
+    headers are read.
+
+    Args:
+        path_or_config: Directory of a model, or a configuration.
+        mesh: Placement; each struct then has its sharding. May be abstract. None: no sharding.
+        rules: Placement rules; see `shardings`.
+        allow: Unknown config.json keys to accept.
+
+    Returns:
+        The model. Its structs have the dtypes of the files, or float32 for a configuration.
+
+    Raises:
+        FileNotFoundError: config.json or a file is missing.
+        ValueError: As for `load`: keys, names, shapes or mesh axes do not fit.
+
+    Example:
+
+        >>> from dovetail_models import llama
+        >>> config = llama(vocab_size=64, embed=16, depth=1, heads=4, mlp=32)
+        >>> abstract(config).lm_head.kernel.shape
+        (16, 64)
     """
     if isinstance(path_or_config, str | Path):
         model, _ = plan(Path(path_or_config), rules=rules, allow=allow)
@@ -175,7 +237,20 @@ def abstract(
 
 
 def plan(path: Path, *, rules: Rules, allow: tuple[str, ...]) -> tuple[Any, Matched]:
-    """(outline with the dtypes of the files, what fills it), from the headers alone."""
+    """Matches the tensors of a directory with the leaves of its model, from headers alone.
+
+    Args:
+        path: The directory.
+        rules: Placement rules; see `shardings`.
+        allow: Unknown config.json keys to accept.
+
+    Returns:
+        (abstract model with the dtypes of the files, sources of its leaves).
+
+    Raises:
+        FileNotFoundError: config.json or a file is missing.
+        ValueError: Keys, names or shapes do not fit, or a file is damaged.
+    """
     keys = read_config(path)
     quantization = keys.pop("quantization_config", None)
     config = parse(keys, allow=allow)
@@ -189,16 +264,17 @@ def plan(path: Path, *, rules: Rules, allow: tuple[str, ...]) -> tuple[Any, Matc
     }
     tensors = decode(specs, quantization)
     tie = isinstance(config, Config) and config.tie
-    found = match(family, leaves, tensors, tie=tie, dropped=family.dropped(config))
+    matched = match(family, leaves, tensors, tie=tie, dropped=family.dropped(config))
 
     def typed(leaf: tuple[Any, ...], param: nnx.Variable) -> nnx.Variable:
-        return param.replace(jax.ShapeDtypeStruct(param.shape, found.sources[dotted(leaf)].dtype))
+        return param.replace(jax.ShapeDtypeStruct(param.shape, matched.sources[dotted(leaf)].dtype))
 
     nnx.update(model, nnx.map_state(typed, nnx.state(model, WEIGHTS)))
-    return model, found
+    return model, matched
 
 
 def _place(model: nnx.Module, mesh: Mesh | AbstractMesh | None, rules: Rules) -> None:
+    """Gives the structs of `model` their shardings on `mesh`."""
     if mesh is None:
         return
     structs, tree = jax.tree.flatten(nnx.state(model, WEIGHTS))

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Which tensors of a directory fill which leaves, decided from names and shapes alone."""
+"""Assigns the tensors of a directory to the leaves of a model, from names and shapes alone."""
 
 import dataclasses
 import logging
@@ -13,7 +13,7 @@ from dovetail_models.hf.table import Family, Sources, candidates, listed, matche
 from dovetail_models.hf.tensors import Tensor
 
 _log = logging.getLogger(__name__)
-# Rows of a tied head that are compared with the embedding at a time.
+# Rows of a tied head compared with the embedding at a time.
 _ROWS = 1024
 # Names per side of the error about tensors that do not fit.
 _LINES = 20
@@ -21,7 +21,12 @@ _LINES = 20
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Leaf:
-    """A parameter to be filled: its shape, and the logical name of each dimension."""
+    """A parameter to fill.
+
+    Attributes:
+        shape: Shape of the parameter.
+        names: Logical name of each dimension.
+    """
 
     shape: Shape
     names: tuple[str | None, ...]
@@ -29,9 +34,12 @@ class Leaf:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Source:
-    """What fills a leaf: the op of a tensor, or of each of a stack.
+    """The tensors of one leaf: a single one, or a stack.
 
-    `name` is that of the tensor in the files; a stack's has `{e}`.
+    Attributes:
+        name: Tensor name in the files; a stack has `{e}` for the index.
+        op: Maps each tensor to the leaf or to its entry.
+        tensors: One tensor, or one per entry of the leaf's first axis.
     """
 
     name: str
@@ -40,12 +48,16 @@ class Source:
 
     @property
     def stacked(self) -> bool:
-        """Whether entry e of the leaf is the op of tensor e."""
+        """Whether entry e of the leaf comes from tensor e."""
         return "{e}" in self.name
 
     @property
     def dtype(self) -> np.dtype:
-        """The dtype of the leaf; ValueError if the tensors of a stack differ in it."""
+        """Dtype of the leaf.
+
+        Raises:
+            ValueError: The tensors of a stack differ in dtype.
+        """
         kinds = {tensor.dtype for tensor in self.tensors}
         if len(kinds) > 1:
             raise ValueError(
@@ -57,14 +69,22 @@ class Source:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Matched:
-    """`sources` has what fills each leaf. `copy` is a second copy of the embedding, if there is
-    one: (name, tensor) of both."""
+    """The result of `match`.
+
+    Attributes:
+        sources: Source of each leaf.
+        copy: (name, tensor) of a second copy of the embedding and of the embedding, or None.
+    """
 
     sources: dict[str, Source]
     copy: tuple[tuple[str, Tensor], tuple[str, Tensor]] | None
 
     def check_copy(self) -> None:
-        """Read both copies; ValueError if they differ."""
+        """Compares the two copies of the embedding.
+
+        Raises:
+            ValueError: The copies differ.
+        """
         if self.copy is None:
             return
         (name, tensor), (original, embedding) = self.copy
@@ -83,31 +103,42 @@ def match(
     tie: bool,
     dropped: Iterable[str] = (),
 ) -> Matched:
-    """What fills each leaf, from names and shapes; no tensor is read.
+    """Assigns tensors to leaves. Reads no tensor.
 
-    `tie`: the model has no head of its own. `dropped`: patterns of tensors to leave out. Warns
-    about what is left out: dropped tensors, padding of a vocabulary. Raises ValueError, with all of
-    them in one message, for tensors that are missing, unexpected or misshapen.
+    Logs a warning for omitted tensors: dropped ones, and the rows of a padded vocabulary.
+
+    Args:
+        family: Family of the model.
+        leaves: Leaves by dotted path.
+        tensors: Tensors by name in the files.
+        tie: The model has no head of its own.
+        dropped: Patterns of tensors to omit.
+
+    Returns:
+        The source of each leaf.
+
+    Raises:
+        ValueError: Tensors are missing, unexpected or of another shape. One message lists all.
     """
-    found = _without_prefix(family, tensors)
-    found = {name: t for name, t in found.items() if not matches(name, family.buffers)}
-    found = _without_dropped(tuple(dropped), found)
+    remaining = _without_prefix(family, tensors)
+    remaining = {name: t for name, t in remaining.items() if not matches(name, family.buffers)}
+    remaining = _without_dropped(tuple(dropped), remaining)
     copy = None
-    if tie and family.tied is not None and family.tied[0] in found:
+    if tie and family.tied is not None and family.tied[0] in remaining:
         name, original = family.tied
-        tensor = found.pop(name)
-        copy = ((name, tensor), (original, found[original])) if original in found else None
-    rows = _best(candidates(family, leaves), leaves, found)
+        tensor = remaining.pop(name)
+        copy = ((name, tensor), (original, remaining[original])) if original in remaining else None
+    rows = _best(candidates(family, leaves), leaves, remaining)
     bare = not any(name.startswith(family.prefix) for name in tensors)
 
     def shown(name: str) -> str:
         return name if bare else family.on_disk(name)
 
-    wanted = _wanted(_padded(leaves, rows, found), rows)
-    _check(wanted, {name: tensor.shape for name, tensor in found.items()}, shown)
+    wanted = _wanted(_padded(leaves, rows, remaining), rows)
+    _check(wanted, {name: tensor.shape for name, tensor in remaining.items()}, shown)
     filled = {
         leaf: Source(
-            name=shown(name), op=op, tensors=tuple(found[n] for n in _names(leaves[leaf], name))
+            name=shown(name), op=op, tensors=tuple(remaining[n] for n in _names(leaves[leaf], name))
         )
         for leaf, (name, op) in rows.items()
     }
@@ -115,18 +146,19 @@ def match(
 
 
 def _without_prefix(family: Family, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors by the names of the tables, with which files may or may not put the prefix."""
-    found = {name.removeprefix(family.prefix): tensor for name, tensor in tensors.items()}
-    if len(found) < len(tensors):
+    """Returns the tensors by table name. Files may use the family's prefix or omit it."""
+    stripped = {name.removeprefix(family.prefix): tensor for name, tensor in tensors.items()}
+    if len(stripped) < len(tensors):
         twice = [n for n in tensors if family.prefix + n in tensors and family.prefix]
         raise ValueError(
             f"A tensor must come with prefix {family.prefix!r} or without, got {listed(twice)} "
             "with both. Remove one of each."
         )
-    return found
+    return stripped
 
 
 def _without_dropped(patterns: tuple[str, ...], found: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Removes the tensors with a name in `patterns` and logs a warning."""
     dropped = {name for name in found if matches(name, patterns)}
     if dropped:
         _log.warning("Left out, since no module here computes it: %s", listed(sorted(dropped)))
@@ -142,35 +174,35 @@ def _equal(a: np.ndarray, b: np.ndarray) -> bool:
 def _best(
     layouts: list[Sources], leaves: Mapping[str, Leaf], found: Mapping[str, Tensor]
 ) -> Sources:
-    """The layout whose names fit the files best, the first of equals."""
+    """Returns the layout with the best match of names to the files; the first of equals."""
     return min(layouts, key=lambda rows: len(_wanted(leaves, rows).keys() ^ found.keys()))
 
 
 def _names(leaf: Leaf, name: str) -> list[str]:
-    """The names of a leaf's tensors."""
+    """Returns the tensor names of a leaf."""
     if "{e}" not in name:
         return [name]
     return [name.replace("{e}", str(e)) for e in range(leaf.shape[0])]
 
 
 def _wanted(leaves: Mapping[str, Leaf], rows: Mapping[str, tuple[str, Op]]) -> dict[str, Shape]:
-    """{tensor: its shape} of what the leaves need."""
+    """Returns {tensor: shape} for the leaves."""
     wanted: dict[str, Shape] = {}
     for leaf, (name, op) in rows.items():
         shape = leaves[leaf].shape
         shape = op.shape(shape[1:] if "{e}" in name else shape)
-        for one in _names(leaves[leaf], name):
-            assert wanted.setdefault(one, shape) == shape, (leaf, one, wanted[one], shape)
+        for tensor in _names(leaves[leaf], name):
+            assert wanted.setdefault(tensor, shape) == shape, (leaf, tensor, wanted[tensor], shape)
     return wanted
 
 
 def _padded(
     leaves: Mapping[str, Leaf], rows: Mapping[str, tuple[str, Op]], found: Mapping[str, Tensor]
 ) -> Mapping[str, Leaf]:
-    """The leaves, with the rows of the vocabulary that the files hold if they agree on more.
+    """Returns the leaves with the vocabulary rows of the files, if all files agree on more rows.
 
-    Files pad a vocabulary to a multiple of a power of two. What is beyond config.json's vocab_size
-    is no token's.
+    Files pad a vocabulary to a multiple of a power of two. No token uses the rows beyond
+    config.json's vocab_size.
     """
     vocab = [leaf for leaf in rows if "vocab" in leaves[leaf].names]
     sizes = [
@@ -212,7 +244,7 @@ def _check(
     missing, unexpected = wanted.keys() - found.keys(), found.keys() - wanted.keys()
 
     def close(name: str, options: Iterable[str]) -> str:
-        # A layer is rarely misspelt, and comparing each name with all would take minutes.
+        # Compare names of equal numbers only: all pairs would take minutes.
         same = [shown(option) for option in options if _numbers(option) == _numbers(name)]
         return near(shown(name), same)
 
@@ -234,12 +266,12 @@ def _check(
 
 
 def _numbers(name: str) -> list[str]:
-    """The layer and the expert of a name."""
-    return [part for part in name.split(".") if part.isdigit()]
+    """Returns the layer and expert numbers of a name."""
+    return [component for component in name.split(".") if component.isdigit()]
 
 
 def _section(kind: str, names: set[str], line: Callable[[str], str]) -> list[str]:
-    """A line per name, of at most `_LINES` names."""
+    """Returns a line per name, for at most `_LINES` names, and the count of the rest."""
     shown = [f"{kind} {line(name)}" for name in sorted(names)[:_LINES]]
     more = [f"and {len(names) - _LINES} more {kind}"] if len(names) > _LINES else []
     return shown + more

@@ -1,13 +1,13 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Which part of a tensor in a file is a leaf of ours, as one view that serves both ways.
+"""Operations between a tensor of a file and a leaf of the model, as one view for both directions.
 
-`op.view(tensor)` is the leaf inside the tensor, without a copy. Reading the slice `index` of the
-leaf is `op.view(tensor)[index]`, so a device reads its own part of a mapped file; writing the leaf
-is `op.view(tensor)[...] = leaf`, so leaves that share a tensor are written into it one by one.
+`op.view(tensor)` is the leaf inside the tensor, without a copy. `op.view(tensor)[index]` reads the
+slice `index` of the leaf, so a device reads its own bytes of a mapped file. `op.view(tensor)[...] =
+leaf` writes the leaf, so leaves in a common tensor are written one by one.
 
-But for `Conv` and `Lead`, ops act on the last two axes alone and leave the others as they are: what
-holds for a tensor holds for each entry of a stack of such tensors.
+Except for `Conv` and `Lead`, operations act on the last two axes only. They therefore also hold for
+each entry of a stack of tensors.
 """
 
 import dataclasses
@@ -20,14 +20,14 @@ Shape = tuple[int, ...]
 
 @runtime_checkable
 class Op(Protocol):
-    """Where a leaf lies in a tensor."""
+    """The place of a leaf in a tensor."""
 
     def shape(self, leaf: Shape) -> Shape:
-        """The shape of the tensor for a leaf of this shape."""
+        """Returns the shape of the tensor for a leaf of this shape."""
         ...
 
     def view(self, tensor: np.ndarray) -> np.ndarray:
-        """The leaf, a view of a tensor of `shape(leaf.shape)`."""
+        """Returns the leaf as a view of a tensor of `shape(leaf.shape)`."""
         ...
 
 
@@ -47,7 +47,7 @@ class Identity:
 
 @dataclasses.dataclass(frozen=True)
 class Transpose:
-    """A kernel [..., in, out] of ours is a weight [..., out, in] of a torch `Linear`."""
+    """Our kernel [..., in, out] is the weight [..., out, in] of a torch `Linear`."""
 
     def shape(self, leaf: Shape) -> Shape:
         return (*leaf[:-2], leaf[-1], leaf[-2])
@@ -61,7 +61,17 @@ class Transpose:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """`then` of the i-th of `count` equal blocks along `axis` (-1 or -2): a fused q, k, v."""
+    """One of several equal blocks of a tensor along an axis, such as q of a fused q, k, v.
+
+    Attributes:
+        i: Index of the block.
+        count: Number of blocks.
+        axis: Axis of the blocks, -1 or -2.
+        then: Operation on the block.
+
+    Raises:
+        ValueError: `axis` is not -1 or -2, or `i` is out of range.
+    """
 
     i: int
     count: int
@@ -85,7 +95,17 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Interleaved:
-    """`then` of every `count`-th index from i along `axis` (-1 or -2): gate and up of gpt-oss."""
+    """Every `count`-th index of a tensor along an axis, such as gate or up of gpt-oss.
+
+    Attributes:
+        i: First index.
+        count: Stride.
+        axis: Axis of the indices, -1 or -2.
+        then: Operation on the selection.
+
+    Raises:
+        ValueError: `axis` is not -1 or -2, or `i` is out of range.
+    """
 
     i: int
     count: int
@@ -107,7 +127,7 @@ class Interleaved:
 
 @dataclasses.dataclass(frozen=True)
 class Conv:
-    """A kernel [high, wide, in, out] of ours is a weight [out, in, high, wide] of a `Conv2d`."""
+    """Our kernel [high, wide, in, out] is the weight [out, in, high, wide] of a `Conv2d`."""
 
     def shape(self, leaf: Shape) -> Shape:
         high, wide, fan_in, fan_out = leaf
@@ -122,7 +142,11 @@ class Conv:
 
 @dataclasses.dataclass(frozen=True)
 class Lead:
-    """The tensor has `count` axes of size 1 before those of the leaf: a token [1, 1, embed]."""
+    """The leaf without the tensor's leading axes of size 1, such as a token [1, 1, embed].
+
+    Attributes:
+        count: Number of leading axes.
+    """
 
     count: int
 
@@ -154,5 +178,5 @@ def _widened(shape: Shape, axis: int, count: int) -> Shape:
 
 
 def _along(axis: int, index: slice) -> tuple[Any, ...]:
-    """The index that is `index` on `axis` and everything on the others."""
+    """Returns an index of all elements, with `index` on `axis`."""
     return (..., index) + (slice(None),) * (-1 - axis)

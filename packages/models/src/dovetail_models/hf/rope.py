@@ -1,10 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The two ways in which config.json tells RoPE.
+"""RoPE in config.json, in both conventions.
 
-Until transformers 4 it was `rope_theta` with `rope_scaling`; from 5 on one mapping,
-`rope_parameters`. A reader that knows one of them silently falls back to a theta of 10000 on the
-other, so both are read and both are written.
+transformers 4 and older write `rope_theta` and `rope_scaling`; 5 and later write one mapping,
+`rope_parameters`. A reader of only one convention silently takes a theta of 10000 for the other. So
+both are read, and both are written.
 """
 
 import dataclasses
@@ -15,12 +15,20 @@ from dovetail_models.hf.table import Keys
 from dovetail_models.rope_config import LinearScaling, Llama3Scaling, Rope, YarnScaling
 
 _KINDS = {"linear": LinearScaling, "llama3": Llama3Scaling, "yarn": YarnScaling}
-# Where their name of a number is not ours.
+# transformers' names for fields of another name.
 _THEIRS = {"original_length": "original_max_position_embeddings"}
 
 
 def read_rope(keys: Keys, *, default_theta: float = 10_000.0) -> Rope:
-    """RoPE from either convention; ValueError if both are there and disagree."""
+    """Reads RoPE from either convention.
+
+    Args:
+        keys: The keys of config.json.
+        default_theta: Base frequency for a missing key.
+
+    Raises:
+        ValueError: Both conventions are present and disagree, or the type is unknown.
+    """
     theta, scaling = keys.take("rope_theta"), keys.take("rope_scaling")
     new = keys.take("rope_parameters")
     old = None
@@ -40,7 +48,7 @@ def read_rope(keys: Keys, *, default_theta: float = 10_000.0) -> Rope:
 
 
 def write_rope(rope: Rope) -> dict[str, Any]:
-    """Both conventions."""
+    """Returns the keys of both conventions."""
     scaling = describe_scaling(rope)
     kind = scaling or {"rope_type": "default"}
     return {
@@ -51,18 +59,22 @@ def write_rope(rope: Rope) -> dict[str, Any]:
 
 
 def describe_scaling(rope: Rope) -> dict[str, Any] | None:
-    """The value of `rope_scaling`: None for frequencies that are not stretched."""
+    """Returns the value of `rope_scaling`; None for unscaled frequencies."""
     if rope.scaling is None:
         return None
     kind = next(name for name, scaling in _KINDS.items() if isinstance(rope.scaling, scaling))
     numbers = dataclasses.asdict(rope.scaling).items()
-    # What is not written is read as None, or as True.
+    # A missing number is read as None, a missing flag as True.
     written = {_THEIRS.get(n, n): v for n, v in numbers if v is not None and v is not True}
     return {"rope_type": kind, **written}
 
 
 def parse_rope(values: Mapping[str, Any]) -> Rope:
-    """RoPE from one mapping with `rope_theta`, `rope_type` and the numbers of that type."""
+    """Reads RoPE from a mapping with `rope_theta`, `rope_type` and the numbers of this type.
+
+    Raises:
+        ValueError: The type is unknown, or its numbers are missing or unexpected.
+    """
     rest = {name: value for name, value in values.items() if value is not None}
     theta = float(rest.pop("rope_theta"))
     # The oldest files say "type".

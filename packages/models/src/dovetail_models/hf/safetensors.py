@@ -1,8 +1,9 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors of safetensors files: views of mapped files, and new files.
+"""Views of safetensors files, and writing of new ones.
 
-Nothing is copied until JAX transfers a part. The header is read and checked by _safetensors.py.
+Nothing is copied until JAX transfers a slice. The shared module `_safetensors` reads and checks the
+header.
 """
 
 import dataclasses
@@ -24,7 +25,7 @@ DTYPES = {
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(jnp.bfloat16),
 }
-# What quantised tensors consist of.
+# Dtypes of the format that are read, including those of quantised tensors and their scales.
 _STORED = DTYPES | {
     "U8": np.dtype(np.uint8),
     "F8_E4M3": np.dtype(jnp.float8_e4m3fn),
@@ -35,7 +36,15 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-    """One tensor of a file: its dtype's name in the format, its shape, its bytes [start, stop)."""
+    """The entry of one tensor in a file.
+
+    Attributes:
+        file: Path of the file.
+        dtype: The format's name of the dtype, such as "BF16".
+        shape: Sizes of the axes.
+        start: First byte of the data in the file.
+        stop: End of the data in the file, exclusive.
+    """
 
     file: Path
     dtype: str
@@ -46,7 +55,13 @@ class Spec:
 
 @dataclasses.dataclass(frozen=True)
 class Pending:
-    """A tensor to be written: `make` returns it, so that one at a time is on the host."""
+    """A tensor to write.
+
+    Attributes:
+        dtype: Dtype of the tensor.
+        shape: Shape of the tensor.
+        make: Returns the tensor. Called at writing, so the host holds one tensor at a time.
+    """
 
     dtype: np.dtype
     shape: tuple[int, ...]
@@ -59,7 +74,11 @@ class Pending:
 
 
 def header(path: Path) -> dict[str, Spec]:
-    """The tensors of a file, by name; ValueError for a file that is cut or not safetensors."""
+    """Returns the specs of a file by tensor name.
+
+    Raises:
+        FormatError: The file is truncated or not a safetensors file.
+    """
     try:
         tensors = _safetensors.read_header(path).tensors
     except FormatError as error:
@@ -71,7 +90,11 @@ def header(path: Path) -> dict[str, Spec]:
 
 
 def dtype(spec: Spec) -> np.dtype:
-    """The NumPy dtype of a tensor; ValueError for one that is not in `DTYPES`."""
+    """Returns the NumPy dtype of a tensor.
+
+    Raises:
+        ValueError: The dtype is not in `DTYPES`.
+    """
     if spec.dtype not in DTYPES:
         raise ValueError(
             f"A parameter must be of dtype {sorted(DTYPES)}, got dtype={spec.dtype} in "
@@ -81,17 +104,21 @@ def dtype(spec: Spec) -> np.dtype:
 
 
 class Maps:
-    """Views of files, each file mapped once, when a tensor of it is first asked for.
+    """Views of files. Each file is mapped once, at the first request of one of its tensors.
 
     On a CPU, JAX uses an aligned view as the buffer itself. The mapping is read-only, and JAX does
-    not reuse such a buffer when it is donated, so no program writes to the file.
+    not reuse such a buffer after donation, so no program writes to the file.
     """
 
     def __init__(self) -> None:
         self._files: dict[Path, np.ndarray] = {}
 
     def view(self, spec: Spec) -> np.ndarray:
-        """The tensor, in the file's dtype; ValueError for one that no reader here wants."""
+        """Returns the tensor in the file's dtype.
+
+        Raises:
+            ValueError: No reader here supports the dtype.
+        """
         if spec.file not in self._files:
             self._files[spec.file] = np.asarray(np.memmap(spec.file, dtype=np.uint8, mode="r"))
         raw = self._files[spec.file][spec.start : spec.stop]
@@ -100,7 +127,11 @@ class Maps:
 
 
 def views(specs: Mapping[str, Spec]) -> dict[str, np.ndarray]:
-    """Views of the mapped files, one per spec; ValueError for a dtype that no parameter has."""
+    """Returns views of the mapped files by name.
+
+    Raises:
+        ValueError: A dtype is not a parameter's.
+    """
     maps = Maps()
     for spec in specs.values():
         dtype(spec)
@@ -108,7 +139,7 @@ def views(specs: Mapping[str, Spec]) -> dict[str, np.ndarray]:
 
 
 def write(path: Path, tensors: Mapping[str, Pending]) -> None:
-    """A new file of the tensors in this order, on disk when this returns."""
+    """Writes a new file with the tensors in this order, and returns after syncing it to disk."""
     kinds = {name: (_NAMES[tensor.dtype], tensor.shape) for name, tensor in tensors.items()}
     document = {METADATA: {"format": "pt"}, **_safetensors.entries(kinds)}
     with path.open("xb") as file:

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A model as a Hugging Face directory, there whole or not at all."""
+"""Saves a model as a Hugging Face directory, completely or not at all."""
 
 import dataclasses
 import json
@@ -23,7 +23,7 @@ from dovetail_models.hf.safetensors import Pending
 from dovetail_models.hf.table import Family, candidates, dotted
 from dovetail_models.shard import WEIGHTS
 
-# What a directory holds beside the model, for whoever generates text with it.
+# Tokenizer and generation files of a directory, besides the model.
 BESIDE = (
     "added_tokens.json",
     "chat_template.jinja",
@@ -45,16 +45,33 @@ def save(
     like: str | Path | None = None,
     file_bytes: int = 5_000_000_000,
 ) -> None:
-    """Write `model` as a Hugging Face directory that transformers opens.
+    """Writes `model` as a Hugging Face directory for transformers.
 
-    `path` must not exist, or be an empty directory: the files are written beside it, synced, and
-    renamed into place, so a crash or a full disk leaves nothing there. `like` is a directory whose
-    tokenizer and generation files are copied along. Tensors go to files of at most `file_bytes`
-    (a larger tensor alone in its own), one at a time on the host, in the dtype of the parameter.
+    The files are written beside `path`, synced and renamed into place, so a crash or a full disk
+    leaves nothing at `path`. Tensors keep the dtype of their parameters. The host holds one tensor
+    at a time.
 
-    Raises FileExistsError for a path in use, and ValueError for a config that its family's
-    config.json cannot say, a parameter that its files do not name, one that is abstract or spread
-    over processes, and an empty `like`.
+    Args:
+        model: The model. Its parameters must be real and addressable by this process.
+        path: New or empty directory.
+        like: Directory with tokenizer and generation files to copy. None: no such files.
+        file_bytes: Maximum bytes per tensor file. A larger tensor gets a file of its own.
+
+    Raises:
+        FileExistsError: `path` is in use.
+        ValueError: The family's config.json cannot express the configuration, its files do not name
+            a parameter, a parameter is abstract or spread over processes, or `like` has none of the
+            files.
+
+    Example:
+
+        >>> import os, tempfile
+        >>> from dovetail_models import init, llama
+        >>> path = tempfile.mkdtemp()
+        >>> config = llama(vocab_size=64, embed=16, depth=1, heads=4, mlp=32)
+        >>> save(init(config, seed=0), path)
+        >>> sorted(os.listdir(path))
+        ['config.json', 'model.safetensors']
     """
     path = Path(path)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
@@ -66,7 +83,7 @@ def save(
     keys = describe(model.config)
     pending = _pending(model, FAMILIES[model.config.family])
     kind = str(max(jax.tree.leaves(nnx.state(model, WEIGHTS)), key=lambda leaf: leaf.size).dtype)
-    # That of the largest parameter; transformers read torch_dtype until 4 and dtype from 5 on.
+    # Dtype of the largest parameter. transformers 4 reads torch_dtype, 5 reads dtype.
     keys |= {"dtype": kind, "torch_dtype": kind}
     with new_directory(path) as partial:
         for file in others:
@@ -79,7 +96,13 @@ def save(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Piece:
-    """A leaf, or its entry e, and where it lies in its tensor."""
+    """A leaf or one of its entries, and its place in a tensor.
+
+    Attributes:
+        op: Place of the leaf in the tensor.
+        value: The leaf.
+        e: Index of an entry of the first axis. None: the whole leaf.
+    """
 
     op: Op
     value: jax.Array
@@ -93,11 +116,11 @@ class _Piece:
 
     @property
     def size(self) -> int:
-        """How many elements of the tensor this writes."""
+        """Number of tensor elements from this leaf."""
         return math.prod(self.value.shape if self.e is None else self.value.shape[1:])
 
     def write(self, tensor: np.ndarray) -> None:
-        """Put the leaf into the tensor, shard by shard."""
+        """Copies the leaf into the tensor, shard by shard."""
         view = self.op.view(tensor)
         for shard in self.value.addressable_shards:
             data = shard.data
@@ -107,20 +130,20 @@ class _Piece:
 
     def _write(self, view: np.ndarray, index: tuple[slice, ...], data: jax.Array) -> None:
         if self.e is None:
-            # A new array over the same buffer: the host's copy of a device's buffer is kept by the
-            # array that it was made from, and the whole model would end up on the host.
+            # A new array over the same buffer. An array keeps its host copy, so without it the host
+            # would end up with the whole model.
             fresh = jax.make_array_from_single_device_arrays(data.shape, data.sharding, [data])
             view[index] = np.asarray(fresh)
             return
         start, stop, _ = index[0].indices(self.value.shape[0])
         if start <= self.e < stop:
-            # The number is an operand, so that one program serves all entries.
+            # The index is an operand, so one program serves all entries.
             entry = jax.lax.dynamic_index_in_dim(data, np.int32(self.e - start), keepdims=False)
             view[index[1:]] = np.asarray(entry)
 
 
 def _pending(model: nnx.Module, family: Family) -> dict[str, Pending]:
-    """The tensors to be written, in the order of the model's leaves."""
+    """Returns the tensors to write, in the order of the model's leaves."""
     params = {
         dotted(leaf): param.get_value()
         for leaf, param in nnx.to_flat_state(nnx.state(model, WEIGHTS))
@@ -131,9 +154,9 @@ def _pending(model: nnx.Module, family: Family) -> dict[str, Pending]:
         _check_here(leaf, value)
         stack = range(value.shape[0]) if "{e}" in name else [None]
         for e in stack:
-            one = family.on_disk(name.replace("{e}", str(e)))
-            pieces.setdefault(one, []).append(_Piece(op=op, value=value, e=e))
-    return {name: _tensor(name, some) for name, some in pieces.items()}
+            stored = family.on_disk(name.replace("{e}", str(e)))
+            pieces.setdefault(stored, []).append(_Piece(op=op, value=value, e=e))
+    return {name: _tensor(name, parts) for name, parts in pieces.items()}
 
 
 def _tensor(name: str, pieces: list[_Piece]) -> Pending:
@@ -145,7 +168,7 @@ def _tensor(name: str, pieces: list[_Piece]) -> Pending:
             "dtype first."
         )
     shape, dtype = kinds.pop()
-    # What no piece writes would be whatever was in memory.
+    # Elements without a piece would hold uninitialised memory.
     assert sum(piece.size for piece in pieces) == math.prod(shape), name
 
     def make() -> np.ndarray:
@@ -193,11 +216,15 @@ def _groups(pending: dict[str, Pending], file_bytes: int) -> list[list[str]]:
 
 
 def beside(like: Path) -> list[Path]:
-    """The files of a directory that go along with its model; ValueError if there are none."""
-    found = [like / name for name in BESIDE if (like / name).is_file()]
-    if not found:
+    """Returns the tokenizer and generation files in `like`.
+
+    Raises:
+        ValueError: The directory has none.
+    """
+    files = [like / name for name in BESIDE if (like / name).is_file()]
+    if not files:
         raise ValueError(
             f"like must be a directory with at least one of {', '.join(BESIDE)}, got "
             f"like={str(like)!r}. Pass the directory of the tokenizer, or leave like out."
         )
-    return found
+    return files

@@ -1,10 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""One leaf of a model, from the files to its devices.
+"""Fills one leaf of a model, from the files to its devices.
 
-Of a plain tensor a device needs a view of the mapped file, which JAX copies while it transfers. A
-leaf that is stacked from many tensors, or decoded, is read tensor by tensor into one buffer per
-slice: the host holds that leaf and one decoded tensor. On a CPU the buffers are the leaf.
+For a plain tensor, a device needs a view of the mapped file; JAX copies it during the transfer. A
+stacked or decoded leaf is read tensor by tensor into one buffer per slice. The host then holds that
+leaf and one decoded tensor. On a CPU the buffers are the leaf.
 """
 
 import functools
@@ -21,21 +21,30 @@ from dovetail_models.hf.safetensors import ALIGN_BYTES
 
 # A slice of a leaf: (start, stop) for each dimension.
 _Bounds = tuple[tuple[int, int], ...]
-# The side of the squares that a transposed copy goes by: both ends of one stay in the cache. NumPy
-# alone goes along one side, at half the speed (0.5 and 1.2 to 1.5 GiB/s on a core).
+# Side of the squares of a transposed copy. Both sides of a square stay in the cache. NumPy alone
+# copies along one side, at half the speed or less (0.5 against 1.2 to 1.5 GiB/s on a core).
 _TILE = 128
 
 
 def fill(source: Source, struct: jax.ShapeDtypeStruct, *, dtype: np.dtype) -> jax.Array:
-    """The leaf in `dtype` with the shape and sharding of `struct`, perhaps still on its way.
+    """Fills a leaf and places it on its devices. The transfer may still run on return.
 
-    Every slice is read once, however many devices hold it, and only those of this process.
+    Each slice is read once, regardless of the number of devices, and only if a device of this
+    process holds it.
+
+    Args:
+        source: The tensors of the leaf.
+        struct: Shape and sharding of the leaf. Without sharding it goes to the default device.
+        dtype: Dtype of the result.
+
+    Returns:
+        The leaf.
     """
     shape, sharding = struct.shape, struct.sharding
     if sharding is None and isinstance(source.op, Transpose) and _entries(source) is None:
         stored = source.tensors[0].read()
         if stored.shape == shape[::-1]:
-            # The device turns it with all its threads, in half the time of a transfer that turns.
+            # The device transposes with all its threads: half the time of a transposing transfer.
             return _turn(jax.device_put(stored), dtype=dtype)
     if sharding is None:
         whole = _bounds(None, shape)
@@ -47,16 +56,18 @@ def fill(source: Source, struct: jax.ShapeDtypeStruct, *, dtype: np.dtype) -> ja
 
 @functools.partial(jax.jit, static_argnames="dtype")
 def _turn(stored: jax.Array, *, dtype: np.dtype) -> jax.Array:
+    """Transposes on the device and casts."""
     return stored.T.astype(dtype)
 
 
 def _bounds(index: tuple[slice, ...] | None, shape: tuple[int, ...]) -> _Bounds:
+    """Returns (start, stop) of each dimension; the full extent without an index."""
     index = index or (slice(None),) * len(shape)
-    return tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
+    return tuple(interval.indices(size)[:2] for interval, size in zip(index, shape, strict=True))
 
 
 def _slices(source: Source, wanted: set[_Bounds], dtype: np.dtype) -> dict[_Bounds, np.ndarray]:
-    """{bounds: that slice of the leaf}, a view where the tensor is stored as it is."""
+    """Reads the slices `wanted` of the leaf. A slice of a tensor stored as it is stays a view."""
     readers = _entries(source)
     if readers is None:
         leaf = source.op.view(source.tensors[0].read())
@@ -73,19 +84,20 @@ def _slices(source: Source, wanted: set[_Bounds], dtype: np.dtype) -> dict[_Boun
 
 
 def _entries(source: Source) -> list[Callable[[], np.ndarray]] | None:
-    """A reader for each entry of the leaf's first axis, where they are read one by one."""
+    """Returns a reader per entry of the first axis; None if entries are not read one by one."""
     if source.stacked:
         return [tensor.read for tensor in source.tensors]
     return source.tensors[0].entries()
 
 
 def _index(bounds: _Bounds) -> tuple[slice, ...]:
-    # Rows that pad a vocabulary lie beyond every bound.
+    """Returns the bounds as slices."""
+    # Padding rows of a vocabulary lie beyond every bound.
     return tuple(slice(start, stop) for start, stop in bounds)
 
 
 def _copy(view: np.ndarray, out: np.ndarray) -> None:
-    """`out[...] = view`, square by square if both have two axes."""
+    """Copies `view` to `out`, in squares if both have two axes."""
     if view.ndim != 2:
         out[...] = view
         return
@@ -96,7 +108,7 @@ def _copy(view: np.ndarray, out: np.ndarray) -> None:
 
 
 def _empty(shape: list[int], dtype: np.dtype) -> np.ndarray:
-    """A buffer that is aligned, so that on a CPU JAX keeps it instead of copying it."""
+    """Returns an aligned buffer; JAX on a CPU keeps such a buffer without copying it."""
     count = math.prod(shape) * dtype.itemsize
     raw = np.empty(count + ALIGN_BYTES, np.uint8)
     start = -raw.ctypes.data % ALIGN_BYTES

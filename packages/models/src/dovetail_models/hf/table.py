@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A family's table of names, and its config.json, each one description that works both ways."""
+"""Tables of tensor names and config.json keys of a family, used for reading and writing."""
 
 import dataclasses
 import difflib
@@ -16,10 +16,15 @@ from dovetail_models.hf.ops import Op
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """`ours` is the path of a leaf, `theirs` the name of the tensor that holds it by `op`.
+    """A pair of a tensor in the files and a leaf of the model.
 
-    `{i}` in both is a layer. `{e}` in `theirs` alone stacks tensors: entry e of the leaf's first
-    axis is the op of tensor e. Rows whose ops take different parts may share a tensor.
+    `{i}` in both names is a layer. `{e}`, only in `theirs`, makes a stack: entry e of the leaf's
+    first axis comes from tensor e. Rows with different operations may share a tensor.
+
+    Attributes:
+        theirs: Tensor name, without the family's prefix.
+        ours: Dotted path of the leaf.
+        op: Operation from tensor to leaf.
     """
 
     theirs: str
@@ -34,17 +39,26 @@ Sources = dict[str, tuple[str, Op]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Family:
-    """How one family is written on disk.
+    """Storage format of one family.
 
-    `table` is what save writes; `layouts` are other tables that files come in, which are only read
-    unless `table` lacks a row for some leaf: save writes the first that names all.
-    `prefix` begins the name of every tensor but the head, `tied[0]`; the tables leave it out, and
-    files may. `inert` are the config keys that alter no computation. `tied` is the tensor that a
-    tied model may store a second time, and the one that it must equal. `buffers` match tensors that
-    are not parameters and may be present; `dropped` gives patterns of parameters that a file may
-    hold and that no module here computes, which are left out with a warning. In these patterns
-    `{i}` is a number and `*` anything. `fit` adapts a config to the names of the tensors in the
-    files, where config.json does not tell which parts of the model they hold.
+    In patterns, `{i}` is a number and `*` is anything.
+
+    Attributes:
+        read: Builds the configuration from config.json keys.
+        write: Returns the config.json keys of a configuration.
+        table: Rows for saving and loading.
+        layouts: Further tables for loading. Saving uses the first table with a row for every leaf,
+            so a layout is written only if `table` lacks one.
+        prefix: Prefix of every tensor name except the head's, `tied[0]`. Tables leave it out; files
+            may.
+        inert: config.json keys without effect on the computation.
+        tied: Names of a redundant copy of the embedding and of the embedding, which must be equal.
+            None: no tied head.
+        buffers: Patterns of tensors without a parameter in the model, such as masks. Ignored.
+        dropped: Returns patterns of parameters without a module here. They are omitted with a
+            warning.
+        fit: Adapts a configuration to the tensor names of the files, for families with optional
+            components not described in config.json.
     """
 
     read: Callable[["Keys"], AnyConfig]
@@ -59,37 +73,42 @@ class Family:
     fit: Callable[[Any, Collection[str]], AnyConfig] = lambda config, names: config
 
     def on_disk(self, name: str) -> str:
-        """The name in a file of a tensor of the tables."""
+        """Returns the name in a file for a name of the tables."""
         is_head = self.tied is not None and name == self.tied[0]
         return name if is_head else self.prefix + name
 
 
 def candidates(family: Family, leaves: Collection[str]) -> list[Sources]:
-    """The sources of the leaves in each table that names them all, beginning with what save writes.
+    """Returns the sources of the leaves, for each table with rows for all of them.
 
-    Raises ValueError if none does, as `sources` of the family's `table`.
+    The table for saving comes first.
+
+    Raises:
+        ValueError: No table has a row for every leaf.
     """
     tables = family.table, *family.layouts
-    complete = [found for found, nameless in (_named(t, leaves) for t in tables) if not nameless]
+    complete = [named for named, nameless in (_named(t, leaves) for t in tables) if not nameless]
     return complete or [sources(family.table, leaves)]
 
 
 def sources(table: Table, leaves: Iterable[str]) -> Sources:
-    """{path of a leaf: (name of its tensor, op)}; the name of a stack keeps its `{e}`.
+    """Returns {path of a leaf: (tensor name, op)}. The name of a stack keeps `{e}`.
 
-    Raises ValueError for leaves that no row names: other parameters than the family's.
+    Raises:
+        ValueError: A leaf has no row, so it is not a parameter of the family.
     """
-    found, nameless = _named(table, leaves)
+    named, nameless = _named(table, leaves)
     if nameless:
         raise ValueError(
             f"Every parameter must be one that the family's files name, got {listed(nameless)}. "
             "Merge adapters (lora.merge), or remove what surgery added, first."
         )
-    return found
+    return named
 
 
 def _named(table: Table, leaves: Iterable[str]) -> tuple[Sources, list[str]]:
-    found: Sources = {}
+    """Returns the sources of the leaves, and the leaves without a row."""
+    named: Sources = {}
     nameless = []
     for leaf in leaves:
         rows = [(row, match) for row in table if (match := _match(row.ours, leaf))]
@@ -98,51 +117,68 @@ def _named(table: Table, leaves: Iterable[str]) -> tuple[Sources, list[str]]:
             nameless.append(leaf)
             continue
         row, match = rows[0]
-        found[leaf] = (row.theirs.replace("{i}", match.groupdict().get("i", "")), row.op)
-    return found, nameless
+        named[leaf] = (row.theirs.replace("{i}", match.groupdict().get("i", "")), row.op)
+    return named, nameless
 
 
 def listed(names: Iterable[str], *, limit: int = 20, between: str = ", ") -> str:
-    """The names, or the first `limit` and how many more there are."""
+    """Joins names, at most `limit` of them, with the count of the rest.
+
+    Args:
+        names: The names.
+        limit: Number of names to show.
+        between: Separator.
+    """
     names = list(names)
     more = [f"and {len(names) - limit} more"] if len(names) > limit else []
     return between.join([*names[:limit], *more])
 
 
 def dotted(path: tuple[Any, ...]) -> str:
-    """`layers.7.attn.q.kernel` of a path of names and indices."""
+    """Returns the dotted path of names and indices, such as `layers.7.attn.q.kernel`."""
     return ".".join(map(str, path))
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
-    """Whether one of the patterns is that of a tensor."""
+    """Whether a pattern matches the tensor name."""
     return any(_match(pattern, name) for pattern in patterns)
 
 
 def near(name: str, options: Iterable[str]) -> str:
-    """` (near: ...)` with the closest of `options`, or nothing."""
+    """Returns ` (near: ...)` with the closest option, or an empty string."""
     close = difflib.get_close_matches(name, list(options), n=1, cutoff=0.6)
     return f" (near: {close[0]})" if close else ""
 
 
 def _match(pattern: str, name: str) -> re.Match[str] | None:
+    """Matches a whole name with a pattern."""
     return _compiled(pattern).fullmatch(name)
 
 
 @functools.cache
 def _compiled(pattern: str) -> re.Pattern[str]:
+    """Compiles a pattern."""
     return re.compile(re.escape(pattern).replace(r"\{i\}", r"(?P<i>\d+)").replace(r"\*", ".*"))
 
 
 class Keys:
-    """The keys of a config.json, each taken once, so that what nobody took can be refused."""
+    """Keys of a config.json. Each is taken once; `extra` refuses unknown keys left over.
+
+    Args:
+        values: The keys and their values.
+        allow: Unknown keys to accept.
+    """
 
     def __init__(self, values: Mapping[str, Any], *, allow: tuple[str, ...] = ()):
         self._rest = dict(values)
         self.allow = allow
 
     def inner(self, name: str) -> "Keys":
-        """The keys of the object that is the value of a key."""
+        """Takes an object-valued key and returns its keys.
+
+        Raises:
+            ValueError: The value is not an object.
+        """
         value = self.take(name, {})
         if not isinstance(value, dict):
             raise ValueError(
@@ -155,7 +191,16 @@ class Keys:
         return name in self._rest
 
     def take(self, name: str, default: Any = None, *, required: bool = False) -> Any:
-        """The value of a key, or the default; ValueError if it is required and missing."""
+        """Removes a key and returns its value, or `default` for a missing or null one.
+
+        Args:
+            name: The key.
+            default: Value for a missing or null key.
+            required: Raise for a missing or null key.
+
+        Raises:
+            ValueError: The key is required and missing.
+        """
         if required and self._rest.get(name) is None:
             raise ValueError(
                 f"config.json must hold {name!r}, got keys={sorted(self._rest)}"
@@ -165,7 +210,11 @@ class Keys:
         return default if value is None else value
 
     def expect(self, name: str, *supported: Any) -> None:
-        """Refuse a value of `name` other than those that the family's modules compute."""
+        """Takes a key and refuses other values than `supported`; the first is the default.
+
+        Raises:
+            ValueError: No module here computes the value.
+        """
         value = self.take(name, supported[0])
         if value not in supported:
             raise ValueError(
@@ -174,7 +223,15 @@ class Keys:
             )
 
     def extra(self, inert: frozenset[str], allow: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-        """The keys not taken, as JSON text; ValueError for one neither inert nor allowed."""
+        """Returns the keys not taken, with their values as JSON text.
+
+        Args:
+            inert: Keys without effect on the computation.
+            allow: Unknown keys to accept.
+
+        Raises:
+            ValueError: A key is neither inert nor allowed.
+        """
         unknown = sorted(set(self._rest) - inert - set(allow))
         if unknown:
             listed = ", ".join(f"{name}={self._rest[name]!r}" for name in unknown)

@@ -1,16 +1,16 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What the files hold, decoded: mapped tensors as they are, quantised ones as bfloat16.
+"""Decoded tensors of the files: plain tensors as mapped, quantised ones as bfloat16.
 
-A quantised tensor comes as two, its codes and its scales. Here they are one tensor of the decoded
-shape under the plain name, so that tables of names need not know of it. Decoding happens on
-request: an entry of a stack of experts at a time, and within it a few rows at a time.
+A quantised tensor is stored as two tensors, codes and scales. Here it is one tensor of the decoded
+shape under the plain name, so tables of names ignore quantisation. Decoding happens on request: one
+entry of a stack of experts at a time, and a few rows at a time.
 
     fp8     X         F8_E4M3 [..., out, in]          X_scale_inv  [..., ceil(out/b), ceil(in/c)]
     mxfp4   X_blocks  U8      [E, rows, groups, 16]   X_scales  U8 [E, rows, groups]
 
 Sources: block scaling, DeepSeek-V3 (2412.19437, section 3.3.2); MXFP4, OCP Microscaling Formats
-1.0, section 5.3; gpt-oss stores an expert's kernel [in, out] as the MXFP4 of its transpose.
+1.0, section 5.3. gpt-oss stores an expert's kernel [in, out] as the MXFP4 of its transpose.
 """
 
 import dataclasses
@@ -29,43 +29,60 @@ from dovetail_models.hf.table import listed
 _BF16 = np.dtype(jnp.bfloat16)
 _SCALE_DTYPES = ("F32", "BF16", "F16", "F8_E8M0")
 _GROUP_BYTES = 16
-# Rows of MXFP4 that are decoded together: what lies between stays in the cache.
+# Rows of MXFP4 decoded together; the intermediates then fit the cache.
 _ROWS = 64
 
 
 @dataclasses.dataclass(frozen=True)
 class Plain:
-    """A tensor that is stored as it is."""
+    """A tensor stored without quantisation.
+
+    Attributes:
+        spec: Entry in the file.
+        maps: Mapped files.
+    """
 
     spec: Spec
     maps: Maps
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape that `read` gives."""
+        """Shape of `read`'s result."""
         return self.spec.shape
 
     @property
     def stored(self) -> str:
-        """How the file holds it."""
+        """Storage format in the file."""
         return self.spec.dtype
 
     @property
     def dtype(self) -> np.dtype:
-        """The dtype that `read` gives; ValueError for one that no parameter has."""
+        """Dtype of `read`'s result.
+
+        Raises:
+            ValueError: No parameter has this dtype.
+        """
         return safetensors.dtype(self.spec)
 
     def read(self) -> np.ndarray:
-        """The whole tensor, a view of the mapped file."""
+        """Returns the whole tensor as a view of the mapped file."""
         return self.maps.view(self.spec)
 
     def entries(self) -> None:
-        """None: reading entry by entry would save nothing."""
+        """Returns None: reading entry by entry saves nothing."""
 
 
 @dataclasses.dataclass(frozen=True)
 class BlockFp8:
-    """`codes * scale` with one scale per block of `block` rows and columns; bfloat16."""
+    """Block-scaled fp8: `codes * scale`, one scale per block.
+
+    Attributes:
+        codes: Codes, F8_E4M3 [..., out, in].
+        scales: One scale per block of rows and columns.
+        block: Rows and columns per block.
+        maps: Mapped files.
+        dtype: Dtype of the result; bfloat16.
+    """
 
     codes: Spec
     scales: Spec
@@ -75,20 +92,20 @@ class BlockFp8:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape that `read` gives."""
+        """Shape of `read`'s result."""
         return self.codes.shape
 
     @property
     def stored(self) -> str:
-        """How the file holds it."""
+        """Storage format in the file."""
         return f"{self.codes.dtype} in blocks of {self.block[0]}x{self.block[1]}"
 
     def read(self) -> np.ndarray:
-        """The whole tensor, decoded."""
+        """Returns the whole tensor, decoded."""
         return self._decode(())
 
     def entries(self) -> list[Callable[[], np.ndarray]] | None:
-        """A reader per entry of the first axis, if the tensor is a stack."""
+        """Returns a reader per entry of the first axis; None if the tensor is not a stack."""
         if len(self.shape) == 2:
             return None
         return [functools.partial(self._decode, (e,)) for e in range(self.shape[0])]
@@ -101,16 +118,22 @@ class BlockFp8:
         for i in range(scales.shape[-2]):
             rows = slice(i * high, (i + 1) * high)
             # A lookup is faster than the cast of an 8-bit float.
-            part = np.take(_fp8_values(), codes[..., rows, :].view(np.uint8), mode="clip")
-            out[..., rows, :] = part * by_column[..., i, None, :]
+            values = np.take(_fp8_values(), codes[..., rows, :].view(np.uint8), mode="clip")
+            out[..., rows, :] = values * by_column[..., i, None, :]
         return out
 
 
 @dataclasses.dataclass(frozen=True)
 class Mxfp4:
-    """Kernels [E, groups * 32, rows] from 4-bit floats with a power of two per 32 inputs; bfloat16.
+    """MXFP4 kernels [E, groups * 32, rows]: 4-bit floats with one power of two per 32 inputs.
 
-    The low half of a byte is the earlier element. A scale byte s is 2**(s - 127), 255 is NaN.
+    The low half of a byte is the earlier element. A scale byte s is 2**(s - 127); 255 is NaN.
+
+    Attributes:
+        codes: Codes, U8 [E, rows, groups, 16].
+        scales: Scale bytes, U8 [E, rows, groups].
+        maps: Mapped files.
+        dtype: Dtype of the result; bfloat16.
     """
 
     codes: Spec
@@ -120,21 +143,21 @@ class Mxfp4:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape that `read` gives."""
+        """Shape of `read`'s result."""
         stack, rows, groups, _ = self.codes.shape
         return (stack, groups * 2 * _GROUP_BYTES, rows)
 
     @property
     def stored(self) -> str:
-        """How the file holds it."""
+        """Storage format in the file."""
         return "MXFP4"
 
     def read(self) -> np.ndarray:
-        """The whole tensor, decoded."""
+        """Returns the whole tensor, decoded."""
         return np.stack([read() for read in self.entries()])
 
     def entries(self) -> list[Callable[[], np.ndarray]]:
-        """A reader per entry of the first axis."""
+        """Returns a reader per entry of the first axis."""
         return [functools.partial(self._decode, e) for e in range(self.shape[0])]
 
     def _decode(self, e: int) -> np.ndarray:
@@ -153,15 +176,15 @@ Tensor: TypeAlias = Plain | BlockFp8 | Mxfp4
 
 @functools.cache
 def _fp8_values() -> np.ndarray:
-    """f32[256]: the number of each code."""
+    """f32[256]: the value of each code."""
     return np.arange(256, dtype=np.uint8).view(jnp.float8_e4m3fn).astype(np.float32)
 
 
 @functools.cache
 def _mxfp4_pairs() -> np.ndarray:
-    """u32[scale * 256 + code]: the two bfloat16 of a code, the first in the lower half.
+    """u32[scale * 256 + code]: the two bfloat16 values of a code byte, the first in the lower half.
 
-    One lookup for two numbers takes a tenth of the time of computing them.
+    One lookup for two values takes a tenth of the time of computing them.
     """
     byte = np.arange(256, dtype=np.uint8)
     halves = np.stack([byte & 15, byte >> 4], axis=1).view(jnp.float4_e2m1fn).astype(np.float32)
@@ -173,11 +196,14 @@ def _mxfp4_pairs() -> np.ndarray:
 
 
 def decode(specs: Mapping[str, Spec], quantization: Any) -> dict[str, Tensor]:
-    """The tensors of the files by plain name; nothing is read yet.
+    """Returns the tensors of the files by plain name. Reads nothing yet.
 
-    `quantization` is the value of `quantization_config` in config.json, or None. Raises ValueError
-    for a method other than block-scaled fp8 and mxfp4, and for codes and scales that do not belong
-    together.
+    Args:
+        specs: Specs by name.
+        quantization: `quantization_config` of config.json, or None.
+
+    Raises:
+        ValueError: The method is not block-scaled fp8 or mxfp4, or codes and scales do not fit.
     """
     maps = Maps()
     plain: dict[str, Tensor] = {name: Plain(spec, maps) for name, spec in specs.items()}
@@ -211,23 +237,23 @@ def _block(quantization: Mapping[str, Any]) -> tuple[int, int]:
 def _with_fp8(
     plain: dict[str, Tensor], specs: Mapping[str, Spec], block: tuple[int, int], maps: Maps
 ) -> dict[str, Tensor]:
-    found = dict(plain)
+    tensors = dict(plain)
     for name, codes in specs.items():
         if codes.dtype != "F8_E4M3":
             continue
         scales = _companion(specs, name, f"{name}_scale_inv", _SCALE_DTYPES)
         grid = [math.ceil(n / b) for n, b in zip(codes.shape[-2:], block, strict=False)]
         _check(name, specs, f"{name}_scale_inv", wanted=(*codes.shape[:-2], *grid))
-        found[name] = BlockFp8(codes, scales, block, maps)
-        del found[f"{name}_scale_inv"]
-    _refuse_orphans(found, "_scale_inv", "the F8_E4M3 tensor")
-    return found
+        tensors[name] = BlockFp8(codes, scales, block, maps)
+        del tensors[f"{name}_scale_inv"]
+    _refuse_orphans(tensors, "_scale_inv", "the F8_E4M3 tensor")
+    return tensors
 
 
 def _with_mxfp4(
     plain: dict[str, Tensor], specs: Mapping[str, Spec], maps: Maps
 ) -> dict[str, Tensor]:
-    found = dict(plain)
+    tensors = dict(plain)
     for name, codes in specs.items():
         if not name.endswith("_blocks") or codes.dtype != "U8":
             continue
@@ -235,23 +261,23 @@ def _with_mxfp4(
         scales = _companion(specs, name, f"{base}_scales", ("U8",))
         _check(name, specs, name, wanted=(*codes.shape[:3], _GROUP_BYTES))
         _check(name, specs, f"{base}_scales", wanted=codes.shape[:3])
-        found[base] = Mxfp4(codes, scales, maps)
-        del found[name], found[f"{base}_scales"]
-    _refuse_orphans(found, "_scales", "its _blocks")
-    return found
+        tensors[base] = Mxfp4(codes, scales, maps)
+        del tensors[name], tensors[f"{base}_scales"]
+    _refuse_orphans(tensors, "_scales", "its _blocks")
+    return tensors
 
 
 def _companion(
     specs: Mapping[str, Spec], name: str, companion: str, dtypes: tuple[str, ...]
 ) -> Spec:
-    found = specs.get(companion)
-    if found is None or found.dtype not in dtypes:
-        got = "none" if found is None else f"dtype={found.dtype}"
+    spec = specs.get(companion)
+    if spec is None or spec.dtype not in dtypes:
+        got = "none" if spec is None else f"dtype={spec.dtype}"
         raise ValueError(
             f"The codes {name} must have scales {companion} of dtype {' or '.join(dtypes)}, got "
             f"{got}. Fetch all files of the model, or its dequantised form."
         )
-    return found
+    return spec
 
 
 def _check(name: str, specs: Mapping[str, Spec], part: str, *, wanted: tuple[int, ...]) -> None:

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The attention layer: projections around an attention operation that the caller may replace."""
+"""Self-attention layer: projections around a replaceable attention operation."""
 
 import functools
 from collections.abc import Callable
@@ -18,7 +18,15 @@ from dovetail_models.shard import Constrain, named
 
 
 class SelfAttention(nnx.Module):
-    """Grouped-query attention of a sequence over itself, rotated by RoPE if it has one."""
+    """Grouped-query self-attention, with RoPE if the config has one.
+
+    Args:
+        embed: Width of the residual stream.
+        attention: Heads, their width, biases and options.
+        norm: Norm of q and k, used with `qk_norm`.
+        std: Standard deviation of fresh kernels.
+        rngs: Random streams; kernels are drawn from `params`.
+    """
 
     def __init__(self, embed: int, attention: Attention, *, norm: Norm, std: float, rngs: nnx.Rngs):
         head = attention.head_dim
@@ -50,8 +58,16 @@ class SelfAttention(nnx.Module):
         constrain: Constrain,
         kv: Any = None,
     ) -> tuple[Float[Array, "b t embed"], Any]:
-        """(output, the cache entry after this call). `attend` has the signature of
-        `dovetail_models.reference.attention`, positions and segments bound."""
+        """Returns the output and the cache entry after this call.
+
+        Args:
+            x: Input [b, t, embed].
+            angles: cos and sin of the RoPE angles; None without RoPE.
+            attend: An operation with the signature of `dovetail_models.reference.attention`,
+                positions and segments bound.
+            constrain: Places activations on the mesh by logical names.
+            kv: Cache entry, in the form of `attend`. None for no cache.
+        """
         c = self.config
         q = self.q(x).reshape(*x.shape[:2], c.heads, c.head_dim)
         k = self.k(x).reshape(*x.shape[:2], c.kv_heads, c.head_dim)

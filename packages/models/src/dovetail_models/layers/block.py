@@ -22,10 +22,18 @@ RESIDUAL = ("batch", "stream", None)
 
 
 class Block(nnx.Module):
-    """With norms "pre": `x + attn(attn_norm(x))`, then `x + mlp(mlp_norm(x))`.
+    """A transformer block with norms "pre", "sandwich" or "post".
 
-    "sandwich" adds `attn_post_norm` and `mlp_post_norm` on what is added; "post" normalises the
-    sums instead: `attn_norm(x + attn(x))`, then `mlp_norm(x + mlp(x))`.
+    - "pre": `x + attn(attn_norm(x))`, then `x + mlp(mlp_norm(x))`.
+    - "sandwich": as "pre", with `attn_post_norm` and `mlp_post_norm` on the two summands.
+    - "post": `attn_norm(x + attn(x))`, then `mlp_norm(x + mlp(x))`.
+
+    Args:
+        embed: Width of the residual stream D.
+        layer: Attention, feed-forward layer and placement of the norms.
+        norm: Kind of every norm.
+        std: Standard deviation of fresh kernels.
+        rngs: Random streams; kernels are drawn from `params`.
     """
 
     def __init__(self, embed: int, layer: Layer, *, norm: Norm, std: float, rngs: nnx.Rngs):
@@ -51,13 +59,23 @@ class Block(nnx.Module):
         kv: Any = None,
         segment_ids: Int[Array, "B T"] | None = None,
     ) -> tuple[Float[Array, "B T D"], Any, Balance | None]:
-        """(the stream after the block, the cache entry after it, the experts' balance or None)."""
+        """Returns the stream after the block, the cache entry after it, and the experts' balance or
+        None.
+
+        Args:
+            x: Residual stream [B, T, D].
+            angles: cos and sin of the RoPE angles; None without RoPE.
+            attend: Attention operation with positions and segments bound.
+            constrain: Places activations on the mesh by logical names.
+            kv: Cache entry, in the form of `attend`. None for no cache.
+            segment_ids: Documents of packed rows, for the balance. 0 is padding.
+        """
         pre = self.norms != "post"
         h = self.attn_norm(x) if pre else x
         out, kv = self.attn(h, angles=angles, attend=attend, constrain=constrain, kv=kv)
         if self.attn_post_norm is not None:
             out = self.attn_post_norm(out)
-        # Without these the partitioner shards the carry of a scan by embed and gathers activations.
+        # Otherwise the partitioner shards a scan's carry by embed and gathers activations.
         x = constrain(x + out, RESIDUAL)
         x = x if pre else self.attn_norm(x)
         h = self.mlp_norm(x) if pre else x

@@ -1,10 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The mixture-of-experts layer, dropless: every token reaches every expert that it chose.
+"""Dropless mixture-of-experts layer: every token reaches all experts selected for it.
 
-Tokens are sorted by expert and one ragged product multiplies each group by its own matrix. The
-product is an attribute of each `ExpertLinear`, since XLA's own is dense on CPUs and GPUs: a faster
-one is put in its place by `Decoder.configure(ragged_dot=...)`.
+Tokens are sorted by expert, and one ragged product multiplies each group by the matrix of its
+expert. XLA's own ragged product is dense on CPUs and GPUs. Each `ExpertLinear` therefore holds the
+operation as an attribute, and `Decoder.configure(ragged_dot=...)` replaces it.
 
 Shape letters: b rows, t tokens, n = b t, K experts per token, E experts, D embed, F hidden.
 """
@@ -23,12 +23,20 @@ from dovetail_models.layers.mlp import FeedForward, glu
 from dovetail_models.layers.router import Balance, Router, balance
 from dovetail_models.shard import Constrain, named
 
-# (x [m, in], kernels [E, in, out], sizes i32[E]) -> [m, out]; rows of x lie expert by expert.
+# (x [m, in], kernels [E, in, out], sizes i32[E]) -> [m, out]; x is sorted by expert.
 RaggedDot: TypeAlias = Callable[..., Any]
 
 
 class ExpertLinear(nnx.Module):
-    """One projection per expert: `kernel` [E, in, out], `bias` [E, out] or None."""
+    """One projection per expert: `kernel` [E, in, out], `bias` [E, out] or None.
+
+    Args:
+        size: (E, in, out).
+        names: Logical names of the kernel's dimensions.
+        bias: Add a bias per expert.
+        std: Standard deviation of the fresh kernel.
+        rngs: Random streams; the kernel is drawn from `params`.
+    """
 
     def __init__(
         self,
@@ -48,8 +56,13 @@ class ExpertLinear(nnx.Module):
     def __call__(
         self, x: Float[Array, "m in"], *, sizes: Int[Array, " E"], experts: Int[Array, " m"]
     ) -> Float[Array, "m out"]:
-        """`x @ kernel[e] + bias[e]` for the expert of each row; `experts` are in order and `sizes`
-        counts them. Dtype of x out."""
+        """Returns `x @ kernel[e] + bias[e]` for the expert e of each row, in the dtype of x.
+
+        Args:
+            x: Rows [m, in], sorted by expert.
+            sizes: Number of rows of each expert, i32[E].
+            experts: Expert of each row [m], ascending.
+        """
         out = self.ragged_dot(x, self.kernel[...].astype(x.dtype), sizes)
         if self.bias is not None:
             out = out + self.bias[...].astype(x.dtype)[experts]
@@ -57,7 +70,14 @@ class ExpertLinear(nnx.Module):
 
 
 class ExpertMlp(nnx.Module):
-    """`down(activation(gate(x)) * up(x))` with the matrices of each row's own expert."""
+    """`down(activation(gate(x)) * up(x))` with the matrices of each row's expert.
+
+    Args:
+        embed: Width D.
+        experts: Number of experts, their width, activation and biases.
+        std: Standard deviation of fresh kernels.
+        rngs: Random streams; kernels are drawn from `params`.
+    """
 
     def __init__(self, embed: int, experts: Experts, *, std: float, rngs: nnx.Rngs):
         count, hidden = experts.count, experts.hidden
@@ -71,7 +91,7 @@ class ExpertMlp(nnx.Module):
     def __call__(
         self, x: Float[Array, "m D"], *, sizes: Int[Array, " E"], experts: Int[Array, " m"]
     ) -> Float[Array, "m D"]:
-        """Rows lie expert by expert, as in `ExpertLinear`."""
+        """Returns the output [m, D] of rows that are sorted by expert, as in `ExpertLinear`."""
         gate = self.gate(x, sizes=sizes, experts=experts)
         up = self.up(x, sizes=sizes, experts=experts)
         hidden = checkpoint_name(glu(gate, up, self.activation), "mlp_hidden")
@@ -79,7 +99,14 @@ class ExpertMlp(nnx.Module):
 
 
 class MixtureOfExperts(nnx.Module):
-    """`Σ weight * expert(x)` over the chosen experts, and the shared block if there is one."""
+    """`Σ weight * expert(x)` over the selected experts, plus the shared block if there is one.
+
+    Args:
+        embed: Width D.
+        experts: Experts and router.
+        std: Standard deviation of fresh kernels.
+        rngs: Random streams; kernels are drawn from `params`.
+    """
 
     def __init__(self, embed: int, experts: Experts, *, std: float, rngs: nnx.Rngs):
         self.router = Router(embed, experts, std=std, rngs=rngs)
@@ -95,19 +122,19 @@ class MixtureOfExperts(nnx.Module):
         constrain: Constrain,
         segment_ids: Int[Array, "b t"] | None = None,
     ) -> tuple[Float[Array, "b t D"], Balance]:
-        """(output, how evenly the experts were used by each sequence)."""
-        weights, chosen, scores = self.router(x)
-        mixed = self._mix(x.reshape(-1, x.shape[-1]), weights, chosen).reshape(x.shape)
+        """Returns the output [b, t, D] and the balance of the experts' use."""
+        weights, expert_ids, scores = self.router(x)
+        mixed = self._mix(x.reshape(-1, x.shape[-1]), weights, expert_ids).reshape(x.shape)
         if self.shared is not None:
             mixed = mixed + self.shared(x, constrain=constrain)
-        return mixed, balance(scores, chosen, segment_ids)
+        return mixed, balance(scores, expert_ids, segment_ids)
 
     def _mix(self, x: Float[Array, "n D"], weights: Array, chosen: Array) -> Float[Array, "n D"]:
         k, flat = self.config.top_k, chosen.reshape(-1)
         order = jnp.argsort(flat, stable=True)
         sizes = jnp.bincount(flat, length=self.config.count).astype(jnp.int32)
         out = self.experts(x[order // k], sizes=sizes, experts=flat[order])
-        # A gather back, not a scatter: sums are then of one order on every device.
+        # A gather, not a scatter: the order of the sum is then the same on every device.
         out = out[jnp.argsort(order)].reshape(len(x), k, -1)
         mixed = jnp.einsum("nkd,nk->nd", out.astype(jnp.float32), weights.reshape(-1, k))
         return mixed.astype(x.dtype)

@@ -1,14 +1,14 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Multi-head latent attention: what a token leaves behind for later ones is one short vector.
+"""Multi-head latent attention: each token leaves one short vector in the cache.
 
-Without a cache, keys and values of each head are expanded from the latent. With one, attention is
-*absorbed*: the expansion of the keys moves onto the queries and that of the values onto the output,
-so the cache holds one key of `kv_rank + rope_dim` numbers and one value of `kv_rank` for all heads.
-Both are the same function. Source: DeepSeek-V2, 2405.04434, section 2.1 and appendix C.
+Without a cache, keys and values of each head are expanded from the latent. With a cache, attention
+is *absorbed*: the expansion of the keys moves to the queries and that of the values to the output.
+The cache then holds one key of `kv_rank + rope_dim` numbers and one value of `kv_rank` for all
+heads. Both compute the same function. Source: DeepSeek-V2, 2405.04434, section 2.1 and appendix C.
 
-The absorbed form multiplies by parts of kv_b's kernel, some of them transposed. Where that is
-quantized it is decoded in each call: leave kv_b in float where a decoding step's time counts.
+The absorbed form multiplies by slices of kv_b's kernel, some of them transposed. A quantized kernel
+is decoded in each call: leave kv_b in float if the time of a decoding step counts.
 """
 
 import functools
@@ -25,14 +25,20 @@ from dovetail_models.layers.norm import RMSNorm
 from dovetail_models.layers.rope import Angles, rotate
 from dovetail_models.shard import Constrain
 
-# The published models normalise both latents with this number, whatever config.json says.
+# The published models normalise both latents with this eps and ignore that of config.json.
 _NORM = Norm(eps=1e-6)
 
 
 class LatentSelfAttention(nnx.Module):
-    """Latent attention of a sequence over itself.
+    """Latent self-attention.
 
     Shape letters: b rows, t tokens, n heads, r kv_rank, e nope_dim, p rope_dim, g v_dim.
+
+    Args:
+        embed: Width of the residual stream.
+        attention: Heads, ranks and dimensions.
+        std: Standard deviation of fresh kernels.
+        rngs: Random streams; kernels are drawn from `params`.
     """
 
     def __init__(self, embed: int, attention: LatentAttention, *, std: float, rngs: nnx.Rngs):
@@ -63,9 +69,9 @@ class LatentSelfAttention(nnx.Module):
         constrain: Constrain,
         kv: Any = None,
     ) -> tuple[Float[Array, "b t embed"], Any]:
-        """(output, the cache entry after this call), as `SelfAttention`."""
+        """Returns the output and the next cache entry. Arguments as in `SelfAttention`."""
         c = self.config
-        assert angles is not None  # it always has a RoPE
+        assert angles is not None  # latent attention always has RoPE
         flip = functools.partial(rotate, angles=angles, interleaved=c.rope.interleaved)
         q = self._queries(x).reshape(*x.shape[:2], c.heads, c.nope_dim + c.rope_dim)
         q_flat, q_turned = q[..., : c.nope_dim], flip(q[..., c.nope_dim :])

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The two tables of weights: a projection with named axes, and the token embedding."""
+"""Linear projections with named axes, and the embedding table."""
 
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
@@ -15,18 +15,17 @@ from dovetail_models.shard import Constrain, named
 
 @runtime_checkable
 class Codes(Protocol):
-    """What quantization puts in the place of a kernel: the operations that a module holds as
-    attributes multiply by it."""
+    """A quantized kernel. The operations that modules hold as attributes multiply by it."""
 
     def dequantize(self) -> Array:
-        """The float array that it stands for."""
+        """Returns the float array."""
         ...
 
 
 def whole(kernel: Any) -> Array:
-    """A kernel as a float array, for who multiplies by it in another way than its module does.
+    """Returns a kernel as a float array, for products other than its module's own.
 
-    Codes are decoded into an array of their own for that: four times int8's bytes, in each call.
+    Codes are decoded into a new array in each call, four times int8's bytes.
     """
     return kernel.dequantize() if isinstance(kernel, Codes) else kernel
 
@@ -38,12 +37,19 @@ def rows_dot(
     *rest: Any,
     **options: Any,
 ) -> Array:
-    """`jax.lax.dot_general`, of x's last axis alone with its other axes as one.
+    """Computes `jax.lax.dot_general` over x's last axis alone, with its other axes joined into one.
 
-    The gradient by the kernel contracts all of x's other axes. Where they are several, XLA:CPU
-    first copies what it is contracted with, transposed, and computes it anew for that: of a gated
-    feed-forward layer of 8 x 256 tokens the gradient took 1.8 times the CPU seconds. On a mesh x is
-    left as it is, since axes that are split over several devices cannot always be joined.
+    The kernel's gradient contracts all other axes of x. If there are several, XLA:CPU first copies
+    the other operand, transposed, and recomputes it for the copy: the gradient of a gated
+    feed-forward layer of 8 x 256 tokens took 1.8 times the CPU seconds. On a mesh x keeps its
+    shape, since axes split over several devices cannot always be joined.
+
+    Args:
+        x: Left operand [*batch, K].
+        kernel: Right operand.
+        dimension_numbers: As in `jax.lax.dot_general`.
+        *rest: Further positional arguments of `jax.lax.dot_general`.
+        **options: Keyword arguments of `jax.lax.dot_general`.
     """
     (left, right), batched = dimension_numbers
     mesh = jax.sharding.get_abstract_mesh()
@@ -64,7 +70,16 @@ def project(
     std: float,
     rngs: nnx.Rngs,
 ) -> nnx.Linear:
-    """A linear layer with kernel [in, out] drawn from normal(0, std) and bias [out] of zeros."""
+    """Returns a linear layer: kernel [in, out] from normal(0, std), bias [out] of zeros.
+
+    Args:
+        size: (in, out).
+        names: Logical names of the kernel's dimensions.
+        units: Elements of each dimension that must stay on one device, such as a head.
+        bias: Add a bias.
+        std: Standard deviation of the kernel.
+        rngs: Random streams; the kernel is drawn from `params`.
+    """
     return nnx.Linear(
         *size,
         use_bias=bias,
@@ -77,8 +92,17 @@ def project(
 
 
 class Embed(nnx.Module):
-    """Vectors by index, a row of `embedding` [rows, embed] each: of tokens, where it is also the
-    head of a tied decoder, or of positions."""
+    """Table of vectors: one row of `embedding` [rows, embed] per token or position.
+
+    Also the head of a tied decoder.
+
+    Args:
+        rows: Number of vectors.
+        embed: Width of a vector.
+        names: Logical names of the table's dimensions.
+        std: Standard deviation of the fresh table.
+        rngs: Random streams; the table is drawn from `params`.
+    """
 
     def __init__(
         self,
@@ -93,7 +117,7 @@ class Embed(nnx.Module):
         table = init(rngs.params(), (rows, embed), jnp.float32)
         self.embedding = nnx.Param(table, **named(*names))
         self.names = names
-        # Attributes, as of nnx.Linear, so that a table of codes brings its own.
+        # Attributes, as in nnx.Linear: a quantized table replaces them.
         self.lookup: Callable[..., Any] = lookup
         self.dot_general: Callable[..., Any] = rows_dot
 
@@ -105,7 +129,7 @@ class Embed(nnx.Module):
         )
 
     def attend(self, x: Float[Array, "*batch embed"]) -> Float[Array, "*batch vocab"]:
-        """float32 logits: the product of x with every row."""
+        """Returns float32 logits: the product of x with every row."""
         table = self.embedding[...]
         last = (((x.ndim - 1,), (1,)), ((), ()))
         return self.dot_general(x, table, last, preferred_element_type=jnp.float32)
@@ -117,10 +141,15 @@ def lookup(
     *,
     place: Callable[[Array], Array],
 ) -> Float[Array, "b t embed"]:
-    """The rows of those indices; NaN for a token outside, where jnp.take would read -1 as the last.
+    """Returns the rows at `tokens`.
 
-    place: gathers what is split along embed, for a lookup there is rematerialised whole by the
-    partitioner.
+    An index outside the table gives NaN; `jnp.take` would read -1 as the last row.
+
+    Args:
+        table: Vectors [rows, embed].
+        tokens: Indices of rows [b, t].
+        place: Gathers a table that is split along embed. The partitioner rematerialises the result
+            of a lookup in a split table.
     """
     rows = place(table).at[tokens]
     return rows.get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)

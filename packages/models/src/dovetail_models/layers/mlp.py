@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The feed-forward layer, gated or not, and the activations."""
+"""Feed-forward layer, gated or plain, and activations."""
 
 import functools
 
@@ -23,7 +23,7 @@ _FUNCTIONS = {
 
 
 def activate(x: Float[Array, "*batch f"], activation: Activation) -> Float[Array, "*batch f"]:
-    """The activation of each number; "gelu" is exact, "gelu_tanh" not (1606.08415, section 2)."""
+    """Applies the activation. "gelu" is exact, "gelu_tanh" approximate (1606.08415, section 2)."""
     return _FUNCTIONS[activation](x)
 
 
@@ -32,7 +32,13 @@ def glu(
     up: Float[Array, "*batch f"],
     activation: Activation | ClampedGlu,
 ) -> Float[Array, "*batch f"]:
-    """`activation(gate) * up` (Shazeer 2020, eq. 6), or gpt-oss's clamped form of it."""
+    """Returns `activation(gate) * up` (Shazeer 2020, eq. 6), or gpt-oss's clamped form.
+
+    Args:
+        gate: Gate values before the activation [*batch, f].
+        up: Linear values [*batch, f].
+        activation: Name of the activation, or `ClampedGlu`.
+    """
     if not isinstance(activation, ClampedGlu):
         return activate(gate, activation) * up
     gate = jnp.minimum(gate, activation.limit)
@@ -41,7 +47,14 @@ def glu(
 
 
 class FeedForward(nnx.Module):
-    """`down(activation(gate(x)) * up(x))`, or `down(activation(up(x)))` where there is no gate."""
+    """`down(activation(gate(x)) * up(x))`, or `down(activation(up(x)))` without a gate.
+
+    Args:
+        embed: Width of the residual stream.
+        mlp: Hidden units, activation, gate and biases.
+        std: Standard deviation of fresh kernels.
+        rngs: Random streams; kernels are drawn from `params`.
+    """
 
     def __init__(self, embed: int, mlp: Mlp, *, std: float, rngs: nnx.Rngs):
         linear = functools.partial(project, bias=mlp.bias, std=std, rngs=rngs)

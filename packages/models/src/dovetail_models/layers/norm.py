@@ -1,9 +1,9 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Normalisation over the last dimension: of the mean square, or of mean and variance.
+"""Normalisation over the last dimension: RMSNorm and LayerNorm.
 
-Both compute in float32 and return the dtype of their input, so that a float32 scale does not
-promote a bfloat16 residual stream.
+Both compute in float32 and return the dtype of their input, so a float32 scale does not promote a
+bfloat16 residual stream.
 """
 
 import jax
@@ -16,15 +16,15 @@ from dovetail_models.shard import named
 
 
 def norm_layer(features: int, norm: Norm) -> "RMSNorm | LayerNorm":
-    """The layer that `norm` describes."""
+    """Returns the layer for `norm`."""
     return RMSNorm(features, norm) if norm.kind == "rms" else LayerNorm(features, norm)
 
 
 class RMSNorm(nnx.Module):
     """`x / sqrt(mean(x²) + eps) * scale` (Zhang and Sennrich 2019, eq. 4).
 
-    The product with `scale` is taken in the dtype of x, as Llama does, or in float32 if the norm is
-    `wide`. With `unit_offset` the parameter is the scale less 1.
+    The product with `scale` is computed in the dtype of x, as in Llama, or in float32 if the norm
+    is `wide`. With `unit_offset` the parameter is the scale minus 1.
     """
 
     def __init__(self, features: int, norm: Norm):

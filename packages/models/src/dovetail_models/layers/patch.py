@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Images as sequences: square patches, each projected to one vector."""
+"""Patch embedding: an image as a sequence of square patches, each projected to one vector."""
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +13,15 @@ from dovetail_models.shard import named
 class Patches(nnx.Module):
     """The product of each patch with `kernel` [patch, patch, channels, embed], plus `bias`.
 
-    A convolution whose windows do not overlap is this product; as one matrix product it runs on
-    the same units as every other projection (2010.11929, eq. 1).
+    This equals a convolution with windows that do not overlap. As one matrix product it runs on the
+    same units as the other projections (2010.11929, eq. 1).
+
+    Args:
+        patch: Side of a patch in pixels.
+        channels: Channels of an image.
+        embed: Width of a patch's vector.
+        std: Standard deviation of the fresh kernel.
+        rngs: Random streams; the kernel is drawn from `params`.
     """
 
     def __init__(self, patch: int, channels: int, embed: int, *, std: float, rngs: nnx.Rngs):
@@ -24,7 +31,7 @@ class Patches(nnx.Module):
         self.bias = nnx.Param(jnp.zeros(embed), **named("embed"))
 
     def __call__(self, images: Float[Array, "b h w c"]) -> Float[Array, "b t embed"]:
-        """Patches row by row; pixels beyond the last whole patch are left out."""
+        """Returns the patches row by row. Pixels beyond the last whole patch are left out."""
         kernel = self.kernel[...]
         p, _, c, embed = kernel.shape
         rows, columns = images.shape[1] // p, images.shape[2] // p

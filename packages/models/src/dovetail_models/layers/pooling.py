@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Learned ways from the vectors of a sequence to one."""
+"""Learned pooling: reduces the vectors of a sequence to one."""
 
 import functools
 
@@ -25,7 +25,15 @@ def pooler_layer(
     std: float,
     rngs: nnx.Rngs,
 ) -> "TokenPooler | AttentionPooler | None":
-    """The layer that `pool` describes."""
+    """Returns the layer for `pool`; None for None.
+
+    Args:
+        embed: Width of a token's vector.
+        pool: Kind of pooling.
+        norm: Norm of an `AttentionPooler`.
+        std: Standard deviation of fresh kernels.
+        rngs: Random streams; kernels are drawn from `params`.
+    """
     if isinstance(pool, TokenPool):
         return TokenPooler(embed, pool, std=std, rngs=rngs)
     if isinstance(pool, AttentionPool):
@@ -34,7 +42,14 @@ def pooler_layer(
 
 
 class TokenPooler(nnx.Module):
-    """`tanh(dense(x[:, 0]))`, or without tanh, or of the last token (`TokenPool`)."""
+    """`tanh(dense(x[:, 0]))`; without tanh, or of the last token, as `TokenPool` says.
+
+    Args:
+        embed: Width of a token's vector.
+        pool: Width of the result, token and tanh.
+        std: Standard deviation of the fresh kernel.
+        rngs: Random streams; the kernel is drawn from `params`.
+    """
 
     def __init__(self, embed: int, pool: TokenPool, *, std: float, rngs: nnx.Rngs):
         size = embed, pool.width
@@ -49,10 +64,18 @@ class TokenPooler(nnx.Module):
 
 
 class AttentionPooler(nnx.Module):
-    """`y + mlp(norm(y))` of y, what the learned query `probe` attends to (2106.04560, sec. 3.4).
+    """`y + mlp(norm(y))` with y the attention output of the learned query `probe` (2106.04560, sec.
+    3.4).
 
-    The query is the same for every row, so this is no attention operation of a decoder's: scores
-    are [rows, heads, tokens].
+    All rows share the query, so scores are [rows, heads, tokens] and no attention operation of a
+    decoder is used.
+
+    Args:
+        embed: Width of a token's vector, and of the result.
+        pool: Heads and feed-forward layer.
+        norm: Kind of the norm.
+        std: Standard deviation of fresh kernels.
+        rngs: Random streams; kernels are drawn from `params`.
     """
 
     def __init__(self, embed: int, pool: AttentionPool, *, norm: Norm, std: float, rngs: nnx.Rngs):

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rotary position embedding: element i of a head pairs with i + head_dim / 2, or 2i with 2i + 1.
 
-Angles depend only on the positions and the `Rope`, so the decoder computes them once per call and
-hands them to every layer; inside a scan they would be computed again at each step.
+The angles depend only on the positions and the `Rope`. The decoder computes them once per call and
+passes them to every layer; inside a scan they would be recomputed at each step.
 """
 
 import math
@@ -18,7 +18,7 @@ Angles = tuple[Float[Array, "*batch t half"], Float[Array, "*batch t half"]]
 
 
 def frequencies(rope: Rope, head_dim: int) -> Float[np.ndarray, " half"]:
-    """Radians per position of each pair, float32: `theta ** (-2 i / head_dim)`, then scaled.
+    """Returns the radians per position of each pair, float32: `theta ** (-2 i / head_dim)`, scaled.
 
     Source: RoFormer, 2104.09864, section 3.2.2.
     """
@@ -37,19 +37,19 @@ def frequencies(rope: Rope, head_dim: int) -> Float[np.ndarray, " half"]:
 
 
 def _llama3(inverse: np.ndarray, scaling: Llama3Scaling) -> np.ndarray:
-    # Of each pair, in the original context.
-    turns = scaling.original_length * inverse / (2 * math.pi)
+    # Rotations of each pair within the original context.
+    rotations = scaling.original_length * inverse / (2 * math.pi)
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    keep = np.clip((turns - low) / (high - low), 0, 1)
+    keep = np.clip((rotations - low) / (high - low), 0, 1)
     return (inverse * (keep + (1 - keep) / scaling.factor)).astype(np.float32)
 
 
 def _yarn(inverse: np.ndarray, scaling: YarnScaling, *, theta: float) -> np.ndarray:
     pairs = len(inverse)
 
-    def pair(turns: float) -> float:
-        """The index, not whole, of the pair that turns this often in the original context."""
-        span = scaling.original_length / (turns * 2 * math.pi)
+    def pair(rotations: float) -> float:
+        """Returns the fractional index of the pair with so many rotations."""
+        span = scaling.original_length / (rotations * 2 * math.pi)
         return pairs * math.log(span) / math.log(theta)
 
     first, last = pair(scaling.beta_fast), pair(scaling.beta_slow)
@@ -57,13 +57,19 @@ def _yarn(inverse: np.ndarray, scaling: YarnScaling, *, theta: float) -> np.ndar
         first, last = math.floor(first), math.ceil(last)
     # The published models clip to the width of the head, not to the number of pairs.
     first, last = max(first, 0), min(last, 2 * pairs - 1)
-    # A ramp of no width would divide by zero.
+    # A ramp of width 0 would divide by zero.
     slow = np.clip((np.arange(pairs) - first) / max(last - first, 1e-3), 0, 1)
     return (inverse * (slow / scaling.factor + 1 - slow)).astype(np.float32)
 
 
 def rope_angles(rope: Rope, head_dim: int, *, positions: Int[Array, "*batch t"]) -> Angles:
-    """(cos, sin) float32 of position times frequency, times YaRN's factor."""
+    """Returns float32 cos and sin of position times frequency, each multiplied by YaRN's factor.
+
+    Args:
+        rope: Base, scaling.
+        head_dim: Number of rotated elements of a head.
+        positions: Positions [*batch, t].
+    """
     phase = positions[..., None].astype(jnp.float32) * frequencies(rope, head_dim)
     factor = rope.scaling.turn_factor if isinstance(rope.scaling, YarnScaling) else 1.0
     cos, sin = jnp.cos(phase), jnp.sin(phase)
@@ -76,14 +82,20 @@ def rotate(
     *,
     interleaved: bool = False,
 ) -> Float[Array, "b t n h"]:
-    """`x` with each pair of each head turned by its angle; computed in float32, dtype of x out."""
-    cos, sin = (part[:, :, None, :] for part in angles)
+    """Rotates each pair of each head by its angle, in float32. Returns the dtype of x.
+
+    Args:
+        x: Queries or keys [b, t, n, h].
+        angles: cos and sin [b or 1, t, h / 2].
+        interleaved: Pair 2i with 2i + 1 instead of i with i + h / 2.
+    """
+    cos, sin = (values[:, :, None, :] for values in angles)
     wide = x.astype(jnp.float32)
     if interleaved:
         first, second = wide[..., 0::2], wide[..., 1::2]
     else:
         first, second = jnp.split(wide, 2, axis=-1)
-    turned = (first * cos - second * sin, second * cos + first * sin)
+    rotated = (first * cos - second * sin, second * cos + first * sin)
     if interleaved:
-        return jnp.stack(turned, axis=-1).reshape(x.shape).astype(x.dtype)
-    return jnp.concatenate(turned, axis=-1).astype(x.dtype)
+        return jnp.stack(rotated, axis=-1).reshape(x.shape).astype(x.dtype)
+    return jnp.concatenate(rotated, axis=-1).astype(x.dtype)

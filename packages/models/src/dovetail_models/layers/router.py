@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Which experts a token goes to, with which weights, and how evenly."""
+"""Router of a mixture of experts: selection, weights and balance of the experts."""
 
 import functools
 from typing import NamedTuple
@@ -16,12 +16,15 @@ from dovetail_models.shard import Buffer, named
 
 
 class Balance(NamedTuple):
-    """How evenly one layer's experts were used.
+    """Statistics on how evenly one layer's experts were used. Padding is left out.
 
-    `load` i32[E] counts the choices of each expert. `total` f32[] adds, over sequences, the balance
-    loss of DeepSeek-V3 (2412.19437, eq. 17 to 20, without its factor), 1 where all experts are used
-    alike; `sequences` f32[] is their number, which divides it. In a packed row each document is a
-    sequence, so both are those of the documents apart. Padding is left out of all three.
+    In a packed row each document is a sequence, so the values are those of separate documents.
+
+    Attributes:
+        load: Number of tokens per expert, i32[E].
+        total: Sum over sequences of DeepSeek-V3's balance loss (2412.19437, eq. 17 to 20, without
+            its factor), f32[]. The loss of one sequence is 1 if all experts are used equally.
+        sequences: Number of sequences, f32[]. `total / sequences` is the mean loss.
     """
 
     load: Int[Array, "*layers E"]
@@ -30,7 +33,14 @@ class Balance(NamedTuple):
 
 
 class Router(nnx.Module):
-    """Scores every expert for a token and chooses `top_k` of them."""
+    """Scores every expert for each token and selects `top_k` of them.
+
+    Args:
+        embed: Width of the residual stream.
+        experts: Number of experts, scores and groups.
+        std: Standard deviation of the fresh kernel.
+        rngs: Random streams; the kernel is drawn from `params`.
+    """
 
     def __init__(self, embed: int, experts: Experts, *, std: float, rngs: nnx.Rngs):
         kernel = nnx.initializers.normal(std)(rngs.params(), (embed, experts.count), jnp.float32)
@@ -44,9 +54,11 @@ class Router(nnx.Module):
     def __call__(
         self, x: Float[Array, "*batch embed"]
     ) -> tuple[Float[Array, "*batch K"], Int[Array, "*batch K"], Float[Array, "*batch E"]]:
-        """(float32 weights of the chosen experts, their indices, every expert's score)."""
+        """Returns the selected experts' weights (float32), their indices, and the scores of all
+        experts.
+        """
         c = self.config
-        # In full precision: a rounded logit sends the token to another expert.
+        # Full precision: a rounded logit can select another expert.
         kernel = self.kernel[...].astype(jnp.float32)
         logits = jnp.matmul(x.astype(jnp.float32), kernel, precision="highest")
         if self.bias is not None:
@@ -57,21 +69,21 @@ class Router(nnx.Module):
             selection = selection + self.selection_bias[...].astype(jnp.float32)
         if c.groups is not None:
             selection = jnp.where(_in_best_groups(selection, c.groups), selection, -jnp.inf)
-        chosen = jax.lax.top_k(selection, c.top_k)[1]
-        weights = jnp.take_along_axis(scores, chosen, axis=-1)
+        expert_ids = jax.lax.top_k(selection, c.top_k)[1]
+        weights = jnp.take_along_axis(scores, expert_ids, axis=-1)
         if c.normalise:
-            # Sigmoids can all underflow; a sum of softmax's best cannot.
+            # All sigmoids can underflow; the top k of a softmax cannot.
             weights /= jnp.sum(weights, axis=-1, keepdims=True) + 1e-20
-        return weights * c.scale, chosen, scores
+        return weights * c.scale, expert_ids, scores
 
 
 def _in_best_groups(selection: Float[Array, "*batch E"], groups: Groups) -> Bool[Array, "*batch E"]:
-    """Whether an expert is in one of the best groups."""
+    """Returns a mask of the experts in the best groups."""
     size = selection.shape[-1] // groups.count
     grouped = selection.reshape(*selection.shape[:-1], groups.count, size)
     best = jax.lax.top_k(grouped, 2 if groups.score == "top2" else 1)[0].sum(-1)
-    chosen = jax.lax.top_k(best, groups.top_k)[1]
-    kept = jax.nn.one_hot(chosen, groups.count, dtype=bool).any(-2)
+    best_groups = jax.lax.top_k(best, groups.top_k)[1]
+    kept = jax.nn.one_hot(best_groups, groups.count, dtype=bool).any(-2)
     return jnp.repeat(kept, size, axis=-1)
 
 
@@ -80,7 +92,14 @@ def balance(
     chosen: Int[Array, "b t K"],
     segment_ids: Int[Array, "b t"] | None,
 ) -> Balance:
-    """The `Balance` of one layer. Each run of equal segment ids is a sequence; 0 is padding."""
+    """Returns the `Balance` of one layer.
+
+    Args:
+        scores: Scores of all experts [b, t, E].
+        chosen: Indices of the selected experts [b, t, K].
+        segment_ids: Each run of equal ids is a sequence; 0 is padding. None: each row is a
+            sequence.
+    """
     count, top_k = scores.shape[-1], chosen.shape[-1]
     taken = jax.nn.one_hot(chosen, count, dtype=jnp.int32).sum(-2)
     share = scores / scores.sum(-1, keepdims=True)
@@ -88,7 +107,7 @@ def balance(
         inside, start = jnp.ones(scores.shape[:2], bool), jnp.zeros(scores.shape[:2], jnp.int32)
         places = 1
     else:
-        # A sequence is summed at the place of its first token.
+        # The sum of a sequence is stored at the index of its first token.
         inside, places = segment_ids != 0, scores.shape[1]
         start = jnp.arange(places)[None] - restart(segment_ids)
     taken = jnp.where(inside[..., None], taken, 0)

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The linear layer with a low-rank adapter, and where in a model there are any."""
+"""The linear layer with a low-rank adapter, and the search for such layers in a model."""
 
 import functools
 import math
@@ -19,11 +19,18 @@ _LINEAR += ("precision", "dot_general", "promote_dtype", "preferred_element_type
 
 
 class LoraLinear(nnx.Linear):
-    """A linear layer and its adapter: `lora_a` [in, rank] and `lora_b` [rank, out].
+    """A linear layer with an adapter: `lora_a` [in, rank] and `lora_b` [rank, out].
 
-    `kernel`, `bias` and all else is taken over from `base`. The adapter adds
-    `scale * (x lora_a) lora_b`, with scale `alpha / rank`, or `alpha / sqrt(rank)` if `rslora`
-    (2312.03732). Products of the adapter are in its own dtype, or in `dtype` if that is set.
+    Adds `scale * (x lora_a) lora_b` to the output, with scale `alpha / rank`, or `alpha /
+    sqrt(rank)` if `rslora` (2312.03732). The adapter computes in its own dtype, or in `dtype` if
+    that is set.
+
+    Args:
+        base: The layer. Its kernel, bias and settings are taken over.
+        lora_a: A, [in, rank].
+        lora_b: B, [rank, out].
+        alpha: Numerator of the scale.
+        rslora: Divide by the root of the rank.
     """
 
     def __init__(
@@ -48,13 +55,13 @@ class LoraLinear(nnx.Linear):
 
     @property
     def scale(self) -> float:
-        """The factor on the product of the adapter."""
+        """Factor on the adapter's product."""
         return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
 
     def __call__(
         self, inputs: Float[Array, "*batch in"], out_sharding: Any = None
     ) -> Float[Array, "*batch out"]:
-        """The base's output, in its dtype, with the adapter's added."""
+        """Returns the sum of the base's output and the adapter's, in the dtype of the first."""
         out = super().__call__(inputs, out_sharding)
         kind = self.dtype or self.lora_a.dtype
         x, a, b = (v.astype(kind) for v in (inputs, self.lora_a[...], self.lora_b[...]))
@@ -63,13 +70,27 @@ class LoraLinear(nnx.Linear):
 
 
 def adapters(model: nnx.Module) -> dict[str, LoraLinear]:
-    """{path: layer} of the layers that have an adapter, in the order of the tree."""
+    """Returns {path: layer} of the layers with an adapter, in the order of the tree.
+
+    Example:
+
+        >>> from flax import nnx
+        >>> from dovetail_models import abstract, llama, lora
+        >>> model = abstract(llama(vocab_size=64, embed=16, depth=1, heads=2, mlp=32))
+        >>> model = lora.insert(model, "**.{q,v}", rank=2, alpha=4, rngs=nnx.Rngs(0))
+        >>> list(lora.adapters(model))
+        ['layers.0.attn.q', 'layers.0.attn.v']
+    """
     modules = select(model, "**").items()
     return {path: module for path, module in modules if isinstance(module, LoraLinear)}
 
 
 def plain(path: str, module: nnx.Module) -> nnx.Linear:
-    """`module` if an adapter can go there; ValueError if it cannot."""
+    """Returns `module` if it can take an adapter.
+
+    Raises:
+        ValueError: It has an adapter, or is no `nnx.Linear`.
+    """
     if isinstance(module, LoraLinear):
         raise ValueError(
             f"A layer takes one adapter, got path={path!r}, which has one of rank={module.rank}. "
@@ -84,10 +105,20 @@ def plain(path: str, module: nnx.Module) -> nnx.Linear:
 
 
 def adapted(base: nnx.Linear, a: Leaf, b: Leaf, *, alpha: float | int, rslora: bool) -> LoraLinear:
-    """`base` with an adapter of these arrays, named for the mesh as the kernel is."""
+    """Returns `base` with an adapter of these arrays.
+
+    The logical names of A and B follow those of the kernel.
+
+    Args:
+        base: The layer.
+        a: A, [in, rank].
+        b: B, [rank, out].
+        alpha: Numerator of the scale.
+        rslora: Divide alpha by the root of the rank instead of the rank.
+    """
     names = base.kernel.get_metadata("out_sharding", None)
     a_meta, b_meta = {}, {}
-    # A layer of someone else's module need not have names.
+    # Layers of foreign modules may lack names.
     if names is not None:
         units = base.kernel.get_metadata("units")
         a_meta = named(names[0], "rank", units=(units[0], 1))
@@ -102,9 +133,9 @@ def adapted(base: nnx.Linear, a: Leaf, b: Leaf, *, alpha: float | int, rslora: b
 
 
 def without(adapter: LoraLinear, kernel: nnx.Param) -> nnx.Linear:
-    """The plain layer that the adapter was put on, with this kernel."""
+    """Returns the plain layer below `adapter`, with this kernel."""
     size = adapter.in_features, adapter.out_features
-    # A layer of no arrays, with the graph that Flax gives it.
+    # A layer without arrays, with Flax's own graph.
     linear = nnx.eval_shape(lambda: nnx.Linear(*size, use_bias=adapter.use_bias, rngs=nnx.Rngs(0)))
     _take_over(linear, adapter)
     linear.kernel = kernel
@@ -112,8 +143,8 @@ def without(adapter: LoraLinear, kernel: nnx.Param) -> nnx.Linear:
 
 
 def _take_over(linear: nnx.Linear, base: nnx.Linear) -> None:
-    """Give `linear` all that an `nnx.Linear` holds from `base`."""
+    """Copies the attributes of an `nnx.Linear` from `base` to `linear`."""
     for name in _LINEAR:
         value = getattr(base, name)
-        # Flax marks the place of a bias that is missing; an unmarked None is another graph.
+        # Flax marks a missing bias; an unmarked None gives another graph.
         setattr(linear, name, nnx.data(None) if name == "bias" and value is None else value)

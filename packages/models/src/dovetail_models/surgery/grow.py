@@ -1,12 +1,12 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A larger decoder that computes what a smaller one does.
+"""Growth: a larger decoder with the function of a smaller one.
 
-What is new reads the residual stream and writes nothing into it yet: the matrices that write are 0
-there, the others are drawn or copied, so gradients reach the writing part at once and the rest
-after one step (2308.06103; for depth, LLaMA Pro, 2401.02415). The alternative for width, units
-doubled with halved outputs (Net2Net, 1511.05641), leaves twins with the same gradient. A wider
-residual stream is not offered: its norms, whose eps does not scale, make it inexact.
+New weights read the residual stream and do not write into it yet: new matrices that write are 0,
+the others are drawn or copied. Gradients reach the writing matrices at once and the others after
+one step (2308.06103; for depth, LLaMA Pro, 2401.02415). The alternative for width, units doubled
+with halved outputs (Net2Net, 1511.05641), leaves twins with equal gradients. Growth of the residual
+stream is not offered: the eps of its norms does not scale, so the result would be inexact.
 """
 
 import dataclasses
@@ -37,19 +37,33 @@ def grow(
     heads: int | None = None,
     key: PRNGKeyArray | None = None,
 ) -> Decoder:
-    """A new decoder with more layers, feed-forward units or heads, and the logits of `model`.
+    """Returns a decoder with more layers, feed-forward units or heads, and the logits of `model`.
 
-    `depth` layers: new ones come evenly between the old, each a copy of the one before it that adds
-    nothing. `mlp` units in every feed-forward block (in every expert; a shared one stays). `heads`
-    query heads in every layer; their number per key head stays, so key heads grow alike. The new
-    weights that read are drawn from normal(0, config.init_std) with `key`, which widening needs.
-    The config follows. Parameters keep the mesh and the spec of those that they grow from.
+    With `mlp` and `heads`, new columns of kernels are drawn from normal(0, config.init_std), and
+    other new weights are 0. The config follows. Parameters keep the mesh and the spec of the old
+    ones. To stack layers without keeping the function, use `relayer`.
 
-    For a start that is no identity, stack layers with `relayer`. Raises ValueError for sizes that
-    are not larger, a number of heads that the groups do not divide, a key that is missing or
-    unused, blocks that normalise after the sum, and adapters.
+    Args:
+        model: A decoder without adapters.
+        depth: Number of layers. New layers are spread evenly; each copies its predecessor and adds
+            nothing to the stream.
+        mlp: Units of every feed-forward block (of every expert; a shared block stays).
+        heads: Query heads of every layer. Key-value heads grow by the same factor.
+        key: Key of the new weights. Required with `mlp` or `heads`, refused otherwise.
 
-    >>> larger = grow(model, depth=2 * len(model.layers), mlp=4096, key=jax.random.key(0))
+    Raises:
+        ValueError: A size is not larger, the key-value heads of the new size are not whole, the key
+            is missing or unused, depth grows with norms="post", a block has other parameters than
+            its family's, the mesh does not divide a parameter, or the model has adapters.
+
+    Example:
+
+        >>> import jax
+        >>> from dovetail_models import abstract, grow, llama
+        >>> model = abstract(llama(vocab_size=64, embed=16, depth=2, heads=2, mlp=32))
+        >>> larger = grow(model, depth=4, mlp=64, key=jax.random.key(0))
+        >>> len(larger.layers), larger.layers[0].mlp.up.kernel.shape
+        (4, (16, 64))
     """
     _check(model, depth=depth, mlp=mlp, heads=heads, key=key)
     if key is not None:
@@ -68,7 +82,7 @@ def _deeper(model: Decoder, depth: int) -> Decoder:
 
 
 def _silent(path: tuple[Any, ...], param: nnx.Variable) -> nnx.Variable:
-    """The parameter, or zeros if it writes into the residual stream."""
+    """Returns the parameter, or zeros if it writes into the residual stream."""
     leaf = param.get_value()
     if param.get_metadata("out_sharding")[-1] != "embed":
         return param
@@ -101,7 +115,7 @@ def _layer(layer: Layer, *, mlp: int | None, heads: int | None) -> Layer:
 
 
 def _filled(new: nnx.Module, old: nnx.Module, *, std: float, key: PRNGKeyArray) -> nnx.State:
-    """The state of `new` with the parameters of `old` in the first corner of each."""
+    """Returns the state of `new` with the parameters of `old` in the first corner of each."""
     states = [dict(nnx.to_flat_state(nnx.state(block, WEIGHTS))) for block in (new, old)]
     if states[0].keys() != states[1].keys():
         odd = sorted(map(dotted, states[0].keys() ^ states[1].keys()))
@@ -112,21 +126,21 @@ def _filled(new: nnx.Module, old: nnx.Module, *, std: float, key: PRNGKeyArray) 
     filled = {}
     for n, (path, param) in enumerate(states[0].items()):
         leaf, shape = states[1][path].get_value(), param.shape
-        # Kernels are [..., in, out]: columns that are new read, rows that are new would write.
+        # Kernels are [..., in, out]: new columns read, new rows would write.
         reads = path[-1] == "kernel" and shape[-1] != leaf.shape[-1]
-        one = jax.random.fold_in(key, n)
+        leaf_key = jax.random.fold_in(key, n)
 
-        def larger(leaf, one, shape=shape, reads=reads):
-            fresh = std * jax.random.normal(one, shape) if reads else jnp.zeros(shape)
+        def larger(leaf, leaf_key, shape=shape, reads=reads):
+            fresh = std * jax.random.normal(leaf_key, shape) if reads else jnp.zeros(shape)
             return jax.lax.dynamic_update_slice(fresh.astype(leaf.dtype), leaf, (0,) * leaf.ndim)
 
-        grown = leaf if shape == leaf.shape else build(larger, leaf, one, like=leaf)
+        grown = leaf if shape == leaf.shape else build(larger, leaf, leaf_key, like=leaf)
         filled[path] = param.replace(grown)
     return nnx.from_flat_state(filled)
 
 
 def _take_over(new: nnx.Module, old: nnx.Module) -> None:
-    """Let the layers of `new` compute as those of `old` were told to."""
+    """Copies settings such as dtype and precision from the layers of `old` to those of `new`."""
     before = select(old, "**")
     for path, layer in select(new, "**").items():
         was = before.get(path)
@@ -173,16 +187,16 @@ def _check(
             "A new layer adds nothing only if its norms are not on the stream itself, got "
             "norms='post'. Stack layers with relayer, which changes the function."
         )
-    found = list(adapters(model))
-    if found:
+    paths = list(adapters(model))
+    if paths:
         raise ValueError(
-            f"A model grows with its adapters folded in, got adapters at {listed(found, limit=5)}. "
+            f"A model grows with its adapters folded in, got adapters at {listed(paths, limit=5)}. "
             "Use lora.merge(model) first."
         )
 
 
 def _sizes(config: Config) -> dict[str, int]:
-    """The depth, and the largest of the layers' sizes."""
+    """Returns the depth, and the largest of the layers' sizes."""
     layers = config.layers
     return {
         "depth": len(layers),

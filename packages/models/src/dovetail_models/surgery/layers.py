@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Layers of a model dropped, repeated and put into another order."""
+"""Selection, repetition and reordering of a model's layers."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -18,16 +18,22 @@ Layered = TypeVar("Layered", bound=Decoder | Encoder)
 
 
 def relayer(model: Layered, order: Sequence[int]) -> Layered:
-    """A new decoder or encoder whose layer i is layer `order[i]`; `config.layers` follows.
+    """Returns a decoder or encoder whose layer i is layer `order[i]`. `config.layers` follows.
 
-    A layer that comes twice becomes two: they start equal, and training one does not train the
-    other. The first copy shares its arrays with `model`; the others have their own, so that the new
-    model can be donated. Stacking a model on itself (`[0, 1, 0, 1]`) is a start for training a
-    deeper one; `grow` deepens without a change of the function.
+    A repeated layer becomes independent copies: they start equal and train apart. The first copy
+    shares its arrays with `model`; the others have their own, so the new model can be donated.
+    Stacking a model on itself (`[0, 1, 0, 1]`) is a start for training a deeper one. `grow` deepens
+    without changing the function.
 
-    Raises ValueError for an empty order and for an index that is no layer.
+    Raises:
+        ValueError: The order is empty or holds an index out of range.
 
-    >>> shallow = relayer(model, [0, 1, 3])
+    Example:
+
+        >>> from dovetail_models import abstract, llama, relayer
+        >>> model = abstract(llama(vocab_size=64, embed=16, depth=4, heads=2, mlp=32))
+        >>> len(relayer(model, [0, 1, 3]).layers)
+        3
     """
     depth = len(model.layers)
     wrong = [i for i in order if not 0 <= i < depth]
@@ -50,6 +56,6 @@ def relayer(model: Layered, order: Sequence[int]) -> Layered:
 
 
 def copy(block: nnx.Module) -> nnx.Module:
-    """The block around copies of its arrays, where those lie."""
+    """Returns the block with copies of its arrays, on the same devices."""
     graph, state = nnx.split(block)
     return nnx.merge(graph, jax.tree.map(lambda x: build(jnp.copy, x, like=x), state))

@@ -1,11 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Low-rank adapters: `y = x W + scale * (x A) B` with A and B trained alone (LoRA, 2106.09685).
+"""Low-rank adapters: `y = x W + scale * (x A) B`, with only A and B trained (LoRA, 2106.09685).
 
-An adapted projection is an explicit module at the same path, with the kernel at the same path, so
-files, shardings and quantizers find what they found before; A and B appear beside it. The
-alternatives, a wrapper with the projection inside or an interception of calls, move the kernel or
-hide the adapter.
+An adapted projection is an explicit module at the same path. Its kernel keeps its path too, so
+files, shardings and quantizers still apply; A and B appear beside it. The alternatives, a wrapper
+around the projection or an interception of calls, move the kernel or hide the adapter.
 """
 
 from collections.abc import Callable
@@ -35,17 +34,33 @@ def insert(
     dtype: DTypeLike | None = None,
     rslora: bool = False,
 ) -> Model:
-    """A new model with an adapter on each matched `nnx.Linear`; its logits do not change by a bit.
+    """Returns a model with an adapter on each matched `nnx.Linear`. Its logits do not change by a
+    bit.
 
-    A is uniform in ±1/sqrt(in), as in PEFT, drawn from `rngs.params` (advanced once per layer), and
-    B is 0. Both have `dtype`, or else that of the kernel, and lie on the kernel's mesh. They are of
-    type `nnx.LoRAParam`, so that they can be trained alone:
+    A is uniform in ±1/sqrt(in), as in PEFT, and B is 0. Both lie on the kernel's mesh. Their type
+    is `nnx.LoRAParam`: pass `wrt=nnx.LoRAParam` to train them alone.
 
-    >>> model = lora.insert(model, "layers.*.attn.{q,v}", rank=8, alpha=16, rngs=nnx.Rngs(0))
-    >>> grads = nnx.grad(loss, argnums=nnx.DiffState(0, nnx.LoRAParam))(model, batch)
+    Args:
+        model: The model.
+        where: Patterns of module paths.
+        rank: Columns of A, at least 1.
+        alpha: The scale is alpha / rank.
+        rngs: Random streams. `params` advances once per layer.
+        dtype: dtype of A and B. Default: the kernel's.
+        rslora: The scale is alpha / sqrt(rank) (2312.03732).
 
-    Raises ValueError for a pattern that matches nothing, a layer that has an adapter, and a match
-    that is no `nnx.Linear`.
+    Raises:
+        ValueError: The rank is below 1, a pattern matches nothing, or a match has an adapter or is
+            no `nnx.Linear`.
+
+    Example:
+
+        >>> from flax import nnx
+        >>> from dovetail_models import abstract, llama, lora
+        >>> model = abstract(llama(vocab_size=64, embed=16, depth=2, heads=2, mlp=32))
+        >>> model = lora.insert(model, "layers.*.attn.{q,v}", rank=2, alpha=4, rngs=nnx.Rngs(0))
+        >>> model.layers[0].attn.q.lora_a.shape
+        (16, 2)
     """
     if rank < 1:
         raise ValueError(f"rank must be at least 1, got rank={rank}. Use rank=8, for example.")
@@ -67,9 +82,21 @@ def insert(
 
 
 def merge(model: Model) -> Model:
-    """A new model of plain linear layers: each kernel W becomes `W + scale * A B`.
+    """Returns a model of plain linear layers: each kernel W becomes `W + scale * A B`.
 
-    Computed in float32, then in the kernel's dtype. Raises ValueError if nothing has an adapter.
+    The sum is computed in float32 and rounded to the kernel's dtype.
+
+    Raises:
+        ValueError: The model has no adapter.
+
+    Example:
+
+        >>> from flax import nnx
+        >>> from dovetail_models import abstract, llama, lora
+        >>> model = abstract(llama(vocab_size=64, embed=16, depth=1, heads=2, mlp=32))
+        >>> model = lora.insert(model, "**.q", rank=2, alpha=4, rngs=nnx.Rngs(0))
+        >>> type(lora.merge(model).layers[0].attn.q).__name__
+        'Linear'
     """
 
     def fold(adapter: LoraLinear) -> nnx.Param:
@@ -88,9 +115,19 @@ def merge(model: Model) -> Model:
 
 
 def remove(model: Model) -> Model:
-    """A new model without its adapters: the one before `insert`.
+    """Returns the model without its adapters, as it was before `insert`.
 
-    Raises ValueError if nothing has an adapter.
+    Raises:
+        ValueError: The model has no adapter.
+
+    Example:
+
+        >>> from flax import nnx
+        >>> from dovetail_models import abstract, llama, lora
+        >>> model = abstract(llama(vocab_size=64, embed=16, depth=1, heads=2, mlp=32))
+        >>> model = lora.insert(model, "**.q", rank=2, alpha=4, rngs=nnx.Rngs(0))
+        >>> lora.adapters(lora.remove(model))
+        {}
     """
     return _without(model, lambda adapter: adapter.kernel)
 

@@ -1,9 +1,9 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Several models of one architecture as one, without training: a weighted sum of some kind.
+"""Merging: several models of one architecture become one by a weighted sum, without training.
 
-Parameter by parameter, each in one program: beside the models there is the result and what one
-parameter takes, a float32 copy of it per model.
+Parameters are merged one by one, each in one program. The additional memory is the result and, for
+one parameter, a float32 copy per model.
 """
 
 import dataclasses
@@ -40,22 +40,44 @@ def merge(
     density: float | int | None = None,
     seed: int | None = None,
 ) -> Merged:
-    """A new model made of `models`, with a weight for each (see `mix` for the formulas).
+    """Merges models of one architecture. `surgery.mix` has the formulas.
 
-    method: "linear" is the weighted mean; "slerp" the point of the arc from the first of two models
-    to the second that the weights divide. The others add task vectors, a model less `base`, to
-    `base`: "task_arithmetic" all of them; "ties" the mean of those that agree in sign, after
-    keeping the share `density` of each; "dare_linear" and "dare_ties" their sum after keeping
-    entries with probability `density`, drawn with `seed`, the latter only of those that agree.
-    "linear" and "slerp" divide by the sum of the weights, "ties" by that of those that agree.
+    The methods "linear" and "slerp" combine the models; the others add task vectors (a model minus
+    `base`) to `base`:
 
-    The result has the config, dtypes and shardings of `base`, or else of the first model. Equal
-    models merge to themselves, bit for bit ("linear", "slerp", and all if equal to `base`).
+    - "linear": weighted mean, divided by the sum of the weights.
+    - "slerp": point on the arc between two models at w_1 / (w_0 + w_1).
+    - "task_arithmetic": weighted sum of the task vectors.
+    - "ties": each keeps its largest entries, the share `density`; then the weighted mean of the
+      entries with the elected sign.
+    - "dare_linear": each keeps entries with probability `density`; then the weighted sum.
+    - "dare_ties": as "dare_linear", but the sum takes only entries of the elected sign.
 
-    Raises ValueError for models that differ in more than values (with what differs), adapters, and
-    an option that is missing or that the method does not use.
+    Equal models merge to themselves, bit for bit ("linear", "slerp"; the others if all equal
+    `base`).
 
-    >>> chat = merge([poet, coder], method="ties", weights=[1, 1], base=base, density=0.2)
+    Args:
+        models: At least two models; just two for "slerp".
+        method: One of the six names above.
+        weights: One finite weight per model. For "linear" and "slerp" none below 0, not all 0.
+        base: The model from which `models` were trained. Required for methods with task vectors.
+        density: Share of entries to keep, in (0, 1]. Required for "ties" and "dare_*".
+        seed: Seed of the kept entries. Required for "dare_*".
+
+    Returns:
+        A model with the config, dtypes and shardings of `base`, or else of the first model.
+
+    Raises:
+        ValueError: Models differ in more than values, one has adapters, or an option is out of
+            range, missing or unused by the method.
+
+    Example:
+
+        >>> from dovetail_models import init, llama, merge
+        >>> config = llama(vocab_size=64, embed=16, depth=1, heads=2, mlp=32)
+        >>> models = [init(config, seed=0), init(config, seed=1)]
+        >>> merge(models, method="linear", weights=[1, 1]).embed.embedding.shape
+        (64, 16)
     """
     _check_options(
         len(models), method, weights, has_base=base is not None, density=density, seed=seed
@@ -69,7 +91,7 @@ def merge(
     operands = jnp.asarray(weights, jnp.float32)
     rule = functools.partial(_rule, method=method, density=density)
     key = None if seed is None else jax.random.key(seed)
-    # A copy of the graph; its arrays are those of `start` until each is replaced.
+    # A copy of the graph. It holds the arrays of `start` until each is replaced.
     result = nnx.clone(start)
     states = [dict(nnx.to_flat_state(nnx.state(model, WEIGHTS))) for model in models]
     for i, (path, param) in enumerate(nnx.to_flat_state(nnx.state(result, WEIGHTS))):
@@ -149,11 +171,11 @@ def _check_options(
 
 
 def _check_plain(model: nnx.Module) -> None:
-    found = list(adapters(model))
-    if found:
+    paths = list(adapters(model))
+    if paths:
         raise ValueError(
             "Models are merged with their adapters folded in, since a sum of A B is not the "
-            f"product of sums, got adapters at {listed(found, limit=5)}. Use lora.merge(model) on "
+            f"product of sums, got adapters at {listed(paths, limit=5)}. Use lora.merge(model) on "
             "each first."
         )
 
@@ -178,7 +200,7 @@ def _check_same(first: AnyModel, other: AnyModel, i: int) -> None:
 
 
 def _differences(name: str, a: Any, b: Any) -> Iterator[str]:
-    """Where two configs differ, but in the keys that alter no computation."""
+    """Yields the differences of two configs, except in keys without effect on the computation."""
     if dataclasses.is_dataclass(a) and type(a) is type(b):
         for field in dataclasses.fields(a):
             if field.name != "extra":

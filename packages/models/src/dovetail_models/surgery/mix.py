@@ -1,9 +1,9 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""One parameter of several models as one: the arithmetic of merging.
+"""Arithmetic of merging, for one parameter of several models.
 
 Everything is computed in float32 as a change to the first parameter or to the base, and rounded
-once to its dtype. Written as sums of whole parameters, equal ones would not give themselves back
+once to its dtype. With sums of whole parameters, equal parameters would not reproduce themselves
 bit for bit: 0.3 x + 0.7 x is not x.
 """
 
@@ -21,7 +21,7 @@ _PARALLEL = 0.9995
 def linear(
     leaves: Sequence[Float[Array, "*shape"]], weights: Float[Array, " n"]
 ) -> Float[Array, "*shape"]:
-    """`Σ w_i x_i / Σ w_i`."""
+    """Returns `Σ w_i x_i / Σ w_i`."""
     start, *rest = leaves
     shares = weights / weights.sum()
     changes = [_change(x, start) * w for x, w in zip(rest, shares[1:], strict=True)]
@@ -31,10 +31,10 @@ def linear(
 def slerp(
     leaves: Sequence[Float[Array, "*shape"]], weights: Float[Array, " 2"]
 ) -> Float[Array, "*shape"]:
-    """The point at t = w_1 / (w_0 + w_1) of the arc from the first to the second.
+    """Returns the point at t = w_1 / (w_0 + w_1) of the arc from the first to the second parameter.
 
     `sin((1-t) Ω)/sin Ω x_0 + sin(t Ω)/sin Ω x_1` (Shoemake 1985), with Ω the angle between the
-    parameters as vectors; where that is nearly 0 or π, or one of them is 0, the straight line.
+    parameters as vectors. The arc is a straight line if Ω is nearly 0 or π, or a parameter is 0.
     """
     start, end = leaves
     t = weights[1] / weights.sum()
@@ -51,7 +51,13 @@ def slerp(
 def task_arithmetic(
     leaves: Sequence[Float[Array, "*shape"]], weights: Float[Array, " n"], *, base: Array
 ) -> Float[Array, "*shape"]:
-    """`x_base + Σ w_i τ_i` with the task vectors τ_i = x_i - x_base (2212.04089)."""
+    """Returns `x_base + Σ w_i τ_i` with the task vectors τ_i = x_i - x_base (2212.04089).
+
+    Args:
+        leaves: x_i.
+        weights: w_i.
+        base: x_base.
+    """
     changes = [w * _change(x, base) for x, w in zip(leaves, weights, strict=True)]
     return _moved(base, _sum(changes))
 
@@ -63,10 +69,17 @@ def ties(
     base: Array,
     density: float | int,
 ) -> Float[Array, "*shape"]:
-    """TIES (2306.01708, algorithm 1), per parameter: trim, elect a sign, average who agrees.
+    """Merges by TIES (2306.01708, algorithm 1), per parameter.
 
-    Each τ_i keeps its `density` largest entries; the sign of an entry is that of `Σ w_i τ_i`; the
-    change is the mean, weighted by w, of those τ_i that have that sign there.
+    1. Trim: each τ_i keeps its `density` largest entries.
+    2. Elect: the sign of an entry is that of `Σ w_i τ_i`.
+    3. Average: the change is the mean, weighted by w, of the entries with that sign.
+
+    Args:
+        leaves: Parameters x_i; τ_i = x_i - base.
+        weights: w_i.
+        base: Parameter of the base.
+        density: Share of entries to keep, in (0, 1].
     """
     changes = [_trimmed(_change(x, base), density) for x in leaves]
     total, mass = _elected(changes, weights)
@@ -82,12 +95,22 @@ def dare(
     key: PRNGKeyArray,
     elect: bool,
 ) -> Float[Array, "*shape"]:
-    """DARE (2311.03099): each entry of τ_i is kept with probability `density`, and
-    divided by it; then `Σ w_i τ_i`, of those with the elected sign alone if `elect`."""
+    """Merges by DARE (2311.03099): `base + Σ w_i τ_i` with random entries of τ_i dropped.
+
+    Each entry is kept with probability `density` and divided by it.
+
+    Args:
+        leaves: Parameters x_i; τ_i = x_i - base.
+        weights: w_i.
+        base: Parameter of the base.
+        density: Probability of keeping an entry, in (0, 1].
+        key: Key of the random choice.
+        elect: Sum only entries with the elected sign, as in `ties`.
+    """
     keys = jax.random.split(key, len(leaves))
     changes = []
-    for x, one in zip(leaves, keys, strict=True):
-        kept = jax.random.bernoulli(one, density, x.shape)
+    for x, leaf_key in zip(leaves, keys, strict=True):
+        kept = jax.random.bernoulli(leaf_key, density, x.shape)
         changes.append(jnp.where(kept, _change(x, base) / density, 0))
     if elect:
         return _moved(base, _elected(changes, weights)[0])
@@ -110,10 +133,10 @@ def _moved(start: Array, change: Array) -> Array:
 
 
 def _trimmed(change: Array, density: float | int) -> Array:
-    """`change` with all but its `density` largest entries, at least one, set to 0.
+    """Sets all but the `density` largest entries of `change` to 0; keeps at least one.
 
-    The smallest entry that stays is found bit by bit, in 32 passes, since numbers without a sign
-    are ordered as their bits; a sort takes far longer, and its indices as much room as the numbers.
+    The smallest entry to keep is searched bit by bit in 32 passes, since unsigned floats are
+    ordered as their bits. A sort takes far longer, and its indices as much memory as the numbers.
     """
     kept = max(1, int(density * change.size))
     bits = jax.lax.bitcast_convert_type(jnp.abs(change).reshape(-1), jnp.uint32)
@@ -123,16 +146,16 @@ def _trimmed(change: Array, density: float | int) -> Array:
         return jnp.where(jnp.sum(bits >= higher) >= kept, higher, bound)
 
     bound = jax.lax.fori_loop(0, 32, narrow, jnp.uint32(0))
-    # In bfloat16 many entries are equal: of those at the bound the first stay.
+    # Many bfloat16 entries are equal: the first of those at the bound stay.
     above, equal = bits > bound, bits == bound
     mask = above | (equal & (jnp.cumsum(equal) <= kept - jnp.sum(above)))
     return jnp.where(mask.reshape(change.shape), change, 0)
 
 
 def _elected(changes: Sequence[Array], weights: Array) -> tuple[Array, Array]:
-    """(sum of the weighted changes that have the sign of the sum of all, sum of their weights)."""
+    """Returns the sum of the weighted changes with the elected sign, and of their weights."""
     weighted = [w * change for change, w in zip(changes, weights, strict=True)]
-    # Where the sum is 0 the sign is plus.
+    # A sum of 0 has the sign plus.
     sign = jnp.where(_sum(weighted) >= 0, 1.0, -1.0)
     total, mass = jnp.zeros_like(sign), jnp.zeros_like(sign)
     for change, w in zip(weighted, weights, strict=True):

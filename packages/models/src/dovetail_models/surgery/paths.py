@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Modules and parameters of a model, chosen by patterns over their paths (_patterns.py)."""
+"""Selection of modules and parameters by patterns over their paths (_patterns.py)."""
 
 import dataclasses
 from collections.abc import Callable
@@ -15,28 +15,42 @@ Filter: TypeAlias = Callable[[tuple[Any, ...], Any], bool]
 
 
 def select(model: nnx.Module, where: Patterns) -> dict[str, nnx.Module]:
-    """{path: module} of the modules inside `model` that match, in the order of the tree.
+    """Returns {path: module} of the matching modules in `model`, in the order of the tree.
 
-    Several patterns select what any of them matches. The modules are those of the model, not
-    copies. Raises ValueError for a pattern that matches nothing.
+    With several patterns, one match is enough. The modules are those of the model, not copies.
 
-    >>> heads = select(model, "layers.*.attn.{q,k,v}")
+    Raises:
+        ValueError: A pattern matches nothing.
+
+    Example:
+
+        >>> from dovetail_models import abstract, llama, select
+        >>> model = abstract(llama(vocab_size=64, embed=16, depth=2, heads=2, mlp=32))
+        >>> list(select(model, "layers.*.attn.{q,k}"))
+        ['layers.0.attn.k', 'layers.0.attn.q', 'layers.1.attn.k', 'layers.1.attn.q']
     """
     modules = {name_of(path): module for path, module in nnx.iter_modules(model) if path}
     return {path: modules[path] for path in _patterns.select(where, modules, what="module")}
 
 
 def trainable(where: Patterns, *, model: nnx.Module | None = None) -> Filter:
-    """A filter of Flax that takes the parameters (`nnx.Param`) whose paths match.
+    """Returns a Flax filter for the parameters (`nnx.Param`) with matching paths.
 
-    It serves wherever Flax takes one. The paths are those of parameters, `layers.7.attn.q.kernel`:
-    a module's parameters are `layers.7.attn.**`. A filter sees one path at a time and cannot tell
-    that it never matched; given `model`, this raises ValueError now for each pattern that matches
-    none of its parameters.
+    Pass it as `wrt` of `nnx.Optimizer` or to `nnx.DiffState`. Paths are those of parameters, such
+    as `layers.7.attn.q.kernel`; `layers.7.attn.**` takes all parameters of a module. A filter sees
+    one path at a time and cannot detect a pattern without a match. Pass `model` to check that now.
 
-    >>> adapters = trainable("**.lora_*", model=model)
-    >>> grads = nnx.grad(loss, argnums=nnx.DiffState(0, adapters))(model, batch)
-    >>> optimizer = nnx.Optimizer(model, tx, wrt=adapters)
+    Raises:
+        ValueError: A pattern matches no parameter of `model`.
+
+    Example:
+
+        >>> from flax import nnx
+        >>> from dovetail_models import abstract, llama, trainable
+        >>> model = abstract(llama(vocab_size=64, embed=16, depth=1, heads=2, mlp=32))
+        >>> norms = nnx.state(model, trainable("**.scale", model=model))
+        >>> [".".join(map(str, path)) for path, _ in nnx.to_flat_state(norms)]
+        ['layers.0.attn_norm.scale', 'layers.0.mlp_norm.scale', 'norm.scale']
     """
     if model is not None:
         _patterns.select(where, parameters(model))
@@ -44,13 +58,13 @@ def trainable(where: Patterns, *, model: nnx.Module | None = None) -> Filter:
 
 
 def parameters(model: nnx.Module) -> dict[str, nnx.Variable]:
-    """{path: Variable} of the parameters of `model`, in the order of the tree."""
+    """Returns {path: Variable} of the parameters of `model`, in the order of the tree."""
     return {name_of(path): leaf for path, leaf in nnx.to_flat_state(nnx.state(model, nnx.Param))}
 
 
 @dataclasses.dataclass(frozen=True)
 class _Matching:
-    """A filter: hashable, and readable in the messages of who takes it."""
+    """A hashable filter with a readable repr, for error messages."""
 
     patterns: tuple[Pattern, ...]
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Adapters as PEFT's directories: adapter_config.json and adapter_model.safetensors.
+"""Adapters as PEFT directories: adapter_config.json and adapter_model.safetensors.
 
 A tensor is named `base_model.model.` + the projection's name in the base model + `.lora_A.weight`
 [rank, in] or `.lora_B.weight` [out, rank], each the transpose of ours. The projection's name comes
@@ -36,15 +36,29 @@ _PREFIX, _A, _B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
 
 
 def save_peft(model: Decoder, path: str | Path, *, base: str | None) -> None:
-    """Write the adapters of `model` as a directory that PEFT opens on the base model.
+    """Writes the adapters of `model` as a directory for PEFT. Tensors keep their dtype.
 
-    `base` is the base's name or path, which PEFT reads to find it (None: not said). `path` must not
-    exist, or be an empty directory; the files are written beside it, synced and renamed into place.
-    Tensors keep their dtype.
+    Files are written beside `path`, synced and renamed into place.
 
-    Raises ValueError for a model without adapters, for one that mixes rslora with plain scales, and
-    for an adapter on a projection that the family's files do not keep apart (the fused q, k and v
-    of GPT-2); FileExistsError for a path in use.
+    Args:
+        model: A decoder with adapters.
+        path: A new directory, or an empty one.
+        base: Name or path of the base model, read by PEFT to find it. None: not stated.
+
+    Raises:
+        ValueError: The model has no adapters, mixes rslora with plain scales, or has an adapter on
+            a projection without a tensor of its own in the family's files (the fused q, k and v of
+            GPT-2).
+        FileExistsError: The path is in use.
+
+    Example:
+
+        >>> import tempfile
+        >>> from flax import nnx
+        >>> from dovetail_models import init, llama, lora
+        >>> model = init(llama(vocab_size=64, embed=16, depth=1, heads=2, mlp=32), seed=0)
+        >>> model = lora.insert(model, "**.{q,v}", rank=2, alpha=4, rngs=nnx.Rngs(0))
+        >>> lora.save_peft(model, tempfile.mkdtemp(), base="meta-llama/Llama-3.2-1B")
     """
     path = Path(path)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
@@ -59,14 +73,27 @@ def save_peft(model: Decoder, path: str | Path, *, base: str | None) -> None:
 
 
 def load_peft(model: Decoder, path: str | Path) -> Decoder:
-    """A new model with the adapters of a PEFT directory, in the dtypes of its file.
+    """Returns a model with the adapters of a PEFT directory, in the dtypes of its file.
 
-    They lie on the mesh of the kernels that they belong to. What PEFT does only in training
-    (lora_dropout) is not done here.
+    Adapters lie on the mesh of their kernels. Options of PEFT for training only (lora_dropout) are
+    ignored.
 
-    Raises ValueError for a config that is not plain LoRA (DoRA, modules_to_save, trained biases and
-    so on), for tensors that are unexpected, lack their other half or are of another shape (all in
-    one message), and for a projection that has an adapter; FileNotFoundError for a missing file.
+    Raises:
+        ValueError: The config is not plain LoRA (DoRA, modules_to_save, trained biases and so on),
+            tensors are unexpected, missing or of another shape (all in one message), or a
+            projection has an adapter.
+        FileNotFoundError: A file is missing.
+
+    Example:
+
+        >>> import tempfile
+        >>> from flax import nnx
+        >>> from dovetail_models import init, llama, lora
+        >>> model = init(llama(vocab_size=64, embed=16, depth=1, heads=2, mlp=32), seed=0)
+        >>> adapted = lora.insert(model, "**.q", rank=2, alpha=4, rngs=nnx.Rngs(0))
+        >>> lora.save_peft(adapted, path := tempfile.mkdtemp(), base=None)
+        >>> list(lora.adapters(lora.load_peft(model, path)))
+        ['layers.0.attn.q']
     """
     path = Path(path)
     missing = [name for name in (_CONFIG, _TENSORS) if not (path / name).is_file()]
@@ -82,20 +109,20 @@ def load_peft(model: Decoder, path: str | Path) -> Decoder:
     shapes = {theirs: params[f"{ours}.kernel"].shape for theirs, ours in places.items()}
     sites = _sites(specs, shapes, config)
     views = safetensors.views(specs)
-    found = {places[theirs]: (theirs, site) for theirs, site in sites.items()}
+    matched = {places[theirs]: (theirs, site) for theirs, site in sites.items()}
 
     def adapt(ours: str, module: nnx.Module) -> nnx.Module:
-        theirs, site = found[ours]
+        theirs, site = matched[ours]
         kernel = plain(ours, module).kernel.get_value()
         a, b = (views[f"{_PREFIX}{theirs}{half}"] for half in (_A, _B))
         halves = _leaf(a, kernel, (0, None)), _leaf(b, kernel, (None, 1))
         return adapted(plain(ours, module), *halves, alpha=site.alpha, rslora=config.rslora)
 
-    return replace(model, tuple(found), adapt)
+    return replace(model, tuple(matched), adapt)
 
 
 def _outgoing(model: Decoder, base: str | None) -> tuple[dict[str, object], dict[str, Pending]]:
-    """(keys of the config, the tensors)."""
+    """Returns the keys of the config, and the tensors."""
     layers, names = adapters(model), _sites_of(model)
     if not layers:
         raise ValueError(
@@ -130,7 +157,7 @@ def _outgoing(model: Decoder, base: str | None) -> tuple[dict[str, object], dict
 
 
 def _names(model: Decoder) -> dict[str, str]:
-    """{our path: name in the base model} of every kernel."""
+    """Returns {our path: name in the base model} of every kernel."""
     family = FAMILIES[model.config.family]
     kernels = [path for path in parameters(model) if path.endswith(".kernel")]
     return {
@@ -140,7 +167,7 @@ def _names(model: Decoder) -> dict[str, str]:
 
 
 def _sites_of(model: Decoder) -> dict[str, str]:
-    """{our path: name in the base model} of the linear layers that are one tensor of their own."""
+    """Returns {our path: name in the base model} of linear layers with a tensor of their own."""
     names = _names(model)
     times = collections.Counter(names.values())
     linears = (p for p, module in select(model, "**").items() if isinstance(module, nnx.Linear))
@@ -148,7 +175,9 @@ def _sites_of(model: Decoder) -> dict[str, str]:
 
 
 def _targets(adapted: set[str], every: set[str]) -> list[str]:
-    """Last parts of names, where all projections of that last part have adapters; else names."""
+    """Returns names of the adapted projections, shortened to their last segment if all projections
+    of that segment have adapters.
+    """
     rest = {name.rsplit(".", 1)[-1] for name in every - adapted}
     lasts = {name: name.rsplit(".", 1)[-1] for name in adapted}
     return sorted({name if last in rest else last for name, last in lasts.items()})
@@ -157,7 +186,7 @@ def _targets(adapted: set[str], every: set[str]) -> list[str]:
 def _sites(
     specs: dict[str, Spec], shapes: dict[str, tuple[int, ...]], config: AdapterConfig
 ) -> dict[str, Site]:
-    """{name in the base model: its adapter}, every tensor checked against the model."""
+    """Returns {name in the base model: adapter}, after checking every tensor against the model."""
     wanted: dict[str, tuple[int, ...]] = {}
     sites: dict[str, Site] = {}
     for theirs, (into, out) in shapes.items():
@@ -201,7 +230,7 @@ def _is_torch_linear(model: Decoder) -> bool:
 
 
 def _leaf(view: np.ndarray, kernel: Leaf, dims: tuple[int | None, int | None]) -> Leaf:
-    # A copy: the files of an adapter are small, and may be written over by the next training.
+    # A copy: adapter files are small, and the next training may overwrite them.
     def turned() -> jax.Array:
         return jnp.asarray(np.array(view.T))
 

@@ -1,10 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""PEFT's adapter_config.json: what it says of each projection, and what it must not say.
+"""PEFT's adapter_config.json: reading, checking and writing its keys.
 
-Every key is used, known to alter no logit, or must be off (null, false, 0 or empty), so that a
-feature of PEFT that is not computed here, also one that does not exist yet, is never ignored.
-Source: the fields of `LoraConfig` in PEFT 0.18 and 0.21.
+Every key is used, known to alter no logit, or must be off (null, false, 0 or empty). An unsupported
+feature of PEFT, even a future one, is therefore never ignored. Source: the fields of `LoraConfig`
+in PEFT 0.18 and 0.21.
 """
 
 import collections
@@ -17,20 +17,25 @@ _USED = frozenset(
     {"peft_type", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "bias"}
     | {"init_lora_weights"}
 )
-# Provenance, training, layout of the base, and which projections have adapters: the tensors tell.
+# Provenance, training, layout of the base, and targets (known from the tensors).
 _INERT = frozenset(
     {"auto_mapping", "base_model_name_or_path", "ensure_weight_tying", "exclude_modules"}
     | {"fan_in_fan_out", "inference_mode", "layers_pattern", "layers_to_transform", "lora_dropout"}
     | {"megatron_core", "peft_version", "qalora_group_size", "revision", "target_modules"}
     | {"task_type"}
 )
-# The other ways alter the base's weights, which would have to be altered here too.
+# Other values alter the weights of the base.
 _INITS = (True, False, None, "gaussian")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Site:
-    """The adapter of one projection: its rank and alpha."""
+    """The adapter of one projection.
+
+    Attributes:
+        rank: Its rank.
+        alpha: Its alpha.
+    """
 
     rank: int
     alpha: float | int
@@ -38,8 +43,16 @@ class Site:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AdapterConfig:
-    """What a projection without an entry of its own has, and the entries, each an expression that
-    matches the end of a projection's name."""
+    """Ranks and alphas of all projections.
+
+    An entry is a regular expression and a value. It applies to the names whose end it matches.
+
+    Attributes:
+        default: Rank and alpha of projections without an entry.
+        ranks: Entries for ranks.
+        alphas: Entries for alphas.
+        rslora: The scale is alpha / sqrt(rank).
+    """
 
     default: Site
     ranks: tuple[tuple[str, int], ...]
@@ -47,13 +60,17 @@ class AdapterConfig:
     rslora: bool
 
     def site(self, name: str) -> Site:
-        """The adapter of the projection of this name; of several entries the first decides."""
+        """Returns the adapter of the projection `name`. The first matching entry decides."""
         rank = _lookup(self.ranks, name, self.default.rank)
         return Site(rank=rank, alpha=_lookup(self.alphas, name, self.default.alpha))
 
 
 def read_config(keys: Mapping[str, Any]) -> AdapterConfig:
-    """What the keys say; ValueError naming every one that is not understood."""
+    """Parses the keys of adapter_config.json.
+
+    Raises:
+        ValueError: Some keys are unsupported; the message names all of them.
+    """
     wrong = {}
     for name, value in keys.items():
         understood = name in _USED or name in _INERT or not value
@@ -84,8 +101,15 @@ def write_config(
     transposed: bool,
     base: str | None,
 ) -> dict[str, Any]:
-    """The keys for adapters at these projections. `transposed` says that the base stores [in, out]
-    (GPT-2)."""
+    """Returns the keys of adapter_config.json.
+
+    Args:
+        sites: Adapters by projection name.
+        targets: Value of `target_modules`.
+        rslora: The scale is alpha / sqrt(rank).
+        transposed: The base stores kernels as [in, out] (GPT-2).
+        base: Name or path of the base model, or None.
+    """
     rank = collections.Counter(site.rank for site in sites.values()).most_common(1)[0][0]
     alpha = collections.Counter(site.alpha for site in sites.values()).most_common(1)[0][0]
     return {

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""New arrays where old ones lie: on the same mesh, with a spec made from theirs."""
+"""Placement of new arrays: on the mesh of old ones, with a spec derived from theirs."""
 
 import math
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-# What a Variable of a model holds: an array, or the outline of one.
+# Value of a Variable: an array, or its shape and dtype.
 Leaf: TypeAlias = jax.Array | jax.ShapeDtypeStruct
 Dims: TypeAlias = tuple[int | None, ...]
 
@@ -17,11 +17,18 @@ Dims: TypeAlias = tuple[int | None, ...]
 def build(
     make: Callable[..., jax.Array], *operands: Any, like: Leaf, dims: Dims | None = None
 ) -> Any:
-    """`make(*operands)`, placed so that its dimension d lies as dimension `dims[d]` of `like` does.
+    """Returns `make(*operands)`, placed like `like`.
 
-    A None in `dims` is a dimension that stays whole; without `dims` they are those of `like`. Where
-    `like` is an outline, so is the result (a `Leaf`), and nothing is computed. Raises ValueError
-    for a dimension that the axes of the mesh do not divide.
+    Args:
+        make: Function of the operands.
+        *operands: Its arguments.
+        like: The array that gives mesh and spec. With a `jax.ShapeDtypeStruct` nothing is computed,
+            and the result is one too.
+        dims: Dimension d of the result is split as dimension `dims[d]` of `like`; None is not
+            split. Default: the dimensions of `like`.
+
+    Raises:
+        ValueError: The mesh axes do not divide a dimension.
     """
     abstract = isinstance(like, jax.ShapeDtypeStruct)
     value = jax.eval_shape(make, *operands) if abstract else make(*operands)

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Modules of a model replaced by others, by path."""
+"""Replacement of modules by path."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -15,21 +15,34 @@ Model = TypeVar("Model", bound=nnx.Module)
 
 
 def replace(model: Model, where: Patterns, fn: Callable[[str, nnx.Module], nnx.Module]) -> Model:
-    """A new model in which each matched module m at path p is `fn(p, m)`.
+    """Returns a model in which each matched module m at path p is `fn(p, m)`.
 
-    `fn` gets modules of the new model: it may alter and return them, and the old model stays as it
-    is. Of matched modules inside each other the inner comes first. A Variable that the model holds
-    twice is still one. The arrays are shared with the old model, so donate only one of the two.
+    Inner matches are replaced before outer ones. A Variable held twice stays one. Arrays are shared
+    with the old model, so donate only one of the two.
 
-    Raises ValueError for a pattern that matches nothing, TypeError if `fn` returns no module.
+    Args:
+        model: The model. It stays as it is.
+        where: Patterns of module paths.
+        fn: Receives a path and a module of the new model. It may alter the module and return it.
 
-    >>> quiet = replace(model, "layers.*.mlp", lambda path, mlp: Scaled(mlp, 0.5))
+    Raises:
+        ValueError: A pattern matches nothing.
+        TypeError: `fn` returns no module.
+
+    Example:
+
+        >>> from flax import nnx
+        >>> from dovetail_models import abstract, llama, replace
+        >>> model = abstract(llama(vocab_size=64, embed=16, depth=1, heads=2, mlp=32))
+        >>> model = replace(model, "layers.*.mlp", lambda path, mlp: nnx.Sequential(mlp))
+        >>> type(model.layers[0].mlp).__name__
+        'Sequential'
     """
-    chosen = select(model, where)
+    matched = select(model, where)
 
     def visit(path: tuple[Any, ...], node: Any) -> Any:
         name = dotted(path)
-        if not isinstance(node, nnx.Module) or name not in chosen:
+        if not isinstance(node, nnx.Module) or name not in matched:
             return node
         new = fn(name, node)
         if not isinstance(new, nnx.Module):

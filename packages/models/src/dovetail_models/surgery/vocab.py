@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The vocabulary, the head and the dtype of a model changed."""
+"""Changes of a model's vocabulary, head and dtype."""
 
 import dataclasses
 from typing import Any, Literal
@@ -25,14 +25,30 @@ def resize_vocab(
     key: PRNGKeyArray | None = None,
     allow_shrink: bool = False,
 ) -> Decoder:
-    """A new decoder of `size` tokens: rows added at the end of the embedding, or cut off there.
+    """Returns a decoder of `size` tokens: rows are added at the end of the embedding, or cut off
+    there.
 
-    A new row is the mean of the old ones ("mean"), or drawn from normal(0, config.init_std) with
-    `key` ("normal"). A head of its own is treated alike. The logits of the old tokens change by
-    rounding at most. Rows keep the mesh and the spec of the table.
+    An untied head is changed in the same way. The logits of the old tokens change by rounding at
+    most. Rows keep the mesh and the spec of the table.
 
-    Raises ValueError for fewer tokens without `allow_shrink` (their logits and ids are gone), a key
-    that is missing or unused, an adapter on the head, and a size that the mesh does not divide.
+    Args:
+        model: The decoder.
+        size: Number of tokens.
+        init: "mean": a new row is the mean of the old ones. "normal": it is drawn from normal(0,
+            config.init_std).
+        key: Key for "normal". None for "mean".
+        allow_shrink: Allow a smaller size; the logits and ids of the last tokens are lost.
+
+    Raises:
+        ValueError: The size is smaller without `allow_shrink`, the key is missing or unused, the
+            head has an adapter, or the mesh does not divide the size.
+
+    Example:
+
+        >>> from dovetail_models import abstract, llama, resize_vocab
+        >>> model = abstract(llama(vocab_size=64, embed=16, depth=1, heads=2, mlp=32))
+        >>> resize_vocab(model, 72).embed.embedding.shape
+        (72, 16)
     """
     old = model.config.vocab_size
     if size < 1 or (size < old and not allow_shrink):
@@ -62,12 +78,20 @@ def resize_vocab(
 
 
 def untie(model: Decoder) -> Decoder:
-    """A new decoder with a head of its own, equal to the embedding.
+    """Returns a decoder with a head of its own, equal to the embedding.
 
-    The logits are sums of the same products, but over a matrix that is stored transposed, which a
-    backend may add up in another order.
+    The logits are sums of the same products. The head is stored transposed, so a backend may add
+    them in another order.
 
-    Raises ValueError for a decoder that is not tied.
+    Raises:
+        ValueError: The decoder is not tied.
+
+    Example:
+
+        >>> from dovetail_models import abstract, llama, untie
+        >>> model = abstract(llama(vocab_size=64, embed=16, depth=1, heads=2, mlp=32, tie=True))
+        >>> untie(model).lm_head.kernel.shape
+        (16, 64)
     """
     if not model.config.tie:
         raise ValueError(
@@ -80,16 +104,26 @@ def untie(model: Decoder) -> Decoder:
     assert head is not None
     table = model.embed.embedding.get_value()
     head.kernel = head.kernel.replace(build(jnp.transpose, table, like=table, dims=(1, 0)))
-    # Where Flax saw None it takes a module only if told that it is data.
+    # An attribute that was None takes a module only if marked as data.
     other.lm_head = nnx.data(head)
     return other
 
 
 def cast(model: Model, dtype: DTypeLike) -> Model:
-    """A new model whose every floating-point parameter, adapters too, has this dtype.
+    """Returns a model whose floating-point parameters, adapters included, have this dtype.
 
-    The computation follows: activations have the dtype of the embedding. Raises ValueError for a
-    dtype that is not floating-point.
+    Activations follow: they have the dtype of the embedding.
+
+    Raises:
+        ValueError: The dtype is not floating-point.
+
+    Example:
+
+        >>> import jax.numpy as jnp
+        >>> from dovetail_models import abstract, cast, llama
+        >>> model = abstract(llama(vocab_size=64, embed=16, depth=1, heads=2, mlp=32))
+        >>> cast(model, jnp.bfloat16).embed.embedding.dtype
+        dtype(bfloat16)
     """
     if not jnp.issubdtype(dtype, jnp.floating):
         raise ValueError(
@@ -111,7 +145,7 @@ def cast(model: Model, dtype: DTypeLike) -> Model:
 def _resize(
     param: nnx.Variable, size: int, *, axis: int, key: PRNGKeyArray | None, std: float
 ) -> None:
-    """Cut or extend one axis in place."""
+    """Cuts or extends one axis in place."""
 
     def resized(old: jax.Array) -> jax.Array:
         more = size - old.shape[axis]

@@ -113,7 +113,7 @@ def calibrate(
 def _order(
     model: nnx.Module, plan: Plan, batch: Any, run: Run
 ) -> tuple[list[list[str]], Mapping[str, int]]:
-    """Returns the sites in the order of their calls, grouped by common input, and calls per batch."""
+    """Returns sites in call order, grouped by common input, and calls per batch."""
     by_path = sites(model)
     missing = [path for path in plan.specs if path not in by_path or by_path[path].left_alone]
     if missing:

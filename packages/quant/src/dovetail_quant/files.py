@@ -183,7 +183,7 @@ def _opened(file: Path) -> Any:
 
 
 def _check_names(names: set[str], model: set[str], described: Mapping[str, Any]) -> None:
-    """Raises ValueError unless every array of the directory has a place, and every place an array."""
+    """Raises ValueError unless the directory has exactly the arrays of the model."""
     known = (model - described.keys()) | {
         f"{name}.{field}" for name in described for field in _PARTS
     }

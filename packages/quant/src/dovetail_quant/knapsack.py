@@ -87,7 +87,7 @@ def _filled(items: Sequence[tuple[np.ndarray, np.ndarray]], limit: int, price: f
 def _exact(
     items: Sequence[tuple[np.ndarray, np.ndarray]], limit: int, *, price: float, best: float
 ) -> list[int]:
-    """Returns the optimum: item after item, each total size with its least cost, pruned by `best`."""
+    """Returns the optimum, item after item, each size with its least cost, pruned by `best`."""
     # What the items from i on cost at least at the price, the limit's own worth not yet taken off.
     least = [0.0, *np.cumsum([float((c + price * s).min()) for s, c in reversed(items)])][::-1]
     used, cost = np.zeros(1, np.int64), np.zeros(1)

@@ -40,7 +40,7 @@ class Report(NamedTuple):
 
 
 def channel_errors(dw: Float[Array, "K N"], gram: Float[Array, "K K"]) -> Float[Array, "N"]:
-    """Returns diag(dW^T H dW): the squared output error of each channel, summed over the rows of H."""
+    """Returns diag(dW^T H dW): squared output error per channel, summed over the rows of H."""
     dw = dw.astype(jnp.float32)
     products = jnp.matmul(gram.astype(jnp.float32), dw, precision=jax.lax.Precision.HIGHEST)
     # Never negative but for rounding.

@@ -39,7 +39,7 @@ def counting(mask: Shaped[Array, "..."] | None) -> Iterator[None]:
 
 
 def counted(shape: tuple[int, ...]) -> Array | None:
-    """Returns the mask of `counting`, spread over `shape`; None outside, or for other leading axes."""
+    """Returns the mask of `counting` in `shape`; None outside, or for other leading axes."""
     mask = _MASK.get()
     if mask is None or shape[: mask.ndim] != mask.shape:
         return None

@@ -200,7 +200,7 @@ def weights_of(batch: Any, shape: tuple[int, ...]) -> Array:
 
 
 def _step(model: nnx.Module, quantized: nnx.Module, run: Run) -> Callable[[Any], Any]:
-    """Returns a function: batch -> (sums over its rows by name, squares by site), in one program."""
+    """Returns batch -> (sums over its rows by name, squares by site), in one program."""
     before, state = nnx.split(compared(model, quantized))
     after, codes = nnx.split(quantized)
 

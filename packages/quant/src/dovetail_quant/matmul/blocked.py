@@ -132,7 +132,7 @@ def columns(packed: PackedWeights, index: Array) -> Array:
 
 
 def decoded(packed: PackedWeights, dtype: Any) -> list[Array]:
-    """Returns the weights [N, K], or two halves [N, G h] of 4-bit ones, by the columns of `split`."""
+    """Returns the weights [N, K], or two halves [N, G h] for 4 bits, by the columns of `split`."""
     levels = [grouped(level, packed) for level in _levels(packed.values, packed.weight)]
     if packed.zeros is not None:
         zeros = packed.zeros.astype(jnp.float32)[:, :, None]

@@ -151,7 +151,7 @@ def _gptq(
 
 
 def _factor(gram: Array, place: Array, damp: Array) -> tuple[Array, Array]:
-    """Returns the lower Cholesky factor of the damped gram, in the order `place`, and the damping."""
+    """Returns lower Cholesky factor of the damped gram, ordered by `place`, and the damping."""
     diagonal = jnp.diagonal(gram)
     mean = jnp.mean(diagonal)
     # An input that was always 0 is tied to no other: any positive element keeps it so.

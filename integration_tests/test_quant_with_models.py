@@ -19,7 +19,7 @@ import forced_devices
 from dovetail_models import Experts, Groups, LatentAttention, Rope
 from dovetail_models.families import FAMILIES
 from dovetail_models.shard import WEIGHTS
-from dovetail_quant import Spec, apply, calibrate, plan, sites
+from dovetail_quant import Spec, apply, calibrate, plan, qlora, sites
 from dovetail_quant.kernel import Kernel
 from dovetail_quant.modules import module_at
 
@@ -257,3 +257,24 @@ def test_a_mesh_of_eight_devices():
     for spec, found in json.loads(done.stdout).items():
         assert found["error"] < 1e-5, spec  # of the largest logit: sums in another order
         assert found["pieces"] == found["kernels"], spec
+
+
+def test_what_a_quantized_model_cannot_do_names_the_way_on(tmp_path):
+    model = random_model(CONFIGS["llama"])
+    codes = apply(model, plan(model, [("layers.**", Spec())]))
+    with pytest.raises(ValueError, match=r"float parameters, got layers\.0.*Kernel.*_quant\.save"):
+        models.save(codes, tmp_path / "hf")
+    with pytest.raises(ValueError, match=r"float kernel, got path='layers\.0.*_quant\.qlora"):
+        models.lora.insert(codes, "**.q", rank=2, alpha=4, rngs=nnx.Rngs(0))
+    adapted = qlora(codes, rank=2, alpha=4.0, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=r"those of lora\.insert, got .*nnx\.LoRAParam"):
+        models.lora.save_peft(adapted, tmp_path / "peft", base=None)
+    assert not list(tmp_path.iterdir())
+
+
+def test_modules_of_other_libraries_are_not_written(tmp_path):
+    module = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
+    with pytest.raises(TypeError, match=r"got a Linear.*nnx\.state\(module\)"):
+        models.save(module, tmp_path / "hf")
+    with pytest.raises(TypeError, match=r"got a Linear.*nnx\.LoRAParam"):
+        models.lora.save_peft(module, tmp_path / "peft", base=None)

@@ -186,3 +186,31 @@ def test_treescope_shows_a_model():
     text = treescope.render_to_text(abstract(CONFIG))
     assert text.startswith("Decoder(")
     assert "embed=Embed(" in text
+
+
+def test_a_model_shows_itself_in_twenty_lines(model):
+    lines = repr(model).splitlines()
+    total = describe(model).total.parameters
+    assert lines[0].startswith(f"Decoder(llama): {total:,} parameters, ")
+    assert len(lines) <= 20
+    assert str(model) == repr(model)
+    assert any("layers.{" in line and "attn.q.kernel" in line for line in lines)
+
+
+def test_a_long_table_says_how_many_rows_are_missing(model):
+    many = lora.insert(model, "layers.*.{attn,mlp}.*", rank=1, alpha=1, rngs=nnx.Rngs(0))
+    rows, lines = len(describe(many).rows), repr(many).splitlines()
+    assert rows > 17
+    assert len(lines) == 20
+    assert lines[-1] == f"... {rows - 17} more: describe(model)"
+
+
+def test_a_model_shows_itself_while_it_is_traced(model):
+    shown = []
+
+    @nnx.jit
+    def trace(model):
+        shown.append(repr(model))
+
+    trace(model)
+    assert shown[0].splitlines()[0] == repr(model).splitlines()[0]

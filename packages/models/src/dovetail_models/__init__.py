@@ -1,75 +1,172 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Model families on Flax NNX, read from and written to Hugging Face directories on any mesh."""
+"""Model families on Flax NNX, read from and written to Hugging Face directories on any mesh.
 
-from dovetail_models.config import Attention as Attention
-from dovetail_models.config import ClampedGlu as ClampedGlu
-from dovetail_models.config import Config as Config
-from dovetail_models.config import Experts as Experts
-from dovetail_models.config import Groups as Groups
-from dovetail_models.config import LatentAttention as LatentAttention
-from dovetail_models.config import Layer as Layer
-from dovetail_models.config import Mlp as Mlp
-from dovetail_models.config import Norm as Norm
-from dovetail_models.decoder import Decoder as Decoder
-from dovetail_models.describe import Description as Description
-from dovetail_models.describe import describe as describe
-from dovetail_models.diff import Difference as Difference
-from dovetail_models.diff import diff as diff
-from dovetail_models.diverge import diverge as diverge
-from dovetail_models.encoder import TextEncoder as TextEncoder
-from dovetail_models.encoder_config import AttentionPool as AttentionPool
-from dovetail_models.encoder_config import DualConfig as DualConfig
-from dovetail_models.encoder_config import TextConfig as TextConfig
-from dovetail_models.encoder_config import TokenPool as TokenPool
-from dovetail_models.encoder_config import VisionConfig as VisionConfig
-from dovetail_models.families.bert import bert as bert
-from dovetail_models.families.deepseek_v2 import deepseek_v2 as deepseek_v2
-from dovetail_models.families.deepseek_v3 import deepseek_v3 as deepseek_v3
-from dovetail_models.families.gemma import gemma as gemma
-from dovetail_models.families.gemma2 import gemma2 as gemma2
-from dovetail_models.families.gemma3 import gemma3 as gemma3
-from dovetail_models.families.gpt2 import gpt2 as gpt2
-from dovetail_models.families.gpt_oss import gpt_oss as gpt_oss
-from dovetail_models.families.llama import llama as llama
-from dovetail_models.families.mistral import mistral as mistral
-from dovetail_models.families.mixtral import mixtral as mixtral
-from dovetail_models.families.qwen2 import qwen2 as qwen2
-from dovetail_models.families.qwen3 import qwen3 as qwen3
-from dovetail_models.families.qwen3_moe import qwen3_moe as qwen3_moe
-from dovetail_models.families.siglip import siglip as siglip
-from dovetail_models.families.siglip_text import siglip_text as siglip_text
-from dovetail_models.families.siglip_vision import siglip_vision as siglip_vision
-from dovetail_models.families.vit import vit as vit
-from dovetail_models.flops import active as active
-from dovetail_models.flops import flops as flops
-from dovetail_models.flops import kv_bytes as kv_bytes
-from dovetail_models.flops import size as size
-from dovetail_models.hf.explain import explain as explain
-from dovetail_models.hf.load import abstract as abstract
-from dovetail_models.hf.load import load as load
-from dovetail_models.hf.load import load_encoder as load_encoder
-from dovetail_models.hf.save import save as save
-from dovetail_models.init import init as init
-from dovetail_models.pool import pool as pool
-from dovetail_models.reference import attention as attention
-from dovetail_models.reference import dense_kv as dense_kv
-from dovetail_models.rope_config import LinearScaling as LinearScaling
-from dovetail_models.rope_config import Llama3Scaling as Llama3Scaling
-from dovetail_models.rope_config import Rope as Rope
-from dovetail_models.rope_config import YarnScaling as YarnScaling
-from dovetail_models.run import Remat as Remat
-from dovetail_models.shard import RULES as RULES
-from dovetail_models.shard import shardings as shardings
-from dovetail_models.surgery import lora as lora
-from dovetail_models.surgery.grow import grow as grow
-from dovetail_models.surgery.layers import relayer as relayer
-from dovetail_models.surgery.merge import merge as merge
-from dovetail_models.surgery.paths import select as select
-from dovetail_models.surgery.paths import trainable as trainable
-from dovetail_models.surgery.replace import replace as replace
-from dovetail_models.surgery.vocab import cast as cast
-from dovetail_models.surgery.vocab import resize_vocab as resize_vocab
-from dovetail_models.surgery.vocab import untie as untie
-from dovetail_models.vision import DualEncoder as DualEncoder
-from dovetail_models.vision import VisionEncoder as VisionEncoder
+    >>> import jax.numpy as jnp
+    >>> from flax import nnx
+    >>> from dovetail_models import init, load, lora, qwen3, save
+    >>> config = qwen3(vocab_size=64, embed=16, depth=2, heads=2, kv_heads=1, head_dim=8, mlp=32)
+    >>> save(init(config, seed=0), "tiny")  # transformers opens this directory
+    >>> model = load("tiny").configure(scan=True)
+    >>> adapted = lora.insert(model, "layers.*.attn.{q,v}", rank=4, alpha=8, rngs=nnx.Rngs(1))
+    >>> adapted(jnp.array([[7, 10, 3]])).shape
+    (1, 3, 64)
+
+- Models: `init`, `abstract`, `Decoder`, `TextEncoder`, `VisionEncoder`, `DualEncoder`
+- Files: `load`, `load_encoder`, `save`, `explain`
+- Families of decoders: `llama`, `qwen2`, `qwen3`, `qwen3_moe`, `gemma`, `gemma2`, `gemma3`,
+  `mistral`, `mixtral`, `deepseek_v2`, `deepseek_v3`, `gpt_oss`, `gpt2`
+- Families of encoders: `bert`, `vit`, `siglip`
+- Inspection: `describe`, `diff`, `diverge`, `size`, `active`, `flops`, `kv_bytes`
+- Surgery: `lora`, `select`, `trainable`, `replace`, `relayer`, `grow`, `merge`, `cast`,
+  `resize_vocab`, `untie`
+- Operations: `attention`, `dense_kv`, `pool`
+- Sharding: `shardings`, `RULES`
+"""
+
+from importlib.metadata import version as _version
+
+from dovetail_models import lora
+from dovetail_models.config import (
+    Attention,
+    ClampedGlu,
+    Config,
+    Experts,
+    Groups,
+    LatentAttention,
+    Layer,
+    Mlp,
+    Norm,
+)
+from dovetail_models.decoder import Decoder
+from dovetail_models.describe import Description, describe
+from dovetail_models.diff import Difference, diff
+from dovetail_models.diverge import diverge
+from dovetail_models.encoder import TextEncoder
+from dovetail_models.encoder_config import (
+    AttentionPool,
+    DualConfig,
+    TextConfig,
+    TokenPool,
+    VisionConfig,
+)
+from dovetail_models.families.bert import bert
+from dovetail_models.families.deepseek_v2 import deepseek_v2
+from dovetail_models.families.deepseek_v3 import deepseek_v3
+from dovetail_models.families.gemma import gemma
+from dovetail_models.families.gemma2 import gemma2
+from dovetail_models.families.gemma3 import gemma3
+from dovetail_models.families.gpt2 import gpt2
+from dovetail_models.families.gpt_oss import gpt_oss
+from dovetail_models.families.llama import llama
+from dovetail_models.families.mistral import mistral
+from dovetail_models.families.mixtral import mixtral
+from dovetail_models.families.qwen2 import qwen2
+from dovetail_models.families.qwen3 import qwen3
+from dovetail_models.families.qwen3_moe import qwen3_moe
+from dovetail_models.families.siglip import siglip
+from dovetail_models.families.siglip_text import siglip_text
+from dovetail_models.families.siglip_vision import siglip_vision
+from dovetail_models.families.vit import vit
+from dovetail_models.flops import active, flops, kv_bytes, size
+from dovetail_models.hf.explain import explain
+from dovetail_models.hf.load import abstract, load, load_encoder
+from dovetail_models.hf.save import save
+from dovetail_models.init import init
+from dovetail_models.pool import pool
+from dovetail_models.reference import attention, dense_kv
+from dovetail_models.rope_config import LinearScaling, Llama3Scaling, Rope, YarnScaling
+from dovetail_models.run import Remat
+from dovetail_models.shard import RULES, shardings
+from dovetail_models.surgery.grow import grow
+from dovetail_models.surgery.layers import relayer
+from dovetail_models.surgery.merge import merge
+from dovetail_models.surgery.paths import select, trainable
+from dovetail_models.surgery.replace import replace
+from dovetail_models.surgery.vocab import cast, resize_vocab, untie
+from dovetail_models.vision import DualEncoder, VisionEncoder
+
+__all__ = [  # noqa: RUF022, by topic
+    # Models
+    "Decoder",
+    "TextEncoder",
+    "VisionEncoder",
+    "DualEncoder",
+    "init",
+    "abstract",
+    "Remat",
+    # Files
+    "load",
+    "load_encoder",
+    "save",
+    "explain",
+    # Families of decoders
+    "llama",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "gemma",
+    "gemma2",
+    "gemma3",
+    "mistral",
+    "mixtral",
+    "deepseek_v2",
+    "deepseek_v3",
+    "gpt_oss",
+    "gpt2",
+    # Families of encoders
+    "bert",
+    "vit",
+    "siglip",
+    "siglip_text",
+    "siglip_vision",
+    # Configuration
+    "Config",
+    "Layer",
+    "Attention",
+    "LatentAttention",
+    "Mlp",
+    "Experts",
+    "Groups",
+    "ClampedGlu",
+    "Norm",
+    "Rope",
+    "LinearScaling",
+    "Llama3Scaling",
+    "YarnScaling",
+    "TextConfig",
+    "VisionConfig",
+    "DualConfig",
+    "TokenPool",
+    "AttentionPool",
+    # Inspection
+    "describe",
+    "Description",
+    "diff",
+    "Difference",
+    "diverge",
+    "size",
+    "active",
+    "flops",
+    "kv_bytes",
+    # Surgery
+    "lora",
+    "select",
+    "trainable",
+    "replace",
+    "relayer",
+    "grow",
+    "merge",
+    "cast",
+    "resize_vocab",
+    "untie",
+    # Operations
+    "attention",
+    "dense_kv",
+    "pool",
+    # Sharding
+    "shardings",
+    "RULES",
+]
+
+__version__ = _version("dovetail-models")

@@ -1,9 +1,15 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Abbreviated paths: those that differ in one index become `layers.{0..31}.attn.q.kernel`."""
+"""Dotted paths of parameters, and their abbreviation to `layers.{0..31}.attn.q.kernel`."""
 
 import re
 from collections.abc import Hashable, Iterable
+from typing import Any
+
+
+def dotted(path: tuple[Any, ...]) -> str:
+    """Returns the dotted path of names and indices, such as `layers.7.attn.q.kernel`."""
+    return ".".join(map(str, path))
 
 
 def abbreviate(paths: Iterable[tuple[str, Hashable]]) -> dict[str, list[str]]:

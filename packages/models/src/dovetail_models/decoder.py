@@ -21,6 +21,7 @@ from jaxtyping import Array, Float, Int
 
 from dovetail_models import reference
 from dovetail_models.config import Config, Experts
+from dovetail_models.describe import summary
 from dovetail_models.inputs import check_positions, check_tokens, restart
 from dovetail_models.layers.block import RESIDUAL, Block
 from dovetail_models.layers.experts import ExpertLinear, RaggedDot
@@ -51,6 +52,11 @@ class Decoder(nnx.Module):
         >>> model(jnp.zeros((1, 8), jnp.int32)).shape
         (1, 8, 64)
     """
+
+    def __repr__(self) -> str:
+        return summary(self)
+
+    __str__ = __repr__
 
     def __init__(self, config: Config, *, rngs: nnx.Rngs):
         std = config.init_std

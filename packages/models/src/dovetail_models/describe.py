@@ -17,12 +17,12 @@ import jax
 from flax import nnx
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from dovetail_models.abbreviation import abbreviate
-from dovetail_models.hf.table import dotted
-from dovetail_models.shard import RULES, WEIGHTS, Rules, shardings
+from dovetail_models.abbreviation import abbreviate, dotted
+from dovetail_models.shard import WEIGHTS, Rules, shardings
 
 _TITLES = ("path", "type", "shape", "dtype", "sharding", "parameters", "bytes", "per device")
 _NUMBERS = 3  # numeric columns, at the right
+_SHOWN = 17  # rows; with title, header and the last line 20
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -135,11 +135,23 @@ class Description:
         )
 
 
+def summary(model: nnx.Module) -> str:
+    """Returns the repr of a model: a title and the first rows of `describe`, at most 20 lines."""
+    rows = describe(model).rows
+    total = _total("total", rows)
+    title = f"{type(model).__name__}: {total.parameters:,} parameters, {_size(total.bytes)}"
+    config = getattr(model, "config", None)
+    title = title.replace(":", f"({config.family}):", 1) if config is not None else title
+    lines = [title, _table([_TITLES, *map(_row, rows[:_SHOWN])])]
+    left_out = len(rows) - _SHOWN
+    return "\n".join(lines + ([f"... {left_out} more: describe(model)"] if left_out > 0 else []))
+
+
 def describe(
     model: nnx.Module,
     *,
     mesh: Mesh | AbstractMesh | None = None,
-    rules: Rules = RULES,
+    rules: Rules | None = None,
     fold: bool = True,
     only: nnx.filterlib.Filter = WEIGHTS,
 ) -> Description:
@@ -148,7 +160,7 @@ def describe(
     Args:
         model: The module.
         mesh: Mesh to plan for; may be abstract. Default: the present placement.
-        rules: Sharding rules, used with `mesh`.
+        rules: Sharding rules, used with `mesh`. None: `RULES`.
         fold: Merge the rows of equal layers.
         only: Filter of the Variables.
 
@@ -171,12 +183,15 @@ def describe(
         # A quantized parameter is a tree of arrays.
         for inner, leaf in jax.tree_util.tree_leaves_with_path(variable.get_value()):
             name = dotted(path) + jax.tree_util.keystr(inner)
-            place = leaf.sharding if places is None else places[path]
+            # A tracer has no sharding of its own.
+            place = getattr(leaf, "sharding", None) if places is None else places[path]
             rows.append(_one(name, type(variable).__name__, leaf, place))
     return Description(tuple(_folded(rows) if fold else rows))
 
 
-def _places(model: nnx.Module, mesh: Any, rules: Rules, only: Any) -> dict[Any, NamedSharding]:
+def _places(
+    model: nnx.Module, mesh: Any, rules: Rules | None, only: Any
+) -> dict[Any, NamedSharding]:
     nameless = [
         dotted(path)
         for path, variable in nnx.to_flat_state(nnx.state(model, only))

@@ -17,12 +17,12 @@ import jax
 import numpy as np
 from flax import nnx
 
-from dovetail_models.abbreviation import abbreviate
+from dovetail_models.abbreviation import abbreviate, dotted
 from dovetail_models.build import AnyConfig, AnyModel
 from dovetail_models.hf.load import plan
 from dovetail_models.hf.match import Source
-from dovetail_models.hf.table import dotted, listed
-from dovetail_models.shard import RULES, WEIGHTS
+from dovetail_models.hf.table import listed
+from dovetail_models.shard import WEIGHTS
 
 # Elements per comparison; float64 copies of a large leaf stay below 1 GB.
 _CHUNK = 2**24
@@ -175,7 +175,7 @@ def _open(
 
 
 def _directory(path: Path, allow: tuple[str, ...]) -> tuple[AnyConfig, dict[str, _Leaf]]:
-    outline, matched = plan(path, rules=RULES, allow=allow)
+    outline, matched = plan(path, rules=None, allow=allow)
     matched.check_copy()
     structs = {dotted(p): v.get_value() for p, v in nnx.to_flat_state(nnx.state(outline, WEIGHTS))}
     return outline.config, {

@@ -16,6 +16,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int
 
 from dovetail_models import reference
+from dovetail_models.describe import summary
 from dovetail_models.encoder_config import TextConfig, VisionConfig
 from dovetail_models.inputs import check_positions, check_tokens, check_types, restart
 from dovetail_models.layers.block import RESIDUAL, Block
@@ -34,6 +35,11 @@ E = TypeVar("E", bound="Encoder")
 
 class Encoder(nnx.Module):
     """Blocks, final norm and pooler of an encoder. Subclasses add the input."""
+
+    def __repr__(self) -> str:
+        return summary(self)
+
+    __str__ = __repr__
 
     def __init__(self, config: TextConfig | VisionConfig, *, rngs: nnx.Rngs):
         std, norm = config.init_std, config.norm

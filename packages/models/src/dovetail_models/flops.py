@@ -15,7 +15,7 @@ from jax.sharding import AbstractMesh, Mesh
 from jaxtyping import DTypeLike
 
 from dovetail_models.config import Attention, Config, Experts, LatentAttention, Layer, Mlp, Norm
-from dovetail_models.shard import RULES, Rules, shardings
+from dovetail_models.shard import Rules, shardings
 
 
 def size(config: Config) -> int:
@@ -99,7 +99,7 @@ def kv_bytes(
     *,
     dtype: DTypeLike,
     mesh: Mesh | AbstractMesh | None = None,
-    rules: Rules = RULES,
+    rules: Rules | None = None,
 ) -> int:
     """Returns the bytes of a `dense_kv` cache per token, over all layers.
 
@@ -136,7 +136,9 @@ class _Entry(nnx.Module):
         self.numbers = nnx.Param(jax.ShapeDtypeStruct((heads, width), np.float32), **names)
 
 
-def _held(heads: int, width: int, mesh: Mesh | AbstractMesh, rules: Rules) -> tuple[int, ...]:
+def _held(
+    heads: int, width: int, mesh: Mesh | AbstractMesh, rules: Rules | None
+) -> tuple[int, ...]:
     """Returns the shape of an entry's shard on one device."""
     (place,) = jax.tree.leaves(shardings(_Entry(heads, width), mesh, rules=rules))
     return place.shard_shape((heads, width))

@@ -20,26 +20,28 @@ from dovetail_models.config import Config
 from dovetail_models.decoder import Decoder
 from dovetail_models.encoder import TextEncoder
 from dovetail_models.encoder_config import DualConfig, TextConfig, VisionConfig
-from dovetail_models.shard import RULES, WEIGHTS, Rules, shardings
+from dovetail_models.shard import WEIGHTS, Rules, shardings
 from dovetail_models.vision import DualEncoder, VisionEncoder
 
 
 @overload
-def init(config: Config, *, mesh: Mesh | None = ..., rules: Rules = ..., seed: int) -> Decoder: ...
+def init(
+    config: Config, *, mesh: Mesh | None = ..., rules: Rules | None = ..., seed: int
+) -> Decoder: ...
 @overload
 def init(
-    config: TextConfig, *, mesh: Mesh | None = ..., rules: Rules = ..., seed: int
+    config: TextConfig, *, mesh: Mesh | None = ..., rules: Rules | None = ..., seed: int
 ) -> TextEncoder: ...
 @overload
 def init(
-    config: VisionConfig, *, mesh: Mesh | None = ..., rules: Rules = ..., seed: int
+    config: VisionConfig, *, mesh: Mesh | None = ..., rules: Rules | None = ..., seed: int
 ) -> VisionEncoder: ...
 @overload
 def init(
-    config: DualConfig, *, mesh: Mesh | None = ..., rules: Rules = ..., seed: int
+    config: DualConfig, *, mesh: Mesh | None = ..., rules: Rules | None = ..., seed: int
 ) -> DualEncoder: ...
 def init(
-    config: AnyConfig, *, mesh: Mesh | None = None, rules: Rules = RULES, seed: int
+    config: AnyConfig, *, mesh: Mesh | None = None, rules: Rules | None = None, seed: int
 ) -> AnyModel:
     """Creates a model with fresh float32 parameters: matrices normal(0, init_std), biases 0, norms
     1.
@@ -47,7 +49,7 @@ def init(
     Args:
         config: Configuration of a decoder or an encoder.
         mesh: Mesh of the parameters. Default: the default device, uncommitted.
-        rules: Sharding rules.
+        rules: Sharding rules. None: `RULES`.
         seed: Seed. It gives the same bits on every mesh.
 
     Raises:
@@ -66,7 +68,7 @@ def init(
     return model
 
 
-def outline(config: AnyConfig, *, rules: Rules = RULES) -> Any:
+def outline(config: AnyConfig, *, rules: Rules | None = None) -> Any:
     """Returns the model of `config` with a float32 `jax.ShapeDtypeStruct` for each parameter."""
     if isinstance(config, DualConfig):
         return nnx.eval_shape(lambda: build(config, rngs=nnx.Rngs(0))).configure(rules=rules)

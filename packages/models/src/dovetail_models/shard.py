@@ -76,7 +76,7 @@ def shardings(
     model: nnx.Module,
     mesh: Mesh | AbstractMesh,
     *,
-    rules: Rules = RULES,
+    rules: Rules | None = None,
     only: nnx.filterlib.Filter = nnx.Param,
 ) -> nnx.State:
     """Returns a pytree of `NamedSharding` with the structure of `nnx.state(model, only)`.
@@ -84,7 +84,7 @@ def shardings(
     Args:
         model: The model, with arrays or without.
         mesh: The mesh; may be abstract.
-        rules: Sharding rules.
+        rules: Sharding rules. None: `RULES`.
         only: Filter of the Variables. `WEIGHTS` adds buffers.
 
     Raises:
@@ -100,8 +100,7 @@ def shardings(
         >>> tuple(places["layers"][0]["attn"]["q"]["kernel"].get_value().spec)
         ('fsdp', 'tensor')
     """
-
-    axes = mesh.axis_names
+    axes, rules = mesh.axis_names, RULES if rules is None else rules
 
     def place(path: tuple[Any, ...], param: nnx.Variable) -> nnx.Variable:
         names, units = param.get_metadata("out_sharding"), param.get_metadata("units")

@@ -16,6 +16,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
+from dovetail_models.describe import summary
 from dovetail_models.encoder import Encoder, Features, Tapped, TextEncoder, Tokens
 from dovetail_models.encoder_config import DualConfig, VisionConfig
 from dovetail_models.layers.linear import Embed, project, whole
@@ -151,6 +152,11 @@ class DualEncoder(nnx.Module):
         >>> nnx.eval_shape(lambda m: m(jnp.ones((2, 8), int), jnp.zeros((3, 8, 8, 3))), model).shape
         (3, 2)
     """
+
+    def __repr__(self) -> str:
+        return summary(self)
+
+    __str__ = __repr__
 
     def __init__(self, config: DualConfig, *, rngs: nnx.Rngs):
         self.text = TextEncoder(config.text, rngs=rngs)

@@ -14,8 +14,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
 
-from dovetail_models import load  # noqa: E402
-from dovetail_models.surgery import lora  # noqa: E402
+from dovetail_models import load, lora  # noqa: E402
 
 pytestmark = [
     pytest.mark.parity,

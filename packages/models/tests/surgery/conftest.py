@@ -12,7 +12,7 @@ from flax import nnx
 def adapt():
     """A function that gives a model adapters with random A and B."""
     # Inside the fixture: the import hook of the package's own conftest must run first.
-    from dovetail_models.surgery import lora
+    from dovetail_models import lora
 
     def make(model, pattern, *, seed=5, rank=3, alpha=7.0, **options):
         model = lora.insert(model, pattern, rank=rank, alpha=alpha, rngs=nnx.Rngs(0), **options)

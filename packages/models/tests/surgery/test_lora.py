@@ -7,8 +7,7 @@ import pytest
 from flax import nnx
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
-from dovetail_models import RULES, abstract, llama, shardings
-from dovetail_models.surgery import lora
+from dovetail_models import RULES, abstract, llama, lora, shardings
 from dovetail_models.surgery.paths import trainable
 
 SIZES = {"embed": 12, "heads": 2, "kv_heads": 1, "head_dim": 6, "mlp": 20}

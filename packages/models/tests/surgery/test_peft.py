@@ -10,8 +10,7 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file, save_file
 
-from dovetail_models import abstract, gpt2, llama
-from dovetail_models.surgery import lora
+from dovetail_models import abstract, gpt2, llama, lora
 
 CONFIG = llama(vocab_size=31, embed=12, depth=2, heads=2, kv_heads=1, mlp=20)
 PREFIX = "base_model.model.model.layers.1.self_attn"

@@ -51,7 +51,7 @@ import jax, jax.numpy as jnp, numpy as np
 from flax import nnx
 from jax.sharding import AxisType
 from dovetail_models import init, llama, shardings
-from dovetail_models.surgery import lora
+from dovetail_models import lora
 from dovetail_models.surgery.grow import grow
 from dovetail_models.surgery.layers import relayer
 from dovetail_models.surgery.merge import merge

@@ -9,11 +9,10 @@ from pathlib import Path
 from flax import nnx
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
-from dovetail_models.abbreviation import abbreviate
+from dovetail_models.abbreviation import abbreviate, dotted
 from dovetail_models.hf.load import plan
 from dovetail_models.hf.match import Source
-from dovetail_models.hf.table import dotted
-from dovetail_models.shard import RULES, WEIGHTS, Rules, shardings
+from dovetail_models.shard import WEIGHTS, Rules, shardings
 
 _TITLES = ("leaf", "tensors", "shape", "dtype", "stored", "op", "spec", "bytes per device")
 
@@ -80,7 +79,7 @@ def explain(
     path: str | Path,
     *,
     mesh: Mesh | AbstractMesh | None = None,
-    rules: Rules = RULES,
+    rules: Rules | None = None,
     allow: tuple[str, ...] = (),
 ) -> Plan:
     """Lists how `load` fills each leaf of a model and places it on `mesh`.
@@ -90,7 +89,7 @@ def explain(
     Args:
         path: Directory with config.json and *.safetensors.
         mesh: Mesh of the placement. None: the default device.
-        rules: Placement rules; see `shardings`.
+        rules: Placement rules; see `shardings`. None: `RULES`.
         allow: Unknown config.json keys to accept.
 
     Returns:

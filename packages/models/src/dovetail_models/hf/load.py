@@ -16,6 +16,7 @@ from flax import nnx
 from jax.sharding import AbstractMesh, Mesh
 from jaxtyping import DTypeLike
 
+from dovetail_models.abbreviation import dotted
 from dovetail_models.build import AnyConfig
 from dovetail_models.config import Config
 from dovetail_models.decoder import Decoder
@@ -26,10 +27,9 @@ from dovetail_models.hf.config import parse
 from dovetail_models.hf.directory import read_config, read_specs
 from dovetail_models.hf.match import Leaf, Matched, match
 from dovetail_models.hf.stream import fill
-from dovetail_models.hf.table import dotted
 from dovetail_models.hf.tensors import decode
 from dovetail_models.init import outline
-from dovetail_models.shard import RULES, WEIGHTS, Rules, shardings
+from dovetail_models.shard import WEIGHTS, Rules, shardings
 from dovetail_models.vision import DualEncoder, VisionEncoder
 
 # Limit of the bytes in transfer to the devices at once; a larger leaf goes alone.
@@ -40,7 +40,7 @@ def load(
     path: str | Path,
     *,
     mesh: Mesh | None = None,
-    rules: Rules = RULES,
+    rules: Rules | None = None,
     dtype: DTypeLike | None = None,
     allow: tuple[str, ...] = (),
 ) -> Decoder:
@@ -53,7 +53,7 @@ def load(
     Args:
         path: The directory.
         mesh: Placement of the parameters. None: the default device, uncommitted.
-        rules: Placement rules; see `shardings`.
+        rules: Placement rules; see `shardings`. None: `RULES`.
         dtype: Dtype of the parameters. None: as in the files.
         allow: Unknown config.json keys to accept. Only pass keys without effect on the model.
 
@@ -84,7 +84,7 @@ def load_encoder(
     path: str | Path,
     *,
     mesh: Mesh | None = None,
-    rules: Rules = RULES,
+    rules: Rules | None = None,
     dtype: DTypeLike | None = None,
     allow: tuple[str, ...] = (),
 ) -> TextEncoder | VisionEncoder | DualEncoder:
@@ -96,7 +96,7 @@ def load_encoder(
     Args:
         path: The directory.
         mesh: Placement of the parameters. None: the default device, uncommitted.
-        rules: Placement rules; see `shardings`.
+        rules: Placement rules; see `shardings`. None: `RULES`.
         dtype: Dtype of the parameters. None: as in the files.
         allow: Unknown config.json keys to accept. Only pass keys without effect on the model.
 
@@ -126,7 +126,7 @@ def _read(
     *,
     decoder: bool,
     mesh: Mesh | None,
-    rules: Rules,
+    rules: Rules | None,
     dtype: DTypeLike | None,
     allow: tuple[str, ...],
 ) -> Any:
@@ -161,7 +161,7 @@ def abstract(
     path_or_config: Config,
     *,
     mesh: Mesh | AbstractMesh | None = ...,
-    rules: Rules = ...,
+    rules: Rules | None = ...,
     allow: tuple[str, ...] = ...,
 ) -> Decoder: ...
 @overload
@@ -169,7 +169,7 @@ def abstract(
     path_or_config: TextConfig,
     *,
     mesh: Mesh | AbstractMesh | None = ...,
-    rules: Rules = ...,
+    rules: Rules | None = ...,
     allow: tuple[str, ...] = ...,
 ) -> TextEncoder: ...
 @overload
@@ -177,7 +177,7 @@ def abstract(
     path_or_config: VisionConfig,
     *,
     mesh: Mesh | AbstractMesh | None = ...,
-    rules: Rules = ...,
+    rules: Rules | None = ...,
     allow: tuple[str, ...] = ...,
 ) -> VisionEncoder: ...
 @overload
@@ -185,7 +185,7 @@ def abstract(
     path_or_config: DualConfig,
     *,
     mesh: Mesh | AbstractMesh | None = ...,
-    rules: Rules = ...,
+    rules: Rules | None = ...,
     allow: tuple[str, ...] = ...,
 ) -> DualEncoder: ...
 @overload
@@ -193,14 +193,14 @@ def abstract(
     path_or_config: str | Path,
     *,
     mesh: Mesh | AbstractMesh | None = ...,
-    rules: Rules = ...,
+    rules: Rules | None = ...,
     allow: tuple[str, ...] = ...,
 ) -> Any: ...
 def abstract(
     path_or_config: str | Path | AnyConfig,
     *,
     mesh: Mesh | AbstractMesh | None = None,
-    rules: Rules = RULES,
+    rules: Rules | None = None,
     allow: tuple[str, ...] = (),
 ) -> Any:
     """Returns a model with a `jax.ShapeDtypeStruct` for each parameter.
@@ -211,7 +211,7 @@ def abstract(
     Args:
         path_or_config: Directory of a model, or a configuration.
         mesh: Placement; each struct then has its sharding. May be abstract. None: no sharding.
-        rules: Placement rules; see `shardings`.
+        rules: Placement rules; see `shardings`. None: `RULES`.
         allow: Unknown config.json keys to accept.
 
     Returns:
@@ -236,12 +236,12 @@ def abstract(
     return model
 
 
-def plan(path: Path, *, rules: Rules, allow: tuple[str, ...]) -> tuple[Any, Matched]:
+def plan(path: Path, *, rules: Rules | None, allow: tuple[str, ...]) -> tuple[Any, Matched]:
     """Matches the tensors of a directory with the leaves of its model, from headers alone.
 
     Args:
         path: The directory.
-        rules: Placement rules; see `shardings`.
+        rules: Placement rules; see `shardings`. None: `RULES`.
         allow: Unknown config.json keys to accept.
 
     Returns:
@@ -273,7 +273,7 @@ def plan(path: Path, *, rules: Rules, allow: tuple[str, ...]) -> tuple[Any, Matc
     return model, matched
 
 
-def _place(model: nnx.Module, mesh: Mesh | AbstractMesh | None, rules: Rules) -> None:
+def _place(model: nnx.Module, mesh: Mesh | AbstractMesh | None, rules: Rules | None) -> None:
     """Gives the structs of `model` their shardings on `mesh`."""
     if mesh is None:
         return

@@ -13,6 +13,7 @@ import numpy as np
 from flax import nnx
 
 from dovetail_models._durable import new_directory
+from dovetail_models.abbreviation import dotted
 from dovetail_models.build import AnyModel
 from dovetail_models.families import FAMILIES
 from dovetail_models.hf import safetensors
@@ -20,7 +21,7 @@ from dovetail_models.hf.config import describe
 from dovetail_models.hf.directory import CONFIG_FILE, INDEX_FILE, WEIGHTS_FILE
 from dovetail_models.hf.ops import Op, Shape
 from dovetail_models.hf.safetensors import Pending
-from dovetail_models.hf.table import Family, candidates, dotted
+from dovetail_models.hf.table import Family, candidates
 from dovetail_models.shard import WEIGHTS
 
 # Tokenizer and generation files of a directory, besides the model.
@@ -59,9 +60,10 @@ def save(
 
     Raises:
         FileExistsError: `path` is in use.
+        TypeError: `model` is not a model of this library.
         ValueError: The family's config.json cannot express the configuration, its files do not name
-            a parameter, a parameter is abstract or spread over processes, or `like` has none of the
-            files.
+            a parameter, a parameter is quantized, abstract or spread over processes, or `like` has
+            none of the files.
 
     Example:
 
@@ -73,6 +75,7 @@ def save(
         >>> sorted(os.listdir(path))
         ['config.json', 'model.safetensors']
     """
+    _check_model(model)
     path = Path(path)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise FileExistsError(
@@ -92,6 +95,22 @@ def save(
             json.dumps(keys, indent=2, sort_keys=True) + "\n", "utf-8"
         )
         _write_tensors(pending, partial, file_bytes)
+
+
+def _check_model(model: nnx.Module) -> None:
+    if not isinstance(model, AnyModel):
+        raise TypeError(
+            f"save writes a model of dovetail_models, got a {type(model).__name__}. Write "
+            "nnx.state(module) of another module with Orbax or dovetail_checkpoint.Store."
+        )
+    for path, variable in nnx.to_flat_state(nnx.state(model, WEIGHTS)):
+        value = variable.get_value()
+        if not isinstance(value, jax.Array | jax.ShapeDtypeStruct):
+            raise ValueError(
+                f"save writes float parameters, got {dotted(path)}={value!r:.200}. Write a "
+                "quantized model with its quantizer, such as dovetail_quant.save, or save the "
+                "float model."
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -134,11 +134,6 @@ def listed(names: Iterable[str], *, limit: int = 20, between: str = ", ") -> str
     return between.join([*names[:limit], *more])
 
 
-def dotted(path: tuple[Any, ...]) -> str:
-    """Returns the dotted path of names and indices, such as `layers.7.attn.q.kernel`."""
-    return ".".join(map(str, path))
-
-
 def matches(name: str, patterns: Iterable[str]) -> bool:
     """Whether a pattern matches the tensor name."""
     return any(_match(pattern, name) for pattern in patterns)

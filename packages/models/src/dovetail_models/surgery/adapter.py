@@ -6,6 +6,7 @@ import functools
 import math
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
@@ -100,6 +101,12 @@ def plain(path: str, module: nnx.Module) -> nnx.Linear:
         raise ValueError(
             f"An adapter goes on an nnx.Linear, got path={path!r}, a {type(module).__name__}. "
             "Narrow the pattern, as in 'layers.*.attn.{q,k,v,o}'."
+        )
+    kernel = module.kernel.get_value()
+    if not isinstance(kernel, jax.Array | jax.ShapeDtypeStruct):
+        raise ValueError(
+            f"An adapter goes on a float kernel, got path={path!r} with {kernel!r:.200}. Insert it "
+            "before quantizing, or use the quantizer's adapters, such as dovetail_quant.qlora."
         )
     return module
 

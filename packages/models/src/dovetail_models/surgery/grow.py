@@ -17,9 +17,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import PRNGKeyArray
 
+from dovetail_models.abbreviation import dotted
 from dovetail_models.config import Attention, Config, Layer
 from dovetail_models.decoder import Decoder
-from dovetail_models.hf.table import dotted, listed
+from dovetail_models.hf.table import listed
 from dovetail_models.init import outline
 from dovetail_models.layers.experts import ExpertLinear
 from dovetail_models.shard import WEIGHTS

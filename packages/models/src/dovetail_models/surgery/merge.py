@@ -17,8 +17,9 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import PRNGKeyArray
 
+from dovetail_models.abbreviation import dotted
 from dovetail_models.build import AnyModel
-from dovetail_models.hf.table import dotted, listed, near
+from dovetail_models.hf.table import listed, near
 from dovetail_models.shard import WEIGHTS
 from dovetail_models.surgery import mix
 from dovetail_models.surgery.adapter import adapters

@@ -19,6 +19,7 @@ import numpy as np
 from flax import nnx
 
 from dovetail_models._durable import new_directory
+from dovetail_models.abbreviation import dotted
 from dovetail_models.decoder import Decoder
 from dovetail_models.families import FAMILIES
 from dovetail_models.hf import safetensors
@@ -46,9 +47,10 @@ def save_peft(model: Decoder, path: str | Path, *, base: str | None) -> None:
         base: Name or path of the base model, read by PEFT to find it. None: not stated.
 
     Raises:
-        ValueError: The model has no adapters, mixes rslora with plain scales, or has an adapter on
-            a projection without a tensor of its own in the family's files (the fused q, k and v of
-            GPT-2).
+        TypeError: `model` is not a decoder.
+        ValueError: The model has no adapters or those of another library, mixes rslora with plain
+            scales, or has an adapter on a projection without a tensor of its own in the family's
+            files (the fused q, k and v of GPT-2).
         FileExistsError: The path is in use.
 
     Example:
@@ -60,6 +62,11 @@ def save_peft(model: Decoder, path: str | Path, *, base: str | None) -> None:
         >>> model = lora.insert(model, "**.{q,v}", rank=2, alpha=4, rngs=nnx.Rngs(0))
         >>> lora.save_peft(model, tempfile.mkdtemp(), base="meta-llama/Llama-3.2-1B")
     """
+    if not isinstance(model, Decoder):
+        raise TypeError(
+            "save_peft names tensors as the files of a decoder's family do, got a "
+            f"{type(model).__name__}. Write nnx.state(module, nnx.LoRAParam) of another module."
+        )
     path = Path(path)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise FileExistsError(
@@ -124,6 +131,11 @@ def load_peft(model: Decoder, path: str | Path) -> Decoder:
 def _outgoing(model: Decoder, base: str | None) -> tuple[dict[str, object], dict[str, Pending]]:
     """Returns the keys of the config, and the tensors."""
     layers, names = adapters(model), _sites_of(model)
+    if not layers and (others := nnx.to_flat_state(nnx.state(model, nnx.LoRAParam))):
+        raise ValueError(
+            f"The adapters must be those of lora.insert, got {dotted(others[0][0])}, one of "
+            f"{len(others)} of another library. Write nnx.state(model, nnx.LoRAParam) instead."
+        )
     if not layers:
         raise ValueError(
             "The model must have adapters, got one without any. Add some with lora.insert, or "

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from flax import nnx
 
 from dovetail_models._patterns import Patterns
-from dovetail_models.hf.table import dotted
+from dovetail_models.abbreviation import dotted
 from dovetail_models.surgery.paths import select
 
 Model = TypeVar("Model", bound=nnx.Module)

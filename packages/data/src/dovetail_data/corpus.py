@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A finished corpus: documents on disk with random access."""
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import hashlib

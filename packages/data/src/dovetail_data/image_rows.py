@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of images with labels."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np

@@ -7,6 +7,8 @@ and the number of its rows before it. Any batch is therefore available without t
 are mixed; packed rows are full, so with them weights are shares of the tokens.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import hashlib
 import itertools

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random-access rows. A batch is a stack of rows."""
 
+from __future__ import annotations
+
 import abc
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence

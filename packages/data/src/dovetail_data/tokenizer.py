@@ -6,6 +6,8 @@ Text never yields a special id. A document with the characters "<|eos|>" is enco
 text, so no input can end itself or start another role.
 """
 
+from __future__ import annotations
+
 import functools
 import hashlib
 import importlib

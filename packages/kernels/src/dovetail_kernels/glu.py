@@ -9,6 +9,8 @@ and up and recomputes the rest. This saves a quarter of the memory of two feed-f
 bfloat16, and a tenth in float32, at the same time (benchmarks/elementwise.py).
 """
 
+from __future__ import annotations
+
 import functools
 from typing import Any, Literal
 

@@ -8,6 +8,8 @@ gradients cost a tenth more time and 1.6 times the memory or more. benchmarks/el
 measures both.
 """
 
+from __future__ import annotations
+
 from typing import Any, overload
 
 import jax

@@ -7,6 +7,8 @@ half longer than halves (benchmarks/elementwise.py). One permutation of the proj
 converts an interleaved head to halves.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 import jax

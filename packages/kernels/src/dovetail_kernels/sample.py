@@ -15,6 +15,8 @@ On a CPU rows are processed one after the other. Each is read up to 32 times and
 cache, but a batch does not. There a row draws the same token in any batch.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any
 

@@ -13,7 +13,7 @@ import pytest
 from dovetail_kernels.loss import blocked
 from dovetail_kernels.loss.api import linear_cross_entropy, linear_logprobs
 from dovetail_kernels.loss.implementations import tiles_of
-from dovetail_kernels.loss.rows import RowStats
+from dovetail_kernels.loss.operands import RowStats
 from dovetail_kernels.loss.tiles import tile_bytes
 
 M, D, V = 37, 8, 300

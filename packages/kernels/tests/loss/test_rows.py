@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dovetail_kernels.loss import rows
-from dovetail_kernels.loss.rows import Head, Operands, RowStats, Wanted
+from dovetail_kernels.loss.operands import Head, Operands, RowStats, Wanted
 from dovetail_kernels.loss.tiles import Tiles
 
 M, D, V = 13, 4, 50

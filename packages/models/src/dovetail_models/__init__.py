@@ -27,17 +27,7 @@
 from importlib.metadata import version as _version
 
 from dovetail_models import lora
-from dovetail_models.config import (
-    Attention,
-    ClampedGlu,
-    Config,
-    Experts,
-    Groups,
-    LatentAttention,
-    Layer,
-    Mlp,
-    Norm,
-)
+from dovetail_models.config import Attention, Config, LatentAttention, Layer, Norm
 from dovetail_models.decoder import Decoder
 from dovetail_models.describe import Description, describe
 from dovetail_models.diff import Difference, diff
@@ -73,6 +63,7 @@ from dovetail_models.hf.explain import explain
 from dovetail_models.hf.load import abstract, load, load_encoder
 from dovetail_models.hf.save import save
 from dovetail_models.init import init
+from dovetail_models.mlp_config import ClampedGlu, Experts, Groups, Mlp
 from dovetail_models.pool import pool
 from dovetail_models.reference import attention, dense_kv
 from dovetail_models.rope_config import LinearScaling, Llama3Scaling, Rope, YarnScaling

@@ -9,6 +9,8 @@ training, an inference engine and a reference each bring their own.
 Shape letters: B rows, T tokens, D embed, V vocabulary.
 """
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias, overload
@@ -20,7 +22,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from dovetail_models import reference
-from dovetail_models.config import Config, Experts
+from dovetail_models.config import Config
 from dovetail_models.describe import summary
 from dovetail_models.inputs import check_positions, check_tokens, restart
 from dovetail_models.layers.block import RESIDUAL, Block
@@ -29,6 +31,7 @@ from dovetail_models.layers.linear import Embed, project, whole
 from dovetail_models.layers.norm import norm_layer
 from dovetail_models.layers.rope import Angles, rope_angles
 from dovetail_models.layers.router import Balance
+from dovetail_models.mlp_config import Experts
 from dovetail_models.run import Remat, run
 from dovetail_models.shard import RULES, Rules, constrain
 

@@ -6,6 +6,8 @@ An error grows from layer to layer. Examine the first divergent step: its own mo
 family's table, and its keys in config.json.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from pathlib import Path
 

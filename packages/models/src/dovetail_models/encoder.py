@@ -5,6 +5,8 @@
 Shape letters: B rows, T tokens, D embed, P width of a pooled vector.
 """
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias, TypeVar, overload

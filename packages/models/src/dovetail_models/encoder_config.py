@@ -9,8 +9,9 @@ none the embedding.
 
 import dataclasses
 
-from dovetail_models.config import Attention, Layer, Mlp, Norm
-from dovetail_models.rope_config import positive
+from dovetail_models._config_checks import positive
+from dovetail_models.config import Attention, Layer, Norm
+from dovetail_models.mlp_config import Mlp
 
 Extra = tuple[tuple[str, str], ...]
 

@@ -6,6 +6,8 @@ All are sums over the matrices of a layer (`_matrices`). A parameter count takes
 cost of a token takes only the experts selected for it.
 """
 
+from __future__ import annotations
+
 import math
 
 import jax
@@ -14,7 +16,8 @@ from flax import nnx
 from jax.sharding import AbstractMesh, Mesh
 from jaxtyping import DTypeLike
 
-from dovetail_models.config import Attention, Config, Experts, LatentAttention, Layer, Mlp, Norm
+from dovetail_models.config import Attention, Config, LatentAttention, Layer, Norm
+from dovetail_models.mlp_config import Experts, Mlp
 from dovetail_models.shard import Rules, shardings
 
 

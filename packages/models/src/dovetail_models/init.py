@@ -7,6 +7,8 @@ program per kind of layer: a deep model compiles as fast as a shallow one. The b
 the seed and the leaf, never on the mesh.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Callable
 from typing import Any, overload

@@ -7,6 +7,8 @@ files, shardings and quantizers still apply; A and B appear beside it. The alter
 around the projection or an interception of calls, move the kernel or hide the adapter.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 
 import jax
@@ -15,13 +17,20 @@ from flax import nnx
 from jaxtyping import DTypeLike
 
 from dovetail_models._patterns import Patterns
-from dovetail_models.surgery.adapter import LoraLinear as LoraLinear
-from dovetail_models.surgery.adapter import adapted, plain, without
-from dovetail_models.surgery.adapter import adapters as adapters
-from dovetail_models.surgery.peft import load_peft as load_peft
-from dovetail_models.surgery.peft import save_peft as save_peft
+from dovetail_models.surgery.adapter import LoraLinear, adapted, adapters, plain, without
+from dovetail_models.surgery.peft import load_peft, save_peft
 from dovetail_models.surgery.place import build
 from dovetail_models.surgery.replace import Model, replace
+
+__all__ = [  # noqa: RUF022, in order of use
+    "insert",
+    "merge",
+    "remove",
+    "adapters",
+    "save_peft",
+    "load_peft",
+    "LoraLinear",
+]
 
 
 def insert(

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pooling without parameters: one vector per row of token vectors."""
 
+from __future__ import annotations
+
 from typing import Literal
 
 import jax.numpy as jnp

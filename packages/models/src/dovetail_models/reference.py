@@ -12,6 +12,8 @@ to the query's position. Rows of unequal length can share a batch: a slot beyond
 never read before it is written.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 import jax

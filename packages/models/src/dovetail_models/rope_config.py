@@ -5,6 +5,8 @@
 import dataclasses
 import math
 
+from dovetail_models._config_checks import positive
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Llama3Scaling:
@@ -155,14 +157,3 @@ class Rope:
 
     def __post_init__(self):
         positive(self, "theta")
-
-
-def positive(config: object, *names: str) -> None:
-    """Raises ValueError if a named field is not above 0 and finite."""
-    for name in names:
-        value = getattr(config, name)
-        if not (value > 0 and math.isfinite(value)):
-            raise ValueError(
-                f"{type(config).__name__}.{name} must be positive, got {name}={value}. "
-                f"Pass {name}= a number above 0."
-            )

@@ -7,6 +7,8 @@ the common embedding. Images are [rows, height, width, channels], normalised as 
 preprocessor_config.json.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias, overload

@@ -14,6 +14,8 @@ called weight decay:
   2510.12402, section 3), so the decay never works against the step.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 

@@ -15,6 +15,8 @@ taken, and `halted` reports the failed run. A level that stays high is no spike:
 spikes in a row the step is accepted, and the statistics start anew.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import math
 from collections.abc import Callable

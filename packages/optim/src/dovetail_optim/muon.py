@@ -15,6 +15,8 @@ Use it for the hidden matrices of a network. Embeddings, the last layer, scales 
 another transformation, by `route`.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import math
 from collections.abc import Sequence

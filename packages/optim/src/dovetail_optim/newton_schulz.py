@@ -17,6 +17,8 @@ The preset decides how near 1, and how small a singular value may be beside the 
 - "exact": all eight of them and one more of the last. Values from 1e-3 on land within 1e-7 of 1.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Literal
 

@@ -7,6 +7,8 @@ schedule. A cooldown is a phase that can start at any step. So one constant run 
 every length: return to a checkpoint, `branch`, and train only the decay (2405.18392).
 """
 
+from __future__ import annotations
+
 import dataclasses
 import math
 from collections.abc import Callable, Mapping

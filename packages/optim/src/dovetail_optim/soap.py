@@ -15,6 +15,8 @@ every `refresh`. The authors' code refreshes all in every tenth step, which then
 as long as the others.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 from collections.abc import Sequence

@@ -8,6 +8,8 @@ scatter and read by gather, in any order, and nothing is encoded twice. Attentio
 Per-channel scales of keys would be more accurate, but need statistics of future tokens.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from typing import Protocol, runtime_checkable
 

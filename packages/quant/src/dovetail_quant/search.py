@@ -10,6 +10,8 @@ batches. The best choice under the limit is then exact (`knapsack`), is calibrat
 both numbers are reported: if they differ, the errors were too large for second order.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any

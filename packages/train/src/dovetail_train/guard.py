@@ -6,6 +6,8 @@ The trainer refuses a step with a non-finite loss or gradient norm. It has no ru
 guard judges the finite steps.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable

@@ -8,6 +8,8 @@ recomputes them (`jax.checkpoint`). A batch of a single chunk is not computed tw
 `cross_entropy` for an operation that never makes them.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable

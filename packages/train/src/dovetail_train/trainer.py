@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The trainer: joins a model, an Optax transformation and a loss to a step and a loop."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention, and the choice among its implementations."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Sequence
 from typing import Any

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Grouped matrix product: rows in consecutive groups, each with its group's matrix."""
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Sequence
 from typing import Any

@@ -8,6 +8,8 @@ its inverse the gradient is a gather in the other direction and a sum over the k
 the same order.
 """
 
+from __future__ import annotations
+
 import functools
 import operator
 from collections.abc import Iterable

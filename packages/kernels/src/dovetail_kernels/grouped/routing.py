@@ -16,6 +16,8 @@ normalised over the chosen ones: the normaliser cancels. Both are computed as a 
 chosen experts' log-scores, which cannot divide by an underflowed sum.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from typing import Any, Literal
 

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Losses of a linear head, without its logits in memory."""
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 from collections.abc import Sequence

@@ -23,7 +23,7 @@ from jax import Array
 from jax.custom_derivatives import SymbolicZero
 
 from dovetail_kernels.loss import rows
-from dovetail_kernels.loss.rows import Gradients, Head, Operands, RowStats, Wanted
+from dovetail_kernels.loss.operands import Gradients, Head, Operands, RowStats, Wanted
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from jax import Array
 from dovetail_kernels.dispatch import Implementation, Work
 from dovetail_kernels.loss import blocked, reference
 from dovetail_kernels.loss.call import LossCall, accumulator
-from dovetail_kernels.loss.rows import Head, Operands
+from dovetail_kernels.loss.operands import Head, Operands
 from dovetail_kernels.loss.tiles import Tiles, choose_tiles
 
 

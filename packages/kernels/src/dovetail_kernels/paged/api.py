@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention over a cache of pages, for batches of prefilling and decoding requests."""
 
+from __future__ import annotations
+
 import functools
 import math
 from collections.abc import Callable, Sequence

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes keys and values of new tokens into a cache of pages, in place if it is donated."""
 
+from __future__ import annotations
+
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Product of activations and quantized weights: the call, its checks, and its implementations."""
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 from collections.abc import Sequence

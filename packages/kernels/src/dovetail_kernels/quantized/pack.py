@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Conversion to the packed layout, from floats and from quantized integers."""
 
+from __future__ import annotations
+
 import functools
 from typing import Any, Protocol, runtime_checkable
 

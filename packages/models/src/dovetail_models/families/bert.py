@@ -13,10 +13,11 @@ Dropout, a training option in config.json, is not computed here.
 import dataclasses
 from typing import Any
 
-from dovetail_models.config import Activation, Norm
+from dovetail_models.config import Norm
 from dovetail_models.encoder_config import TextConfig, TokenPool
 from dovetail_models.families import shape, tower
 from dovetail_models.hf.table import Family, Keys, Row, Table
+from dovetail_models.mlp_config import Activation
 
 _THEIRS, _OURS = "encoder.layer.{i}.", "layers.{i}."
 _LINEAR = {

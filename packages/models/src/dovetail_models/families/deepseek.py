@@ -4,10 +4,11 @@
 
 from typing import Any
 
-from dovetail_models.config import Config, Experts, LatentAttention, Layer, Mlp
+from dovetail_models.config import Config, LatentAttention, Layer
 from dovetail_models.families import shape
 from dovetail_models.hf.rope import write_rope
 from dovetail_models.hf.table import Keys, Table
+from dovetail_models.mlp_config import Experts, Mlp
 from dovetail_models.rope_config import Rope
 
 _THEIRS, _OURS = "model.layers.{i}.", "layers.{i}."

@@ -10,10 +10,11 @@ sum. With `group_limited_greedy` a token goes to the groups with the best single
 import dataclasses
 from typing import Any
 
-from dovetail_models.config import Config, Experts, Groups, LatentAttention, Norm
+from dovetail_models.config import Config, LatentAttention, Norm
 from dovetail_models.families import deepseek, shape
 from dovetail_models.hf.rope import read_rope
 from dovetail_models.hf.table import Family, Keys
+from dovetail_models.mlp_config import Experts, Groups
 
 _GREEDY, _LIMITED = "greedy", "group_limited_greedy"
 

@@ -11,10 +11,11 @@ this layer is left out.
 import dataclasses
 from typing import Any
 
-from dovetail_models.config import Config, Experts, Groups, LatentAttention, Norm
+from dovetail_models.config import Config, LatentAttention, Norm
 from dovetail_models.families import deepseek, shape
 from dovetail_models.hf.rope import read_rope
 from dovetail_models.hf.table import Family, Keys, Row
+from dovetail_models.mlp_config import Experts, Groups
 
 _BIAS = Row(
     "model.layers.{i}.mlp.gate.e_score_correction_bias",

@@ -9,9 +9,10 @@ config.json says "gelu". The output head is the embedding.
 
 from typing import Any
 
-from dovetail_models.config import Attention, Config, Mlp, Norm
+from dovetail_models.config import Attention, Config, Norm
 from dovetail_models.families import shape
 from dovetail_models.hf.table import Family, Keys
+from dovetail_models.mlp_config import Mlp
 from dovetail_models.rope_config import Rope, Scaling
 
 GELU = "gelu_pytorch_tanh"

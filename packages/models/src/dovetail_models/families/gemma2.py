@@ -10,11 +10,12 @@ window.
 
 from typing import Any
 
-from dovetail_models.config import Attention, Config, Mlp
+from dovetail_models.config import Attention, Config
 from dovetail_models.families import shape
 from dovetail_models.families.gemma import GELU, norm
 from dovetail_models.hf.rope import read_rope
 from dovetail_models.hf.table import Family, Keys, Table
+from dovetail_models.mlp_config import Mlp
 from dovetail_models.rope_config import Rope
 
 _THEIRS, _OURS = "model.layers.{i}.", "layers.{i}."

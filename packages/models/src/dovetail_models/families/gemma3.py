@@ -10,12 +10,13 @@ Quirks: q and k are normalised before RoPE. Windowed layers have a RoPE base of 
 import dataclasses
 from typing import Any
 
-from dovetail_models.config import Attention, Config, Mlp
+from dovetail_models.config import Attention, Config
 from dovetail_models.families import shape
 from dovetail_models.families.gemma import norm
 from dovetail_models.families.gemma2 import TABLE, read_sizes, write_sizes
 from dovetail_models.hf.rope import describe_scaling, parse_rope
 from dovetail_models.hf.table import Family, Keys
+from dovetail_models.mlp_config import Mlp
 from dovetail_models.rope_config import Rope, Scaling
 
 _INERT = shape.INERT | {"_sliding_window_pattern", "cache_implementation"}

@@ -9,10 +9,11 @@ training option in config.json, is not computed here.
 
 from typing import Any
 
-from dovetail_models.config import Attention, Config, Layer, Mlp, Norm
+from dovetail_models.config import Attention, Config, Layer, Norm
 from dovetail_models.families import shape
 from dovetail_models.hf.ops import Identity, Part
 from dovetail_models.hf.table import Family, Keys, Row, Table
+from dovetail_models.mlp_config import Mlp
 
 _SAME = Identity()
 

@@ -9,10 +9,11 @@ experts have biases. The gate is clamped (`ClampedGlu`). Gate and up alternate i
 
 from typing import Any
 
-from dovetail_models.config import Attention, ClampedGlu, Config, Experts, Norm
+from dovetail_models.config import Attention, Config, Norm
 from dovetail_models.families import shape
 from dovetail_models.hf.ops import Identity, Interleaved
 from dovetail_models.hf.table import Family, Keys, Row, Table
+from dovetail_models.mlp_config import ClampedGlu, Experts
 from dovetail_models.rope_config import Rope, Scaling, YarnScaling
 
 _SAME = Identity()

@@ -8,9 +8,10 @@ from before 2023-08 hold the RoPE frequencies; these follow from config.json.
 
 from typing import Any
 
-from dovetail_models.config import Attention, Config, Mlp, Norm
+from dovetail_models.config import Attention, Config, Norm
 from dovetail_models.families import shape
 from dovetail_models.hf.table import Family, Keys
+from dovetail_models.mlp_config import Mlp
 from dovetail_models.rope_config import Rope, Scaling
 
 

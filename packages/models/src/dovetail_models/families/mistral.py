@@ -7,9 +7,10 @@ Quirks: Without a key in config.json the window is 4096 positions. From version 
 
 from typing import Any
 
-from dovetail_models.config import Attention, Config, Mlp, Norm
+from dovetail_models.config import Attention, Config, Norm
 from dovetail_models.families import shape
 from dovetail_models.hf.table import Family, Keys
+from dovetail_models.mlp_config import Mlp
 from dovetail_models.rope_config import Rope, Scaling
 
 

@@ -8,9 +8,10 @@ sum. Experts are named w1, w3 and w2 (gate, up, down), or fused under `mlp.exper
 
 from typing import Any
 
-from dovetail_models.config import Attention, Config, Experts, Norm
+from dovetail_models.config import Attention, Config, Norm
 from dovetail_models.families import shape
 from dovetail_models.hf.table import Family, Keys
+from dovetail_models.mlp_config import Experts
 from dovetail_models.rope_config import Rope, Scaling
 
 _BLOCK = "model.layers.{i}.block_sparse_moe"

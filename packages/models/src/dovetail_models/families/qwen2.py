@@ -8,9 +8,10 @@ It then applies to the layers from `max_window_layers` on, or to those named in 
 
 from typing import Any
 
-from dovetail_models.config import Attention, Config, Mlp, Norm
+from dovetail_models.config import Attention, Config, Norm
 from dovetail_models.families import shape
 from dovetail_models.hf.table import Family, Keys
+from dovetail_models.mlp_config import Mlp
 from dovetail_models.rope_config import Rope, Scaling
 
 

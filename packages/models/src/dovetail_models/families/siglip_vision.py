@@ -9,12 +9,13 @@ last whole patch of an image are left out.
 
 from typing import Any
 
-from dovetail_models.config import Activation, Mlp, Norm
+from dovetail_models.config import Norm
 from dovetail_models.encoder_config import AttentionPool, VisionConfig
 from dovetail_models.families import shape, tower
 from dovetail_models.families.siglip_text import DEFAULTS, EPS, GELU, LAYERS
 from dovetail_models.hf.ops import Conv, Lead, Part
 from dovetail_models.hf.table import Family, Keys, Row, Table
+from dovetail_models.mlp_config import Activation, Mlp
 
 _FUSED: Table = tuple(
     row

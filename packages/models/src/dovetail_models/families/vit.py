@@ -10,11 +10,12 @@ not computed here.
 
 from typing import Any
 
-from dovetail_models.config import Activation, Attention, Norm
+from dovetail_models.config import Attention, Norm
 from dovetail_models.encoder_config import TokenPool, VisionConfig
 from dovetail_models.families import shape, tower
 from dovetail_models.hf.ops import Conv, Lead
 from dovetail_models.hf.table import Family, Keys, Row, Table
+from dovetail_models.mlp_config import Activation
 
 _THEIRS, _OURS = "encoder.layer.{i}.", "layers.{i}."
 _LINEAR = {

@@ -6,6 +6,8 @@ Leaves are filled one by one while earlier ones are still in transfer. Besides t
 parameters, the host holds one leaf, or several of 256 MiB together, and one decoded tensor.
 """
 
+from __future__ import annotations
+
 import collections
 from pathlib import Path
 from typing import Any, overload

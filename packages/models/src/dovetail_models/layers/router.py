@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
-from dovetail_models.config import Experts, Groups
 from dovetail_models.inputs import restart
+from dovetail_models.mlp_config import Experts, Groups
 from dovetail_models.shard import Buffer, named
 
 

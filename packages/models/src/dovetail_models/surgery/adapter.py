@@ -22,9 +22,9 @@ _LINEAR += ("precision", "dot_general", "promote_dtype", "preferred_element_type
 class LoraLinear(nnx.Linear):
     """A linear layer with an adapter: `lora_a` [in, rank] and `lora_b` [rank, out].
 
-    Adds `scale * (x lora_a) lora_b` to the output, with scale `alpha / rank`, or `alpha /
-    sqrt(rank)` if `rslora` (2312.03732). The adapter computes in its own dtype, or in `dtype` if
-    that is set.
+    Adds `scale * (x lora_a) lora_b` to the output, with `scale = alpha / rank`; if `rslora`,
+    `scale = alpha / sqrt(rank)` (2312.03732). The adapter computes in its own dtype, or in `dtype`
+    if it is set.
 
     Args:
         base: The layer. Its kernel, bias and settings are taken over.

@@ -9,6 +9,8 @@ with halved outputs (Net2Net, 1511.05641), leaves twins with equal gradients. Gr
 stream is not offered: the eps of its norms does not scale, so the result would be inexact.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from typing import Any
 

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Changes of a model's vocabulary, head and dtype."""
 
+from __future__ import annotations
+
 import dataclasses
 from typing import Any, Literal
 

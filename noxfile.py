@@ -83,7 +83,8 @@ def assert_alone(session: nox.Session, *allowed: workspace.Member) -> None:
 def keep_compiled(session: nox.Session) -> None:
     """Let programs outside the suites use the suites' compilation cache too."""
     settings = session.run("python", "scripts/compilation_cache.py", silent=True)
-    session.env.update(json.loads(str(settings)))
+    if settings:  # nothing is printed with --install-only
+        session.env.update(json.loads(str(settings)))
 
 
 @nox.session(python=[*workspace.PYTHONS, *NEWER])

@@ -59,7 +59,7 @@ def directive(module: str, name: str) -> str:
     """Returns the autodoc directive of a public name."""
     value = getattr(importlib.import_module(module), name)
     if isinstance(value, types.ModuleType):
-        return f".. automodule:: {value.__name__}\n   :no-index:\n"
+        return f".. automodule:: {value.__name__}\n\n.. currentmodule:: {module}\n"
     if inspect.isclass(value):
         return f".. autoclass:: {name}\n   :members:\n"
     return f".. {'autofunction' if callable(value) else 'autodata'}:: {name}\n"

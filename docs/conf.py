@@ -2,11 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sphinx: the packages' READMEs, their public API by topic, and the examples, executed."""
 
+import inspect
+import os
 import re
 import sys
 from pathlib import Path
 
 from sphinx.application import Sphinx
+from sphinx.util.inspect import stringify_signature
 
 sys.path.append(str(Path(__file__).resolve().parent))
 
@@ -23,9 +26,25 @@ project_copyright = "2026, The Dovetail Authors"
 extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
+    "sphinx.ext.intersphinx",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
+    "sphinx_copybutton",
 ]
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+# The inventories are fetched only where the network is: nothing else in the build needs it.
+PEERS = {
+    "python": "https://docs.python.org/3/",
+    "jax": "https://docs.jax.dev/en/latest/",
+    "flax": "https://flax.readthedocs.io/en/latest/",
+    "optax": "https://optax.readthedocs.io/en/latest/",
+    "orbax": "https://orbax.readthedocs.io/en/latest/",
+    "grain": "https://google-grain.readthedocs.io/en/latest/",
+}
+intersphinx_mapping = (
+    {name: (url, None) for name, url in PEERS.items()} if os.environ.get("DOCS_ONLINE") else {}
+)
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True  # else each attribute would be described twice
 exclude_patterns = [
@@ -96,6 +115,28 @@ def as_markdown(
     lines[:] = result
 
 
+def as_written(
+    app: Sphinx, what: str, name: str, thing: object, options: object, args: str, returns: str
+) -> tuple[str, str] | None:
+    """Shows annotations as the source has them; resolved, aliases become walls of types."""
+    function = thing.__init__ if inspect.isclass(thing) else thing
+    if not inspect.isfunction(function):
+        return None
+    signature = inspect.signature(function)
+    parameters = list(signature.parameters.values())
+    # A module of Flax hides its constructor behind a metaclass.
+    hidden = inspect.isclass(thing) and args == "(*args: Any, **kwargs: Any)"
+    if not hidden and not any(isinstance(p.annotation, str) for p in parameters):
+        return None
+    if parameters and parameters[0].name == "self":
+        parameters = parameters[1:]
+    shown = stringify_signature(
+        signature.replace(parameters=parameters), unqualified_typehints=True
+    )
+    before, _, result = shown.rpartition(" -> ")
+    return (before, "" if inspect.isclass(thing) else result) if before else (shown, "")
+
+
 def setup(app: Sphinx) -> None:
     """Sphinx calls this once, before it looks for pages."""
     api.write()
@@ -104,3 +145,4 @@ def setup(app: Sphinx) -> None:
     convergence.write()
     schedules.write()
     app.connect("autodoc-process-docstring", as_markdown, priority=400)
+    app.connect("autodoc-process-signature", as_written)

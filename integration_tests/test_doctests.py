@@ -11,11 +11,7 @@ import pytest
 
 import workspace
 
-MEMBERS = [
-    m
-    for m in workspace.members().values()
-    if "doctests" in m.path.joinpath("pyproject.toml").read_text()
-]
+MEMBERS = list(workspace.members().values())
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 

@@ -32,9 +32,8 @@ def parameters(function: ast.AST) -> list[str]:
 
 def fields(node: ast.ClassDef) -> list[str]:
     """Returns the constructor's parameters: those of `__init__`, else a dataclass's fields."""
-    for function in node.body:
-        if isinstance(function, Function) and function.name == "__init__":
-            return parameters(function)
+    for function in (f for f in node.body if getattr(f, "name", "") == "__init__"):
+        return parameters(function)
     shown = " ".join(ast.unparse(d) for d in [*node.decorator_list, *node.bases])
     if not re.search(r"dataclass|NamedTuple|nnx\.Module|struct", shown):
         return []
@@ -87,8 +86,8 @@ def check(file: Path) -> tuple[int, list[tuple[int, str, str]]]:
     tree = ast.parse(file.read_text(encoding="utf-8"))
     findings, words = [*check_signatures(tree), *check_results(tree)], 0
     for node in ast.walk(tree):
-        has_docstring = isinstance(node, ast.Module | ast.ClassDef | Function)
-        docstring = (has_docstring and ast.get_docstring(node)) or ""
+        documented = isinstance(node, ast.Module | ast.ClassDef | Function)
+        docstring = (documented and ast.get_docstring(node)) or ""
         line = getattr(node, "lineno", 1)
         words += len(re.findall(r"[A-Za-z][\w'-]*", docstring))
         findings += [(line, "relative", w) for w in RELATIVE.findall(docstring)]

@@ -4,9 +4,9 @@
 # %% [markdown]
 # # Any module, any loss
 #
-# The trainer knows nothing of language models. Here it fits a perceptron to points of which some
-# have no label, in microbatches: because the loss returns a sum and a count, the split changes
-# nothing but rounding, whereas a mean of the microbatches' means would.
+# The trainer is not tied to language models. Here it fits a perceptron to points in microbatches;
+# some points have no label. The loss returns a sum and a count, so the split changes only rounding.
+# A mean of the microbatches' means would change the result.
 
 # %%
 import itertools

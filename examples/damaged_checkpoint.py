@@ -4,11 +4,11 @@
 # %% [markdown]
 # # A run that is killed, damaged and resumed
 #
-# A training run is killed without warning. Then one bit of its newest checkpoint is changed, as a
-# bad disk or a hex editor would. The run goes on from the step before, and ends with the same
-# weights, bit for bit, as a run that nothing happened to.
+# A training run is killed without warning. Then one bit of its newest checkpoint is flipped, as by
+# a bad disk. The run resumes from the previous step and ends with the weights of an undisturbed
+# run, bit for bit.
 #
-# The loop is plain JAX and Optax, in a program of its own, so that it can be killed.
+# The loop is plain JAX and Optax, in a separate program, so it can be killed.
 
 # %%
 import signal
@@ -80,7 +80,7 @@ def start(root, steps):
 
 
 # %% [markdown]
-# This run would go on for ever. Once it has saved some steps, it gets no time to say goodbye.
+# This run would continue for ever. After a few saved steps it is killed.
 
 # %%
 run = start("broken", 10**9)
@@ -92,15 +92,14 @@ for step in Store("broken").steps():
     print(step)
 
 # %% [markdown]
-# What it leaves is whole: a commit is one rename, and what was not committed yet is no step. The
-# last step may not have its checksums; its arrays are proven by their digests all the same.
+# Every remaining step is whole: a commit is one rename, and an uncommitted save is not a step. The
+# last step may lack its checksums; the digests still prove its arrays.
 
 # %%
 print(verify("broken"))
 
 # %% [markdown]
-# Now somebody opens the newest step in a hex editor and changes one bit of the file that holds the
-# arrays.
+# Now flip one bit in the array file of the newest step.
 
 # %%
 newest = Store("broken").steps()[-1].step
@@ -114,8 +113,8 @@ print(f"{file.name} at {at}: {content[at : at + 8].hex(' ')}")
 file.write_bytes(content)
 
 # %% [markdown]
-# Most formats would load that without a word. Here the report names leaf and file, and the same
-# command as before goes on from the step before, with the data at that step's position.
+# Most formats would load this silently. Here the report names leaf and file, and the same command
+# resumes from the previous step, with the data at its position.
 
 # %%
 steps = newest + 25
@@ -130,9 +129,9 @@ print(broken[:5])
 assert broken.tobytes() == unbroken.tobytes()
 
 # %% [markdown]
-# The damaged step was kept aside under another name, in case somebody wants to know what happened;
-# nothing that was proven intact was ever overwritten. Plain Orbax reads the good steps, and
-# `sha256sum -c SHA256SUMS` in the folder of a step checks it without Python.
+# The damaged step is kept under another name for inspection. No intact step was overwritten. Plain
+# Orbax reads the good steps, and `sha256sum -c SHA256SUMS` in a step's folder checks it without
+# Python.
 
 # %%
 print(sorted(path.name for path in Path("broken").iterdir()))

@@ -4,10 +4,10 @@
 # %% [markdown]
 # # A run that looks after itself
 #
-# One batch of this run is broken, and one is a spike. The trainer skips the first, the guard the
-# second, and no bit of either is left. The averages of the parameters are evaluated beside the
-# parameters; the curves end up in one HTML file. Before any of it, an estimate says what the same
-# step would need on devices that are not here.
+# One batch of this run is broken, and one causes a loss spike. The trainer skips the first, the
+# guard the second; neither changes a bit of the state. Parameters and their moving average are both
+# evaluated, and the curves are written to one HTML file. First, an estimate gives the memory of the
+# same step on absent devices.
 
 # %%
 import tempfile
@@ -52,7 +52,7 @@ def perceptron():
 
 
 # %% [markdown]
-# What would a step need on four H200, parameters and optimizer split? Nothing is allocated.
+# Memory of a step on four H200 with parameters and optimizer sharded. Nothing is allocated.
 
 # %%
 absent = Trainer(optax.adam(1e-2), squared_error, mesh=abstract_mesh(4, fsdp=4), ema=0.95)

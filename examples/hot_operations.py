@@ -4,9 +4,9 @@
 # %% [markdown]
 # # Training on long packed rows, in the memory of short ones
 #
-# A row of 2,048 tokens holds eight documents. Attention by the formula forms a matrix of 2,048 by
-# 2,048 numbers for each head, and the loss 2,048 by 32,000 logits. The operations of
-# dovetail-kernels form neither. The trainer takes them as arguments; the model is not changed.
+# A row of 2,048 tokens holds eight documents. The textbook attention needs a 2,048 by 2,048 matrix
+# per head, and the loss 2,048 by 32,000 logits. The operations of dovetail-kernels need neither.
+# Model and trainer take them as arguments.
 
 # %%
 import jax
@@ -27,19 +27,19 @@ from dovetail_train import Trainer, lm_loss
 
 LENGTH, DOCUMENTS = 2048, 8
 config = llama(vocab_size=32_000, embed=64, depth=2, heads=4, kv_heads=2, mlp=128, tie=True)
-part = LENGTH // DOCUMENTS
+size = LENGTH // DOCUMENTS
 ids = np.random.default_rng(0).integers(0, config.vocab_size, LENGTH + 1, np.int32)
 batch = {
     "tokens": ids[None, :-1],
     "targets": ids[None, 1:],
     "mask": np.ones((1, LENGTH), np.float32),
-    "segment_ids": np.repeat(np.arange(1, DOCUMENTS + 1, dtype=np.int32), part)[None],
-    "positions": np.tile(np.arange(part, dtype=np.int32), DOCUMENTS)[None],
+    "segment_ids": np.repeat(np.arange(1, DOCUMENTS + 1, dtype=np.int32), size)[None],
+    "positions": np.tile(np.arange(size, dtype=np.int32), DOCUMENTS)[None],
 }
 
 # %% [markdown]
-# `explain` takes the arguments of the call, or their shapes, and says what would run and why
-# nothing else.
+# `explain` takes the arguments of a call, or their shapes. It reports the implementation that would
+# run, and the reason against each other one.
 
 # %%
 shape = jax.ShapeDtypeStruct((1, LENGTH, 4, 16), jnp.float32)
@@ -47,8 +47,8 @@ segments = jnp.asarray(batch["segment_ids"])
 print(explain(attention, shape, shape, shape, causal=True, segment_ids=segments))
 
 # %% [markdown]
-# The same step with and without them: the same loss, in other memory. `program` is what the trainer
-# would compile, for XLA to tell its temporary bytes.
+# The same step with and without them: equal losses, different memory. `program` returns the
+# trainer's program for XLA's memory analysis.
 
 
 # %%
@@ -69,8 +69,8 @@ assert abs(loss - same_loss) < 1e-4
 assert less < temporary / 4
 
 # %% [markdown]
-# After training the head may be a quarter of its size: 8 bits for each weight, multiplied as they
-# are. Each row of a batch draws its token by its own options.
+# After training the head can shrink to a quarter: 8 bits per weight, multiplied directly. Each row
+# of a batch samples with its own options.
 
 # %%
 head = jnp.asarray(model.embed.embedding[...]).T  # tied: [embed, vocabulary]

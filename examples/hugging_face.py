@@ -4,8 +4,8 @@
 # %% [markdown]
 # # A Hugging Face directory on a mesh
 #
-# A model goes out to a Hugging Face directory and comes back sharded, with the same logits. The
-# same module then decodes with a cache, because the cache is an argument.
+# A model is written to a Hugging Face directory and loaded again, sharded, with the same logits.
+# The same module then decodes with a cache, because the cache is an argument.
 
 # %%
 import jax
@@ -21,7 +21,7 @@ save(model, "tiny")
 print(size(config), "parameters;", flops(config, tokens=128, length=128), "FLOPs for 128 tokens")
 
 # %% [markdown]
-# One CPU device stands in for the devices of a host: the call is the same for eight.
+# One CPU device stands in for a host's devices; the call is the same for eight.
 
 # %%
 devices = len(jax.devices())
@@ -34,7 +34,7 @@ whole = again(tokens)
 np.testing.assert_array_equal(whole, model(tokens))
 
 # %% [markdown]
-# Eight tokens at once, then one at a time, each reading what the cache holds.
+# Eight tokens at once, then one at a time from the cache.
 
 # %%
 positions = jnp.broadcast_to(jnp.arange(10), (2, 10))
@@ -42,8 +42,10 @@ kv = dense_kv(config, rows=2, length=10)
 x, kv = model.features(tokens[:, :8], positions=positions[:, :8], attention=attention, kv=kv)
 logits = [model.head(x)]
 for i in range(8, 10):
-    one = slice(i, i + 1)
-    x, kv = model.features(tokens[:, one], positions=positions[:, one], attention=attention, kv=kv)
+    step = slice(i, i + 1)
+    x, kv = model.features(
+        tokens[:, step], positions=positions[:, step], attention=attention, kv=kv
+    )
     logits.append(model.head(x))
 np.testing.assert_allclose(jnp.concatenate(logits, axis=1), whole, atol=1e-5)
 print("cached decoding gives the logits of the whole sequence")

@@ -4,10 +4,10 @@
 # %% [markdown]
 # # A language model, stopped and resumed
 #
-# Text becomes a corpus, a corpus becomes packed rows, and a small Llama is trained on them. The
-# run is stopped half-way and goes on as if it had not been: the losses are the same, bit for bit.
-# Four packages meet here only in what they exchange: an iterator of dicts of NumPy arrays, an NNX
-# module, an Optax transformation, a checkpoint.
+# Text becomes a corpus, the corpus packed rows, and a small Llama trains on them. The run stops
+# half-way and resumes; the losses equal an uninterrupted run, bit for bit. Four packages exchange
+# only an iterator of dicts of NumPy arrays, an NNX module, an Optax transformation and a
+# checkpoint.
 
 # %%
 import json
@@ -22,8 +22,8 @@ from dovetail_models import init, llama, save, size
 from dovetail_train import BitsPerByte, Eval, Jsonl, Trainer, lm_loss, read_jsonl
 
 # %% [markdown]
-# Any directory of text will do; the sources of a package of the standard library are always at
-# hand. One file is held out. A tokenizer over bytes needs no training.
+# Any directory of text works; a package of the standard library is always available. One file is
+# held out. A byte tokenizer needs no training.
 
 # %%
 files = sorted(Path(json.__file__).parent.glob("*.py"))
@@ -45,9 +45,8 @@ print(size(config), "parameters")
 
 
 # %% [markdown]
-# The trainer takes any NNX module, any Optax transformation, and any loss that returns a sum and
-# the count that divides it. `stop` is asked after every step; a signal handler is its usual
-# source.
+# The trainer takes any NNX module, any Optax transformation, and any loss that returns a sum and a
+# count. It calls `stop` after every step, usually a signal handler's flag.
 
 
 # %%

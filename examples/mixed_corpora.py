@@ -4,9 +4,9 @@
 # %% [markdown]
 # # Code and questions about it, mixed
 #
-# Two corpora are made from Python's own library: its source, and questions whose answers are its
-# docstrings. They are mixed in proportions that change on the way, a run is planned, and then it is
-# stopped and goes on elsewhere, on two hosts and with another batch size. Its rows are the same.
+# Two corpora come from Python's library: its source, and questions answered by its docstrings. They
+# are mixed with weights that change during the run. The run is planned, stopped, and resumed on two
+# hosts with another batch size, with the same rows.
 
 # %%
 import ast
@@ -38,8 +38,9 @@ code = write(text(files), "code", encoder=Text(Bytes()))
 print(f"{len(code)} documents, {code.tokens:,} tokens")
 
 # %% [markdown]
-# A question and its answer are one line of a compressed file. The template says how a conversation
-# is written; what stands in its generation block, the answer and the end of the turn, is learnt.
+# A question and its answer are one line of a compressed file. The template formats the
+# conversation; the model learns the text of its generation block, the answer and the end of the
+# turn.
 
 
 # %%
@@ -70,8 +71,8 @@ questions = write(source, "questions", encoder=Chat(Bytes(), template=template))
 print(f"{len(questions)} documents, {questions.tokens:,} tokens, {questions.dropped} dropped")
 
 # %% [markdown]
-# Rows of 512 slots, packed, so that hardly one is empty. A quarter of them are questions, and half
-# from row 90 on. No row is copied for that: the mixture is a rule by which the n-th row is found.
+# Rows of 512 slots, packed almost without empty slots. A quarter of the rows are questions, and
+# from row 90 on half. No row is copied: the mixture computes the source of row n.
 
 
 # %%
@@ -85,8 +86,8 @@ rows = mixture()
 print({name: (len(of), round(of.fill, 4)) for name, of in rows.sources.items()})
 
 # %% [markdown]
-# What a row holds, as the model sees it: what is learnt stands between ⟦ and ⟧, special tokens
-# between ⟨ and ⟩. The sources' rows are numbered one source after the other.
+# A row as the model sees it: learnt text between ⟦ and ⟧, special tokens between ⟨ and ⟩. Rows are
+# numbered one source after the other.
 
 # %%
 first = len(rows.sources["code"])
@@ -94,18 +95,18 @@ print(show(rows, [first]))
 Path("rows.html").write_text(show(rows, range(first, first + 20)).html(), encoding="utf-8")
 
 # %% [markdown]
-# `rows.html` is a page to be opened in a browser or sent to somebody: the same in color, and
-# pointing at a character shows its ids, position and mask.
+# `rows.html` shows the same in color in a browser; point at a character to see its ids, position
+# and mask.
 
 # %% [markdown]
-# What 40 steps would see of each, before any of them is made: exactly.
+# The exact share of each source in 40 steps, before the run.
 
 # %%
 seen = budget(rows, steps=40, global_batch=8)
 print(seen)
 
 # %% [markdown]
-# The run: ten steps, and its state, which is a row number and what the rows depend on.
+# The run: ten steps, and its state, a row number and a fingerprint of the data.
 
 # %%
 run = batches(rows, global_batch=8, seed=0)
@@ -113,26 +114,26 @@ for _ in range(10):
     next(run)
 saved = json.dumps(run.get_state())
 print(saved)
-here = [next(run) for _ in range(3)]
+expected = [next(run) for _ in range(3)]
 
 # %% [markdown]
-# It goes on elsewhere: from the two directories and that line, on two hosts that read 12 rows in a
-# step together, over the change of the weights at row 90. The 24 rows that follow are the same.
+# It resumes elsewhere from the two directories and this state, on two hosts with 12 rows per step
+# together, across the change of weights at row 90. The next 24 rows are the same.
 
 # %%
 hosts = [batches(mixture(), global_batch=12, seed=0, shard=(i, 2)) for i in range(2)]
 for host in hosts:
     host.set_state(json.loads(saved))
-there = [next(host) for _ in range(2) for host in hosts]
-for name in here[0]:
-    ours, theirs = (np.concatenate([batch[name] for batch in run]) for run in (here, there))
+resumed = [next(host) for _ in range(2) for host in hosts]
+for name in expected[0]:
+    ours, theirs = (np.concatenate([batch[name] for batch in run]) for run in (expected, resumed))
     assert ours.shape[0] == 24  # `source`, of each row, is [24]; the others are [24, 512]
     assert np.array_equal(ours, theirs), name
 print(hosts[0].stats().rows)
 assert hosts[0].stats().rows == run.stats().rows == rows.drawn(104)
 
 # %% [markdown]
-# Which documents were in step 12? The corpora know, without the run.
+# The corpora tell the documents of step 12 without the run.
 
 # %%
 for spans in run.explain(12)[:4]:
@@ -140,7 +141,7 @@ for spans in run.explain(12)[:4]:
 assert {spans[0].mixed for spans in run.explain(12)} == {"code", "questions"}
 
 # %% [markdown]
-# A state of something else is refused, and the error says what differs.
+# A state of other data is refused, and the error names the difference.
 
 # %%
 other = batches(pack(Corpus("code"), length=512), global_batch=8, seed=0)

@@ -4,9 +4,9 @@
 # %% [markdown]
 # # A checkpoint, opened up and altered
 #
-# A model is loaded, looked at, given adapters and trained through them alone; then its layers and
-# its vocabulary are changed, and it goes out as a directory that transformers opens. Every step
-# takes a model and returns a new one, so the old one is there to compare with.
+# A model is loaded and described, gets adapters, and only these are trained. Then its layers and
+# its vocabulary change, and it is saved for transformers. Every function takes a model and returns
+# a new one, so the old one remains for comparison.
 
 # %%
 import jax.numpy as jnp
@@ -34,8 +34,8 @@ config = llama(vocab_size=96, embed=64, depth=4, heads=4, kv_heads=2, head_dim=1
 save(init(config, seed=0), "base")
 
 # %% [markdown]
-# What the directory holds is told by its headers, here as it would lie on eight devices that this
-# machine does not have.
+# The headers of the files suffice to describe the model, here sharded over eight devices absent
+# from this machine.
 
 # %%
 mesh = AbstractMesh((4, 2), ("fsdp", "tensor"), axis_types=(AxisType.Auto,) * 2)
@@ -44,7 +44,7 @@ print(flops(config, tokens=512, length=512) / 1e9, "GFLOPs for a training step o
 print(kv_bytes(config, dtype=jnp.bfloat16), "bytes of cache per token")
 
 # %% [markdown]
-# Adapters go on q and v of every layer. They change no bit of the logits until they are trained.
+# Adapters on q and v of every layer. Before training they do not change a bit of the logits.
 
 # %%
 base = load("base")
@@ -53,7 +53,7 @@ adapted = lora.insert(base, "layers.*.attn.{q,v}", rank=4, alpha=8, rngs=nnx.Rng
 np.testing.assert_array_equal(adapted(tokens), base(tokens))
 
 # %% [markdown]
-# The loss is that of the next token. `nnx.LoRAParam` is the filter that leaves the rest alone.
+# The loss is of the next token. The filter `nnx.LoRAParam` trains the adapters alone.
 
 
 # %%
@@ -76,7 +76,7 @@ unmoved = lora.remove(adapted)
 assert not diff(unmoved, base)
 
 # %% [markdown]
-# The adapters alone are a directory that PEFT opens; merged, they are part of the kernels.
+# Saved alone, the adapters are a directory for PEFT. Merged, they are part of the kernels.
 
 # %%
 lora.save_peft(adapted, "adapter", base="base")
@@ -87,8 +87,8 @@ merged = lora.merge(adapted)
 np.testing.assert_allclose(merged(tokens), adapted(tokens), atol=1e-5)
 
 # %% [markdown]
-# A layer is dropped and another repeated, and the vocabulary gets room for new tokens, each the
-# mean of the old ones. The configuration follows, so the result is saved like any other model.
+# Drop a layer, repeat another, and add tokens to the vocabulary, each the mean of the old ones. The
+# configuration follows, so the result is saved like any other model.
 
 # %%
 edited = resize_vocab(relayer(merged, [0, 1, 1, 3]), 100)
@@ -98,7 +98,7 @@ np.testing.assert_array_equal(reloaded(tokens), edited(tokens))
 print(reloaded.config.vocab_size, "tokens,", len(reloaded.layers), "layers")
 
 # %% [markdown]
-# And what became of the base:
+# The differences to the base:
 
 # %%
 print(diff("base", "edited"))

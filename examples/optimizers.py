@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 
 # %% [markdown]
-# # Every parameter by its own rule, and a bad batch that leaves no trace
+# # Every parameter by its own rule, and a bad batch without a trace
 #
-# Matrices inside the layers go to Muon, the embedding to AdamW with its moments in eight bits, the
-# rest to AdamW. Before anything is allocated, `explain` says who moves what and what it will hold;
-# a parameter that no rule matches would be an error here, not a surprise after a week.
+# Muon updates the matrices inside the layers, AdamW with 8-bit moments the embedding, AdamW the
+# rest. Before anything is allocated, `explain` lists the rule and the state of each parameter. A
+# parameter without a rule is an error.
 
 # %%
 import jax
@@ -43,8 +43,8 @@ print(report)
 assert report.state_bytes < 1.3 * report.parameter_bytes  # AdamW alone would hold twice as much
 
 # %% [markdown]
-# `Step` is update and application in one. The guard looks at the gradient's norm and at the loss;
-# `watch` keeps the root mean squares of gradients, updates and weights, on the device.
+# `Step` updates and applies in one call. The guard judges the gradient's norm and the loss; `watch`
+# keeps the root mean squares of gradients, updates and weights on the device.
 
 # %%
 one_step = Step(watch(route(rules)), guard=Guard())
@@ -80,8 +80,7 @@ for name in ("update_rms/layers.0.attn.q.kernel", "update_rms/embed.embedding"):
 assert losses[-1] < 0.7 * losses[0]
 
 # %% [markdown]
-# A batch whose loss is not a number changes no bit of parameters or moments; the next step goes on
-# as if it had not been.
+# A batch with a NaN loss does not change a bit of parameters or moments.
 
 # %%
 before = jax.tree.map(np.asarray, (params, state.inner))
@@ -93,8 +92,8 @@ params, state, loss, info = step(params, state, batch_of(21))
 assert not info.skipped
 
 # %% [markdown]
-# A schedule is a value. To end a run early, or to try a cooldown from a checkpoint while the run
-# goes on, branch from the step that it was saved at.
+# A schedule is a value. To end a run early, or to try a cooldown from a checkpoint of a running
+# run, branch at the step of the checkpoint.
 
 # %%
 early = branch(rate, at=100, cooldown=20)

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 
 # %% [markdown]
-# # A model in a sixth of its bytes, and what that cost beside it
+# # A model in a sixth of its bytes, with the cost measured
 #
-# A byte-level model learns the source of `argparse`, so that there is something to lose.
+# A byte-level model first learns the source of `argparse`.
 
 # %%
 import argparse
@@ -53,9 +53,9 @@ for i in range(200):
 print(f"trained to {float(loss):.3f} nats a byte")
 
 # %% [markdown]
-# Rules say which site gets which codes: the first that matches a whole path decides, and one that
-# matches nothing is an error. GPTQ needs inputs, so batches go through the model. The report is
-# measured on text that neither training nor calibration saw.
+# Rules assign codes to sites: the first match of a whole path decides, and a rule without a match
+# is an error. GPTQ needs inputs, so batches run through the model. The report is measured on text
+# unseen by training and calibration.
 
 # %%
 rules = [("embed", quant.Spec()), ("**", quant.Spec(weight="int4", group=32, method="gptq"))]
@@ -68,21 +68,21 @@ print(report)
 assert report.bytes_after < 0.2 * report.bytes_before
 
 # %% [markdown]
-# Which site needs its bits most? `search` prices every choice at every site with one backward pass,
-# takes the best plan under a number of bytes, and measures what it predicted.
+# `search` predicts the cost of every choice at every site with one backward pass, takes the best
+# plan under a limit of bytes, and measures it.
 
 # %%
 choices = [quant.Spec(weight="int4", group=32, method="gptq"), quant.Spec(), None]
 limit = int(0.25 * report.bytes_before)
-found = quant.search(model, seen, max_bytes=limit, choices=choices, key=jax.random.key(0))
-print(found.plan)
-print(f"predicted {found.predicted:.5f} nats a byte, measured {found.report.kl:.5f}")
-for size, cost in found.curve(6):
+best = quant.search(model, seen, max_bytes=limit, choices=choices, key=jax.random.key(0))
+print(best.plan)
+print(f"predicted {best.predicted:.5f} nats a byte, measured {best.report.kl:.5f}")
+for size, cost in best.curve(6):
     print(f"{size:>8} bytes: {cost:.5f}")
 
 # %% [markdown]
-# Codes are saved as they are, whatever product they were laid out for, and come back bit for bit
-# onto a model without arrays. What each site multiplies with, and why, can be asked.
+# Codes are saved in a canonical form, independent of the product, and loaded bit for bit onto a
+# model without arrays. `explain` lists the product of each site, with the reason.
 
 # %%
 with tempfile.TemporaryDirectory() as folder:
@@ -92,7 +92,7 @@ np.testing.assert_array_equal(loaded(seen[0]["tokens"]), small(seen[0]["tokens"]
 print(quant.explain(loaded, rows=1)[1])
 
 # %% [markdown]
-# Adapters learn on top of the codes, which stay as GPTQ found them.
+# Adapters train on top of the codes. The codes do not change.
 
 # %%
 adapted = quant.qlora(small, rank=4, alpha=8.0, rngs=nnx.Rngs(1))

@@ -29,12 +29,12 @@ def test_a_run_is_not_a_step(run):
 def test_the_item_must_be_said_and_be_there(run):
     with pytest.raises(ValueError, match=r"which of \['model', 'train'\] .*, got None; item="):
         open_source(run / "12")
-    with pytest.raises(ValueError, match=r"got path=.*, item='x'; it holds \['model', 'train'\]"):
+    with pytest.raises(ValueError, match=r"one of \['model', 'train'\] .*, got item='x'; name one"):
         open_source(run / "12", item="x")
 
 
 def test_a_place_without_a_checkpoint_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"a tree of arrays, got path=.*; give the directory of"):
+    with pytest.raises(ValueError, match=r"tree of arrays, got path=.*; give an existing run"):
         open_source(tmp_path / "nothing")
 
 

@@ -1,14 +1,14 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""How low each optimizer brings the quickstart's model in the same number of tokens.
+"""Loss of the quickstart's model under each optimizer, for the same number of tokens.
 
-The model, the tokenizer and the text are the quickstart's: a small Llama on the sources of the
-standard library, some files held out. Each optimizer moves the kernels inside the layers, and AdamW
-all else at the rate that is best for AdamW alone; its own peak rate is the best of a grid at one
-seed. Then three other seeds, of weights and of the order of rows, run at that rate. Warmup and
-cooldown are of one form for all, and the gradient's norm is cut at 1. The value is the held-out
-loss in nats per token, the median of the seeds; the ratio is to AdamW's. Further lines of an
-optimizer have fewer steps in all; for other numbers of them, such as 320, call it with SOAP 320.
+Model, tokenizer and text are the quickstart's: a small Llama on the sources of the standard
+library, with some files held out. Each optimizer updates the kernels inside the layers; AdamW
+updates the rest at the best rate for AdamW alone. The optimizer's peak rate is the best of a grid
+at one seed. Three other seeds, of weights and of the order of rows, then run at this rate. Warmup
+and cooldown have one form for all, and the gradient's norm is clipped at 1. The value is the held-
+out loss in nats per token; the ratio is to AdamW's. Further lines of an optimizer have fewer steps
+in total; for other numbers of steps, such as 320, call it with SOAP 320.
 """
 
 import dataclasses

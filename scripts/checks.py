@@ -52,8 +52,9 @@ def commands(sessions: list[str]) -> dict[str, list[str]]:
     return {name: ["nox", "--session", name] for name in names}
 
 
-def run(name: str, line: list[str]) -> tuple[bool, str]:
-    """Run one check; whether it passed, and all that it printed."""
+def run(name: str, line: list[str]) -> tuple[bool, str, float]:
+    """Runs one check. Returns whether it passed, its output and its wall time in seconds."""
+    started = time.monotonic()
     print(f"{name}: running\n", end="", flush=True)  # one write: two threads share the terminal
     process = subprocess.Popen(
         [sys.executable, "-m", *line],
@@ -67,7 +68,7 @@ def run(name: str, line: list[str]) -> tuple[bool, str]:
     output, _ = process.communicate()
     _running.discard(process)
     killed = f"killed by signal {-process.returncode}\n" if process.returncode < 0 else ""
-    return process.returncode == 0, output + killed
+    return process.returncode == 0, output + killed, time.monotonic() - started
 
 
 def closing(output: str) -> str:
@@ -86,11 +87,11 @@ def run_all(checks: dict[str, list[str]]) -> list[str]:
         running = {pool.submit(run, name, line): name for name, line in checks.items()}
         try:
             for future in concurrent.futures.as_completed(running):
-                passed, output = future.result()
+                passed, output, wall_s = future.result()
                 name = running[future]
                 failed += [] if passed else [name]
                 text = closing(output) if passed else f"FAILED\n{output}"
-                print(f"{name}: {text}", flush=True)
+                print(f"{name} ({wall_s:.0f} s): {text}", flush=True)
         except KeyboardInterrupt:
             pool.shutdown(wait=False, cancel_futures=True)
             for process in list(_running):

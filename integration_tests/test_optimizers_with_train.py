@@ -19,12 +19,21 @@ from dovetail_optim import split_master
 from dovetail_optim.master import join
 from dovetail_train import Precision, Trainer
 
+# Pieces of the large arrays of the state. Of three kernels that are split along their inputs: a
+# momentum; M, V and the bases of both sides; codes of two moments. The bases of the outputs have no
+# axis that is split. The trainer's own rule knows the axes of what is shaped as a parameter alone.
+PIECES = {
+    "one": [1] * 9,
+    "eight": [1] * 4 + [4] * 5,
+    "derived": [1] * 2 + [4] * 7,
+    "zero": [2] * 2 + [8] * 7,
+}
 
-@pytest.fixture(scope="module")
-def found():
+
+def _train(*cases):
     program = Path(__file__).parent / "programs" / "optimizers_sharded.py"
     done = subprocess.run(
-        [sys.executable, str(program)],
+        [sys.executable, str(program), *cases],
         env=forced_devices.environment(8),
         capture_output=True,
         text=True,
@@ -34,27 +43,18 @@ def found():
     return json.loads(done.stdout)
 
 
-def test_it_learns(found):
+@pytest.mark.parametrize(
+    "cases", [["zero"], pytest.param(["eight", "derived"], marks=pytest.mark.slow)]
+)
+def test_eight_devices_learn_as_one_with_the_state_in_as_many_pieces(cases):
+    runs = _train("one", *cases)
+    losses = runs["one"]["losses"]
     # From the third on: the first makes SOAP's bases, and the second is its first of warmup.
-    losses = found["one"]["losses"]
     assert losses[3] < losses[2] < losses[0]
-
-
-@pytest.mark.parametrize("case", ["eight", "derived", "zero"])
-def test_eight_devices_give_the_losses_of_one(found, case):
-    # Sums of float32 in another order, after which a code of 8 bits may be its neighbour (6 %).
-    np.testing.assert_allclose(found[case]["losses"], found["one"]["losses"], rtol=1e-3)
-
-
-def test_state_is_in_as_many_pieces_as_its_parameter(found):
-    # Of three kernels that are split along their inputs: a momentum; M, V and the bases of both
-    # sides; codes of two moments. The bases of the outputs have no axis that is split.
-    pieces = {case: x["pieces"] for case, x in found.items()}
-    assert pieces["one"] == [1] * 9
-    assert pieces["derived"] == [1] * 2 + [4] * 7
-    assert pieces["zero"] == [2] * 2 + [8] * 7
-    # The trainer's own rule knows the axes of what is shaped as a parameter alone.
-    assert pieces["eight"] == [1] * 4 + [4] * 5
+    for case, run in runs.items():
+        # Sums of float32 in another order, after which a code of 8 bits may be its neighbour (6 %).
+        np.testing.assert_allclose(run["losses"], losses, rtol=1e-3, err_msg=case)
+        assert run["pieces"] == PIECES[case], case
 
 
 def _bfloat16(model):

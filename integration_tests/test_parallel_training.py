@@ -34,9 +34,10 @@ LLAMA_SLOW = {
     "context=4,tensor=2": 2,
     "data=2,fsdp=2,tensor=2": 4,
 }
-MIXTRAL = {"one@4": 1, "expert=4,tensor=2": 2}
+MIXTRAL = {"expert=4,tensor=2": 2}
 MIXTRAL_SLOW = {
     "one@1": 1,
+    "one@4": 1,
     "expert=8": 1,
     "expert=2,data=4": 1,
     "expert=4,fsdp=2": 2,

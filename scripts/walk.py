@@ -5,9 +5,15 @@
     python scripts/walk.py [ROOT]
 
 Trains a tiny model with the packages below ROOT (this repository) up to the call of the first
-step, and prints one JSON object. files_imported: files of the project that were imported by then.
-files_entered: those in which a function ran, outside of the bodies of modules and classes.
-hops: files that the stack goes through between `main` and that call; functions are all on it.
+step, and prints one JSON object:
+
+- files_imported: files of the project that were imported by then.
+- files_entered: files in which a function ran, as a reader follows the calls. A call made by the
+  body of a module during its import, directly or indirectly, does not count: tables and classes
+  are read by name. Equal copies of a file of scripts/shared count once.
+- entered: these files, without the copies.
+- hops: files that the stack goes through between `main` and the call of the step.
+- functions, stack: the functions on it.
 """
 
 from __future__ import annotations
@@ -31,11 +37,15 @@ def of_project(name):
     return name.startswith(root) and os.sep + "src" + os.sep in name
 def entered(frame, event, argument):
     name = frame.f_code.co_filename
-    if frame.f_code.co_flags & 1 and of_project(name):  # CO_OPTIMIZED: no module's or class's body
-        ran.add(name)
+    if name in ran or not (frame.f_code.co_flags & 1 and of_project(name)):
+        return  # without CO_OPTIMIZED it is the body of a module or class
+    above = frame.f_back
+    while above is not None:
+        if above.f_code.co_name == "<module>" and of_project(above.f_code.co_filename):
+            return  # part of an import
+        above = above.f_back
+    ran.add(name)
 from dovetail_stack.cli import main
-class Reached(BaseException):
-    pass
 def measured(self, *arguments, **options):
     stack, frame = [], sys._getframe(1)
     while frame is not None:
@@ -79,11 +89,13 @@ def walk(root: Path) -> dict[str, object]:
     if not lines:
         raise RuntimeError(f"the command must reach a step, got {done.stderr[-2000:]}")
     found = json.loads(lines[0].removeprefix("WALK"))
+    texts = {(root / file).read_bytes(): file for file in reversed(found["ran"])}
     files = [file for file, _ in found["stack"]]
     pages = [file for file, _ in itertools.groupby(files)]
     return {
         "files_imported": len(found["files"]),
-        "files_entered": len(found["ran"]),
+        "files_entered": len(texts),
+        "entered": sorted(texts.values()),
         "hops": len(pages) - 1,
         "functions": len(files),
         "stack": [f"{file}:{name}" for file, name in found["stack"]],

@@ -9,9 +9,17 @@ can be scanned. A change of depth is a change of one tuple.
 import dataclasses
 from typing import Literal
 
-from dovetail_models._config_checks import divisors, even, one_of, positive, positive_or_none
-from dovetail_models.mlp_config import Experts, Mlp
-from dovetail_models.rope_config import Rope, YarnScaling
+from dovetail_models.layer_config import (
+    Experts,
+    Mlp,
+    Rope,
+    YarnScaling,
+    divisors,
+    even,
+    one_of,
+    positive,
+    positive_or_none,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -25,13 +25,13 @@ from dovetail_models import reference
 from dovetail_models.config import Config
 from dovetail_models.describe import summary
 from dovetail_models.inputs import check_positions, check_tokens, restart
+from dovetail_models.layer_config import Experts
 from dovetail_models.layers.block import RESIDUAL, Block
 from dovetail_models.layers.experts import ExpertLinear, RaggedDot
 from dovetail_models.layers.linear import Embed, project, whole
 from dovetail_models.layers.norm import norm_layer
 from dovetail_models.layers.rope import Angles, rope_angles
 from dovetail_models.layers.router import Balance
-from dovetail_models.mlp_config import Experts
 from dovetail_models.run import Remat, run
 from dovetail_models.shard import RULES, Rules, constrain
 

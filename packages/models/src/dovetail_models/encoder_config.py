@@ -9,9 +9,8 @@ none the embedding.
 
 import dataclasses
 
-from dovetail_models._config_checks import positive
 from dovetail_models.config import Attention, Layer, Norm
-from dovetail_models.mlp_config import Mlp
+from dovetail_models.layer_config import Mlp, positive
 
 Extra = tuple[tuple[str, str], ...]
 

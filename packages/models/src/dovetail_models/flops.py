@@ -17,7 +17,7 @@ from jax.sharding import AbstractMesh, Mesh
 from jaxtyping import DTypeLike
 
 from dovetail_models.config import Attention, Config, LatentAttention, Layer, Norm
-from dovetail_models.mlp_config import Experts, Mlp
+from dovetail_models.layer_config import Experts, Mlp
 from dovetail_models.shard import Rules, shardings
 
 

@@ -14,7 +14,7 @@ from dovetail_models.config import Config, LatentAttention, Norm
 from dovetail_models.families import deepseek, shape
 from dovetail_models.hf.rope import read_rope
 from dovetail_models.hf.table import Family, Keys
-from dovetail_models.mlp_config import Experts, Groups
+from dovetail_models.layer_config import Experts, Groups
 
 _GREEDY, _LIMITED = "greedy", "group_limited_greedy"
 

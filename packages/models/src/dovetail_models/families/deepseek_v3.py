@@ -15,7 +15,7 @@ from dovetail_models.config import Config, LatentAttention, Norm
 from dovetail_models.families import deepseek, shape
 from dovetail_models.hf.rope import read_rope
 from dovetail_models.hf.table import Family, Keys, Row
-from dovetail_models.mlp_config import Experts, Groups
+from dovetail_models.layer_config import Experts, Groups
 
 _BIAS = Row(
     "model.layers.{i}.mlp.gate.e_score_correction_bias",

@@ -15,8 +15,7 @@ from dovetail_models.families import shape
 from dovetail_models.families.gemma import GELU, norm
 from dovetail_models.hf.rope import read_rope
 from dovetail_models.hf.table import Family, Keys, Table
-from dovetail_models.mlp_config import Mlp
-from dovetail_models.rope_config import Rope
+from dovetail_models.layer_config import Mlp, Rope
 
 _THEIRS, _OURS = "model.layers.{i}.", "layers.{i}."
 _NORMS: Table = tuple(

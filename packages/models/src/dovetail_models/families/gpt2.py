@@ -13,7 +13,7 @@ from dovetail_models.config import Attention, Config, Layer, Norm
 from dovetail_models.families import shape
 from dovetail_models.hf.ops import Identity, Part
 from dovetail_models.hf.table import Family, Keys, Row, Table
-from dovetail_models.mlp_config import Mlp
+from dovetail_models.layer_config import Mlp
 
 _SAME = Identity()
 

@@ -11,7 +11,7 @@ from dovetail_models.config import Attention, Config, Layer
 from dovetail_models.hf.ops import Identity, Part, Transpose
 from dovetail_models.hf.rope import read_rope, write_rope
 from dovetail_models.hf.table import Keys, Row, Table
-from dovetail_models.mlp_config import Experts, Mlp
+from dovetail_models.layer_config import Experts, Mlp
 
 SAME, TURN = Identity(), Transpose()
 FULL, SLIDING = "full_attention", "sliding_attention"

@@ -13,7 +13,7 @@ from dovetail_models.config import Norm
 from dovetail_models.encoder_config import TextConfig, TokenPool
 from dovetail_models.families import shape, tower
 from dovetail_models.hf.table import Family, Keys, Row, Table
-from dovetail_models.mlp_config import Activation
+from dovetail_models.layer_config import Activation
 
 GELU, EPS = "gelu_pytorch_tanh", 1e-6
 # Defaults of transformers for keys absent from published config.json files.

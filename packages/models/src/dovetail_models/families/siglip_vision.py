@@ -15,7 +15,7 @@ from dovetail_models.families import shape, tower
 from dovetail_models.families.siglip_text import DEFAULTS, EPS, GELU, LAYERS
 from dovetail_models.hf.ops import Conv, Lead, Part
 from dovetail_models.hf.table import Family, Keys, Row, Table
-from dovetail_models.mlp_config import Activation, Mlp
+from dovetail_models.layer_config import Activation, Mlp
 
 _FUSED: Table = tuple(
     row

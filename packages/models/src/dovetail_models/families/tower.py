@@ -11,7 +11,7 @@ from dovetail_models.config import Attention, Layer
 from dovetail_models.encoder_config import TextConfig, VisionConfig
 from dovetail_models.families import shape
 from dovetail_models.hf.table import Keys, Row, Table
-from dovetail_models.mlp_config import Activation, Mlp
+from dovetail_models.layer_config import Activation, Mlp
 
 _log = logging.getLogger(__name__)
 # These keys set dropout, a training option; it is not computed here.

@@ -15,7 +15,7 @@ from dovetail_models.encoder_config import TokenPool, VisionConfig
 from dovetail_models.families import shape, tower
 from dovetail_models.hf.ops import Conv, Lead
 from dovetail_models.hf.table import Family, Keys, Row, Table
-from dovetail_models.mlp_config import Activation
+from dovetail_models.layer_config import Activation
 
 _THEIRS, _OURS = "encoder.layer.{i}.", "layers.{i}."
 _LINEAR = {

@@ -9,6 +9,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from dovetail_models.config import LatentAttention, Layer, Norm
+from dovetail_models.layer_config import Experts
 from dovetail_models.layers.attention import SelfAttention
 from dovetail_models.layers.experts import MixtureOfExperts
 from dovetail_models.layers.latent import LatentSelfAttention
@@ -16,7 +17,6 @@ from dovetail_models.layers.mlp import FeedForward
 from dovetail_models.layers.norm import norm_layer
 from dovetail_models.layers.rope import Angles
 from dovetail_models.layers.router import Balance
-from dovetail_models.mlp_config import Experts
 from dovetail_models.shard import Constrain
 
 RESIDUAL = ("batch", "stream", None)

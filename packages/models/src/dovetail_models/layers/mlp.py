@@ -10,8 +10,8 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
+from dovetail_models.layer_config import Activation, ClampedGlu, Mlp
 from dovetail_models.layers.linear import project
-from dovetail_models.mlp_config import Activation, ClampedGlu, Mlp
 from dovetail_models.shard import Constrain
 
 _FUNCTIONS = {

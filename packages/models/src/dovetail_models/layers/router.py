@@ -11,7 +11,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from dovetail_models.inputs import restart
-from dovetail_models.mlp_config import Experts, Groups
+from dovetail_models.layer_config import Experts, Groups
 from dovetail_models.shard import Buffer, named
 
 

@@ -1,9 +1,12 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, PartitionSpec
 
-from dovetail_models import init, llama
+from dovetail_models import abstract, init, llama, save
 
 CONFIG = llama(
     vocab_size=301, embed=64, depth=3, heads=4, kv_heads=2, mlp=96,
@@ -38,3 +41,16 @@ def test_the_seed_alone_decides(fresh, leaves):
     again, other = leaves(init(CONFIG, seed=4)), leaves(init(CONFIG, seed=5))
     assert all(np.array_equal(fresh[name], again[name]) for name in fresh)
     assert not any(np.array_equal(fresh[n], other[n]) for n in fresh if "kernel" in n)
+
+
+def test_abstract_reads_headers_and_places(random_model, tmp_path):
+    mesh = jax.make_mesh((1, 1), ("fsdp", "tensor"), axis_types=(AxisType.Auto,) * 2)
+    save(init(CONFIG, seed=4), tmp_path / "whole")
+    for source in (tmp_path / "whole", CONFIG):
+        outline = abstract(source, mesh=mesh)
+        struct = outline.layers[0].attn.k.kernel.get_value()
+        assert isinstance(struct, jax.ShapeDtypeStruct)
+        assert (struct.shape, struct.dtype) == ((64, 32), jnp.float32)
+        assert struct.sharding.spec == PartitionSpec("fsdp", "tensor")
+    save(random_model(CONFIG, dtype=jnp.bfloat16), tmp_path / "half")
+    assert abstract(tmp_path / "half").norm.scale.dtype == jnp.bfloat16

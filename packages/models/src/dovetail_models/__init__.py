@@ -60,9 +60,9 @@ from dovetail_models.families.siglip_vision import siglip_vision
 from dovetail_models.families.vit import vit
 from dovetail_models.flops import active, flops, kv_bytes, size
 from dovetail_models.hf.explain import explain
-from dovetail_models.hf.load import abstract, load, load_encoder
+from dovetail_models.hf.load import load, load_encoder
 from dovetail_models.hf.save import save
-from dovetail_models.init import init
+from dovetail_models.init import abstract, init
 from dovetail_models.layer_config import (
     ClampedGlu,
     Experts,

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Fresh parameters, created on their mesh.
+"""Models without files: fresh parameters, created on their mesh, or shapes alone.
 
 Eager and jitted initialisers can differ in the last bit, so everything here is jitted, with one
 program per kind of layer: a deep model compiles as fast as a shallow one. The bits depend only on
@@ -11,17 +11,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, overload
 
 import jax
 from flax import nnx
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
-from dovetail_models.build import AnyConfig, AnyModel, build
+from dovetail_models.build import AnyConfig, AnyModel, build, outline, place_on
 from dovetail_models.config import Config
 from dovetail_models.decoder import Decoder
 from dovetail_models.encoder import TextEncoder
 from dovetail_models.encoder_config import DualConfig, TextConfig, VisionConfig
+from dovetail_models.hf.load import plan
 from dovetail_models.shard import WEIGHTS, Rules, shardings
 from dovetail_models.vision import DualEncoder, VisionEncoder
 
@@ -70,18 +72,84 @@ def init(
     return model
 
 
-def outline(config: AnyConfig, *, rules: Rules | None = None) -> Any:
-    """Returns the model of `config` with a float32 `jax.ShapeDtypeStruct` for each parameter."""
-    if isinstance(config, DualConfig):
-        return nnx.eval_shape(lambda: build(config, rngs=nnx.Rngs(0))).configure(rules=rules)
-    # Tracing a layer takes 25 ms and copying it one, so each kind is traced once.
-    kinds = tuple(dict.fromkeys(config.layers))
-    few = dataclasses.replace(config, layers=kinds)
-    model: Any = nnx.eval_shape(lambda: build(few, rngs=nnx.Rngs(0)))
-    blocks = dict(zip(kinds, model.layers, strict=True))
-    model.layers = nnx.List(nnx.clone(blocks[layer]) for layer in config.layers)
-    model.config = config
-    return model.configure(rules=rules)
+@overload
+def abstract(
+    path_or_config: Config,
+    *,
+    mesh: Mesh | AbstractMesh | None = ...,
+    rules: Rules | None = ...,
+    allow: tuple[str, ...] = ...,
+) -> Decoder: ...
+@overload
+def abstract(
+    path_or_config: TextConfig,
+    *,
+    mesh: Mesh | AbstractMesh | None = ...,
+    rules: Rules | None = ...,
+    allow: tuple[str, ...] = ...,
+) -> TextEncoder: ...
+@overload
+def abstract(
+    path_or_config: VisionConfig,
+    *,
+    mesh: Mesh | AbstractMesh | None = ...,
+    rules: Rules | None = ...,
+    allow: tuple[str, ...] = ...,
+) -> VisionEncoder: ...
+@overload
+def abstract(
+    path_or_config: DualConfig,
+    *,
+    mesh: Mesh | AbstractMesh | None = ...,
+    rules: Rules | None = ...,
+    allow: tuple[str, ...] = ...,
+) -> DualEncoder: ...
+@overload
+def abstract(
+    path_or_config: str | Path,
+    *,
+    mesh: Mesh | AbstractMesh | None = ...,
+    rules: Rules | None = ...,
+    allow: tuple[str, ...] = ...,
+) -> Any: ...
+def abstract(
+    path_or_config: str | Path | AnyConfig,
+    *,
+    mesh: Mesh | AbstractMesh | None = None,
+    rules: Rules | None = None,
+    allow: tuple[str, ...] = (),
+) -> Any:
+    """Returns a model with a `jax.ShapeDtypeStruct` for each parameter.
+
+    The model is the decoder or encoder of `load`, `load_encoder` or `init`. Of files only the
+    headers are read.
+
+    Args:
+        path_or_config: Directory of a model, or a configuration.
+        mesh: Placement; each struct then has its sharding. May be abstract. None: no sharding.
+        rules: Placement rules; see `shardings`. None: `RULES`.
+        allow: Unknown config.json keys to accept.
+
+    Returns:
+        The model. Its structs have the dtypes of the files, or float32 for a configuration.
+
+    Raises:
+        FileNotFoundError: config.json or a file is missing.
+        ValueError: As for `load`: keys, names, shapes or mesh axes do not fit.
+
+    Example:
+
+        >>> from dovetail_models import llama
+        >>> config = llama(vocab_size=64, embed=16, depth=1, heads=4, mlp=32)
+        >>> abstract(config).lm_head.kernel.shape
+        (16, 64)
+    """
+    if isinstance(path_or_config, str | Path):
+        model, _ = plan(Path(path_or_config), rules=rules, allow=allow)
+    else:
+        model = outline(path_or_config, rules=rules)
+    place_on(model, mesh, rules)
+    return model
 
 
 def _fill(model: Any, config: AnyConfig, places: nnx.State | None, key: jax.Array) -> None:

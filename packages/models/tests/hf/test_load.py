@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from flax import nnx
-from jax.sharding import AxisType, PartitionSpec
 
 import forced_devices
-from dovetail_models import abstract, gpt2, gpt_oss, llama, load, mixtral, qwen3, save
+from dovetail_models import gpt2, gpt_oss, llama, load, mixtral, qwen3, save
 
 CONFIG = qwen3(vocab_size=31, embed=12, depth=2, heads=4, kv_heads=2, head_dim=6, mlp=20)
 WEIGHTS = "model.safetensors"
@@ -74,18 +73,6 @@ def test_dtypes_are_kept_or_cast(directory, leaves, random_model, tmp_path):
 
 def test_without_a_mesh_parameters_are_uncommitted(directory):
     assert not any(leaf.committed for leaf in jax.tree.leaves(nnx.state(load(directory))))
-
-
-def test_abstract_reads_headers_and_places(directory, random_model, tmp_path):
-    mesh = jax.make_mesh((1, 1), ("fsdp", "tensor"), axis_types=(AxisType.Auto,) * 2)
-    for source in (directory, CONFIG):
-        outline = abstract(source, mesh=mesh)
-        struct = outline.layers[0].attn.q.kernel.get_value()
-        assert isinstance(struct, jax.ShapeDtypeStruct)
-        assert (struct.shape, struct.dtype) == ((12, 24), jnp.float32)
-        assert struct.sharding.spec == PartitionSpec("fsdp", "tensor")
-    save(random_model(CONFIG, dtype=jnp.bfloat16), tmp_path / "half")
-    assert abstract(tmp_path / "half").norm.scale.dtype == jnp.bfloat16
 
 
 def test_all_wrong_tensors_are_told_at_once(directory):

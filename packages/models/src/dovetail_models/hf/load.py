@@ -10,28 +10,26 @@ from __future__ import annotations
 
 import collections
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import jax
 import numpy as np
 from flax import nnx
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import Mesh
 from jaxtyping import DTypeLike
 
 from dovetail_models.abbreviation import dotted
-from dovetail_models.build import AnyConfig
+from dovetail_models.build import outline, place_on
 from dovetail_models.config import Config
 from dovetail_models.decoder import Decoder
 from dovetail_models.encoder import TextEncoder
-from dovetail_models.encoder_config import DualConfig, TextConfig, VisionConfig
 from dovetail_models.families import FAMILIES
 from dovetail_models.hf.config import parse
 from dovetail_models.hf.directory import read_config, read_specs
 from dovetail_models.hf.match import Leaf, Matched, match
 from dovetail_models.hf.stream import fill
 from dovetail_models.hf.tensors import decode
-from dovetail_models.init import outline
-from dovetail_models.shard import WEIGHTS, Rules, shardings
+from dovetail_models.shard import WEIGHTS, Rules
 from dovetail_models.vision import DualEncoder, VisionEncoder
 
 # Limit of the bytes in transfer to the devices at once; a larger leaf goes alone.
@@ -141,7 +139,7 @@ def _read(
             f"model_type={model.config.family!r}, a {type(model).__name__}. Use {other}(path)."
         )
     matched.check_copy()
-    _place(model, mesh, rules)
+    place_on(model, mesh, rules)
 
     flying: collections.deque[jax.Array] = collections.deque()
 
@@ -155,86 +153,6 @@ def _read(
 
     state = nnx.map_state(filled, nnx.state(model, WEIGHTS))
     nnx.update(model, jax.block_until_ready(state))
-    return model
-
-
-@overload
-def abstract(
-    path_or_config: Config,
-    *,
-    mesh: Mesh | AbstractMesh | None = ...,
-    rules: Rules | None = ...,
-    allow: tuple[str, ...] = ...,
-) -> Decoder: ...
-@overload
-def abstract(
-    path_or_config: TextConfig,
-    *,
-    mesh: Mesh | AbstractMesh | None = ...,
-    rules: Rules | None = ...,
-    allow: tuple[str, ...] = ...,
-) -> TextEncoder: ...
-@overload
-def abstract(
-    path_or_config: VisionConfig,
-    *,
-    mesh: Mesh | AbstractMesh | None = ...,
-    rules: Rules | None = ...,
-    allow: tuple[str, ...] = ...,
-) -> VisionEncoder: ...
-@overload
-def abstract(
-    path_or_config: DualConfig,
-    *,
-    mesh: Mesh | AbstractMesh | None = ...,
-    rules: Rules | None = ...,
-    allow: tuple[str, ...] = ...,
-) -> DualEncoder: ...
-@overload
-def abstract(
-    path_or_config: str | Path,
-    *,
-    mesh: Mesh | AbstractMesh | None = ...,
-    rules: Rules | None = ...,
-    allow: tuple[str, ...] = ...,
-) -> Any: ...
-def abstract(
-    path_or_config: str | Path | AnyConfig,
-    *,
-    mesh: Mesh | AbstractMesh | None = None,
-    rules: Rules | None = None,
-    allow: tuple[str, ...] = (),
-) -> Any:
-    """Returns a model with a `jax.ShapeDtypeStruct` for each parameter.
-
-    The model is the decoder or encoder of `load`, `load_encoder` or `init`. Of files only the
-    headers are read.
-
-    Args:
-        path_or_config: Directory of a model, or a configuration.
-        mesh: Placement; each struct then has its sharding. May be abstract. None: no sharding.
-        rules: Placement rules; see `shardings`. None: `RULES`.
-        allow: Unknown config.json keys to accept.
-
-    Returns:
-        The model. Its structs have the dtypes of the files, or float32 for a configuration.
-
-    Raises:
-        FileNotFoundError: config.json or a file is missing.
-        ValueError: As for `load`: keys, names, shapes or mesh axes do not fit.
-
-    Example:
-
-        >>> from dovetail_models import llama
-        >>> config = llama(vocab_size=64, embed=16, depth=1, heads=4, mlp=32)
-        >>> abstract(config).lm_head.kernel.shape
-        (16, 64)
-    """
-    if isinstance(path_or_config, str | Path):
-        model, _ = plan(Path(path_or_config), rules=rules, allow=allow)
-    else:
-        model = outline(path_or_config, rules=rules)
-    _place(model, mesh, rules)
     return model
 
 
@@ -273,16 +191,3 @@ def plan(path: Path, *, rules: Rules | None, allow: tuple[str, ...]) -> tuple[An
 
     nnx.update(model, nnx.map_state(typed, nnx.state(model, WEIGHTS)))
     return model, matched
-
-
-def _place(model: nnx.Module, mesh: Mesh | AbstractMesh | None, rules: Rules | None) -> None:
-    """Gives the structs of `model` their shardings on `mesh`."""
-    if mesh is None:
-        return
-    structs, tree = jax.tree.flatten(nnx.state(model, WEIGHTS))
-    places = jax.tree.leaves(shardings(model, mesh, rules=rules, only=WEIGHTS))
-    placed = [
-        jax.ShapeDtypeStruct(struct.shape, struct.dtype, sharding=place)
-        for struct, place in zip(structs, places, strict=True)
-    ]
-    nnx.update(model, jax.tree.unflatten(tree, placed))

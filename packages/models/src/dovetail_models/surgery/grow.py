@@ -20,10 +20,10 @@ from flax import nnx
 from jaxtyping import PRNGKeyArray
 
 from dovetail_models.abbreviation import dotted
+from dovetail_models.build import outline
 from dovetail_models.config import Attention, Config, Layer
 from dovetail_models.decoder import Decoder
 from dovetail_models.hf.table import listed
-from dovetail_models.init import outline
 from dovetail_models.layers.experts import ExpertLinear
 from dovetail_models.shard import WEIGHTS
 from dovetail_models.surgery.adapter import adapters

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import DTypeLike, PRNGKeyArray
 
+from dovetail_models.build import outline
 from dovetail_models.decoder import Decoder
-from dovetail_models.init import outline
 from dovetail_models.surgery.adapter import plain
 from dovetail_models.surgery.place import Leaf, build
 from dovetail_models.surgery.replace import Model

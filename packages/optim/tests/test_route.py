@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 
 from dovetail_optim import route
+from dovetail_optim.route import pick
 
 
 @pytest.fixture
@@ -81,3 +82,10 @@ def test_extra_arguments_reach_those_that_take_them():
     tree = {"a": jnp.ones(2), "b": jnp.ones(2)}
     tx.update(tree, tx.init(tree), tree, value=3.0)
     assert seen == [3.0]
+
+
+def test_leaves_are_picked_by_name_from_a_larger_tree():
+    given = {"a": {"kernel": 1, "bias": 2}, "b": 3}
+    assert pick(given, {"b": "x", "a": {"kernel": "y"}}, what="shardings") == [1, 3]
+    with pytest.raises(ValueError, match=r"shardings must name every parameter; got none for 'c'"):
+        pick(given, {"c": 0}, what="shardings")

@@ -26,8 +26,8 @@ from jaxtyping import Array, Int32
 
 from dovetail_optim import elementwise
 from dovetail_optim._patterns import name_of, names_of
-from dovetail_optim.by_name import pick
 from dovetail_optim.codec import Coded, Fp8, fp8, fp8_positive
+from dovetail_optim.route import pick
 from dovetail_optim.stream import Rows, Shard, per_shard, placed, stream
 
 CODECS = (("mu", fp8()), ("nu", fp8_positive()))

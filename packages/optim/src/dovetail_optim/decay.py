@@ -16,16 +16,17 @@ called weight decay:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.core import Tracer
 from jaxtyping import Array, Float, Int32
 
 from dovetail_optim._patterns import Pattern, each_of, names_of, no_match
-from dovetail_optim.checks import check_rate
 
 Mode = Literal["coupled", "independent", "cautious"]
 Rate = jax.typing.ArrayLike | Callable[[Any], Any]  # a number, or an optax schedule
@@ -143,6 +144,17 @@ def at(rate: Rate, step: Int32[Array, ""]) -> Any:
 def wide(dtype: jax.typing.DTypeLike) -> jax.typing.DTypeLike:
     """Returns the dtype, or float32 if it is narrower."""
     return dtype if jnp.finfo(dtype).bits >= 32 else jnp.float32
+
+
+def check_rate(name: str, rate: Any) -> None:
+    """Raises ValueError unless `rate` is a schedule or a finite number of at least 0."""
+    if callable(rate) or isinstance(rate, Tracer):
+        return
+    if not (jnp.ndim(rate) == 0 and math.isfinite(rate) and rate >= 0):
+        raise ValueError(
+            f"{name} must be a number of at least 0, or a schedule of the step; got "
+            f"{name}={rate}; write {name}=0.1, or lambda step: 0.1 * 0.99**step"
+        )
 
 
 def check_mode(mode: str) -> None:

@@ -8,6 +8,10 @@ head.
 
 Axis numbers would do for one array. Names also tell the reader of a configuration whether heads are
 separate matrices, or a single one with `"l i h d -> l, i, h d"`.
+
+The checks at the end are of the numbers that optimizers of matrices take. Under
+`optax.inject_hyperparams` every number is a traced array of the state. A rate may be traced. A
+number that decides shapes or the number of steps may not; name it in `static_args` there.
 """
 
 import dataclasses
@@ -17,6 +21,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 from jaxtyping import Array, Shaped
 
 from dovetail_optim._patterns import Pattern, few, names_of
@@ -154,3 +159,31 @@ def _refuse(text: str, got: str) -> None:
         f"a matrix string names every axis once on each side and has an in and an out axis; got "
         f"{got} in matrix={text!r}; write {_FORM}"
     )
+
+
+def check_share(name: str, value: Any) -> None:
+    """Raises ValueError unless `value` is in [0, 1)."""
+    if not isinstance(value, Tracer) and not 0 <= value < 1:
+        raise ValueError(f"{name} must be in [0, 1); got {name}={value}; write {name}=0.95")
+
+
+def check_count(name: str, value: Any, *, example: str) -> None:
+    """Raises an error unless `value` is an untraced integer of at least 1.
+
+    Args:
+        name: Name of the argument.
+        value: Its value.
+        example: A valid value, for the message.
+    """
+    check_known(name, value)
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1; got {name}={value}; write {name}={example}")
+
+
+def check_known(name: str, value: Any) -> None:
+    """Raises TypeError for a traced value."""
+    if isinstance(value, Tracer):
+        raise TypeError(
+            f"{name} must be known when the transformation is made; got a traced value; write "
+            f"optax.inject_hyperparams(..., static_args=({name!r},))"
+        )

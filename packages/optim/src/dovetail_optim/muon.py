@@ -28,20 +28,28 @@ import optax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Int32
 
-from dovetail_optim.by_name import pick
-from dovetail_optim.checks import check_count, check_known, check_rate, check_share
 from dovetail_optim.decay import (
     Mode,
     Rate,
     at,
     check_mode,
+    check_rate,
     decay_update,
     strength,
     wide,
 )
 from dovetail_optim.exchange import Where, check_where, map_whole
-from dovetail_optim.matrix import Matrices, Rule, assign, parse_rules
+from dovetail_optim.matrix import (
+    Matrices,
+    Rule,
+    assign,
+    check_count,
+    check_known,
+    check_share,
+    parse_rules,
+)
 from dovetail_optim.newton_schulz import Row, coefficients, orthogonalize
+from dovetail_optim.route import pick
 
 Scale = Literal["spectral", "rms", "width"]
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Transformations by name pattern.
+"""Transformations by name pattern, and leaves by name.
 
 `optax.partition` does the work. This adds labels from names, and errors for a parameter without a
 rule and a rule without a parameter: a renamed layer would otherwise go untrained in silence.
@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import optax
 
-from dovetail_optim._patterns import Pattern, few, matches, names_of, no_match
+from dovetail_optim._patterns import Pattern, few, matches, names_of, near, no_match
 
 Rule = tuple[str, optax.GradientTransformation]
 
@@ -72,6 +72,30 @@ def assign(patterns: Sequence[str], names: Sequence[str]) -> list[int]:
         if names and i not in firsts:
             _unused(pattern, patterns, names)
     return [i for i in firsts if i is not None]
+
+
+def pick(given: Any, tree: Any, *, what: str) -> list[Any]:
+    """Returns, for each leaf of `tree`, the leaf of `given` with the same name.
+
+    `given` may hold further leaves. So a tree over all parameters also serves a transformation that
+    `route` gives only some of them.
+
+    Args:
+        given: Leaves to choose from.
+        tree: Names to look up.
+        what: Name of the argument `given`, for the error message.
+
+    Raises:
+        ValueError: `given` lacks a leaf.
+    """
+    known = dict(zip(names_of(given), jax.tree.leaves(given), strict=True))
+    missing = [wanted for wanted in names_of(tree) if wanted not in known]
+    if missing:
+        raise ValueError(
+            f"{what} must name every parameter; got none for {few(missing)}; the nearest of "
+            f"{len(known)} names: {near(missing[0], known)}"
+        )
+    return [known[wanted] for wanted in names_of(tree)]
 
 
 def _unused(pattern: str, patterns: Sequence[str], names: Sequence[str]) -> None:

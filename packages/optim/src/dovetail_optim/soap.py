@@ -28,10 +28,18 @@ import optax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int32
 
-from dovetail_optim.checks import check_count, check_rate, check_share
-from dovetail_optim.decay import Mode, Rate, at, check_mode, decay_update, strength, wide
+from dovetail_optim.decay import (
+    Mode,
+    Rate,
+    at,
+    check_mode,
+    check_rate,
+    decay_update,
+    strength,
+    wide,
+)
 from dovetail_optim.exchange import by_compiler
-from dovetail_optim.matrix import Matrices, Rule, assign, parse_rules
+from dovetail_optim.matrix import Matrices, Rule, assign, check_count, check_share, parse_rules
 
 # Products of a Gram matrix in TF32 or bfloat16 lose the small eigenvalues, and so the basis.
 _EXACT = jax.lax.Precision.HIGHEST

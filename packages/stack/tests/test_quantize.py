@@ -224,7 +224,7 @@ def test_a_quantized_directory_is_refused_where_floats_are_needed(gptq, tmp_path
         (["quantize", str(gptq), "--out", new], "quantize"),
         (["models", "inspect", str(gptq)], "dovetail models"),
         (["models", "convert", str(gptq), "--out", new], "dovetail models"),
-        (["train", "pretrain", "--out", str(gptq), "--text", new], "train"),
+        (["train", "continue", "--model", str(gptq), "--out", new, "--text", "."], "continue"),
     ):
         assert cli.main(line) != 0
         error = capsys.readouterr().err

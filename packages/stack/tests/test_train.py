@@ -181,6 +181,14 @@ def test_heads_are_derived_from_the_width(embed, heads):
     assert embed % (2 * heads) == 0
 
 
+def test_a_directory_with_a_model_is_no_place_for_a_run(capsys, tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    for recipe in ([], ["pretrain", "--text", "."]):
+        assert cli.main(["train", *recipe, "--out", str(tmp_path)]) == 1
+        assert "a run needs a directory of its own, got" in capsys.readouterr().err
+    assert [file.name for file in tmp_path.iterdir()] == ["config.json"]
+
+
 def test_a_name_that_is_wrong_leaves_no_run_behind(capsys, tmp_path):
     out = tmp_path / "r"
     for line, code, wanted in (

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The launches of a run, `launches.jsonl`: time, command, versions and devices of each.
+"""The launches of a run, `launches.jsonl`: time, command, commit, versions and devices of each.
 
 A launch has two lines: one at its start, one at its end. A killed launch has no second line, and
 its lock is free. The environment is not recorded, because it may hold secrets.
@@ -13,6 +13,8 @@ import os
 import platform
 import re
 import shlex
+import shutil
+import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +24,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import dovetail_stack
-from dovetail_stack import git
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -32,6 +33,7 @@ FILE, LOCK = "launches.jsonl", ".lock"
 _RECORDED = re.compile(r"jax|jaxlib|jax-.*|flax|optax|orbax-checkpoint|numpy|dovetail(-.*)?")
 # A look at the lock, as `dovetail runs` takes it, holds it for less than this.
 _TRIES, _WAIT_S = 5, 0.05
+GIT_TIMEOUT_S = 10.0  # of one question; a status of 100,000 files takes about 1
 _log = logging.getLogger(__name__)
 
 
@@ -154,10 +156,64 @@ def _beginning(command: Sequence[str], seeds: Mapping[str, int], mesh: "Mesh") -
         "seeds": dict(seeds),
         "versions": versions(),
         "git": {
-            "directory": git.state(Path.cwd()),
-            "code": git.state_of_file(Path(dovetail_stack.__file__)),
+            "directory": commit_of(Path.cwd()),
+            "code": commit_of_file(Path(dovetail_stack.__file__)),
         },
     }
+
+
+def commit_of(directory: Path) -> dict[str, Any] | None:
+    """Returns {"commit": hash, "dirty": bool}, or None outside of a repository.
+
+    "dirty" says whether tracked files differ from the commit. It is None if git cannot tell.
+    """
+    commit = _ask_git(directory, "rev-parse", "--verify", "HEAD")
+    if commit is None:
+        return None
+    options = ("--porcelain", "--untracked-files=no", "--ignore-submodules=all")
+    changes = _ask_git(directory, "status", *options)
+    return {"commit": commit, "dirty": None if changes is None else bool(changes)}
+
+
+def commit_of_file(file: Path) -> dict[str, Any] | None:
+    """Returns the state of the repository with `file` under version control, or None.
+
+    A repository around a virtual environment does not count if it does not track the file.
+    """
+    if _ask_git(file.parent, "ls-files", "--error-unmatch", "--", file.name) is None:
+        return None
+    return commit_of(file.parent)
+
+
+def _ask_git(directory: Path, *line: str) -> str | None:
+    """Returns git's output; None without git, outside of a repository, or after the timeout.
+
+    git receives no environment of the caller: a variable could point it at another repository or
+    make it wait for input. Programs named by the repository's configuration are not started.
+    """
+    program = shutil.which("git")
+    if program is None:
+        return None
+    try:
+        done = subprocess.run(
+            [program, "-c", "core.fsmonitor=false", "-C", str(directory), *line],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=GIT_TIMEOUT_S,
+            check=False,
+            env={
+                "PATH": os.defpath,
+                "HOME": os.path.expanduser("~"),  # which directories of others are trusted
+                "LC_ALL": "C",
+                "GIT_OPTIONAL_LOCKS": "0",  # never in the way of another git
+                "GIT_TERMINAL_PROMPT": "0",
+            },
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def _compare(first: Mapping[str, str], present: Mapping[str, str]) -> None:

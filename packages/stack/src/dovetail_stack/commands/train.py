@@ -18,7 +18,7 @@ from typing import Any
 
 from dovetail_stack import launches, runs, settings, training
 from dovetail_stack._command import DONE, INTERRUPTED, add_json
-from dovetail_stack.commands.generate import EXPORT, refuse_quantized
+from dovetail_stack.commands.generate import EXPORT
 from dovetail_stack.recipes.options import Duration
 from dovetail_stack.settings import RECIPES, Settings
 
@@ -90,7 +90,11 @@ def run(args: argparse.Namespace) -> int:
     if "out" not in values:
         args.parser.error("the following arguments are required: --out RUN, the run's directory")
     out = args.out.resolve()
-    refuse_quantized(out, "train")
+    if (out / "config.json").is_file():
+        raise ValueError(
+            f"a run needs a directory of its own, got {str(out)!r} with a model's config.json: "
+            f"pass another --out; to train that model, dovetail train continue --model {args.out}"
+        )
     axes = {axis: values.get(axis, 1) for axis in DEVICES}
     if "estimate" in values:
         estimate = training.estimate(_planned(values, out), mesh=_mesh(axes), device=args.estimate)

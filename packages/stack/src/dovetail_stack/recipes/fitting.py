@@ -186,7 +186,8 @@ def fit(
     data = batches(rows, global_batch=batching.global_batch, seed=batching.seed, threads=1)
     with closing(data), Store(directory / CHECKPOINTS) as store:
         model = recipe.model()
-        kept = WithoutFrozen.of(model, store, trainable=recipe.trainable)
+        whole = recipe.trainable is nnx.Param  # nothing is frozen
+        kept = store if whole else WithoutFrozen.of(model, store, trainable=recipe.trainable)
         begun = [model]
         del model  # the trainer copies its arrays: nobody else is to hold them
         result = run.fit(

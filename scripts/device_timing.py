@@ -152,7 +152,7 @@ def chained(function: Callable[..., Any], count: int) -> Callable[..., Any]:
 def peaks(dtype: str) -> tuple[float | None, float | None]:
     """FLOP/s and bytes/s of the device by its data sheet, each None if it is not in the table."""
     try:
-        from dovetail_train.peaks import memory, peak_flops
+        from dovetail_train.clock import memory, peak_flops
     except ModuleNotFoundError:
         return None, None
     kind = jax.devices()[0].device_kind

@@ -8,6 +8,7 @@ import pytest
 from flax import nnx
 
 from dovetail_train import BadStep, Eval, Trainer
+from dovetail_train._fit import Prefetch
 
 
 class _Data:
@@ -287,23 +288,6 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_its_state_is_used(save_ev
         assert np.isfinite(items["params"]["kernel"]).all()
 
 
-def test_at_step_0_the_first_leaf_is_named():
-    with pytest.raises(RuntimeError, match=r"at step 0, first in batch\.x \(nothing was saved\)"):
-        _fit(_Data(bad=0), steps=9)
-    model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
-    model.bias[...] = jnp.array([0.0, jnp.inf])
-    with pytest.raises(RuntimeError, match=r"at step 0, first in params\.bias"):
-        Trainer(optax.adam(1e-2), _loss).fit(model, _Data(), steps=9)
-
-    def loss(model, batch, *, key):
-        return jnp.sqrt(model.kernel[...] * 0).sum() + model(batch["x"]).sum(), jnp.float32(1)
-
-    with pytest.raises(
-        RuntimeError, match=r"grad_norm=nan at step 0, first in the gradient of kern"
-    ):
-        Trainer(optax.adam(1e-2), loss).fit(nnx.Linear(3, 2, rngs=nnx.Rngs(0)), _Data(), steps=9)
-
-
 def test_data_that_ends_early_is_an_error_that_loses_nothing():
     store = _Memory()
     with pytest.raises(ValueError, match=r"must give a batch.*got 5 batches.*steps=9; repeat the"):
@@ -384,3 +368,33 @@ def test_what_is_open_is_closed_however_a_run_ends():
     with pytest.raises(KeyboardInterrupt):
         _fit(_Data(), steps=3, hooks=[hook], sinks=[sink], store=store)
     assert (hook.closed, sink.closed, store.waited) == (1, 2, True)
+
+
+def test_the_state_is_that_of_the_batch_delivered_not_of_the_one_ahead():
+    data = _Data(end=5)
+    ahead = Prefetch(data, lambda batch: ("placed", data.i, batch["x"].shape))
+    assert ahead.get_state() == {"i": 0}
+    ahead.fill()
+    assert (data.i, ahead.get_state()) == (1, {"i": 0})
+    assert next(ahead) == ("placed", 1, (4, 3))
+    ahead.fill()
+    ahead.fill()
+    assert (data.i, ahead.get_state()) == (2, {"i": 1})
+    ahead.set_state({"i": 3})  # forgets the batch that was fetched ahead
+    assert ahead.get_state() == {"i": 3}
+    assert [i for _, i, _ in ahead] == [4, 5]
+
+
+def test_the_end_of_the_data_comes_after_the_last_batch():
+    ahead = Prefetch(_Data(end=2), dict)
+    assert len(list(ahead)) == 2
+    ahead.fill()
+    with pytest.raises(StopIteration):
+        next(ahead)
+
+
+def test_data_without_a_state_can_be_read_but_not_resumed():
+    ahead = Prefetch(iter([{"x": 1}]), dict)
+    assert next(ahead) == {"x": 1}
+    with pytest.raises(RuntimeError, match=r"must have set_state.*got list_iterator; pass an iter"):
+        ahead.set_state({"i": 0})

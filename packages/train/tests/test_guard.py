@@ -182,3 +182,14 @@ def test_with_a_guard_and_no_skips_the_first_spike_ends_the_run():
 def test_the_first_step_must_be_finite():
     with pytest.raises(BadStep, match=r"must be finite.*at step 0, first in batch\.x"):
         _fit(_batches(3, bad=[0]))
+    model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+    model.bias[...] = jnp.array([0.0, jnp.inf])
+    with pytest.raises(BadStep, match=r"at step 0, first in params\.bias \(nothing was saved\)"):
+        Trainer(optax.sgd(0.1), _loss).fit(model, _batches(3), steps=3)
+
+    def loss(model, batch, *, key):
+        return jnp.sqrt(model.kernel[...] * 0).sum() + model(batch["x"]).sum(), jnp.float32(1)
+
+    model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+    with pytest.raises(BadStep, match=r"grad_norm=nan at step 0, first in the gradient of kern"):
+        Trainer(optax.sgd(0.1), loss).fit(model, _batches(3), steps=3)

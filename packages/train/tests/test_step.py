@@ -1,5 +1,8 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_np
 
-from dovetail_train import Metric, Trainer
-from dovetail_train.step import terms_of
+from dovetail_train import Metric, Precision, Trainer
+from dovetail_train.step import check_batch, check_loss, terms_of
 
 ROWS, WIDTH = 16, 5
 
@@ -228,3 +231,89 @@ def test_weights_of_unknown_terms_are_refused():
     state = trainer.init(_model())
     with pytest.raises(ValueError, match=r"must name terms.*got 'fitt'.*use one of fit, ignored"):
         trainer.step(state, _batch(np.random.default_rng(0), np.ones((ROWS, 3))))
+
+
+# The compute dtype.
+
+PARAMS = {
+    "layers": {0: {"norm": {"scale": jnp.ones(3)}, "up": {"kernel": jnp.full((2, 3), 1.0001)}}},
+    "ids": jnp.arange(2),
+}
+
+
+def test_float_leaves_are_cast_but_those_that_keep_names():
+    cast = Precision(compute="bfloat16", keep="**.norm.*").cast(PARAMS)
+    assert cast["layers"][0]["norm"]["scale"].dtype == jnp.float32
+    assert cast["layers"][0]["up"]["kernel"].dtype == jnp.bfloat16
+    assert cast["ids"].dtype == jnp.int32
+    # 1.0001 is nearer to 1 than to the next bfloat16, 1.0078125.
+    np.testing.assert_array_equal(np.asarray(cast["layers"][0]["up"]["kernel"], np.float32), 1.0)
+
+
+def test_float32_leaves_everything_as_it_came():
+    assert Precision(compute="float32").cast(PARAMS) is PARAMS
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_float16_is_refused():
+    with pytest.raises(ValueError, match=r"must be .* got compute='float16'.*write Precision"):
+        Precision(compute="float16")  # pyright: ignore[reportArgumentType] - the point of the test
+
+
+def test_a_pattern_that_matches_nothing_is_refused():
+    Precision(compute="bfloat16", keep=("**.norm.*", "other")).check(PARAMS, {"other": 1})
+    with pytest.raises(ValueError, match=r"must match a parameter, got '\*\*.nrom.\*', which"):
+        Precision(compute="bfloat16", keep=("**.norm.*", "**.nrom.*")).check(PARAMS)
+    with pytest.raises(ValueError, match=r"a glob, not a regular expression, got .* write '\*\*'"):
+        Precision(compute="bfloat16", keep=".*")
+
+
+# Wrong losses and batches. The type checks of the suite answer first, so one case runs in a
+# subprocess.
+
+PROGRAM = """
+import numpy as np, optax
+from flax import nnx
+from dovetail_train import Trainer
+def loss(model, batch, *, key):
+    return model(batch["x"]).sum(), 4.0
+trainer, x = Trainer(optax.sgd(0.1), loss), np.ones((4, 8), np.float32)
+state = trainer.init(nnx.Linear(8, 1, rngs=nnx.Rngs(0)))
+for call in (trainer.place, lambda b: trainer.step(state, b)):
+    try:
+        call((x, x))
+    except TypeError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize("batch", [(1, 2), [1], None])
+def test_a_batch_that_is_no_mapping_is_refused_with_what_to_write(batch):
+    message = f"mapping of arrays .* got {type(batch).__name__}; write for example"
+    with pytest.raises(TypeError, match=message):
+        check_batch(batch, accumulate=1, shards=1)
+
+
+def test_step_and_place_check_the_batch():
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2, done.stderr
+    assert all("must be a mapping of arrays" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (lambda model, batch: 0.0, r"got loss\(model, batch\); write def loss\(model, batch, \*"),
+        (lambda batch, *, key: 0.0, r"a loss must take \(model, batch, \*, key\)"),
+        (3, "a loss must be a function of"),
+    ],
+)
+def test_a_loss_of_other_arguments_is_refused_with_what_to_write(loss, message):
+    with pytest.raises(TypeError, match=message):
+        check_loss(loss)
+
+
+def test_a_trainer_checks_its_loss():
+    with pytest.raises(TypeError, match="a loss must take"):
+        Trainer(optax.sgd(0.1), lambda model, batch: (np.float32(0), 1.0))

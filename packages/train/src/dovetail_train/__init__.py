@@ -39,14 +39,13 @@ from dovetail_train.hooks import Hook
 from dovetail_train.loss import CrossEntropy, lm_loss, over_chunks, token_cross_entropy
 from dovetail_train.mesh import abstract_mesh, caches_cpu_programs, fsdp_shardings, make_mesh
 from dovetail_train.metrics import Metrics
-from dovetail_train.precision import Precision
 from dovetail_train.program import Program
 from dovetail_train.records import Account, read_account, read_jsonl
 from dovetail_train.remat import Fitted, fit_remat
 from dovetail_train.report import Section, write_report
 from dovetail_train.sinks import Console, Jsonl, Sink
 from dovetail_train.state import State
-from dovetail_train.step import Loss, Metric, Term
+from dovetail_train.step import Loss, Metric, Precision, Term
 from dovetail_train.store import OrbaxStore, Store
 from dovetail_train.tensorboard import TensorBoard
 from dovetail_train.trainer import Trainer

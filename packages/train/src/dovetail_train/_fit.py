@@ -9,17 +9,16 @@ A save or a hook first reads every result, so a step is checked before its state
 import dataclasses
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dovetail_train.clock import Clock, Throughput
-from dovetail_train.guard import BadStep
+from dovetail_train.guard import Verdicts
 from dovetail_train.hooks import Closable, Hook, InterruptibleHook, result_of
-from dovetail_train.metrics import Metrics, first_non_finite, is_finite
-from dovetail_train.prefetch import Prefetch, Stateful
+from dovetail_train.metrics import Metrics
 from dovetail_train.sinks import Sink
 from dovetail_train.state import State
-from dovetail_train.store import Store
+from dovetail_train.store import Stateful, Store
 
 if TYPE_CHECKING:
     from dovetail_train.trainer import Trainer
@@ -47,6 +46,56 @@ class Result:
     interrupted: bool
     scalars: dict[str, float]
     seconds: dict[str, float]
+
+
+class Prefetch:
+    """An iterator of placed batches that can fetch one ahead, while the devices compute.
+
+    There is no thread. A step is dispatched, not waited for, so the main thread is free to fetch.
+    `get_state` is the state of `data` after the batch last returned by `next`: a saved run must
+    record the position after the batch of its last step, not after the prefetched one.
+    """
+
+    def __init__(
+        self, data: Iterator[Mapping[str, Any]], place: Callable[[Mapping[str, Any]], Any]
+    ) -> None:
+        self._data, self._place = data, place
+        self._stateful = data if isinstance(data, Stateful) else None
+        self._ahead: list[Any] = []  # at most one batch
+        self._state = self._position()
+
+    def _position(self) -> Any:
+        return None if self._stateful is None else self._stateful.get_state()
+
+    def fill(self) -> None:
+        """Fetches a batch, unless one is waiting or the data has ended."""
+        if self._ahead:
+            return
+        for batch in self._data:
+            self._ahead.append(self._place(batch))
+            return
+
+    def __iter__(self) -> "Prefetch":
+        return self
+
+    def __next__(self) -> Any:
+        self.fill()
+        if not self._ahead:
+            raise StopIteration
+        self._state = self._position()  # of this batch: the next is not fetched before
+        return self._ahead.pop()
+
+    def get_state(self) -> Any:
+        return self._state
+
+    def set_state(self, state: Any) -> None:
+        if self._stateful is None:
+            raise RuntimeError(
+                f"data must have set_state to resume, got {type(self._data).__name__}; "
+                f"pass an iterator with get_state and set_state"
+            )
+        self._stateful.set_state(state)
+        self._ahead, self._state = [], state
 
 
 class _Progress:
@@ -137,11 +186,15 @@ class Run:
         self._shapes: set[Any] = set()
         self._scalars: dict[str, float] = {}
         self._saved: int | None = None
-        self._names = begin.target.params
         self._state = self._restore(begin.target) or begin.build()
         self._start = int(self._state.step)
-        self._skipped = int(self._state.skips.in_a_row)
-        self._given = begin.params if self._start == 0 else None  # until step 0 was finite
+        self._verdicts = Verdicts(
+            trainer.guard,
+            trainer.max_skips,
+            in_a_row=int(self._state.skips.in_a_row),
+            names=begin.target.params,
+            params=begin.params if self._start == 0 else None,
+        )
 
     def _restore(self, target: State) -> State | None:
         if self._store is None:
@@ -205,7 +258,6 @@ class Run:
         if fresh:
             self._shapes.add(shapes)
             self._drain()
-            self._given = None
         if step + 1 < self._steps:
             self._fetch()
         while self._pending and (len(self._pending) > _LATE or self._pending[0].is_ready()):
@@ -292,7 +344,9 @@ class Run:
     def _read(self) -> None:
         done = self._pending.popleft()
         scalars = done.metrics.read()
-        self._judge(done, scalars)
+        self._verdicts.check(
+            done.step, scalars, metrics=done.metrics, batch=done.batch, saved=self._saved
+        )
         scalars |= self._throughput.result(tokens=scalars.get("tokens"), rows=done.rows)
         if scalars.get("skipped"):
             self._clock.move(scalars.get("step_time_s", 0.0), to="skipped")
@@ -300,60 +354,9 @@ class Run:
         self._scalars = scalars
         self._write(done.step, scalars)
 
-    def _judge(self, done: "_Dispatched", scalars: dict[str, float]) -> None:
-        """Raises BadStep if the run must end; logs the reason of every other skipped step."""
-        guard, max_skips = self._trainer.guard, self._trainer.max_skips
-        finite = is_finite(scalars)
-        if scalars.get("skipped", 0.0) == 0 and finite:
-            self._skipped = 0
-            return
-        self._skipped += 1
-        if not finite and (done.step == 0 or not max_skips):
-            raise self._bad(done, scalars, self._not_finite(done, scalars))
-        norms = done.metrics.gradient_norms(self._names)
-        largest = ", ".join(f"{name} {norm:.3g}" for name, norm in list(norms.items())[:3])
-        reason = f"refused by {guard}" if finite else "not finite"
-        values = (
-            f"loss={scalars['loss']:.6g}, grad_norm={scalars['grad_norm']:.6g} at step "
-            f"{done.step}, {reason}; largest gradients: {largest}"
-        )
-        if self._skipped <= max_skips:
-            _log.warning("skipped an update: %s", values)
-            return
-        message = (
-            f"at most max_skips={max_skips} steps in a row may be skipped, got {self._skipped}, "
-            f"the last with {values} ({self._kept()}); look at the batch of this error, lower the "
-            f"learning rate, or pass another guard= or a larger max_skips="
-        )
-        raise self._bad(done, scalars, message)
-
-    def _bad(self, done: "_Dispatched", scalars: dict[str, float], message: str) -> BadStep:
-        return BadStep(
-            message,
-            step=done.step,
-            scalars=scalars,
-            batch=done.batch,
-            grad_norms=done.metrics.gradient_norms(self._names),
-        )
-
     def _write(self, step: int, scalars: Mapping[str, float]) -> None:
         for sink in self._sinks:
             sink.write(step, scalars)
-
-    def _not_finite(self, done: "_Dispatched", scalars: dict[str, float]) -> str:
-        where = first_non_finite({"batch": done.batch})
-        if where is None and done.step == 0:
-            where = first_non_finite({"params": self._given})
-        if where is None:
-            where = f"the gradient of {next(iter(done.metrics.gradient_norms(self._names)))}"
-        return (
-            f"the loss and its gradient must be finite, got loss={scalars['loss']}, "
-            f"grad_norm={scalars['grad_norm']} at step {done.step}, first in {where} "
-            f"({self._kept()}); look at that step's batch, or lower the learning rate"
-        )
-
-    def _kept(self) -> str:
-        return "nothing was saved" if self._saved is None else f"step {self._saved} is saved"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

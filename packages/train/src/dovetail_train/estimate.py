@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal as Constant
 
+from dovetail_train.clock import memory as memory_of
+from dovetail_train.clock import peak_flops as peak_of
 from dovetail_train.mesh import BATCH_AXES, ambient
-from dovetail_train.peaks import memory as memory_of
-from dovetail_train.peaks import peak_flops as peak_of
 
 if TYPE_CHECKING:
     from flax import nnx

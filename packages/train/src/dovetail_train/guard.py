@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Refused steps: the protocol of a guard, the count of skipped steps, and the final error.
+"""Refused steps: the protocol of a guard, the count of skipped steps, and the end of a bad run.
 
 The trainer refuses a step with a non-finite loss or gradient norm. It has no rule for spikes: a
 guard judges the finite steps.
@@ -9,12 +9,17 @@ guard judges the finite steps.
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
+
+from dovetail_train.metrics import Metrics, first_non_finite, is_finite
+
+_log = logging.getLogger(__name__)
 
 
 @runtime_checkable
@@ -152,3 +157,82 @@ def judge(
     skipped = 1 - taken.astype(jnp.int32)
     in_a_row = jnp.where(taken, 0, skips.in_a_row + 1).astype(jnp.int32)
     return taken, history, Skips(total=skips.total + skipped, in_a_row=in_a_row)
+
+
+class Verdicts:
+    """Looks at the results of a run: ends it at a bad step, and logs every other skipped one.
+
+    Args:
+        guard: The trainer's guard.
+        max_skips: Skipped steps in a row before the run ends.
+        in_a_row: Skipped steps up to the first that is looked at.
+        names: Tree of the parameters, for the names of the gradients.
+        params: The model's own arrays, held until step 0 is finite. None for a run that goes on.
+    """
+
+    def __init__(
+        self, guard: StepGuard | None, max_skips: int, *, in_a_row: int, names: Any, params: Any
+    ) -> None:
+        self._guard, self._max_skips, self._skipped = guard, max_skips, in_a_row
+        self._names, self._given = names, params
+
+    def check(
+        self,
+        step: int,
+        scalars: Mapping[str, float],
+        *,
+        metrics: Metrics,
+        batch: Mapping[str, Any],
+        saved: int | None,
+    ) -> None:
+        """Checks a step whose scalars were read. Logs the reason if it was skipped.
+
+        Args:
+            step: Number of the step.
+            scalars: Its scalars.
+            metrics: Its metrics, on the device.
+            batch: Its batch.
+            saved: Newest saved step, or None.
+
+        Raises:
+            BadStep: The run must end.
+        """
+        finite = is_finite(scalars)
+        if scalars.get("skipped", 0.0) == 0 and finite:
+            self._skipped, self._given = 0, None
+            return
+        self._skipped += 1
+        norms = metrics.gradient_norms(self._names)
+        kept = "nothing was saved" if saved is None else f"step {saved} is saved"
+        values = f"loss={scalars['loss']:.6g}, grad_norm={scalars['grad_norm']:.6g} at step {step}"
+        reason = f"refused by {self._guard}" if finite else "not finite"
+        largest = ", ".join(f"{name} {norm:.3g}" for name, norm in list(norms.items())[:3])
+        if not finite and (step == 0 or not self._max_skips):
+            message = (
+                f"the loss and its gradient must be finite, got {values}, first in "
+                f"{self._first_non_finite(step, batch, norms)} ({kept}); look at that step's "
+                f"batch, or lower the learning rate"
+            )
+        elif self._skipped > self._max_skips:
+            message = (
+                f"at most max_skips={self._max_skips} steps in a row may be skipped, got "
+                f"{self._skipped}, the last with {values}, {reason}; largest gradients: {largest} "
+                f"({kept}); look at the batch of this error, lower the learning rate, or pass "
+                f"another guard= or a larger max_skips="
+            )
+        else:
+            self._given = None
+            _log.warning(
+                "skipped an update: %s, %s; largest gradients: %s", values, reason, largest
+            )
+            return
+        raise BadStep(message, step=step, scalars=scalars, batch=batch, grad_norms=norms)
+
+    def _first_non_finite(
+        self, step: int, batch: Mapping[str, Any], norms: Mapping[str, float]
+    ) -> str:
+        """Returns the name of the first array of the step with a NaN or infinity."""
+        name = first_non_finite({"batch": batch})
+        if name is None and step == 0:
+            name = first_non_finite({"params": self._given})
+        return name or f"the gradient of {next(iter(norms))}"

@@ -4,6 +4,7 @@
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -51,7 +52,7 @@ class Metrics:
         return dict(sorted(named.items(), key=lambda item: (math.isfinite(item[1]), -item[1])))
 
 
-def is_finite(scalars: dict[str, float]) -> bool:
+def is_finite(scalars: Mapping[str, float]) -> bool:
     """Tests whether loss and gradient norm are finite, and so the update."""
     return math.isfinite(scalars["loss"]) and math.isfinite(scalars["grad_norm"])
 

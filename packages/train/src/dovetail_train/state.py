@@ -245,6 +245,23 @@ def abstract(definition: Definition, arrays: Arrays) -> State:
     )
 
 
+def for_state_like(like: State, step: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns `step` with a check of the state's tree; under jit it costs nothing after
+    compilation.
+    """
+
+    def checked(state: State, batch: Any) -> Any:
+        if jax.tree.structure(state) != jax.tree.structure(like):
+            raise ValueError(
+                f"state must be of the model that init was called with last, got a tree of "
+                f"{len(jax.tree.leaves(state))} leaves where it has {len(jax.tree.leaves(like))} "
+                f"(or other names); call init(model) again"
+            )
+        return step(state, batch)
+
+    return checked
+
+
 def _history(guard: StepGuard | None) -> Any:
     return None if guard is None else guard.begin()
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Exact gradients over microbatches, as a pure function.
+"""The contract of a loss, and exact gradients over microbatches as a pure function.
 
 The gradient is that of Σ wₖ·sumₖ/Nₖ, with each count Nₖ over the whole batch, for any number of
 microbatches. A mean of the microbatches' means would weigh a token by the number of others in its
@@ -8,17 +8,20 @@ microbatch. So the counts come first, from a pass of their own (XLA removes ever
 and a second pass adds gradients already divided by them.
 """
 
+import dataclasses
+import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
+from dovetail_train._patterns import Patterns, each_of, matches, name_of, names_of, select
 from dovetail_train.mesh import BatchPlacement
-from dovetail_train.precision import Precision
 from dovetail_train.state import Definition, State
 
 Term = tuple[Any, Any]  # (sum f32[], count f32[])
@@ -45,6 +48,28 @@ class Loss(Protocol):
     def __call__(self, model: Any, batch: Any, *, key: Any) -> Term | Mapping[str, Term]: ...
 
 
+def check_loss(loss: Any) -> None:
+    """Raises TypeError unless `loss` can be called as loss(model, batch, key=key)."""
+    if not callable(loss):
+        raise TypeError(
+            f"a loss must be a function of (model, batch, *, key), got {loss!r}; pass for example "
+            "lm_loss()"
+        )
+    try:
+        signature = inspect.signature(loss)
+    except ValueError:  # some compiled functions have none
+        return
+    try:
+        signature.bind(None, None, key=None)
+    except TypeError as error:
+        name = getattr(loss, "__name__", type(loss).__name__)
+        name = name if name.isidentifier() else "loss"
+        raise TypeError(
+            f"a loss must take (model, batch, *, key), got {name}{signature}; write "
+            f"def {name}(model, batch, *, key)"
+        ) from error
+
+
 def terms_of(value: Any) -> dict[str, tuple[Array, Array]]:
     """Checks the result of a loss and returns a mapping of float32 (sum, count)."""
     named = dict(value) if isinstance(value, Mapping) else {ONE: value}
@@ -62,6 +87,50 @@ def terms_of(value: Any) -> dict[str, tuple[Array, Array]]:
         pair = jnp.asarray(total, jnp.float32), jnp.asarray(count, jnp.float32)
         terms[name] = Metric(*pair) if isinstance(named[name], Metric) else pair
     return terms
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Precision:
+    """Dtype of the parameters inside the loss.
+
+    Parameters, gradients and optimizer state keep their dtype (float32 in nearly every run): the
+    cast is differentiated, so its transpose returns gradients in it. Batches are not cast, since a
+    bfloat16 mask could not count above 256.
+
+    Args:
+        compute: "float32" (no cast) or "bfloat16". float16 would need loss scaling.
+        keep: Name patterns of parameters without a cast, such as "**.norm.scale": `*` within a
+            segment, `**` for any number of segments.
+    """
+
+    compute: Literal["float32", "bfloat16"]
+    keep: Patterns = ()
+
+    def __post_init__(self) -> None:
+        if self.compute not in ("float32", "bfloat16"):
+            raise ValueError(
+                f'compute must be "float32" or "bfloat16", got compute={self.compute!r}; '
+                f'float16 needs loss scaling, so write Precision(compute="bfloat16")'
+            )
+        if self.keep != ():
+            each_of(self.keep)  # raises for what is no pattern
+
+    def check(self, *trees: Any) -> None:
+        """Raises ValueError if a pattern of `keep` matches no parameter of the trees."""
+        if self.keep != ():
+            select(self.keep, [name for tree in trees for name in names_of(tree)])
+
+    def cast(self, params: Any) -> Any:
+        """Casts float parameters to the compute dtype, except those in `keep`."""
+        if self.compute == "float32":
+            return params
+        dtype = jnp.dtype(self.compute)
+
+        def leaf(path: tuple[Any, ...], x: jax.Array) -> jax.Array:
+            kept = self.keep != () and matches(self.keep, name_of(path))
+            return x if kept or not jnp.issubdtype(x.dtype, jnp.floating) else x.astype(dtype)
+
+        return jax.tree_util.tree_map_with_path(leaf, params)
 
 
 def make_objective(definition: Definition, loss: Loss, precision: Precision) -> Callable[..., Any]:
@@ -165,6 +234,37 @@ def make_gradients(
         return grads, jax.tree.map(lambda x: x.sum(0), terms), rest
 
     return whole if accumulate == 1 else accumulated
+
+
+def check_batch(batch: Any, *, accumulate: int, shards: int) -> None:
+    """Raises TypeError unless `batch` is a mapping, ValueError unless its rows can be split.
+
+    Args:
+        batch: Arrays [rows, ...] by name.
+        accumulate: Microbatches per step.
+        shards: Devices that split the rows.
+    """
+    if not isinstance(batch, Mapping):
+        raise TypeError(
+            "a batch must be a mapping of arrays [rows, ...] by name, got "
+            f"{type(batch).__name__}; write for example {{'x': x, 'y': y}}, and batch['x'] in the "
+            "loss"
+        )
+    divisor, processes = accumulate * shards, jax.process_count()
+    rows = {name: np.shape(x)[:1] for name, x in batch.items()}
+    if not rows or len(set(rows.values())) > 1 or () in rows.values():
+        raise ValueError(
+            f"every array of a batch must have the same number of rows, got "
+            f"{ {name: np.shape(x) for name, x in batch.items()} }; "
+            f"give each a first axis of rows"
+        )
+    count = next(iter(rows.values()))[0] * processes
+    if count == 0 or count % divisor:
+        raise ValueError(
+            f"the rows of a batch must be divisible by accumulate × the data axes "
+            f"{accumulate} × {shards} = {divisor}, got rows={count}; use "
+            f"{max(1, count // divisor) * divisor} rows or another accumulate"
+        )
 
 
 def split_rows(batch: Batch, *, accumulate: int, placement: BatchPlacement) -> Any:

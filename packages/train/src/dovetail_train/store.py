@@ -7,7 +7,13 @@ from typing import Any, Protocol, runtime_checkable
 
 import jax
 
-from dovetail_train.prefetch import Stateful
+
+@runtime_checkable
+class Stateful(Protocol):
+    """An object with a position that can be saved as JSON and restored."""
+
+    def get_state(self) -> Any: ...
+    def set_state(self, state: Any) -> None: ...
 
 
 @runtime_checkable

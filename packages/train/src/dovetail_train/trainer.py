@@ -14,16 +14,14 @@ from flax import nnx
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from dovetail_train import _fit
-from dovetail_train._checks import check_batch, check_loss, check_options, for_state_like
 from dovetail_train._patterns import Patterns
 from dovetail_train.clock import Rates
+from dovetail_train.clock import peak_flops as peak_of
 from dovetail_train.flops import Flops, count_flops
 from dovetail_train.guard import StepGuard, check_guard
 from dovetail_train.hooks import Hook
 from dovetail_train.mesh import ambient, batch_placement, make_mesh, row_shards
 from dovetail_train.metrics import Metrics
-from dovetail_train.peaks import peak_flops as peak_of
-from dovetail_train.precision import Precision
 from dovetail_train.program import Program
 from dovetail_train.sinks import Sink
 from dovetail_train.state import (
@@ -35,19 +33,23 @@ from dovetail_train.state import (
     Transformation,
     abstract,
     build,
+    for_state_like,
     opt_shardings,
     split,
 )
 from dovetail_train.step import (
     Batch,
     Loss,
+    Precision,
+    check_batch,
+    check_loss,
     make_gradients,
     make_objective,
     mean_loss,
     split_rows,
 )
 from dovetail_train.store import Store
-from dovetail_train.update import make_step
+from dovetail_train.update import check_options, make_step
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

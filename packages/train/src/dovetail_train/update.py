@@ -19,6 +19,30 @@ from dovetail_train.state import State
 from dovetail_train.step import ONE, Batch, Term, mean_loss
 
 
+def check_options(*, accumulate: int, ema: float | None, max_skips: int) -> None:
+    """Raises ValueError for an option out of range; see `Trainer`.
+
+    Args:
+        accumulate: Microbatches per step.
+        ema: Decay of the moving average.
+        max_skips: Rejected steps in a row.
+    """
+    if accumulate < 1:
+        raise ValueError(
+            f"accumulate must be at least 1, got accumulate={accumulate}; write accumulate=1"
+        )
+    if ema is not None and not 0 < ema < 1:
+        raise ValueError(
+            f"ema must lie between 0 and 1, got ema={ema}; write for example ema=0.999, or "
+            f"ema=None for no average"
+        )
+    if max_skips < 0:
+        raise ValueError(
+            f"max_skips must be at least 0, got max_skips={max_skips}; write max_skips=10, or "
+            f"max_skips=0 to end at the first refused step"
+        )
+
+
 def make_step(
     gradients: Callable[..., Any],
     tx: optax.GradientTransformation,

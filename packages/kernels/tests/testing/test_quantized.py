@@ -34,8 +34,9 @@ def test_names_are_unique_and_needs_are_known() -> None:
     names = [case.name for case in cases()]
     assert len(set(names)) == len(names)
     assert {
-        "8 bits", "4 bits", "16 bits", "groups", "zero points", "int8 activations", "bfloat16",
-        "float16", "float64", "odd groups", "many rows", "not finite",
+        "8 bits", "4 bits", "16 bits", "groups", "zero points", "int8 zero points",
+        "int8 activations", "bfloat16", "float16", "float64", "odd groups", "many rows",
+        "not finite",
     } == EVERYTHING  # fmt: skip
 
 
@@ -50,6 +51,11 @@ def shuffled(x: jax.Array, w: PackedWeights, **options: str) -> jax.Array:
 
 def without_zeros(x: jax.Array, w: PackedWeights, **options: str) -> jax.Array:
     return plain(x, dataclasses.replace(w, zeros=None), **options)
+
+
+def narrow_zeros(x: jax.Array, w: PackedWeights, **options: str) -> jax.Array:
+    values = (w.values - w.zeros.astype(jnp.int8)).astype(jnp.int8)  # passes the range of int8
+    return plain(x, dataclasses.replace(w, values=values, zeros=None), **options)
 
 
 def ignores_activations(
@@ -88,6 +94,7 @@ def without_gradient(x: jax.Array, w: PackedWeights, **options: str) -> jax.Arra
     [
         (shuffled, "int8, one row", r"int8, one row: y\[0, \d+\] is .*off by .*, bound "),
         (without_zeros, "int4, groups and zero points", r"y\["),
+        (narrow_zeros, "int8, int8 zero points", r"int8 zero points: y\["),
         (ignores_activations, "W8A8", r"W8A8: y\["),
         (one_scale, "int8, groups", r"y\["),
         (coarse, "int8, one row", r"y\["),

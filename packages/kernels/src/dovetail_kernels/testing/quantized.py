@@ -35,14 +35,14 @@ class Case:
     Attributes:
         name: Name for messages. It seeds the random numbers.
         needs: Features of the case: "8 bits", "4 bits", "16 bits", "groups", "zero points", "int8
-            activations", a dtype of x other than float32, "odd groups" (not a multiple of 32),
-            "many rows" (above 4), "not finite".
+            zero points", "int8 activations", a dtype of x other than float32, "odd groups" (not a
+            multiple of 32), "many rows" (above 4), "not finite".
         rows: M.
         inputs: D.
         outputs: F.
         bits: Bits per weight.
         groups: Groups of inputs per output channel.
-        zeros: Whether the weights have zero points.
+        zeros: Dtype of the zero points, "float32" or "int8". None for none.
         activations: "int8" or None.
         dtype: Dtype of x.
         finite: Whether all of x is finite.
@@ -55,7 +55,7 @@ class Case:
     outputs: int
     bits: int
     groups: int = 1
-    zeros: bool = False
+    zeros: str | None = None
     activations: str | None = None
     dtype: str = "float32"
     finite: bool = True
@@ -75,7 +75,8 @@ def _case(name: str, shape: tuple[int, int, int], *, bits: int, **options: Any) 
     conditions = {
         f"{bits} bits": True,
         "groups": case.groups > 1,
-        "zero points": case.zeros,
+        "zero points": case.zeros is not None,
+        "int8 zero points": case.zeros == "int8",
         "int8 activations": case.activations is not None,
         case.dtype: case.dtype != "float32",
         "odd groups": inputs // case.groups % 32 != 0,
@@ -90,41 +91,46 @@ def _case(name: str, shape: tuple[int, int, int], *, bits: int, **options: Any) 
 def cases() -> tuple[Case, ...]:
     """Returns every case. Shapes are small, odd and unequal."""
     few, wide, many, odd = (3, 96, 37), (4, 192, 35), (39, 64, 38), (3, 60, 33)
-    one_row, w8a8 = (1, 96, 37), "int8"  # few shapes: each is compiled
+    one_row, rounded = (1, 96, 37), {"activations": "int8"}  # few shapes: each is compiled
+    floats, integers = "float32", "int8"  # zero points
     return (
         _case("int8, one row", one_row, bits=8),
-        _case("int8, zero points", few, bits=8, zeros=True),
+        _case("int8, zero points", few, bits=8, zeros=floats),
         _case("int8, groups", wide, bits=8, groups=3),
-        _case("int8, groups and zero points", wide, bits=8, groups=3, zeros=True),
+        _case("int8, groups and zero points", wide, bits=8, groups=3, zeros=floats),
+        _case("int8, int8 zero points", few, bits=8, zeros=integers),
+        _case("int8, groups and int8 zero points", wide, bits=8, groups=3, zeros=integers),
         _case("int8, odd groups", odd, bits=8, groups=4),
         _case("int8, many rows", many, bits=8),
-        _case("int8, many rows and groups", many, bits=8, groups=2, zeros=True),
+        _case("int8, many rows and groups", many, bits=8, groups=2, zeros=floats),
         _case("int8, not finite", wide, bits=8, finite=False),
         _case("int4, one group", few, bits=4),
         _case("int4, one row and groups", one_row, bits=4, groups=3),
-        _case("int4, groups and zero points", wide, bits=4, groups=3, zeros=True),
-        _case("int4, one group and zero points", few, bits=4, zeros=True),
+        _case("int4, groups and zero points", wide, bits=4, groups=3, zeros=floats),
+        _case("int4, one group and zero points", few, bits=4, zeros=floats),
+        _case("int4, groups and int8 zero points", wide, bits=4, groups=3, zeros=integers),
         _case("int4, odd groups", odd, bits=4, groups=6),
         _case("int4, many rows", many, bits=4, groups=2),
         _case("int4, not finite", wide, bits=4, groups=3, finite=False),
         _case("bfloat16 weights", few, bits=16),
         _case("bfloat16 weights, many rows", many, bits=16),
         _case("bfloat16 weights, not finite", wide, bits=16, finite=False),
-        _case("W8A8", few, bits=8, activations=w8a8),
-        _case("W8A8, groups and zero points", wide, bits=8, groups=3, zeros=True, activations=w8a8),
-        _case("W4A8", one_row, bits=4, activations=w8a8),
-        _case("W4A8, many rows", many, bits=4, zeros=True, activations=w8a8),
-        _case("W8A8, bfloat16", few, bits=8, activations=w8a8, dtype="bfloat16"),
-        _case("W8A8, not finite", wide, bits=8, activations=w8a8, finite=False),
+        _case("W8A8", few, bits=8, **rounded),
+        _case("W8A8, groups and zero points", wide, bits=8, groups=3, zeros=floats, **rounded),
+        _case("W4A8", one_row, bits=4, **rounded),
+        _case("W8A8, int8 zero points", few, bits=8, zeros=integers, **rounded),
+        _case("W4A8, many rows", many, bits=4, zeros=floats, **rounded),
+        _case("W8A8, bfloat16", few, bits=8, **rounded, dtype="bfloat16"),
+        _case("W8A8, not finite", wide, bits=8, **rounded, finite=False),
         _case("int8, bfloat16", few, bits=8, dtype="bfloat16"),
         _case("int4, bfloat16", wide, bits=4, groups=3, dtype="bfloat16"),
         _case("bfloat16 weights, bfloat16", few, bits=16, dtype="bfloat16"),
         _case("bfloat16 weights, float16", few, bits=16, dtype="float16"),
         _case("int8, float16", few, bits=8, dtype="float16"),
         _case("int8, float64", few, bits=8, dtype="float64"),
-        _case("int4, float64", wide, bits=4, groups=3, zeros=True, dtype="float64"),
+        _case("int4, float64", wide, bits=4, groups=3, zeros=floats, dtype="float64"),
         _case("bfloat16 weights, float64", few, bits=16, dtype="float64"),
-        _case("W8A8, float64", few, bits=8, activations=w8a8, dtype="float64"),
+        _case("W8A8, float64", few, bits=8, **rounded, dtype="float64"),
     )
 
 
@@ -229,7 +235,7 @@ def _weights(case: Case, rng: np.random.Generator) -> tuple[np.ndarray, PackedWe
     grouped = (case.outputs, case.groups)
     scales = np.float32(10.0) ** rng.uniform(-4, 2, grouped).astype(np.float32)
     scales[2] = 0  # a channel that was zero
-    zeros = rng.integers(low, high, grouped).astype(np.float32) if case.zeros else None
+    zeros = rng.integers(low, high, grouped).astype(case.zeros) if case.zeros else None
     size = case.inputs // case.groups
     shift = 0 if zeros is None else np.repeat(zeros, size, axis=1).astype(np.float64)
     weights = (q - shift) * np.repeat(scales, size, axis=1).astype(np.float64)

@@ -51,43 +51,47 @@ def by_outputs(
     Returns:
         The results side by side, [M, F].
     """
-    size, full = _blocks(packed, weights)
-    if full <= 1:
+    size, count = _blocks(packed, weights)
+    if count == 1:
         return f(packed)
-    whole, rest = _split(packed, size * full)
-    stacked = jax.tree.map(lambda a: a.reshape(full, size, *a.shape[1:]), whole)
-    results = jax.lax.map(f, stacked)  # [blocks, M, b]
-    side = results.transpose(1, 0, 2).reshape(results.shape[1], size * full)
-    return side if rest is None else jnp.concatenate([side, f(rest)], axis=1)
+    last = packed.out_features - size
+    starts = jnp.minimum(jnp.arange(count) * size, last)
+    results = jax.lax.map(lambda start: f(_block(packed, start, size)), starts)  # [count, M, b]
+    side = results[:-1].transpose(1, 0, 2).reshape(results.shape[1], (count - 1) * size)
+    return jnp.concatenate([side, results[-1][:, (count - 1) * size - last :]], axis=1)
 
 
 def backward(dy: Array, packed: PackedWeights) -> Array:
     """Computes dx[M, D] = dy[M, F] wᵀ, summed over blocks of F, in the dtype of `dy`."""
-    size, full = _blocks(packed, _WEIGHTS)
-    if full <= 1:
+    size, count = _blocks(packed, _WEIGHTS)
+    if count == 1:
         return reference.backward(dy, packed)
-    whole, rest = _split(packed, size * full)
-    stacked = jax.tree.map(lambda a: a.reshape(full, size, *a.shape[1:]), whole)
-    parts = dy[:, : size * full].reshape(dy.shape[0], full, size).transpose(1, 0, 2)
     zeros = columns(jnp.zeros((dy.shape[0], packed.in_features), dy.dtype), packed)
 
-    def add(sums: list[Array], block: tuple[Array, PackedWeights]) -> tuple[list[Array], None]:
-        dy_block, weights = block[0], dequantized(block[1], dy.dtype)
-        return [s + dy_block @ w for s, w in zip(sums, weights, strict=True)], None
+    def add(sums: list[Array], begin: Array) -> tuple[list[Array], None]:
+        start = jnp.minimum(begin, packed.out_features - size)
+        some = jax.lax.dynamic_slice_in_dim(dy, start, size, axis=1)
+        # The last block may repeat channels of the one before it.
+        some = jnp.where(start + jnp.arange(size) >= begin, some, 0)
+        weights = dequantized(_block(packed, start, size), dy.dtype)
+        return [s + some @ w for s, w in zip(sums, weights, strict=True)], None
 
-    sums, _ = jax.lax.scan(add, zeros, (parts, stacked))
-    dx = joined(sums, packed)
-    return dx if rest is None else dx + reference.backward(dy[:, size * full :], rest)
+    sums, _ = jax.lax.scan(add, zeros, jnp.arange(count) * size)
+    return joined(sums, packed)
 
 
 def _blocks(packed: PackedWeights, weights: int) -> tuple[int, int]:
-    """Returns the channels per block and the number of full blocks, before the rest."""
+    """Returns the channels per block and the number of blocks.
+
+    The last block ends with the last channel and may overlap the one before it. A rest of its own
+    would be a slice of the weights, and so would the rest of them: a copy in each product.
+    """
     # Eight rows at least, the width of a vector: narrower blocks make the loop itself the cost.
     size = max(8, weights // packed.in_features)
-    return size, packed.out_features // size
+    if packed.out_features < 2 * size:
+        return packed.out_features, 1
+    return size, -(-packed.out_features // size)
 
 
-def _split(packed: PackedWeights, at: int) -> tuple[PackedWeights, PackedWeights | None]:
-    if at == packed.out_features:
-        return packed, None
-    return jax.tree.map(lambda a: a[:at], packed), jax.tree.map(lambda a: a[at:], packed)
+def _block(packed: PackedWeights, start: Array, size: int) -> PackedWeights:
+    return jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, start, size), packed)

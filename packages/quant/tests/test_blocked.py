@@ -2,11 +2,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The blocked product: its numbers in many blocks, its temporaries, its gradient."""
 
+import json
+import subprocess
+import sys
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import forced_devices
 from dovetail_quant import layout
 from dovetail_quant.codes import NF4, quantize
 from dovetail_quant.layout import PackedWeights, pack_weights
@@ -21,6 +27,7 @@ SPECS = [
     Spec(weight="nf4", group=16),
     Spec(weight="fp8", group=16),
 ]
+PROGRAM = Path(__file__).parent / "programs/collectives.py"
 EPS = float(np.finfo(np.float32).eps)
 
 
@@ -103,3 +110,21 @@ def test_a_gradient_in_the_weights_is_refused() -> None:
     message = r"gradient in x alone, .*write jax.lax.stop_gradient\(prepared\), or matmul=Ref"
     with pytest.raises(ValueError, match=message):
         jax.grad(lambda p: Blocked()(x, p).sum(), allow_int=True)(packed)
+
+
+def test_collectives_are_those_of_the_plain_product() -> None:
+    """Without a word of the sharding: XLA gathers what a loop over a sharded axis reads."""
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM)],
+        env=forced_devices.environment(8),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    for name, case in json.loads(done.stdout).items():
+        plain, ours = case["plain"], case["quant"]
+        assert [kind for kind, _ in ours] == [kind for kind, _ in plain], name
+        most = 2 if "int4, both" in name else 1  # sums over inputs are reduced in two halves
+        assert all(n <= most * m for (_, n), (_, m) in zip(ours, plain, strict=True)), name
+        assert case["error"] < (1e-2 if "W8A8" in name else 1e-5), name

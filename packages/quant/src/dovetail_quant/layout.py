@@ -19,6 +19,7 @@ layout, 2.0, 6.2 and 14.6 in the other.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -173,6 +174,14 @@ def block(packed: PackedWeights, start: Array | int, size: int) -> PackedWeights
 
 def by_blocks(f: Callable[[PackedWeights], Array], packed: PackedWeights) -> Array:
     """Applies f to all blocks and returns the results [R, n] side by side: [R, N]."""
+    shards, apart = by_device(packed)
+    if shards == 1:
+        return _by_blocks(f, packed)
+    y = jax.vmap(functools.partial(_by_blocks, f), out_axes=1)(apart)  # [R, S, N / S]
+    return y.reshape(y.shape[0], packed.out_features)
+
+
+def _by_blocks(f: Callable[[PackedWeights], Array], packed: PackedWeights) -> Array:
     count, size = blocks(packed)
     if count == 1:
         return f(packed)
@@ -181,6 +190,20 @@ def by_blocks(f: Callable[[PackedWeights], Array], packed: PackedWeights) -> Arr
     y = jax.lax.map(lambda start: f(block(packed, start, size)), starts)  # [B, R, n]
     side = y[:-1].transpose(1, 0, 2).reshape(y.shape[1], (count - 1) * size)
     return jnp.concatenate([side, y[-1][:, (count - 1) * size - last :]], axis=1)
+
+
+def by_device(packed: PackedWeights) -> tuple[int, PackedWeights]:
+    """Returns (S, the weights as S runs of outputs, [S, N / S, ...]), S the devices of the mesh.
+
+    On a mesh with automatic axes nothing tells which axes shard the outputs, and XLA gathers the
+    weights of a loop over a sharded axis. A loop inside of each run is local for every sharding of
+    the outputs. S is 1 without a mesh (`jax.set_mesh`), or if its size does not divide N.
+    """
+    shards, outputs = jax.sharding.get_abstract_mesh().size, packed.out_features
+    if shards < 2 or outputs % shards:
+        return 1, packed
+    runs = shards, outputs // shards
+    return shards, jax.tree.map(lambda a: a.reshape(*runs, *a.shape[1:]), packed)
 
 
 def _nibbles(values: Array, group: int) -> Array:

@@ -23,6 +23,7 @@ from dovetail_quant.layout import (
     block,
     blocks,
     by_blocks,
+    by_device,
     grouped,
     merge,
     split,
@@ -99,6 +100,14 @@ def forward(x: Array, packed: PackedWeights) -> Array:
 
 def backward(dy: Array, packed: PackedWeights) -> Array:
     """Returns dx [R, K] = dy [R, N] w transposed, summed over blocks."""
+    shards, apart = by_device(packed)
+    if shards == 1:
+        return _backward(dy, packed)
+    of_each = dy.reshape(dy.shape[0], shards, packed.out_features // shards)
+    return jax.vmap(_backward, in_axes=(1, 0))(of_each, apart).sum(0)
+
+
+def _backward(dy: Array, packed: PackedWeights) -> Array:
     count, size = blocks(packed)
     wide = split(jnp.zeros((dy.shape[0], packed.in_features), dy.dtype), packed)
     zeros = [_flat(half) for half in wide]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dovetail_models.hf.match import Leaf, match
-from dovetail_models.hf.ops import Identity, Interleaved, Part, Transpose
+from dovetail_models.hf.ops import Identity, Interleaved, Slice, Transpose
 from dovetail_models.hf.safetensors import Maps, Spec
 from dovetail_models.hf.table import Family, Row
 from dovetail_models.hf.tensors import Plain
@@ -16,8 +16,8 @@ from dovetail_models.hf.tensors import Plain
 FUSED = (
     Row("embed.weight", "embed.embedding", Identity()),
     Row("head.weight", "lm_head.kernel", Transpose()),
-    Row("h.{i}.gate_up", "layers.{i}.gate", Part(0, 2, -2, Transpose())),
-    Row("h.{i}.gate_up", "layers.{i}.up", Part(1, 2, -2, Transpose())),
+    Row("h.{i}.gate_up", "layers.{i}.gate", Slice(0, 2, -2, Transpose())),
+    Row("h.{i}.gate_up", "layers.{i}.up", Slice(1, 2, -2, Transpose())),
 )
 APART = (
     *FUSED[:2],
@@ -67,7 +67,7 @@ def test_the_layout_is_that_of_the_files(shapes):
     gate = found["layers.7.gate"]
     if shapes is ON_DISK_FUSED:
         assert (gate.name, gate.stacked, len(gate.tensors)) == ("h.7.gate_up", False, 1)
-        assert found["layers.7.up"].op == Part(1, 2, -2, Transpose())
+        assert found["layers.7.up"].op == Slice(1, 2, -2, Transpose())
     else:
         assert (gate.name, gate.stacked, len(gate.tensors)) == ("h.7.experts.{e}.w1", True, 3)
         names = {n: t for n, t in on_disk(shapes).items() if n.endswith("w1")}

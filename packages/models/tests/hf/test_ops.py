@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail_models.hf.ops import Conv, Identity, Interleaved, Lead, Op, Part, Transpose
+from dovetail_models.hf.ops import Conv, Identity, Interleaved, Lead, Op, Slice, Transpose
 
 IDENTITY = Identity()
 
@@ -18,11 +18,11 @@ def parts(kind, count, axis, then=IDENTITY):
 TENSORS = {
     "identity": [Identity()],
     "transpose": [Transpose()],
-    "columns": parts(Part, 3, -1),
-    "rows, transposed": parts(Part, 2, -2, Transpose()),
+    "columns": parts(Slice, 3, -1),
+    "rows, transposed": parts(Slice, 2, -2, Transpose()),
     "interleaved": parts(Interleaved, 2, -1),
     "interleaved rows, transposed": parts(Interleaved, 3, -2, Transpose()),
-    "nested": [Part(i, 2, -2, Interleaved(j, 3, -1)) for i in range(2) for j in range(3)],
+    "nested": [Slice(i, 2, -2, Interleaved(j, 3, -1)) for i in range(2) for j in range(3)],
     "lead": [Lead(2)],
 }
 STACKABLE = {name: ops for name, ops in TENSORS.items() if name != "lead"}
@@ -78,12 +78,12 @@ def test_transpose_turns_a_linear_of_torch():
 def test_parts_are_those_of_numpy():
     fused = np.arange(24).reshape(2, 12)
     for i, want in enumerate(np.split(fused, 3, axis=1)):
-        np.testing.assert_array_equal(Part(i, 3, -1).view(fused), want)
+        np.testing.assert_array_equal(Slice(i, 3, -1).view(fused), want)
     # gate_up[..., ::2] and [..., 1::2], as gpt-oss splits them.
     np.testing.assert_array_equal(Interleaved(1, 2, -1).view(fused), fused[:, 1::2])
     bias = np.arange(6)
-    np.testing.assert_array_equal(Part(1, 2, -1).view(bias), [3, 4, 5])
-    assert Part(1, 2, -1).shape((3,)) == (6,)
+    np.testing.assert_array_equal(Slice(1, 2, -1).view(bias), [3, 4, 5])
+    assert Slice(1, 2, -1).shape((3,)) == (6,)
 
 
 def test_conv_is_the_weight_of_a_conv2d():
@@ -98,7 +98,7 @@ def test_conv_is_the_weight_of_a_conv2d():
 
 
 @pytest.mark.parametrize("numbers", [(0, 2, 0), (2, 2, -1), (-1, 2, -1)])
-@pytest.mark.parametrize("kind", [Part, Interleaved])
+@pytest.mark.parametrize("kind", [Slice, Interleaved])
 def test_a_part_that_is_none_is_refused(kind, numbers):
     with pytest.raises(ValueError, match="one of the last two axes") as error:
         kind(*numbers)

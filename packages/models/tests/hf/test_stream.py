@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from dovetail_models.hf.match import Source
-from dovetail_models.hf.ops import Identity, Part, Transpose
+from dovetail_models.hf.ops import Identity, Slice, Transpose
 from dovetail_models.hf.safetensors import Maps, Spec
 from dovetail_models.hf.stream import fill
 from dovetail_models.hf.tensors import Plain
@@ -41,7 +41,7 @@ def struct(shape, sharding=None):
 
 
 def test_a_stack_is_its_entries(stack):
-    source = Source(name="w.{e}", op=Part(1, 2, -1, Transpose()), tensors=tuple(stack))
+    source = Source(name="w.{e}", op=Slice(1, 2, -1, Transpose()), tensors=tuple(stack))
     got = fill(source, struct((3, 130, 150)), dtype=np.dtype(np.float32))
     np.testing.assert_array_equal(got, np.stack([t.array[:, 130:].T for t in stack]))
     assert [len(tensor.reads) for tensor in stack] == [1, 1, 1]

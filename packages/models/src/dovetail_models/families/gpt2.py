@@ -11,7 +11,7 @@ from typing import Any
 
 from dovetail_models.config import Attention, Config, Layer, Norm
 from dovetail_models.families import shape
-from dovetail_models.hf.ops import Identity, Part
+from dovetail_models.hf.ops import Identity, Slice
 from dovetail_models.hf.table import Family, Keys, Row, Table
 from dovetail_models.layer_config import Mlp
 
@@ -31,7 +31,7 @@ def _norm(theirs: str, ours: str) -> Table:
 
 
 _FUSED: Table = tuple(
-    Row(f"h.{{i}}.attn.c_attn.{theirs}", f"layers.{{i}}.attn.{name}.{ours}", Part(i, 3, -1))
+    Row(f"h.{{i}}.attn.c_attn.{theirs}", f"layers.{{i}}.attn.{name}.{ours}", Slice(i, 3, -1))
     for i, name in enumerate("qkv")
     for theirs, ours in (("weight", "kernel"), ("bias", "bias"))
 )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from dovetail_models.config import Attention, Config, Layer
-from dovetail_models.hf.ops import Identity, Part, Transpose
+from dovetail_models.hf.ops import Identity, Slice, Transpose
 from dovetail_models.hf.rope import read_rope, write_rope
 from dovetail_models.hf.table import Keys, Row, Table
 from dovetail_models.layer_config import Experts, Mlp
@@ -87,8 +87,8 @@ def experts(router: str, names: dict[str, str], *, stacked: str) -> tuple[Table,
         for ours, theirs in names.items()
     )
     fused = (
-        Row(f"{both}.gate_up_proj", f"{mlp}experts.gate.kernel", Part(0, 2, -2, TURN)),
-        Row(f"{both}.gate_up_proj", f"{mlp}experts.up.kernel", Part(1, 2, -2, TURN)),
+        Row(f"{both}.gate_up_proj", f"{mlp}experts.gate.kernel", Slice(0, 2, -2, TURN)),
+        Row(f"{both}.gate_up_proj", f"{mlp}experts.up.kernel", Slice(1, 2, -2, TURN)),
         Row(f"{both}.down_proj", f"{mlp}experts.down.kernel", TURN),
     )
     return (gate, *apart), (gate, *fused)

@@ -13,7 +13,7 @@ from dovetail_models.config import Norm
 from dovetail_models.encoder_config import AttentionPool, VisionConfig
 from dovetail_models.families import shape, tower
 from dovetail_models.families.siglip_text import DEFAULTS, EPS, GELU, LAYERS
-from dovetail_models.hf.ops import Conv, Lead, Part
+from dovetail_models.hf.ops import Conv, Lead, Slice
 from dovetail_models.hf.table import Family, Keys, Row, Table
 from dovetail_models.layer_config import Activation, Mlp
 
@@ -21,8 +21,8 @@ _FUSED: Table = tuple(
     row
     for i, name in enumerate("qkv")
     for row in (
-        Row("head.attention.in_proj_weight", f"pooler.{name}.kernel", Part(i, 3, -2, shape.TURN)),
-        Row("head.attention.in_proj_bias", f"pooler.{name}.bias", Part(i, 3, -1)),
+        Row("head.attention.in_proj_weight", f"pooler.{name}.kernel", Slice(i, 3, -2, shape.TURN)),
+        Row("head.attention.in_proj_bias", f"pooler.{name}.bias", Slice(i, 3, -1)),
     )
 )
 TABLE: Table = (

@@ -60,7 +60,7 @@ class Transpose:
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class Slice:
     """One of several equal blocks of a tensor along an axis, such as q of a fused q, k, v.
 
     Attributes:

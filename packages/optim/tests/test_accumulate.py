@@ -98,3 +98,10 @@ def test_wrong_calls():
     tx = accumulate(optax.sgd(1.0), every=2)
     with pytest.raises(ValueError, match=r"needs count.*got none. Use update\("):
         tx.update(W, tx.init(W), W)
+
+
+def test_line_searches_are_refused_as_their_value_is_of_one_microbatch():
+    tx, given = accumulate(optax.lbfgs(), every=2), {"value": 1.0, "grad": W, "value_fn": jnp.sum}
+    message = r"of the whole batch.*got grad, value_fn with every=2; use accumulate\(tx, every=1\)"
+    with pytest.raises(ValueError, match=message):
+        tx.update(W, tx.init(W), W, count=1, **given)

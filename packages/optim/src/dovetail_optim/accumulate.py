@@ -40,7 +40,8 @@ def accumulate(
     Gradients must be of a sum, such as a loss summed over tokens. `update` takes `count=`, the
     number of summed terms, as a number or scalar. In between, updates are -0.0, which changes no
     bit of a parameter, and the state of `tx` stays. If all counts add up to 0, the step is left
-    out. Other extra arguments of `update` are those of the last microbatch.
+    out. Other extra arguments of `update` are those of the last microbatch. Hence `grad` and
+    `value_fn`, for a line search such as that of `optax.lbfgs`, are refused.
 
     `accumulate(guard(tx), every=4)` judges whole gradients: a NaN costs its own four microbatches.
 
@@ -49,7 +50,8 @@ def accumulate(
         every: Number of microbatches per step.
 
     Raises:
-        ValueError: `every` is below 1, or `update` is called without `count`.
+        ValueError: `every` is below 1, or `update` is called without `count` or, if `every` is
+            above 1, with `grad` or `value_fn`.
 
     Example:
 
@@ -74,6 +76,13 @@ def accumulate(
             raise ValueError(
                 "accumulate needs count, how many terms the gradient is a sum of; got none. Use "
                 "update(grads, state, params, count=mask.sum())."
+            )
+        searched = [name for name in ("grad", "value_fn") if name in extra]
+        if searched and every > 1:
+            raise ValueError(
+                "a line search needs a value and gradient of the whole batch, and accumulate has "
+                f"extra arguments of the last microbatch alone; got {', '.join(searched)} with "
+                f"{every=}; use accumulate(tx, every=1) and gradients of whole batches"
             )
         sums = jax.tree.map(lambda s, g: s + g.astype(s.dtype), state.sums, updates)
         total = state.total + jnp.asarray(count, jnp.float32)

@@ -22,7 +22,7 @@ def test_activities_sum_to_the_wall_time():
     time.now += 32
     seconds = clock.seconds()
     expected = {"init": 1, "compile": 2, "step": 4 + 16, "hooks": 32, "save": 8}
-    assert seconds == {"data": 0, "skipped": 0, **expected}
+    assert seconds == {"data": 0, "draw": 0, "skipped": 0, **expected}
     assert sum(seconds.values()) == time.now - 100
     assert clock.goodput() == pytest.approx(20 / 63)
 

@@ -8,7 +8,6 @@ import pytest
 from flax import nnx
 
 from dovetail_train import BadStep, Eval, Trainer
-from dovetail_train._fit import Prefetch
 
 
 class _Data:
@@ -334,7 +333,8 @@ def test_the_time_of_a_run_is_accounted_for():
     told = sink.of("seconds/step")
     assert [step for step, _ in told] == [2, 4, 4]
     assert 0 < told[0][1] < told[-1][1] <= first.seconds["step"]
-    assert set(first.seconds) == {"init", "compile", "step", "skipped", "data", "hooks", "save"}
+    used = {"init", "compile", "step", "hooks", "save"}
+    assert set(first.seconds) == used | {"skipped", "data", "draw"}
     assert all(first.seconds[name] > 0 for name in ("init", "compile", "step", "hooks", "save"))
     saved = store.steps[4]["hooks"]["clock"]
     assert all(saved[name] <= seconds for name, seconds in first.seconds.items())
@@ -368,33 +368,3 @@ def test_what_is_open_is_closed_however_a_run_ends():
     with pytest.raises(KeyboardInterrupt):
         _fit(_Data(), steps=3, hooks=[hook], sinks=[sink], store=store)
     assert (hook.closed, sink.closed, store.waited) == (1, 2, True)
-
-
-def test_the_state_is_that_of_the_batch_delivered_not_of_the_one_ahead():
-    data = _Data(end=5)
-    ahead = Prefetch(data, lambda batch: ("placed", data.i, batch["x"].shape))
-    assert ahead.get_state() == {"i": 0}
-    ahead.fill()
-    assert (data.i, ahead.get_state()) == (1, {"i": 0})
-    assert next(ahead) == ("placed", 1, (4, 3))
-    ahead.fill()
-    ahead.fill()
-    assert (data.i, ahead.get_state()) == (2, {"i": 1})
-    ahead.set_state({"i": 3})  # forgets the batch that was fetched ahead
-    assert ahead.get_state() == {"i": 3}
-    assert [i for _, i, _ in ahead] == [4, 5]
-
-
-def test_the_end_of_the_data_comes_after_the_last_batch():
-    ahead = Prefetch(_Data(end=2), dict)
-    assert len(list(ahead)) == 2
-    ahead.fill()
-    with pytest.raises(StopIteration):
-        next(ahead)
-
-
-def test_data_without_a_state_can_be_read_but_not_resumed():
-    ahead = Prefetch(iter([{"x": 1}]), dict)
-    assert next(ahead) == {"x": 1}
-    with pytest.raises(RuntimeError, match=r"must have set_state.*got list_iterator; pass an iter"):
-        ahead.set_state({"i": 0})

@@ -1,5 +1,7 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import jax
@@ -10,6 +12,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 from dovetail_train.mesh import (
     caches_cpu_programs,
+    check_batch,
     fsdp_shardings,
     make_mesh,
     sharding_by_shape,
@@ -92,3 +95,50 @@ def test_several_cpu_devices_and_kept_programs_do_not_go_together():
         assert not caches_cpu_programs([device, device])
     finally:
         jax.config.update("jax_enable_compilation_cache", True)
+
+
+PROGRAM = """
+import numpy as np, optax
+from flax import nnx
+from dovetail_train import Trainer
+def loss(model, batch, *, key):
+    return model(batch["x"]).sum(), 4.0
+trainer, x = Trainer(optax.sgd(0.1), loss), np.ones((4, 8), np.float32)
+state = trainer.init(nnx.Linear(8, 1, rngs=nnx.Rngs(0)))
+for call in (trainer.place, lambda b: trainer.step(state, b)):
+    try:
+        call((x, x))
+    except TypeError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize("batch", [(1, 2), [1], None])
+def test_a_batch_that_is_no_mapping_is_refused_with_what_to_write(batch):
+    message = f"mapping of arrays .* got {type(batch).__name__}; write for example"
+    with pytest.raises(TypeError, match=message):
+        check_batch(batch, accumulate=1, shards=1, group=1)
+
+
+def test_step_and_place_check_the_batch():
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2, done.stderr
+    assert all("must be a mapping of arrays" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [({"y": np.ones(4)}, "dict"), ([1, 2, 3, 4], "list"), (3.0, "float"), (None, "NoneType")],
+)
+def test_a_batch_of_other_than_arrays_is_refused_with_what_to_write(value, kind):
+    message = rf"arrays alone, .* got \{{'y': '{kind}'\}}; flatten .* np.asarray\(x\)"
+    with pytest.raises(TypeError, match=message):
+        check_batch({"x": np.ones((4, 2)), "y": value}, accumulate=1, shards=1, group=1)
+
+
+def test_the_rows_of_the_loss_divide_those_of_the_batch():
+    check_batch({"x": np.ones((24, 2))}, accumulate=2, shards=4, group=3)
+    message = r"data axes × the loss's rows 2 × 4 × 3 = 24, got rows=32; use 24 rows"
+    with pytest.raises(ValueError, match=message):
+        check_batch({"x": np.ones((32, 2))}, accumulate=2, shards=4, group=3)

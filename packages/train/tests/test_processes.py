@@ -13,11 +13,11 @@ import pytest
 
 import forced_devices
 
-PROGRAM = Path(__file__).parent / "programs" / "processes.py"
+PROGRAMS = Path(__file__).parent / "programs"
 
 
-def _train(count, *directory):
-    """What process 0 writes."""
+def _train(count, *directory, program="processes.py"):
+    """Returns the JSON of process 0."""
     with socket.socket() as held:
         # Nobody else gets the port meanwhile; the coordinator may, since it sets the option too.
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -25,7 +25,14 @@ def _train(count, *directory):
         port = str(held.getsockname()[1])
         running = [
             subprocess.Popen(
-                [sys.executable, str(PROGRAM), str(me), str(count), port, *map(str, directory)],
+                [
+                    sys.executable,
+                    str(PROGRAMS / program),
+                    str(me),
+                    str(count),
+                    port,
+                    *map(str, directory),
+                ],
                 env=forced_devices.environment(2 if count > 1 else 1),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -51,3 +58,12 @@ def test_two_processes_resume_from_one_store(tmp_path):
     one, two = _train(1, tmp_path / "one"), _train(2, tmp_path / "two")
     assert len(one) == 6
     np.testing.assert_allclose(two, one, rtol=2e-5)
+
+
+def test_pairs_are_not_torn_by_microbatches_devices_or_processes(on_eight_devices):
+    losses = on_eight_devices("pairs.py") | _train(2, program="pairs.py")
+    whole = losses.pop("one/1")
+    assert whole[-1] < whole[0]
+    assert sorted(losses) == ["both", "data", "one/4", "processes"]
+    for name, split in losses.items():
+        np.testing.assert_allclose(split, whole, rtol=2e-5, err_msg=name)

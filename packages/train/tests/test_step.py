@@ -1,7 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-import subprocess
-import sys
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_np
 
 from dovetail_train import Metric, Precision, Trainer
-from dovetail_train.step import check_batch, check_loss, terms_of
+from dovetail_train.step import GroupLoss, check_loss, group_rows, terms_of
 
 ROWS, WIDTH = 16, 5
 
@@ -271,35 +270,6 @@ def test_a_pattern_that_matches_nothing_is_refused():
 # Wrong losses and batches. The type checks of the suite answer first, so one case runs in a
 # subprocess.
 
-PROGRAM = """
-import numpy as np, optax
-from flax import nnx
-from dovetail_train import Trainer
-def loss(model, batch, *, key):
-    return model(batch["x"]).sum(), 4.0
-trainer, x = Trainer(optax.sgd(0.1), loss), np.ones((4, 8), np.float32)
-state = trainer.init(nnx.Linear(8, 1, rngs=nnx.Rngs(0)))
-for call in (trainer.place, lambda b: trainer.step(state, b)):
-    try:
-        call((x, x))
-    except TypeError as error:
-        print(error)
-"""
-
-
-@pytest.mark.parametrize("batch", [(1, 2), [1], None])
-def test_a_batch_that_is_no_mapping_is_refused_with_what_to_write(batch):
-    message = f"mapping of arrays .* got {type(batch).__name__}; write for example"
-    with pytest.raises(TypeError, match=message):
-        check_batch(batch, accumulate=1, shards=1)
-
-
-def test_step_and_place_check_the_batch():
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
-    lines = done.stdout.splitlines()
-    assert len(lines) == 2, done.stderr
-    assert all("must be a mapping of arrays" in line for line in lines)
-
 
 @pytest.mark.parametrize(
     ("loss", "message"),
@@ -317,3 +287,78 @@ def test_a_loss_of_other_arguments_is_refused_with_what_to_write(loss, message):
 def test_a_trainer_checks_its_loss():
     with pytest.raises(TypeError, match="a loss must take"):
         Trainer(optax.sgd(0.1), lambda model, batch: (np.float32(0), 1.0))
+
+
+def _preference(model, batch, *, key):
+    """-log sigmoid of the margin of row 2i over row 2i + 1, as in DPO."""
+    score = (model(batch["x"])[..., 0] * batch["mask"]).sum(1)
+    losses = -jax.nn.log_sigmoid(score[0::2] - score[1::2])
+    return losses.sum(), jnp.float32(losses.size)
+
+
+def _paired(loss):
+    @functools.wraps(loss)
+    def paired(model, batch, *, key):
+        return loss(model, batch, key=key)
+
+    paired.rows = 2
+    return paired
+
+
+def _preference_gradient(kernel, batch):
+    """Of the mean over pairs, in float64, by hand."""
+    x, mask = batch["x"].astype(np.float64), batch["mask"].astype(np.float64)
+    sums = (x * mask[..., None]).sum(1)
+    apart = sums[0::2] - sums[1::2]
+    push = -1 / (1 + np.exp(apart @ kernel.astype(np.float64)[:, 0]))
+    return (push[:, None] * apart).mean(0)
+
+
+@pytest.fixture
+def pairs():
+    rng = np.random.default_rng(5)
+    return _batch(rng, rng.random((ROWS, 3)) < 0.7)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2, 4, 8])
+def test_rows_that_belong_together_stay_together(accumulate, pairs):
+    kernel = np.asarray(_model().kernel[...])
+    expected = _preference_gradient(kernel, pairs)
+    trainer = Trainer(optax.sgd(1.0), _paired(_preference), accumulate=accumulate)
+    after, metrics = trainer.step(trainer.init(_model()), pairs)
+    close = {"rtol": 2e-5, "atol": 2e-6 * np.abs(expected).max()}  # 8 terms in another order
+    np.testing.assert_allclose(kernel[:, 0] - after.params["kernel"][:, 0], expected, **close)
+    assert metrics.read()["grad_norm"] == pytest.approx(np.linalg.norm(expected), rel=1e-5)
+
+
+def test_without_rows_pairs_are_torn(pairs):
+    kernel = np.asarray(_model().kernel[...])
+    trainer = Trainer(optax.sgd(1.0), _preference, accumulate=2)
+    after, _ = trainer.step(trainer.init(_model()), pairs)
+    torn = kernel[:, 0] - after.params["kernel"][:, 0]
+    expected = _preference_gradient(kernel, pairs)
+    assert np.abs(torn - expected).max() > 0.05 * np.abs(expected).max()
+
+
+def test_a_batch_that_would_split_a_group_is_refused(pairs):
+    trainer = Trainer(optax.sgd(1.0), _paired(_preference), accumulate=4)
+    state = trainer.init(_model())
+    part = {name: x[:12] for name, x in pairs.items()}
+    with pytest.raises(ValueError, match=r"the loss's rows 4 × 1 × 2 = 8, got rows=12; use 8"):
+        trainer.step(state, part)
+
+
+def test_the_rows_of_a_loss_are_seen_through_partial_and_wraps():
+    loss = _paired(_preference)
+    assert isinstance(loss, GroupLoss)
+    assert group_rows(_preference) == 1
+    assert group_rows(functools.partial(functools.partial(loss), key=None)) == 2
+    assert group_rows(functools.wraps(loss)(lambda model, batch, *, key: None)) == 2
+
+
+@pytest.mark.parametrize("rows", [0, -2, 2.0, True, "2"])
+def test_the_rows_of_a_loss_are_a_positive_number(rows):
+    loss = _paired(_preference)
+    loss.rows = rows
+    with pytest.raises(ValueError, match=r"number of rows .*got loss.rows=.*; write loss.r"):
+        Trainer(optax.sgd(1.0), loss)

@@ -13,8 +13,8 @@
     >>> Trainer(optax.adam(1e-2), loss).fit(model, data, steps=20).step
     20
 
-- Training: `Trainer`, `State`, `Metrics`, `Result`, `Precision`
-- Losses: `Loss`, `Term`, `Metric`, `lm_loss`, `over_chunks`
+- Training: `Trainer`, `State`, `Metrics`, `Result`, `Precision`, `DrawnData`
+- Losses: `Loss`, `GroupLoss`, `Term`, `Metric`, `lm_loss`, `over_chunks`
 - Devices: `make_mesh`, `abstract_mesh`, `fsdp_shardings`, `context_parallel`, `balanced_order`
 - Estimates and rematerialization: `estimate`, `Estimate`, `fit_remat`, `Fitted`, `count_flops`
 - Rejected steps: `StepGuard`, `BadStep`
@@ -39,13 +39,14 @@ from dovetail_train.hooks import Hook
 from dovetail_train.loss import CrossEntropy, lm_loss, over_chunks, token_cross_entropy
 from dovetail_train.mesh import abstract_mesh, caches_cpu_programs, fsdp_shardings, make_mesh
 from dovetail_train.metrics import Metrics
+from dovetail_train.prefetch import DrawnData
 from dovetail_train.program import Program
 from dovetail_train.records import Account, read_account, read_jsonl
 from dovetail_train.remat import Fitted, fit_remat
 from dovetail_train.report import Section, write_report
 from dovetail_train.sinks import Console, Jsonl, Sink
 from dovetail_train.state import State
-from dovetail_train.step import Loss, Metric, Precision, Term
+from dovetail_train.step import GroupLoss, Loss, Metric, Precision, Term
 from dovetail_train.store import OrbaxStore, Store
 from dovetail_train.tensorboard import TensorBoard
 from dovetail_train.trainer import Trainer
@@ -60,8 +61,10 @@ __all__ = [  # noqa: RUF022
     "Result",
     "Precision",
     "Program",
+    "DrawnData",
     # Losses
     "Loss",
+    "GroupLoss",
     "Term",
     "Metric",
     "lm_loss",

@@ -9,13 +9,14 @@ A save or a hook first reads every result, so a step is checked before its state
 import dataclasses
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dovetail_train.clock import Clock, Throughput
 from dovetail_train.guard import Verdicts
 from dovetail_train.hooks import Closable, Hook, InterruptibleHook, result_of
 from dovetail_train.metrics import Metrics
+from dovetail_train.prefetch import DrawnData, Draws, Prefetch, iterated
 from dovetail_train.sinks import Sink
 from dovetail_train.state import State
 from dovetail_train.store import Stateful, Store
@@ -46,56 +47,6 @@ class Result:
     interrupted: bool
     scalars: dict[str, float]
     seconds: dict[str, float]
-
-
-class Prefetch:
-    """An iterator of placed batches that can fetch one ahead, while the devices compute.
-
-    There is no thread. A step is dispatched, not waited for, so the main thread is free to fetch.
-    `get_state` is the state of `data` after the batch last returned by `next`: a saved run must
-    record the position after the batch of its last step, not after the prefetched one.
-    """
-
-    def __init__(
-        self, data: Iterator[Mapping[str, Any]], place: Callable[[Mapping[str, Any]], Any]
-    ) -> None:
-        self._data, self._place = data, place
-        self._stateful = data if isinstance(data, Stateful) else None
-        self._ahead: list[Any] = []  # at most one batch
-        self._state = self._position()
-
-    def _position(self) -> Any:
-        return None if self._stateful is None else self._stateful.get_state()
-
-    def fill(self) -> None:
-        """Fetches a batch, unless one is waiting or the data has ended."""
-        if self._ahead:
-            return
-        for batch in self._data:
-            self._ahead.append(self._place(batch))
-            return
-
-    def __iter__(self) -> "Prefetch":
-        return self
-
-    def __next__(self) -> Any:
-        self.fill()
-        if not self._ahead:
-            raise StopIteration
-        self._state = self._position()  # of this batch: the next is not fetched before
-        return self._ahead.pop()
-
-    def get_state(self) -> Any:
-        return self._state
-
-    def set_state(self, state: Any) -> None:
-        if self._stateful is None:
-            raise RuntimeError(
-                f"data must have set_state to resume, got {type(self._data).__name__}; "
-                f"pass an iterator with get_state and set_state"
-            )
-        self._stateful.set_state(state)
-        self._ahead, self._state = [], state
 
 
 class _Progress:
@@ -164,7 +115,7 @@ class Run:
     def __init__(
         self,
         trainer: "Trainer",
-        data: Iterable[Any],
+        data: Iterable[Any] | DrawnData,
         *,
         begin: Beginning,
         steps: int,
@@ -174,14 +125,18 @@ class Run:
         hooks: Sequence[Hook],
         stop: Callable[[int], bool] | None,
     ) -> None:
-        iterator = iter(data)
+        iterator = iterated(data)
         _check(iterator, steps=steps, store=store, save_every=save_every)
         self._trainer, self._steps, self._stop = trainer, steps, stop
         self._store, self._save_every = store, save_every
         self._sinks, self._hooks = sinks, hooks
         self._clock, self._throughput = Clock(), Throughput()
         self._progress = _Progress(self._clock, hooks)
-        self._data = Prefetch(iterator, trainer.place)
+        self._data = (
+            Draws(iterator, trainer.place)
+            if isinstance(iterator, DrawnData)
+            else Prefetch(iterator, trainer.place)
+        )
         self._pending: deque[_Dispatched] = deque()
         self._shapes: set[Any] = set()
         self._scalars: dict[str, float] = {}
@@ -258,8 +213,8 @@ class Run:
         if fresh:
             self._shapes.add(shapes)
             self._drain()
-        if step + 1 < self._steps:
-            self._fetch()
+        if step + 1 < self._steps and isinstance(self._data, Prefetch):
+            self._fetch(self._data)
         while self._pending and (len(self._pending) > _LATE or self._pending[0].is_ready()):
             self._read()
 
@@ -271,7 +226,9 @@ class Run:
         self._throughput.pause()
 
     def _next_batch(self, step: int) -> Any:
-        self._fetch()
+        if isinstance(self._data, Draws):
+            return self._draw(self._data, step)
+        self._fetch(self._data)
         for batch in self._data:
             return batch
         self._save(step)
@@ -280,9 +237,17 @@ class Run:
             f"step {self._start} on where steps={self._steps}; repeat the data or pass steps={step}"
         )
 
-    def _fetch(self) -> None:
+    def _draw(self, data: Draws, step: int) -> Any:
+        self._drain()
+        self._clock.enter("draw")
+        batch = data.draw(self._trainer, self._state, step)
         self._clock.enter("step")
-        self._data.fill()
+        self._throughput.resume()
+        return batch
+
+    def _fetch(self, data: Prefetch) -> None:
+        self._clock.enter("step")
+        data.fill()
         if not self._pending or self._pending[-1].is_ready():
             self._clock.charge("data")
 

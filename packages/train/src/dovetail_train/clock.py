@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
-Activity = Literal["init", "compile", "step", "skipped", "data", "hooks", "save"]
+Activity = Literal["init", "compile", "step", "skipped", "data", "draw", "hooks", "save"]
 
 # FLOP/s without sparsity. NVIDIA: A100, H100 and H200 data sheets (SXM). float32 products of JAX
 # on these devices run as TF32 unless a higher precision is asked for. Google: Cloud TPU "system
@@ -51,8 +51,9 @@ class Clock:
 
     init: building or restoring the state. compile: calls that compiled a step, without its run.
     step: the device had work (fetching a batch meanwhile is free and counts here). skipped: the
-    same for steps without an update. data: fetching a batch while the device was idle. hooks, save:
-    the loop waited for them. A clock is Stateful: after `set_state` it continues a saved account.
+    same for steps without an update. data: fetching a batch while the device was idle. draw: making
+    a batch from the newest state. hooks, save: the loop waited for them. A clock is Stateful: after
+    `set_state` it continues a saved account.
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:

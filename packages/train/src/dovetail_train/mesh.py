@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Device meshes with fixed axis names, and shardings for modules without annotations."""
+"""Device meshes with fixed axis names, and the division of parameters and batches among devices."""
 
 import dataclasses
 import math
@@ -9,8 +9,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array
 
 # Outermost first: the axes that talk most lie innermost, on the nearest devices.
 AXES = ("stage", "data", "fsdp", "expert", "context", "tensor")
@@ -178,6 +181,28 @@ class BatchPlacement:
             return self.rows
         return NamedSharding(self.rows.mesh, PartitionSpec(*self.rows.spec, "context"))
 
+    def holds(self, batch: Any) -> bool:
+        """Tests whether every array of a batch is placed like this already."""
+        return (
+            isinstance(batch, Mapping)
+            and bool(batch)
+            and all(
+                isinstance(x, jax.Array) and x.sharding == self.of(x.ndim) for x in batch.values()
+            )
+        )
+
+    def check(self, batch: Any, *, accumulate: int, group: int) -> None:
+        """Raises unless a batch can be placed like this, in `accumulate` microbatches.
+
+        Args:
+            batch: Arrays [rows, ...] by name.
+            accumulate: Microbatches per step.
+            group: Rows of the loss that are never split.
+        """
+        shards = row_shards(self.rows.mesh.shape)
+        check_batch(batch, accumulate=accumulate, shards=shards, group=group)
+        self.check_tokens({name: x.shape for name, x in batch.items()})
+
     def check_tokens(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Raises ValueError for an array whose second axis the context axis does not divide."""
         for name, shape in shapes.items():
@@ -194,6 +219,76 @@ def batch_placement(mesh: Mesh | AbstractMesh) -> BatchPlacement:
     return BatchPlacement(rows, mesh.shape.get("context", 1))
 
 
-def row_shards(axis_sizes: dict[str, int]) -> int:
+def row_shards(axis_sizes: Mapping[str, int]) -> int:
     """Returns the number of shards of a batch's rows."""
     return math.prod(axis_sizes.get(axis, 1) for axis in BATCH_AXES)
+
+
+def is_array(x: Any) -> bool:
+    """Tests for an array, or its shape and dtype."""
+    return isinstance(x, np.ndarray | np.generic | jax.Array | jax.ShapeDtypeStruct)
+
+
+def check_batch(batch: Any, *, accumulate: int, shards: int, group: int) -> None:
+    """Raises TypeError unless `batch` is a mapping, ValueError unless its rows can be split.
+
+    Args:
+        batch: Arrays [rows, ...] by name.
+        accumulate: Microbatches per step.
+        shards: Devices that split the rows.
+        group: Rows of the loss that are never split.
+    """
+    if not isinstance(batch, Mapping):
+        raise TypeError(
+            "a batch must be a mapping of arrays [rows, ...] by name, got "
+            f"{type(batch).__name__}; write for example {{'x': x, 'y': y}}, and batch['x'] in the "
+            "loss"
+        )
+    strangers = {name: type(x).__name__ for name, x in batch.items() if not is_array(x)}
+    if strangers:
+        raise TypeError(
+            f"a batch must hold arrays alone, of NumPy or JAX, got {strangers}; flatten nested "
+            f"mappings to names such as 'image/mask', and write np.asarray(x) for lists and numbers"
+        )
+    divisor, processes = accumulate * shards * group, jax.process_count()
+    rows = {name: x.shape[:1] for name, x in batch.items()}
+    if not rows or len(set(rows.values())) > 1 or () in rows.values():
+        raise ValueError(
+            f"every array of a batch must have the same number of rows, got "
+            f"{ {name: x.shape for name, x in batch.items()} }; "
+            f"give each a first axis of rows"
+        )
+    count = next(iter(rows.values()))[0] * processes
+    if count == 0 or count % divisor:
+        of_loss, factor = (" × the loss's rows", f" × {group}") if group > 1 else ("", "")
+        raise ValueError(
+            f"the rows of a batch must be divisible by accumulate × the data axes{of_loss} "
+            f"{accumulate} × {shards}{factor} = {divisor}, got rows={count}; use "
+            f"{max(1, count // divisor) * divisor} rows or another accumulate"
+        )
+
+
+def split_rows(
+    batch: Mapping[str, Any], *, accumulate: int, placement: BatchPlacement, group: int = 1
+) -> Any:
+    """Reshapes [rows, ...] to [accumulate, rows / accumulate, ...]: group j is in microbatch j mod
+    accumulate.
+
+    Strided, so each device already holds the rows of its share of a microbatch.
+
+    Args:
+        batch: Arrays by name.
+        accumulate: Number of microbatches.
+        placement: Placement of the batch.
+        group: Consecutive rows that stay together.
+    """
+
+    def leaf(x: Array) -> Array:
+        rows = x.shape[0] // accumulate
+        groups = x.reshape(rows // group, accumulate, group, *x.shape[1:])
+        microbatches = jnp.moveaxis(groups, 1, 0).reshape(accumulate, rows, *x.shape[1:])
+        now = placement.of(x.ndim)
+        sharding = NamedSharding(now.mesh, PartitionSpec(None, *now.spec))
+        return jax.lax.with_sharding_constraint(microbatches, sharding)
+
+    return jax.tree.map(leaf, batch)

@@ -9,19 +9,17 @@ and a second pass adds gradients already divided by them.
 """
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
-from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
 from dovetail_train._patterns import Patterns, each_of, matches, name_of, names_of, select
-from dovetail_train.mesh import BatchPlacement
 from dovetail_train.state import Definition, State
 
 Term = tuple[Any, Any]  # (sum f32[], count f32[])
@@ -46,6 +44,34 @@ class Loss(Protocol):
     """
 
     def __call__(self, model: Any, batch: Any, *, key: Any) -> Term | Mapping[str, Term]: ...
+
+
+@runtime_checkable
+class GroupLoss(Loss, Protocol):
+    """A loss over groups of consecutive rows, such as the chosen and the rejected answer.
+
+    Rows [k·rows, (k + 1)·rows) of a batch are one group. Microbatches, devices and processes hold
+    whole groups. A function becomes one by an attribute: `loss.rows = 2`.
+    """
+
+    rows: int
+
+
+def group_rows(loss: Loss) -> int:
+    """Returns the rows of one group of `loss`: 1 unless it has `rows`, or is a partial of such.
+
+    Raises ValueError unless that is a positive int.
+    """
+    while isinstance(loss, functools.partial) and not isinstance(loss, GroupLoss):
+        loss = loss.func
+    if not isinstance(loss, GroupLoss):
+        return 1
+    if isinstance(loss.rows, bool) or not isinstance(loss.rows, int) or loss.rows < 1:
+        raise ValueError(
+            f"a loss must name a positive number of rows that belong together, got "
+            f"loss.rows={loss.rows!r}; write loss.rows = 2 for pairs, or leave it out"
+        )
+    return loss.rows
 
 
 def check_loss(loss: Any) -> None:
@@ -234,55 +260,3 @@ def make_gradients(
         return grads, jax.tree.map(lambda x: x.sum(0), terms), rest
 
     return whole if accumulate == 1 else accumulated
-
-
-def check_batch(batch: Any, *, accumulate: int, shards: int) -> None:
-    """Raises TypeError unless `batch` is a mapping, ValueError unless its rows can be split.
-
-    Args:
-        batch: Arrays [rows, ...] by name.
-        accumulate: Microbatches per step.
-        shards: Devices that split the rows.
-    """
-    if not isinstance(batch, Mapping):
-        raise TypeError(
-            "a batch must be a mapping of arrays [rows, ...] by name, got "
-            f"{type(batch).__name__}; write for example {{'x': x, 'y': y}}, and batch['x'] in the "
-            "loss"
-        )
-    divisor, processes = accumulate * shards, jax.process_count()
-    rows = {name: np.shape(x)[:1] for name, x in batch.items()}
-    if not rows or len(set(rows.values())) > 1 or () in rows.values():
-        raise ValueError(
-            f"every array of a batch must have the same number of rows, got "
-            f"{ {name: np.shape(x) for name, x in batch.items()} }; "
-            f"give each a first axis of rows"
-        )
-    count = next(iter(rows.values()))[0] * processes
-    if count == 0 or count % divisor:
-        raise ValueError(
-            f"the rows of a batch must be divisible by accumulate × the data axes "
-            f"{accumulate} × {shards} = {divisor}, got rows={count}; use "
-            f"{max(1, count // divisor) * divisor} rows or another accumulate"
-        )
-
-
-def split_rows(batch: Batch, *, accumulate: int, placement: BatchPlacement) -> Any:
-    """Reshapes [rows, ...] to [accumulate, rows / accumulate, ...]: row j is in microbatch j mod
-    accumulate.
-
-    Strided, so each device already holds the rows of its share of a microbatch.
-
-    Args:
-        batch: Arrays by name.
-        accumulate: Number of microbatches.
-        placement: Placement of the batch.
-    """
-
-    def leaf(x: Array) -> Array:
-        parts = x.reshape(x.shape[0] // accumulate, accumulate, *x.shape[1:])
-        now = placement.of(x.ndim)
-        sharding = NamedSharding(now.mesh, PartitionSpec(None, *now.spec))
-        return jax.lax.with_sharding_constraint(jnp.moveaxis(parts, 1, 0), sharding)
-
-    return jax.tree.map(leaf, batch)

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,8 +21,9 @@ from dovetail_train.clock import peak_flops as peak_of
 from dovetail_train.flops import Flops, count_flops
 from dovetail_train.guard import StepGuard, check_guard
 from dovetail_train.hooks import Hook
-from dovetail_train.mesh import ambient, batch_placement, make_mesh, row_shards
+from dovetail_train.mesh import ambient, batch_placement, make_mesh, split_rows
 from dovetail_train.metrics import Metrics
+from dovetail_train.prefetch import DrawnData
 from dovetail_train.program import Program
 from dovetail_train.sinks import Sink
 from dovetail_train.state import (
@@ -41,12 +43,11 @@ from dovetail_train.step import (
     Batch,
     Loss,
     Precision,
-    check_batch,
     check_loss,
+    group_rows,
     make_gradients,
     make_objective,
     mean_loss,
-    split_rows,
 )
 from dovetail_train.store import Store
 from dovetail_train.update import check_options, make_step
@@ -67,14 +68,16 @@ class Trainer:
         tx: The optimizer. Its updates are added to the parameters. It receives the loss as `value`
             if it accepts that argument. Pass a function of the abstract parameters
             (`jax.ShapeDtypeStruct` with shardings) if the optimizer needs their placement.
-        loss: Returns (sum, count) for a batch; see `Loss`.
+        loss: Returns (sum, count) for a batch; see `Loss`, and `GroupLoss` for pairs of rows.
         weights: Factor for each named term of the loss. Default 1. With 0 a term is only a metric.
         mesh: Devices to train on. Default: the first device. `make_mesh()` takes all devices;
             `abstract_mesh()` takes absent ones, and then only `estimate` works. Parameters with a
             `NamedSharding` on this mesh keep it; `fsdp_shardings` places the others.
         trainable: Name patterns, such as "**.lora_*", or a flax.nnx filter. Other parameters are
             frozen.
-        accumulate: Microbatches per step. Loss and gradients do not depend on it beyond rounding.
+        accumulate: Microbatches per step. Loss and gradients do not depend on it beyond rounding,
+            unless the module has state: batch statistics and streams of `nnx.Rngs` advance once per
+            microbatch.
         opt_shardings: Placement of the optimizer state. Default: like the parameters of equal
             shape.
         precision: Compute dtype inside the loss. Parameters keep theirs.
@@ -135,6 +138,7 @@ class Trainer:
         self.guard, self.max_skips = guard, max_skips
         self._ema = ema
         self._tx, self._loss, self._trainable = tx, loss, trainable
+        self._group = group_rows(loss)
         self._weights, self._accumulate = dict(weights or {}), accumulate
         self._opt_shardings = opt_shardings
         self._flops, self._peak_flops = flops, peak_flops
@@ -154,7 +158,7 @@ class Trainer:
         prepared = self._ready()
         if jax.process_count() > 1 or self._placement.tokens > 1:
             batch = self.place(batch)
-        elif not self._is_placed(batch):
+        elif not self._placement.holds(batch):
             self._check_batch(batch)  # jit sends NumPy arrays to the devices faster than device_put
         with ambient(self.mesh):
             return prepared.step(state, dict(batch))
@@ -182,7 +186,7 @@ class Trainer:
     def fit(
         self,
         model: nnx.Module,
-        data: Iterable[Batch],
+        data: Iterable[Batch] | DrawnData,
         *,
         steps: int,
         store: Store | None = None,
@@ -198,7 +202,8 @@ class Trainer:
 
         Args:
             model: The model. Its arrays are copied.
-            data: Batches. With a `store`, an iterator with get_state and set_state.
+            data: Batches, or a `DrawnData`. With a `store`, an iterator with get_state and
+                set_state.
             steps: Number of updates in all, those of earlier launches included.
             store: Where checkpoints go.
             save_every: Updates between saves. The end of the run and a stop request also save.
@@ -236,10 +241,10 @@ class Trainer:
         With several processes, each passes its own rows. Raises ValueError if the rows cannot be
         split among microbatches and devices, or the tokens among the devices of context.
         """
-        if self._is_placed(batch):
+        if self._placement.holds(batch):
             return dict(batch)
         self._check_batch(batch)
-        places = {name: self._placement.of(np.ndim(x)) for name, x in batch.items()}
+        places = {name: self._placement.of(x.ndim) for name, x in batch.items()}
         if jax.process_count() == 1:
             return jax.device_put(dict(batch), places)
         return {
@@ -352,8 +357,8 @@ class Trainer:
             make_objective(definition, self._loss, self.precision),
             weights=self._weights,
             accumulate=accumulate,
-            split_rows=lambda batch: split_rows(
-                batch, accumulate=accumulate, placement=self._placement
+            split_rows=functools.partial(
+                split_rows, accumulate=accumulate, placement=self._placement, group=self._group
             ),
         )
 
@@ -384,16 +389,5 @@ class Trainer:
             ema=self._ema,
         )
 
-    def _is_placed(self, batch: Batch) -> bool:
-        return (
-            isinstance(batch, Mapping)
-            and bool(batch)
-            and all(
-                isinstance(x, jax.Array) and x.sharding == self._placement.of(x.ndim)
-                for x in batch.values()
-            )
-        )
-
     def _check_batch(self, batch: Batch) -> None:
-        check_batch(batch, accumulate=self._accumulate, shards=row_shards(dict(self.mesh.shape)))
-        self._placement.check_tokens({name: np.shape(x) for name, x in batch.items()})
+        self._placement.check(batch, accumulate=self._accumulate, group=self._group)

@@ -143,3 +143,17 @@ def test_a_mask_of_zeros_has_no_mean():
 def test_token_bytes_are_counts(wrong):
     with pytest.raises(ValueError, match=r"must be one count >= 0.*got shape.*give 0 for special"):
         BitsPerByte(wrong)
+
+
+def test_a_held_out_batch_that_would_split_a_group_is_refused():
+    def pairs(model, batch, *, key):
+        return batch["mask"].sum(), jnp.float32(1)
+
+    pairs.rows = 2
+    hook = Eval(BATCHES, every=1, metrics={"bpb": BitsPerByte(BYTES), "pairs": pairs})
+    with pytest.raises(
+        ValueError, match=r"rows of the metrics, 2, got rows=1 at step 10; pass .* 2 r"
+    ):
+        _evaluate(hook)
+    values = _evaluate(Eval(BATCHES[:1], every=1, metrics={"pairs": pairs}))
+    assert values == {"eval/pairs": 4.0}

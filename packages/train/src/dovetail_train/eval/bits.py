@@ -17,7 +17,7 @@ from dovetail_train.hooks import result_of
 from dovetail_train.loss import CrossEntropy, lm_loss, token_sums
 from dovetail_train.mesh import ambient
 from dovetail_train.state import State
-from dovetail_train.step import Batch, Loss, Term, terms_of
+from dovetail_train.step import Batch, Loss, Term, group_rows, terms_of
 
 if TYPE_CHECKING:
     from dovetail_train.trainer import Trainer
@@ -99,6 +99,7 @@ class Eval:
             )
         self.every = every
         self._batches, self._metrics, self._ema = batches, dict(metrics), ema
+        self._group = math.lcm(*(group_rows(metric) for metric in metrics.values()))
         self._compiled: tuple[Any, Callable[..., Any]] | None = None
 
     def __call__(self, trainer: "Trainer", state: State, step: int) -> dict[str, float]:
@@ -120,6 +121,7 @@ class Eval:
         sums: dict[str, np.ndarray] = {}
         waiting: deque[dict[str, Term]] = deque()
         for batch in self._batches:
+            _check_groups(batch, self._group, step)
             with ambient(trainer.mesh):
                 waiting.append(compute(state, trainer.place(batch), key))
             if len(waiting) > AHEAD:
@@ -150,6 +152,15 @@ class Eval:
             for term_name, term in terms_of(value).items():
                 terms[f"{name}/{term_name}" if nested else name] = term
         return terms
+
+
+def _check_groups(batch: Batch, group: int, step: int) -> None:
+    rows = len(next(iter(batch.values()))) if group > 1 else 0
+    if rows % group:
+        raise ValueError(
+            f"the rows of a held-out batch must be divisible by the rows of the metrics, {group}, "
+            f"got rows={rows} at step {step}; pass batches of {rows // group * group or group} rows"
+        )
 
 
 def _add(sums: dict[str, np.ndarray], terms: dict[str, Term]) -> None:

@@ -46,7 +46,13 @@ def outline(config: AnyConfig, *, rules: Rules | None = None) -> Any:
 
 
 def place_on(model: nnx.Module, mesh: Mesh | AbstractMesh | None, rules: Rules | None) -> None:
-    """Gives the structs of `model` their shardings on `mesh`."""
+    """Gives the structs of `model` their shardings.
+
+    Args:
+        model: A model from `outline`.
+        mesh: The mesh; may be abstract. None leaves the structs unchanged.
+        rules: Placement rules; see `shardings`. None: `RULES`.
+    """
     if mesh is None:
         return
     structs, tree = jax.tree.flatten(nnx.state(model, WEIGHTS))

@@ -306,7 +306,7 @@ def test_data_that_cannot_be_resumed_is_refused_when_there_is_a_store():
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"steps": 0}, r"must be at least 1, got steps=0.*write save_every=None"),
+        ({"steps": 0}, r"must be at least 1 update, got steps=0; write steps="),
         ({"steps": 1, "save_every": 0, "store": _Memory()}, r"at least 1.*save_every=0; write"),
         (
             {"steps": 1, "save_every": 1},

@@ -278,3 +278,11 @@ def test_chunk_and_cross_entropy_exclude_each_other():
     )
     with pytest.raises(ValueError, match=message):
         lm_loss(chunk=5, cross_entropy=_plain_sums)
+
+
+def test_a_model_without_features_is_refused_with_what_to_pass():
+    tokens = jnp.ones((2, 4), jnp.int32)
+    batch = {"tokens": tokens, "targets": tokens, "mask": tokens}
+    message = "needs a decoder with features, .* got Linear; pass a decoder such as"
+    with pytest.raises(TypeError, match=message):
+        lm_loss()(nnx.Linear(4, 4, rngs=nnx.Rngs(0)), batch, key=jax.random.key(0))

@@ -142,3 +142,8 @@ def test_the_rows_of_the_loss_divide_those_of_the_batch():
     message = r"data axes × the loss's rows 2 × 4 × 3 = 24, got rows=32; use 24 rows"
     with pytest.raises(ValueError, match=message):
         check_batch({"x": np.ones((32, 2))}, accumulate=2, shards=4, group=3)
+
+
+def test_a_name_is_no_mesh(unchecked):
+    with pytest.raises(TypeError, match=r"mesh must be .* got mesh='fsdp'; pass make_mesh\(\)"):
+        fsdp_shardings(nnx.Linear(4, 4, rngs=nnx.Rngs(0)), "fsdp")

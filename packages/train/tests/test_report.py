@@ -295,3 +295,18 @@ def test_no_runs_and_no_steps_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"at least one step, got none in 'x'.*leave that run"):
         write_report(tmp_path / "r.html", {"x": tmp_path / "m.jsonl"})
     assert not (tmp_path / "r.html").exists()
+
+
+@pytest.mark.parametrize("runs", [["a.jsonl"], "a.jsonl"])
+def test_runs_without_names_are_refused(unchecked, tmp_path, runs):
+    with pytest.raises(TypeError, match=r"runs must map .* got runs=.*; write for example write_"):
+        write_report(tmp_path / "report.html", runs)
+
+
+def test_a_number_as_content_is_refused(unchecked, tmp_path):
+    _run(tmp_path / "a.jsonl", steps=2, seed=0)
+    section = Section(heading="Score", content=0.5)
+    with pytest.raises(
+        TypeError, match=r"content=0.5 under 'Score'; write content=\{'loss': 0.5\}"
+    ):
+        write_report(tmp_path / "r.html", {"a": tmp_path / "a.jsonl"}, sections=[section])

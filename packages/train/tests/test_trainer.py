@@ -211,7 +211,7 @@ def test_a_state_of_another_model_is_refused():
 
 
 def test_a_step_before_init_is_refused():
-    with pytest.raises(RuntimeError, match=r"must know the model.*no call of init; write state ="):
+    with pytest.raises(RuntimeError, match=r"must know the model.*of init or fit; write state ="):
         Trainer(optax.sgd(0.1), _squares).model(
             State(step=0, params={}, frozen={}, rest={}, opt=(), skips=None)
         )
@@ -244,3 +244,29 @@ def test_mfu_is_counted_from_the_loss_unless_told():
         assert trainer.rates(trainer.init(_Mlp()), batch) == expected
     trainer = Trainer(optax.sgd(0.1), _squares, accumulate=2)
     assert trainer.rates(trainer.init(_Mlp()), batch) == Rates()  # a CPU has no peak
+
+
+def test_reprs_are_one_line_of_sizes_without_arrays():
+    def loss(model, batch, *, key):
+        return model(batch["x"]).sum(), 4.0
+
+    trainer = Trainer(optax.sgd(0.1, momentum=0.9), loss, accumulate=2)
+    assert repr(trainer) == (
+        "Trainer(mesh=one device, compute='float32', accumulate=2, ema=None, guard=None)"
+    )
+    model, batch = nnx.Linear(3, 5, rngs=nnx.Rngs(0)), {"x": np.ones((4, 3), np.float32)}
+    state = trainer.init(model)
+    text = "State(params=2 arrays of 20 numbers, opt=2 arrays of 20 numbers)"
+    assert repr(state) == text
+    _, metrics = trainer.step(state, batch)
+    assert repr(state) == text  # its buffers are donated
+    assert repr(metrics).startswith("Metrics(")
+    assert "loss, " in repr(metrics)
+    program = repr(trainer.program(model, batch))
+    assert "accumulate=2" in program
+    assert program.endswith("batch={'x': 'float32[4, 3]'})")
+    result = trainer.fit(model, [batch] * 2, steps=2)
+    assert repr(result).startswith(
+        f"Result(step=2, interrupted=False, loss={result.scalars['loss']:.4g}"
+    )
+    assert len(repr(result)) < 120

@@ -13,14 +13,20 @@
     >>> Trainer(optax.adam(1e-2), loss).fit(model, data, steps=20).step
     20
 
-- Training: `Trainer`, `State`, `Metrics`, `Result`, `Precision`, `DrawnData`
-- Losses: `Loss`, `GroupLoss`, `Term`, `Metric`, `lm_loss`, `over_chunks`
-- Devices: `make_mesh`, `abstract_mesh`, `fsdp_shardings`, `context_parallel`, `balanced_order`
-- Estimates and rematerialization: `estimate`, `Estimate`, `fit_remat`, `Fitted`, `count_flops`
+- Training: `Trainer`, `State`, `Metrics`, `Result`, `Precision`, `DrawnData`, `Program`
+- Losses: `Loss`, `GroupLoss`, `Term`, `Metric`, `lm_loss`; for your own: `over_chunks`,
+  `token_cross_entropy`, `CrossEntropy`
+- Devices: `make_mesh`, `abstract_mesh`, `fsdp_shardings`, `context_parallel`, `balanced_order`,
+  `caches_cpu_programs`
+- Estimates and rematerialization: `estimate`, `Estimate`, `fit_remat`, `Fitted`, `count_flops`,
+  `Flops`
 - Rejected steps: `StepGuard`, `BadStep`
 - Evaluation: `Eval`, `BitsPerByte`, `loglikelihood`, `rolling_loglikelihood`, `Likelihoods`
+- Evaluation by questions: `multiple_choice`, `MultipleChoice`, `Question`, `Answers`, `Share`;
+  `LMEval` and its `Sampler` for lm-evaluation-harness
 - Hooks: `Hook`, `Watch`, `Trace`
-- Sinks and reports: `Sink`, `Console`, `Jsonl`, `TensorBoard`, `Wandb`
+- Sinks: `Sink`, `Console`, `Jsonl`, `TensorBoard`, `Wandb`
+- Reports: `write_report`, `Section`, `read_jsonl`, `read_account`, `Account`
 - Stores: `Store`, `OrbaxStore`
 """
 

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from dovetail_train._checks import check_run
 from dovetail_train.clock import Clock, Throughput
 from dovetail_train.guard import Verdicts
 from dovetail_train.hooks import Closable, Hook, InterruptibleHook, result_of
@@ -47,6 +48,14 @@ class Result:
     interrupted: bool
     scalars: dict[str, float]
     seconds: dict[str, float]
+
+    def __repr__(self) -> str:
+        loss = f", loss={self.scalars['loss']:.4g}" if "loss" in self.scalars else ""
+        seconds = sum(self.seconds.values())
+        return (
+            f"Result(step={self.step}, interrupted={self.interrupted}{loss}, {seconds:.1f} s; "
+            f"also: state, scalars, seconds)"
+        )
 
 
 class _Progress:
@@ -126,7 +135,9 @@ class Run:
         stop: Callable[[int], bool] | None,
     ) -> None:
         iterator = iterated(data)
-        _check(iterator, steps=steps, store=store, save_every=save_every)
+        check_run(
+            iterator, steps=steps, save_every=save_every, store=store, sinks=sinks, hooks=hooks
+        )
         self._trainer, self._steps, self._stop = trainer, steps, stop
         self._store, self._save_every = store, save_every
         self._sinks, self._hooks = sinks, hooks
@@ -343,21 +354,3 @@ def _rest(state: State) -> dict[str, Any]:
     rest["skips"] = state.skips
     extras = {"ema": state.ema, "guard": state.guard}
     return rest | {name: tree for name, tree in extras.items() if tree is not None}
-
-
-def _check(iterator: Any, *, steps: int, store: Store | None, save_every: int | None) -> None:
-    if steps < 1 or (save_every is not None and save_every < 1):
-        raise ValueError(
-            f"steps and save_every must be at least 1, got steps={steps}, "
-            f"save_every={save_every}; write save_every=None to save at the end alone"
-        )
-    if save_every is not None and store is None:
-        raise ValueError(
-            f"save_every needs a store, got save_every={save_every}, store=None; "
-            f'pass store=OrbaxStore("DIR") or leave save_every out'
-        )
-    if store is not None and not isinstance(iterator, Stateful):
-        raise ValueError(
-            f"data must have get_state and set_state to be resumed from a store, got an "
-            f"iterator {type(iterator).__name__}; pass such an iterator or store=None"
-        )

@@ -42,8 +42,13 @@ def context_parallel(
         attention: attention(q, k, v, *, causal, positions, segment_ids, sinks, ...) with q
             [B,T,N,H], k [B,T,K,H], v [B,T,K,G] returns [B,T,N,G]; K divides N. With "gather",
             positions and segment_ids are pairs (queries, keys), as in `dovetail_kernels.attention`.
-        method: "all_to_all" or "gather"; see above. Key-value heads fewer than the devices of a row
-            are repeated.
+        method: "all_to_all" exchanges tokens for heads, so each device has some heads of the whole
+            sequence, for any attention (2309.14509). Key-value heads fewer than the devices of a
+            row are repeated. "gather" keeps the queries and gathers all keys and values, for few
+            key-value heads (Llama 3, 2407.21783, section 3.3.2).
+
+    Returns:
+        A function like `attention`, for `lm_loss(attention=)` or a decoder.
 
     Raises:
         ValueError: Heads or tokens cannot be split, or a cache is given.

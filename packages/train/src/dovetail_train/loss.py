@@ -179,6 +179,12 @@ def _features(
             f"a batch must have tokens, targets and mask, got {sorted(batch)}; "
             f"add {', '.join(sorted(missing))}"
         )
+    if not callable(getattr(model, "features", None)):
+        raise TypeError(
+            f"the loss of a language model needs a decoder with features, and head or head_weight, "
+            f"got {type(model).__name__}; pass a decoder such as one of dovetail_models, or write "
+            f"def loss(model, batch, *, key)"
+        )
     options = {name: batch[name] for name in ("positions", "segment_ids") if name in batch}
     if attention is not None:
         options["attention"] = attention

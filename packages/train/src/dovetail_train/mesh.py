@@ -139,7 +139,19 @@ def fsdp_shardings(
         mesh: The mesh.
         min_size: Arrays of fewer elements are replicated: gathering them costs more than holding
             them.
+
+    Raises:
+        TypeError: `mesh` is not a mesh.
+
+    Example:
+
+        >>> layer = nnx.Linear(8, 4, rngs=nnx.Rngs(0))
+        >>> shardings = fsdp_shardings(layer, abstract_mesh(4), min_size=1)
+        >>> tuple(shardings["kernel"].get_value().spec)
+        ('fsdp',)
     """
+    if not isinstance(mesh, Mesh | AbstractMesh):
+        raise TypeError(f"mesh must be a mesh of devices, got mesh={mesh!r}; pass make_mesh()")
     return jax.tree.map(
         lambda leaf: sharding_by_shape(leaf.shape, mesh, min_size=min_size), nnx.state(module)
     )

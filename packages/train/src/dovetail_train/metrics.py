@@ -30,6 +30,9 @@ class Metrics:
     scalars: dict[str, Any]
     grad_norms: Any
 
+    def __repr__(self) -> str:
+        return f"Metrics({', '.join(self.scalars)}; read() waits for the step and gives numbers)"
+
     def read(self) -> dict[str, float]:
         """Returns the scalars as Python floats; waits for the step.
 

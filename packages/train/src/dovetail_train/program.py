@@ -41,6 +41,12 @@ class Program:
     accumulate: int
     model_flops: float | None = None
 
+    def __repr__(self) -> str:
+        shapes = {name: f"{x.dtype}{list(x.shape)}" for name, x in self.args[1].items()}
+        return (
+            f"Program(accumulate={self.accumulate}, mesh={dict(self.mesh.shape)}, batch={shapes})"
+        )
+
     def jit(self) -> Any:
         """Returns `jax.jit` of the step with donation and shardings. Call it under
         `ambient(mesh)`.

@@ -69,6 +69,11 @@ def write_report(
         >>> dt.Jsonl("metrics.jsonl").write(0, {"loss": 2.5})
         >>> report = dt.write_report("report.html", {"first run": "metrics.jsonl"})
     """
+    if not isinstance(runs, Mapping):
+        raise TypeError(
+            f"runs must map a display name to a metrics file, got runs={runs!r}; write for example "
+            'write_report("report.html", {"first": "metrics.jsonl"})'
+        )
     if not runs:
         raise ValueError(
             "a report needs at least one run, got runs={}; "
@@ -92,6 +97,11 @@ def _section(section: Section) -> str:
         raise ValueError(
             f"a section needs content, got content={content!r} under {heading!r}; leave it out of "
             "sections, or pass text, a sequence of texts or a mapping"
+        )
+    if not isinstance(content, Sequence | Mapping):
+        raise TypeError(
+            f"content must be text, a sequence of texts or a mapping, got content={content!r} "
+            f"under {heading!r}; write content={{'loss': {content!r}}} for a bar"
         )
     if isinstance(content, str):
         return _page.texts(heading, [], note=f"{content} {note}".strip())

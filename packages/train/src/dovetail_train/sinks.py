@@ -15,9 +15,11 @@ from dovetail_train.records import parse
 
 @runtime_checkable
 class Sink(Protocol):
-    """Takes the scalars of a step. `write` may be called more than once for one step."""
+    """A destination of scalars. `write` may be called more than once for one step."""
 
-    def write(self, step: int, scalars: Mapping[str, float]) -> None: ...
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Takes scalars by name: of step `step`, of a hook after it, or seconds by activity."""
+        ...
 
 
 class Console:

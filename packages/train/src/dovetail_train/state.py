@@ -52,6 +52,16 @@ class State:
     ema: Any = None
     guard: Any = None
 
+    def __repr__(self) -> str:
+        """Returns sizes alone: the arrays would fill pages, and may be donated already."""
+        trees = ((f.name, jax.tree.leaves(getattr(self, f.name))) for f in dataclasses.fields(self))
+        counts = (
+            f"{name}={len(leaves)} arrays of {sum(map(np.size, leaves)):,} numbers"
+            for name, leaves in trees
+            if leaves and name not in ("step", "skips")
+        )
+        return f"State({', '.join(counts)})"
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Extras:

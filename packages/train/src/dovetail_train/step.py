@@ -22,13 +22,28 @@ from jaxtyping import Array, Float
 from dovetail_train._patterns import Patterns, each_of, matches, name_of, names_of, select
 from dovetail_train.state import Definition, State
 
-Term = tuple[Any, Any]  # (sum f32[], count f32[])
+#: The result of a loss: (sum, count), two float32 scalars. The mean loss is sum / count.
+Term = tuple[Any, Any]
 Batch = Mapping[str, Any]  # arrays [rows, ...]
 ONE = "loss"  # the name of the only term of a loss that returns no mapping
 
 
 class Metric(NamedTuple):
-    """A term that is measured but not trained: its weight is 0 unless `weights` names it."""
+    """A term that is measured but not trained: its weight is 0 unless `weights` names it.
+
+    Attributes:
+        sum: Sum over the rows, f32[].
+        count: Divisor of the sum, f32[].
+
+    Example:
+
+        >>> import jax.numpy as jnp
+        >>> from dovetail_train import Trainer
+        >>> def loss(model, batch, *, key):
+        ...     error = model(batch["x"]) - batch["y"]
+        ...     absolute = Metric(jnp.abs(error).sum(), error.size * 1.0)
+        ...     return {"square": ((error**2).sum(), error.size * 1.0), "absolute": absolute}
+    """
 
     sum: Any
     count: Any
@@ -36,11 +51,19 @@ class Metric(NamedTuple):
 
 @runtime_checkable
 class Loss(Protocol):
-    """Returns the sum of a batch's losses and its divisor, or a mapping of such pairs by name.
+    """A function of model, batch and key that returns a sum of losses and its divisor.
 
-    Both are float32 scalars over the given rows, perhaps a microbatch. A `Metric` among them has no
-    gradient. `key` is equal for all microbatches of a step. So noise from the number of a row
-    (`jax.random.fold_in(key, batch["id"][i])`) does not depend on accumulation.
+    The gradient is that of Σ sum / Σ count over all rows of a step, whatever the microbatches.
+
+    Args:
+        model: The module, with parameters in the compute dtype.
+        batch: Arrays [rows, ...] by name; the rows of one microbatch.
+        key: Random key of the step, equal for all its microbatches. Noise from the number of a row
+            (`jax.random.fold_in(key, batch["id"][i])`) does not depend on accumulation.
+
+    Returns:
+        A term (sum, count) of float32 scalars, or a mapping of terms by name. A `Metric` among
+        them has no gradient.
     """
 
     def __call__(self, model: Any, batch: Any, *, key: Any) -> Term | Mapping[str, Term]: ...

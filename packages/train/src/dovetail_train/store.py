@@ -27,9 +27,17 @@ class Store(Protocol):
     - `wait` returns when all saves are durable, and raises their errors.
     """
 
-    def save(self, step: int, **items: Any) -> None: ...
-    def restore(self, **targets: Any) -> tuple[int, dict[str, Any]] | None: ...
-    def wait(self) -> None: ...
+    def save(self, step: int, **items: Any) -> None:
+        """Saves all items as step `step`, or none."""
+        ...
+
+    def restore(self, **targets: Any) -> tuple[int, dict[str, Any]] | None:
+        """Returns the newest good step and its items, or None if nothing was saved."""
+        ...
+
+    def wait(self) -> None:
+        """Returns when all saves are durable. Raises their errors."""
+        ...
 
 
 class OrbaxStore:

@@ -14,7 +14,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
-from dovetail_train import _fit
+from dovetail_train import _checks, _fit
 from dovetail_train._patterns import Patterns
 from dovetail_train.clock import Rates
 from dovetail_train.clock import peak_flops as peak_of
@@ -35,10 +35,9 @@ from dovetail_train.state import (
     Transformation,
     abstract,
     build,
-    for_state_like,
-    opt_shardings,
     split,
 )
+from dovetail_train.state import opt_shardings as like_params
 from dovetail_train.step import (
     Batch,
     Loss,
@@ -116,7 +115,7 @@ class Trainer:
         mesh: Mesh | AbstractMesh | None = None,
         trainable: Patterns | nnx.filterlib.Filter = nnx.Param,
         accumulate: int = 1,
-        opt_shardings: OptShardings = opt_shardings,
+        opt_shardings: OptShardings | None = None,
         precision: Precision = Precision(compute="float32"),  # noqa: B008 - frozen
         ema: float | None = None,
         guard: StepGuard | None = None,
@@ -128,22 +127,22 @@ class Trainer:
         check_loss(loss)
         check_options(accumulate=accumulate, ema=ema, max_skips=max_skips)
         check_guard(guard)
-        if mesh is None and jax.process_count() > 1:
-            raise ValueError(
-                f"several processes need a mesh over all of their devices, got mesh=None with "
-                f"{jax.process_count()} processes; pass mesh=make_mesh()"
-            )
+        _checks.check_placement(mesh, precision)
         self.mesh = make_mesh(devices=jax.devices()[:1]) if mesh is None else mesh
-        self.precision, self.seed = precision, seed
+        self.precision, self.seed, self._ema = precision, seed, ema
         self.guard, self.max_skips = guard, max_skips
-        self._ema = ema
         self._tx, self._loss, self._trainable = tx, loss, trainable
         self._group = group_rows(loss)
         self._weights, self._accumulate = dict(weights or {}), accumulate
-        self._opt_shardings = opt_shardings
+        self._opt_shardings = opt_shardings or like_params
         self._flops, self._peak_flops = flops, peak_flops
         self._placement = batch_placement(self.mesh)
         self._prepared: _Prepared | None = None
+
+    def __repr__(self) -> str:
+        axes = {name: size for name, size in self.mesh.shape.items() if size > 1} or "one device"
+        options = f"accumulate={self._accumulate}, ema={self._ema}, guard={self.guard!r}"
+        return f"Trainer(mesh={axes}, compute={self.precision.compute!r}, {options})"
 
     def init(self, model: nnx.Module) -> State:
         """Returns the state before the first update. The arrays of the model are copied."""
@@ -217,6 +216,8 @@ class Trainer:
             State, number of updates, last scalars and wall time.
 
         Raises:
+            ValueError: An option is out of range, or the data end early.
+            TypeError: An argument is of another kind, such as a path as a sink.
             BadStep: The first step is not finite, or more than `max_skips` steps in a row were
                 rejected. Nothing after that is saved. Ctrl-C also saves nothing: pass a `stop` set
                 by a signal handler to save first.
@@ -321,7 +322,7 @@ class Trainer:
         before = self._prepared
         if before is None or not definition.is_like(before.definition):  # else compiled already
             step = jax.jit(
-                for_state_like(definition.shardings, self._step_of(definition)),
+                _checks.for_state_like(definition.shardings, self._step_of(definition)),
                 donate_argnums=0,
                 in_shardings=(None, self._placement.rows if self._placement.tokens == 1 else None),
                 out_shardings=self._out_shardings(definition),
@@ -335,12 +336,13 @@ class Trainer:
     def _ready(self) -> _Prepared:
         if self._prepared is None:
             raise RuntimeError(
-                "the trainer must know the model first, got no call of init; "
-                "write state = trainer.init(model)"
+                "this trainer must know the model first, got no call of init or fit; "
+                "write state = trainer.init(model), or use the trainer that made the state"
             )
         return self._prepared
 
     def _split(self, model: nnx.Module) -> tuple[Definition, Arrays]:
+        _checks.check_model(model)
         definition, arrays = split(
             model,
             self._tx,

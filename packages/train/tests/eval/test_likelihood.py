@@ -290,3 +290,11 @@ def test_eight_devices_give_what_one_gives():
         assert "rows=6 for 8 devices; pass rows=8" in other["refused"]
     assert one["refused"] == ""
     assert {name: run["parts"] for name, run in found.items()} == {"data": 1, "fsdp": 8, "both": 4}
+
+
+def test_texts_are_refused_where_ids_are_meant(unchecked):
+    message = r"token ids, got the text 'ab' in request 1; write tokenizer.encode"
+    with pytest.raises(TypeError, match=message):
+        loglikelihood(_Bigram(), [([1], [2]), ([1], "ab")], length=4)
+    with pytest.raises(TypeError, match=r"token ids, got the text 'ab' in request 0"):
+        rolling_loglikelihood(_Bigram(), ["ab"], length=4, prefix=None)

@@ -69,8 +69,7 @@ class Eval:
 
     The model is in evaluation mode (`nnx.Module.eval`) and in the trainer's precision. Rows are
     placed as in training, without microbatches. A mean is Σ sum / Σ count over all batches, summed
-    in float64 on the host. `fit` checks `stop` between batches; at most AHEAD batches are computed
-    ahead.
+    in float64 on the host. `fit` checks `stop` between batches; a few batches are computed ahead.
 
     Args:
         batches: An iterable with the same batches in each iteration.

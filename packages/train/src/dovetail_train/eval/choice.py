@@ -66,6 +66,7 @@ class Share:
 
     @classmethod
     def of(cls, right: Sequence[bool]) -> "Share":
+        """Returns the share of True in `right`, at least one value."""
         count, value = len(right), sum(right) / len(right)
         spread = math.sqrt(value * (1 - value) / (count - 1)) if count > 1 else math.nan
         return cls(value=value, stderr=spread, count=count)

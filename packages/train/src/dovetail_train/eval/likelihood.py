@@ -156,7 +156,7 @@ def rolling_loglikelihood(
             f"stride must be in [1, length={length}], got stride={stride}; write for example "
             f"stride={max(1, length // 2)}"
         )
-    texts = [np.asarray(document, np.int64) for document in documents]
+    texts = [_ids(document, index) for index, document in enumerate(documents)]
     if prefix is not None:
         texts = [np.concatenate([[prefix], text]) for text in texts]
     windows = [list(_windows(text, length, stride or length)) for text in texts]
@@ -201,8 +201,17 @@ def _check_sizes(**sizes: int) -> None:
         )
 
 
+def _ids(tokens: Any, index: int) -> np.ndarray:
+    if isinstance(tokens, str):
+        raise TypeError(
+            f"a request must be token ids, got the text {tokens!r} in request {index}; write "
+            f"tokenizer.encode([text])[0].ids, or use multiple_choice for texts"
+        )
+    return np.asarray(tokens, np.int64)
+
+
 def _row(request: Request, *, length: int, index: int) -> _Row:
-    context, continuation = (np.asarray(tokens, np.int64) for tokens in request)
+    context, continuation = (_ids(tokens, index) for tokens in request)
     if not context.size or not continuation.size:
         raise ValueError(
             f"a request must have at least one token of context and of continuation, got "

@@ -96,7 +96,7 @@ def test_wrong_calls():
     with pytest.raises(ValueError, match=r"every must be at least 1 microbatch, got every=0. Use"):
         accumulate(optax.sgd(1.0), every=0)
     tx = accumulate(optax.sgd(1.0), every=2)
-    with pytest.raises(ValueError, match=r"needs count.*got none. Use update\("):
+    with pytest.raises(ValueError, match=r"needs count.*got count=None. Use update\("):
         tx.update(W, tx.init(W), W)
 
 

@@ -79,8 +79,8 @@ def test_a_malformed_string(text, got):
         ((3, 4, 5), "write matrix='l i o -> l, i, o' for a stack of layers"),
         ((3, 4, 5, 6), "write matrix='l i h d -> l h, i, d' for heads"),
         ((2, 2, 2, 2, 2), "write matrix=a string of 5 axes before the arrow"),
-        ((7,), "route it to a transformation that is not of matrices"),
-        ((), "route it to a transformation that is not of matrices"),
+        ((7,), "give it another rule of route, such as ('**', optax.adamw(1e-3))"),
+        ((), "give it another rule of route, such as ('**', optax.adamw(1e-3))"),
     ],
 )
 def test_another_rank_is_refused_by_name(shape, instead):

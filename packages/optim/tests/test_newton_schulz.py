@@ -2,8 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Newton-Schulz against the SVD, and its polynomials of one number, in float64."""
 
+import re
+
 import jax
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import pytest
 
@@ -164,3 +167,11 @@ def test_the_small_side_is_multiplied(shape):
 def test_coefficients_are_refused(ns, got):
     with pytest.raises(ValueError, match=got):
         coefficients(ns)
+
+
+@pytest.mark.parametrize("shape", [(), (3,)])
+def test_less_than_a_matrix_is_refused(monkeypatch, shape):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    message = re.escape(f"got x of shape {shape}; write x[None]")
+    with pytest.raises(ValueError, match=message):
+        orthogonalize(jnp.ones(shape))

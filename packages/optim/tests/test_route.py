@@ -50,6 +50,13 @@ def test_a_rule_behind_one_that_takes_all_it_matches_is_an_error(params):
         route(rules).init(params)
 
 
+@pytest.mark.parametrize("tx", [0.1, optax.sgd, "adam"])
+def test_a_rule_without_a_transformation_is_refused_at_the_call(tx, monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    with pytest.raises(TypeError, match=r"have init and update, .* got .*; write optax.adamw"):
+        route([("**", tx)])
+
+
 @pytest.mark.parametrize("rule", ["**", ("**",), (optax.sgd(1.0), "**")])
 def test_a_rule_is_a_pattern_and_a_transformation(rule, monkeypatch):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)

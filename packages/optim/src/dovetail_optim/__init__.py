@@ -9,11 +9,11 @@
     >>> params = {"a": {"kernel": jnp.ones((8, 4)), "bias": jnp.ones(4)}}
     >>> updates, state = tx.update(params, tx.init(params), params, value=2.5)
 
-- Rules by name: `route`, `explain`
+- Rules by name: `route`, `explain`, `Explanation`
 - Optimizers of matrices: `muon`, `soap`, `orthogonalize`
 - Safe steps: `guard`, `Guard`, `halted`, `Step`, `accumulate`
-- Schedules and decay: `wsd`, `branch`, `by_tokens`, `Schedule`, `decay`
-- Precision and memory: `compress`, `split_master`, `stochastic_round`
+- Schedules and decay: `wsd`, `branch`, `by_tokens`, `Schedule`, `Phase`, `decay`
+- Precision and memory: `compress`, `split_master`, `stochastic_round`, `fp8`, `fp8_positive`
 - Placement: `state_shardings`, `init`
 - Statistics: `watch`, `measurements`
 

@@ -14,6 +14,7 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from dovetail_optim.guard import chosen
+from dovetail_optim.transformation import with_extra_args
 
 
 class AccumulateState(NamedTuple):
@@ -62,7 +63,7 @@ def accumulate(
     """
     if every < 1:
         raise ValueError(f"every must be at least 1 microbatch, got every={every}. Use every=1.")
-    inner = optax.with_extra_args_support(tx)
+    inner = with_extra_args(tx)
 
     def init(params: Any) -> AccumulateState:
         sums = jax.tree.map(_zeros, params)
@@ -74,8 +75,8 @@ def accumulate(
     ) -> tuple[Any, AccumulateState]:
         if count is None:
             raise ValueError(
-                "accumulate needs count, how many terms the gradient is a sum of; got none. Use "
-                "update(grads, state, params, count=mask.sum())."
+                "accumulate needs count, the number of summed terms; got count=None. "
+                "Use update(grads, state, params, count=mask.sum())."
             )
         searched = [name for name in ("grad", "value_fn") if name in extra]
         if searched and every > 1:

@@ -29,6 +29,7 @@ from dovetail_optim._patterns import name_of, names_of
 from dovetail_optim.codec import Coded, Fp8, fp8, fp8_positive
 from dovetail_optim.route import pick
 from dovetail_optim.stream import Rows, Shard, per_shard, placed, stream
+from dovetail_optim.transformation import with_extra_args
 
 CODECS = (("mu", fp8()), ("nu", fp8_positive()))
 _APART = 0x8CB92BA7  # odd and large: arrays of one leaf are dithered apart
@@ -90,7 +91,7 @@ def compress(
             )
     if block < 1:
         raise ValueError(f"block must be at least 1; got block={block}; write block=256")
-    rule = _Compressed(optax.with_extra_args_support(tx), dict(codecs), block, shardings)
+    rule = _Compressed(with_extra_args(tx), dict(codecs), block, shardings)
     return optax.GradientTransformationExtraArgs(rule.init, rule.update)
 
 

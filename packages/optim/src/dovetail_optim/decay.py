@@ -53,7 +53,9 @@ def decay(
     Args:
         rate: λ, a number of at least 0 or a schedule. With "independent",
             `lambda t: 1e-4 * schedule(t) / peak` decays along with the learning rate.
-        mode: "coupled", "independent" or "cautious"; see above.
+        mode: "coupled" subtracts η λ p, as AdamW in torch and Optax. "independent" subtracts λ p
+            (1711.05101, algorithm 2). "cautious" subtracts η λ p where update and parameter agree
+            in direction (2510.12402, section 3).
         where: Name patterns, as for `route`. Other parameters do not decay.
         learning_rate: η, the number or schedule that scaled the updates. Required by "coupled" and
             "cautious", refused by "independent".

@@ -29,6 +29,8 @@ import optax
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int
 
+from dovetail_optim.transformation import with_extra_args
+
 # 1.4826 MAD is the standard deviation of normal numbers.
 _NORMAL = 1.4826
 # Lower bounds of the MAD, for runs with hardly any noise. Of a norm's logarithm: with sigma 6, a
@@ -191,8 +193,8 @@ def guard(
 
     The update of a skipped step is -0.0; added to any parameter, -0.0 included, it keeps all bits.
     `update` takes the loss as `value=`, judges it, and passes it on with all other extra arguments.
-    Check `halted(state)` when the loop next waits for the device. Under `jax.vmap` both branches
-    are computed.
+    Without it the gradient norm decides alone, and loss spikes are not seen. Check `halted(state)`
+    when the loop next waits for the device. Under `jax.vmap` both branches are computed.
 
     Args:
         tx: Any transformation.
@@ -211,7 +213,7 @@ def guard(
         >>> updates, state = tx.update(params, tx.init(params), params, value=2.5)
     """
     rule = Guard(sigma=sigma, window=window, patience=patience)
-    inner = optax.with_extra_args_support(tx)
+    inner = with_extra_args(tx)
 
     def init(params: Any) -> GuardState:
         return GuardState(rule.begin(), inner.init(params))
@@ -261,7 +263,7 @@ def halted(state: Any, *, patience: int = 8) -> str | None:
     Waits for the device.
 
     Args:
-        state: Any state with exactly one `GuardState` or `History`.
+        state: A state with the state of exactly one `guard`, or of a `Step` with a guard.
         patience: Number of steps in a row.
 
     Raises:

@@ -20,6 +20,7 @@ import optax
 from jaxtyping import Array, BFloat16, Float32, Int16
 
 from dovetail_optim.rounding import check_dtypes, like, needs_params, step_to
+from dovetail_optim.transformation import with_extra_args
 
 
 class SplitMasterState(NamedTuple):
@@ -94,7 +95,7 @@ def split_master(tx: optax.GradientTransformation) -> optax.GradientTransformati
         >>> updates, state = tx.update(params, tx.init(params), params)
         >>> params = optax.apply_updates(params, updates)
     """
-    inner = optax.with_extra_args_support(tx)
+    inner = with_extra_args(tx)
 
     def init(params: Any) -> SplitMasterState:
         check_dtypes("split_master", params)

@@ -88,7 +88,7 @@ class Matrices:
 def _instead(rank: int) -> str:
     """Returns the advice of the error message for an array of this rank."""
     if rank < 2:
-        return "route it to a transformation that is not of matrices"
+        return "give it another rule of route, such as ('**', optax.adamw(1e-3))"
     examples = _PROPOSED.get(rank, f"a string of {rank} axes before the arrow")
     return f"write matrix={examples}; or [(pattern, string), ...] if parameters differ"
 

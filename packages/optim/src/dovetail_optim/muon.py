@@ -87,8 +87,9 @@ def muon(
 
     Args:
         learning_rate: η, a number or a schedule of the step, counted from 0.
-        matrix: Axis string, as in `dovetail_optim.matrix`, or pairs of a name pattern and such a
-            string if parameters differ. The first match decides.
+        matrix: Axis string: the axes of a parameter, then its batch, input and output axes, as in
+            "l i h d -> l h, i, d" for heads in a stack of layers (`dovetail_optim.matrix`). Or
+            pairs of a name pattern and such a string; the first match decides.
         momentum: μ.
         nesterov: Use Nesterov's momentum.
         ns: Preset or coefficients; see `orthogonalize`.

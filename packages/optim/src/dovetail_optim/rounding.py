@@ -16,6 +16,7 @@ from jaxtyping import Array, BFloat16, Float32, Int32, UInt32
 
 from dovetail_optim._patterns import name_of
 from dovetail_optim.mix import mix
+from dovetail_optim.transformation import with_extra_args
 
 
 class StochasticRoundState(NamedTuple):
@@ -56,7 +57,7 @@ def stochastic_round(
     """
     if not 0 <= seed < 2**32:
         raise ValueError(f"seed must be from 0 to 2**32 - 1; got seed={seed}; write seed=0")
-    inner = optax.with_extra_args_support(tx)
+    inner = with_extra_args(tx)
 
     def init(params: Any) -> StochasticRoundState:
         check_dtypes("stochastic_round", params)

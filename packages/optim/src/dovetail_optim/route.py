@@ -13,12 +13,13 @@ import jax
 import optax
 
 from dovetail_optim._patterns import Pattern, few, matches, names_of, near, no_match
+from dovetail_optim.transformation import with_extra_args
 
 Rule = tuple[str, optax.GradientTransformation]
 
 
 def route(rules: Sequence[Rule]) -> optax.GradientTransformationExtraArgs:
-    """Moves each parameter by the first rule whose pattern matches its name.
+    """Returns a transformation that moves each parameter by the first rule matching its name.
 
     Patterns are globs over names, `layers.*.attn.{q,k}.kernel`: `*` within a segment, `**` for any
     number of segments; `("**", tx)` is for the rest. Extra arguments of `update` reach every
@@ -28,6 +29,7 @@ def route(rules: Sequence[Rule]) -> optax.GradientTransformationExtraArgs:
         rules: Pairs of a pattern and a transformation.
 
     Raises:
+        TypeError: A rule is not such a pair.
         ValueError: A pattern is invalid. At `init` and during tracing of `update`: a parameter
             matches no rule, or a rule is the first for no parameter. The message has the nearest
             names.
@@ -47,7 +49,7 @@ def route(rules: Sequence[Rule]) -> optax.GradientTransformationExtraArgs:
             )
     patterns = [Pattern(pattern).text for pattern, _ in rules]
     transforms: dict[Hashable, optax.GradientTransformation]
-    transforms = {str(i): tx for i, (_, tx) in enumerate(rules)}
+    transforms = {str(i): with_extra_args(tx) for i, (_, tx) in enumerate(rules)}
 
     def labels(tree: Any) -> Any:
         numbers = [str(i) for i in assign(patterns, names_of(tree))]

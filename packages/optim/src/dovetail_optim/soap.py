@@ -118,12 +118,13 @@ def soap(
 
     Args:
         learning_rate: η, a number or a schedule of the step. Step 0 only makes the bases.
-        matrix: Axis string, as in `dovetail_optim.matrix`, or pairs of a name pattern and such a
-            string if parameters differ.
+        matrix: Axis string: the axes of a parameter, then its batch, input and output axes, as in
+            "l i h d -> l h, i, d" for heads in a stack of layers (`dovetail_optim.matrix`). Or
+            pairs of a name pattern and such a string; the first match decides.
         b1: Adam's β1.
         b2: Adam's β2.
         eps: Adam's ε.
-        basis_decay: s.
+        basis_decay: Decay s of the moving averages of G Gᵀ and Gᵀ G that give the bases.
         refresh: Steps between refreshes of a matrix's basis.
         max_dim: A longer side has no basis: its factor is the identity.
         weight_decay: λ.

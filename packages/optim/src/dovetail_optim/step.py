@@ -15,6 +15,7 @@ import optax
 from jaxtyping import Array, Bool, Float, Int
 
 from dovetail_optim.guard import Guard, History, norm
+from dovetail_optim.transformation import with_extra_args
 
 
 class StepState(NamedTuple):
@@ -54,7 +55,7 @@ class Step:
     """
 
     def __init__(self, tx: optax.GradientTransformation, *, guard: Guard | None = None):
-        self._tx = optax.with_extra_args_support(tx)
+        self._tx = with_extra_args(tx)
         self._guard = guard
 
     def init(self, params: Any) -> StepState:

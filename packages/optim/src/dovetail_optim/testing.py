@@ -21,7 +21,10 @@ STEPS = 4
 def check_transformation(
     tx: optax.GradientTransformation, params: Any, *, tolerance: float = 1e-5, **extra: Any
 ) -> None:
-    """Raises AssertionError, with the reason, unless `tx` keeps the contract on `params`.
+    """Checks that `tx` keeps the contract of a gradient transformation on `params`.
+
+    It must keep types, compile once, and give the same under scan, vmap, donation and a saved copy
+    of its state; zero gradients must do no harm.
 
     Args:
         tx: The transformation.
@@ -29,6 +32,13 @@ def check_transformation(
         tolerance: Relative to the largest parameter, between the compiled, scanned or vmapped step
             and the interpreted one.
         extra: Further arguments of `update`, such as `value`.
+
+    Raises:
+        AssertionError: A check fails; the message has the reason.
+
+    Example:
+
+        >>> check_transformation(optax.sgd(0.1, momentum=0.9), {"w": jnp.ones((3, 4))})
     """
     tx = optax.with_extra_args_support(tx)
     loop = _Loop(tx, jax.tree.map(jnp.asarray, params), tolerance, extra)

@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, Int
 
 from dovetail_optim._patterns import Pattern, matches, name_of, no_match
 from dovetail_optim.guard import norm
+from dovetail_optim.transformation import with_extra_args
 
 
 class Measured(NamedTuple):
@@ -77,7 +78,7 @@ def watch(
         >>> float(measurements(state)["gradient_rms/w"])
         1.0
     """
-    inner = optax.with_extra_args_support(tx)
+    inner = with_extra_args(tx)
     stacks = {Pattern(pattern).text: axes for pattern, axes in (stacks or {}).items()}
 
     def init(params: Any) -> WatchState:
@@ -113,11 +114,13 @@ def watch(
 
 
 def measurements(state: Any) -> dict[str, np.ndarray]:
-    """Returns the numbers of the only `watch` within `state`: "gradient_rms/NAME" and so on.
+    """Returns the numbers of the only `watch` within `state`. Waits for the device.
 
-    Also "gradient_norm", and "clip_rate", the share of clipped steps. Waits for the device.
+    The names are "gradient_norm"; "clip_rate", the share of steps above `clip`, 0 without it; and
+    for each parameter "gradient_rms/NAME", "update_rms/NAME" and "weight_rms/NAME".
 
-    Raises ValueError if there is no `watch`, or several.
+    Raises:
+        ValueError: The state has no `watch`, or several.
     """
     leaves = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, Measured))
     watches = [x for x in leaves if isinstance(x, Measured)]

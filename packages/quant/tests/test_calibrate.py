@@ -4,13 +4,14 @@
 
 import jax
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import pytest
 import qwix
 from flax import nnx
 
 from dovetail_quant import Plan, Spec, apply, calibrate, plan
-from dovetail_quant.calibrate import _order, _turns
+from dovetail_quant.calibrate import _order, _turns, run_decoder
 from dovetail_quant.codes import quantize
 from dovetail_quant.methods.gptq import gptq
 from dovetail_quant.recorder import counting
@@ -252,3 +253,12 @@ def test_all_calls_of_a_site_are_recorded():
     w, first = np.asarray(model.layer.kernel[...], np.float64), np.asarray(x, np.float64)
     signal = ((first @ w) ** 2).sum() + ((np.tanh(first @ w) @ w) ** 2).sum()
     np.testing.assert_allclose(report.signal, signal, rtol=1e-4)  # float32 sums of 80 rows
+
+
+@pytest.mark.parametrize("wrong", [jnp.ones((3, 4)), {"x": jnp.ones((3, 4))}, [1]])
+def test_a_batch_of_another_model_is_refused_with_the_run_to_write(monkeypatch, model, wrong):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # it would refuse before
+    came = r"keys \['x'\]" if isinstance(wrong, dict) else r"ArrayImpl|list"
+    message = rf"mapping with 'tokens', .* got ({came}); write run=lambda model, batch"
+    with pytest.raises(TypeError, match=message):
+        run_decoder(model, wrong)

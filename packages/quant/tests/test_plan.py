@@ -47,6 +47,11 @@ def test_it_is_printed_as_a_table():
     )
 
 
+def test_a_plan_of_many_sites_has_a_short_repr():
+    chosen = plan(model(), [("layers.0", INT4), ("layers.2", None)])
+    assert repr(chosen) == "Plan(1 sites, 1 left alone; print it)"
+
+
 @pytest.mark.parametrize(
     "rules, message",
     [

@@ -1,5 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
+import html
 import json
 import math
 
@@ -133,6 +134,9 @@ def test_it_is_a_table_json_and_a_chart(found):
     assert data["sites"]["up"]["spec"]["weight"] == "int4"
     assert data["loss_after"] == list(found.loss_after)
     assert found.svg().count("<rect") == 4
+    assert found._repr_html_() == f"<pre>{html.escape(text)}</pre>{found.svg()}"
+    assert repr(found).startswith(f"Report(3 sites, bytes_before={found.bytes_before}, ")
+    assert "\n" not in repr(found)
 
 
 def test_without_targets_there_is_no_loss(pair):

@@ -99,6 +99,15 @@ def test_bytes_are_within_the_limit_and_those_of_the_report(found, limit):
     assert found.report.bytes_after == found.rest_bytes + chosen
 
 
+def test_it_prints_its_plan_and_the_numbers_of_the_model(found):
+    text = str(found)
+    assert text.startswith(f"{found.plan}\n\nbytes ")
+    assert text.endswith(f"predicted KL {found.predicted:.6f}")
+    assert f"{found.report.kl:.6f} nats" in text
+    assert len(repr(found).splitlines()) == 1
+    assert len(repr(found)) < 120
+
+
 def test_more_bytes_buy_less_divergence(found):
     curve = found.curve(9)
     assert [limit for limit, _ in curve] == sorted(limit for limit, _ in curve)
@@ -149,7 +158,9 @@ def test_labels_are_the_keys_and_each_batch_has_its_own(model):
 def test_wrong_calls(model):
     key, some = jax.random.key(0), batches(1)
     least = parameter_bytes(apply(model, plan(model, [("**", CHOICES[0])])))
-    with pytest.raises(ValueError, match=r"hold the smallest options, .*; add 1 bytes"):
+    with pytest.raises(
+        ValueError, match=rf"max_bytes={least - 1} .* take {least}; pass max_bytes={least}, or"
+    ):
         search(model, some, max_bytes=least - 1, choices=CHOICES, key=key)
     with pytest.raises(ValueError, match=r"match a site, got .nothing., which matches none of 4"):
         search(model, some, max_bytes=10**6, choices=CHOICES, key=key, where="nothing")

@@ -39,8 +39,18 @@ Run = Callable[[nnx.Module, Any], Any]
 def run_decoder(model: Any, batch: Mapping[str, Any]) -> Any:
     """Returns the logits of a batch of `tokens`, with its `positions` and `segment_ids` if present.
 
-    Padding (`mask` 0) does not count.
+    Padding (`mask` 0) does not count. This is the default `run` of `calibrate`, `report` and
+    `search`; models with other inputs need their own.
+
+    Raises:
+        TypeError: The batch is not a mapping with `tokens`.
     """
+    if not isinstance(batch, Mapping) or "tokens" not in batch:
+        came = f"keys {sorted(batch)}" if isinstance(batch, Mapping) else type(batch).__name__
+        raise TypeError(
+            f"without run, a batch must be a mapping with 'tokens', as for a decoder, got {came}; "
+            f"write run=lambda model, batch: model(batch) for another model"
+        )
     options = {k: batch[k] for k in ("positions", "segment_ids") if k in batch}
     mask = batch.get("mask")
     with counting(None if mask is None else jnp.asarray(mask)):
@@ -63,7 +73,9 @@ def calibrate(
         plan: A plan of this model.
         batches: Pytrees of arrays; all are held. Each must call every site as often as the first.
         run: Calls the model on a batch, outside jit, because calibration stops it partway.
-        sequential: Quantize sites in the order of their calls; see the module's documentation.
+        sequential: Quantize sites in the order of their calls, so that each sees the codes of
+            earlier ones and can compensate for them. False: each site sees the float model, and a
+            pass over the batches records as many sites as `stats_bytes` allows.
         stats_bytes: Limit for statistics at one time, in bytes: a site of K inputs needs f32[K, K].
 
     Returns:

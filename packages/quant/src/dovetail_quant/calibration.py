@@ -42,3 +42,6 @@ class Calibration:
     plan: Plan
     sites: Mapping[str, Calibrated]
     starved: Mapping[str, int]
+
+    def __repr__(self) -> str:
+        return f"Calibration({len(self.sites)} sites, {len(self.starved)} starved)"

@@ -38,6 +38,9 @@ class Plan:
         specs = {path: Spec(**spec) for path, spec in data["specs"].items()}
         return cls(specs=specs, left_alone=dict(data["left_alone"]))
 
+    def __repr__(self) -> str:
+        return f"Plan({len(self.specs)} sites, {len(self.left_alone)} left alone; print it)"
+
     def __str__(self) -> str:
         rows = [(path, _words(spec)) for path, spec in self.specs.items()]
         rows += [(path, f"left alone: {why}") for path, why in self.left_alone.items()]

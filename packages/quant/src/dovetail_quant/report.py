@@ -4,6 +4,7 @@
 
 import dataclasses
 import functools
+import html
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -106,9 +107,22 @@ class Report:
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
             for row in table
         ]
+        return "\n".join([*lines, "", self.totals()])
+
+    def __repr__(self) -> str:
+        return (
+            f"Report({len(self.sites)} sites, bytes_before={self.bytes_before}, "
+            f"bytes_after={self.bytes_after}, kl={self.kl:.6f}, top1={self.top1:.4f}; print it)"
+        )
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>{self.svg()}"
+
+    def totals(self) -> str:
+        """Returns the numbers of the whole model, one on each line."""
         ratio = self.bytes_after / self.bytes_before
         before, after = _bytes(self.bytes_before), _bytes(self.bytes_after)
-        lines += ["", f"bytes   {before} to {after} ({ratio:.3f})"]
+        lines = [f"bytes   {before} to {after} ({ratio:.3f})"]
         lines += [f"KL      {self.kl:.6f} nats a row, of {self.rows:.0f}"]
         lines += [f"top-1   {self.top1:.4f} agree"]
         if self.loss_before is not None and self.loss_after is not None:

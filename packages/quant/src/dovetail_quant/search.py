@@ -76,7 +76,20 @@ class Search:
         Raises:
             ValueError: As for `search`.
         """
-        return _chosen(self.options, self.plan.left_alone, limit=max_bytes - self.rest_bytes)
+        return _chosen(
+            self.options, self.plan.left_alone, max_bytes=max_bytes, rest_bytes=self.rest_bytes
+        )
+
+    def __str__(self) -> str:
+        """Returns the plan as a table, then the measured report without its sites."""
+        return f"{self.plan}\n\n{self.report.totals()}\npredicted KL {self.predicted:.6f}"
+
+    def __repr__(self) -> str:
+        return (
+            f"Search({len(self.plan.specs)} of {len(self.options)} sites quantized, "
+            f"bytes={self.report.bytes_after}, kl={self.report.kl:.6f}, "
+            f"predicted={self.predicted:.6f})"
+        )
 
     def curve(self, count: int = 20) -> list[tuple[int, float]]:
         """Returns (limit, predicted divergence) from the smallest limit to the largest."""
@@ -142,7 +155,7 @@ def search(
             floats = decided[path].bytes
             options[path].append(Option(spec=spec, bytes=size or floats, cost=cost))
     rest_bytes = parameter_bytes(model) - sum(site.bytes for site in decided.values())
-    plan, predicted = _chosen(options, left_alone, limit=max_bytes - rest_bytes)
+    plan, predicted = _chosen(options, left_alone, max_bytes=max_bytes, rest_bytes=rest_bytes)
     calibration = _calibrated(model, plan, held, run, stats_bytes=stats_bytes, sequential=True)
     quantized = apply(model, plan if calibration is None else calibration)
     return Search(
@@ -242,14 +255,32 @@ def _slopes(listening: nnx.Module, run: Run) -> Callable[[Any, Array], Any]:
 
 
 def _chosen(
-    options: Mapping[str, Sequence[Option]], left_alone: Mapping[str, str], *, limit: int
+    options: Mapping[str, Sequence[Option]],
+    left_alone: Mapping[str, str],
+    *,
+    max_bytes: int,
+    rest_bytes: int,
 ) -> tuple[Plan, float]:
-    """Returns the plan of least cost whose sites take at most `limit` bytes, and its cost."""
+    """Returns the plan of least cost with at most `max_bytes` of parameters, and its cost.
+
+    Args:
+        options: Options of each site.
+        left_alone: Sites without options, with the reason.
+        max_bytes: Limit for all parameters.
+        rest_bytes: Bytes of the other parameters.
+    """
+    least = rest_bytes + sum(min(o.bytes for o in of_site) for of_site in options.values())
+    if max_bytes < least:
+        raise ValueError(
+            f"max_bytes must hold every parameter at its smallest choice, got "
+            f"max_bytes={max_bytes} where they take {least}; pass max_bytes={least}, or choices "
+            f"with fewer bits"
+        )
     sizes, costs = (
         [[getattr(option, name) for option in candidates] for candidates in options.values()]
         for name in ("bytes", "cost")
     )
-    picked = knapsack(sizes, costs, limit=limit)
+    picked = knapsack(sizes, costs, limit=max_bytes - rest_bytes)
     selected = {
         p: candidates[i] for (p, candidates), i in zip(options.items(), picked, strict=True)
     }

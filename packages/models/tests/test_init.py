@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import jax
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import pytest
 from jax.sharding import AxisType, PartitionSpec
@@ -54,3 +55,9 @@ def test_abstract_reads_headers_and_places(random_model, tmp_path):
         assert struct.sharding.spec == PartitionSpec("fsdp", "tensor")
     save(random_model(CONFIG, dtype=jnp.bfloat16), tmp_path / "half")
     assert abstract(tmp_path / "half").norm.scale.dtype == jnp.bfloat16
+
+
+def test_a_name_is_no_configuration(monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    with pytest.raises(TypeError, match=r"got config='llama'. Build one .* or use load\(path\)"):
+        init("llama", seed=0)

@@ -4,10 +4,21 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import pytest
 
-from dovetail_models.inputs import check_positions, check_tokens, check_types, restart
+from dovetail_models import bert, init, llama
+from dovetail_models.inputs import (
+    check_form,
+    check_positions,
+    check_tokens,
+    check_types,
+    restart,
+)
+
+DECODER = llama(vocab_size=7, embed=4, depth=1, heads=1, mlp=4)
+ENCODER = bert(vocab_size=7, embed=4, depth=1, heads=1, mlp=4)
 
 CHECKS = {
     "tokens": (
@@ -47,3 +58,25 @@ def test_positions_restart_in_each_run_of_a_segment():
     segments = jnp.array([[1, 1, 2, 2, 2, 1, 0, 0], [3, 3, 3, 3, 3, 3, 3, 4]])
     want = [[0, 1, 0, 1, 2, 0, 0, 1], [0, 1, 2, 3, 4, 5, 6, 0]]
     np.testing.assert_array_equal(restart(segments), want)
+
+
+@pytest.mark.parametrize(
+    "tokens, error, message",
+    [
+        (jnp.ones((1, 2)), TypeError, r"integers, got dtype=float32. Use .astype"),
+        (jnp.ones(3, jnp.int32), ValueError, r"\[B, T\], got shape=\(3,\). Use tokens\[None\]"),
+    ],
+)
+def test_what_are_no_rows_of_ids_are_refused(monkeypatch, tokens, error, message):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    with pytest.raises(error, match=message):
+        check_form(tokens)
+    for config in (DECODER, ENCODER):
+        with pytest.raises(error, match=message):
+            init(config, seed=0).features(tokens)
+
+
+@pytest.mark.parametrize("tokens", [np.ones((2, 0), np.int64), jnp.ones((1, 3), jnp.uint8)])
+def test_arrays_of_ids_pass(tokens):
+    check_form(tokens)
+    jax.eval_shape(lambda x: check_form(x) or x, tokens)

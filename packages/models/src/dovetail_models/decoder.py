@@ -24,7 +24,7 @@ from jaxtyping import Array, Float, Int
 from dovetail_models import reference
 from dovetail_models.config import Config
 from dovetail_models.describe import summary
-from dovetail_models.inputs import check_positions, check_tokens, restart
+from dovetail_models.inputs import check_form, check_positions, check_tokens, restart
 from dovetail_models.layer_config import Experts
 from dovetail_models.layers.block import RESIDUAL, Block
 from dovetail_models.layers.experts import ExpertLinear, RaggedDot
@@ -229,6 +229,7 @@ class Decoder(nnx.Module):
             raise ValueError(
                 "features needs tokens or embeds, got tokens=None, embeds=None. Pass tokens."
             )
+        check_form(tokens)
         check_tokens(tokens, vocab_size=self.config.vocab_size)
         x = self.embed(tokens, constrain=functools.partial(constrain, rules=self.rules))
         scale = self.config.embed_scale

@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Float, Int
 from dovetail_models import reference
 from dovetail_models.describe import summary
 from dovetail_models.encoder_config import TextConfig, VisionConfig
-from dovetail_models.inputs import check_positions, check_tokens, check_types, restart
+from dovetail_models.inputs import check_form, check_positions, check_tokens, check_types, restart
 from dovetail_models.layers.block import RESIDUAL, Block
 from dovetail_models.layers.linear import Embed
 from dovetail_models.layers.norm import norm_layer
@@ -213,6 +213,7 @@ class TextEncoder(Encoder):
                 a tap is unknown, or a concrete mask hides the token of the model's pooler.
         """
         tokens = jnp.asarray(tokens)
+        check_form(tokens)
         segments = self._segments(mask, segment_ids)
         if positions is None and segment_ids is not None:
             positions = restart(jnp.asarray(segment_ids))

@@ -57,6 +57,7 @@ def init(
         seed: Seed. It gives the same bits on every mesh.
 
     Raises:
+        TypeError: `config` is not a configuration, such as a name.
         ValueError: The mesh axes of a rule do not divide a dimension.
 
     Example:
@@ -66,6 +67,11 @@ def init(
         >>> model.layers[0].attn.q.kernel.shape
         (16, 16)
     """
+    if not isinstance(config, Config | TextConfig | VisionConfig | DualConfig):
+        raise TypeError(
+            f"config must be a configuration, got config={config!r}. Build one with a family, as "
+            "llama(vocab_size=..., ...), or use load(path) for a directory."
+        )
     model = outline(config, rules=rules)
     places = None if mesh is None else shardings(model, mesh, rules=rules, only=WEIGHTS)
     _fill(model, config, places, jax.random.key(seed))

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of tokens and positions, and positions of packed documents.
 
-Only concrete values are checked. Under jit `Embed` gives NaN instead.
+Shapes and dtypes are always checked, values only if they are concrete. Under jit `Embed` gives NaN
+instead.
 """
 
 import jax
@@ -10,6 +11,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Int
+
+
+def check_form(tokens: Array | np.ndarray) -> None:
+    """Raises TypeError unless tokens are integers, ValueError unless they are [B, T]."""
+    if not jnp.issubdtype(tokens.dtype, jnp.integer):
+        raise TypeError(
+            f"tokens must be ids, integers, got dtype={tokens.dtype}. Use .astype(jnp.int32), or "
+            "embeds= of a decoder for vectors."
+        )
+    if tokens.ndim != 2:
+        raise ValueError(
+            f"tokens must be [B, T], got shape={tokens.shape}. Use tokens[None] for one row."
+        )
 
 
 def check_tokens(tokens: Array, *, vocab_size: int) -> None:

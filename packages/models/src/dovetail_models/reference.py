@@ -84,7 +84,10 @@ def attention(
         out = _attend(q, k, v, mask, soft_cap=soft_cap, scale=scale, sinks=sinks)
         return checkpoint_name(out, "attn_out")
     if not causal:
-        raise ValueError("A cache is read in order, so it needs causal=True, got causal=False.")
+        raise ValueError(
+            "A cache is read in order, so it needs causal=True, got causal=False with kv. Leave kv "
+            "out, or pass causal=True."
+        )
     where = _index(q) if positions is None else positions
     k, v = kv = _write(kv, k, v, where, segment_ids)
     mask = _visible(where, _index(k), causal=True, window=window)

@@ -7,6 +7,7 @@ import sys
 
 import jax
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -69,6 +70,12 @@ def test_dtypes_are_kept_or_cast(directory, leaves, random_model, tmp_path):
     for name, leaf in leaves(half).items():
         assert got[name].tobytes() == leaf.tobytes()
         np.testing.assert_array_equal(wide[name], leaf.astype(np.float32))
+
+
+def test_a_dtype_that_jax_does_not_know_is_refused(directory, monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    with pytest.raises(TypeError, match=r"a dtype of JAX, got dtype='bf16'. Use jnp.bfloat16"):
+        load(directory, dtype="bf16")
 
 
 def test_without_a_mesh_parameters_are_uncommitted(directory):

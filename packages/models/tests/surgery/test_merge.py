@@ -131,15 +131,15 @@ def test_adapters_are_refused(models, adapt):
         ),
         (
             {"density": 0.5},
-            ["method='linear' does not use density", "got it set", "Leave out density="],
+            ["method='linear' does not use density", "got a density", "Leave density out"],
         ),
         (
             {"method": "ties", "density": 0.5},
-            ["method='ties' needs base", "got it left out", "Pass base="],
+            ["method='ties' needs base", "got base=None", "Pass base=, the model"],
         ),
         (
             {"method": "dare_ties", "density": 0.5, "base": abstract(CONFIG)},
-            ["method='dare_ties' needs seed", "got it left out", "Pass seed="],
+            ["method='dare_ties' needs seed", "got seed=None", "Pass seed=0"],
         ),
         (
             {"method": "ties", "density": 20, "base": abstract(CONFIG)},

@@ -131,6 +131,12 @@ def _read(
     allow: tuple[str, ...],
 ) -> Any:
     """Loads the model; `decoder` tells if it must be a decoder."""
+    try:
+        wanted = None if dtype is None else np.dtype(dtype)
+    except TypeError as error:
+        raise TypeError(
+            f"dtype must be a dtype of JAX, got dtype={dtype!r}. Use jnp.bfloat16 or 'float32'."
+        ) from error
     model, matched = plan(path, rules=rules, allow=allow)
     if isinstance(model, Decoder) != decoder:
         this, other = ("load", "load_encoder") if decoder else ("load_encoder", "load")
@@ -145,7 +151,7 @@ def _read(
 
     def filled(path: tuple[Any, ...], param: nnx.Variable) -> nnx.Variable:
         struct = param.get_value()
-        value = fill(matched.sources[dotted(path)], struct, dtype=np.dtype(dtype or struct.dtype))
+        value = fill(matched.sources[dotted(path)], struct, dtype=wanted or np.dtype(struct.dtype))
         flying.append(value)
         while sum(leaf.nbytes for leaf in flying) > _FLYING_BYTES:
             jax.block_until_ready(flying.popleft())

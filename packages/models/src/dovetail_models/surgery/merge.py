@@ -30,6 +30,11 @@ Method: TypeAlias = Literal[
 ]
 Merged = TypeVar("Merged", bound=AnyModel)
 _SPARSE = ("ties", "dare_linear", "dare_ties")
+_VALUES = {
+    "base": "base=, the model that they were trained from",
+    "density": "density=0.2, for example",
+    "seed": "seed=0, for example",
+}
 
 
 def merge(
@@ -161,8 +166,9 @@ def _check_options(
     for name, (needed, given) in needs.items():
         if needed != given:
             raise ValueError(
-                f"method={method!r} {'needs' if needed else 'does not use'} {name}, got it "
-                f"{'set' if given else 'left out'}. {'Pass' if needed else 'Leave out'} {name}=."
+                f"method={method!r} {'needs' if needed else 'does not use'} {name}, got "
+                f"{f'{name}=None' if needed else f'a {name}'}. "
+                f"{f'Pass {_VALUES[name]}' if needed else f'Leave {name} out'}."
             )
     if density is not None and not 0 < density <= 1:
         raise ValueError(

@@ -7,8 +7,8 @@ library, with some files held out. Each optimizer updates the kernels inside the
 updates the rest at the best rate for AdamW alone. The optimizer's peak rate is the best of a grid
 at one seed. Three other seeds, of weights and of the order of rows, then run at this rate. Warmup
 and cooldown have one form for all, and the gradient's norm is clipped at 1. The value is the held-
-out loss in nats per token; the ratio is to AdamW's. Further lines of an optimizer have fewer steps
-in total; for other numbers of steps, such as 320, call it with SOAP 320.
+out loss in nats per token. Further lines of an optimizer have fewer steps in total: the arguments
+`SOAP 320` run SOAP for 320 steps.
 """
 
 import dataclasses

@@ -1,5 +1,7 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
+import re
+
 import pytest
 
 from dovetail_stack import cli
@@ -61,3 +63,12 @@ def test_every_command_has_a_summary_and_help(command, capsys):
     shown = capsys.readouterr().out
     assert cli.module(command).__doc__.splitlines()[0] == cli.COMMANDS[command]
     assert cli.COMMANDS[command] in shown
+
+
+@pytest.mark.parametrize("recipe", ["pretrain", "continue", "distil"])
+def test_the_help_of_a_recipe_has_no_arguments_of_python(recipe, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["train", recipe, "--help"])
+    shown = capsys.readouterr().out
+    assert "Train" in shown
+    assert not re.search(r"^(Args|Returns|Raises|Example):", shown, re.MULTILINE)

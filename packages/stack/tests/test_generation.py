@@ -88,12 +88,15 @@ def test_characters_come_whole_and_the_end_of_text_ends_it():
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
-        ({"temperature": -1.0}, "temperature must be 0 .* got -1.0"),
-        ({"temperature": float("nan")}, "temperature must be 0 .* got nan"),
-        ({"temperature": float("inf")}, "temperature must be 0 .* finite, got inf: try 1.0"),
-        ({"top_p": 0.0}, r"top_p must lie in \(0, 1\], got 0.0"),
-        ({"top_p": 1.5}, r"top_p must lie in \(0, 1\], got 1.5"),
+        ({"max_tokens": 0}, "max_tokens must be at least 1, got max_tokens=0: try"),
+        ({"temperature": -1.0}, "temperature must be 0 .* got temperature=-1.0"),
+        ({"temperature": float("nan")}, "temperature must be 0 .* got temperature=nan"),
+        (
+            {"temperature": float("inf")},
+            "temperature must .* finite, got temperature=inf: try 1.0",
+        ),
+        ({"top_p": 0.0}, r"top_p must lie in \(0, 1\], got top_p=0.0"),
+        ({"top_p": 1.5}, r"top_p must lie in \(0, 1\], got top_p=1.5"),
     ],
 )
 def test_options_out_of_range_are_refused_before_anything_runs(model, options, message):

@@ -84,7 +84,7 @@ def test_two_files_are_one_each_and_one_is_refused(tmp_path):
         assert len(train) == len(held) == 1
     with pytest.raises(ValueError, match=r"needs at least 2 files, got 1"):
         split([tmp_path / "a"], root=tmp_path, held_out=0.5)
-    with pytest.raises(ValueError, match=r"between 0 and 1, got 1\.5"):
+    with pytest.raises(ValueError, match=r"between 0 and 1, got held_out=1\.5"):
         split([tmp_path / "a", tmp_path / "b"], root=tmp_path, held_out=1.5)
 
 

@@ -24,14 +24,17 @@ def add(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments."""
     add_model(parser)
     parser.add_argument("--prompt", required=True, help="the text to continue")
-    parser.add_argument("--max-tokens", type=int, default=128, help="at most this many (128)")
+    parser.add_argument("--max-tokens", type=int, default=128, help="most tokens to add (128)")
     parser.add_argument(
-        "--temperature", type=float, default=0.0, help="0 takes the likeliest token (0)"
+        "--temperature",
+        type=float,
+        default=0.0,
+        help="divisor of the logits; 0: the likeliest (0)",
     )
     parser.add_argument(
-        "--top-p", type=float, default=1.0, help="sample among the likeliest of this mass (1)"
+        "--top-p", type=float, default=1.0, help="share of probability to sample from (1)"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the sampling (0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sampling (0)")
     add_json(parser)
 
 
@@ -105,5 +108,5 @@ def locate(path: Path) -> Path:
         )
     raise ValueError(
         f"a model is a directory with config.json, or a run with {EXPORT}/config.json; "
-        f"got {str(path)!r}"
+        f"got {str(path)!r}: pass a finished run of dovetail train, or a Hugging Face directory"
     )

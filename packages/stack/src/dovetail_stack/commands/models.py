@@ -44,7 +44,7 @@ def _inspect(parser: argparse.ArgumentParser) -> None:
     """
     add_model(parser)
     parser.add_argument("--mesh", help="axes and sizes, as in fsdp=8,tensor=2")
-    parser.add_argument("--length", type=int, help="tokens of the sequences whose cost is told")
+    parser.add_argument("--length", type=int, help="tokens of a sequence, for its cost")
     add_json(parser)
     parser.set_defaults(act=inspect)
 
@@ -59,7 +59,7 @@ def _convert(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype",
         choices=("float32", "bfloat16", "float16"),
-        help="of every parameter (as it is; quantised ones become bfloat16)",
+        help="dtype of all parameters (unchanged; quantised ones: bfloat16)",
     )
     parser.add_argument(
         "--file-bytes", type=int, default=FILE_BYTES, help=f"most bytes of a file ({FILE_BYTES})"
@@ -96,7 +96,9 @@ def convert(args: argparse.Namespace) -> int:
             f"convert writes a new directory, and {str(args.out)!r} exists: name another"
         )
     if args.file_bytes < 1:
-        raise ValueError(f"a file holds at least one byte, got --file-bytes {args.file_bytes}")
+        raise ValueError(
+            f"a file holds at least one byte, got --file-bytes {args.file_bytes}: leave it out"
+        )
     with tqdm(total=2, unit="step", desc="read") as bar:
         model = inspection.read(path, dtype=args.dtype)
         bar.update()

@@ -36,12 +36,12 @@ def add(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments."""
     add_model(parser)
     add_new_directory(parser)
-    parser.add_argument("--bits", type=int, choices=(8, 4), default=8, help="of a weight (8)")
+    parser.add_argument("--bits", type=int, choices=(8, 4), default=8, help="bits of a weight (8)")
     parser.add_argument(
         "--group",
         type=int,
         default=None,
-        help="inputs that share a scale (4 bits: the first of 128, 64, 32, 16 to divide; 8: all)",
+        help="inputs per scale (4 bits: the largest of 128, 64, 32, 16 to divide; 8: all)",
     )
     parser.add_argument(
         "--method",
@@ -55,18 +55,21 @@ def add(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=(),
         metavar="PATTERN",
-        help="modules that stay float, as lm_head or layers.0.**; see docs/patterns.md",
+        help="modules to leave in float, such as lm_head or 'layers.0.**'",
     )
     text = parser.add_argument_group("text")
     text.add_argument(
-        "--text", type=Path, default=None, help="directory of UTF-8 text that the model is for"
+        "--text",
+        type=Path,
+        default=None,
+        help="directory of UTF-8 text, to calibrate and measure",
     )
-    text.add_argument("--pattern", default="**/*", help="which files below it (**/*)")
+    text.add_argument("--pattern", default="**/*", help="glob of the files below --text (**/*)")
     text.add_argument(
-        "--rows", type=int, default=128, help="to calibrate, and as many to judge by (128)"
+        "--rows", type=int, default=128, help="rows for calibration; as many are held out (128)"
     )
     text.add_argument(
-        "--length", type=int, default=None, help=f"tokens of a row ({LENGTH}, or all it can take)"
+        "--length", type=int, default=None, help=f"tokens of a row ({LENGTH}, or the model's most)"
     )
     add_json(parser)
 

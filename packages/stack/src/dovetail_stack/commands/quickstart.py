@@ -19,11 +19,13 @@ from dovetail_stack._command import add_json
 def add(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments."""
     parser.add_argument(
-        "--out", type=Path, default=Path("quickstart"), help="where everything goes (quickstart)"
+        "--out", type=Path, default=Path("quickstart"), help="directory of the results (quickstart)"
     )
-    parser.add_argument("--minutes", type=float, default=2.0, help="of training (2)")
+    parser.add_argument("--minutes", type=float, default=2.0, help="minutes of training (2)")
     parser.add_argument("--text", type=Path, help="directory to train on (Python's library)")
-    parser.add_argument("--pattern", help="which files below --text (**/*: all but hidden ones)")
+    parser.add_argument(
+        "--pattern", help="glob of the files below --text (**/*: all but hidden ones)"
+    )
     add_json(parser)
 
 

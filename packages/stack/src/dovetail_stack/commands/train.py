@@ -42,12 +42,17 @@ def add(parser: argparse.ArgumentParser) -> None:
         recipe = recipes.add_parser(
             name,
             help=(kind.__doc__ or "").splitlines()[0],
-            description=inspect.cleandoc(kind.__doc__ or ""),
+            description=_sentences(kind),
             argument_default=argparse.SUPPRESS,
         )
         _everywhere(recipe)
         for title, group in settings.parts(kind).items():
             _options(recipe.add_argument_group(title), group)
+
+
+def _sentences(kind: type) -> str:
+    """Returns the docstring before `Args:`: those name options by their groups in Python."""
+    return inspect.cleandoc(kind.__doc__ or "").partition("\n\nArgs:")[0]
 
 
 def _everywhere(parser: argparse.ArgumentParser) -> None:

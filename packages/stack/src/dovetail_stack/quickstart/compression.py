@@ -16,7 +16,7 @@ def compressors(data: bytes) -> dict[str, float]:
     Raises ValueError for empty data.
     """
     if not data:
-        raise ValueError("bits per byte need at least one byte of held-out text, got 0 bytes")
+        raise ValueError("bits per byte need at least one byte of held-out text, got 0: add text")
     compressed = {
         "gzip": gzip.compress(data, compresslevel=9, mtime=0),
         "bzip2": bz2.compress(data, compresslevel=9),

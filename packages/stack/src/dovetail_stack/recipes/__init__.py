@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Functions that join the libraries, short enough to copy into your own project.
 
+- `options`: the settings of all recipes, as dataclasses
 - `text`: files to a tokenizer and two corpora (data)
 - `fitting`: a recipe and rows to a trained decoder, resumable (all but quant)
 - `language_model`: the recipe of pretraining (models, optim, train)
@@ -11,7 +12,7 @@
 - `evaluation`: bits per byte of a corpus (data, models)
 - `generation`: a prompt continued (data, models)
 - `sampling`: samples during training (data, models, train)
-- `quantization`: a decoder to a quantized one, with a receipt (data, models, quant)
+- `quantization`: a decoder to a quantized one, with a report of its cost (data, models, quant)
 - `products`: the kernels' product for quantized weights (kernels, quant)
 - `inspection`: content and cost of a directory, and the directory rewritten (models)
 """

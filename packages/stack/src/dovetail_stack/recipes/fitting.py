@@ -206,7 +206,7 @@ def fit(
 def steps_in(seconds: float, recipe: Recipe, rows: Rows) -> int:
     """Returns the number of training steps that fit into `seconds` on these devices; at least 1.
 
-    Takes the median of PROBES steps on a throw-away state, after the one that compiles.
+    Times a few steps on a throw-away state, after the one that compiles.
 
     Args:
         seconds: Time available.

@@ -60,13 +60,14 @@ def _check(
     model: Decoder, tokenizer: Tokenizer, *, max_tokens: int, temperature: float, top_p: float
 ) -> None:
     if max_tokens < 1:
-        raise ValueError(f"max_tokens must be at least 1, got {max_tokens}")
+        raise ValueError(f"max_tokens must be at least 1, got max_tokens={max_tokens}: try 128")
     if not 0 <= temperature < float("inf"):
         raise ValueError(
-            f"temperature must be 0 (greedy) or positive and finite, got {temperature}: try 1.0"
+            f"temperature must be 0 (greedy) or positive and finite, got "
+            f"temperature={temperature}: try 1.0"
         )
     if not 0 < top_p <= 1:
-        raise ValueError(f"top_p must lie in (0, 1], got {top_p}: 1 keeps every token")
+        raise ValueError(f"top_p must lie in (0, 1], got top_p={top_p}: 1 keeps every token")
     check_vocabulary(model.config.vocab_size, tokenizer)
 
 

@@ -116,7 +116,7 @@ def inspect(
     if isinstance(model.config, Config):
         length = min(LENGTH, model.config.max_length) if length is None else length
         if length < 1:
-            raise ValueError(f"a sequence has at least one token, got length={length}")
+            raise ValueError(f"a sequence has at least 1 token, got length={length}: leave it out")
         cost = Cost(
             length=length,
             flops_per_token=flops(model.config, tokens=length, length=length, training=False)

@@ -62,7 +62,7 @@ class Files:
     """
 
     text: str = _needed("directory of UTF-8 text files")
-    pattern: str = _option("**/*", "which files below it; **/*: all but hidden ones")
+    pattern: str = _option("**/*", "glob of the files below --text; **/*: all but hidden ones")
     skip: tuple[str, ...] = _option((), "names of folders to leave out", type=str, nargs="+")
     held_out: float = _option(0.05, "share of the files to hold out, in (0, 1)")
 
@@ -87,7 +87,7 @@ class Vocabulary:
 class Duration:
     """Length of a run. Without either option it is one pass over the text."""
 
-    steps: int | None = _option(None, "optimizer steps in all", type=int)
+    steps: int | None = _option(None, "optimizer steps in all; a run keeps this number", type=int)
     minutes: float | None = _option(
         None, "minutes of training: as many steps as fit, 4 passes at the most", type=float
     )
@@ -115,9 +115,7 @@ class Shape:
 
     embed: int = _option(192, "width of the residual stream")
     depth: int = _option(4, "layers")
-    heads: int = _option(
-        0, f"query heads; 0: so many that a head has up to {HEAD} numbers of the width"
-    )
+    heads: int = _option(0, f"query heads; 0: as many as give a head up to {HEAD} numbers")
     kv_heads: int = _option(1, "key and value heads")
     mlp: int = _option(512, "width of the feed-forward layer")
 
@@ -163,25 +161,25 @@ class Batching:
 
     length: int = _option(256, "tokens in a row")
     global_batch: int = _option(4, "rows in a step, over all devices")
-    accumulate: int = _option(1, "microbatches that a step is cut into")
+    accumulate: int = _option(1, "microbatches of a step")
     precision: Literal["float32", "bfloat16"] = _option(
         "float32", "dtype inside the loss; parameters stay float32", choices=_COMPUTE
     )
     remat: Literal["none", "attention", "all"] = _option(
         "none",
-        "what of a layer the backward pass computes again: nothing, all but attention, or all",
+        "recomputed in the backward pass of each layer: nothing, all but attention, or all",
         choices=("none", "attention", "all"),
     )
     ema: float = _option(
-        0.0, "decay per step of averaged parameters, which are exported then; 0: no average"
+        0.0, "decay per step of averaged parameters, which are then exported; 0: no average"
     )
     guard_sigma: float = _option(
         6.0,
-        "deviations above the median from which a step's loss or gradient norm is a spike and the "
-        "step is skipped; 0: skip only steps that are not finite",
+        "skip a step if its loss or gradient norm exceeds the median by so many deviations; 0: "
+        "skip only steps that are not finite",
     )
     save_every: int = _option(0, "steps between checkpoints; 0: a tenth of the run")
-    seed: int = _option(0, "of initial parameters and data order")
+    seed: int = _option(0, "seed of the initial parameters and the data order")
 
     def __post_init__(self) -> None:
         _at_least(self, 1, "length", "global_batch", "accumulate")
@@ -224,13 +222,9 @@ class Tuning(Batching):
         lora_alpha: Adapters are scaled by alpha / rank.
     """
 
-    learning_rate: float = _option(
-        0.0, "Adam's peak per step; 0: 2e-5, or 2e-4 where adapters alone are trained"
-    )
-    lora_rank: int = _option(
-        0, "columns of the low-rank adapters, trained alone; 0: train every parameter"
-    )
-    lora_alpha: float = _option(32.0, "adapters are scaled by this over the rank")
+    learning_rate: float = _option(0.0, "Adam's peak per step; 0: 2e-5, or 2e-4 with adapters")
+    lora_rank: int = _option(0, "rank of the adapters, trained alone; 0: train every parameter")
+    lora_alpha: float = _option(32.0, "adapters are scaled by alpha / rank")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -253,13 +247,9 @@ class Monitoring:
         trace: First of 5 steps traced by jax.profiler to RUN/trace. 0: none.
     """
 
-    samples: int = _option(
-        0, "steps between texts that the model writes, to RUN/samples.jsonl; 0: none"
-    )
-    prompt: str = _option("The", "what those texts begin with")
-    trace: int = _option(
-        0, "step from which 5 steps are traced by jax.profiler, to RUN/trace; 0: none"
-    )
+    samples: int = _option(0, "steps between samples of text, in RUN/samples.jsonl; 0: none")
+    prompt: str = _option("The", "beginning of each sample")
+    trace: int = _option(0, "first of 5 steps traced by jax.profiler, in RUN/trace; 0: none")
 
     def __post_init__(self) -> None:
         _at_least(self, 0, "samples", "trace")
@@ -285,9 +275,9 @@ class Distillation:
 
     teacher: str = _needed("Hugging Face directory with a tokenizer, or a finished run")
     alpha: float = _option(
-        0.5, "share of the teacher in the loss, the text has the rest; in [0, 1]"
+        0.5, "weight of the teacher in the loss, in [0, 1]; the text has the rest"
     )
-    temperature: float = _option(2.0, "by which both models' logits are divided; above 0")
+    temperature: float = _option(2.0, "divides the logits of both models; above 0")
     teacher_precision: Literal["float32", "bfloat16"] = _option(
         "float32", "dtype of the teacher's parameters", choices=_COMPUTE
     )

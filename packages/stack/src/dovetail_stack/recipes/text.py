@@ -172,7 +172,7 @@ def split(files: Sequence[Path], *, root: Path, held_out: float) -> tuple[list[P
         ValueError: There are fewer than two files, or the share is outside (0, 1).
     """
     if not 0 < held_out < 1:
-        raise ValueError(f"held_out must lie between 0 and 1, got {held_out}: try 0.05")
+        raise ValueError(f"held_out must lie between 0 and 1, got held_out={held_out}: try 0.05")
     if len(files) < 2:
         raise ValueError(
             f"a split into train and held-out needs at least 2 files, got {len(files)}: add files, "

@@ -17,10 +17,10 @@ PAGES = ROOT / "docs/packages/measured"  # git ignores it
 MEMORY = ("temp_bytes", "temporary_bytes", "program_bytes")
 OPENING = """# dovetail-{package}: measured
 
-Ratio is ours over the peer's, the median over rounds in which both took turns; noise is the same
-of the peer against itself: a ratio as near to 1 means equal. Peers without a version are the same
-library used otherwise, as the case says. Memory is XLA's own account: of temporaries, or of the
-whole program where a script says so.
+Ratio is ours over the peer's: the median over rounds, each with both. Noise is the same number for
+the peer against itself. A ratio no further from 1 than the noise means equal. A peer without a
+version is the same library used in another way, named by the case. Memory is XLA's own account: of
+temporaries, or of the whole program if the script says so.
 """
 
 

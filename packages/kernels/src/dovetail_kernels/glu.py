@@ -19,6 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from dovetail_kernels.arrays import check_arrays
+
 _FUNCTIONS = {
     "silu": jax.nn.silu,
     "gelu": functools.partial(jax.nn.gelu, approximate=False),
@@ -67,6 +69,7 @@ def glu(
         >>> glu(gate, up, activation="relu", offset=1.0).tolist()
         [[0.0, 0.0, 8.0]]
     """
+    check_arrays("glu", gate=gate, up=up)
     if (gate.shape, gate.dtype) != (up.shape, up.dtype):
         raise ValueError(
             f"glu needs gate and up of one shape and dtype, got gate {gate.dtype}"

@@ -17,6 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from dovetail_kernels.arrays import check_arrays
+
 
 @overload
 def rms_norm(
@@ -174,6 +176,7 @@ def _along(vector: jax.Array, rank: int) -> jax.Array:
 
 
 def _check(operation: str, x: Any, residual: Any, **vectors: Any) -> None:
+    check_arrays(operation, x=x, residual=residual, **vectors)
     for name, vector in vectors.items():
         if vector is not None and vector.shape != x.shape[-1:]:
             raise ValueError(

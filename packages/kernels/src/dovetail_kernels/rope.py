@@ -16,6 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Integer
 
+from dovetail_kernels.arrays import check_arrays
+
 
 def rope(
     x: Float[Array, "*batch T N H"],
@@ -60,6 +62,7 @@ def rope(
         >>> print(np.asarray(rope(x, jnp.array([1]), theta=100.0)).round(3))
         [[[-1.984  1.591  2.462  4.18 ]]]
     """
+    check_arrays("rope", x=x, positions=positions, frequencies=frequencies)
     dtype = np.promote_types(x.dtype, np.float32)
     frequencies = _frequencies(x, theta, dims, frequencies, dtype)
     _check_positions(x, positions)
@@ -100,7 +103,7 @@ def _frequencies(
     dims = head if dims is None else dims
     if dims % 2 or not 2 <= dims <= head:
         raise ValueError(
-            "rope needs an even number of turned elements, 2 to H, got "
+            "rope needs an even number of rotated elements, 2 to H, got "
             f"dims={dims}, H={head} of x.shape={x.shape}. Use dims of at most {head - head % 2}."
         )
     if frequencies is not None:

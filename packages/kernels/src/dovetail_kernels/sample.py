@@ -28,6 +28,7 @@ from jax.core import Tracer
 from jaxtyping import Float, Int, Key
 
 from dovetail_kernels import dispatch, mesh
+from dovetail_kernels.arrays import check_arrays
 
 _AXES = ("bv", "b", "b", "b", "b", "b")
 _INSTEAD = "Use jax.sharding.reshard on the logits so that only rows are sharded."
@@ -94,11 +95,12 @@ def sample(
         >>> sample(logits, keys=keys, temperature=0.8, top_k=1).tolist()
         [1, 0]
     """
+    check_arrays("sample", logits=logits)
     rows = _options(logits, temperature, top_k, top_p, min_p)
-    if not jnp.issubdtype(keys.dtype, jax.dtypes.prng_key):
+    if not (isinstance(keys, Array) and jnp.issubdtype(keys.dtype, jax.dtypes.prng_key)):
+        came = f"keys.dtype={keys.dtype}" if isinstance(keys, Array) else f"keys={keys!r}"
         raise TypeError(
-            f"keys must be typed keys, got keys.dtype={keys.dtype}. Use jax.random.key and "
-            "jax.random.split."
+            f"keys must be typed keys, got {came}. Use jax.random.key and jax.random.split."
         )
     kind = str(jax.random.key_impl(keys))
     if "rbg" in kind:
@@ -151,6 +153,7 @@ def warp_logits(
         >>> warp_logits(jnp.array([[2.0, 1.0, 0.0]]), temperature=0.5, top_k=2).tolist()
         [[0.0, -2.0, -inf]]
     """
+    check_arrays("warp_logits", logits=logits)
     rows = _options(logits, temperature, top_k, top_p, min_p)
     arrays = (jnp.asarray(logits), None, *rows)
     run = _by_rows(_warp, arrays[0])

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from dovetail_kernels.arrays import check_arrays
 from dovetail_kernels.attention.call import AttentionCall
 from dovetail_kernels.dispatch import Device
 
@@ -88,6 +89,7 @@ def pair(ids: Any) -> tuple[Any, Any]:
 
 
 def _check_qkv(q: Any, k: Any, v: Any) -> None:
+    check_arrays("attention", q=q, k=k, v=v)
     shapes = f"q={tuple(q.shape)}, k={tuple(k.shape)}, v={tuple(v.shape)}"
     if not len(q.shape) == len(k.shape) == len(v.shape) == 4:
         raise ValueError(f"attention needs {_AXES}, got {shapes}. Add the axes that are missing.")

@@ -14,6 +14,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float, Integer
 
+from dovetail_kernels.arrays import check_arrays
 from dovetail_kernels.dispatch import Implementation, Plan, device
 from dovetail_kernels.grouped.call import GroupedMatmulCall
 from dovetail_kernels.grouped.ragged import RAGGED_DOT
@@ -136,6 +137,7 @@ def _concrete(sizes: Any) -> bool:
 
 
 def _check_shapes(x: Any, w: Any, sizes: Any) -> None:
+    check_arrays("grouped_matmul", x=x, w=w, sizes=sizes)
     if (len(x.shape), len(w.shape), len(sizes.shape)) != (2, 3, 1):
         raise ValueError(
             f"grouped_matmul needs x [M, D], w [E, D, F] and sizes [E], got x.shape={x.shape}, "

@@ -21,6 +21,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float, Int, Integer
 
+from dovetail_kernels.arrays import check_arrays
 from dovetail_kernels.mesh import per_shard
 
 
@@ -124,6 +125,7 @@ def unpermute(
         >>> unpermute(rows, plan, jnp.array([[0.5, 0.5], [1.0, 2.0]])).tolist()
         [[1.0], [6.0]]
     """
+    check_arrays("unpermute", rows=rows, weights=weights)
     tokens, k = plan.places.shape
     if weights.shape != (tokens, k) or rows.ndim != 2 or rows.shape[0] != tokens * k:
         raise ValueError(
@@ -209,6 +211,7 @@ _merge.defvjp(_merge_forward, _merge_backward)
 
 
 def _check_permute(x: Any, experts: Any, *, count: int) -> None:
+    check_arrays("permute", x=x, experts=experts)
     if x.ndim != 2 or experts.ndim != 2 or x.shape[0] != experts.shape[0] or not experts.shape[1]:
         raise ValueError(
             "permute needs x [M, D] and experts [M, k], k at least 1, got x.shape="

@@ -26,6 +26,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from dovetail_kernels.arrays import check_arrays
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExpertGroups:
@@ -134,6 +136,9 @@ def _selection(logits: jax.Array, score: str, bias: Any, groups: ExpertGroups | 
 
 
 def _check(logits: Any, *, k: int, score: str, bias: Any, groups: ExpertGroups | None) -> None:
+    check_arrays("route_tokens", logits=logits, bias=bias)
+    if not isinstance(k, int | np.integer):
+        raise TypeError(f"route_tokens needs a Python int as k, got k={k!r}. Use k=2, for example.")
     if logits.ndim == 0:
         raise ValueError(
             f"route_tokens needs logits [..., E], got logits.shape={logits.shape}. Give one per "

@@ -12,6 +12,7 @@ import numpy as np
 from jax.core import Tracer
 
 from dovetail_kernels import dispatch
+from dovetail_kernels.arrays import check_arrays
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,6 +81,7 @@ def check(
         ValueError: Shapes do not fit, or an option or a label is out of range.
         TypeError: A dtype is wrong.
     """
+    check_arrays(operation, x=x, w=w, labels=labels, where=where, bias=bias)
     if vocab_axis not in (0, 1):
         raise ValueError(
             f"vocab_axis must be 1 for w [D, V] or 0 for w [V, D], got vocab_axis={vocab_axis!r}. "

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from dovetail_kernels.arrays import check_arrays
 from dovetail_kernels.dispatch import Plan, device
 from dovetail_kernels.mesh import per_shard
 from dovetail_kernels.paged.call import PagedCall
@@ -139,6 +140,15 @@ def plan_paged_attention(
     Raises:
         ValueError: Shapes, dtypes or options contradict each other.
     """
+    check_arrays(
+        "paged_attention",
+        q=q,
+        pages=pages,
+        page_table=page_table,
+        kv_lengths=kv_lengths,
+        q_starts=q_starts,
+        sinks=sinks,
+    )
     _check_shapes(q, pages, page_table, kv_lengths, q_starts, sinks)
     _check_options(window=window, soft_cap=soft_cap, scale=scale)
     call = PagedCall(

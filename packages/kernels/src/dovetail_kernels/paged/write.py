@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from dovetail_kernels.arrays import check_arrays
 from dovetail_kernels.dispatch import device
 from dovetail_kernels.mesh import per_shard
 from dovetail_kernels.paged.api import check_pages
@@ -89,6 +90,7 @@ def _places(pages: jax.Array, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _check(pages: jax.Array, k: jax.Array, v: jax.Array, slots: jax.Array | np.ndarray) -> None:
+    check_arrays("paged_write", pages=pages, k=k, v=v, slots=slots)
     check_pages(pages)
     rows = (slots.shape[0], *pages.shape[3:]) if len(slots.shape) == 1 else None
     if k.shape != rows or v.shape != rows:

@@ -163,6 +163,13 @@ def dequantized(packed: PackedWeights, dtype: DTypeLike) -> list[Array]:
 def unpack_weights(packed: PackedWeights, *, dtype: DTypeLike = jnp.float32) -> Float[Array, "D F"]:
     """Computes the weights w[D, F] = (q - zero) scale of `packed`, in `dtype`.
 
+    Args:
+        packed: Packed weights.
+        dtype: Floating dtype of the result. Default: float32.
+
+    Returns:
+        Weights [D, F], the transpose of the stored order.
+
     Example:
 
         >>> import jax.numpy as jnp

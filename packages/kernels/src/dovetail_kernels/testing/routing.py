@@ -97,7 +97,9 @@ def check_route_tokens(
     """
     unknown = set(supports) - FEATURES
     if unknown:
-        raise ValueError(f"supports must be among {sorted(FEATURES)}, got {sorted(unknown)}.")
+        raise ValueError(
+            f"supports must be among {sorted(FEATURES)}, got {sorted(unknown)}. Omit them."
+        )
     for case in cases():
         if case.needs <= set(supports):
             check(fn, case, grad=grad)

@@ -16,12 +16,15 @@
 - Files: `load`, `load_encoder`, `save`, `explain`
 - Families of decoders: `llama`, `qwen2`, `qwen3`, `qwen3_moe`, `gemma`, `gemma2`, `gemma3`,
   `mistral`, `mixtral`, `deepseek_v2`, `deepseek_v3`, `gpt_oss`, `gpt2`
-- Families of encoders: `bert`, `vit`, `siglip`
+- Families of encoders: `bert`, `vit`, `siglip` of `siglip_text` and `siglip_vision`
 - Inspection: `describe`, `diff`, `diverge`, `size`, `active`, `flops`, `kv_bytes`
 - Surgery: `lora`, `select`, `trainable`, `replace`, `relayer`, `grow`, `merge`, `cast`,
   `resize_vocab`, `untie`
 - Operations: `attention`, `dense_kv`, `pool`
 - Sharding: `shardings`, `RULES`
+- Recomputation: `Remat`, for `model.configure(remat=)`
+- Configurations of your own: `Config`, `Layer`, `Attention`, `LatentAttention`, `Mlp`, `Experts`,
+  `Norm`, `Rope` and the other classes of `dovetail_models`
 """
 
 from importlib.metadata import version as _version

@@ -74,6 +74,10 @@ class Step:
             grads: Gradients.
             loss: Judged by the guard, and passed to `tx` as `value`.
             extra: Passed to `tx`.
+
+        Returns:
+            Parameters, state and `info`. Its `gradient_norm`, `skipped` and `reason` are scalars on
+            the device; the reason indexes `dovetail_optim.guard.REASONS`, 0 for a taken step.
         """
         size = norm(grads)
         grads, size = jax.lax.optimization_barrier((grads, size))

@@ -12,7 +12,7 @@
     2304
 
 - Sites and plans: `Spec`, `sites`, `plan`
-- Calibration: `calibrate` (GPTQ, AWQ, SmoothQuant)
+- Calibration: `calibrate` (GPTQ, AWQ, SmoothQuant), with `run_decoder` as the default call
 - Quantized models: `apply`, `explain`, `save`, `load`, `requantize`
 - Measuring and searching: `report`, `search`
 - Training: `qat` and `freeze`, `qlora`

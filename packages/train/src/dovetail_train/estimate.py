@@ -98,6 +98,8 @@ class Estimate:
             fits = "fits" if self.fits else "does not fit"
             has = f"{self.memory_bytes / 2**power:>14,.1f} {unit}"
             lines.append(f"  {'of the device':<20}{has}  {fits}")
+        else:
+            lines.append(f"  {'of the device':<20}{'unknown':>14}, and so is the step's time")
         lines += ["", f"{'GFLOP of a step':<22}{self.model_flops / 1e9:>14,.6g}"]
         lines.append(f"{'recomputed GFLOP':<22}{self.recomputed_flops / 1e9:>14,.6g}")
         if self.opaque:
@@ -120,7 +122,8 @@ def estimate(
         trainer: The trainer.
         model: A module of arrays or `jax.ShapeDtypeStruct`.
         batch: A batch of arrays or `jax.ShapeDtypeStruct`.
-        device: `device_kind` of the devices, as "NVIDIA H200".
+        device: Kind of the devices as JAX names it (`device_kind`), such as "NVIDIA H200". For
+            other names memory and time are None, and the printed estimate says so.
     """
     program = trainer.program(model, batch)
     program.lower("tpu" if device.startswith("TPU") else "cuda" if "NVIDIA" in device else "cpu")

@@ -77,7 +77,8 @@ class Step:
 
         Returns:
             Parameters, state and `info`. Its `gradient_norm`, `skipped` and `reason` are scalars on
-            the device; the reason indexes `dovetail_optim.guard.REASONS`, 0 for a taken step.
+            the device. Reasons: 0 none, 1 gradient not finite, 2 loss not finite, 3 spike of the
+            gradient norm, 4 spike of the loss.
         """
         size = norm(grads)
         grads, size = jax.lax.optimization_barrier((grads, size))

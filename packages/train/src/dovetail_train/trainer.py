@@ -322,7 +322,7 @@ class Trainer:
         before = self._prepared
         if before is None or not definition.is_like(before.definition):  # else compiled already
             step = jax.jit(
-                _checks.for_state_like(definition.shardings, self._step_of(definition)),
+                for_state_like(definition.shardings, self._step_of(definition)),
                 donate_argnums=0,
                 in_shardings=(None, self._placement.rows if self._placement.tokens == 1 else None),
                 out_shardings=self._out_shardings(definition),

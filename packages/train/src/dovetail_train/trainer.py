@@ -35,6 +35,7 @@ from dovetail_train.state import (
     Transformation,
     abstract,
     build,
+    for_state_like,
     split,
 )
 from dovetail_train.state import opt_shardings as like_params

@@ -39,6 +39,9 @@ def words_of(array: np.ndarray) -> list[int]:
     """The 32-bit words of the elements, from their bytes."""
     if array.dtype == jnp.int4:
         array = array.astype(np.int8)
+    masks = {jnp.dtype("int2"): 3, jnp.dtype("float4_e2m1fn"): 15}
+    if array.dtype in masks:  # of each byte only the low bits are defined
+        array = np.array([x & masks[array.dtype] for x in array.tobytes()], np.uint8)
     size = array.dtype.itemsize
     data = array.tobytes()
     elements = [data[i : i + size] for i in range(0, len(data), size)]
@@ -47,7 +50,7 @@ def words_of(array: np.ndarray) -> list[int]:
 
 
 NARROW = ["float32", "bfloat16", "float16", "float8_e4m3fn", "int8", "uint8", "int16", "int32"]
-NARROW += ["uint32", "int4", "bool", "complex64"]
+NARROW += ["uint32", "int4", "bool", "complex64", "int2", "float4_e2m1fn", "float8_e8m0fnu"]
 WIDE = ["float64", "int64", "uint64", "complex128"]
 
 

@@ -38,7 +38,7 @@ from jax.core import Tracer
 from jaxtyping import UInt32
 
 from dovetail_checkpoint.names import leaf_names, match_names
-from dovetail_checkpoint.sums import host_sums, mix, reduce_pairs, total
+from dovetail_checkpoint.sums import NARROW, host_sums, mix, reduce_pairs, total
 
 # Leaves of one shape and dtype that hold less than this together are summed on the host: about
 # 5 ms, against about 60 ms to compile the sum for a new shape.
@@ -168,8 +168,11 @@ def _word_planes(array: jax.Array) -> list[jax.Array]:
         return _word_planes(lax.real(array)) + _word_planes(lax.imag(array))
     if array.dtype == jnp.bool_:
         return [array.astype(jnp.uint32)]
-    if array.dtype == jnp.int4:  # cannot be bitcast
+    if array.dtype == jnp.int4:  # cannot be bitcast to a byte
         array = array.astype(jnp.int8)
+    elif array.dtype.name in NARROW:
+        bits = NARROW[array.dtype.name].bit_length()
+        array = lax.bitcast_convert_type(array, f"uint{bits}").astype(jnp.uint8)
     if array.dtype.itemsize < 4:
         bits = jnp.dtype(f"u{array.dtype.itemsize}")
         return [lax.bitcast_convert_type(array, bits).astype(jnp.uint32)]

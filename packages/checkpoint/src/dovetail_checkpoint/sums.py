@@ -20,6 +20,9 @@ from jaxtyping import UInt32
 
 _logger = logging.getLogger(__name__)
 
+# Bits of the elements of the other narrow dtypes; int4 is digested as int8.
+NARROW = {"int2": 0b11, "float4_e2m1fn": 0b1111}
+
 _POSITION = np.uint32(0x9E3779B9)
 _FMIX_1 = np.uint32(0x85EBCA6B)
 _FMIX_2 = np.uint32(0xC2B2AE35)
@@ -59,8 +62,11 @@ def host_sums(array: np.ndarray) -> list[np.ndarray | jax.Array]:
 
 def words_of(array: np.ndarray) -> np.ndarray:
     """Returns the array's words in row-major order, unsigned; a view if possible."""
-    if array.dtype == jnp.int4:  # lies in a byte whose upper half is not defined
+    # A narrow element lies in a byte whose upper bits are not defined.
+    if array.dtype == jnp.int4:
         array = array.astype(np.int8)
+    elif mask := NARROW.get(array.dtype.name):
+        array = np.ascontiguousarray(array).view(np.uint8) & np.uint8(mask)
     flat = np.ascontiguousarray(array).reshape(-1)
     return flat.view(np.dtype(f"u{min(flat.dtype.itemsize, 4)}"))
 

@@ -106,10 +106,12 @@ def test_inspect(run, command):
         f"step 2   model  {old} bytes  checksums  loss=0.5\n"
         f"step 10  model  {new} bytes  checksums  loss=0.25\n"
     )
+    named = json.loads((run / "dovetail-run.json").read_text())["run"]
     code, out, err = command("inspect", "run/2", "--item", "model")
     assert (code, err) == (0, "")
     assert out == (
-        f"{run}/2: written by dovetail, step 2, model, {old} bytes, checksums, loss=0.5\n"
+        f"{run}/2: written by dovetail as step 2 of run {named}, step 2, model, {old} bytes, "
+        "checksums, loss=0.5\n"
         "model: 3 leaves, 36 bytes\n"
         "  embed       int16[3, 4]  797909df46ecaae6\n"
         "  layers.0.w  uint8[2, 3]  5ed3df3369266e1f\n"

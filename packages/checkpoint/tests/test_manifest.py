@@ -72,8 +72,10 @@ def test_other_documents_are_damage(document):
 
 
 def test_a_leaf_that_is_none_is_named():
-    with pytest.raises(TypeError, match=r"a.1: a leaf must be an array.*got type=str; give other"):
-        describe({"a": [1, "llama"]})
+    with pytest.raises(
+        TypeError, match=r"a.1: a leaf must be an array.*got type=bytes; give other"
+    ):
+        describe({"a": [1, b"llama"]})
 
 
 def test_a_record_from_before_there_were_metrics_has_none(items):

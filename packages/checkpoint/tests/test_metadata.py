@@ -113,10 +113,11 @@ def test_what_it_says(run):
     w = hex_digest(model()["layers"][0]["w"])
     key = hex_digest(model()["key"])
     size = inspect(run).steps[0].bytes
-    sha256 = inspect(run / "3").objects[0].sha256
+    sha256, named = inspect(run / "3").objects[0].sha256, inspect(run / "3").identity.run
     assert str(inspect(run / "3")) == "\n".join(
         [
-            f"{run / '3'}: written by dovetail, step 3, data, model, {size} bytes, checksums",
+            f"{run / '3'}: written by dovetail as step 3 of run {named}, step 3, data, model, "
+            f"{size} bytes, checksums",
             "model: 4 leaves, 76 bytes",
             f"  key         key<fry>[]     {key}",
             f"  layers.0.w  float32[3, 5]  {w}",

@@ -290,7 +290,7 @@ def test_verify_reads_all_of_a_run_or_one_step(run):
     assert good.verified
     assert {p.where for p in damaged.problems} == {"item/w", str(path.relative_to(root / "2"))}
     assert [step.step for step in verify(root / "1").steps] == [1]
-    assert sorted(path.name for path in root.iterdir()) == ["1", "2"]
+    assert sorted(path.name for path in root.iterdir()) == ["1", "2", "dovetail-run.json"]
 
 
 def test_verify_of_every_kind_of_leaf(tmp_path, training_state, position):

@@ -9,9 +9,9 @@ def test_a_report_reads_as_sentences():
     problems = (Problem(where="item/w", reason="a"), Problem(where="f", reason="b"))
     report = IntegrityReport(
         steps=(
-            StepReport(path=Path("run/3"), verified=False, problems=problems),
-            StepReport(path=Path("run/2"), verified=False),
-            StepReport(path=Path("run/1"), verified=True),
+            StepReport(path=Path("run/3"), step=3, verified=False, problems=problems),
+            StepReport(path=Path("run/2"), step=2, verified=False),
+            StepReport(path=Path("run/1"), step=1, verified=True),
         )
     )
     assert str(report).splitlines() == [

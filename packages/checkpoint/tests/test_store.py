@@ -168,7 +168,11 @@ def test_steps_say_what_lies_on_disk(tmp_path, training_state, position):
         store.wait()
         first, second = store.steps()
     size = sum(path.stat().st_size for path in (tmp_path / "1").rglob("*") if path.is_file())
-    assert first == SavedStep(step=1, items=("item",), bytes=size, has_checksums=False)
+    assert first == SavedStep(
+        step=1, items=("item",), bytes=size, has_checksums=False, identity=first.identity
+    )
+    assert first.identity.step == 1
+    assert first.identity.run == second.identity.run
     assert (second.items, second.has_checksums) == (("data", "model", "train"), True)
 
 
@@ -225,7 +229,7 @@ def test_no_intact_step_is_an_error_with_the_report(tmp_path):
         damage(tmp_path, 1)
         with pytest.raises(
             RuntimeError,
-            match=r"(?s)must be intact, got only damaged ones:\nstep 1 is damaged.*from a copy",
+            match=r"(?s)must be intact, got none:\nstep 1 is damaged.*from a copy",
         ):
             store.restore(item=x)
 
@@ -324,7 +328,7 @@ def test_leftovers_of_killed_saves_go_with_the_first_save(tmp_path):
     assert (tmp_path / "3.orbax-checkpoint-tmp").exists()  # reading changes nothing
     with store:
         store.save(4, item=jnp.ones(3))
-    assert [path.name for path in tmp_path.iterdir()] == ["4"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["4", "dovetail-run.json"]
 
 
 def test_other_device_counts_restore_the_same_bits(tmp_path, run_program):

@@ -76,7 +76,8 @@ def test_leaves_of_one_side_are_listed_and_long_lists_are_cut():
 
 def test_an_item_that_was_not_saved_is_named():
     with pytest.raises(
-        ValueError, match=r"among those saved, got \['x'\]; this step holds \['item"
+        ValueError,
+        match=r"among the saved .* got \['x'\]; this step holds \['item'\]; restore\(item=",
     ):
         target.check(items(), {"x": {}})
 

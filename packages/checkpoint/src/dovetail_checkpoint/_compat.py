@@ -1,6 +1,7 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""All uses of Orbax v1, still in `experimental`. Tried with orbax-checkpoint 0.12.8.
+"""All uses of Orbax: v1, still in `experimental`, and v0 where v1 cannot read. Tried with
+orbax-checkpoint 0.12.8.
 
 A step is one directory. Each item is a subdirectory, written by Orbax's pytree handler or by its
 JSON handler. Orbax commits all of them together when it renames the temporary directory.
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import jax
+import numpy as np
+import orbax.checkpoint as v0
 import orbax.checkpoint.experimental.v1 as ocp
 
 from dovetail_checkpoint import agree
@@ -27,8 +30,12 @@ METRICS_ITEM = "metrics"
 # A leaf that Orbax is not to read.
 PLACEHOLDER = ocp.PLACEHOLDER
 
-_STEP_METADATA = "_CHECKPOINT_METADATA"
+STEP_METADATA = "_CHECKPOINT_METADATA"
 _TREE_METADATA = "_METADATA"
+# The file of a JSON item, in v1 and in v0.
+_DOCUMENT, _V0_DOCUMENT = "data.json", "metadata"
+# Names in a step that Orbax reads itself; no item may have one.
+STEP_FILES = (STEP_METADATA, _TREE_METADATA)
 
 
 @runtime_checkable
@@ -126,6 +133,8 @@ def load(directory: Path, targets: Mapping[str, Any]) -> dict[str, Any]:
     """Reads the items named by `targets`: trees of abstract leaves."""
     if not targets:
         return {}
+    if tree_names(directory) == [None]:
+        return {name: load_tree(directory, None, tree) for name, tree in targets.items()}
     with _alone():
         return ocp.load_checkpointables(str(directory), dict(targets))
 
@@ -160,9 +169,21 @@ def _alone() -> ocp.Context:
 def tree_metadata(directory: Path, item: str | None) -> Any:
     """Returns the tree of an item of any Orbax: leaves with shape and dtype, or Python values."""
     metadata = ocp.metadata(str(directory), checkpointable_name=item).metadata
-    if metadata is None:  # Orbax logs what it cannot read, and goes on without it
-        raise ValueError("Orbax cannot read it, and logs why")
+    if metadata is None:  # Orbax logs what it cannot read; v1 cannot read a Python bool
+        described = v0.PyTreeCheckpointer().metadata(directory / (item or "")).item_metadata
+        if described is None:
+            raise ValueError("Orbax cannot read it, and logs why")
+        metadata = jax.tree.map(_python_value, described.tree)
     return metadata
+
+
+def _python_value(leaf: Any) -> Any:
+    """Returns a value of the type of a number or text that v0 describes; an array's metadata."""
+    if isinstance(leaf, v0.metadata.value.StringMetadata):
+        return ""
+    if isinstance(leaf, v0.metadata.value.ScalarMetadata):
+        return np.zeros((), leaf.dtype).item()
+    return leaf
 
 
 def tree_names(directory: Path) -> list[str | None]:
@@ -197,17 +218,24 @@ def load_metrics(directory: Path) -> Any:
 
 
 def document_path(directory: Path, name: str) -> Path:
-    """Returns the file that Orbax's JSON handler writes for the item `name`."""
-    return directory / name / "data.json"
+    """Returns the file of the JSON item `name`: that of Orbax v0 only if it alone is there."""
+    path, older = directory / name / _DOCUMENT, directory / name / _V0_DOCUMENT
+    return older if older.is_file() and not path.is_file() else path
+
+
+def document_names(directory: Path) -> list[str]:
+    """Returns the JSON items of a step of any Orbax, except for the metrics."""
+    files = [*directory.glob(f"*/{_DOCUMENT}"), *directory.glob(f"*/{_V0_DOCUMENT}")]
+    return sorted({path.parent.name for path in files} - {METRICS_ITEM, MANIFEST_ITEM})
 
 
 def item_names(directory: Path) -> list[str]:
     """Returns the items of a committed step; none for a tree without a name (Orbax v0)."""
-    with open(directory / _STEP_METADATA, encoding="utf-8") as file:
+    with open(directory / STEP_METADATA, encoding="utf-8") as file:
         handlers = json.load(file)["item_handlers"]
     return sorted(handlers) if isinstance(handlers, dict) else []
 
 
 def is_checkpoint(directory: Path) -> bool:
     """Whether Orbax committed a step, or a tree of its own, here."""
-    return (directory / _STEP_METADATA).is_file()
+    return (directory / STEP_METADATA).is_file()

@@ -147,16 +147,20 @@ def _run_diff(args: argparse.Namespace, progress: Progress | None) -> int:
 
 
 def _run_verify(args: argparse.Namespace, progress: Progress | None) -> int:
-    reports = verify(args.path, progress=progress).steps
-    document = {"checked": [dataclasses.asdict(report) for report in reports]}
-    _print("\n".join(map(_lines, reports)), document, args)
-    return REFUSED if any(report.problems for report in reports) else DONE
+    report = verify(args.path, progress=progress)
+    document = {
+        "checked": [dataclasses.asdict(step) for step in report.steps],
+        "problems": [dataclasses.asdict(problem) for problem in report.problems],
+    }
+    _print("\n".join([*map(str, report.problems), *map(_lines, report.steps)]), document, args)
+    bad = report.problems or any(step.problems for step in report.steps)
+    return REFUSED if bad else DONE
 
 
 def _lines(report: StepReport) -> str:
     if report.problems:
-        return "\n  ".join([f"{report.path}: damaged", *map(str, report.problems)])
-    return f"{report.path}: {'verified' if report.verified else 'readable, not verified'}"
+        return "\n  ".join([f"{report.path}: {report.verdict}", *map(str, report.problems)])
+    return f"{report.path}: {report.verdict}"
 
 
 def _run_convert(args: argparse.Namespace, progress: Progress | None) -> int:

@@ -15,6 +15,7 @@ from dovetail_checkpoint.assembly import assembled
 from dovetail_checkpoint.digest import hex_digests
 from dovetail_checkpoint.mapping import Explanation
 from dovetail_checkpoint.opening import is_safetensors, open_source
+from dovetail_checkpoint.orbax_item import OrbaxItem
 from dovetail_checkpoint.progress import Progress, counter
 from dovetail_checkpoint.rules import Rule
 from dovetail_checkpoint.source import Source, SourceLeaf
@@ -46,6 +47,7 @@ class Diff:
         equal: Number of equal leaves.
         read_leaves: Number of leaves read for lack of a digest.
         read_bytes: Their bytes.
+        notes: Sides whose directory is named as another step than its manifest says.
     """
 
     only_left: tuple[str, ...]
@@ -55,6 +57,7 @@ class Diff:
     equal: int
     read_leaves: int
     read_bytes: int
+    notes: tuple[str, ...] = ()
 
     @property
     def same(self) -> bool:
@@ -62,7 +65,7 @@ class Diff:
         return not (self.only_left or self.only_right or self.retyped or self.changed)
 
     def __str__(self) -> str:
-        lines = [f"- {name}" for name in self.only_left]
+        lines = [*self.notes, *(f"- {name}" for name in self.only_left)]
         lines += [f"+ {name}" for name in self.only_right]
         lines += [f"~ {change}" for change in (*self.retyped, *self.changed)]
         counts = {
@@ -132,6 +135,11 @@ def diff(
         equal=len(alike) - len(changed),
         read_leaves=sum(len(plan.sources) for _, plan in unread),
         read_bytes=total,
+        notes=tuple(
+            f"{source.path}: {source.note}"
+            for source in sources
+            if isinstance(source, OrbaxItem) and source.note
+        ),
     )
 
 

@@ -3,14 +3,16 @@
 """The manifest of a step: its items with the digest of each leaf, as one JSON item.
 
     {"format": 1, "digest": "fmix32-pair",
+     "step": 10, "run": "5f0c...",
      "trees": {"params": {"tree": {"w": 0, "b": 1}, "leaves": [["w", "float32", [2, 3], "0f..."],
                                                               ["b", ...]]}},
      "objects": {"data": {"shared": true, "sha256": "9c..."}},
      "metrics": {"loss": 0.5},
      "sha256": "..."}
 
-`tree` is the plain tree (names.py) with the number of each leaf in its place. Orbax cannot hold
-arrays without elements; these are in `leaves` alone. `sha256` covers the canonical JSON of
+`step` and `run` say which step of which run this is (identity.py); manifests of older versions have
+neither. `tree` is the plain tree (names.py) with the number of each leaf in its place. Orbax cannot
+hold arrays without elements; these are in `leaves` alone. `sha256` covers the canonical JSON of
 everything else, so a damaged manifest is not mistaken for the manifest of another model.
 """
 
@@ -31,6 +33,8 @@ MANIFEST_ITEM = "dovetail"
 
 _FORMAT = 1
 _DIGEST = "fmix32-pair"
+# Only plain Orbax stores str leaves (storable.py).
+_PYTHON = (bool, int, float, str)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +43,8 @@ class Leaf:
 
     Attributes:
         name: Path in the tree (names.py).
-        dtype: "float32", "key<fry>"; "python int", "python float" or "python bool" for a number.
+        dtype: "float32", "key<fry>"; "python int", "python float" or "python bool" for a number,
+            "python str" for a text of plain Orbax.
         shape: Shape of the array.
         digest: 16 hexadecimal digits; None in a step without a manifest.
     """
@@ -72,6 +77,19 @@ class ObjectItem:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Identity:
+    """The step that a manifest was written for.
+
+    Attributes:
+        step: Its number.
+        run: 32 hexadecimal digits, made with the first step of a run and kept by the later ones.
+    """
+
+    step: int
+    run: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Items:
     """The items of a step.
 
@@ -79,11 +97,13 @@ class Items:
         trees: Pytrees by item name.
         objects: Object states by item name.
         metrics: Numbers by name.
+        identity: The step and the run; None if an older version or plain Orbax wrote the step.
     """
 
     trees: Mapping[str, TreeItem]
     objects: Mapping[str, ObjectItem]
     metrics: Mapping[str, float | int] = field(default_factory=dict)
+    identity: Identity | None = None
 
 
 class DamagedManifestError(Exception):
@@ -100,6 +120,7 @@ def encode(items: Items) -> dict[str, Any]:
         "trees": trees,
         "objects": objects,
         "metrics": dict(items.metrics),
+        **(asdict(items.identity) if items.identity else {}),
     }
     return {**body, "sha256": json_sha256(body)}
 
@@ -126,6 +147,7 @@ def decode(document: Any) -> Items:
         trees={name: _decode_tree(item) for name, item in body["trees"].items()},
         objects={name: ObjectItem(**item) for name, item in body["objects"].items()},
         metrics=body.get("metrics", {}),  # steps from before there were any have none
+        identity=Identity(step=body["step"], run=body["run"]) if "run" in body else None,
     )
 
 
@@ -169,7 +191,7 @@ def leaf_dtype(leaf: Any) -> str:
     """
     if isinstance(leaf, jax.Array | jax.ShapeDtypeStruct | np.ndarray | np.generic):
         return _dtype_name(leaf.dtype)
-    if isinstance(leaf, bool | int | float):
+    if type(leaf) in _PYTHON:
         return f"python {type(leaf).__name__}"
     raise TypeError(
         f"a leaf must be an array, a typed key or a number, got type={type(leaf).__name__}; "
@@ -179,7 +201,8 @@ def leaf_dtype(leaf: Any) -> str:
 
 @functools.cache
 def _dtype_name(dtype: Any) -> str:  # of thousands of leaves, while training waits
-    return str(dtype)
+    """Returns the name. Either byte order has the same: on disk it is Orbax's."""
+    return str(dtype.newbyteorder("=") if isinstance(dtype, np.dtype) else dtype)
 
 
 def _encode_tree(item: TreeItem) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dovetail_checkpoint import _compat, checksums, reading, retention
-from dovetail_checkpoint.manifest import MANIFEST_ITEM, Items, TreeItem
+from dovetail_checkpoint import _compat, checksums, identity, reading, retention, step_names
+from dovetail_checkpoint.manifest import MANIFEST_ITEM, Identity, Items, TreeItem
 from dovetail_checkpoint.mapping import leaf_bytes
 from dovetail_checkpoint.names import match_names
 from dovetail_checkpoint.opening import is_safetensors, open_source, step_and_item
@@ -50,15 +50,17 @@ class ObjectContents:
     Attributes:
         item: Its name.
         kind: "shared" if all processes had one state, "per process", or "json" for one of plain
-            Orbax.
+            Orbax; "unread" for another item of plain Orbax, which only Orbax reads.
         sha256: Of its canonical JSON; None if none was recorded.
     """
 
     item: str
-    kind: Literal["shared", "per process", "json"]
+    kind: Literal["shared", "per process", "json", "unread"]
     sha256: str | None
 
     def __str__(self) -> str:
+        if self.kind == "unread":
+            return f"{self.item}: an item that only Orbax reads"
         return f"{self.item}: state of an object, {self.kind}, sha256 {self.sha256 or 'unknown'}"
 
 
@@ -72,6 +74,9 @@ class Checkpoint:
         step: The entry of `Store.steps`; None unless the path is a step.
         trees: Its trees.
         objects: Its object states.
+        identity: The step and the run in its manifest; None in steps of older versions, of plain
+            Orbax, and in safetensors.
+        misplaced: The difference if its directory is named as another step, or lies in another run.
     """
 
     path: Path
@@ -79,12 +84,17 @@ class Checkpoint:
     step: SavedStep | None
     trees: tuple[TreeContents, ...]
     objects: tuple[ObjectContents, ...]
+    identity: Identity | None = None
+    misplaced: str | None = None
 
     def __str__(self) -> str:
         head = f"{self.path}: written by {self.writer}"
+        if self.identity is not None:
+            head += f" as step {self.identity.step} of run {self.identity.run}"
         if self.step is not None:
             head += f", {', '.join(filter(None, _step_cells(self.step)))}"
-        return "\n".join([head, *map(str, self.trees), *map(str, self.objects)])
+        notes = [f"misplaced: {self.misplaced}"] if self.misplaced else []
+        return "\n".join([head, *notes, *map(str, self.trees), *map(str, self.objects)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,13 +177,17 @@ def _step(path: Path, item: str | None) -> Checkpoint:
     names = [entry.item for entry in [*trees, *objects]]
     if item is not None and item not in names:
         raise ValueError(f"item must be one of {names} in {path}, got item={item!r}; name one")
-    is_step = path.name in map(str, retention.committed_steps(path.parent))
+    number = step_names.number(path)
+    is_step = number is not None and step_names.directories(path.parent).get(number) == path
+    stated = items.identity if items else None
     return Checkpoint(
         path=path,
         writer="orbax" if items is None else "dovetail",
-        step=retention.describe(path.parent, int(path.name)) if is_step else None,
+        step=retention.describe(path.parent, number) if number is not None and is_step else None,
         trees=tuple(tree for tree in trees if item in (None, tree.item)),
         objects=tuple(state for state in objects if item in (None, state.item)),
+        identity=stated,
+        misplaced=identity.note(path, stated),
     )
 
 
@@ -216,7 +230,11 @@ def _of_orbax(path: Path) -> tuple[list[TreeContents], list[ObjectContents]]:
     ]
     listed = _compat.item_names(path) if _compat.is_checkpoint(path) else []
     others = [name for name in listed if name not in {*names, *_NO_ITEMS}]
-    return trees, [ObjectContents(item=name, kind="json", sha256=None) for name in others]
+    documents = _compat.document_names(path)
+    return trees, [
+        ObjectContents(item=name, kind="json" if name in documents else "unread", sha256=None)
+        for name in others
+    ]
 
 
 def _step_cells(step: SavedStep) -> tuple[str, ...]:
@@ -226,4 +244,5 @@ def _step_cells(step: SavedStep) -> tuple[str, ...]:
         f"{step.bytes} bytes",
         "checksums" if step.has_checksums else "no checksums",
         ", ".join(f"{name}={value:g}" for name, value in step.metrics.items()),
+        f"misplaced: {step.misplaced}" if step.misplaced else "",
     )

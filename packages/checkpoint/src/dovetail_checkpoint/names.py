@@ -43,6 +43,11 @@ def leaf_name(path: tuple[Any, ...]) -> str:
     return "/".join(_key(entry).replace("~", "~0").replace("/", "~1") for entry in path)
 
 
+def orbax_name(name: str) -> str:
+    """Returns the name under which Orbax stores a leaf: its levels, unescaped, joined by dots."""
+    return name.replace("/", ".").replace("~1", "/").replace("~0", "~")
+
+
 def match_names(names: Sequence[str]) -> list[str]:
     """Returns the names shown to users and matched by patterns: `layers.0.kernel`, for every
     writer.

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Opening of a path as a source of leaves."""
 
+import logging
 from pathlib import Path
 
 from dovetail_checkpoint import _compat, retention
@@ -9,9 +10,14 @@ from dovetail_checkpoint.orbax_item import OrbaxItem
 from dovetail_checkpoint.source import Source
 from dovetail_checkpoint.tensor_reader import TensorReader
 
+_logger = logging.getLogger(__name__)
+
 
 def open_source(path: str | Path, *, item: str | None = None) -> Source:
     """Opens the leaves at `path`: a step (ours or Orbax's), or safetensors files. Reads metadata.
+
+    A step may be copied anywhere. If its directory is named as another step of a run, that is
+    logged.
 
     Args:
         path: The path.
@@ -33,7 +39,10 @@ def open_source(path: str | Path, *, item: str | None = None) -> Source:
             f"path must be one step, got the run {path} with steps {steps}; "
             f"give {retention.step_directory(path, steps[-1])}"
         )
-    return OrbaxItem(*step_and_item(path, item))
+    source = OrbaxItem(*step_and_item(path, item))
+    if note := source.note:
+        _logger.warning("%s: %s; it is read all the same", source.path, note)
+    return source
 
 
 def step_and_item(path: Path, item: str | None) -> tuple[Path, str | None]:

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One tree of an Orbax checkpoint as a source of leaves: ours, plain v1, v0, with or without OCDBT.
 
-The manifest of our steps has names, dtypes and digests. For other steps Orbax's metadata gives
-names and shapes; its array metadata tells typed keys.
+The manifest of our steps has names, dtypes and digests. Other steps are described by Orbax's
+metadata (foreign.py).
 """
 
 from collections.abc import Mapping
@@ -13,18 +13,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from dovetail_checkpoint import _compat, checksums, reading, target
-from dovetail_checkpoint.manifest import Leaf, TreeItem
-from dovetail_checkpoint.names import leaf_names, match_names
+from dovetail_checkpoint import _compat, checksums, foreign, identity, reading, target
+from dovetail_checkpoint.manifest import Identity, Leaf, TreeItem
+from dovetail_checkpoint.names import match_names
 from dovetail_checkpoint.report import DamageError, Problem
 from dovetail_checkpoint.retention import missing
 from dovetail_checkpoint.source import SourceLeaf, Value
 
-_KEY_DTYPES = {implementation: dtype for dtype, implementation in target.KEYS.items()}
-
 
 class OrbaxItem:
-    """A Source over one item of a step.
+    """A Source over one item of a step. `identity` is that of the step, if its manifest has it.
 
     Args:
         path: Directory of the step.
@@ -38,6 +36,7 @@ class OrbaxItem:
     def __init__(self, path: Path, item: str | None = None) -> None:
         self.path = path
         self.item = _chosen(path, item)
+        self.identity: Identity | None = None
         self._tree = self._described()
         names = match_names([leaf.name for leaf in self._tree.leaves])
         self._by_name = dict(zip(names, self._tree.leaves, strict=True))
@@ -71,6 +70,11 @@ class OrbaxItem:
                     values[names[i]] = target.finish(leaf, wanted[names[i]])
         return {name: values[name] for name in places}
 
+    @property
+    def note(self) -> str | None:
+        """The difference if the directory is named as another step, or lies in another run."""
+        return identity.note(self.path, self.identity)
+
     def damaged_files(self, names: list[str]) -> list[Problem]:
         """Returns the files that differ from the step's checksums: a file of Orbax holds many
         leaves.
@@ -88,16 +92,15 @@ class OrbaxItem:
             if problems:
                 raise DamageError(self.path, [*problems, *checksums.check(self.path)])
             if items is not None and self.item in items.trees:
+                self.identity = items.identity
                 return items.trees[self.item]
         try:
-            tree = _compat.tree_metadata(self.path, self.item)
-            keys = _compat.key_implementations(self.path / (self.item or ""))
+            return foreign.described_tree(self.path, self.item)
         except Exception as error:  # Orbax raises many types for damaged metadata
             problem = Problem(
                 where=self.item or ".", reason=f"its metadata cannot be read ({error!r})"
             )
             raise DamageError(self.path, [problem, *checksums.check(self.path)]) from error
-        return _of_metadata(tree, keys)
 
 
 def _chosen(path: Path, item: str | None) -> str | None:
@@ -112,26 +115,6 @@ def _chosen(path: Path, item: str | None) -> str | None:
     if not listed:
         raise ValueError(f"there must be a tree of arrays, got path={path}{missing(path)}")
     raise ValueError(f"item must be one of {listed} in {path}, got item={item!r}; name one")
-
-
-def _of_metadata(tree: Any, keys: Mapping[str, str]) -> TreeItem:
-    names, entries, structure = leaf_names(tree)
-    implementations = {match_names([name])[0]: key for name, key in keys.items()}
-    leaves = tuple(
-        _leaf(name, leaf, implementations.get(name))
-        for name, leaf in zip(names, entries, strict=True)
-    )
-    return TreeItem(tree=structure.unflatten(range(len(leaves))), leaves=leaves)
-
-
-def _leaf(name: str, leaf: Any, implementation: str | None) -> Leaf:
-    if isinstance(leaf, bool | int | float | str | bytes):
-        return Leaf(name=name, dtype=f"python {type(leaf).__name__}", shape=(), digest=None)
-    shape, dtype = tuple(leaf.shape), str(leaf.dtype)
-    if implementation is not None:
-        # The words of a key are the last axis of what lies on disk.
-        shape, dtype = shape[:-1], _KEY_DTYPES[implementation]
-    return Leaf(name=name, dtype=dtype, shape=shape, digest=None)
 
 
 def _target(leaf: Leaf, place: jax.sharding.Sharding | None) -> Any:

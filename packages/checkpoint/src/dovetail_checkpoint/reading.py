@@ -4,13 +4,13 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from dovetail_checkpoint import _compat, agree, checksums, retention, target
+from dovetail_checkpoint import _compat, agree, checksums, foreign, identity, retention, target
 from dovetail_checkpoint.digest import hex_digests
 from dovetail_checkpoint.manifest import (
     MANIFEST_ITEM,
@@ -20,19 +20,21 @@ from dovetail_checkpoint.manifest import (
     ObjectItem,
     TreeItem,
     decode,
-    describe,
     json_sha256,
 )
 from dovetail_checkpoint.names import leaf_names, shown_names
 from dovetail_checkpoint.report import Problem, StepReport
-from dovetail_checkpoint.target import Stateful
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Wanted:
-    """A target for each leaf of each tree, in the order of the manifest, and the objects."""
+    """A target for each leaf of each tree, in the order of the manifest, and the objects.
+
+    `asked` has Orbax's targets for the same leaves.
+    """
 
     trees: Mapping[str, list[Any]]
+    asked: Mapping[str, list[Any]]
     objects: list[str]
 
 
@@ -48,13 +50,16 @@ _NOTHING = Items(trees={}, objects={})
 _NO_VALUES = _Values(trees={}, objects={})
 
 
-def read(root: Path, step: int, targets: Mapping[str, Any]) -> tuple[StepReport, dict[str, Any]]:
+def read(
+    root: Path, step: int, targets: Mapping[str, Any], *, run: str | None
+) -> tuple[StepReport, dict[str, Any]]:
     """Reads `targets` from one step and agrees with the other processes on its problems.
 
     Args:
         root: Directory of the run.
         step: Number of the step.
         targets: Pytrees or objects by item name.
+        run: The identity of the run; None if unknown.
 
     Returns:
         The report, and the items: pytrees in the structure of their targets, and states of objects.
@@ -65,17 +70,29 @@ def read(root: Path, step: int, targets: Mapping[str, Any]) -> tuple[StepReport,
     """
     directory = retention.step_directory(root, step)
     items, problems = read_record(directory)
-    recorded, mismatch = items is not None, None
-    if not problems:
-        items = items or _assumed(targets)
+    recorded = items is not None
+    report = StepReport(
+        path=directory,
+        step=step,
+        verified=False,
+        foreign=not recorded and not identity.is_ours(directory),
+        numbered=items is None or items.identity is not None,
+    )
+    stated = items.identity if items else None
+    if misplaced := agree.problems(identity.problems(directory, stated, run)):
+        return replace(report, problems=tuple(misplaced)), {}
+    mismatch, wanted = None, _wanted(_NOTHING, {})
+    if items is None and not problems:
+        items, problems = _foreign(directory, targets)
+    if items is not None and not problems:
         try:
             target.check(items, targets)
+            wanted = _wanted(items, targets)
         except (ValueError, TypeError) as error:
             mismatch = error
     agree.raise_together(mismatch)
-    wanted = _wanted(items, targets) if items and not problems else _wanted(_NOTHING, {})
     values, agreed = _prove(directory, items or _NOTHING, wanted, problems)
-    report = StepReport(path=directory, verified=recorded and not agreed, problems=agreed)
+    report = replace(report, verified=recorded and not agreed, problems=agreed)
     if agreed or items is None:
         return report, {}
     restored = {
@@ -90,34 +107,49 @@ def read(root: Path, step: int, targets: Mapping[str, Any]) -> tuple[StepReport,
 def read_record(directory: Path) -> tuple[Items | None, list[Problem]]:
     """Returns the manifest of a step, or None without one or if it is lost, and its problems."""
     try:
-        listed = MANIFEST_ITEM in _compat.item_names(directory)
-        if not listed and not _compat.document_path(directory, MANIFEST_ITEM).exists():
+        listed = _compat.item_names(directory)
+        there = _compat.document_path(directory, MANIFEST_ITEM).exists()
+        if MANIFEST_ITEM not in listed and not there:
             return None, []
-        return decode(_compat.load_document(directory, MANIFEST_ITEM)), []
-    except (OSError, ValueError, LookupError, TypeError, DamagedManifestError) as error:
+        items = decode(_compat.load_document(directory, MANIFEST_ITEM))
+    except (
+        OSError,
+        ValueError,
+        LookupError,
+        TypeError,
+        RecursionError,
+        DamagedManifestError,
+    ) as error:
         return None, [
             Problem(where=MANIFEST_ITEM, reason=f"the manifest cannot be read ({error!r})")
         ]
+    unknown = sorted({*listed} - {*items.trees, *items.objects, MANIFEST_ITEM})
+    if unknown:
+        reason = f"Orbax lists the items {unknown}, which the manifest does not state"
+        return items, [Problem(where=_compat.STEP_METADATA, reason=reason)]
+    return items, []
 
 
-def _assumed(targets: Mapping[str, Any]) -> Items:
-    """Returns the items for a step without manifest: the wanted leaves, without digests."""
-    objects = {name for name, wanted in targets.items() if isinstance(wanted, Stateful)}
-    return Items(
-        trees={name: describe(wanted) for name, wanted in targets.items() if name not in objects},
-        objects={name: ObjectItem(shared=True, sha256=None) for name in objects},
-    )
+def _foreign(directory: Path, targets: Mapping[str, Any]) -> tuple[Items | None, list[Problem]]:
+    """Returns the items of a step without manifest, or its problem."""
+    try:
+        return foreign.described_items(directory, targets), []
+    except Exception as error:  # Orbax raises many types for metadata that it cannot read
+        reason = f"Orbax cannot describe this step ({error!r:.300})"
+        return None, [Problem(where="items", reason=reason)]
 
 
 def _wanted(items: Items, targets: Mapping[str, Any]) -> _Wanted:
-    trees = {}
+    trees, asked = {}, {}
     for name in targets.keys() & items.trees.keys():
         names, leaves, _ = leaf_names(targets[name])
         by_name = dict(zip(names, leaves, strict=True))
         saved = [leaf.name for leaf in items.trees[name].leaves]
         pairs = target.matches(saved, names)
         trees[name] = [by_name[pairs[leaf]] for leaf in saved]
-    return _Wanted(trees=trees, objects=sorted(targets.keys() & items.objects.keys()))
+        asked[name] = list(map(target.abstract_leaf, items.trees[name].leaves, trees[name]))
+    objects = sorted(targets.keys() & items.objects.keys())
+    return _Wanted(trees=trees, asked=asked, objects=objects)
 
 
 def _built(item: TreeItem, wanted: Any, values: list[Any]) -> Any:
@@ -151,7 +183,7 @@ def _load(
     trees, objects, problems, fault = {}, {}, [], None
     try:
         trees = _load_trees(directory, items, wanted)
-        objects = {name: _compat.load_document(directory, name) for name in wanted.objects}
+        objects = {name: foreign.document(directory, name) for name in wanted.objects}
     except Exception as error:
         # Orbax and TensorStore raise many types for a damaged file. If every file has its checksum,
         # the fault is elsewhere (memory, devices, a bug) and is not for us to hide. A process
@@ -180,12 +212,11 @@ def _load_trees(directory: Path, items: Items, wanted: _Wanted) -> dict[str, lis
     abstract, values = {}, {}
     for name, targets in wanted.trees.items():
         item = items.trees[name]
-        asked = list(map(target.abstract_leaf, item.leaves, targets))
         stored = set(jax.tree.leaves(item.tree))
         # The others are arrays without elements: nothing of them lies on disk.
         values[name] = [None if i in stored else target.empty(x) for i, x in enumerate(targets)]
         if stored:
-            abstract[name] = jax.tree.map(asked.__getitem__, item.tree)
+            abstract[name] = jax.tree.map(wanted.asked[name].__getitem__, item.tree)
     for name, loaded in _compat.load(directory, abstract).items():
         numbers = jax.tree.leaves(items.trees[name].tree)
         for i, leaf in zip(numbers, jax.tree.leaves(loaded), strict=True):

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+# Problem.where of a directory that is not the step it is named for.
+IDENTITY = "identity"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
@@ -24,34 +27,59 @@ class StepReport:
 
     Attributes:
         path: The step, or the file or directory.
+        step: The number of the step; None for safetensors.
         verified: Whether digests existed and all of them held.
-        problems: Damaged leaves and files.
+        problems: Damaged leaves and files, or the reason for a refusal.
+        foreign: Whether plain Orbax wrote the step.
+        numbered: False if an older version wrote the step, without its number and run in the
+            manifest: these are then not verified.
     """
 
     path: Path
+    step: int | None = None
     verified: bool
     problems: tuple[Problem, ...] = ()
+    foreign: bool = False
+    numbered: bool = True
 
     @property
-    def step(self) -> int | None:
-        """The number of the step; None for safetensors."""
-        return int(self.path.name) if self.path.name.isdecimal() else None
+    def damaged(self) -> bool:
+        """Whether data differ from their digests. A step of plain Orbax has none, and a misplaced
+        step is intact: these are refused.
+        """
+        return not self.foreign and any(problem.where != IDENTITY for problem in self.problems)
+
+    @property
+    def verdict(self) -> str:
+        """The result in words: "verified", "damaged"."""
+        if self.problems:
+            return "damaged" if self.damaged else "refused"
+        if not self.verified:
+            return "readable, not verified"
+        if not self.numbered:
+            return "verified, except for its number: an older version wrote it"
+        return "verified"
 
     def __str__(self) -> str:
         name = self.path.name if self.step is None else f"step {self.step}"
-        if self.problems:
-            return f"{name} is damaged: " + "; ".join(map(str, self.problems))
-        return f"{name} is " + ("verified" if self.verified else "readable, not verified")
+        problems = ": " + "; ".join(map(str, self.problems)) if self.problems else ""
+        return f"{name} is {self.verdict}{problems}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class IntegrityReport:
-    """The steps tried, newest first; or one set of safetensors files."""
+    """The steps tried, newest first; or one set of safetensors files.
+
+    Attributes:
+        steps: The result for each step.
+        problems: Problems of the run itself: its file `dovetail-run.json`.
+    """
 
     steps: tuple[StepReport, ...] = ()
+    problems: tuple[Problem, ...] = ()
 
     def __str__(self) -> str:
-        return "\n".join(map(str, self.steps)) or "no step was read"
+        return "\n".join(map(str, [*self.problems, *self.steps])) or "no step was read"
 
 
 class DamageError(RuntimeError):

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The steps in a root directory, and the policy for deleting them.
 
-A committed step is a directory named by its number. A step to delete is renamed first, so an
-interrupted deletion never leaves half of a step under its number. Damaged steps keep their files:
-if training reaches such a step again, the old directory is renamed, not overwritten.
+A committed step is a directory named by its number (step_names.py). A step to delete is renamed
+first, so an interrupted deletion never leaves half of a step under its number. Damaged steps keep
+their files: if training reaches such a step again, the old directory is renamed, not overwritten.
+Steps of plain Orbax are neither renamed nor deleted.
 """
 
 import logging
@@ -17,16 +18,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from dovetail_checkpoint import _compat, checksums, metrics
+from dovetail_checkpoint import _compat, checksums, identity, metrics, step_names
 from dovetail_checkpoint._durable import sync
-from dovetail_checkpoint.manifest import MANIFEST_ITEM
+from dovetail_checkpoint.manifest import MANIFEST_ITEM, Identity
 
 _logger = logging.getLogger(__name__)
-_STEP = re.compile(r"0|[1-9][0-9]*")
 _DELETING_SUFFIX = ".dovetail-deleting"
 _DAMAGED_SUFFIX = ".dovetail-damaged"
 _LEFTOVER = re.compile(
-    rf"({_STEP.pattern})({re.escape(_DELETING_SUFFIX)}|{re.escape(_compat.UNCOMMITTED_SUFFIX)}.*)"
+    rf"({step_names.PLAIN.pattern})({re.escape(_DELETING_SUFFIX)}|{re.escape(_compat.UNCOMMITTED_SUFFIX)}.*)"
 )
 
 
@@ -40,6 +40,9 @@ class SavedStep:
         bytes: Size of all files.
         has_checksums: Whether its files have checksums.
         metrics: Numbers by name.
+        identity: The step and the run in its manifest; None in steps of older versions and of plain
+            Orbax.
+        misplaced: The difference if the manifest states another step or run; `restore` refuses it.
     """
 
     step: int
@@ -47,6 +50,8 @@ class SavedStep:
     bytes: int
     has_checksums: bool
     metrics: Mapping[str, float | int] = field(default_factory=dict)
+    identity: Identity | None = None
+    misplaced: str | None = None
 
 
 @dataclass(frozen=True)
@@ -143,16 +148,14 @@ class Retention:
 
 
 def step_directory(root: Path, step: int) -> Path:
-    """Returns `root/STEP`, named like a step of Orbax's Checkpointer."""
-    return root / str(step)
+    """Returns `root/STEP`, or the directory of plain Orbax for a step that only it wrote."""
+    own = root / str(step)
+    return own if own.is_dir() else step_names.directories(root).get(step, own)
 
 
 def committed_steps(root: Path) -> list[int]:
     """Returns the numbers of the committed steps, oldest first; none without a root."""
-    if not root.is_dir():
-        return []
-    names = (path.name for path in root.iterdir() if path.is_dir())
-    return sorted(int(name) for name in names if _STEP.fullmatch(name))
+    return list(step_names.directories(root))
 
 
 def missing(path: Path) -> str:
@@ -167,6 +170,7 @@ def missing(path: Path) -> str:
 def describe(root: Path, step: int) -> SavedStep:
     """Describes one step on disk. Reads no array."""
     directory = step_directory(root, step)
+    stated = identity.of_step(directory)
     try:
         items = _compat.item_names(directory)
     except (OSError, ValueError, LookupError, TypeError):
@@ -177,6 +181,8 @@ def describe(root: Path, step: int) -> SavedStep:
         bytes=_size(directory),
         has_checksums=checksums.exists(directory),
         metrics=metrics.read(directory),
+        identity=stated,
+        misplaced=identity.note(directory, stated),
     )
 
 
@@ -235,7 +241,7 @@ def set_aside(root: Path, step: int) -> Path:
 def retain(root: Path, rule: Retention, *, damaged: Collection[int], checked_only: bool) -> None:
     """Deletes the steps that the retention policy does not keep.
 
-    Known damaged steps neither count as good nor are deleted.
+    Known damaged steps neither count as good nor are deleted, and neither are steps of others.
 
     Args:
         root: Directory of the run.
@@ -244,12 +250,15 @@ def retain(root: Path, rule: Retention, *, damaged: Collection[int], checked_onl
         checked_only: A step is good only once it has checksums. An older step without them is
             deleted with the others.
     """
-    sound = [step for step in committed_steps(root) if step not in damaged]
-    directories = {step: step_directory(root, step) for step in sound}
+    directories = {
+        step: directory
+        for step, directory in step_names.directories(root).items()
+        if step not in damaged and identity.is_ours(directory)
+    }
     good = {
         step: metrics.read(directory) if rule.best else {}
         for step, directory in directories.items()
         if not checked_only or checksums.exists(directory)
     }
-    for step in rule.doomed(sound, good=good):
+    for step in rule.doomed(directories, good=good):
         delete(root, step)

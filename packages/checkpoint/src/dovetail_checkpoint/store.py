@@ -5,12 +5,14 @@
 import logging
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from dovetail_checkpoint import _compat, agree, checksums, reading, retention
-from dovetail_checkpoint.contents import contents
+from dovetail_checkpoint import _compat, agree, checksums, identity, reading, retention
+from dovetail_checkpoint.contents import Checked, check, contents
+from dovetail_checkpoint.manifest import Identity
 from dovetail_checkpoint.metrics import checked
 from dovetail_checkpoint.report import IntegrityReport, Problem, StepReport
 from dovetail_checkpoint.retention import Retention, SavedStep
@@ -25,7 +27,8 @@ class Store:
 
     Each step is one directory under `root`, readable by plain Orbax. `save` returns as soon as the
     arrays may be donated and writes in the background. `restore` returns the newest step whose
-    digests hold on every process.
+    digests hold on every process. A step directory that was renamed, copied, swapped or linked is
+    refused: its manifest says its number and run.
 
     All processes of a run make the same calls on their main threads. Use the store as a context
     manager: leaving the block waits for the last save.
@@ -35,7 +38,7 @@ class Store:
         every: Interval for `due`, in steps. None: never due.
         retention: Retention policy. Old steps are deleted after newer ones have their checksums.
         verify: "recorded" checks every recorded digest and restores plain Orbax steps unchecked.
-            "always" treats a step without manifest as damaged.
+            "always" refuses a step without manifest.
         checksums: Compute checksums of the files after each commit, in the background.
         compress: Compress with zstd. A save takes three times as long and random float32 shrinks by
             14 %, so the default is off.
@@ -91,6 +94,7 @@ class Store:
         self._pending: tuple[int, Future[None]] | None = None
         self._tidied = False
         self._damaged: set[int] = set()
+        self._run: str | None = None
         self.report = IntegrityReport()
 
     def __repr__(self) -> str:
@@ -136,8 +140,12 @@ class Store:
         self.wait()
         _check_step(step)
         numbers = checked(metrics)
-        parts = contents(items, numbers)
-        agree.raise_together(self._refusal(step))  # nobody writes before there is room
+        # Nobody writes before every process can, and before there is room.
+        prepared, error = _prepared(items)
+        agree.raise_together(error or self._refusal(step))
+        if self._run is None:
+            self._run = agree.gather(identity.of_root(self._root)[0])[0]
+        parts = contents(prepared, metrics=numbers, identity=Identity(step=step, run=self._run))
         response = _compat.save(
             retention.step_directory(self._root, step),
             trees=parts.trees,
@@ -177,20 +185,22 @@ class Store:
                 "restore needs at least one target, got none; restore(model=jax.eval_shape(init))"
             )
         tried = []
-        for number in self._candidates(step):
-            report, items = reading.read(self._root, number, targets)
+        candidates, run, problems = self._candidates(step)
+        for number in candidates:
+            report, items = reading.read(self._root, number, targets, run=run)
             report = self._judged(report)
             tried.append(report)
-            self.report = IntegrityReport(steps=tuple(tried))
+            self.report = IntegrityReport(steps=tuple(tried), problems=problems)
             if not report.problems:
                 return number, _with_states(items, targets)
-            self._damaged.add(number)
+            if not report.foreign:
+                self._damaged.add(number)
             _logger.warning("%s: %s; trying the step before it", self._root, report)
         if not tried:
             return None
         raise RuntimeError(
-            f"one step in {self._root} must be intact, got only damaged ones:\n{self.report}\n"
-            "restore the named files from a copy, or start again with another root"
+            f"one step in {self._root} must be intact, got none:\n{self.report}\n"
+            "restore the named files from a copy; read a step of another run with load(path, ...)"
         )
 
     def wait(self) -> None:
@@ -224,25 +234,31 @@ class Store:
         """Makes room for the step, on one process. Returns the objection, if any."""
         if not agree.is_primary():
             return None
-        if step in retention.committed_steps(self._root) and step not in self._damaged:
+        try:
+            self._tidy()
+            if step in retention.committed_steps(self._root):
+                return self._set_aside(step)
+        except (OSError, ValueError) as error:
+            return error
+        return None
+
+    def _tidy(self) -> None:
+        """Prepares the root for the first save, or after one that failed."""
+        self._root.mkdir(parents=True, exist_ok=True)
+        if not self._tidied:
+            retention.delete_leftovers(self._root)
+            self._damaged |= identity.misplaced(self._root, identity.begin(self._root))
+            self._tidied = True
+
+    def _set_aside(self, step: int) -> ValueError | None:
+        if step not in self._damaged:
             return ValueError(
                 f"a step must be new, got step={step}, which exists in {self._root}; "
                 "restore the newest step and go on from it, or use another root"
             )
-        try:
-            self._make_room(step)
-        except OSError as error:
-            return error
+        aside = retention.set_aside(self._root, step)
+        _logger.warning("step %d was damaged and is saved again; the old one: %s", step, aside)
         return None
-
-    def _make_room(self, step: int) -> None:
-        self._root.mkdir(parents=True, exist_ok=True)
-        if not self._tidied:
-            retention.delete_leftovers(self._root)
-            self._tidied = True
-        if step in self._damaged and retention.step_directory(self._root, step).exists():
-            aside = retention.set_aside(self._root, step)
-            _logger.warning("step %d was damaged and is saved again; the old one: %s", step, aside)
 
     def _complete(self, step: int, response: _compat.Response) -> None:
         """Runs in the background: commit, checksums, retention."""
@@ -255,21 +271,33 @@ class Store:
             self._root, self._retention, damaged=self._damaged, checked_only=self._checksums
         )
 
-    def _candidates(self, step: int | None) -> list[int]:
-        committed = agree.gather(retention.committed_steps(self._root))[0]
+    def _candidates(self, step: int | None) -> tuple[list[int], str | None, tuple[Problem, ...]]:
+        """Returns the steps to try, the run, and the problems of its file: those of one process."""
+        run, bad = identity.of_root(self._root)
+        seen = [retention.committed_steps(self._root), run, [(x.where, x.reason) for x in bad]]
+        committed, run, bad = agree.gather(seen)[0]
+        problems = tuple(Problem(where=where, reason=reason) for where, reason in bad)
         if step is None:
-            return sorted(committed, reverse=True)
+            return sorted(committed, reverse=True), run, problems
         if step not in committed:
             raise ValueError(
                 f"step must be one that was saved, got step={step}; {self._root} holds {committed}"
             )
-        return [step]
+        return [step], run, problems
 
     def _judged(self, report: StepReport) -> StepReport:
         if report.problems or report.verified or self._verify == "recorded":
             return report
         problem = Problem(where="manifest", reason="the step has no digests and verify='always'")
-        return StepReport(path=report.path, verified=False, problems=(problem,))
+        return replace(report, problems=(problem,))
+
+
+def _prepared(items: Mapping[str, Any]) -> tuple[Checked, Exception | None]:
+    """Returns the checked items, and the objection to them, if any: processes may differ."""
+    try:
+        return check(items), None
+    except Exception as error:
+        return Checked(trees={}, leaves={}, states={}), error
 
 
 def _check_step(step: int) -> None:

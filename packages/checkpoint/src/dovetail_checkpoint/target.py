@@ -5,10 +5,12 @@
 A target is a pytree whose leaves give shape, dtype and placement, or an object whose state is set:
 
     jax.ShapeDtypeStruct, jax.Array   a jax.Array of that shape, dtype and sharding
-    np.ndarray, NumPy scalar          the same type, on the host
+    np.ndarray, NumPy scalar          the same type and byte order, on the host
     int, float, bool                  a Python number
+    str                               a text that plain Orbax saved
 """
 
+import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, Protocol, runtime_checkable
 
@@ -21,11 +23,12 @@ from dovetail_checkpoint.names import leaf_names, match_names, shown_names
 
 # Enough of a mismatch to recognise it by; another model differs in hundreds of leaves.
 _SHOWN = 10
-# Python numbers: a value that stands for one, and the arrays into which one may be restored.
+# Python values: one that stands for any, and the arrays into which a number may be restored.
+_PYTHON = {"python int": 0, "python float": 0.0, "python bool": False, "python str": ""}
 _NUMBERS = {
-    "python int": (0, jnp.integer),
-    "python float": (0.0, jnp.floating),
-    "python bool": (False, jnp.bool_),
+    "python int": jnp.integer,
+    "python float": jnp.floating,
+    "python bool": jnp.bool_,
 }
 KEYS = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
 
@@ -48,18 +51,29 @@ def check(items: Items, targets: Mapping[str, Any]) -> None:
     unknown = sorted(set(targets) - set(saved))
     if unknown:
         raise ValueError(
-            f"the items to restore must be among those saved, got {unknown}; "
-            f"this step holds {saved}"
+            "the items to restore must be among the saved trees and states, got "
+            f"{unknown}; this step holds {saved}{_example(unknown[0], saved)}"
         )
     differences = []
     for name, wanted in targets.items():
         if (name in items.objects) != isinstance(wanted, Stateful):
-            kind = "an object's state" if name in items.objects else "a pytree"
-            differences.append(f"{name}: saved {kind}, wanted {type(wanted).__name__}")
+            saved_kind, advice = (
+                ("an object's state", "an object with get_state/set_state")
+                if name in items.objects
+                else ("a pytree", "a pytree of the same leaves")
+            )
+            differences.append(
+                f"{name}: saved {saved_kind}, wanted {type(wanted).__name__}; give {advice}"
+            )
         elif name in items.trees:
             differences += [f"{name}/{x}" for x in _differences(items.trees[name], wanted)]
     if differences:
         _raise(differences)
+
+
+def _example(unknown: str, saved: list[str]) -> str:
+    nearest = difflib.get_close_matches(unknown, saved, n=1) or saved[:1]
+    return f"; restore({nearest[0]}=...)" if nearest else ""
 
 
 def _raise(differences: list[str]) -> NoReturn:
@@ -68,7 +82,8 @@ def _raise(differences: list[str]) -> NoReturn:
     raise ValueError(
         "the target must have the leaves, shapes and dtypes that were saved, got a checkpoint of "
         f"another model:\n  {shown}{more}\n"
-        "build the target from the configuration that the checkpoint was saved with"
+        "build the target from the configuration that the checkpoint was saved with, or change the "
+        "leaves on the way: load(path, target, rules=[...])"
     )
 
 
@@ -103,7 +118,11 @@ def _differences(item: TreeItem, target: Any) -> list[str]:
     lines = [f"{there[name]}: saved, not wanted" for name in saved if name not in pairs]
     lines += [f"{shown[name]}: wanted, not saved" for name in wanted.keys() - set(pairs.values())]
     for name, other in pairs.items():
-        lines += [f"{shown[other]}: {line}" for line in leaf_difference(saved[name], wanted[other])]
+        try:
+            differences = leaf_difference(saved[name], wanted[other])
+        except TypeError as error:  # the target is no leaf
+            differences = [str(error)]
+        lines += [f"{shown[other]}: {line}" for line in differences]
     return sorted(lines)
 
 
@@ -112,9 +131,7 @@ def leaf_difference(saved: Leaf, wanted: Any) -> list[str]:
     dtype, shape = leaf_dtype(wanted), tuple(np.shape(wanted))
     is_jax = isinstance(wanted, jax.Array | jax.ShapeDtypeStruct)
     number_as_array = (
-        saved.dtype in _NUMBERS
-        and is_jax
-        and jnp.issubdtype(wanted.dtype, _NUMBERS[saved.dtype][1])
+        saved.dtype in _NUMBERS and is_jax and jnp.issubdtype(wanted.dtype, _NUMBERS[saved.dtype])
     )
     if shape != saved.shape or (dtype != saved.dtype and not number_as_array):
         return [f"saved {saved.dtype}{list(saved.shape)}, wanted {dtype}{list(shape)}"]
@@ -132,10 +149,10 @@ def _narrowed(dtype: Any) -> bool:
 
 def abstract_leaf(saved: Leaf, wanted: Any) -> Any:
     """Returns Orbax's target: an abstract array with a sharding, a NumPy array, or a number."""
-    if saved.dtype in _NUMBERS:
-        return _NUMBERS[saved.dtype][0]
+    if saved.dtype in _PYTHON:
+        return _PYTHON[saved.dtype]
     if not isinstance(wanted, jax.Array | jax.ShapeDtypeStruct):
-        return np.empty(wanted.shape, wanted.dtype)
+        return np.empty(wanted.shape, wanted.dtype.newbyteorder("="))
     return jax.ShapeDtypeStruct(wanted.shape, wanted.dtype, sharding=sharding(wanted))
 
 
@@ -158,8 +175,8 @@ def sharding(wanted: jax.Array | jax.ShapeDtypeStruct) -> jax.sharding.Sharding:
 
 def as_saved(saved: Leaf) -> Any:
     """Returns a target for the saved form of the leaf, on the host."""
-    if saved.dtype in _NUMBERS:
-        return _NUMBERS[saved.dtype][0]
+    if saved.dtype in _PYTHON:
+        return _PYTHON[saved.dtype]
     if saved.dtype in KEYS:
         dtype = jax.eval_shape(lambda: jax.random.key(0, impl=KEYS[saved.dtype])).dtype
         return jax.ShapeDtypeStruct(saved.shape, dtype)
@@ -172,9 +189,20 @@ def finish(loaded: Any, wanted: Any) -> Any:
         if isinstance(loaded, jax.Array):
             return loaded
         return jax.device_put(np.asarray(loaded, wanted.dtype), sharding(wanted))
-    return np.asarray(loaded)[()] if isinstance(wanted, np.generic) else loaded
+    if isinstance(wanted, np.generic):
+        return np.asarray(loaded)[()]
+    if isinstance(wanted, np.ndarray) and not wanted.dtype.isnative:
+        return loaded.astype(wanted.dtype)
+    return loaded
 
 
 def empty(wanted: Any) -> Any:
     """Returns an array without elements; it needs no read."""
-    return finish(np.empty(wanted.shape, wanted.dtype), wanted)
+    if not jnp.issubdtype(wanted.dtype, jax.dtypes.prng_key):
+        return finish(np.empty(wanted.shape, wanted.dtype), wanted)
+    like = jax.ShapeDtypeStruct(wanted.shape, wanted.dtype)
+    words = jax.eval_shape(jax.random.key_data, like)
+    keys = jax.random.wrap_key_data(
+        jnp.empty(words.shape, words.dtype), impl=KEYS[str(wanted.dtype)]
+    )
+    return jax.device_put(keys, sharding(wanted))

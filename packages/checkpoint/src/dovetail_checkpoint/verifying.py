@@ -7,7 +7,15 @@ from pathlib import Path
 
 import jax
 
-from dovetail_checkpoint import _compat, agree, checksums, mapping, reading, retention
+from dovetail_checkpoint import (
+    _compat,
+    agree,
+    checksums,
+    identity,
+    mapping,
+    reading,
+    step_names,
+)
 from dovetail_checkpoint.loading import read_groups
 from dovetail_checkpoint.manifest import Items
 from dovetail_checkpoint.opening import is_safetensors
@@ -23,10 +31,11 @@ def verify(path: str | Path, *, progress: Progress | None = None) -> IntegrityRe
     """Reads and checks a whole run (newest step first), one step `RUN/STEP`, or safetensors.
 
     Files are compared with SHA256SUMS, arrays with their digests. Data without either is only read.
-    Nothing is changed. With several processes, all of them call this.
+    A directory named as a step of a run must be this step by its manifest. Nothing is changed. With
+    several processes, all of them call this.
 
     Args:
-        path: The run, step or files.
+        path: The run, step or files. A step copied elsewhere may have any name.
         progress: Called with bytes done and total bytes; each file counts twice, hashed and read.
 
     Raises:
@@ -47,8 +56,10 @@ def verify(path: str | Path, *, progress: Progress | None = None) -> IntegrityRe
         return IntegrityReport(
             steps=(StepReport(path=path, verified=verified, problems=tuple(problems)),)
         )
-    steps = [retention.step_directory(path, step) for step in retention.committed_steps(path)]
-    if not steps and path.name in map(str, retention.committed_steps(path.parent)):
+    run, problems = identity.of_root(path)
+    steps = list(step_names.directories(path).values())
+    if not steps and (identity.is_ours(path) or _compat.is_checkpoint(path)):
+        run, problems = identity.of_root(path.parent)
         steps = [path]
     if not steps:
         raise ValueError(
@@ -57,11 +68,15 @@ def verify(path: str | Path, *, progress: Progress | None = None) -> IntegrityRe
         )
     sizes = {step: _bytes(step) for step in reversed(steps)}
     done = counter(progress, total_bytes=2 * sum(sizes.values()))
-    return IntegrityReport(steps=tuple(_step(step, sizes[step], done) for step in sizes))
+    reports = tuple(_step(step, sizes[step], done, run=run) for step in sizes)
+    return IntegrityReport(steps=reports, problems=tuple(problems))
 
 
-def _step(directory: Path, size: int, done: Callable[[int], None]) -> StepReport:
+def _step(
+    directory: Path, size: int, done: Callable[[int], None], *, run: str | None
+) -> StepReport:
     items, problems = reading.read_record(directory)
+    problems = identity.problems(directory, items.identity if items else None, run) + problems
     problems += checksums.check(directory, part=jax.process_index(), parts=jax.process_count())
     done(size)
     left = size
@@ -81,7 +96,14 @@ def _step(directory: Path, size: int, done: Callable[[int], None]) -> StepReport
         problems += reading.object_problems(directory, items)
     done(left)
     agreed = tuple(agree.problems(problems))
-    return StepReport(path=directory, verified=items is not None and not agreed, problems=agreed)
+    return StepReport(
+        path=directory,
+        step=step_names.number(directory),
+        verified=items is not None and not agreed,
+        problems=agreed,
+        foreign=items is None and not identity.is_ours(directory),
+        numbered=items is None or items.identity is not None,
+    )
 
 
 def _missing(directory: Path, items: Items | None) -> list[Problem]:

@@ -1,0 +1,252 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Steps under other names: renamed, copied, swapped, linked, brought from another run, or old."""
+
+import json
+import os
+import random
+import shutil
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from dovetail_checkpoint import Retention, Store, checksums, diff, identity, inspect, load, verify
+from dovetail_checkpoint.cli import main
+from dovetail_checkpoint.manifest import Identity, json_sha256
+
+STEPS = (10, 20, 30)
+
+
+def model(step):
+    return {"w": jnp.asarray(np.random.default_rng(step).normal(size=(3, 5)), jnp.float32)}
+
+
+def write(root, steps=STEPS):
+    with Store(root) as store:
+        for step in steps:
+            store.save(step, model=model(step))
+    return root
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("run") / "run")
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("run") / "other")
+
+
+@pytest.fixture
+def run(original, tmp_path):
+    return shutil.copytree(original, tmp_path / "run")
+
+
+def restored(root):
+    """The step restored, whose values must be its own, and the report."""
+    store = Store(root)
+    step, items = store.restore(model=model(0))
+    np.testing.assert_array_equal(items["model"]["w"], model(step)["w"])
+    return step, store.report
+
+
+def rename(run, other, draw):
+    target = draw.choice([5, 25, 40])
+    (run / "30").rename(run / str(target))
+    return {target}
+
+
+def copy(run, other, draw):
+    target = draw.choice([5, 40, 41])
+    shutil.copytree(run / str(draw.choice(STEPS)), run / str(target))
+    return {target}
+
+
+def swap(run, other, draw):
+    one, two = draw.sample(STEPS, 2)
+    (run / str(one)).rename(run / "away")
+    (run / str(two)).rename(run / str(one))
+    (run / "away").rename(run / str(two))
+    return {one, two}
+
+
+def link(run, other, draw):
+    target = draw.choice([5, 40, 41])
+    (run / str(target)).symlink_to(draw.choice([run, other]) / str(draw.choice(STEPS)))
+    return {target}
+
+
+def replace(run, other, draw):
+    """The same step of another run."""
+    step = draw.choice(STEPS)
+    shutil.rmtree(run / str(step))
+    shutil.copytree(other / str(step), run / str(step))
+    return {step}
+
+
+FAULTS = [rename, copy, swap, link, replace]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_step_under_another_name_is_refused_by_name(run, other, seed):
+    wrong = FAULTS[seed % len(FAULTS)](run, other, random.Random(seed))
+    good = {int(path.name) for path in run.iterdir() if path.name.isdigit()} - wrong
+    step, report = restored(run)
+    assert step == max(good)
+    tried = {x.step: x for x in report.steps}
+    assert {s for s, x in tried.items() if x.problems} == {s for s in wrong if s > step}
+    for number, problem in ((s, tried[s].problems[0]) for s in wrong & tried.keys()):
+        assert problem.where == "identity"
+        assert str(tried[number]).startswith(f"step {number} is refused: identity: its manifest")
+    checked = {x.step: bool(x.problems) for x in verify(run).steps}
+    assert checked == dict.fromkeys(good, False) | dict.fromkeys(wrong, True)
+    assert {step.step for step in inspect(run).steps if step.misplaced} == wrong
+
+
+def test_every_reader_says_so(run, capsys, caplog):
+    shutil.copytree(run / "20", run / "40")
+    assert main(["verify", str(run)]) == 3
+    assert main(["verify", str(run / "40")]) == 3
+    said = capsys.readouterr().out
+    assert said.count(f"{run}/40: refused\n  identity: its manifest says step 20: ") == 2
+    assert main(["inspect", str(run)]) == 0
+    assert "misplaced: its manifest says step 20" in capsys.readouterr().out.splitlines()[-1]
+    assert main(["inspect", str(run / "40")]) == 0
+    assert "written by dovetail as step 20 of run " in (said := capsys.readouterr().out)
+    assert "\nmisplaced: its manifest says step 20" in said
+    assert main(["diff", str(run / "20"), str(run / "40")]) == 0
+    assert capsys.readouterr().out.startswith(f"{run}/40: its manifest says step 20")
+    assert diff(run / "20", run / "20").notes == ()
+    caplog.clear()
+    np.testing.assert_array_equal(load(run / "40", model(0))["w"], model(20)["w"])
+    assert "its manifest says step 20" in caplog.text
+
+
+def test_a_step_copied_out_of_its_run_is_read_by_path(run, tmp_path, caplog):
+    best = shutil.copytree(run / "20", tmp_path / "best")
+    np.testing.assert_array_equal(load(best, model(0))["w"], model(20)["w"])
+    assert str(verify(best)) == "best is verified"
+    assert inspect(best).identity == inspect(run / "20").identity
+    assert inspect(best).misplaced is None
+    assert not caplog.records
+
+
+def test_a_run_keeps_its_identity_and_another_run_has_another(run, other):
+    write(run, [40])
+    runs = {step.identity.run for step in inspect(run).steps}
+    assert len(runs) == 1
+    assert runs.isdisjoint(step.identity.run for step in inspect(other).steps)
+    assert [step.identity.step for step in inspect(run).steps] == [20, 30, 40]
+
+
+def test_a_copied_root_is_the_same_run(run, tmp_path):
+    copied = shutil.copytree(run, tmp_path / "copied")
+    write(copied, [40])
+    assert {s.identity.run for s in inspect(copied).steps} == {inspect(run / "30").identity.run}
+
+
+def test_a_fork_into_a_new_root_is_a_run_of_its_own(run, tmp_path):
+    step, items = Store(run).restore(model=model(0))
+    with Store(tmp_path / "fork") as store:
+        store.save(step, **items)
+    assert inspect(tmp_path / "fork" / "30").identity.run != inspect(run / "30").identity.run
+    assert restored(tmp_path / "fork")[0] == 30
+
+
+def test_without_its_file_a_run_is_that_of_most_steps(run, other):
+    (run / identity.RUN_FILE).unlink()
+    named = inspect(run / "30").identity.run
+    shutil.rmtree(run / "30")
+    shutil.copytree(other / "30", run / "30")
+    step, report = restored(run)
+    assert step == 20
+    assert "says run" in str(report)
+    write(run, [40])
+    assert json.loads((run / identity.RUN_FILE).read_text())["run"] == named
+    assert restored(run)[0] == 40
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"run": "ab", "sha256": "cd"}', "[" * 5000])
+def test_a_damaged_file_of_the_run_is_reported_and_written_again(run, content, caplog):
+    whole = (run / identity.RUN_FILE).read_text()
+    (run / identity.RUN_FILE).write_text(content)
+    step, report = restored(run)
+    assert step == 30
+    assert str(report).startswith(identity.RUN_FILE)
+    assert main(["verify", str(run)]) == 3
+    write(run, [40])
+    assert "it is written again" in caplog.text
+    assert (run / identity.RUN_FILE).read_text() == whole
+
+
+def without_identity(step):
+    """The step as a version before there was an identity wrote it."""
+    path = step / "dovetail" / "data.json"
+    document = json.loads(path.read_text())
+    body = {key: x for key, x in document.items() if key not in ("step", "run", "sha256")}
+    path.write_text(json.dumps({**body, "sha256": json_sha256(body)}))
+    (step / checksums.SHA256SUMS).unlink()
+    checksums.write(step)
+
+
+def test_steps_of_older_versions_are_restored_and_the_report_says_so(run):
+    for step in STEPS:
+        without_identity(run / str(step))
+    (run / identity.RUN_FILE).unlink()
+    step, report = restored(run)
+    assert step == 30
+    assert report.steps[0].verified
+    assert str(report) == "step 30 is verified, except for its number: an older version wrote it"
+    assert str(verify(run)).count("an older version wrote it") == 3
+    assert inspect(run / "30").identity is None
+    write(run, [40])
+    assert str(restored(run)[1]) == "step 40 is verified"
+
+
+def test_a_misplaced_step_does_not_count_as_good(run):
+    for target in (41, 42, 43):
+        shutil.copytree(run / "10", run / str(target))
+    with Store(run, retention=Retention(latest=2)) as store:
+        store.save(35, model=model(35))
+    assert sorted(os.listdir(run)) == ["30", "35", "41", "42", "43", identity.RUN_FILE]
+
+
+def test_a_misplaced_step_makes_room_for_its_number(run, caplog):
+    shutil.copytree(run / "30", run / "40")
+    write(run, [40])
+    assert restored(run)[0] == 40
+    assert (run / "40.dovetail-damaged-0").is_dir()
+    assert "step 40" in caplog.text
+
+
+def test_an_item_that_the_manifest_does_not_state_is_a_problem(run):
+    shutil.copytree(run / "30" / "model", run / "30" / "extra")
+    path = run / "30" / "_CHECKPOINT_METADATA"
+    document = json.loads(path.read_text())
+    document["item_handlers"]["extra"] = document["item_handlers"]["model"]
+    path.write_text(json.dumps(document))
+    (run / "30" / checksums.SHA256SUMS).unlink()
+    step, report = restored(run)
+    assert step == 20
+    assert "_CHECKPOINT_METADATA: Orbax lists the items ['extra']" in str(report)
+
+
+def test_an_identity_names_step_and_run(run):
+    stated = identity.of_step(run / "30")
+    assert stated == Identity(step=30, run=identity.of_root(run)[0])
+    assert identity.problems(run / "30", stated, None) == []
+    assert identity.problems(run / "30", stated, stated.run) == []
+    assert identity.problems(run / "30", None, stated.run) == []
+    (problem,) = identity.problems(run / "30", stated, "f" * 32)
+    assert f"run {stated.run}, but the run here is {'f' * 32}" in problem.reason
+
+
+def test_what_is_ours_is_known_by_any_of_its_files(run, tmp_path):
+    for lost in ("dovetail", checksums.SHA256SUMS, "_CHECKPOINT_METADATA"):
+        step = shutil.copytree(run / "30", tmp_path / lost)
+        shutil.rmtree(step / lost) if (step / lost).is_dir() else (step / lost).unlink()
+        assert identity.is_ours(step)
+    (tmp_path / "5").mkdir()
+    assert not identity.is_ours(tmp_path / "5")

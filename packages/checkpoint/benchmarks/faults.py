@@ -84,21 +84,30 @@ class OurStore:
     """Two steps of a Store; a fault in the newer must lead to the older."""
 
     name, version = "Store", "dovetail-checkpoint"
+    checksums = True
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        with Store(root) as store:
+        with Store(root, checksums=self.checksums) as store:
             for step in (1, 2):
                 store.save(step, model=jax.tree.map(jnp.asarray, values(step)), data=Position(step))
-        self.files = files_under(root / "2")
+        self.files = [*files_under(root / "2"), root / "dovetail-run.json"]
 
     def read(self) -> str:
         data = Position(0)
-        step, items = Store(self._root).restore(model=abstract(), data=data)
+        store = Store(self._root)
+        step, items = store.restore(model=abstract(), data=data)
         if step == 2:
-            return "harmless" if same(items["model"], 2) and data.row == 2 else "wrong"
+            right = same(items["model"], 2) and data.row == 2
+            return ("found" if store.report.problems else "harmless") if right else "wrong"
         whole = step == 1 and same(items["model"], 1) and data.row == 1
         return "found" if whole else "wrong"
+
+
+class WithoutChecksums(OurStore):
+    """The same with digests of leaves alone."""
+
+    name, checksums = "Store(checksums=False)", False
 
 
 class OurSafetensors:
@@ -259,7 +268,8 @@ FAULTS: dict[str, tuple[Fault, int]] = {
     "a missing file": (lose, 100),
 }
 _MEMORY_BYTES = 12 << 30
-ARMS: list[type[Arm]] = [OurStore, OurSafetensors, PlainOrbax, TorchDcp, PlainSafetensors, Npz]
+OURS: list[type[Arm]] = [OurStore, WithoutChecksums, OurSafetensors]
+ARMS: list[type[Arm]] = [*OURS, PlainOrbax, TorchDcp, PlainSafetensors, Npz]
 
 
 def files_under(root: Path) -> list[Path]:
@@ -284,9 +294,11 @@ _HEAD = """# What damage does to checkpoints
 Written by `packages/checkpoint/benchmarks/faults.py`. Each trial damages one file of a checkpoint
 (two when they are swapped) and reads everything. A cell is **found / wrong / harmless**, in percent
 of the trials: reading reports the fault, other values come without a word, or the right ones come.
-For the Store, found also means that the whole step before was restored, bit for bit. Every second
-flip draws its file by size, else all files are equally likely. Harmless for the Store is only the
-loss of the checksums themselves: what is restored is still proven by the digests of its leaves.
+For the Store, found also means that the whole step before was restored, bit for bit, or, if only
+`dovetail-run.json` was damaged, the newest. Every second flip draws its file by size, else all
+files are equally likely. Harmless for the Store is only the loss of the checksums or of
+`dovetail-run.json`, and without checksums damage to files that hold no value: what is restored is
+still proven by the digests of its leaves.
 """
 
 
@@ -340,18 +352,19 @@ def main() -> None:
                 count = 0 if alone else max(2, round(trials * args.part))
                 found[name][kind.name] = outcomes(arm, fault, count)
     for name, by_arm in found.items():
-        for kind in installed[2:]:
-            ours, peer = by_arm["Store"], by_arm[kind.name]
-            report(
-                name,
-                metric="found",
-                unit="of the trials",
-                values=[ours["found"] / ours.total()],
-                peer=kind.version,
-                trials=ours.total(),
-                **{f"store_{key}": ours[key] for key in ("found", "wrong", "harmless")},
-                **{f"peer_{key}": peer[key] for key in ("found", "wrong", "harmless")},
-            )
+        for arm in OURS:
+            for kind in installed[len(OURS) :] if arm is OurStore else [PlainOrbax]:
+                ours, peer = by_arm[arm.name], by_arm[kind.name]
+                report(
+                    name if arm is OurStore else f"{name}, {arm.name}",
+                    metric="not wrong",
+                    unit="of the trials",
+                    values=[1 - ours["wrong"] / ours.total()],
+                    peer=kind.version,
+                    trials=ours.total(),
+                    **{f"store_{key}": ours[key] for key in ("found", "wrong", "harmless")},
+                    **{f"peer_{key}": peer[key] for key in ("found", "wrong", "harmless")},
+                )
     if args.table:
         args.table.write_text(page(found, installed), encoding="utf-8")
     else:

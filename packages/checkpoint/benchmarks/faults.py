@@ -302,11 +302,20 @@ still proven by the digests of its leaves.
 """
 
 
-def page(found: dict[str, dict[str, Counter[str]]], arms: Sequence[type[Arm]]) -> str:
+class Named(Protocol):
+    """A column of the page."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def version(self) -> str: ...
+
+
+def page(head: str, found: dict[str, dict[str, Counter[str]]], arms: Sequence[Named]) -> str:
     """The page of the documentation: each cell is found / wrong / harmless, in percent."""
     names = [arm.name for arm in arms]
     lines = [
-        _HEAD,
+        head,
         "| fault | trials | " + " | ".join(names) + " |",
         "|---" * (len(arms) + 2) + "|",
     ]
@@ -333,11 +342,34 @@ def _cell(counts: Counter[str]) -> str:
     return " / ".join(f"{share:.4g}" for share in shares)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def counted(ours: Counter[str], peer: Counter[str]) -> dict[str, int]:
+    """The counts of both, for a line of the results."""
+    kinds = ("found", "wrong", "harmless")
+    return {
+        "trials": ours.total(),
+        **{f"store_{kind}": ours[kind] for kind in kinds},
+        **{f"peer_{kind}": peer[kind] for kind in kinds},
+    }
+
+
+def options(about: str) -> argparse.Namespace:
+    """The command's options."""
+    parser = argparse.ArgumentParser(description=about.splitlines()[0])
     parser.add_argument("--part", type=float, default=1.0)
     parser.add_argument("--table", type=Path)
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+def write(table: Path | None, text: str) -> None:
+    """Writes the page, or prints it beside the results."""
+    if table:
+        table.write_text(text, encoding="utf-8")
+    else:
+        print(text, file=sys.stderr)
+
+
+def main() -> None:
+    args = options(__doc__ or "")
     logging.disable(logging.CRITICAL)  # Orbax and our Store log each fault
     # A damaged size may ask for more memory than there is; an error then, found, and not a kill.
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
@@ -361,14 +393,9 @@ def main() -> None:
                     unit="of the trials",
                     values=[1 - ours["wrong"] / ours.total()],
                     peer=kind.version,
-                    trials=ours.total(),
-                    **{f"store_{key}": ours[key] for key in ("found", "wrong", "harmless")},
-                    **{f"peer_{key}": peer[key] for key in ("found", "wrong", "harmless")},
+                    **counted(ours, peer),
                 )
-    if args.table:
-        args.table.write_text(page(found, installed), encoding="utf-8")
-    else:
-        print(page(found, installed), file=sys.stderr)
+    write(args.table, page(_HEAD, found, installed))
 
 
 if __name__ == "__main__":

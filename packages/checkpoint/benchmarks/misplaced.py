@@ -11,15 +11,10 @@ and `harmless` if the newest step is right and no misplaced one was met. Peer: O
 `--table FILE` writes the page of the documentation; `--part 0.05` makes fewer trials.
 """
 
-import argparse
-import importlib.metadata
 import logging
-import platform
 import random
 import shutil
-import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint.experimental.v1 as ocp
+from faults import counted, options, page, write
 
 from dovetail_checkpoint import Store
 from measure import report
@@ -156,31 +152,8 @@ one or from another run; or no misplaced step was met, since it lies below the n
 """
 
 
-def page(found: dict[str, dict[str, Counter[str]]], arms: list[OurStore | Orbax]) -> str:
-    """The page of the documentation: each cell is found / wrong / harmless, in percent."""
-    head = "| fault | trials | " + " | ".join(arm.name for arm in arms) + " |"
-    lines = [head, "|---" * (len(arms) + 2) + "|"]
-    for move, by_arm in found.items():
-        cells = [cell(by_arm[arm.name]) for arm in arms]
-        trials = by_arm[arms[0].name].total()
-        lines.append(f"| {move} | {trials} | " + " | ".join(cells) + " |")
-    versions = [f"{arm.version} {importlib.metadata.version(arm.version)}" for arm in arms]
-    made = (
-        f"{', '.join(versions)}; Python {platform.python_version()}, {time.strftime('%Y-%m-%d')}."
-    )
-    return "\n".join([_HEAD.rstrip("\n"), "", *lines, "", made, ""])
-
-
-def cell(counts: Counter[str]) -> str:
-    shares = (counts[kind] * 100 / counts.total() for kind in ("found", "wrong", "harmless"))
-    return " / ".join(f"{share:.4g}" for share in shares)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--part", type=float, default=1.0)
-    parser.add_argument("--table", type=Path)
-    args = parser.parse_args()
+    args = options(__doc__ or "")
     logging.disable(logging.CRITICAL)  # our Store logs each fault
     arms: list[OurStore | Orbax] = [OurStore(), Orbax()]
     found: dict[str, dict[str, Counter[str]]] = {move: {} for move in MOVES}
@@ -199,14 +172,9 @@ def main() -> None:
             values=[1 - ours["wrong"] / ours.total()],
             peer="orbax-checkpoint",
             peer_values=[1 - peer["wrong"] / peer.total()],
-            trials=ours.total(),
-            **{f"store_{key}": ours[key] for key in ("found", "wrong", "harmless")},
-            **{f"peer_{key}": peer[key] for key in ("found", "wrong", "harmless")},
+            **counted(ours, peer),
         )
-    if args.table:
-        args.table.write_text(page(found, arms), encoding="utf-8")
-    else:
-        print(page(found, arms), file=sys.stderr)
+    write(args.table, page(_HEAD, found, arms))
 
 
 if __name__ == "__main__":

@@ -58,6 +58,25 @@ def position():
     return Position
 
 
+class State:
+    """An object with the state that it is given."""
+
+    def __init__(self, state) -> None:
+        self.state = state
+
+    def get_state(self):
+        return self.state
+
+    def set_state(self, state) -> None:
+        self.state = state
+
+
+@pytest.fixture(scope="session")
+def stateful():
+    """stateful(state): an object with get_state and set_state."""
+    return State
+
+
 @pytest.fixture
 def training_state():
     """training_state(seed): model, optimizer, key and step, odd shapes and random values."""
@@ -82,7 +101,7 @@ def _training_state(seed: int) -> dict:
     return {"model": model, "train": train}
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def assert_same():
     """assert_same(a, b): equal structure, kinds, dtypes and bits."""
     return _assert_same

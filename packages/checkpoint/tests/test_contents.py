@@ -9,20 +9,6 @@ from dovetail_checkpoint.contents import check, contents
 from dovetail_checkpoint.digest import hex_digests
 from dovetail_checkpoint.manifest import Identity, decode, json_sha256
 
-
-class State:
-    """An object with the state that it is given."""
-
-    def __init__(self, state):
-        self.state = state
-
-    def get_state(self):
-        return self.state
-
-    def set_state(self, state):
-        self.state = state
-
-
 IDENTITY = Identity(step=3, run="0" * 32)
 
 
@@ -30,8 +16,8 @@ def make(items, **metrics):
     return contents(check(items), metrics=metrics, identity=IDENTITY)
 
 
-def test_trees_and_states_are_told_apart():
-    made = make({"model": {"w": jnp.ones(3)}, "data": State({"row": 3})}, loss=0.5)
+def test_trees_and_states_are_told_apart(stateful):
+    made = make({"model": {"w": jnp.ones(3)}, "data": stateful({"row": 3})}, loss=0.5)
     assert made.trees.keys() == {"model"}
     assert made.documents == {"data": {"row": 3}}
     manifest = decode(made.manifest())
@@ -57,9 +43,9 @@ def test_big_endian_arrays_are_stored_and_digested_in_the_machines_order():
     assert (leaf.dtype, leaf.digest) == ("float32", *hex_digests([np.arange(5, dtype="<f4")]))
 
 
-def test_a_state_is_copied_at_the_call():
+def test_a_state_is_copied_at_the_call(stateful):
     state = {"row": 3, "order": [1, 2]}
-    made = make({"data": State(state)})
+    made = make({"data": stateful(state)})
     state["row"] = 4
     state["order"].append(3)
     assert made.documents == {"data": {"row": 3, "order": [1, 2]}}

@@ -181,6 +181,19 @@ def test_a_damaged_file_of_the_run_is_reported_and_written_again(run, content, c
     assert (run / identity.RUN_FILE).read_text() == whole
 
 
+def test_every_flip_in_the_file_of_a_run_is_a_problem(tmp_path):
+    named = identity.begin(tmp_path)
+    path = tmp_path / identity.RUN_FILE
+    whole = path.read_bytes()
+    assert identity.of_root(tmp_path) == (named, [])
+    for bit in range(8 * len(whole)):
+        flipped = bytearray(whole)
+        flipped[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(flipped)
+        run, (problem,) = identity.of_root(tmp_path)
+        assert (run, problem.where) == (None, identity.RUN_FILE)
+
+
 def without_identity(step):
     """The step as a version before there was an identity wrote it."""
     path = step / "dovetail" / "data.json"

@@ -26,19 +26,6 @@ class Pair(NamedTuple):
     right: object
 
 
-class State:
-    """An object with the state that it is given."""
-
-    def __init__(self, state):
-        self.state = state
-
-    def get_state(self):
-        return self.state
-
-    def set_state(self, state):
-        self.state = state
-
-
 def bits(shape, dtype, seed):
     """Random bits as an array: NaNs of all kinds, denormals, both zeros."""
     dtype = jnp.dtype(dtype)
@@ -106,17 +93,6 @@ def grown(children):
 trees = st.recursive(arrays() | keys() | numbers | st.none(), grown, max_leaves=8)
 
 
-def same(a, b):
-    assert jax.tree.structure(a) == jax.tree.structure(b)
-    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        assert type(x) is type(y)
-        if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-            assert x.dtype == y.dtype
-            x, y = jax.random.key_data(x), jax.random.key_data(y)
-        x, y = np.asarray(x), np.asarray(y)
-        assert (x.dtype, x.shape, x.tobytes()) == (y.dtype, y.shape, y.tobytes())
-
-
 def abstract(tree):
     """A target without the values: only types, shapes and dtypes."""
 
@@ -137,7 +113,7 @@ def refused(store, **items):
     return ""
 
 
-def check_round_trip(tree):
+def check_round_trip(tree, same):
     """Whether `save` took the tree; then every reader must return it."""
     with tempfile.TemporaryDirectory() as root, Store(root) as store:
         if refusal := refused(store, item=tree):
@@ -161,19 +137,26 @@ def check_round_trip(tree):
 @example({"keys": jax.random.split(jax.random.key(3), 0)})
 @example([jax.random.split(jax.random.key(3, impl="rbg"), (2, 0)), 5])
 @example({"a": {}, "b": [(), [], {"c": None}], "": jnp.ones(2)})
-def test_any_tree_that_save_accepts_is_restored_equal(tree):
-    check_round_trip(tree)
+def test_any_tree_that_save_accepts_is_restored_equal(assert_same, tree):
+    check_round_trip(tree, assert_same)
+
+
+@pytest.mark.slow
+@settings(max_examples=1000, deadline=None, suppress_health_check=list(HealthCheck))
+@given(trees)
+def test_a_thousand_trees_are_restored_equal(assert_same, tree):
+    check_round_trip(tree, assert_same)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_dtype_of_the_list_returns(dtype):
+def test_every_dtype_of_the_list_returns(dtype, assert_same):
     tree = {"host": bits((2, 3), dtype, 1), "scalar": bits((1,), dtype, 2)[0]}
     if jax.dtypes.canonicalize_dtype(jnp.dtype(dtype)) == jnp.dtype(dtype):
         tree["device"] = jnp.asarray(bits((5,), dtype, 3))
         devices = jax.sharding.Mesh(jax.devices(), "x")
         place = jax.sharding.NamedSharding(devices, jax.sharding.PartitionSpec("x"))
         tree["sharded"] = jax.device_put(bits((4,), dtype, 3), place)
-    assert check_round_trip(tree)
+    assert check_round_trip(tree, assert_same)
 
 
 def every_dtype():
@@ -286,24 +269,24 @@ json_values = st.recursive(
 @given(st.dictionaries(st.text(max_size=5), json_values, max_size=4))
 @example({"\ud800": "\udfff"})
 @example({"big": 10**400, "tiny": 5e-324})
-def test_any_state_that_save_accepts_is_restored_equal(state):
+def test_any_state_that_save_accepts_is_restored_equal(stateful, state):
     with tempfile.TemporaryDirectory() as root, Store(root) as store:
-        if refusal := refused(store, data=State(state)):
+        if refusal := refused(store, data=stateful(state)):
             assert "a dict that JSON returns unchanged" in refusal
             return
-        data = State(None)
+        data = stateful(None)
         store.restore(data=data)
         assert data.state == state
 
 
-def test_a_live_state_that_changes_after_the_call_is_saved_as_it_was(tmp_path):
+def test_a_live_state_that_changes_after_the_call_is_saved_as_it_was(tmp_path, stateful):
     state = {"row": 3, "order": [1, 2]}
     with Store(tmp_path) as store:
         for step in (1, 2):
-            store.save(step, data=State(state))
+            store.save(step, data=stateful(state))
             state["row"] += 1
             state["order"].append(step)
-        data = State(None)
+        data = stateful(None)
         for step, want in ((1, {"row": 3, "order": [1, 2]}), (2, {"row": 4, "order": [1, 2, 1]})):
             assert store.restore(step=step, data=data)[0] == step
             assert data.state == want

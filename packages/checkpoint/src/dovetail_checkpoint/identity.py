@@ -15,7 +15,6 @@ directory is legitimate there, and only logged.
 
 import json
 import logging
-import re
 import secrets
 from collections import Counter
 from pathlib import Path
@@ -33,7 +32,6 @@ from dovetail_checkpoint.report import IDENTITY, Problem
 
 _logger = logging.getLogger(__name__)
 RUN_FILE = "dovetail-run.json"
-_RUN = re.compile(r"[0-9a-f]{32}")
 
 
 def of_root(root: Path) -> tuple[str | None, list[Problem]]:
@@ -43,13 +41,14 @@ def of_root(root: Path) -> tuple[str | None, list[Problem]]:
     """
     problems = []
     try:
-        document = json.loads((root / RUN_FILE).read_bytes())
-        if _is_intact(document):
-            return document["run"], []
+        content = (root / RUN_FILE).read_bytes()
+        run = json.loads(content)["run"]
+        if isinstance(run, str) and content == _content(run):
+            return run, []
         problems = [Problem(where=RUN_FILE, reason="does not have the sha256 that it states")]
     except FileNotFoundError:
         pass
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         problems = [Problem(where=RUN_FILE, reason=f"cannot be read ({error!r:.300})")]
     known = [identity.run for identity in recorded(root).values() if identity is not None]
     return (Counter(known).most_common(1)[0][0] if known else None), problems
@@ -63,8 +62,7 @@ def begin(root: Path) -> str:
     for problem in problems:
         _logger.warning("%s: %s; it is written again", root, problem)
     run = run or secrets.token_hex(16)
-    body = {"run": run}
-    write_file(root / RUN_FILE, json.dumps({**body, "sha256": json_sha256(body)}) + "\n")
+    write_file(root / RUN_FILE, _content(run))
     return run
 
 
@@ -136,12 +134,6 @@ def _disagreement(step: int, identity: Identity, run: str | None) -> list[str]:
     return []
 
 
-def _is_intact(document: object) -> bool:
-    if not isinstance(document, dict) or set(document) != {"run", "sha256"}:
-        return False
-    run = document["run"]
-    return (
-        isinstance(run, str)
-        and _RUN.fullmatch(run) is not None
-        and json_sha256({"run": run}) == document["sha256"]
-    )
+def _content(run: str) -> bytes:
+    body = {"run": run}
+    return (json.dumps({**body, "sha256": json_sha256(body)}) + "\n").encode()

@@ -143,8 +143,7 @@ class Store:
         # Nobody writes before every process can, and before there is room.
         prepared, error = _prepared(items)
         agree.raise_together(error or self._refusal(step))
-        if self._run is None:
-            self._run = agree.gather(identity.of_root(self._root)[0])[0]
+        self._run = self._run or _agreed_run(self._root)
         parts = contents(prepared, metrics=numbers, identity=Identity(step=step, run=self._run))
         response = _compat.save(
             retention.step_directory(self._root, step),
@@ -298,6 +297,12 @@ def _prepared(items: Mapping[str, Any]) -> tuple[Checked, Exception | None]:
         return check(items), None
     except Exception as error:
         return Checked(trees={}, leaves={}, states={}), error
+
+
+def _agreed_run(root: Path) -> str:
+    run = agree.gather(identity.of_root(root)[0])[0]
+    assert run is not None, "the first process wrote it"
+    return run
 
 
 def _check_step(step: int) -> None:

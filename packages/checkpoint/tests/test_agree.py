@@ -21,13 +21,13 @@ def test_one_process_raises_its_own_error():
 @pytest.mark.slow
 def test_two_processes_save_and_agree_and_other_numbers_restore(tmp_path, run_program):
     assert sorted(run_program("two_processes.py", tmp_path).splitlines()) == [
-        "0 loaded, and then found l/0 and 1 file damaged",
+        "0 loaded, and then found l.0 and 1 file damaged",
         "0 of 1 restored 1 of [2, 1]",
         "0 of 1: an object whose state differs between processes must be restored by as many as "
         "saved it, got process_count=1 for 2 states; run 2 processes",
         "0 of 2 restored 1 of [1], row 7",
         "0 of 2 restored 1 of [2, 1], other steps are refused, row 10",
-        "1 loaded, and then found l/0 and 1 file damaged",
+        "1 loaded, and then found l.0 and 1 file damaged",
         "1 of 2 restored 1 of [1], row 7",
         "1 of 2 restored 1 of [2, 1], other steps are refused, row 11",
     ]
@@ -36,6 +36,7 @@ def test_two_processes_save_and_agree_and_other_numbers_restore(tmp_path, run_pr
 def test_what_fails_on_one_process_is_an_error_of_all_at_once(tmp_path, run_program):
     assert sorted(run_program("divided.py", tmp_path).splitlines()) == [
         "0: restored 1; raised RuntimeError: every process must succeed, got process=1 with "
-        "OSError('gone'); see what it raised; unwritable: NotADirectoryError",
-        "1: restored 1; raised OSError: gone; unwritable: RuntimeError",
+        "OSError('gone'); see what it raised; unwritable: NotADirectoryError; "
+        "refused: RuntimeError",
+        "1: restored 1; raised OSError: gone; unwritable: RuntimeError; refused: TypeError",
     ]

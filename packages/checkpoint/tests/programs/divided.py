@@ -62,6 +62,17 @@ def work(process: int, root: Path) -> None:
     with Store(root) as store:  # Orbax's barriers still meet
         store.save(4, item={"w": x * 4})
         assert store.restore(item=target)[0] == 4
+        if process == 0:
+            shutil.copytree(root / "4", root / "5")
+        agree.gather("copied")
+        assert store.restore(item=target)[0] == 4
+        assert [bool(tried.problems) for tried in store.report.steps] == [True, False]
+        refused = ""
+        try:  # a leaf that one process cannot save
+            store.save(6, item={"w": x, "more": "text" if process == 1 else 1})
+        except (TypeError, RuntimeError) as error:
+            refused = type(error).__name__
+    assert len({step.identity.run for step in store.steps()}) == 1
     assert refuses(process, None) == "nothing"
     raised = refuses(process, OSError("gone") if process == 1 else None)
     # One that cannot be written, for the process that makes room.
@@ -71,7 +82,9 @@ def work(process: int, root: Path) -> None:
         Store(root / "file" / "run").save(1, item={"w": x})
     except (OSError, RuntimeError) as error:
         unwritable = type(error).__name__
-    print(f"{process}: restored {step}; raised {raised}; unwritable: {unwritable}")
+    print(
+        f"{process}: restored {step}; raised {raised}; unwritable: {unwritable}; refused: {refused}"
+    )
 
 
 processes.start(lambda process: work(process, Path(sys.argv[1])))

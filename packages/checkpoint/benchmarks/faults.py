@@ -10,16 +10,11 @@ right ones do.
 `--table FILE` writes the page of the documentation; `--part 0.05` makes fewer trials.
 """
 
-import argparse
-import importlib.metadata
 import importlib.util
 import logging
-import platform
 import random
 import resource
-import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -30,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint.experimental.v1 as ocp
 import safetensors.numpy
+from fault_page import counted, options, page, write
 
 from dovetail_checkpoint import DamageError, Store, export_safetensors, load
 from measure import report
@@ -300,72 +296,6 @@ files are equally likely. Harmless for the Store is only the loss of the checksu
 `dovetail-run.json`, and without checksums damage to files that hold no value: what is restored is
 still proven by the digests of its leaves.
 """
-
-
-class Named(Protocol):
-    """A column of the page."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def version(self) -> str: ...
-
-
-def page(head: str, found: dict[str, dict[str, Counter[str]]], arms: Sequence[Named]) -> str:
-    """The page of the documentation: each cell is found / wrong / harmless, in percent."""
-    names = [arm.name for arm in arms]
-    lines = [
-        head,
-        "| fault | trials | " + " | ".join(names) + " |",
-        "|---" * (len(arms) + 2) + "|",
-    ]
-    for fault, by_arm in found.items():
-        trials = max(counts.total() for counts in by_arm.values())
-        cells = [_cell(by_arm[name]) for name in names]
-        lines.append(f"| {fault} | {trials} | " + " | ".join(cells) + " |")
-    versions = {arm.version: importlib.metadata.version(arm.version) for arm in arms}
-    told = ", ".join(f"{name} {version}" for name, version in versions.items())
-    return "\n".join(
-        [
-            *lines,
-            "",
-            f"{told}; Python {platform.python_version()}, {time.strftime('%Y-%m-%d')}.",
-            "",
-        ]
-    )
-
-
-def _cell(counts: Counter[str]) -> str:
-    if not counts:
-        return "one file"
-    shares = (counts[kind] * 100 / counts.total() for kind in ("found", "wrong", "harmless"))
-    return " / ".join(f"{share:.4g}" for share in shares)
-
-
-def counted(ours: Counter[str], peer: Counter[str]) -> dict[str, int]:
-    """The counts of both, for a line of the results."""
-    kinds = ("found", "wrong", "harmless")
-    return {
-        "trials": ours.total(),
-        **{f"store_{kind}": ours[kind] for kind in kinds},
-        **{f"peer_{kind}": peer[kind] for kind in kinds},
-    }
-
-
-def options(about: str) -> argparse.Namespace:
-    """The command's options."""
-    parser = argparse.ArgumentParser(description=about.splitlines()[0])
-    parser.add_argument("--part", type=float, default=1.0)
-    parser.add_argument("--table", type=Path)
-    return parser.parse_args()
-
-
-def write(table: Path | None, text: str) -> None:
-    """Writes the page, or prints it beside the results."""
-    if table:
-        table.write_text(text, encoding="utf-8")
-    else:
-        print(text, file=sys.stderr)
 
 
 def main() -> None:

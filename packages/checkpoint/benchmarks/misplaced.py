@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint.experimental.v1 as ocp
-from faults import counted, options, page, write
+from fault_page import counted, options, page, write
 
 from dovetail_checkpoint import Store
 from measure import report

@@ -165,13 +165,14 @@ def main() -> None:
                 found[name][arm.name] = outcomes(arm, move, Path(folder) / arm.name, trials)
     for name, by_arm in found.items():
         ours, peer = by_arm["Store"], by_arm["Orbax v1"]
+        peer_share = 1 - peer["wrong"] / peer.total()
         report(
             name,
             metric="not wrong",
             unit="of the trials",
             values=[1 - ours["wrong"] / ours.total()],
             peer="orbax-checkpoint",
-            peer_values=[1 - peer["wrong"] / peer.total()],
+            peer_values=[peer_share] if peer_share else None,  # no ratio to nothing
             **counted(ours, peer),
         )
     write(args.table, page(_HEAD, found, arms))

@@ -147,7 +147,7 @@ def test_asked_to_stop_it_saves_says_how_to_resume_and_resumes(unbroken, tmp_pat
 
 
 def _entries(out):
-    return {path.name for path in (out / "checkpoints").glob("*")}
+    return {path.name for path in (out / "checkpoints").glob("*") if path.is_dir()}
 
 
 def _largest(directory):
@@ -290,7 +290,7 @@ def test_a_checkpoint_of_another_model_is_refused(unbroken, tmp_path):
     output = _refused(out, text=TEXT)
     assert "mlp" in output
     assert "[32, 96]" in output.replace("(", "[").replace(")", "]")
-    assert sorted(path.name for path in (out / "checkpoints").iterdir()) == ["30", "35", "40"]
+    assert _entries(out) == {"30", "35", "40"}
 
 
 def test_a_tokenizer_that_is_not_the_models_is_refused(unbroken, tmp_path):

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps of plain Orbax in a Store: read as they are, compared before any read, never touched."""
 
+import gc
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +12,12 @@ import orbax.checkpoint.experimental.v1 as ocp
 import pytest
 
 from dovetail_checkpoint import Retention, Store, inspect, verify
+
+# TensorStore may answer after Orbax gave up, even during the next test.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore:.*was never awaited:RuntimeWarning"),
+]
 
 CONFIG = {"lr": 0.1, "name": "x", "sizes": [3, 4], "nested": {"on": True}}
 NUMBERS = {"a": 1, "b": 2.5}
@@ -76,6 +84,13 @@ def one_run(tmp_path_factory):
     root = tmp_path_factory.mktemp("orbax") / "run"
     v0_manager(root, step_prefix="ckpt")
     return root
+
+
+@pytest.fixture(autouse=True)
+def collect_what_orbax_left():
+    """Collects its tasks here, where their warnings are ignored, and not in a later test."""
+    yield
+    gc.collect()
 
 
 class Config:

@@ -13,6 +13,12 @@ from dovetail_checkpoint import DamageError, Store, digest, inspect
 from dovetail_checkpoint.export import export_safetensors
 from dovetail_checkpoint.metadata import Checkpoint, Run, table
 
+# TensorStore may answer after Orbax gave up, even during the next test.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore:.*was never awaited:RuntimeWarning"),
+]
+
 
 def model():
     rng = np.random.default_rng(5)
@@ -149,8 +155,6 @@ def test_plain_orbax_has_names_and_no_digests(tmp_path):
 
 
 # Orbax leaves tasks behind when a read fails; they are collected here, and not in a later test.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.filterwarnings("ignore:.*was never awaited:RuntimeWarning")
 def test_plain_orbax_whose_database_is_lost_is_damage_not_an_empty_tree(tmp_path):
     ocp.save_checkpointables(str(tmp_path / "5"), {"model": plain()})
     delete_data(tmp_path / "5")

@@ -1,9 +1,12 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
+import shutil
+
+import numpy as np
 import orbax.checkpoint as v0
 import pytest
 
-from dovetail_checkpoint import step_names
+from dovetail_checkpoint import Store, inspect, load, step_names, verify
 
 
 def committed(path):
@@ -60,3 +63,19 @@ def test_two_prefixes_in_one_root_are_refused(tmp_path):
     committed(tmp_path / "b_3")
     with pytest.raises(ValueError, match=r"different numbers, got a_3 and b_3 in .*; move those"):
         step_names.directories(tmp_path)
+
+
+def test_lone_checkpoints_side_by_side_are_no_run(tmp_path, caplog):
+    for name in ("full_3", "lora_3"):
+        with Store(tmp_path / "run") as store:
+            store.save(3, model=np.ones(2))
+        (tmp_path / "run" / "3").rename(tmp_path / name)
+        shutil.rmtree(tmp_path / "run")
+    assert step_names.listed(tmp_path) == [(3, tmp_path / "full_3"), (3, tmp_path / "lora_3")]
+    for name in ("full_3", "lora_3"):
+        np.testing.assert_array_equal(load(tmp_path / name, np.zeros(2)), np.ones(2))
+        assert (inspect(tmp_path / name).step.step, inspect(tmp_path / name).misplaced) == (3, None)
+        assert verify(tmp_path / name).steps[0].verified
+    assert not caplog.records
+    with pytest.raises(ValueError, match="different numbers, got full_3 and lora_3"):
+        Store(tmp_path).restore(model=np.ones(2))

@@ -9,8 +9,8 @@ step's number and the identity of the run: random, made by the first save in a r
 
 A copy of the whole root is the same run, and so is a root of steps copied without that file: the
 first save takes over the identity that most of the steps have. Steps saved into another root after
-a restore belong to the run of that root. `load(path)` takes a step wherever it lies: a copy of one
-directory is legitimate there, and only logged.
+a restore belong to the run of that root. `load(path)` takes a step wherever it lies: a copy outside
+of a run is legitimate under any name, and one among the steps of a run is only logged.
 """
 
 import json
@@ -50,7 +50,8 @@ def of_root(root: Path) -> tuple[str | None, list[Problem]]:
         pass
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         problems = [Problem(where=RUN_FILE, reason=f"cannot be read ({error!r:.300})")]
-    known = [identity.run for identity in recorded(root).values() if identity is not None]
+    stated = [of_step(path) for _, path in step_names.listed(root)]
+    known = [identity.run for identity in stated if identity is not None]
     return (Counter(known).most_common(1)[0][0] if known else None), problems
 
 
@@ -66,11 +67,6 @@ def begin(root: Path) -> str:
     return run
 
 
-def recorded(root: Path) -> dict[int, Identity | None]:
-    """Returns the identity that each step in a root states; None if it states none."""
-    return {step: of_step(path) for step, path in step_names.directories(root).items()}
-
-
 def of_step(directory: Path) -> Identity | None:
     """Returns the identity in the manifest of a step; None without one, or if it is damaged."""
     try:
@@ -81,11 +77,8 @@ def of_step(directory: Path) -> Identity | None:
 
 def misplaced(root: Path, run: str | None) -> set[int]:
     """Returns the numbers of the directories that hold other steps."""
-    return {
-        step
-        for step, identity in recorded(root).items()
-        if identity is not None and _disagreement(step, identity, run)
-    }
+    directories = step_names.directories(root)
+    return {step for step, path in directories.items() if problems(path, of_step(path), run)}
 
 
 def problems(directory: Path, identity: Identity | None, run: str | None) -> list[Problem]:
@@ -106,11 +99,14 @@ def problems(directory: Path, identity: Identity | None, run: str | None) -> lis
 
 
 def note(directory: Path, identity: Identity | None) -> str | None:
-    """Returns the difference if a directory named as a step of a run is another one, else None."""
-    step = step_names.number(directory)
-    if step is None or identity is None:
+    """Returns the difference if a directory lies among the steps of a run and is another one.
+
+    A copy elsewhere is legitimate under any name: only a root with its file is a run for certain.
+    """
+    if not (directory.parent / RUN_FILE).is_file():
         return None
-    return next(iter(_disagreement(step, identity, of_root(directory.parent)[0])), None)
+    differences = problems(directory, identity, of_root(directory.parent)[0])
+    return differences[0].reason if differences else None
 
 
 def is_ours(directory: Path) -> bool:

@@ -178,12 +178,11 @@ def _step(path: Path, item: str | None) -> Checkpoint:
     if item is not None and item not in names:
         raise ValueError(f"item must be one of {names} in {path}, got item={item!r}; name one")
     number = step_names.number(path)
-    is_step = number is not None and step_names.directories(path.parent).get(number) == path
     stated = items.identity if items else None
     return Checkpoint(
         path=path,
         writer="orbax" if items is None else "dovetail",
-        step=retention.describe(path.parent, number) if number is not None and is_step else None,
+        step=None if number is None else retention.describe_directory(path, number),
         trees=tuple(tree for tree in trees if item in (None, tree.item)),
         objects=tuple(state for state in objects if item in (None, state.item)),
         identity=stated,

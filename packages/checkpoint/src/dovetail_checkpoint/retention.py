@@ -169,7 +169,11 @@ def missing(path: Path) -> str:
 
 def describe(root: Path, step: int) -> SavedStep:
     """Describes one step on disk. Reads no array."""
-    directory = step_directory(root, step)
+    return describe_directory(step_directory(root, step), step)
+
+
+def describe_directory(directory: Path, step: int) -> SavedStep:
+    """Describes the step in a directory. Reads no array."""
     stated = identity.of_step(directory)
     try:
         items = _compat.item_names(directory)

@@ -26,21 +26,24 @@ def number(directory: Path) -> int | None:
     return int(match[1]) if match and _compat.is_checkpoint(directory) else None
 
 
+def listed(root: Path) -> list[tuple[int, Path]]:
+    """Returns all step directories in `root` with their numbers, oldest first."""
+    if not root.is_dir():
+        return []
+    numbered = ((number(path), path) for path in sorted(root.iterdir()) if path.is_dir())
+    return sorted((step, path) for step, path in numbered if step is not None)
+
+
 def directories(root: Path) -> dict[int, Path]:
-    """Returns the committed steps in a root by number, oldest first; none without a root.
+    """Returns the committed steps of a run by number, oldest first; none without a root.
 
     A directory named by its number alone goes before another one of the same number.
 
     Raises:
         ValueError: Two others have the same number.
     """
-    if not root.is_dir():
-        return {}
     plain, others = {}, {}
-    for path in sorted(root.iterdir()):
-        step = number(path) if path.is_dir() else None
-        if step is None:
-            continue
+    for step, path in listed(root):
         if PLAIN.fullmatch(path.name):
             plain[step] = path
         elif others.setdefault(step, path) != path:

@@ -21,7 +21,7 @@ from dovetail_checkpoint.manifest import Items
 from dovetail_checkpoint.opening import is_safetensors
 from dovetail_checkpoint.orbax_item import OrbaxItem
 from dovetail_checkpoint.progress import Progress, counter
-from dovetail_checkpoint.report import DamageError, IntegrityReport, Problem, StepReport
+from dovetail_checkpoint.report import IDENTITY, DamageError, IntegrityReport, Problem, StepReport
 from dovetail_checkpoint.tensor_reader import verify_safetensors
 
 _GROUP_BYTES = 1 << 30
@@ -58,8 +58,8 @@ def verify(path: str | Path, *, progress: Progress | None = None) -> IntegrityRe
         )
     run, problems = identity.of_root(path)
     steps = list(step_names.directories(path).values())
-    if not steps and (identity.is_ours(path) or _compat.is_checkpoint(path)):
-        run, problems = identity.of_root(path.parent)
+    alone = not steps and (identity.is_ours(path) or _compat.is_checkpoint(path))
+    if alone:
         steps = [path]
     if not steps:
         raise ValueError(
@@ -68,15 +68,26 @@ def verify(path: str | Path, *, progress: Progress | None = None) -> IntegrityRe
         )
     sizes = {step: _bytes(step) for step in reversed(steps)}
     done = counter(progress, total_bytes=2 * sum(sizes.values()))
-    reports = tuple(_step(step, sizes[step], done, run=run) for step in sizes)
-    return IntegrityReport(steps=reports, problems=tuple(problems))
+    reports = []
+    for step in sizes:
+        items, damage = reading.read_record(step)
+        stated = items.identity if items else None
+        if not alone:
+            damage = identity.problems(step, stated, run) + damage
+        elif note := identity.note(step, stated):
+            damage = [Problem(where=IDENTITY, reason=note), *damage]
+        reports.append(_step(step, items, damage, size=sizes[step], done=done))
+    return IntegrityReport(steps=tuple(reports), problems=tuple(problems))
 
 
 def _step(
-    directory: Path, size: int, done: Callable[[int], None], *, run: str | None
+    directory: Path,
+    items: Items | None,
+    problems: list[Problem],
+    *,
+    size: int,
+    done: Callable[[int], None],
 ) -> StepReport:
-    items, problems = reading.read_record(directory)
-    problems = identity.problems(directory, items.identity if items else None, run) + problems
     problems += checksums.check(directory, part=jax.process_index(), parts=jax.process_count())
     done(size)
     left = size

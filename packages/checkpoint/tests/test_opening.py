@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import pytest
 
-from dovetail_checkpoint import Store
+from dovetail_checkpoint import Store, convert, diff, explain, load, verify
 from dovetail_checkpoint.opening import is_safetensors, open_source
 
 
@@ -47,3 +47,17 @@ def test_safetensors_are_told_by_their_names(tmp_path):
     assert not is_safetensors(tmp_path / "none")
     with pytest.raises(ValueError, match=r"hold one tree, got item='x' for .*; leave item out"):
         open_source(tmp_path / "some", item="x")
+
+
+def test_a_missing_step_of_a_run_is_listed_by_every_reader(run, tmp_path):
+    x = {"w": jnp.ones(2)}
+    for call in (
+        verify,
+        lambda path: load(path, x, item="model"),
+        lambda path: explain(path, x, item="model"),
+        lambda path: diff(path, run / "3"),
+        lambda path: diff(run / "3", path),
+        lambda path: convert(path, tmp_path / "out", format="safetensors"),
+    ):
+        with pytest.raises(ValueError, match=r"99, which does not exist; .* the steps \[3, 12\]"):
+            call(run / "99")

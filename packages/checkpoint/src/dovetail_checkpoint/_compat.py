@@ -9,6 +9,7 @@ JSON handler. Orbax commits all of them together when it renames the temporary d
 
 import asyncio
 import json
+import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -188,7 +189,7 @@ def _python_value(leaf: Any) -> Any:
 
 def tree_names(directory: Path) -> list[str | None]:
     """Returns the trees of a step; [None] if the directory itself is a tree (Orbax v0)."""
-    if (directory / _TREE_METADATA).exists():
+    if os.path.exists(directory / _TREE_METADATA):  # False too if the directory cannot be read
         return [None]
     names: list[str | None] = [p.parent.name for p in directory.glob(f"*/{_TREE_METADATA}")]
     return sorted(names, key=str)
@@ -198,7 +199,7 @@ def key_implementations(directory: Path) -> dict[str, str]:
     """Returns the random generator of each leaf of typed keys, by Orbax's dotted name."""
     implementations = {}
     for path in directory.glob("array_metadatas/process_*"):
-        for entry in json.loads(path.read_text(encoding="utf-8"))["array_metadatas"]:
+        for entry in _read_json(path)["array_metadatas"]:
             array = entry["array_metadata"]
             if array["ext_metadata"]:
                 implementations[array["param_name"]] = array["ext_metadata"]["random_key_impl"]
@@ -207,14 +208,13 @@ def key_implementations(directory: Path) -> dict[str, str]:
 
 def load_document(directory: Path, name: str) -> Any:
     """Reads one JSON item. Uses plain file access: its errors name the file, unlike Orbax's."""
-    with open(document_path(directory, name), encoding="utf-8") as file:
-        return json.load(file)
+    return _read_json(document_path(directory, name))
 
 
 def load_metrics(directory: Path) -> Any:
     """Returns the metrics of a step of any Orbax, or None."""
     path = directory / METRICS_ITEM / METRICS_ITEM
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    return _read_json(path) if path.exists() else None
 
 
 def document_path(directory: Path, name: str) -> Path:
@@ -231,11 +231,18 @@ def document_names(directory: Path) -> list[str]:
 
 def item_names(directory: Path) -> list[str]:
     """Returns the items of a committed step; none for a tree without a name (Orbax v0)."""
-    with open(directory / STEP_METADATA, encoding="utf-8") as file:
-        handlers = json.load(file)["item_handlers"]
+    handlers = _read_json(directory / STEP_METADATA)["item_handlers"]
     return sorted(handlers) if isinstance(handlers, dict) else []
 
 
 def is_checkpoint(directory: Path) -> bool:
     """Whether Orbax committed a step, or a tree of its own, here."""
     return (directory / STEP_METADATA).is_file()
+
+
+def _read_json(path: Path) -> Any:
+    """Reads a JSON file. Raises ValueError or OSError if it is damaged."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise ValueError(f"{path.name} is nested too deeply") from error

@@ -60,7 +60,7 @@ def write(directory: Path) -> None:
 
 def exists(directory: Path) -> bool:
     """Whether the step has its checksums."""
-    return (directory / SHA256SUMS).is_file()
+    return os.path.isfile(directory / SHA256SUMS)  # False too if the directory cannot be read
 
 
 def check(directory: Path, *, quick: bool = False, part: int = 0, parts: int = 1) -> list[Problem]:
@@ -79,9 +79,11 @@ def check(directory: Path, *, quick: bool = False, part: int = 0, parts: int = 1
         return []
     try:
         entries = _parse((directory / SHA256SUMS).read_bytes().decode())
+        unlisted = set(_files(directory)) - {entry.name for entry in entries}
     except ValueError as error:
         return [Problem(where=SHA256SUMS, reason=f"is not as it was written ({error})")]
-    unlisted = set(_files(directory)) - {entry.name for entry in entries}
+    except OSError as error:
+        return [Problem(where=SHA256SUMS, reason=f"cannot be read ({error.strerror})")]
     problems = [Problem(where=name, reason="is not in SHA256SUMS") for name in sorted(unlisted)]
     compared = (_compare(directory, entry, quick=quick) for entry in entries[part::parts])
     return problems + [problem for problem in compared if problem is not None]

@@ -46,6 +46,8 @@ class _Values:
     objects: Mapping[str, dict[str, Any]]
 
 
+# Errors of a damaged manifest; one nested too deeply for its checksum is damaged too.
+_UNREADABLE = (OSError, ValueError, LookupError, TypeError, RecursionError, DamagedManifestError)
 _NOTHING = Items(trees={}, objects={})
 _NO_VALUES = _Values(trees={}, objects={})
 
@@ -112,14 +114,7 @@ def read_record(directory: Path) -> tuple[Items | None, list[Problem]]:
         if MANIFEST_ITEM not in listed and not there:
             return None, []
         items = decode(_compat.load_document(directory, MANIFEST_ITEM))
-    except (
-        OSError,
-        ValueError,
-        LookupError,
-        TypeError,
-        RecursionError,
-        DamagedManifestError,
-    ) as error:
+    except _UNREADABLE as error:
         return None, [
             Problem(where=MANIFEST_ITEM, reason=f"the manifest cannot be read ({error!r})")
         ]

@@ -18,13 +18,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from dovetail_checkpoint import _compat, checksums, identity, metrics, step_names
+from dovetail_checkpoint import _compat, agree, checksums, identity, metrics, step_names
 from dovetail_checkpoint._durable import sync
 from dovetail_checkpoint.manifest import MANIFEST_ITEM, Identity
 
 _logger = logging.getLogger(__name__)
 _DELETING_SUFFIX = ".dovetail-deleting"
 _DAMAGED_SUFFIX = ".dovetail-damaged"
+_DELETING = re.compile(rf"({step_names.PLAIN.pattern}){re.escape(_DELETING_SUFFIX)}")
 _LEFTOVER = re.compile(
     rf"({step_names.PLAIN.pattern})({re.escape(_DELETING_SUFFIX)}|{re.escape(_compat.UNCOMMITTED_SUFFIX)}.*)"
 )
@@ -158,6 +159,11 @@ def committed_steps(root: Path) -> list[int]:
     return list(step_names.directories(root))
 
 
+def was_deleted(directory: Path) -> bool:
+    """Whether any process sees that the step is gone. A collective."""
+    return not all(agree.gather(directory.is_dir()))
+
+
 def missing(path: Path) -> str:
     """Returns the end of a message about a path without checkpoint, with the steps beside it."""
     if path.is_dir():
@@ -182,7 +188,7 @@ def describe_directory(directory: Path, step: int) -> SavedStep:
     return SavedStep(
         step=step,
         items=tuple(name for name in items if name not in (MANIFEST_ITEM, _compat.METRICS_ITEM)),
-        bytes=_size(directory),
+        bytes=size(directory),
         has_checksums=checksums.exists(directory),
         metrics=metrics.read(directory),
         identity=stated,
@@ -198,24 +204,35 @@ def described_steps(root: Path) -> list[SavedStep]:
     return [step for step in described if step_directory(root, step.step).is_dir()]
 
 
-def _size(directory: Path) -> int:
-    """Returns the bytes of all files. A file renamed or deleted meanwhile, such as SHA256SUMS,
-    counts 0.
+def size(directory: Path) -> int:
+    """Returns the bytes of all files of a step. A file that is renamed or deleted meanwhile, such
+    as SHA256SUMS, counts 0.
     """
-    size = 0
+    total = 0
     for folder, _, names in os.walk(directory):
         for name in names:
             with suppress(FileNotFoundError):
-                size += os.stat(os.path.join(folder, name)).st_size
-    return size
+                total += os.stat(os.path.join(folder, name)).st_size
+    return total
 
 
 def delete(root: Path, step: int) -> None:
     """Deletes one step. After an interruption the rest is a leftover, not a step."""
     doomed = root / f"{step}{_DELETING_SUFFIX}"
-    step_directory(root, step).rename(doomed)
+    try:
+        step_directory(root, step).rename(doomed)
+    except FileNotFoundError:
+        return  # somebody else deleted it
     sync(root)
-    shutil.rmtree(doomed)
+    _remove(doomed)
+
+
+def _remove(path: Path) -> None:
+    """Deletes a directory, or a link alone: what it names belongs to somebody else."""
+    if path.is_symlink():
+        path.unlink()
+    else:
+        shutil.rmtree(path)
 
 
 def delete_leftovers(root: Path, *, step: int | None = None) -> None:
@@ -223,16 +240,30 @@ def delete_leftovers(root: Path, *, step: int | None = None) -> None:
 
     Call it only in a process that may write to the root, and only while it saves nothing.
     """
+    for error in _remove_leftovers(root, _LEFTOVER, step=step):
+        # Orbax reports the first write that fails while others still run, and these may fill the
+        # directory again. The next run's first save deletes what they left.
+        _logger.warning("%s stays for now: %s", error.filename, error.strerror)
+
+
+def _remove_leftovers(
+    root: Path, pattern: re.Pattern[str], *, step: int | None = None
+) -> list[OSError]:
+    """Deletes leftovers. Returns the error of each that stays."""
+    errors = []
     for path in sorted(root.iterdir()):
-        match = _LEFTOVER.fullmatch(path.name)
+        match = pattern.fullmatch(path.name)
         if not match or step not in (None, int(match[1])):
             continue
         try:
-            shutil.rmtree(path)
+            _remove(path)
         except OSError as error:
-            # Orbax reports the first write that fails while others still run, and these may fill
-            # the directory again. The next run's first save deletes what they left.
-            _logger.warning("%s stays for now: %s", path, error)
+            errors.append(_with_path(error, path))
+    return errors
+
+
+def _with_path(error: OSError, path: Path) -> OSError:
+    return OSError(error.errno, error.strerror or str(error), str(path))
 
 
 def set_aside(root: Path, step: int) -> Path:
@@ -242,8 +273,25 @@ def set_aside(root: Path, step: int) -> Path:
     return step_directory(root, step).rename(aside)
 
 
-def retain(root: Path, rule: Retention, *, damaged: Collection[int], checked_only: bool) -> None:
-    """Deletes the steps that the retention policy does not keep.
+@dataclass(frozen=True, kw_only=True)
+class Retained:
+    """The result of one retention.
+
+    Attributes:
+        doomed: Numbers of the steps that the policy does not keep.
+        metrics: Metrics of the good steps, read only if the policy compares one.
+        errors: An error for each step or leftover that could not be deleted.
+    """
+
+    doomed: list[int]
+    metrics: Mapping[int, Mapping[str, float | int]]
+    errors: list[OSError]
+
+
+def retain(
+    root: Path, rule: Retention, *, damaged: Collection[int], checked_only: bool
+) -> Retained:
+    """Deletes the steps that the retention policy does not keep, and leftovers of deletions.
 
     Known damaged steps neither count as good nor are deleted, and neither are steps of others.
 
@@ -254,6 +302,7 @@ def retain(root: Path, rule: Retention, *, damaged: Collection[int], checked_onl
         checked_only: A step is good only once it has checksums. An older step without them is
             deleted with the others.
     """
+    errors = _remove_leftovers(root, _DELETING)
     directories = {
         step: directory
         for step, directory in step_names.directories(root).items()
@@ -264,5 +313,10 @@ def retain(root: Path, rule: Retention, *, damaged: Collection[int], checked_onl
         for step, directory in directories.items()
         if not checked_only or checksums.exists(directory)
     }
-    for step in rule.doomed(directories, good=good):
-        delete(root, step)
+    doomed = rule.doomed(directories, good=good)
+    for step in doomed:
+        try:
+            delete(root, step)
+        except OSError as error:
+            errors.append(_with_path(error, directories[step]))
+    return Retained(doomed=doomed, metrics=good, errors=errors)

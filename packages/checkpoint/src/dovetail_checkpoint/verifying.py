@@ -27,6 +27,7 @@ from dovetail_checkpoint.tensor_reader import verify_safetensors
 _GROUP_BYTES = 1 << 30
 
 
+@jax.transfer_guard("allow")
 def verify(path: str | Path, *, progress: Progress | None = None) -> IntegrityReport:
     """Reads and checks a whole run (newest step first), one step `RUN/STEP`, or safetensors.
 
@@ -63,10 +64,9 @@ def verify(path: str | Path, *, progress: Progress | None = None) -> IntegrityRe
         steps = [path]
     if not steps:
         raise ValueError(
-            f"there must be a committed step, got path={path}; give the directory of a run, of "
-            "one of its steps, or of safetensors files"
+            f"there must be a committed step, got path={path}{retention.missing(path)}"
         )
-    sizes = {step: _bytes(step) for step in reversed(steps)}
+    sizes = {step: retention.size(step) for step in reversed(steps)}
     done = counter(progress, total_bytes=2 * sum(sizes.values()))
     reports = []
     for step in sizes:
@@ -77,7 +77,9 @@ def verify(path: str | Path, *, progress: Progress | None = None) -> IntegrityRe
         elif note := identity.note(step, stated):
             damage = [Problem(where=IDENTITY, reason=note), *damage]
         reports.append(_step(step, items, damage, size=sizes[step], done=done))
-    return IntegrityReport(steps=tuple(reports), problems=tuple(problems))
+    # A run that still saves deletes old steps meanwhile: these are not damaged.
+    intact = (x for x in reports if not (x.problems and retention.was_deleted(x.path)))
+    return IntegrityReport(steps=tuple(intact), problems=tuple(problems))
 
 
 def _step(
@@ -152,7 +154,3 @@ def _tree(directory: Path, name: str | None, read: Callable[[int], None]) -> lis
 
 # Plain Orbax holds texts too; they lie in metadata, which the checksums cover.
 _TEXTS = ("python str", "python bytes")
-
-
-def _bytes(directory: Path) -> int:
-    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())

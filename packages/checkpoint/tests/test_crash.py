@@ -1,8 +1,17 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a run survives: signals at any time, kills at any time, a full disk."""
+"""What a run survives: signals and kills at any time, a full disk, other processes, bad files."""
 
+import builtins
+import errno
+import io
+import os
+from pathlib import Path
+
+import jax.numpy as jnp
 import pytest
+
+from dovetail_checkpoint import Best, Retention, Store, reading, verify
 
 ALL_PHASES = ["compile", "warm-up", "evaluation", "train step", "between steps", "save"]
 KILLED_IN = ["any moment", "writing", "committed", "hashing", "deleting"]
@@ -60,3 +69,116 @@ def test_a_full_disk_loses_nothing(tmp_path, run_program, disk, fills):
 
 def test_a_disk_that_is_full_for_the_seal_is_an_error_and_the_step_stays(tmp_path, run_program):
     assert filled(run_program, tmp_path, 1, "checksums") == {"committed, no checksums": 1}
+
+
+def counts(run_program, *args):
+    """The counts that a program prints, by name."""
+    lines = run_program(*args).splitlines()
+    return {name: int(count) for name, count in (line.rsplit(": ", 1) for line in lines)}
+
+
+def test_old_steps_that_cannot_be_deleted_never_end_a_run(tmp_path, run_program):
+    ended = counts(run_program, "undeleted.py", tmp_path / "run", 20, 0)
+    assert ended.pop("wrong") == 0
+    assert sum(ended.values()) == 20
+    assert min(ended.values()) >= 2, ended
+
+
+def test_a_reader_beside_a_writer_gets_whole_steps(tmp_path, run_program):
+    ended = counts(run_program, "beside.py", tmp_path, 20)
+    del ended["listed again"]
+    assert ended == {"whole": 20, "wrong": 0, "called damaged": 0}
+
+
+def test_of_two_writers_one_is_refused_and_follows_the_other(tmp_path, run_program):
+    assert counts(run_program, "two_writers.py", tmp_path, 20, 0) == {
+        "taken over from a closed store": 16,
+        "taken over from a killed writer": 4,
+    }
+
+
+@pytest.mark.parametrize("step", [None, 7])
+def test_a_step_that_is_deleted_while_it_is_read_is_not_damaged(tmp_path, monkeypatch, step):
+    """A run with Retention(latest=1) commits step 8 and deletes step 7 under the reader."""
+    x = jnp.arange(6.0)
+    with Store(tmp_path) as store:
+        store.save(7, item=x)
+    read = reading.read
+
+    def read_late(root, number, targets):
+        if number == 7:
+            with Store(tmp_path, retention=Retention(latest=1)) as writer:
+                writer.save(8, item=x * 2)
+        return read(root, number, targets)
+
+    monkeypatch.setattr(reading, "read", read_late)
+    reader = Store(tmp_path)
+    if step is None:
+        number, items = reader.restore(item=x)
+        assert (number, items["item"].tolist()) == (8, (x * 2).tolist())
+        assert [tried.step for tried in reader.report.steps] == [8]
+    else:
+        with pytest.raises(ValueError, match=r"one that was saved, got step=7; .* holds \[8\]"):
+            reader.restore(step=7, item=x)
+    assert (tmp_path / "8").exists()
+
+
+def test_steps_that_are_deleted_faster_than_read_are_an_error(tmp_path, monkeypatch):
+    x = jnp.arange(6.0)
+    with Store(tmp_path) as store:
+        store.save(1, item=x)
+    read = reading.read
+
+    def read_late(root, number, targets):
+        (tmp_path / str(number)).rename(tmp_path / str(number + 1))
+        return read(root, number, targets)
+
+    monkeypatch.setattr(reading, "read", read_late)
+    with pytest.raises(RuntimeError, match=r"must stay until.*got 20 steps.*Retention\(latest="):
+        Store(tmp_path).restore(item=x)
+
+
+@pytest.mark.parametrize("depth", [400, 990, 100_000])
+@pytest.mark.parametrize("name", ["dovetail/data.json", "data/data.json", "_CHECKPOINT_METADATA"])
+def test_a_record_that_is_nested_too_deeply_is_damaged(tmp_path, position, name, depth):
+    data = position(1)
+    with Store(tmp_path, checksums=False) as store:
+        for step in (1, 2):
+            store.save(step, metrics={"loss": 1.0}, item=jnp.ones(3), data=data)
+    (tmp_path / "2" / name).write_text("[" * depth + "]" * depth)
+    store = Store(tmp_path, retention=Retention(latest=1, best=Best("loss", mode="min")))
+    assert store.restore(item=jnp.ones(3), data=data)[0] == 1
+    assert store.report.steps[0].problems
+    assert not verify(tmp_path).steps[0].verified
+    with store:
+        store.save(3, metrics={"loss": 2.0}, item=jnp.ones(3))
+
+
+def test_a_directory_that_may_not_be_read_falls_back(tmp_path, monkeypatch):
+    """As root every directory may be read, so the system's answer is put in its place."""
+    x = jnp.ones(3)
+    with Store(tmp_path) as store:
+        for step in (1, 2):
+            store.save(step, item=x)
+    closed = tmp_path / "2"
+
+    def deny(owner, name):
+        call = getattr(owner, name)
+
+        def denied(path, *args, **options):
+            inside = not isinstance(path, int) and closed in (Path(path), *Path(path).parents)
+            if inside and (name == "scandir" or Path(path) != closed):
+                raise PermissionError(errno.EACCES, "Permission denied", str(path))
+            return call(path, *args, **options)
+
+        monkeypatch.setattr(owner, name, denied)
+
+    for owner, name in ((os, "stat"), (os, "scandir"), (io, "open"), (builtins, "open")):
+        deny(owner, name)
+    store = Store(tmp_path, retention=Retention(latest=1, best=Best("loss", mode="min")))
+    assert store.restore(item=x)[0] == 1
+    assert "Permission denied" in str(store.report.steps[0].problems)
+    assert not verify(tmp_path).steps[0].verified
+    with store:
+        store.save(3, metrics={"loss": 2.0}, item=x)
+    assert [step.step for step in store.steps() if step.has_checksums] == [3]

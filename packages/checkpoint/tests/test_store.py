@@ -10,7 +10,16 @@ import numpy as np
 import optax
 import pytest
 
-from dovetail_checkpoint import Retention, SavedStep, Store, export_safetensors, inspect
+from dovetail_checkpoint import (
+    Retention,
+    SavedStep,
+    Store,
+    digest,
+    export_safetensors,
+    inspect,
+    load,
+    verify,
+)
 
 ARRAYS = ["float32", "bfloat16", "float16", "int8", "uint32", "int4", "bool", "complex64"]
 
@@ -314,7 +323,7 @@ def test_a_root_that_cannot_be_written_is_the_next_calls_error(tmp_path, monkeyp
     with monkeypatch.context() as patch:
         patch.setattr("dovetail_checkpoint.checksums.write", full)
         store.save(2, item=jnp.ones(3))
-        store._pending[1].exception()
+        store._pending.done.exception()
     with pytest.raises(RuntimeError, match=r"step 2 must be written.*No space.*free space"):
         store.save(3, item=jnp.ones(3))
     store.save(3, item=jnp.ones(3))  # raised once
@@ -365,3 +374,24 @@ def test_a_missing_step_is_answered_with_the_steps_of_the_run(tmp_path):
             call(tmp_path / "99")
     with pytest.raises(ValueError, match=r"item must be one of \['item'\] .* got item='x'; name"):
         export_safetensors(tmp_path / "10", tmp_path / "out", item="x")
+
+
+def test_a_guard_against_transfers_does_not_forbid_saving(tmp_path, training_state, assert_same):
+    state = training_state(1)
+    state["train"] |= {"host": np.arange(4.0), "count": 3, "none": jnp.zeros((0, 2))}
+    target = jax.eval_shape(lambda: state)
+    target["train"]["host"] = np.zeros(4)
+    jax.config.update("jax_transfer_guard", "disallow")  # for all threads
+    try:
+        with Store(tmp_path) as store:
+            store.save(1, **state)
+            step, items = store.restore(**target)
+        assert step == 1
+        assert load(tmp_path / "1", target["model"], item="model").keys() == state["model"].keys()
+        assert verify(tmp_path).steps[0].verified
+        export_safetensors(tmp_path / "1", tmp_path / "out", item="model")
+        assert digest(state["model"]).keys()
+    finally:
+        jax.config.update("jax_transfer_guard", "allow")
+    items["train"]["count"] = int(items["train"]["count"])
+    assert_same(items, state)

@@ -27,6 +27,7 @@ _STEP, _ITEM = 0, "model"
 _TEXTS = ("python str", "python bytes")
 
 
+@jax.transfer_guard("allow")
 def convert(
     path: str | Path,
     to: str | Path,

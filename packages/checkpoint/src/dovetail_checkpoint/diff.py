@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import jax
+
 from dovetail_checkpoint import _compat, mapping
 from dovetail_checkpoint.assembly import assembled
 from dovetail_checkpoint.digest import hex_digests
@@ -80,6 +82,7 @@ class Diff:
         return "\n".join(lines)
 
 
+@jax.transfer_guard("allow")
 def diff(
     a: str | Path,
     b: str | Path,

@@ -45,6 +45,7 @@ from dovetail_checkpoint.sums import NARROW, host_sums, mix, reduce_pairs, total
 _HOST_BYTES = 8 << 20
 
 
+@jax.transfer_guard("allow")
 def digest(tree: Any) -> dict[str, UInt32[jax.Array, "2"]]:
     """Computes the digest of each leaf (see the module), by the name of the leaf.
 

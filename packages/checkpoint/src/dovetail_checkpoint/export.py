@@ -36,6 +36,7 @@ _NUMBERS = {"python bool": "bool", "python int": "int64", "python float": "float
 _BLOCK_BYTES = 64 << 20
 
 
+@jax.transfer_guard("allow")
 def export_safetensors(
     path: str | Path,
     directory: str | Path,

@@ -25,6 +25,7 @@ from dovetail_checkpoint.rules import Rule
 from dovetail_checkpoint.source import Source, Value
 
 
+@jax.transfer_guard("allow")
 def load(
     path: str | Path,
     wanted: Any,

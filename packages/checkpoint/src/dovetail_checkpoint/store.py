@@ -3,23 +3,30 @@
 """Checkpoints of a run: saving in the background, restoring the newest verified step."""
 
 import logging
+import os
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
+import jax
+
 from dovetail_checkpoint import _compat, agree, checksums, identity, reading, retention
 from dovetail_checkpoint.contents import Checked, check, contents
+from dovetail_checkpoint.failing import advice
 from dovetail_checkpoint.manifest import Identity
 from dovetail_checkpoint.metrics import checked
+from dovetail_checkpoint.pruning import Pruner
 from dovetail_checkpoint.report import IntegrityReport, Problem, StepReport
 from dovetail_checkpoint.retention import Retention, SavedStep
 from dovetail_checkpoint.target import Stateful
+from dovetail_checkpoint.writer import Saving, Writer, writer_of
 
 _logger = logging.getLogger(__name__)
 _RETENTION = Retention(latest=3)
+# Steps deleted under a reader. Each one is a whole save: the reader does not catch up.
+_LISTS = 20
 
 
 class Store:
@@ -31,7 +38,10 @@ class Store:
     refused: its manifest says its number and run.
 
     All processes of a run make the same calls on their main threads. Use the store as a context
-    manager: leaving the block waits for the last save.
+    manager: leaving the block waits for the last save and frees the root for other writers. The
+    first save takes the lock of the root: one process, or all processes of one run, may write;
+    reading needs no lock. A script that ends without `close` still waits for its last save, up to
+    `timeout_s`, and logs a step that is lost.
 
     Args:
         root: Directory of the run. The first save creates it.
@@ -84,14 +94,12 @@ class Store:
             )
         self._root = Path(root).absolute()
         self._every = every
-        self._retention = retention
+        self._pruner = Pruner(self._root, retention, checked_only=checksums)
         self._verify = verify
         self._checksums = checksums
         self._compress = compress
         self._timeout_s = timeout_s
-        # One thread that stays: to start one while Orbax is busy in others takes 10 ms.
-        self._background = ThreadPoolExecutor(1, thread_name_prefix="dovetail-save")
-        self._pending: tuple[int, Future[None]] | None = None
+        self._pending: Saving | None = None
         self._tidied = False
         self._damaged: set[int] = set()
         self._run: str | None = None
@@ -100,7 +108,7 @@ class Store:
     def __repr__(self) -> str:
         steps = retention.committed_steps(self._root)
         held = f"steps {steps[0]} to {steps[-1]} ({len(steps)})" if steps else "no step"
-        saving = f", saving {self._pending[0]}" if self._pending else ""
+        saving = f", saving {self._pending.step}" if self._pending else ""
         return f"Store({str(self._root)!r}: {held}{saving})"
 
     def __enter__(self) -> "Store":
@@ -118,6 +126,7 @@ class Store:
         """Whether `step` is a positive multiple of `every`."""
         return self._every is not None and step > 0 and step % self._every == 0
 
+    @jax.transfer_guard("allow")  # the user's guard is for the steps of training
     def save(
         self, step: int, *, metrics: Mapping[str, float | int] | None = None, **items: Any
     ) -> None:
@@ -135,14 +144,16 @@ class Store:
         Raises:
             ValueError: The step exists, or an item cannot be stored.
             TypeError: An item cannot be stored.
-            RuntimeError: The previous save failed.
+            RuntimeError: The previous save failed, or another process writes to the root.
         """
         self.wait()
         _check_step(step)
         numbers = checked(metrics)
+        writer = writer_of(self._root)
+        writer.enter(self)
         # Nobody writes before every process can, and before there is room.
         prepared, error = _prepared(items)
-        agree.raise_together(error or self._refusal(step))
+        agree.raise_together(error or self._refusal(step, writer))
         self._run = self._run or _agreed_run(self._root)
         parts = contents(prepared, metrics=numbers, identity=Identity(step=step, run=self._run))
         response = _compat.save(
@@ -155,8 +166,11 @@ class Store:
             timeout_s=self._timeout_s,
         )
         self._damaged.discard(step)
-        self._pending = step, self._background.submit(self._complete, step, response)
+        self._pending = writer.begin(
+            step, lambda: self._complete(step, response, writer), limit_s=self._timeout_s
+        )
 
+    @jax.transfer_guard("allow")
     def restore(
         self, *, step: int | None = None, **targets: Any
     ) -> tuple[int, dict[str, Any]] | None:
@@ -183,13 +197,18 @@ class Store:
             raise ValueError(
                 "restore needs at least one target, got none; restore(model=jax.eval_shape(init))"
             )
-        tried = []
-        candidates, run, problems = self._candidates(step)
-        for number in candidates:
+        tried: dict[int, StepReport] = {}
+        deleted: set[int] = set()
+        while (candidate := self._next(step, {*tried, *deleted})) is not None:
+            number, run, problems = candidate
             report, items = reading.read(self._root, number, targets, run=run)
             report = self._judged(report)
-            tried.append(report)
-            self.report = IntegrityReport(steps=tuple(tried), problems=problems)
+            if report.problems and retention.was_deleted(report.path):
+                deleted.add(number)  # by the run that saves beside this reader: list again
+                self._check_deleted(deleted)
+                continue
+            tried[number] = report
+            self.report = IntegrityReport(steps=tuple(tried.values()), problems=problems)
             if not report.problems:
                 return number, _with_states(items, targets)
             if not report.foreign:
@@ -205,45 +224,53 @@ class Store:
     def wait(self) -> None:
         """Waits until the last save and its checksums are durable. Raises RuntimeError if not."""
         pending, self._pending = self._pending, None
-        if pending is None:
+        if pending is None or pending.process != os.getpid():  # a forked child's parent saves it
             return
-        step, done = pending
-        error = done.exception()
-        failed = [text for text in agree.gather(error and repr(error)) if text]
+        error = pending.done.exception()
+        pending.is_known = True
+        failed = [said for said in agree.gather(error and [repr(error), advice(error)]) if said]
         if not failed:
             return
         if agree.is_primary():
-            retention.delete_leftovers(self._root, step=step)
+            retention.delete_leftovers(self._root, step=pending.step)
         self._tidied = False
         raise RuntimeError(
-            f"step {step} must be written to {self._root} whole, got {failed[0]}; "
-            f"{retention.committed_steps(self._root)} are intact: free space or fix the directory, "
-            "then save again"
+            f"step {pending.step} must be written to {self._root} whole, got {failed[0][0]}; "
+            f"{retention.committed_steps(self._root)} are intact: {failed[0][1]}, then save again"
         ) from error
 
     def close(self) -> None:
-        """Same as `wait`; the store holds nothing else."""
-        self.wait()
+        """Same as `wait`; also frees the root for other writers."""
+        try:
+            self.wait()
+        finally:
+            writer_of(self._root).leave(self)
+
+    @property
+    def failed_deletions(self) -> int:
+        """Number of deletions by retention that failed. The next save tries them again."""
+        return self._pruner.failures
 
     def steps(self) -> list[SavedStep]:
         """Returns the committed steps, oldest first."""
         return retention.described_steps(self._root)
 
-    def _refusal(self, step: int) -> ValueError | OSError | None:
+    def _refusal(self, step: int, writer: Writer) -> ValueError | OSError | RuntimeError | None:
         """Makes room for the step, on one process. Returns the objection, if any."""
         if not agree.is_primary():
             return None
         try:
+            self._root.mkdir(parents=True, exist_ok=True)
+            writer.lock.hold()
             self._tidy()
             if step in retention.committed_steps(self._root):
                 return self._set_aside(step)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RuntimeError) as error:
             return error
         return None
 
     def _tidy(self) -> None:
         """Prepares the root for the first save, or after one that failed."""
-        self._root.mkdir(parents=True, exist_ok=True)
         if not self._tidied:
             retention.delete_leftovers(self._root)
             self._damaged |= identity.misplaced(self._root, identity.begin(self._root))
@@ -259,30 +286,42 @@ class Store:
         _logger.warning("step %d was damaged and is saved again; the old one: %s", step, aside)
         return None
 
-    def _complete(self, step: int, response: _compat.Response) -> None:
+    def _complete(self, step: int, response: _compat.Response, writer: Writer) -> None:
         """Runs in the background: commit, checksums, retention."""
         response.result()
         if not agree.is_primary():
             return
         if self._checksums:
             checksums.write(retention.step_directory(self._root, step))
-        retention.retain(
-            self._root, self._retention, damaged=self._damaged, checked_only=self._checksums
-        )
+        if writer.lock.is_held():  # else the next save says who has it
+            self._pruner.prune(self._damaged)
 
-    def _candidates(self, step: int | None) -> tuple[list[int], str | None, tuple[Problem, ...]]:
-        """Returns the steps to try, the run, and the problems of its file: those of one process."""
+    def _next(
+        self, step: int | None, seen: set[int]
+    ) -> tuple[int, str | None, tuple[Problem, ...]] | None:
+        """Returns the newest step not in `seen`, the run, and the problems of the run's file.
+
+        None if no step is left. Lists anew: a run may save meanwhile.
+        """
         run, bad = identity.of_root(self._root)
-        seen = [retention.committed_steps(self._root), run, [(x.where, x.reason) for x in bad]]
-        committed, run, bad = agree.gather(seen)[0]
-        problems = tuple(Problem(where=where, reason=reason) for where, reason in bad)
-        if step is None:
-            return sorted(committed, reverse=True), run, problems
-        if step not in committed:
+        listed = [retention.committed_steps(self._root), run, [(x.where, x.reason) for x in bad]]
+        committed, run, bad = agree.gather(listed)[0]
+        if step is not None and step not in committed:
             raise ValueError(
                 f"step must be one that was saved, got step={step}; {self._root} holds {committed}"
             )
-        return [step], run, problems
+        numbers = committed if step is None else [step]
+        newest = max((number for number in numbers if number not in seen), default=None)
+        if newest is None:
+            return None
+        return newest, run, tuple(Problem(where=where, reason=reason) for where, reason in bad)
+
+    def _check_deleted(self, deleted: set[int]) -> None:
+        if len(deleted) == _LISTS:
+            raise RuntimeError(
+                f"a step must stay until it is read, got {_LISTS} steps of {self._root} deleted "
+                "meanwhile; give the Store that saves there a larger Retention(latest=...)"
+            )
 
     def _judged(self, report: StepReport) -> StepReport:
         if report.problems or report.verified or self._verify == "recorded":

@@ -16,11 +16,11 @@ from dovetail_train._checks import check_run
 from dovetail_train.clock import Clock, Throughput
 from dovetail_train.guard import Verdicts
 from dovetail_train.hooks import Closable, Hook, InterruptibleHook, result_of
-from dovetail_train.metrics import Metrics
+from dovetail_train.metrics import Metrics, finite
 from dovetail_train.prefetch import DrawnData, Draws, Prefetch, iterated
 from dovetail_train.sinks import Sink
 from dovetail_train.state import State
-from dovetail_train.store import Stateful, Store
+from dovetail_train.store import Stateful, Store, takes_metrics
 
 if TYPE_CHECKING:
     from dovetail_train.trainer import Trainer
@@ -151,6 +151,7 @@ class Run:
         self._pending: deque[_Dispatched] = deque()
         self._shapes: set[Any] = set()
         self._scalars: dict[str, float] = {}
+        self._measured: dict[str, float] = {}  # by the hooks of the newest step, finite
         self._saved: int | None = None
         self._state = self._restore(begin.target) or begin.build()
         self._start = int(self._state.step)
@@ -267,7 +268,7 @@ class Run:
 
     def _finish(self, step: int, due: Sequence[Hook]) -> bool:
         """Calls the hooks after an update. Returns True if `stop` ends the run."""
-        self._progress.pending_hooks = len(due)
+        self._progress.pending_hooks, self._measured = len(due), {}
         stopped = self._is_stopped(step)
         if due:
             self._drain()
@@ -276,6 +277,7 @@ class Run:
                 scalars = self._call(due[-self._progress.pending_hooks], step)
                 if scalars is not None:
                     self._progress.pending_hooks -= 1
+                    self._measured |= finite(scalars)
                     self._write(step, scalars)
                 stopped = scalars is None or self._is_stopped(step)
             self._account(step)
@@ -302,8 +304,10 @@ class Run:
             return
         self._drain()
         self._clock.enter("save")
+        metrics = {"metrics": self._measured} if takes_metrics(self._store) else {}
         self._store.save(
             step,
+            **metrics,
             params=self._state.params,
             train=_rest(self._state),
             data=self._data,

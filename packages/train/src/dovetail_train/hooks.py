@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 class Hook(Protocol):
     """A callback that runs after every `every`-th update and returns scalars.
 
-    `fit` writes the scalars to the sinks under `step`. Do not keep `state`: the next step donates
-    its buffers. A hook with `get_state` and `set_state` (JSON values) is saved with the run.
+    `fit` writes the scalars to the sinks under `step`, and saves the finite ones with the step if
+    the store takes metrics. Do not keep `state`: the next step donates its buffers. A hook with
+    `get_state` and `set_state` (JSON values) is saved with the run.
 
     Args:
         trainer: The trainer whose `fit` is running.

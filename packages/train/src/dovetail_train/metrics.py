@@ -60,6 +60,12 @@ def is_finite(scalars: Mapping[str, float]) -> bool:
     return math.isfinite(scalars["loss"]) and math.isfinite(scalars["grad_norm"])
 
 
+def finite(scalars: Mapping[str, float]) -> dict[str, float]:
+    """Returns the finite scalars as Python floats."""
+    numbers = {name: float(x) for name, x in scalars.items()}
+    return {name: x for name, x in numbers.items() if math.isfinite(x)}
+
+
 def first_non_finite(tree: Any) -> str | None:
     """Returns the name of the first float leaf with a NaN or infinity, or None. Reads every
     leaf.

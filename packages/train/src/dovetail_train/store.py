@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stores of runs: one commit per step of several named items."""
 
+import inspect
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -22,6 +23,8 @@ class Store(Protocol):
 
     - `save` copies all it needs before it returns (arrays may then be donated), and commits all
       items or none, perhaps later.
+    - A `save` with an argument `metrics` receives the finite scalars of that step's hooks by name,
+      so the store may keep the best step.
     - `restore` fills the targets (pytrees of ShapeDtypeStructs with shardings, or objects, by
       set_state) from the newest good step. It returns (step, items), or None if nothing was saved.
     - `wait` returns when all saves are durable, and raises their errors.
@@ -38,6 +41,11 @@ class Store(Protocol):
     def wait(self) -> None:
         """Returns when all saves are durable. Raises their errors."""
         ...
+
+
+def takes_metrics(store: Store) -> bool:
+    """Whether the store's `save` declares `metrics`."""
+    return "metrics" in inspect.signature(store.save).parameters
 
 
 class OrbaxStore:

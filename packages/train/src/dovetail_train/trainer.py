@@ -205,7 +205,8 @@ class Trainer:
             data: Batches, or a `DrawnData`. With a `store`, an iterator with get_state and
                 set_state.
             steps: Number of updates in all, those of earlier launches included.
-            store: Where checkpoints go.
+            store: Where checkpoints go. If its `save` declares `metrics`, it receives the finite
+                scalars of the hooks of that step.
             save_every: Updates between saves. The end of the run and a stop request also save.
             sinks: Destinations of scalars.
             hooks: Callbacks. Hooks interrupted by a stop request run first when the run is resumed,

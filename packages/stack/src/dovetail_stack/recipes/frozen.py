@@ -8,6 +8,7 @@ instead. A resumed run compares it with the weights read from the directory, bec
 would make another run.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -16,8 +17,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import UInt32
 
-from dovetail_checkpoint import digest
-from dovetail_train import Store
+from dovetail_checkpoint import Store, digest
 
 
 class WithoutFrozen:
@@ -32,7 +32,7 @@ class WithoutFrozen:
         self._digest: np.ndarray | None = None
 
     @classmethod
-    def of(cls, model: nnx.Module, store: Store, *, trainable: Any) -> Store:
+    def of(cls, model: nnx.Module, store: Store, *, trainable: Any) -> "Store | WithoutFrozen":
         """Wraps `store` for `model`. Returns `store` itself if no parameter is frozen.
 
         Args:
@@ -44,13 +44,22 @@ class WithoutFrozen:
         tree = nnx.to_pure_dict(frozen)
         return cls(store, tree) if jax.tree.leaves(tree) else store
 
-    def save(self, step: int, **items: Any) -> None:
-        """Saves the items, with a digest in place of the frozen parameters."""
+    def save(
+        self, step: int, *, metrics: Mapping[str, float | int] | None = None, **items: Any
+    ) -> None:
+        """Saves the items, with a digest in place of the frozen parameters.
+
+        Args:
+            step: Number of the step.
+            metrics: Scalars of the hooks of that step.
+            items: As the trainer passes them.
+        """
         train = dict(items.pop("train"))
         frozen = train.pop("frozen")
         if self._digest is None:
             self._digest = _stacked(digest(frozen))
-        self._store.save(step, train={**train, "frozen_digest": self._digest}, **items)
+        train["frozen_digest"] = self._digest
+        self._store.save(step, metrics=metrics, train=train, **items)
 
     def restore(self, **targets: Any) -> tuple[int, dict[str, Any]] | None:
         """Restores the items, with the frozen parameters in place of their digest.

@@ -12,8 +12,9 @@ def test_a_script_without_close_commits_its_save_or_says_what_is_lost(tmp_path, 
         "error: 1 | ValueError: the script's own error",
         "exits: 3",
         "closed_late: 0",
-        "saved_late: 0 | RuntimeError: a step must be saved before the script ends, got a save to "
-        f"{tmp_path}/saved_late in an exit handler; save before, or in a `with Store(...)` block",
+        "saved_late: 0 | RuntimeError: a step must be saved before the main thread ends, got a "
+        f"save to {tmp_path}/saved_late after it; save in the script, or wait there for the "
+        "thread that saves",
         f"full: 0 | {said}/full: the script ended and step 2 lacks its checksums: "
         "OSError(28, 'No space left on device')",
         f"unwritten: 0 | {said}/unwritten: the script ended and step 2 is lost: "

@@ -13,10 +13,13 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from flax import nnx
 from jax.sharding import SingleDeviceSharding
 
-from dovetail_train import OrbaxStore, read_jsonl
+from dovetail_train import OrbaxStore, Trainer, read_jsonl
+from dovetail_train.store import takes_metrics
 
 STEPS = 30
 PROGRAM = Path(__file__).parent / "programs" / "killed.py"
@@ -87,6 +90,67 @@ def test_without_orbax_the_message_says_what_to_type(tmp_path, monkeypatch):
         ModuleNotFoundError, match=r"needs orbax.*got no mod.*pip install dovetail-"
     ):
         OrbaxStore(tmp_path)
+
+
+class _WithMetrics:
+    """A store that keeps the metrics alone."""
+
+    def __init__(self):
+        self.metrics = {}
+
+    def save(self, step, *, metrics=None, **items):
+        self.metrics[step] = metrics
+
+    def restore(self, **targets):
+        return None
+
+    def wait(self):
+        pass
+
+
+class _Measured:
+    """A hook with scalars, some of them not finite."""
+
+    def __init__(self, every, **scalars):
+        self.every, self._scalars = every, scalars
+
+    def __call__(self, trainer, state, step):
+        return {"step": float(step), **self._scalars}
+
+
+def test_a_store_that_declares_metrics_receives_the_finite_ones_of_that_step():
+    nan, inf = float("nan"), float("inf")
+    hooks = [_Measured(2, a=1.0, b=nan), _Measured(3, b=0.5, c=-inf)]
+    store = _WithMetrics()
+
+    def loss(model, batch, *, key):
+        return (model(batch["x"]) ** 2).sum(), jnp.float32(2)
+
+    class Data(_Counter):
+        def __iter__(self):
+            return self
+
+        def __next__(self):
+            self.i += 1
+            return {"x": np.ones((2, 3), np.float32)}
+
+    model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+    trainer = Trainer(optax.sgd(0.1), loss)
+    trainer.fit(model, Data(), steps=7, store=store, save_every=1, hooks=hooks)
+    assert store.metrics == {
+        1: {},
+        2: {"step": 2.0, "a": 1.0},
+        3: {"step": 3.0, "b": 0.5},
+        4: {"step": 4.0, "a": 1.0},
+        5: {},
+        6: {"step": 6.0, "a": 1.0, "b": 0.5},
+        7: {},
+    }
+
+
+def test_a_store_is_asked_whether_it_takes_metrics(tmp_path):
+    assert takes_metrics(_WithMetrics())
+    assert not takes_metrics(OrbaxStore(tmp_path))
 
 
 def _losses(directory):

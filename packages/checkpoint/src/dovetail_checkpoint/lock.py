@@ -69,7 +69,7 @@ class WriterLock:
         owner = this_process()
         for _ in range(_TRIES):
             now_s = self._claim(owner)
-            if self._file(owner).exists():  # NFS may report a rename that succeeded as failed
+            if _is_there(self._file(owner)):  # NFS may report a rename that succeeded as failed
                 break
             held = self._look()
             if held is not None:
@@ -86,7 +86,7 @@ class WriterLock:
 
     def is_held(self) -> bool:
         """Whether this process holds the lock, by what lies on disk."""
-        return self._owner is not None and self._file(self._owner).exists()
+        return self._owner is not None and _is_there(self._file(self._owner))
 
     def release(self) -> None:
         """Gives the lock up, if this process holds it."""
@@ -103,7 +103,7 @@ class WriterLock:
     def _claim(self, owner: Owner) -> float:
         """Takes the lock if it is free. Returns the file system's time."""
         claim = self._root / f"{LOCK}.{owner.token}"
-        claim.mkdir()
+        claim.mkdir(exist_ok=True)
         try:
             file = claim / f"{owner.token}.json"
             file.write_text(owner.encode(), encoding="utf-8")
@@ -120,12 +120,11 @@ class WriterLock:
             file = next(self._path.glob("*.json"), None)
             if file is None:
                 return None
-            with open(file, encoding="utf-8") as opened:  # opening asks an NFS server anew
+            # Opening asks an NFS server anew.
+            with open(file, encoding="utf-8", errors="replace") as opened:
                 text, beat_s = opened.read(), os.fstat(opened.fileno()).st_mtime
         except FileNotFoundError:
             return None
-        except UnicodeDecodeError:
-            text, beat_s = "", file.stat().st_mtime
         return _Held(file=file, owner=decode(text), beat_s=beat_s)
 
     def _check_stale(self, held: _Held, now_s: float) -> None:
@@ -193,3 +192,12 @@ class WriterLock:
         if self._beating is not None:
             self._beating.set()
             self._beating = None
+
+
+def _is_there(file: Path) -> bool:
+    """Whether a file exists. Opens it: an NFS client may answer `stat` from its memory."""
+    try:
+        with open(file, "rb"):
+            return True
+    except OSError:
+        return False

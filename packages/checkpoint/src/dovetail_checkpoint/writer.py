@@ -63,8 +63,8 @@ class Writer:
         """
         if _ended.is_set():
             raise RuntimeError(
-                f"a step must be saved before the script ends, got a save to {self._root} in an "
-                "exit handler; save before, or in a `with Store(...)` block"
+                f"a step must be saved before the main thread ends, got a save to {self._root} "
+                "after it; save in the script, or wait there for the thread that saves"
             )
         self._users.add(user)
         if self._saving is not None:

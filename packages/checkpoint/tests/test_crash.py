@@ -105,11 +105,11 @@ def test_a_step_that_is_deleted_while_it_is_read_is_not_damaged(tmp_path, monkey
         store.save(7, item=x)
     read = reading.read
 
-    def read_late(root, number, targets):
+    def read_late(root, number, targets, **options):
         if number == 7:
             with Store(tmp_path, retention=Retention(latest=1)) as writer:
                 writer.save(8, item=x * 2)
-        return read(root, number, targets)
+        return read(root, number, targets, **options)
 
     monkeypatch.setattr(reading, "read", read_late)
     reader = Store(tmp_path)
@@ -129,9 +129,9 @@ def test_steps_that_are_deleted_faster_than_read_are_an_error(tmp_path, monkeypa
         store.save(1, item=x)
     read = reading.read
 
-    def read_late(root, number, targets):
+    def read_late(root, number, targets, **options):
         (tmp_path / str(number)).rename(tmp_path / str(number + 1))
-        return read(root, number, targets)
+        return read(root, number, targets, **options)
 
     monkeypatch.setattr(reading, "read", read_late)
     with pytest.raises(RuntimeError, match=r"must stay until.*got 20 steps.*Retention\(latest="):

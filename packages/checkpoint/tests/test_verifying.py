@@ -121,5 +121,5 @@ def test_what_has_no_proof_is_told(tmp_path):
 
 
 def test_nothing_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"must be a committed step, got path=.*; give the dir"):
+    with pytest.raises(ValueError, match=r"must be a committed step, got path=.*, which holds none; give"):
         verify(tmp_path)

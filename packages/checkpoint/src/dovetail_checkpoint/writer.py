@@ -116,7 +116,8 @@ class Writer:
 def writer_of(root: Path) -> Writer:
     """Returns the writer of this process for `root`."""
     _settle_before_exit()
-    return _writers.setdefault(root.resolve(), Writer(root.resolve()))
+    root = root.resolve()
+    return _writers.get(root) or _writers.setdefault(root, Writer(root))
 
 
 @functools.cache

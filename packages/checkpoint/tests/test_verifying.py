@@ -121,5 +121,7 @@ def test_what_has_no_proof_is_told(tmp_path):
 
 
 def test_nothing_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"must be a committed step, got path=.*, which holds none; give"):
+    with pytest.raises(
+        ValueError, match=r"must be a committed step, got .*, which holds none; give"
+    ):
         verify(tmp_path)

@@ -10,6 +10,7 @@ JSON handler. Orbax commits all of them together when it renames the temporary d
 import asyncio
 import json
 import os
+import sys
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -246,3 +247,17 @@ def _read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except RecursionError as error:
         raise ValueError(f"{path.name} is nested too deeply") from error
+
+
+def finish_without_new_threads() -> None:
+    """Lets running saves finish after the end of the script.
+
+    Python 3.12 and later start no thread from then on, and Orbax awaits each file operation in a
+    new thread of a pool (`asyncio.to_thread`). The operations then run where they are awaited.
+    """
+
+    async def to_thread(work: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
+        return work(*args, **options)
+
+    if sys.version_info >= (3, 12):
+        asyncio.to_thread = to_thread

@@ -4,8 +4,9 @@
 
 At its end the interpreter first forbids new work in thread pools, and Orbax writes in such pools: a
 save that still runs then never ends. `atexit` comes after that. `threading` has a hook before it,
-made for `concurrent.futures` and private; tried on Python 3.11 to 3.13. Without it the work runs in
-`atexit`.
+made for `concurrent.futures` and private; tried on Python 3.11 and 3.12. Without it the work runs
+in `atexit`. Since Python 3.12 no thread starts even in the hook
+(`_compat.finish_without_new_threads`).
 """
 
 import atexit

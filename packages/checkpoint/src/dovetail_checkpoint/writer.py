@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
+from dovetail_checkpoint import _compat
 from dovetail_checkpoint.exiting import before_exit
 from dovetail_checkpoint.lock import WriterLock
 from dovetail_checkpoint.retention import step_directory
@@ -127,6 +128,7 @@ def _settle_before_exit() -> None:
 
 
 def _settle() -> None:
+    _compat.finish_without_new_threads()
     _ended.set()
     for writer in list(_writers.values()):
         writer.settle()

@@ -11,16 +11,19 @@ import logging
 import os
 import sys
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dovetail_checkpoint import Store, checksums, contents
+from dovetail_checkpoint import Store, checksums, contents, writer
 from dovetail_checkpoint.lock import LOCK
 
 LIMIT_S = 1.0
+HANG_S = 300.0
 # Of the lines in which a loss or an error is said.
 STARTS = ("ERROR:dovetail_checkpoint", "ValueError: the script", "RuntimeError: a ")
 
@@ -29,10 +32,22 @@ def values(step: int) -> jax.Array:
     return jnp.asarray(np.random.default_rng(step).normal(size=(400, 700)).astype(np.float32))
 
 
-def saved(root: Path, **options) -> Store:
-    store = Store(root, **options)
+def saved(root: Path, *, encode: Callable = contents.encode) -> Store:
+    """Begins a save that goes on after the end of the script: with `encode`, for its manifest."""
+    store = Store(root)
+
+    def encode_late(*items: object) -> dict:
+        assert writer._ended.wait(timeout=HANG_S)
+        return encode(*items)
+
     store.save(1, item=values(1))
+    store.wait()
+    contents.encode = encode_late
     store.save(2, item=values(2))
+    limit = time.monotonic() + HANG_S
+    while not (root / "2.orbax-checkpoint-tmp" / "item" / "_METADATA").exists():
+        assert time.monotonic() < limit
+        time.sleep(0.01)
     return store
 
 
@@ -60,14 +75,20 @@ def saved_late(root: Path) -> None:
 
 
 def full(root: Path) -> None:
+    """The disk is full for the checksums alone."""
+
     def fail(_: Path) -> None:
+        hashing.set()
+        assert writer._ended.wait(timeout=HANG_S)
         raise OSError(28, "No space left on device")
 
+    hashing = threading.Event()
     store = Store(root)
     store.save(1, item=values(1))
     store.wait()
     checksums.write = fail
     store.save(2, item=values(2))
+    assert hashing.wait(timeout=HANG_S)
 
 
 def unwritten(root: Path) -> None:
@@ -76,24 +97,21 @@ def unwritten(root: Path) -> None:
     def fail(*_: object) -> None:
         raise ValueError("a digest failed")
 
-    store = Store(root)
-    store.save(1, item=values(1))
-    store.wait()
-    contents.encode = fail
-    store.save(2, item=values(2))
+    saved(root, encode=fail)
 
 
 def stuck(root: Path) -> None:
     """The file system hangs; the bound of the wait is short."""
+    hashing, said = threading.Event(), threading.Event()
     store = Store(root, timeout_s=LIMIT_S)
     store.save(1, item=values(1))
     store.wait()
-    said = threading.Event()
     handler = logging.Handler()
     handler.emit = lambda _: said.set()
     logging.getLogger("dovetail_checkpoint").addHandler(handler)
-    checksums.write = lambda _: said.wait()  # or the process would hang with it
+    checksums.write = lambda _: hashing.set() or said.wait()  # or the process would hang with it
     store.save(2, item=values(2))
+    assert hashing.wait(timeout=HANG_S)
 
 
 def forked(root: Path) -> None:

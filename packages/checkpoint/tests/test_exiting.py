@@ -38,10 +38,12 @@ from concurrent.futures import ThreadPoolExecutor
 spec = importlib.util.spec_from_file_location("exiting", {path!r})
 exiting = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(exiting)
+pool = ThreadPoolExecutor(1)
+pool.submit(int).result()  # since Python 3.12 no thread starts later
 
 def work():
     try:
-        print("pools work:", ThreadPoolExecutor(1).submit(int, "7").result())
+        print("pools work:", pool.submit(int, "7").result())
     except RuntimeError:
         print("pools are closed")
 

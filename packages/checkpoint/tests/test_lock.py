@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import dataclasses
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -33,15 +34,15 @@ def put(root, claim, *, beat_s=0.0):
     return file
 
 
-def ended():
+def ended(root):
     """A process of this machine that has ended."""
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
-    return dataclasses.replace(owner.this_process(), pid=child.pid, started="1")
+    return dataclasses.replace(owner.this_process(root), pid=child.pid, started="1")
 
 
-def elsewhere():
-    return dataclasses.replace(owner.this_process(), machine="elsewhere", host="far")
+def elsewhere(root):
+    return dataclasses.replace(owner.this_process(root), machine="elsewhere", host="far")
 
 
 def names(root):
@@ -73,7 +74,7 @@ def test_a_second_writer_is_refused_and_told_who_writes(tmp_path, held):
 
 
 def test_the_lock_of_an_ended_process_is_taken_over_and_said(tmp_path, held, caplog):
-    claim = ended()
+    claim = ended(tmp_path)
     put(tmp_path, claim)
     held.hold()
     assert held.is_held()
@@ -81,14 +82,27 @@ def test_the_lock_of_an_ended_process_is_taken_over_and_said(tmp_path, held, cap
     assert names(tmp_path) == [LOCK]
 
 
+def test_a_lock_that_was_copied_with_its_root_is_nobodys(tmp_path, caplog):
+    run, copy = WriterLock(tmp_path / "run"), WriterLock(tmp_path / "copy")
+    (tmp_path / "run").mkdir()
+    run.hold()
+    shutil.copytree(tmp_path / "run", tmp_path / "copy")
+    copy.hold()
+    assert "takes over from process" in caplog.text
+    assert run.is_held()
+    assert copy.is_held()
+    run.release()
+    copy.release()
+
+
 def test_without_heartbeat_another_machines_lock_is_taken_over(tmp_path, held, caplog):
-    put(tmp_path, elsewhere(), beat_s=lock.STALE_S + 1)
+    put(tmp_path, elsewhere(tmp_path), beat_s=lock.STALE_S + 1)
     held.hold()
     assert "takes over from process" in caplog.text
 
 
 def test_a_heartbeat_keeps_another_machines_lock(tmp_path, held, monkeypatch):
-    file = put(tmp_path, elsewhere(), beat_s=lock.STALE_S / 2)
+    file = put(tmp_path, elsewhere(tmp_path), beat_s=lock.STALE_S / 2)
     monkeypatch.setattr(lock.time, "sleep", lambda _: os.utime(file))
     with pytest.raises(RuntimeError, match=r"one writer, got .* on far"):
         held.hold()
@@ -111,7 +125,7 @@ class FakeClock:
 
 @pytest.mark.parametrize("beat_s", [0.0, 20.0, -10_000.0])
 def test_a_heartbeat_that_ends_is_waited_for(tmp_path, held, monkeypatch, beat_s):
-    put(tmp_path, elsewhere(), beat_s=beat_s)
+    put(tmp_path, elsewhere(tmp_path), beat_s=beat_s)
     clock = FakeClock()
     monkeypatch.setattr(lock, "time", clock)
     held.hold()
@@ -121,7 +135,7 @@ def test_a_heartbeat_that_ends_is_waited_for(tmp_path, held, monkeypatch, beat_s
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b'{"pid": 1'])
 def test_a_damaged_owner_is_judged_by_its_heartbeat(tmp_path, held, content):
-    file = put(tmp_path, elsewhere())
+    file = put(tmp_path, elsewhere(tmp_path))
     file.write_bytes(content)
     os.utime(file, (1, 1))
     held.hold()
@@ -129,7 +143,7 @@ def test_a_damaged_owner_is_judged_by_its_heartbeat(tmp_path, held, content):
 
 
 def test_a_lock_that_is_given_up_while_it_is_looked_at_is_free(tmp_path, held, monkeypatch):
-    file = put(tmp_path, elsewhere())
+    file = put(tmp_path, elsewhere(tmp_path))
 
     def give_up(_):
         file.unlink()
@@ -142,7 +156,7 @@ def test_a_lock_that_is_given_up_while_it_is_looked_at_is_free(tmp_path, held, m
 
 def test_of_two_that_take_over_at_once_one_wins(tmp_path, held, monkeypatch):
     """The slower renames the lock of the faster away, sees it, and puts it back."""
-    put(tmp_path, ended())
+    put(tmp_path, ended(tmp_path))
     faster, look = WriterLock(tmp_path), WriterLock._look
 
     def look_late(self):
@@ -185,7 +199,7 @@ def test_of_many_at_once_one_holds(tmp_path):
 def test_a_lock_that_was_lost_is_not_given_up_for_its_new_owner(tmp_path, held):
     held.hold()
     (tmp_path / LOCK).rename(tmp_path / "gone")
-    put(tmp_path, elsewhere())
+    put(tmp_path, elsewhere(tmp_path))
     assert not held.is_held()
     held.release()
     assert len(names(tmp_path / LOCK)) == 1

@@ -8,10 +8,11 @@ alike, and Orbax's commit needs no less. Each process therefore writes its claim
 and renames it: one wins, and its name appears with the lock. `flock` does not reach other machines
 on every network file system, and tells nobody who holds it.
 
-A lock is stale if its process has ended. On another machine this is seen by the heartbeat: the
-owner touches its file every `BEAT_S`. The ages of files are compared with a new file, so the clocks
-of the machines do not matter. A stale lock is renamed aside and then looked at: of two processes
-that do so at once, the slower may take the lock of the faster, and puts it back.
+A lock is stale if its process has ended, or if it was copied with its root. On another machine this
+is seen by the heartbeat: the owner touches its file every `BEAT_S`. The ages of files are compared
+with a new file, so the clocks of the machines do not matter. A stale lock is renamed aside and then
+looked at: of two processes that do so at once, the slower may take the lock of the faster, and puts
+it back.
 """
 
 import logging
@@ -66,7 +67,7 @@ class WriterLock:
         if self.is_held():
             return
         self._stop_beating()
-        owner = this_process()
+        owner = this_process(self._root)
         for _ in range(_TRIES):
             now_s = self._claim(owner)
             if _is_there(self._file(owner)):  # NFS may report a rename that succeeded as failed
@@ -133,7 +134,7 @@ class WriterLock:
         Raises:
             RuntimeError: The owner is alive.
         """
-        ended = held.owner.has_ended() if held.owner else None
+        ended = held.owner.has_left(self._root) if held.owner else None
         begun = time.monotonic()
         while ended is None:
             latest = self._look()
@@ -161,7 +162,7 @@ class WriterLock:
             with suppress(OSError):
                 aside.rename(self._path)
             return
-        _logger.warning("%s: takes over from %s, which has ended", self._root, held)
+        _logger.warning("%s: takes over from %s, which writes no more", self._root, held)
         shutil.rmtree(aside, ignore_errors=True)
 
     def _sweep(self, now_s: float) -> None:

@@ -28,6 +28,7 @@ class Owner:
         host: Name of the machine.
         pid: Number of the process.
         since: Time of the claim, UTC.
+        root: The directory that it writes to.
         machine: Equal for processes that see each other's numbers.
         started: Clock tick at which the process started; empty if unknown.
     """
@@ -36,6 +37,7 @@ class Owner:
     host: str
     pid: int
     since: str
+    root: str
     machine: str
     started: str
 
@@ -46,21 +48,30 @@ class Owner:
         """Returns the JSON text of the owner."""
         return json.dumps(asdict(self))
 
-    def has_ended(self) -> bool | None:
-        """Whether the process has ended; None if only its own machine can tell."""
+    def has_left(self, root: Path) -> bool | None:
+        """Whether the process has ended, or writes elsewhere: the lock in `root` is a copy.
+
+        None if only the machine of the process can tell.
+        """
         if self.machine != machine():
             return None
+        try:
+            if not os.path.samefile(self.root, root):
+                return True
+        except FileNotFoundError:
+            return True
         start = started(self.pid)
         return start is None or ("" not in (start, self.started) and start != self.started)
 
 
-def this_process() -> Owner:
-    """Returns a new claim of this process."""
+def this_process(root: Path) -> Owner:
+    """Returns a new claim of this process to `root`."""
     return Owner(
         token=uuid.uuid4().hex,
         host=platform.node(),
         pid=os.getpid(),
         since=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        root=str(root),
         machine=machine(),
         started=started(os.getpid()) or "",
     )

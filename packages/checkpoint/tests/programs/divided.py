@@ -53,7 +53,7 @@ def work(process: int, root: Path) -> None:
         for step in (1, 2, 3):
             store.save(step, item={"w": x * step})
     own = root / f"seen by {process}"
-    shutil.copytree(root, own, ignore=shutil.ignore_patterns("seen*"))
+    shutil.copytree(root, own, ignore=shutil.ignore_patterns("seen*", ".dovetail-writer*"))
     damage(own, process)
     store = Store(own)
     step, items = store.restore(item=target)

@@ -14,6 +14,7 @@ from dovetail_checkpoint import (
     identity,
     mapping,
     reading,
+    retention,
     step_names,
 )
 from dovetail_checkpoint.loading import read_groups

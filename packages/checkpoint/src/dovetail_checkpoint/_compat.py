@@ -221,7 +221,7 @@ def load_metrics(directory: Path) -> Any:
 def document_path(directory: Path, name: str) -> Path:
     """Returns the file of the JSON item `name`: that of Orbax v0 only if it alone is there."""
     path, older = directory / name / _DOCUMENT, directory / name / _V0_DOCUMENT
-    return older if older.is_file() and not path.is_file() else path
+    return older if os.path.isfile(older) and not os.path.isfile(path) else path
 
 
 def document_names(directory: Path) -> list[str]:
@@ -238,7 +238,7 @@ def item_names(directory: Path) -> list[str]:
 
 def is_checkpoint(directory: Path) -> bool:
     """Whether Orbax committed a step, or a tree of its own, here."""
-    return (directory / STEP_METADATA).is_file()
+    return os.path.isfile(directory / STEP_METADATA)  # False too if it may not be read
 
 
 def _read_json(path: Path) -> Any:

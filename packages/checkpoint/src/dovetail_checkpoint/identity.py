@@ -15,6 +15,7 @@ of a run is legitimate under any name, and one among the steps of a run is only 
 
 import json
 import logging
+import os
 import secrets
 from collections import Counter
 from pathlib import Path
@@ -111,7 +112,7 @@ def note(directory: Path, identity: Identity | None) -> str | None:
 
 def is_ours(directory: Path) -> bool:
     """Whether a Store wrote the directory, even if files of it are lost or damaged."""
-    if (directory / MANIFEST_ITEM).is_dir() or checksums.exists(directory):
+    if os.path.isdir(directory / MANIFEST_ITEM) or checksums.exists(directory):
         return True
     try:
         return MANIFEST_ITEM in _compat.item_names(directory)

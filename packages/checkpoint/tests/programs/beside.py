@@ -65,10 +65,12 @@ def main(root: Path, reads: int) -> None:
         return deleted
 
     retention.was_deleted = counted
-    for number in range(reads):
-        read(root, counts, number)
-    os.write(stopping, b"1")
-    assert os.waitpid(process, 0)[1] == 0
+    try:
+        for number in range(reads):
+            read(root, counts, number)
+    finally:  # else a reader that fails leaves the writer running
+        os.write(stopping, b"1")
+        assert os.waitpid(process, 0)[1] == 0
     for name in ("whole", "wrong", "called damaged", "listed again"):
         print(f"{name}: {counts[name]}")
 

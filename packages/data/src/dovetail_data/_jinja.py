@@ -15,6 +15,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
+from jinja2.visitor import NodeTransformer
 
 OPENS, CLOSES = "_generation_opens", "_generation_closes"  # variables that hold the two marks
 
@@ -36,6 +37,53 @@ class _Generation(Extension):
 
 def _write(variable: str, line: int) -> nodes.Node:
     return nodes.Output([nodes.Name(variable, "load")]).set_lineno(line, override=True)
+
+
+class _Turns(NodeTransformer):
+    """Adds marks to each loop over messages: at the start of a round, and behind the loop.
+
+    The mark of a round says whether its message is the assistant's. A round that is left early, by
+    `continue` or `break`, ends at the next mark all the same.
+    """
+
+    def visit_For(self, node: nodes.For) -> list[nodes.Node]:  # the visitor's naming
+        self.generic_visit(node)
+        if not _loops_over_messages(node):
+            return [node]
+        assert isinstance(node.target, nodes.Name)
+        role = nodes.Getattr(nodes.Name(node.target.name, "load"), "role", "load")
+        speaks = nodes.Compare(role, [nodes.Operand("eq", nodes.Const("assistant"))])
+        opens, closes = nodes.Name(OPENS, "load"), nodes.Name(CLOSES, "load")
+        mark = nodes.Output([nodes.CondExpr(speaks, opens, closes)])
+        node.body.insert(0, mark.set_lineno(node.lineno, override=True))
+        return [node, _write(CLOSES, node.lineno)]
+
+
+def _loops_over_messages(loop: nodes.For) -> bool:
+    """Whether a loop reads the role of its variable and writes text."""
+    if not isinstance(loop.target, nodes.Name):
+        return False
+    name = loop.target.name
+    of = [
+        node
+        for node in loop.find_all((nodes.Getattr, nodes.Getitem))
+        if isinstance(node.node, nodes.Name) and node.node.name == name
+    ]
+    role = any(
+        node.attr == "role"
+        if isinstance(node, nodes.Getattr)
+        else isinstance(node.arg, nodes.Const) and node.arg.value == "role"
+        for node in of
+    )
+    return role and next(loop.find_all(nodes.Output), None) is not None
+
+
+def with_turns(source: str) -> jinja2.Template:
+    """Returns the program of a template with a mark at each message. See `_Turns`."""
+    made = environment()
+    tree = made.parse(source)
+    marked = _Turns().visit(tree).set_environment(made)
+    return made.from_string(marked)
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):

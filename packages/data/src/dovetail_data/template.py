@@ -11,6 +11,7 @@ import datetime
 import functools
 import hashlib
 import importlib
+import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -189,18 +190,41 @@ class Template:
             ValueError: The template refuses the messages or fails, or the output of a {% generation
                 %} block is not found in the text.
         """
-        given = [_plain(message) for message in messages]
-        values = {"messages": given, "tools": tools, "add_generation_prompt": add_generation_prompt}
-        text = self._write(values, "", "")
+        values = _values(messages, tools, add_generation_prompt)
+        text = self._write(self._compiled, values)
         if not self.generation:
             return Rendered(text=text, spans=())
-        free = [mark for mark in _NONCHARACTERS if mark not in text]
-        if len(free) < 2:
-            raise ValueError(
-                "messages must leave two of the noncharacters U+FDD0..U+FDEF free: got all in one "
-                "conversation. Delete them."
-            )
-        return _unmark(self._write(values, free[0], free[1]), text, free[0], free[1])
+        opens, closes = _free_marks(text)
+        return _unmark(self._write(self._compiled, values, opens, closes), text, opens, closes)
+
+    def render_turns(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Any] | None = None,
+        add_generation_prompt: bool = False,
+    ) -> Rendered:
+        """Renders messages, with the span of each message of the assistant.
+
+        A span is the output of one round of the loop that writes the messages, with the heading of
+        the message. It needs no {% generation %} blocks. A message without output has no span.
+
+        Args:
+            messages: The conversation.
+            tools: JSON schemas of the tools on offer.
+            add_generation_prompt: End with the start of an assistant's message.
+
+        Returns:
+            The text, equal to that of `render`, and the spans in order.
+
+        Raises:
+            ValueError: As `render`.
+        """
+        values = _values(messages, tools, add_generation_prompt)
+        text = self._write(self._compiled, values)
+        opens, closes = _free_marks(text)
+        marked = self._write(self._by_turn, values, opens, closes)
+        return _turns(marked, text, opens, closes)
 
     @functools.cached_property
     def takes_text(self) -> bool:
@@ -221,7 +245,7 @@ class Template:
     def _writes(self, content: str | list[dict[str, str]]) -> bool:
         values = {"messages": [{"role": "user", "content": content}], "tools": None}
         try:
-            text = self._write({**values, "add_generation_prompt": False}, "", "")
+            text = self._write(self._compiled, {**values, "add_generation_prompt": False})
         except ValueError:  # "a" + [..] is how many fail
             return False
         printed = () if isinstance(content, str) else (str(content), json.dumps(content))
@@ -231,14 +255,21 @@ class Template:
     def _compiled(self) -> Any:
         return _dialect().environment().from_string(self.source)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key != "_compiled"}
+    @functools.cached_property
+    def _by_turn(self) -> Any:
+        return _dialect().with_turns(self.source)
 
-    def _write(self, values: Mapping[str, Any], opens: str, closes: str) -> str:
+    def __getstate__(self) -> dict[str, Any]:
+        programs = ("_compiled", "_by_turn")
+        return {key: value for key, value in self.__dict__.items() if key not in programs}
+
+    def _write(
+        self, program: Any, values: Mapping[str, Any], opens: str = "", closes: str = ""
+    ) -> str:
         marks = {_dialect().OPENS: opens, _dialect().CLOSES: closes}
         fixed = {"documents": None, "strftime_now": self._strftime, **self.variables}
         try:
-            return self._compiled.render({**fixed, **values, **marks})
+            return program.render({**fixed, **values, **marks})
         except Exception as error:  # a foreign program may raise anything
             raise ValueError(
                 f"the template must take the messages: got {type(error).__name__}: {error}. Mend "
@@ -279,6 +310,38 @@ def _plain(message: Message) -> dict[str, Any]:
     if reasoning is None:
         return present
     return {"thinking": reasoning, **present, "reasoning_content": reasoning}
+
+
+def _values(
+    messages: Sequence[Message], tools: Sequence[Any] | None, add_generation_prompt: bool
+) -> dict[str, Any]:
+    given = [_plain(message) for message in messages]
+    return {"messages": given, "tools": tools, "add_generation_prompt": add_generation_prompt}
+
+
+def _free_marks(text: str) -> tuple[str, str]:
+    """Returns two characters that are not in `text`."""
+    free = [mark for mark in _NONCHARACTERS if mark not in text]
+    if len(free) < 2:
+        raise ValueError(
+            "messages must leave two of the noncharacters U+FDD0..U+FDEF free: got all in one "
+            "conversation. Delete them."
+        )
+    return free[0], free[1]
+
+
+def _turns(marked: str, text: str, opens: str, closes: str) -> Rendered:
+    """Returns the spans from each opening mark to the next mark of either kind."""
+    pieces = re.split(f"([{opens}{closes}])", marked)
+    if "".join(pieces[::2]) != text:
+        raise ValueError(
+            "the output of a template's loop over the messages must stand unchanged in the text: "
+            "got it changed by a filter. Add {% generation %} blocks to the template."
+        )
+    ends = list(itertools.accumulate(len(piece) for piece in pieces[::2]))
+    between = zip(pieces[1::2], ends[:-1], ends[1:], strict=True)
+    spans = ((start, stop) for mark, start, stop in between if mark == opens and start < stop)
+    return Rendered(text=text, spans=tuple(spans))
 
 
 def _unmark(marked: str, text: str, opens: str, closes: str) -> Rendered:

@@ -208,23 +208,43 @@ def test_nothing_to_learn_is_dropped(merges):
     assert encoded(Template("{{ messages[0].content }}"), turns("a"), train_on="all") is None
 
 
+@pytest.mark.parametrize("train_on, expected", [("assistant", "[b\n]"), ("last", "[b\n]")])
+def test_a_template_that_rewrites_what_was_said_is_learnt_as_it_renders_the_whole(
+    train_on, expected
+):
+    document = encoded(FORGETFUL, turns("x", "a</think>b", "c"), train_on=train_on)
+    assert shown(document) == f"user:x\nassistant:{expected}user:c\n"
+
+
+# By index, so there is no message in a loop's variable: its turns cannot be told apart.
+INDEXED = Template(
+    "{% for i in range(messages | length) %}{{ messages[i].role + ':' }}"
+    "{{ messages[i].content if loop.last else messages[i].content.split('</think>')[-1] }}"
+    "{{ '\n' }}{% endfor %}{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
+)
+
+
 @pytest.mark.parametrize("train_on", ["assistant", "last"])
-def test_a_template_that_rewrites_what_was_said_is_ambiguous(train_on):
-    message = (
-        r"ambiguous template: it must .*: got 'a</think>b\\n' alone and 'b\\nuser:c\\n' among all, "
-        r"at character 17\. Add \{% generation %\} blocks .* or pass train_on=\"all\""
+def test_an_ambiguous_conversation_is_corrupt_and_others_are_not(train_on):
+    chat = Chat(Bytes(), template=INDEXED, train_on=train_on)
+    records = [turns("x", "a"), turns("x", "a</think>b", "c"), turns("x", "b", "c")]
+    first, refused, last = chat([{"messages": messages} for messages in records])
+    assert shown(first) == "user:x\nassistant:[a\n]"
+    assert shown(last) == "user:x\nassistant:[b\n]user:c\n"
+    assert isinstance(refused, Corrupt)
+    assert refused.error == (
+        "ambiguous template: it must render the first messages as it begins to render all: got "
+        "'a</think>b\\n' alone and 'b\\nuser:c\\n' among all, at character 17. Add "
+        '{% generation %} blocks around what the assistant says, or pass train_on="all".'
     )
-    with pytest.raises(ValueError, match=message):
-        encoded(FORGETFUL, turns("x", "a</think>b", "c"), train_on=train_on)
 
 
-def test_a_generation_prompt_that_the_answer_does_not_keep_is_ambiguous():
+def test_a_generation_prompt_that_the_answer_does_not_keep_is_a_heading_as_far_as_it_does():
     template = Template(
         "{% for m in messages %}{{ m.role + ':' + m.content }}{% endfor %}"
         "{% if add_generation_prompt %}{{ 'assistant:<think>' }}{% endif %}"
     )
-    with pytest.raises(ValueError, match=r"ambiguous .*got '<think>' alone and 'Ho' among all"):
-        encoded(template, turns("Hi", "Ho"))
+    assert shown(encoded(template, turns("Hi", "Ho"))) == "user:Hiassistant:[Ho]"
 
 
 def test_what_no_message_precedes_is_looked_at_where_it_is_learnt():

@@ -161,17 +161,18 @@ def test_an_answer_that_writes_nothing_is_dropped():
     assert encoded(record, template=template) is None  # "a" is the first id, and so no target
 
 
-def test_a_prompt_that_is_rewritten_is_ambiguous():
+def test_a_prompt_that_is_rewritten_is_corrupt():
     template = Template(
         "{% for m in messages %}{{ m.role[0] + ':' + m.content }}{% endfor %}"
         "{% if add_generation_prompt %}{{ 'a:<think>' }}{% endif %}"
     )
-    message = (
-        "ambiguous template: .*got '<think>' alone and 'Ho' among all, at character 6. "
-        "Mend what it writes for add_generation_prompt"
+    refused = encoded(MESSAGES[0], template=template)
+    assert isinstance(refused, Corrupt)
+    assert refused.error == (
+        "ambiguous template: it must render the first messages as it begins to render all: got "
+        "'<think>' alone and 'Ho' among all, at character 6. Mend what it writes for "
+        "add_generation_prompt, or the variables on which that depends."
     )
-    with pytest.raises(ValueError, match=message):
-        encoded(MESSAGES[0], template=template)
 
 
 @pytest.mark.parametrize(

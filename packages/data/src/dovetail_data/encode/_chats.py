@@ -19,7 +19,11 @@ from dovetail_data.tokenizer import ChatTokenizer, Encoding, Tokenizer
 
 
 class MalformedError(ValueError):
-    """The record is at fault, not the settings. It becomes a `Corrupt`."""
+    """The record cannot be encoded with these settings. It becomes a `Corrupt`."""
+
+
+class AmbiguousError(MalformedError):
+    """The renderings of a conversation do not extend each other."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -193,8 +197,8 @@ def cover(
     return (before[stop] - before[start] == stop - start).astype(np.uint8)
 
 
-def ambiguous(prefix: str, whole: str, *, cure: str) -> ValueError:
-    """Returns the error for a template whose renderings do not extend each other.
+def ambiguous(prefix: str, whole: str, *, cure: str) -> AmbiguousError:
+    """Returns the error for renderings of a conversation that do not extend each other.
 
     Args:
         prefix: The rendering of the first messages.
@@ -203,7 +207,7 @@ def ambiguous(prefix: str, whole: str, *, cure: str) -> ValueError:
     """
     pairs = zip(prefix, whole, strict=False)
     at = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(prefix), len(whole)))
-    return ValueError(
+    return AmbiguousError(
         "ambiguous template: it must render the first messages as it begins to render all: got "
         f"{prefix[at : at + 20]!r} alone and {whole[at : at + 20]!r} among all, at character {at}. "
         f"{cure}"

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from dovetail_data.encode import _chats
+from dovetail_data.encode._turns import Turns
 from dovetail_data.encode.encoder import Document
 from dovetail_data.record import Field, ids
 from dovetail_data.sources.source import Corrupt, Record
@@ -28,17 +29,18 @@ class Chat:
 
     Nothing is added to the template's text. It alone writes bos; if it writes no end of turn, or
     writes it outside its {% generation %} blocks, the model does not learn to stop. Nothing is cut.
-    A message with the text of a special token is corrupt. A conversation without trained ids is
-    dropped.
+    A message with the text of a special token is corrupt, and so is a conversation with an
+    ambiguous rendering. A conversation without trained ids is dropped.
 
     Args:
         tokenizer: `Pretrained`, `Bytes` or another `ChatTokenizer`.
         template: The chat template.
         train_on: "assistant" trains on the output of the template's {% generation %} blocks.
             Without blocks, it trains on everything that each assistant message adds to the
-            generation prompt before it, with the end of its turn; the template must then render
-            earlier messages alike when others follow. "last" trains on the last assistant message
-            alone, "all" on every id but the first.
+            generation prompt before it, with the end of its turn. If the template renders earlier
+            messages otherwise when others follow (Qwen3, Phi-3, Mistral), blocks are added to its
+            loop over the messages; the text stays the same. "last" trains on the last assistant
+            message alone, "all" on every id but the first.
         field: Name of the field with the list of messages.
         tools_field: Name of the field with the tools on offer, a list or its JSON. None ignores
             tools.
@@ -46,8 +48,7 @@ class Chat:
     Raises:
         TypeError: The tokenizer has no `encode_with_specials` or `find_special`, or `template` is
             not a `Template`, such as a path.
-        ValueError: `train_on` is unknown. While writing: a template without blocks renders earlier
-            messages differently when others follow.
+        ValueError: `train_on` is unknown.
 
     Example:
 
@@ -76,6 +77,7 @@ class Chat:
         self.tokenizer = _chats.reader(tokenizer)
         self.train_on, self.field, self.tools_field = train_on, field, tools_field
         self.renderer = _chats.Renderer(self.tokenizer, template)
+        self.turns = Turns(template)
         self.layout: Mapping[str, Field] = {
             "tokens": ids(tokenizer.vocab_size),
             "mask": Field(dtype="|u1"),
@@ -107,7 +109,7 @@ class Chat:
             spans = (
                 self._blocks(messages, tools, learnt, whole.spans)
                 if blocks
-                else [self._added(messages, tools, i, whole.text) for i in learnt]
+                else self._spoken(messages, tools, learnt, whole.text)
             )
             finish = functools.partial(_document, spans, len(whole.text))
         return _chats.Prepared(texts=[whole.text], finish=finish)
@@ -123,6 +125,22 @@ class Chat:
         if self.train_on != "last" or not learnt or learnt[0] == 0:
             return spans
         return spans[len(self.renderer.text(messages[: learnt[0]], tools=tools).spans) :]
+
+    def _spoken(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[Any] | None,
+        learnt: Sequence[int],
+        whole: str,
+    ) -> Sequence[tuple[int, int]]:
+        """Returns the spans of the messages `learnt`, for a template without blocks."""
+        try:
+            return [self._added(messages, tools, i, whole) for i in learnt]
+        except _chats.AmbiguousError:
+            turns = self.turns.spoken(messages, tools=tools)
+            if turns is None:
+                raise
+            return turns[-1:] if self.train_on == "last" else turns
 
     def _added(
         self, messages: list[dict[str, Any]], tools: list[Any] | None, i: int, whole: str

@@ -19,6 +19,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAlias
 
+from dovetail_data._template_files import find_source, read_json, text_of
+
 Message: TypeAlias = Mapping[str, Any]
 
 # Unicode sets these 32 apart for use inside a program; text hardly ever holds one.
@@ -151,9 +153,9 @@ class Template:
         """
         path = Path(path)
         directory = path if path.is_dir() else path.parent
-        config = _read_json(directory / "tokenizer_config.json")
-        source = _find_source(path, config, name)
-        tokens = {key: _text_of(config[key]) for key in config if key.endswith("_token")}
+        config = read_json(directory / "tokenizer_config.json")
+        source = find_source(path, config, name)
+        tokens = {key: text_of(config[key]) for key in config if key.endswith("_token")}
         known = {key: text for key, text in tokens.items() if text is not None}
         others = {
             k: text for k, text in known.items() if text and k not in ("bos_token", "eos_token")
@@ -367,45 +369,3 @@ def _canonical(content: list[Any]) -> str:
             f"the variables of a template must be JSON values: got variables={content[1]!r:.80}: "
             f"{error}. Pass strings, numbers, lists and dictionaries of those."
         ) from error
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    """Returns the object in a file; empty without the file."""
-    try:
-        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    except ValueError as error:
-        raise ValueError(
-            f"a configuration must be JSON in UTF-8: got {file}: {error}. Mend it, or load the "
-            "template's own .jinja file from elsewhere."
-        ) from error
-
-
-def _text_of(token: Any) -> str | None:
-    """Returns the text of a special token in tokenizer_config.json.
-
-    It is the value itself, {"content": text}, or "" for null. None means: no token, such as the
-    boolean add_bos_token.
-    """
-    if token is None:
-        return ""
-    if isinstance(token, dict):
-        return token.get("content")
-    return token if isinstance(token, str) else None
-
-
-def _find_source(path: Path, config: Mapping[str, Any], name: str) -> str:
-    standard = "chat_template.jinja"
-    extra = standard if name == "default" else f"additional_chat_templates/{name}.jinja"
-    file = path / extra if path.is_dir() else path
-    if file.is_file() and file.suffix != ".json":
-        return file.read_text(encoding="utf-8")
-    templates = (config if path.is_dir() else _read_json(path)).get("chat_template")
-    if isinstance(templates, list):
-        templates = {entry["name"]: entry["template"] for entry in templates}
-    named = {"default": templates} if isinstance(templates, str) else templates or {}
-    if name not in named:
-        raise ValueError(
-            f"a chat template must exist: got path={str(path)!r}, name={name!r} with the templates "
-            f"{sorted(named)}. Give a .jinja file, or a directory with {standard}."
-        )
-    return named[name]

@@ -10,7 +10,7 @@ the generation prompt does; the heading is not trained.
 """
 
 import functools
-import os
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -93,7 +93,7 @@ class Turns:
         ends = [bool(of[0].partition(_ANSWERS[0])[2]) for of in (earlier, last)]
         if ends[0] != ends[1]:
             return None
-        return os.path.commonprefix([prompt, *last]), os.path.commonprefix([prompt, *earlier])
+        return _common([prompt, *last]), _common([prompt, *earlier])
 
     def _generation_prompt(self) -> str:
         asked = self._chat("x", "b")
@@ -115,6 +115,12 @@ class Turns:
             content = text if self._template.takes_text else [{"type": "text", "text": text}]
             chat.append({"role": "assistant" if i % 2 else "user", "content": content})
         return chat
+
+
+def _common(texts: Sequence[str]) -> str:
+    """Returns the longest beginning of all texts."""
+    alike = itertools.takewhile(lambda c: len(set(c)) == 1, zip(*texts, strict=False))
+    return "".join(characters[0] for characters in alike)
 
 
 def _count(messages: Sequence[Mapping[str, Any]]) -> int:

@@ -1,5 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
+import json
 import pickle
 import re
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 from array_record.python.array_record_module import ArrayRecordReader
 
-from dovetail_data import Bytes, Corpus, CorruptError, Text, text, write
+from dovetail_data import Bytes, Corpus, CorruptError, DamagedError, Text, text, write
 
 TEXTS = {"a/1.txt": "x", "a/2.txt": "naïve\n", "b.txt": "lorem ipsum " * 3000, "c.txt": "日本語"}
 
@@ -151,7 +152,9 @@ def test_a_disk_that_cannot_be_read_is_damage(corpus, monkeypatch):
 def test_a_flipped_bit_in_a_table_does_not_open(copied):
     path = copied / "00000.npy"
     flip(path, path.stat().st_size - 3)
-    with pytest.raises(ValueError, match=r"tables must be as they were written: got .*00000.npy"):
+    with pytest.raises(
+        ValueError, match=r"must be as they were written: got .*00000.npy with another sha256"
+    ):
         Corpus(copied)
 
 
@@ -212,5 +215,10 @@ def test_another_tokenizer_beside_it_is_an_error(copied, bpe, other):
     (copied / "bytes.json").unlink()
     if other:
         (copied / "tokenizer.json").write_text(bpe.content)
+    with pytest.raises(DamagedError, match=r"must be whole: got .*bytes.json with bytes=None"):
+        Corpus(copied)
+    older = json.loads((copied / "index.json").read_text())  # without a list of its files
+    del older["files"], older["sha256"]
+    (copied / "index.json").write_text(json.dumps(older))
     with pytest.raises(ValueError, match=r"must keep its tokenizer.*Decode with your own"):
         _ = Corpus(copied).tokenizer

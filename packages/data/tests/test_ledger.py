@@ -1,10 +1,12 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
+import json
 import subprocess
 import sys
 
 import pytest
 
+from dovetail_data.index import DamagedError
 from dovetail_data.ledger import NAME, open_ledger
 
 IDENTITY = {"source": "s", "shard_bytes": 7}
@@ -82,7 +84,58 @@ def test_a_directory_with_other_files_is_an_error(tmp_path):
 def test_a_damaged_ledger_is_an_error(tmp_path):
     (tmp_path / NAME).write_bytes(b'{"source": \x00\n{}\n')
     with (
-        pytest.raises(ValueError, match=r"must hold JSON lines: got .*Delete the directory"),
+        pytest.raises(
+            ValueError,
+            match=r"must be as it was written: got .*ledger.jsonl: .*Delete the directory",
+        ),
         open_ledger(tmp_path, identity=IDENTITY),
     ):
         pass
+
+
+def test_a_flip_of_any_bit_is_found_or_drops_the_last_line(tmp_path):
+    lines = [{"chunks": i, "shard": {"documents": 10 * i}} for i in range(3)]
+    with open_ledger(tmp_path, identity=IDENTITY) as ledger:
+        for line in lines:
+            ledger.append(line)
+    whole = (tmp_path / NAME).read_bytes()
+    for bit in [*range(0, 8 * len(whole), 61), *range(8 * len(whole) - 8, 8 * len(whole))]:
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        (tmp_path / NAME).write_bytes(damaged)
+        if bit >= 8 * len(whole) - 8:  # no newline at the end: a torn line
+            with open_ledger(tmp_path, identity=IDENTITY) as ledger:
+                assert ledger.lines == lines[:2]
+            continue
+        with (
+            pytest.raises(DamagedError, match=f"got {tmp_path / NAME}: "),
+            open_ledger(tmp_path, identity=IDENTITY),
+        ):
+            pass
+
+
+def test_lines_of_another_order_are_found(tmp_path):
+    with open_ledger(tmp_path, identity=IDENTITY) as ledger:
+        for i in range(3):
+            ledger.append({"chunks": i})
+    first, *others = (tmp_path / NAME).read_bytes().splitlines(keepends=True)
+    for changed in (others[::-1], others[1:], [*others, others[-1]]):
+        (tmp_path / NAME).write_bytes(b"".join([first, *changed]))
+        with (
+            pytest.raises(DamagedError, match=r"without its sha256"),
+            open_ledger(tmp_path, identity=IDENTITY),
+        ):
+            pass
+
+
+def test_a_ledger_of_an_older_version_is_continued_with_a_warning(tmp_path, caplog):
+    names = ("source", "encoder", "shard_bytes", "parts", "chunks", "cut")
+    identity = dict.fromkeys(names, 1)
+    older = b"".join(json.dumps(line).encode() + b"\n" for line in (identity, {"chunks": 1}))
+    (tmp_path / NAME).write_bytes(older)
+    with open_ledger(tmp_path, identity=identity) as ledger:
+        assert ledger.lines == [{"chunks": 1}]
+        ledger.append({"chunks": 2})
+    assert (tmp_path / NAME).read_bytes() == older + b'{"chunks": 2}\n'
+    (record,) = caplog.records
+    assert f"should have a digest in each line: got {tmp_path / NAME}" in record.getMessage()

@@ -245,7 +245,7 @@ def test_the_turns_of_the_assistant_are_spans_of_the_same_text():
 
 
 def test_turns_that_a_filter_changes_are_an_error():
-    source = "{% filter length %}" + LOOP + "{% endfilter %}"
+    source = "{% filter length | string %}" + LOOP + "{% endfilter %}"
     message = r"must stand unchanged in the text: got it changed by a filter\. Add \{% generation"
     with pytest.raises(ValueError, match=message):
         Template(source).render_turns([USER, MODEL])

@@ -17,7 +17,7 @@ stores the documents as a corpus, once. Rows cut, pack or mix the documents of c
 - Sources of records: `text`, `jsonl`, `parquet`, `arrow`, `array_record`, `hf_directory`.
 - Encoders: `Text`, `Chat` (with a `Template`), `Preference`, `Prompt`, `Image`.
 - Tokenizers: `Bytes`, `Pretrained`, `train_bpe`, `token_bytes`.
-- Corpora: `write`, `Corpus`.
+- Corpora: `write`, `Corpus`, `verify`.
 - Rows: `pack`, `pad`, `pairs`, `prompts`, `images`, `mix`; `Rows.map` changes any of them.
 - Batches: `batches`, `to_device`, `check_batch`.
 - Inspection: `budget`, `show`; an iterator's `explain` and `stats`.
@@ -33,6 +33,7 @@ from dovetail_data.corpus import Corpus, CorruptDocument, CorruptError, CorruptR
 from dovetail_data.device import to_device
 from dovetail_data.encode import Chat, Document, Encoder, Image, Preference, Prompt, Text
 from dovetail_data.image_rows import images
+from dovetail_data.index import DamagedError
 from dovetail_data.inspecting import Shown, show
 from dovetail_data.mix import Mixture, mix
 from dovetail_data.pack import pack, pad
@@ -63,6 +64,7 @@ from dovetail_data.tokenizer import (
     Tokenizer,
     token_bytes,
 )
+from dovetail_data.verifying import verify
 from dovetail_data.write import Progress, write
 
 __all__ = [  # noqa: RUF022  (grouped by topic)
@@ -100,10 +102,12 @@ __all__ = [  # noqa: RUF022  (grouped by topic)
     # Corpora on disk
     "write",
     "Corpus",
+    "verify",
     "Progress",
     "CorruptRecord",
     "CorruptDocument",
     "CorruptError",
+    "DamagedError",
     # Rows and mixtures
     "pack",
     "pad",

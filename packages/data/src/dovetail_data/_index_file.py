@@ -15,10 +15,12 @@ import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from dovetail_data._durable import new_directory
+from dovetail_data.index import DamagedError
 from dovetail_data.spans import SpanTable
 
 _FORMAT = 1  # counts changes of the rows that the same packing makes
@@ -45,7 +47,7 @@ def load(directory: Path, *, of: Mapping[str, str], build: Callable[[], SpanTabl
         build: Builds the table.
 
     Raises:
-        ValueError: The files differ from those written.
+        DamagedError: The files differ from those written.
     """
     of = {"format": str(_FORMAT), **of}
     name = hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()[:32]
@@ -68,26 +70,47 @@ def _write(path: Path, of: Mapping[str, str], table: SpanTable) -> None:
         for name in _ARRAYS:
             with _file(fresh, name).open("wb") as file:
                 np.save(file, getattr(table, name))
-        content = {"of": of, "files": {name: _entry(fresh, name) for name in _ARRAYS}}
-        (fresh / _INDEX).write_text(json.dumps(content, indent=1), encoding="utf-8")
+        files = {name: _entry(fresh, name) for name in _ARRAYS}
+        (fresh / _INDEX).write_bytes(_content(of, files))
 
 
 def _verify(path: Path, of: Mapping[str, str]) -> None:
+    """Raises DamagedError unless the files of a table are those that were written."""
+    index = path / _INDEX
     remedy = f"Delete {path} and pack again."
     try:
-        stored = json.loads((path / _INDEX).read_text(encoding="utf-8"))
+        content = index.read_bytes()
         files = {name: _entry(path, name) for name in _ARRAYS}
-    except (OSError, ValueError) as error:
-        raise ValueError(f"an index of rows must be whole: got {error}. {remedy}") from error
-    if stored == {"of": of, "files": files}:
+    except OSError as error:
+        raise DamagedError(f"an index of rows must be whole: got {error}. {remedy}") from error
+    if content == _content(of, files):
         return
-    if isinstance(stored, dict) and stored.get("of") != of:
-        raise ValueError(
-            f"an index of rows must be that of {of}: got one of {stored.get('of')}. {remedy}"
+    stored = _stored(content)
+    if stored.get("of", of) != of:
+        raise DamagedError(
+            f"an index of rows must be that of {of}: got {index} of {stored['of']}. {remedy}"
         )
-    raise ValueError(
-        f"an index of rows must be as it was written: got {files}, {_INDEX} says {stored}. {remedy}"
+    entries = stored.get("files")
+    known = entries if isinstance(entries, dict) else files
+    differ = [str(_file(path, name)) for name in _ARRAYS if known.get(name) != files[name]]
+    other = f" and {', '.join(differ)}" if differ else ""
+    raise DamagedError(
+        f"an index of rows must be as it was written: got {index}{other} with another digest. "
+        f"{remedy}"
     )
+
+
+def _stored(content: bytes) -> dict[str, Any]:
+    """Returns the object of an index file; empty if its bytes are none."""
+    try:
+        stored = json.loads(content)
+    except ValueError:
+        return {}
+    return stored if isinstance(stored, dict) else {}
+
+
+def _content(of: Mapping[str, str], files: Mapping[str, Any]) -> bytes:
+    return json.dumps({"of": of, "files": files}, indent=1).encode()
 
 
 def _file(path: Path, name: str) -> Path:

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The command `python -m dovetail_data`: write, inspect, budget.
+"""The command `python -m dovetail_data`: write, inspect, verify, budget.
 
 Another command can mount `add_arguments` and `run`. Results go to standard output, all else to
 standard error.
@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import get_args
 
-from dovetail_data import _cli_inspect, _cli_write, _command
+from dovetail_data import _cli_inspect, _cli_verify, _cli_write, _command
 from dovetail_data._command import Frame, Parser, add_json
 from dovetail_data._timeline import Exhausted
 from dovetail_data.budget import budget
@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, declare, act in (
         ("write", _cli_write.declare, _cli_write.run),
         ("inspect", _cli_inspect.declare, _cli_inspect.run),
+        ("verify", _cli_verify.declare, _cli_verify.run),
         ("budget", _declare_budget, _run_budget),
     ):
         action = _command.add_action(actions, name, declare)

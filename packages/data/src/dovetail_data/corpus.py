@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
-import json
 import threading
 import zlib
 from collections.abc import Sequence
@@ -69,8 +67,8 @@ class Corpus:
 
     Also a Grain random-access source. `len(corpus)` is the number of documents. `corpus[i]` reads
     one as a dictionary of arrays; for text, {"tokens": i32[n]} with bos and eos. Each read verifies
-    the record's checksum, and opening verifies the checksums of the tables of records. A bit
-    flipped on disk therefore raises an error.
+    the record's checksum. Opening verifies the digests of the index and of all other files but the
+    records. A bit flipped on disk therefore raises an error; `verify` reads every byte.
 
     Args:
         directory: Directory that `write` finished.
@@ -88,7 +86,7 @@ class Corpus:
         fingerprint: Digest of the documents, their layout and the manifest.
 
     Raises:
-        ValueError: The directory holds no finished corpus, or files are missing, cut or damaged.
+        ValueError: The directory holds no finished corpus, or a file is missing, cut or damaged.
 
     Example:
 
@@ -106,6 +104,12 @@ class Corpus:
     def _open(self, directory: Path, *, verify: bool) -> None:
         self.directory = directory
         entries = index.read_index(self.directory)
+        for kind in ("records", "table"):
+            for name, entry in index.shard_files(entries, kind).items():
+                index.check_size(directory, name, entry)
+        if verify:
+            self._verify(entries)
+        self._entries = entries
         self.fingerprint: str = entries["fingerprint"]
         self.tokens: int = entries["tokens"]
         self.text_bytes: int = entries["text_bytes"]
@@ -118,12 +122,22 @@ class Corpus:
         self.corrupt = tuple(
             CorruptRecord(**record) for shard in entries["shards"] for record in shard["corrupt"]
         )
-        self._paths = [self._whole_file(shard["records"]) for shard in entries["shards"]]
-        self._tables = [self._table(shard["table"], verify) for shard in entries["shards"]]
+        self._paths = [directory / name for name in index.shard_files(entries, "records")]
+        tables = index.shard_files(entries, "table")
+        self._tables = [np.load(directory / name, mmap_mode="r") for name in tables]
         self._starts = np.cumsum([0, *map(len, self._tables)])
         lengths = [table["length"].astype(np.int32) for table in self._tables]
         self.lengths: Int32[np.ndarray, "documents"] = np.concatenate(lengths)
         self._files = threading.local()  # a descriptor may be closed while another thread reads
+
+    def _verify(self, entries: dict[str, Any]) -> None:
+        """Raises DamagedError for a damaged file; the records are verified as they are read."""
+        if index.is_older(entries):
+            index.warn_older(self.directory)
+        for name, entry in (
+            index.shard_files(entries, "table") | index.small_files(entries)
+        ).items():
+            index.check_file(self.directory, name, entry)
 
     @classmethod
     def _reopened(cls, directory: Path) -> "Corpus":
@@ -222,7 +236,8 @@ class Corpus:
 
     @functools.cached_property
     def _part_names(self) -> list[str]:
-        return json.loads((self.directory / index.PARTS).read_text(encoding="utf-8"))
+        last = max(table["part"].max(initial=0).item() for table in self._tables)
+        return index.read_parts(self.directory, self._entries, least=last + 1)
 
     def _public(self, name: str, array: np.ndarray) -> np.ndarray:
         return array.astype(np.int32) if name in self.codec.ids else array
@@ -245,25 +260,3 @@ class Corpus:
                 [damaged],
             )
         corrupt.append(damaged)
-
-    def _whole_file(self, entry: dict[str, str | int]) -> Path:
-        path = self.directory / str(entry["file"])
-        size = path.stat().st_size if path.exists() else None
-        if size != entry["bytes"]:
-            raise ValueError(
-                f"a corpus's files must be whole: got {path} with bytes={size}, index.json says "
-                f"{entry['bytes']}. Copy the directory again, or delete it and write it anew."
-            )
-        return path
-
-    def _table(self, entry: dict[str, str | int], verify: bool) -> np.ndarray:
-        path = self._whole_file(entry)
-        if verify:
-            with open(path, "rb") as stream:
-                digest = hashlib.file_digest(stream, "sha256").hexdigest()
-            if digest != entry["sha256"]:
-                raise ValueError(
-                    f"a corpus's tables must be as they were written: got {path} with another "
-                    "sha256. Copy the directory again, or delete it and write it anew."
-                )
-        return np.load(path, mmap_mode="r")

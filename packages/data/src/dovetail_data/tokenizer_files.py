@@ -9,11 +9,15 @@ from dovetail_data.index import write_json
 from dovetail_data.tokenizer import Bytes, Pretrained, Tokenizer, require_tokenizers
 
 _BYTES = "bytes.json"  # a marker: a tokenizer of bytes has no file of its own
+_NAMES = (_BYTES, "tokenizer.json", "tokenizer_config.json")
 
 
-def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
-    """Writes a tokenizer of this package to `directory`. Other tokenizers are left out."""
-    if tokenizer.fingerprint == Bytes.fingerprint:
+def save_tokenizer(tokenizer: Tokenizer | None, directory: Path) -> list[str]:
+    """Writes a tokenizer of this package to `directory`. Other tokenizers are left out.
+
+    Returns the names of its files.
+    """
+    if tokenizer is not None and tokenizer.fingerprint == Bytes.fingerprint:
         write_json(directory / _BYTES, {"tokenizer": tokenizer.fingerprint})
     elif isinstance(tokenizer, Pretrained):
         name = require_tokenizers().Tokenizer.from_str(tokenizer.content).id_to_token
@@ -21,6 +25,12 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
         config = {"bos_token": bos, "eos_token": name(tokenizer.eos_id)}
         write_json(directory / "tokenizer_config.json", config)
         write_file(directory / "tokenizer.json", tokenizer.content.encode())
+    return tokenizer_names(directory)
+
+
+def tokenizer_names(directory: Path) -> list[str]:
+    """Returns the names of the files that `save_tokenizer` wrote."""
+    return [name for name in _NAMES if (directory / name).is_file()]
 
 
 def load_tokenizer(directory: Path) -> Tokenizer | None:

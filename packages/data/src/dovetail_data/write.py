@@ -23,6 +23,7 @@ from dovetail_data._tasks import Chunk, cut, cutting, tasks
 from dovetail_data._workers import Encoded, Job, encode_all
 from dovetail_data.corpus import Corpus
 from dovetail_data.encode.encoder import Encoder
+from dovetail_data.ledger import NAME as LEDGER
 from dovetail_data.ledger import Ledger, check_identity, open_ledger
 from dovetail_data.record import Codec
 from dovetail_data.sources.source import Part, Source
@@ -152,13 +153,12 @@ def write(
             **identity,
         }
         with _disk(directory, ledger):
-            if encoder.tokenizer is not None:
-                save_tokenizer(encoder.tokenizer, directory)
             index.write_index(
                 directory,
                 shards=[line["shard"] for line in ledger.lines],
                 parts=[p.name for p in parts],
                 facts=facts,
+                others=[LEDGER, *save_tokenizer(encoder.tokenizer, directory)],
             )
     return Corpus(directory)
 

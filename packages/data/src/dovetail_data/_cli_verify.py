@@ -1,0 +1,29 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The action `verify`: every byte of a corpus against its digests."""
+
+import argparse
+import json
+from pathlib import Path
+
+from dovetail_data._command import add_json
+from dovetail_data.verifying import verify
+
+
+def declare(parser: argparse.ArgumentParser) -> None:
+    """Read every byte of a corpus and compare it with the digests in its index.
+
+    Names each damaged file. A corpus of an older version has no digest of its index and of its
+    small files; --add writes them.
+    """
+    parser.add_argument("corpus", type=Path, metavar="DIR", help="what write finished")
+    parser.add_argument("--add", action="store_true", help="add digests to an older corpus")
+    add_json(parser)
+
+
+def run(args: argparse.Namespace, progress: object) -> str:
+    """Returns the output of the action."""
+    size = verify(args.corpus, add=args.add)
+    if args.json:
+        return json.dumps({"corpus": str(args.corpus), "bytes": size})
+    return f"{args.corpus}: {size:,} bytes are as they were written"

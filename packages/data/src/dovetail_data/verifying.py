@@ -1,0 +1,72 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Verification of every byte of a corpus against the digests in its index."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from dovetail_data import index
+from dovetail_data.ledger import NAME as LEDGER
+from dovetail_data.tokenizer_files import tokenizer_names
+
+
+def verify(directory: str | Path, *, add: bool = False) -> int:
+    """Reads all files of a corpus and compares them with the digests in its index.
+
+    `Corpus` verifies all files but the records when it opens, and each record when it is read. This
+    function also covers bytes between records, which no document depends on.
+
+    Args:
+        directory: The corpus.
+        add: Add the digests to the index of an older version, after the rest is verified. A
+            corpus with digests stays as it is.
+
+    Returns:
+        The number of bytes read.
+
+    Raises:
+        ValueError: The directory holds no finished corpus.
+        DamagedError: Files are damaged; all are named.
+
+    Example:
+
+        >>> from pathlib import Path
+        >>> from dovetail_data import Bytes, Text, text, write
+        >>> _ = Path("a.txt").write_text("To be, or not to be: that is the question.")
+        >>> _ = write(text("a.txt"), "corpus", encoder=Text(Bytes()))
+        >>> verify("corpus") > 1000
+        True
+    """
+    directory = Path(directory)
+    entries = index.read_index(directory)
+    if errors := list(_errors(directory, entries)):
+        raise index.DamagedError("\n".join(map(str, errors)))
+    if index.is_older(entries):
+        if add:
+            others = [index.PARTS, LEDGER, *tokenizer_names(directory)]
+            present = [name for name in others if (directory / name).is_file()]
+            index.write_digested(directory, entries, others=present)
+            entries = index.read_index(directory)
+        else:
+            index.warn_older(directory)
+    read = (directory / name for name in (index.NAME, *_files(entries)))
+    return sum(path.stat().st_size for path in read)
+
+
+def _files(entries: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    shards = [index.shard_files(entries, kind) for kind in ("records", "table")]
+    return shards[0] | shards[1] | index.small_files(entries)
+
+
+def _errors(directory: Path, entries: dict[str, Any]) -> Iterator[index.DamagedError]:
+    for name, entry in _files(entries).items():
+        try:
+            index.check_file(directory, name, entry)
+        except index.DamagedError as error:
+            yield error
+    try:
+        index.read_parts(directory, entries)
+    except index.DamagedError as error:
+        if index.PARTS not in _files(entries):  # else reported above
+            yield error

@@ -53,7 +53,7 @@ def test_one_corrupt_record_too_many_is_an_error_that_lists_them(damaged, tmp_pa
     monkeypatch.setattr("dovetail_data._tasks._CHUNK_BYTES", 1)
     message = (
         r"at most max_corrupt=2 records may be corrupt: got 3 so far:\n  a\.jsonl:3: .*\n"
-        r"  b\.jsonl:2: .*\n  b\.jsonl:4: .*\nMend them, or pass max_corrupt="
+        r"  b\.jsonl:2: .*\n  b\.jsonl:4: .*\nMend them and call write"
     )
     arguments = {"encoder": Text(Bytes()), "shard_bytes": 1}
     with pytest.raises(ValueError, match=message):

@@ -33,6 +33,16 @@ def text_of(token: Any) -> str | None:
 
 
 def find_source(path: Path, config: Mapping[str, Any], name: str) -> str:
+    """Returns the Jinja source of a template.
+
+    Args:
+        path: A model's directory, a .jinja file or a tokenizer_config.json.
+        config: The tokenizer_config.json of the directory.
+        name: Name of the template.
+
+    Raises:
+        ValueError: There is no such template.
+    """
     standard = "chat_template.jinja"
     extra = standard if name == "default" else f"additional_chat_templates/{name}.jinja"
     file = path / extra if path.is_dir() else path

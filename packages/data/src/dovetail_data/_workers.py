@@ -26,6 +26,7 @@ class Encoded:
         text_bytes: UTF-8 bytes of their texts.
         dropped: Number of dropped records.
         corrupt: (where, error) of each record that could not be read or encoded.
+        damaged: Numbers of the parts with such records.
     """
 
     records: list[bytes] = dataclasses.field(default_factory=list)
@@ -34,6 +35,7 @@ class Encoded:
     text_bytes: int = 0
     dropped: int = 0
     corrupt: list[tuple[str, str]] = dataclasses.field(default_factory=list)
+    damaged: set[int] = dataclasses.field(default_factory=set)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,6 +66,7 @@ class Job:
                 out.dropped += 1
             elif isinstance(result, Corrupt):
                 out.corrupt.append((self.source.locate(piece.input_part, j), result.error))
+                out.damaged.add(piece.number)
             else:
                 counts = [len(result.arrays[name]) for name in self.codec.ids]
                 out.records.append(self._record(result, where=(piece.input_part, j)))

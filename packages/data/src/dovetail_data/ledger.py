@@ -13,29 +13,39 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from dovetail_data._durable import sync
+from dovetail_data._durable import sync, write_file
 from dovetail_data.index import DamagedError
 
 NAME = "ledger.jsonl"
 _DIGEST = "sha256"
+_NOTED, _MENDED = "damaged_files", "mended"  # keys of the lines that are no shard's
+_OF_SOURCE = {"source", "parts", "chunks"}  # entries of an identity that follow from the source
 _logger = logging.getLogger(__name__)
 
 
+Resume = Callable[[dict[str, Any] | None, list[dict[str, Any]]], int | None]
+"""Says how many shards of another source stay, from the note of its damaged files; None refuses."""
+
+
 @contextmanager
-def open_ledger(directory: Path, *, identity: dict[str, Any]) -> Iterator["Ledger"]:
+def open_ledger(
+    directory: Path, *, identity: dict[str, Any], resume: Resume | None = None
+) -> Iterator["Ledger"]:
     """Opens and locks the ledger of `directory`. Its first line is the identity.
 
     Args:
         directory: Directory of the corpus.
         identity: Values that must not change between the runs that write one corpus.
+        resume: Called if they differ in the source alone.
 
     Raises:
         ValueError: The ledger has another identity, or the directory holds other files.
+        DamagedError: The ledger is damaged.
         RuntimeError: Another process is writing the corpus.
     """
     path = directory / NAME
@@ -48,41 +58,88 @@ def open_ledger(directory: Path, *, identity: dict[str, Any]) -> Iterator["Ledge
     with open(path, "a+b") as stream:
         _lock(stream, directory)
         lines, digest = _read(stream, path)
-        ledger = Ledger(stream, lines[1:], digest=digest)
-        if lines:
-            check_identity(lines[0], identity, directory)
-        else:
+        ledger = Ledger(path, stream, digest=digest)
+        for line in lines:
+            ledger.replay(line)
+        if not lines:
             ledger.write(identity)
             sync(directory)
+        elif (kept := _kept(ledger, identity, resume)) is not None:
+            ledger.write({_MENDED: identity, "kept": kept})
+        else:
+            check_identity(ledger.identity, identity, directory)
         yield ledger
+
+
+def _kept(ledger: "Ledger", identity: dict[str, Any], resume: Resume | None) -> int | None:
+    """Returns the number of shards that stay for another source; None for the same or none."""
+    differ = {name for name, value in identity.items() if ledger.identity.get(name) != value}
+    if resume is None or "source" not in differ or differ - _OF_SOURCE:
+        return None
+    return resume(ledger.noted, ledger.lines)
 
 
 class Ledger:
     """The lines of the finished shards, in order.
 
     Args:
-        stream: The file.
-        lines: Its lines behind the first.
+        path: Its file.
+        stream: The open file.
         digest: Digest of all lines in the file; None for a ledger without digests.
+
+    Attributes:
+        identity: The values of the source, the encoder and the options.
+        lines: One entry for each finished shard.
+        noted: The note of the files whose damage ended the last run; None without.
     """
 
-    def __init__(
-        self, stream: BinaryIO, lines: list[dict[str, Any]], *, digest: str | None
-    ) -> None:
+    def __init__(self, path: Path, stream: BinaryIO, *, digest: str | None) -> None:
+        self._path = path
         self._stream = stream
         self._digest = digest
-        self.lines = lines
+        self._straight = True  # no line of the file is about an earlier run's end
+        self.identity: dict[str, Any] = {}
+        self.lines: list[dict[str, Any]] = []
+        self.noted: dict[str, Any] | None = None
 
     def append(self, line: dict[str, Any]) -> None:
         """Records a finished shard. The line is on the disk when this returns."""
         self.write(line)
-        self.lines.append(line)
+
+    def note(self, noted: dict[str, Any]) -> None:
+        """Records the files whose damage ends this run."""
+        if noted != self.noted:
+            self.write({_NOTED: noted})
 
     def write(self, line: dict[str, Any]) -> None:
         content, self._digest = _encoded(line, self._digest)
         self._stream.write(content)
         self._stream.flush()
         os.fsync(self._stream.fileno())
+        self.replay(line)
+
+    def replay(self, line: dict[str, Any]) -> None:
+        """Takes in one line of the file."""
+        if not self.identity:
+            self.identity = line
+        elif _NOTED in line:
+            self.noted, self._straight = line[_NOTED], False
+        elif _MENDED in line:
+            self.identity, self._straight = line[_MENDED], False
+            del self.lines[line["kept"] :]
+            self.noted = None
+        else:
+            self.lines.append(line)
+
+    def straighten(self) -> None:
+        """Leaves the identity and the shards alone in the file: the bytes of an undisturbed run."""
+        if self._straight:
+            return
+        content, digest = b"", None if self._digest is None else ""
+        for line in (self.identity, *self.lines):
+            encoded, digest = _encoded(line, digest)
+            content += encoded
+        write_file(self._path, content)
 
 
 def _lock(stream: BinaryIO, directory: Path) -> None:

@@ -10,14 +10,18 @@ small corpus is therefore encoded in parallel too, and a crash costs one unfinis
 
 import dataclasses
 import errno
+import functools
 import itertools
+import logging
 import os
+import re
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 from dovetail_data import index
+from dovetail_data._mending import mended, note
 from dovetail_data._shard import Shard
 from dovetail_data._tasks import Chunk, cut, cutting, tasks
 from dovetail_data._workers import Encoded, Job, encode_all
@@ -29,6 +33,8 @@ from dovetail_data.record import Codec
 from dovetail_data.sources.source import Part, Source
 from dovetail_data.tokenizer_files import save_tokenizer
 
+_logger = logging.getLogger(__name__)
+_SHARD = re.compile(r"(?P<partial>partial-)?(?P<number>\d{5,})\.(array_record|npy)")
 _LISTED = 20  # corrupt records in an error: a screenful
 
 
@@ -141,8 +147,9 @@ def write(
     job = Job(source=source, encoder=encoder, codec=Codec(encoder.layout))
     chunks = cut(parts)
     resumable = {**identity, "parts": len(parts), "chunks": len(chunks), "cut": cutting()}
-    with open_ledger(directory, identity=resumable) as ledger:
-        run = _Run(job=job, chunks=chunks, directory=directory, ledger=ledger)
+    resume = functools.partial(_resume, source, chunks, directory)
+    with open_ledger(directory, identity=resumable, resume=resume) as ledger:
+        run = _Run(job=job, parts=parts, chunks=chunks, directory=directory, ledger=ledger)
         with closing(run.write(shard_bytes, workers=workers, max_corrupt=max_corrupt)) as events:
             for event in events:
                 if progress is not None:
@@ -153,6 +160,8 @@ def write(
             **identity,
         }
         with _disk(directory, ledger):
+            ledger.straighten()
+            _tidy(directory, len(ledger.lines))
             index.write_index(
                 directory,
                 shards=[line["shard"] for line in ledger.lines],
@@ -168,6 +177,7 @@ class _Run:
     """One run of the writer over `chunks`, from the ledger's last entry."""
 
     job: Job
+    parts: Sequence[Part]
     chunks: list[Chunk]
     directory: Path
     ledger: Ledger
@@ -179,33 +189,48 @@ class _Run:
         last = self.ledger.lines[-1] if self.ledger.lines else {"chunks": 0, "slices": 0}
         written, slices = last["chunks"], last["slices"]
         left = tasks(self.job.source, self.chunks, done=written, slices=slices)
-        totals = _Totals([line["shard"] for line in self.ledger.lines], self.chunks)
+        totals = _Totals(self.ledger.lines, self.chunks)
         shard: Shard | None = None
+        damaged: set[int] = set()  # parts, since the last finished shard
         try:
-            _check_corrupt(totals.corrupt, max_corrupt)
+            self._check_corrupt(totals, max_corrupt)
             with closing(encode_all(self.job, left, workers=workers)) as results:
                 for encoded, ends in results:
                     written, slices = (written + 1, 0) if ends else (written, slices + 1)
                     totals.add(encoded)
-                    _check_corrupt(totals.corrupt, max_corrupt)
+                    damaged |= encoded.damaged
+                    self._check_corrupt(totals, max_corrupt)
                     with _disk(self.directory, self.ledger):
                         shard = shard or Shard(self.directory, len(self.ledger.lines))
                         shard.add(encoded)
                         if shard.bytes >= shard_bytes or written == len(self.chunks):
                             line = {"chunks": written, "slices": slices}
-                            self.ledger.append({**line, "shard": shard.close()})
-                            shard = None
+                            parts = {"damaged": sorted(damaged)} if damaged else {}
+                            self.ledger.append({**line, **parts, "shard": shard.close()})
+                            shard, damaged = None, set()
                     yield totals.progress(written)
         finally:
             if shard is not None:
                 shard.discard()
 
+    def _check_corrupt(self, totals: "_Totals", max_corrupt: int) -> None:
+        """Raises CorruptInputError for more than `max_corrupt` records, and notes their files."""
+        if len(totals.corrupt) <= max_corrupt:
+            return
+        noted = note(self.job.source, self.parts, totals.damaged)
+        if noted is not None:
+            with _disk(self.directory, self.ledger):
+                self.ledger.note(noted)
+        raise _too_many(totals.corrupt, max_corrupt)
+
 
 class _Totals:
     """Totals of the finished shards and the chunks added since."""
 
-    def __init__(self, shards: list[dict[str, Any]], chunks: list[Chunk]) -> None:
+    def __init__(self, lines: list[dict[str, Any]], chunks: list[Chunk]) -> None:
         self._chunks = chunks
+        shards = [line["shard"] for line in lines]
+        self.damaged = {number for line in lines for number in line.get("damaged", ())}
         self._bytes = [0, *itertools.accumulate(sum(p.bytes for _, p in chunk) for chunk in chunks)]
         self.documents, self.tokens, self.dropped = (
             sum(shard[name] for shard in shards) for name in ("documents", "tokens", "dropped")
@@ -219,6 +244,7 @@ class _Totals:
         self.tokens += chunk.tokens
         self.dropped += chunk.dropped
         self.corrupt += chunk.corrupt
+        self.damaged |= chunk.damaged
 
     def progress(self, written: int) -> Progress:
         return Progress(
@@ -244,14 +270,44 @@ def _check_outside(directory: Path, parts: Sequence[Part]) -> None:
         )
 
 
-def _check_corrupt(records: list[tuple[str, str]], max_corrupt: int) -> None:
-    if len(records) > max_corrupt:
-        listed = "\n".join(f"  {where}: {error}" for where, error in records[:_LISTED])
-        more = f"\n  and {len(records) - _LISTED} more" if len(records) > _LISTED else ""
-        raise CorruptInputError(
-            f"at most max_corrupt={max_corrupt} records may be corrupt: got {len(records)} so far:"
-            f"\n{listed}{more}\nMend them, or pass max_corrupt= the number that may be left out."
-        )
+def _too_many(records: list[tuple[str, str]], max_corrupt: int) -> CorruptInputError:
+    listed = "\n".join(f"  {where}: {error}" for where, error in records[:_LISTED])
+    more = f"\n  and {len(records) - _LISTED} more" if len(records) > _LISTED else ""
+    return CorruptInputError(
+        f"at most max_corrupt={max_corrupt} records may be corrupt: got {len(records)} so far:"
+        f"\n{listed}{more}\nMend them and call write(...) again, or pass max_corrupt= the number "
+        "that may be left out. Finished shards stay."
+    )
+
+
+def _resume(
+    source: Source,
+    chunks: list[Chunk],
+    directory: Path,
+    noted: dict[str, Any] | None,
+    lines: list[dict[str, Any]],
+) -> int | None:
+    """Returns the number of shards that stay for a mended source; None for another source."""
+    change = mended(source, chunks, noted, lines)
+    if change is None:
+        return None
+    _logger.warning(
+        "%s is continued with a mended source: changed are %s. %d of %d finished shards stay; the "
+        "others and the rest of the source are written again.",
+        directory,
+        ", ".join(change.files),
+        change.kept,
+        len(lines),
+    )
+    return change.kept
+
+
+def _tidy(directory: Path, shards: int) -> None:
+    """Deletes shards behind the last, of a source before it was mended, and unfinished ones."""
+    for path in directory.iterdir():
+        match = _SHARD.fullmatch(path.name)
+        if match and (match["partial"] or int(match["number"]) >= shards):
+            path.unlink()
 
 
 @contextmanager

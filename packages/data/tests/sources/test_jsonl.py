@@ -136,7 +136,7 @@ def test_a_file_that_changed_since_is_an_error(tmp_path, content):
     source = jsonl(tmp_path / "x.jsonl")
     (tmp_path / "x.jsonl").write_bytes(content)
     message = (
-        rf"must not change while it is read: got .*x\.jsonl with {len(content)} bytes, it had 18"
+        rf"must not change while it is read: got .*x\.jsonl with bytes={len(content)}, it had 18"
     )
     with pytest.raises(ValueError, match=message):
         list(records(source))
@@ -149,5 +149,5 @@ def test_a_file_that_changes_during_a_part_is_an_error(tmp_path):
     reading = source.read(input_part)
     next(reading)
     os.truncate(tmp_path / "x.jsonl", 3)
-    with pytest.raises(ValueError, match=r"got .*x\.jsonl with 3 bytes, it had 18\. Make the"):
+    with pytest.raises(ValueError, match=r"got .*x\.jsonl with bytes=3, it had 18\. Make the"):
         list(reading)

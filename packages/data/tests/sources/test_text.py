@@ -79,7 +79,7 @@ def test_a_file_that_changed_since_is_an_error(tree):
     (tree / "b.txt").write_bytes(b"BBBB")
     for input_part, now in ((plain, 4), (packed, packed.bytes - 2)):
         message = (
-            rf"must not change while it is read: got .*{input_part.name} with {now} bytes, it had "
+            rf"must not change while it is read: got .*{input_part.name} with bytes={now}, it had "
             rf"{input_part.bytes}\. Make the source again\."
         )
         with pytest.raises(ValueError, match=message):

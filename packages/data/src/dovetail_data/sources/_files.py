@@ -2,16 +2,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """The files of a source: listed once, in one order, with one digest."""
 
+import abc
 import collections
 import dataclasses
+import functools
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from dovetail_data import compression
+from dovetail_data.sources.source import Corrupt, Part, Record
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+CHECKED_RECORDS = 1024  # between two checks of a file
+_SETTLED_NS = 2_000_000_000  # above the resolution of times on any usual file system
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,14 +36,96 @@ class File:
     bytes: int
 
 
-class Listed:
-    """A source with a list of files; its repr counts them."""
+@dataclasses.dataclass(frozen=True)
+class Content:
+    """The content of a file when it was hashed.
+
+    Args:
+        sha256: Its digest.
+        settled: The file's state, if its next change must change that too. None for a file that
+            had just been written: file systems round times.
+    """
+
+    sha256: str
+    settled: "State | None"
+
+
+class Listed(abc.ABC):
+    """A source with a list of files. It reads the contents of its fingerprint, or raises.
+
+    Contents, not modification times, make the fingerprint: a checkout or a copy is the same source.
+    It reads the whole input once, and that is fast beside encoding it. From then on, each file is
+    checked before and after records are read from it: it is hashed again if its times changed.
+    """
 
     files: tuple[File, ...]
 
     def __repr__(self) -> str:
         size = sum(file.bytes for file in self.files)
         return f"{type(self).__name__}(files={len(self.files):,}, bytes={size:,})"
+
+    @property
+    @abc.abstractmethod
+    def kind(self) -> str:
+        """The way of reading, for the fingerprint."""
+
+    @abc.abstractmethod
+    def read_unchecked(self, part: Part) -> Iterator[Record | Corrupt]:
+        """Yields the records of one part."""
+
+    @property
+    def fingerprint(self) -> str:
+        return self.digest()
+
+    def digest(self, *, without: Collection[str] = ()) -> str:
+        """Returns the sha256 of `kind` and of the files' names and contents.
+
+        `without` names files to leave out.
+        """
+        total = hashlib.sha256(self.kind.encode())
+        for file in self.files:
+            if file.name not in without:
+                line = f"\n{file.name}\n{self.contents[file.path].sha256}"
+                total.update(line.encode(errors="surrogateescape"))
+        return total.hexdigest()
+
+    @functools.cached_property
+    def contents(self) -> dict[str, Content]:
+        """The content of each file by its path, hashed at the first use."""
+        return {file.path: _hashed(file.path) for file in self.files}
+
+    def read(self, part: Part) -> Iterator[Record | Corrupt]:
+        """Yields the records of one part, with `Corrupt` in the place of damaged ones.
+
+        Raises ValueError if the file has changed, at the latest `CHECKED_RECORDS` records later.
+        """
+        self._check(part.path)
+        for i, record in enumerate(self.read_unchecked(part), start=1):
+            yield record
+            if i % CHECKED_RECORDS == 0:
+                self._check(part.path)
+        self._check(part.path)
+
+    @functools.cached_property
+    def by_path(self) -> dict[str, File]:
+        """The files by their paths."""
+        return {file.path: file for file in self.files}
+
+    def _check(self, path: str) -> None:
+        """Raises ValueError unless a file is as it was listed and hashed."""
+        state = check_unchanged(path, self.by_path[path].bytes)
+        if "contents" not in self.__dict__:  # nobody asked for a digest
+            return
+        known = self.contents[path]
+        if known.settled == state:
+            return
+        now = _hashed(path)
+        if now.sha256 != known.sha256:
+            raise ValueError(
+                f"a source must not change while it is read: got {path} with other contents than "
+                "those of its fingerprint. Make the source again."
+            )
+        self.contents[path] = now
 
 
 def find(paths: Paths, pattern: str, *, compressed: bool = False) -> tuple[File, ...]:
@@ -99,25 +188,40 @@ def _check_once(files: list[str], *, compressed: bool) -> None:
         )
 
 
-def check_unchanged(path: str, expected_bytes: int) -> None:
-    """Raises ValueError unless the file still has its expected size."""
-    now = os.stat(path).st_size
-    if now != expected_bytes:
+State = tuple[int, ...]
+"""Inode and size of a file, and the times of its last change: of its content, and of anything."""
+
+
+def check_unchanged(path: str, expected_bytes: int) -> State:
+    """Returns the state of a file; ValueError unless it still has its expected size."""
+    state = _state(path)
+    size = state and state[1]
+    if state is None or size != expected_bytes:
         raise ValueError(
-            f"a source must not change while it is read: got {path} with {now} bytes, it had "
+            f"a source must not change while it is read: got {path} with bytes={size}, it had "
             f"{expected_bytes}. Make the source again."
         )
+    return state
 
 
-def digest(files: Iterable[File], *, kind: str) -> str:
-    """Returns the sha256 of `kind`, the way of reading, and of the files' names and contents.
+def _hashed(path: str) -> Content:
+    """Returns the content of a file; ValueError if it changes meanwhile."""
+    begin, before = time.time_ns(), _state(path)
+    with open(path, "rb") as stream:
+        sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
+    if before is None or _state(path) != before:
+        raise ValueError(
+            f"a source must not change while it is read: got {path}, which another process writes. "
+            "Wait for it, and make the source again."
+        )
+    age = abs(begin - max(before[-2:]))  # the clock of a file server may be ahead
+    return Content(sha256, before if age > _SETTLED_NS else None)
 
-    Contents, not modification times: a checkout or a copy is the same source. It reads the whole
-    input once, which is fast beside encoding it.
-    """
-    total = hashlib.sha256(kind.encode())
-    for file in files:
-        with open(file.path, "rb") as stream:
-            content = hashlib.file_digest(stream, "sha256").hexdigest()
-        total.update(f"\n{file.name}\n{content}".encode(errors="surrogateescape"))
-    return total.hexdigest()
+
+def _state(path: str) -> State | None:
+    """Returns the state of a file, None if it is gone."""
+    try:
+        now = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns

@@ -71,12 +71,8 @@ class ArrowFiles(_files.Listed):
     columns: tuple[str, ...] | None
 
     @property
-    def fingerprint(self) -> str:
-        return self._fingerprint  # pyright takes no cached_property for a protocol's property
-
-    @functools.cached_property
-    def _fingerprint(self) -> str:
-        return _files.digest(self.files, kind=f"arrow columns={self.columns}")
+    def kind(self) -> str:
+        return f"arrow columns={self.columns}"
 
     def parts(self) -> tuple[Part, ...]:
         return self._parts
@@ -89,8 +85,7 @@ class ArrowFiles(_files.Listed):
             for input_part in (_file_parts(file) if _is_file(file.path) else _stream_parts(file))
         )
 
-    def read(self, part: Part) -> Iterator[Record | Corrupt]:
-        _files.check_unchanged(part.path, self._by_path[part.path].bytes)
+    def read_unchecked(self, part: Part) -> Iterator[Record | Corrupt]:
         for batch in _batches(part):
             if isinstance(batch, Corrupt):
                 yield batch
@@ -102,11 +97,7 @@ class ArrowFiles(_files.Listed):
         before = [p for p in self._parts if p.path == part.path and p.start < part.start]
         now = os.stat(part.path).st_mtime_ns
         row = sum(_rows(p, now) for p in before) + i
-        return f"{self._by_path[part.path].name} row {row}"
-
-    @functools.cached_property
-    def _by_path(self) -> dict[str, _files.File]:
-        return {file.path: file for file in self.files}
+        return f"{self.by_path[part.path].name} row {row}"
 
 
 @functools.lru_cache(maxsize=1 << 16)

@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 import os
 import sys
+import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
 
-from dovetail_data._extents import Files, extents, read_extent
+from dovetail_data._extents import Files, crc32_of, extents, read_extent
 
 BLOCK = 1 << 16
 
@@ -35,6 +36,20 @@ def test_records_of_any_size_lie_where_they_are_said_to(tmp_path):
     records = [rng.bytes(size) for size in sizes]
     write_records(tmp_path / "x", records)
     assert read_all(tmp_path / "x", len(records)) == records
+
+
+@pytest.mark.parametrize("piece", [1000, BLOCK, 100_000])
+def test_checksums_are_those_of_the_records(tmp_path, monkeypatch, piece):
+    monkeypatch.setattr("dovetail_data._extents._PIECE_BYTES", piece)
+    rng = np.random.default_rng(2)
+    records = [rng.bytes(size) for size in (0, 1, 999, 1000, 1001, 3 * BLOCK + 5, BLOCK, 250_000)]
+    write_records(tmp_path / "x", records)
+    places = list(extents(tmp_path / "x"))[: len(records)]
+    file = os.open(tmp_path / "x", os.O_RDONLY)
+    assert [crc32_of(file, *place) for place in places] == list(map(zlib.crc32, records))
+    os.truncate(tmp_path / "x", places[-1][0] + 100)
+    assert crc32_of(file, *places[-1]) == zlib.crc32(records[-1][:100])
+    os.close(file)
 
 
 @pytest.mark.parametrize("shift", range(-50, 51))

@@ -14,6 +14,7 @@ header, size of the data, hash of the data, (count of records << 8 | type), size
 
 import os
 import struct
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,7 @@ _BLOCK_BYTES, _BLOCK_HEADER_BYTES = 1 << 16, 24
 _CONTENT_BYTES = _BLOCK_BYTES - _BLOCK_HEADER_BYTES
 _CHUNK_HEADER = struct.Struct("<8xQ8xQQ")
 _RECORDS = ord("r")
+_PIECE_BYTES = 1 << 20  # of a record in memory, to verify it
 _OPEN_FILES = 128  # a corpus may have more shards than a process may have open files
 
 
@@ -39,6 +41,25 @@ def read_extent(file: int, begin: int, size: int) -> bytes:
     raw = memoryview(os.pread(file, size + headers * _BLOCK_HEADER_BYTES, begin))
     starts = range(room + _BLOCK_HEADER_BYTES, len(raw), _BLOCK_BYTES)
     return b"".join([raw[:room], *(raw[i : i + _CONTENT_BYTES] for i in starts)])
+
+
+def crc32_of(file: int, begin: int, size: int) -> int:
+    """Returns the CRC-32 of `size` bytes of chunk data from `begin` on, read in pieces.
+
+    Args:
+        file: Descriptor of the file.
+        begin: Position in the file.
+        size: Number of bytes, block headers not counted.
+    """
+    crc32 = 0
+    while size > 0:
+        piece = read_extent(file, begin, min(size, _PIECE_BYTES))
+        crc32 = zlib.crc32(piece, crc32)
+        if not piece:  # the file ends early
+            break
+        size -= len(piece)
+        begin = _inside(_advance(begin, len(piece)))
+    return crc32
 
 
 def extents(path: Path) -> Iterator[tuple[int, int]]:

@@ -12,7 +12,7 @@ import numpy as np
 from array_record.python.array_record_module import ArrayRecordWriter
 
 from dovetail_data._durable import sync
-from dovetail_data._extents import extents, read_extent
+from dovetail_data._extents import crc32_of, extents
 from dovetail_data._workers import Encoded
 
 # group_size:1 makes each document readable alone; ids of 2 bytes gain little from compression and
@@ -107,7 +107,7 @@ def _locate(table: np.ndarray, path: Path) -> None:
         wrong = len(places) != len(table) or (places[:, 1] != table["bytes"]).any()
         if not wrong:
             table["begin"] = places[:, 0]
-            crcs = [zlib.crc32(read_extent(file, begin, size)) for begin, size in places.tolist()]
+            crcs = [crc32_of(file, begin, size) for begin, size in places.tolist()]
             wrong = (np.array(crcs, np.uint32) != table["crc32"]).any()
     finally:
         os.close(file)

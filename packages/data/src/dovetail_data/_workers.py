@@ -4,7 +4,7 @@
 
 import collections
 import dataclasses
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 
@@ -54,14 +54,18 @@ class Job:
 
     def encode(self, task: Task) -> Encoded:
         out = Encoded()
-        places = [
-            (piece, j, record)
-            for piece in task.pieces
-            for j, record in enumerate(self._records(piece), start=piece.first)
-        ]
-        documents = iter(self._documents([r for *_, r in places if not isinstance(r, Corrupt)]))
-        for piece, j, record in places:
-            result = record if isinstance(record, Corrupt) else next(documents)
+        records: list[Record] = []
+        places: list[tuple[Piece, int, Corrupt | None]] = []
+        for piece in task.pieces:
+            for j, record in enumerate(self._records(piece), start=piece.first):
+                corrupt = record if isinstance(record, Corrupt) else None
+                places.append((piece, j, corrupt))
+                if not isinstance(record, Corrupt):
+                    records.append(record)
+        documents = self._documents(records)
+        documents.reverse()
+        for piece, j, corrupt in places:
+            result = corrupt or documents.pop()  # each is freed when its record is made
             if result is None:
                 out.dropped += 1
             elif isinstance(result, Corrupt):
@@ -75,15 +79,23 @@ class Job:
                 out.text_bytes += result.text_bytes
         return out
 
-    def _records(self, piece: Piece) -> Iterable[Record | Corrupt]:
-        return self.source.read(piece.input_part) if piece.records is None else piece.records
+    def _records(self, piece: Piece) -> Iterator[Record | Corrupt]:
+        """Yields the records of a piece, and takes them out of it: one may be large."""
+        if piece.records is None:
+            yield from self.source.read(piece.input_part)
+            return
+        given, piece.records[:] = piece.records[::-1], ()
+        while given:
+            yield given.pop()
 
     def _documents(self, records: list[Record]) -> list[Document | Corrupt | None]:
-        documents = self.encoder(records)
-        if len(documents) != len(records):
+        """Returns the documents of `records`, and empties that list."""
+        count, documents = len(records), list(self.encoder(records))
+        records.clear()
+        if len(documents) != count:
             raise ValueError(
                 f"an encoder must give one result for each record: got {len(documents)} for "
-                f"{len(records)}. Return None for a record that is to be left out."
+                f"{count}. Return None for a record that is to be left out."
             )
         return documents
 

@@ -64,11 +64,11 @@ class Codec:
                 f"a document must have the fields {sorted(self.layout)}: got {sorted(arrays)}. "
                 "Return the arrays that the encoder's layout names."
             )
-        stored = {name: self._stored(name, arrays[name]) for name in self.layout}
+        values = {name: stored(name, field, arrays[name]) for name, field in self.layout.items()}
         if self._only is not None:
-            return stored[self._only].tobytes()
-        shapes = np.array([n for array in stored.values() for n in array.shape], "<u4")
-        return b"".join([shapes.tobytes(), *(array.tobytes() for array in stored.values())])
+            return values[self._only].tobytes()
+        shapes = np.array([n for array in values.values() for n in array.shape], "<u4")
+        return b"".join([shapes.tobytes(), *(array.tobytes() for array in values.values())])
 
     def view(self, record: bytes) -> dict[str, np.ndarray]:
         """Returns the arrays of a record as stored, without a copy: read-only."""
@@ -85,24 +85,35 @@ class Codec:
             offset, axis = offset + flat.nbytes, axis + field.ndim
         return arrays
 
-    def _stored(self, name: str, array: np.ndarray) -> np.ndarray:
-        field, dtype = self.layout[name], self._dtypes[name]
-        kinds = "iu" if dtype.kind in "iu" else dtype.kind
-        if array.ndim != field.ndim or array.dtype.kind not in kinds:
+
+def stored(name: str, field: Field, array: np.ndarray) -> np.ndarray:
+    """Returns an array in the dtype of its field.
+
+    Args:
+        name: Name of the field.
+        field: The field.
+        array: The array.
+
+    Raises:
+        ValueError: The array has other axes, another kind of dtype, or a value outside the field.
+    """
+    dtype = np.dtype(field.dtype)
+    kinds = "iu" if dtype.kind in "iu" else dtype.kind
+    if array.ndim != field.ndim or array.dtype.kind not in kinds:
+        raise ValueError(
+            f"{name} must have ndim={field.ndim} and a dtype that {dtype} holds: got "
+            f"{array.dtype}{list(array.shape)}. Cast it, or correct the encoder's layout."
+        )
+    if dtype.kind in "iu" and array.size:
+        info = np.iinfo(dtype)
+        least, most = int(info.min), int(info.max)
+        if field.vocab_size is not None:
+            least, most = 0, field.vocab_size - 1
+        lowest, highest = int(array.min()), int(array.max())
+        if lowest < least or highest > most:
             raise ValueError(
-                f"{name} must have ndim={field.ndim} and a dtype that {dtype} holds: got "
-                f"{array.dtype}{list(array.shape)}. Cast it, or correct the encoder's layout."
+                f"each value of {name} must lie in [{least}, {most}]: got "
+                f"{lowest if lowest < least else highest}. Mend the tokenizer's vocab_size or "
+                "its encode, or the encoder's layout."
             )
-        if dtype.kind in "iu" and array.size:
-            info = np.iinfo(dtype)
-            least, most = int(info.min), int(info.max)
-            if field.vocab_size is not None:
-                least, most = 0, field.vocab_size - 1
-            lowest, highest = int(array.min()), int(array.max())
-            if lowest < least or highest > most:
-                raise ValueError(
-                    f"each value of {name} must lie in [{least}, {most}]: got "
-                    f"{lowest if lowest < least else highest}. Mend the tokenizer's vocab_size or "
-                    "its encode, or the encoder's layout."
-                )
-        return array.astype(dtype)
+    return array.astype(dtype, copy=False)

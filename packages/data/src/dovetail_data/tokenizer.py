@@ -14,7 +14,7 @@ import importlib
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol, runtime_checkable
@@ -22,6 +22,10 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Int32
 
+from dovetail_data._slices import is_local, slices
+
+LONG_CHARACTERS = 1 << 22  # of a text that is encoded in slices
+SLICE_CHARACTERS = 1 << 20  # a tokenizer takes about 100 bytes of memory for each
 _USUAL_BOS = ("<|bos|>", "<|begin_of_text|>", "<|startoftext|>", "<s>", "<bos>", "[BOS]")
 _USUAL_EOS = ("<|eos|>", "<|end_of_text|>", "<|endoftext|>", "</s>", "<eos>", "[EOS]")
 
@@ -109,6 +113,11 @@ class Bytes:
 
     def encode(self, texts: Sequence[str]) -> list[Encoding]:
         return [_encode_bytes(text) for text in texts]
+
+    def encode_slices(self, text: str) -> Iterator[Int32[np.ndarray, "_"]]:
+        """Yields the ids of a long text in consecutive pieces, in memory for one piece."""
+        for start in range(0, len(text), SLICE_CHARACTERS):
+            yield _encode_bytes(text[start : start + SLICE_CHARACTERS]).ids
 
     def encode_with_specials(self, texts: Sequence[str]) -> list[Encoding]:
         return [self._with_specials(text) for text in texts]
@@ -285,6 +294,17 @@ class Pretrained:
             Encoding(np.array(encoding.ids, np.int32), functools.partial(self._spans, text))
             for text, encoding in zip(texts, encodings, strict=True)
         ]
+
+    def encode_slices(self, text: str) -> Iterator[Int32[np.ndarray, "_"]]:
+        """Yields the ids of a long text in consecutive pieces, in memory for one piece.
+
+        The ids are those of `encode`. A text that the tokenizer.json cannot read in pieces (see
+        `_slices.py`) is one piece, at about 100 bytes of memory for each byte.
+        """
+        if is_local(self.content):
+            yield from slices(self._tokenizer, text, SLICE_CHARACTERS)
+        else:
+            yield self.encode([text])[0].ids
 
     def _spans(self, text: str) -> np.ndarray:
         return _offsets(self._tokenizer.encode(text, add_special_tokens=False))

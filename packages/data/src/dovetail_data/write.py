@@ -203,6 +203,7 @@ class _Run:
                     with _disk(self.directory, self.ledger):
                         shard = shard or Shard(self.directory, len(self.ledger.lines))
                         shard.add(encoded)
+                        del encoded  # a long document is not to stay until the shard is closed
                         if shard.bytes >= shard_bytes or written == len(self.chunks):
                             line = {"chunks": written, "slices": slices}
                             parts = {"damaged": sorted(damaged)} if damaged else {}

@@ -3,20 +3,28 @@
 """Plain text for pretraining."""
 
 import hashlib
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from dovetail_data.encode.encoder import Document, require_tokenizer
-from dovetail_data.record import ids
+from dovetail_data.record import ids, stored
 from dovetail_data.sources.source import Corrupt, Record
-from dovetail_data.tokenizer import Tokenizer
+from dovetail_data.tokenizer import (
+    LONG_CHARACTERS,
+    SLICE_CHARACTERS,
+    Bytes,
+    Pretrained,
+    Tokenizer,
+)
 
 
 class Text:
     """Encodes strings: bos (if the tokenizer has one), their ids, and eos.
 
-    A record with an empty text is dropped: nothing in it can be predicted.
+    A record with an empty text is dropped: nothing in it can be predicted. A text of more than four
+    million characters is encoded in pieces, with the same ids.
 
     Args:
         tokenizer: The tokenizer, such as `Bytes()` or `Pretrained("model")`.
@@ -49,13 +57,32 @@ class Text:
             out.append(size if isinstance(size, Corrupt) else None)
             if isinstance(size, int) and size > 0:
                 kept.append((i, size))
-        encodings = self.tokenizer.encode([records[i][self.field] for i, _ in kept])
+        long = {i for i, _ in kept if len(records[i][self.field]) > LONG_CHARACTERS}
+        short = [records[i][self.field] for i, _ in kept if i not in long]
+        encodings = iter(self.tokenizer.encode(short))
         bos = [] if self.tokenizer.bos_id is None else [self.tokenizer.bos_id]
         before, after = np.array(bos, np.int32), np.array([self.tokenizer.eos_id], np.int32)
-        for (i, size), encoding in zip(kept, encodings, strict=True):
-            tokens = np.concatenate([before, encoding.ids, after])
+        for i, size in kept:
+            if i in long:
+                tokens = self._stored([before], self._pieces(records[i][self.field]), [after])
+            else:
+                tokens = np.concatenate([before, next(encodings).ids, after])
             out[i] = Document(arrays={"tokens": tokens}, text_bytes=size)
         return out
+
+    def _pieces(self, text: str) -> Iterable[np.ndarray]:
+        """Returns the ids of a long text, in pieces where the tokenizer can."""
+        if isinstance(self.tokenizer, Bytes | Pretrained):
+            return self.tokenizer.encode_slices(text)
+        return (encoding.ids for encoding in self.tokenizer.encode([text]))
+
+    def _stored(self, *pieces: Iterable[np.ndarray]) -> np.ndarray:
+        """Joins ids as they are stored: beside a long text, each copy in int32 would count."""
+        field = self.layout["tokens"]
+        tokens = bytearray()
+        for piece in itertools.chain(*pieces):
+            tokens += stored("tokens", field, piece).data
+        return np.frombuffer(tokens, field.dtype)
 
     def _text_bytes(self, record: Record) -> int | Corrupt:
         """Returns the UTF-8 bytes of a record's text, or the reason why it has none."""
@@ -66,10 +93,16 @@ class Text:
                 f"{sorted(record)}, there {type(text).__name__}. Pass Text(field=...) the name of "
                 "the field with the text."
             )
-        try:
-            return len(text) if text.isascii() else len(text.encode("utf-8"))
-        except UnicodeEncodeError as error:
-            return Corrupt(
-                "text must be Unicode without lone surrogates: got "
-                f"{text[error.start]!r} at character {error.start}. Mend or delete the record."
-            )
+        if text.isascii():
+            return len(text)
+        size = 0
+        for start in range(0, len(text), SLICE_CHARACTERS):
+            try:
+                size += len(text[start : start + SLICE_CHARACTERS].encode("utf-8"))
+            except UnicodeEncodeError as error:
+                at = start + error.start
+                return Corrupt(
+                    "text must be Unicode without lone surrogates: got "
+                    f"{text[at]!r} at character {at}. Mend or delete the record."
+                )
+        return size

@@ -70,7 +70,9 @@ class TextFiles(_files.Listed):
         try:
             with compression.open_file(part.path) as stream:
                 content = stream.read()
-            yield {"text": content.decode("utf-8", errors=self.errors)}
+            text = content.decode("utf-8", errors=self.errors)
+            del content  # not both in memory while the text is encoded
+            yield {"text": text}
         except compression.Damaged as error:
             yield Corrupt(str(error))
         except UnicodeDecodeError as error:

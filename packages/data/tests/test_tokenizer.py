@@ -11,7 +11,7 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail_data import Bytes, Pretrained, token_bytes
+from dovetail_data import Bytes, Pretrained
 
 TEXTS = ["", "a", "naïve café — 日本語", "\U0001f469\u200d\U0001f4bb\r\n\x00", "<|eos|> is text"]
 
@@ -181,15 +181,6 @@ def test_half_a_character_decodes_to_the_replacement(tokenizer):
     assert tokenizer.decode(encoding.ids[:1]) == "\ufffd"
 
 
-def test_bytes_per_id_add_up_to_the_text(tokenizer):
-    counts = token_bytes(tokenizer)
-    assert counts.shape == (tokenizer.vocab_size,)
-    assert counts.dtype == np.int32
-    for text, encoding in zip(TEXTS, tokenizer.encode(TEXTS), strict=True):
-        assert counts[encoding.ids].sum() == len(text.encode())
-    assert counts[tokenizer.bos_id] == counts[tokenizer.eos_id] == 0
-
-
 def test_a_lone_surrogate_is_an_error(tokenizer):
     with pytest.raises(ValueError, match=r"without lone surrogates: got '\\ud800' at.*2.*Clean it"):
         tokenizer.encode(["ok", "ab\ud800"])
@@ -252,12 +243,6 @@ def test_a_special_outside_the_vocabulary_is_an_error(plain):
 def test_no_file_is_an_error(tmp_path):
     with pytest.raises(ValueError, match=r"must exist: got path=.*without tokenizer.json. Give"):
         Pretrained(tmp_path)
-
-
-def test_bytes_of_other_tokenizers_are_unknown(plain):
-    tokenizer = Pretrained(plain, eos="<|im_end|>")
-    with pytest.raises(ValueError, match=r"byte-level.*got decoder=None. Count the bytes"):
-        token_bytes(tokenizer)
 
 
 def test_a_missing_extra_says_what_to_install(plain, monkeypatch):

@@ -56,13 +56,13 @@ from dovetail_data.sources import (
 from dovetail_data.stage import Stage
 from dovetail_data.stats import IteratorStats
 from dovetail_data.template import Rendered, Template
+from dovetail_data.token_bytes import token_bytes
 from dovetail_data.tokenizer import (
     Bytes,
     ChatTokenizer,
     Encoding,
     Pretrained,
     Tokenizer,
-    token_bytes,
 )
 from dovetail_data.verifying import verify
 from dovetail_data.write import Progress, write

@@ -8,14 +8,14 @@ import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-import grain
 import jax
 
+from dovetail_data._grain import DatasetIterator
 from dovetail_data.device import BatchIterator
 from dovetail_data.stats import IteratorStats, Meter
 
 
-class DeviceBatches(grain.DatasetIterator[dict[str, jax.Array]]):
+class DeviceBatches(DatasetIterator[dict[str, jax.Array]]):
     """An iterator over batches on devices, as `to_device` returns it.
 
     An error of `it` is raised by the `next` for its batch.
@@ -28,11 +28,11 @@ class DeviceBatches(grain.DatasetIterator[dict[str, jax.Array]]):
 
     def __init__(self, it: BatchIterator, sharding: jax.sharding.Sharding, *, depth: int) -> None:
         super().__init__()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="to_device")
         self._it = it
         self._sharding = sharding
         self._depth = depth
         self._state = it.get_state()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="to_device")
         self._ahead: collections.deque[Future[Any]] = collections.deque()
         self._meter = Meter()
         self._exiting = sys.is_finalizing  # bound here: at exit the module `sys` may be gone too
@@ -83,6 +83,10 @@ class DeviceBatches(grain.DatasetIterator[dict[str, jax.Array]]):
             # No waiting: the garbage collector may call this on that very thread.
             self._thread.shutdown(wait=False, cancel_futures=True)
         super().close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_exiting"):  # else the constructor raised, and there is no thread
+            self.close()
 
     def _fill(self) -> None:
         while len(self._ahead) < self._depth:

@@ -5,9 +5,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-import grain
 import numpy as np
 
+from dovetail_data._arguments import require_integer, require_name, wrong
+from dovetail_data._grain import DatasetIterator
 from dovetail_data._reader import Ahead, Reader
 from dovetail_data.corpus import CorruptDocument, CorruptError
 from dovetail_data.rows import Arrays, Rows, Span, joined
@@ -16,7 +17,7 @@ from dovetail_data.stats import IteratorStats, Meter
 _LISTED = 20  # corrupt documents in an error: a screenful
 
 
-class Batches(grain.DatasetIterator[Arrays]):
+class Batches(DatasetIterator[Arrays]):
     """An iterator over this host's rows of each global batch: arrays of global_batch / n rows.
 
     The state is JSON with the entries "row" (rows delivered) and "fingerprint" (of their inputs).
@@ -47,6 +48,8 @@ class Batches(grain.DatasetIterator[Arrays]):
         workers: int,
     ) -> None:
         super().__init__()
+        if seed is not None:
+            require_integer("seed", seed, "Pass None for the order of the rows.")
         _check(rows, global_batch=global_batch, shard=shard, epochs=epochs)
         _check_counts(max_corrupt=max_corrupt, threads=threads, workers=workers)
         i, n = shard
@@ -123,12 +126,16 @@ class Batches(grain.DatasetIterator[Arrays]):
             ValueError: The state is of another corpus, packing, mixture or seed, or lies beyond the
                 last epoch.
         """
+        if not isinstance(state, Mapping):
+            raise wrong("state", "a dictionary", state, "Pass what get_state returned.")
         if set(state) != {"row", "fingerprint"}:
             raise ValueError(
                 f'a state must be {{"row", "fingerprint"}}: got {sorted(state)}. '
                 "Pass what get_state returned."
             )
         row = state["row"]
+        require_integer("row", row, "Pass what get_state returned.")
+        require_name("fingerprint", state["fingerprint"], "corpus=.. rows=..")
         if row < 0 or row != self._reader.clipped(row):
             raise ValueError(
                 f"a state's row must lie in the iterator's {self._reader.total} rows: got "
@@ -178,6 +185,7 @@ class Batches(grain.DatasetIterator[Arrays]):
             )
 
     def _start(self, step: int) -> int:
+        require_integer("step", step, "Count from 0.")
         start = step * self._reader.step
         total = self._reader.total
         if step < 0 or (total is not None and start >= total):
@@ -190,6 +198,12 @@ class Batches(grain.DatasetIterator[Arrays]):
 
 
 def _check(rows: Rows, *, global_batch: int, shard: tuple[int, int], epochs: int | None) -> None:
+    require_integer("global_batch", global_batch, "Pass the rows of a batch on all hosts.")
+    if epochs is not None:
+        require_integer("epochs", epochs, "Pass None for no end.")
+    pair = shard if isinstance(shard, tuple | list) and len(shard) == 2 else (0, 0)
+    for number in pair:
+        require_integer("shard", number, "Pass this host and their number, such as (0, 1).")
     i, n = shard if isinstance(shard, tuple | list) and len(shard) == 2 else (0, 0)
     if not 0 <= i < n:
         raise ValueError(
@@ -214,8 +228,7 @@ def _check(rows: Rows, *, global_batch: int, shard: tuple[int, int], epochs: int
 def _check_counts(*, max_corrupt: int, threads: int, workers: int) -> None:
     counts = {"max_corrupt": max_corrupt, "threads": threads, "workers": workers}
     for name, value in counts.items():
-        if value < 0:
-            raise ValueError(f"{name} must be >= 0: got {name}={value}. Pass 0 or more.")
+        require_integer(name, value, "Pass 0 or more.", least=0)
     if threads and workers:
         raise ValueError(
             f"batches must be read ahead by threads or by workers: got threads={threads}, "

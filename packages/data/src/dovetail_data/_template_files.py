@@ -11,7 +11,10 @@ from typing import Any
 def read_json(file: Path) -> dict[str, Any]:
     """Returns the object in a file; empty without the file."""
     try:
-        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        value = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        if not isinstance(value, dict):
+            raise ValueError(f"a {type(value).__name__} in the place of an object")
+        return value
     except ValueError as error:
         raise ValueError(
             f"a configuration must be JSON in UTF-8: got {file}: {error}. Mend it, or load the "

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 import numpy as np
 from jaxtyping import Float32, Int32
 
+from dovetail_data._arguments import require_integer, wrong
+
 FIELDS = {
     "tokens": np.dtype(np.int32),
     "targets": np.dtype(np.int32),
@@ -38,12 +40,17 @@ def check_batch(batch: Mapping[str, np.ndarray], *, vocab_size: int) -> None:
         >>> batch = dict.fromkeys(["tokens", "targets", "segment_ids", "positions"], zeros)
         >>> check_batch({**batch, "mask": np.zeros((2, 4), np.float32)}, vocab_size=258)
     """
+    require_integer("vocab_size", vocab_size, "Pass the tokenizer's.", least=1)
+    if not isinstance(batch, Mapping):
+        raise wrong("batch", "a dictionary of arrays", batch, "Pass next(batches(...)).")
     for name, dtype in FIELDS.items():
         if name not in batch:
             raise ValueError(
                 f"a batch must have the fields {list(FIELDS)}: got {sorted(batch)}. Add {name!r}."
             )
         array = batch[name]
+        if not isinstance(array, np.ndarray):
+            raise wrong(f"batch[{name!r}]", "a NumPy array", array, "Pass numpy.asarray(...).")
         if array.dtype != dtype or array.shape != batch["tokens"].shape or array.ndim != 2:
             raise ValueError(
                 f"batch[{name!r}] must be {dtype}[B, S] like tokens: got {name}={array.dtype}"

@@ -3,9 +3,10 @@
 """Training of a byte-level BPE tokenizer (Sennrich et al. 2016, arXiv:1508.07909)."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from dovetail_data._arguments import require_integer, require_path, wrong
 from dovetail_data._durable import write_file
 from dovetail_data.tokenizer import Pretrained, require_tokenizers, tokenizer_file
 
@@ -38,14 +39,17 @@ def train_bpe(texts: Iterable[str], path: str | Path, *, vocab_size: int) -> Pre
         >>> tokenizer.decode(tokenizer.encode(["to be"])[0].ids)
         'to be'
     """
+    require_integer("vocab_size", vocab_size, f"Pass at least {_SMALLEST}.")
+    if isinstance(texts, str | bytes | Mapping) or not isinstance(texts, Iterable):
+        raise wrong("texts", "a sequence of strings", texts, 'Pass ["a text", ..].')
     if vocab_size < _SMALLEST:
         raise ValueError(
             f"vocab_size must be >= {_SMALLEST}, for all bytes and 2 special tokens: got "
             f"vocab_size={vocab_size}. Pass at least {_SMALLEST}."
         )
-    file = tokenizer_file(path)
+    file = tokenizer_file(require_path("path", path))
     file.parent.mkdir(parents=True, exist_ok=True)
-    content = _train(texts, vocab_size)
+    content = _train(map(_checked, texts), vocab_size)
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": _BOS,
@@ -55,6 +59,12 @@ def train_bpe(texts: Iterable[str], path: str | Path, *, vocab_size: int) -> Pre
     write_file(file.with_name("tokenizer_config.json"), json.dumps(config, indent=2) + "\n")
     write_file(file, content)
     return Pretrained(file)
+
+
+def _checked(text: object) -> str:
+    if not isinstance(text, str):
+        raise wrong("texts", "a sequence of strings", text, 'Pass ["a text", ..].')
+    return text
 
 
 def _train(texts: Iterable[str], vocab_size: int) -> str:

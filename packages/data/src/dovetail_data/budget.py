@@ -5,6 +5,7 @@
 import dataclasses
 from html import escape
 
+from dovetail_data._arguments import require_integer
 from dovetail_data.rows import Rows, require_rows
 
 
@@ -112,8 +113,7 @@ def budget(rows: Rows, *, steps: int, global_batch: int) -> Budget:
     """
     require_rows(rows)
     for name, value in {"steps": steps, "global_batch": global_batch}.items():
-        if value < 1:
-            raise ValueError(f"{name} must be >= 1: got {name}={value}. Pass that of the run.")
+        require_integer(name, value, "Pass that of the run.", least=1)
     if global_batch % rows.unit:
         raise ValueError(
             f"global_batch must be a multiple of the {rows.unit} rows of an example: got "

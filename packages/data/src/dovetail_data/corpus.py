@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Int32
 
 from dovetail_data import index
+from dovetail_data._arguments import require_integer, require_integers, require_path
 from dovetail_data._extents import Files, read_extent
 from dovetail_data.record import Codec, Field
 from dovetail_data.tokenizer import Tokenizer
@@ -99,7 +100,7 @@ class Corpus:
     """
 
     def __init__(self, directory: str | Path) -> None:
-        self._open(Path(directory), verify=True)
+        self._open(require_path("directory", directory), verify=True)
 
     def _open(self, directory: Path, *, verify: bool) -> None:
         self.directory = directory
@@ -159,10 +160,11 @@ class Corpus:
         return len(self.lengths)
 
     def __getitem__(self, document: int) -> Arrays:
+        require_integer("document", document, "Use range(len(corpus)).")
         return self.__getitems__([document])[0]
 
     def __getitems__(self, documents: Sequence[int]) -> list[Arrays]:
-        stored = self.read(np.asarray(documents, np.int64))
+        stored = self.read(require_integers("documents", documents))
         return [
             {name: self._public(name, array) for name, array in arrays.items()}
             for arrays in stored
@@ -186,12 +188,11 @@ class Corpus:
             IndexError: A number is out of range.
             CorruptError: A document is damaged and `corrupt` is None.
         """
+        if not isinstance(documents, np.ndarray):
+            documents = require_integers("documents", documents)
         outside = (documents < 0) | (documents >= len(self))
         if outside.any():
-            raise IndexError(
-                f"a document must be in [0, {len(self)}): got document={documents[outside][0]}. "
-                "Use range(len(corpus))."
-            )
+            raise self._outside(documents[outside][0])
         out: list[Arrays | None] = [None] * len(documents)
         shards = np.searchsorted(self._starts, documents, side="right") - 1
         for shard in sorted(set(shards.tolist())):
@@ -214,6 +215,9 @@ class Corpus:
 
     def source(self, document: int) -> tuple[str, int]:
         """Returns the part of the input with a document, such as "a/b.txt", and its place in it."""
+        require_integer("document", document, "Use range(len(corpus)).")
+        if not 0 <= document < len(self):
+            raise self._outside(document)
         shard = int(np.searchsorted(self._starts, document, side="right")) - 1
         row = self._tables[shard][document - self._starts[shard]]
         return self._part_names[row["part"]], int(row["record"])
@@ -238,6 +242,12 @@ class Corpus:
     def _part_names(self) -> list[str]:
         last = max(table["part"].max(initial=0).item() for table in self._tables)
         return index.read_parts(self.directory, self._entries, least=last + 1)
+
+    def _outside(self, document: int) -> IndexError:
+        return IndexError(
+            f"a document must be in [0, {len(self)}): got document={document}. "
+            "Use range(len(corpus))."
+        )
 
     def _public(self, name: str, array: np.ndarray) -> np.ndarray:
         return array.astype(np.int32) if name in self.codec.ids else array

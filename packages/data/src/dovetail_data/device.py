@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from dovetail_data._arguments import require_integer
+
 if TYPE_CHECKING:
     import jax
 
@@ -56,9 +58,8 @@ def to_device(
         >>> next(to_device(batches(rows, global_batch=2, seed=0), cpu))["tokens"].shape
         (2, 8)
     """
-    if depth < 1:
-        raise ValueError(f"depth must be >= 1: got depth={depth}. Pass 2 to overlap with a step.")
-    if not isinstance(it, BatchIterator):
+    require_integer("depth", depth, "Pass 2 to overlap with a step.", least=1)
+    if isinstance(it, type) or not isinstance(it, BatchIterator):
         raise TypeError(
             f"it must be an iterator with get_state and set_state: got it={it!r:.200} of type "
             f"{type(it).__name__}. Pass batches(rows, ...)."

@@ -108,7 +108,7 @@ class ImageRows(Rows):
         }
 
     def explain(self, row: int) -> list[Span]:
-        self._check(np.array([row]))
+        self._check_row(row)
         return [span_of(self.corpus, row, start=0, length=1)]
 
     def _pixels(self, encoded: np.ndarray, key: int) -> np.ndarray:

@@ -248,7 +248,7 @@ def _check_older(index: dict[str, Any], path: Path) -> None:
     """Raises DamagedError unless an older index agrees with itself."""
     try:
         shards = index["shards"]
-        expected = {name: sum(shard[name] for shard in shards) for name in TOTALS}
+        expected: dict[str, Any] = {name: sum(shard[name] for shard in shards) for name in TOTALS}
         expected["corrupt"] = sum(len(shard["corrupt"]) for shard in shards)
         expected["fingerprint"] = _fingerprint(index["layout"], index["manifest"], shards)
         for shard in shards:

@@ -3,12 +3,14 @@
 """Rows for human readers: their text, the trained tokens, and the documents they are from."""
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 
 from dovetail_data import _page, _terminal
+from dovetail_data._arguments import require_integers
 from dovetail_data._passages import ShownRow, read_row
 from dovetail_data._pieces import Reader
+from dovetail_data.encode.encoder import require_tokenizer
 from dovetail_data.pair_rows import PairRows
 from dovetail_data.prompt_rows import PromptRows
 from dovetail_data.rows import Rows, require_rows
@@ -80,10 +82,9 @@ def show(rows: Rows, numbers: Sequence[int], *, tokenizer: Tokenizer | None = No
           empty: 21 of 64 slots
     """
     require_rows(rows)
-    if not isinstance(numbers, Iterable):
-        raise TypeError(
-            f"numbers must be a sequence of row numbers: got numbers={numbers!r}. Pass [{numbers}]."
-        )
+    if tokenizer is not None:
+        require_tokenizer(tokenizer)
+    chosen = require_integers("numbers", numbers).tolist()
     readers: dict[str, Reader] = {}
 
     def reader(source: Rows) -> Reader:
@@ -94,7 +95,7 @@ def show(rows: Rows, numbers: Sequence[int], *, tokenizer: Tokenizer | None = No
             readers[source_tokenizer.fingerprint] = Reader(source_tokenizer)
         return readers[source_tokenizer.fingerprint]
 
-    return Shown(rows=tuple(read_row(rows, row, reader=reader) for row in numbers))
+    return Shown(rows=tuple(read_row(rows, row, reader=reader) for row in chosen))
 
 
 def _tokenizer(source: Rows) -> Tokenizer:

@@ -39,6 +39,7 @@ class MappedRows(Rows):
         keys: UInt64[np.ndarray, "k"] | None = None,
         corrupt: list[CorruptDocument] | None = None,
     ) -> Arrays:
+        self._check(rows)
         row_keys = rows.astype(np.uint64) if keys is None else keys
         batch = self.rows.batch(rows, keys=row_keys, corrupt=corrupt)
         if not len(rows):

@@ -20,6 +20,7 @@ from typing import Any, get_args
 import numpy as np
 from jaxtyping import Int32, Int64, UInt64
 
+from dovetail_data._arguments import wrong
 from dovetail_data._timeline import Exhausted, Timeline
 from dovetail_data.corpus import CorruptDocument
 from dovetail_data.rows import Arrays, Draws, Rows, Span, require_rows
@@ -87,6 +88,9 @@ def mix(
         raise ValueError('a mixture must have a source: got rows={}. Pass {"web": rows, ..}.')
     for name, source in rows.items():
         require_rows(source, f"rows[{name!r}]")
+    if not isinstance(stages, Sequence) or isinstance(stages, str | bytes):
+        remedy = "Pass [Stage(start=..., weights={..})]."
+        raise wrong("stages", "a sequence of Stage", stages, remedy)
     for stage in stages:
         if not isinstance(stage, Stage):
             raise TypeError(
@@ -213,7 +217,7 @@ class Mixture(Rows):
 
         `mixed` is the name of its source, "outer/inner" in a mixture of mixtures.
         """
-        self._check(np.array([row]))
+        self._check_row(row)
         j = self._source_of(row)
         return [
             dataclasses.replace(span, mixed="/".join(filter(None, (self._names[j], span.mixed))))

@@ -14,6 +14,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from dovetail_data import _index_file
+from dovetail_data._arguments import require_integer, require_path
 from dovetail_data._best_fit import best_fit
 from dovetail_data._first_fit import first_fit
 from dovetail_data.corpus import Corpus
@@ -74,6 +75,8 @@ def pack(
             f"method must be one of {', '.join(get_args(Method))}: got method={method!r}. Pass "
             '"best_fit" for the fullest rows.'
         )
+    require_integer("seed", seed, "Pass 0 for the usual one.")
+    directory = None if index is None else require_path("index", index)
     _check(corpus, length)
 
     def build() -> SpanTable:
@@ -86,14 +89,14 @@ def pack(
             rows = _first_fit(pieces, length=length, order=_order(corpus, seed))
         return _permute(rows, key=f"packed/{seed}")
 
-    if index is None:
+    if directory is None:
         table = build()
     else:
         of = {
             "corpus": corpus.fingerprint,
             "packing": f"{method} length={length} seed={seed}",
         }
-        table = _index_file.load(Path(index), of=of, build=build)
+        table = _index_file.load(directory, of=of, build=build)
     return TokenRows(corpus, table, length=length)
 
 
@@ -132,8 +135,7 @@ def pad(corpus: Corpus, *, length: int) -> Rows:
 
 
 def _check(corpus: Corpus, length: int) -> None:
-    if length < 1:
-        raise ValueError(f"length must be >= 1: got length={length}. Pass the slots per row.")
+    require_integer("length", length, "Pass the slots per row.", least=1)
     require_field(corpus, "tokens", "Write it with Text or Chat, or use pairs or images.")
     if not (corpus.lengths > 1).any():
         raise ValueError(

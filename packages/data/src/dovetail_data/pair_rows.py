@@ -92,6 +92,6 @@ class PairRows(Rows):
         }
 
     def explain(self, row: int) -> list[Span]:
-        self._check(np.array([row]))
+        self._check_row(row)
         length = int(self.corpus.lengths[row]) - 1
         return [span_of(self.corpus, row, start=0, length=length)]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int32, Int64, UInt64
 
+from dovetail_data._arguments import require_integers
 from dovetail_data.corpus import Corpus, CorruptDocument
 from dovetail_data.rows import Arrays, Rows, Span
 from dovetail_data.token_rows import require_field, require_fit, span_of
@@ -57,7 +58,7 @@ class PromptRows(Rows):
 
     def extra(self, prompt_ids: Int32[np.ndarray, "k"] | Sequence[int]) -> list[dict[str, Any]]:
         """Returns the other fields of the records behind these prompts."""
-        documents = self.corpus.__getitems__([int(i) for i in prompt_ids])
+        documents = self.corpus.__getitems__(require_integers("prompt_ids", prompt_ids).tolist())
         return [json.loads(document["extra"].tobytes()) for document in documents]
 
     def identity(self, place: int) -> Mapping[str, str]:
@@ -87,5 +88,5 @@ class PromptRows(Rows):
         }
 
     def explain(self, row: int) -> list[Span]:
-        self._check(np.array([row]))
+        self._check_row(row)
         return [span_of(self.corpus, row, start=0, length=int(self.corpus.lengths[row]))]

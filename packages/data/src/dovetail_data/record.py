@@ -13,6 +13,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from dovetail_data._arguments import require_integer, wrong
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Field:
@@ -29,6 +31,17 @@ class Field:
     ndim: int = 1
     vocab_size: int | None = None
 
+    def __post_init__(self) -> None:
+        try:
+            known = isinstance(self.dtype, str) and np.dtype(self.dtype).kind in "biuf"
+        except TypeError:
+            known = False
+        if not known:
+            raise wrong("dtype", "the name of a dtype", self.dtype, 'Pass one such as "<i4".')
+        require_integer("ndim", self.ndim, "Pass the number of axes.", least=0)
+        if self.vocab_size is not None:
+            require_integer("vocab_size", self.vocab_size, "Pass the tokenizer's.", least=1)
+
 
 def ids(vocab_size: int) -> Field:
     """Returns the field for ids of a vocabulary, in the smallest dtype that holds them all.
@@ -38,6 +51,7 @@ def ids(vocab_size: int) -> Field:
         >>> ids(258)
         Field(dtype='<u2', ndim=1, vocab_size=258)
     """
+    require_integer("vocab_size", vocab_size, "Pass the tokenizer's.", least=1)
     return Field(dtype="<u2" if vocab_size <= 1 << 16 else "<u4", vocab_size=vocab_size)
 
 

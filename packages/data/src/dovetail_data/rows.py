@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from jaxtyping import Int32, Int64, UInt64
 
+from dovetail_data._arguments import require_integer, require_integers, wrong
 from dovetail_data.corpus import CorruptDocument
 from dovetail_data.order import Order
 
@@ -161,6 +162,8 @@ class Rows(abc.ABC):
         number of hosts, another in each epoch. The fingerprint does not include `function`, so a
         resumed run does not notice another one.
         """
+        if not callable(function):
+            raise wrong("function", "a function", function, "Pass one of (row, rng).")
         from dovetail_data.mapped_rows import MappedRows  # a subclass of this class
 
         return MappedRows(self, function)
@@ -172,10 +175,11 @@ class Rows(abc.ABC):
         return f"fill={self.fill:.4f}"
 
     def __getitem__(self, row: int) -> Arrays:
+        require_integer("row", row, "Use range(len(rows)).")
         return self.__getitems__([row])[0]
 
     def __getitems__(self, rows: Sequence[int]) -> list[Arrays]:
-        return self._split(self.batch(np.asarray(rows, np.int64)))
+        return self._split(self.batch(require_integers("rows", rows)))
 
     def _split(self, batch: Arrays) -> list[Arrays]:
         """Splits a batch into its elements; with `unit` 2, each keeps an axis of 2."""
@@ -185,7 +189,13 @@ class Rows(abc.ABC):
         ranges = [slice(i * self.unit, (i + 1) * self.unit) for i in range(count)]
         return [{name: array[rows] for name, array in batch.items()} for rows in ranges]
 
+    def _check_row(self, row: int) -> None:
+        require_integer("row", row, "Use range(len(rows)).")
+        self._check(np.array([row]))
+
     def _check(self, rows: np.ndarray) -> None:
+        if not isinstance(rows, np.ndarray) or rows.dtype.kind not in "iu":
+            raise wrong("rows", "an integer array", rows, "Pass numpy.arange(8), or one integer.")
         outside = (rows < 0) | (rows >= len(self))
         if outside.any():
             raise IndexError(

@@ -4,10 +4,12 @@
 
 import dataclasses
 import math
+import numbers
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import TypeAlias
 
+from dovetail_data._arguments import require_integer, wrong
 from dovetail_data._proportional import PERIOD, shares
 
 Weights: TypeAlias = Mapping[str, int | float | Fraction]
@@ -19,6 +21,15 @@ class Stage:
 
     start: int
     weights: Weights
+
+    def __post_init__(self) -> None:
+        require_integer("start", self.start, "Pass the first row of the stage.")
+        if not isinstance(self.weights, Mapping):
+            remedy = 'Pass one such as {"web": 0.7, "code": 0.3}.'
+            raise wrong("weights", "a mapping of names to numbers", self.weights, remedy)
+        for name, weight in self.weights.items():
+            if isinstance(weight, bool) or not isinstance(weight, numbers.Real):
+                raise wrong(f"weights[{name!r}]", "a number", weight, "Pass one such as 0.5.")
 
 
 def counts_of(stage: Stage, names: Sequence[str]) -> list[int]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAlias
 
+from dovetail_data._arguments import require_name, require_path, wrong
 from dovetail_data._template_files import find_source, read_json, text_of
 
 Message: TypeAlias = Mapping[str, Any]
@@ -85,6 +86,14 @@ class Template:
         now: datetime.datetime | None = None,
     ) -> None:
         require_jinja()
+        require_name("source", source, "{{ messages[0].content }}")
+        for name, text in {"bos": bos, "eos": eos}.items():
+            if text is not None:
+                require_name(name, text, "<s>")
+        if not isinstance(variables, Mapping | None):
+            raise wrong("variables", "a mapping", variables, 'Pass {"enable_thinking": False}.')
+        if not isinstance(now, datetime.datetime | None):
+            raise wrong("now", "a datetime", now, "Pass datetime.datetime(2026, 1, 1).")
         self.source = source
         self.now = now
         texts = {"bos_token": bos, "eos_token": eos}
@@ -151,7 +160,7 @@ class Template:
         Raises:
             ValueError: There is no such template, or the configuration is not JSON.
         """
-        path = Path(path)
+        path = require_path("path", path)
         directory = path if path.is_dir() else path.parent
         config = read_json(directory / "tokenizer_config.json")
         source = find_source(path, config, name)
@@ -317,6 +326,9 @@ def _plain(message: Message) -> dict[str, Any]:
 def _values(
     messages: Sequence[Message], tools: Sequence[Any] | None, add_generation_prompt: bool
 ) -> dict[str, Any]:
+    if not isinstance(messages, Sequence) or not all(isinstance(m, Mapping) for m in messages):
+        remedy = 'Pass [{"role": "user", "content": "Hello"}].'
+        raise wrong("messages", "a sequence of dictionaries", messages, remedy)
     given = [_plain(message) for message in messages]
     return {"messages": given, "tools": tools, "add_generation_prompt": add_generation_prompt}
 

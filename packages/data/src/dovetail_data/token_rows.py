@@ -10,6 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 from jaxtyping import Int64, UInt64
 
+from dovetail_data._arguments import require_integer
 from dovetail_data.batch import Batch
 from dovetail_data.corpus import Corpus, CorruptDocument
 from dovetail_data.rows import Rows, Span
@@ -106,7 +107,7 @@ class TokenRows(Rows):
         }
 
     def explain(self, row: int) -> list[Span]:
-        self._check(np.array([row]))
+        self._check_row(row)
         spans, _ = self._table.of(np.array([row]))
         columns = (self._table.document, self._table.start, self._table.length)
         return [
@@ -158,8 +159,7 @@ def require_fit(corpus: Corpus, length: int, *, targets: bool = True) -> None:
         targets: Whether slots hold tokens with targets. A document of n ids then needs n - 1 slots,
             and otherwise n.
     """
-    if length < 1:
-        raise ValueError(f"length must be >= 1: got length={length}. Pass the slots per row.")
+    require_integer("length", length, "Pass the slots per row.", least=1)
     longest = int(corpus.lengths.argmax())
     needed = int(corpus.lengths[longest]) - (1 if targets else 0)
     if needed > length:

@@ -22,6 +22,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Int32
 
+from dovetail_data._arguments import require_integers, require_path, wrong
 from dovetail_data._slices import is_local, slices
 
 LONG_CHARACTERS = 1 << 22  # of a text that is encoded in slices
@@ -112,6 +113,7 @@ class Bytes:
         return "Bytes()"
 
     def encode(self, texts: Sequence[str]) -> list[Encoding]:
+        _check_texts(texts)
         return [_encode_bytes(text) for text in texts]
 
     def encode_slices(self, text: str) -> Iterator[Int32[np.ndarray, "_"]]:
@@ -120,6 +122,7 @@ class Bytes:
             yield _encode_bytes(text[start : start + SLICE_CHARACTERS]).ids
 
     def encode_with_specials(self, texts: Sequence[str]) -> list[Encoding]:
+        _check_texts(texts)
         return [self._with_specials(text) for text in texts]
 
     def _with_specials(self, text: str) -> Encoding:
@@ -141,7 +144,7 @@ class Bytes:
         return match and match[0]
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        array = np.asarray(ids, np.int64)
+        array = require_integers("ids", ids)
         return array[array < 256].astype(np.uint8).tobytes().decode("utf-8", errors="replace")
 
 
@@ -170,6 +173,13 @@ def _utf8(text: str) -> bytes:
             f"text must be Unicode without lone surrogates: got {error.object[error.start]!r} at "
             f'character {error.start}. Clean it: text.encode("utf-8", "replace").decode().'
         ) from error
+
+
+def _check_texts(texts: Sequence[str]) -> None:
+    """Raises TypeError for one string, whose characters would be encoded one by one."""
+    sequence = isinstance(texts, Sequence) and not isinstance(texts, str | bytes)
+    if not sequence or not all(isinstance(text, str) for text in texts):
+        raise wrong("texts", "a sequence of strings", texts, 'Pass ["a text", ..].')
 
 
 def _check_unicode(texts: Sequence[str]) -> None:
@@ -201,7 +211,7 @@ class Pretrained:
     """
 
     def __init__(self, path: str | Path, *, bos: str | None = None, eos: str | None = None) -> None:
-        file = tokenizer_file(path)
+        file = tokenizer_file(require_path("path", path))
         if not file.is_file():
             raise ValueError(
                 f"a tokenizer must exist: got path={str(path)!r} without {file.name}. Give a "
@@ -279,6 +289,7 @@ class Pretrained:
         return None if first is None else text[slice(*read.spans[first].tolist())]
 
     def encode_with_specials(self, texts: Sequence[str]) -> list[Encoding]:
+        _check_texts(texts)
         _check_unicode(texts)
         # With offsets at once: encoders of chats always need them.
         encodings = self._with_specials.encode_batch(list(texts), add_special_tokens=False)
@@ -288,6 +299,7 @@ class Pretrained:
         ]
 
     def encode(self, texts: Sequence[str]) -> list[Encoding]:
+        _check_texts(texts)
         _check_unicode(texts)
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [
@@ -310,38 +322,9 @@ class Pretrained:
         return _offsets(self._tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        return self._tokenizer.decode(np.asarray(ids).tolist(), skip_special_tokens=True)
-
-
-def token_bytes(tokenizer: Bytes | Pretrained) -> Int32[np.ndarray, "V"]:
-    """Returns the UTF-8 bytes that each id adds to a text, i32[vocab_size]. Special ids add 0.
-
-    Bits per byte is the loss in bits, summed over targets, divided by the sum of these over the
-    targets.
-
-    Raises:
-        ValueError: A tokenizer.json is not byte-level.
-
-    Example:
-
-        >>> token_bytes(Bytes())[[65, 256]]
-        array([1, 0], dtype=int32)
-    """
-    if isinstance(tokenizer, Bytes):
-        return (np.arange(tokenizer.vocab_size) < 256).astype(np.int32)
-    content = json.loads(tokenizer.content)
-    decoder = content["decoder"] and content["decoder"]["type"]
-    if decoder != "ByteLevel":
-        raise ValueError(
-            f"the tokenizer must be byte-level to count bytes: got decoder={decoder!r}. "
-            "Count the bytes of its ids yourself and pass that array on."
+        return self._tokenizer.decode(
+            require_integers("ids", ids).tolist(), skip_special_tokens=True
         )
-    counts = np.zeros(tokenizer.vocab_size, np.int32)
-    for token, i in content["model"]["vocab"].items():
-        counts[i] = len(token)  # byte-level: one character stands for one byte
-    for added in content["added_tokens"]:
-        counts[added["id"]] = 0 if added["special"] else len(added["content"].encode())
-    return counts
 
 
 def tokenizer_file(path: str | Path) -> Path:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail_data import index
+from dovetail_data._arguments import require_path
 from dovetail_data.ledger import NAME as LEDGER
 from dovetail_data.tokenizer_files import tokenizer_names
 
@@ -38,7 +39,7 @@ def verify(directory: str | Path, *, add: bool = False) -> int:
         >>> verify("corpus") > 1000
         True
     """
-    directory = Path(directory)
+    directory = require_path("directory", directory)
     entries = index.read_index(directory)
     if errors := list(_errors(directory, entries)):
         raise index.DamagedError("\n".join(map(str, errors)))

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail_data import index
+from dovetail_data._arguments import require_integer, require_path, wrong
 from dovetail_data._mending import mended, note
 from dovetail_data._shard import Shard
 from dovetail_data._tasks import Chunk, cut, cutting, tasks
@@ -30,11 +31,12 @@ from dovetail_data.encode.encoder import Encoder
 from dovetail_data.ledger import NAME as LEDGER
 from dovetail_data.ledger import Ledger, check_identity, open_ledger
 from dovetail_data.record import Codec
-from dovetail_data.sources.source import Part, Source
+from dovetail_data.sources.source import Part, Source, require_source
 from dovetail_data.tokenizer_files import save_tokenizer
 
 _logger = logging.getLogger(__name__)
 _SHARD = re.compile(r"(?P<partial>partial-)?(?P<number>\d{5,})\.(array_record|npy)")
+_PARTIAL = re.compile(r"\.[\w.]+\.[0-9a-f]{8}\.partial")  # of a file whose writer was killed
 _LISTED = 20  # corrupt records in an error: a screenful
 
 
@@ -118,21 +120,14 @@ def write(
         ("workers", workers, 1),
         ("max_corrupt", max_corrupt, 0),
     ):
-        if value < least:
-            raise ValueError(
-                f"{name} must be >= {least}: got {name}={value}. Pass {least} or more."
-            )
-    if not callable(getattr(source, "parts", None)):
-        raise TypeError(
-            f"source must be a source of records: got source={source!r:.200} of type "
-            f"{type(source).__name__}. Pass text(...), jsonl(...), parquet(...) or another source."
-        )
-    if isinstance(encoder, type) or not callable(encoder):
-        raise TypeError(
-            f"encoder must be an Encoder: got encoder={encoder!r:.200} of type "
-            f"{type(encoder).__name__}. Pass Text(tokenizer), or Chat, Preference, Prompt or Image."
-        )
-    directory = Path(directory)
+        require_integer(name, value, f"Pass {least} or more.", least=least)
+    require_source(source)
+    if isinstance(encoder, type) or not isinstance(encoder, Encoder):
+        remedy = "Pass Text(tokenizer), or Chat, Preference, Prompt or Image."
+        raise wrong("encoder", "an Encoder", encoder, remedy)
+    if progress is not None and not callable(progress):
+        raise wrong("progress", "a function", progress, "Pass one that takes a Progress, or None.")
+    directory = require_path("directory", directory)
     parts = source.parts()
     _check_outside(directory, parts)
     identity = {
@@ -304,10 +299,11 @@ def _resume(
 
 
 def _tidy(directory: Path, shards: int) -> None:
-    """Deletes shards behind the last, of a source before it was mended, and unfinished ones."""
+    """Deletes shards behind the last, of a source before it was mended, and unfinished files."""
     for path in directory.iterdir():
         match = _SHARD.fullmatch(path.name)
-        if match and (match["partial"] or int(match["number"]) >= shards):
+        stale = match and (match["partial"] or int(match["number"]) >= shards)
+        if stale or _PARTIAL.fullmatch(path.name):
             path.unlink()
 
 

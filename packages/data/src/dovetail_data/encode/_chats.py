@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int32, UInt8
 
-from dovetail_data.encode.encoder import Document, require_tokenizer
+from dovetail_data.encode.encoder import Document, require_records, require_tokenizer
 from dovetail_data.sources.source import Corrupt, Record
 from dovetail_data.template import Rendered, Template
 from dovetail_data.tokenizer import ChatTokenizer, Encoding, Tokenizer
@@ -49,6 +49,7 @@ def encode_each(
     Returns:
         One result per record.
     """
+    require_records(records)
     prepared = [_attempt(prepare, record) for record in records]
     sound = [result for result in prepared if isinstance(result, Prepared)]
     encodings = iter(encode([text for result in sound for text in result.texts]))

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from dovetail_data._arguments import require_name
 from dovetail_data.encode import _chats
 from dovetail_data.encode._turns import Turns
 from dovetail_data.encode.encoder import Document
@@ -75,6 +76,9 @@ class Chat:
                 f"train_on={train_on!r}. Pass one of them."
             )
         self.tokenizer = _chats.reader(tokenizer)
+        require_name("field", field, "messages")
+        if tools_field is not None:
+            require_name("tools_field", tools_field, "tools")
         self.train_on, self.field, self.tools_field = train_on, field, tools_field
         self.renderer = _chats.Renderer(self.tokenizer, template)
         self.turns = Turns(template)

@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from dovetail_data._arguments import wrong
 from dovetail_data.record import Field
 from dovetail_data.sources.source import Corrupt, Record
 from dovetail_data.tokenizer import Tokenizer
@@ -33,6 +34,16 @@ def require_tokenizer(tokenizer: object) -> None:
             f"tokenizer must be a Tokenizer: got tokenizer={tokenizer!r:.200}. Pass Bytes(), or "
             "Pretrained(path) with the directory of a tokenizer.json."
         )
+
+
+def require_records(records: object) -> None:
+    """Raises TypeError unless `records` is a sequence of dictionaries."""
+    remedy = 'Pass [{"text": "..."}], or write(source, ..., encoder=...).'
+    if not isinstance(records, Sequence) or isinstance(records, str | bytes):
+        raise wrong("records", "a sequence of dictionaries", records, remedy)
+    for record in records:
+        if not isinstance(record, Mapping):
+            raise wrong("record", "a dictionary", record, remedy)
 
 
 @runtime_checkable

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from dovetail_data.encode.encoder import Document
+from dovetail_data._arguments import require_name
+from dovetail_data.encode.encoder import Document, require_records
 from dovetail_data.pixels import decode, encode_png
 from dovetail_data.record import Field
 from dovetail_data.sources.source import Corrupt, Record
@@ -30,6 +31,8 @@ class Image:
     tokenizer = None
 
     def __init__(self, *, field: str = "image", label: str = "label") -> None:
+        require_name("field", field, "image")
+        require_name("label", label, "label")
         self.field = field
         self.label = label
         self.layout = {"image": Field(dtype="|u1"), "label": Field(dtype="<i4", ndim=0)}
@@ -37,6 +40,7 @@ class Image:
         self.fingerprint = hashlib.sha256(f"image/{field}/{label}".encode()).hexdigest()
 
     def __call__(self, records: Sequence[Record]) -> list[Document | Corrupt | None]:
+        require_records(records)
         return [self._document(record) for record in records]
 
     def _document(self, record: Record) -> Document | Corrupt:

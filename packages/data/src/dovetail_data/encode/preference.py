@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from dovetail_data._arguments import require_name
 from dovetail_data.encode import _chats
 from dovetail_data.encode.encoder import Document, require_tokenizer
 from dovetail_data.record import Field, ids
@@ -56,9 +57,13 @@ class Preference:
         tools_field: str | None = "tools",
     ) -> None:
         require_tokenizer(tokenizer)
+        if tools_field is not None:
+            require_name("tools_field", tools_field, "tools")
         self.tokenizer = tokenizer
         self.tools_field = tools_field
-        self.renderer = template and _chats.Renderer(_chats.reader(tokenizer), template)
+        self.renderer = (
+            None if template is None else _chats.Renderer(_chats.reader(tokenizer), template)
+        )
         mask = Field(dtype="|u1")
         self.layout: Mapping[str, Field] = {
             name: field
@@ -69,7 +74,7 @@ class Preference:
             "encoder": "preference",
             "tokenizer": tokenizer.fingerprint,
             "vocab_size": tokenizer.vocab_size,
-            "template": template and template.fingerprint,
+            "template": None if template is None else template.fingerprint,
             "tools_field": tools_field,
         }
         self.fingerprint: str = _chats.digest(self.manifest)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from dovetail_data._arguments import require_name
 from dovetail_data.encode import _chats
 from dovetail_data.encode.encoder import Document, require_tokenizer
 from dovetail_data.record import Field, ids
@@ -52,9 +53,14 @@ class Prompt:
         tools_field: str | None = "tools",
     ) -> None:
         require_tokenizer(tokenizer)
+        require_name("field", field, "prompt")
+        if tools_field is not None:
+            require_name("tools_field", tools_field, "tools")
         self.tokenizer = tokenizer
         self.field, self.tools_field = field, tools_field
-        self.renderer = template and _chats.Renderer(_chats.reader(tokenizer), template)
+        self.renderer = (
+            None if template is None else _chats.Renderer(_chats.reader(tokenizer), template)
+        )
         self.layout: Mapping[str, Field] = {
             "tokens": ids(tokenizer.vocab_size),
             "extra": Field(dtype="|u1"),
@@ -63,7 +69,7 @@ class Prompt:
             "encoder": "prompt",
             "tokenizer": tokenizer.fingerprint,
             "vocab_size": tokenizer.vocab_size,
-            "template": template and template.fingerprint,
+            "template": None if template is None else template.fingerprint,
             "field": field,
             "tools_field": tools_field,
         }

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from dovetail_data.encode.encoder import Document, require_tokenizer
+from dovetail_data._arguments import require_name
+from dovetail_data.encode.encoder import Document, require_records, require_tokenizer
 from dovetail_data.record import ids, stored
 from dovetail_data.sources.source import Corrupt, Record
 from dovetail_data.tokenizer import (
@@ -42,6 +43,7 @@ class Text:
 
     def __init__(self, tokenizer: Tokenizer, *, field: str = "text") -> None:
         require_tokenizer(tokenizer)
+        require_name("field", field, "text")
         self.tokenizer = tokenizer
         self.field = field
         self.layout = {"tokens": ids(tokenizer.vocab_size)}
@@ -50,6 +52,7 @@ class Text:
         self.fingerprint = hashlib.sha256(kind.encode()).hexdigest()
 
     def __call__(self, records: Sequence[Record]) -> list[Document | Corrupt | None]:
+        require_records(records)
         out: list[Document | Corrupt | None] = []
         kept: list[tuple[int, int]] = []
         for i, record in enumerate(records):

@@ -9,10 +9,11 @@ import functools
 import hashlib
 import os
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from dovetail_data import compression
+from dovetail_data._arguments import require_name, require_path, wrong
 from dovetail_data.sources.source import Corrupt, Part, Record
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -143,7 +144,11 @@ def find(paths: Paths, pattern: str, *, compressed: bool = False) -> tuple[File,
         ValueError: There is no file, a path does not exist, or a file comes twice, or both plain
             and compressed: its records would count twice.
     """
-    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    require_name("pattern", pattern, "**/*.md")
+    given = [paths] if isinstance(paths, str | os.PathLike) else paths
+    if not isinstance(given, Iterable) or isinstance(given, bytes | Mapping):
+        raise wrong("paths", "a path or a sequence of paths", paths, 'Pass "file" or ["a", "b"].')
+    given = [require_path("paths", path) for path in given]
     patterns = [pattern, *(pattern + ending for ending in compression.SUFFIXES if compressed)]
     files = [os.path.abspath(file) for path in given for file in _expand(Path(path), patterns)]
     if not files:

@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from dovetail_data._arguments import require_name, wrong
 from dovetail_data.sources.source import Corrupt, Record
 
 ROWS = 1024  # rows at a time as Python objects, which take many times the memory of a table
@@ -29,11 +30,17 @@ def chosen(columns: Sequence[str] | None) -> tuple[str, ...] | None:
             f"columns must be a sequence of names: got columns={columns!r}. "
             f"Pass columns=[{columns!r}]."
         )
-    if columns is not None and not columns:
+    if isinstance(columns, Sequence) and not columns:
         raise ValueError(
             f"columns must name at least one: got columns={columns!r}. Leave it out for all."
         )
-    return None if columns is None else tuple(columns)
+    if columns is None:
+        return None
+    if not isinstance(columns, Sequence) or isinstance(columns, bytes):
+        raise wrong("columns", "a sequence of names", columns, 'Pass columns=["text"].')
+    for name in columns:
+        require_name("columns", name, "text")
+    return tuple(columns)
 
 
 def check_columns(names: Sequence[str], columns: tuple[str, ...] | None, file: str) -> None:

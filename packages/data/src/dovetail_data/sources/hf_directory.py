@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail_data import compression
+from dovetail_data._arguments import require_name, require_path
 from dovetail_data.sources import _files, _splits
 from dovetail_data.sources.arrow import ArrowFiles, arrow
 from dovetail_data.sources.jsonl import jsonl
@@ -61,7 +62,8 @@ def hf_directory(
         >>> hf_directory("web", split="train")
         JsonLines(files=1, bytes=17)
     """
-    directory = Path(path)
+    directory = require_path("path", path)
+    require_name("split", split, "train")
     if not directory.is_dir():
         raise ValueError(
             f"a dataset must be a directory: got path={str(path)!r}. Correct its spelling, or "

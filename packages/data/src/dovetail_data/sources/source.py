@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
+from dovetail_data._arguments import wrong
+
 Record: TypeAlias = dict[str, Any]
 """The fields of one input record by name, such as "text" or "messages"."""
 
@@ -69,6 +71,17 @@ class Source(Protocol):
         ...
 
 
+def require_source(source: object) -> None:
+    """Raises TypeError unless `source` is one. The usual mistake is to pass a path."""
+    if isinstance(source, type) or not isinstance(source, Source):
+        raise wrong(
+            "source",
+            "a source of records",
+            source,
+            "Pass text(...), jsonl(...), parquet(...) or another source.",
+        )
+
+
 def records(source: Source) -> Iterator[Record]:
     """Yields every record of `source`, in order.
 
@@ -83,6 +96,7 @@ def records(source: Source) -> Iterator[Record]:
         >>> list(records(jsonl("b.jsonl")))
         [{'text': 'Hello'}]
     """
+    require_source(source)
     for input_part in source.parts():
         for i, record in enumerate(source.read(input_part)):
             if isinstance(record, Corrupt):

@@ -1,0 +1,80 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of arguments. An error names the argument, the value received and the call to write."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+def wrong(name: str, kind: str, value: object, remedy: str) -> TypeError:
+    """Returns the error for an argument of another type.
+
+    Args:
+        name: Name of the argument.
+        kind: The expected type, in words.
+        value: The value received.
+        remedy: Advice for the message.
+    """
+    return TypeError(
+        f"{name} must be {kind}: got {name}={value!r:.200} of type {type(value).__name__}. {remedy}"
+    )
+
+
+def require_integer(name: str, value: object, remedy: str, *, least: int | None = None) -> None:
+    """Raises TypeError for anything but an integer, ValueError for one below `least`.
+
+    Args:
+        name: Name of the argument.
+        value: The value received.
+        remedy: Advice for the message.
+        least: The smallest valid integer; None for any.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise wrong(name, "an integer", value, remedy)
+    if least is not None and value < least:
+        raise ValueError(f"{name} must be >= {least}: got {name}={value}. {remedy}")
+
+
+def require_integers(name: str, values: Any) -> np.ndarray:
+    """Returns numbers as i64[k]; TypeError unless they are integers in one dimension.
+
+    Args:
+        name: Name of the argument.
+        values: A sequence or an array of integers.
+    """
+    is_list = isinstance(values, Iterable) and not isinstance(values, str | bytes | dict)
+    try:
+        numbers = np.asarray(values if isinstance(values, np.ndarray) or not is_list else [*values])
+    except ValueError:  # lists of several lengths
+        numbers = np.empty(1, object)
+    if not is_list or numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
+        raise wrong(name, "a sequence of integers", values, "Pass numbers such as [0, 1].")
+    return numbers.astype(np.int64, copy=False)
+
+
+def require_path(name: str, value: object) -> Path:
+    """Returns a path; TypeError for anything but a string or a path.
+
+    Args:
+        name: Name of the argument.
+        value: The value received.
+    """
+    if not isinstance(value, str | os.PathLike):
+        raise wrong(name, "a path", value, f'Pass a string or a Path, such as {name}="corpus".')
+    return Path(os.fsdecode(value))
+
+
+def require_name(name: str, value: object, example: str) -> None:
+    """Raises TypeError for anything but a string.
+
+    Args:
+        name: Name of the argument.
+        value: The value received.
+        example: A valid value.
+    """
+    if not isinstance(value, str):
+        raise wrong(name, "a string", value, f"Pass one such as {name}={example!r}.")

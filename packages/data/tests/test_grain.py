@@ -1,0 +1,29 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import sys
+{block}
+import logging
+import dovetail_data
+import dovetail_data._iterator
+from dovetail_data._grain import DatasetIterator
+assert not logging.getLogger("absl").filters
+logging.getLogger("absl").warning("Failed to load jax profiler: said by somebody else")
+"""
+
+
+@pytest.mark.parametrize("block", ["", "sys.modules['jax'] = None"], ids=["jax", "no jax"])
+def test_the_import_says_nothing(block):
+    program = PROGRAM.format(block=block)
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert run.stdout == ""
+    assert run.stderr.splitlines() == [
+        "WARNING:absl:Failed to load jax profiler: said by somebody else"
+    ]

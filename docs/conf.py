@@ -54,6 +54,7 @@ exclude_patterns = [
     "convergence.py",
     "families.py",
     "measured.py",
+    "packages/data_faults.md",
     "schedules.py",
     "**/test_*.py",
 ]

@@ -38,7 +38,7 @@ from dovetail_data import (
     Bytes,
     Chat,
     Corpus,
-    DamagedError,
+    DamageError,
     Image,
     Preference,
     Prompt,
@@ -163,7 +163,7 @@ class Format:
             return "silent"
         try:
             values, damaged = self._read()
-        except DamagedError as error:
+        except DamageError as error:
             return "named" if str(path) in str(error) else "silent"
         except Exception:  # a raw error names nothing
             return "silent"
@@ -177,7 +177,7 @@ class Format:
     def _named(self, path: Path, call: Callable[[], object]) -> bool:
         try:
             call()
-        except DamagedError as error:
+        except DamageError as error:
             return str(path) in str(error)
         return False
 
@@ -236,8 +236,8 @@ def ledger_format(folder: Path) -> Format:
         source = jsonl(folder / "in.jsonl")
         try:
             write(source, again, encoder=Text(Bytes()), shard_bytes=_SHARD_BYTES, max_corrupt=1)
-        except DamagedError as error:  # of the copy
-            raise DamagedError(str(error).replace(str(again), str(stopped))) from error
+        except DamageError as error:  # of the copy
+            raise DamageError(str(error).replace(str(again), str(stopped))) from error
         return contents(again), set()
 
     return Format([ledger], read, checked=None)

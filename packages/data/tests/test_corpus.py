@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from array_record.python.array_record_module import ArrayRecordReader
 
-from dovetail_data import Bytes, Corpus, CorruptError, DamagedError, Text, text, write
+from dovetail_data import Bytes, Corpus, CorruptError, DamageError, Text, text, write
 
 TEXTS = {"a/1.txt": "x", "a/2.txt": "naïve\n", "b.txt": "lorem ipsum " * 3000, "c.txt": "日本語"}
 
@@ -215,7 +215,7 @@ def test_another_tokenizer_beside_it_is_an_error(copied, bpe, other):
     (copied / "bytes.json").unlink()
     if other:
         (copied / "tokenizer.json").write_text(bpe.content)
-    with pytest.raises(DamagedError, match=r"must be whole: got .*bytes.json with bytes=None"):
+    with pytest.raises(DamageError, match=r"must be whole: got .*bytes.json with bytes=None"):
         Corpus(copied)
     older = json.loads((copied / "index.json").read_text())  # without a list of its files
     del older["files"], older["sha256"]

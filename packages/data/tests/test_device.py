@@ -1,5 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
+import gc
 import json
 import signal
 import socket
@@ -256,3 +257,25 @@ def test_a_script_that_ends_with_open_iterators_prints_no_error(tmp_path):
     line = [sys.executable, "-c", AT_EXIT]
     run = subprocess.run(line, capture_output=True, text=True, check=True, cwd=tmp_path)
     assert (run.stdout, run.stderr) == ("(2, 8) (2, 8)\n", "")
+
+
+class Stateless:
+    """An iterator that fails when it is asked for its state."""
+
+    def __next__(self):
+        raise StopIteration
+
+    def get_state(self):
+        raise RuntimeError("no state")
+
+    def set_state(self, state):
+        raise AssertionError("not used")
+
+
+def test_an_iterator_that_cannot_start_ends_quietly(sharding, monkeypatch):
+    ignored = []
+    monkeypatch.setattr(sys, "unraisablehook", ignored.append)
+    with pytest.raises(RuntimeError, match="no state"):
+        to_device(Stateless(), sharding)
+    gc.collect()
+    assert ignored == []

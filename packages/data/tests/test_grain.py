@@ -24,6 +24,5 @@ def test_the_import_says_nothing(block):
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert run.stdout == ""
-    assert run.stderr.splitlines() == [
-        "WARNING:absl:Failed to load jax profiler: said by somebody else"
-    ]
+    (line,) = run.stderr.splitlines()
+    assert line.endswith("Failed to load jax profiler: said by somebody else")

@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from dovetail_data import Bytes, Corpus, DamagedError, Text, text, write
+from dovetail_data import Bytes, Corpus, DamageError, Text, text, write
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_a_flip_of_any_bit_is_found_with_its_file(directory):
             damaged = bytearray(whole)
             damaged[bit // 8] ^= 1 << bit % 8
             path.write_bytes(damaged)
-            with pytest.raises(DamagedError, match=re.escape(f"got {path} with")):
+            with pytest.raises(DamageError, match=re.escape(f"got {path} with")):
                 Corpus(directory)
         path.write_bytes(whole)
     assert len(Corpus(directory)) == 1
@@ -131,7 +131,7 @@ def test_an_older_index_is_read_with_a_warning(directory, caplog):
 )
 def test_an_older_index_that_contradicts_itself_is_damaged(directory, changed):
     older(directory, **changed)
-    with pytest.raises(DamagedError, match=re.escape(f"got {directory / 'index.json'} with")):
+    with pytest.raises(DamageError, match=re.escape(f"got {directory / 'index.json'} with")):
         Corpus(directory)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from dovetail_data._index_file import load
-from dovetail_data.index import DamagedError
+from dovetail_data.index import DamageError
 from dovetail_data.spans import SpanTable
 
 OF = {"corpus": "c", "packing": "p"}
@@ -158,7 +158,7 @@ def test_a_torn_list_is_an_error(tmp_path, content):
     load(tmp_path, of=OF, build=table)
     (the_only_entry(tmp_path) / "index.json").write_text(content)
     message = r"as it was written: got .*index\.json.* with another digest\. Delete .* and pack ag"
-    with pytest.raises(DamagedError, match=message):
+    with pytest.raises(DamageError, match=message):
         load(tmp_path, of=OF, build=unexpected)
 
 
@@ -172,7 +172,7 @@ def test_a_flip_of_any_bit_is_found(tmp_path):
         damaged = bytearray(whole)
         damaged[rng.randrange(len(whole))] ^= 1 << rng.randrange(8)
         path.write_bytes(damaged)
-        with pytest.raises(DamagedError, match=str(path)):
+        with pytest.raises(DamageError, match=str(path)):
             load(tmp_path, of=OF, build=unexpected)
         path.write_bytes(whole)
     assert_same(load(tmp_path, of=OF, build=unexpected), table(5))

@@ -19,7 +19,9 @@ def test_importing_it_imports_neither_grain_nor_jax():
     assert not {"grain", "jax", "tokenizers"} & set(run.stdout.split())
 
 
-@pytest.mark.parametrize("name", ["batches", "pack", "pad", "text", "jsonl", "write"])
+@pytest.mark.parametrize(
+    "name", ["batches", "pack", "pad", "text", "jsonl", "write", "token_bytes"]
+)
 def test_functions_are_not_hidden_by_modules_of_their_name(name):
     assert callable(getattr(dovetail_data, name))
 
@@ -75,7 +77,8 @@ WRONG = {
     "shard=1. Count hosts from 0.",
     "mix({'a': rows}, weights={'a': 1}, stages=[(3, {'a': 1})])": "stages must be a sequence of "
     "Stage: got (3, {'a': 1}) of type tuple. Pass [Stage(start=..., weights={..})].",
-    "show(rows, 0)": "numbers must be a sequence of row numbers: got numbers=0. Pass [0].",
+    "show(rows, 0)": "numbers must be a sequence of integers: got numbers=0 of type int. Pass "
+    "numbers such as [0, 1].",
     "to_device(rows, None)": "it must be an iterator with get_state and set_state: got "
     "it=TokenRows(rows=6, length=8, fill=0.8958) of type TokenRows. Pass batches(rows, ...).",
     "to_device(batches(rows, global_batch=2, seed=0), 'cpu')": "sharding must be a "

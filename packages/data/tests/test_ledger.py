@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from dovetail_data.index import DamagedError
+from dovetail_data.index import DamageError
 from dovetail_data.ledger import NAME, open_ledger
 
 IDENTITY = {"source": "s", "shard_bytes": 7}
@@ -108,7 +108,7 @@ def test_a_flip_of_any_bit_is_found_or_drops_the_last_line(tmp_path):
                 assert ledger.lines == lines[:2]
             continue
         with (
-            pytest.raises(DamagedError, match=f"got {tmp_path / NAME}: "),
+            pytest.raises(DamageError, match=f"got {tmp_path / NAME}: "),
             open_ledger(tmp_path, identity=IDENTITY),
         ):
             pass
@@ -122,7 +122,7 @@ def test_lines_of_another_order_are_found(tmp_path):
     for changed in (others[::-1], others[1:], [*others, others[-1]]):
         (tmp_path / NAME).write_bytes(b"".join([first, *changed]))
         with (
-            pytest.raises(DamagedError, match=r"without its sha256"),
+            pytest.raises(DamageError, match=r"without its sha256"),
             open_ledger(tmp_path, identity=IDENTITY),
         ):
             pass

@@ -139,13 +139,15 @@ def test_a_kill_after_the_continuation_changes_nothing(source, tmp_path):
     assert contents(tmp_path / "c") == contents(written(source, tmp_path / "whole").directory)
 
 
-def test_the_command_says_what_it_takes_up_again(source, tmp_path, command):
+def test_the_command_says_what_it_takes_up_again(source, tmp_path, command, caplog):
     arguments = ("write", source, "--out", tmp_path / "c", "--shard-bytes", "600")
     code, _, err = command(*arguments)
     assert code == 3
     assert "Mend them and call write(...) again" in err
     mend(source / DAMAGED)
     assert command(*arguments)[0] == 0
+    (record,) = caplog.records
+    assert "changed are f5.jsonl. 2 of 2 finished shards stay" in record.getMessage()
 
 
 class Unlisted:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from dovetail_data import Bytes, Corpus, DamagedError, Text, jsonl, verify, write
+from dovetail_data import Bytes, Corpus, DamageError, Text, jsonl, verify, write
 
 
 @pytest.fixture
@@ -36,14 +36,14 @@ def test_a_flip_that_no_document_sees_is_found(directory):
     path = directory / "00000.array_record"
     flip(path, 30)  # the header of a chunk
     assert Corpus(directory)[0]["tokens"].tolist() == [256, *b"0 some text", 257]
-    with pytest.raises(DamagedError, match=r"got .*00000\.array_record with another sha256"):
+    with pytest.raises(DamageError, match=r"got .*00000\.array_record with another sha256"):
         verify(directory)
 
 
 def test_all_damaged_files_are_named(directory):
     for name in ("00000.npy", "00000.array_record", "parts.json"):
         flip(directory / name)
-    with pytest.raises(DamagedError) as raised:
+    with pytest.raises(DamageError) as raised:
         verify(directory)
     lines = str(raised.value).splitlines()
     assert [line.split(" with ")[0].rsplit("/")[-1] for line in lines] == [
@@ -71,7 +71,7 @@ def test_a_damaged_older_corpus_gets_no_digests(directory, name):
     make_older(directory)
     older = (directory / "index.json").read_bytes()
     flip(directory / name, 0)
-    with pytest.raises(DamagedError, match=name):
+    with pytest.raises(DamageError, match=name):
         verify(directory, add=True)
     assert (directory / "index.json").read_bytes() == older
 

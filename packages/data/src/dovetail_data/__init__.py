@@ -33,7 +33,7 @@ from dovetail_data.corpus import Corpus, CorruptDocument, CorruptError, CorruptR
 from dovetail_data.device import to_device
 from dovetail_data.encode import Chat, Document, Encoder, Image, Preference, Prompt, Text
 from dovetail_data.image_rows import images
-from dovetail_data.index import DamagedError
+from dovetail_data.index import DamageError
 from dovetail_data.inspecting import Shown, show
 from dovetail_data.mix import Mixture, mix
 from dovetail_data.pack import pack, pad
@@ -107,7 +107,7 @@ __all__ = [  # noqa: RUF022  (grouped by topic)
     "CorruptRecord",
     "CorruptDocument",
     "CorruptError",
-    "DamagedError",
+    "DamageError",
     # Rows and mixtures
     "pack",
     "pad",

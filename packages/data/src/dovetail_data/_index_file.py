@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from dovetail_data._durable import new_directory
-from dovetail_data.index import DamagedError
+from dovetail_data.index import DamageError
 from dovetail_data.spans import SpanTable
 
 _FORMAT = 1  # counts changes of the rows that the same packing makes
@@ -47,7 +47,7 @@ def load(directory: Path, *, of: Mapping[str, str], build: Callable[[], SpanTabl
         build: Builds the table.
 
     Raises:
-        DamagedError: The files differ from those written.
+        DamageError: The files differ from those written.
     """
     of = {"format": str(_FORMAT), **of}
     name = hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()[:32]
@@ -75,26 +75,26 @@ def _write(path: Path, of: Mapping[str, str], table: SpanTable) -> None:
 
 
 def _verify(path: Path, of: Mapping[str, str]) -> None:
-    """Raises DamagedError unless the files of a table are those that were written."""
+    """Raises DamageError unless the files of a table are those that were written."""
     index = path / _INDEX
     remedy = f"Delete {path} and pack again."
     try:
         content = index.read_bytes()
         files = {name: _entry(path, name) for name in _ARRAYS}
     except OSError as error:
-        raise DamagedError(f"an index of rows must be whole: got {error}. {remedy}") from error
+        raise DamageError(f"an index of rows must be whole: got {error}. {remedy}") from error
     if content == _content(of, files):
         return
     stored = _stored(content)
     if stored.get("of", of) != of:
-        raise DamagedError(
+        raise DamageError(
             f"an index of rows must be that of {of}: got {index} of {stored['of']}. {remedy}"
         )
     entries = stored.get("files")
     known = entries if isinstance(entries, dict) else files
     differ = [str(_file(path, name)) for name in _ARRAYS if known.get(name) != files[name]]
     other = f" and {', '.join(differ)}" if differ else ""
-    raise DamagedError(
+    raise DamageError(
         f"an index of rows must be as it was written: got {index}{other} with another digest. "
         f"{remedy}"
     )

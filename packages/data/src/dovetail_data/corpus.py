@@ -132,7 +132,7 @@ class Corpus:
         self._files = threading.local()  # a descriptor may be closed while another thread reads
 
     def _verify(self, entries: dict[str, Any]) -> None:
-        """Raises DamagedError for a damaged file; the records are verified as they are read."""
+        """Raises DamageError for a damaged file; the records are verified as they are read."""
         if index.is_older(entries):
             index.warn_older(self.directory)
         for name, entry in (
@@ -192,7 +192,7 @@ class Corpus:
             documents = require_integers("documents", documents)
         outside = (documents < 0) | (documents >= len(self))
         if outside.any():
-            raise self._outside(documents[outside][0])
+            raise self._outside(documents[outside][0].item())
         out: list[Arrays | None] = [None] * len(documents)
         shards = np.searchsorted(self._starts, documents, side="right") - 1
         for shard in sorted(set(shards.tolist())):

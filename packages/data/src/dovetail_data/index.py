@@ -28,7 +28,7 @@ _LAST_LINE = re.compile(rb',\n "sha256": "([0-9a-f]{64})"\n}\n')
 _logger = logging.getLogger(__name__)
 
 
-class DamagedError(ValueError):
+class DamageError(ValueError):
     """A file of a corpus differs from the one that was written."""
 
     exit_code = 3  # of the command
@@ -42,7 +42,7 @@ def read_index(directory: Path) -> dict[str, Any]:
 
     Raises:
         ValueError: The corpus is not finished, or has another format.
-        DamagedError: The file is damaged.
+        DamageError: The file is damaged.
     """
     path = directory / NAME
     if not path.is_file():
@@ -82,16 +82,16 @@ def warn_older(directory: Path) -> None:
     )
 
 
-def damaged(path: Path, reason: str) -> DamagedError:
+def damaged(path: Path, reason: str) -> DamageError:
     """Returns the error for a file that differs from the one that was written."""
-    return DamagedError(
+    return DamageError(
         f"a corpus's files must be as they were written: got {path} with {reason}. Copy the "
         "directory again, or delete it and write it anew."
     )
 
 
 def check_file(directory: Path, name: str, entry: dict[str, Any]) -> None:
-    """Raises DamagedError unless a file has the size and the digest of its entry.
+    """Raises DamageError unless a file has the size and the digest of its entry.
 
     Args:
         directory: The corpus.
@@ -104,7 +104,7 @@ def check_file(directory: Path, name: str, entry: dict[str, Any]) -> None:
 
 
 def check_size(directory: Path, name: str, entry: dict[str, Any]) -> None:
-    """Raises DamagedError unless a file has the size of its entry.
+    """Raises DamageError unless a file has the size of its entry.
 
     Args:
         directory: The corpus.
@@ -114,7 +114,7 @@ def check_size(directory: Path, name: str, entry: dict[str, Any]) -> None:
     path = directory / name
     size = path.stat().st_size if path.exists() else None
     if size != entry["bytes"]:
-        raise DamagedError(
+        raise DamageError(
             f"a corpus's files must be whole: got {path} with bytes={size}, {NAME} says "
             f"{entry['bytes']}. Copy the directory again, or delete it and write it anew."
         )
@@ -139,7 +139,7 @@ def read_parts(directory: Path, index: dict[str, Any], *, least: int = 0) -> lis
         least: Number of parts that its tables refer to.
 
     Raises:
-        DamagedError: The file is damaged.
+        DamageError: The file is damaged.
     """
     path = directory / PARTS
     entry = small_files(index).get(PARTS)
@@ -245,7 +245,7 @@ def _parsed(content: bytes, path: Path, kind: type = dict) -> Any:
 
 
 def _check_older(index: dict[str, Any], path: Path) -> None:
-    """Raises DamagedError unless an older index agrees with itself."""
+    """Raises DamageError unless an older index agrees with itself."""
     try:
         shards = index["shards"]
         expected: dict[str, Any] = {name: sum(shard[name] for shard in shards) for name in TOTALS}

@@ -84,7 +84,7 @@ def show(rows: Rows, numbers: Sequence[int], *, tokenizer: Tokenizer | None = No
     require_rows(rows)
     if tokenizer is not None:
         require_tokenizer(tokenizer)
-    chosen = require_integers("numbers", numbers).tolist()
+    row_numbers = require_integers("numbers", numbers).tolist()
     readers: dict[str, Reader] = {}
 
     def reader(source: Rows) -> Reader:
@@ -95,7 +95,7 @@ def show(rows: Rows, numbers: Sequence[int], *, tokenizer: Tokenizer | None = No
             readers[source_tokenizer.fingerprint] = Reader(source_tokenizer)
         return readers[source_tokenizer.fingerprint]
 
-    return Shown(rows=tuple(read_row(rows, row, reader=reader) for row in chosen))
+    return Shown(rows=tuple(read_row(rows, row, reader=reader) for row in row_numbers))
 
 
 def _tokenizer(source: Rows) -> Tokenizer:

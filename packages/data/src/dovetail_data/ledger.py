@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from dovetail_data._durable import sync, write_file
-from dovetail_data.index import DamagedError
+from dovetail_data.index import DamageError
 
 NAME = "ledger.jsonl"
 _DIGEST = "sha256"
@@ -45,7 +45,7 @@ def open_ledger(
 
     Raises:
         ValueError: The ledger has another identity, or the directory holds other files.
-        DamagedError: The ledger is damaged.
+        DamageError: The ledger is damaged.
         RuntimeError: Another process is writing the corpus.
     """
     path = directory / NAME
@@ -179,7 +179,7 @@ def _read(stream: BinaryIO, path: Path) -> tuple[list[dict[str, Any]], str | Non
             if (raw[i] + b"\n", stored) != (expected, digest):
                 raise ValueError(f"line {i + 1} without its {_DIGEST}")
     except (ValueError, RecursionError, AttributeError) as error:
-        raise DamagedError(
+        raise DamageError(
             f"a ledger must be as it was written: got {path}: {error}. "
             "Delete the directory and write it again."
         ) from error

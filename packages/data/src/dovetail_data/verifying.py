@@ -28,7 +28,7 @@ def verify(directory: str | Path, *, add: bool = False) -> int:
 
     Raises:
         ValueError: The directory holds no finished corpus.
-        DamagedError: Files are damaged; all are named.
+        DamageError: Files are damaged; all are named.
 
     Example:
 
@@ -42,7 +42,7 @@ def verify(directory: str | Path, *, add: bool = False) -> int:
     directory = require_path("directory", directory)
     entries = index.read_index(directory)
     if errors := list(_errors(directory, entries)):
-        raise index.DamagedError("\n".join(map(str, errors)))
+        raise index.DamageError("\n".join(map(str, errors)))
     if index.is_older(entries):
         if add:
             others = [index.PARTS, LEDGER, *tokenizer_names(directory)]
@@ -60,14 +60,14 @@ def _files(entries: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return shards[0] | shards[1] | index.small_files(entries)
 
 
-def _errors(directory: Path, entries: dict[str, Any]) -> Iterator[index.DamagedError]:
+def _errors(directory: Path, entries: dict[str, Any]) -> Iterator[index.DamageError]:
     for name, entry in _files(entries).items():
         try:
             index.check_file(directory, name, entry)
-        except index.DamagedError as error:
+        except index.DamageError as error:
             yield error
     try:
         index.read_parts(directory, entries)
-    except index.DamagedError as error:
+    except index.DamageError as error:
         if index.PARTS not in _files(entries):  # else reported above
             yield error

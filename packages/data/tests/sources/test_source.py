@@ -5,6 +5,7 @@
 import bz2
 import contextlib
 import gzip
+import inspect
 import itertools
 import json
 import lzma
@@ -201,3 +202,14 @@ def test_the_first_corrupt_record_is_raised_with_its_place(tmp_path, case):
     assert len([next(given_records)]) == 1
     with pytest.raises(ValueError, match=rf"^{source.locate(input_part, 1)}: what must hold$"):
         next(given_records)
+
+
+def test_records_do_not_hash_the_input(tmp_path, monkeypatch):
+    (tmp_path / "a.jsonl").write_text('{"n": 1}')
+    source = inspect.unwrap(jsonl)(tmp_path / "a.jsonl")
+
+    def never(*_):
+        raise AssertionError("the input was hashed")
+
+    monkeypatch.setattr("hashlib.file_digest", never)
+    assert list(inspect.unwrap(records)(source)) == [{"n": 1}]

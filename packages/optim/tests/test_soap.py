@@ -279,7 +279,7 @@ def test_options_out_of_range(options, message):
 def test_wrong_calls():
     with pytest.raises(ValueError, match=r"needs arrays of 2 axes; got 'w' of shape \(2, 3, 4\)"):
         soap(1e-2).init({"w": jnp.ones((2, 3, 4))})
-    with pytest.raises(ValueError, match=r"got 'b' of shape \(3,\); route it to a transf"):
+    with pytest.raises(ValueError, match=r"got 'b' of shape \(3,\); give it another rule of route"):
         soap(1e-2).init({"b": jnp.ones(3)})
     tx = soap(1e-2, weight_decay=0.1)
     with pytest.raises(ValueError, match=r"got params=None, weight_decay=0.1; call update"):

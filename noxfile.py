@@ -37,6 +37,9 @@ NEWER = ("3.13",)  # takes the constraints of 3.12; the test workflow runs it
 # Benchmarks whose peer does not install beside the others, or on this Python.
 APART = {"maxtext_first_step", "maxtext_step"}
 
+# Thousands of faults, for an hour or more: `python packages/NAME/benchmarks/SCRIPT.py`, by hand.
+CAMPAIGNS = {"faults", "misplaced", "survival"}
+
 
 # Every module that a user may import; those with an underscore and programs are not.
 IMPORT_ALL = """
@@ -243,6 +246,9 @@ def bench(session: nox.Session) -> None:
     for script in sorted(package.path.glob("benchmarks/*.py")):
         if script.stem == "accelerator" or script.stem.startswith("device_"):
             continue  # steps of scripts/accelerator, and what they run
+        if script.stem in CAMPAIGNS:
+            session.log(f"{script.name} is a campaign: run it by itself")
+            continue
         if script.stem in APART:
             session.warn(
                 f"{script.name} needs an environment of its own: its first lines say which"

@@ -75,7 +75,8 @@ class Arm:
         return Save(blocked_s, wall_s, cpu_s)
 
     def measure_restore(self) -> Cost:
-        newest = max(self.root.iterdir(), key=lambda path: int(path.name))
+        steps = (path for path in self.root.iterdir() if path.name.isdigit())
+        newest = max(steps, key=lambda path: int(path.name))
         return cost(lambda: self.restore(newest))
 
 

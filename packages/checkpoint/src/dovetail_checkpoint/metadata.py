@@ -131,7 +131,7 @@ def inspect(path: str | Path, *, item: str | None = None) -> Run | Checkpoint:
         >>> with Store("run") as store:
         ...     store.save(10, model={"w": jnp.ones(3)})
         >>> print(inspect("run/10", item="model"))
-        /.../run/10: written by dovetail, step 10, model, ... bytes, checksums
+        /.../run/10: written by dovetail as step 10 of run ..., step 10, model, ... bytes, checksums
         model: 1 leaves, 12 bytes
           w  float32[3]  46eaa15fc71ef34c
     """

@@ -92,5 +92,5 @@ def test_a_mesh_that_is_none_is_refused(text, message):
 
 
 def test_a_sequence_without_tokens_is_refused(directory):
-    with pytest.raises(ValueError, match="at least one token, got length=0"):
+    with pytest.raises(ValueError, match="at least 1 token, got length=0: leave it out"):
         inspect(directory, length=0)

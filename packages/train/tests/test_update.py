@@ -140,7 +140,7 @@ def test_a_step_branches_only_if_it_may_be_refused():
 
 
 def test_a_guard_that_refuses_nothing_changes_no_bit(trainer):
-    plain = Trainer(trainer._tx, _loss, ema=0.75, accumulate=2)
+    plain = Trainer(trainer._programs.tx, _loss, ema=0.75, accumulate=2)
     with_guard, without = _run(trainer, _batches()), _run(plain, _batches())
     for name in ("params", "rest", "opt", "ema"):
         jax.tree.map(

@@ -5,14 +5,13 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from flax import nnx
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh
 
 from dovetail_train import _checks, _fit
 from dovetail_train._patterns import Patterns
@@ -21,22 +20,20 @@ from dovetail_train.clock import peak_flops as peak_of
 from dovetail_train.flops import Flops, count_flops
 from dovetail_train.guard import StepGuard, check_guard
 from dovetail_train.hooks import Hook
-from dovetail_train.mesh import ambient, batch_placement, make_mesh, split_rows
+from dovetail_train.mesh import ambient, batch_placement, make_mesh
 from dovetail_train.metrics import Metrics
 from dovetail_train.prefetch import DrawnData
-from dovetail_train.program import Program
+from dovetail_train.program import Program, Programs
 from dovetail_train.sinks import Sink
 from dovetail_train.state import (
     Arrays,
     Definition,
-    Extras,
     OptShardings,
     State,
     Transformation,
     abstract,
     build,
     for_state_like,
-    split,
 )
 from dovetail_train.state import opt_shardings as like_params
 from dovetail_train.step import (
@@ -45,12 +42,9 @@ from dovetail_train.step import (
     Precision,
     check_loss,
     group_rows,
-    make_gradients,
-    make_objective,
-    mean_loss,
 )
 from dovetail_train.store import Store
-from dovetail_train.update import check_options, make_step
+from dovetail_train.update import check_options
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -130,19 +124,31 @@ class Trainer:
         check_guard(guard)
         _checks.check_placement(mesh, precision)
         self.mesh = make_mesh(devices=jax.devices()[:1]) if mesh is None else mesh
-        self.precision, self.seed, self._ema = precision, seed, ema
+        self.precision, self.seed = precision, seed
         self.guard, self.max_skips = guard, max_skips
-        self._tx, self._loss, self._trainable = tx, loss, trainable
-        self._group = group_rows(loss)
-        self._weights, self._accumulate = dict(weights or {}), accumulate
-        self._opt_shardings = opt_shardings or like_params
-        self._flops, self._peak_flops = flops, peak_flops
         self._placement = batch_placement(self.mesh)
+        self._programs = Programs(
+            tx=tx,
+            loss=loss,
+            weights=dict(weights or {}),
+            trainable=trainable,
+            accumulate=accumulate,
+            group=group_rows(loss),
+            opt_shardings=opt_shardings or like_params,
+            precision=precision,
+            ema=ema,
+            guard=guard,
+            max_skips=max_skips,
+            seed=seed,
+            placement=self._placement,
+        )
+        self._flops, self._peak_flops = flops, peak_flops
         self._prepared: _Prepared | None = None
 
     def __repr__(self) -> str:
         axes = {name: size for name, size in self.mesh.shape.items() if size > 1} or "one device"
-        options = f"accumulate={self._accumulate}, ema={self._ema}, guard={self.guard!r}"
+        programs = self._programs
+        options = f"accumulate={programs.accumulate}, ema={programs.ema}, guard={self.guard!r}"
         return f"Trainer(mesh={axes}, compute={self.precision.compute!r}, {options})"
 
     def init(self, model: nnx.Module) -> State:
@@ -260,27 +266,12 @@ class Trainer:
 
         Model and batch may consist of ShapeDtypeStructs.
         """
-        definition, arrays = self._split(model)
         self._check_batch(batch)
-        rows = {
-            name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._placement.of(x.ndim))
-            for name, x in batch.items()
-        }
-        return Program(
-            fn=self._step_of(definition),
-            args=(abstract(definition, arrays), rows),
-            donate=(0,),
-            out_shardings=self._out_shardings(definition),
-            mesh=self.mesh,
-            objective=self._objective_of(definition),
-            gradients=self._whole_gradients_of(definition),
-            accumulate=self._accumulate,
-            model_flops=self._flops,
-        )
+        return self._programs.program(model, batch, model_flops=self._flops)
 
     def count_flops(self, state: State, batch: Batch) -> Flops:
         """Counts the FLOPs of one step's gradient over the whole batch. Computes nothing."""
-        gradients = self._whole_gradients_of(self._ready().definition)
+        gradients = self._programs.whole_gradients(self._ready().definition)
         with ambient(self.mesh):
             return count_flops(gradients, state, dict(batch))
 
@@ -320,20 +311,17 @@ class Trainer:
 
     def _prepare(self, model: nnx.Module) -> tuple[Definition, Arrays]:
         self._concrete("training")
-        definition, arrays = self._split(model)
+        definition, arrays = self._programs.split(model)
         before = self._prepared
         if before is None or not definition.is_like(before.definition):  # else compiled already
             step = jax.jit(
-                for_state_like(definition.shardings, self._step_of(definition)),
+                for_state_like(definition.shardings, self._programs.step(definition)),
                 donate_argnums=0,
                 in_shardings=(None, self._placement.rows if self._placement.tokens == 1 else None),
-                out_shardings=self._out_shardings(definition),
+                out_shardings=self._programs.out_shardings(definition),
             )
             self._prepared = _Prepared(definition=definition, step=step)
         return definition, arrays
-
-    def _out_shardings(self, definition: Definition) -> tuple[State, NamedSharding]:
-        return definition.shardings, NamedSharding(self.mesh, PartitionSpec())
 
     def _ready(self) -> _Prepared:
         if self._prepared is None:
@@ -343,55 +331,7 @@ class Trainer:
             )
         return self._prepared
 
-    def _split(self, model: nnx.Module) -> tuple[Definition, Arrays]:
-        _checks.check_model(model)
-        definition, arrays = split(
-            model,
-            self._tx,
-            trainable=self._trainable,
-            mesh=self.mesh,
-            shard_opt=self._opt_shardings,
-            extras=Extras(ema=self._ema is not None, guard=self.guard),
-        )
-        self.precision.check(arrays.params, arrays.frozen)
-        return definition, arrays
-
-    def _gradients_of(self, definition: Definition, *, accumulate: int) -> Callable[..., Any]:
-        return make_gradients(
-            make_objective(definition, self._loss, self.precision),
-            weights=self._weights,
-            accumulate=accumulate,
-            split_rows=functools.partial(
-                split_rows, accumulate=accumulate, placement=self._placement, group=self._group
-            ),
-        )
-
-    def _whole_gradients_of(self, definition: Definition) -> Callable[..., Any]:
-        gradients = self._gradients_of(definition, accumulate=1)
-        return lambda state, batch: gradients(state, batch, jax.random.key(self.seed))
-
-    def _objective_of(self, definition: Definition) -> Callable[..., Any]:
-        objective = make_objective(definition, self._loss, self.precision)
-
-        def whole(params: Any, state: State, batch: Batch) -> jax.Array:
-            key = jax.random.key(self.seed)
-            terms, _ = objective(params, state.frozen, state.rest, batch, key)
-            counts = {name: jax.lax.stop_gradient(term[1]) for name, term in terms.items()}
-            return mean_loss(terms, counts, self._weights)
-
-        return whole
-
-    def _step_of(self, definition: Definition) -> Callable[..., Any]:
-        gradients = self._gradients_of(definition, accumulate=self._accumulate)
-        return make_step(
-            gradients,
-            definition.tx,
-            weights=self._weights,
-            seed=self.seed,
-            guard=self.guard,
-            max_skips=self.max_skips,
-            ema=self._ema,
-        )
-
     def _check_batch(self, batch: Batch) -> None:
-        self._placement.check(batch, accumulate=self._accumulate, group=self._group)
+        self._placement.check(
+            batch, accumulate=self._programs.accumulate, group=self._programs.group
+        )

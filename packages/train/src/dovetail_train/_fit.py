@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dovetail_train._checks import check_run
+from dovetail_train._progress import Progress
 from dovetail_train.clock import Clock, Throughput
 from dovetail_train.guard import Verdicts
 from dovetail_train.hooks import Closable, Hook, InterruptibleHook, result_of
@@ -20,7 +21,7 @@ from dovetail_train.metrics import Metrics, finite
 from dovetail_train.prefetch import DrawnData, Draws, Prefetch, iterated
 from dovetail_train.sinks import Sink
 from dovetail_train.state import State
-from dovetail_train.store import Stateful, Store, takes_metrics
+from dovetail_train.store import Store, takes_metrics
 
 if TYPE_CHECKING:
     from dovetail_train.trainer import Trainer
@@ -56,39 +57,6 @@ class Result:
             f"Result(step={self.step}, interrupted={self.interrupted}{loss}, {seconds:.1f} s; "
             f"also: state, scalars, seconds)"
         )
-
-
-class _Progress:
-    """The saved state of the clock and of hooks.
-
-    `pending_hooks` is the number of hooks, the last of those due at the step, that a stop request
-    left uncalled.
-    """
-
-    def __init__(self, clock: Clock, hooks: Sequence[Hook]) -> None:
-        self._clock, self.pending_hooks = clock, 0
-        self._hooks = [hook for hook in hooks if isinstance(hook, Stateful)]
-
-    def get_state(self) -> dict[str, Any]:
-        hooks = [[type(hook).__name__, hook.get_state()] for hook in self._hooks]
-        return {
-            "clock": self._clock.get_state(),
-            "hooks": hooks,
-            "pending_hooks": self.pending_hooks,
-        }
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        saved = [name for name, _ in state["hooks"]]
-        given = [type(hook).__name__ for hook in self._hooks]
-        if saved != given:
-            raise ValueError(
-                f"a run must be resumed with the hooks whose state it saved, got hooks {given} "
-                f"where {saved} were saved; pass those hooks, in that order"
-            )
-        self._clock.set_state(state["clock"])
-        self.pending_hooks = state["pending_hooks"]
-        for hook, (_, value) in zip(self._hooks, state["hooks"], strict=True):
-            hook.set_state(value)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -142,7 +110,7 @@ class Run:
         self._store, self._save_every = store, save_every
         self._sinks, self._hooks = sinks, hooks
         self._clock, self._throughput = Clock(), Throughput()
-        self._progress = _Progress(self._clock, hooks)
+        self._progress = Progress(self._clock, hooks)
         self._data = (
             Draws(iterator, trainer.place)
             if isinstance(iterator, DrawnData)

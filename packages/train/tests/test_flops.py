@@ -1,8 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 
 from dovetail_train import count_flops, lm_loss
@@ -113,3 +115,42 @@ def test_the_gradient_of_a_decoder_agrees_with_xla_unrolled():
     # XLA counts elementwise work too, which at this width is several per cent.
     assert 0.85 * xla < ours.model <= xla
     assert not ours.opaque
+
+
+def test_a_foreign_call_counts_what_it_states():
+    x = jnp.ones((3, 5))
+
+    def call(x, **attributes):
+        return jax.ffi.ffi_call("some_kernel", jax.ShapeDtypeStruct(x.shape, x.dtype))(
+            x, **attributes
+        )
+
+    stated = {"flops": np.int64(70), "recomputed_flops": np.int64(7)}
+    flops = count_flops(lambda x: call(call(x, **stated), flops=np.int64(100)), x)
+    assert (flops.model, flops.recomputed, flops.opaque) == (170, 7, {})
+    assert count_flops(call, x).opaque == {"ffi_call": 1}
+
+
+@pytest.mark.parametrize(
+    "mask, window, visible",
+    [
+        ("NO_MASK", None, 6 * 4),
+        ("CAUSAL", 0, 1 + 2 + 3 + 3 * 4),
+        ("PADDING_CAUSAL", 2, 1 + 3 * 2 + 1),
+    ],
+)
+def test_attention_of_cudnn_counts_the_scores_that_it_computes(mask, window, visible):
+    """JAX traces cuDNN's calls only beside a GPU: primitives of the same names and parameters."""
+    q, k, v = jnp.ones((2, 6, 4, 8)), jnp.ones((2, 4, 2, 8)), jnp.ones((2, 4, 2, 8))
+
+    def counted(name):
+        primitive = jax.extend.core.Primitive(name)
+        primitive.def_abstract_eval(lambda q, *_, **__: q)
+        options = {"mask_type": mask, "sliding_window_length": window}
+        return count_flops(lambda *arrays: primitive.bind(*arrays, **options), q, k, v)
+
+    product = 2 * 2 * 4 * visible * 8
+    forward = counted("dot_product_attention_fwd_wrapper")
+    assert (forward.model, forward.recomputed) == (2 * product, 0)
+    backward = counted("dot_product_attention_bwd_wrapper")
+    assert (backward.model, backward.recomputed) == (4 * product, product)

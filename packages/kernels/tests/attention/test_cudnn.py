@@ -10,7 +10,10 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
+from dovetail_kernels import attention as attend
+from dovetail_kernels import explain
 from dovetail_kernels.attention import cudnn
 from dovetail_kernels.attention.api import plan_attention
 from dovetail_kernels.attention.call import Inputs
@@ -103,3 +106,50 @@ def test_work_counts_visible_pairs(window, pairs):
     work = cudnn.CUDNN.work(call)
     assert work.flops == 2 * 2 * 4 * pairs * 128
     assert work.bytes == 2 * 2 * 64 * (4 + 4 + 2 + 2) * 64
+
+
+ABSENT = AbstractMesh((), (), abstract_device=AbstractDevice(H100.kind, None, "cuda"))
+
+
+def _loss(q, k, v):
+    out = attend(q, k, v, causal=True)
+    assert (out.shape, out.dtype) == (q.shape, q.dtype)
+    return out.astype(jnp.float32).sum()
+
+
+def test_an_absent_gpu_gets_an_outline_with_the_results_and_flops_of_cudnn():
+    q = jax.ShapeDtypeStruct((2, 64, 4, 32), jnp.bfloat16)
+    k = jax.ShapeDtypeStruct((2, 64, 2, 32), jnp.bfloat16)
+    with use_abstract_mesh(ABSENT):
+        assert explain(attend, q, k, k, causal=True).selected == "cudnn"
+        jaxpr = jax.make_jaxpr(jax.grad(_loss, (0, 1, 2)))(q, k, k)
+        kept = jax.make_jaxpr(lambda *arrays: jax.vjp(_loss, *arrays)[1])(q, k, k).out_avals
+    forward, backward = (
+        dict(eqn.params["attributes"])
+        for eqn in jaxpr.jaxpr.eqns
+        if eqn.primitive.name == "ffi_call"
+    )
+    product = 2 * 2 * 4 * (64 * 65 // 2) * 32  # of the scores on and below the diagonal
+    assert forward == {"flops": 2 * product}
+    assert backward == {"flops": 4 * product, "recomputed_flops": product}
+    assert [x.shape for x in jaxpr.out_avals] == [q.shape, k.shape, k.shape]
+    # cuDNN keeps its arguments, its result, and the log-sum-exp in float32.
+    kept = {(x.shape, x.dtype.name) for x in kept}
+    assert kept == {
+        (q.shape, "bfloat16"),
+        (k.shape, "bfloat16"),
+        ((2, 4, 64), "float32"),
+    }
+
+
+def test_an_outline_is_lowered_for_the_gpu_and_never_run():
+    q = jnp.ones((1, 2, 1, 8), jnp.bfloat16)
+
+    def outlined(q):
+        call = dataclasses.replace(plan_attention(q, q, q).call, device=H100)
+        return cudnn.run(call, Inputs(q, q, q))
+
+    text = jax.jit(outlined).trace(q).lower(lowering_platforms=("cuda",)).as_text()
+    assert "dovetail_kernels_outline_of_cudnn_attention" in text
+    with pytest.raises(jax.errors.JaxRuntimeError, match="dovetail_kernels_outline_of_cudnn"):
+        jax.jit(outlined)(q)

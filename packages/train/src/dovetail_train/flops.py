@@ -17,7 +17,8 @@ import jax
 
 # What JAX names the part of a backward pass that computes the forward pass again.
 _AGAIN = "rematted_computation"
-# Calls whose work the jaxpr does not show.
+# Calls whose work the jaxpr does not show. An `ffi_call` may state it: integer attributes `flops`
+# and `recomputed_flops`.
 _OPAQUE = (
     "ffi_call",
     "io_callback",
@@ -25,6 +26,9 @@ _OPAQUE = (
     "pure_callback",
     "triton_kernel_call",
 )
+# What jax.nn calls for implementation="cudnn"; a kernel of which JAX shows shapes and masks.
+_CUDNN_FORWARD = "dot_product_attention_fwd_wrapper"
+_CUDNN_BACKWARD = "dot_product_attention_bwd_wrapper"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,8 +50,10 @@ class Flops:
 def count_flops(fn: Callable[..., Any], *args: Any) -> Flops:
     """Counts the FLOPs of `fn(*args)`. Reads only shapes and computes nothing.
 
-    Products are counted as written: masked attention counts all scores. `jax.lax.cond` counts its
-    most expensive branch. Elementwise operations are not counted.
+    Products are counted as written: masked attention counts all scores. cuDNN's attention skips
+    the scores above the diagonal, and counts the others. A call of `jax.ffi.ffi_call` counts its
+    integer attributes `flops` and `recomputed_flops`. `jax.lax.cond` counts its most expensive
+    branch. Elementwise operations are not counted.
     """
     jaxpr = jax.make_jaxpr(fn)(*args).jaxpr
     counts: Counter[str] = Counter()
@@ -62,6 +68,9 @@ def _walk(jaxpr: Any, times: int, again: bool, counts: Counter[str], opaque: Cou
         repeated = again or _AGAIN in str(eqn.source_info.name_stack)
         if name in _PRODUCTS:
             counts["again" if repeated else "model"] += times * _PRODUCTS[name](eqn)
+        elif stated := _stated(eqn):
+            counts["again" if repeated else "model"] += times * stated[0]
+            counts["again"] += times * stated[1]
         elif name in _OPAQUE:
             opaque[name] += times
         elif name == "cond":
@@ -98,6 +107,32 @@ def _inner(eqn: Any) -> list[Any]:
         inner = [x for value in values for x in value]
     jaxprs = [getattr(x, "jaxpr", x) for x in inner]  # a ClosedJaxpr wraps one
     return [x for x in jaxprs if hasattr(x, "eqns")]
+
+
+def _stated(eqn: Any) -> tuple[int, int] | None:
+    """Returns (FLOPs, FLOPs computed again) of a fused call that shows them, or None."""
+    name = eqn.primitive.name
+    if name == "ffi_call":
+        attributes = dict(eqn.params["attributes"])
+        if "flops" in attributes:
+            return int(attributes["flops"]), int(attributes.get("recomputed_flops", 0))
+    if name == _CUDNN_FORWARD:
+        return _scores(eqn), 0
+    if name == _CUDNN_BACKWARD:  # dq, dk, dv and the weights' gradient; the logits again
+        return 2 * _scores(eqn), _scores(eqn) // 2
+    return None
+
+
+def _scores(eqn: Any) -> int:
+    """Returns FLOPs of both products of attention over the visible scores of cuDNN's call."""
+    q, k, v = (x.aval.shape for x in eqn.invars[:3])  # [b, t, n, h], as jax.nn calls it
+    queries, keys = q[1], k[1]
+    visible = queries * keys
+    if "CAUSAL" in str(eqn.params["mask_type"]).upper():
+        window = eqn.params["sliding_window_length"] or queries
+        ends = range(1, queries + 1)  # query i sees keys below i + 1
+        visible = sum(max(min(end, keys) - max(end - window, 0), 0) for end in ends)
+    return 2 * q[0] * q[2] * visible * (q[3] + v[3])
 
 
 def _dot(eqn: Any) -> int:

@@ -6,12 +6,19 @@ It is the fastest implementation for the calls it supports, and it checks little
 segments, and `jax.nn` passes odd lengths, which fail in the compiler or on the device
 (marin-community/marin#6039). Calls not known to be right, forward and backward, are therefore
 refused here, before tracing.
+
+JAX traces a call of cuDNN only beside a GPU. Elsewhere, as for an absent device, an outline stands
+for it: a call without code, with the same results, residuals and FLOPs. It can be traced, counted
+and lowered; XLA refuses to compile it, by its name.
 """
 
+import functools
 import re
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from dovetail_kernels.attention.call import AttentionCall, Inputs
@@ -21,6 +28,7 @@ from dovetail_kernels.dispatch import Implementation, Work
 _HOPPER_OR_LATER = re.compile(r"\b(GH200|H100|H200|H800|H20|GB200|GB300|B100|B200|B300)\b")
 # cuDNN's flash attention needs compute capability 8.0; these are older.
 _BEFORE_AMPERE = re.compile(r"\b(V100|P100|T4|K80|M60|P4|P40|TITAN V|Quadro RTX)\b")
+_OUTLINE = "dovetail_kernels_outline_of_cudnn_attention"
 
 
 def refuse(call: AttentionCall) -> str | None:
@@ -39,19 +47,60 @@ def run(call: AttentionCall, inputs: Inputs) -> Float[Array, "b t n g"]:
         counts = (index[None, :] < lengths[:, None])[:, :, None, None]
         k, v = jnp.where(counts, k, 0), jnp.where(counts, v, 0)
         lengths = jnp.maximum(lengths, 1).astype(jnp.int32)
-    out = jax.nn.dot_product_attention(
-        inputs.q,
-        k,
-        v,
-        scale=call.scale,
-        is_causal=call.causal,
-        key_value_seq_lengths=lengths,
-        local_window_size=None if call.window is None else (call.window - 1, 0),
-        implementation="cudnn",
-    )
+    if call.device.platform == "gpu" and not _beside_a_gpu():
+        out = _outline(call, inputs.q, k, v)
+    else:
+        out = jax.nn.dot_product_attention(
+            inputs.q,
+            k,
+            v,
+            scale=call.scale,
+            is_causal=call.causal,
+            key_value_seq_lengths=lengths,
+            local_window_size=None if call.window is None else (call.window - 1, 0),
+            implementation="cudnn",
+        )
     if inputs.kv_lengths is None:
         return out
     return jnp.where((inputs.kv_lengths > 0)[:, None, None, None], out, 0)
+
+
+@functools.cache
+def _beside_a_gpu() -> bool:
+    """Tests whether this process has a GPU, and JAX therefore traces cuDNN's calls."""
+    try:
+        return bool(jax.devices("gpu"))
+    except RuntimeError:  # JAX's answer for a platform without a backend
+        return False
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _outline(call: AttentionCall, q: Array, k: Array, v: Array) -> Array:
+    """Returns `out` of a call without code, with the FLOPs of cuDNN's."""
+    return _outline_fwd(call, q, k, v)[0]
+
+
+def _outline_fwd(call: AttentionCall, q: Array, k: Array, v: Array) -> tuple[Array, tuple]:
+    batch, queries, heads, _ = q.shape
+    lse = jax.ShapeDtypeStruct((batch, heads, queries), jnp.float32)
+    results: Any = jax.ffi.ffi_call(_OUTLINE, (jax.ShapeDtypeStruct(q.shape, q.dtype), lse))(
+        q, k, v, flops=np.int64(_work(call).flops)
+    )
+    out, lse = results
+    return out, (q, k, v, lse, out)
+
+
+def _outline_bwd(call: AttentionCall, kept: tuple, cotangent: Array) -> tuple[Array, ...]:
+    """Counts the four products of the gradient, and one that computes the logits again."""
+    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in kept[:3]]
+    flops = _work(call).flops
+    gradients: Any = jax.ffi.ffi_call(f"{_OUTLINE}_gradient", shapes)(
+        *kept, cotangent, flops=np.int64(2 * flops), recomputed_flops=np.int64(flops // 2)
+    )
+    return tuple(gradients)
+
+
+_outline.defvjp(_outline_fwd, _outline_bwd)
 
 
 def _refuse_device(call: AttentionCall) -> str | None:

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 
-from dovetail_train.clock import Clock, Rates, Throughput, peak_flops
+from dovetail_train.clock import Clock, Rates, Throughput
 
 
 class _Time:
@@ -91,10 +91,3 @@ def test_the_time_of_a_skipped_step_is_lost():
     clock.move(4.0, to="skipped")
     assert clock.goodput() == 0.6
     assert clock.seconds()["skipped"] == 4.0
-
-
-def test_only_the_exact_kind_and_dtype_has_a_peak():
-    assert peak_flops("NVIDIA H200", "bfloat16") == 989.4e12
-    assert peak_flops("NVIDIA H200", "float32") == 494.7e12
-    assert peak_flops("NVIDIA H2000", "bfloat16") is None
-    assert peak_flops("cpu", "float32") is None

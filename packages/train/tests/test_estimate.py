@@ -93,7 +93,7 @@ def test_an_unknown_device_has_no_bound():
     found = _estimate(device="cpu")
     assert (found.memory_bytes, found.fits, found.seconds, found.bound) == (None, None, None, None)
     assert "at least" not in str(found)
-    assert "of the device              unknown, and so is the step's time" in str(found)
+    assert "of the device       memory not known, and so is the step's time" in str(found)
 
 
 def test_operations_that_the_trainer_was_told_are_believed():

@@ -2,31 +2,29 @@
 # SPDX-License-Identifier: Apache-2.0
 """Estimates of a step on absent devices: bytes by kind, FLOPs, a lower bound on its time.
 
-Everything is read off the traced step. The shardings of its arguments give the bytes of the state
-exactly, its gradient the FLOPs, and the residuals of its derivative the memory of the backward
-pass. Only the compiler's choices are missing (fusion, temporaries, collectives). To include them,
-compile the same `Program`.
+Everything is read off the traced step. It is traced for the estimated device, so operations with a
+kernel for it choose that kernel. Only the compiler's choices are missing (fusion, temporaries,
+collectives). To include them, compile the same `Program`.
 """
 
 import dataclasses
-import math
 from typing import TYPE_CHECKING, Any, Literal
 
 import jax
-import jax.numpy as jnp
-from jax.extend.core import Literal as Constant
+from jax.sharding import AbstractMesh
 
-from dovetail_train.clock import memory as memory_of
-from dovetail_train.clock import peak_flops as peak_of
-from dovetail_train.mesh import BATCH_AXES, ambient
+from dovetail_train._checks import check_model
+from dovetail_train.devices import DeviceKind, absent_twin, kind_of
+from dovetail_train.mesh import batch_placement
+from dovetail_train.remedies import PlannedStep, Remedy, placed_on, remedies
 
 if TYPE_CHECKING:
     from flax import nnx
 
-    from dovetail_train.program import Program
     from dovetail_train.step import Batch
     from dovetail_train.trainer import Trainer
 
+_DEFAULT = "NVIDIA H200"
 _UNITS = ((30, "GiB"), (20, "MiB"), (10, "KiB"), (0, "B"))
 
 
@@ -35,7 +33,7 @@ class Estimate:
     """Needs of one step. Bytes and times are per device.
 
     Attributes:
-        device: Kind of device.
+        device: Kind of device, as JAX names it.
         devices: Number of devices.
         mesh: Mesh axes above 1.
         state_bytes: Exact, by kind (params, frozen, rest, opt, skips, ema, guard).
@@ -49,8 +47,10 @@ class Estimate:
         recomputed_flops: FLOPs computed again.
         opaque: Calls whose FLOPs could not be counted, by name.
         seconds: Lower bound on the step time: products at peak rate, or reading and writing the
-            state once. Communication is not included.
+            state once. Communication and opaque calls are not included. None if a rate of the
+            device is not known.
         bound: The longer of the two.
+        remedies: If the step does not fit, changes that save memory: sufficient ones first.
     """
 
     device: str
@@ -66,6 +66,7 @@ class Estimate:
     opaque: dict[str, int]
     seconds: float | None
     bound: Literal["products", "memory"] | None
+    remedies: tuple[Remedy, ...] = ()
 
     @property
     def total_bytes(self) -> int:
@@ -99,7 +100,13 @@ class Estimate:
             has = f"{self.memory_bytes / 2**power:>14,.1f} {unit}"
             lines.append(f"  {'of the device':<20}{has}  {fits}")
         else:
-            lines.append(f"  {'of the device':<20}{'unknown':>14}, and so is the step's time")
+            lines.append(f"  {'of the device':<20}memory not known, and so is the step's time")
+        if self.remedies:
+            lines += ["", "bytes of one device saved by"]
+        for remedy in self.remedies:
+            saved = f"{remedy.saved_bytes / 2**power:>14,.1f} {unit}"
+            fits = "fits" if remedy.fits else "does not fit alone"
+            lines.append(f"  {'':<20}{saved}  {fits}: {remedy.code}")
         lines += ["", f"{'GFLOP of a step':<22}{self.model_flops / 1e9:>14,.6g}"]
         lines.append(f"{'recomputed GFLOP':<22}{self.recomputed_flops / 1e9:>14,.6g}")
         if self.opaque:
@@ -107,58 +114,94 @@ class Estimate:
             lines.append(f"could not be counted: {hidden}")
         if self.seconds is not None:
             lines.append(f"{'at least':<22}{self.seconds * 1e3:>14,.4g} ms, by {self.bound}")
+        elif self.memory_bytes is not None:
+            lines.append(f"{'at least':<22}{'not known':>14}: no peak rate of this dtype")
         return "\n".join(lines)
 
 
 def estimate(
-    trainer: "Trainer", model: "nnx.Module", batch: "Batch", *, device: str = "NVIDIA H200"
+    trainer: "Trainer", model: "nnx.Module", batch: "Batch", *, device: str | None = None
 ) -> Estimate:
-    """Estimates a step of `trainer` on its mesh, which may be abstract. Allocates nothing.
+    """Estimates a step of `trainer` on its mesh, with devices that may be absent.
 
-    Takes about a second. Raises the errors of tracing the step, or of lowering it for the platform
+    Allocates nothing. Takes about a second, and some more if the step does not fit: each remedy is
+    applied and measured. Raises the errors of tracing the step, or of lowering it for the platform
     of the device.
 
     Args:
-        trainer: The trainer.
+        trainer: The trainer. Its mesh may be abstract, or of this machine's devices.
         model: A module of arrays or `jax.ShapeDtypeStruct`.
         batch: A batch of arrays or `jax.ShapeDtypeStruct`.
-        device: Kind of the devices as JAX names it (`device_kind`), such as "NVIDIA H200". For
-            other names memory and time are None, and the printed estimate says so.
+        device: Name of a kind of device, such as "H200", "a100-80gb" or "TPU v5e". Case, spaces
+            and hyphens do not matter. A kind of this machine without published figures is accepted;
+            its memory and time are None. Default: the device of the trainer's `abstract_mesh`, else
+            "NVIDIA H200".
+
+    Raises:
+        TypeError: `device` is not a string.
+        ValueError: `device` is unknown or names several kinds, or the batch cannot be split.
+
+    Example:
+
+        >>> import jax, numpy as np, optax
+        >>> from flax import nnx
+        >>> from dovetail_train import Trainer, abstract_mesh, estimate, lm_loss
+        >>> from dovetail_train.testing import TinyDecoder
+        >>> trainer = Trainer(optax.adamw(1e-3), lm_loss(), mesh=abstract_mesh(4, device="H200"))
+        >>> model = TinyDecoder(vocab_size=10, width=8, depth=1, rngs=nnx.Rngs(0))
+        >>> tokens = jax.ShapeDtypeStruct((4, 6), np.int32)
+        >>> estimate(trainer, model, dict(tokens=tokens, targets=tokens, mask=tokens)).fits
+        True
     """
-    program = trainer.program(model, batch)
-    program.lower("tpu" if device.startswith("TPU") else "cuda" if "NVIDIA" in device else "cpu")
-    state, rows = program.args
-    kinds = {
-        field.name: _device_bytes(getattr(state, field.name))
-        for field in dataclasses.fields(state)
-        if field.name != "step"
-    }
-    flops, given_flops = program.flops(), program.model_flops
+    kind = kind_of(_device_of(trainer) if device is None else device)
+    step = _planned(trainer, model, batch, kind)
+    given_flops = trainer._flops
+    program = step.programs.program(step.model, step.batch, model_flops=given_flops)
+    program.lower(kind.platform)
+    flops, memory = program.flops(), step.memory
     model_flops = flops.model if given_flops is None else int(given_flops)
-    once = _device_bytes(jax.tree.map(_as_float32, state.params))
-    summed = once if program.accumulate > 1 else 0
-    peak = peak_of(device, trainer.precision.compute)
-    size, rate = memory_of(device) or (None, None)
     seconds, bound = _least_seconds(
         products=(model_flops + flops.recomputed) / program.mesh.size,
-        moved=2 * sum(kinds.values()),
-        peak=peak if given_flops is not None or not flops.opaque else None,
-        rate=rate,
+        moved=2 * sum(memory.state_bytes.values()),
+        peak=kind.peak_flops.get(trainer.precision.compute),
+        rate=kind.bytes_per_s,
     )
+    size = kind.memory_bytes
+    small = size is not None and memory.total_bytes >= size
     return Estimate(
-        device=device,
+        device=kind.name,
         devices=program.mesh.size,
         mesh={name: n for name, n in program.mesh.shape.items() if n > 1},
-        state_bytes=kinds,
-        batch_bytes=_device_bytes(rows),
-        gradient_bytes=_device_bytes(state.params) + summed,
-        residual_bytes=_residual_bytes(program),
+        state_bytes=memory.state_bytes,
+        batch_bytes=memory.batch_bytes,
+        gradient_bytes=memory.gradient_bytes,
+        residual_bytes=memory.residual_bytes,
         memory_bytes=size,
         model_flops=model_flops,
         recomputed_flops=flops.recomputed,
         opaque=dict(flops.opaque),
         seconds=seconds,
         bound=bound,
+        remedies=remedies(step, memory_bytes=size) if small else (),
+    )
+
+
+def _device_of(trainer: "Trainer") -> str:
+    mesh = trainer.mesh
+    absent = mesh.abstract_device if isinstance(mesh, AbstractMesh) else None
+    return _DEFAULT if absent is None else absent.device_kind
+
+
+def _planned(trainer: "Trainer", model: Any, batch: Any, kind: DeviceKind) -> PlannedStep:
+    """Returns the step by shapes, on the mesh of the trainer with devices of `kind`."""
+    check_model(model)
+    programs = trainer._programs
+    trainer._check_batch(batch)
+    mesh = absent_twin(programs.mesh, kind)
+    return PlannedStep(
+        programs=dataclasses.replace(programs, placement=batch_placement(mesh)),
+        model=placed_on(model, mesh, before=programs.mesh),
+        batch={name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in batch.items()},
     )
 
 
@@ -169,36 +212,3 @@ def _least_seconds(
         return None, None
     by_products, by_memory = products / peak, moved / rate
     return max(by_products, by_memory), "products" if by_products >= by_memory else "memory"
-
-
-def _as_float32(x: Any) -> Any:
-    return jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=x.sharding)
-
-
-def _device_bytes(tree: Any) -> int:
-    """Returns the bytes of a tree's arrays on one device."""
-    return sum(
-        math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)
-    )
-
-
-def _residual_bytes(program: "Program") -> int:
-    """Returns the bytes of the loss's residuals, for one microbatch on one device."""
-    state, rows = program.args
-    size = program.mesh.shape
-    microbatch = {
-        name: jax.ShapeDtypeStruct(
-            (x.shape[0] // program.accumulate, *x.shape[1:]), x.dtype, sharding=x.sharding
-        )
-        for name, x in rows.items()
-    }
-
-    def residuals(state: Any, microbatch: Any) -> Any:
-        return jax.vjp(lambda params: program.objective(params, state, microbatch), state.params)[1]
-
-    with ambient(program.mesh):
-        jaxpr = jax.make_jaxpr(residuals)(state, microbatch).jaxpr
-    variables = {x for x in jaxpr.outvars if not isinstance(x, Constant)}
-    kept = [x.aval for x in variables - {*jaxpr.invars, *jaxpr.constvars}]
-    total = sum(math.prod(x.shape) * x.dtype.itemsize for x in kept)
-    return total // math.prod(size.get(axis, 1) for axis in (*BATCH_AXES, "context"))

@@ -15,6 +15,8 @@ from flax import nnx
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
+from dovetail_train.devices import absent_twin, kind_of
+
 # Outermost first: the axes that talk most lie innermost, on the nearest devices.
 AXES = ("stage", "data", "fsdp", "expert", "context", "tensor")
 # The axes that split the rows of a batch.
@@ -87,8 +89,24 @@ def caches_cpu_programs(devices: Sequence[Any]) -> bool:
     return bool(kept) and len(devices) > 1 and devices[0].platform == "cpu"
 
 
-def abstract_mesh(count: int, **axes: int) -> AbstractMesh:
-    """Returns the mesh of `make_mesh(**axes)` on `count` absent devices, for estimates."""
+def abstract_mesh(count: int, *, device: str | None = None, **axes: int) -> AbstractMesh:
+    """Returns the mesh of `make_mesh(**axes)` on absent devices, for estimates.
+
+    Args:
+        count: Number of devices.
+        device: Name of their kind, such as "H200", "a100-80gb" or "TPU v5e". A program traced on
+            the mesh then chooses kernels for it. Default: left open.
+        **axes: Sizes of the axes, as in `make_mesh`.
+
+    Raises:
+        TypeError: `device` is not a string.
+        ValueError: `device` is unknown, or the product of the axes is not `count`.
+
+    Example:
+
+        >>> abstract_mesh(8, device="H200", tensor=2).shape["fsdp"]
+        4
+    """
     unknown = set(axes) - set(AXES)
     if count < 1 or unknown:
         raise ValueError(
@@ -96,7 +114,8 @@ def abstract_mesh(count: int, **axes: int) -> AbstractMesh:
             f"axes={sorted(axes)}; write for example abstract_mesh(8, fsdp=8)"
         )
     sizes = dict.fromkeys(AXES, 1) | {"fsdp": -1} | axes
-    return AbstractMesh(_shape(sizes, count=count), AXES, axis_types=_AUTO)
+    mesh = AbstractMesh(_shape(sizes, count=count), AXES, axis_types=_AUTO)
+    return mesh if device is None else absent_twin(mesh, kind_of(device))
 
 
 def ambient(mesh: Mesh | AbstractMesh) -> Any:

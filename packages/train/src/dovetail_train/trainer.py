@@ -16,7 +16,7 @@ from jax.sharding import AbstractMesh, Mesh
 from dovetail_train import _checks, _fit
 from dovetail_train._patterns import Patterns
 from dovetail_train.clock import Rates
-from dovetail_train.clock import peak_flops as peak_of
+from dovetail_train.devices import peak_flops as peak_of
 from dovetail_train.flops import Flops, count_flops
 from dovetail_train.guard import StepGuard, check_guard
 from dovetail_train.hooks import Hook

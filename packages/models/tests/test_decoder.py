@@ -212,6 +212,8 @@ def test_configure_keeps_the_parameters(one):
     assert (other.scan, other.remat) == (True, Remat(save=()))
     again = other.configure(remat=False)
     assert (again.scan, again.remat) == (True, None)
+    assert again.configure(remat=True).remat == Remat(save=())
+    assert other.configure(scan=False).remat == Remat(save=())
 
 
 @pytest.mark.parametrize("platform", ["cuda", "tpu"])

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeAlias, overload
+from typing import Any, TypeAlias, overload
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +32,7 @@ from dovetail_models.layers.linear import Embed, project, whole
 from dovetail_models.layers.norm import norm_layer
 from dovetail_models.layers.rope import Angles, rope_angles
 from dovetail_models.layers.router import Balance
-from dovetail_models.run import Remat, run
+from dovetail_models.run import Remat, configured_remat, run
 from dovetail_models.shard import RULES, Rules, constrain
 
 Tokens: TypeAlias = Int[Array | np.ndarray, "B T"]
@@ -198,7 +198,7 @@ class Decoder(nnx.Module):
         self,
         *,
         scan: bool | None = None,
-        remat: Remat | Literal[False] | None = None,
+        remat: Remat | bool | None = None,
         ragged_dot: RaggedDot | None = None,
         rules: Rules | None = None,
     ) -> "Decoder":
@@ -208,13 +208,14 @@ class Decoder(nnx.Module):
 
         Args:
             scan: Compile one copy of each repeated layer.
-            remat: Recompute in the backward pass to save memory. False switches it off.
+            remat: Recompute in the backward pass to save memory. True keeps only each block's
+                input, False switches it off.
             ragged_dot: Replaces `jax.lax.ragged_dot` in every mixture of experts.
             rules: Place activations on meshes.
         """
         other = nnx.merge(*nnx.split(self), copy=False)
         other.scan = self.scan if scan is None else scan
-        other.remat = self.remat if remat is None else remat or None
+        other.remat = configured_remat(remat, now=self.remat)
         other.rules = self.rules if rules is None else rules
         if ragged_dot is not None:
             for _, module in nnx.iter_modules(other):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Literal, TypeAlias, TypeVar, overload
+from typing import Any, TypeAlias, TypeVar, overload
 
 import jax.numpy as jnp
 import numpy as np
@@ -25,7 +25,7 @@ from dovetail_models.layers.block import RESIDUAL, Block
 from dovetail_models.layers.linear import Embed
 from dovetail_models.layers.norm import norm_layer
 from dovetail_models.layers.pooling import pooler_layer
-from dovetail_models.run import Remat, run
+from dovetail_models.run import Remat, configured_remat, run
 from dovetail_models.shard import RULES, Rules, constrain
 
 Tokens: TypeAlias = Int[Array | np.ndarray, "B T"]
@@ -73,7 +73,7 @@ class Encoder(nnx.Module):
         self: E,
         *,
         scan: bool | None = None,
-        remat: Remat | Literal[False] | None = None,
+        remat: Remat | bool | None = None,
         rules: Rules | None = None,
     ) -> E:
         """Returns an encoder over the same parameters with other execution options.
@@ -82,12 +82,13 @@ class Encoder(nnx.Module):
 
         Args:
             scan: Compile one copy of each repeated layer.
-            remat: Recompute in the backward pass to save memory. False switches it off.
+            remat: Recompute in the backward pass to save memory. True keeps only each block's
+                input, False switches it off.
             rules: Place activations on meshes.
         """
         other = nnx.merge(*nnx.split(self), copy=False)
         other.scan = self.scan if scan is None else scan
-        other.remat = self.remat if remat is None else remat or None
+        other.remat = configured_remat(remat, now=self.remat)
         other.rules = self.rules if rules is None else rules
         return other
 

@@ -102,10 +102,10 @@ class Estimate:
         else:
             lines.append(f"  {'of the device':<20}memory not known, and so is the step's time")
         if self.remedies:
-            lines += ["", "bytes of one device saved by"]
+            lines += ["", "bytes of one device saved by a change"]
         for remedy in self.remedies:
             saved = f"{remedy.saved_bytes / 2**power:>14,.1f} {unit}"
-            fits = "fits" if remedy.fits else "does not fit alone"
+            fits = "fits" if remedy.fits else "does not fit"
             lines.append(f"  {'':<20}{saved}  {fits}: {remedy.code}")
         lines += ["", f"{'GFLOP of a step':<22}{self.model_flops / 1e9:>14,.6g}"]
         lines.append(f"{'recomputed GFLOP':<22}{self.recomputed_flops / 1e9:>14,.6g}")

@@ -133,7 +133,7 @@ def _fits(step: PlannedStep, memory_bytes: int) -> bool:
 
 
 def _lowered(step: PlannedStep, name: str, *, memory_bytes: int) -> PlannedStep | None:
-    """Returns the step with the weakest change of this name that fits, else with the strongest.
+    """Returns the step with the weakest change of this name that fits, or else saves nearly all.
 
     Args:
         step: The step before.
@@ -143,17 +143,19 @@ def _lowered(step: PlannedStep, name: str, *, memory_bytes: int) -> PlannedStep 
     Returns:
         The changed step, or None if no change of this name saves memory.
     """
-    candidates = list(_CANDIDATES[name](step))
-    if not candidates:
+    likely = [(changes, _likely_bytes(step, changes)) for changes in _CANDIDATES[name](step)]
+    if not likely:
         return None
-    likely = [c for c in candidates if _likely_bytes(step, c) < memory_bytes]
-    lowest = None
-    for changes in likely or candidates[-1:]:
-        lowest = step.changed(changes)
-        if _fits(lowest, memory_bytes):
-            break
-    saves = lowest is not None and lowest.memory.total_bytes < step.memory.total_bytes
-    return lowest if saves else None
+    least = min(size for _, size in likely)
+    # If none suffices, seven eighths of the bytes will do: thousands of microbatches save no more.
+    enough = max(memory_bytes, least + (step.memory.total_bytes - least) / 8)
+    lower = step
+    for changes, size in likely:
+        if size <= enough:
+            lower = step.changed(changes)
+            if _fits(lower, memory_bytes) or least >= memory_bytes:
+                break
+    return lower if lower.memory.total_bytes < step.memory.total_bytes else None
 
 
 def _likely_bytes(step: PlannedStep, changes: Mapping[str, Any]) -> float:

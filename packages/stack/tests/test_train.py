@@ -205,3 +205,49 @@ def test_a_name_that_is_wrong_leaves_no_run_behind(capsys, tmp_path):
         assert cli.main(["train", *command]) == 1
         assert "a model is a directory with config.json" in capsys.readouterr().err
         assert not out.exists()
+
+
+LARGE = ("--embed", "64", "--depth", "1", "--length", "4096", "--global-batch", "1536")
+
+
+def _estimated(capsys, tmp_path, *line):
+    out = ("--text", str(tmp_path), "--out", str(tmp_path / "run"))
+    code = cli.main(["train", "pretrain", *out, *line])
+    return code, capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    "device, instead",
+    [("toaster", "write one of 'NVIDIA A100-SXM4-40GB', "), ("h20", "write one of 'NVIDIA H200'")],
+)
+def test_an_unknown_device_is_refused_in_the_words_of_the_command(
+    capsys, tmp_path, device, instead
+):
+    code, printed = _estimated(capsys, tmp_path, "--estimate", device)
+    assert code == 1
+    assert "--estimate must name one kind of device" in printed.err
+    assert f"got --estimate '{device}'; {instead}" in printed.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_estimate_that_does_not_fit_names_the_options_that_do(capsys, tmp_path):
+    code, printed = _estimated(capsys, tmp_path, *LARGE, "--estimate", "V5E", "--json")
+    assert code == 0
+    before = json.loads(printed.out)
+    assert (before["device"], before["fits"]) == ("TPU v5 lite", False)
+    remedies = {each["code"].split()[0]: each for each in before["remedies"]}
+    assert remedies.keys() == {
+        "--remat",
+        "--accumulate",
+        "--precision",
+        "--fsdp",
+        "--global-batch",
+    }
+    remedy = remedies["--remat"]
+    code, printed = _estimated(
+        capsys, tmp_path, *LARGE, *remedy["code"].split(), "--estimate", "v5e"
+    )
+    assert code == 0
+    assert "  fits\n" in printed.out
+    needs = before["total_bytes"] - remedy["saved_bytes"]
+    assert f"  total               {needs / 2**20:>14,.1f} MiB\n" in printed.out

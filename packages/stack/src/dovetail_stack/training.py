@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from dovetail_stack.commands.generate import EXPORT, locate, refuse_quantized
 from dovetail_stack.progress import Bar, Writing
-from dovetail_stack.settings import Continue, Distil, Pretrain, Settings
+from dovetail_stack.settings import Continue, Distil, Pretrain, Settings, option
 
 if TYPE_CHECKING:
     from jax.sharding import AbstractMesh, Mesh
@@ -119,18 +119,23 @@ def _check_batch(run: Settings, mesh: "Mesh | AbstractMesh") -> None:
         )
 
 
-def make_mesh(axes: dict[str, int], *, absent: bool = False) -> Any:
-    """Returns the mesh of the command's options, abstract if the devices are absent.
+def make_mesh(axes: dict[str, int], *, absent: str | None = None) -> Any:
+    """Returns the mesh of the command's options.
 
-    Raises ValueError if there are too few devices.
+    Args:
+        axes: Sizes of the axes.
+        absent: Kind of absent devices, such as "H200". The mesh is then abstract.
+
+    Raises:
+        ValueError: There are too few devices, or the kind is unknown.
     """
     import jax
 
     from dovetail_train import abstract_mesh, caches_cpu_programs, make_mesh
 
     used = math.prod(axes.values())
-    if absent:
-        return abstract_mesh(used, **axes)
+    if absent is not None:
+        return abstract_mesh(used, device=absent, **axes)
     present = jax.device_count()
     if used > present:
         given = " × ".join(f"--{axis} {size}" for axis, size in axes.items() if size > 1)
@@ -160,18 +165,29 @@ def _compile_anew() -> None:
     )
 
 
-def estimate(run: Settings, *, mesh: "AbstractMesh", device: str) -> "Estimate":
+def estimate(run: Settings, *, mesh: "AbstractMesh") -> "Estimate":
     """Estimates memory and time of a step. Writes nothing and reads no weights.
 
     Args:
         run: Settings.
-        mesh: Abstract mesh.
-        device: Kind of device, such as "NVIDIA H200".
+        mesh: Abstract mesh, with the kind of its devices.
+
+    Returns:
+        The estimate. Its remedies are options of the command.
     """
     from dovetail_stack.recipes.fitting import estimate_step
 
     _check_batch(run, mesh)
-    return estimate_step(_outlined(run, mesh), device=device)
+    needs = estimate_step(_outlined(run, mesh))
+    typed = [dataclasses.replace(r, code=_options(r.changes)) for r in needs.remedies]
+    return dataclasses.replace(needs, remedies=tuple(typed))
+
+
+def _options(changes: dict[str, Any]) -> str:
+    """Returns the options of the command for the changes of a remedy."""
+    named = {"compute": "precision", "rows": "global_batch"}
+    values = changes | ({"remat": "all"} if "remat" in changes else {})
+    return " ".join(f"{option(named.get(name, name))} {value}" for name, value in values.items())
 
 
 def _outlined(run: Settings, mesh: "Mesh | AbstractMesh") -> "Recipe":

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail_stack import launches, runs, settings, training
-from dovetail_stack._command import DONE, INTERRUPTED, add_json
+from dovetail_stack._command import DONE, INTERRUPTED, Parser, add_json
 from dovetail_stack.commands.generate import EXPORT
 from dovetail_stack.recipes.options import Duration
 from dovetail_stack.settings import RECIPES, Settings
@@ -31,7 +31,7 @@ DEVICES = {
 }
 
 
-def add(parser: argparse.ArgumentParser) -> None:
+def add(parser: Parser) -> None:
     """Declares the recipes. Options have no defaults here, so a resumed run keeps its own."""
     parser.argument_default = argparse.SUPPRESS
     _everywhere(parser)
@@ -55,7 +55,7 @@ def _sentences(kind: type) -> str:
     return inspect.cleandoc(kind.__doc__ or "").partition("\n\nArgs:")[0]
 
 
-def _everywhere(parser: argparse.ArgumentParser) -> None:
+def _everywhere(parser: Parser) -> None:
     parser.add_argument("--out", type=Path, metavar="RUN", help="the run's directory (needed)")
     devices = parser.add_argument_group("devices", "may differ when a run is resumed")
     for axis, help in DEVICES.items():
@@ -63,9 +63,10 @@ def _everywhere(parser: argparse.ArgumentParser) -> None:
     devices.add_argument(
         "--estimate",
         metavar="KIND",
-        help="say what a step needs on so many devices of a kind, absent or not, such as "
-        "'NVIDIA H200', and start nothing",
+        help="say what a step needs on so many devices of a kind, absent or not, such as H200, "
+        "and start nothing",
     )
+    parser.words["device"] = "--estimate"
     add_json(parser)
 
 
@@ -102,7 +103,8 @@ def run(args: argparse.Namespace) -> int:
         )
     axes = {axis: values.get(axis, 1) for axis in DEVICES}
     if "estimate" in values:
-        estimate = training.estimate(_planned(values, out), mesh=_mesh(axes), device=args.estimate)
+        absent = training.make_mesh(axes, absent=args.estimate)
+        estimate = training.estimate(_planned(values, out), mesh=absent)
         print(json.dumps(estimate.json(), indent=2) if "json" in values else estimate)
         return DONE
     mesh = training.make_mesh(axes)
@@ -125,10 +127,6 @@ def run(args: argparse.Namespace) -> int:
         return DONE
     print(f"Saved. Resume it with: dovetail train --out {args.out}", file=sys.stderr)
     return INTERRUPTED
-
-
-def _mesh(axes: dict[str, int]) -> Any:
-    return training.make_mesh(axes, absent=True)
 
 
 def _planned(values: dict[str, Any], out: Path) -> Settings:

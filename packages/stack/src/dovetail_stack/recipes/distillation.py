@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from dovetail_models import Config, Decoder, abstract, init, load
+from dovetail_models import Config, Decoder, Remat, abstract, init, load
 from dovetail_stack.recipes.fitting import (
     AnyMesh,
     Recipe,
@@ -49,6 +49,17 @@ class StudentTeacher(nnx.Module):
                 f"ids: make the student with vocab_size={ids[1]} and the teacher's tokenizer"
             )
         self.student, self.teacher = student, teacher
+
+    def configure(
+        self, *, scan: bool | None = None, remat: Remat | bool | None = None
+    ) -> "StudentTeacher":
+        """Returns both over the same parameters, with other execution options of the student.
+
+        Args:
+            scan: See `Decoder.configure`.
+            remat: See `Decoder.configure`.
+        """
+        return StudentTeacher(self.student.configure(scan=scan, remat=remat), self.teacher)
 
 
 def distillation_loss(*, temperature: float, chunk: int = _CHUNK) -> Loss:

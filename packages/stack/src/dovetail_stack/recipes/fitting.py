@@ -140,8 +140,11 @@ def configured(model: Decoder, batching: Batching) -> Decoder:
     return model.configure(scan=True, remat=Remat(save=save))
 
 
-def estimate_step(recipe: Recipe, *, device: str) -> Estimate:
-    """Estimates memory and time of a step on the recipe's mesh, which may be abstract."""
+def estimate_step(recipe: Recipe, *, device: str | None = None) -> Estimate:
+    """Estimates memory and time of a step on the recipe's mesh, which may be abstract.
+
+    `device` names a kind of device, such as "H200". Default: that of an abstract mesh.
+    """
     batching = recipe.batching
     shape = batching.global_batch, batching.length
     fields = {"tokens": jnp.int32, "targets": jnp.int32, "segment_ids": jnp.int32}

@@ -15,6 +15,7 @@ sys.path.append(str(Path(__file__).resolve().parent))
 
 import api
 import convergence
+import devices
 import families
 import measured
 import schedules
@@ -52,6 +53,7 @@ exclude_patterns = [
     "api.py",
     "conf.py",
     "convergence.py",
+    "devices.py",
     "families.py",
     "measured.py",
     "packages/data_faults.md",
@@ -141,6 +143,7 @@ def as_written(
 def setup(app: Sphinx) -> None:
     """Sphinx calls this once, before it looks for pages."""
     api.write()
+    devices.write()
     families.write()
     measured.write()
     convergence.write()

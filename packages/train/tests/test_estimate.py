@@ -11,7 +11,14 @@ import optax
 import pytest
 from flax import nnx
 
-from dovetail_train import Precision, Trainer, abstract_mesh, estimate
+from dovetail_train import (
+    Precision,
+    Trainer,
+    abstract_mesh,
+    estimate,
+    fsdp_shardings,
+    make_mesh,
+)
 
 ROWS, WIDTH, HIDDEN = 64, 256, 512  # matrices of 131072: above the size that is split
 
@@ -126,3 +133,73 @@ def test_a_trainer_without_devices_only_plans():
 def test_rows_that_the_mesh_cannot_split_are_refused():
     with pytest.raises(ValueError, match=r"must be divisible by accumulate.*3 × 8 = 24.*rows=64"):
         _estimate(accumulate=3)
+
+
+def test_a_name_of_a_device_is_the_kind_that_it_means():
+    assert _estimate(device="h200") == _estimate(device="NVIDIA H200") == _estimate()
+    assert _estimate(device="trillium").device == "TPU v6 lite"
+
+
+@pytest.mark.parametrize("device", ["toaster", "", "A100"])
+def test_an_unknown_device_is_refused_before_anything_is_traced(device):
+    def loss(model, batch, *, key):
+        raise AssertionError("traced")
+
+    trainer = Trainer(optax.sgd(0.1), loss, mesh=abstract_mesh(8))
+    message = rf"device must name one kind.*, got device='{device}'; write one of 'NVIDIA A100-SXM"
+    with pytest.raises(ValueError, match=message):
+        estimate(trainer, nnx.eval_shape(_Net), {"x": np.zeros((8, WIDTH))}, device=device)
+
+
+def test_the_device_of_an_abstract_mesh_is_the_default():
+    batch = {"x": jax.ShapeDtypeStruct((ROWS, WIDTH), np.float32)}
+    trainer = Trainer(optax.adam(1e-3), _loss, mesh=abstract_mesh(8, device="v5p"))
+    assert estimate(trainer, nnx.eval_shape(_Net), batch).device == "TPU v5"
+    other = estimate(trainer, nnx.eval_shape(_Net), batch, device="h200")
+    assert other == _estimate(device="NVIDIA H200")
+
+
+def test_a_trainer_on_this_machine_is_estimated_for_another():
+    """Shardings and devices of the model do not matter: it is placed on a twin of the mesh."""
+    mesh = make_mesh(devices=jax.devices()[:1])
+    model = _Net()
+    nnx.update(model, jax.device_put(nnx.state(model), fsdp_shardings(model, mesh)))
+    trainer = Trainer(optax.adam(1e-3), _loss, mesh=mesh)
+    needs = estimate(trainer, model, {"x": np.zeros((ROWS, WIDTH), "f4")}, device="l4")
+    assert needs == _estimate(count=1, device="NVIDIA L4")
+    assert trainer.mesh is mesh
+
+
+def test_arrays_on_another_mesh_are_refused():
+    mesh = abstract_mesh(4)
+    state = nnx.state(nnx.eval_shape(_Net))
+    model = nnx.merge(
+        nnx.graphdef(nnx.eval_shape(_Net)),
+        jax.tree.map(
+            lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+            state,
+            fsdp_shardings(nnx.eval_shape(_Net), mesh),
+        ),
+    )
+    trainer = Trainer(optax.adam(1e-3), _loss, mesh=abstract_mesh(8))
+    with pytest.raises(ValueError, match=r"must lie on the trainer's mesh .*pass that mesh"):
+        estimate(trainer, model, {"x": np.zeros((8, WIDTH), "f4")})
+
+
+def test_calls_that_cannot_be_counted_leave_a_lower_bound():
+    def looped(model, batch, *, key):
+        total, count = _loss(model, batch, key=key)
+        return jax.lax.stop_gradient(jax.lax.while_loop(lambda x: x < 0, lambda x: x, total)), count
+
+    batch = {"x": jax.ShapeDtypeStruct((ROWS, WIDTH), np.float32)}
+    trainer = Trainer(optax.adam(1e-3), looped, mesh=abstract_mesh(8))
+    needs = estimate(trainer, nnx.eval_shape(_Net), batch)
+    assert needs.opaque == {"while": 1}
+    assert needs.seconds == _estimate().seconds  # its state is moved once, as there
+    assert "could not be counted: while x 1\nat least" in str(needs)
+
+
+def test_a_time_without_a_known_rate_is_not_known():
+    needs = _estimate(device="v5e")  # no float32 figures are published
+    assert (needs.seconds, needs.bound) == (None, None)
+    assert "at least                   not known: no peak rate of this dtype" in str(needs)

@@ -18,8 +18,8 @@
   `token_cross_entropy`, `CrossEntropy`
 - Devices: `make_mesh`, `abstract_mesh`, `fsdp_shardings`, `context_parallel`, `balanced_order`,
   `caches_cpu_programs`
-- Estimates and rematerialization: `estimate`, `Estimate`, `fit_remat`, `Fitted`, `count_flops`,
-  `Flops`
+- Estimates and rematerialization: `estimate`, `Estimate`, `Remedy`, `fit_remat`, `Fitted`,
+  `count_flops`, `Flops`
 - Rejected steps: `StepGuard`, `BadStep`
 - Evaluation: `Eval`, `BitsPerByte`, `loglikelihood`, `rolling_loglikelihood`, `Likelihoods`
 - Evaluation by questions: `multiple_choice`, `MultipleChoice`, `Question`, `Answers`, `Share`;
@@ -49,6 +49,7 @@ from dovetail_train.prefetch import DrawnData
 from dovetail_train.program import Program
 from dovetail_train.records import Account, read_account, read_jsonl
 from dovetail_train.remat import Fitted, fit_remat
+from dovetail_train.remedies import Remedy
 from dovetail_train.report import Section, write_report
 from dovetail_train.sinks import Console, Jsonl, Sink
 from dovetail_train.state import State
@@ -87,6 +88,7 @@ __all__ = [  # noqa: RUF022
     # Estimates and rematerialization
     "estimate",
     "Estimate",
+    "Remedy",
     "fit_remat",
     "Fitted",
     "count_flops",

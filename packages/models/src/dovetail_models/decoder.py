@@ -32,7 +32,7 @@ from dovetail_models.layers.linear import Embed, project, whole
 from dovetail_models.layers.norm import norm_layer
 from dovetail_models.layers.rope import Angles, rope_angles
 from dovetail_models.layers.router import Balance
-from dovetail_models.run import Remat, configured_remat, run
+from dovetail_models.run import Remat, run
 from dovetail_models.shard import RULES, Rules, constrain
 
 Tokens: TypeAlias = Int[Array | np.ndarray, "B T"]
@@ -215,7 +215,8 @@ class Decoder(nnx.Module):
         """
         other = nnx.merge(*nnx.split(self), copy=False)
         other.scan = self.scan if scan is None else scan
-        other.remat = configured_remat(remat, now=self.remat)
+        recompute = Remat(save=()) if remat is True else remat or None
+        other.remat = self.remat if remat is None else recompute
         other.rules = self.rules if rules is None else rules
         if ragged_dot is not None:
             for _, module in nnx.iter_modules(other):

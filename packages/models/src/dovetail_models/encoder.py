@@ -25,7 +25,7 @@ from dovetail_models.layers.block import RESIDUAL, Block
 from dovetail_models.layers.linear import Embed
 from dovetail_models.layers.norm import norm_layer
 from dovetail_models.layers.pooling import pooler_layer
-from dovetail_models.run import Remat, configured_remat, run
+from dovetail_models.run import Remat, run
 from dovetail_models.shard import RULES, Rules, constrain
 
 Tokens: TypeAlias = Int[Array | np.ndarray, "B T"]
@@ -88,7 +88,8 @@ class Encoder(nnx.Module):
         """
         other = nnx.merge(*nnx.split(self), copy=False)
         other.scan = self.scan if scan is None else scan
-        other.remat = configured_remat(remat, now=self.remat)
+        recompute = Remat(save=()) if remat is True else remat or None
+        other.remat = self.remat if remat is None else recompute
         other.rules = self.rules if rules is None else rules
         return other
 

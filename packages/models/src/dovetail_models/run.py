@@ -79,13 +79,6 @@ class Remat:
         )
 
 
-def configured_remat(remat: Remat | bool | None, *, now: Remat | None) -> Remat | None:
-    """Returns the recomputation for `configure(remat=remat)`. `now` is the one before."""
-    if remat is None:
-        return now
-    return Remat(save=()) if remat is True else remat or None
-
-
 def run(
     blocks: Sequence[nnx.Module],
     x: jax.Array,

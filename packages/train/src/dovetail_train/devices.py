@@ -9,11 +9,12 @@ data sheets of NVIDIA double most of theirs for sparsity. A kind with figures in
 import dataclasses
 import difflib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, cast
 
 import jax
 from jax.sharding import AbstractDevice, AbstractMesh, Mesh
 
+Platform = Literal["cpu", "cuda", "rocm", "tpu"]
 _A100 = {"bfloat16": 312e12, "float32": 156e12}
 _HOPPER = {"bfloat16": 989.4e12, "float32": 494.7e12}
 _CLOUD_TPU = "Cloud TPU documentation, system architecture, per chip"
@@ -26,7 +27,7 @@ class DeviceKind:
     Attributes:
         name: JAX's `device_kind`.
         names: Usual names. Case, spaces and hyphens do not matter.
-        platform: "cuda", "rocm", "tpu" or "cpu", as in `jax.stages.Traced.lower`.
+        platform: As in `Program.lower`.
         peak_flops: FLOP/s of dense products by dtype. float32 products of JAX on NVIDIA's devices
             run as TF32 unless a higher precision is asked for; Google publishes no float32 figures.
         memory_bytes: Bytes of memory. GB of data sheets are 1e9 bytes, except GiB for Cloud TPU.
@@ -37,7 +38,7 @@ class DeviceKind:
 
     name: str
     names: tuple[str, ...] = ()
-    platform: str
+    platform: Platform
     peak_flops: Mapping[str, float] = dataclasses.field(default_factory=dict)
     memory_bytes: int | None = None
     bytes_per_s: float | None = None
@@ -162,10 +163,10 @@ def _own_kinds() -> dict[str, DeviceKind]:
     }
 
 
-def _lowering_platform(platform: str, kind: str) -> str:
-    if platform != "gpu":
-        return platform
-    return "cuda" if "NVIDIA" in kind else "rocm"
+def _lowering_platform(platform: str, kind: str) -> Platform:
+    if platform == "gpu":  # as a device names it
+        return "cuda" if "NVIDIA" in kind else "rocm"
+    return cast(Platform, platform)
 
 
 def _instead(device: str) -> str:

@@ -167,7 +167,7 @@ def estimate(
         rate=kind.bytes_per_s,
     )
     size = kind.memory_bytes
-    small = size is not None and memory.total_bytes >= size
+    small = size if size is not None and memory.total_bytes >= size else None
     return Estimate(
         device=kind.name,
         devices=program.mesh.size,
@@ -182,7 +182,7 @@ def estimate(
         opaque=dict(flops.opaque),
         seconds=seconds,
         bound=bound,
-        remedies=remedies(step, memory_bytes=size) if small else (),
+        remedies=() if small is None else remedies(step, memory_bytes=small),
     )
 
 

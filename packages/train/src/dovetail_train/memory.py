@@ -22,7 +22,14 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepMemory:
-    """Bytes of one device. See `Estimate` for the fields."""
+    """Bytes of a step on one device.
+
+    Attributes:
+        state_bytes: Exact, by kind (params, frozen, rest, opt, skips, ema, guard).
+        batch_bytes: Bytes of the step's batch.
+        gradient_bytes: Bytes of one tree of gradients, and of their float32 sum with microbatches.
+        residual_bytes: Estimated memory of one microbatch for the backward pass.
+    """
 
     state_bytes: dict[str, int]
     batch_bytes: int

@@ -5,13 +5,14 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import jax
 from flax import nnx
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from dovetail_train._checks import check_model
+from dovetail_train.devices import Platform
 from dovetail_train.flops import Flops, count_flops
 from dovetail_train.guard import StepGuard
 from dovetail_train.mesh import BatchPlacement, ambient, split_rows
@@ -34,8 +35,6 @@ from dovetail_train.step import (
     mean_loss,
 )
 from dovetail_train.update import make_step
-
-Platform = Literal["cpu", "cuda", "rocm", "tpu"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -48,7 +48,7 @@ def run(call: AttentionCall, inputs: Inputs) -> Float[Array, "b t n g"]:
         k, v = jnp.where(counts, k, 0), jnp.where(counts, v, 0)
         lengths = jnp.maximum(lengths, 1).astype(jnp.int32)
     if call.device.platform == "gpu" and not _beside_a_gpu():
-        out = _outline(call, inputs.q, k, v)
+        out: Any = _outline(call, inputs.q, k, v)
     else:
         out = jax.nn.dot_product_attention(
             inputs.q,

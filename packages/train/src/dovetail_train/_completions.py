@@ -11,11 +11,17 @@ longer in an extension), a time is late: one step seems longer and the next shor
 were complete before the thread looked have no time of their own; they share the one taken.
 """
 
+import logging
 import threading
 import time
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+
+_log = logging.getLogger(__name__)
+# A step that is not complete by then may never be: the other processes of its mesh are gone.
+_CLOSE_S = 5.0
 
 
 @runtime_checkable
@@ -77,11 +83,16 @@ class Completions:
         return at_s if count == self._added else None
 
     def close(self) -> None:
-        """Ends the thread. Waits for the result that it is blocked on, and for no other."""
+        """Ends the thread. Waits for the result that it is blocked on, 5 s at most; no other.
+
+        A thread that is left behind ends with its result, or with the process.
+        """
         self._closed = True
         if self._thread is not None:
             self._pending.put(None)
-            self._thread.join()
+            self._thread.join(_CLOSE_S)
+            if self._thread.is_alive():
+                _log.warning("a step is still on its way after %s s; its result is lost", _CLOSE_S)
             self._thread = None
 
     def _run(self) -> None:

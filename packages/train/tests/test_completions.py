@@ -4,6 +4,7 @@ import threading
 
 import pytest
 
+from dovetail_train import _completions
 from dovetail_train._completions import Completion, Completions
 
 LIMIT_S = 120  # only turns a hang into a failure
@@ -114,3 +115,16 @@ def test_close_waits_for_the_result_that_is_computed_and_for_no_other():
     completions.close()
     assert _threads() == []
     assert not second.awaited.is_set()
+
+
+def test_a_result_that_never_comes_does_not_hold_close(monkeypatch, caplog):
+    monkeypatch.setattr(_completions, "_CLOSE_S", 0.0)
+    completions, lost = Completions(_Time()), _Result()
+    completions.add(lost)
+    assert lost.awaited.wait(LIMIT_S)
+    (thread,) = _threads()
+    completions.close()
+    assert "a step is still on its way after 0.0 s; its result is lost" in caplog.text
+    lost.ready.set()
+    thread.join(LIMIT_S)
+    assert _threads() == []

@@ -18,7 +18,6 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-
 _log = logging.getLogger(__name__)
 # A step that is not complete by then may never be: the other processes of its mesh are gone.
 _CLOSE_S = 5.0

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`dovetail runs` over directories that were written as `dovetail train` writes them."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -37,14 +38,16 @@ def _end(outcome, **other):
     return {"event": "end", "time": "2026-01-02T03:09:05Z", "outcome": outcome, **other}
 
 
-def _write(path, *events, losses=(), rates=(), evaluated=None, made=None):
-    """A run that logged these losses from step 0 on."""
+def _write(path, *events, losses=(), rates=(), evaluated=None, made=None, skipped=()):
+    """A run that logged these losses from step 0 on. Steps take 3 s, and the devices wait 1 s."""
     (made or settings.create(Pretrain, {"text": "/t", "steps": 9})).save(path)
     (path / launches.FILE).write_text("".join(json.dumps(event) + "\n" for event in events))
-    sink = Jsonl(path / "metrics.jsonl")
+    time_s = itertools.count(0.0, 5.0)
+    sink = Jsonl(path / "metrics.jsonl", now=lambda: next(time_s))
     for step, loss in enumerate(losses):
-        rate = {"tokens_per_s": rates[step]} if rates else {}
-        sink.write(step, {"loss": loss, "goodput": 0.5 + step / 100, **rate})
+        rate = {"tokens_per_s": rates[step], "step_time_s": 3.0, "stall_s": 1.0} if rates else {}
+        scalars = {"loss": loss, "goodput": 0.5 + step / 100, "skipped": float(step in skipped)}
+        sink.write(step, scalars | rate)
         if evaluated and step + 1 in evaluated:
             sink.write(step + 1, evaluated[step + 1])
     return path
@@ -79,13 +82,28 @@ def _printed(capsys, *line):
 def test_list_has_a_row_for_each_run_and_names_the_rest(folder, capsys):
     shown = _printed(capsys, "list", folder)
     rows = {line.split()[0]: line.split() for line in shown.splitlines()}
-    assert rows["done"][:8] == ["done", "pretrain", "finished", "3/9", "3", "2.5", "30", "52.0%"]
-    assert rows["other"][:6] == ["other", "continue", "interrupted", "2/9", "4.25", "-"]
+    done = ["done", "pretrain", "finished", "3/9", "4", "2.5", "30", "25.0%", "52.0%"]
+    assert rows["done"][:9] == done  # the mean of 5, 4 and 3
+    assert rows["other"][:6] == ["other", "continue", "interrupted", "2/9", "4.375", "-"]
     assert rows["dead"][:5] == ["dead", "pretrain", "killed", "0/9", "-"]
     assert rows["bad"] == ["bad", "-", "damaged"]
     assert "damaged: bad: " in shown
     assert "start a new run" in shown
     assert "no runs: notes" in shown
+    assert "run  " in shown
+    assert "mean loss  bits/byte  tokens/s  stalled  goodput  age\n" in shown
+    assert "are over the last 100 updates, or all if there are fewer." in shown
+
+
+def test_the_loss_is_a_mean_and_the_rate_a_median_of_the_last_updates(tmp_path, capsys):
+    losses = [100.0] * 50 + [3.0, 1.0] * 50 + [77.0]
+    rates = [7.0] * 50 + [8e3] * 99 + [2e6, 0.5]
+    path = _write(tmp_path / "r", _start(), losses=losses, rates=rates, skipped=[150])
+    summary = json.loads(_printed(capsys, "list", path, "--json"))["runs"]["r"]
+    assert (summary["step"], summary["window"]) == (151, 100)
+    assert (summary["mean_loss"], summary["tokens_per_s"]) == (2.0, 8e3)  # not that of the skipped
+    assert summary["stalled"] == 0.25
+    assert "loss" not in summary
 
 
 def test_list_as_json_has_the_same_and_reads_a_single_run(folder, capsys):
@@ -94,7 +112,7 @@ def test_list_as_json_has_the_same_and_reads_a_single_run(folder, capsys):
     found = json.loads(_printed(capsys, "list", folder, "--json"))
     assert set(found["runs"]) == {"done", "other", "dead"}
     done = found["runs"]["done"]
-    assert (done["step"], done["steps"], done["loss"]) == (3, 9, 3.0)
+    assert (done["step"], done["steps"], done["window"], done["mean_loss"]) == (3, 9, 3, 4.0)
     assert (done["bits_per_byte"], done["tokens_per_s"], done["goodput"]) == (2.5, 30.0, 0.52)
     assert done["updated"] == UPDATED
     assert found["foreign"] == ["notes"]
@@ -145,14 +163,15 @@ def test_compare_shows_what_differs_and_only_that(folder, capsys):
     assert not {"text", "steps", "length"} & found["settings"].keys()
     assert found["devices"] == ["4 × cpu", "4 × cpu"]
     assert found["versions"] == {"jax": ["0.10.2", "0.12.0"]}
-    assert found["losses"] == {"0": [5.0, 4.5], "1": [4.0, 4.25]}
+    assert found["window"] == 100
+    assert found["mean_losses"] == {"0": [5.0, 4.5], "1": [4.5, 4.375]}  # up to the step
     assert found["evaluations"]["eval/bits_per_byte"] == [2.5, None]
     turned = json.loads(_printed(capsys, "compare", *reversed(paths), "--json"))
-    assert turned["losses"] == {"0": [4.5, 5.0], "1": [4.25, 4.0]}
+    assert turned["mean_losses"] == {"0": [4.5, 5.0], "1": [4.375, 4.5]}
     assert found["tokens_per_s"] == [30.0, None]
     shown = _printed(capsys, "compare", *paths)
     rows = [line.split() for line in shown.splitlines()]
-    for row in (["lora_rank", "-", "4"], ["jax", "0.10.2", "0.12.0"], ["1", "4", "4.25"]):
+    for row in (["lora_rank", "-", "4"], ["jax", "0.10.2", "0.12.0"], ["1", "4.5", "4.375"]):
         assert row in rows
 
 
@@ -160,7 +179,7 @@ def test_compare_of_equal_runs_says_none_and_thins_long_curves(tmp_path, capsys)
     some = [_write(tmp_path / x, _start(), losses=range(100, 0, -1)) for x in "ab"]
     shown = _printed(capsys, "compare", *some)
     assert "settings that differ: none" in shown
-    table = shown.split("loss at common steps\n")[1].split("last evaluations")[0]
+    table = shown.split("mean loss at common steps\n")[1].split("last evaluations")[0]
     steps = [int(line.split()[0]) for line in table.splitlines()]
     assert steps == [0, 11, 22, 33, 44, 55, 66, 77, 88, 99]
 

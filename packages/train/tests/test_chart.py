@@ -174,10 +174,11 @@ def test_lines_differ_by_colour_and_then_by_dash():
 
 def test_marks_stand_at_their_steps_once_per_pixel():
     curve = _curve(np.arange(1000), np.linspace(1, 2, 1000))
-    marks = [Marks(series=0, resumed=[300], skipped=[10, 400, *range(700, 800), 5000])]
+    skipped = [10, 400, *range(700, 800), 5000]
+    marks = [Marks(series=0, resumed=[300], skipped=skipped, stalled=[10, 600])]
     svg = _chart_of([curve], marks=marks)
     to_step = _axis(svg, "x", log=False)
-    found = {"resume": [], "skip": []}
+    found = {"resume": [], "skip": [], "stall": []}
     for line in svg.iter("line"):
         kind = line.get("class").split()[0]
         if kind in found:
@@ -185,12 +186,14 @@ def test_marks_stand_at_their_steps_once_per_pixel():
             found[kind].append(float(to_step(float(line.get("x1")))))
     np.testing.assert_allclose(found["resume"], [300], atol=0.05)
     np.testing.assert_allclose(found["skip"][:2], [10, 400], atol=0.05)
+    np.testing.assert_allclose(found["stall"], [10, 600], atol=0.05)
     # 100 steps on 44 pixels.
     assert 40 <= len(found["skip"]) - 2 <= 46
     titles = [
         line.find("title").text for line in svg.iter("line") if line.find("title") is not None
     ]
-    assert {"resumed at step 300", "step 10 was skipped"} <= set(titles)
+    said = {"resumed at step 300", "step 10 was skipped", "step 10 came after a stall"}
+    assert said <= set(titles)
 
 
 def test_a_chart_says_what_it_shows():

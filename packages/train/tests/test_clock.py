@@ -1,7 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from dovetail_train._completions import Completion
 from dovetail_train.clock import Clock, Rates, Throughput
 
 
@@ -22,20 +25,27 @@ def test_activities_sum_to_the_wall_time():
     time.now += 32
     seconds = clock.seconds()
     expected = {"init": 1, "compile": 2, "step": 4 + 16, "hooks": 32, "save": 8}
-    assert seconds == {"data": 0, "draw": 0, "skipped": 0, **expected}
+    assert seconds == {"data": 0, "draw": 0, "skipped": 0, "stall": 0, **expected}
     assert sum(seconds.values()) == time.now - 100
     assert clock.goodput() == pytest.approx(20 / 63)
 
 
-def test_a_fetch_that_left_the_device_idle_is_charged_to_data():
+def test_only_the_time_since_the_devices_were_idle_is_charged():
     time = _Time()
     clock = Clock(time)
     clock.enter("step")
-    time.now += 3
-    clock.charge("data")
+    time.now += 3  # 103
+    clock.charge("data", since=102.0)
+    assert (clock.seconds()["step"], clock.seconds()["data"]) == (2, 1)
     time.now += 5
-    assert clock.seconds()["data"] == 3
-    assert clock.seconds()["step"] == 5
+    clock.charge("stall", since=90.0)  # what was charged already does not move
+    time.now += 7
+    clock.charge("stall", since=None)
+    time.now += 11
+    clock.charge("stall", since=200.0)
+    seconds = clock.seconds()
+    assert (seconds["step"], seconds["data"], seconds["stall"]) == (2 + 7 + 11, 1, 5)
+    assert sum(seconds.values()) == time.now - 100
 
 
 def test_the_account_goes_on_after_a_restart():
@@ -47,39 +57,83 @@ def test_the_account_goes_on_after_a_restart():
     assert after.seconds()["init"] == 7 + 7
 
 
-def test_a_step_takes_the_distance_between_results():
-    time = _Time()
-    rate = Throughput(Rates(flops=40.0, recomputed=10.0, peak_flops=100.0), now=time)
-    assert rate.result(tokens=12.0, rows=3) == {}  # nothing to measure from
-    time.now += 2
-    assert rate.result(tokens=12.0, rows=3) == {
+def _rate(*results, rows=3):
+    """The scalars of results (completed, left, sent) after a result at 100."""
+    rate = Throughput(now=_Time())
+    rate.resume()
+    return [
+        rate.result(Completion(at, left), sent_s=sent, tokens=None, rows=rows)
+        for at, left, sent in results
+    ]
+
+
+def test_a_step_takes_the_distance_between_completions():
+    rate = Throughput(Rates(flops=40.0, recomputed=10.0, peak_flops=100.0), now=_Time())
+    first = rate.result(Completion(100.0, 1), sent_s=90.0, tokens=12.0, rows=3)
+    assert first == {}  # nothing to measure from
+    assert rate.result(Completion(102.0, 1), sent_s=99.0, tokens=12.0, rows=3) == {
         "step_time_s": 2.0,
+        "stall_s": 0.0,
         "tokens_per_s": 6.0,
         "mfu": 40.0 / 2 / 100,
         "hfu": 50.0 / 2 / 100,
     }
 
 
+def test_time_before_a_late_dispatch_is_a_stall_and_not_in_the_rate():
+    # Complete at 101; the host is busy until 106; the step takes 1 s as the others do.
+    steps = _rate((101.0, 1, 100.0), (107.0, 1, 106.0), (108.0, 1, 106.5))
+    assert [step["step_time_s"] for step in steps] == [1.0, 1.0, 1.0]
+    assert [step["stall_s"] for step in steps] == [0.0, 5.0, 0.0]
+    assert [step["rows_per_s"] for step in steps] == [3.0, 3.0, 3.0]
+
+
+def test_a_slow_step_is_slow_and_no_stall():
+    steps = _rate((101.0, 1, 100.0), (109.0, 1, 100.5), (110.0, 1, 101.5))
+    assert [step["step_time_s"] for step in steps] == [1.0, 8.0, 1.0]
+    assert [step["stall_s"] for step in steps] == [0.0, 0.0, 0.0]
+
+
+def test_steps_that_were_complete_at_once_share_their_time():
+    # The interpreter lock was held until 106, long after three steps of 2 s were complete.
+    steps = _rate((106.0, 3, 100.0), (106.0, 2, 100.5), (106.0, 1, 101.0), (109.0, 1, 107.0))
+    assert [step["step_time_s"] for step in steps] == [2.0, 2.0, 2.0, 2.0]
+    assert [step["stall_s"] for step in steps] == [0.0, 0.0, 0.0, 1.0]
+
+
+def test_steps_within_one_tick_of_the_clock_have_no_rate():
+    assert _rate((100.0, 1, 100.0)) == [{"step_time_s": 0.0, "stall_s": 0.0}]
+
+
+@given(st.lists(st.tuples(st.floats(0, 9), st.floats(0, 9), st.integers(1, 3)), max_size=20))
+def test_steps_and_stalls_sum_to_the_wall_time(gaps):
+    at, results = 100.0, []
+    for distance, sent_before, together in gaps:
+        at += distance
+        results += [(at, left, at - sent_before) for left in range(together, 0, -1)]
+    steps = _rate(*results)
+    assert all(step["step_time_s"] >= 0 <= step["stall_s"] for step in steps)
+    total = sum(step["step_time_s"] + step["stall_s"] for step in steps)
+    assert total == pytest.approx(at - 100.0, abs=1e-9)  # 60 additions of float64 around 200
+
+
 def test_a_compilation_has_no_step_time_and_a_save_does_not_lengthen_one():
     time = _Time()
     rate = Throughput(now=time)
-    rate.result(tokens=None, rows=3)
-    rate.pause()
-    time.now += 50
-    assert rate.result(tokens=None, rows=3) == {}
-    time.now += 60  # a save
     rate.resume()
-    time.now += 4
-    assert rate.result(tokens=None, rows=3) == {"step_time_s": 4.0, "rows_per_s": 0.75}
+    rate.pause()
+    assert rate.result(Completion(150.0, 1), sent_s=100.0, tokens=None, rows=3) == {}
+    time.now += 60  # a save, until 160
+    rate.resume()
+    step = rate.result(Completion(164.0, 1), sent_s=160.0, tokens=None, rows=3)
+    assert step == {"step_time_s": 4.0, "stall_s": 0.0, "rows_per_s": 0.75}
 
 
 @pytest.mark.parametrize("flops, peak", [(None, 1.0), (1.0, None)])
 def test_without_flops_or_peak_there_is_no_mfu(flops, peak):
-    time = _Time()
-    rate = Throughput(Rates(flops=flops, peak_flops=peak), now=time)
+    rate = Throughput(Rates(flops=flops, peak_flops=peak), now=_Time())
     rate.resume()
-    time.now += 1
-    assert "mfu" not in rate.result(tokens=1.0, rows=1)
+    assert "mfu" not in rate.result(Completion(101.0, 1), sent_s=100.0, tokens=1.0, rows=1)
 
 
 def test_the_time_of_a_skipped_step_is_lost():

@@ -30,6 +30,23 @@ def test_smoothing_bends_no_straight_line():
     np.testing.assert_allclose(_curve(line).smoothed(7).values, line, atol=1e-13)
 
 
+@pytest.mark.parametrize("reach", [1, 3, 50])
+def test_a_median_is_of_both_sides_and_no_spike_moves_it(reach):
+    values = np.random.default_rng(reach).normal(size=29)
+    values[[0, 7, 8, 28]] = np.nan
+    medians = _curve(values).medians(reach, most=1000)
+    np.testing.assert_array_equal(medians.steps, np.arange(29) * 3)
+    for i, value in enumerate(values):
+        side = min(reach, i, len(values) - 1 - i)
+        expected = np.nan if np.isnan(value) else np.nanmedian(values[i - side : i + side + 1])
+        np.testing.assert_array_equal(medians.values[i], expected)
+    rates = np.full(500, 8e3)
+    rates[250] = 2e6
+    spaced = _curve(rates).medians(5, most=100)
+    assert (len(spaced.steps), spaced.steps[0], spaced.steps[-1]) == (100, 0, 499 * 3)
+    assert set(spaced.values) == {8e3}
+
+
 @pytest.mark.parametrize("count", [1001, 5000, 12345])
 def test_thinning_keeps_every_extreme_and_the_ends(count):
     rng = np.random.default_rng(count)
@@ -71,7 +88,7 @@ def resumed(tmp_path):
         first.write(step, {"loss": 6.0 - step})
     second = Jsonl(path)
     second.write(4, {"loss": 2.0, "skipped": 0})
-    second.write(5, {"loss": 99.0, "skipped": 1})
+    second.write(5, {"loss": 99.0, "skipped": 1, "step_time_s": 0.25, "stall_s": 0.5})
     second.write(5, {"eval/x": 0.5})
     second.write(6, {"loss": math.nan, "skipped": 0})
     return path
@@ -79,9 +96,9 @@ def resumed(tmp_path):
 
 def test_a_history_knows_its_resumes_and_its_skips(resumed):
     history = read_history("run", resumed)
-    assert history.names() == ["loss", "skipped", "eval/x"]
+    assert history.names() == ["loss", "skipped", "step_time_s", "stall_s", "eval/x"]
     assert list(history.resumes) == [4]
-    assert list(history.skipped) == [5]
+    assert (list(history.skipped), list(history.stalled)) == ([5], [5])
     assert history.last("loss") == 2.0
     assert history.last("eval/x") == 0.5
 

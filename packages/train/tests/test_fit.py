@@ -334,7 +334,7 @@ def test_the_time_of_a_run_is_accounted_for():
     assert [step for step, _ in told] == [2, 4, 4]
     assert 0 < told[0][1] < told[-1][1] <= first.seconds["step"]
     used = {"init", "compile", "step", "hooks", "save"}
-    assert set(first.seconds) == used | {"skipped", "data", "draw"}
+    assert set(first.seconds) == used | {"skipped", "data", "draw", "stall"}
     assert all(first.seconds[name] > 0 for name in ("init", "compile", "step", "hooks", "save"))
     saved = store.steps[4]["hooks"]["clock"]
     assert all(saved[name] <= seconds for name, seconds in first.seconds.items())

@@ -137,6 +137,20 @@ def test_a_batch_of_other_than_arrays_is_refused_with_what_to_write(value, kind)
         check_batch({"x": np.ones((4, 2)), "y": value}, accumulate=1, shards=1, group=1)
 
 
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ({0: np.ones((4, 2))}, r"named by strings, got \[0\]; write for example \{'x': x"),
+        ({"y": np.array(["a"] * 4)}, r"hold numbers, got \{'y': '<U1'\}; leave text"),
+        ({"y": np.array([None] * 4)}, r"hold numbers, got \{'y': 'object'\}; leave text"),
+    ],
+)
+def test_a_batch_of_other_than_numbers_is_refused_with_what_to_write(batch, message):
+    check_batch({"key": jax.random.split(jax.random.key(0), 4)}, accumulate=1, shards=1, group=1)
+    with pytest.raises(TypeError, match=message):
+        check_batch(batch, accumulate=1, shards=1, group=1)
+
+
 def test_the_rows_of_the_loss_divide_those_of_the_batch():
     check_batch({"x": np.ones((24, 2))}, accumulate=2, shards=4, group=3)
     message = r"data axes × the loss's rows 2 × 4 × 3 = 24, got rows=32; use 24 rows"

@@ -37,13 +37,13 @@ def test_every_second_of_a_run_is_told(tmp_path):
 
 def test_what_is_between_the_steps_is_other(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    clock = iter([0.0, 1.0, 9.0])
+    clock = iter([0.0, 4.0, 9.0])
     sink = Jsonl(path, now=lambda: next(clock))
     sink.write(0, {"loss": 1.0})
-    sink.write(1, {"loss": 1.0, "step_time_s": 1.0})
+    sink.write(1, {"loss": 1.0, "step_time_s": 1.0, "stall_s": 3.0})
     sink.write(2, {"eval/loss": 1.0})
     found = read_account(path)
-    assert (found.wall_s, found.step_s, found.other_s) == (9.0, 1.0, 8.0)
+    assert (found.wall_s, found.step_s, found.stalled_s, found.other_s) == (9.0, 1.0, 3.0, 5.0)
 
 
 def test_one_line_has_no_time_and_none_is_refused(tmp_path):

@@ -11,7 +11,7 @@ from dovetail_train import Jsonl
 from dovetail_train.report import Section, write_report
 
 
-def _run(path, *, steps, seed, resume_at=None, skip=(), start=0.0):
+def _run(path, *, steps, seed, resume_at=None, skip=(), stall=(), start=0.0):
     """Metrics as `Trainer.fit` writes them, and the losses that were written."""
     rng = np.random.default_rng(seed)
     losses = start + 2 + 8 * np.exp(-np.arange(steps) / 20) + rng.normal(size=steps) * 0.1
@@ -31,6 +31,7 @@ def _run(path, *, steps, seed, resume_at=None, skip=(), start=0.0):
         }
         if step:
             scalars |= {"step_time_s": 0.5, "tokens_per_s": 2048.0, "mfu": 0.25}
+            scalars["stall_s"] = 5.0 if step in stall else 0.25
         sink.write(step, scalars)
         if step % 10 == 9:
             sink.write(step + 1, {"eval/bits": losses[step] / 4})
@@ -158,6 +159,21 @@ def test_resumes_and_skips_are_marked_and_explained(tmp_path):
     steps, values = _points(_figures(root)["loss"])
     assert 7 not in steps.round().astype(int)
     np.testing.assert_allclose(values, np.delete(losses, 7), atol=1e-3)
+
+
+def test_stalls_are_marked_on_rates_alone_and_explained(tmp_path):
+    _run(tmp_path / "m.jsonl", steps=60, seed=8, stall=(7, 31))
+    text, root = _report(tmp_path, {"first": tmp_path / "m.jsonl"})
+    figures = _figures(root)
+    titles = [t.text for t in figures["tokens_per_s"].iter("title")]
+    assert titles[1:] == ["step 7 came after a stall", "step 31 came after a stall"]
+    assert [t.text for t in figures["loss"].iter("title")][1:] == []
+    assert "Strokes at the top: the devices waited longer for a step than they worked" in text
+    notes = {name: figures[name].find("p").text for name in ("loss", "tokens_per_s")}
+    assert notes["tokens_per_s"].startswith("Strong: the median of each 2% of the values.")
+    assert notes["loss"].startswith("Strong: the mean of each 2% of the values.")
+    assert _table(root)["stalled steps"] == ["2"]
+    assert "stall_s" not in figures
 
 
 def test_the_time_bar_has_the_last_totals(tmp_path):

@@ -13,9 +13,22 @@ def test_console_prints_every_nth_step_with_the_rate_since_the_last_line(capsys)
     for step in range(4):
         # 1, 2 and 4 seconds for 10 tokens each: 30 tokens in 7 seconds, not the mean of the rates.
         seconds = 2.0**step / 2
-        rates = {"step_time_s": seconds, "tokens_per_s": 10 / seconds} if step else {}
-        console.write(step, {"loss": 3.0 - step, **rates})
-    assert capsys.readouterr().out == "step 0  loss 3\nstep 3  loss 0  tokens_per_s 4.286\n"
+        rates = {"step_time_s": seconds, "tokens_per_s": 10 / seconds, "mfu": 0.7 / seconds}
+        console.write(step, {"loss": 3.0 - step, **(rates if step else {})})
+    assert (
+        capsys.readouterr().out == "step 0  loss 3\nstep 3  loss 0  tokens_per_s 4.286  mfu 0.3\n"
+    )
+
+
+def test_console_counts_stalls_among_the_seconds_and_shows_their_sum(capsys):
+    console = Console(every=2)
+    for step, stall in enumerate((0.0, 5.0, 1.0, 0.0, 0.0)):
+        console.write(step, {"loss": 1.0, "step_time_s": 1.0, "stall_s": stall, "rows_per_s": 8.0})
+    assert capsys.readouterr().out.splitlines() == [
+        "step 0  loss 1  rows_per_s 8",
+        "step 2  loss 1  rows_per_s 2  stall_s 6",
+        "step 4  loss 1  rows_per_s 8",
+    ]
 
 
 def test_console_prints_every_evaluation(capsys):

@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Progress bars of the commands."""
 
-from collections.abc import Mapping
+import statistics
+from collections import deque
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from tqdm import tqdm
@@ -11,11 +13,18 @@ if TYPE_CHECKING:
     from dovetail_data import Progress
 
 
+_WINDOW = 50  # steps of the median rate in a bar
+
+
 class Bar:
-    """A metric sink that shows steps, loss and rate in a bar. Use it as a context manager."""
+    """A metric sink that shows steps, the loss of a step and the median rate of the last 50 steps.
+
+    Use it as a context manager.
+    """
 
     def __init__(self, *, steps: int):
         self._steps = steps
+        self._rates: deque[float] = deque(maxlen=_WINDOW)
         self._bar: tqdm | None = None
 
     def __enter__(self) -> "Bar":
@@ -31,7 +40,9 @@ class Bar:
             return
         if self._bar is None:
             self._bar = tqdm(total=self._steps, initial=step, unit="step", desc="train")
-        self._bar.set_postfix_str(_state(scalars), refresh=False)
+        if "tokens_per_s" in scalars:
+            self._rates.append(scalars["tokens_per_s"])
+        self._bar.set_postfix_str(_state(scalars["loss"], self._rates), refresh=False)
         self._bar.update(step + 1 - self._bar.n)
 
 
@@ -77,8 +88,8 @@ class Bytes:
         self._bar.update(done_bytes - self._bar.n)
 
 
-def _state(scalars: Mapping[str, float]) -> str:
-    shown = [f"loss {scalars['loss']:.3f}"]
-    if "tokens_per_s" in scalars:
-        shown.append(f"{scalars['tokens_per_s']:,.0f} tokens/s")
+def _state(loss: float, rates: Collection[float]) -> str:
+    shown = [f"loss {loss:.3f}"]
+    if rates:
+        shown.append(f"median {statistics.median(rates):,.0f} tokens/s")
     return ", ".join(shown)

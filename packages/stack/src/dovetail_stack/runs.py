@@ -10,6 +10,7 @@ import importlib.util
 import shutil
 import statistics
 import sys
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from dovetail_stack.settings import Settings
 
 METRICS, CHECKPOINTS = "metrics.jsonl", "checkpoints"
 EVALUATION = "eval/"  # what the names of evaluations begin with
+WINDOW = 100  # steps of a mean loss and of a median rate: the last ones, or all if there are fewer
 Line = Mapping[str, Any]
 
 
@@ -52,23 +54,39 @@ class Run:
         """Returns {step: value} of a scalar, without missing values."""
         return {line["step"]: line[name] for line in self.lines if line.get(name) is not None}
 
+    def updates(self, name: str) -> dict[int, float]:
+        """Returns the series of a scalar without skipped steps."""
+        skipped = {line["step"] for line in self.lines if line.get("skipped")}
+        return {step: value for step, value in self.series(name).items() if step not in skipped}
+
     def summary(self) -> dict[str, Any]:
         """Returns the row of `dovetail runs list`. Unknown values are None.
 
-        "step" counts updates, "tokens_per_s" is the median over the steps, "updated" a Unix time.
+        "step" counts updates. Over the last "window" updates, at most WINDOW, "mean_loss" is the
+        mean of the losses, "tokens_per_s" the median of the rates, and "stalled" the share of
+        stalls in the time of the steps. "updated" is a Unix time.
         """
-        losses, rates = self.series("loss"), self.series("tokens_per_s")
+        losses, rates = self.updates("loss"), _newest(self.updates("tokens_per_s"))
         return {
             "recipe": self.settings.recipe,
             "state": self.state,
-            "step": max(losses, default=-1) + 1,
+            "step": max(self.series("loss"), default=-1) + 1,
             "steps": self.settings.duration.steps,
-            "loss": _last(losses),
+            "window": len(_newest(losses)),
+            "mean_loss": statistics.fmean(_newest(losses)) if losses else None,
             "bits_per_byte": _last(self.series(EVALUATION + "bits_per_byte")),
-            "tokens_per_s": statistics.median(rates.values()) if rates else None,
+            "tokens_per_s": statistics.median(rates) if rates else None,
+            "stalled": self._stalled(),
             "goodput": _last(self.series("goodput")),
             "updated": max(file.stat().st_mtime for file in _files(self.path)),
         }
+
+    def _stalled(self) -> float | None:
+        """Returns the share of stalls in the time of the last steps."""
+        steps = _newest(self.updates("step_time_s"))
+        stalls = _newest(self.updates("stall_s"))
+        total = sum(steps) + sum(stalls)
+        return sum(stalls) / total if stalls and total else None
 
     def evaluations(self) -> dict[str, tuple[int, float]]:
         """Returns {name: (step, value)} of the last value of each evaluation."""
@@ -121,7 +139,7 @@ def account(run: Run) -> dict[str, float] | None:
     if len(run.lines) < 2:
         return None
     times = _records().read_account(run.path / METRICS)
-    names = ("step", "skipped", "repeated", "idle", "other")
+    names = ("step", "skipped", "repeated", "stalled", "idle", "other")
     return {name: getattr(times, f"{name}_s") for name in names}
 
 
@@ -152,24 +170,25 @@ def compare(runs: Mapping[str, Run]) -> dict[str, Any]:
     """Compares runs. Each entry has one value per run, in the given order.
 
     "settings" and "versions" hold only the entries with differences; None stands for a missing
-    value. "devices" are those of the last launch, "losses" those of common steps, "evaluations" the
-    last ones.
+    value. "devices" are those of the last launch, "evaluations" the last ones. "mean_losses" are
+    at common steps, each the mean over the last `window` updates up to the step.
     """
     some = list(runs.values())
     flat = [{"recipe": run.settings.recipe, **settings.flat(run.settings)} for run in some]
     versions = [run.launches[-1]["versions"] if run.launches else {} for run in some]
-    losses = [run.series("loss") for run in some]
+    losses = [_trailing_means(run.updates("loss")) for run in some]
     common = sorted(functools.reduce(lambda a, b: a & b.keys(), losses[1:], set(losses[0])))
     evaluations = [{k: v for k, (_, v) in run.evaluations().items()} for run in some]
     summaries = [run.summary() for run in some]
     devices = [run.launches[-1]["devices"] if run.launches else None for run in some]
-    figures = ("state", "step", "loss", "tokens_per_s", "goodput")
+    figures = ("state", "step", "mean_loss", "tokens_per_s", "stalled", "goodput")
     return {
         "runs": list(runs),
         "settings": _differing(flat),
         "versions": _differing(versions),
         "devices": [d and f"{d['count']} × {d['kind']}" for d in devices],
-        "losses": {step: [series[step] for series in losses] for step in common},
+        "window": WINDOW,
+        "mean_losses": {step: [series[step] for series in losses] for step in common},
         "evaluations": _side_by_side(evaluations),
         **{name: [summary[name] for summary in summaries] for name in figures},
     }
@@ -212,6 +231,20 @@ def _state(path: Path, events: Sequence[Mapping[str, Any]]) -> str:
     if last is None:
         return "finished" if (path / EXPORT).is_dir() else "unknown"
     return "killed" if last["host"] == launches.host() else "unknown"
+
+
+def _newest(series: Mapping[int, float]) -> list[float]:
+    """Returns the values of the last WINDOW steps."""
+    return [series[step] for step in sorted(series)[-WINDOW:]]
+
+
+def _trailing_means(series: Mapping[int, float]) -> dict[int, float]:
+    """Returns for each step the mean over the last WINDOW values up to it."""
+    means, values = {}, deque[float](maxlen=WINDOW)
+    for step in sorted(series):
+        values.append(series[step])
+        means[step] = statistics.fmean(values)
+    return means
 
 
 def _last(series: Mapping[int, float]) -> float | None:

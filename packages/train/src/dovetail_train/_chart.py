@@ -54,11 +54,13 @@ class Marks:
         series: Index of the colour.
         resumed: Steps with a dashed line through the chart.
         skipped: Steps with a stroke below it.
+        stalled: Steps with a stroke above it.
     """
 
     series: int
     resumed: Sequence[int] = ()
     skipped: Sequence[int] = ()
+    stalled: Sequence[int] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -187,12 +189,17 @@ def _marks(marks: Marks, x: _Axis) -> Iterator[str]:
             f'<line class="resume {colour}" x1="{at:.2f}" y1="{top}" x2="{at:.2f}" y2="{bottom}">'
             f"<title>resumed at step {step}</title></line>"
         )
-    for step in within(marks.skipped):
-        at = x.place(float(step))
-        yield (
-            f'<line class="skip {colour}" x1="{at:.2f}" y1="{bottom - 9}" x2="{at:.2f}" '
-            f'y2="{bottom}"><title>step {step} was skipped</title></line>'
-        )
+    strokes = (
+        (marks.skipped, "skip", bottom, "was skipped"),
+        (marks.stalled, "stall", top + 9, "came after a stall"),
+    )
+    for steps, kind, low, words in strokes:
+        for step in within(steps):
+            at = x.place(float(step))
+            yield (
+                f'<line class="{kind} {colour}" x1="{at:.2f}" y1="{low - 9}" x2="{at:.2f}" '
+                f'y2="{low}"><title>step {step} {words}</title></line>'
+            )
 
 
 def _grid(x: _Axis, y: _Axis) -> Iterator[str]:

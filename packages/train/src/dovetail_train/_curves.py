@@ -43,6 +43,25 @@ class Curve:
         values[finite] = ((sums[high] - sums[low])[finite]) / (counts[high] - counts[low])[finite]
         return Curve(self.steps, values)
 
+    def medians(self, reach: int, *, most: int) -> "Curve":
+        """Returns medians of the finite values within `reach` places on both sides; gaps stay.
+
+        Robust against a few steps with a wrong or extreme value. Ends as in `smoothed`.
+
+        Args:
+            reach: Places on each side.
+            most: Largest number of points, evenly spaced.
+        """
+        count = len(self.values)
+        at = np.unique(np.linspace(0, count - 1, min(most, count)).astype(np.int64))
+        side = np.minimum(np.minimum(at, count - 1 - at), reach)
+        windows = [self.values[i - s : i + s + 1] for i, s in zip(at, side, strict=True)]
+        values = np.full(len(at), np.nan)
+        for place in np.flatnonzero(np.isfinite(self.values[at])):
+            window = windows[place]
+            values[place] = np.median(window[np.isfinite(window)])
+        return Curve(self.steps[at], values)
+
     def thinned(self, most: int) -> "Curve":
         """Returns about `most` points: the lowest and the highest of each stretch, in order.
 
@@ -71,12 +90,14 @@ class History:
         lines: Result of `read_jsonl`; a resumed run has several generations.
         resumes: First steps of later generations.
         skipped: Steps without an update.
+        stalled: Steps for which the devices waited longer than they worked on them.
     """
 
     label: str
     lines: Sequence[Mapping[str, Any]]
     resumes: Sequence[int]
     skipped: Sequence[int]
+    stalled: Sequence[int]
 
     def names(self) -> list[str]:
         """Returns the names of all scalars, in the order of their first line."""
@@ -121,4 +142,9 @@ def read_history(label: str, path: str | Path) -> History:
         lines=lines,
         resumes=sorted({step for generation, step in begun.items() if generation != first}),
         skipped=[line["step"] for line in lines if line.get("skipped")],
+        stalled=[
+            line["step"]
+            for line in lines
+            if (line.get("stall_s") or 0.0) > (line.get("step_time_s") or 0.0)
+        ],
     )

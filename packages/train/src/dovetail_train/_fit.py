@@ -8,13 +8,15 @@ A save or a hook first reads every result, so a step is checked before its state
 
 import dataclasses
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dovetail_train._checks import check_run
+from dovetail_train._completions import Completions
 from dovetail_train._progress import Progress
-from dovetail_train.clock import Clock, Throughput
+from dovetail_train.clock import Activity, Clock, Throughput
 from dovetail_train.guard import Verdicts
 from dovetail_train.hooks import Closable, Hook, InterruptibleHook, result_of
 from dovetail_train.metrics import Metrics, finite
@@ -87,6 +89,7 @@ class Run:
         sinks: See `Trainer.fit`.
         hooks: See `Trainer.fit`.
         stop: See `Trainer.fit`.
+        now: Clock of the run, in seconds.
     """
 
     def __init__(
@@ -101,6 +104,7 @@ class Run:
         sinks: Sequence[Sink],
         hooks: Sequence[Hook],
         stop: Callable[[int], bool] | None,
+        now: Callable[[], float] = time.perf_counter,
     ) -> None:
         iterator = iterated(data)
         check_run(
@@ -109,7 +113,8 @@ class Run:
         self._trainer, self._steps, self._stop = trainer, steps, stop
         self._store, self._save_every = store, save_every
         self._sinks, self._hooks = sinks, hooks
-        self._clock, self._throughput = Clock(), Throughput()
+        self._now, self._completions = now, Completions(now)
+        self._clock, self._throughput = Clock(now), Throughput(now=now)
         self._progress = Progress(self._clock, hooks)
         self._data = (
             Draws(iterator, trainer.place)
@@ -146,6 +151,7 @@ class Run:
 
     def run(self) -> Result:
         step, interrupted = self._start, False
+        self._clock.enter("step")
         try:
             if pending := self._progress.pending_hooks:
                 interrupted = self._finish(step, self._due(step)[-pending:])
@@ -172,6 +178,7 @@ class Run:
     def _close(self) -> None:
         """Finishes pending saves and closes hooks and sinks, however the run ended."""
         try:
+            self._completions.close()
             if self._store is not None:
                 self._store.wait()
         finally:
@@ -186,23 +193,24 @@ class Run:
         fresh = shapes not in self._shapes
         if fresh:
             self._begin_compile(batch)
+        sent_s = self._now()
         self._state, metrics = self._trainer.step(self._state, batch)
+        self._completions.add(metrics.scalars["loss"])
         self._clock.enter("step")
-        rows = next(iter(batch.values())).shape[0]
-        self._pending.append(_Dispatched(step=step, metrics=metrics, rows=rows, batch=batch))
+        self._pending.append(_Dispatched(step=step, metrics=metrics, batch=batch, sent_s=sent_s))
         if fresh:
             self._shapes.add(shapes)
             self._drain()
         if step + 1 < self._steps and isinstance(self._data, Prefetch):
             self._fetch(self._data)
-        while self._pending and (len(self._pending) > _LATE or self._pending[0].is_ready()):
+        while self._pending and (len(self._pending) > _LATE or self._completions.has_next()):
             self._read()
 
     def _begin_compile(self, batch: Any) -> None:
         self._drain()
         self._clock.enter("compile")
         if not self._shapes:
-            self._throughput = Throughput(self._trainer.rates(self._state, batch))
+            self._throughput = Throughput(self._trainer.rates(self._state, batch), self._now)
         self._throughput.pause()
 
     def _next_batch(self, step: int) -> Any:
@@ -226,10 +234,13 @@ class Run:
         return batch
 
     def _fetch(self, data: Prefetch) -> None:
-        self._clock.enter("step")
+        self._charge_idle("stall")
         data.fill()
-        if not self._pending or self._pending[-1].is_ready():
-            self._clock.charge("data")
+        self._charge_idle("data")
+
+    def _charge_idle(self, activity: Activity) -> None:
+        """Charges the time since the devices ran out of work to an activity."""
+        self._clock.charge(activity, since=self._completions.idle_since())
 
     def _due(self, step: int) -> list[Hook]:
         return [hook for hook in self._hooks if step % hook.every == 0]
@@ -288,14 +299,20 @@ class Run:
     def _drain(self) -> None:
         while self._pending:
             self._read()
+        self._charge_idle("stall")
 
     def _read(self) -> None:
-        done = self._pending.popleft()
+        done, completion = self._pending.popleft(), self._completions.next()
         scalars = done.metrics.read()
         self._verdicts.check(
             done.step, scalars, metrics=done.metrics, batch=done.batch, saved=self._saved
         )
-        scalars |= self._throughput.result(tokens=scalars.get("tokens"), rows=done.rows)
+        scalars |= self._throughput.result(
+            completion,
+            sent_s=done.sent_s,
+            tokens=scalars.get("tokens"),
+            rows=next(iter(done.batch.values())).shape[0],
+        )
         if scalars.get("skipped"):
             self._clock.move(scalars.get("step_time_s", 0.0), to="skipped")
         scalars["goodput"] = self._clock.goodput()
@@ -309,15 +326,12 @@ class Run:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Dispatched:
-    """A step on its way, with its inputs."""
+    """A step on its way."""
 
     step: int
     metrics: Metrics
-    rows: int
     batch: Any
-
-    def is_ready(self) -> bool:
-        return self.metrics.scalars["loss"].is_ready()
+    sent_s: float  # before the dispatch
 
 
 def _rest(state: State) -> dict[str, Any]:

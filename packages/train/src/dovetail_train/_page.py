@@ -35,7 +35,7 @@ svg .y{text-anchor:end}svg .x{text-anchor:middle}
 polyline,line{fill:none;stroke-width:1.6;stroke-linejoin:round}
 .faint{opacity:.3;stroke-width:1}
 .grid,.axis{stroke:var(--rule);stroke-width:1}.axis{stroke:var(--soft)}
-.resume{stroke-dasharray:2 4;stroke-width:1.2;opacity:.8}.skip{stroke-width:1.6}
+.resume{stroke-dasharray:2 4;stroke-width:1.2;opacity:.8}.skip,.stall{stroke-width:1.6}
 table{border-collapse:collapse;font-variant-numeric:tabular-nums}
 th,td{padding:.2rem 1.2rem .2rem 0;text-align:left;vertical-align:top;
  border-bottom:1px solid var(--rule)}

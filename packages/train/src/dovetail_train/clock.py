@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Clocks: wall time by activity, and the time of a step.
 
-Steps are dispatched ahead of the device, so the time of a call is meaningless. The only honest
-clock is the arrival of results: a step's time is the distance to the result before.
+Steps are dispatched ahead of the devices, so the time of a call is meaningless. A step's time is
+the distance between two completions, as `_completions` takes them. If the step was dispatched after
+the completion before, the devices had no work in between: that part of the distance is a stall.
 """
 
 import dataclasses
@@ -11,17 +12,20 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
-Activity = Literal["init", "compile", "step", "skipped", "data", "draw", "hooks", "save"]
+from dovetail_train._completions import Completion
+
+Activity = Literal["init", "compile", "step", "skipped", "data", "stall", "draw", "hooks", "save"]
 
 
 class Clock:
     """Seconds of wall time by activity. Activities do not overlap, so they sum to the wall time.
 
     init: building or restoring the state. compile: calls that compiled a step, without its run.
-    step: the device had work (fetching a batch meanwhile is free and counts here). skipped: the
-    same for steps without an update. data: fetching a batch while the device was idle. draw: making
-    a batch from the newest state. hooks, save: the loop waited for them. A clock is Stateful: after
-    `set_state` it continues a saved account.
+    step: the devices had work (fetching a batch meanwhile is free and counts here). skipped: the
+    same for steps without an update. data: fetching a batch while the devices were idle. stall: the
+    devices were idle for another reason, such as a slow sink. draw: making a batch from the newest
+    state. hooks, save: the loop waited for them. A clock is Stateful: after `set_state` it
+    continues a saved account.
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
@@ -36,12 +40,20 @@ class Clock:
         self._seconds[self._activity] += now - self._since
         self._activity, self._since = activity, now
 
-    def charge(self, activity: Activity) -> None:
-        """Charges the time since the last `enter` or `charge` to an activity that is not
-        current.
+    def charge(self, activity: Activity, *, since: float | None) -> None:
+        """Charges the time from `since` on to an activity that is not current.
+
+        Earlier time, and all of it if `since` is None, belongs to the current activity. Time that
+        was charged already does not move.
+
+        Args:
+            activity: The activity to charge.
+            since: Time on this clock.
         """
         now = self._now()
-        self._seconds[activity] += now - self._since
+        start = now if since is None else min(max(since, self._since), now)
+        self._seconds[self._activity] += start - self._since
+        self._seconds[activity] += now - start
         self._since = now
 
     def move(self, seconds: float, *, to: Activity) -> None:
@@ -83,7 +95,12 @@ class Rates:
 
 
 class Throughput:
-    """Step times from the arrival of results, and rates derived from them."""
+    """Times of steps and stalls from completions, and rates derived from them.
+
+    Args:
+        rates: FLOPs, for MFU.
+        now: Clock, in seconds; that of the completions.
+    """
 
     def __init__(
         self, rates: Rates = Rates(), now: Callable[[], float] = time.perf_counter
@@ -96,22 +113,44 @@ class Throughput:
         self._last = None
 
     def resume(self) -> None:
-        """Restarts the clock; the device is idle."""
+        """Restarts the clock; the devices are idle."""
         self._last = self._now()
 
-    def result(self, *, tokens: float | None, rows: int) -> dict[str, float]:
-        """Returns the scalars of a step whose result has just arrived; empty after a pause.
+    def result(
+        self, completion: Completion, *, sent_s: float, tokens: float | None, rows: int
+    ) -> dict[str, float]:
+        """Returns the scalars of a completed step; empty after a pause.
 
-        `tokens_per_s` counts the positions of the batch with mask > 0, not padding; a batch
-        without a mask has `rows_per_s`. `mfu` is the share of model FLOPs in the peak (PaLM,
-        2204.02311, appendix B); `hfu` includes recomputed FLOPs.
+        `step_time_s` is the time from the completion of the step before to that of this one,
+        without `stall_s`: the time before the dispatch in which the devices had no work. Both
+        together sum to the wall time. `tokens_per_s` is tokens over `step_time_s`. It counts the
+        positions of the batch with mask > 0, not padding; a batch without a mask has `rows_per_s`.
+        `mfu` is the share of model FLOPs in the peak (PaLM, 2204.02311, appendix B); `hfu`
+        includes recomputed FLOPs. Steps that were complete at once share their time equally.
+
+        Args:
+            completion: Completion of the step.
+            sent_s: Time before its dispatch.
+            tokens: Tokens of the batch, or None.
+            rows: Rows of the batch.
         """
-        last, self._last = self._last, self._now()
+        last, at_s = self._last, completion.at_s
         if last is None:
+            # Steps that were complete together with the first have its time.
+            self._last = at_s
             return {}
-        step_s = max(self._last - last, 1e-9)  # two results may be read within one clock tick
+        begun = max(last, min(sent_s, at_s))
+        step_s = max(at_s - begun, 0.0) / completion.left
+        self._last = begun + step_s
+        scalars = {"step_time_s": step_s, "stall_s": begun - last}
+        return scalars | self._rates_of(step_s, tokens=tokens, rows=rows)
+
+    def _rates_of(self, step_s: float, *, tokens: float | None, rows: int) -> dict[str, float]:
+        """Returns the rates of a step; empty if the clock did not tick during it."""
+        if not step_s:
+            return {}
         unit, amount = ("rows", rows) if tokens is None else ("tokens", tokens)
-        scalars = {"step_time_s": step_s, f"{unit}_per_s": amount / step_s}
+        scalars = {f"{unit}_per_s": amount / step_s}
         rates = self._rates
         if rates.flops is not None and rates.peak_flops is not None:
             scalars["mfu"] = rates.flops / step_s / rates.peak_flops

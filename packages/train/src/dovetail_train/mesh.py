@@ -281,6 +281,7 @@ def check_batch(batch: Any, *, accumulate: int, shards: int, group: int) -> None
             f"a batch must hold arrays alone, of NumPy or JAX, got {strangers}; flatten nested "
             f"mappings to names such as 'image/mask', and write np.asarray(x) for lists and numbers"
         )
+    _check_numbers(batch)
     divisor, processes = accumulate * shards * group, jax.process_count()
     rows = {name: x.shape[:1] for name, x in batch.items()}
     if not rows or len(set(rows.values())) > 1 or () in rows.values():
@@ -296,6 +297,22 @@ def check_batch(batch: Any, *, accumulate: int, shards: int, group: int) -> None
             f"the rows of a batch must be divisible by accumulate × the data axes{of_loss} "
             f"{accumulate} × {shards}{factor} = {divisor}, got rows={count}; use "
             f"{max(1, count // divisor) * divisor} rows or another accumulate"
+        )
+
+
+def _check_numbers(batch: Mapping[Any, Any]) -> None:
+    """Raises TypeError unless the arrays have names and hold numbers."""
+    if unnamed := [name for name in batch if not isinstance(name, str)]:
+        raise TypeError(
+            f"the arrays of a batch must be named by strings, got {unnamed}; write for example "
+            f"{{'x': x, 'y': y}}"
+        )
+    # A dtype of random keys is none of NumPy's. Objects, bytes, text and times are not numbers.
+    dtypes = {name: x.dtype for name, x in batch.items() if isinstance(x.dtype, np.dtype)}
+    if others := {name: str(dtype) for name, dtype in dtypes.items() if dtype.kind in "OSUMm"}:
+        raise TypeError(
+            f"the arrays of a batch must hold numbers, got {others}; leave text and objects out, "
+            f"or convert them, as text by a tokenizer"
         )
 
 

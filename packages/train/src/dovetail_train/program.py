@@ -32,6 +32,7 @@ from dovetail_train.step import (
     Precision,
     make_gradients,
     make_objective,
+    make_value,
     mean_loss,
 )
 from dovetail_train.update import make_step
@@ -162,9 +163,12 @@ class Programs:
             make_objective(definition, self.loss, self.precision),
             weights=self.weights,
             accumulate=accumulate,
-            split_rows=functools.partial(
-                split_rows, accumulate=accumulate, placement=self.placement, group=self.group
-            ),
+            split_rows=self._split_rows(accumulate),
+        )
+
+    def _split_rows(self, accumulate: int) -> Callable[[Batch], Any]:
+        return functools.partial(
+            split_rows, accumulate=accumulate, placement=self.placement, group=self.group
         )
 
     def whole_gradients(self, definition: Definition) -> Callable[..., Any]:
@@ -188,6 +192,12 @@ class Programs:
         """Returns (state, batch) -> (state, metrics), see `make_step`."""
         return make_step(
             self.gradients(definition, accumulate=self.accumulate),
+            make_value(
+                make_objective(definition, self.loss, self.precision),
+                weights=self.weights,
+                accumulate=self.accumulate,
+                split_rows=self._split_rows(self.accumulate),
+            ),
             definition.tx,
             weights=self.weights,
             seed=self.seed,

@@ -59,6 +59,7 @@ class Account:
         step_s: Steps that are part of the run.
         skipped_s: Lost to steps without an update.
         repeated_s: Lost to steps undone by a kill and repeated later.
+        stalled_s: Between steps, while the devices had no work.
         idle_s: Between the last line of a launch and the first of the next.
     """
 
@@ -66,12 +67,13 @@ class Account:
     step_s: float
     skipped_s: float
     repeated_s: float
+    stalled_s: float
     idle_s: float
 
     @property
     def other_s(self) -> float:
-        """The rest: compiling, saving, evaluating, waiting for data."""
-        named = self.step_s + self.skipped_s + self.repeated_s + self.idle_s
+        """The rest: compiling, saving, evaluating."""
+        named = self.step_s + self.skipped_s + self.repeated_s + self.stalled_s + self.idle_s
         return max(0.0, self.wall_s - named)
 
     @property
@@ -104,5 +106,6 @@ def read_account(path: str | Path) -> Account:
         step_s=seconds["step"],
         skipped_s=seconds["skipped"],
         repeated_s=seconds["repeated"],
+        stalled_s=float(sum(line.get("stall_s") or 0.0 for line in lines)),
         idle_s=float(sum(pauses)),
     )

@@ -50,7 +50,9 @@ def write_report(
     """Writes an HTML report about training runs and returns its path.
 
     The page shows a chart of each logged scalar: loss and its terms, evaluations, norms, rates.
-    Seconds by activity come from the scalars "seconds/ACTIVITY", which are running totals.
+    Seconds by activity come from the scalars "seconds/ACTIVITY", which are running totals. Rates
+    are drawn as medians, without stalls; steps for which the devices waited longer than they
+    worked are marked.
 
     Args:
         out: HTML file to write. It needs no other file. An existing file is replaced.
@@ -132,25 +134,23 @@ _GROUPS: Sequence[tuple[str, _Choice, bool]] = (
     ("Norms", lambda name: name.endswith("_norm"), False),
 )
 # Drawn elsewhere, or numbers that say nothing as a curve.
-_ELSEWHERE = ("skipped", "goodput", "step_time_s", "tokens", "count")
+_ELSEWHERE = ("skipped", "goodput", "step_time_s", "stall_s", "tokens", "count")
 
 
 def _charts(histories: Sequence[History]) -> list[str]:
     names = list(dict.fromkeys(name for history in histories for name in history.names()))
     left = [n for n in names if n not in _ELSEWHERE and not n.startswith(("seconds/", "count/"))]
     sections = []
-    for heading, belongs, from_zero in _GROUPS:
+    for heading, belongs, rates in _GROUPS:
         selected = sorted((name for name in left if belongs(name)), key=left.index)
         left = [name for name in left if name not in selected]
-        figures = _figures_of(histories, selected, from_zero=from_zero)
+        figures = _figures_of(histories, selected, rates=rates)
         sections.append(_page.section(heading, figures))
-    others = _figures_of(histories, left, from_zero=False)
+    others = _figures_of(histories, left, rates=False)
     return [*sections, _page.section("Other scalars", others)]
 
 
-def _figures_of(
-    histories: Sequence[History], names: Sequence[str], *, from_zero: bool
-) -> list[str]:
+def _figures_of(histories: Sequence[History], names: Sequence[str], *, rates: bool) -> list[str]:
     """Returns a chart for each name with the runs overlaid; the terms of one run's loss share
     one.
     """
@@ -161,17 +161,15 @@ def _figures_of(
         if together and name in terms:
             continue
         having = [(history.label, history, name) for history in histories]
-        figures.append(_figure(having, name=name, from_zero=from_zero))
+        figures.append(_figure(having, name=name, rates=rates))
     if together:
         figures.append(_figure([(t, histories[0], t) for t in terms], name="loss by term"))
     return [figure for figure in figures if figure]
 
 
-def _figure(
-    parts: Sequence[tuple[str, History, str]], *, name: str, from_zero: bool = False
-) -> str:
+def _figure(parts: Sequence[tuple[str, History, str]], *, name: str, rates: bool = False) -> str:
     """Returns the chart of (label, run, scalar) triples with legend and caption; "" if all are
-    empty.
+    empty. Rates start at 0, are smoothed by medians, and have marks of stalls.
     """
     lines, notes, marks = [], set(), []
     drawn = []
@@ -180,26 +178,31 @@ def _figure(
         if not len(curve.finite()):
             continue
         drawn.append((series, label))
-        lines += _lines(curve, label=label, series=series, notes=notes)
-        marks.append(Marks(series=series, resumed=history.resumes, skipped=history.skipped))
+        lines += _lines(curve, label=label, series=series, notes=notes, rates=rates)
+        stalled = history.stalled if rates else ()
+        marks.append(
+            Marks(series=series, resumed=history.resumes, skipped=history.skipped, stalled=stalled)
+        )
     if not lines:
         return ""
     lines.sort(key=lambda line: not line.faint)
     if len({id(history) for _, history, _ in parts}) == 1:
         marks = marks[:1]  # the same run's, once
-    chart = line_chart(lines, id=_page.slug(name), title=name, marks=marks, from_zero=from_zero)
+    chart = line_chart(lines, id=_page.slug(name), title=name, marks=marks, from_zero=rates)
     return _page.figure(name, chart, legend=drawn if len(parts) > 1 else [], notes=sorted(notes))
 
 
-def _lines(curve: Curve, *, label: str, series: int, notes: set[str]) -> list[Line]:
+def _lines(curve: Curve, *, label: str, series: int, notes: set[str], rates: bool) -> list[Line]:
     thin = curve.thinned(_POINTS)
     if len(thin.steps) < len(curve.steps):
         notes.add(f"Of {len(curve.steps):,} values the lowest and highest of each pixel are drawn.")
     raw = Line(label=label, curve=thin, series=series)
     if len(curve.steps) < _SMOOTH_FROM:
         return [raw]
-    notes.add("Strong: the mean of each 2% of the values. Faint: each value.")
-    smooth = curve.smoothed(max(1, len(curve.steps) // 100)).thinned(_POINTS)
+    kind, reach = "median" if rates else "mean", max(1, len(curve.steps) // 100)
+    notes.add(f"Strong: the {kind} of each 2% of the values. Faint: each value.")
+    means = curve.smoothed(reach).thinned(_POINTS)
+    smooth = curve.medians(reach, most=_POINTS) if rates else means
     return [
         Line(label=label, curve=thin, series=series, faint=True),
         Line(label=label, curve=smooth, series=series),
@@ -212,6 +215,11 @@ def _key(histories: Sequence[History]) -> str:
     skipped = any(history.skipped for history in histories)
     words = ["Dashed verticals: a run was resumed."] * resumed
     words += ["Strokes on the axis: a step that was skipped, of which nothing is drawn."] * skipped
+    if any(history.stalled for history in histories):
+        words.append(
+            "Strokes at the top: the devices waited longer for a step than they worked on it; "
+            "rates leave the wait out."
+        )
     return " ".join(words)
 
 
@@ -228,6 +236,7 @@ def _figures(histories: Sequence[History]) -> list[tuple[str, list[str]]]:
         ("steps", [f"{_updates(history):,}" for history in histories]),
         ("resumed", [_times(len(history.resumes)) for history in histories]),
         ("skipped steps", [str(len(history.skipped)) for history in histories]),
+        ("stalled steps", [str(len(history.stalled)) for history in histories]),
     ]
     names = list(dict.fromkeys(name for history in histories for name in history.names()))
     for name in names:

@@ -22,30 +22,41 @@ class Sink(Protocol):
         ...
 
 
+_RATES = ("tokens_per_s", "rows_per_s", "mfu", "hfu")
+
+
 class Console:
     """Prints a line for every `every`-th step, and for each evaluation.
 
-    Rates are averages since the last line; all other scalars are those of the step.
+    Rates are totals over the steps since the last line, such as tokens over seconds, with the
+    stalls among the seconds; `stall_s` is the sum of these. All other scalars are those of the
+    step.
     """
 
     def __init__(self, *, every: int = 50) -> None:
         if every < 1:
             raise ValueError(f"every must be at least 1, got every={every}; write Console(every=1)")
         self._every = every
-        self._seconds = self._amount = 0.0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._seconds = self._stalls = 0.0
+        self._amounts = dict.fromkeys(_RATES, 0.0)
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
         shown = dict(scalars)
         if "loss" in scalars:
-            unit = "tokens" if "tokens_per_s" in scalars else "rows"
-            seconds = shown.pop("step_time_s", 0.0)
-            self._seconds += seconds
-            self._amount += seconds * shown.pop(f"{unit}_per_s", 0.0)
+            seconds, stall = shown.pop("step_time_s", 0.0), shown.pop("stall_s", 0.0)
+            self._seconds, self._stalls = self._seconds + seconds, self._stalls + stall
+            for name in _RATES:
+                self._amounts[name] += seconds * shown.pop(name, 0.0)
             if step % self._every:
                 return
-            if self._seconds:
-                shown[f"{unit}_per_s"] = self._amount / self._seconds
-            self._seconds = self._amount = 0.0
+            rates = {name: amount for name, amount in self._amounts.items() if amount}
+            shown |= {name: x / (self._seconds + self._stalls) for name, x in rates.items()}
+            if self._stalls:
+                shown["stall_s"] = self._stalls
+            self._begin()
         line = "  ".join(f"{name} {value:.4g}" for name, value in shown.items())
         sys.stdout.write(f"step {step}  {line}\n")
         sys.stdout.flush()

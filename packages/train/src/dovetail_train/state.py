@@ -3,7 +3,6 @@
 """The state of a run, as one pytree of arrays with shardings."""
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +16,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from dovetail_train._patterns import Patterns, name_of, select
 from dovetail_train.guard import StepGuard, no_skips
 from dovetail_train.mesh import sharding_by_shape
+from dovetail_train.optimizer import check_optimizer, transformation
 
 # Below this many elements a parameter is replicated; the default of `fsdp_shardings`.
 _MIN_SIZE = 65536
@@ -122,7 +122,8 @@ def opt_shardings(tx: optax.GradientTransformation, params: Any) -> Any:
 
     `params` are ShapeDtypeStructs with NamedShardings on one mesh. A leaf belongs to the parameter
     whose path is part of its own: at the end, or before further names if a state holds several
-    arrays per parameter, as compressed moments do.
+    arrays per parameter, as compressed moments do. A stack of arrays of a parameter's shape, as
+    L-BFGS holds, is sharded like each of them.
     """
     like = dict(jax.tree_util.tree_leaves_with_path(params))
     everywhere = NamedSharding(next(iter(like.values())).sharding.mesh, PartitionSpec())
@@ -134,8 +135,12 @@ def opt_shardings(tx: optax.GradientTransformation, params: Any) -> Any:
             for start in range(len(path) - size, -1, -1)
         )
         owner = next((like[key] for key in parts if key in like), None)
-        # Factored statistics (Adafactor's rows and columns) have a shape of their own.
-        return owner.sharding if owner is not None and owner.shape == leaf.shape else everywhere
+        if owner is not None and owner.shape == leaf.shape:
+            return owner.sharding
+        if owner is not None and owner.shape == leaf.shape[1:] != ():
+            spec = PartitionSpec(None, *owner.sharding.spec)
+            return NamedSharding(owner.sharding.mesh, spec)
+        return everywhere  # Adafactor's rows and columns have a shape of their own
 
     return jax.tree_util.tree_map_with_path(place, jax.eval_shape(tx.init, params))
 
@@ -194,8 +199,8 @@ def split(
         params,
         param_shardings,
     )
-    tx = _transformation(tx, structs)
-    _check_opt(tx, params)
+    tx = transformation(tx, structs)
+    check_optimizer(tx, params)
     everywhere = NamedSharding(mesh, PartitionSpec())
     shardings = State(
         step=everywhere,
@@ -290,24 +295,6 @@ def _sharding(name: str, x: Any, mesh: Mesh | AbstractMesh, *, by_shape: bool) -
     return NamedSharding(mesh, PartitionSpec())
 
 
-def _transformation(tx: Any, params: Any) -> optax.GradientTransformation:
-    """Returns `tx`, or its result for these parameters."""
-
-    def serves(x: Any) -> bool:  # optax.MultiSteps has both, and is no GradientTransformation
-        return callable(getattr(x, "init", None)) and callable(getattr(x, "update", None))
-
-    made: Any = tx(params) if callable(tx) and not serves(tx) else tx
-    if not serves(made):
-        raise TypeError(
-            f"tx must be an Optax transformation, or a function from parameters to one, got "
-            f"{type(made).__name__}{' from that function' if made is not tx else ''}; write for "
-            f"example optax.adamw(1e-3)"
-        )
-    if isinstance(made, optax.GradientTransformation):
-        return made
-    return optax.GradientTransformation(made.init, made.update)
-
-
 def _placed_opt(shard_opt: OptShardings, tx: optax.GradientTransformation, params: Any) -> Any:
     """Returns the sharding of each array of the optimizer's state."""
     placed = shard_opt(tx, params)
@@ -318,26 +305,6 @@ def _placed_opt(shard_opt: OptShardings, tx: optax.GradientTransformation, param
             f"{jax.tree.structure(placed)}; leave opt_shardings out for the parameters' shardings"
         )
     return placed
-
-
-def _check_opt(tx: optax.GradientTransformation, params: Any) -> None:
-    before = jax.eval_shape(tx.init, params)
-    update = functools.partial(optax.with_extra_args_support(tx).update, value=np.float32(0))
-    _, after = jax.eval_shape(update, params, before, params)
-    if jax.tree.structure(before) != jax.tree.structure(after):
-        raise ValueError(
-            f"tx.update must return a state of the tree that tx.init made, got "
-            f"{jax.tree.structure(after)} after {jax.tree.structure(before)}; "
-            f"mend the transformation"
-        )
-    leaves = jax.tree_util.tree_leaves_with_path(before)
-    for (path, x), y in zip(leaves, jax.tree.leaves(after), strict=True):
-        if (x.shape, x.dtype) != (y.shape, y.dtype):
-            raise ValueError(
-                f"tx must keep the dtype and shape of its state, got {name_of(path)}: "
-                f"{x.dtype}{list(x.shape)} becomes {y.dtype}{list(y.shape)}; give the "
-                f"transformation a dtype (such as mu_dtype=) or parameters of that dtype"
-            )
 
 
 def _float32_copy(params: Any) -> Any:

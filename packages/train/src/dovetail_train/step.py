@@ -283,3 +283,37 @@ def make_gradients(
         return grads, jax.tree.map(lambda x: x.sum(0), terms), rest
 
     return whole if accumulate == 1 else accumulated
+
+
+def make_value(
+    objective: Callable[..., Any], *, weights: Mapping[str, float], accumulate: int, split_rows: Any
+) -> Callable[..., Any]:
+    """Returns (state, batch, key) -> the loss f32[] of the whole batch.
+
+    Differentiable in the parameters, forward and backward. The backward pass computes each
+    microbatch again, so it holds the activations of one. Counts have no gradient.
+
+    Args:
+        objective: Result of `make_objective`.
+        weights: Factors of the terms.
+        accumulate: Number of microbatches.
+        split_rows: Splits a batch into microbatches along a new first axis.
+    """
+
+    def loss(terms: Mapping[str, Term]) -> Array:
+        counts = {name: jax.lax.stop_gradient(n) for name, (_, n) in terms.items()}
+        return mean_loss(terms, counts, weights)
+
+    def whole(state: State, batch: Batch, key: Array) -> Array:
+        return loss(objective(state.params, state.frozen, state.rest, batch, key)[0])
+
+    def accumulated(state: State, batch: Batch, key: Array) -> Array:
+        @jax.checkpoint
+        def terms_of_part(rest: Any, part: Batch) -> Any:
+            terms, rest = objective(state.params, state.frozen, rest, part, key)
+            return rest, terms
+
+        _, terms = jax.lax.scan(terms_of_part, state.rest, split_rows(batch))
+        return loss(jax.tree.map(lambda x: x.sum(0), terms))
+
+    return whole if accumulate == 1 else accumulated

@@ -59,8 +59,9 @@ class Trainer:
     """Trains an NNX module with an Optax transformation on a mesh.
 
     Args:
-        tx: The optimizer. Its updates are added to the parameters. It receives the loss as `value`
-            if it accepts that argument. Pass a function of the abstract parameters
+        tx: The optimizer. Its updates are added to the parameters. It receives those of `value`,
+            `grad`, `value_fn` and `grad_fn` that it accepts, the loss of the batch and its gradient
+            as values and functions. Pass a function of the abstract parameters
             (`jax.ShapeDtypeStruct` with shardings) if the optimizer needs their placement.
         loss: Returns (sum, count) for a batch; see `Loss`, and `GroupLoss` for pairs of rows.
         weights: Factor for each named term of the loss. Default 1. With 0 a term is only a metric.
@@ -152,7 +153,10 @@ class Trainer:
         return f"Trainer(mesh={axes}, compute={self.precision.compute!r}, {options})"
 
     def init(self, model: nnx.Module) -> State:
-        """Returns the state before the first update. The arrays of the model are copied."""
+        """Returns the state before the first update. The arrays of the model are copied.
+
+        Raises TypeError or ValueError for a model or an optimizer that cannot be trained.
+        """
         definition, arrays = self._prepare(model)
         return build(definition, arrays)
 

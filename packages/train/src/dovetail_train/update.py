@@ -6,6 +6,7 @@ The update is in a branch (`jax.lax.cond`). A choice between two finished states
 hold both, and would not be inert: 0 times NaN is NaN.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ import optax
 
 from dovetail_train.guard import StepGuard, judge
 from dovetail_train.metrics import Metrics
+from dovetail_train.optimizer import make_update
 from dovetail_train.state import State
 from dovetail_train.step import ONE, Batch, Term, mean_loss
 
@@ -45,6 +47,7 @@ def check_options(*, accumulate: int, ema: float | None, max_skips: int) -> None
 
 def make_step(
     gradients: Callable[..., Any],
+    value: Callable[..., Any],
     tx: optax.GradientTransformation,
     *,
     weights: Mapping[str, float],
@@ -56,11 +59,13 @@ def make_step(
     """Returns (state, batch) -> (state after one update, metrics). The key is fold_in(key(seed),
     step).
 
-    A transformation with extra arguments, such as a guard, receives the loss as `value`. With
-    max_skips=0 and no guard there is no branch: the caller must end at a non-finite step.
+    A transformation with extra arguments receives the loss and its gradient of this batch, as
+    values and as functions of the parameters; see `make_update`. With max_skips=0 and no guard
+    there is no branch: the caller must end at a non-finite step.
 
     Args:
         gradients: Result of `make_gradients`.
+        value: Result of `make_value`.
         tx: Optimizer.
         weights: Factors of the terms.
         seed: Seed of the key.
@@ -68,7 +73,7 @@ def make_step(
         max_skips: Rejected steps in a row before the run ends.
         ema: Decay of the moving average, or None.
     """
-    update = optax.with_extra_args_support(tx).update
+    update = make_update(tx)
 
     def step(state: State, batch: Batch) -> tuple[State, Metrics]:
         key = jax.random.fold_in(jax.random.key(seed), state.step)
@@ -76,8 +81,18 @@ def make_step(
         metrics = _measure(terms, grads, batch, weights)
         loss, grad_norm = metrics.scalars["loss"], metrics.scalars["grad_norm"]
 
+        def with_params(params: Any) -> State:
+            return dataclasses.replace(state, params=params)
+
         def take() -> Any:
-            updates, opt = update(grads, state.opt, state.params, value=loss)
+            updates, opt = update(
+                grads,
+                state.opt,
+                state.params,
+                value=loss,
+                value_fn=lambda params: value(with_params(params), batch, key),
+                grad_fn=lambda params: gradients(with_params(params), batch, key)[0],
+            )
             params = optax.apply_updates(state.params, updates)
             return params, rest, opt, _averaged(state.ema, params, ema), _norm(updates)
 

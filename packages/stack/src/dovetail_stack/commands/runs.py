@@ -15,7 +15,11 @@ from typing import Any
 from dovetail_stack import runs, settings
 from dovetail_stack._command import add_action, add_json
 
-COLUMNS = ("state", "step", "loss", "bits/byte", "tokens/s", "goodput", "age")
+COLUMNS = ("state", "step", "mean loss", "bits/byte", "tokens/s", "stalled", "goodput", "age")
+_WINDOW = (
+    f"mean loss, tokens/s (median, without stalls) and stalled are over the last {runs.WINDOW} "
+    f"updates, or all if there are fewer."
+)
 SHOWN_LOSSES = 10  # of the steps that compared runs have in common
 
 
@@ -66,6 +70,7 @@ def list_runs(args: argparse.Namespace) -> int:
         rows = [[name, summary["recipe"], *_row(summary)] for name, summary in summaries.items()]
         rows += [[name, "-", "damaged"] for name in content.damaged]
         print(_table([["run", "recipe", *COLUMNS], *rows]))
+        print(_WINDOW)
     for name, reason in content.damaged.items():
         print(f"damaged: {name}: {reason}")
     if content.foreign:
@@ -87,6 +92,7 @@ def show(args: argparse.Namespace) -> int:
     cells = dict(zip(COLUMNS, _row(summary), strict=True))
     print(f"{args.run_path}: {summary['recipe']}, {cells.pop('state')}")
     print(_table([[f"  {name}", value] for name, value in cells.items()]))
+    print(f"  {_WINDOW}")
     for name, group in parts.items():
         print(f"\n{name}")
         print(_table([[f"  {field}", _value(value)] for field, value in group.items()]))
@@ -123,13 +129,13 @@ def compare(args: argparse.Namespace) -> int:
 
 def _compared(comparison: Mapping[str, Any]) -> str:
     """Returns the comparison as a table with a column for each run."""
-    steps = _thinned(list(comparison["losses"]))
-    figures = ("state", "devices", "step", "loss", "tokens_per_s", "goodput")
+    steps, losses = _thinned(list(comparison["mean_losses"])), comparison["mean_losses"]
+    figures = ("state", "devices", "step", "mean_loss", "tokens_per_s", "stalled", "goodput")
     sections = {
         "": {name: comparison[name] for name in figures},
         "settings that differ": comparison["settings"],
         "versions that differ": comparison["versions"],
-        "loss at common steps": {str(step): comparison["losses"][step] for step in steps},
+        "mean loss at common steps": {str(step): losses[step] for step in steps},
         "last evaluations": comparison["evaluations"],
     }
     rows = [["", *comparison["runs"]]]
@@ -137,7 +143,7 @@ def _compared(comparison: Mapping[str, Any]) -> str:
         if title:
             rows += [[title if table else f"{title}: none"]]
         rows += [[f"  {name}", *map(_value, values)] for name, values in table.items()]
-    return _table(rows)
+    return f"{_table(rows)}\n{_WINDOW}"
 
 
 def _thinned(steps: Sequence[int]) -> list[int]:
@@ -184,14 +190,14 @@ def _commit(state: Mapping[str, Any] | None) -> str:
 def _row(summary: Mapping[str, Any]) -> list[str]:
     """Returns cells in the order of COLUMNS."""
     steps = "?" if summary["steps"] is None else summary["steps"]
-    rate, goodput = summary["tokens_per_s"], summary["goodput"]
+    rate = summary["tokens_per_s"]
     return [
         summary["state"],
         f"{summary['step']}/{steps}",
-        _value(summary["loss"]),
+        _value(summary["mean_loss"]),
         _value(summary["bits_per_byte"]),
         "-" if rate is None else f"{rate:,.0f}",
-        "-" if goodput is None else f"{goodput:.1%}",
+        *("-" if summary[x] is None else f"{summary[x]:.1%}" for x in ("stalled", "goodput")),
         _age(time.time() - summary["updated"]),
     ]
 

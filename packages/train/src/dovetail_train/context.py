@@ -21,7 +21,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec
+from jax.sharding import AxisType, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from dovetail_train.mesh import BATCH_AXES
@@ -35,8 +35,8 @@ def context_parallel(
     """Splits `attention` among devices: rows over (data, fsdp, expert), heads over tensor, tokens
     over context.
 
-    The mesh is the ambient one (`jax.set_mesh`, set by the trainer). Without a mesh this is
-    `attention`.
+    The mesh is the ambient one (`jax.set_mesh`, set by the trainer), with Auto or Explicit axes.
+    Without a mesh this is `attention`.
 
     Args:
         attention: attention(q, k, v, *, causal, positions, segment_ids, sinks, ...) with q
@@ -85,7 +85,6 @@ def context_parallel(
         shards = mesh.shape.get(_CONTEXT, 1)
         split = mesh.shape.get(_TENSOR, 1) * (shards if method == "all_to_all" else 1)
         _check(q, mesh, shards=shards, split=split, method=method)
-        k, v = (_enough_heads(x, heads=q.shape[2], split=split) for x in (k, v))
         exchange = _all_to_all if method == "all_to_all" else _gather
 
         def local(q: Array, k: Array, v: Array, sinks: Any, sides: dict[str, Array]) -> Array:
@@ -97,14 +96,21 @@ def context_parallel(
         heads = _TENSOR if _TENSOR in mesh.shape else None
         whole, side = PartitionSpec(rows, tokens, heads), PartitionSpec(rows, tokens)
         own = None if sinks is None else PartitionSpec(heads)
-        # Without the check of varying axes: loops inside begin with fresh zeros, which do not vary.
-        mapped = jax.shard_map(
-            local,
-            in_specs=(whole, whole, whole, own, dict.fromkeys(sides, side)),
-            out_specs=whole,
-            check_vma=False,
-        )
-        return mapped(q, k, v, sinks, sides)
+
+        def divided(q: Array, k: Array, v: Array, sinks: Any, sides: dict[str, Array]) -> Array:
+            k, v = (_enough_heads(x, heads=q.shape[2], split=split) for x in (k, v))
+            # Without the check of varying axes: loops inside begin with fresh zeros.
+            mapped = jax.shard_map(
+                local,
+                in_specs=(whole, whole, whole, own, dict.fromkeys(sides, side)),
+                out_specs=whole,
+                check_vma=False,
+            )
+            return mapped(q, k, v, sinks, sides)
+
+        if AxisType.Explicit in mesh.axis_types:  # the types of q, k, v need not be as split here
+            divided = jax.sharding.auto_axes(divided, out_sharding=whole)
+        return divided(q, k, v, sinks, sides)
 
     return parallel
 

@@ -22,6 +22,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float64, Int64, Integer
 
+from dovetail_train.axes import auto_mesh, retyped
 from dovetail_train.mesh import batch_placement, row_shards
 
 Tokens = Sequence[int] | Integer[np.ndarray, " _"]
@@ -97,6 +98,9 @@ def loglikelihood(
     kept = [_row(request, length=length, index=i) for i, request in enumerate(requests)]
     graph, state = nnx.split(model)
     mesh = mesh or _mesh_of(state)
+    if mesh is not None:
+        mesh = auto_mesh(mesh)
+        state = retyped(state, mesh)
     shards = row_shards(dict(mesh.shape)) if mesh is not None else 1
     if rows % shards:
         raise ValueError(

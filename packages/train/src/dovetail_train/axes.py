@@ -61,7 +61,7 @@ def retyped(tree: Any, mesh: Mesh | AbstractMesh) -> Any:
         now = x if isinstance(x, NamedSharding) else getattr(x, "sharding", None)
         if isinstance(x, Tracer) or not isinstance(now, NamedSharding) or now.mesh == mesh:
             return x
-        if type(now.mesh) is not type(mesh) or now.mesh.update(axis_types=mesh.axis_types) != mesh:
+        if not _is_twin(now.mesh, mesh):
             return x
         sharding = NamedSharding(mesh, now.spec, memory_kind=now.memory_kind)
         if isinstance(x, NamedSharding):
@@ -72,6 +72,13 @@ def retyped(tree: Any, mesh: Mesh | AbstractMesh) -> Any:
         return jax.make_array_from_single_device_arrays(x.shape, sharding, shards, dtype=x.dtype)
 
     return jax.tree.map(leaf, tree)
+
+
+def _is_twin(mesh: Mesh | AbstractMesh, other: Mesh | AbstractMesh) -> bool:
+    """Tests for meshes that differ in their axis types at most."""
+    if mesh.axis_names != other.axis_names:
+        return False
+    return mesh.update(axis_types=other.axis_types) == other
 
 
 def check_uses(mesh: Mesh | AbstractMesh, shardings: Any) -> None:

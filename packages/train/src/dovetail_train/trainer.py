@@ -67,9 +67,10 @@ class Trainer:
             (`jax.ShapeDtypeStruct` with shardings) if the optimizer needs their placement.
         loss: Returns (sum, count) for a batch; see `Loss`, and `GroupLoss` for pairs of rows.
         weights: Factor for each named term of the loss. Default 1. With 0 a term is only a metric.
-        mesh: Devices to train on. Default: the first device. `make_mesh()` takes all devices;
-            `abstract_mesh()` takes absent ones, and then only `estimate` works. Parameters with a
-            `NamedSharding` on this mesh keep it; `fsdp_shardings` places the others.
+        mesh: Devices to train on, with Auto or Explicit axes. Default: the first device.
+            `make_mesh()` takes all devices; `abstract_mesh()` takes absent ones, and then only
+            `estimate` works. Parameters with a `NamedSharding` on this mesh keep it;
+            `fsdp_shardings` places the others.
         trainable: Name patterns, such as "**.lora_*", or a flax.nnx filter. Other parameters are
             frozen.
         accumulate: Microbatches per step. Loss and gradients do not depend on it beyond rounding,
@@ -89,8 +90,13 @@ class Trainer:
         flops: Model FLOPs per step. Default: counted from the loss.
         peak_flops: FLOP/s of one device. Default: by device kind. Unknown devices report no MFU.
 
+    Attributes:
+        mesh: `auto_mesh` of the mesh. The loss runs on it; states, metrics and batches lie on it.
+            Models, and batches of any place, are moved to it without a copy where JAX can.
+
     Raises:
-        ValueError: An option is out of range, or several processes share no mesh.
+        ValueError: An option is out of range, an axis is Manual, or several processes share no
+            mesh. `init` and `fit` refuse an axis that splits neither rows, tokens nor a parameter.
 
     Example:
 
@@ -163,7 +169,7 @@ class Trainer:
     def step(self, state: State, batch: Batch) -> tuple[State, Metrics]:
         """Returns the state after one update, and its metrics. Donates `state`; waits for nothing.
 
-        `batch` is a mapping of arrays [rows, ...], of NumPy or from `place`.
+        `batch` is a mapping of arrays [rows, ...], of NumPy or JAX, placed or not.
         """
         prepared = self._ready()
         if jax.process_count() > 1 or self._placement.tokens > 1 or _is_placed(batch):
@@ -175,6 +181,9 @@ class Trainer:
 
     def model(self, state: State, *, ema: bool = False, cast: bool = False) -> nnx.Module:
         """Returns the module with the arrays of `state`, not copies: the next step donates them.
+
+        The arrays lie on the mesh that the trainer was given. A module that cannot run on Explicit
+        axes needs `Trainer(mesh=auto_mesh(mesh))`.
 
         Args:
             state: The state.

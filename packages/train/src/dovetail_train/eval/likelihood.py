@@ -80,7 +80,8 @@ def loglikelihood(
         rows: Rows per batch.
         attention: See `lm_loss`.
         chunk: Positions per device for which logits exist at once.
-        mesh: Devices for the rows. Default: the mesh of the model's arrays.
+        mesh: Devices for the rows, with Auto or Explicit axes. Default: the mesh of the model's
+            arrays.
 
     Raises:
         ValueError: A context or continuation is empty, a continuation is longer than `length`, the
@@ -149,7 +150,8 @@ def rolling_loglikelihood(
         rows: Rows per batch.
         attention: See `lm_loss`.
         chunk: Positions per device for which logits exist at once.
-        mesh: Devices for the rows. Default: the mesh of the model's arrays.
+        mesh: Devices for the rows, with Auto or Explicit axes. Default: the mesh of the model's
+            arrays.
 
     Raises:
         ValueError: As `loglikelihood`, and for a stride out of range.

@@ -53,14 +53,14 @@ def _features_places(
     **_: Any,
 ) -> Any:
     rows, length = (*jnp.shape(tokens if embeds is None else embeds), 1, 1)[:2]
-    stream = place((rows, length, model.config.embed), RESIDUAL)
+    stream = place((rows, length, model.config.embed), RESIDUAL, model.rules)
     entries = jax.tree.map(lambda x: place_like(place, x), kv)
-    values = {tap: place((), ()) if tap == ROUTER else stream for tap in taps}
+    values = {tap: place((), (), model.rules) if tap == ROUTER else stream for tap in taps}
     return (stream, entries, values) if taps else (stream, entries)
 
 
 def _logits_place(model: Decoder, place: Place, x: Any) -> Any:
-    return place((*x.shape[:-1], model.config.vocab_size), _logits_names(x.ndim))
+    return place((*x.shape[:-1], model.config.vocab_size), _logits_names(x.ndim), model.rules)
 
 
 def _logits_names(ndim: int) -> Names:

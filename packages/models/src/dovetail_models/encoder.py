@@ -38,7 +38,7 @@ E = TypeVar("E", bound="Encoder")
 
 def row_place(model: Any, place: Place, x: Any) -> Any:
     """Returns the sharding of one vector per row of `x`."""
-    return place((x.shape[0], 1), ("batch", None))
+    return place((x.shape[0], 1), ("batch", None), model.rules)
 
 
 def encoded_places(model: Any, place: Place, size: tuple[int, int], taps: tuple[str, ...]) -> Any:
@@ -50,7 +50,7 @@ def encoded_places(model: Any, place: Place, size: tuple[int, int], taps: tuple[
         size: (B, T).
         taps: See `TextEncoder.features`.
     """
-    stream = place((*size, model.config.embed), RESIDUAL)
+    stream = place((*size, model.config.embed), RESIDUAL, model.rules)
     return (stream, dict.fromkeys(taps, stream)) if taps else stream
 
 

@@ -12,7 +12,7 @@ rules of their logical names.
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -21,9 +21,9 @@ from flax import nnx
 from jax.core import Tracer
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
-from dovetail_models.shard import Names, spec_of
+from dovetail_models.shard import RULES, Names, Rules, spec_of
 
-Place = Callable[[tuple[int, ...], Names], NamedSharding]
+Place: TypeAlias = Callable[[tuple[int, ...], Names, Rules], NamedSharding]
 
 
 def on_auto_axes(
@@ -35,7 +35,7 @@ def on_auto_axes(
 
     Args:
         places: (module, place, *args, **options) -> sharding of each result, a pytree prefix;
-            `place(shape, names)` gives that of a shape and its logical names.
+            `place(shape, names, rules)` gives that of a shape and its logical names.
 
     Returns:
         The decorator.
@@ -61,8 +61,9 @@ def on_auto_axes(
                 with jax.set_mesh(auto_mesh(mesh)):  # values stay concrete, so they are checked
                     result = call(*retyped((state, arrays), auto_mesh(mesh)))
                 return retyped(result, mesh)
-            out = places(module, _placing(module, mesh), *args, **options)
-            return jax.sharding.auto_axes(call, out_sharding=out)(state, arrays)
+            out = places(module, _placing(mesh), *args, **options)
+            on_auto: Any = jax.sharding.auto_axes(call, out_sharding=out)
+            return on_auto(state, arrays)
 
         return run
 
@@ -126,12 +127,11 @@ def _mesh_of(module: nnx.Module) -> Mesh | AbstractMesh | None:
     return None
 
 
-def _placing(module: Any, mesh: Any) -> Place:
+def _placing(mesh: Mesh | AbstractMesh) -> Place:
     kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
     axes = [axis for axis, kind in kinds if kind == AxisType.Explicit]
 
-    def place(shape: tuple[int, ...], names: Names) -> NamedSharding:
-        rules = module.rules
+    def place(shape: tuple[int, ...], names: Names, rules: Rules) -> NamedSharding:
         spec = spec_of(shape, names, mesh=mesh, axes=axes, rules=rules, leaf="activation")
         return NamedSharding(mesh, spec)
 
@@ -140,4 +140,4 @@ def _placing(module: Any, mesh: Any) -> Place:
 
 def place_like(place: Place, x: Any) -> NamedSharding:
     """Returns the sharding of the type of `x` on the mesh of `place`."""
-    return NamedSharding(place((), ()).mesh, jax.typeof(x).sharding.spec)
+    return NamedSharding(place((), (), RULES).mesh, jax.typeof(x).sharding.spec)

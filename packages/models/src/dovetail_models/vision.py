@@ -47,7 +47,7 @@ def _features_places(
 
 
 def _logits_place(model: Any, place: Place, images: Any, text: Any) -> Any:
-    return place((images.shape[0], text.shape[0]), ("batch", None))
+    return place((images.shape[0], text.shape[0]), ("batch", None), model.text.rules)
 
 
 class VisionEncoder(Encoder):

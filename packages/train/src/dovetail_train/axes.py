@@ -17,7 +17,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 
 from dovetail_train.mesh import BATCH_AXES
 
-AnyMesh = TypeVar("AnyMesh", Mesh, AbstractMesh)
+AnyMesh = TypeVar("AnyMesh", bound=Mesh | AbstractMesh)
 
 
 def auto_mesh(mesh: AnyMesh) -> AnyMesh:
@@ -44,7 +44,8 @@ def auto_mesh(mesh: AnyMesh) -> AnyMesh:
         )
     if all(kind == AxisType.Auto for kind in mesh.axis_types):
         return mesh
-    return mesh.update(axis_types=(AxisType.Auto,) * len(kinds))
+    twin: Any = mesh.update(axis_types=(AxisType.Auto,) * len(kinds))
+    return twin
 
 
 def retyped(tree: Any, mesh: Mesh | AbstractMesh) -> Any:

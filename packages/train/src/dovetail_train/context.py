@@ -108,9 +108,10 @@ def context_parallel(
             )
             return mapped(q, k, v, sinks, sides)
 
+        run: Any = divided
         if AxisType.Explicit in mesh.axis_types:  # the types of q, k, v need not be as split here
-            divided = jax.sharding.auto_axes(divided, out_sharding=whole)
-        return divided(q, k, v, sinks, sides)
+            run = jax.sharding.auto_axes(divided, out_sharding=whole)
+        return run(q, k, v, sinks, sides)
 
     return parallel
 

@@ -53,11 +53,7 @@ def context_parallel(
     Raises:
         ValueError: Heads or tokens cannot be split, or a cache is given.
     """
-    if method not in ("all_to_all", "gather"):
-        raise ValueError(
-            f'method must be "all_to_all" or "gather", got method={method!r}; write '
-            f'context_parallel(attention, method="all_to_all")'
-        )
+    _check_method(method)
 
     def parallel(
         q: Float[Array, "B T N H"],
@@ -171,6 +167,14 @@ def _enough_heads(x: Float[Array, "B T K H"], *, heads: int, split: int) -> Arra
     wanted = math.lcm(count, split)
     wanted = wanted if heads % wanted == 0 else heads
     return x if wanted == count else jnp.repeat(x, wanted // count, axis=2)
+
+
+def _check_method(method: str) -> None:
+    if method not in ("all_to_all", "gather"):
+        raise ValueError(
+            f'method must be "all_to_all" or "gather", got method={method!r}; write '
+            f'context_parallel(attention, method="all_to_all")'
+        )
 
 
 def _check(q: Array, mesh: Any, *, shards: int, split: int, method: str) -> None:

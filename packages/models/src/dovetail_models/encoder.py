@@ -37,7 +37,13 @@ E = TypeVar("E", bound="Encoder")
 
 
 def row_place(model: Any, place: Place, x: Any) -> Any:
-    """Returns the sharding of one vector per row of `x`."""
+    """Returns the sharding of one vector per row of `x`.
+
+    Args:
+        model: The encoder.
+        place: See `on_auto_axes`.
+        x: Vectors [B, T, D].
+    """
     return place((x.shape[0], 1), ("batch", None), model.rules)
 
 

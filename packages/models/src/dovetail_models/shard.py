@@ -142,7 +142,16 @@ def spec_of(
     rules: Rules,
     leaf: str,
 ) -> PartitionSpec:
-    """Returns the spec of dimensions with `counts` units. Each mesh axis is used once."""
+    """Returns the spec of dimensions with `counts` units. Each mesh axis is used once.
+
+    Args:
+        counts: Units of each dimension.
+        names: Logical name of each dimension.
+        mesh: The mesh.
+        axes: Mesh axes to use.
+        rules: Sharding rules.
+        leaf: Name for error messages.
+    """
     spec, free = [], {axis: mesh.shape[axis] for axis in axes}
     for dim, (count, name) in enumerate(zip(counts, names, strict=True)):
         used = () if name is None else _choose(name, count, free, rules, f"{leaf}[{dim}]")

@@ -33,7 +33,7 @@ def auto_mesh(mesh: AnyMesh) -> AnyMesh:
         >>> import jax
         >>> mesh = jax.make_mesh((1, 1), ("data", "fsdp"))  # Explicit axes
         >>> auto_mesh(mesh).axis_types
-        (AxisType.Auto, AxisType.Auto)
+        (Auto, Auto)
     """
     kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
     manual = [axis for axis, kind in kinds.items() if kind == AxisType.Manual]

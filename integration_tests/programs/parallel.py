@@ -3,7 +3,8 @@
 """Writes, as JSON, the losses of 10 steps of a model on several meshes: parallel.py MODEL MESH...
 
 A mesh is written as axes with sizes, "data=2,tensor=4"; "one" is a single device. ":gather" is the
-method of context, "@4" the number of microbatches.
+method of context, "@4" the number of microbatches. "+explicit" at the end makes all axes Explicit,
+for the trainer, the model and the batches.
 """
 
 import json
@@ -12,6 +13,8 @@ import sys
 import jax
 import numpy as np
 import optax
+from flax import nnx
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from dovetail_kernels import attention
 from dovetail_models import Remat, init, llama, mixtral
@@ -45,11 +48,23 @@ def batches():
         }
 
 
-def run(kind, axes, *, method="all_to_all", accumulate=2):
-    mesh = None
+def logits(model, mesh, batch):
+    """Of the model that the trainer returned, under the mesh that it was given."""
+    if mesh is None:
+        return model(batch["tokens"])
+    with jax.set_mesh(mesh):
+        return nnx.jit(lambda model, tokens: model(tokens))(model, batch["tokens"])
+
+
+def run(kind, axes, *, method="all_to_all", accumulate=2, explicit=False):
+    mesh, place = None, lambda batch: batch
     if axes != "one":
         sizes = {name: int(size) for name, size in (part.split("=") for part in axes.split(","))}
         mesh = make_mesh(**{"fsdp": 1} | sizes)
+    if explicit:
+        mesh = mesh.update(axis_types=(AxisType.Explicit,) * len(mesh.axis_names))
+        rows = NamedSharding(mesh, PartitionSpec(("data", "fsdp", "expert")))
+        place = lambda batch: jax.device_put(batch, rows)  # noqa: E731
     model = init(config(kind), mesh=mesh, seed=0).configure(scan=True, remat=Remat())
     loss = lm_loss(
         attention=context_parallel(attention, method=method),
@@ -64,13 +79,14 @@ def run(kind, axes, *, method="all_to_all", accumulate=2):
     )
     state, losses = trainer.init(model), []
     for batch in batches():
-        state, metrics = trainer.step(state, batch)
+        state, metrics = trainer.step(state, place(batch))
         losses.append(metrics.read())
     kernel = state.params["layers"][0]["attn"]["q"]["kernel"]
     return {
         "losses": [scalars["loss"] for scalars in losses],
         "terms": losses[-1],
         "pieces": kernel.size // kernel.addressable_shards[0].data.size,
+        "logits": np.asarray(logits(trainer.model(state), mesh, batch))[1, :3, :5].tolist(),
     }
 
 
@@ -78,9 +94,11 @@ if __name__ == "__main__":
     kind, *meshes = sys.argv[1:]
     found = {}
     for name in meshes:
-        mesh, _, accumulate = name.partition("@")
+        mesh, _, types = name.partition("+")
+        mesh, _, accumulate = mesh.partition("@")
         axes, _, method = mesh.partition(":")
         options = {"method": method or "all_to_all", "accumulate": int(accumulate or 2)}
+        options["explicit"] = types == "explicit"
         found[name] = run(kind, axes, **options)
         jax.clear_caches()
     json.dump(found, sys.stdout)

@@ -39,12 +39,16 @@ def test_adapters_are_on_every_matrix_of_the_layers_and_change_nothing_yet(sourc
     np.testing.assert_array_equal(model(TOKENS), load(source)(TOKENS))
 
 
-@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize("rank, launches", [(0, (3,)), (2, (2, 3))])
 def test_what_is_trained_and_saved_is_everything_or_the_adapters(
-    source, rows, leaves, tmp_path, rank
+    source, rows, leaves, tmp_path, rank, launches
 ):
+    """On a mesh of Explicit axes, in one launch or two."""
+    mesh = jax.make_mesh((1, 1), ("data", "fsdp"), devices=jax.devices()[:1])
     tuning = Tuning(**BATCHING, lora_rank=rank, learning_rate=0.01, precision="bfloat16")
-    model, _ = fit(continuation(source, tuning), rows, tmp_path, steps=3)
+    for steps in launches:
+        model, _ = fit(continuation(source, tuning, mesh=mesh), rows, tmp_path, steps=steps)
+    assert model.embed.embedding.get_value().sharding.mesh == mesh
     before, after = _kernels(load(source)), _kernels(model)
     assert after.keys() == before.keys()  # adapters were merged
     assert all(np.any(after[path].get_value() != x.get_value()) for path, x in before.items())

@@ -19,6 +19,7 @@ def found(on_eight_devices):
         "all_to_all",
         "gather",
         "tensor",
+        "explicit",
         "tensor gather",
         "one key head",
         "odd key heads",

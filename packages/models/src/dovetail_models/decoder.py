@@ -24,6 +24,7 @@ from jaxtyping import Array, Float, Int
 from dovetail_models import reference
 from dovetail_models.config import Config
 from dovetail_models.describe import summary
+from dovetail_models.explicit import Place, on_auto_axes, place_like
 from dovetail_models.inputs import check_form, check_positions, check_tokens, restart
 from dovetail_models.layer_config import Experts
 from dovetail_models.layers.block import RESIDUAL, Block
@@ -33,12 +34,37 @@ from dovetail_models.layers.norm import norm_layer
 from dovetail_models.layers.rope import Angles, rope_angles
 from dovetail_models.layers.router import Balance
 from dovetail_models.run import Remat, run
-from dovetail_models.shard import RULES, Rules, constrain
+from dovetail_models.shard import RULES, Names, Rules, constrain
 
 Tokens: TypeAlias = Int[Array | np.ndarray, "B T"]
 Features: TypeAlias = Float[Array, "B T D"]
 Tapped: TypeAlias = dict[str, Array | Balance]
 ROUTER = "router"
+
+
+def _features_places(
+    model: Decoder,
+    place: Place,
+    tokens: Any,
+    *,
+    kv: Any = None,
+    embeds: Any = None,
+    taps: tuple[str, ...] = (),
+    **_: Any,
+) -> Any:
+    rows, length = (*jnp.shape(tokens if embeds is None else embeds), 1, 1)[:2]
+    stream = place((rows, length, model.config.embed), RESIDUAL, model.rules)
+    entries = jax.tree.map(lambda x: place_like(place, x), kv)
+    values = {tap: place((), (), model.rules) if tap == ROUTER else stream for tap in taps}
+    return (stream, entries, values) if taps else (stream, entries)
+
+
+def _logits_place(model: Decoder, place: Place, x: Any) -> Any:
+    return place((*x.shape[:-1], model.config.vocab_size), _logits_names(x.ndim), model.rules)
+
+
+def _logits_names(ndim: int) -> Names:
+    return ("batch", "seq", "vocab") if ndim == 3 else (None,) * (ndim - 1) + ("vocab",)
 
 
 class Decoder(nnx.Module):
@@ -104,6 +130,7 @@ class Decoder(nnx.Module):
         taps: tuple[str, ...],
     ) -> tuple[Features, list[Any] | None, Tapped]: ...
 
+    @on_auto_axes(_features_places)
     def features(
         self,
         tokens: Tokens | None,
@@ -172,13 +199,13 @@ class Decoder(nnx.Module):
         results = (_tapped_values(tapped, [used for _, used in extra], taps),) if taps else ()
         return self.norm(x), entries, *results
 
+    @on_auto_axes(_logits_place)
     def head(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch V"]:
         """Returns the float32 logits of features."""
         logits = self.embed.attend(x) if self.lm_head is None else self.lm_head(x)
         cap = self.config.soft_cap
         logits = logits if cap is None else cap * jnp.tanh(logits / cap)
-        names = ("batch", "seq", "vocab") if x.ndim == 3 else (None,) * (x.ndim - 1) + ("vocab",)
-        return constrain(logits, names, rules=self.rules)
+        return constrain(logits, _logits_names(x.ndim), rules=self.rules)
 
     def head_weight(self) -> tuple[Float[Array, "D V"], float | None]:
         """Returns the head's matrix [D, V] and its soft cap or None, for a loss without the full

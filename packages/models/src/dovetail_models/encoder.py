@@ -20,6 +20,7 @@ from jaxtyping import Array, Bool, Float, Int
 from dovetail_models import reference
 from dovetail_models.describe import summary
 from dovetail_models.encoder_config import TextConfig, VisionConfig
+from dovetail_models.explicit import Place, on_auto_axes
 from dovetail_models.inputs import check_form, check_positions, check_tokens, check_types, restart
 from dovetail_models.layers.block import RESIDUAL, Block
 from dovetail_models.layers.linear import Embed
@@ -33,6 +34,37 @@ Mask: TypeAlias = Int[Array | np.ndarray, "B T"] | Bool[Array | np.ndarray, "B T
 Features: TypeAlias = Float[Array, "B T D"]
 Tapped: TypeAlias = dict[str, Array]
 E = TypeVar("E", bound="Encoder")
+
+
+def row_place(model: Any, place: Place, x: Any) -> Any:
+    """Returns the sharding of one vector per row of `x`.
+
+    Args:
+        model: The encoder.
+        place: See `on_auto_axes`.
+        x: Vectors [B, T, D].
+    """
+    return place((x.shape[0], 1), ("batch", None), model.rules)
+
+
+def encoded_places(model: Any, place: Place, size: tuple[int, int], taps: tuple[str, ...]) -> Any:
+    """Returns the shardings of what `features` returns for [B, T] vectors.
+
+    Args:
+        model: The encoder.
+        place: See `on_auto_axes`.
+        size: (B, T).
+        taps: See `TextEncoder.features`.
+    """
+    stream = place((*size, model.config.embed), RESIDUAL, model.rules)
+    return (stream, dict.fromkeys(taps, stream)) if taps else stream
+
+
+def _features_places(
+    model: Any, place: Place, tokens: Any, *, taps: tuple[str, ...] = (), **_: Any
+) -> Any:
+    rows, length = (*jnp.shape(tokens), 1, 1)[:2]
+    return encoded_places(model, place, (rows, length), taps)
 
 
 class Encoder(nnx.Module):
@@ -56,6 +88,7 @@ class Encoder(nnx.Module):
         self.remat: Remat | None = None
         self.rules = RULES
 
+    @on_auto_axes(row_place)
     def pooled(self, x: Features) -> Float[Array, "B P"]:
         """Returns one vector per row [B, P], by the model's own pooler.
 
@@ -182,6 +215,7 @@ class TextEncoder(Encoder):
         taps: tuple[str, ...],
     ) -> tuple[Features, Tapped]: ...
 
+    @on_auto_axes(_features_places)
     def features(
         self,
         tokens: Tokens,

@@ -106,7 +106,7 @@ def shardings(
         names, units = param.get_metadata("out_sharding"), param.get_metadata("units")
         counts = [size // unit for size, unit in zip(param.shape, units, strict=True)]
         leaf = ".".join(map(str, path))
-        spec = _spec(counts, names, mesh=mesh, axes=axes, rules=rules, leaf=leaf)
+        spec = spec_of(counts, names, mesh=mesh, axes=axes, rules=rules, leaf=leaf)
         return param.replace(NamedSharding(mesh, spec))
 
     return nnx.map_state(place, nnx.state(model, only))
@@ -129,11 +129,11 @@ def constrain(x: jax.Array, names: Names, *, rules: Rules = RULES) -> jax.Array:
     ]
     if not axes or not isinstance(x, Tracer):
         return x
-    spec = _spec(x.shape, names, mesh=mesh, axes=axes, rules=rules, leaf="activation")
+    spec = spec_of(x.shape, names, mesh=mesh, axes=axes, rules=rules, leaf="activation")
     return jax.lax.with_sharding_constraint(x, spec)
 
 
-def _spec(
+def spec_of(
     counts: Sequence[int],
     names: Names,
     *,
@@ -142,7 +142,16 @@ def _spec(
     rules: Rules,
     leaf: str,
 ) -> PartitionSpec:
-    """Returns the spec of dimensions with `counts` units. Each mesh axis is used once."""
+    """Returns the spec of dimensions with `counts` units. Each mesh axis is used once.
+
+    Args:
+        counts: Units of each dimension.
+        names: Logical name of each dimension.
+        mesh: The mesh.
+        axes: Mesh axes to use.
+        rules: Sharding rules.
+        leaf: Name for error messages.
+    """
     spec, free = [], {axis: mesh.shape[axis] for axis in axes}
     for dim, (count, name) in enumerate(zip(counts, names, strict=True)):
         used = () if name is None else _choose(name, count, free, rules, f"{leaf}[{dim}]")

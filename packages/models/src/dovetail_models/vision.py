@@ -19,8 +19,17 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from dovetail_models.describe import summary
-from dovetail_models.encoder import Encoder, Features, Tapped, TextEncoder, Tokens
+from dovetail_models.encoder import (
+    Encoder,
+    Features,
+    Tapped,
+    TextEncoder,
+    Tokens,
+    encoded_places,
+    row_place,
+)
 from dovetail_models.encoder_config import DualConfig, VisionConfig
+from dovetail_models.explicit import Place, on_auto_axes
 from dovetail_models.layers.linear import Embed, project, whole
 from dovetail_models.layers.patch import Patches
 from dovetail_models.run import Remat
@@ -29,6 +38,16 @@ from dovetail_models.shard import Rules, named
 Images: TypeAlias = Float[Array | np.ndarray, "I height width channels"]
 # Initial values: exp(scale) = 10 and a bias of -10 (SigLIP, 2303.15343, sec. 3.2).
 _SCALE, _BIAS = math.log(10), -10.0
+
+
+def _features_places(
+    model: Any, place: Place, images: Any, *, taps: tuple[str, ...] = (), **_: Any
+) -> Any:
+    return encoded_places(model, place, (jnp.shape(images)[0], model.config.length), taps)
+
+
+def _logits_place(model: Any, place: Place, images: Any, text: Any) -> Any:
+    return place((images.shape[0], text.shape[0]), ("batch", None), model.text.rules)
 
 
 class VisionEncoder(Encoder):
@@ -76,6 +95,7 @@ class VisionEncoder(Encoder):
         taps: tuple[str, ...],
     ) -> tuple[Features, Tapped]: ...
 
+    @on_auto_axes(_features_places)
     def features(
         self,
         images: Images,
@@ -107,6 +127,7 @@ class VisionEncoder(Encoder):
         x = x + whole(self.positions.embedding[...])
         return self._encoded(x, taps=taps, attention=attention)
 
+    @on_auto_axes(row_place)
     def head(self, x: Features) -> Float[Array, "B L"]:
         """Returns the float32 logits of the labels, from the feature of the class token.
 
@@ -181,6 +202,7 @@ class DualEncoder(nnx.Module):
         """
         return _unit(self.vision.pooled(self.vision.features(images, **options)))
 
+    @on_auto_axes(_logits_place)
     def logits(self, images: Float[Array, "I P"], text: Float[Array, "S P"]) -> Float[Array, "I S"]:
         """Returns `exp(logit_scale) images textᵀ + logit_bias` of embeddings, in float32.
 

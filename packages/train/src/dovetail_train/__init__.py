@@ -16,8 +16,8 @@
 - Training: `Trainer`, `State`, `Metrics`, `Result`, `Precision`, `DrawnData`, `Program`
 - Losses: `Loss`, `GroupLoss`, `Term`, `Metric`, `lm_loss`; for your own: `over_chunks`,
   `token_cross_entropy`, `CrossEntropy`
-- Devices: `make_mesh`, `abstract_mesh`, `fsdp_shardings`, `context_parallel`, `balanced_order`,
-  `caches_cpu_programs`
+- Devices: `make_mesh`, `abstract_mesh`, `auto_mesh`, `fsdp_shardings`, `context_parallel`,
+  `balanced_order`, `caches_cpu_programs`
 - Estimates and rematerialization: `estimate`, `Estimate`, `Remedy`, `fit_remat`, `Fitted`,
   `count_flops`, `Flops`
 - Rejected steps: `StepGuard`, `BadStep`
@@ -33,6 +33,7 @@
 from importlib.metadata import version as _version
 
 from dovetail_train._fit import Result
+from dovetail_train.axes import auto_mesh
 from dovetail_train.context import balanced_order, context_parallel
 from dovetail_train.estimate import Estimate, estimate
 from dovetail_train.eval.bits import BitsPerByte, Eval
@@ -81,6 +82,7 @@ __all__ = [  # noqa: RUF022
     # Devices
     "make_mesh",
     "abstract_mesh",
+    "auto_mesh",
     "fsdp_shardings",
     "context_parallel",
     "balanced_order",

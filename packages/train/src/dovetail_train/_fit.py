@@ -19,6 +19,7 @@ from dovetail_train._progress import Progress
 from dovetail_train.clock import Activity, Clock, Throughput
 from dovetail_train.guard import Verdicts
 from dovetail_train.hooks import Closable, Hook, InterruptibleHook, result_of
+from dovetail_train.mesh import ambient
 from dovetail_train.metrics import Metrics, finite
 from dovetail_train.prefetch import DrawnData, Draws, Prefetch, iterated
 from dovetail_train.sinks import Sink
@@ -139,9 +140,10 @@ class Run:
     def _restore(self, target: State) -> State | None:
         if self._store is None:
             return None
-        restored = self._store.restore(
-            params=target.params, train=_rest(target), data=self._data, hooks=self._progress
-        )
+        with ambient(self._trainer.mesh):
+            restored = self._store.restore(
+                params=target.params, train=_rest(target), data=self._data, hooks=self._progress
+            )
         if restored is None:
             return None
         state = State(params=restored[1]["params"], **restored[1]["train"])
@@ -284,14 +286,15 @@ class Run:
         self._drain()
         self._clock.enter("save")
         metrics = {"metrics": self._measured} if takes_metrics(self._store) else {}
-        self._store.save(
-            step,
-            **metrics,
-            params=self._state.params,
-            train=_rest(self._state),
-            data=self._data,
-            hooks=self._progress,
-        )
+        with ambient(self._trainer.mesh):
+            self._store.save(
+                step,
+                **metrics,
+                params=self._state.params,
+                train=_rest(self._state),
+                data=self._data,
+                hooks=self._progress,
+            )
         self._saved = step
         self._clock.enter("step")
         self._throughput.resume()
@@ -304,9 +307,10 @@ class Run:
     def _read(self) -> None:
         done, completion = self._pending.popleft(), self._completions.next()
         scalars = done.metrics.read()
-        self._verdicts.check(
-            done.step, scalars, metrics=done.metrics, batch=done.batch, saved=self._saved
-        )
+        with ambient(self._trainer.mesh):
+            self._verdicts.check(
+                done.step, scalars, metrics=done.metrics, batch=done.batch, saved=self._saved
+            )
         scalars |= self._throughput.result(
             completion,
             sent_s=done.sent_s,

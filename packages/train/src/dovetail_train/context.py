@@ -21,7 +21,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec
+from jax.sharding import AxisType, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from dovetail_train.mesh import BATCH_AXES
@@ -35,8 +35,8 @@ def context_parallel(
     """Splits `attention` among devices: rows over (data, fsdp, expert), heads over tensor, tokens
     over context.
 
-    The mesh is the ambient one (`jax.set_mesh`, set by the trainer). Without a mesh this is
-    `attention`.
+    The mesh is the ambient one (`jax.set_mesh`, set by the trainer), with Auto or Explicit axes.
+    Without a mesh this is `attention`.
 
     Args:
         attention: attention(q, k, v, *, causal, positions, segment_ids, sinks, ...) with q
@@ -53,11 +53,7 @@ def context_parallel(
     Raises:
         ValueError: Heads or tokens cannot be split, or a cache is given.
     """
-    if method not in ("all_to_all", "gather"):
-        raise ValueError(
-            f'method must be "all_to_all" or "gather", got method={method!r}; write '
-            f'context_parallel(attention, method="all_to_all")'
-        )
+    _check_method(method)
 
     def parallel(
         q: Float[Array, "B T N H"],
@@ -85,7 +81,6 @@ def context_parallel(
         shards = mesh.shape.get(_CONTEXT, 1)
         split = mesh.shape.get(_TENSOR, 1) * (shards if method == "all_to_all" else 1)
         _check(q, mesh, shards=shards, split=split, method=method)
-        k, v = (_enough_heads(x, heads=q.shape[2], split=split) for x in (k, v))
         exchange = _all_to_all if method == "all_to_all" else _gather
 
         def local(q: Array, k: Array, v: Array, sinks: Any, sides: dict[str, Array]) -> Array:
@@ -97,14 +92,22 @@ def context_parallel(
         heads = _TENSOR if _TENSOR in mesh.shape else None
         whole, side = PartitionSpec(rows, tokens, heads), PartitionSpec(rows, tokens)
         own = None if sinks is None else PartitionSpec(heads)
-        # Without the check of varying axes: loops inside begin with fresh zeros, which do not vary.
-        mapped = jax.shard_map(
-            local,
-            in_specs=(whole, whole, whole, own, dict.fromkeys(sides, side)),
-            out_specs=whole,
-            check_vma=False,
-        )
-        return mapped(q, k, v, sinks, sides)
+
+        def divided(q: Array, k: Array, v: Array, sinks: Any, sides: dict[str, Array]) -> Array:
+            k, v = (_enough_heads(x, heads=q.shape[2], split=split) for x in (k, v))
+            # Without the check of varying axes: loops inside begin with fresh zeros.
+            mapped = jax.shard_map(
+                local,
+                in_specs=(whole, whole, whole, own, dict.fromkeys(sides, side)),
+                out_specs=whole,
+                check_vma=False,
+            )
+            return mapped(q, k, v, sinks, sides)
+
+        run: Any = divided
+        if AxisType.Explicit in mesh.axis_types:  # the types of q, k, v need not be as split here
+            run = jax.sharding.auto_axes(divided, out_sharding=whole)
+        return run(q, k, v, sinks, sides)
 
     return parallel
 
@@ -164,6 +167,14 @@ def _enough_heads(x: Float[Array, "B T K H"], *, heads: int, split: int) -> Arra
     wanted = math.lcm(count, split)
     wanted = wanted if heads % wanted == 0 else heads
     return x if wanted == count else jnp.repeat(x, wanted // count, axis=2)
+
+
+def _check_method(method: str) -> None:
+    if method not in ("all_to_all", "gather"):
+        raise ValueError(
+            f'method must be "all_to_all" or "gather", got method={method!r}; write '
+            f'context_parallel(attention, method="all_to_all")'
+        )
 
 
 def _check(q: Array, mesh: Any, *, shards: int, split: int, method: str) -> None:

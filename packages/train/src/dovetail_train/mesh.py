@@ -41,9 +41,9 @@ def make_mesh(
 ) -> Mesh:
     """Returns a mesh of all six axes (AxisType.Auto). An axis of -1 takes the remaining devices.
 
-    A plain `jax.make_mesh` would be Explicit, which changes the meaning of every operation of a
-    model. Warns if several CPU devices meet JAX's persistent compilation cache, which can deadlock
-    them.
+    The trainer also takes any other mesh. The axes of a plain `jax.make_mesh` are Explicit, and
+    many modules cannot run on these by themselves; see `auto_mesh`. Warns if several CPU devices
+    meet JAX's persistent compilation cache, which can deadlock them.
 
     Args:
         data: Splits rows; parameters are replicated.
@@ -155,7 +155,7 @@ def fsdp_shardings(
 
     Args:
         module: The module; may be abstract.
-        mesh: The mesh.
+        mesh: The mesh, of any axis types. The shardings are on it.
         min_size: Arrays of fewer elements are replicated: gathering them costs more than holding
             them.
 

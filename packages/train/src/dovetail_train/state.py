@@ -14,8 +14,9 @@ from flax import nnx
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from dovetail_train._patterns import Patterns, name_of, select
+from dovetail_train.axes import check_uses, retyped
 from dovetail_train.guard import StepGuard, no_skips
-from dovetail_train.mesh import sharding_by_shape
+from dovetail_train.mesh import ambient, sharding_by_shape
 from dovetail_train.optimizer import check_optimizer, transformation
 
 # Below this many elements a parameter is replicated; the default of `fsdp_shardings`.
@@ -165,22 +166,23 @@ def split(
     shard_opt: OptShardings = opt_shardings,
     extras: Extras = Extras(),
 ) -> tuple[Definition, Arrays]:
-    """Splits a module into definition and arrays, with every sharding decided. Moves nothing.
+    """Splits a module into definition and arrays, with every sharding decided. Copies nothing.
 
     Args:
         model: The module.
         tx: Optimizer, or a function of the placed parameters.
         trainable: Name patterns or a flax.nnx filter.
-        mesh: The mesh.
+        mesh: The mesh, of Auto axes. Arrays on its twin of Explicit axes are moved to it.
         shard_opt: Shards the optimizer state.
         extras: Optional state.
 
     Raises:
-        ValueError: `trainable` matches nothing, an array lies on another mesh, or the
-            transformation would change the dtype or the tree of its own state.
+        ValueError: `trainable` matches nothing, an array lies on another mesh, a mesh axis splits
+            neither rows, tokens nor a parameter, or the transformation would change the dtype or
+            the tree of its own state.
     """
     graphdef, *states = nnx.split(model, trainable_filter(trainable, model), nnx.Param, ...)
-    params, frozen, rest = (nnx.to_pure_dict(state) for state in states)
+    params, frozen, rest = (retyped(nnx.to_pure_dict(state), mesh) for state in states)
     if not jax.tree.leaves(params):
         raise ValueError(
             f"trainable must match at least one Variable of the model, got "
@@ -193,21 +195,24 @@ def split(
             lambda path, x: _sharding(name_of(path), x, mesh, by_shape=by_shape), tree
         )
 
-    param_shardings = placed(params, by_shape=True)
+    param_shardings, frozen_shardings = (placed(x, by_shape=True) for x in (params, frozen))
+    check_uses(mesh, (param_shardings, frozen_shardings))
     structs = jax.tree.map(
         lambda x, s: jax.ShapeDtypeStruct(jnp.shape(x), x.dtype, sharding=s),
         params,
         param_shardings,
     )
-    tx = transformation(tx, structs)
-    check_optimizer(tx, params)
+    with ambient(mesh):
+        tx = transformation(tx, structs)
+        check_optimizer(tx, structs)
+        placed_opt = retyped(_placed_opt(shard_opt, tx, structs), mesh)
     everywhere = NamedSharding(mesh, PartitionSpec())
     shardings = State(
         step=everywhere,
         params=param_shardings,
-        frozen=placed(frozen, by_shape=True),
+        frozen=frozen_shardings,
         rest=placed(rest, by_shape=False),
-        opt=_placed_opt(shard_opt, tx, structs),
+        opt=placed_opt,
         ema=param_shardings if extras.ema else None,
         guard=jax.tree.map(lambda _: everywhere, _history(extras.guard)),
         skips=jax.tree.map(lambda _: everywhere, no_skips()),
@@ -227,13 +232,16 @@ def build(definition: Definition, arrays: Arrays) -> State:
         return jax.tree.map(lambda x, s: jax.device_put(x, s, may_alias=False), tree, shardings)
 
     params = put(arrays.params, at.params)
+    with ambient(at.step.mesh):
+        opt = jax.jit(lambda p: _strong(tx.init(p)), out_shardings=at.opt)(params)
+        ema = None if at.ema is None else jax.jit(_float32_copy, out_shardings=at.ema)(params)
     return State(
         step=jax.device_put(np.int32(0), at.step),
         params=params,
         frozen=put(arrays.frozen, at.frozen),
         rest=put(arrays.rest, at.rest),
-        opt=jax.jit(lambda p: _strong(tx.init(p)), out_shardings=at.opt)(params),
-        ema=None if at.ema is None else jax.jit(_float32_copy, out_shardings=at.ema)(params),
+        opt=opt,
+        ema=ema,
         skips=put(jax.device_get(no_skips()), at.skips),
         guard=put(jax.device_get(_history(definition.guard)), at.guard),
     )
@@ -248,13 +256,17 @@ def abstract(definition: Definition, arrays: Arrays) -> State:
             lambda x, s: jax.ShapeDtypeStruct(jnp.shape(x), x.dtype, sharding=s), tree, shardings
         )
 
+    params = like(arrays.params, at.params)
+    with ambient(at.step.mesh):
+        opt = like(jax.eval_shape(tx.init, params), at.opt)
+        ema = None if at.ema is None else like(jax.eval_shape(_float32_copy, params), at.ema)
     return State(
         step=jax.ShapeDtypeStruct((), jnp.int32, sharding=at.step),
-        params=like(arrays.params, at.params),
+        params=params,
         frozen=like(arrays.frozen, at.frozen),
         rest=like(arrays.rest, at.rest),
-        opt=like(jax.eval_shape(tx.init, arrays.params), at.opt),
-        ema=None if at.ema is None else like(jax.eval_shape(_float32_copy, arrays.params), at.ema),
+        opt=opt,
+        ema=ema,
         skips=like(jax.eval_shape(no_skips), at.skips),
         guard=like(jax.eval_shape(lambda: _history(definition.guard)), at.guard),
     )
@@ -286,9 +298,10 @@ def _sharding(name: str, x: Any, mesh: Mesh | AbstractMesh, *, by_shape: bool) -
     if isinstance(now, NamedSharding) and now.mesh == mesh:
         return now
     if isinstance(now, NamedSharding) and now.mesh.size > 1:
+        like = "other devices in " if dict(now.mesh.shape) == dict(mesh.shape) else ""
         raise ValueError(
             f"arrays of the model must lie on the trainer's mesh {dict(mesh.shape)}, got {name!r} "
-            f"on {dict(now.mesh.shape)}; pass that mesh as Trainer(mesh=...)"
+            f"on {like}{dict(now.mesh.shape)}; pass that mesh as Trainer(mesh=...)"
         )
     if by_shape:
         return sharding_by_shape(jnp.shape(x), mesh, min_size=_MIN_SIZE)

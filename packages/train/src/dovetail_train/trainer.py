@@ -6,15 +6,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import jax
 import numpy as np
 from flax import nnx
+from jax.core import Tracer
 from jax.sharding import AbstractMesh, Mesh
 
 from dovetail_train import _checks, _fit
 from dovetail_train._patterns import Patterns
+from dovetail_train.axes import auto_mesh, retyped
 from dovetail_train.clock import Rates
 from dovetail_train.devices import peak_flops as peak_of
 from dovetail_train.flops import Flops, count_flops
@@ -65,9 +68,10 @@ class Trainer:
             (`jax.ShapeDtypeStruct` with shardings) if the optimizer needs their placement.
         loss: Returns (sum, count) for a batch; see `Loss`, and `GroupLoss` for pairs of rows.
         weights: Factor for each named term of the loss. Default 1. With 0 a term is only a metric.
-        mesh: Devices to train on. Default: the first device. `make_mesh()` takes all devices;
-            `abstract_mesh()` takes absent ones, and then only `estimate` works. Parameters with a
-            `NamedSharding` on this mesh keep it; `fsdp_shardings` places the others.
+        mesh: Devices to train on, with Auto or Explicit axes. Default: the first device.
+            `make_mesh()` takes all devices; `abstract_mesh()` takes absent ones, and then only
+            `estimate` works. Parameters with a `NamedSharding` on this mesh keep it;
+            `fsdp_shardings` places the others.
         trainable: Name patterns, such as "**.lora_*", or a flax.nnx filter. Other parameters are
             frozen.
         accumulate: Microbatches per step. Loss and gradients do not depend on it beyond rounding,
@@ -87,8 +91,13 @@ class Trainer:
         flops: Model FLOPs per step. Default: counted from the loss.
         peak_flops: FLOP/s of one device. Default: by device kind. Unknown devices report no MFU.
 
+    Attributes:
+        mesh: `auto_mesh` of the mesh. The loss runs on it; states, metrics and batches lie on it.
+            Models, and batches of any place, are moved to it without a copy where JAX can.
+
     Raises:
-        ValueError: An option is out of range, or several processes share no mesh.
+        ValueError: An option is out of range, an axis is Manual, or several processes share no
+            mesh. `init` and `fit` refuse an axis that splits neither rows, tokens nor a parameter.
 
     Example:
 
@@ -124,7 +133,8 @@ class Trainer:
         check_options(accumulate=accumulate, ema=ema, max_skips=max_skips)
         check_guard(guard)
         _checks.check_placement(mesh, precision)
-        self.mesh = make_mesh(devices=jax.devices()[:1]) if mesh is None else mesh
+        given = make_mesh(devices=jax.devices()[:1]) if mesh is None else mesh
+        self.mesh, self._given_mesh = auto_mesh(given), given
         self.precision, self.seed = precision, seed
         self.guard, self.max_skips = guard, max_skips
         self._placement = batch_placement(self.mesh)
@@ -163,12 +173,12 @@ class Trainer:
     def step(self, state: State, batch: Batch) -> tuple[State, Metrics]:
         """Returns the state after one update, and its metrics. Donates `state`; waits for nothing.
 
-        `batch` is a mapping of arrays [rows, ...], of NumPy or from `place`.
+        `batch` is a mapping of arrays [rows, ...], of NumPy or JAX, placed or not.
         """
         prepared = self._ready()
-        if jax.process_count() > 1 or self._placement.tokens > 1:
+        if jax.process_count() > 1 or self._placement.tokens > 1 or _is_placed(batch):
             batch = self.place(batch)
-        elif not self._placement.holds(batch):
+        else:
             self._check_batch(batch)  # jit sends NumPy arrays to the devices faster than device_put
         with ambient(self.mesh):
             return prepared.step(state, dict(batch))
@@ -176,22 +186,26 @@ class Trainer:
     def model(self, state: State, *, ema: bool = False, cast: bool = False) -> nnx.Module:
         """Returns the module with the arrays of `state`, not copies: the next step donates them.
 
+        The arrays lie on the mesh that the trainer was given. A module that cannot run on Explicit
+        axes needs `Trainer(mesh=auto_mesh(mesh))`.
+
         Args:
             state: The state.
             ema: Use the moving averages, in the parameters' dtypes (copies unless these are
                 float32).
             cast: Cast to the compute dtype, as inside the loss.
         """
-        params = state.params
         if ema and state.ema is None:
             raise ValueError(
                 "a model of averages needs a trainer that keeps them, got ema=True with a state "
                 "that has none; write Trainer(..., ema=0.999)"
             )
-        if ema:
-            params = jax.tree.map(lambda a, p: a.astype(p.dtype), state.ema, params)
         to = self.precision.cast if cast else lambda tree: tree
-        return self._ready().definition.merge(to(params), to(state.frozen), state.rest)
+        traced = isinstance(state.step, Tracer)  # by a program of the trainer's mesh
+        with nullcontext() if traced else ambient(self.mesh):
+            params = to(_typed_like(state.ema, state.params) if ema else state.params)
+            arrays = params, to(state.frozen), state.rest
+        return self._ready().definition.merge(*retyped(arrays, self._given_mesh))
 
     def fit(
         self,
@@ -254,6 +268,7 @@ class Trainer:
         With several processes, each passes its own rows. Raises ValueError if the rows cannot be
         split among microbatches and devices, or the tokens among the devices of context.
         """
+        batch = retyped(dict(batch), self.mesh) if isinstance(batch, Mapping) else batch
         if self._placement.holds(batch):
             return dict(batch)
         self._check_batch(batch)
@@ -339,3 +354,13 @@ class Trainer:
         self._placement.check(
             batch, accumulate=self._programs.accumulate, group=self._programs.group
         )
+
+
+def _is_placed(batch: Any) -> bool:
+    """Tests for arrays with a place of their own, on this mesh or elsewhere."""
+    arrays = batch.values() if isinstance(batch, Mapping) else ()
+    return any(isinstance(x, jax.Array) and x.committed for x in arrays)
+
+
+def _typed_like(averages: Any, params: Any) -> Any:
+    return jax.tree.map(lambda a, p: a.astype(p.dtype), averages, params)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from dovetail_train._patterns import Patterns, each_of, name_of, select
+from dovetail_train.mesh import ambient
 from dovetail_train.state import State
 
 if TYPE_CHECKING:
@@ -39,7 +40,8 @@ class Watch:
         leaves = jax.tree_util.tree_leaves_with_path(state.params)
         named = {name_of(path): x for path, x in leaves}
         seen = {name: named[name] for name in select(self._where, named)}
-        measured = jax.device_get(_measured(seen))
+        with ambient(trainer.mesh):
+            measured = jax.device_get(_measured(seen))
         return {
             f"watch/{name}/{what}": float(value)
             for name, values in measured.items()

@@ -8,6 +8,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import AxisType
 
 from dovetail_train import balanced_order, context_parallel, make_mesh
 
@@ -16,6 +17,7 @@ CASES = {
     "all_to_all": {"mesh": {"data": 2, "fsdp": 1, "context": 4}, "heads": (4, 4)},
     "gather": {"mesh": {"fsdp": 2, "context": 4}, "heads": (4, 4), "method": "gather"},
     "tensor": {"mesh": {"context": 2, "tensor": 2}, "heads": (8, 4)},
+    "explicit": {"mesh": {"context": 2, "tensor": 2}, "heads": (8, 4), "explicit": True},
     "tensor gather": {
         "mesh": {"context": 4, "tensor": 2},
         "heads": (6, 2),
@@ -96,7 +98,10 @@ def run(case):
     if "data" in sizes and "fsdp" not in case["mesh"]:
         sizes["fsdp"] = 1
     want = both(attention, made, segments, positions)
-    with jax.set_mesh(make_mesh(**sizes)):
+    mesh = make_mesh(**sizes)
+    if case.get("explicit"):
+        mesh = mesh.update(axis_types=(AxisType.Explicit,) * len(mesh.axis_names))
+    with jax.set_mesh(mesh):
         parallel = context_parallel(attention, method=case.get("method", "all_to_all"))
         found = both(parallel, made, segments, positions)
     pairs = zip(jax.tree.leaves(found), jax.tree.leaves(want), strict=True)

@@ -7,7 +7,10 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import jax
+from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
+
+from dovetail_models.explicit import auto_mesh, is_explicit, retyped
 
 # Value of a Variable: an array, or its shape and dtype.
 Leaf: TypeAlias = jax.Array | jax.ShapeDtypeStruct
@@ -30,12 +33,28 @@ def build(
     Raises:
         ValueError: The mesh axes do not divide a dimension.
     """
-    abstract = isinstance(like, jax.ShapeDtypeStruct)
-    value = jax.eval_shape(make, *operands) if abstract else make(*operands)
+    value = _made(make, operands, like)
     place = _place(like, range(like.ndim) if dims is None else dims, value.shape)
     if isinstance(value, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(value.shape, value.dtype, sharding=place)
     return value if place is None else jax.device_put(value, place)
+
+
+def _made(make: Callable[..., Any], operands: Any, like: Leaf) -> Any:
+    """Returns `make(*operands)`: a struct if `like` is one, else an array."""
+    if isinstance(like, jax.ShapeDtypeStruct):
+        return jax.eval_shape(make, *jax.tree.map(_unplaced, operands))
+    now = like.sharding
+    if isinstance(like, Tracer) or not isinstance(now, NamedSharding) or not is_explicit(now.mesh):
+        return make(*operands)
+    auto = auto_mesh(now.mesh)  # on Explicit axes most of what surgery does has no type
+    with jax.set_mesh(auto):
+        return make(*retyped(operands, auto))
+
+
+def _unplaced(x: Any) -> Any:
+    is_struct = isinstance(x, jax.ShapeDtypeStruct)
+    return jax.ShapeDtypeStruct(x.shape, x.dtype) if is_struct else x
 
 
 def _place(like: Leaf, dims: Any, shape: tuple[int, ...]) -> NamedSharding | None:

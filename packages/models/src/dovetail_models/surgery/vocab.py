@@ -149,7 +149,7 @@ def _resize(
 ) -> None:
     """Cuts or extends one axis in place."""
 
-    def resized(old: jax.Array) -> jax.Array:
+    def resized(old: jax.Array, key: PRNGKeyArray | None) -> jax.Array:
         more = size - old.shape[axis]
         if more <= 0:
             return jax.lax.slice_in_dim(old, 0, size, axis=axis)
@@ -162,4 +162,4 @@ def _resize(
         return jnp.concatenate([old, new.astype(old.dtype)], axis=axis)
 
     leaf: Leaf = param.get_value()
-    param.set_value(build(resized, leaf, like=leaf))
+    param.set_value(build(resized, leaf, key, like=leaf))

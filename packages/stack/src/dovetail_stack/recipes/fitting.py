@@ -36,6 +36,7 @@ from dovetail_train import (
     Result,
     Sink,
     Trainer,
+    auto_mesh,
     context_parallel,
     estimate,
 )
@@ -122,12 +123,15 @@ def step_flops(config: Config, batching: Batching, *, training: bool = True) -> 
 
 
 def here(mesh: AnyMesh | None) -> Mesh | None:
-    """Returns the mesh if its devices are present. Raises RuntimeError for an abstract mesh."""
+    """Returns the mesh of a fresh model, with Auto axes as the trainer's: stores keep its arrays.
+
+    Raises RuntimeError for an abstract mesh.
+    """
     if isinstance(mesh, AbstractMesh):
         raise RuntimeError(
             f"a model lies on devices, got {mesh}: estimate_step(recipe, device=...)"
         )
-    return mesh
+    return None if mesh is None else auto_mesh(mesh)
 
 
 def configured(model: Decoder, batching: Batching) -> Decoder:

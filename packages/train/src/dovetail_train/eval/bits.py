@@ -115,7 +115,8 @@ class Eval:
             state: The state.
             step: Number of updates.
         """
-        key = jax.random.fold_in(jax.random.key(trainer.seed), step)
+        with ambient(trainer.mesh):
+            key = jax.random.fold_in(jax.random.key(trainer.seed), step)
         compute = self._compute_for(trainer)
         sums: dict[str, np.ndarray] = {}
         waiting: deque[dict[str, Term]] = deque()

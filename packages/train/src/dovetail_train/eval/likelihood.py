@@ -22,6 +22,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float64, Int64, Integer
 
+from dovetail_train.axes import auto_mesh, retyped
 from dovetail_train.mesh import batch_placement, row_shards
 
 Tokens = Sequence[int] | Integer[np.ndarray, " _"]
@@ -79,7 +80,8 @@ def loglikelihood(
         rows: Rows per batch.
         attention: See `lm_loss`.
         chunk: Positions per device for which logits exist at once.
-        mesh: Devices for the rows. Default: the mesh of the model's arrays.
+        mesh: Devices for the rows, with Auto or Explicit axes. Default: the mesh of the model's
+            arrays.
 
     Raises:
         ValueError: A context or continuation is empty, a continuation is longer than `length`, the
@@ -97,6 +99,9 @@ def loglikelihood(
     kept = [_row(request, length=length, index=i) for i, request in enumerate(requests)]
     graph, state = nnx.split(model)
     mesh = mesh or _mesh_of(state)
+    if mesh is not None:
+        mesh = auto_mesh(mesh)
+        state = retyped(state, mesh)
     shards = row_shards(dict(mesh.shape)) if mesh is not None else 1
     if rows % shards:
         raise ValueError(
@@ -145,7 +150,8 @@ def rolling_loglikelihood(
         rows: Rows per batch.
         attention: See `lm_loss`.
         chunk: Positions per device for which logits exist at once.
-        mesh: Devices for the rows. Default: the mesh of the model's arrays.
+        mesh: Devices for the rows, with Auto or Explicit axes. Default: the mesh of the model's
+            arrays.
 
     Raises:
         ValueError: As `loglikelihood`, and for a stride out of range.

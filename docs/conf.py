@@ -17,6 +17,7 @@ import api
 import convergence
 import families
 import measured
+import resuming
 import schedules
 
 project = "Dovetail"
@@ -55,6 +56,7 @@ exclude_patterns = [
     "families.py",
     "measured.py",
     "packages/data_faults.md",
+    "resuming.py",
     "schedules.py",
     "**/test_*.py",
 ]
@@ -144,6 +146,7 @@ def setup(app: Sphinx) -> None:
     families.write()
     measured.write()
     convergence.write()
+    resuming.write()
     schedules.write()
     app.connect("autodoc-process-docstring", as_markdown, priority=400)
     app.connect("autodoc-process-signature", as_written)

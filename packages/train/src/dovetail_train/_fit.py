@@ -7,7 +7,6 @@ A save or a hook first reads every result, so a step is checked before its state
 """
 
 import dataclasses
-import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 from dovetail_train._checks import check_run
 from dovetail_train._progress import Progress
 from dovetail_train.clock import Clock, Throughput
+from dovetail_train.conversion import train_item
 from dovetail_train.guard import Verdicts
 from dovetail_train.hooks import Closable, Hook, InterruptibleHook, result_of
 from dovetail_train.metrics import Metrics, finite
 from dovetail_train.prefetch import DrawnData, Draws, Prefetch, iterated
+from dovetail_train.resume import Beginning, Description, Mode, restore
 from dovetail_train.sinks import Sink
 from dovetail_train.state import State
 from dovetail_train.store import Store, takes_metrics
@@ -26,7 +27,6 @@ from dovetail_train.store import Store, takes_metrics
 if TYPE_CHECKING:
     from dovetail_train.trainer import Trainer
 
-_log = logging.getLogger(__name__)
 # Results are read this many steps late: one step runs, one is queued, and the device never waits.
 _LATE = 2
 
@@ -59,21 +59,6 @@ class Result:
         )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Beginning:
-    """The start of a run: restored into `target` by a store, or made by `build()`.
-
-    Attributes:
-        params: The model's own arrays, for the message if step 0 is not finite.
-        target: Shapes and shardings of the state.
-        build: Returns a fresh state.
-    """
-
-    params: Any
-    target: State
-    build: Callable[[], State]
-
-
 class Run:
     """One call of `fit`.
 
@@ -82,6 +67,7 @@ class Run:
         data: Batches.
         begin: Start of the run.
         steps: See `Trainer.fit`.
+        resume: See `Trainer.fit`.
         store: See `Trainer.fit`.
         save_every: See `Trainer.fit`.
         sinks: See `Trainer.fit`.
@@ -96,6 +82,7 @@ class Run:
         *,
         begin: Beginning,
         steps: int,
+        resume: Mode,
         store: Store | None,
         save_every: int | None,
         sinks: Sequence[Sink],
@@ -104,7 +91,13 @@ class Run:
     ) -> None:
         iterator = iterated(data)
         check_run(
-            iterator, steps=steps, save_every=save_every, store=store, sinks=sinks, hooks=hooks
+            iterator,
+            steps=steps,
+            save_every=save_every,
+            store=store,
+            sinks=sinks,
+            hooks=hooks,
+            resume=resume,
         )
         self._trainer, self._steps, self._stop = trainer, steps, stop
         self._store, self._save_every = store, save_every
@@ -121,7 +114,8 @@ class Run:
         self._scalars: dict[str, float] = {}
         self._measured: dict[str, float] = {}  # by the hooks of the newest step, finite
         self._saved: int | None = None
-        self._state = self._restore(begin.target) or begin.build()
+        self._description = Description(begin)
+        self._state = self._restore(begin, resume) or begin.build()
         self._start = int(self._state.step)
         self._verdicts = Verdicts(
             trainer.guard,
@@ -131,17 +125,14 @@ class Run:
             params=begin.params if self._start == 0 else None,
         )
 
-    def _restore(self, target: State) -> State | None:
+    def _restore(self, begin: Beginning, mode: Mode) -> State | None:
         if self._store is None:
             return None
-        restored = self._store.restore(
-            params=target.params, train=_rest(target), data=self._data, hooks=self._progress
+        objects = {"data": self._data, "hooks": self._progress}
+        state = restore(
+            begin, self._store, self._description, mode=mode, steps=self._steps, **objects
         )
-        if restored is None:
-            return None
-        state = State(params=restored[1]["params"], **restored[1]["train"])
-        self._saved = int(state.step)
-        _log.info("continuing from step %d", self._saved)
+        self._saved = None if state is None else int(state.step)
         return state
 
     def run(self) -> Result:
@@ -277,9 +268,10 @@ class Run:
             step,
             **metrics,
             params=self._state.params,
-            train=_rest(self._state),
+            train=train_item(self._state),
             data=self._data,
             hooks=self._progress,
+            description=self._description,
         )
         self._saved = step
         self._clock.enter("step")
@@ -318,11 +310,3 @@ class _Dispatched:
 
     def is_ready(self) -> bool:
         return self.metrics.scalars["loss"].is_ready()
-
-
-def _rest(state: State) -> dict[str, Any]:
-    """Returns the item `train`: everything except parameters, which other programs read alone."""
-    rest = {"step": state.step, "frozen": state.frozen, "rest": state.rest, "opt": state.opt}
-    rest["skips"] = state.skips
-    extras = {"ema": state.ema, "guard": state.guard}
-    return rest | {name: tree for name, tree in extras.items() if tree is not None}

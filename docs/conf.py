@@ -18,6 +18,7 @@ import convergence
 import devices
 import families
 import measured
+import resuming
 import schedules
 
 project = "Dovetail"
@@ -57,6 +58,7 @@ exclude_patterns = [
     "families.py",
     "measured.py",
     "packages/data_faults.md",
+    "resuming.py",
     "schedules.py",
     "**/test_*.py",
 ]
@@ -147,6 +149,7 @@ def setup(app: Sphinx) -> None:
     families.write()
     measured.write()
     convergence.write()
+    resuming.write()
     schedules.write()
     app.connect("autodoc-process-docstring", as_markdown, priority=400)
     app.connect("autodoc-process-signature", as_written)

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The trainer saves what its hooks measure, and the store keeps the best step by it."""
 
+import gc
 import json
 import re
 
@@ -11,7 +12,7 @@ import optax
 import pytest
 from flax import nnx
 
-from dovetail_checkpoint import Best, Retention, Store
+from dovetail_checkpoint import Best, Retention, Store, checksums
 from dovetail_train import Trainer
 
 # The best of eight steps is the third; the last ones are no number.
@@ -98,3 +99,84 @@ def test_a_metric_of_no_saved_step_is_said_once(tmp_path, caplog, metric, hook, 
     assert f"Best({metric!r})" in said
     assert "measure at the steps that are saved" in said
     assert re.search(have, said)
+
+
+# The contract of a resume.
+
+
+def resumed(root, *, rate=1e-2, steps=4, resume="exact", store=Store, **options):
+    trainer = Trainer(optax.adam(rate), loss, **options)
+    model = nnx.Linear(3, 1, rngs=nnx.Rngs(0))
+    with store(root) as opened:
+        data = Batches()
+        return trainer.fit(
+            model, data, steps=steps, store=opened, save_every=2, resume=resume
+        ).state
+
+
+def test_a_resume_is_compared_before_the_arrays_are_read_and_hashed_once(
+    tmp_path, monkeypatch, caplog
+):
+    resumed(tmp_path)
+    reads, real = [], checksums.check
+    monkeypatch.setattr(checksums, "check", lambda *a, **k: reads.append(a) or real(*a, **k))
+    with pytest.raises(ValueError, match="with the seed that it was saved with, got seed=1 where"):
+        resumed(tmp_path, seed=1)
+    with pytest.raises(ValueError, match=r'got ema None is now 0.5; write fit.*resume="convert"'):
+        resumed(tmp_path, ema=0.5)
+    assert reads == []
+    resumed(tmp_path, rate=5e-3)
+    assert len(reads) == 1
+    assert "optimizer scale.step_size -0.01 is now -0.005" in caplog.text
+
+
+def test_averages_and_a_schedule_are_added_to_a_verified_checkpoint(tmp_path):
+    before = resumed(tmp_path)
+    rate = optax.linear_schedule(1e-2, 0.0, 50)
+    state = resumed(tmp_path, rate=rate, ema=0.5, resume="convert")
+    np.testing.assert_array_equal(state.ema["kernel"], before.params["kernel"])
+    np.testing.assert_array_equal(state.opt[0].mu["kernel"], before.opt[0].mu["kernel"])
+    assert int(state.opt[1].count) == 4
+    state = resumed(tmp_path, rate=rate, ema=0.5, steps=6, resume="convert")
+    # Dropped again, with their arrays in the tree of the run that saved them.
+    after = resumed(tmp_path, steps=6, resume="convert")
+    np.testing.assert_array_equal(after.params["kernel"], state.params["kernel"])
+    assert after.ema is None
+
+
+class Wrapped:
+    """A store of save, restore and wait alone."""
+
+    def __init__(self, root):
+        self._store = Store(root)
+        self.save, self.restore = self._store.save, self._store.restore
+        self.wait = self._store.wait
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._store.close()
+
+
+def test_a_store_without_peek_is_compared_too(tmp_path):
+    resumed(tmp_path, store=Wrapped)
+    with pytest.raises(ValueError, match="with the seed"):
+        resumed(tmp_path, store=Wrapped, seed=1)
+    assert int(resumed(tmp_path, store=Wrapped, steps=5).step) == 5
+
+
+# Orbax leaves tasks behind when a load fails.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore:.*was never awaited:RuntimeWarning")
+def test_a_damaged_step_is_compared_by_the_description_of_the_one_before(tmp_path, caplog):
+    resumed(tmp_path, steps=2)
+    resumed(tmp_path, steps=4, rate=5e-3)
+    caplog.clear()
+    (largest,) = [p for p in (tmp_path / "4").rglob("d/*") if p.stat().st_size > 100][:1]
+    content = bytearray(largest.read_bytes())
+    content[len(content) // 2] ^= 1
+    largest.write_bytes(content)
+    assert int(resumed(tmp_path, rate=5e-3).step) == 4
+    assert "from step 2 on the run has other settings: optimizer scale.step_size" in caplog.text
+    gc.collect()  # those tasks, while their warnings are ignored

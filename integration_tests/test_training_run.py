@@ -281,6 +281,36 @@ def test_other_settings_for_a_run_are_refused_and_named(unbroken):
     assert _weights(unbroken) == before
 
 
+def test_a_finished_run_is_extended_by_steps_and_exported_again(unbroken, tmp_path):
+    out, more = tmp_path / "run", STEPS + 3
+    shutil.copytree(unbroken, out)
+    code, output = _train(out, "--steps", str(STEPS - 1))
+    assert code == 1
+    assert f"at least the {STEPS} updates" in output
+    assert f"got --steps {STEPS - 1}; pass --steps {STEPS} or more" in output
+    assert json.loads((out / "run.json").read_text()) == json.loads(
+        (unbroken / "run.json").read_text()
+    )
+    line = ("--learning-rate", "0.005", "--ema", "0.5", "--resume", "convert")
+    code, output = _train(out, before=["pretrain", "--steps", str(more), *line])
+    assert code == 0, output
+    assert f"follow a schedule over {more} steps" in output
+    assert f"from step {STEPS} on the run has other settings: " in output
+    assert f"the state of step {STEPS} was converted (ema None is now 0.5)" in output
+    before, after = _losses(unbroken), _losses(out)
+    assert sorted(after) == list(range(more))
+    assert {step: after[step] for step in before} == before
+    assert _weights(out) != _weights(unbroken)
+    stored = json.loads((out / "run.json").read_text())["settings"]
+    assert (stored["duration"]["steps"], stored["training"]["ema"]) == (more, 0.5)
+    event = json.loads((out / "launches.jsonl").read_text().splitlines()[-2])
+    assert event["changes"] == {
+        "steps": [STEPS, more],
+        "ema": [0.0, 0.5],
+        "learning_rate": [0.01, 0.005],
+    }
+
+
 def test_a_checkpoint_of_another_model_is_refused(unbroken, tmp_path):
     out = tmp_path / "run"
     shutil.copytree(unbroken, out)

@@ -49,21 +49,43 @@ def test_no_field_is_in_two_parts_and_each_has_help(kind):
 
 def test_differences_name_the_option_and_both_values():
     stored = settings.create(Pretrain, {"text": "/t", "depth": 2})
-    assert settings.differences({"text": "/t", "depth": 2}, stored) == []
-    assert settings.differences({"depth": 3, "vocab_size": 900}, stored) == [
-        "--depth 3 (the run has 2)",
-        "--vocab-size 900 (the run has 4096)",
-    ]
+    assert settings.differences({"text": "/t", "depth": 2}, stored) == {}
+    assert settings.differences({"depth": 3, "vocab_size": 900}, stored) == {
+        "depth": "--depth 3 (the run has 2)",
+        "vocab_size": "--vocab-size 900 (the run has 4096)",
+    }
+
+
+def test_changed_settings_keep_the_others_and_say_both_values():
+    given = {"text": "/t", "steps": 9, "skip": ("a",), "learning_rate": 0.1}
+    stored = dataclasses.replace(settings.create(Pretrain, given), skipped=("z",))
+    made = settings.changed({"steps": 12, "ema": 0.5}, stored)
+    assert settings.changes(stored, made) == {"steps": [9, 12], "ema": [0.0, 0.5]}
+    assert (made.skipped, made.files.skip, made.training.learning_rate) == (("z",), ("a",), 0.1)
+    assert settings.changes(made, made) == {}
+    with pytest.raises(ValueError, match=r"ema must lie in .*got ema=2: try"):
+        settings.changed({"ema": 2}, stored)
+
+
+def test_what_a_launch_may_change_are_settings_of_some_recipe():
+    known = {
+        item.name
+        for kind in settings.RECIPES.values()
+        for part in settings.parts(kind).values()
+        for item in dataclasses.fields(part)
+    }
+    assert known >= settings.CHANGEABLE
+    assert set(settings.CONVERTED) <= settings.CHANGEABLE
 
 
 def test_a_zero_that_stands_for_a_default_is_no_difference():
     given = {"text": "/t", "model": "/m", "lora_rank": 2, "learning_rate": 0.0}
     stored = settings.create(Continue, given)
     assert settings.flat(stored)["learning_rate"] == 2e-4
-    assert settings.differences(given, stored) == []
-    assert settings.differences({"learning_rate": 0.1}, stored) == [
-        "--learning-rate 0.1 (the run has 0.0002)"
-    ]
+    assert settings.differences(given, stored) == {}
+    assert settings.differences({"learning_rate": 0.1}, stored) == {
+        "learning_rate": "--learning-rate 0.1 (the run has 0.0002)"
+    }
 
 
 @pytest.mark.parametrize(

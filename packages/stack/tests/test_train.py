@@ -172,6 +172,71 @@ def test_what_a_run_cannot_have_is_refused_before_anything_is_written(
     assert not (tmp_path / "r").exists()
 
 
+@pytest.fixture
+def begun(tmp_path, texts, stopped):
+    """A run whose first launch made steps, and a function of a later launch's line."""
+    line = ["train", "pretrain", "--out", str(tmp_path / "r"), "--text", str(texts)]
+    assert cli.main([*line, "--steps", "4"]) == 1
+    (tmp_path / "r" / "metrics.jsonl").write_text("")
+    return tmp_path / "r"
+
+
+def _launched(run, *options, recipe=("pretrain",)):
+    """The changes in the record of a launch."""
+    code = cli.main(["train", *recipe, "--out", str(run), *options])
+    lines = [json.loads(line) for line in (run / "launches.jsonl").read_text().splitlines()]
+    return code, lines[-2].get("changes")
+
+
+def test_a_run_is_extended_and_its_record_says_by_what(capsys, begun):
+    line = ("--steps", "9")
+    assert _launched(begun, *line, recipe=()) == (1, {"steps": [4, 9]})
+    said = capsys.readouterr().err
+    assert "The run goes on with changed settings: --steps 4 is now 9." in said
+    assert "Learning rates now follow a schedule over 9 steps." in said
+    # This launch made no step, so the run has its own settings.
+    assert settings.load(begun).duration.steps == 4
+    assert _launched(begun, "--learning-rate", "0.5", "--accumulate", "2") == (
+        1,
+        {"accumulate": [1, 2], "learning_rate": [0.01, 0.5]},
+    )
+    assert _launched(begun, recipe=()) == (1, None)
+
+
+def test_accepted_settings_are_stored_at_the_first_step(begun):
+    run = settings.load(begun)
+    made = settings.changed({"steps": 9}, run)
+    sink = training._Accepted(made, begun)
+    assert settings.load(begun) == run
+    sink.write(4, {"loss": 1.0})
+    assert settings.load(begun) == made
+
+
+@pytest.mark.parametrize(
+    "options, wanted",
+    [
+        ("--minutes 3", "extended by steps, got --minutes 3.0: leave --minutes out, and pass"),
+        ("--ema 0.9", "must have the arrays that were saved, got --ema 0.9 (the run has 0.0): "),
+        ("--guard-sigma 0", "got --guard-sigma 0.0 (the run has 6.0): pass --resume convert"),
+        ("--seed 1 --steps 9", "other settings: --seed 1 (the run has 0); leave these options"),
+        ("--accumulate 3", "--accumulate must divide the rows of a step, got --accumulate 3"),
+        ("--steps 0", "--steps must be at least 1, got --steps 0"),
+    ],
+)
+def test_a_change_that_a_stored_run_cannot_have_is_refused(capsys, begun, options, wanted):
+    before = (begun / "launches.jsonl").read_text()
+    line = ["train", "pretrain", "--out", str(begun), *options.split()]
+    assert cli.main(line) == 1
+    assert wanted in capsys.readouterr().err
+    assert (begun / "launches.jsonl").read_text() == before
+
+
+def test_averages_and_the_guard_change_by_a_conversion(begun):
+    options = ("--ema", "0.9", "--guard-sigma", "0", "--resume", "convert")
+    changes = {"ema": [0.0, 0.9], "guard_sigma": [6.0, 0.0]}
+    assert _launched(begun, *options) == (1, changes)
+
+
 @pytest.mark.parametrize(
     "embed, heads", [(32, 1), (64, 1), (192, 3), (100, 2), (256, 4), (134, 67)]
 )

@@ -23,7 +23,7 @@ class NoHook:
         return {}
 
 
-GOOD = {"steps": 1, "save_every": None, "store": None, "sinks": (), "hooks": ()}
+GOOD = {"steps": 1, "save_every": None, "store": None, "sinks": (), "hooks": (), "resume": "exact"}
 
 
 @pytest.mark.parametrize(
@@ -36,6 +36,7 @@ GOOD = {"steps": 1, "save_every": None, "store": None, "sinks": (), "hooks": ()}
             "save_every must .* got save_every=0; write save_every=",
         ),
         ({"save_every": 5}, ValueError, "needs a store, got save_every=5, store=None; pass store="),
+        ({"resume": "force"}, ValueError, r'be "exact" or "convert", got resume=.force.; leave it'),
         ({"store": "runs"}, TypeError, r"got store='runs'; pass store=OrbaxStore\('runs'\)"),
         ({"sinks": ["a.jsonl"]}, TypeError, r"write\(step, scalars\), got 'a.jsonl'; pass for"),
         ({"sinks": print}, TypeError, r"sinks must be a list, got sinks=.*; write sinks=\[Console"),

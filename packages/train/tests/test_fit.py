@@ -144,7 +144,7 @@ def test_saves_hold_the_position_of_the_batch_that_was_delivered():
         6: {"i": 6},
         7: {"i": 7},
     }
-    assert set(store.steps[7]) == {"params", "train", "data", "hooks"}
+    assert set(store.steps[7]) == {"params", "train", "data", "hooks", "description"}
     assert set(store.steps[7]["train"]) == {"step", "frozen", "rest", "opt", "skips"}
     assert data.i == 7  # nothing is fetched that no step needs
     assert store.waited

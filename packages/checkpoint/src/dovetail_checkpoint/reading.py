@@ -252,6 +252,45 @@ def object_problems(directory: Path, items: Items) -> list[Problem]:
     return problems + _state_problems(items, states) + _metrics_problems(directory, items)
 
 
+def state_of(
+    root: Path, step: int, name: str, *, run: str | None
+) -> tuple[bool, dict[str, Any] | None]:
+    """Reads the state of one object, the same step and file for all processes.
+
+    Args:
+        root: Directory of the run.
+        step: Number of the step.
+        name: Name of the item.
+        run: The identity of the run; None if unknown.
+
+    Returns:
+        Whether manifest and state are intact, and the state, or None if the step has no such
+        object.
+    """
+    intact, shared, value = agree.gather(_stored_state(root, step, name, run))[0]
+    item = ObjectItem(shared=shared, sha256=None)
+    return intact, None if value is None else _own_state(item, value)
+
+
+def _stored_state(root: Path, step: int, name: str, run: str | None) -> tuple[bool, bool, Any]:
+    """Returns whether the state is intact, whether all processes share it, and its document."""
+    directory = retention.step_directory(root, step)
+    items, problems = read_record(directory)
+    stated = items.identity if items else None
+    if problems or identity.problems(directory, stated, run):
+        return False, True, None
+    try:
+        if items is None:
+            there = name in _compat.document_names(directory)
+            return True, True, foreign.document(directory, name) if there else None
+        if name not in items.objects:
+            return True, True, None
+        value = _compat.load_document(directory, name)
+    except (OSError, ValueError):
+        return False, True, None
+    return not _state_problems(items, {name: value}), items.objects[name].shared, value
+
+
 def _state_problems(items: Items, objects: Mapping[str, Any]) -> list[Problem]:
     return [
         Problem(where=name, reason="its state does not have the sha256 that was saved")

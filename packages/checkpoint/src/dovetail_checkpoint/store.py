@@ -221,6 +221,28 @@ class Store:
             "restore the named files from a copy; read a step of another run with load(path, ...)"
         )
 
+    def peek(self, name: str) -> tuple[int, dict[str, Any] | None] | None:
+        """Reads the state of one object in the newest step, and no array.
+
+        Proves the manifest and that state alone. A step in which they are damaged is passed over.
+
+        Args:
+            name: Name of the item.
+
+        Returns:
+            The step and the state, or None for the state if the step has no such object. None
+            without any readable step.
+        """
+        self.wait()
+        passed: set[int] = set()
+        while (candidate := self._next(None, passed)) is not None:
+            number, run, _ = candidate
+            readable, state = reading.state_of(self._root, number, name, run=run)
+            if readable:
+                return number, state
+            passed.add(number)
+        return None
+
     def wait(self) -> None:
         """Waits until the last save and its checksums are durable. Raises RuntimeError if not."""
         pending, self._pending = self._pending, None

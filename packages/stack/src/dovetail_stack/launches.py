@@ -46,7 +46,12 @@ class Record:
 
 @contextlib.contextmanager
 def recorded(
-    run: Path, *, command: Sequence[str], seeds: Mapping[str, int], mesh: "Mesh"
+    run: Path,
+    *,
+    command: Sequence[str],
+    seeds: Mapping[str, int],
+    mesh: "Mesh",
+    changes: Mapping[str, Sequence[Any]] | None = None,
 ) -> Iterator[Record]:
     """Locks the run and records the start and the end of a launch. Set `finished` inside.
 
@@ -57,6 +62,7 @@ def recorded(
         command: Arguments of the command `dovetail`.
         seeds: Random seeds by name.
         mesh: Devices of the launch.
+        changes: Settings that this launch changes, as {name: [before, after]}. Default: none.
 
     Raises:
         RuntimeError: Another process holds the run.
@@ -64,6 +70,8 @@ def recorded(
     with _locked(run):
         earlier = [event for event in read(run) if event["event"] == "start"]
         begun = _beginning(command, seeds, mesh)
+        if changes:
+            begun["changes"] = dict(changes)
         if earlier:
             _compare(earlier[0]["versions"], begun["versions"])
         _append(run, begun)

@@ -29,6 +29,16 @@ from dovetail_stack.recipes.options import (
 )
 
 FILE = "run.json"
+# Settings that a later launch may change. The others make another run: text, model, batch, seed.
+CHANGEABLE = frozenset(
+    (
+        *("steps", "save_every", "remat", "accumulate", "precision", "ema", "guard_sigma"),
+        *("learning_rate", "matrix_learning_rate", "alpha", "temperature"),
+        *("samples", "prompt", "trace"),
+    )
+)
+# Between 0 and another value these add or drop arrays of the run's state.
+CONVERTED = ("ema", "guard_sigma")
 S = TypeVar("S", bound="Settings")
 
 
@@ -170,14 +180,26 @@ def flat(stored: Settings) -> dict[str, Any]:
     return {k: v for name in parts(type(stored)) for k, v in values[name].items()}
 
 
-def differences(given: dict[str, Any], stored: Settings) -> list[str]:
-    """Returns a text for each given option with another value in the stored run."""
+def differences(given: dict[str, Any], stored: Settings) -> dict[str, str]:
+    """Returns {name: text} of each given option with another value in the stored run."""
     known = flat(stored)
     wanted = {**known, **given}
     with contextlib.suppress(ValueError):  # of values that do not fit those of the run
         wanted = flat(create(type(stored), wanted))  # where a 0 stands for a default
-    return [
-        f"{option(name)} {value} (the run has {known[name]})"
+    return {
+        name: f"{option(name)} {value} (the run has {known[name]})"
         for name, value in given.items()
         if wanted[name] != known[name]
-    ]
+    }
+
+
+def changed(given: dict[str, Any], stored: S) -> S:
+    """Returns the stored settings with the given options. Raises ValueError if they do not fit."""
+    made = create(type(stored), {**flat(stored), **given})
+    return dataclasses.replace(made, skipped=stored.skipped)
+
+
+def changes(before: Settings, after: Settings) -> dict[str, list[Any]]:
+    """Returns {field: [before, after]} of the settings that differ."""
+    old, new = flat(before), flat(after)
+    return {name: [old[name], new[name]] for name in new if old[name] != new[name]}

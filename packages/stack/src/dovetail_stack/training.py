@@ -8,14 +8,15 @@ import os
 import shutil
 import signal
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from dovetail_stack.commands.generate import EXPORT, locate, refuse_quantized
 from dovetail_stack.progress import Bar, Writing
-from dovetail_stack.settings import Continue, Distil, Pretrain, Settings, option
+from dovetail_stack.settings import Continue, Distil, Pretrain, Settings, load, option
 
 if TYPE_CHECKING:
     from jax.sharding import AbstractMesh, Mesh
@@ -43,13 +44,30 @@ class _Job:
     like: Path
 
 
-def execute(run: Settings, out: Path, *, mesh: "Mesh") -> bool:
-    """Trains a run to its end and exports it, or resumes it.
+class _Accepted:
+    """A sink that stores changed settings once the trainer has accepted them.
+
+    It is written to before a checkpoint of the changed run: a refused launch changes nothing.
+    """
+
+    def __init__(self, run: Settings, out: Path) -> None:
+        self._run, self._out = run, out
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        if self._run != load(self._out):
+            self._run.save(self._out)
+
+
+def execute(
+    run: Settings, out: Path, *, mesh: "Mesh", resume: Literal["exact", "convert"] = "exact"
+) -> bool:
+    """Trains a run to its end and exports it, or resumes it. `run.json` follows the first step.
 
     Args:
         run: Settings.
         out: Directory of the run.
         mesh: Devices.
+        resume: See `recipes.fitting.fit`.
 
     Returns:
         False if a signal stopped the run early. Its state is then saved.
@@ -72,8 +90,8 @@ def execute(run: Settings, out: Path, *, mesh: "Mesh") -> bool:
         *_monitoring(run, job, out),
     ]
     with on_signal(signal.SIGINT, signal.SIGTERM) as stop, Bar(steps=steps) as bar:
-        options = {"steps": steps, "sinks": [bar], "hooks": hooks, "stop": stop.poll}
-        model, result = fit(job.recipe, rows, out, **options)
+        options = {"steps": steps, "hooks": hooks, "stop": stop.poll, "resume": resume}
+        model, result = fit(job.recipe, rows, out, sinks=[_Accepted(run, out), bar], **options)
     if not result.interrupted:
         _export(model, out, like=job.like)
     return not result.interrupted
@@ -92,7 +110,7 @@ def checked(run: S, *, mesh: "Mesh") -> S:
     Raises:
         ValueError: Text, model, shape, batch or mesh do not fit.
     """
-    _check_batch(run, mesh)
+    check_batch(run, mesh)
     recipe = _outlined(run, mesh)  # reads the configuration of the model that it begins from
     recipe.outline()
     recipe.trainer(1)
@@ -103,7 +121,8 @@ def checked(run: S, *, mesh: "Mesh") -> S:
     return dataclasses.replace(run, skipped=selection.skipped)
 
 
-def _check_batch(run: Settings, mesh: "Mesh | AbstractMesh") -> None:
+def check_batch(run: Settings, mesh: "Mesh | AbstractMesh") -> None:
+    """Raises ValueError unless rows and tokens of a step divide among the devices."""
     sizes, step = dict(mesh.shape), run.training
     ways = math.prod(sizes.get(axis, 1) for axis in ("data", "fsdp", "expert"))
     if step.global_batch % (step.accumulate * ways):
@@ -177,7 +196,7 @@ def estimate(run: Settings, *, mesh: "AbstractMesh") -> "Estimate":
     """
     from dovetail_stack.recipes.fitting import estimate_step
 
-    _check_batch(run, mesh)
+    check_batch(run, mesh)
     needs = estimate_step(_outlined(run, mesh))
     typed = [dataclasses.replace(r, code=_options(r.changes)) for r in needs.remedies]
     return dataclasses.replace(needs, remedies=tuple(typed))

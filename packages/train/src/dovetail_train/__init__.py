@@ -27,7 +27,7 @@
 - Hooks: `Hook`, `Watch`, `Trace`
 - Sinks: `Sink`, `Console`, `Jsonl`, `TensorBoard`, `Wandb`
 - Reports: `write_report`, `Section`, `read_jsonl`, `read_account`, `Account`
-- Stores: `Store`, `OrbaxStore`
+- Stores: `Store`, `PeekStore`, `OrbaxStore`
 """
 
 from importlib.metadata import version as _version
@@ -55,7 +55,7 @@ from dovetail_train.report import Section, write_report
 from dovetail_train.sinks import Console, Jsonl, Sink
 from dovetail_train.state import State
 from dovetail_train.step import GroupLoss, Loss, Metric, Precision, Term
-from dovetail_train.store import OrbaxStore, Store
+from dovetail_train.store import OrbaxStore, PeekStore, Store
 from dovetail_train.tensorboard import TensorBoard
 from dovetail_train.trainer import Trainer
 from dovetail_train.watch import Trace, Watch
@@ -128,6 +128,7 @@ __all__ = [  # noqa: RUF022
     "Section",
     # Stores
     "Store",
+    "PeekStore",
     "OrbaxStore",
 ]
 

@@ -49,6 +49,7 @@ def check_run(
     store: Any,
     sinks: Any,
     hooks: Any,
+    resume: Any,
 ) -> None:
     """Raises ValueError or TypeError for an argument of `Trainer.fit` that cannot be right.
 
@@ -59,9 +60,15 @@ def check_run(
         store: See `Trainer.fit`.
         sinks: See `Trainer.fit`.
         hooks: See `Trainer.fit`.
+        resume: See `Trainer.fit`.
     """
     if steps < 1:
         raise ValueError(f"steps must be at least 1 update, got steps={steps}; write steps=1000")
+    if resume not in ("exact", "convert"):
+        raise ValueError(
+            f'resume must be "exact" or "convert", got resume={resume!r}; leave it out, or write '
+            f'resume="convert" to add or drop averages, a guard or counters of an optimizer'
+        )
     if save_every is not None and save_every < 1:
         raise ValueError(
             f"save_every must be at least 1 update, got save_every={save_every}; write "

@@ -7,7 +7,6 @@ A save or a hook first reads every result, so a step is checked before its state
 """
 
 import dataclasses
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,11 +16,13 @@ from dovetail_train._checks import check_run
 from dovetail_train._completions import Completions
 from dovetail_train._progress import Progress
 from dovetail_train.clock import Activity, Clock, Throughput
+from dovetail_train.conversion import train_item
 from dovetail_train.guard import Verdicts
 from dovetail_train.hooks import Closable, Hook, InterruptibleHook, result_of
 from dovetail_train.mesh import ambient
 from dovetail_train.metrics import Metrics, finite
 from dovetail_train.prefetch import DrawnData, Draws, Prefetch, iterated
+from dovetail_train.resume import Beginning, Description, Mode, restore
 from dovetail_train.sinks import Sink
 from dovetail_train.state import State
 from dovetail_train.store import Store, takes_metrics
@@ -29,7 +30,6 @@ from dovetail_train.store import Store, takes_metrics
 if TYPE_CHECKING:
     from dovetail_train.trainer import Trainer
 
-_log = logging.getLogger(__name__)
 # Results are read this many steps late: one step runs, one is queued, and the device never waits.
 _LATE = 2
 
@@ -62,21 +62,6 @@ class Result:
         )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Beginning:
-    """The start of a run: restored into `target` by a store, or made by `build()`.
-
-    Attributes:
-        params: The model's own arrays, for the message if step 0 is not finite.
-        target: Shapes and shardings of the state.
-        build: Returns a fresh state.
-    """
-
-    params: Any
-    target: State
-    build: Callable[[], State]
-
-
 class Run:
     """One call of `fit`.
 
@@ -85,6 +70,7 @@ class Run:
         data: Batches.
         begin: Start of the run.
         steps: See `Trainer.fit`.
+        resume: See `Trainer.fit`.
         store: See `Trainer.fit`.
         save_every: See `Trainer.fit`.
         sinks: See `Trainer.fit`.
@@ -100,6 +86,7 @@ class Run:
         *,
         begin: Beginning,
         steps: int,
+        resume: Mode,
         store: Store | None,
         save_every: int | None,
         sinks: Sequence[Sink],
@@ -109,7 +96,13 @@ class Run:
     ) -> None:
         iterator = iterated(data)
         check_run(
-            iterator, steps=steps, save_every=save_every, store=store, sinks=sinks, hooks=hooks
+            iterator,
+            steps=steps,
+            save_every=save_every,
+            store=store,
+            sinks=sinks,
+            hooks=hooks,
+            resume=resume,
         )
         self._trainer, self._steps, self._stop = trainer, steps, stop
         self._store, self._save_every = store, save_every
@@ -127,7 +120,8 @@ class Run:
         self._scalars: dict[str, float] = {}
         self._measured: dict[str, float] = {}  # by the hooks of the newest step, finite
         self._saved: int | None = None
-        self._state = self._restore(begin.target) or begin.build()
+        self._description = Description(begin)
+        self._state = self._restore(begin, resume) or begin.build()
         self._start = int(self._state.step)
         self._verdicts = Verdicts(
             trainer.guard,
@@ -137,18 +131,15 @@ class Run:
             params=begin.params if self._start == 0 else None,
         )
 
-    def _restore(self, target: State) -> State | None:
+    def _restore(self, begin: Beginning, mode: Mode) -> State | None:
         if self._store is None:
             return None
+        objects = {"data": self._data, "hooks": self._progress}
         with ambient(self._trainer.mesh):
-            restored = self._store.restore(
-                params=target.params, train=_rest(target), data=self._data, hooks=self._progress
+            state = restore(
+                begin, self._store, self._description, mode=mode, steps=self._steps, **objects
             )
-        if restored is None:
-            return None
-        state = State(params=restored[1]["params"], **restored[1]["train"])
-        self._saved = int(state.step)
-        _log.info("continuing from step %d", self._saved)
+        self._saved = None if state is None else int(state.step)
         return state
 
     def run(self) -> Result:
@@ -291,9 +282,10 @@ class Run:
                 step,
                 **metrics,
                 params=self._state.params,
-                train=_rest(self._state),
+                train=train_item(self._state),
                 data=self._data,
                 hooks=self._progress,
+                description=self._description,
             )
         self._saved = step
         self._clock.enter("step")
@@ -336,11 +328,3 @@ class _Dispatched:
     metrics: Metrics
     batch: Any
     sent_s: float  # before the dispatch
-
-
-def _rest(state: State) -> dict[str, Any]:
-    """Returns the item `train`: everything except parameters, which other programs read alone."""
-    rest = {"step": state.step, "frozen": state.frozen, "rest": state.rest, "opt": state.opt}
-    rest["skips"] = state.skips
-    extras = {"ema": state.ema, "guard": state.guard}
-    return rest | {name: tree for name, tree in extras.items() if tree is not None}

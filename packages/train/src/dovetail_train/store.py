@@ -28,6 +28,8 @@ class Store(Protocol):
     - `restore` fills the targets (pytrees of ShapeDtypeStructs with shardings, or objects, by
       set_state) from the newest good step. It returns (step, items), or None if nothing was saved.
     - `wait` returns when all saves are durable, and raises their errors.
+
+    `fit` asks for the item `description` alone before it restores all items; see `PeekStore`.
     """
 
     def save(self, step: int, **items: Any) -> None:
@@ -40,6 +42,21 @@ class Store(Protocol):
 
     def wait(self) -> None:
         """Returns when all saves are durable. Raises their errors."""
+        ...
+
+
+@runtime_checkable
+class PeekStore(Protocol):
+    """A store that reads the state of one object without the arrays of the step.
+
+    `fit` compares descriptions of runs before arrays are read. Without `peek` it asks
+    `restore(description=...)` for that item alone.
+    """
+
+    def peek(self, name: str) -> tuple[int, Any] | None:
+        """Returns the newest step and the state of its object `name`, or None for the state if the
+        step lacks it. None if nothing was saved.
+        """
         ...
 
 
@@ -109,6 +126,16 @@ class OrbaxStore:
             else:
                 items[name] = _with_keys(restored[name], target)
         return step, items
+
+    def peek(self, name: str) -> tuple[int, Any] | None:
+        step = self._manager.latest_step()
+        if step is None:
+            return None
+        if not (self._manager.directory / str(step) / name).exists():
+            return step, None
+        args = self._ocp.args
+        restored = self._manager.restore(step, args=args.Composite(**{name: args.JsonRestore()}))
+        return step, restored[name]["state"]
 
     def wait(self) -> None:
         self._manager.wait_until_finished()

@@ -27,6 +27,7 @@ from dovetail_train.mesh import ambient, batch_placement, make_mesh
 from dovetail_train.metrics import Metrics
 from dovetail_train.prefetch import DrawnData
 from dovetail_train.program import Program, Programs
+from dovetail_train.resume import Beginning, Mode
 from dovetail_train.sinks import Sink
 from dovetail_train.state import (
     Arrays,
@@ -218,6 +219,7 @@ class Trainer:
         sinks: Sequence[Sink] = (),
         hooks: Sequence[Hook] = (),
         stop: Callable[[int], bool] | None = None,
+        resume: Mode = "exact",
     ) -> "_fit.Result":
         """Trains until `steps` updates are made in all.
 
@@ -237,12 +239,16 @@ class Trainer:
                 at every launch until a later step is saved.
             stop: Receives the number of updates after each of them, after each hook, and between
                 the batches of an `Eval`. True saves and ends the run.
+            resume: "exact" refuses to add or drop an average, a guard or arrays of the optimizer;
+                "convert" keeps the arrays that fit and makes the others. See the table "Resuming"
+                in the documentation for all changes: free, logged, converted or refused.
 
         Returns:
             State, number of updates, last scalars and wall time.
 
         Raises:
-            ValueError: An option is out of range, or the data end early.
+            ValueError: An option is out of range, the data end early, or the stored run differs in
+                a setting that a resume refuses.
             TypeError: An argument is of another kind, such as a path as a sink.
             BadStep: The first step is not finite, or more than `max_skips` steps in a row were
                 rejected. Nothing after that is saved. Ctrl-C also saves nothing: pass a `stop` set
@@ -258,6 +264,7 @@ class Trainer:
             sinks=sinks,
             hooks=hooks,
             stop=stop,
+            resume=resume,
         )
         del model  # its arrays were copied; where the caller holds them no longer, they are freed
         return run.run()
@@ -312,12 +319,14 @@ class Trainer:
             flops=float(counted.model), recomputed=float(counted.recomputed), peak_flops=peak
         )
 
-    def _begin(self, model: nnx.Module) -> _fit.Beginning:
+    def _begin(self, model: nnx.Module) -> Beginning:
         definition, arrays = self._prepare(model)
-        return _fit.Beginning(
+        return Beginning(
             params=arrays.params,
             target=abstract(definition, arrays),
             build=lambda: build(definition, arrays),
+            definition=definition,
+            programs=self._programs,
         )
 
     def _concrete(self, what: str) -> Mesh:

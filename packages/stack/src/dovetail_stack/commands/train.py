@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Train a language model: from text alone, from a model, or from a teacher's logits.
 
-The same command again, or just --out, resumes a run that was interrupted or killed. A finished
-run is exported as a Hugging Face directory, RUN/hf. Without --steps or --minutes a run is one
-pass over the text. Commands, versions and metrics are kept with the run: see dovetail runs.
+The same command again, or just --out, resumes a run that was interrupted or killed. With --out
+and more --steps a run goes on, a finished one too. A finished run is exported as a Hugging Face
+directory, RUN/hf. Without --steps or --minutes a run is one pass over the text. Commands, versions
+and metrics are kept with the run: see dovetail runs.
 """
 
 import argparse
@@ -35,6 +36,7 @@ def add(parser: Parser) -> None:
     """Declares the recipes. Options have no defaults here, so a resumed run keeps its own."""
     parser.argument_default = argparse.SUPPRESS
     _everywhere(parser)
+    parser.add_argument("--steps", type=int, metavar="N", help="steps in all, of a stored run")
     recipes = parser.add_subparsers(
         dest="recipe", title="recipes, each with options of its own", metavar="RECIPE"
     )
@@ -57,6 +59,11 @@ def _sentences(kind: type) -> str:
 
 def _everywhere(parser: Parser) -> None:
     parser.add_argument("--out", type=Path, metavar="RUN", help="the run's directory (needed)")
+    parser.add_argument(
+        "--resume",
+        choices=("exact", "convert"),
+        help="convert: add or drop averages or the guard of a stored run (exact)",
+    )
     devices = parser.add_argument_group("devices", "may differ when a run is resumed")
     for axis, help in DEVICES.items():
         devices.add_argument(f"--{axis}", type=int, metavar="N", help=f"{help} (1)")
@@ -108,14 +115,18 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(estimate.json(), indent=2) if "json" in values else estimate)
         return DONE
     mesh = training.make_mesh(axes)
-    stored = _settings(values, out, mesh)
-    seeds = {"seed": stored.training.seed}
+    run_settings = _settings(values, out, mesh)
+    changes = settings.changes(settings.load(out), run_settings)
+    seeds = {"seed": run_settings.training.seed}
     as_json = "json" in values
     with (
         contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext(),
-        launches.recorded(out, command=args.argv, seeds=seeds, mesh=mesh) as record,
+        launches.recorded(
+            out, command=args.argv, seeds=seeds, mesh=mesh, changes=changes
+        ) as record,
     ):
-        record.finished = training.execute(stored, out, mesh=mesh)
+        mode = values.get("resume", "exact")
+        record.finished = training.execute(run_settings, out, mesh=mesh, resume=mode)
     export = str(out / EXPORT) if record.finished else None
     if as_json:
         print(
@@ -144,8 +155,9 @@ def _planned(values: dict[str, Any], out: Path) -> Settings:
 def _settings(values: dict[str, Any], out: Path, mesh: Any) -> Settings:
     """Returns the settings stored in `out`, or stores those of a new run.
 
-    The given options must not contradict a stored run. A run that failed before its first step does
-    not count: a command with other settings replaces it.
+    Some options may differ from a stored run's; it keeps its own until the launch has made a step.
+    A run that failed before its first step does not count: a command with other settings replaces
+    it.
 
     Args:
         values: Parsed arguments by name.
@@ -178,12 +190,45 @@ def _settings(values: dict[str, Any], out: Path, mesh: Any) -> Settings:
             f"{str(out)!r} holds a run of the recipe {stored.recipe}, got {recipe}: leave the "
             "recipe out to resume it, or start a new run with another --out"
         )
-    if differing := settings.differences(_given(values, type(stored)), stored):
+    return _changed(stored, values, out, mesh)
+
+
+def _changed(stored: Settings, values: dict[str, Any], out: Path, mesh: Any) -> Settings:
+    """Returns the stored settings with the given ones. Raises ValueError for another run's."""
+    given = _given(values, type(stored))
+    differing = settings.differences(given, stored)
+    if "minutes" in differing:
         raise ValueError(
-            f"{str(out)!r} holds a run with other settings: {', '.join(differing)}; leave "
+            f"a run that has begun is extended by steps, got minutes={given['minutes']}: leave "
+            f"--minutes out, and pass --steps N, the steps in all"
+        )
+    if refused := [text for name, text in differing.items() if name not in settings.CHANGEABLE]:
+        raise ValueError(
+            f"{str(out)!r} holds a run with other settings: {', '.join(refused)}; leave "
             "these options out to resume it, or start a new run with another --out"
         )
-    return stored
+    if not differing:
+        return stored
+    made = settings.changed(given, stored)
+    training.check_batch(made, mesh)
+    changes = settings.changes(stored, made)
+    converted = [n for n in settings.CONVERTED if n in changes and 0 in changes[n]]
+    if converted and values.get("resume") != "convert":
+        raise ValueError(
+            f"the state of a run must have the arrays that were saved, got "
+            f"{', '.join(differing[name] for name in converted)}: pass --resume convert to keep "
+            f"what fits and make the rest, or leave these options out"
+        )
+    _announce(changes)
+    return made
+
+
+def _announce(changes: dict[str, list[Any]]) -> None:
+    texts = [f"{settings.option(n)} {old} is now {new}" for n, (old, new) in changes.items()]
+    line = f"The run goes on with changed settings: {', '.join(texts)}."
+    if "steps" in changes:
+        line += f" Learning rates now follow a schedule over {changes['steps'][1]} steps."
+    print(line, file=sys.stderr, flush=True)
 
 
 def _same(values: dict[str, Any], out: Path) -> bool:

@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -166,6 +166,7 @@ def fit(
     sinks: Sequence[Sink] = (),
     hooks: Sequence[Hook] = (),
     stop: Callable[[int], bool] | None = None,
+    resume: Literal["exact", "convert"] = "exact",
 ) -> tuple[Decoder, Result]:
     """Trains a decoder, or resumes the training in `directory`.
 
@@ -181,12 +182,14 @@ def fit(
         sinks: Further metric sinks.
         hooks: Hooks of the trainer.
         stop: Receives the number of steps done; True saves and ends.
+        resume: "convert" adds or drops averages and guard of a stored run; see `Trainer.fit`.
 
     Returns:
         The finished decoder, of averaged parameters if there are any, and how the run ended.
 
     Raises:
-        ValueError: The frozen parameters differ from those at the start of the run.
+        ValueError: The frozen parameters, or settings that a resume refuses, differ from those of
+            the stored run.
     """
     run, batching = recipe.trainer(steps), recipe.batching
     # A thread reads ahead; the state that is saved is that of the batch that was trained on.
@@ -206,6 +209,7 @@ def fit(
             sinks=[Jsonl(directory / METRICS), *sinks],
             hooks=hooks,
             stop=stop,
+            resume=resume,
         )
     return recipe.finished(run.model(result.state, ema=batching.ema > 0)), result
 

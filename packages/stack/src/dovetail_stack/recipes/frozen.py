@@ -85,6 +85,10 @@ class WithoutFrozen:
         self._check(saved, placed, step)
         return step, {**items, "train": {**restored, "frozen": placed}}
 
+    def peek(self, name: str) -> tuple[int, dict[str, Any] | None] | None:
+        """Reads the state of one object in the newest step, and no array."""
+        return self._store.peek(name)
+
     def _check(self, saved: np.ndarray, frozen: Any, step: int) -> None:
         digests = digest(frozen)
         self._digest = _stacked(digests)

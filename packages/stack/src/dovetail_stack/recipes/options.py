@@ -87,7 +87,9 @@ class Vocabulary:
 class Duration:
     """Length of a run. Without either option it is one pass over the text."""
 
-    steps: int | None = _option(None, "optimizer steps in all; a run keeps this number", type=int)
+    steps: int | None = _option(
+        None, "optimizer steps in all; a later launch may add some", type=int
+    )
     minutes: float | None = _option(
         None, "minutes of training: as many steps as fit, 4 passes at the most", type=float
     )

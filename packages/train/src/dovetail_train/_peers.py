@@ -12,8 +12,12 @@ returns when all live processes have asked: a lost one is known after its missin
 on jax 0.10.2 and 0.12.0.
 """
 
+import atexit
 import contextlib
+import logging
+import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
@@ -21,7 +25,9 @@ from types import FrameType
 import jax
 from jax.experimental import multihost_utils
 
+_log = logging.getLogger(__name__)
 _PAUSE_S = 1.0  # between questions: a call of the coordinator by each process
+_END_S = 300.0  # for the others to end: JAX's own limit
 # Ignored unless a program handles it, and sent by the system for urgent data on sockets alone.
 _SIGNAL = signal.SIGURG
 
@@ -35,22 +41,27 @@ class Watch:
 
     All processes of the run need one, since each answer waits for the question of every live
     process.
+
+    Args:
+        heartbeat_s: Seconds that process 0 waits for the others at the end, after a failure.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, heartbeat_s: float) -> None:
         self._thread = threading.Thread(target=self._ask, name="dovetail-peers", daemon=True)
         self._ended = threading.Event()
-        self._armed = False
+        self._heartbeat_s = heartbeat_s
+        self._armed = self._failed = False
         self._lock = threading.Lock()
 
     def start(self) -> None:
         """Starts the thread. Call it after `jax.distributed.initialize`."""
+        atexit.register(self._end)  # before JAX's shutdown, which was registered earlier
         self._thread.start()
 
-    def end(self) -> None:
-        """Ends the thread. Call it after `jax.distributed.shutdown`, which ends its question."""
-        self._ended.set()
-        self._thread.join(timeout=10)
+    def join(self) -> None:
+        """Waits for the thread. Call it after JAX's shutdown, which ends its question."""
+        if self._thread.ident is not None:
+            self._thread.join(timeout=_END_S)
 
     @contextlib.contextmanager
     def interrupting(self) -> Iterator[None]:
@@ -62,34 +73,68 @@ class Watch:
         self._armed = True
         try:
             yield
+        except BaseException:
+            self._failed = True
+            raise
         finally:
             with self._lock:  # the thread may be about to send
                 self._armed = False
-            signal.signal(_SIGNAL, before)
+            signal.signal(_SIGNAL, signal.SIG_DFL if before is None else before)
+
+    def _end(self) -> None:
+        """Ends the thread. Process 0 first waits for the end of all others.
+
+        The coordinator ends with process 0. JAX aborts a process that still needs it, and has no
+        barrier at the end for recoverable tasks.
+        """
+        self._ended.set()
+        self._thread.join(timeout=self._heartbeat_s if self._failed else _END_S)
 
     def _ask(self) -> None:
-        devices = jax.devices()
+        devices, own = jax.devices(), jax.local_device_count()
         while not self._ended.wait(_PAUSE_S):
-            try:
-                with multihost_utils.live_devices(devices) as live:
-                    missing = len(live) < len(devices)
-            except multihost_utils.ProcessFailureError:
-                missing = True
-            except Exception:  # the connection has ended, as at the end of a program
+            live = _live(devices)
+            if live == 0:
                 return
-            if missing:
-                self._interrupt()
-                return
+            if live < len(devices):
+                self._interrupt_until_end()
+        while jax.process_index() == 0 and _live(devices) > own:
+            pass  # an answer comes as soon as the others have asked or ended
+
+    def _interrupt_until_end(self) -> None:
+        """Interrupts the main thread, more than once: a handler may swallow an exception.
+
+        Threads of a save that waits for the lost process would keep the program from ending, after
+        the main thread has, for ten minutes or for ever. It then ends without them.
+        """
+        ended_s = 0.0
+        while not self._ended.wait(_PAUSE_S):
+            self._interrupt()
+            ended_s += 0.0 if threading.main_thread().is_alive() else _PAUSE_S
+            if self._failed and ended_s > self._heartbeat_s / 2:
+                _log.warning("threads that wait for the lost process are left behind")
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(1)
 
     def _interrupt(self) -> None:
-        """Interrupts the main thread until it has left the block: a handler may swallow one."""
         main = threading.main_thread().ident
         assert main is not None
-        while not self._ended.wait(_PAUSE_S):
-            with self._lock:
-                if self._armed:
-                    signal.pthread_kill(main, _SIGNAL)
+        with self._lock:
+            if self._armed:
+                signal.pthread_kill(main, _SIGNAL)
 
     def _raise(self, number: int, frame: FrameType | None) -> None:
         if self._armed:
-            raise LostProcessError("the coordinator has no more heartbeats of it")
+            raise LostProcessError("it sends no heartbeats, or has ended")
+
+
+def _live(devices: list[jax.Device]) -> int:
+    """Returns the number of devices of live processes; 0 after the end of the connection."""
+    try:
+        with multihost_utils.live_devices(devices) as live:
+            return len(live)
+    except multihost_utils.ProcessFailureError as error:
+        return len(devices) - len(error.failed_devices)
+    except Exception:
+        return 0

@@ -82,8 +82,8 @@ def initialize_distributed(
     jax.config.update("jax_enable_recoverability", True)
     if jax.config.jax_cpu_collectives_implementation in (None, "none"):
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    watch = Watch()
-    atexit.register(watch.end)  # runs after JAX's, registered later: it ends the watch's question
+    watch = Watch(heartbeat_s=heartbeat_s)
+    atexit.register(watch.join)  # runs after JAX's shutdown, which is registered later
     try:
         jax.distributed.initialize(
             coordinator, processes, process, heartbeat_timeout_seconds=heartbeat_s

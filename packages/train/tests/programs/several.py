@@ -17,6 +17,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import optax
+import orbax.checkpoint  # noqa: F401 - once, for all of them
 from flax import nnx
 
 from dovetail_train import (

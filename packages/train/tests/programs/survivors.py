@@ -1,0 +1,71 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Kills a process above 0 at random moments: survivors.py DIR KILLS SEED [PROCESSES].
+
+One run is killed, resumed and killed again, and at last finished. Writes, as JSON, its losses, those
+of an uninterrupted run, and of each kill: the number of steps before it, the exit codes, the seconds
+until every survivor had ended, and the last line that a survivor wrote.
+"""
+
+import json
+import random
+import sys
+import time
+from pathlib import Path
+
+import several
+
+STEPS, SAVE_EVERY = 60, 4
+
+
+def launch(directory, count, log):
+    def work(me, count):
+        several.fit(directory, me, count, steps=STEPS, save_every=SAVE_EVERY)
+
+    return several.Launch(work, count=count, log=directory / log)
+
+
+def killed(directory, count, *, rng, within_s, log):
+    """Launches the run, kills a process after at most `within_s`, and tells how the others end."""
+    victim = rng.randrange(1, count)
+    running = launch(directory, count, log)
+    time.sleep(rng.uniform(0, within_s))
+    start = time.monotonic()
+    running.kill(victim)
+    codes = running.wait()
+    survived_s = time.monotonic() - start
+    lines = [line for line in running.output(0).splitlines() if "Error" in line]
+    steps = directory / "metrics.jsonl"
+    return {
+        "steps": len(several.losses(directory)) if steps.exists() else 0,
+        "victim": codes.pop(victim),
+        "survivors": codes,
+        "survived_s": survived_s,
+        "said": lines[-1] if lines else "",
+    }
+
+
+def main():
+    root, kills, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    count = int(sys.argv[4]) if len(sys.argv) > 4 else 2
+    rng = random.Random(seed)
+    start = time.monotonic()
+    several.train(root / "whole", count, steps=STEPS, save_every=SAVE_EVERY)
+    whole_s = time.monotonic() - start
+    directory = root / "killed"
+    directory.mkdir()
+    trials = []
+    for i in range(kills):
+        trials.append(killed(directory, count, rng=rng, within_s=whole_s, log=f"log_{i}"))
+    several.train(directory, count, steps=STEPS, save_every=SAVE_EVERY)
+    json.dump(
+        {
+            "whole": several.losses(root / "whole"),
+            "killed": several.losses(directory),
+            "trials": trials,
+        },
+        sys.stdout,
+    )
+
+
+main()

@@ -14,7 +14,13 @@ import numpy as np
 import pytest
 
 import forced_devices
-from dovetail_train import initialize_distributed, make_mesh, process_shard, watch_processes
+from dovetail_train import (
+    Console,
+    initialize_distributed,
+    make_mesh,
+    process_shard,
+    watch_processes,
+)
 from dovetail_train._progress import Progress
 from dovetail_train.clock import Clock
 from dovetail_train.processes import Compared, first, gather, receiving
@@ -189,7 +195,7 @@ def test_without_a_cluster_the_message_says_what_to_type():
 def test_one_process_agrees_with_itself_and_writes_to_every_sink():
     assert gather({"a": 1}) == [{"a": 1}]
     assert first([1.5]) == [1.5]
-    sinks = [object(), object()]
+    sinks = [Console(every=5), Console(every=7)]
     assert receiving(sinks) == sinks
     with watch_processes():
         pass

@@ -114,9 +114,7 @@ class Run:
         self._progress = Progress(self._clock, hooks)
         place = Compared(trainer.place, trainer.mesh)
         self._data = (
-            Draws(iterator, place)
-            if isinstance(iterator, DrawnData)
-            else Prefetch(iterator, place)
+            Draws(iterator, place) if isinstance(iterator, DrawnData) else Prefetch(iterator, place)
         )
         self._pending: deque[_Dispatched] = deque()
         self._shapes: set[Any] = set()

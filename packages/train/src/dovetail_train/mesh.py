@@ -214,9 +214,7 @@ class BatchPlacement:
         """
         shards = row_shards(self.rows.mesh.shape)
         _, processes = process_shard(self.rows.mesh)
-        check_batch(
-            batch, accumulate=accumulate, shards=shards, group=group, processes=processes
-        )
+        check_batch(batch, accumulate=accumulate, shards=shards, group=group, processes=processes)
         self.check_tokens({name: x.shape for name, x in batch.items()})
 
     def check_tokens(self, shapes: Mapping[str, tuple[int, ...]]) -> None:

@@ -38,6 +38,7 @@ from dovetail_train import (
     Trainer,
     context_parallel,
     estimate,
+    process_shard,
 )
 
 CHECKPOINTS = "checkpoints"
@@ -163,7 +164,7 @@ def fit(
     """Trains a decoder, or resumes the training in `directory`.
 
     Checkpoints go to `directory`/checkpoints, without frozen parameters, and metrics to
-    `directory`/metrics.jsonl. With the same arguments on the same devices, an interrupted run ends
+    `directory`/metrics.jsonl. Several processes call it alike and share the directory. With the same arguments on the same devices, an interrupted run ends
     with the parameters, bit for bit, of an uninterrupted one.
 
     Args:
@@ -183,7 +184,10 @@ def fit(
     """
     run, batching = recipe.trainer(steps), recipe.batching
     # A thread reads ahead; the state that is saved is that of the batch that was trained on.
-    data = batches(rows, global_batch=batching.global_batch, seed=batching.seed, threads=1)
+    shard = process_shard(run.mesh)
+    data = batches(
+        rows, global_batch=batching.global_batch, seed=batching.seed, shard=shard, threads=1
+    )
     with closing(data), Store(directory / CHECKPOINTS) as store:
         model = recipe.model()
         whole = recipe.trainable is nnx.Param  # nothing is frozen
@@ -215,7 +219,8 @@ def steps_in(seconds: float, recipe: Recipe, rows: Rows) -> int:
     """
     run, batching = recipe.trainer(1000), recipe.batching
     state = run.init(recipe.model())
-    data = batches(rows, global_batch=batching.global_batch, seed=batching.seed)
+    shard = process_shard(run.mesh)
+    data = batches(rows, global_batch=batching.global_batch, seed=batching.seed, shard=shard)
     durations = []
     for batch in islice(data, 1 + PROBES):
         start = time.perf_counter()

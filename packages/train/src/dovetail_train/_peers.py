@@ -21,6 +21,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
+from typing import Any
 
 import jax
 from jax.experimental import multihost_utils
@@ -129,7 +130,7 @@ class Watch:
             raise LostProcessError("it sends no heartbeats, or has ended")
 
 
-def _live(devices: list[jax.Device]) -> int:
+def _live(devices: list[Any]) -> int:
     """Returns the number of devices of live processes; 0 after the end of the connection."""
     try:
         with multihost_utils.live_devices(devices) as live:

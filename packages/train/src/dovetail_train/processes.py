@@ -80,7 +80,7 @@ def initialize_distributed(
             f"it"
         )
     jax.config.update("jax_enable_recoverability", True)
-    if jax.config.jax_cpu_collectives_implementation in (None, "none"):
+    if jax.config.values["jax_cpu_collectives_implementation"] in (None, "none"):
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
     watch = Watch(heartbeat_s=float(heartbeat_s))
     atexit.register(watch.join)  # runs after JAX's shutdown, which is registered later

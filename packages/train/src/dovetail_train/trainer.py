@@ -216,8 +216,8 @@ class Trainer:
                 scalars of the hooks of that step.
             save_every: Updates between saves. The end of the run and a stop request also save.
             sinks: Destinations of scalars. Process 0 alone writes to them; see `Sink`.
-            hooks: Callbacks, on every process. Hooks interrupted by a stop request run first when the run is resumed,
-                at every launch until a later step is saved.
+            hooks: Callbacks, on every process. Hooks interrupted by a stop request run first when
+                the run is resumed, at every launch until a later step is saved.
             stop: Receives the number of updates after each of them, after each hook, and between
                 the batches of an `Eval`. True saves and ends the run.
 

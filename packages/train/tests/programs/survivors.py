@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kills a process above 0 at random moments: survivors.py DIR KILLS SEED [PROCESSES].
 
-One run is killed, resumed and killed again, and at last finished. Writes, as JSON, its losses, those
-of an uninterrupted run, and of each kill: the number of steps before it, the exit codes, the seconds
-until every survivor had ended, and the last line that a survivor wrote.
+One run is killed, resumed and killed again, and at last finished. Writes, as JSON, its losses,
+those of an uninterrupted run, and of each kill: the number of steps before it, the exit codes, the
+seconds until every survivor had ended, and the last error that process 0 wrote.
 """
 
 import json

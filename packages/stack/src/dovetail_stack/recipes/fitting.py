@@ -164,8 +164,9 @@ def fit(
     """Trains a decoder, or resumes the training in `directory`.
 
     Checkpoints go to `directory`/checkpoints, without frozen parameters, and metrics to
-    `directory`/metrics.jsonl. Several processes call it alike and share the directory. With the same arguments on the same devices, an interrupted run ends
-    with the parameters, bit for bit, of an uninterrupted one.
+    `directory`/metrics.jsonl. With the same arguments on the same devices, an interrupted run ends
+    with the parameters, bit for bit, of an uninterrupted one. Several processes call it alike and
+    share the directory.
 
     Args:
         recipe: The way to train.

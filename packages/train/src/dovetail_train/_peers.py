@@ -14,6 +14,7 @@ on jax 0.10.2 and 0.12.0.
 
 import atexit
 import contextlib
+import faulthandler
 import logging
 import os
 import signal
@@ -35,6 +36,15 @@ _SIGNAL = signal.SIGURG
 
 class LostProcessError(RuntimeError):
     """Interrupts the main thread."""
+
+
+def explained(said: str) -> str:
+    """Returns the message for a lost process, with the words of JAX about it."""
+    return (
+        f"all {jax.process_count()} processes of a run must stay until its end, got a lost process "
+        f"({said}); its own output may say why; start all processes again with the same arguments: "
+        f"the run resumes from its last save"
+    )
 
 
 class Watch:
@@ -105,25 +115,35 @@ class Watch:
     def _interrupt_until_end(self) -> None:
         """Interrupts the main thread, more than once: a handler may swallow an exception.
 
-        Threads of a save that waits for the lost process would keep the program from ending, after
-        the main thread has, for ten minutes or for ever. It then ends without them.
+        A call of a C library is not interrupted: Gloo waits 30 s for a lost process that it has not
+        connected to. Threads of a save that waits for the lost process would keep the program from
+        ending, after the main thread has, for ten minutes or for ever. Both have `heartbeat_s`.
         """
-        ended_s = 0.0
+        inside_s = ended_s = 0.0
         while not self._ended.wait(_PAUSE_S):
-            self._interrupt()
+            inside_s = inside_s + _PAUSE_S if self._interrupt() else 0.0
             ended_s += 0.0 if threading.main_thread().is_alive() else _PAUSE_S
+            if inside_s > self._heartbeat_s:
+                self._leave(explained("it sends no heartbeats, and the main thread waits for it"))
             if self._failed and ended_s > self._heartbeat_s / 2:
-                _log.warning("threads that wait for the lost process are left behind")
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(1)
+                self._leave("threads that wait for the lost process are left behind")
 
-    def _interrupt(self) -> None:
+    def _leave(self, reason: str) -> None:
+        sys.stdout.flush()
+        _log.error("%s", reason)
+        if threading.main_thread().is_alive():
+            faulthandler.dump_traceback(all_threads=False)
+        sys.stderr.flush()
+        os._exit(1)
+
+    def _interrupt(self) -> bool:
+        """Returns whether the main thread was in the block."""
         main = threading.main_thread().ident
         assert main is not None
         with self._lock:
             if self._armed:
                 signal.pthread_kill(main, _SIGNAL)
+            return self._armed
 
     def _raise(self, number: int, frame: FrameType | None) -> None:
         if self._armed:

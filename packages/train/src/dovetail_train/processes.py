@@ -21,7 +21,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AbstractMesh, Mesh
 
-from dovetail_train._peers import LostProcessError, Watch
+from dovetail_train._peers import LostProcessError, Watch, explained
 from dovetail_train.mesh import process_shard
 from dovetail_train.sinks import Sink
 
@@ -63,9 +63,9 @@ def initialize_distributed(
 
     Example:
 
-        >>> initialize_distributed("127.0.0.1:9911", processes=1, process=0)
-        >>> jax.process_count()
-        1
+        In the second of two programs, before anything else::
+
+            initialize_distributed("10.0.0.1:9911", processes=2, process=1)
     """
     _check_address(coordinator, processes, process)
     if heartbeat_s < 1:
@@ -158,16 +158,12 @@ def watch_processes() -> Iterator[None]:
             gather(None)  # else a process may end while another is still in the block
     except Exception as error:
         said = _of_others(error)
-        if said is None or isinstance(error, _Lost):
+        if said is None or isinstance(error, _LostError):
             raise
-        raise _Lost(
-            f"all {jax.process_count()} processes of a run must stay until its end, got a lost "
-            f"process ({said.strip().splitlines()[0][:300]}); its own output may say why; start "
-            f"all processes again with the same arguments: the run resumes from its last save"
-        ) from error
+        raise _LostError(explained(said.strip().splitlines()[0][:300])) from error
 
 
-class _Lost(RuntimeError):
+class _LostError(RuntimeError):
     """The message is complete: an outer block leaves it as it is."""
 
 

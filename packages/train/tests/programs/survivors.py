@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kills a process above 0 at random moments: survivors.py DIR KILLS SEED [PROCESSES].
 
-One run is killed, resumed and killed again, and at last finished. Writes, as JSON, its losses,
-those of an uninterrupted run, and of each kill: the number of steps before it, the exit codes, the
-seconds until every survivor had ended, and the last error that process 0 wrote.
+A run is killed, resumed and killed again, until it reaches its end; then another is. Writes, as
+JSON, the losses of each, those of an uninterrupted run, and of each kill: the number of steps before
+it, the exit codes, the seconds until every survivor had ended, and the last error of process 0.
 """
 
 import json
@@ -34,7 +34,7 @@ def killed(directory, count, *, rng, within_s, log):
     running.kill(victim)
     codes = running.wait()
     survived_s = time.monotonic() - start
-    lines = [line for line in running.output(0).splitlines() if "Error" in line]
+    lines = [line for line in running.output(0).splitlines() if "lost process" in line]
     steps = directory / "metrics.jsonl"
     return {
         "steps": len(several.losses(directory)) if steps.exists() else 0,
@@ -52,20 +52,20 @@ def main():
     start = time.monotonic()
     several.train(root / "whole", count, steps=STEPS, save_every=SAVE_EVERY)
     whole_s = time.monotonic() - start
-    directory = root / "killed"
-    directory.mkdir()
-    trials = []
-    for i in range(kills):
-        trials.append(killed(directory, count, rng=rng, within_s=whole_s, log=f"log_{i}"))
-    several.train(directory, count, steps=STEPS, save_every=SAVE_EVERY)
-    json.dump(
-        {
-            "whole": several.losses(root / "whole"),
-            "killed": several.losses(directory),
-            "trials": trials,
-        },
-        sys.stdout,
-    )
+    whole = several.losses(root / "whole")
+    trials, finished = [], []
+    while len(trials) < kills:
+        directory = root / f"killed_{len(finished)}"
+        directory.mkdir()
+        made = []
+        # A run that has reached its end is finished, and another is begun.
+        while len(trials) < kills and (not made or made[-1]["steps"] < STEPS):
+            log = f"log_{len(trials)}"
+            made.append(killed(directory, count, rng=rng, within_s=whole_s, log=log))
+            trials.append(made[-1])
+        several.train(directory, count, steps=STEPS, save_every=SAVE_EVERY)
+        finished.append(several.losses(directory))
+    json.dump({"whole": whole, "killed": finished, "trials": trials}, sys.stdout)
 
 
 main()

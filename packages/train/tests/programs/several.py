@@ -127,6 +127,11 @@ class Launch:
     def kill(self, me):
         os.kill(self._children[me], signal.SIGKILL)
 
+    def is_running(self, me):
+        """Whether process `me` has not ended. Its exit code stays for `wait`."""
+        options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        return os.waitid(os.P_PID, self._children[me], options) is None
+
     def wait(self):
         """Returns the exit codes; -9 for a killed process."""
         return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in self._children]

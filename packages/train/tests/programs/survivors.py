@@ -3,8 +3,9 @@
 """Kills a process above 0 at random moments: survivors.py DIR KILLS SEED [PROCESSES].
 
 A run is killed, resumed and killed again, until it reaches its end; then another is. Writes, as
-JSON, the losses of each, those of an uninterrupted run, and of each kill: the number of steps before
-it, the exit codes, the seconds until every survivor had ended, and the last error of process 0.
+JSON, the losses of each, those of an uninterrupted run, and of each kill: the number of steps
+before it, the exit codes, the seconds until every survivor had ended, and the last error of
+process 0.
 """
 
 import json
@@ -25,11 +26,24 @@ def launch(directory, count, log):
     return several.Launch(work, count=count, log=directory / log)
 
 
-def killed(directory, count, *, rng, within_s, log):
-    """Launches the run, kills a process after at most `within_s`, and tells how the others end."""
-    victim = rng.randrange(1, count)
+def killed(directory, count, *, rng, log):
+    """Launches the run, kills a process at a random moment, and tells how the others end.
+
+    A quarter of the moments is in the start and the compilation, the others are after a random
+    number of steps: in a step, a save or an evaluation.
+    """
+    victim, name = rng.randrange(1, count), directory / "metrics.jsonl"
+    before = len(several.losses(directory)) if name.exists() else 0
+    wanted = 0 if rng.random() < 0.25 else rng.randint(1, STEPS // 3)
     running = launch(directory, count, log)
-    time.sleep(rng.uniform(0, within_s))
+    path = directory / f"steps_{count}_{victim}"
+    begun = len(path.read_text()) if path.exists() else 0
+    while wanted and running.is_running(victim):
+        made = path.read_text()[begun:].count("\n") if path.exists() else 0
+        if made >= min(wanted, STEPS - before):
+            break
+        time.sleep(0.005)
+    time.sleep(rng.uniform(0, 0.3 if wanted else 3))
     start = time.monotonic()
     running.kill(victim)
     codes = running.wait()
@@ -49,9 +63,7 @@ def main():
     root, kills, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     count = int(sys.argv[4]) if len(sys.argv) > 4 else 2
     rng = random.Random(seed)
-    start = time.monotonic()
     several.train(root / "whole", count, steps=STEPS, save_every=SAVE_EVERY)
-    whole_s = time.monotonic() - start
     whole = several.losses(root / "whole")
     trials, finished = [], []
     while len(trials) < kills:
@@ -61,7 +73,7 @@ def main():
         # A run that has reached its end is finished, and another is begun.
         while len(trials) < kills and (not made or made[-1]["steps"] < STEPS):
             log = f"log_{len(trials)}"
-            made.append(killed(directory, count, rng=rng, within_s=whole_s, log=log))
+            made.append(killed(directory, count, rng=rng, log=log))
             trials.append(made[-1])
         several.train(directory, count, steps=STEPS, save_every=SAVE_EVERY)
         finished.append(several.losses(directory))

@@ -38,7 +38,7 @@ NEWER = ("3.13",)  # takes the constraints of 3.12; the test workflow runs it
 APART = {"maxtext_first_step", "maxtext_step"}
 
 # Thousands of faults, for an hour or more: `python packages/NAME/benchmarks/SCRIPT.py`, by hand.
-CAMPAIGNS = {"faults", "misplaced", "survival"}
+CAMPAIGNS = {"faults", "lost_processes", "misplaced", "survival"}
 
 
 # Every module that a user may import; those with an underscore and programs are not.

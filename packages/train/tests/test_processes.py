@@ -3,15 +3,27 @@
 """Real processes over jax.distributed, two devices each."""
 
 import json
+import logging
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
 import forced_devices
+from dovetail_train import (
+    Console,
+    initialize_distributed,
+    make_mesh,
+    process_shard,
+    watch_processes,
+)
+from dovetail_train._progress import Progress
+from dovetail_train.clock import Clock
+from dovetail_train.processes import Compared, first, gather, receiving
 
 PROGRAMS = Path(__file__).parent / "programs"
 
@@ -67,3 +79,138 @@ def test_pairs_are_not_torn_by_microbatches_devices_or_processes(on_eight_device
     assert sorted(losses) == ["both", "data", "one/4", "processes"]
     for name, split in losses.items():
         np.testing.assert_allclose(split, whole, rtol=2e-5, err_msg=name)
+
+
+def _launches(program, *arguments, timeout_s=600):
+    """Returns the JSON of a program that starts processes of its own."""
+    done = subprocess.run(
+        [sys.executable, str(PROGRAMS / program), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+@pytest.mark.slow
+def test_a_run_of_two_processes_resumes_on_one_and_on_four(tmp_path):
+    result = _launches("resized.py", tmp_path)
+    assert sorted(result["whole"]) == sorted(result["moved"])
+    for step, loss in result["whole"].items():
+        # Four devices in each launch; sums over processes are in another order.
+        np.testing.assert_allclose(result["moved"][step], loss, rtol=1e-6, err_msg=step)
+    assert result["logged"] == list(range(8))  # each step once
+    assert result["evaluated"] == [2, 4, 6, 8]
+    assert result["everywhere"] == ["5", "6", "7"]  # a sink of process 3
+    # The account continues, and counts each launch once.
+    increments = np.diff([0.0, *result["seconds"]])
+    assert (increments > 0).all()
+    assert (increments < result["launch_s"]).all()
+
+
+@pytest.mark.slow
+def test_survivors_of_a_killed_process_raise_and_the_run_resumes(tmp_path):
+    result = _launches("survivors.py", tmp_path, 3, 1)
+    for losses in result["killed"]:
+        assert losses == result["whole"]  # the same processes: bit for bit
+    for trial in result["trials"]:
+        if trial["victim"] == 0 or trial["survivors"] == [0]:  # the run had ended before
+            continue
+        assert trial["victim"] == -9
+        assert trial["survivors"] == [1], trial  # an exception, not a C++ abort
+        assert "all 2 processes of a run must stay until its end, got a lost" in trial["said"]
+        assert "start all processes again with the same arguments" in trial["said"]
+
+
+def test_processes_that_pass_the_same_rows_are_warned(tmp_path):
+    result = _launches("same_rows.py", tmp_path)
+    assert "identical rows in processes [0, 1]" in result["same"]
+    assert "each process must pass its own rows" in result["same"]
+    assert "write batches(..., shard=process_shard(mesh))" in result["same"]
+    assert result["own"] == result["tensor"] == ""
+    assert result["shards"] == [[0, 2], [1, 2]]
+    assert result["tensor_shards"] == [[0, 1], [0, 1]]
+
+
+@pytest.mark.parametrize(
+    "given, rule, came, instead",
+    [
+        (
+            {"coordinator": "h:1", "processes": 2},
+            "must be given together",
+            "coordinator='h:1', processes=2, process=None",
+            "or none of them on a cluster",
+        ),
+        ({"processes": 2}, "must be given together", "processes=2", "write initialize"),
+        (
+            {"coordinator": "localhost", "processes": 2, "process": 0},
+            "must be HOST:PORT",
+            "coordinator='localhost'",
+            'write initialize_distributed("10.0.0.1:9911"',
+        ),
+        (
+            {"coordinator": "h:70000", "processes": 2, "process": 0},
+            "must be HOST:PORT",
+            "coordinator='h:70000'",
+            "write initialize",
+        ),
+        (
+            {"coordinator": "h:1", "processes": 2, "process": 2},
+            "process must be from 0 to processes - 1",
+            "processes=2, process=2",
+            "and process=1 in the second one",
+        ),
+        ({"heartbeat_s": 0}, "at least 1 second", "heartbeat_s=0", "write heartbeat_s=10"),
+    ],
+)
+def test_wrong_values_are_refused_before_anything_is_joined(given, rule, came, instead):
+    with pytest.raises(ValueError, match=rule) as refused:
+        initialize_distributed(given.pop("coordinator", None), **given)
+    for words in (came, instead):
+        assert words in str(refused.value)
+    assert not jax.distributed.is_initialized()
+
+
+def test_a_process_that_has_used_jax_is_not_joined():
+    jax.devices()
+    with pytest.raises(RuntimeError) as refused:
+        initialize_distributed("127.0.0.1:9911", processes=1, process=0)
+    assert "must be joined before it uses JAX, got a call after it" in str(refused.value)
+    assert "call initialize_distributed first" in str(refused.value)
+
+
+def test_without_a_cluster_the_message_says_what_to_type():
+    program = (
+        "from dovetail_train import initialize_distributed as join\n"
+        "try: join()\n"
+        "except ValueError as error: print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert "must be started by a cluster that JAX detects" in done.stdout
+    assert "got none (" in done.stdout
+    assert "write initialize_distributed(" in done.stdout
+
+
+def test_one_process_agrees_with_itself_and_writes_to_every_sink():
+    assert gather({"a": 1}) == [{"a": 1}]
+    assert first([1.5]) == [1.5]
+    sinks = [Console(every=5), Console(every=7)]
+    assert receiving(sinks) == sinks
+    with watch_processes():
+        pass
+    with pytest.raises(KeyError), watch_processes():
+        raise KeyError("own")
+    assert process_shard(make_mesh()) == (0, 1)
+    progress = Progress(Clock(), [])
+    assert progress.agree({"loss": 1.0}) == {"loss": 1.0}
+
+
+def test_batches_of_one_process_are_placed_and_not_compared(caplog):
+    with caplog.at_level(logging.WARNING):
+        place = Compared(lambda batch: {**batch, "placed": True}, make_mesh())
+        assert place({"x": np.ones(3)})["placed"]
+    assert not caplog.records

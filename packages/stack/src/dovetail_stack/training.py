@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from dovetail_stack.commands.generate import EXPORT, locate, refuse_quantized
+from dovetail_stack.processes import gathered, is_first, on_first, say
 from dovetail_stack.progress import Bar, Writing
 from dovetail_stack.settings import Continue, Distil, Pretrain, Settings, load, option
 
@@ -61,7 +62,9 @@ class _Accepted:
 def execute(
     run: Settings, out: Path, *, mesh: "Mesh", resume: Literal["exact", "convert"] = "exact"
 ) -> bool:
-    """Trains a run to its end and exports it, or resumes it. `run.json` follows the first step.
+    """Trains a run to its end and exports it, or resumes it. Every process calls it.
+
+    `run.json` follows the first step.
 
     Args:
         run: Settings.
@@ -75,25 +78,28 @@ def execute(
     from dovetail_checkpoint import on_signal
     from dovetail_data import budget, pack
     from dovetail_stack.recipes.fitting import fit
+    from dovetail_train.processes import first
 
     job = _job(run, out, mesh)
     length, seed, size = run.training.length, run.training.seed, run.training.global_batch
     rows = pack(job.text.train, length=length, seed=seed)
     steps = run.duration.steps
     if steps is None:
-        steps = _plan(run, job.recipe, rows)
-        run.with_steps(steps).save(out)
-    print(budget(rows, steps=steps, global_batch=size), file=sys.stderr, flush=True)
+        steps = first(_plan(run, job.recipe, rows))
+        if is_first():
+            run.with_steps(steps).save(out)
+    say(str(budget(rows, steps=steps, global_batch=size)))
     held_out = pack(job.text.held_out, length=length, seed=seed)
     hooks = [
-        *_evaluations(held_out, job, every=max(1, steps // EVALUATIONS)),
+        *_evaluations(held_out, job, mesh=mesh, every=max(1, steps // EVALUATIONS)),
         *_monitoring(run, job, out),
     ]
     with on_signal(signal.SIGINT, signal.SIGTERM) as stop, Bar(steps=steps) as bar:
         options = {"steps": steps, "hooks": hooks, "stop": stop.poll, "resume": resume}
         model, result = fit(job.recipe, rows, out, sinks=[_Accepted(run, out), bar], **options)
     if not result.interrupted:
-        _export(model, out, like=job.like)
+        whole = gathered(model)
+        on_first(lambda: _export(whole, out, like=job.like))
     return not result.interrupted
 
 
@@ -162,13 +168,27 @@ def make_mesh(axes: dict[str, int], *, absent: str | None = None) -> Any:
             f"{given} needs {used} devices and there are {present}: lower one of them, or ask "
             f"with --estimate what a step would need there"
         )
+    if used < present and jax.process_count() > 1:
+        axes, used = _over_all(axes, present), present
     if used < present:
-        message = f"Using {used} of {present} devices; --fsdp {present} uses all."
-        print(message, file=sys.stderr, flush=True)
+        say(f"Using {used} of {present} devices; --fsdp {present} uses all.")
     devices = jax.devices()[:used]
     if caches_cpu_programs(devices):
         _compile_anew()
     return make_mesh(**axes, devices=devices)
+
+
+def _over_all(axes: dict[str, int], present: int) -> dict[str, int]:
+    """Returns the axes with fsdp over the devices that are left: of no process may any be."""
+    used = math.prod(axes.values())
+    if axes["fsdp"] > 1 or present % used:
+        given = " × ".join(f"--{axis} {size}" for axis, size in axes.items() if size > 1)
+        raise ValueError(
+            f"the mesh of several processes must have all of their {present} devices, got {given} "
+            f"for {used}: change one of them, or leave out --fsdp, which then takes the rest"
+        )
+    say(f"Using all {present} devices of the processes: --fsdp {present // used}.")
+    return axes | {"fsdp": present // used}
 
 
 def _compile_anew() -> None:
@@ -177,10 +197,9 @@ def _compile_anew() -> None:
 
     jax.config.update("jax_enable_compilation_cache", False)
     compilation_cache.reset_cache()  # JAX decides at its first compilation, which may be over
-    print(
+    say(
         "JAX_COMPILATION_CACHE_DIR is not used: several CPU devices can stop for ever in programs "
-        "that come from it.",
-        file=sys.stderr,
+        "that come from it."
     )
 
 
@@ -297,7 +316,15 @@ def split_files(run: Settings, files: list[Path]) -> tuple[list[Path], list[Path
 
 
 def _prepared(run: Settings, write: Any, out: Path, **options: Any) -> "Prepared":
-    """Writes both corpora with `prepare` or `encode`."""
+    """Writes both corpora with `prepare` or `encode` on process 0. The others open them."""
+    from dovetail_stack.recipes.text import opened
+
+    prepared = []
+    on_first(lambda: prepared.append(_written(run, write, out, **options)))
+    return prepared[0] if prepared else opened(out, tokenizer=options.get("tokenizer"))
+
+
+def _written(run: Settings, write: Any, out: Path, **options: Any) -> "Prepared":
     train, held_out = split_files(run, _selected(run).files)
     counts = f"{len(train)} files to train on, {len(held_out)} held out"
     print(f"{counts}, from {run.files.text}", file=sys.stderr, flush=True)
@@ -320,23 +347,21 @@ def _plan(run: Settings, recipe: "Recipe", rows: "Rows") -> int:
     one_pass = math.ceil(len(rows) / run.training.global_batch)
     if run.duration.minutes is None:
         return one_pass
-    print("Timing a few steps to plan the run.", file=sys.stderr, flush=True)
+    say("Timing a few steps to plan the run.")
     fitting = steps_in(60 * run.duration.minutes, recipe, rows)
     steps = min(fitting, MOST_PASSES * one_pass)
-    print(
+    say(
         f"{steps} steps: {steps / one_pass:.2f} passes over the text"
-        + ("" if steps == fitting else f" (the time would fit {fitting})"),
-        file=sys.stderr,
-        flush=True,
+        + ("" if steps == fitting else f" (the time would fit {fitting})")
     )
     return steps
 
 
-def _evaluations(rows: "Rows", job: _Job, *, every: int) -> "list[Eval]":
+def _evaluations(rows: "Rows", job: _Job, *, mesh: "Mesh", every: int) -> "list[Eval]":
     """Returns hooks for held-out loss and bits per byte, also of averaged parameters."""
     from dovetail_data import batches
     from dovetail_stack.recipes.fitting import attention
-    from dovetail_train import Eval, lm_loss
+    from dovetail_train import Eval, lm_loss, process_shard
 
     batching = job.recipe.batching
     size = batching.global_batch
@@ -347,7 +372,7 @@ def _evaluations(rows: "Rows", job: _Job, *, every: int) -> "list[Eval]":
 
     held_out = list(
         islice(
-            batches(rows, global_batch=size, seed=None, epochs=1),
+            batches(rows, global_batch=size, seed=None, epochs=1, shard=process_shard(mesh)),
             math.ceil(EVALUATED_ROWS / size),
         )
     )
@@ -380,7 +405,7 @@ def _bits_per_byte(tokenizer: "Pretrained") -> dict[str, Any]:
     try:
         sizes = token_bytes(tokenizer)
     except ValueError as error:
-        print(f"Bits per byte will not be measured: {error}", file=sys.stderr, flush=True)
+        say(f"Bits per byte will not be measured: {error}")
         return {}
     return {"bits_per_byte": BitsPerByte(sizes, attention=attention)}
 

@@ -14,6 +14,7 @@
     20
 
 - Training: `Trainer`, `State`, `Metrics`, `Result`, `Precision`, `DrawnData`, `Program`
+- Several processes: `initialize_distributed`, `process_shard`, `watch_processes`
 - Losses: `Loss`, `GroupLoss`, `Term`, `Metric`, `lm_loss`; for your own: `over_chunks`,
   `token_cross_entropy`, `CrossEntropy`
 - Devices: `make_mesh`, `abstract_mesh`, `auto_mesh`, `fsdp_shardings`, `context_parallel`,
@@ -44,9 +45,16 @@ from dovetail_train.flops import Flops, count_flops
 from dovetail_train.guard import BadStep, StepGuard
 from dovetail_train.hooks import Hook
 from dovetail_train.loss import CrossEntropy, lm_loss, over_chunks, token_cross_entropy
-from dovetail_train.mesh import abstract_mesh, caches_cpu_programs, fsdp_shardings, make_mesh
+from dovetail_train.mesh import (
+    abstract_mesh,
+    caches_cpu_programs,
+    fsdp_shardings,
+    make_mesh,
+    process_shard,
+)
 from dovetail_train.metrics import Metrics
 from dovetail_train.prefetch import DrawnData
+from dovetail_train.processes import initialize_distributed, watch_processes
 from dovetail_train.program import Program
 from dovetail_train.records import Account, read_account, read_jsonl
 from dovetail_train.remat import Fitted, fit_remat
@@ -70,6 +78,10 @@ __all__ = [  # noqa: RUF022
     "Precision",
     "Program",
     "DrawnData",
+    # Several processes
+    "initialize_distributed",
+    "process_shard",
+    "watch_processes",
     # Losses
     "Loss",
     "GroupLoss",

@@ -22,6 +22,7 @@ from dovetail_train.hooks import Closable, Hook, InterruptibleHook, result_of
 from dovetail_train.mesh import ambient
 from dovetail_train.metrics import Metrics, finite
 from dovetail_train.prefetch import DrawnData, Draws, Prefetch, iterated
+from dovetail_train.processes import Compared, receiving
 from dovetail_train.resume import Beginning, Description, Mode, restore
 from dovetail_train.sinks import Sink
 from dovetail_train.state import State
@@ -110,10 +111,9 @@ class Run:
         self._now, self._completions = now, Completions(now)
         self._clock, self._throughput = Clock(now), Throughput(now=now)
         self._progress = Progress(self._clock, hooks)
+        place = Compared(trainer.place, trainer.mesh)
         self._data = (
-            Draws(iterator, trainer.place)
-            if isinstance(iterator, DrawnData)
-            else Prefetch(iterator, trainer.place)
+            Draws(iterator, place) if isinstance(iterator, DrawnData) else Prefetch(iterator, place)
         )
         self._pending: deque[_Dispatched] = deque()
         self._shapes: set[Any] = set()
@@ -276,7 +276,8 @@ class Run:
             return
         self._drain()
         self._clock.enter("save")
-        metrics = {"metrics": self._measured} if takes_metrics(self._store) else {}
+        measured = self._progress.agree(self._measured)
+        metrics = {"metrics": measured} if takes_metrics(self._store) else {}
         with ambient(self._trainer.mesh):
             self._store.save(
                 step,
@@ -316,7 +317,7 @@ class Run:
         self._write(done.step, scalars)
 
     def _write(self, step: int, scalars: Mapping[str, float]) -> None:
-        for sink in self._sinks:
+        for sink in receiving(self._sinks):
             sink.write(step, scalars)
 
 

@@ -2,16 +2,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """The position of a run beside its arrays and its data: seconds, hooks, pending hooks."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import jax
 
 from dovetail_train.clock import Clock
 from dovetail_train.hooks import Hook
+from dovetail_train.processes import first
 from dovetail_train.store import Stateful
 
 
 class Progress:
     """The saved state of the clock and of hooks.
+
+    The processes of a run measure different times, and a hook may count on its own. The saved state
+    is that of process 0, equal on all processes: so a run resumes on any number of them. `agree`
+    takes it, before each save.
 
     `pending_hooks` is the number of hooks, the last of those due at the step, that a stop request
     left uncalled.
@@ -20,8 +27,26 @@ class Progress:
     def __init__(self, clock: Clock, hooks: Sequence[Hook]) -> None:
         self._clock, self.pending_hooks = clock, 0
         self._hooks = [hook for hook in hooks if isinstance(hook, Stateful)]
+        self._agreed: dict[str, Any] | None = None
+
+    def agree(self, measured: Mapping[str, float]) -> dict[str, float]:
+        """Takes the state to save, and `measured`, from process 0. A collective.
+
+        Args:
+            measured: Scalars of the hooks of this step on this process.
+
+        Returns:
+            Those of process 0.
+        """
+        if jax.process_count() == 1:
+            return dict(measured)
+        self._agreed, scalars = first([self._state(), dict(measured)])
+        return scalars
 
     def get_state(self) -> dict[str, Any]:
+        return self._state() if self._agreed is None else self._agreed
+
+    def _state(self) -> dict[str, Any]:
         hooks = [[type(hook).__name__, hook.get_state()] for hook in self._hooks]
         return {
             "clock": self._clock.get_state(),

@@ -19,6 +19,9 @@ class Hook(Protocol):
     the store takes metrics. Do not keep `state`: the next step donates its buffers. A hook with
     `get_state` and `set_state` (JSON values) is saved with the run.
 
+    Every process calls its hooks, since an evaluation needs all devices. A hook that writes a file
+    does so on process 0 alone. The state of the hooks of process 0 is saved.
+
     Args:
         trainer: The trainer whose `fit` is running.
         state: The state after `step` updates.

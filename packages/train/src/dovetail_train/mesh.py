@@ -3,6 +3,7 @@
 """Device meshes with fixed axis names, and the division of parameters and batches among devices."""
 
 import dataclasses
+import functools
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -231,7 +232,8 @@ class BatchPlacement:
             group: Rows of the loss that are never split.
         """
         shards = row_shards(self.rows.mesh.shape)
-        check_batch(batch, accumulate=accumulate, shards=shards, group=group)
+        _, processes = process_shard(self.rows.mesh)
+        check_batch(batch, accumulate=accumulate, shards=shards, group=group, processes=processes)
         self.check_tokens({name: x.shape for name, x in batch.items()})
 
     def check_tokens(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -260,7 +262,49 @@ def is_array(x: Any) -> bool:
     return isinstance(x, np.ndarray | np.generic | jax.Array | jax.ShapeDtypeStruct)
 
 
-def check_batch(batch: Any, *, accumulate: int, shards: int, group: int) -> None:
+@functools.cache
+def process_shard(mesh: Mesh | AbstractMesh) -> tuple[int, int]:
+    """Returns (i, n): this process passes share i of n of the rows of each batch.
+
+    The argument `shard` of `dovetail_data.batches`. It is (`jax.process_index()`,
+    `jax.process_count()`) if the processes split the rows. Processes along a tensor, context or
+    stage axis pass the same rows.
+
+    Raises:
+        ValueError: The mesh leaves out this process, or its processes hold unequal shares.
+
+    Example:
+
+        >>> process_shard(make_mesh())
+        (0, 1)
+    """
+    if isinstance(mesh, AbstractMesh):
+        return jax.process_index(), jax.process_count()
+    rows = [axis for axis in BATCH_AXES if axis in mesh.axis_names]
+    axes = [mesh.axis_names.index(axis) for axis in rows]
+    first = np.moveaxis(mesh.devices, axes, range(len(axes)))
+    by_row = first.reshape(row_shards(mesh.shape), -1)
+    held: dict[int, set[int]] = {}
+    for row, devices in enumerate(by_row):
+        for device in devices:
+            held.setdefault(device.process_index, set()).add(row)
+    shares = sorted({tuple(sorted(rows)) for rows in held.values()})
+    if jax.process_index() not in held:
+        raise ValueError(
+            f"a mesh must have a device of every process, got {mesh.shape} without one of process "
+            f"{jax.process_index()}; pass mesh=make_mesh(), over all devices"
+        )
+    if sum(map(len, shares)) != len(by_row) or len(set(map(len, shares))) > 1:
+        raise ValueError(
+            f"processes must hold equal shares of the rows, or the same, got rows {shares} of "
+            f"{len(by_row)} by process; change the sizes of the axes or the order of the devices"
+        )
+    return shares.index(tuple(sorted(held[jax.process_index()]))), len(shares)
+
+
+def check_batch(
+    batch: Any, *, accumulate: int, shards: int, group: int, processes: int = 1
+) -> None:
     """Raises TypeError unless `batch` is a mapping, ValueError unless its rows can be split.
 
     Args:
@@ -268,6 +312,7 @@ def check_batch(batch: Any, *, accumulate: int, shards: int, group: int) -> None
         accumulate: Microbatches per step.
         shards: Devices that split the rows.
         group: Rows of the loss that are never split.
+        processes: Processes with rows of their own.
     """
     if not isinstance(batch, Mapping):
         raise TypeError(
@@ -282,7 +327,7 @@ def check_batch(batch: Any, *, accumulate: int, shards: int, group: int) -> None
             f"mappings to names such as 'image/mask', and write np.asarray(x) for lists and numbers"
         )
     _check_numbers(batch)
-    divisor, processes = accumulate * shards * group, jax.process_count()
+    divisor = accumulate * shards * group
     rows = {name: x.shape[:1] for name, x in batch.items()}
     if not rows or len(set(rows.values())) > 1 or () in rows.values():
         raise ValueError(

@@ -15,7 +15,12 @@ from dovetail_train.records import parse
 
 @runtime_checkable
 class Sink(Protocol):
-    """A destination of scalars. `write` may be called more than once for one step."""
+    """A destination of scalars. `write` may be called more than once for one step.
+
+    Of several processes, process 0 alone writes: each step is one line of one file. A sink with an
+    attribute `everywhere = True` is written to by every process, for example to report progress.
+    `close` is called on every process.
+    """
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
         """Takes scalars by name: of step `step`, of a hook after it, or seconds by activity."""

@@ -26,6 +26,7 @@ from dovetail_train.hooks import Hook
 from dovetail_train.mesh import ambient, batch_placement, make_mesh
 from dovetail_train.metrics import Metrics
 from dovetail_train.prefetch import DrawnData
+from dovetail_train.processes import watch_processes
 from dovetail_train.program import Program, Programs
 from dovetail_train.resume import Beginning, Mode
 from dovetail_train.sinks import Sink
@@ -234,9 +235,9 @@ class Trainer:
             store: Where checkpoints go. If its `save` declares `metrics`, it receives the finite
                 scalars of the hooks of that step.
             save_every: Updates between saves. The end of the run and a stop request also save.
-            sinks: Destinations of scalars.
-            hooks: Callbacks. Hooks interrupted by a stop request run first when the run is resumed,
-                at every launch until a later step is saved.
+            sinks: Destinations of scalars. Process 0 alone writes to them; see `Sink`.
+            hooks: Callbacks, on every process. Hooks interrupted by a stop request run first when
+                the run is resumed, at every launch until a later step is saved.
             stop: Receives the number of updates after each of them, after each hook, and between
                 the batches of an `Eval`. True saves and ends the run.
             resume: "exact" refuses to add or drop an average, a guard or arrays of the optimizer;
@@ -253,21 +254,23 @@ class Trainer:
             BadStep: The first step is not finite, or more than `max_skips` steps in a row were
                 rejected. Nothing after that is saved. Ctrl-C also saves nothing: pass a `stop` set
                 by a signal handler to save first.
+            RuntimeError: Another process of the run was lost; see `initialize_distributed`.
         """
-        run = _fit.Run(
-            self,
-            data,
-            begin=self._begin(model),
-            steps=steps,
-            store=store,
-            save_every=save_every,
-            sinks=sinks,
-            hooks=hooks,
-            stop=stop,
-            resume=resume,
-        )
-        del model  # its arrays were copied; where the caller holds them no longer, they are freed
-        return run.run()
+        with watch_processes():
+            run = _fit.Run(
+                self,
+                data,
+                begin=self._begin(model),
+                steps=steps,
+                store=store,
+                save_every=save_every,
+                sinks=sinks,
+                hooks=hooks,
+                stop=stop,
+                resume=resume,
+            )
+            del model  # its arrays were copied; if the caller holds them no longer, they are freed
+            return run.run()
 
     def place(self, batch: Batch) -> dict[str, jax.Array]:
         """Places a batch on the mesh: rows over (data, fsdp, expert), the second axis over context.

@@ -67,7 +67,7 @@ class Trace:
     """A hook that traces `steps` steps with `jax.profiler`, from about step `start` on.
 
     It begins after the first multiple of `steps` from `start` on, so the loop is waited for only
-    twice. A run that ends earlier writes an incomplete trace.
+    twice. A run that ends earlier writes an incomplete trace. Process 0 alone is traced.
 
     Args:
         directory: Directory of the trace.
@@ -88,7 +88,7 @@ class Trace:
     def __call__(self, trainer: "Trainer", state: State, step: int) -> Mapping[str, float]:
         if self._tracing:
             self.close()
-        elif step >= self._start and not self._done:
+        elif step >= self._start and not self._done and jax.process_index() == 0:
             jax.profiler.start_trace(self._directory)
             self._tracing = True
         return {}

@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dovetail_stack import launches, runs, settings, training
+from dovetail_stack import launches, processes, runs, settings, training
 from dovetail_stack._command import DONE, INTERRUPTED, Parser, add_json
 from dovetail_stack.commands.generate import EXPORT
 from dovetail_stack.recipes.options import Duration
@@ -68,6 +68,14 @@ def _everywhere(parser: Parser) -> None:
     for axis, help in DEVICES.items():
         devices.add_argument(f"--{axis}", type=int, metavar="N", help=f"{help} (1)")
     devices.add_argument(
+        "--coordinator",
+        metavar="HOST:PORT",
+        help="train on several processes: the address of process 0, or auto on a cluster that JAX "
+        "detects; type the same command for each process",
+    )
+    devices.add_argument("--processes", type=int, metavar="N", help="number of the processes")
+    devices.add_argument("--process", type=int, metavar="I", help="this process, from 0 on")
+    devices.add_argument(
         "--estimate",
         metavar="KIND",
         help="say what a step needs on so many devices of a kind, absent or not, such as H200, "
@@ -109,35 +117,62 @@ def run(args: argparse.Namespace) -> int:
             f"pass another --out; to train that model, dovetail train continue --model {args.out}"
         )
     axes = {axis: values.get(axis, 1) for axis in DEVICES}
+    if processes.join(values):
+        from dovetail_train import watch_processes
+
+        with watch_processes():
+            return _train(args, values, out, axes)
     if "estimate" in values:
         absent = training.make_mesh(axes, absent=args.estimate)
         estimate = training.estimate(_planned(values, out), mesh=absent)
         print(json.dumps(estimate.json(), indent=2) if "json" in values else estimate)
         return DONE
+    return _train(args, values, out, axes)
+
+
+def _train(args: argparse.Namespace, values: dict[str, Any], out: Path, axes: Any) -> int:
     mesh = training.make_mesh(axes)
-    run_settings = _settings(values, out, mesh)
-    changes = settings.changes(settings.load(out), run_settings)
+    run_settings = _agreed_settings(values, out, mesh)
     seeds = {"seed": run_settings.training.seed}
     as_json = "json" in values
+    record = launches.Record()
     with (
         contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext(),
-        launches.recorded(
-            out, command=args.argv, seeds=seeds, mesh=mesh, changes=changes
-        ) as record,
+        contextlib.ExitStack() as stack,
     ):
+        options = {"command": args.argv, "seeds": seeds, "mesh": mesh}
+        entered = []
+
+        def begin() -> None:
+            changes = settings.changes(settings.load(out), run_settings)
+            entered.append(stack.enter_context(launches.recorded(out, changes=changes, **options)))
+
+        processes.on_first(begin)
+        record = entered[0] if entered else record
         mode = values.get("resume", "exact")
         record.finished = training.execute(run_settings, out, mesh=mesh, resume=mode)
-    export = str(out / EXPORT) if record.finished else None
+    if processes.is_first():
+        _report(args, out, as_json=as_json, finished=record.finished)
+    return DONE if record.finished else INTERRUPTED
+
+
+def _report(args: argparse.Namespace, out: Path, *, as_json: bool, finished: bool) -> None:
+    """Prints the end of a launch."""
+    export = str(out / EXPORT) if finished else None
     if as_json:
-        print(
-            json.dumps({"run": str(out), "finished": record.finished, "export": export}, indent=2)
-        )
-    elif record.finished:
+        print(json.dumps({"run": str(out), "finished": finished, "export": export}, indent=2))
+    elif finished:
         print(f"Exported {export}. Try: dovetail generate {args.out} --prompt '...'")
-    if record.finished:
-        return DONE
-    print(f"Saved. Resume it with: dovetail train --out {args.out}", file=sys.stderr)
-    return INTERRUPTED
+    if not finished:
+        print(f"Saved. Resume it with: dovetail train --out {args.out}", file=sys.stderr)
+
+
+def _agreed_settings(values: dict[str, Any], out: Path, mesh: Any) -> Settings:
+    """Returns the settings on every process. Process 0 checks and stores those of a new run."""
+    agreed = []
+    processes.on_first(lambda: agreed.append(_settings(values, out, mesh)))
+    processes.check_shared(out / settings.FILE)
+    return agreed[0] if agreed else _settings(values, out, mesh)
 
 
 def _planned(values: dict[str, Any], out: Path) -> Settings:

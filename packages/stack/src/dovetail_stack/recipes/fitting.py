@@ -39,6 +39,7 @@ from dovetail_train import (
     auto_mesh,
     context_parallel,
     estimate,
+    process_shard,
 )
 
 CHECKPOINTS = "checkpoints"
@@ -172,7 +173,8 @@ def fit(
 
     Checkpoints go to `directory`/checkpoints, without frozen parameters, and metrics to
     `directory`/metrics.jsonl. With the same arguments on the same devices, an interrupted run ends
-    with the parameters, bit for bit, of an uninterrupted one.
+    with the parameters, bit for bit, of an uninterrupted one. Several processes call it alike and
+    share the directory.
 
     Args:
         recipe: The way to train.
@@ -193,7 +195,10 @@ def fit(
     """
     run, batching = recipe.trainer(steps), recipe.batching
     # A thread reads ahead; the state that is saved is that of the batch that was trained on.
-    data = batches(rows, global_batch=batching.global_batch, seed=batching.seed, threads=1)
+    shard = process_shard(run.mesh)
+    data = batches(
+        rows, global_batch=batching.global_batch, seed=batching.seed, shard=shard, threads=1
+    )
     with closing(data), Store(directory / CHECKPOINTS) as store:
         model = recipe.model()
         whole = recipe.trainable is nnx.Param  # nothing is frozen
@@ -226,7 +231,8 @@ def steps_in(seconds: float, recipe: Recipe, rows: Rows) -> int:
     """
     run, batching = recipe.trainer(1000), recipe.batching
     state = run.init(recipe.model())
-    data = batches(rows, global_batch=batching.global_batch, seed=batching.seed)
+    shard = process_shard(run.mesh)
+    data = batches(rows, global_batch=batching.global_batch, seed=batching.seed, shard=shard)
     durations = []
     for batch in islice(data, 1 + PROBES):
         start = time.perf_counter()

@@ -9,6 +9,7 @@ from typing import Any
 
 from dovetail_data import Tokenizer
 from dovetail_models import Decoder
+from dovetail_stack.processes import gathered, is_first
 from dovetail_stack.recipes.generation import generate
 from dovetail_train import State, Trainer
 
@@ -48,7 +49,9 @@ class Samples:
         self._decoder, self._max_tokens = decoder, max_tokens
 
     def __call__(self, trainer: Trainer, state: State, step: int) -> Mapping[str, float]:
-        model = self._decoder(trainer.model(state))
+        model = gathered(self._decoder(trainer.model(state)))
+        if not is_first():
+            return {}
         pieces = generate(model, self._tokenizer, self._prompt, max_tokens=self._max_tokens)
         line = {"step": step, "prompt": self._prompt, "text": "".join(pieces)}
         with self._file.open("a", encoding="utf-8") as file:

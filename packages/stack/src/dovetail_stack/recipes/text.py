@@ -226,6 +226,20 @@ def prepare(
     )
 
 
+def opened(directory: Path, *, tokenizer: Pretrained | None = None) -> Prepared:
+    """Opens what `prepare` or `encode` wrote below `directory`.
+
+    Args:
+        directory: With both corpora, and the tokenizer of `prepare`.
+        tokenizer: The tokenizer of `encode`.
+    """
+    return Prepared(
+        tokenizer=tokenizer or Pretrained(directory / TOKENIZER),
+        train=Corpus(directory / "train"),
+        held_out=Corpus(directory / "held_out"),
+    )
+
+
 def encode(
     train: Sequence[Path],
     held_out: Sequence[Path],

@@ -1,0 +1,247 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Several processes as one run: joining them, agreeing on small values, losing one of them.
+
+Every process calls `fit` with its own rows of each batch. Process 0 writes: scalars, traces and
+records. A lost process ends the run on all others, since their shards are not the whole state. A
+new launch resumes it from its last save, on any number of processes.
+"""
+
+import atexit
+import contextlib
+import hashlib
+import json
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import AbstractMesh, Mesh
+
+from dovetail_train._peers import LostProcessError, Watch, explained
+from dovetail_train.mesh import process_shard
+from dovetail_train.sinks import Sink
+
+_log = logging.getLogger(__name__)
+# A value takes a multiple of these bytes, so that most values are gathered by one compiled program.
+_BLOCK_BYTES = 1024
+# Errors of JAX that speak of another process. An allocation that failed, for example, is our own.
+_OF_OTHERS = re.compile(
+    r"gloo|nccl|heartbeat|barrier|coordinat|connection|peer|UNAVAILABLE|DEADLINE_EXCEEDED", re.I
+)
+_watches: list[Watch] = []  # at most one: JAX joins a process to others once
+
+
+def initialize_distributed(
+    coordinator: str | None = None,
+    *,
+    processes: int | None = None,
+    process: int | None = None,
+    heartbeat_s: int = 10,
+) -> None:
+    """Joins this process to the others of a run. Call it before any other use of JAX.
+
+    A call of `jax.distributed.initialize` that survives the loss of a process: `fit` then raises a
+    RuntimeError, about `heartbeat_s` later. By default JAX ends every process with a C++ stack
+    after 100 s. It still does so if process 0 is lost, because the coordinator is part of it.
+
+    Args:
+        coordinator: "HOST:PORT" of process 0; it opens the port. None: JAX detects the cluster
+            (Slurm, Open MPI, Kubernetes, Cloud TPU) and all three values.
+        processes: Number of processes; needed with `coordinator`.
+        process: Index of this process, from 0 on; needed with `coordinator`.
+        heartbeat_s: Seconds without a sign of life after which a process counts as lost.
+
+    Raises:
+        ValueError: Only some of the three values are given, one is out of range, or JAX detects no
+            cluster.
+        RuntimeError: The process is joined already or has used JAX before, or the coordinator does
+            not answer within 5 minutes.
+
+    Example:
+
+        In the second of two programs, before anything else::
+
+            initialize_distributed("10.0.0.1:9911", processes=2, process=1)
+    """
+    _check_address(coordinator, processes, process)
+    if heartbeat_s < 1:
+        raise ValueError(
+            f"heartbeat_s must be at least 1 second, got heartbeat_s={heartbeat_s}; write "
+            f"heartbeat_s=10"
+        )
+    if jax.distributed.is_initialized():
+        raise RuntimeError(
+            f"a process must be joined to the others once, got another call with "
+            f"coordinator={coordinator!r}; remove this call, or jax.distributed.initialize before "
+            f"it"
+        )
+    jax.config.update("jax_enable_recoverability", True)
+    if jax.config.values["jax_cpu_collectives_implementation"] in (None, "none"):
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    watch = Watch(heartbeat_s=float(heartbeat_s))
+    atexit.register(watch.join)  # runs after JAX's shutdown, which is registered later
+    try:
+        jax.distributed.initialize(
+            coordinator, processes, process, heartbeat_timeout_seconds=heartbeat_s
+        )
+    except (ValueError, RuntimeError) as error:
+        raise _explained(error, coordinator) from error
+    if jax.process_count() > 1:
+        watch.start()
+        _watches[:] = [watch]
+
+
+def _check_address(coordinator: str | None, processes: int | None, process: int | None) -> None:
+    given = f"coordinator={coordinator!r}, processes={processes}, process={process}"
+    example = 'initialize_distributed("10.0.0.1:9911", processes=2, process=0)'
+    values = (coordinator, processes, process)
+    if None in values and any(value is not None for value in values):
+        raise ValueError(
+            f"coordinator, processes and process must be given together, got {given}; write "
+            f"{example}, or none of them on a cluster that JAX detects"
+        )
+    if coordinator is None or processes is None or process is None:
+        return
+    host, _, port = coordinator.rpartition(":")
+    if not host or not port.isdecimal() or not 1 <= int(port) <= 65535:
+        raise ValueError(
+            f"coordinator must be HOST:PORT of process 0, got coordinator={coordinator!r}; write "
+            f"{example}"
+        )
+    if processes < 1 or not 0 <= process < processes:
+        raise ValueError(
+            f"process must be from 0 to processes - 1, got processes={processes}, "
+            f"process={process}; write {example}, and process=1 in the second one"
+        )
+
+
+def _explained(error: Exception, coordinator: str | None) -> Exception:
+    if isinstance(error, ValueError) and coordinator is None:
+        return ValueError(
+            f"a process without coordinator must be started by a cluster that JAX detects (Slurm, "
+            f"Open MPI, Kubernetes, Cloud TPU), got none ({error}); write "
+            f'initialize_distributed("10.0.0.1:9911", processes=2, process=0)'
+        )
+    if "must be called before" in str(error):
+        return RuntimeError(
+            f"a process must be joined before it uses JAX, got a call after it ({error}); call "
+            f"initialize_distributed first in the program"
+        )
+    return RuntimeError(
+        f"all processes must reach the coordinator, got coordinator={coordinator!r} and {error}; "
+        f"check the address, and that process 0 runs and its port is open"
+    )
+
+
+@contextlib.contextmanager
+def watch_processes() -> Iterator[None]:
+    """Raises RuntimeError in the block if another process of the run is lost.
+
+    `fit` uses it. Put it around your own work of several processes, such as an export. It needs the
+    main thread and `initialize_distributed`; all processes must enter and leave it together.
+    Nothing happens with one process.
+
+    Raises:
+        RuntimeError: A process ended or is silent. The message has what JAX said.
+    """
+    if jax.process_count() == 1:
+        yield
+        return
+    watch = next(iter(_watches), None)
+    try:
+        with contextlib.nullcontext() if watch is None else watch.interrupting():
+            yield
+            gather(None)  # else a process may end while another is still in the block
+    except Exception as error:
+        said = _of_others(error)
+        if said is None or isinstance(error, _LostError):
+            raise
+        raise _LostError(explained(said.strip().splitlines()[0][:300])) from error
+
+
+class _LostError(RuntimeError):
+    """The message is complete: an outer block leaves it as it is."""
+
+
+def _of_others(error: BaseException | None) -> str | None:
+    """Returns the words of JAX about another process, from an error or the errors before it."""
+    seen: list[BaseException] = []
+    while error is not None and error not in seen:
+        seen.append(error)
+        is_of_jax = isinstance(error, jax.errors.JaxRuntimeError)
+        if isinstance(error, LostProcessError) or (is_of_jax and _OF_OTHERS.search(str(error))):
+            return str(error)
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def gather(value: Any) -> list[Any]:
+    """Returns the JSON value of each process, in their order, on every process. A collective."""
+    if jax.process_count() == 1:
+        return [value]
+    text = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    with jax.transfer_guard("allow"):
+        sizes = multihost_utils.process_allgather(np.int32(text.size)).reshape(-1)
+        padded = np.zeros(-(-int(sizes.max()) // _BLOCK_BYTES) * _BLOCK_BYTES, np.uint8)
+        padded[: text.size] = text
+        rows = multihost_utils.process_allgather(padded).reshape(len(sizes), -1)
+    return [json.loads(bytes(row[:size])) for row, size in zip(rows, sizes, strict=True)]
+
+
+def first(value: Any) -> Any:
+    """Returns the JSON value of process 0 on every process. A collective."""
+    return gather(value if jax.process_index() == 0 else None)[0]
+
+
+def receiving(sinks: Sequence[Sink]) -> list[Sink]:
+    """Returns the sinks that this process writes to: all on process 0, else those of everywhere."""
+    is_first = jax.process_index() == 0
+    # A sink of another library need not have the attribute.
+    return [sink for sink in sinks if is_first or getattr(sink, "everywhere", False)]
+
+
+class Compared:
+    """Places batches, and compares the rows of the first one over the processes.
+
+    Each process passes its own rows. The whole batch on every process would be trained on twice or
+    more, in silence.
+    """
+
+    def __init__(self, place: Callable[[Any], Any], mesh: Mesh | AbstractMesh) -> None:
+        self._place, self._mesh = place, mesh
+        self._is_compared = jax.process_count() == 1
+
+    def __call__(self, batch: Mapping[str, Any]) -> Any:
+        placed = self._place(batch)
+        if not self._is_compared:
+            self._is_compared = True
+            self._compare(batch)
+        return placed
+
+    def _compare(self, batch: Mapping[str, Any]) -> None:
+        share, shares = process_shard(self._mesh)
+        every = gather([share, _digest(batch)])
+        equal = [i for i, (other, text) in enumerate(every) if text and text == every[0][1]]
+        if len({every[i][0] for i in equal}) > 1 and jax.process_index() == 0:
+            _log.warning(
+                "each process must pass its own rows of a batch, got identical rows in processes "
+                "%s: the global batch holds them more than once; write batches(..., "
+                "shard=process_shard(mesh)), here shard=(jax.process_index(), %d)",
+                equal,
+                shares,
+            )
+
+
+def _digest(batch: Mapping[str, Any]) -> str:
+    """Returns a digest of the rows of this process; empty for arrays placed by the caller."""
+    digest = hashlib.sha256()
+    for name in sorted(batch):
+        if isinstance(batch[name], jax.Array) and not batch[name].is_fully_addressable:
+            return ""
+        rows = np.ascontiguousarray(batch[name])
+        digest.update(f"{name}{rows.dtype}{rows.shape}".encode() + rows.tobytes())
+    return digest.hexdigest()

@@ -144,7 +144,9 @@ def floor(session: nox.Session, package: str) -> None:
 def integration(session: nox.Session) -> None:
     """What siblings do together, and the house itself."""
     install(session, *members(), extra=("--group", "pyproject.toml:dev"))
-    session.run("pytest", "integration_tests", *session.posargs)
+    again = session.python != workspace.PYTHONS[0]
+    marks = ("-m", "not slow and not parity and not once") if again else ()
+    session.run("pytest", "integration_tests", *marks, *session.posargs)
 
 
 def run_marked(session: nox.Session, mark: str, suites: list[str]) -> None:

@@ -57,6 +57,13 @@ def test_a_failure_is_shown_whole_and_the_rest_goes_on(capsys):
     assert re.search(r"good \(\d+ s\): 1 loop", output)
 
 
+def test_what_a_check_starts_keeps_its_bytecode(monkeypatch):
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    line = ["timeit", "-n", "1", "-r", "1", "import sys; assert not sys.dont_write_bytecode"]
+    passed, output, _ = checks.run("bytecode", line)
+    assert passed, output
+
+
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_ends_what_runs_and_begins_nothing(sent, tmp_path):
     pids = tmp_path / "pids"

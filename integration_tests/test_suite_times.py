@@ -26,7 +26,15 @@ def test_of_none():
     pass
 """
 
-PLAIN = "def test_one(): pass\ndef test_of_none(): pass\n"
+PLAIN = """
+import os, sys
+
+def test_bytecode_is_kept():
+    assert not sys.dont_write_bytecode and not os.environ["PYTHONDONTWRITEBYTECODE"]
+
+def test_of_none():
+    pass
+"""
 
 
 @pytest.fixture
@@ -47,7 +55,7 @@ def checkout(tmp_path: Path) -> Path:
 
 def run(root: Path, *options: str) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, "-m", "pytest", "-q", "packages/one/tests", *options]
-    own = {**os.environ, "JAX_ENABLE_COMPILATION_CACHE": "false"}
+    own = {**os.environ, "JAX_ENABLE_COMPILATION_CACHE": "false", "PYTHONDONTWRITEBYTECODE": "1"}
     return subprocess.run(line, cwd=root, env=own, capture_output=True, text=True, check=False)
 
 

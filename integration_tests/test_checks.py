@@ -14,6 +14,8 @@ import pytest
 import checks
 import workspace
 
+pytestmark = pytest.mark.once
+
 # Two checks that wait, and one that must never begin.
 WAITING = """
 import sys

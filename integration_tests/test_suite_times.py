@@ -15,6 +15,8 @@ import suite_times
 import workspace
 from suite_times import Cost
 
+pytestmark = pytest.mark.once
+
 SUITE = """
 import jax, jax.numpy as jnp
 

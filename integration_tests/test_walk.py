@@ -6,6 +6,8 @@ import pytest
 
 import walk
 
+pytestmark = pytest.mark.once
+
 FILES, HOPS = 89, 5
 
 

@@ -5,8 +5,12 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 import changed
 import workspace
+
+pytestmark = pytest.mark.once
 
 ALL = sorted(workspace.members())
 

@@ -14,6 +14,8 @@ import pytest
 import checks
 import workspace
 
+pytestmark = pytest.mark.once
+
 # Two checks that wait, and one that must never begin.
 WAITING = """
 import sys
@@ -55,6 +57,13 @@ def test_a_failure_is_shown_whole_and_the_rest_goes_on(capsys):
     assert re.search(r"bad \(\d+ s\): FAILED\n", output)
     assert "No module named this_module_is_not_there" in output
     assert re.search(r"good \(\d+ s\): 1 loop", output)
+
+
+def test_what_a_check_starts_keeps_its_bytecode(monkeypatch):
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    line = ["timeit", "-n", "1", "-r", "1", "import sys; assert not sys.dont_write_bytecode"]
+    passed, output, _ = checks.run("bytecode", line)
+    assert passed, output
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])

@@ -9,6 +9,8 @@ import pytest
 import copies
 from workspace import ROOT
 
+pytestmark = pytest.mark.once
+
 
 def test_the_copies_are_equal():
     assert copies.differing() == [], "write them anew: python scripts/copies.py"

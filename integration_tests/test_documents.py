@@ -14,6 +14,8 @@ import pytest
 import documents
 from documents import DocumentError, Rules, blocks, planned, walk
 
+pytestmark = pytest.mark.once
+
 README = """# A package
 
     scripts/test

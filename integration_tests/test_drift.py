@@ -11,6 +11,8 @@ import pytest
 import drift
 import workspace
 
+pytestmark = pytest.mark.once
+
 HERE, THERE = "x86_64 avx2 2 cores", "NVIDIA H200"
 
 

@@ -13,6 +13,8 @@ import pytest
 
 import workspace
 
+pytestmark = pytest.mark.once
+
 ROOT = workspace.ROOT
 MEMBERS = workspace.members()
 HEADER = ["# Copyright 2026 The Dovetail Authors", "# SPDX-License-Identifier: Apache-2.0"]

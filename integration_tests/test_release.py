@@ -13,6 +13,8 @@ import pytest
 import release
 import workspace
 
+pytestmark = pytest.mark.once
+
 
 def git(root: Path, *line: str) -> str:
     done = subprocess.run(

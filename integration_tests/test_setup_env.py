@@ -61,6 +61,7 @@ def set_up(root: Path, **environment: str) -> subprocess.CompletedProcess:
     )
 
 
+@pytest.mark.once
 def test_killed_half_way_then_again_then_at_once(frame, offline):
     killed = set_up(frame, UV_DOES="kill")
     assert killed.returncode == -signal.SIGKILL
@@ -101,6 +102,7 @@ def test_somebody_elses_environment_is_left_alone(frame, offline):
     assert list(mine.parent.iterdir()) == [mine]
 
 
+@pytest.mark.once
 def test_failed_installation_says_what_to_do_and_leaves_it_unfinished(frame, offline):
     done = set_up(frame, UV_DOES="fail")
     assert done.returncode == 1

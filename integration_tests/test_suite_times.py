@@ -4,6 +4,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,8 @@ import pytest
 import suite_times
 import workspace
 from suite_times import Cost
+
+pytestmark = pytest.mark.once
 
 SUITE = """
 import jax, jax.numpy as jnp
@@ -26,7 +29,15 @@ def test_of_none():
     pass
 """
 
-PLAIN = "def test_one(): pass\ndef test_of_none(): pass\n"
+PLAIN = """
+import os, sys
+
+def test_bytecode_is_kept():
+    assert not sys.dont_write_bytecode and not os.environ["PYTHONDONTWRITEBYTECODE"]
+
+def test_of_none():
+    pass
+"""
 
 
 @pytest.fixture
@@ -47,7 +58,7 @@ def checkout(tmp_path: Path) -> Path:
 
 def run(root: Path, *options: str) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, "-m", "pytest", "-q", "packages/one/tests", *options]
-    own = {**os.environ, "JAX_ENABLE_COMPILATION_CACHE": "false"}
+    own = {**os.environ, "JAX_ENABLE_COMPILATION_CACHE": "false", "PYTHONDONTWRITEBYTECODE": "1"}
     return subprocess.run(line, cwd=root, env=own, capture_output=True, text=True, check=False)
 
 
@@ -95,6 +106,18 @@ def test_a_failed_or_partial_run_leaves_the_record_as_it_was(plain):
     (plain / "packages/one/tests/test_it.py").write_text("def test_it(): assert 1 == 2")
     assert run(plain).returncode == 1
     assert record(plain) == before
+
+
+def test_without_the_tests_that_run_once_a_suite_is_still_whole(plain):
+    (marks,) = re.findall(r'"-m", "(not [^"]*)"', (workspace.ROOT / "noxfile.py").read_text())
+    assert marks.endswith(" and not once")
+    file = plain / "packages/one/tests/test_it.py"
+    file.write_text(PLAIN + "\nimport pytest\n\n@pytest.mark.once\ndef test_of_texts(): pass\n")
+    assert run(plain, "-m", marks).returncode == 0
+    assert [name.split("::")[1] for name in record(plain)["tests"]] == [
+        "test_bytecode_is_kept",
+        "test_of_none",
+    ]
 
 
 @pytest.mark.parametrize(

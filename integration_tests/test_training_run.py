@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 import forced_devices
+from dovetail_stack import cli
 
 TEXT = Path(sysconfig.get_paths()["stdlib"]) / "json"
 GATED = str(Path(__file__).parent / "programs" / "gated.py")
@@ -40,10 +41,10 @@ runpy.run_module("dovetail_stack", run_name="__main__")
 """
 
 
-def _start(out, *options, text=TEXT, program=("-m", "dovetail_stack"), env=None, before=()):
+def _start(out, *options, text=TEXT, program=("-m", "dovetail_stack"), env=None):
     new = [] if (out / "run.json").exists() else ["pretrain", "--text", str(text), *TINY]
     return subprocess.Popen(
-        [sys.executable, *program, "train", *before, *new, "--out", str(out), *options],
+        [sys.executable, *program, "train", *new, "--out", str(out), *options],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -56,6 +57,18 @@ def _train(out, *options, **process):
     running = _start(out, *options, **process)
     output, errors = running.communicate()
     return running.returncode, output + errors
+
+
+def _main(capsys, *line):
+    """(exit code, all output) of the command in this process: for what is refused or only asked."""
+    capsys.readouterr()
+    code = cli.main([str(word) for word in line])
+    return code, "".join(capsys.readouterr())
+
+
+def _new(out, text, *options):
+    """The words of a new run."""
+    return "train", "pretrain", "--text", text, *TINY, "--out", out, *options
 
 
 def _lines(out):
@@ -243,25 +256,26 @@ def files(tmp_path):
     return directory
 
 
-def _refused(out, *options, text):
-    code, output = _train(out, *options, text=text)
+def _refused(capsys, *line):
+    code, output = _main(capsys, *line)
     assert code in (1, 2, 3), output
     assert "Traceback" not in output
     return output
 
 
-def test_a_folder_without_text_is_refused(tmp_path):
-    output = _refused(tmp_path / "run", text=tmp_path)
+def test_a_folder_without_text_is_refused(tmp_path, capsys):
+    output = _refused(capsys, *_new(tmp_path / "run", tmp_path))
     assert "matches --pattern '*.py', got 0 files of text" in output
     assert not (tmp_path / "run").exists()
 
 
 def test_what_holds_no_text_is_skipped_and_changes_nothing(files, tmp_path):
-    code, output = _train(tmp_path / "plain", text=files)
+    short = ("--steps", "6")
+    code, output = _train(tmp_path / "plain", *short, text=files)
     assert code == 0, output
     (files / "4.py").write_bytes(b"caf\xe9 = 1\n")
     (files / "5.py").write_bytes(b"\0")
-    code, output = _train(tmp_path / "run", text=files)
+    code, output = _train(tmp_path / "run", *short, text=files)
     assert code == 0, output
     told = "4 files of text, 2 skipped (1 not UTF-8, 1 binary) below"
     assert output.count(told) == 1
@@ -272,9 +286,9 @@ def test_what_holds_no_text_is_skipped_and_changes_nothing(files, tmp_path):
     ]
 
 
-def test_other_settings_for_a_run_are_refused_and_named(unbroken):
-    before = _weights(unbroken)
-    code, output = _train(unbroken, before=["pretrain", "--depth", "3", "--vocab-size", "500"])
+def test_other_settings_for_a_run_are_refused_and_named(unbroken, capsys):
+    before, other = _weights(unbroken), ("--depth", "3", "--vocab-size", "500")
+    code, output = _main(capsys, "train", "pretrain", *other, "--out", unbroken)
     assert code == 1
     assert "--depth 3 (the run has 2)" in output
     assert "--vocab-size 500 (the run has 400)" in output
@@ -311,32 +325,27 @@ def test_a_finished_run_is_extended_by_steps_and_exported_again(unbroken, tmp_pa
     }
 
 
-def test_a_checkpoint_of_another_model_is_refused(unbroken, tmp_path):
+def test_a_checkpoint_of_another_model_is_refused(unbroken, tmp_path, capsys):
     out = tmp_path / "run"
     shutil.copytree(unbroken, out)
     run = json.loads((out / "run.json").read_text())
     run["settings"]["shape"]["mlp"] = 96
     (out / "run.json").write_text(json.dumps(run))
-    output = _refused(out, text=TEXT)
+    output = _refused(capsys, "train", "--out", out)
     assert "mlp" in output
     assert "[32, 96]" in output.replace("(", "[").replace(")", "]")
     assert _entries(out) == {"30", "35", "40"}
 
 
-def test_a_tokenizer_that_is_not_the_models_is_refused(unbroken, tmp_path):
+def test_a_tokenizer_that_is_not_the_models_is_refused(unbroken, tmp_path, capsys):
     from dovetail_data import train_bpe
 
     model = tmp_path / "model"
     shutil.copytree(unbroken / "hf", model)
     train_bpe([path.read_text() for path in TEXT.glob("*.py")], model, vocab_size=500)
-    done = subprocess.run(
-        [sys.executable, "-m", "dovetail_stack", "generate", str(model), "--prompt", "def "],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert "the tokenizer has 500 ids and the model 400: use the tokenizer.json" in done.stderr
+    code, output = _main(capsys, "generate", model, "--prompt", "def ")
+    assert code == 1
+    assert "the tokenizer has 500 ids and the model 400: use the tokenizer.json" in output
 
 
 def test_generate_continues_the_prompt(unbroken):
@@ -358,22 +367,23 @@ def test_generate_continues_the_prompt(unbroken):
     assert len(text) > len("def read_") + 10
 
 
-def test_more_devices_than_there_are_is_refused(files, tmp_path):
-    output = _refused(tmp_path / "run", "--fsdp", "4", text=files)
+def test_more_devices_than_there_are_is_refused(files, tmp_path, capsys):
+    output = _refused(capsys, *_new(tmp_path / "run", files, "--fsdp", "4"))
     assert (
         "--fsdp 4 needs 4 devices and there are 1: lower one of them, or ask with --estimate"
         in output
     )
 
 
-def test_a_plan_needs_no_devices_and_starts_nothing(files, tmp_path):
+def test_a_plan_needs_no_devices_and_starts_nothing(files, tmp_path, capsys):
     out = tmp_path / "run"
     options = ("--fsdp", "4", "--tensor", "2", "--remat", "all", "--estimate", "NVIDIA H200")
-    code, output = _train(out, *options, text=files)
+    line = _new(out, files, *options)
+    code, output = _main(capsys, *line)
     assert code == 0, output
     assert "8 x NVIDIA H200, fsdp=4, tensor=2" in output
     assert "fits" in output
-    code, output = _train(out, *options, "--json", text=files)
+    code, output = _main(capsys, *line, "--json")
     assert code == 0, output
     assert json.loads(output[output.index("{\n") :])["devices"] == 8
     assert not out.exists()

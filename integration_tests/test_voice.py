@@ -17,6 +17,8 @@ import pytest
 import voice
 import workspace
 
+pytestmark = pytest.mark.once
+
 MEMBERS = list(workspace.members().values())
 NAME = re.compile(r"`([A-Za-z_]\w*(?:\.\w+)+)(?:\([^`]*\))?`")  # `Store.save(step)`
 

@@ -6,7 +6,9 @@ import pytest
 
 import walk
 
-FILES, HOPS = 92, 5
+pytestmark = pytest.mark.once
+
+FILES, HOPS = 100, 5
 
 
 @pytest.fixture(scope="module")

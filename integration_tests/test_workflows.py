@@ -11,6 +11,8 @@ import yaml
 
 import workspace
 
+pytestmark = pytest.mark.once
+
 FILES = sorted((workspace.ROOT / ".github" / "workflows").glob("*.yml"))
 WRITES = {
     ("nightly", "report"): {"issues": "write"},

@@ -9,6 +9,8 @@ from packaging.requirements import Requirement
 
 import workspace
 
+pytestmark = pytest.mark.once
+
 
 def edit(file: Path, old: str, new: str) -> None:
     text = file.read_text()

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import os
 import signal
 import subprocess
 import sys
@@ -59,6 +60,7 @@ def run(name: str, line: list[str]) -> tuple[bool, str, float]:
     process = subprocess.Popen(
         [sys.executable, "-m", *line],
         cwd=workspace.ROOT,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": ""},  # as in the root conftest.py
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -15,7 +15,7 @@ import compilation_cache
 import suite_times
 
 NOTE = "compilation cache: "  # scripts/checks.py shows the lines that begin so
-_DEFAULT_MARKS = "not slow and not parity"
+_WHOLE = ("not slow and not parity", "not slow and not parity and not once")  # as in noxfile.py
 
 
 class CacheHealth:
@@ -101,7 +101,7 @@ class CostRecord:
     def whole_suite(self, config: pytest.Config) -> str | None:
         """The folder of the suite, such as "packages/data/tests", if all of it is run."""
         asked = config.option
-        narrowed = asked.keyword or asked.markexpr != _DEFAULT_MARKS or asked.deselect
+        narrowed = asked.keyword or asked.markexpr not in _WHOLE or asked.deselect
         # Without pytest's cache plugin, these two options do not exist.
         again = config.getoption("lf", False) or config.getoption("stepwise", False)
         if narrowed or again or asked.collectonly or len(config.args) != 1:

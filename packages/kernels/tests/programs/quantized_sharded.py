@@ -1,8 +1,13 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""quantized_matmul by the named implementations on four devices: as on one. Prints "ok"."""
+"""quantized_matmul by the named implementations on four devices: as on one. Prints "ok".
+
+Its collectives on an Auto mesh are those of the product of floats.
+"""
 
 import functools
+import math
+import re
 import sys
 
 import jax
@@ -10,6 +15,7 @@ import numpy as np
 from jax.sharding import AxisType, PartitionSpec
 
 from dovetail_kernels.quantized.api import quantized_matmul
+from dovetail_kernels.quantized.layout import unpack_weights
 from dovetail_kernels.quantized.pack import pack_weights
 
 P = PartitionSpec
@@ -43,6 +49,49 @@ for impl in sys.argv[1:]:
             if kind == AxisType.Explicit:
                 wanted = jax.sharding.NamedSharding(mesh, places[2])
                 assert found[0].sharding.is_equivalent_to(wanted, 2), found[0].sharding
+
+KINDS = "all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute"
+
+
+def collectives(program):
+    """Kind and elements of each collective of a compiled program."""
+    results = re.findall(rf"= (.+?) ({KINDS})(?:-start)?\(", program.as_text())
+    sizes = [re.findall(r"\[([\d,]*)\]", shapes) for shapes, _ in results]
+    counts = [sum(math.prod(map(int, filter(None, s.split(",")))) for s in ss) for ss in sizes]
+    return sorted(zip((kind for _, kind in results), counts, strict=True))
+
+
+def gradient(product):
+    return jax.grad(lambda x, w: (product(x, w) ** 2).sum())
+
+
+def compiled(function, *arrays):
+    return jax.jit(function).lower(*arrays).compile()
+
+
+large = rng.standard_normal((128, 16384), np.float32)  # several blocks for both implementations
+x_large = rng.standard_normal((3, 128), np.float32)
+auto = jax.make_mesh((2, 2), ("i", "j"), axis_types=(AxisType.Auto,) * 2)
+WAYS = {P(("j", "i")): lambda product: product, P("i"): gradient}
+for bits in (8, 4):
+    codes = pack_weights(large, bits=bits, group_size=128)
+    exact = np.asarray(unpack_weights(codes), np.float64)
+    y = x_large @ exact
+    expected = {P(("j", "i")): y, P("i"): 2 * y @ exact.T}
+    for places, way in WAYS.items():
+        with jax.set_mesh(auto):
+            held, whole = jax.device_put(codes, places), jax.device_put(large.T, places)
+            plain = collectives(compiled(way(lambda x, w: x @ w.T), x_large, whole))
+            for impl in sys.argv[1:]:
+                product = functools.partial(quantized_matmul, impl=impl)
+                program = compiled(way(product), x_large, held)
+                ours, message = collectives(program), f"{impl} {bits} {places}"
+                assert [kind for kind, _ in ours] == [kind for kind, _ in plain], (message, ours)
+                # Sums of the gradient over four bits are two halves.
+                pairs = zip(ours, plain, strict=True)
+                assert all(n <= 2 * m for (_, n), (_, m) in pairs), (message, ours, plain)
+                error = abs(program(x_large, held) - expected[places]).max()
+                assert error <= 1e-5 * abs(expected[places]).max(), message  # 16384 float32 terms
 
 with jax.set_mesh(mesh):
     message = ""

@@ -7,11 +7,13 @@ written and read again as float32, eight times the bytes of four bits, and jax 0
 fast path besides. A block in the core's cache costs only its packed bytes.
 """
 
+import math
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.sharding import AxisType
 
 from dovetail_kernels.quantized import reference
 from dovetail_kernels.quantized.layout import PackedWeights, columns, dequantized, joined
@@ -51,6 +53,14 @@ def by_outputs(
     Returns:
         The results side by side, [M, F].
     """
+    runs, apart = _by_device(packed)
+    if runs == 1:
+        return _by_outputs(f, packed, weights)
+    y = jax.vmap(lambda run: _by_outputs(f, run, weights), out_axes=1)(apart)  # [M, runs, F / runs]
+    return y.reshape(y.shape[0], packed.out_features)
+
+
+def _by_outputs(f: Callable[[PackedWeights], Array], packed: PackedWeights, weights: int) -> Array:
     size, count = _blocks(packed, weights)
     if count == 1:
         return f(packed)
@@ -63,6 +73,14 @@ def by_outputs(
 
 def backward(dy: Array, packed: PackedWeights) -> Array:
     """Computes dx[M, D] = dy[M, F] wᵀ, summed over blocks of F, in the dtype of `dy`."""
+    runs, apart = _by_device(packed)
+    if runs == 1:
+        return _backward(dy, packed)
+    of_each = dy.reshape(dy.shape[0], runs, packed.out_features // runs)
+    return jax.vmap(_backward, in_axes=(1, 0))(of_each, apart).sum(0)
+
+
+def _backward(dy: Array, packed: PackedWeights) -> Array:
     size, count = _blocks(packed, _WEIGHTS)
     if count == 1:
         return reference.backward(dy, packed)
@@ -78,6 +96,22 @@ def backward(dy: Array, packed: PackedWeights) -> Array:
 
     sums, _ = jax.lax.scan(add, zeros, jnp.arange(count) * size)
     return joined(sums, packed)
+
+
+def _by_device(packed: PackedWeights) -> tuple[int, PackedWeights]:
+    """Returns a number of runs, and the weights as so many runs of channels, [runs, F / runs, ...].
+
+    On a mesh with Auto axes no type says which axes shard the channels, and XLA gathers all codes
+    for a loop over a sharded axis. A loop inside of each device's run is local however the channels
+    are sharded. 1 run without such a mesh (`jax.set_mesh`), or if its size does not divide F.
+    """
+    mesh, outputs = jax.sharding.get_abstract_mesh(), packed.out_features
+    sizes = zip(mesh.axis_sizes, mesh.axis_types, strict=True)
+    runs = math.prod(size for size, kind in sizes if kind == AxisType.Auto)
+    if runs == 1 or outputs % runs:
+        return 1, packed
+    each = runs, outputs // runs
+    return runs, jax.tree.map(lambda a: a.reshape(*each, *a.shape[1:]), packed)
 
 
 def _blocks(packed: PackedWeights, weights: int) -> tuple[int, int]:

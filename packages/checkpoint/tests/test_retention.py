@@ -250,6 +250,6 @@ def test_best_is_a_best(unchecked):
 def test_a_path_without_checkpoint_is_answered_with_the_steps_beside_it(tmp_path):
     make(tmp_path, 10)
     shown = retention.missing(tmp_path / "99")
-    assert shown == f", which does not exist; {tmp_path} has the steps [10]"
+    assert shown == f", which does not exist; {tmp_path} has the steps [10]: give {tmp_path / '10'}"
     assert "an existing run" in retention.missing(tmp_path / "other" / "99")
     assert "holds none" in retention.missing(tmp_path)

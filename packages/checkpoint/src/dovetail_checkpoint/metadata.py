@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Description of a path from metadata alone: a run, a step, a tree, or safetensors files."""
 
+import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,12 @@ _NO_ITEMS = {_compat.METRICS_ITEM, MANIFEST_ITEM}
 
 @dataclass(frozen=True, kw_only=True)
 class TreeContents:
-    """The leaves of one tree. `item` is its name in the step, or None for an only tree."""
+    """The leaves of one tree.
+
+    Attributes:
+        item: Name in the step; None for an only tree.
+        leaves: The leaves, in the writer's order.
+    """
 
     item: str | None
     leaves: tuple[SourceLeaf, ...]
@@ -33,14 +39,19 @@ class TreeContents:
         """The bytes of all leaves in memory."""
         return sum(map(leaf_bytes, self.leaves))
 
+    def __repr__(self) -> str:
+        return f"TreeContents({self._head()}; print it)"
+
     def __str__(self) -> str:
-        head = f"{len(self.leaves)} leaves, {self.bytes} bytes"
         rows = [
             (leaf.name, f"{leaf.dtype}{list(leaf.shape)}", leaf.digest or "no digest")
             for leaf in self.leaves
         ]
-        title = head if self.item is None else f"{self.item}: {head}"
-        return "\n".join([title, *(f"  {line}" for line in table(rows))])
+        return "\n".join([self._head(), *(f"  {line}" for line in table(rows))])
+
+    def _head(self) -> str:
+        head = f"{len(self.leaves)} leaves, {self.bytes} bytes"
+        return head if self.item is None else f"{self.item}: {head}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +98,13 @@ class Checkpoint:
     identity: Identity | None = None
     misplaced: str | None = None
 
+    def __repr__(self) -> str:
+        names = [entry.item or "one tree" for entry in (*self.trees, *self.objects)]
+        return f"Checkpoint({str(self.path)!r}: {', '.join(names) or 'no item'}; print it)"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
     def __str__(self) -> str:
         head = f"{self.path}: written by {self.writer}"
         if self.identity is not None:
@@ -99,10 +117,21 @@ class Checkpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """The committed steps of a run, oldest first."""
+    """The committed steps of a run.
+
+    Attributes:
+        path: Directory of the run.
+        steps: The steps, oldest first.
+    """
 
     path: Path
     steps: tuple[SavedStep, ...]
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r}: {len(self.steps)} steps; print it)"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
 
     def __str__(self) -> str:
         lines = table([_step_cells(step) for step in self.steps])
@@ -176,7 +205,9 @@ def _step(path: Path, item: str | None) -> Checkpoint:
     trees, objects = _of_orbax(path) if items is None else _of_record(items)
     names = [entry.item for entry in [*trees, *objects]]
     if item is not None and item not in names:
-        raise ValueError(f"item must be one of {names} in {path}, got item={item!r}; name one")
+        raise ValueError(
+            f"item must be one of {names} in {path}, got item={item!r}{_example(names)}"
+        )
     number = step_names.number(path)
     stated = items.identity if items else None
     return Checkpoint(
@@ -188,6 +219,11 @@ def _step(path: Path, item: str | None) -> Checkpoint:
         identity=stated,
         misplaced=identity.note(path, stated),
     )
+
+
+def _example(names: Sequence[str | None]) -> str:
+    """Returns the item to give instead, for the end of a message."""
+    return f"; give item={names[0]!r}" if names and names[0] else "; leave item out"
 
 
 def _record(path: Path) -> Items | None:

@@ -111,10 +111,14 @@ def _chosen(path: Path, item: str | None) -> str | None:
         return trees[0]
     listed = [name for name in trees if name]
     if item is None and listed:
-        raise ValueError(f"item must say which of {listed} in {path}, got None; item={listed[0]!r}")
+        raise ValueError(
+            f"item must say which of {listed} in {path}, got item=None; give item={listed[0]!r}"
+        )
     if not listed:
         raise ValueError(f"there must be a tree of arrays, got path={path}{missing(path)}")
-    raise ValueError(f"item must be one of {listed} in {path}, got item={item!r}; name one")
+    raise ValueError(
+        f"item must be one of {listed} in {path}, got item={item!r}; give item={listed[0]!r}"
+    )
 
 
 def _target(leaf: Leaf, place: jax.sharding.Sharding | None) -> Any:

@@ -169,8 +169,10 @@ def missing(path: Path) -> str:
     if path.is_dir():
         return ", which holds none; give a run, one of its steps, or safetensors files"
     steps = committed_steps(path.parent)
-    beside = f"{path.parent} has the steps {steps}" if steps else "give an existing run or step"
-    return f", which does not exist; {beside}"
+    if not steps:
+        return ", which does not exist; give an existing run or step"
+    newest = step_directory(path.parent, steps[-1])
+    return f", which does not exist; {path.parent} has the steps {steps}: give {newest}"
 
 
 def describe(root: Path, step: int) -> SavedStep:

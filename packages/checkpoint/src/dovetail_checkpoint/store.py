@@ -4,7 +4,7 @@
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -179,8 +179,11 @@ class Store:
         The result for each step tried is in `report`. Damaged steps are also logged and stay on
         disk.
 
+        Names, shapes and dtypes of the leaves must be those that were saved. `load` takes `rules`
+        (`rename`, `stack`, `split`, `cast`, ...) and reads a step into another layout.
+
         Args:
-            step: Only this step.
+            step: Number of the only step to try. None: the newest, then the step before it.
             targets: Pytrees of jax.ShapeDtypeStruct with shardings (optional for a single process),
                 of arrays or of numbers: the structure and the type of each restored leaf. Or
                 objects; their states are set after everything else is read and proven.
@@ -189,7 +192,7 @@ class Store:
             The step and its items by name, or None without any step.
 
         Raises:
-            ValueError: The step belongs to another model.
+            ValueError: The step belongs to another model, or `step` was not saved.
             RuntimeError: No step is intact.
         """
         self.wait()
@@ -308,7 +311,8 @@ class Store:
         committed, run, bad = agree.gather(listed)[0]
         if step is not None and step not in committed:
             raise ValueError(
-                f"step must be one that was saved, got step={step}; {self._root} holds {committed}"
+                f"step must be one that was saved, got step={step} where {self._root} has "
+                f"{committed or 'none'}; {_other_step(committed)}"
             )
         numbers = committed if step is None else [step]
         newest = max((number for number in numbers if number not in seen), default=None)
@@ -349,6 +353,13 @@ def _check_step(step: int) -> None:
         raise ValueError(
             f"step must be an int from 0 on, got step={step!r}; use int(step) of the loop's counter"
         )
+
+
+def _other_step(committed: Sequence[int]) -> str:
+    """Returns the call to write if a step was never saved."""
+    if not committed:
+        return "leave step out: restore returns None until a step is saved"
+    return f"use step={committed[-1]}, or leave step out for the newest that is intact"
 
 
 def _with_states(items: dict[str, Any], targets: dict[str, Any]) -> dict[str, Any]:

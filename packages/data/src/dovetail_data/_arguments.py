@@ -34,9 +34,17 @@ def require_integer(name: str, value: object, remedy: str, *, least: int | None 
         least: The smallest valid integer; None for any.
     """
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise wrong(name, "an integer", value, remedy)
+        raise wrong(name, "an integer", value, _as_integer(name, value) or remedy)
     if least is not None and value < least:
         raise ValueError(f"{name} must be >= {least}: got {name}={value}. {remedy}")
+
+
+def _as_integer(name: str, value: object) -> str:
+    """Returns the advice for a text or a float that holds an integer, else nothing."""
+    digits = isinstance(value, str) and value.strip().lstrip("-").isdecimal()
+    if digits or (isinstance(value, float | np.floating) and float(value).is_integer()):
+        return f"Pass {name}={int(value)}."  # pyright: ignore[reportArgumentType] -- a text or float
+    return ""
 
 
 def require_integers(name: str, values: Any) -> np.ndarray:

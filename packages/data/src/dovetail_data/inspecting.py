@@ -20,12 +20,19 @@ from dovetail_data.tokenizer import Tokenizer
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shown:
-    """Rows made readable by `show`. Print them, or write `html()` to a file."""
+    """Rows made readable by `show`. Print them, or write `html()` to a file.
+
+    Attributes:
+        rows: Summary, documents and notes of each row, in the order asked for.
+    """
 
     rows: tuple[ShownRow, ...]
 
     def __str__(self) -> str:
         return self.text()
+
+    def __repr__(self) -> str:
+        return f"Shown({len(self.rows)} rows; print it)"
 
     def text(self, *, color: bool = False, borders: bool = False) -> str:
         """Returns the rows for a terminal.

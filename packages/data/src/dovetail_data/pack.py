@@ -135,7 +135,7 @@ def pad(corpus: Corpus, *, length: int) -> Rows:
 
 
 def _check(corpus: Corpus, length: int) -> None:
-    require_integer("length", length, "Pass the slots per row.", least=1)
+    require_integer("length", length, "Pass the slots per row, such as length=2048.", least=1)
     require_field(corpus, "tokens", "Write it with Text or Chat, or use pairs or images.")
     if not (corpus.lengths > 1).any():
         raise ValueError(

@@ -159,7 +159,7 @@ def require_fit(corpus: Corpus, length: int, *, targets: bool = True) -> None:
         targets: Whether slots hold tokens with targets. A document of n ids then needs n - 1 slots,
             and otherwise n.
     """
-    require_integer("length", length, "Pass the slots per row.", least=1)
+    require_integer("length", length, "Pass the slots per row, such as length=2048.", least=1)
     longest = int(corpus.lengths.argmax())
     needed = int(corpus.lengths[longest]) - (1 if targets else 0)
     if needed > length:

@@ -36,7 +36,8 @@ class Part:
 class Corrupt:
     """Takes the place of a record that cannot be read or encoded.
 
-    `error` says what must hold, what came and what to do, without the place: `locate` returns that.
+    Attributes:
+        error: The rule, the value and the remedy, without the place. `locate` returns the place.
     """
 
     error: str

@@ -86,3 +86,16 @@ def require_name(name: str, value: object, example: str) -> None:
     """
     if not isinstance(value, str):
         raise wrong(name, "a string", value, f"Pass one such as {name}={example!r}.")
+
+
+def require_source(source: object) -> None:
+    """Raises TypeError unless `source` is one. The usual mistake is to pass a path."""
+    # Not by the protocol: on Python 3.11 that asks for the fingerprint, which hashes the input.
+    methods = (getattr(source, name, None) for name in ("parts", "read", "locate"))
+    if isinstance(source, type) or not all(map(callable, methods)):
+        raise wrong(
+            "source",
+            "a source of records",
+            source,
+            "Pass text(...), jsonl(...), parquet(...) or another source.",
+        )

@@ -20,8 +20,7 @@ from dovetail_data._first_fit import first_fit
 from dovetail_data.corpus import Corpus
 from dovetail_data.order import Permutation
 from dovetail_data.rows import Rows
-from dovetail_data.spans import SpanTable
-from dovetail_data.token_rows import TokenRows, require_field
+from dovetail_data.token_rows import SpanTable, TokenRows, require_field
 
 Method = Literal["best_fit", "first_fit", "concat"]
 

@@ -8,15 +8,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dovetail_checkpoint import _compat, checksums, identity, reading, retention, step_names
+from dovetail_checkpoint import _compat, checksums, reading
 from dovetail_checkpoint.manifest import MANIFEST_ITEM, Identity, Items, TreeItem
 from dovetail_checkpoint.mapping import leaf_bytes
 from dovetail_checkpoint.names import match_names
 from dovetail_checkpoint.opening import is_safetensors, open_source, step_and_item
 from dovetail_checkpoint.orbax_item import OrbaxItem
 from dovetail_checkpoint.report import DamageError
-from dovetail_checkpoint.retention import SavedStep
 from dovetail_checkpoint.source import SourceLeaf
+from dovetail_checkpoint.steps import (
+    SavedStep,
+    committed_steps,
+    describe_directory,
+    described_steps,
+    misplacement,
+    missing,
+    step_directory,
+    step_number,
+)
 
 # What Orbax keeps beside the items of a step.
 _NO_ITEMS = {_compat.METRICS_ITEM, MANIFEST_ITEM}
@@ -167,13 +176,13 @@ def inspect(path: str | Path, *, item: str | None = None) -> Run | Checkpoint:
     path = Path(path).absolute()
     if is_safetensors(path):
         return _safetensors(path, item)
-    steps = retention.committed_steps(path)
+    steps = committed_steps(path)
     if steps and item is None:
-        return Run(path=path, steps=tuple(retention.described_steps(path)))
+        return Run(path=path, steps=tuple(described_steps(path)))
     if steps:
         raise ValueError(
             f"an item must be one of a step, got item={item!r} for the run {path}; "
-            f"give {retention.step_directory(path, steps[-1])}"
+            f"give {step_directory(path, steps[-1])}"
         )
     return _step(path, item)
 
@@ -208,16 +217,16 @@ def _step(path: Path, item: str | None) -> Checkpoint:
         raise ValueError(
             f"item must be one of {names} in {path}, got item={item!r}{_example(names)}"
         )
-    number = step_names.number(path)
+    number = step_number(path)
     stated = items.identity if items else None
     return Checkpoint(
         path=path,
         writer="orbax" if items is None else "dovetail",
-        step=None if number is None else retention.describe_directory(path, number),
+        step=None if number is None else describe_directory(path, number),
         trees=tuple(tree for tree in trees if item in (None, tree.item)),
         objects=tuple(state for state in objects if item in (None, state.item)),
         identity=stated,
-        misplaced=identity.note(path, stated),
+        misplaced=misplacement(path, stated),
     )
 
 
@@ -231,7 +240,7 @@ def _record(path: Path) -> Items | None:
     if None in _compat.tree_names(path):
         return None
     if not _compat.is_checkpoint(path) and not checksums.exists(path):
-        raise ValueError(f"there must be a checkpoint, got path={path}{retention.missing(path)}")
+        raise ValueError(f"there must be a checkpoint, got path={path}{missing(path)}")
     items, problems = reading.read_record(path)
     if problems:
         raise DamageError(path, problems)

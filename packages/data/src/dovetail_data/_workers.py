@@ -6,7 +6,7 @@ The input is divided into tasks: small parts together, a large one slice by slic
 
 A chunk is the input of one call of a worker: consecutive parts of about a megabyte in all, read by
 the worker itself. A part too large for a worker's memory, such as a compressed file of many
-gigabytes, is a chunk of its own. The first process reads it and sends its records a slice at a time.
+gigabytes, is a chunk of its own. The first process reads it and sends the records in slices.
 """
 
 import collections

@@ -200,7 +200,7 @@ def test_the_plan_is_what_happens_and_reads_nothing(foreign, tmp_path):
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"format": "torch"}, r"'orbax' or 'safetensors', got format='torch'; name one"),
+        ({"format": "torch"}, r"'orbax' or 'safetensors', got format='torch'; use 'saf"),
         ({"format": "orbax", "file_bytes": 9}, r"left to safetensors, got file_bytes=9 .*leave"),
         ({"format": "orbax", "rules": [drop("**")]}, "at least one leaf, got none; leave out"),
         (

@@ -118,7 +118,7 @@ def test_a_step_that_is_deleted_while_it_is_read_is_not_damaged(tmp_path, monkey
         assert (number, items["item"].tolist()) == (8, (x * 2).tolist())
         assert [tried.step for tried in reader.report.steps] == [8]
     else:
-        with pytest.raises(ValueError, match=r"one that was saved, got step=7; .* holds \[8\]"):
+        with pytest.raises(ValueError, match=r"was saved, got step=7 .* has \[8\]; use step=8"):
             reader.restore(step=7, item=x)
     assert (tmp_path / "8").exists()
 

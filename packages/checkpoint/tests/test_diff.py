@@ -96,6 +96,7 @@ def test_a_step_is_the_same_as_itself(run):
         read_bytes=0,
     )
     assert found.same
+    assert repr(found) == "Diff(1 equal; read no array)"
     assert str(found) == "1 equal; read no array"
 
 
@@ -107,6 +108,7 @@ def test_names_shapes_and_dtypes(run):
         "step: python int[], int32[]",
     ]
     assert found.changed == ()
+    assert repr(found) == f"Diff({str(found).splitlines()[-1]}; print it)"
     assert str(found) == "\n".join(
         [
             "- embed",
@@ -194,7 +196,9 @@ def test_what_is_read_is_proven(run, exported, tmp_path):
 
 
 def test_an_item_must_be_said_where_it_is_needed_and_only_there(run, exported):
-    with pytest.raises(ValueError, match=r"which of \['model', 'other'\] .*, got None; item="):
+    with pytest.raises(
+        ValueError, match=r"which of \['model', 'other'\] .*, got item=None; give item='model'"
+    ):
         diff(run / "1", exported)
     with pytest.raises(ValueError, match=r"a tree of a step, got item='model' .*; leave item out"):
         diff(exported, run / "1" / "model", item="model")

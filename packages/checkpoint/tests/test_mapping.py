@@ -1,5 +1,7 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
+import html
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -54,6 +56,8 @@ def test_a_plan_names_each_origin_and_counts_what_is_read():
         "key is dropped\n"
         "reads 4 leaves, 216 bytes"
     )
+    assert repr(plan) == "Explanation(3 leaves, 1 keep their initial values, 1 dropped; print it)"
+    assert html.unescape(plan._repr_html_()) == f"<pre>{plan}</pre>"
     assert plan.read_bytes == 4 * (7 * 4 + 2 * 3 * 4) + 8
     assert list(plan.uses()) == ["embed", "layers.0.w", "layers.1.w", "n"]
 

@@ -1,6 +1,7 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
 import gc
+import html
 import shutil
 
 import jax
@@ -132,7 +133,13 @@ def test_what_it_says(run):
             f"data: state of an object, shared, sha256 {sha256}",
         ]
     )
-    first, second = str(inspect(run)).splitlines()[1:]
+    step, steps = inspect(run / "3"), inspect(run)
+    assert repr(step) == f"Checkpoint({str(run / '3')!r}: model, data; print it)"
+    assert repr(step.trees[0]) == "TreeContents(model: 4 leaves, 76 bytes; print it)"
+    assert repr(steps) == f"Run({str(run)!r}: 2 steps; print it)"
+    for shown in (step, steps):
+        assert html.unescape(shown._repr_html_()) == f"<pre>{shown}</pre>"
+    first, second = str(steps).splitlines()[1:]
     assert first.split("  ")[0] == "step 3"
     assert second.endswith("bytes  no checksums  loss=0.25, rows=3")
     assert str(inspect(run / "12")).splitlines()[0].endswith(", no checksums, loss=0.25, rows=3")
@@ -196,7 +203,7 @@ def test_safetensors_with_and_without_proof(run, tmp_path):
 def test_what_is_not_there_is_refused(run, tmp_path):
     with pytest.raises(ValueError, match=r"be a checkpoint, got path=.*/none.*; give an existing"):
         inspect(tmp_path / "none")
-    with pytest.raises(ValueError, match=r"one of \['model', 'data'\] in .*, got item='x'; name"):
+    with pytest.raises(ValueError, match=r"one of \['model', 'data'\] in .*, got item='x'; give"):
         inspect(run / "3", item="x")
     with pytest.raises(ValueError, match=r"one of a step, got item='model' for the run .*.12"):
         inspect(run, item="model")

@@ -27,9 +27,13 @@ def test_a_run_is_not_a_step(run):
 
 
 def test_the_item_must_be_said_and_be_there(run):
-    with pytest.raises(ValueError, match=r"which of \['model', 'train'\] .*, got None; item="):
+    with pytest.raises(
+        ValueError, match=r"which of \['model', 'train'\] .*, got item=None; give item='model'"
+    ):
         open_source(run / "12")
-    with pytest.raises(ValueError, match=r"one of \['model', 'train'\] .*, got item='x'; name one"):
+    with pytest.raises(
+        ValueError, match=r"one of \['model', 'train'\] .*, got item='x'; give item='model'"
+    ):
         open_source(run / "12", item="x")
 
 

@@ -19,6 +19,16 @@ def test_a_report_reads_as_sentences():
         "step 2 is readable, not verified",
         "step 1 is verified",
     ]
+    assert repr(report) == (
+        "IntegrityReport(3 steps, 1 damaged, 1 readable, not verified, 1 verified; print it)"
+    )
+    assert repr(report.steps[0]) == "StepReport('run/3': damaged, problems: 2; print it)"
+    assert repr(report.steps[2]) == "StepReport('run/1': verified, no problem)"
+
+
+def test_a_repr_counts_the_problems_of_the_run():
+    report = IntegrityReport(problems=(Problem(where="dovetail-run.json", reason="is cut"),))
+    assert repr(report) == "IntegrityReport(0 steps, problems of the run: 1; print it)"
 
 
 def test_nothing_tried_is_said():

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail_checkpoint import Best, Retention, checksums, retention
+from dovetail_checkpoint.retention import Pruner, unmeasured
+from dovetail_checkpoint.steps import committed_steps, describe_step, described_steps, missing
 
 
 def make(root: Path, step: int, *, has_checksums: bool = True) -> None:
@@ -23,21 +26,21 @@ def test_the_newest_stay(tmp_path):
     for step in (10, 9, 100, 20):
         make(tmp_path, step)
     retention.retain(tmp_path, Retention(latest=2), damaged=(), checked_only=True)
-    assert retention.committed_steps(tmp_path) == [20, 100]
+    assert committed_steps(tmp_path) == [20, 100]
 
 
 def test_nothing_goes_before_enough_have_checksums(tmp_path):
     make(tmp_path, 1)
     make(tmp_path, 2, has_checksums=False)
     retention.retain(tmp_path, Retention(latest=2), damaged=(), checked_only=True)
-    assert retention.committed_steps(tmp_path) == [1, 2]
+    assert committed_steps(tmp_path) == [1, 2]
 
 
 def test_multiples_stay_for_ever(tmp_path):
     for step in (0, 4, 5, 6, 10, 11):
         make(tmp_path, step)
     retention.retain(tmp_path, Retention(latest=1, every=5), damaged=(), checked_only=True)
-    assert retention.committed_steps(tmp_path) == [0, 5, 10, 11]
+    assert committed_steps(tmp_path) == [0, 5, 10, 11]
 
 
 @pytest.mark.parametrize(("mode", "stay"), [("min", [3, 9]), ("max", [4, 9])])
@@ -47,7 +50,7 @@ def test_the_best_step_stays_until_a_better_one_comes(tmp_path, mode, stay):
         found = {} if loss is None else {"loss": loss, "other": -loss}
         save_metrics(tmp_path, step, found)
         retention.retain(tmp_path, rule, damaged=(), checked_only=True)
-    assert retention.committed_steps(tmp_path) == stay
+    assert committed_steps(tmp_path) == stay
 
 
 def save_metrics(root: Path, step: int, found: dict) -> None:
@@ -115,7 +118,7 @@ def test_over_any_sequence_of_saves_damaged_and_last_good_steps_stay(saves, rule
     with tempfile.TemporaryDirectory() as directory:
         root, damaged = Path(directory), set()
         for step, has_checksums, is_damaged, loss in saves:
-            before = retention.committed_steps(root)
+            before = committed_steps(root)
             save_metrics(root, step, {} if loss is None else {"loss": loss})
             if not has_checksums:
                 (root / str(step) / checksums.SHA256SUMS).unlink()
@@ -124,7 +127,7 @@ def test_over_any_sequence_of_saves_damaged_and_last_good_steps_stay(saves, rule
             whole = [s for s in (*before, step) if checksums.exists(root / str(s))]
             good = [s for s in whole if s not in damaged]
             retention.retain(root, rule, damaged=damaged, checked_only=True)
-            after = retention.committed_steps(root)
+            after = committed_steps(root)
             assert damaged & {*before, step} <= set(after)
             assert set(sorted(good)[-rule.latest :]) <= set(after)
             gone = {*before, step} - set(after)
@@ -133,8 +136,8 @@ def test_over_any_sequence_of_saves_damaged_and_last_good_steps_stay(saves, rule
 
 def test_a_step_without_metadata_is_still_described(tmp_path):
     make(tmp_path, 4)
-    assert retention.describe(tmp_path, 4).items == ()
-    assert retention.describe(tmp_path, 4).metrics == {}
+    assert describe_step(tmp_path, 4).items == ()
+    assert describe_step(tmp_path, 4).metrics == {}
 
 
 def test_a_step_that_is_deleted_while_it_is_described_is_left_out(tmp_path, monkeypatch):
@@ -150,7 +153,7 @@ def test_a_step_that_is_deleted_while_it_is_described_is_left_out(tmp_path, monk
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "stat", stat_and_delete)
-        found = retention.described_steps(tmp_path)
+        found = described_steps(tmp_path)
     assert len(seen) == 1
     size = sum(path.stat().st_size for path in (tmp_path / "1").iterdir())
     assert [(step.step, step.bytes, step.has_checksums) for step in found] == [
@@ -171,7 +174,7 @@ def test_a_file_that_is_renamed_while_it_is_counted_is_no_error(tmp_path, monkey
         return stat(path, **options)
 
     monkeypatch.setattr(os, "stat", stat_late)
-    (found,) = retention.described_steps(tmp_path)
+    (found,) = described_steps(tmp_path)
     assert found.bytes == sum(path.stat().st_size for path in (tmp_path / "1").iterdir())
 
 
@@ -185,7 +188,7 @@ def test_an_interrupted_deletion_leaves_no_step(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         retention.delete(tmp_path, 1)
     monkeypatch.undo()
-    assert retention.committed_steps(tmp_path) == []
+    assert committed_steps(tmp_path) == []
     assert [path.name for path in tmp_path.iterdir()] == ["1.dovetail-deleting"]
     retention.delete_leftovers(tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -200,7 +203,7 @@ def test_leftovers_are_those_of_saves_and_deletions_alone(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {*names, *others} - {names[2]}
     retention.delete_leftovers(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == set(others)
-    assert retention.committed_steps(tmp_path) == [7]
+    assert committed_steps(tmp_path) == [7]
 
 
 def test_a_leftover_that_still_fills_waits_for_the_next_time(tmp_path, monkeypatch, caplog):
@@ -227,7 +230,7 @@ def test_damaged_steps_are_set_aside_one_after_another(tmp_path):
 
 
 def test_no_root_is_no_step(tmp_path):
-    assert retention.committed_steps(tmp_path / "none") == []
+    assert committed_steps(tmp_path / "none") == []
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -249,7 +252,110 @@ def test_best_is_a_best(unchecked):
 
 def test_a_path_without_checkpoint_is_answered_with_the_steps_beside_it(tmp_path):
     make(tmp_path, 10)
-    shown = retention.missing(tmp_path / "99")
-    assert shown == f", which does not exist; {tmp_path} has the steps [10]"
-    assert "an existing run" in retention.missing(tmp_path / "other" / "99")
-    assert "holds none" in retention.missing(tmp_path)
+    shown = missing(tmp_path / "99")
+    assert shown == f", which does not exist; {tmp_path} has the steps [10]: give {tmp_path / '10'}"
+    assert "an existing run" in missing(tmp_path / "other" / "99")
+    assert "holds none" in missing(tmp_path)
+
+
+def make_measured(root, step, **metrics):
+    (root / str(step) / "metrics").mkdir(parents=True)
+    (root / str(step) / "metrics" / "metrics").write_text(json.dumps(metrics))
+    checksums.write(root / str(step))
+
+
+def pruner_of(root, **options):
+    return Pruner(root, Retention(**options), checked_only=True)
+
+
+def test_a_deletion_that_fails_is_counted_said_and_tried_again(tmp_path, monkeypatch, caplog):
+    pruner = pruner_of(tmp_path, latest=1)
+    for step in (1, 2, 3):
+        make_measured(tmp_path, step)
+
+    def busy(path):
+        raise OSError(16, "Device or resource busy", "a file inside")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", busy)
+        pruner.prune(())
+    assert pruner.failures == 2
+    assert "2 old steps could not be deleted, first [Errno 16] Device or resource busy: " in (
+        caplog.text
+    )
+    assert "the next save tries again" in caplog.text
+    assert committed_steps(tmp_path) == [3]
+    pruner.prune(())
+    assert pruner.failures == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["3"]
+
+
+def test_a_root_that_cannot_be_listed_is_a_failure_too(tmp_path, caplog):
+    pruner = pruner_of(tmp_path / "gone", latest=1)
+    pruner.prune(())
+    assert pruner.failures == 1
+    assert "No such file or directory" in caplog.text
+
+
+def test_a_step_that_somebody_else_deletes_is_no_failure(tmp_path, monkeypatch):
+    pruner = pruner_of(tmp_path, latest=1)
+    for step in (1, 2):
+        make_measured(tmp_path, step)
+    doomed = Retention.doomed
+
+    def deleted_meanwhile(self, *args, **options):
+        steps = doomed(self, *args, **options)
+        shutil.rmtree(tmp_path / "1")
+        return steps
+
+    monkeypatch.setattr(Retention, "doomed", deleted_meanwhile)
+    pruner.prune(())
+    assert pruner.failures == 0
+
+
+def test_of_a_step_that_is_a_link_the_link_goes(tmp_path):
+    root, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    for step in (1, 2):
+        make_measured(root, step)
+    (root / "1").rename(elsewhere)
+    (root / "1").symlink_to(elsewhere)
+    pruner = pruner_of(root, latest=1)
+    pruner.prune(())
+    assert pruner.failures == 0
+    assert [path.name for path in root.iterdir()] == ["2"]
+    assert checksums.check(elsewhere) == []
+
+
+def said(caplog):
+    return [r.getMessage() for r in caplog.records if "to be compared" in r.getMessage()]
+
+
+def test_a_metric_that_no_step_has_is_said_at_the_first_deletion_and_once(tmp_path, caplog):
+    pruner = pruner_of(tmp_path, latest=2, best=Best("eval/los", mode="min"))
+    for step in range(1, 6):
+        make_measured(tmp_path, step, **{"eval/loss": 1.0 / step, "lr": 0.1})
+        pruner.prune(())
+        assert len(said(caplog)) == (step > 2), step
+    (message,) = said(caplog)
+    assert message == (
+        f"{tmp_path}: a metric must be saved with a step to be compared, got Best('eval/los') and "
+        "none in steps [1, 2, 3], so none of them is kept as the best: they have ['eval/loss']; "
+        "call save(step, metrics={'eval/los': ...}), or measure at the steps that are saved"
+    )
+
+
+@pytest.mark.parametrize("measured", [1, 3])
+def test_a_metric_of_one_step_is_enough(tmp_path, caplog, measured):
+    pruner = pruner_of(tmp_path, latest=2, best=Best("loss", mode="min"))
+    for step in (1, 2, 3):
+        make_measured(tmp_path, step, **({"loss": 1.0} if step == measured else {}))
+    pruner.prune(())
+    assert said(caplog) == []
+
+
+def test_steps_without_metrics_and_many_metrics_are_told_apart():
+    best = Best("loss", mode="min")
+    assert "they have no metrics" in unmeasured(best, {1: {}, 2: {}})
+    many = {f"metric {i:02}": 0.0 for i in range(30)}
+    assert "'metric 09']" in unmeasured(best, {1: many})
+    assert "metric 10" not in unmeasured(best, {1: many})

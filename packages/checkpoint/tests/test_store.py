@@ -282,7 +282,7 @@ def test_a_named_step_is_restored_and_no_other(tmp_path):
         for step in (1, 2):
             store.save(step, item=x * step)
         assert float(store.restore(step=1, item=x)[1]["item"][0, 0]) == 1.0
-        with pytest.raises(ValueError, match=r"one that was saved, got step=3; .* holds \[1, 2\]"):
+        with pytest.raises(ValueError, match=r"was saved, got step=3 .*\[1, 2\]; use step=2, or"):
             store.restore(step=3, item=x)
         damage(tmp_path, 2)
         with pytest.raises(RuntimeError, match="must be intact"):
@@ -370,9 +370,9 @@ def test_a_missing_step_is_answered_with_the_steps_of_the_run(tmp_path):
     with Store(tmp_path) as store:
         store.save(10, item=jnp.ones(3))
     for call in (inspect, lambda path: export_safetensors(path, tmp_path / "out")):
-        with pytest.raises(ValueError, match=r"99, which does not exist; .* has the steps \[10\]"):
+        with pytest.raises(ValueError, match=r"99, which does not exist; .* \[10\]: give .*10$"):
             call(tmp_path / "99")
-    with pytest.raises(ValueError, match=r"item must be one of \['item'\] .* got item='x'; name"):
+    with pytest.raises(ValueError, match=r"item must be one of \['item'\] .* got item='x'; give"):
         export_safetensors(tmp_path / "10", tmp_path / "out", item="x")
 
 

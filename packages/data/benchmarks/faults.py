@@ -44,7 +44,7 @@ from dovetail_data import (
     Prompt,
     Template,
     Text,
-    _tasks,
+    _workers,
     jsonl,
     pack,
     train_bpe,
@@ -341,7 +341,7 @@ def main() -> None:
     if args.table:
         print(page([json.loads(line) for line in args.table.read_text().splitlines()]), end="")
         return
-    _tasks._CHUNK_BYTES = _CHUNK_BYTES
+    _workers._CHUNK_BYTES = _CHUNK_BYTES
     rng = random.Random(0)
     flips: dict[str, Counter[str]] = {}
     with tempfile.TemporaryDirectory() as name:

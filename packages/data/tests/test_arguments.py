@@ -42,6 +42,13 @@ def test_the_three_parts():
     )
 
 
+@pytest.mark.parametrize("value", ["16", " -3", 16.0, np.float32(4)])
+def test_texts_and_floats_that_hold_an_integer_are_answered_with_it(value):
+    message = rf"must be an integer: got length={re.escape(repr(value))} of type .*\. Pass length="
+    with pytest.raises(TypeError, match=message + rf"{int(value)}\.$"):
+        require_integer("length", value, "Pass 1.")
+
+
 @pytest.mark.parametrize("value", [1, np.int32(2), np.uint64(3)])
 def test_integers_of_numpy_are_integers(value):
     require_integer("n", value, "", least=1)

@@ -63,7 +63,7 @@ def test_a_plan_of_one_corpus_as_json(corpus, command):
         "tokens": 144.0,
     }
     code, _, err = command(*line, "--exhausted", "stop", "--weights", "other=1")
-    assert (code, err.startswith("error: --weights must be of the sources")) == (1, True)
+    assert (code, err.startswith("error: --weights must name each corpus")) == (1, True)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,22 @@ def test_a_plan_of_one_corpus_as_json(corpus, command):
             ["budget", "corpus", "--steps", "0", "--global-batch", "1"],
             "error: --steps must be >= 1",
         ),
-        (["budget", "--steps", "1", "--global-batch", "1"], "error: a mixture must have a source"),
+        (
+            ["budget", "--steps", "1", "--global-batch", "1"],
+            "error: a budget must have a corpus: got none. Pass DIR, or --name NAME=DIR.",
+        ),
+        (
+            ["budget", "corpus", "--name", "b=corpus", "--steps", "1", "--global-batch", "1"],
+            "error: --weights must name each corpus, corpus, b: got none. Type --weights "
+            "corpus=0.5 b=0.5.",
+        ),
+        (
+            [
+                *("budget", "corpus", "--name", "b=corpus", "--steps", "1", "--global-batch", "1"),
+                *("--weights", "corpus=3", "c=1"),
+            ],
+            "corpus, b: got corpus, c. Type --weights corpus=3 b=0.5.",
+        ),
     ],
 )
 def test_what_cannot_be_done_is_one_message(corpus, here, command, argv, message):
@@ -185,8 +200,8 @@ def test_a_wrong_line_is_code_2(command, argv):
 
 def test_help(command):
     for argv, expected in (
-        (["--help"], "Say what a run will see of corpora"),
-        (["write", "--help"], "--max-corrupt N"),
+        (["--help"], "Count the rows, epochs and tokens that a run takes"),
+        (["write", "--help"], "number of processes that encode (1)"),
         (["inspect", "--help"], "exit codes:"),
     ):
         code, out, _ = command(*argv)

@@ -15,7 +15,7 @@ import pytest
 
 from dovetail_data._index_file import load
 from dovetail_data.index import DamageError
-from dovetail_data.spans import SpanTable
+from dovetail_data.token_rows import SpanTable
 
 OF = {"corpus": "c", "packing": "p"}
 NAMES = ["document", "start", "length", "offsets"]
@@ -87,7 +87,7 @@ import os, signal, sys
 from pathlib import Path
 import numpy as np
 from dovetail_data import _index_file
-from dovetail_data.spans import SpanTable
+from dovetail_data.token_rows import SpanTable
 calls, fsync = 0, os.fsync
 def sync_or_die(descriptor):
     global calls

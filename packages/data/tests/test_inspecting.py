@@ -73,7 +73,9 @@ def test_a_notebook_shows_the_page_in_a_frame(plain):
 
 def test_text(plain):
     # 10 bytes of text, bos and eos: 11 pairs, each of whose targets is learnt.
-    assert str(show(pad(plain, length=13), [0, 1])) == (
+    shown = show(pad(plain, length=13), [0, 1])
+    assert repr(shown) == "Shown(2 rows; print it)"
+    assert str(shown) == (
         "row 0: 11 of 13 slots filled, 11 learnt\n"
         "  document 0 (record 0 of a.txt), targets 0 to 10\n"
         "    ⟨<|bos|>⟩⟦héllo↵\n"

@@ -365,7 +365,7 @@ def test_stages_out_of_order_are_an_error(starts, found):
     "other, message",
     [
         (Numbered(4, unit=2), "the same rows per example: got 1 in 'a' and 2 in 'b'. Make"),
-        (Numbered(4, length=4), "the same length: got 3 in 'a' and 4 in 'b'. Make their rows"),
+        (Numbered(4, length=4), "the same length: got 3 in 'a' and 4 in 'b'. Make all of"),
         (Numbered(4, fields=("tokens",)), "the same fields: got {'tokens': (dtype('int32'), (3,"),
     ],
 )

@@ -27,8 +27,11 @@ def test_weights_become_integers(weights, counts):
 @pytest.mark.parametrize(
     "weights, message",
     [
-        ({"a": 1}, r"of the sources ['a', 'b']: got ['a'] for the rows from 7. Name each"),
-        ({"a": 1, "b": 1, "c": 0}, "got ['a', 'b', 'c'] for the rows from 7. Name each source"),
+        (
+            {"a": 1},
+            r"of the sources ['a', 'b']: got ['a'] for the rows from 7. Pass weights={'a': 0.5",
+        ),
+        ({"a": 1, "b": 1, "c": 0}, "got ['a', 'b', 'c'] for the rows from 7. Pass weights={"),
         ({"a": 1, "b": -0.5}, "a number >= 0: got weights['b']=-0.5. Pass 0 to"),
         ({"a": float("nan"), "b": 1}, "a number >= 0: got weights['a']=nan. Pass 0 to"),
         ({"a": float("inf"), "b": 1}, "a number >= 0: got weights['a']=inf. Pass 0 to"),

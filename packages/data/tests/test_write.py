@@ -22,7 +22,7 @@ module = sys.modules["dovetail_data.write"]  # the package's attribute of that n
 # for a line, so that it can be killed at a chosen chunk however slow the machine is.
 PROGRAM = """
 import sys
-import dovetail_data._tasks
+import dovetail_data._workers
 from dovetail_data import Bytes, Text, text, write
 
 def proceed(event):
@@ -31,7 +31,7 @@ def proceed(event):
 
 if __name__ == "__main__":
     source, directory, workers = sys.argv[1:]
-    dovetail_data._tasks._CHUNK_BYTES = 20_000
+    dovetail_data._workers._CHUNK_BYTES = 20_000
     write(text(source), directory, encoder=Text(Bytes()), shard_bytes=90_000, workers=int(workers),
           progress=proceed)
 """
@@ -111,7 +111,7 @@ def test_killed_at_random_moments_the_bytes_are_the_same(
 @pytest.mark.parametrize("moment", ["before the rename", "after it"])
 def test_a_crash_around_the_rename_of_a_shard(tree, tmp_path, monkeypatch, shard, moment):
     source, encoder = text(tree), Text(Bytes())
-    monkeypatch.setattr("dovetail_data._tasks._CHUNK_BYTES", 20_000)
+    monkeypatch.setattr("dovetail_data._workers._CHUNK_BYTES", 20_000)
     write(source, tmp_path / "whole", encoder=encoder, shard_bytes=90_000)
     rename = Path.replace
 
@@ -187,7 +187,7 @@ def test_a_changed_call_is_an_error(tree, bpe, tmp_path, changed, finished):
 
 
 def test_counts_and_progress(tmp_path, monkeypatch):
-    monkeypatch.setattr("dovetail_data._tasks._CHUNK_BYTES", 5)
+    monkeypatch.setattr("dovetail_data._workers._CHUNK_BYTES", 5)
     (tmp_path / "x.jsonl").write_text('{"text": "né"}\n{"text": ""}\n{"text": "yes"}')
     (tmp_path / "y.jsonl").write_text('{"text": "no"}')
     events = []

@@ -21,6 +21,7 @@ from dovetail_models import (
 )
 
 ROPE = Rope(theta=100.0)
+EXTRA = tuple((name, "1") for name in "abcde")
 
 
 def _groups(count, score="max"):
@@ -33,6 +34,22 @@ def test_configs_are_values():
     assert hash(llama(**options)) == hash(llama(**options))
     assert llama(**options) != llama(**options, tie=True)
     assert qwen3(**options).layers[0].attention.qk_norm
+
+
+def test_a_repr_has_each_kind_of_layer_once():
+    options = {"vocab_size": 8, "embed": 6, "heads": 3, "mlp": 5}
+    assert repr(llama(**options, depth=40, max_length=7)) == (
+        "Config(family='llama', vocab_size=8, embed=6, norm=Norm(), tie=False, max_length=7, "
+        "layers:\n  40 x Layer(attention=Attention(heads=3, kv_heads=3, head_dim=2, "
+        "rope=Rope(theta=10000.0)), mlp=Mlp(hidden=5)))"
+    )
+    kinds = tuple(llama(**options, depth=1).layers[0] for _ in range(2))
+    others = tuple(dataclasses.replace(kinds[0], mlp=Mlp(hidden=i)) for i in range(6, 16))
+    config = dataclasses.replace(llama(**options, depth=1), layers=(*kinds, *others), extra=EXTRA)
+    first, *lines = repr(config).splitlines()
+    assert "extra=(5 values), layers:" in first
+    assert lines[0].startswith("  2 x Layer(")
+    assert (len(lines), lines[-1]) == (7, "  ... 5 more kinds)")
 
 
 @pytest.mark.parametrize(
@@ -78,7 +95,7 @@ def test_configs_are_values():
         ),
         (
             lambda: YarnScaling(factor=4.0, original_length=16, beta_fast=1.0, beta_slow=1.0),
-            ["beta_fast must be above beta_slow", "beta_fast=1.0", "32 and 1"],
+            ["beta_fast must be above beta_slow", "beta_fast=1.0", "Use beta_fast=32, beta_slow=1"],
         ),
         (lambda: LinearScaling(factor=float("nan")), ["must be positive", "factor=nan", "Pass"]),
         (lambda: Norm(eps=0.0), ["Norm.eps must be positive", "eps=0.0", "Pass eps="]),
@@ -87,7 +104,7 @@ def test_configs_are_values():
             lambda: Llama3Scaling(
                 factor=8.0, low_freq_factor=4.0, high_freq_factor=4.0, original_length=32
             ),
-            ["must be above low_freq_factor", "high_freq_factor=4.0", "uses 4.0 and 1.0"],
+            ["must be above low_freq_factor", "high_freq_factor=4.0", "Use high_freq_factor=4.0"],
         ),
         (
             lambda: llama(vocab_size=8, embed=6, depth=0, heads=3, mlp=5),

@@ -1,6 +1,7 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
 import dataclasses
+import html
 import re
 
 import jax
@@ -142,7 +143,14 @@ def test_a_parameter_that_is_a_tree():
 
 def test_the_table():
     config = dataclasses.replace(CONFIG, vocab_size=32)
-    text = str(describe(abstract(config), mesh=MESH)).splitlines()
+    description = describe(abstract(config), mesh=MESH)
+    rows, parameters = len(description.rows), description.total.parameters
+    assert re.fullmatch(
+        rf"Description\({rows} rows, {parameters:,} parameters, .* kB; print it\)",
+        repr(description),
+    )
+    assert html.unescape(description._repr_html_()) == f"<pre>{description}</pre>"
+    text = str(description).splitlines()
     assert text[0].split("  ")[0] == "path"
     columns = [re.split("  +", line) for line in text]
     embed = ["embed.embedding", "Param", "[32, 12]", "float32", "(tensor, fsdp)", "384", "1.54 kB"]

@@ -121,6 +121,11 @@ def test_configurations_and_trees(model, random_model):
     assert found.kinds == (
         Change(path="embed.embedding", a="float32[30, 12]", b="float32[31, 12]"),
     )
+    assert repr(found) == (
+        f"Difference(config: {len(found.config)}, only in a: {len(found.only_a)}, only in b: "
+        f"{len(found.only_b)}, shape or dtype: 1, values: {len(found.values)}, "
+        f"same: {found.same}; print it)"
+    )
     text = str(found).splitlines()
     assert "  layers.{0..1}.attention.window: None | 4" in text
     assert text.index("config, a | b") < text.index("only in a") < text.index("only in b")

@@ -50,7 +50,7 @@ BAD = {
     ),
     "heads of a pooler": (
         lambda: dataclasses.replace(VISION, pooler=AttentionPool(heads=5, mlp=BLOCK)),
-        ["must divide embed", "got heads=5, embed=12", "Change one"],
+        ["must divide embed", "got heads=5, embed=12", "Use one of heads=(1, 2, 3, 4, 6, 12)"],
     ),
     "labels": (
         lambda: dataclasses.replace(VISION, labels=("a", "b")),

@@ -1,5 +1,7 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
+import html
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -69,10 +71,11 @@ def test_nnx_state_reads_like_its_paths():
 def test_it_prints_a_table():
     mesh = jax.make_mesh((1,), ("data",))
     sharding = NamedSharding(mesh, PartitionSpec("data"))
-    text = str(
-        explain([("**", optax.adam(1.0))], {"w": jax.device_put(jnp.zeros((2, 3)), sharding)})
-    )
-    head, row, total = text.splitlines()
+    params = {"w": jax.device_put(jnp.zeros((2, 3)), sharding)}
+    explanation = explain([("**", optax.adam(1.0))], params)
+    head, row, total = str(explanation).splitlines()
+    assert repr(explanation) == f"Explanation(1 parameters, {total}; print it)"
+    assert html.unescape(explanation._repr_html_()) == f"<pre>{explanation}</pre>"
     assert head.split() == ["parameter", "shape", "dtype", "rule", "state", "bytes", "sharding"]
     assert row.split()[:4] == ["w", "2x3", "float32", "**"]
     assert "mu float32[2,3], nu float32[2,3]" in row

@@ -184,7 +184,9 @@ def test_a_product_that_rounds_otherwise_than_the_spec_is_refused(model, monkeyp
     with pytest.raises(ValueError, match=r"act='int8' of W8A8 and act=None of 'linear'"):
         apply(model, plan(model, [("linear", Spec())]), matmul=W8A8())
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # it would refuse before
-    with pytest.raises(TypeError, match=r"has prepare, codes, act and a call, got str; see"):
+    with pytest.raises(
+        TypeError, match=r"has prepare, codes, act and a call, got str; write matmul="
+    ):
         apply(model, plan(model, [("linear", Spec())]), matmul="auto")
 
 

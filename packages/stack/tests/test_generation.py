@@ -95,7 +95,7 @@ def test_characters_come_whole_and_the_end_of_text_ends_it():
             {"temperature": float("inf")},
             "temperature must .* finite, got temperature=inf: try 1.0",
         ),
-        ({"top_p": 0.0}, r"top_p must lie in \(0, 1\], got top_p=0.0"),
+        ({"top_p": 0.0}, r"top_p must lie in \(0, 1\], got top_p=0.0: pass top_p=1 to"),
         ({"top_p": 1.5}, r"top_p must lie in \(0, 1\], got top_p=1.5"),
     ],
 )

@@ -222,6 +222,7 @@ def test_a_run_whose_lock_is_held_is_running(tmp_path):
         assert runs.load(run).state == "running"
         holder.kill()
     assert runs.load(run).state == "killed"
+    assert repr(runs.load(run)) == f"Run({str(run)!r}: killed, 1 events, 0 lines)"
 
 
 def test_the_reader_is_that_of_the_trainer(folder):

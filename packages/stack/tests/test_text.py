@@ -47,6 +47,7 @@ def test_files_without_text_are_skipped_and_counted(tmp_path):
         (tmp_path / name).write_bytes(content)
     (tmp_path / ".hidden").write_bytes(b"text")
     found = select(tmp_path, pattern="**/*")
+    assert repr(found) == f"Selection({found})"
     assert [path.name for path in found.files] == ["a.txt", "b.txt.gz"]
     assert found.skipped == (
         "broken.txt.gz",

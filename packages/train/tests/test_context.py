@@ -65,8 +65,11 @@ def _call(*, rows=4, tokens=8, heads=4, method="all_to_all", **options):
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"rows": 3}, r"must be divisible by the devices that share.*rows=3 over 2.*change the m"),
-        ({"tokens": 9}, r"tokens=9 over 2; change"),
+        (
+            {"rows": 3},
+            r"must be divisible by the devices that share.*rows=3 over 2.*pass 2 rows of 8 tokens",
+        ),
+        ({"tokens": 9}, r"tokens=9 over 2; pass 4 rows of 10 tokens"),
         ({"heads": 6}, r"heads=6 over 4 with method='all_to_all'; use a smaller context axis, or"),
         ({"heads": 3, "method": "gather"}, r"heads=3 over 2 with method='gather'; use a mesh"),
         ({"kv": ()}, r"has no cache, got kv; generate with the attention itself"),

@@ -113,7 +113,7 @@ def trainer():
 
 
 def _run(trainer, time, data, *, sink, steps=8, **options):
-    defaults = {"store": None, "save_every": None, "hooks": (), "stop": None}
+    defaults = {"store": None, "save_every": None, "hooks": (), "stop": None, "resume": "exact"}
     begin = trainer._begin(nnx.Linear(3, 2, rngs=nnx.Rngs(0)))
     options = defaults | options
     run = Run(trainer, data, begin=begin, steps=steps, sinks=[sink], now=time, **options)

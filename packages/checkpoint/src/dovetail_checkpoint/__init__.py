@@ -31,7 +31,7 @@ from dovetail_checkpoint.loading import explain, load
 from dovetail_checkpoint.mapping import Explanation
 from dovetail_checkpoint.metadata import Checkpoint, Run, inspect
 from dovetail_checkpoint.report import DamageError, IntegrityReport, Problem, StepReport
-from dovetail_checkpoint.retention import Best, Retention, SavedStep
+from dovetail_checkpoint.retention import Best, Retention
 from dovetail_checkpoint.rules import (
     Rule,
     cast,
@@ -46,6 +46,7 @@ from dovetail_checkpoint.rules import (
     unstack,
 )
 from dovetail_checkpoint.signals import StopRequest, on_signal
+from dovetail_checkpoint.steps import SavedStep
 from dovetail_checkpoint.store import Store
 from dovetail_checkpoint.verifying import verify
 

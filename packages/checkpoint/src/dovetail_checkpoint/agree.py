@@ -51,7 +51,7 @@ def raise_together(error: Exception | None) -> None:
     if failed:
         raise RuntimeError(
             f"every process must succeed, got process={failed[0][0]} with {failed[0][1]}; "
-            "see what it raised"
+            "mend its cause and call again on every process"
         )
 
 

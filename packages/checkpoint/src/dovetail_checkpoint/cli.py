@@ -26,6 +26,8 @@ from dovetail_checkpoint.rule_options import add_rule_options
 from dovetail_checkpoint.verifying import verify
 
 _PATHS = "a step (RUN/10), a tree of one (RUN/10/model), or safetensors"
+_FILE_BYTES = "most bytes of each safetensors file (5e9)"
+_ITEM = "tree to read from a step that holds several"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -87,8 +89,8 @@ class _Line:
 
 def _inspect(parser: argparse.ArgumentParser) -> None:
     """Show a path's steps, trees, and leaves with shapes and digests. Reads no array."""
-    parser.add_argument("path", type=Path, metavar="PATH", help=f"a run, {_PATHS}")
-    parser.add_argument("--item", help="only this tree or object of a step")
+    parser.add_argument("path", type=Path, metavar="PATH", help=f"a run (RUN), {_PATHS}")
+    parser.add_argument("--item", metavar="NAME", help="tree or object of a step to show (all)")
     add_json(parser)
     parser.set_defaults(act=_run_inspect)
 
@@ -96,8 +98,8 @@ def _inspect(parser: argparse.ArgumentParser) -> None:
 def _diff(parser: argparse.ArgumentParser) -> None:
     """Compare two trees by their digests; arrays without digests are read."""
     parser.add_argument("a", type=Path, metavar="A", help=_PATHS)
-    parser.add_argument("b", type=Path, metavar="B", help="the same")
-    parser.add_argument("--item", help="which tree of a step, if it holds several")
+    parser.add_argument("b", type=Path, metavar="B", help="as A")
+    parser.add_argument("--item", metavar="NAME", help=_ITEM)
     add_json(parser)
     add_rule_options(parser)
     parser.set_defaults(act=_run_diff)
@@ -106,28 +108,31 @@ def _diff(parser: argparse.ArgumentParser) -> None:
 def _verify(parser: argparse.ArgumentParser) -> None:
     """Read everything and check it against digests and checksums. Changes nothing."""
     parser.add_argument(
-        "path", type=Path, metavar="PATH", help="a run, a step (RUN/10), or safetensors"
+        "path", type=Path, metavar="PATH", help="a run (RUN), a step (RUN/10), or safetensors"
     )
     add_json(parser)
     parser.set_defaults(act=_run_verify)
 
 
 def _convert(parser: argparse.ArgumentParser) -> None:
-    """Write a tree in another format or layout, with digests; all of it or nothing.
+    """Write a tree in another format or layout, with digests. Writes all of it or nothing.
 
-    To orbax, the result passes through the host's memory; to safetensors it is streamed.
+    For orbax, the result passes through the host's memory. For safetensors it is streamed.
     """
     parser.add_argument("path", type=Path, metavar="PATH", help=_PATHS)
     parser.add_argument(
-        "--out", type=Path, required=True, metavar="DIR", help="a directory that does not exist"
+        "--out", type=Path, required=True, metavar="DIR", help="new directory to write to"
     )
     parser.add_argument(
-        "--format", required=True, choices=("orbax", "safetensors"), help="orbax: step 0 of a run"
+        "--format",
+        required=True,
+        choices=("orbax", "safetensors"),
+        help="format to write; orbax makes step 0 of a run",
     )
-    parser.add_argument("--item", help="which tree of a step, if it holds several")
-    parser.add_argument("--file-bytes", type=int, help="most bytes of a safetensors file (5e9)")
+    parser.add_argument("--item", metavar="NAME", help=_ITEM)
+    parser.add_argument("--file-bytes", type=int, metavar="N", help=_FILE_BYTES)
     parser.add_argument(
-        "--dry-run", action="store_true", help="print where each leaf comes from; read no array"
+        "--dry-run", action="store_true", help="print the source of each leaf; write nothing"
     )
     add_json(parser)
     add_rule_options(parser)

@@ -130,7 +130,7 @@ def planned(
 def _check(format: str, file_bytes: int | None) -> None:
     if format not in ("orbax", "safetensors"):
         raise ValueError(
-            f"format must be 'orbax' or 'safetensors', got format={format!r}; name one of them"
+            f"format must be 'orbax' or 'safetensors', got format={format!r}; use 'safetensors'"
         )
     if format == "orbax" and file_bytes is not None:
         raise ValueError(

@@ -25,7 +25,12 @@ from dovetail_checkpoint.source import Source, SourceLeaf
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """A leaf on both sides."""
+    """A leaf that differs.
+
+    Attributes:
+        left: The leaf on the left.
+        right: The leaf on the right.
+    """
 
     left: SourceLeaf
     right: SourceLeaf
@@ -65,6 +70,9 @@ class Diff:
     def same(self) -> bool:
         """Whether the trees are equal."""
         return not (self.only_left or self.only_right or self.retyped or self.changed)
+
+    def __repr__(self) -> str:
+        return f"Diff({str(self).splitlines()[-1]}{'' if self.same else '; print it'})"
 
     def __str__(self) -> str:
         lines = [*self.notes, *(f"- {name}" for name in self.only_left)]

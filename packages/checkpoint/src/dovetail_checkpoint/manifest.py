@@ -10,7 +10,7 @@
      "metrics": {"loss": 0.5},
      "sha256": "..."}
 
-`step` and `run` say which step of which run this is (identity.py); manifests of older versions have
+`step` and `run` say which step of which run this is (steps.py); manifests of older versions have
 neither. `tree` is the plain tree (names.py) with the number of each leaf in its place. Orbax cannot
 hold arrays without elements; these are in `leaves` alone. `sha256` covers the canonical JSON of
 everything else, so a damaged manifest is not mistaken for the manifest of another model.

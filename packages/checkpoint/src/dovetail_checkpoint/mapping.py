@@ -7,6 +7,7 @@ both sides. Print the plan to review it before a byte is read.
 """
 
 import difflib
+import html
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ _SHOWN = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """The source of each leaf.
+    """The source of each leaf. Print it to read it as a list.
 
     Attributes:
         built: By name, in the order of the target: the regions to read and their arrangement.
@@ -62,6 +63,13 @@ class Explanation:
             for piece in built.pieces:
                 used.setdefault(piece.source, []).append((name, piece))
         return used
+
+    def __repr__(self) -> str:
+        dropped = f"{len(self.initial)} keep their initial values, {len(self.dropped)} dropped"
+        return f"Explanation({len(self.built)} leaves, {dropped}; print it)"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
 
     def __str__(self) -> str:
         lines = [self._line(name) for name in self.built]

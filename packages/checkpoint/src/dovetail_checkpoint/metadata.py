@@ -2,20 +2,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """Description of a path from metadata alone: a run, a step, a tree, or safetensors files."""
 
+import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dovetail_checkpoint import _compat, checksums, identity, reading, retention, step_names
+from dovetail_checkpoint import _compat, checksums, reading
 from dovetail_checkpoint.manifest import MANIFEST_ITEM, Identity, Items, TreeItem
 from dovetail_checkpoint.mapping import leaf_bytes
 from dovetail_checkpoint.names import match_names
 from dovetail_checkpoint.opening import is_safetensors, open_source, step_and_item
 from dovetail_checkpoint.orbax_item import OrbaxItem
 from dovetail_checkpoint.report import DamageError
-from dovetail_checkpoint.retention import SavedStep
 from dovetail_checkpoint.source import SourceLeaf
+from dovetail_checkpoint.steps import (
+    SavedStep,
+    committed_steps,
+    describe_directory,
+    described_steps,
+    misplacement,
+    missing,
+    step_directory,
+    step_number,
+)
 
 # What Orbax keeps beside the items of a step.
 _NO_ITEMS = {_compat.METRICS_ITEM, MANIFEST_ITEM}
@@ -23,7 +33,12 @@ _NO_ITEMS = {_compat.METRICS_ITEM, MANIFEST_ITEM}
 
 @dataclass(frozen=True, kw_only=True)
 class TreeContents:
-    """The leaves of one tree. `item` is its name in the step, or None for an only tree."""
+    """The leaves of one tree.
+
+    Attributes:
+        item: Name in the step; None for an only tree.
+        leaves: The leaves, in the writer's order.
+    """
 
     item: str | None
     leaves: tuple[SourceLeaf, ...]
@@ -33,14 +48,19 @@ class TreeContents:
         """The bytes of all leaves in memory."""
         return sum(map(leaf_bytes, self.leaves))
 
+    def __repr__(self) -> str:
+        return f"TreeContents({self._head()}; print it)"
+
     def __str__(self) -> str:
-        head = f"{len(self.leaves)} leaves, {self.bytes} bytes"
         rows = [
             (leaf.name, f"{leaf.dtype}{list(leaf.shape)}", leaf.digest or "no digest")
             for leaf in self.leaves
         ]
-        title = head if self.item is None else f"{self.item}: {head}"
-        return "\n".join([title, *(f"  {line}" for line in table(rows))])
+        return "\n".join([self._head(), *(f"  {line}" for line in table(rows))])
+
+    def _head(self) -> str:
+        head = f"{len(self.leaves)} leaves, {self.bytes} bytes"
+        return head if self.item is None else f"{self.item}: {head}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +107,13 @@ class Checkpoint:
     identity: Identity | None = None
     misplaced: str | None = None
 
+    def __repr__(self) -> str:
+        names = [entry.item or "one tree" for entry in (*self.trees, *self.objects)]
+        return f"Checkpoint({str(self.path)!r}: {', '.join(names) or 'no item'}; print it)"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
     def __str__(self) -> str:
         head = f"{self.path}: written by {self.writer}"
         if self.identity is not None:
@@ -99,10 +126,21 @@ class Checkpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """The committed steps of a run, oldest first."""
+    """The committed steps of a run.
+
+    Attributes:
+        path: Directory of the run.
+        steps: The steps, oldest first.
+    """
 
     path: Path
     steps: tuple[SavedStep, ...]
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r}: {len(self.steps)} steps; print it)"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
 
     def __str__(self) -> str:
         lines = table([_step_cells(step) for step in self.steps])
@@ -138,13 +176,13 @@ def inspect(path: str | Path, *, item: str | None = None) -> Run | Checkpoint:
     path = Path(path).absolute()
     if is_safetensors(path):
         return _safetensors(path, item)
-    steps = retention.committed_steps(path)
+    steps = committed_steps(path)
     if steps and item is None:
-        return Run(path=path, steps=tuple(retention.described_steps(path)))
+        return Run(path=path, steps=tuple(described_steps(path)))
     if steps:
         raise ValueError(
             f"an item must be one of a step, got item={item!r} for the run {path}; "
-            f"give {retention.step_directory(path, steps[-1])}"
+            f"give {step_directory(path, steps[-1])}"
         )
     return _step(path, item)
 
@@ -176,18 +214,25 @@ def _step(path: Path, item: str | None) -> Checkpoint:
     trees, objects = _of_orbax(path) if items is None else _of_record(items)
     names = [entry.item for entry in [*trees, *objects]]
     if item is not None and item not in names:
-        raise ValueError(f"item must be one of {names} in {path}, got item={item!r}; name one")
-    number = step_names.number(path)
+        raise ValueError(
+            f"item must be one of {names} in {path}, got item={item!r}{_example(names)}"
+        )
+    number = step_number(path)
     stated = items.identity if items else None
     return Checkpoint(
         path=path,
         writer="orbax" if items is None else "dovetail",
-        step=None if number is None else retention.describe_directory(path, number),
+        step=None if number is None else describe_directory(path, number),
         trees=tuple(tree for tree in trees if item in (None, tree.item)),
         objects=tuple(state for state in objects if item in (None, state.item)),
         identity=stated,
-        misplaced=identity.note(path, stated),
+        misplaced=misplacement(path, stated),
     )
+
+
+def _example(names: Sequence[str | None]) -> str:
+    """Returns the item to give instead, for the end of a message."""
+    return f"; give item={names[0]!r}" if names and names[0] else "; leave item out"
 
 
 def _record(path: Path) -> Items | None:
@@ -195,7 +240,7 @@ def _record(path: Path) -> Items | None:
     if None in _compat.tree_names(path):
         return None
     if not _compat.is_checkpoint(path) and not checksums.exists(path):
-        raise ValueError(f"there must be a checkpoint, got path={path}{retention.missing(path)}")
+        raise ValueError(f"there must be a checkpoint, got path={path}{missing(path)}")
     items, problems = reading.read_record(path)
     if problems:
         raise DamageError(path, problems)

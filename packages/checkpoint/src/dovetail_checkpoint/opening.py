@@ -5,9 +5,10 @@
 import logging
 from pathlib import Path
 
-from dovetail_checkpoint import _compat, retention
+from dovetail_checkpoint import _compat
 from dovetail_checkpoint.orbax_item import OrbaxItem
 from dovetail_checkpoint.source import Source
+from dovetail_checkpoint.steps import committed_steps, step_directory
 from dovetail_checkpoint.tensor_reader import TensorReader
 
 _logger = logging.getLogger(__name__)
@@ -33,11 +34,11 @@ def open_source(path: str | Path, *, item: str | None = None) -> Source:
                 f"safetensors files hold one tree, got item={item!r} for {path}; leave item out"
             )
         return TensorReader(path)
-    steps = retention.committed_steps(path)
+    steps = committed_steps(path)
     if steps:
         raise ValueError(
             f"path must be one step, got the run {path} with steps {steps}; "
-            f"give {retention.step_directory(path, steps[-1])}"
+            f"give {step_directory(path, steps[-1])}"
         )
     source = OrbaxItem(*step_and_item(path, item))
     if note := source.note:

@@ -13,12 +13,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from dovetail_checkpoint import _compat, checksums, foreign, identity, reading, target
+from dovetail_checkpoint import _compat, checksums, foreign, reading, target
 from dovetail_checkpoint.manifest import Identity, Leaf, TreeItem
 from dovetail_checkpoint.names import match_names
 from dovetail_checkpoint.report import DamageError, Problem
-from dovetail_checkpoint.retention import missing
 from dovetail_checkpoint.source import SourceLeaf, Value
+from dovetail_checkpoint.steps import misplacement, missing
 
 
 class OrbaxItem:
@@ -73,7 +73,7 @@ class OrbaxItem:
     @property
     def note(self) -> str | None:
         """The difference if the directory is named as another step, or lies in another run."""
-        return identity.note(self.path, self.identity)
+        return misplacement(self.path, self.identity)
 
     def damaged_files(self, names: list[str]) -> list[Problem]:
         """Returns the files that differ from the step's checksums: a file of Orbax holds many
@@ -111,10 +111,14 @@ def _chosen(path: Path, item: str | None) -> str | None:
         return trees[0]
     listed = [name for name in trees if name]
     if item is None and listed:
-        raise ValueError(f"item must say which of {listed} in {path}, got None; item={listed[0]!r}")
+        raise ValueError(
+            f"item must say which of {listed} in {path}, got item=None; give item={listed[0]!r}"
+        )
     if not listed:
         raise ValueError(f"there must be a tree of arrays, got path={path}{missing(path)}")
-    raise ValueError(f"item must be one of {listed} in {path}, got item={item!r}; name one")
+    raise ValueError(
+        f"item must be one of {listed} in {path}, got item={item!r}; give item={listed[0]!r}"
+    )
 
 
 def _target(leaf: Leaf, place: jax.sharding.Sharding | None) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from dovetail_checkpoint import _compat, agree, checksums, foreign, identity, retention, target
+from dovetail_checkpoint import _compat, agree, checksums, foreign, target
 from dovetail_checkpoint.digest import hex_digests
 from dovetail_checkpoint.manifest import (
     MANIFEST_ITEM,
@@ -24,6 +24,7 @@ from dovetail_checkpoint.manifest import (
 )
 from dovetail_checkpoint.names import leaf_names, shown_names
 from dovetail_checkpoint.report import Problem, StepReport
+from dovetail_checkpoint.steps import identity_problems, is_ours, step_directory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,18 +71,18 @@ def read(
     Raises:
         ValueError: The step belongs to another model. Damage is reported, not raised.
     """
-    directory = retention.step_directory(root, step)
+    directory = step_directory(root, step)
     items, problems = read_record(directory)
     recorded = items is not None
     report = StepReport(
         path=directory,
         step=step,
         verified=False,
-        foreign=not recorded and not identity.is_ours(directory),
+        foreign=not recorded and not is_ours(directory),
         numbered=items is None or items.identity is not None,
     )
     stated = items.identity if items else None
-    if misplaced := agree.problems(identity.problems(directory, stated, run)):
+    if misplaced := agree.problems(identity_problems(directory, stated, run)):
         return replace(report, problems=tuple(misplaced)), {}
     mismatch, wanted = None, _wanted(_NOTHING, {})
     if items is None and not problems:
@@ -274,10 +275,10 @@ def state_of(
 
 def _stored_state(root: Path, step: int, name: str, run: str | None) -> tuple[bool, bool, Any]:
     """Returns whether the state is intact, whether all processes share it, and its document."""
-    directory = retention.step_directory(root, step)
+    directory = step_directory(root, step)
     items, problems = read_record(directory)
     stated = items.identity if items else None
-    if problems or identity.problems(directory, stated, run):
+    if problems or identity_problems(directory, stated, run):
         return False, True, None
     try:
         if items is None:

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Results of a restore or a verification: the steps tried and their problems."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,12 @@ IDENTITY = "identity"
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """One damaged leaf (`params/layers.0.kernel`) or file (`params/manifest.ocdbt`)."""
+    """One damaged leaf or file.
+
+    Attributes:
+        where: Leaf (`params/layers.0.kernel`) or file (`params/manifest.ocdbt`).
+        reason: The damage, such as two digests that differ.
+    """
 
     where: str
     reason: str
@@ -60,6 +66,10 @@ class StepReport:
             return "verified, except for its number: an older version wrote it"
         return "verified"
 
+    def __repr__(self) -> str:
+        problems = f"problems: {len(self.problems)}; print it" if self.problems else "no problem"
+        return f"StepReport({str(self.path)!r}: {self.verdict}, {problems})"
+
     def __str__(self) -> str:
         name = self.path.name if self.step is None else f"step {self.step}"
         problems = ": " + "; ".join(map(str, self.problems)) if self.problems else ""
@@ -80,6 +90,12 @@ class IntegrityReport:
 
     def __str__(self) -> str:
         return "\n".join(map(str, [*self.problems, *self.steps])) or "no step was read"
+
+    def __repr__(self) -> str:
+        verdicts = Counter(step.verdict for step in self.steps)
+        steps = "".join(f", {n} {verdict}" for verdict, n in verdicts.items())
+        problems = f", problems of the run: {len(self.problems)}" if self.problems else ""
+        return f"IntegrityReport({len(self.steps)} steps{steps}{problems}; print it)"
 
 
 class DamageError(RuntimeError):

@@ -1,58 +1,35 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The steps in a root directory, and the policy for deleting them.
+"""Retention: the policy for deleting the steps of a run, and the deletions.
 
-A committed step is a directory named by its number (step_names.py). A step to delete is renamed
+A committed step is a directory named by its number (steps.py). A step to delete is renamed
 first, so an interrupted deletion never leaves half of a step under its number. Damaged steps keep
 their files: if training reaches such a step again, the old directory is renamed, not overwritten.
-Steps of plain Orbax are neither renamed nor deleted.
+Steps of plain Orbax are neither renamed nor deleted. A deletion that fails is a warning; the next
+save tries again.
 """
 
+import difflib
 import logging
-import os
 import re
 import shutil
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from dovetail_checkpoint import _compat, agree, checksums, identity, metrics, step_names
+from dovetail_checkpoint import _compat, checksums, metrics
 from dovetail_checkpoint._durable import sync
-from dovetail_checkpoint.manifest import MANIFEST_ITEM, Identity
+from dovetail_checkpoint.steps import PLAIN, is_ours, step_directories, step_directory
 
 _logger = logging.getLogger(__name__)
+_SHOWN = 10  # in a warning
 _DELETING_SUFFIX = ".dovetail-deleting"
 _DAMAGED_SUFFIX = ".dovetail-damaged"
-_DELETING = re.compile(rf"({step_names.PLAIN.pattern}){re.escape(_DELETING_SUFFIX)}")
+_DELETING = re.compile(rf"({PLAIN.pattern}){re.escape(_DELETING_SUFFIX)}")
 _LEFTOVER = re.compile(
-    rf"({step_names.PLAIN.pattern})({re.escape(_DELETING_SUFFIX)}|{re.escape(_compat.UNCOMMITTED_SUFFIX)}.*)"
+    rf"({PLAIN.pattern})({re.escape(_DELETING_SUFFIX)}|{re.escape(_compat.UNCOMMITTED_SUFFIX)}.*)"
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class SavedStep:
-    """A committed step on disk.
-
-    Attributes:
-        step: Its number.
-        items: Names of its items; empty if its metadata is lost.
-        bytes: Size of all files.
-        has_checksums: Whether its files have checksums.
-        metrics: Numbers by name.
-        identity: The step and the run in its manifest; None in steps of older versions and of plain
-            Orbax.
-        misplaced: The difference if the manifest states another step or run; `restore` refuses it.
-    """
-
-    step: int
-    items: tuple[str, ...]
-    bytes: int
-    has_checksums: bool
-    metrics: Mapping[str, float | int] = field(default_factory=dict)
-    identity: Identity | None = None
-    misplaced: str | None = None
 
 
 @dataclass(frozen=True)
@@ -148,74 +125,6 @@ class Retention:
         )
 
 
-def step_directory(root: Path, step: int) -> Path:
-    """Returns `root/STEP`, or the directory of plain Orbax for a step that only it wrote."""
-    own = root / str(step)
-    return own if own.is_dir() else step_names.directories(root).get(step, own)
-
-
-def committed_steps(root: Path) -> list[int]:
-    """Returns the numbers of the committed steps, oldest first; none without a root."""
-    return list(step_names.directories(root))
-
-
-def was_deleted(directory: Path) -> bool:
-    """Whether any process sees that the step is gone. A collective."""
-    return not all(agree.gather(directory.is_dir()))
-
-
-def missing(path: Path) -> str:
-    """Returns the end of a message about a path without checkpoint, with the steps beside it."""
-    if path.is_dir():
-        return ", which holds none; give a run, one of its steps, or safetensors files"
-    steps = committed_steps(path.parent)
-    beside = f"{path.parent} has the steps {steps}" if steps else "give an existing run or step"
-    return f", which does not exist; {beside}"
-
-
-def describe(root: Path, step: int) -> SavedStep:
-    """Describes one step on disk. Reads no array."""
-    return describe_directory(step_directory(root, step), step)
-
-
-def describe_directory(directory: Path, step: int) -> SavedStep:
-    """Describes the step in a directory. Reads no array."""
-    stated = identity.of_step(directory)
-    try:
-        items = _compat.item_names(directory)
-    except (OSError, ValueError, LookupError, TypeError):
-        items = []
-    return SavedStep(
-        step=step,
-        items=tuple(name for name in items if name not in (MANIFEST_ITEM, _compat.METRICS_ITEM)),
-        bytes=size(directory),
-        has_checksums=checksums.exists(directory),
-        metrics=metrics.read(directory),
-        identity=stated,
-        misplaced=identity.note(directory, stated),
-    )
-
-
-def described_steps(root: Path) -> list[SavedStep]:
-    """Returns the committed steps, oldest first, without those that a running save deletes
-    meanwhile.
-    """
-    described = [describe(root, step) for step in committed_steps(root)]
-    return [step for step in described if step_directory(root, step.step).is_dir()]
-
-
-def size(directory: Path) -> int:
-    """Returns the bytes of all files of a step. A file that is renamed or deleted meanwhile, such
-    as SHA256SUMS, counts 0.
-    """
-    total = 0
-    for folder, _, names in os.walk(directory):
-        for name in names:
-            with suppress(FileNotFoundError):
-                total += os.stat(os.path.join(folder, name)).st_size
-    return total
-
-
 def delete(root: Path, step: int) -> None:
     """Deletes one step. After an interruption the rest is a leftover, not a step."""
     doomed = root / f"{step}{_DELETING_SUFFIX}"
@@ -305,8 +214,8 @@ def retain(
     errors = _remove_leftovers(root, _DELETING)
     directories = {
         step: directory
-        for step, directory in step_names.directories(root).items()
-        if step not in damaged and identity.is_ours(directory)
+        for step, directory in step_directories(root).items()
+        if step not in damaged and is_ours(directory)
     }
     good = {
         step: metrics.read(directory) if rule.best else {}
@@ -320,3 +229,60 @@ def retain(
         except OSError as error:
             errors.append(_with_path(error, directories[step]))
     return Retained(doomed=doomed, metrics=good, errors=errors)
+
+
+class Pruner:
+    """Deletes the steps of `root` that the policy does not keep.
+
+    Args:
+        root: Directory of the run.
+        rule: The retention policy.
+        checked_only: A step is good only once it has checksums.
+
+    Attributes:
+        failures: Number of deletions that failed so far. Each is tried again at the next save.
+    """
+
+    def __init__(self, root: Path, rule: Retention, *, checked_only: bool) -> None:
+        self.failures = 0
+        self._root, self._rule, self._checked_only = root, rule, checked_only
+        self._is_compared = False
+
+    def prune(self, damaged: Collection[int]) -> None:
+        """Deletes what it can, and warns of the rest."""
+        try:
+            retained = retain(
+                self._root, self._rule, damaged=damaged, checked_only=self._checked_only
+            )
+        except OSError as error:
+            self._warn([error])
+            return
+        if retained.errors:
+            self._warn(retained.errors)
+        if self._rule.best and retained.doomed and not self._is_compared:
+            self._is_compared = True
+            if message := unmeasured(self._rule.best, retained.metrics):
+                _logger.warning("%s: %s", self._root, message)
+
+    def _warn(self, errors: list[OSError]) -> None:
+        self.failures += len(errors)
+        _logger.warning(
+            "%s: %d old steps could not be deleted, first %s; the next save tries again",
+            self._root,
+            len(errors),
+            errors[0],
+        )
+
+
+def unmeasured(best: Best, metrics: Mapping[int, Mapping[str, float | int]]) -> str | None:
+    """Returns a message if none of the steps has the metric that `best` compares."""
+    if any(best.metric in numbers for numbers in metrics.values()):
+        return None
+    names = sorted({name for numbers in metrics.values() for name in numbers})
+    shown = difflib.get_close_matches(best.metric, names, n=_SHOWN) or names[:_SHOWN]
+    have = f"they have {shown}" if names else "they have no metrics"
+    return (
+        f"a metric must be saved with a step to be compared, got Best({best.metric!r}) and none in "
+        f"steps {sorted(metrics)}, so none of them is kept as the best: {have}; call "
+        f"save(step, metrics={{{best.metric!r}: ...}}), or measure at the steps that are saved"
+    )

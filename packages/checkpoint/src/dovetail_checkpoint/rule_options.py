@@ -17,7 +17,7 @@ def add_rule_options(parser: argparse.ArgumentParser) -> None:
     """Declares an option for each rule; the parsed result is a list, `rules`."""
     group = parser.add_argument_group(
         "rules",
-        "Applied in the order given. P and Q are patterns of leaf names, to be quoted:\n"
+        "Rules apply in the order given. P and Q are patterns of leaf names; quote them:\n"
         "* is any part of a segment, ** any number of segments, # an index, {a,b} a choice.",
     )
     for option, metavar, make, summary in _OPTIONS:
@@ -95,11 +95,16 @@ def _integer(text: str) -> int:
 _OPTIONS = (
     ("rename", ("P", "Q"), rules.rename, "give leaves another name"),
     ("stack", ("P", "Q", "AXIS"), _stack, "stack leaves along a new axis: P has one #, Q none"),
-    ("unstack", ("P", "Q", "AXIS"), _unstack, "the reverse: Q has one #"),
-    ("split", ("P", "Q,Q,..", "AXIS"), _split, "cut in equal parts; Q=SIZE,Q=SIZE for unequal"),
-    ("fuse", ("P,P,..", "Q", "AXIS"), _fuse, "put leaves one after the other"),
-    ("transpose", ("P", "AXES"), _transpose, "reorder axes, as in 1,0"),
-    ("cast", ("P", "DTYPE"), rules.cast, "convert values, as to bfloat16"),
-    ("drop", ("P,..",), _drop, "leave leaves out"),
-    ("only", ("P,..",), _only, "leave all others out"),
+    ("unstack", ("P", "Q", "AXIS"), _unstack, "cut leaves along an axis into several: Q has one #"),
+    (
+        "split",
+        ("P", "Q,Q,..", "AXIS"),
+        _split,
+        "cut leaves into equal parts; Q=SIZE,Q=SIZE for unequal",
+    ),
+    ("fuse", ("P,P,..", "Q", "AXIS"), _fuse, "concatenate leaves along an axis"),
+    ("transpose", ("P", "AXES"), _transpose, "reorder the axes of leaves, as in 1,0"),
+    ("cast", ("P", "DTYPE"), rules.cast, "convert leaves, as to bfloat16"),
+    ("drop", ("P,..",), _drop, "leave these leaves out"),
+    ("only", ("P,..",), _only, "leave all other leaves out"),
 )

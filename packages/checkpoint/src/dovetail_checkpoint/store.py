@@ -4,7 +4,7 @@
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -12,14 +12,23 @@ from typing import Any, Literal
 
 import jax
 
-from dovetail_checkpoint import _compat, agree, checksums, identity, reading, retention
+from dovetail_checkpoint import _compat, agree, checksums, reading, retention
 from dovetail_checkpoint.contents import Checked, check, contents
 from dovetail_checkpoint.failing import advice
 from dovetail_checkpoint.manifest import Identity
 from dovetail_checkpoint.metrics import checked
-from dovetail_checkpoint.pruning import Pruner
 from dovetail_checkpoint.report import IntegrityReport, Problem, StepReport
-from dovetail_checkpoint.retention import Retention, SavedStep
+from dovetail_checkpoint.retention import Pruner, Retention
+from dovetail_checkpoint.steps import (
+    SavedStep,
+    begin_run,
+    committed_steps,
+    described_steps,
+    misplaced_steps,
+    run_of_root,
+    step_directory,
+    was_deleted,
+)
 from dovetail_checkpoint.target import Stateful
 from dovetail_checkpoint.writer import Saving, Writer, writer_of
 
@@ -106,7 +115,7 @@ class Store:
         self.report = IntegrityReport()
 
     def __repr__(self) -> str:
-        steps = retention.committed_steps(self._root)
+        steps = committed_steps(self._root)
         held = f"steps {steps[0]} to {steps[-1]} ({len(steps)})" if steps else "no step"
         saving = f", saving {self._pending.step}" if self._pending else ""
         return f"Store({str(self._root)!r}: {held}{saving})"
@@ -157,7 +166,7 @@ class Store:
         self._run = self._run or _agreed_run(self._root)
         parts = contents(prepared, metrics=numbers, identity=Identity(step=step, run=self._run))
         response = _compat.save(
-            retention.step_directory(self._root, step),
+            step_directory(self._root, step),
             trees=parts.trees,
             documents=parts.documents,
             manifest=parts.manifest,
@@ -179,8 +188,11 @@ class Store:
         The result for each step tried is in `report`. Damaged steps are also logged and stay on
         disk.
 
+        Names, shapes and dtypes of the leaves must be those that were saved. `load` takes `rules`
+        (`rename`, `stack`, `split`, `cast`, ...) and reads a step into another layout.
+
         Args:
-            step: Only this step.
+            step: Number of the only step to try. None: the newest, then the step before it.
             targets: Pytrees of jax.ShapeDtypeStruct with shardings (optional for a single process),
                 of arrays or of numbers: the structure and the type of each restored leaf. Or
                 objects; their states are set after everything else is read and proven.
@@ -189,7 +201,7 @@ class Store:
             The step and its items by name, or None without any step.
 
         Raises:
-            ValueError: The step belongs to another model.
+            ValueError: The step belongs to another model, or `step` was not saved.
             RuntimeError: No step is intact.
         """
         self.wait()
@@ -203,7 +215,7 @@ class Store:
             number, run, problems = candidate
             report, items = reading.read(self._root, number, targets, run=run)
             report = self._judged(report)
-            if report.problems and retention.was_deleted(report.path):
+            if report.problems and was_deleted(report.path):
                 deleted.add(number)  # by the run that saves beside this reader: list again
                 self._check_deleted(deleted)
                 continue
@@ -258,7 +270,7 @@ class Store:
         self._tidied = False
         raise RuntimeError(
             f"step {pending.step} must be written to {self._root} whole, got {failed[0][0]}; "
-            f"{retention.committed_steps(self._root)} are intact: {failed[0][1]}, then save again"
+            f"{committed_steps(self._root)} are intact: {failed[0][1]}, then save again"
         ) from error
 
     def close(self) -> None:
@@ -275,7 +287,7 @@ class Store:
 
     def steps(self) -> list[SavedStep]:
         """Returns the committed steps, oldest first."""
-        return retention.described_steps(self._root)
+        return described_steps(self._root)
 
     def _refusal(self, step: int, writer: Writer) -> ValueError | OSError | RuntimeError | None:
         """Makes room for the step, on one process. Returns the objection, if any."""
@@ -285,7 +297,7 @@ class Store:
             self._root.mkdir(parents=True, exist_ok=True)
             writer.lock.hold()
             self._tidy()
-            if step in retention.committed_steps(self._root):
+            if step in committed_steps(self._root):
                 return self._set_aside(step)
         except (OSError, ValueError, RuntimeError) as error:
             return error
@@ -295,7 +307,7 @@ class Store:
         """Prepares the root for the first save, or after one that failed."""
         if not self._tidied:
             retention.delete_leftovers(self._root)
-            self._damaged |= identity.misplaced(self._root, identity.begin(self._root))
+            self._damaged |= misplaced_steps(self._root, begin_run(self._root))
             self._tidied = True
 
     def _set_aside(self, step: int) -> ValueError | None:
@@ -314,7 +326,7 @@ class Store:
         if not agree.is_primary():
             return
         if self._checksums:
-            checksums.write(retention.step_directory(self._root, step))
+            checksums.write(step_directory(self._root, step))
         if writer.lock.is_held():  # else the next save says who has it
             self._pruner.prune(self._damaged)
 
@@ -325,12 +337,13 @@ class Store:
 
         None if no step is left. Lists anew: a run may save meanwhile.
         """
-        run, bad = identity.of_root(self._root)
-        listed = [retention.committed_steps(self._root), run, [(x.where, x.reason) for x in bad]]
+        run, bad = run_of_root(self._root)
+        listed = [committed_steps(self._root), run, [(x.where, x.reason) for x in bad]]
         committed, run, bad = agree.gather(listed)[0]
         if step is not None and step not in committed:
             raise ValueError(
-                f"step must be one that was saved, got step={step}; {self._root} holds {committed}"
+                f"step must be one that was saved, got step={step} where {self._root} has "
+                f"{committed or 'none'}; {_other_step(committed)}"
             )
         numbers = committed if step is None else [step]
         newest = max((number for number in numbers if number not in seen), default=None)
@@ -361,7 +374,7 @@ def _prepared(items: Mapping[str, Any]) -> tuple[Checked, Exception | None]:
 
 
 def _agreed_run(root: Path) -> str:
-    run = agree.gather(identity.of_root(root)[0])[0]
+    run = agree.gather(run_of_root(root)[0])[0]
     assert run is not None, "the first process wrote it"
     return run
 
@@ -371,6 +384,13 @@ def _check_step(step: int) -> None:
         raise ValueError(
             f"step must be an int from 0 on, got step={step!r}; use int(step) of the loop's counter"
         )
+
+
+def _other_step(committed: Sequence[int]) -> str:
+    """Returns the call to write if a step was never saved."""
+    if not committed:
+        return "leave step out: restore returns None until a step is saved"
+    return f"use step={committed[-1]}, or leave step out for the newest that is intact"
 
 
 def _with_states(items: dict[str, Any], targets: dict[str, Any]) -> dict[str, Any]:

@@ -11,11 +11,8 @@ from dovetail_checkpoint import (
     _compat,
     agree,
     checksums,
-    identity,
     mapping,
     reading,
-    retention,
-    step_names,
 )
 from dovetail_checkpoint.loading import read_groups
 from dovetail_checkpoint.manifest import Items
@@ -23,6 +20,17 @@ from dovetail_checkpoint.opening import is_safetensors
 from dovetail_checkpoint.orbax_item import OrbaxItem
 from dovetail_checkpoint.progress import Progress, counter
 from dovetail_checkpoint.report import IDENTITY, DamageError, IntegrityReport, Problem, StepReport
+from dovetail_checkpoint.steps import (
+    identity_problems,
+    is_ours,
+    misplacement,
+    missing,
+    run_of_root,
+    step_bytes,
+    step_directories,
+    step_number,
+    was_deleted,
+)
 from dovetail_checkpoint.tensor_reader import verify_safetensors
 
 _GROUP_BYTES = 1 << 30
@@ -58,28 +66,26 @@ def verify(path: str | Path, *, progress: Progress | None = None) -> IntegrityRe
         return IntegrityReport(
             steps=(StepReport(path=path, verified=verified, problems=tuple(problems)),)
         )
-    run, problems = identity.of_root(path)
-    steps = list(step_names.directories(path).values())
-    alone = not steps and (identity.is_ours(path) or _compat.is_checkpoint(path))
+    run, problems = run_of_root(path)
+    steps = list(step_directories(path).values())
+    alone = not steps and (is_ours(path) or _compat.is_checkpoint(path))
     if alone:
         steps = [path]
     if not steps:
-        raise ValueError(
-            f"there must be a committed step, got path={path}{retention.missing(path)}"
-        )
-    sizes = {step: retention.size(step) for step in reversed(steps)}
+        raise ValueError(f"there must be a committed step, got path={path}{missing(path)}")
+    sizes = {step: step_bytes(step) for step in reversed(steps)}
     done = counter(progress, total_bytes=2 * sum(sizes.values()))
     reports = []
     for step in sizes:
         items, damage = reading.read_record(step)
         stated = items.identity if items else None
         if not alone:
-            damage = identity.problems(step, stated, run) + damage
-        elif note := identity.note(step, stated):
+            damage = identity_problems(step, stated, run) + damage
+        elif note := misplacement(step, stated):
             damage = [Problem(where=IDENTITY, reason=note), *damage]
         reports.append(_step(step, items, damage, size=sizes[step], done=done))
     # A run that still saves deletes old steps meanwhile: these are not damaged.
-    intact = (x for x in reports if not (x.problems and retention.was_deleted(x.path)))
+    intact = (x for x in reports if not (x.problems and was_deleted(x.path)))
     return IntegrityReport(steps=tuple(intact), problems=tuple(problems))
 
 
@@ -112,10 +118,10 @@ def _step(
     agreed = tuple(agree.problems(problems))
     return StepReport(
         path=directory,
-        step=step_names.number(directory),
+        step=step_number(directory),
         verified=items is not None and not agreed,
         problems=agreed,
-        foreign=items is None and not identity.is_ours(directory),
+        foreign=items is None and not is_ours(directory),
         numbered=items is None or items.identity is not None,
     )
 

@@ -21,7 +21,7 @@ from weakref import WeakSet
 from dovetail_checkpoint import _compat
 from dovetail_checkpoint.exiting import before_exit
 from dovetail_checkpoint.lock import WriterLock
-from dovetail_checkpoint.retention import step_directory
+from dovetail_checkpoint.steps import step_directory
 
 _logger = logging.getLogger(__name__)
 

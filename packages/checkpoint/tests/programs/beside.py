@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dovetail_checkpoint import Retention, Store, retention, verify
+from dovetail_checkpoint import Retention, Store, steps, store, verify, verifying
 
 SHAPE = (120, 90)
 
@@ -57,14 +57,14 @@ def main(root: Path, reads: int) -> None:
         save_until_told(root, stop, tell)
         os._exit(0)
     os.read(told, 1)
-    counts, was_deleted = Counter(), retention.was_deleted
+    counts = Counter()
 
     def counted(directory: Path) -> bool:
-        deleted = was_deleted(directory)
+        deleted = steps.was_deleted(directory)
         counts["listed again"] += deleted
         return deleted
 
-    retention.was_deleted = counted
+    store.was_deleted = verifying.was_deleted = counted
     try:
         for number in range(reads):
             read(root, counts, number)

@@ -34,9 +34,17 @@ def require_integer(name: str, value: object, remedy: str, *, least: int | None 
         least: The smallest valid integer; None for any.
     """
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise wrong(name, "an integer", value, remedy)
+        raise wrong(name, "an integer", value, _as_integer(name, value) or remedy)
     if least is not None and value < least:
         raise ValueError(f"{name} must be >= {least}: got {name}={value}. {remedy}")
+
+
+def _as_integer(name: str, value: object) -> str:
+    """Returns the advice for a text or a float that holds an integer, else nothing."""
+    digits = isinstance(value, str) and value.strip().lstrip("-").isdecimal()
+    if digits or (isinstance(value, float | np.floating) and float(value).is_integer()):
+        return f"Pass {name}={int(value)}."  # pyright: ignore[reportArgumentType] -- a text or float
+    return ""
 
 
 def require_integers(name: str, values: Any) -> np.ndarray:
@@ -78,3 +86,16 @@ def require_name(name: str, value: object, example: str) -> None:
     """
     if not isinstance(value, str):
         raise wrong(name, "a string", value, f"Pass one such as {name}={example!r}.")
+
+
+def require_source(source: object) -> None:
+    """Raises TypeError unless `source` is one. The usual mistake is to pass a path."""
+    # Not by the protocol: on Python 3.11 that asks for the fingerprint, which hashes the input.
+    methods = (getattr(source, name, None) for name in ("parts", "read", "locate"))
+    if isinstance(source, type) or not all(map(callable, methods)):
+        raise wrong(
+            "source",
+            "a source of records",
+            source,
+            "Pass text(...), jsonl(...), parquet(...) or another source.",
+        )

@@ -25,30 +25,35 @@ _LENGTH = 2048
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
-    """Say what a corpus is: origin, sizes, lengths, fill; with rows, what they hold.
+    """Describe a corpus: origin, sizes, lengths and fill. With --row or --rows, show its rows.
 
-    Rows are those that training would see: packed text and chats, pairs, prompts or images. What is
-    learnt is green, or between ⟦ and ⟧ where there is no color; special tokens are between ⟨ and ⟩.
+    The rows are those of training: packed text and chats, pairs, prompts or images. Trained tokens
+    are green, or between ⟦ and ⟧ without color. Special tokens are between ⟨ and ⟩.
     """
     add = parser.add_argument
-    add("corpus", type=Path, metavar="DIR", help="what write finished")
+    add("corpus", type=Path, metavar="DIR", help="directory of the corpus")
     add_packing(parser)
-    add("--row", type=int, nargs="+", default=[], metavar="N", help="show these rows")
-    add("--rows", type=int, default=0, metavar="K", help="show the first K rows")
-    add("--tokens", action="store_true", help="with a bar between tokens")
+    add("--row", type=int, nargs="+", default=[], metavar="N", help="numbers of rows to show")
+    add("--rows", type=int, default=0, metavar="K", help="number of first rows to show (0)")
+    add("--tokens", action="store_true", help="put a bar between tokens")
     add("--html", type=Path, metavar="FILE", help="write the rows as a page for a browser")
     add_json(parser)
-    add("--tokenizer", metavar="PATH", help="to read ids with, if not the one of the corpus")
-    add("--color", choices=("auto", "always", "never"), default="auto", help="(auto)")
+    add("--tokenizer", metavar="PATH", help="tokenizer to decode with (that of the corpus)")
+    add(
+        "--color",
+        choices=("auto", "always", "never"),
+        default="auto",
+        help="when to use color (auto)",
+    )
 
 
 def add_packing(parser: argparse.ArgumentParser) -> None:
     """Adds the options of packing: --length, --method and --seed."""
     add = parser.add_argument
     most = "the longest of pairs and prompts"
-    add("--length", type=int, metavar="S", help=f"slots of a row ({_LENGTH}, or {most})")
-    add("--method", choices=get_args(Method), default="best_fit", help="of packing (best_fit)")
-    add("--seed", type=int, default=0, help="of packing (0)")
+    add("--length", type=int, metavar="S", help=f"slots per row ({_LENGTH}, or {most})")
+    add("--method", choices=get_args(Method), default="best_fit", help="packing method (best_fit)")
+    add("--seed", type=int, default=0, help="seed of the packing (0)")
 
 
 def run(args: argparse.Namespace, progress: object) -> str:

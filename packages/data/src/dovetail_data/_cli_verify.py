@@ -13,11 +13,13 @@ from dovetail_data.verifying import verify
 def declare(parser: argparse.ArgumentParser) -> None:
     """Read every byte of a corpus and compare it with the digests in its index.
 
-    Names each damaged file. A corpus of an older version has no digest of its index and of its
-    small files; --add writes them.
+    Every damaged file is named. A corpus of an older version has no digests of its index and of
+    its small files. --add writes them.
     """
-    parser.add_argument("corpus", type=Path, metavar="DIR", help="what write finished")
-    parser.add_argument("--add", action="store_true", help="add digests to an older corpus")
+    parser.add_argument("corpus", type=Path, metavar="DIR", help="directory of the corpus")
+    parser.add_argument(
+        "--add", action="store_true", help="write the digests that an older corpus lacks"
+    )
     add_json(parser)
 
 

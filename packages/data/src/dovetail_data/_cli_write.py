@@ -43,6 +43,7 @@ _ENDINGS = {
     ".array_record": "array_record",
 }
 _SAVED = ("state.json", "dataset_dict.json")  # files of save_to_disk of `datasets`
+_TRAINED = ("assistant", "last", "all")
 # The options of the command line that each encoder takes.
 _TAKES = {
     "text": ("tokenizer", "field"),
@@ -56,25 +57,29 @@ _TAKES = {
 def declare(parser: argparse.ArgumentParser) -> None:
     """Encode files into a corpus, or go on where an interrupted write stopped.
 
-    Compressed files (.gz, .bz2, .xz, .zst) are read as what they hold. A directory is searched; one
-    that `datasets` saved, or that holds Parquet files, is read as a data set with splits.
+    Compressed files (.gz, .bz2, .xz, .zst) are unpacked while they are read. Directories are
+    searched. A directory saved by `datasets`, or one of Parquet files, is a data set with splits.
     """
     add = parser.add_argument
-    add("paths", type=Path, nargs="+", metavar="PATH", help="a file or a directory")
-    add("--out", type=Path, required=True, metavar="DIR", help="the corpus")
+    add("paths", type=Path, nargs="+", metavar="PATH", help="file or directory to read")
+    add("--out", type=Path, required=True, metavar="DIR", help="directory to write the corpus to")
     formats = (*_SOURCES, "hf")
-    add("--format", choices=formats, help="by default guessed from the names of the files")
-    add("--pattern", metavar="GLOB", help='what to read in directories, such as "**/*.md"')
-    add("--split", help="of a data set in a directory (train)")
-    add("--encoder", choices=_TAKES, default="text", help="what a record is (text)")
-    add("--tokenizer", metavar="PATH", help="a tokenizer.json or its directory, or bytes (bytes)")
-    add("--template", type=Path, metavar="PATH", help="a chat template, or a model's directory")
-    add("--field", metavar="NAME", help="of a record, that holds the text, messages, ..")
-    add("--train-on", choices=("assistant", "last", "all"), help="of a chat (assistant)")
-    add("--workers", type=int, default=1, metavar="N", help="processes that encode (1)")
-    add("--shard-bytes", type=int, default=1 << 28, metavar="N", help="of ids in a file (2^28)")
-    add("--max-corrupt", type=int, default=0, metavar="N", help="records that may be left out (0)")
-    add("--errors", choices=get_args(Errors), help="of text that is not UTF-8 (strict)")
+    add("--format", choices=formats, help="format of the files (default: by their names)")
+    add("--pattern", metavar="GLOB", help='files to read in directories, such as "**/*.md"')
+    add("--split", help="split to read of a data set (train)")
+    add("--encoder", choices=_TAKES, default="text", help="kind of the records (text)")
+    add("--tokenizer", metavar="PATH", help="tokenizer.json, its directory, or bytes (bytes)")
+    add("--template", type=Path, metavar="PATH", help="chat template, or a model's directory")
+    add("--field", metavar="NAME", help="field with the text, the messages or the image")
+    add("--train-on", choices=_TRAINED, help="messages of a chat to train on (assistant)")
+    add("--workers", type=int, default=1, metavar="N", help="number of processes that encode (1)")
+    add(
+        "--shard-bytes", type=int, default=1 << 28, metavar="N", help="bytes of ids per file (2^28)"
+    )
+    add("--max-corrupt", type=int, default=0, metavar="N", help="most records to leave out (0)")
+    add(
+        "--errors", choices=get_args(Errors), help="what to do with text that is not UTF-8 (strict)"
+    )
     add_json(parser)
 
 

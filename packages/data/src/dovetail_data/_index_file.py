@@ -21,7 +21,7 @@ import numpy as np
 
 from dovetail_data._durable import new_directory
 from dovetail_data.index import DamageError
-from dovetail_data.spans import SpanTable
+from dovetail_data.token_rows import SpanTable
 
 _FORMAT = 1  # counts changes of the rows that the same packing makes
 _ARRAYS = tuple(field.name for field in dataclasses.fields(SpanTable))

@@ -49,7 +49,7 @@ class Batches(DatasetIterator[Arrays]):
     ) -> None:
         super().__init__()
         if seed is not None:
-            require_integer("seed", seed, "Pass None for the order of the rows.")
+            require_integer("seed", seed, "Pass seed=0, or None for the order of the rows.")
         _check(rows, global_batch=global_batch, shard=shard, epochs=epochs)
         _check_counts(max_corrupt=max_corrupt, threads=threads, workers=workers)
         i, n = shard
@@ -198,9 +198,11 @@ class Batches(DatasetIterator[Arrays]):
 
 
 def _check(rows: Rows, *, global_batch: int, shard: tuple[int, int], epochs: int | None) -> None:
-    require_integer("global_batch", global_batch, "Pass the rows of a batch on all hosts.")
+    require_integer(
+        "global_batch", global_batch, "Pass the rows of a batch on all hosts, such as 256."
+    )
     if epochs is not None:
-        require_integer("epochs", epochs, "Pass None for no end.")
+        require_integer("epochs", epochs, "Pass epochs=1, or None for no end.")
     pair = shard if isinstance(shard, tuple | list) and len(shard) == 2 else (0, 0)
     for number in pair:
         require_integer("shard", number, "Pass this host and their number, such as (0, 1).")

@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from dovetail_data._tasks import Chunk
+from dovetail_data._workers import Chunk
 from dovetail_data.sources._files import Listed
 from dovetail_data.sources.source import Part, Source
 

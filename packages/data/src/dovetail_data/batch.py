@@ -40,7 +40,7 @@ def check_batch(batch: Mapping[str, np.ndarray], *, vocab_size: int) -> None:
         >>> batch = dict.fromkeys(["tokens", "targets", "segment_ids", "positions"], zeros)
         >>> check_batch({**batch, "mask": np.zeros((2, 4), np.float32)}, vocab_size=258)
     """
-    require_integer("vocab_size", vocab_size, "Pass the tokenizer's.", least=1)
+    require_integer("vocab_size", vocab_size, "Pass tokenizer.vocab_size.", least=1)
     if not isinstance(batch, Mapping):
         raise wrong("batch", "a dictionary of arrays", batch, "Pass next(batches(...)).")
     for name, dtype in FIELDS.items():

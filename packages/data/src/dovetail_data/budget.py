@@ -113,7 +113,7 @@ def budget(rows: Rows, *, steps: int, global_batch: int) -> Budget:
     """
     require_rows(rows)
     for name, value in {"steps": steps, "global_batch": global_batch}.items():
-        require_integer(name, value, "Pass that of the run.", least=1)
+        require_integer(name, value, f"Pass that of the run, such as {name}=1000.", least=1)
     if global_batch % rows.unit:
         raise ValueError(
             f"global_batch must be a multiple of the {rows.unit} rows of an example: got "

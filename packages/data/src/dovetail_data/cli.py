@@ -26,6 +26,8 @@ from dovetail_data.write import Progress
 
 __all__ = ["add_arguments", "main", "run"]
 
+_EXHAUSTED = "when a corpus ends: repeat it, stop the run, or go on without it (repeat)"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the actions to `parser`. Pass the parsed arguments to `run`."""
@@ -54,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command and returns an exit code, one of those in --help."""
     parser = Parser(
         prog="python -m dovetail_data",
-        description="Write corpora, look into them, count what a run sees of them.",
+        description="Write, inspect and verify corpora; budget a run over them.",
     )
     add_arguments(parser)
     args = parser.parse(sys.argv[1:] if argv is None else argv)
@@ -97,14 +99,26 @@ class _Line:
 
 
 def _declare_budget(parser: argparse.ArgumentParser) -> None:
-    """Say what a run will see of corpora: rows, epochs and tokens of each. Reads no document."""
+    """Count the rows, epochs and tokens that a run takes from each corpus. Reads no document."""
     add = parser.add_argument
-    add("corpora", type=Path, nargs="*", metavar="DIR", help="a corpus, named as its directory")
-    add("--name", action="append", default=[], metavar="NAME=DIR", help="a corpus of another name")
-    add("--weights", nargs="+", default=[], metavar="NAME=W", help="of several: shares of the rows")
-    add("--exhausted", choices=get_args(Exhausted), default="repeat", help="(repeat)")
-    add("--global-batch", type=int, required=True, metavar="B", help="rows of a step")
-    add("--steps", type=int, required=True, metavar="N", help="of the run")
+    add("corpora", type=Path, nargs="*", metavar="DIR", help="corpus, named as its directory")
+    add(
+        "--name",
+        action="append",
+        default=[],
+        metavar="NAME=DIR",
+        help="corpus with a name of its own",
+    )
+    add(
+        "--weights",
+        nargs="+",
+        default=[],
+        metavar="NAME=W",
+        help="share of each corpus in the rows",
+    )
+    add("--exhausted", choices=get_args(Exhausted), default="repeat", help=_EXHAUSTED)
+    add("--global-batch", type=int, required=True, metavar="B", help="rows per step")
+    add("--steps", type=int, required=True, metavar="N", help="steps of the run")
     _cli_inspect.add_packing(parser)
     add_json(parser)
 
@@ -112,6 +126,8 @@ def _declare_budget(parser: argparse.ArgumentParser) -> None:
 def _run_budget(args: argparse.Namespace, progress: object) -> str:
     directories = [(path.resolve().name, path) for path in args.corpora]
     directories += [(name, Path(path)) for name, path in map(_named, args.name)]
+    if not directories:
+        raise ValueError("a budget must have a corpus: got none. Pass DIR, or --name NAME=DIR.")
     rows = {}
     for name, path in directories:
         if name in rows:
@@ -122,6 +138,12 @@ def _run_budget(args: argparse.Namespace, progress: object) -> str:
     weights = {name: _number(name, value) for name, value in map(_named, args.weights)}
     if len(rows) == 1 and not weights:
         weights = dict.fromkeys(rows, 1.0)
+    if set(weights) != set(rows):
+        example = " ".join(f"{name}={weights.get(name, 1 / len(rows)):.3g}" for name in rows)
+        raise ValueError(
+            f"--weights must name each corpus, {', '.join(rows)}: got "
+            f"{', '.join(weights) or 'none'}. Type --weights {example}."
+        )
     counted = budget(
         mix(rows, weights=weights, exhausted=args.exhausted),
         steps=args.steps,

@@ -17,7 +17,7 @@ from jaxtyping import Int32
 
 from dovetail_data import index
 from dovetail_data._arguments import require_integer, require_integers, require_path
-from dovetail_data._extents import Files, read_extent
+from dovetail_data._shard import Files, read_extent
 from dovetail_data.record import Codec, Field
 from dovetail_data.tokenizer import Tokenizer
 from dovetail_data.tokenizer_files import load_tokenizer

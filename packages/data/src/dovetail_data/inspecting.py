@@ -10,22 +10,28 @@ from dovetail_data import _page, _terminal
 from dovetail_data._arguments import require_integers
 from dovetail_data._passages import ShownRow, read_row
 from dovetail_data._pieces import Reader
-from dovetail_data.encode.encoder import require_tokenizer
 from dovetail_data.pair_rows import PairRows
 from dovetail_data.prompt_rows import PromptRows
 from dovetail_data.rows import Rows, require_rows
 from dovetail_data.token_rows import TokenRows
-from dovetail_data.tokenizer import Tokenizer
+from dovetail_data.tokenizer import Tokenizer, require_tokenizer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shown:
-    """Rows made readable by `show`. Print them, or write `html()` to a file."""
+    """Rows made readable by `show`. Print them, or write `html()` to a file.
+
+    Attributes:
+        rows: Summary, documents and notes of each row, in the order asked for.
+    """
 
     rows: tuple[ShownRow, ...]
 
     def __str__(self) -> str:
         return self.text()
+
+    def __repr__(self) -> str:
+        return f"Shown({len(self.rows)} rows; print it)"
 
     def text(self, *, color: bool = False, borders: bool = False) -> str:
         """Returns the rows for a terminal.

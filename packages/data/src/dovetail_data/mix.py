@@ -305,6 +305,7 @@ def _common_fields(sources: Mapping[str, Rows]) -> dict[str, tuple[np.dtype, tup
             if formats[other][name] != value:
                 raise ValueError(
                     f"the sources of a mixture must have the same {name}: got {value} in "
-                    f"{first!r} and {formats[other][name]} in {other!r}. Make their rows alike."
+                    f"{first!r} and {formats[other][name]} in {other!r}. Make all of them with one "
+                    "function, and give it the same length."
                 )
     return formats[first]["fields"]

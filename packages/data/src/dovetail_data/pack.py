@@ -20,8 +20,7 @@ from dovetail_data._first_fit import first_fit
 from dovetail_data.corpus import Corpus
 from dovetail_data.order import Permutation
 from dovetail_data.rows import Rows
-from dovetail_data.spans import SpanTable
-from dovetail_data.token_rows import TokenRows, require_field
+from dovetail_data.token_rows import SpanTable, TokenRows, require_field
 
 Method = Literal["best_fit", "first_fit", "concat"]
 
@@ -135,7 +134,7 @@ def pad(corpus: Corpus, *, length: int) -> Rows:
 
 
 def _check(corpus: Corpus, length: int) -> None:
-    require_integer("length", length, "Pass the slots per row.", least=1)
+    require_integer("length", length, "Pass the slots per row, such as length=2048.", least=1)
     require_field(corpus, "tokens", "Write it with Text or Chat, or use pairs or images.")
     if not (corpus.lengths > 1).any():
         raise ValueError(

@@ -15,6 +15,8 @@ import numpy as np
 
 from dovetail_data._arguments import require_integer, wrong
 
+_VOCABULARY = "Pass tokenizer.vocab_size."
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Field:
@@ -38,9 +40,9 @@ class Field:
             known = False
         if not known:
             raise wrong("dtype", "the name of a dtype", self.dtype, 'Pass one such as "<i4".')
-        require_integer("ndim", self.ndim, "Pass the number of axes.", least=0)
+        require_integer("ndim", self.ndim, "Pass the number of axes, such as ndim=1.", least=0)
         if self.vocab_size is not None:
-            require_integer("vocab_size", self.vocab_size, "Pass the tokenizer's.", least=1)
+            require_integer("vocab_size", self.vocab_size, _VOCABULARY, least=1)
 
 
 def ids(vocab_size: int) -> Field:
@@ -51,7 +53,7 @@ def ids(vocab_size: int) -> Field:
         >>> ids(258)
         Field(dtype='<u2', ndim=1, vocab_size=258)
     """
-    require_integer("vocab_size", vocab_size, "Pass the tokenizer's.", least=1)
+    require_integer("vocab_size", vocab_size, _VOCABULARY, least=1)
     return Field(dtype="<u2" if vocab_size <= 1 << 16 else "<u4", vocab_size=vocab_size)
 
 

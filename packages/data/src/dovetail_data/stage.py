@@ -17,13 +17,18 @@ Weights: TypeAlias = Mapping[str, int | float | Fraction]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stage:
-    """Weights of a mixture from row `start` on. A weight of 0 turns a source off."""
+    """Weights of a mixture from row `start` on.
+
+    Attributes:
+        start: First row of the stage.
+        weights: Weight of each source, at least 0. 0 turns the source off.
+    """
 
     start: int
     weights: Weights
 
     def __post_init__(self) -> None:
-        require_integer("start", self.start, "Pass the first row of the stage.")
+        require_integer("start", self.start, "Pass the first row of the stage, such as start=1000.")
         if not isinstance(self.weights, Mapping):
             remedy = 'Pass one such as {"web": 0.7, "code": 0.3}.'
             raise wrong("weights", "a mapping of names to numbers", self.weights, remedy)
@@ -32,13 +37,18 @@ class Stage:
                 raise wrong(f"weights[{name!r}]", "a number", weight, "Pass one such as 0.5.")
 
 
+def _equal(names: Sequence[str]) -> str:
+    """Returns equal weights as they are typed."""
+    return f"{{{', '.join(f'{name!r}: {1 / len(names):.3g}' for name in names)}}}"
+
+
 def counts_of(stage: Stage, names: Sequence[str]) -> list[int]:
     """Returns the weights of a stage as integers, in the order of `names`."""
     weights = stage.weights
     if set(weights) != set(names):
         raise ValueError(
             f"weights must be of the sources {list(names)}: got {sorted(weights)} for the rows "
-            f"from {stage.start}. Name each source; a weight of 0 turns it off."
+            f"from {stage.start}. Pass weights={_equal(names)}; a weight of 0 turns a source off."
         )
     for name, weight in weights.items():
         if not 0 <= weight < math.inf:

@@ -2,19 +2,42 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of fixed length over a corpus of ids: an index of spans. A read fetches the ids."""
 
+import dataclasses
 import functools
 import hashlib
 import os
 from collections.abc import Mapping
 
 import numpy as np
-from jaxtyping import Int64, UInt64
+from jaxtyping import Int32, Int64, UInt64
 
 from dovetail_data._arguments import require_integer
 from dovetail_data.batch import Batch
 from dovetail_data.corpus import Corpus, CorruptDocument
 from dovetail_data.rows import Rows, Span
-from dovetail_data.spans import SpanTable
+
+
+@dataclasses.dataclass(frozen=True)
+class SpanTable:
+    """Spans of documents, row after row: row r has spans [offsets[r], offsets[r + 1]).
+
+    Attributes:
+        document: Document of each span.
+        start: First target of each span in its document.
+        length: Targets of each span.
+        offsets: First span of each row, and the number of spans at the end.
+    """
+
+    document: Int32[np.ndarray, "spans"]
+    start: Int32[np.ndarray, "spans"]
+    length: Int32[np.ndarray, "spans"]
+    offsets: Int64[np.ndarray, "rows1"]
+
+    def of(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the indices of the spans of `rows`, and the number of spans of each row."""
+        sizes = self.offsets[rows + 1] - self.offsets[rows]
+        before = np.cumsum(sizes) - sizes
+        return np.repeat(self.offsets[rows] - before, sizes) + np.arange(sizes.sum()), sizes
 
 
 class TokenRows(Rows):
@@ -159,7 +182,7 @@ def require_fit(corpus: Corpus, length: int, *, targets: bool = True) -> None:
         targets: Whether slots hold tokens with targets. A document of n ids then needs n - 1 slots,
             and otherwise n.
     """
-    require_integer("length", length, "Pass the slots per row.", least=1)
+    require_integer("length", length, "Pass the slots per row, such as length=2048.", least=1)
     longest = int(corpus.lengths.argmax())
     needed = int(corpus.lengths[longest]) - (1 if targets else 0)
     if needed > length:

@@ -333,6 +333,15 @@ def tokenizer_file(path: str | Path) -> Path:
     return path if path.suffix == ".json" else path / "tokenizer.json"
 
 
+def require_tokenizer(tokenizer: object) -> None:
+    """Raises TypeError unless `tokenizer` is one. The usual mistakes are a name and a class."""
+    if isinstance(tokenizer, type) or not isinstance(tokenizer, Tokenizer):
+        raise TypeError(
+            f"tokenizer must be a Tokenizer: got tokenizer={tokenizer!r:.200}. Pass Bytes(), or "
+            "Pretrained(path) with the directory of a tokenizer.json."
+        )
+
+
 def require_tokenizers() -> ModuleType:
     """Imports `tokenizers`, or raises ImportError with the name of the extra."""
     try:

@@ -21,17 +21,16 @@ from pathlib import Path
 from typing import Any
 
 from dovetail_data import index
-from dovetail_data._arguments import require_integer, require_path, wrong
+from dovetail_data._arguments import require_integer, require_path, require_source, wrong
 from dovetail_data._mending import mended, note
 from dovetail_data._shard import Shard
-from dovetail_data._tasks import Chunk, cut, cutting, tasks
-from dovetail_data._workers import Encoded, Job, encode_all
+from dovetail_data._workers import Chunk, Encoded, Job, cut, cutting, encode_all, tasks
 from dovetail_data.corpus import Corpus
 from dovetail_data.encode.encoder import Encoder
 from dovetail_data.ledger import NAME as LEDGER
 from dovetail_data.ledger import Ledger, check_identity, open_ledger
 from dovetail_data.record import Codec
-from dovetail_data.sources.source import Part, Source, require_source
+from dovetail_data.sources.source import Part, Source
 from dovetail_data.tokenizer_files import save_tokenizer
 
 _logger = logging.getLogger(__name__)

@@ -7,7 +7,8 @@ can be scanned. A change of depth is a change of one tuple.
 """
 
 import dataclasses
-from typing import Literal
+from collections import Counter
+from typing import Any, Literal
 
 from dovetail_models.layer_config import (
     Experts,
@@ -20,6 +21,9 @@ from dovetail_models.layer_config import (
     positive,
     positive_or_none,
 )
+
+# Shown in a repr: kinds of layers, and values of a tuple.
+_KINDS, _VALUES = 6, 4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -222,6 +226,30 @@ class Layer:
         one_of(self, "norms", ("pre", "sandwich", "post"))
 
 
+def shown(config: Any) -> str:
+    """Returns the repr of a configuration: no defaults, and equal layers once with their number.
+
+    Each kind of layer has a line. A tuple of more than four values is shown as their number.
+    """
+    name, cells, lines = type(config).__name__, [], []
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if field.name == "layers":
+            kinds = list(Counter(value).items())
+            lines += [f"{count} x {shown(layer)}" for layer, count in kinds[:_KINDS]]
+            lines += [f"... {len(kinds) - _KINDS} more kinds"] if len(kinds) > _KINDS else []
+        elif value != field.default:
+            cells.append(f"{field.name}={_value(value)}")
+    text = f"{name}({', '.join(cells)})"
+    return text if not lines else "\n  ".join([f"{text[:-1]}, layers:", *lines]) + ")"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, tuple) and len(value) > _VALUES:
+        return f"({len(value)} values)"
+    return shown(value) if dataclasses.is_dataclass(value) else repr(value)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
     """Configuration of a decoder. Functions such as `llama` build it, and `load` reads it.
@@ -267,6 +295,9 @@ class Config:
     soft_cap: float | None = None
     init_std: float = 0.02
     extra: tuple[tuple[str, str], ...] = ()
+
+    def __repr__(self) -> str:
+        return shown(self)
 
     def __post_init__(self):
         positive(self, "vocab_size", "embed", "max_length", "init_std")

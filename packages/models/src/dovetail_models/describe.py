@@ -8,6 +8,7 @@ it is built.
 """
 
 import dataclasses
+import html
 import math
 import re
 from collections.abc import Callable, Iterable
@@ -79,6 +80,9 @@ class Total:
 class Description:
     """The rows of a model, in the order of its tree. `str` is a table with totals.
 
+    Attributes:
+        rows: One row per parameter, or per group of equal ones.
+
     Example:
 
         >>> from dovetail_models import abstract, describe, llama
@@ -109,6 +113,14 @@ class Description:
     def _by(self, key: Callable[[Row], str]) -> tuple[Total, ...]:
         names = dict.fromkeys(map(key, self.rows))
         return tuple(_total(name, [r for r in self.rows if key(r) == name]) for name in names)
+
+    def __repr__(self) -> str:
+        total = self.total
+        sizes = f"{total.parameters:,} parameters, {_size(total.bytes)}"
+        return f"Description({len(self.rows)} rows, {sizes}; print it)"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
 
     def __str__(self) -> str:
         lines = [_TITLES, *map(_row, self.rows)]

@@ -90,6 +90,17 @@ class Difference:
     def __bool__(self) -> bool:
         return bool(self.config or self.only_a or self.only_b or self.kinds or self.values)
 
+    def __repr__(self) -> str:
+        counts = {
+            "config": self.config,
+            "only in a": self.only_a,
+            "only in b": self.only_b,
+            "shape or dtype": self.kinds,
+            "values": self.values,
+        }
+        cells = [f"{name}: {len(entries)}" for name, entries in counts.items() if entries]
+        return f"Difference({', '.join([*cells, f'same: {self.same}'])}{'; print it' * bool(self)})"
+
     def __str__(self) -> str:
         values = [f"{v.path}: {v.largest:.3g} ({v.relative:.3g})" for v in self.values]
         sections = {

@@ -49,6 +49,9 @@ class Divergence:
         """Path of the first module beyond the tolerance, or None."""
         return next((step.path for step in self.steps if not step.apart <= self.tolerance), None)
 
+    def __repr__(self) -> str:
+        return f"Divergence({len(self.steps)} steps, first={self.first!r}; print it)"
+
     def __str__(self) -> str:
         width = max(len(step.path) for step in self.steps)
         lines = [f"{step.path:<{width}}  {step.apart:.2e}" for step in self.steps]

@@ -9,8 +9,8 @@ none the embedding.
 
 import dataclasses
 
-from dovetail_models.config import Attention, Layer, Norm
-from dovetail_models.layer_config import Mlp, positive
+from dovetail_models.config import Attention, Layer, Norm, shown
+from dovetail_models.layer_config import Mlp, divisors, positive
 
 Extra = tuple[tuple[str, str], ...]
 
@@ -100,6 +100,9 @@ class TextConfig:
     init_std: float = 0.02
     extra: Extra = ()
 
+    def __repr__(self) -> str:
+        return shown(self)
+
     def __post_init__(self):
         positive(self, "vocab_size", "embed", "max_length", "init_std")
         if self.token_types:
@@ -151,6 +154,9 @@ class VisionConfig:
     init_std: float = 0.02
     extra: Extra = ()
 
+    def __repr__(self) -> str:
+        return shown(self)
+
     def __post_init__(self):
         positive(self, "patch", "embed", "channels", "init_std")
         _check_layers(self.layers)
@@ -162,7 +168,8 @@ class VisionConfig:
         if isinstance(self.pooler, AttentionPool) and self.embed % self.pooler.heads:
             raise ValueError(
                 "The heads of AttentionPool must divide embed, got "
-                f"heads={self.pooler.heads}, embed={self.embed}. Change one of them."
+                f"heads={self.pooler.heads}, embed={self.embed}. "
+                f"Use one of heads={divisors(self.embed)}."
             )
         if self.labels and not self.class_token:
             raise ValueError(
@@ -207,6 +214,9 @@ class DualConfig:
     text: TextConfig
     vision: VisionConfig
     extra: Extra = ()
+
+    def __repr__(self) -> str:
+        return shown(self)
 
     def __post_init__(self):
         text = self.text.pooler.width if self.text.pooler else None

@@ -46,13 +46,16 @@ class Llama3Scaling:
             raise ValueError(
                 "high_freq_factor must be above low_freq_factor, got high_freq_factor="
                 f"{self.high_freq_factor}, low_freq_factor={self.low_freq_factor}. "
-                "Llama 3.1 uses 4.0 and 1.0."
+                "Use high_freq_factor=4.0, low_freq_factor=1.0, as Llama 3.1."
             )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LinearScaling:
     """Position interpolation: multiplies every wavelength by `factor` (2306.15595).
+
+    Attributes:
+        factor: Factor on the wavelengths, above 0.
 
     Example:
 
@@ -111,7 +114,7 @@ class YarnScaling:
         if not self.beta_fast > self.beta_slow:
             raise ValueError(
                 f"beta_fast must be above beta_slow, got beta_fast={self.beta_fast}, "
-                f"beta_slow={self.beta_slow}. The paper uses 32 and 1."
+                f"beta_slow={self.beta_slow}. Use beta_fast=32, beta_slow=1, as the paper."
             )
 
     @property

@@ -1,5 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
+import html
 import json
 
 import numpy as np
@@ -51,6 +52,8 @@ def test_totals_are_those_of_the_file(directory):
 def test_the_table_is_aligned_and_equal_layers_share_a_row(directory):
     plan = explain(directory, mesh=mesh(expert=2, fsdp=2, tensor=2))
     title, *rows, totals = str(plan).splitlines()
+    assert repr(plan) == f"Plan(23 leaves, {totals}; print it)"
+    assert html.unescape(plan._repr_html_()) == f"<pre>{plan}</pre>"
     # Two layers of the same ten leaves, and the three around them.
     assert (len(plan.lines), len(rows)) == (2 * 10 + 3, 10 + 3)
     assert len({len(row) for row in [title, *rows]}) == 1

@@ -3,6 +3,7 @@
 """The table of parameters, their rules and their state, without allocating anything."""
 
 import dataclasses
+import html
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -55,6 +56,12 @@ class Explanation:
         """Bytes of the whole state, over all devices if nothing is replicated."""
         return self.other_bytes + sum(row.state_bytes for row in self.rows)
 
+    def __repr__(self) -> str:
+        return f"Explanation({len(self.rows)} parameters, {self._total()}; print it)"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
     def __str__(self) -> str:
         head = ("parameter", "shape", "dtype", "rule", "state", "bytes", "sharding")
         table: list[tuple[str, ...]] = [head]
@@ -64,8 +71,10 @@ class Explanation:
             table.append((*cells, row.sharding))
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in table]
-        total = f"{self.parameter_bytes:,} bytes of parameters, {self.state_bytes:,} of state"
-        return "\n".join([*lines, total])
+        return "\n".join([*lines, self._total()])
+
+    def _total(self) -> str:
+        return f"{self.parameter_bytes:,} bytes of parameters, {self.state_bytes:,} of state"
 
 
 def explain(rules: Sequence[Rule], params: Any) -> Explanation:

@@ -95,7 +95,8 @@ def pick(given: Any, tree: Any, *, what: str) -> list[Any]:
     if missing:
         raise ValueError(
             f"{what} must name every parameter; got none for {few(missing)}; the nearest of "
-            f"{len(known)} names: {near(missing[0], known)}"
+            f"{len(known)} names: {near(missing[0], known)}; write {what}=jax.tree.map(lambda p: "
+            "p.sharding, params)"
         )
     return [known[wanted] for wanted in names_of(tree)]
 

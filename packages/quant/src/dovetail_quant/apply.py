@@ -121,7 +121,7 @@ def _check_product(product: Any, spec: Spec, path: str) -> None:
     if not isinstance(product, Matmul):
         raise TypeError(
             "a product has prepare, codes, act and a call, got "
-            f"{type(product).__name__}; see dovetail_quant.matmul.api.Matmul"
+            f"{type(product).__name__}; write matmul=Blocked(), or a class with the methods of it"
         )
     if product.act != spec.act:
         raise ValueError(

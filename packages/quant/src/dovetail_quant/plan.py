@@ -99,7 +99,8 @@ def plan(model: nnx.Module, rules: Sequence[Rule]) -> Plan:
     if rules and not specs:
         raise ValueError(
             f"a plan must quantize something, got rules for {len(by_path)} sites that are all left "
-            f"alone: {'; '.join(f'{p}: {why}' for p, why in list(left_alone.items())[:3])}"
+            f"alone: {'; '.join(f'{p}: {why}' for p, why in list(left_alone.items())[:3])}; "
+            "write ('**', Spec()) as the last rule"
         )
     return Plan(specs=specs, left_alone=left_alone)
 

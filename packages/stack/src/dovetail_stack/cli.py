@@ -18,7 +18,7 @@ COMMANDS = {
     "generate": "Continue a prompt with a trained model, token by token.",
     "quantize": "Quantize a decoder to 8 or 4 bits, with a report of what that saved and cost.",
     "models": "Look into a Hugging Face directory, rewrite it, or compare two.",
-    "data": "Write corpora, look into them, count what a run sees of them.",
+    "data": "Write, inspect and verify corpora; budget a run over them.",
     "checkpoint": "Look into checkpoints, compare, verify and convert them.",
     "doctor": "Compare what is installed with what was tested, list devices, say how to mend it.",
 }

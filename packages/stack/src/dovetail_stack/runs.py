@@ -46,6 +46,10 @@ class Run:
     events: Sequence[Mapping[str, Any]]
     lines: Sequence[Line]
 
+    def __repr__(self) -> str:
+        counts = f"{len(self.events)} events, {len(self.lines)} lines"
+        return f"Run({str(self.path)!r}: {self.state}, {counts})"
+
     @property
     def launches(self) -> list[Mapping[str, Any]]:
         return [event for event in self.events if event["event"] == "start"]

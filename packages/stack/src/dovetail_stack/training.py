@@ -140,7 +140,8 @@ def check_batch(run: Settings, mesh: "Mesh | AbstractMesh") -> None:
     if step.length % sizes.get("context", 1):
         raise ValueError(
             f"length must divide among context={sizes['context']} devices, got "
-            f"length={step.length}: pass a multiple"
+            f"length={step.length}: pass length="
+            f"{math.ceil(step.length / sizes['context']) * sizes['context']}"
         )
 
 

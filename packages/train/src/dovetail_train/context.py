@@ -182,8 +182,9 @@ def _check(q: Array, mesh: Any, *, shards: int, split: int, method: str) -> None
     if q.shape[0] % rows or q.shape[1] % shards:
         raise ValueError(
             f"rows and tokens must be divisible by the devices that share them, got "
-            f"rows={q.shape[0]} over {rows} and tokens={q.shape[1]} over {shards}; change the "
-            f"mesh, or the batch"
+            f"rows={q.shape[0]} over {rows} and tokens={q.shape[1]} over {shards}; pass "
+            f"{max(1, q.shape[0] // rows) * rows} rows of {-(-q.shape[1] // shards) * shards} "
+            "tokens, or another mesh"
         )
     if q.shape[2] % split:
         other = "a smaller context axis, or method='gather'" if method == "all_to_all" else "a mesh"

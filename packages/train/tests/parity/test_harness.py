@@ -185,7 +185,9 @@ def test_generation_without_a_sampler_says_what_to_pass():
 
 
 def test_options_of_encoding_that_are_not_kept_are_refused():
-    with pytest.raises(TypeError, match=r"no options but add_special_tokens, got {'left"):
+    with pytest.raises(
+        TypeError, match=r"no option but add_special_tokens, got {'left.*; leave it out"
+    ):
         _adapter().tok_encode("a", left_truncate_len=3)
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int32, UInt8
 
-from dovetail_data.encode.encoder import Document, require_records, require_tokenizer
+from dovetail_data.encode.encoder import Document, require_records
 from dovetail_data.sources.source import Corrupt, Record
 from dovetail_data.template import Rendered, Template
-from dovetail_data.tokenizer import ChatTokenizer, Encoding, Tokenizer
+from dovetail_data.tokenizer import ChatTokenizer, Encoding, Tokenizer, require_tokenizer
 
 
 class MalformedError(ValueError):

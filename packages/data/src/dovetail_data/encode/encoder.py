@@ -27,15 +27,6 @@ class Document:
     text_bytes: int = 0
 
 
-def require_tokenizer(tokenizer: object) -> None:
-    """Raises TypeError unless `tokenizer` is one. The usual mistakes are a name and a class."""
-    if isinstance(tokenizer, type) or not isinstance(tokenizer, Tokenizer):
-        raise TypeError(
-            f"tokenizer must be a Tokenizer: got tokenizer={tokenizer!r:.200}. Pass Bytes(), or "
-            "Pretrained(path) with the directory of a tokenizer.json."
-        )
-
-
 def require_records(records: object) -> None:
     """Raises TypeError unless `records` is a sequence of dictionaries."""
     remedy = 'Pass [{"text": "..."}], or write(source, ..., encoder=...).'

@@ -10,11 +10,11 @@ import numpy as np
 
 from dovetail_data._arguments import require_name
 from dovetail_data.encode import _chats
-from dovetail_data.encode.encoder import Document, require_tokenizer
+from dovetail_data.encode.encoder import Document
 from dovetail_data.record import Field, ids
 from dovetail_data.sources.source import Corrupt, Record
 from dovetail_data.template import Template
-from dovetail_data.tokenizer import Encoding, Tokenizer
+from dovetail_data.tokenizer import Encoding, Tokenizer, require_tokenizer
 
 _SIDES = ("chosen", "rejected")
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from dovetail_data._arguments import require_name
-from dovetail_data.encode.encoder import Document, require_records, require_tokenizer
+from dovetail_data.encode.encoder import Document, require_records
 from dovetail_data.record import ids, stored
 from dovetail_data.sources.source import Corrupt, Record
 from dovetail_data.tokenizer import (
@@ -18,6 +18,7 @@ from dovetail_data.tokenizer import (
     Bytes,
     Pretrained,
     Tokenizer,
+    require_tokenizer,
 )
 
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
-from dovetail_data._arguments import wrong
+from dovetail_data._arguments import require_source
 
 Record: TypeAlias = dict[str, Any]
 """The fields of one input record by name, such as "text" or "messages"."""
@@ -36,7 +36,8 @@ class Part:
 class Corrupt:
     """Takes the place of a record that cannot be read or encoded.
 
-    `error` says what must hold, what came and what to do, without the place: `locate` returns that.
+    Attributes:
+        error: The rule, the value and the remedy, without the place. `locate` returns the place.
     """
 
     error: str
@@ -69,19 +70,6 @@ class Source(Protocol):
     def locate(self, part: Part, i: int) -> str:
         """Returns the place of the i-th item of `read`, for people: "a/b.jsonl:17"."""
         ...
-
-
-def require_source(source: object) -> None:
-    """Raises TypeError unless `source` is one. The usual mistake is to pass a path."""
-    # Not by the protocol: on Python 3.11 that asks for the fingerprint, which hashes the input.
-    methods = (getattr(source, name, None) for name in ("parts", "read", "locate"))
-    if isinstance(source, type) or not all(map(callable, methods)):
-        raise wrong(
-            "source",
-            "a source of records",
-            source,
-            "Pass text(...), jsonl(...), parquet(...) or another source.",
-        )
 
 
 def records(source: Source) -> Iterator[Record]:

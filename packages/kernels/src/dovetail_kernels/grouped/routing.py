@@ -152,7 +152,9 @@ def _check(logits: Any, *, k: int, score: str, bias: Any, groups: ExpertGroups |
             f"{mesh_axes!r}. Use jax.sharding.reshard on logits."
         )
     if score not in ("softmax", "sigmoid"):
-        raise ValueError(f"score must be 'softmax' or 'sigmoid', got score={score!r}. Use one.")
+        raise ValueError(
+            f"score must be 'softmax' or 'sigmoid', got score={score!r}. Use 'softmax'."
+        )
     if bias is not None and bias.shape != (count,):
         raise ValueError(
             f"route_tokens needs bias [E] for logits [..., E], got bias.shape={bias.shape}, "

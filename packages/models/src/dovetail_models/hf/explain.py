@@ -3,6 +3,7 @@
 """A table of a load: the source and placement of each leaf, from the file headers alone."""
 
 import dataclasses
+import html
 import math
 from pathlib import Path
 
@@ -64,6 +65,12 @@ class Plan:
         """Bytes of the parameters on one device."""
         return sum(line.bytes_per_device for line in self.lines)
 
+    def __repr__(self) -> str:
+        return f"Plan({len(self.lines)} leaves, {self._totals()}; print it)"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
     def __str__(self) -> str:
         lines = {line.leaf: line for line in self.lines}
         alike = abbreviate((line.leaf, _cells(line)) for line in self.lines)
@@ -71,8 +78,10 @@ class Plan:
         rows += [_row(short, [lines[leaf] for leaf in leaves]) for short, leaves in alike.items()]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         text = [_aligned(row, widths) for row in rows]
-        totals = f"{self.parameters:,} parameters, {self.bytes_per_device:,} bytes per device"
-        return "\n".join([*text, totals])
+        return "\n".join([*text, self._totals()])
+
+    def _totals(self) -> str:
+        return f"{self.parameters:,} parameters, {self.bytes_per_device:,} bytes per device"
 
 
 def explain(

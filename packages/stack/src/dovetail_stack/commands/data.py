@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Write corpora, look into them, count what a run sees of them.
+"""Write, inspect and verify corpora; budget a run over them.
 
 The command `python -m dovetail_data` with a progress bar.
 """

@@ -91,7 +91,9 @@ def train(text: Text, out: Path, *, minutes: float) -> Resume:
             _kill_past_the_middle(process, out)
     code = subprocess.run(command, check=False, stdout=sys.stderr).returncode
     if code:
-        raise RuntimeError(f"training must end well, but its process returned {code}: see above")
+        raise RuntimeError(
+            f"training must end well, but its process returned {code}: mend its error"
+        )
     return compare_generations(out / METRICS)
 
 
@@ -112,7 +114,7 @@ def _kill_past_the_middle(process: subprocess.Popen[bytes], out: Path) -> None:
         raise
     if process.returncode:
         raise RuntimeError(
-            f"training must end well, but its process returned {process.returncode}: see above"
+            f"training must end well, but its process returned {process.returncode}: mend its error"
         )
 
 

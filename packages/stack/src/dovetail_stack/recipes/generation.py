@@ -67,7 +67,9 @@ def _check(
             f"temperature={temperature}: try 1.0"
         )
     if not 0 < top_p <= 1:
-        raise ValueError(f"top_p must lie in (0, 1], got top_p={top_p}: 1 keeps every token")
+        raise ValueError(
+            f"top_p must lie in (0, 1], got top_p={top_p}: pass top_p=1 to keep every token"
+        )
     check_vocabulary(model.config.vocab_size, tokenizer)
 
 

@@ -135,7 +135,7 @@ def choose(
             matrix, or none of GROUPS does.
     """
     if bits not in (4, 8):
-        raise ValueError(f"bits must be 4 or 8, got bits={bits}: 8 loses least")
+        raise ValueError(f"bits must be 4 or 8, got bits={bits}: pass bits=8, which loses least")
     tables = ["positions"] if "positions" in quant.sites(model) else []
     skipped = [*skip, *tables]
     if bits == 8:

@@ -65,6 +65,9 @@ class Selection:
     skipped: tuple[str, ...]
     counts: dict[str, int]
 
+    def __repr__(self) -> str:
+        return f"Selection({self})"
+
     def __str__(self) -> str:
         reasons = ", ".join(f"{count} {reason}" for reason, count in self.counts.items())
         skipped = f"{sum(self.counts.values())} skipped" + (f" ({reasons})" if reasons else "")

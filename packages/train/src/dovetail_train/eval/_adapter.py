@@ -62,7 +62,9 @@ class Adapter(TemplateLM):
         self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
     ) -> list[int]:
         if kwargs:
-            raise TypeError(f"tok_encode has no options but add_special_tokens, got {kwargs}")
+            raise TypeError(
+                f"tok_encode must have no option but add_special_tokens, got {kwargs}; leave it out"
+            )
         return self._text.encode(string, bos=add_special_tokens)
 
     def _loglikelihood_tokens(

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Steps under other names: renamed, copied, swapped, linked, brought from another run, or old."""
+"""Steps on disk: their names, and directories that are renamed, copied, swapped, linked or old."""
 
 import json
 import os
@@ -9,11 +9,23 @@ import shutil
 
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as v0
 import pytest
 
-from dovetail_checkpoint import Retention, Store, checksums, diff, identity, inspect, load, verify
+from dovetail_checkpoint import Retention, Store, checksums, diff, inspect, load, verify
 from dovetail_checkpoint.cli import main
 from dovetail_checkpoint.manifest import Identity, json_sha256
+from dovetail_checkpoint.steps import (
+    RUN_FILE,
+    begin_run,
+    identity_of,
+    identity_problems,
+    is_ours,
+    run_of_root,
+    step_directories,
+    step_number,
+    step_paths,
+)
 
 STEPS = (10, 20, 30)
 
@@ -156,7 +168,7 @@ def test_a_fork_into_a_new_root_is_a_run_of_its_own(run, tmp_path):
 
 
 def test_without_its_file_a_run_is_that_of_most_steps(run, other):
-    (run / identity.RUN_FILE).unlink()
+    (run / RUN_FILE).unlink()
     named = inspect(run / "30").identity.run
     shutil.rmtree(run / "30")
     shutil.copytree(other / "30", run / "30")
@@ -164,34 +176,34 @@ def test_without_its_file_a_run_is_that_of_most_steps(run, other):
     assert step == 20
     assert "says run" in str(report)
     write(run, [40])
-    assert json.loads((run / identity.RUN_FILE).read_text())["run"] == named
+    assert json.loads((run / RUN_FILE).read_text())["run"] == named
     assert restored(run)[0] == 40
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"run": "ab", "sha256": "cd"}', "[" * 5000])
 def test_a_damaged_file_of_the_run_is_reported_and_written_again(run, content, caplog):
-    whole = (run / identity.RUN_FILE).read_text()
-    (run / identity.RUN_FILE).write_text(content)
+    whole = (run / RUN_FILE).read_text()
+    (run / RUN_FILE).write_text(content)
     step, report = restored(run)
     assert step == 30
-    assert str(report).startswith(identity.RUN_FILE)
+    assert str(report).startswith(RUN_FILE)
     assert main(["verify", str(run)]) == 3
     write(run, [40])
     assert "it is written again" in caplog.text
-    assert (run / identity.RUN_FILE).read_text() == whole
+    assert (run / RUN_FILE).read_text() == whole
 
 
 def test_every_flip_in_the_file_of_a_run_is_a_problem(tmp_path):
-    named = identity.begin(tmp_path)
-    path = tmp_path / identity.RUN_FILE
+    named = begin_run(tmp_path)
+    path = tmp_path / RUN_FILE
     whole = path.read_bytes()
-    assert identity.of_root(tmp_path) == (named, [])
+    assert run_of_root(tmp_path) == (named, [])
     for bit in range(8 * len(whole)):
         flipped = bytearray(whole)
         flipped[bit // 8] ^= 1 << bit % 8
         path.write_bytes(flipped)
-        run, (problem,) = identity.of_root(tmp_path)
-        assert (run, problem.where) == (None, identity.RUN_FILE)
+        run, (problem,) = run_of_root(tmp_path)
+        assert (run, problem.where) == (None, RUN_FILE)
 
 
 def without_identity(step):
@@ -207,7 +219,7 @@ def without_identity(step):
 def test_steps_of_older_versions_are_restored_and_the_report_says_so(run):
     for step in STEPS:
         without_identity(run / str(step))
-    (run / identity.RUN_FILE).unlink()
+    (run / RUN_FILE).unlink()
     step, report = restored(run)
     assert step == 30
     assert report.steps[0].verified
@@ -223,7 +235,7 @@ def test_a_misplaced_step_does_not_count_as_good(run):
         shutil.copytree(run / "10", run / str(target))
     with Store(run, retention=Retention(latest=2)) as store:
         store.save(35, model=model(35))
-    assert sorted(os.listdir(run)) == ["30", "35", "41", "42", "43", identity.RUN_FILE]
+    assert sorted(os.listdir(run)) == ["30", "35", "41", "42", "43", RUN_FILE]
 
 
 def test_a_misplaced_step_makes_room_for_its_number(run, caplog):
@@ -247,12 +259,12 @@ def test_an_item_that_the_manifest_does_not_state_is_a_problem(run):
 
 
 def test_an_identity_names_step_and_run(run):
-    stated = identity.of_step(run / "30")
-    assert stated == Identity(step=30, run=identity.of_root(run)[0])
-    assert identity.problems(run / "30", stated, None) == []
-    assert identity.problems(run / "30", stated, stated.run) == []
-    assert identity.problems(run / "30", None, stated.run) == []
-    (problem,) = identity.problems(run / "30", stated, "f" * 32)
+    stated = identity_of(run / "30")
+    assert stated == Identity(step=30, run=run_of_root(run)[0])
+    assert identity_problems(run / "30", stated, None) == []
+    assert identity_problems(run / "30", stated, stated.run) == []
+    assert identity_problems(run / "30", None, stated.run) == []
+    (problem,) = identity_problems(run / "30", stated, "f" * 32)
     assert f"run {stated.run}, but the run here is {'f' * 32}" in problem.reason
 
 
@@ -260,6 +272,78 @@ def test_what_is_ours_is_known_by_any_of_its_files(run, tmp_path):
     for lost in ("dovetail", checksums.SHA256SUMS, "_CHECKPOINT_METADATA"):
         step = shutil.copytree(run / "30", tmp_path / lost)
         shutil.rmtree(step / lost) if (step / lost).is_dir() else (step / lost).unlink()
-        assert identity.is_ours(step)
+        assert is_ours(step)
     (tmp_path / "5").mkdir()
-    assert not identity.is_ours(tmp_path / "5")
+    assert not is_ours(tmp_path / "5")
+
+
+def committed(path):
+    """A directory with the file that Orbax writes into a committed step."""
+    path.mkdir(parents=True)
+    (path / "_CHECKPOINT_METADATA").write_text("{}")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({}, "12"),
+        ({"step_prefix": "ckpt"}, "ckpt_12"),
+        ({"step_format_fixed_length": 5}, "00012"),
+        ({"step_prefix": "a_b", "step_format_fixed_length": 5}, "a_b_00012"),
+    ],
+)
+def test_the_names_that_orbax_makes_are_steps(tmp_path, options, name):
+    with v0.CheckpointManager(tmp_path, options=v0.CheckpointManagerOptions(**options)) as manager:
+        manager.save(12, args=v0.args.Composite(meta=v0.args.JsonSave({"a": 1})))
+    assert step_directories(tmp_path) == {12: tmp_path / name}
+    assert step_number(tmp_path / name) == 12
+
+
+@pytest.mark.parametrize(
+    "name", ["7.dovetail-damaged-0", "7.orbax-checkpoint-tmp-12", "x7", "seven", "7.5", "x_7.tmp"]
+)
+def test_other_names_are_no_steps(tmp_path, name):
+    assert step_number(committed(tmp_path / name)) is None
+    assert step_directories(tmp_path) == {}
+
+
+def test_a_name_of_orbax_without_a_checkpoint_is_no_step(tmp_path):
+    (tmp_path / "epoch_3").mkdir()
+    (tmp_path / "007").mkdir()
+    (tmp_path / "5").write_text("a file")
+    assert step_directories(tmp_path) == {}
+    assert step_directories(tmp_path / "none") == {}
+
+
+def test_steps_are_sorted_by_number_and_the_plain_name_goes_first(tmp_path):
+    for name in ("ckpt_9", "ckpt_10", "10", "2"):
+        committed(tmp_path / name)
+    assert list(step_directories(tmp_path).items()) == [
+        (2, tmp_path / "2"),
+        (9, tmp_path / "ckpt_9"),
+        (10, tmp_path / "10"),
+    ]
+
+
+def test_two_prefixes_in_one_root_are_refused(tmp_path):
+    committed(tmp_path / "a_3")
+    committed(tmp_path / "b_3")
+    with pytest.raises(ValueError, match=r"different numbers, got a_3 and b_3 in .*; move those"):
+        step_directories(tmp_path)
+
+
+def test_lone_checkpoints_side_by_side_are_no_run(tmp_path, caplog):
+    for name in ("full_3", "lora_3"):
+        with Store(tmp_path / "run") as store:
+            store.save(3, model=np.ones(2))
+        (tmp_path / "run" / "3").rename(tmp_path / name)
+        shutil.rmtree(tmp_path / "run")
+    assert step_paths(tmp_path) == [(3, tmp_path / "full_3"), (3, tmp_path / "lora_3")]
+    for name in ("full_3", "lora_3"):
+        np.testing.assert_array_equal(load(tmp_path / name, np.zeros(2)), np.ones(2))
+        assert (inspect(tmp_path / name).step.step, inspect(tmp_path / name).misplaced) == (3, None)
+        assert verify(tmp_path / name).steps[0].verified
+    assert not caplog.records
+    with pytest.raises(ValueError, match="different numbers, got full_3 and lora_3"):
+        Store(tmp_path).restore(model=np.ones(2))

@@ -108,6 +108,14 @@ def step_directories(root: Path) -> dict[int, Path]:
     return dict(sorted({**others, **plain}.items()))
 
 
+def check_number(step: int) -> None:
+    """Raises ValueError unless `step` can be the number of a step."""
+    if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+        raise ValueError(
+            f"step must be an int from 0 on, got step={step!r}; use int(step) of the loop's counter"
+        )
+
+
 def step_directory(root: Path, step: int) -> Path:
     """Returns `root/STEP`, or the directory of plain Orbax for a step that only it wrote."""
     own = root / str(step)

@@ -22,6 +22,7 @@ from dovetail_checkpoint.retention import Pruner, Retention
 from dovetail_checkpoint.steps import (
     SavedStep,
     begin_run,
+    check_number,
     committed_steps,
     described_steps,
     misplaced_steps,
@@ -156,7 +157,7 @@ class Store:
             RuntimeError: The previous save failed, or another process writes to the root.
         """
         self.wait()
-        _check_step(step)
+        check_number(step)
         numbers = checked(metrics)
         writer = writer_of(self._root)
         writer.enter(self)
@@ -377,13 +378,6 @@ def _agreed_run(root: Path) -> str:
     run = agree.gather(run_of_root(root)[0])[0]
     assert run is not None, "the first process wrote it"
     return run
-
-
-def _check_step(step: int) -> None:
-    if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-        raise ValueError(
-            f"step must be an int from 0 on, got step={step!r}; use int(step) of the loop's counter"
-        )
 
 
 def _other_step(committed: Sequence[int]) -> str:

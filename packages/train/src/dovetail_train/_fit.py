@@ -16,7 +16,6 @@ from dovetail_train._checks import check_run
 from dovetail_train._completions import Completions
 from dovetail_train._progress import Progress
 from dovetail_train.clock import Activity, Clock, Throughput
-from dovetail_train.conversion import train_item
 from dovetail_train.guard import Verdicts
 from dovetail_train.hooks import Closable, Hook, InterruptibleHook, result_of
 from dovetail_train.mesh import ambient
@@ -25,7 +24,7 @@ from dovetail_train.prefetch import DrawnData, Draws, Prefetch, iterated
 from dovetail_train.processes import Compared, receiving
 from dovetail_train.resume import Beginning, Description, Mode, restore
 from dovetail_train.sinks import Sink
-from dovetail_train.state import State
+from dovetail_train.state import State, train_item
 from dovetail_train.store import Store, takes_metrics
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from dovetail_train.state import Definition, State
+from dovetail_train.state import Definition, State, train_item
 
 _ARRAY = re.compile(r"(.+)\[([\d, ]*)\]")
 _KEYS = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
@@ -105,14 +105,6 @@ def convert(
     tree = jax.tree.unflatten(jax.tree.structure(target.opt), leaves)
     state = State(params=params, opt=tree, ema=ema, guard=guard, **others)
     return Converted(state=state, taken=len(kept), made=made, dropped=dropped)
-
-
-def train_item(state: State) -> dict[str, Any]:
-    """Returns the item `train`: everything except parameters, which other programs read alone."""
-    rest = {"step": state.step, "frozen": state.frozen, "rest": state.rest, "opt": state.opt}
-    rest["skips"] = state.skips
-    extras = {"ema": state.ema, "guard": state.guard}
-    return rest | {name: tree for name, tree in extras.items() if tree is not None}
 
 
 def plain(tree: Any) -> Any:

@@ -16,10 +16,9 @@ from dovetail_train.conversion import (
     flat,
     plain,
     target_of,
-    train_item,
 )
 from dovetail_train.program import Programs
-from dovetail_train.state import Definition, State
+from dovetail_train.state import Definition, State, train_item
 from dovetail_train.store import PeekStore, Stateful, Store
 
 _log = logging.getLogger(__name__)

@@ -272,6 +272,14 @@ def abstract(definition: Definition, arrays: Arrays) -> State:
     )
 
 
+def train_item(state: State) -> dict[str, Any]:
+    """Returns the item `train`: everything except parameters, which other programs read alone."""
+    rest = {"step": state.step, "frozen": state.frozen, "rest": state.rest, "opt": state.opt}
+    rest["skips"] = state.skips
+    extras = {"ema": state.ema, "guard": state.guard}
+    return rest | {name: tree for name, tree in extras.items() if tree is not None}
+
+
 def for_state_like(like: State, step: Callable[..., Any]) -> Callable[..., Any]:
     """Returns `step` with a check of the state's tree; under jit it costs nothing after
     compilation.

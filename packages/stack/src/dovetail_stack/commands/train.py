@@ -20,6 +20,7 @@ from typing import Any
 from dovetail_stack import launches, processes, runs, settings, training
 from dovetail_stack._command import DONE, INTERRUPTED, Parser, add_json
 from dovetail_stack.commands.generate import EXPORT
+from dovetail_stack.mesh import make_mesh
 from dovetail_stack.recipes.options import Duration
 from dovetail_stack.settings import RECIPES, Settings
 
@@ -123,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
         with watch_processes():
             return _train(args, values, out, axes)
     if "estimate" in values:
-        absent = training.make_mesh(axes, absent=args.estimate)
+        absent = make_mesh(axes, absent=args.estimate)
         estimate = training.estimate(_planned(values, out), mesh=absent)
         print(json.dumps(estimate.json(), indent=2) if "json" in values else estimate)
         return DONE
@@ -131,7 +132,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _train(args: argparse.Namespace, values: dict[str, Any], out: Path, axes: Any) -> int:
-    mesh = training.make_mesh(axes)
+    mesh = make_mesh(axes)
     run_settings = _agreed_settings(values, out, mesh)
     seeds = {"seed": run_settings.training.seed}
     as_json = "json" in values

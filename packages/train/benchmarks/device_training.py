@@ -19,8 +19,8 @@ import numpy as np
 import optax
 
 from dovetail_kernels import attention, linear_cross_entropy
-from dovetail_models import Config, flops, init, llama, size
-from dovetail_train import Precision, Trainer, lm_loss
+from dovetail_models import Config, abstract, flops, init, llama, size
+from dovetail_train import Precision, Trainer, estimate, lm_loss
 from measure import cost, report, rounds
 
 SETTLED, BLOCK, REPEATS = 10, 5, 5
@@ -86,8 +86,28 @@ def train(sizes: dict[str, int], rows: int, peer_rows: int, length: int, steps: 
         tokens_per_s=rows * length / statistics.median(seconds),
         mfu=statistics.median(shares) if shares else None,
         losses=[losses[0], losses[-1]],
+        **_estimated(config, rows, length),
     )
     _against_plain(config, peer_rows, length)
+
+
+def _estimated(config: Config, rows: int, length: int) -> dict[str, Any]:
+    """The estimate of the step for this device, beside the model's FLOPs and the peak of memory.
+
+    Counted FLOPs include the diagonal of attention, and lack opaque calls.
+    """
+    planned, model = trainer(config, rows, length, **KERNELS), abstract(config)
+    given, device = batch(config, rows, length), jax.devices()[0]
+    counted = planned.program(model, given).flops()
+    needs = estimate(planned, model, given, device=device.device_kind)
+    stats = device.memory_stats() or {}  # none on a CPU
+    return {
+        "counted_flops": counted.model / flops(config, tokens=rows * length, length=length),
+        "opaque": dict(counted.opaque),
+        "estimated_bytes": needs.total_bytes,
+        "peak_bytes": stats.get("peak_bytes_in_use"),
+        "least_s": needs.seconds,
+    }
 
 
 def _against_plain(config: Config, rows: int, length: int) -> None:

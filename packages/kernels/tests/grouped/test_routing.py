@@ -97,7 +97,7 @@ def _own_messages(monkeypatch, request):
             {"k": 1, "groups": SimpleNamespace(count=4, k=1, score="mean")},
             ("groups.score 'max', or 'top2'", "score='mean'", "Use score='max'"),
         ),
-        ({"k": 1, "score": "tanh"}, ("'softmax' or 'sigmoid'", "score='tanh'", "Use one")),
+        ({"k": 1, "score": "tanh"}, ("'softmax' or 'sigmoid'", "score='tanh'", "Use 'softmax'")),
         ({"k": 1, "bias": jnp.zeros(7)}, ("bias [E]", "(7,), E=8", "one number per expert")),
     ],
 )

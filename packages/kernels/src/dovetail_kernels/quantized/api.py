@@ -280,6 +280,8 @@ def _refuse_native(call: QuantizedMatmulCall) -> str | None:
     whole = native.WIDTH * (2 if call.bits == 4 else 1)
     if size % whole:
         return f"groups of {call.bits} bits must be multiples of {whole}, not {size}"
+    if (devices := blocks.auto_devices()) > 1:
+        return f"XLA gathers all weights for its call on a mesh with Auto axes of {devices} devices"
     return native.unavailable()
 
 

@@ -98,6 +98,13 @@ def _backward(dy: Array, packed: PackedWeights) -> Array:
     return joined(sums, packed)
 
 
+def auto_devices() -> int:
+    """Returns the product of the Auto axes of the ambient mesh; 1 without a mesh."""
+    mesh = jax.sharding.get_abstract_mesh()
+    sizes = zip(mesh.axis_sizes, mesh.axis_types, strict=True)
+    return math.prod(size for size, kind in sizes if kind == AxisType.Auto)
+
+
 def _by_device(packed: PackedWeights) -> tuple[int, PackedWeights]:
     """Returns a number of runs, and the weights as so many runs of channels, [runs, F / runs, ...].
 
@@ -105,9 +112,7 @@ def _by_device(packed: PackedWeights) -> tuple[int, PackedWeights]:
     for a loop over a sharded axis. A loop inside of each device's run is local however the channels
     are sharded. 1 run without such a mesh (`jax.set_mesh`), or if its size does not divide F.
     """
-    mesh, outputs = jax.sharding.get_abstract_mesh(), packed.out_features
-    sizes = zip(mesh.axis_sizes, mesh.axis_types, strict=True)
-    runs = math.prod(size for size, kind in sizes if kind == AxisType.Auto)
+    runs, outputs = auto_devices(), packed.out_features
     if runs == 1 or outputs % runs:
         return 1, packed
     each = runs, outputs // runs

@@ -141,8 +141,8 @@ def _explained(error: Exception, coordinator: str | None) -> Exception:
 def watch_processes() -> Iterator[None]:
     """Raises RuntimeError in the block if another process of the run is lost.
 
-    `fit` uses it. Put it around your own work of several processes, such as an export. It needs the
-    main thread and `initialize_distributed`; all processes must enter and leave it together.
+    `fit` uses it. Put it around all other work of several processes, such as placing parameters
+    before `fit`, and an export after it. It needs the main thread and `initialize_distributed`; all processes must enter and leave it together.
     Nothing happens with one process.
 
     Raises:

@@ -29,6 +29,7 @@ from dovetail_train import (
     initialize_distributed,
     make_mesh,
     read_jsonl,
+    watch_processes,
 )
 
 ROWS, WIDTH, DEVICES = 8, 6, 4
@@ -152,7 +153,8 @@ class Launch:
             if self.count > 1:
                 initialize_distributed(address, processes=self.count, process=me)
             os.write(writing, b"j")
-            self._work(me, self.count)
+            with watch_processes():  # parameters are placed before `fit`, by a collective
+                self._work(me, self.count)
             code = 0
         except BaseException:
             traceback.print_exc()

@@ -142,8 +142,9 @@ def watch_processes() -> Iterator[None]:
     """Raises RuntimeError in the block if another process of the run is lost.
 
     `fit` uses it. Put it around all other work of several processes, such as placing parameters
-    before `fit`, and an export after it. It needs the main thread and `initialize_distributed`; all processes must enter and leave it together.
-    Nothing happens with one process.
+    before `fit`, and an export after it. It needs the main thread and `initialize_distributed`; all
+    processes must enter and leave it together. Nothing happens with one process. If the main
+    thread cannot be interrupted, the error is logged after `heartbeat_s` and the program ends.
 
     Raises:
         RuntimeError: A process ended or is silent. The message has what JAX said.

@@ -3,8 +3,9 @@
 """Counts what runs of several processes survive: kills of a process above 0 at random moments.
 
 The trials are the program of the test suite, `tests/programs/survivors.py`, with other seeds. A
-trial is sound if every survivor ends with code 1, by an exception or by the watch, and the resumed run has the losses of an
-uninterrupted one, bit for bit. Seconds are from the kill to the end of the last survivor.
+trial is sound if every survivor ends with code 1, by an exception or by the watch, and the resumed
+run has the losses of an uninterrupted one, bit for bit. Seconds are from the kill to the end of the
+last survivor.
 """
 
 import argparse

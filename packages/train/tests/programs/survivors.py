@@ -48,7 +48,7 @@ def killed(directory, count, *, rng, log):
     running.kill(victim)
     codes = running.wait()
     survived_s = time.monotonic() - start
-    lines = [line for line in running.output(0).splitlines() if "lost process" in line]
+    lines = [line for line in running.output(0).splitlines() if "got a lost process" in line]
     steps = directory / "metrics.jsonl"
     return {
         "steps": len(several.losses(directory)) if steps.exists() else 0,

@@ -94,7 +94,6 @@ def _launches(program, *arguments, timeout_s=600):
     return json.loads(done.stdout)
 
 
-@pytest.mark.slow
 def test_a_run_of_two_processes_resumes_on_one_and_on_four(tmp_path):
     result = _launches("resized.py", tmp_path)
     assert sorted(result["whole"]) == sorted(result["moved"])

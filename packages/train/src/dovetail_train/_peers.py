@@ -30,8 +30,6 @@ from jax.experimental import multihost_utils
 _log = logging.getLogger(__name__)
 _PAUSE_S = 1.0  # between questions: a call of the coordinator by each process
 _END_S = 300.0  # for the others to end: JAX's own limit
-# Ignored unless a program handles it, and sent by the system for urgent data on sockets alone.
-_SIGNAL = signal.SIGURG
 
 
 class LostProcessError(RuntimeError):
@@ -80,7 +78,9 @@ class Watch:
         if self._armed or threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = signal.signal(_SIGNAL, self._raise)
+        # Ignored unless a program handles it, and sent by the system for urgent data on sockets
+        # alone. Windows has no such signal, and no several processes of JAX.
+        before = signal.signal(signal.SIGURG, self._raise)
         self._armed = True
         try:
             yield
@@ -90,7 +90,7 @@ class Watch:
         finally:
             with self._lock:  # the thread may be about to send
                 self._armed = False
-            signal.signal(_SIGNAL, signal.SIG_DFL if before is None else before)
+            signal.signal(signal.SIGURG, signal.SIG_DFL if before is None else before)
 
     def _end(self) -> None:
         """Ends the thread. Process 0 first waits for the end of all others.
@@ -142,7 +142,7 @@ class Watch:
         assert main is not None
         with self._lock:
             if self._armed:
-                signal.pthread_kill(main, _SIGNAL)
+                signal.pthread_kill(main, signal.SIGURG)
             return self._armed
 
     def _raise(self, number: int, frame: FrameType | None) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+import jax
+
 _log = logging.getLogger(__name__)
 
 
@@ -18,7 +20,7 @@ class Wandb:
 
     W&B accepts no step before its last one. A resumed trainer repeats some steps with the same
     bits: these are left out and counted in `repeated_writes`. The current step is sent when the
-    next begins, or at `close`.
+    next begins, or at `close`. Of several processes, process 0 alone joins the run.
 
     Args:
         project: W&B project.
@@ -50,16 +52,19 @@ class Wandb:
                 "type: pip install dovetail-train[wandb]"
             ) from error
         Path(directory).mkdir(parents=True, exist_ok=True)  # else W&B takes a temporary one
-        self._run = wandb.init(
-            project=project,
-            id=id,
-            name=name,
-            config=None if config is None else dict(config),
-            dir=str(directory),
-            mode=mode,
-            resume="allow",
-        )
-        self._next = int(self._run.step)
+        self._run: Any = None
+        self._next = 0
+        if not (jax.distributed.is_initialized() and jax.process_index()):
+            self._run = wandb.init(
+                project=project,
+                id=id,
+                name=name,
+                config=None if config is None else dict(config),
+                dir=str(directory),
+                mode=mode,
+                resume="allow",
+            )
+            self._next = int(self._run.step)
         self.repeated_writes = 0
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
@@ -73,4 +78,5 @@ class Wandb:
 
     def close(self) -> None:
         """Sends what is left and ends the run. W&B's service ends with the process."""
-        self._run.finish()
+        if self._run is not None:
+            self._run.finish()

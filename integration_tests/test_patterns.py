@@ -183,7 +183,8 @@ def by_checkpoint_only(pattern, model, params):
 
 def by_train_watch(pattern, model, params):
     state = type("State", (), {"params": params})
-    found = train.Watch(pattern, every=1)(None, state, 1)
+    trainer = train.Trainer(optax.sgd(0.1), lambda model, batch, *, key: None)
+    found = train.Watch(pattern, every=1)(trainer, state, 1)
     return {name.split("/")[1] for name in found}
 
 

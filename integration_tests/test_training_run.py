@@ -41,10 +41,10 @@ runpy.run_module("dovetail_stack", run_name="__main__")
 """
 
 
-def _start(out, *options, text=TEXT, program=("-m", "dovetail_stack"), env=None):
+def _start(out, *options, text=TEXT, program=("-m", "dovetail_stack"), env=None, before=()):
     new = [] if (out / "run.json").exists() else ["pretrain", "--text", str(text), *TINY]
     return subprocess.Popen(
-        [sys.executable, *program, "train", *new, "--out", str(out), *options],
+        [sys.executable, *program, "train", *before, *new, "--out", str(out), *options],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -152,12 +152,11 @@ def chained(function: Callable[..., Any], count: int) -> Callable[..., Any]:
 def peaks(dtype: str) -> tuple[float | None, float | None]:
     """FLOP/s and bytes/s of the device by its data sheet, each None if it is not in the table."""
     try:
-        from dovetail_train.clock import memory, peak_flops
+        from dovetail_train.devices import kind_of
     except ModuleNotFoundError:
         return None, None
-    kind = jax.devices()[0].device_kind
-    found = memory(kind)
-    return peak_flops(kind, dtype), found and found[1]
+    kind = kind_of(jax.devices()[0].device_kind)
+    return kind.peak_flops.get(dtype), kind.bytes_per_s
 
 
 def normals(seed: int, *shapes: tuple[int, ...], dtype: Any = "bfloat16") -> list[jax.Array]:

@@ -44,8 +44,10 @@ def _made(make: Callable[..., Any], operands: Any, like: Leaf) -> Any:
     """Returns `make(*operands)`: a struct if `like` is one, else an array."""
     if isinstance(like, jax.ShapeDtypeStruct):
         return jax.eval_shape(make, *jax.tree.map(_unplaced, operands))
+    if not isinstance(like, jax.Array) or isinstance(like, Tracer):
+        return make(*operands)  # it refuses a quantized kernel by itself
     now = like.sharding
-    if isinstance(like, Tracer) or not isinstance(now, NamedSharding) or not is_explicit(now.mesh):
+    if not isinstance(now, NamedSharding) or not is_explicit(now.mesh):
         return make(*operands)
     auto = auto_mesh(now.mesh)  # on Explicit axes most of what surgery does has no type
     with jax.set_mesh(auto):

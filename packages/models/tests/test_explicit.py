@@ -154,7 +154,8 @@ def test_surgery_keeps_the_explicit_mesh(mesh):
         merged = lora.merge(adapted)
     table = resized.embed.embedding[...]
     assert table.sharding.mesh == mesh
-    np.testing.assert_array_equal(table, want.embed.embedding[...])
+    # Drawn by programs with other shardings: float32 values of erf_inv, fused in other ways.
+    np.testing.assert_allclose(table, want.embed.embedding[...], rtol=3e-7)
     kernel = merged.layers[0].attn.q.kernel[...]
     assert kernel.sharding.mesh == mesh
     np.testing.assert_array_equal(kernel, model.layers[0].attn.q.kernel[...])

@@ -179,7 +179,13 @@ class _Run:
     def write(
         self, shard_bytes: int, *, workers: int, max_corrupt: int
     ) -> Generator[Progress, None, None]:
-        """Writes the tasks that are not in the ledger; yields after each."""
+        """Writes the tasks that are not in the ledger; yields after each.
+
+        Args:
+            shard_bytes: See `dovetail_data.write`.
+            workers: See `dovetail_data.write`.
+            max_corrupt: See `dovetail_data.write`.
+        """
         last = self.ledger.lines[-1] if self.ledger.lines else {"chunks": 0, "slices": 0}
         written, slices = last["chunks"], last["slices"]
         left = tasks(self.job.source, self.chunks, done=written, slices=slices)

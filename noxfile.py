@@ -4,13 +4,18 @@
 
 uv makes their environments from constraints/, except `floor`, which takes the lowest versions that
 a package declares. A package is tested with itself and its declared dependencies alone.
+
+An environment stays for the next run, which removes what does not belong into it. A new one costs
+little to fill, but its first use compiles some thousand modules to bytecode.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import nox
@@ -18,10 +23,12 @@ import nox
 ROOT = Path(__file__).resolve().parent
 sys.path.append(str(ROOT / "scripts"))
 
+import wheels  # noqa: E402
 import workspace  # noqa: E402
 
 nox.needs_version = ">=2025.2.9"
 nox.options.default_venv_backend = "uv"
+nox.options.reuse_venv = "yes"
 nox.options.error_on_missing_interpreters = True
 nox.options.sessions = ["integration", "imports", "types", "examples", "build"]
 nox.options.sessions += [f"tests-{python}" for python in workspace.PYTHONS]
@@ -50,10 +57,36 @@ for found in pkgutil.walk_packages(package.__path__, "{module}."):
 """
 
 
+# Each of these packages comes from the environment.
+IMPORT_TOGETHER = """
+import importlib, pathlib, sys
+environment = pathlib.Path(sys.argv[1]).resolve().parent
+for name in sys.argv[2:]:
+    file = importlib.import_module(name).__file__
+    assert pathlib.Path(file).resolve().is_relative_to(environment), file
+"""
+
+
 def members(*folders: str) -> list[workspace.Member]:
     """The named members; all without a name."""
     everyone = workspace.members()
     return [everyone[f] for f in folders or everyone]
+
+
+@contextlib.contextmanager
+def installing(session: nox.Session, *, anew: bool = False) -> Iterator[None]:
+    """Mark the environment as whole at the end; empty one that is not, or `anew` in any case.
+
+    An interrupted installation may leave half of a distribution, which uv takes for a whole one.
+    """
+    location = session.virtualenv.location
+    whole = Path(location) / "whole"
+    if anew or not whole.exists():
+        line = ("venv", "--quiet", "--clear", "--python", f"{session.bin}/python", location)
+        session.run_install(wheels.UV, *line, external=True)
+    whole.unlink(missing_ok=True)
+    yield
+    whole.touch()
 
 
 def install(
@@ -62,6 +95,7 @@ def install(
     groups: tuple[str, ...] = ("test",),
     extra: tuple[str, ...] = (),
     options: tuple[str, ...] | None = None,
+    torch: bool = False,
 ) -> None:
     """Install `chosen` editable with `groups` of theirs, within the tested set of this Python."""
     if options is None:
@@ -69,7 +103,11 @@ def install(
     line = [part for m in chosen for part in ("--editable", m.editable())]
     files = [f"{m.path}/pyproject.toml:{g}" for m in chosen for g in groups if g in m.groups]
     line += [part for f in files for part in ("--group", f)]
-    session.install(*options, *line, *extra)
+    with installing(session):
+        if torch:
+            install_torch(session)
+        exact = () if torch else ("--exact",)  # uv would remove what pip has installed
+        session.install(*exact, *options, *line, *extra)
 
 
 def assert_alone(session: nox.Session, *allowed: workspace.Member) -> None:
@@ -108,25 +146,24 @@ def bare(session: nox.Session, package: str) -> None:
     On later Pythons pip installs the meta-package alone, which needs all members. The others are
     installed by uv, in less than half of the CPU seconds.
     """
-    constraints = str(workspace.constraints_file(str(session.python)))
+    constraints = ("--constraint", str(workspace.constraints_file(str(session.python))))
     chosen = workspace.needs(*members(package), members())
-    folder = Path(session.create_tmp()).resolve()
-    for member in chosen:
-        line = ("build", "--quiet", str(member.path), "--out-dir", str(folder))
-        session.run(str(Path(sys.executable).with_name("uv")), *line, external=True)
-    versions = [f"{m.module}-{m.version}" for m in chosen]
-    wheels = [str(wheel) for v in versions for wheel in folder.glob(f"{v}-*.whl")]
-    if package == workspace.META or session.python == workspace.PYTHONS[0]:
-        session.install("--constraint", constraints, "pip")
-        # Without bytecode: most modules are never imported, and compiling takes a quarter of the
-        # time.
-        pip = ("python", "-m", "pip", "install", "--quiet", "--no-compile")
-        session.run(*pip, "--constraint", constraints, *wheels)
-    else:
-        session.install("--constraint", constraints, *wheels)
+    files = [str(wheels.built(member)) for member in chosen]
+    by_pip = package == workspace.META or session.python == workspace.PYTHONS[0]
+    with installing(session, anew=by_pip):
+        if by_pip:
+            session.install(*constraints, "pip")
+            # Without bytecode: most modules are never imported, and compiling takes a quarter of
+            # the time.
+            pip = ("python", "-m", "pip", "install", "--quiet", "--no-compile")
+            session.run_install(*pip, *constraints, *files)
+        else:
+            again = [part for m in chosen for part in ("--reinstall-package", m.name)]
+            session.install("--exact", *again, *constraints, *files)
     assert_alone(session, *chosen)
     (member,) = members(package)
-    with session.chdir(folder):  # off the tree: nothing may be found beside the sources
+    off_tree = session.create_tmp()  # where nothing can be found beside the sources
+    with session.chdir(off_tree):
         session.run("python", "-I", "-c", IMPORT_ALL.format(module=member.module))
     keep_compiled(session)
     session.run("python", "scripts/documents.py", "--programs", str(member.path / "README.md"))
@@ -184,9 +221,8 @@ def parity(session: nox.Session) -> None:
     """Against torch and transformers as oracles, in the packages that have a `parity` group."""
     chosen = [m for m in members() if "parity" in m.groups]
     everyone = members()
-    install_torch(session)
     needed = [m for m in everyone if any(m in workspace.needs(c, everyone) for c in chosen)]
-    install(session, *needed, groups=("test", "parity"))
+    install(session, *needed, groups=("test", "parity"), torch=True)
     session.env["HF_HUB_OFFLINE"] = "1"
     # Tests that measure an error put it in this table, which the documentation includes.
     session.env["PARITY_TABLE"] = str(ROOT / "docs/packages/models_parity.md")
@@ -204,10 +240,20 @@ def tokamax(session: nox.Session) -> None:
 def native(session: nox.Session) -> None:
     """The wheel of compiled code, built from its source, under the tests that can use it."""
     (kernels,) = members("kernels")
-    install(session, kernels, extra=("uv",))
+    install(session, kernels)
     dist = Path(session.create_tmp()).resolve() / "native"
     source = str(kernels.path / "native")
-    session.run("uv", "build", "--quiet", "--clear", "--wheel", source, "--out-dir", str(dist))
+    session.run(
+        wheels.UV,
+        "build",
+        "--quiet",
+        "--clear",
+        "--wheel",
+        source,
+        "--out-dir",
+        str(dist),
+        external=True,
+    )
     (built,) = dist.glob("*.whl")
     session.install("--no-deps", str(built))
     session.run("pytest", "packages/kernels/tests/quantized", *session.posargs)
@@ -217,8 +263,10 @@ def native(session: nox.Session) -> None:
 @nox.session(python="3.11")
 def imports(session: nox.Session) -> None:
     """No sibling imports a sibling."""
-    session.install("--constraint", str(workspace.constraints_file("3.11")), "import-linter")
-    session.install("--no-deps", *(p for m in members() for p in ("--editable", str(m.path))))
+    constraints = ("--constraint", str(workspace.constraints_file("3.11")))
+    with installing(session):
+        session.install("--exact", *constraints, "import-linter")
+        session.install("--no-deps", *(p for m in members() for p in ("--editable", str(m.path))))
     session.run("lint-imports")
 
 
@@ -252,9 +300,8 @@ def bench(session: nox.Session) -> None:
     if len(session.posargs) != 1 or session.posargs[0] not in PACKAGES:
         session.error(f"say which package: nox -s bench -- {{{','.join(PACKAGES)}}}")
     (package,) = members(*session.posargs)
-    if any(workspace.parse(r).name == "torch" for r in package.groups.get("bench", ())):
-        install_torch(session)
-    install(session, *workspace.needs(package, members()), groups=("test", "bench"))
+    torch = any(workspace.parse(r).name == "torch" for r in package.groups.get("bench", ()))
+    install(session, *workspace.needs(package, members()), groups=("test", "bench"), torch=torch)
     for script in sorted(package.path.glob("benchmarks/*.py")):
         if script.stem == "accelerator" or script.stem.startswith("device_"):
             continue  # steps of scripts/accelerator, and what they run
@@ -274,7 +321,7 @@ def bench(session: nox.Session) -> None:
         )
 
 
-@nox.session(python="3.11")
+@nox.session(python="3.11", reuse_venv=False)
 def wheel(session: nox.Session) -> None:
     """`nox -s wheel -- NAME-vX.Y.Z`: build a tagged package to dist/ and run its suite on that."""
     tags = {f"{m.folder}-v{m.version}": m for m in members()}
@@ -297,24 +344,19 @@ def build(session: nox.Session) -> None:
     wrong = workspace.false_pins()
     if wrong:
         session.error("the meta-package's pins lie: " + "; ".join(wrong))
-    session.install("--constraint", str(workspace.constraints_file(str(session.python))), "uv")
-    folder = Path(session.create_tmp()).resolve()
-    for member in members():
-        session.run("uv", "build", "--quiet", str(member.path), "--out-dir", str(folder / "dist"))
-    bare = folder / "bare"
-    session.run("uv", "venv", "--quiet", "--clear", "--python", f"{session.bin}/python", str(bare))
-    python = str(bare / "bin" / "python")
-    wheels = [str(w) for w in sorted((folder / "dist").glob("*.whl"))]
-    for member, file in zip(sorted(members(), key=lambda m: m.module), wheels, strict=True):
+    files = [wheels.built(member) for member in members()]
+    for member, file in zip(members(), files, strict=True):
         top = {name.split("/")[0] for name in zipfile.ZipFile(file).namelist()}
         expected = {member.module, f"{member.module}-{member.version}.dist-info"}
         if top != expected:
             session.error(f"{file} installs {sorted(top)}; it may install {sorted(expected)}")
-    constraints = str(workspace.constraints_file(str(session.python)))
-    with session.chdir(folder):  # off the tree: nothing may be found beside the sources
-        line = ("uv", "pip", "install", "--quiet", "--python", python, "--constraint", constraints)
-        session.run(*line, *wheels)
-        for member in members():
-            check = f"import {member.module} as m; assert '{bare}' in m.__file__, m.__file__"
-            session.run(python, "-I", "-c", check, external=True)
-        session.run(str(bare / "bin" / "dovetail"), "doctor", external=True)
+    constraints = ("--constraint", str(workspace.constraints_file(str(session.python))))
+    again = [part for m in members() for part in ("--reinstall-package", m.name)]
+    with installing(session):
+        session.install("--exact", *again, *constraints, *map(str, files))
+    off_tree = session.create_tmp()  # where nothing can be found beside the sources
+    with session.chdir(off_tree):
+        session.run(
+            "python", "-I", "-c", IMPORT_TOGETHER, session.bin, *(m.module for m in members())
+        )
+        session.run("dovetail", "doctor")

@@ -54,16 +54,25 @@ def test_a_failure_is_shown_whole_and_the_rest_goes_on(capsys):
     lines = {"bad": ["this_module_is_not_there"], "good": ["timeit", "-n", "1", "-r", "1", "1"]}
     assert checks.run_all(lines) == ["bad"]
     output = capsys.readouterr().out
-    assert re.search(r"bad \(\d+ s\): FAILED\n", output)
+    assert re.search(r"bad \(\d+ s, \d+ CPU s\): FAILED\n", output)
     assert "No module named this_module_is_not_there" in output
-    assert re.search(r"good \(\d+ s\): 1 loop", output)
+    assert re.search(r"good \(\d+ s, \d+ CPU s\): 1 loop", output)
 
 
 def test_what_a_check_starts_keeps_its_bytecode(monkeypatch):
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     line = ["timeit", "-n", "1", "-r", "1", "import sys; assert not sys.dont_write_bytecode"]
-    passed, output, _ = checks.run("bytecode", line)
+    passed, output, *_ = checks.run("bytecode", line)
     assert passed, output
+
+
+def test_a_check_is_charged_for_its_children():
+    spin = "import time\nwhile time.process_time() < 0.5: pass"
+    child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {spin!r}])"
+    line = ["timeit", "-n", "1", "-r", "1", child]
+    passed, output, _, cpu_s = checks.run("children", line)
+    assert passed, output
+    assert cpu_s >= 0.5
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])

@@ -53,8 +53,8 @@ def commands(sessions: list[str]) -> dict[str, list[str]]:
     return {name: ["nox", "--session", name] for name in names}
 
 
-def run(name: str, line: list[str]) -> tuple[bool, str, float]:
-    """Runs one check. Returns whether it passed, its output and its wall time in seconds."""
+def run(name: str, line: list[str]) -> tuple[bool, str, float, float]:
+    """Runs one check. Returns whether it passed, its output, its seconds and CPU seconds."""
     started = time.monotonic()
     print(f"{name}: running\n", end="", flush=True)  # one write: two threads share the terminal
     process = subprocess.Popen(
@@ -67,10 +67,16 @@ def run(name: str, line: list[str]) -> tuple[bool, str, float]:
         text=True,
     )
     _running.add(process)
-    output, _ = process.communicate()
+    assert process.stdout is not None
+    with process.stdout as pipe:
+        output = pipe.read()
+    # Popen.wait does not tell what the process and its children cost.
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
     _running.discard(process)
     killed = f"killed by signal {-process.returncode}\n" if process.returncode < 0 else ""
-    return process.returncode == 0, output + killed, time.monotonic() - started
+    cpu_s = usage.ru_utime + usage.ru_stime
+    return process.returncode == 0, output + killed, time.monotonic() - started, cpu_s
 
 
 def closing(output: str) -> str:
@@ -89,11 +95,11 @@ def run_all(checks: dict[str, list[str]]) -> list[str]:
         running = {pool.submit(run, name, line): name for name, line in checks.items()}
         try:
             for future in concurrent.futures.as_completed(running):
-                passed, output, wall_s = future.result()
+                passed, output, wall_s, cpu_s = future.result()
                 name = running[future]
                 failed += [] if passed else [name]
                 text = closing(output) if passed else f"FAILED\n{output}"
-                print(f"{name} ({wall_s:.0f} s): {text}", flush=True)
+                print(f"{name} ({wall_s:.0f} s, {cpu_s:.0f} CPU s): {text}", flush=True)
         except KeyboardInterrupt:
             pool.shutdown(wait=False, cancel_futures=True)
             for process in list(_running):

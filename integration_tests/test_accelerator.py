@@ -31,8 +31,9 @@ STEPS = (
     step("good", 1, full={"size": 1000}, tiny={"size": 2}),
     step("bad", 2),
     step("lacking", 3, needs=("no_such_module",)),
-    step("slow", 4, limit_s=2),
-    step("patient", 5, limit_s=10),
+    # Long enough for the starts of a few processes on a busy machine.
+    step("slow", 4, limit_s=10),
+    step("patient", 5, limit_s=20),
     step("long", 6, limit_s=2000),
 )
 
@@ -150,7 +151,7 @@ def test_what_fails_lacks_something_or_hangs_does_not_stop_the_others(toy: Toy, 
 def test_a_step_that_the_end_of_the_session_stops_is_taken_up_again(toy: Toy, tmp_path: Path):
     state = ["--state", str(tmp_path / "state.json")]
     names = ["toy.good", "toy.patient", "toy.long"]
-    code, lines, err = toy.run(*state, "--limit-s", "10", *names)
+    code, lines, err = toy.run(*state, "--limit-s", "20", *names)
     counts = {key: lines[-1][key] for key in ("done", "failed", "timed_out", "left")}
     assert (code, counts) == (0, {"done": 1, "failed": 0, "timed_out": 0, "left": 2})
     assert "toy.patient: stopped at the end of the session" in err

@@ -82,8 +82,8 @@ def run(name: str, limit_s: float, *, tiny: bool) -> dict[str, Any]:
     entry: dict[str, Any] = {"figures": 0, "passed": 0, "failed": 0}
     own_s = max(limit_s - CLOSING_S, limit_s / 2)
     file = str(ROOT / "scripts" / "accelerator_step.py")
-    command = [sys.executable, file, name, "--limit-s", f"{own_s:.3f}", *["--tiny"] * tiny]
     begin = time.monotonic()
+    command = [sys.executable, file, name, "--until", f"{begin + own_s:.3f}", *["--tiny"] * tiny]
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,

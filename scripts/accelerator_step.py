@@ -15,6 +15,7 @@ import importlib
 import importlib.util
 import json
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -114,10 +115,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Run one step of scripts/accelerator.")
     parser.add_argument("name", metavar="PACKAGE.STEP")
     parser.add_argument("--tiny", action="store_true")
-    parser.add_argument("--limit-s", type=float, default=600)
+    parser.add_argument("--until", type=float, help="of time.monotonic(), as the session reads it")
     args = parser.parse_args()
-    # Works inside of a hung call too, shows where it hangs, and ends a step without a parent.
-    faulthandler.dump_traceback_later(args.limit_s, exit=True)
+    # Works inside of a hung call too, shows where it hangs, and ends a step without a parent. A
+    # moment, not a duration: the start of Python, slow on a busy machine, must not add to it.
+    limit_s = args.until - time.monotonic() if args.until else 600
+    faulthandler.dump_traceback_later(max(limit_s, 0.001), exit=True)
     absent = missing(args.name)
     if absent:
         print(json.dumps({"missing": absent}), flush=True)

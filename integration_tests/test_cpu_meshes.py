@@ -14,8 +14,8 @@ import forced_devices
 PROGRAM = Path(__file__).parent / "programs" / "loaded_collectives.py"
 # XLA ends the process itself once its devices have waited so long for each other.
 IMPATIENT = (
-    " --xla_cpu_collective_call_warn_stuck_timeout_seconds=10"
-    " --xla_cpu_collective_call_terminate_timeout_seconds=20"
+    " --xla_cpu_collective_call_warn_stuck_timeout_seconds=30"
+    " --xla_cpu_collective_call_terminate_timeout_seconds=120"
 )
 
 
@@ -48,8 +48,8 @@ def test_a_loop_and_the_code_around_it_still_lose_theirs(tmp_path):
     )
 
 
-def test_the_command_trains_on_eight_devices_beside_a_users_cache(tmp_path):
-    environment = forced_devices.environment(8)
+def test_the_command_trains_on_two_devices_beside_a_users_cache(tmp_path):
+    environment = forced_devices.environment(2)
     environment |= {
         "JAX_ENABLE_COMPILATION_CACHE": "true",
         "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache"),
@@ -67,7 +67,7 @@ def test_the_command_trains_on_eight_devices_beside_a_users_cache(tmp_path):
         "--text",
         text,
         "--fsdp",
-        "8",
+        "2",
     ]
     done = subprocess.run(
         [*line, "--pattern", "*.py", "--out", str(tmp_path / "run"), *options],

@@ -2,18 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """`dovetail quickstart` from a directory of text to its report, on a small text."""
 
+import contextlib
+import io
 import json
 import shutil
-import subprocess
-import sys
 import sysconfig
 from pathlib import Path
 
 import pytest
 
-from dovetail_stack import settings
+from dovetail_stack import cli, settings
 
-STEPS = 60
+STEPS = 40
 TEXT = Path(sysconfig.get_paths()["stdlib"]) / "email"
 KEYS = {
     "bits_per_byte",
@@ -37,17 +37,13 @@ def finished(tmp_path_factory):
     out = tmp_path_factory.mktemp("out") / "first run"
     # As a run that was interrupted once it had planned its steps: how many fit the time depends on
     # the machine, and on what else it does.
-    given = {"text": str(text), "pattern": "**/*", "minutes": 0.1}
+    # Rows are few and short; the model is the default one.
+    given = {"text": str(text), "pattern": "**/*", "minutes": 0.1, "global_batch": 2, "length": 64}
     settings.create(settings.Pretrain, given).with_steps(STEPS).save(out)
-    command = [sys.executable, "-m", "dovetail_stack", "quickstart", "--out", str(out)]
-    done = subprocess.run(
-        [*command, "--text", str(text), "--minutes", "0.1"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return out, done.stdout
+    with contextlib.redirect_stdout(io.StringIO()) as shown:
+        code = cli.main(["quickstart", "--out", str(out), "--text", str(text), "--minutes", "0.1"])
+    assert code == 0, shown.getvalue()
+    return out, shown.getvalue()
 
 
 def test_the_result_has_every_figure_and_the_resumed_run_was_bit_exact(finished):
@@ -97,16 +93,12 @@ def test_completions_were_streamed_and_the_export_is_whole(finished):
     }
 
 
-def test_json_is_alone_on_standard_output(finished):
+def test_json_is_alone_on_standard_output(finished, capfd):
     out, _ = finished
-    command = [sys.executable, "-m", "dovetail_stack", "quickstart", "--out", str(out)]
     text = settings.load(out).files.text
-    done = subprocess.run(
-        [*command, "--json", "--text", text, "--minutes", "0.1"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert json.loads(done.stdout) == json.loads((out / "result.json").read_text())
-    assert ">>> def read_" in done.stderr
+    line = ["quickstart", "--out", str(out), "--json", "--text", text, "--minutes", "0.1"]
+    capfd.readouterr()
+    assert cli.main(line) == 0
+    printed, errors = capfd.readouterr()
+    assert json.loads(printed) == json.loads((out / "result.json").read_text())
+    assert ">>> def read_" in errors

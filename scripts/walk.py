@@ -36,6 +36,8 @@ ran = set()
 def of_project(name):
     return name.startswith(root) and os.sep + "src" + os.sep in name
 def entered(frame, event, argument):
+    if event != "call":
+        return
     name = frame.f_code.co_filename
     if name in ran or not (frame.f_code.co_flags & 1 and of_project(name)):
         return  # without CO_OPTIMIZED it is the body of a module or class

@@ -17,6 +17,8 @@ import jax
 from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec, reshard
 
+from dovetail_kernels.varying import varying
+
 # Sharding of one axis in `jax.Array.sharding.spec`: none, over one mesh axis, over several.
 _Part = str | tuple[str, ...] | None
 
@@ -53,6 +55,7 @@ def per_shard(
             or the number of shards does not divide an axis.
     """
     mesh, parts = _parts(operation, arrays, axes, may=may, instead=instead)
+    arrays = varying(list(arrays), arrays)
     if mesh is None:
         return function(*arrays)
     _check_sizes(operation, mesh, parts, arrays, axes)

@@ -17,6 +17,7 @@ cache, but a batch does not. There a row draws the same token in any batch.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,7 @@ from jaxtyping import Float, Int, Key
 
 from dovetail_kernels import dispatch, mesh
 from dovetail_kernels.arrays import check_arrays
+from dovetail_kernels.varying import varying
 
 _AXES = ("bv", "b", "b", "b", "b", "b")
 _INSTEAD = "Use jax.sharding.reshard on the logits so that only rows are sharded."
@@ -220,10 +222,15 @@ def _by_rows(f: Callable[..., Array], logits: Array) -> Callable[..., Array]:
     if dispatch.device(logits).platform != "cpu" or jax.device_count("cpu") > 1:
         return f
 
+    return functools.partial(_row_by_row, f)
+
+
+@functools.partial(jax.jit, static_argnums=0, inline=True)
+def _row_by_row(f: Callable[..., Array], *arrays: Array | None) -> Array:
     def run_row(row: tuple[Array | None, ...]) -> Array:
         return f(*(None if a is None else a[None] for a in row))[0]
 
-    return lambda *arrays: lax.map(run_row, arrays)
+    return lax.map(run_row, arrays)
 
 
 @jax.jit
@@ -284,7 +291,7 @@ def _warp(
     valid = jnp.isfinite(top) & _valid("temperature", temperature)
     # Before the division, which could overflow: the largest is 0 at any temperature.
     scaled = (z - top[:, None]) / jnp.where(temperature == 0, 1, temperature)[:, None]
-    floor = jnp.full(top.shape, -jnp.inf, jnp.float32)
+    floor = varying(jnp.full(top.shape, -jnp.inf, jnp.float32), top)
     if top_k is not None:
         valid &= _valid("top_k", top_k)
         asked = jnp.where(top_k == 0, jnp.inf, top_k.astype(jnp.float32))

@@ -5,9 +5,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
@@ -115,10 +117,7 @@ def attention(
     arrays = (q, k, v, *_sides(segment_ids), *_sides(positions), kv_lengths, sinks)
     arrays = [None if array is None else jnp.asarray(array) for array in arrays]
 
-    def run(*shards: Any) -> Any:
-        inputs = _inputs(shards)
-        return implementation.run(_local(plan.call, inputs), inputs)
-
+    run = functools.partial(_run, implementation, plan.call)
     return per_shard(
         "attention",
         run,
@@ -128,6 +127,12 @@ def attention(
         may="bn",
         instead="Gather it first (jax.sharding.reshard), or use ring attention for a long one.",
     )
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1), inline=True)  # eager calls compile once
+def _run(implementation: Implementation[AttentionCall], call: AttentionCall, *shards: Any) -> Any:
+    inputs = _inputs(shards)
+    return implementation.run(_local(call, inputs), inputs)
 
 
 def plan_attention(

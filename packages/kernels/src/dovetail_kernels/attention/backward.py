@@ -22,6 +22,7 @@ from dovetail_kernels.attention import tiles
 from dovetail_kernels.attention.bounds import Cut, Visits, bounds, visible
 from dovetail_kernels.attention.call import AttentionCall, Inputs
 from dovetail_kernels.attention.forward import logits, over
+from dovetail_kernels.varying import varying
 
 
 class _Rows(NamedTuple):
@@ -84,11 +85,13 @@ def backward(
                 dv=tiles.add_key_block(state.dv, dvj, ids, keys),
             )
 
-        state = _State(dq=jnp.zeros(rows.q.shape, call.inner_dtype), dk=dk, dv=dv)
+        zeros = varying(jnp.zeros(rows.q.shape, call.inner_dtype), rows.q)
+        state = _State(dq=zeros, dk=dk, dv=dv)
         state = over(visit, keys, at.conditional, step, state)
         return (tiles.put_query_block(dq, state.dq * call.scale, i, queries), *state[1:]), None
 
     sums = jnp.zeros_like(by_query[0]), *(jnp.zeros(x.shape, call.inner_dtype) for x in (k, v))
+    sums = varying(sums, inputs.q)
     (dq, dk, dv), _ = jax.lax.scan(block, sums, (jnp.arange(queries.blocks), at.visits))
     dk, dv = (dk * call.scale).astype(call.dtype), dv.astype(call.dtype)
     return dq[:, : call.queries], dk[:, : call.keys], dv[:, : call.keys]

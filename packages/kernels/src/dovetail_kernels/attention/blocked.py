@@ -17,6 +17,7 @@ mesh.
 """
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -56,6 +57,8 @@ def forward(
     return results[0][:, 0], results[1][:, 0], results[2][:, 0]
 
 
+# Compiled once for eager gradients too.
+@functools.partial(jax.jit, static_argnums=0, inline=True)
 def backward(
     call: AttentionCall,
     inputs: Inputs,

@@ -21,6 +21,7 @@ from jaxtyping import Array, Bool, Float
 from dovetail_kernels.attention import tiles
 from dovetail_kernels.attention.bounds import Cut, Visits, bounds, visible
 from dovetail_kernels.attention.call import AttentionCall, Inputs
+from dovetail_kernels.varying import varying
 
 
 class _State(NamedTuple):
@@ -57,11 +58,12 @@ def forward(
             mask = visible(call, at, visit, n)[:, None, None] if masked else None
             return _step(call, state, qi, kj, vj, mask)
 
-        state = over(visit, keys, at.conditional, step, _begin(call, queries.size))
+        state = varying(_begin(call, queries.size), q)
+        state = over(visit, keys, at.conditional, step, state)
         block_out, lse, largest = _end(call, inputs.sinks, state)
         return tiles.put_query_block(out, block_out, i, queries), (lse, largest)
 
-    out = jnp.zeros((*q.shape[:3], call.value_dim), call.dtype)
+    out = varying(jnp.zeros((*q.shape[:3], call.value_dim), call.dtype), q)
     out, rows = jax.lax.scan(block, out, (jnp.arange(queries.blocks), at.visits))
     lse, largest = (x.transpose(1, 0, 4, 2, 3).reshape(*q.shape[:3]) for x in rows)
     return out[:, : call.queries], lse[:, : call.queries], largest[:, : call.queries].max(1)

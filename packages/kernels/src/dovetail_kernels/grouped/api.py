@@ -117,6 +117,7 @@ def plan_grouped_matmul(
     )
 
 
+@functools.partial(jax.jit, static_argnums=0, static_argnames="known", inline=True)
 def _run(
     chosen: Implementation[GroupedMatmulCall],
     x: jax.Array,

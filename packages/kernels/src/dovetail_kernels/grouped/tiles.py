@@ -28,6 +28,7 @@ from jax.custom_batching import sequential_vmap
 
 from dovetail_kernels.dispatch import Implementation, Work
 from dovetail_kernels.grouped.call import GroupedMatmulCall
+from dovetail_kernels.varying import varying
 
 CarryT = TypeVar("CarryT")
 
@@ -66,6 +67,7 @@ def _forward(
     return _rows(x, w, sizes), (x, w, sizes)
 
 
+@jax.jit  # for eager gradients, once
 def _backward(saved: tuple[jax.Array, ...], g: jax.Array) -> tuple[jax.Array, jax.Array, None]:
     x, w, sizes = saved
     return _rows_transposed(g, w, sizes), _matrices(x, g, sizes), None
@@ -108,7 +110,7 @@ def _products(x: jax.Array, w: jax.Array, sizes: jax.Array, *, contract: int) ->
         return lax.while_loop(lambda state: state[0] < end, step, (start, out))[1]
 
     out = jnp.zeros((rows + tile, w.shape[2 - contract]), x.dtype)
-    out = _over_experts(sizes, expert, out)[:rows]
+    out = _over_experts(sizes, expert, varying(out, x))[:rows]
     # The last tile wrote results of rows without an expert below the last expert's last row.
     valid = jnp.arange(rows, dtype=jnp.int32) < jnp.sum(sizes, dtype=jnp.int32)
     return jnp.where(valid[:, None], out, 0)
@@ -134,11 +136,12 @@ def _matrices(x: jax.Array, g: jax.Array, sizes: jax.Array) -> jax.Array:
             )
             return row + tile, total + product
 
-        state = (start, jnp.zeros((inner, outer), wide))
+        state = (start, varying(jnp.zeros((inner, outer), wide), x))
         total = lax.while_loop(lambda state: state[0] < end, step, state)[1]
         return lax.dynamic_update_index_in_dim(out, total.astype(x.dtype), e, 0)
 
-    return _over_experts(sizes, expert, jnp.zeros((count, inner, outer), x.dtype))
+    out = jnp.zeros((count, inner, outer), x.dtype)
+    return _over_experts(sizes, expert, varying(out, x))
 
 
 def _over_experts(

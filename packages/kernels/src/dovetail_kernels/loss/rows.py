@@ -29,6 +29,7 @@ from jax import Array, lax
 
 from dovetail_kernels.loss.call import accumulator
 from dovetail_kernels.loss.operands import Gradients, Head, Operands, RowStats, Wanted
+from dovetail_kernels.varying import varying
 
 
 def stats_of(head: Head, operands: Operands) -> tuple[RowStats, Array]:
@@ -39,7 +40,7 @@ def stats_of(head: Head, operands: Operands) -> tuple[RowStats, Array]:
         stats, best, _ = _forward(head, _tile(cut, i), None)
         return _put(per_token, (stats, best), i)
 
-    start = (_no_stats(head, cut), jnp.zeros(cut.labels.shape, jnp.int32))
+    start = varying((_no_stats(head, cut), jnp.zeros(cut.labels.shape, jnp.int32)), cut.x)
     return _join(lax.fori_loop(0, cut.read.shape[1], step, start), operands)
 
 
@@ -62,7 +63,8 @@ def gradients(
         own, by_own = _take(per_token, i)
         return _back(head, _tile(cut, i), i, own, by_own, None, sums)
 
-    sums = lax.fori_loop(0, cut.read.shape[1], step, _no_gradients(cut, wanted))
+    start = varying(_no_gradients(cut, wanted), cut.x)
+    sums = lax.fori_loop(0, cut.read.shape[1], step, start)
     return _finish(operands, sums)
 
 
@@ -106,6 +108,7 @@ def stats_and_gradients(
         return _put(per_token, (stats, best), i), sums, kept
 
     start = ((_no_stats(head, cut), best), _no_gradients(cut, wanted), kept)
+    start = varying(start, cut.x)
     (stats, best), sums, _ = lax.fori_loop(0, cut.read.shape[1], step, start)
     return *_join((stats, best), operands), _finish(operands, sums)
 
@@ -239,7 +242,7 @@ def _forward(
 ) -> tuple[RowStats, Array, Array | None]:
     """Returns a tile's RowStats, the index of each largest logit, and `kept` filled with z."""
     vocabulary = tile.w.shape[head.vocab_axis]
-    zeros = jnp.zeros(tile.labels.shape, accumulator(tile.x.dtype))
+    zeros = varying(jnp.zeros(tile.labels.shape, accumulator(tile.x.dtype)), tile.x)
 
     def step(j: Array, carry: tuple[_Sums, Array | None]) -> tuple[_Sums, Array | None]:
         sums, kept = carry
@@ -308,7 +311,8 @@ def _back(
             z = lax.dynamic_slice_in_dim(kept, start, head.tiles.columns, axis=1)
         return _add_products(head, tile, own, _logit_gradient(head, tile, stats, by, z, j), j)
 
-    own = sums._replace(x=None if sums.x is None else jnp.zeros(tile.x.shape, acc))
+    zeros = varying(jnp.zeros(tile.x.shape, acc), tile.x)
+    own = sums._replace(x=None if sums.x is None else zeros)
     count = _tile_count(head, tile.w.shape[head.vocab_axis])
     updated = lax.fori_loop(0, count, step, own)
     if sums.x is None or updated.x is None:

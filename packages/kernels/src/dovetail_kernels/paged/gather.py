@@ -28,6 +28,7 @@ from dovetail_kernels.dispatch import Implementation, Work
 from dovetail_kernels.paged.call import PagedCall
 from dovetail_kernels.paged.requests import Requests, requests
 from dovetail_kernels.paged.tiles import SIZES, Tiles, tiles
+from dovetail_kernels.varying import varying
 
 # Keys per block, in whole pages. On CPU 64 to 128 keys of 8 heads by 128 stay in the second-level
 # cache between the gather and the products. The result's bits depend on it, so it depends only on
@@ -89,7 +90,7 @@ def run(
     per_block = max(1, BLOCK // call.page_size)
     page_ids = jnp.pad(batch.page_ids, ((0, 0), (0, -call.columns % per_block)))
     batch = batch._replace(page_ids=page_ids)
-    out = jnp.zeros(q.shape, call.inner)
+    out = varying(jnp.zeros(q.shape, call.inner), q)
     for some in tiles(batch.counts, rows=call.queries):
         out = _attend(out, padded, pages, sinks, batch, some, call=call, lanes=lanes[some.size])
     return jnp.where(batch.row_bad[:, None, None], jnp.nan, out).astype(q.dtype)
@@ -192,7 +193,8 @@ def _lanes(
         maximum = jnp.maximum(maximum, sink)
         total = jnp.exp(sink - maximum)
     steps = jnp.max(these.end - these.begin)
-    start = (jnp.int32(0), maximum, total, jnp.zeros((lanes, kv_heads, group, width), dtype))
+    acc = jnp.zeros((lanes, kv_heads, group, width), dtype)
+    start = (jnp.int32(0), *varying((maximum, total, acc), q))
     _, _, total, acc = lax.while_loop(lambda carry: carry[0] < steps, block, start)
     # An empty lane gives 0 / 0, and its rows are dropped.
     return (acc / total[..., None]).reshape(lanes, heads, size, width).swapaxes(1, 2)

@@ -25,7 +25,7 @@ from dovetail_kernels import (
     unpermute,
     warp_logits,
 )
-from dovetail_kernels.arrays import check_arrays
+from dovetail_kernels.arrays import check_arrays, is_known, known
 
 X, Q = np.ones((2, 3), np.float32), np.ones((1, 2, 1, 4), np.float32)
 PAGES, IDS = np.ones((2, 2, 2, 1, 4), np.float32), np.arange(2, dtype=np.int32)
@@ -71,3 +71,19 @@ def test_keys_and_counts_of_another_kind_say_what_to_use(monkeypatch):
 def test_arrays_structs_and_tracers_pass():
     check_arrays("op", a=X, b=jnp.ones(2), c=None, d=jax.ShapeDtypeStruct((3,), jnp.float32))
     jax.make_jaxpr(lambda x: check_arrays("op", x=x) or x)(X)
+
+
+def test_values_are_known_unless_they_are_traced_or_abstract():
+    np.testing.assert_array_equal(known(jnp.arange(3)), [0, 1, 2])
+    assert known(X) is X
+    assert known(jax.ShapeDtypeStruct((3,), jnp.float32)) is None
+    assert known(None) is None
+    captured, seen = jnp.arange(3), []
+
+    def function(x):
+        seen.extend([is_known(x), known(captured)])
+        return x
+
+    jax.make_jaxpr(function)(X)
+    assert seen[0] is False
+    np.testing.assert_array_equal(seen[1], [0, 1, 2])

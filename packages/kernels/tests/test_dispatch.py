@@ -100,9 +100,12 @@ def test_a_mesh_in_scope_says_for_which_device_a_trace_is(platform, name):
     told = AbstractDevice(device_kind="NVIDIA H100", num_cores=None, platform=platform)
     mesh = AbstractMesh((1,), ("x",), axis_types=(AxisType.Auto,), abstract_device=told)
     found = []
+    captured = jnp.ones(3)  # on a CPU
     with jax.sharding.use_abstract_mesh(mesh):
         jax.eval_shape(lambda x: found.append(device(x)) or x, jnp.ones(3))
-    assert found == [Device(platform=name, kind="NVIDIA H100")]
+        jax.eval_shape(lambda x: found.append(device(captured, x)) or x, jnp.ones(3))
+        assert device(captured).platform == "cpu"
+    assert found == [Device(platform=name, kind="NVIDIA H100")] * 2
 
 
 def test_the_default_device_counts_where_nothing_else_does():

@@ -1,8 +1,12 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A check that arguments are arrays. Lists have no shape, and Python does not say whose it was."""
+"""Checks of arguments: whether they are arrays, and whether their values are known."""
 
 from typing import Any
+
+import jax
+import numpy as np
+from jax.core import Tracer
 
 
 def check_arrays(operation: str, **arrays: Any) -> None:
@@ -18,3 +22,19 @@ def check_arrays(operation: str, **arrays: Any) -> None:
                 f"{operation} needs {name} as an array, got {name} of type "
                 f"{type(array).__name__}. Use jnp.asarray({name})."
             )
+
+
+def is_known(array: Any) -> bool:
+    """Tests whether this process holds the values: the array is neither traced nor abstract."""
+    if isinstance(array, np.ndarray):
+        return True
+    concrete = isinstance(array, jax.Array) and not isinstance(array, Tracer)
+    return concrete and array.is_fully_addressable
+
+
+def known(array: Any) -> np.ndarray | None:
+    """Returns the values, or None if `is_known` is False.
+
+    Check them with NumPy: `jax.jit` may have captured the array, and `jnp` traces there.
+    """
+    return np.asarray(array) if is_known(array) else None

@@ -161,20 +161,20 @@ class Plan(Generic[CallT]):
 def device(*arrays: Any) -> Device:
     """Returns the device of a call with these arguments.
 
-    It is the device of the first concrete array. Under a trace it is the device of the mesh in
-    scope, then of the argument's sharding, then JAX's default. `jax.sharding.use_abstract_mesh`
-    with an `AbstractDevice` therefore selects for an absent device, as for `jax.export`.
+    Without tracers it is the device of the first concrete array. With tracers it is the device of
+    the mesh in scope, then of the mesh in a tracer's type, then of a concrete array, then JAX's
+    default. `jax.sharding.use_abstract_mesh` with an `AbstractDevice` therefore selects for an
+    absent device, as for `jax.export`, also if the function captures concrete arrays.
     """
-    for array in arrays:
-        if isinstance(array, jax.Array) and not isinstance(array, Tracer):
-            target = next(iter(array.devices()))
-            return Device(platform=target.platform, kind=target.device_kind)
-    meshes = [jax.sharding.get_abstract_mesh()]
-    meshes += [jax.typeof(a).sharding.mesh for a in arrays if isinstance(a, Tracer)]
-    for mesh in meshes:
-        if mesh.abstract_device is not None:
-            target = mesh.abstract_device
-            return Device(platform=_platform(target.platform), kind=target.device_kind)
+    traced = [array for array in arrays if isinstance(array, Tracer)]
+    concrete = [a for a in arrays if isinstance(a, jax.Array) and not isinstance(a, Tracer)]
+    meshes = [jax.sharding.get_abstract_mesh(), *(jax.typeof(a).sharding.mesh for a in traced)]
+    abstract = [mesh.abstract_device for mesh in meshes if mesh.abstract_device is not None]
+    if abstract and (traced or not concrete):
+        return Device(platform=_platform(abstract[0].platform), kind=abstract[0].device_kind)
+    if concrete:
+        target = next(iter(concrete[0].devices()))
+        return Device(platform=target.platform, kind=target.device_kind)
     # JAX adds its options to the class when it is imported.
     default = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
     if isinstance(default, str):

@@ -168,3 +168,11 @@ def test_what_does_not_fit_the_plan(rows, weights, monkeypatch):
         unpermute(jnp.zeros(rows), plan, jnp.zeros(weights))
     assert f"rows.shape={rows}, weights.shape={weights}, M=6, k=2" in str(error.value)
     assert "Use the plan that permute gave" in str(error.value)
+
+
+def test_experts_captured_by_jit_are_checked_and_used():
+    x, experts = jnp.ones((2, 3)), jnp.array([[2, 0], [0, 1]])
+    sizes = jax.jit(lambda x: permute(x, experts, count=3)[1])(x)
+    assert sizes.tolist() == [2, 1, 1]
+    with pytest.raises(ValueError, match="permute needs experts from 0 to count - 1 = 1, got 0 to"):
+        jax.jit(lambda x: permute(x, experts, count=2)[1])(x)

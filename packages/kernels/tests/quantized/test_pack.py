@@ -184,3 +184,20 @@ def test_float_weights_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
         pack_weights(W.astype(np.int32))
     with pytest.raises(TypeError, match=r"qvalue, scale and zero_point, got list. Use jnp.asarr"):
         pack_weights([[1.0]])
+
+
+def test_weights_captured_by_jit_are_checked_and_packed():
+    captured = jnp.asarray(W)
+    packed = jax.jit(lambda: pack_weights(captured, bits=8))()
+    np.testing.assert_array_equal(packed.values, pack_weights(captured, bits=8).values)
+    wrong = captured.at[0, 0].set(jnp.nan)
+    with pytest.raises(ValueError, match="pack_weights needs finite weights, got w with inf or"):
+        jax.jit(lambda: pack_weights(wrong, bits=8))()
+    q = SimpleNamespace(
+        qvalue=jnp.full((4, 2), 9, jnp.uint8), scale=jnp.ones((1, 2)), zero_point=None
+    )
+    packed = jax.jit(lambda: pack_weights(q, bits=4))()
+    np.testing.assert_array_equal(packed.values, pack_weights(q, bits=4).values)
+    q.qvalue = q.qvalue + jnp.uint8(7)
+    with pytest.raises(ValueError, match=r"needs values in 0..15 for bits=4, got 16..16"):
+        jax.jit(lambda: pack_weights(q, bits=4))()

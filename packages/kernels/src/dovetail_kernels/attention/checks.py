@@ -5,12 +5,10 @@
 import math
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
-from dovetail_kernels.arrays import check_arrays
+from dovetail_kernels.arrays import check_arrays, known
 from dovetail_kernels.attention.call import AttentionCall
 from dovetail_kernels.dispatch import Device
 
@@ -194,8 +192,9 @@ def _check_kv_lengths(kv_lengths: Any, batch: int, keys: int) -> None:
             f"kv_lengths must be signed integers, got dtype={kv_lengths.dtype}. Use "
             ".astype(jnp.int32)."
         )
-    if isinstance(kv_lengths, np.ndarray | jax.Array) and not isinstance(kv_lengths, Tracer):
-        low, high = np.min(np.asarray(kv_lengths)), np.max(np.asarray(kv_lengths))
+    lengths = known(kv_lengths)
+    if lengths is not None:
+        low, high = lengths.min(), lengths.max()
         if low < 0 or high > keys:
             raise ValueError(
                 f"kv_lengths must lie in 0..S, got {low}..{high} with S={keys}. Pass the keys that "

@@ -11,10 +11,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jaxtyping import Array, Float, Integer
 
-from dovetail_kernels.arrays import check_arrays
+from dovetail_kernels.arrays import check_arrays, is_known, known
 from dovetail_kernels.dispatch import Implementation, Plan, device
 from dovetail_kernels.grouped.call import GroupedMatmulCall
 from dovetail_kernels.grouped.ragged import RAGGED_DOT
@@ -68,10 +67,9 @@ def grouped_matmul(
         [[3.0], [40.0], [60.0]]
     """
     implementation = plan_grouped_matmul(x, w, sizes, impl=impl).choose()
-    known = _concrete(sizes)
     return per_shard(
         "grouped_matmul",
-        functools.partial(_run, implementation, known=known),
+        functools.partial(_run, implementation, checked=is_known(sizes)),
         (jnp.asarray(x), jnp.asarray(w), jnp.asarray(sizes, jnp.int32)),
         ("md", "edf", "e"),
         out="mf",
@@ -97,8 +95,9 @@ def plan_grouped_matmul(
         ValueError: Shapes, dtypes or known sizes do not fit.
     """
     _check_shapes(x, w, sizes)
-    if _concrete(sizes):
-        _check_sizes(np.asarray(sizes), rows=x.shape[0])
+    values = known(sizes)
+    if values is not None:
+        _check_sizes(values, rows=x.shape[0])
     target = device(x, w, sizes)
     call = GroupedMatmulCall(
         rows=x.shape[0],
@@ -117,24 +116,20 @@ def plan_grouped_matmul(
     )
 
 
-@functools.partial(jax.jit, static_argnums=0, static_argnames="known", inline=True)
+@functools.partial(jax.jit, static_argnums=0, static_argnames="checked", inline=True)
 def _run(
     chosen: Implementation[GroupedMatmulCall],
     x: jax.Array,
     w: jax.Array,
     sizes: jax.Array,
     *,
-    known: bool,
+    checked: bool,
 ) -> jax.Array:
     out = chosen.run(x, w, sizes)
-    if known:
+    if checked:
         return out
     wrong = jnp.any(sizes < 0) | (jnp.sum(sizes, dtype=jnp.int32) > x.shape[0])
     return jnp.where(wrong, jnp.nan, out)
-
-
-def _concrete(sizes: Any) -> bool:
-    return isinstance(sizes, np.ndarray | jax.Array) and not isinstance(sizes, Tracer)
 
 
 def _check_shapes(x: Any, w: Any, sizes: Any) -> None:

@@ -18,10 +18,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jaxtyping import Array, Float, Int, Integer
 
-from dovetail_kernels.arrays import check_arrays
+from dovetail_kernels.arrays import check_arrays, known
 from dovetail_kernels.mesh import per_shard
 
 
@@ -217,9 +216,10 @@ def _check_permute(x: Any, experts: Any, *, count: int) -> None:
             "permute needs x [M, D] and experts [M, k], k at least 1, got x.shape="
             f"{x.shape}, experts.shape={experts.shape}. Reshape token axes to one."
         )
-    if isinstance(experts, Tracer) or not experts.size:
+    values = known(experts)
+    if values is None or not values.size:
         return
-    least, most = int(experts.min()), int(experts.max())
+    least, most = int(values.min()), int(values.max())
     if least < 0 or most >= count:
         raise ValueError(
             f"permute needs experts from 0 to count - 1 = {count - 1}, got {least} to {most}, "

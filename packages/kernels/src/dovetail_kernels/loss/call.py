@@ -9,10 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
 from dovetail_kernels import dispatch
-from dovetail_kernels.arrays import check_arrays
+from dovetail_kernels.arrays import check_arrays, known
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -197,23 +196,15 @@ def _options(
 
 def _labels_in_range(labels: Any, where: Any, vocabulary: int) -> None:
     """Checks the labels if the arrays are concrete. Under a trace a wrong label gives NaN."""
-    if not (_concrete(labels) and (where is None or _concrete(where))):
+    values, counts = known(labels), known(where)
+    if values is None or (where is not None and counts is None):
         return
-    values = np.asarray(labels)
     wrong = (values < 0) | (values >= vocabulary)
-    if where is not None:
-        wrong &= np.asarray(where) != 0
+    if counts is not None:
+        wrong &= counts != 0
     if wrong.any():
         i = int(np.argmax(wrong))
         raise ValueError(
             f"labels must be in [0, V) = [0, {vocabulary}) where they count, got labels[{i}]="
             f"{values[i]}. Use where=(labels != {values[i]}) if it marks what does not count."
         )
-
-
-def _concrete(array: Any) -> bool:
-    if isinstance(array, Tracer):
-        return False
-    return isinstance(array, np.ndarray) or (
-        isinstance(array, jax.Array) and array.is_fully_addressable
-    )

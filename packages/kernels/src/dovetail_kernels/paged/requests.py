@@ -9,12 +9,11 @@ become NaN, or all rows if `q_starts` itself is wrong.
 
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jaxtyping import Array, Bool, Int
 
+from dovetail_kernels.arrays import known
 from dovetail_kernels.paged.call import PagedCall
 
 
@@ -102,15 +101,15 @@ def check(call: PagedCall, page_table: Any, kv_lengths: Any, q_starts: Any) -> N
         ValueError: q_starts does not begin with 0, falls, or ends beyond q; a length is below the
             number of queries or exceeds its pages; or a visible page id is out of range.
     """
-    starts = known(q_starts)
+    starts = known_integers(q_starts)
     if starts is None:
         return
     _check_starts(call, starts)
-    lengths, counts = known(kv_lengths), np.diff(starts)
+    lengths, counts = known_integers(kv_lengths), np.diff(starts)
     if lengths is None:
         return
     _check_lengths(call, lengths, counts)
-    table = known(page_table)
+    table = known_integers(page_table)
     if table is None:
         return
     needed = _needed(call, counts, lengths, np.arange(call.columns)[None])
@@ -146,10 +145,7 @@ def _check_lengths(call: PagedCall, lengths: np.ndarray, counts: np.ndarray) -> 
         )
 
 
-def known(array: Any) -> np.ndarray | None:
-    """Returns the values as int64 if the array is concrete and held by this process, else None."""
-    if isinstance(array, np.ndarray):
-        return array.astype(np.int64)
-    if not isinstance(array, jax.Array) or isinstance(array, Tracer):
-        return None
-    return np.asarray(array).astype(np.int64) if array.is_fully_addressable else None
+def known_integers(array: Any) -> np.ndarray | None:
+    """Returns the values as int64, or None if they are not known."""
+    values = known(array)
+    return None if values is None else values.astype(np.int64)

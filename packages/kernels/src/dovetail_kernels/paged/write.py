@@ -13,7 +13,7 @@ from dovetail_kernels.arrays import check_arrays
 from dovetail_kernels.dispatch import device
 from dovetail_kernels.mesh import per_shard
 from dovetail_kernels.paged.api import check_pages
-from dovetail_kernels.paged.requests import known
+from dovetail_kernels.paged.requests import known_integers
 
 
 def paged_write(
@@ -108,7 +108,7 @@ def _check(pages: jax.Array, k: jax.Array, v: jax.Array, slots: jax.Array | np.n
         raise ValueError(
             f"slots must be int32, got slots.dtype={slots.dtype}. Use slots.astype(jnp.int32)."
         )
-    values = known(slots)
+    values = known_integers(slots)
     if values is None:
         return
     end = pages.shape[0] * pages.shape[1]

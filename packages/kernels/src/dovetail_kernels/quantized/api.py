@@ -72,7 +72,9 @@ def quantized_matmul(
             and multiplies integers ("W8A8"). Its gradient treats the rounding as the identity.
             None: no rounding.
         impl: "native", "split", "blocks" or "reference", or several in order of preference.
-            Default: the best without a refusal; see `explain(quantized_matmul, x, w)`.
+            Default: the best without a refusal; see `explain(quantized_matmul, x, w)`. "native" is
+            on CPUs only: a program that `jax.export` lowers for another platform has jnp's product
+            there, and an export for a CPU needs impl=("split", "blocks").
 
     Returns:
         y [M, F] in x's dtype, accumulated in float32 (float64 for float64 x). Differentiable in x
@@ -97,7 +99,7 @@ def quantized_matmul(
 
     def product(x: Array, values: Array, scales: Array | None, zeros: Array | None) -> Array:
         packed = PackedWeights(values=values, scales=scales, zeros=zeros, bits=w.bits)
-        return _product(x, packed, implementation.name, activations, by_blocks)
+        return _run(x, packed, implementation.name, activations, by_blocks)
 
     return per_shard(
         "quantized_matmul",
@@ -205,6 +207,15 @@ def _check(x: Any, w: PackedArrays, *, activations: str | None) -> None:
             "bits=8), or "
             "leave activations out."
         )
+
+
+# Compiled once for eager calls. A gradient of an eager shard_map needs it too: JAX has no rule for
+# its own symbolic zeros there.
+@functools.partial(jax.jit, static_argnums=(2, 3, 4), inline=True)
+def _run(
+    x: Array, packed: PackedWeights, impl: str, activations: str | None, by_blocks: bool
+) -> Array:
+    return _product(x, packed, impl, activations, by_blocks)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))

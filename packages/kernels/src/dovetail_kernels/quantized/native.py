@@ -21,6 +21,7 @@ from jax import Array
 from dovetail_kernels.quantized import blocks, split
 from dovetail_kernels.quantized.layout import PackedWeights
 from dovetail_kernels.quantized.rows import restored, rounded
+from dovetail_kernels.varying import varying
 
 ABI = 1  # version of the handler's arguments and weight layout; the wheel reports its own
 ROWS = 4  # most rows of its kernels
@@ -71,7 +72,14 @@ def run(x: Array, packed: PackedWeights, *, activations: str | None) -> Array:
 
 @jax.custom_batching.custom_vmap
 def _product(rows: Array, packed: PackedWeights) -> Array:
-    return call(rows, packed)
+    # The handler is registered for CPUs alone. A program that `jax.export` lowers for other
+    # platforms, from a trace on a CPU, has jnp's product there.
+    return jax.lax.platform_dependent(rows, packed, cpu=call, default=_in_jnp)
+
+
+def _in_jnp(rows: Array, packed: PackedWeights) -> Array:
+    best = split if packed.groups == 1 and packed.in_features <= split.LONGEST else blocks
+    return best.run(rows, packed, activations=None)
 
 
 @_product.def_vmap
@@ -92,11 +100,7 @@ def _batched(
         )
         return jax.lax.map(lambda pair: _product(*pair), whole), True
     merged = rows.reshape(size * rows.shape[1], rows.shape[2])
-    if merged.shape[0] <= ROWS:
-        y = call(merged, packed)
-    else:
-        best = split if packed.groups == 1 and packed.in_features <= split.LONGEST else blocks
-        y = best.run(merged, packed, activations=None)
+    y = _product(merged, packed) if merged.shape[0] <= ROWS else _in_jnp(merged, packed)
     return y.reshape(size, rows.shape[1], -1), True
 
 
@@ -113,7 +117,7 @@ def call(rows: Array, packed: PackedWeights, *, level: int = BEST) -> Array:
     """
     absent = jnp.zeros((0, 0), jnp.float32)
     result = jax.ShapeDtypeStruct((rows.shape[0], packed.out_features), jnp.float32)
-    return jax.ffi.ffi_call(_TARGET, result)(
+    y = jax.ffi.ffi_call(_TARGET, result)(
         rows,
         packed.values,
         absent if packed.scales is None else packed.scales,
@@ -121,3 +125,4 @@ def call(rows: Array, packed: PackedWeights, *, level: int = BEST) -> Array:
         bits=np.int32(packed.bits),
         level=np.int32(level),
     )
+    return varying(y, rows, packed)  # a foreign call's result varies nowhere

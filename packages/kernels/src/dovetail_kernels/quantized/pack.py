@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.core import Tracer
 from jaxtyping import Float
 
+from dovetail_kernels.arrays import is_known, known
 from dovetail_kernels.quantized.layout import PackedWeights, nibbles
 
 # The group size of most published int4 weights; it loses little.
@@ -147,12 +147,12 @@ def _quantized(
     values = jnp.asarray(q).astype(jnp.uint8 if str(q.dtype).startswith("u") else jnp.int8).T
     if values.dtype == jnp.uint8:
         middle = 2 ** (bits - 1)
-        _check_range(values, 0, 2 * middle - 1, bits=bits, stored=stored)
+        _check_range(q, 0, 2 * middle - 1, bits=bits, stored=stored)
         # Wraps modulo 256, which gives the signed value.
         values = jax.lax.bitcast_convert_type(values - jnp.uint8(middle), jnp.int8)
         zeros = jnp.zeros_like(scales) - middle if zeros is None else zeros - middle
     else:
-        _check_range(values, -(2 ** (bits - 1)), 2 ** (bits - 1) - 1, bits=bits, stored=stored)
+        _check_range(q, -(2 ** (bits - 1)), 2 ** (bits - 1) - 1, bits=bits, stored=stored)
     if bits == 4:
         values = nibbles(values, group_size=values.shape[1] // scales.shape[1])
     return PackedWeights(values=values, scales=scales, zeros=zeros, bits=bits)
@@ -203,8 +203,9 @@ def _check_float(w: Any, *, group_size: int | None, symmetric: bool, bits: int |
             f"group_size={group_size}, "
             f"symmetric={symmetric}. Leave them out."
         )
-    traced = isinstance(w, Tracer)
-    if bits != 16 and not traced and not bool(jnp.all(jnp.isfinite(jnp.asarray(w)))):
+    with jax.ensure_compile_time_eval():  # jax.jit may have captured w
+        finite = not is_known(w) or bool(jnp.all(jnp.isfinite(jnp.asarray(w))))
+    if bits != 16 and not finite:
         raise ValueError(
             "pack_weights needs finite weights, got w with inf or nan. Use jnp.nan_to_num(w) if "
             "they may "
@@ -223,16 +224,17 @@ def _check_group(inputs: int, size: int, *, bits: int) -> None:
     )
 
 
-def _check_range(q: Array, low: int, high: int, *, bits: int, stored: int) -> None:
+def _check_range(q: Any, low: int, high: int, *, bits: int, stored: int) -> None:
     if bits >= stored:
         return
-    if isinstance(q, Tracer):
+    values = known(q)
+    if values is None:
         raise ValueError(
             f"pack_weights cannot see whether traced {q.dtype} values fit bits={bits}, got a "
             "tracer. Call "
             "pack_weights outside jit, or use .astype(jnp.int4) or uint4 before."
         )
-    least, most = int(q.min()), int(q.max())
+    least, most = int(values.min()), int(values.max())
     if least < low or most > high:
         raise ValueError(
             f"pack_weights needs values in {low}..{high} for bits={bits}, got {least}..{most}. "

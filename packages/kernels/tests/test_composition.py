@@ -1,0 +1,111 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Every operation under the transformations of JAX, on one device and on two.
+
+The eager call on one device is the expected value; the conformance suites compare it with NumPy.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.monitoring
+import jax.numpy as jnp
+import pytest
+
+import forced_devices
+from dovetail_kernels import (
+    attention,
+    grouped_matmul,
+    linear_cross_entropy,
+    pack_weights,
+    permute,
+    quantized_matmul,
+    sample,
+    warp_logits,
+)
+
+PROGRAM = Path(__file__).parent / "programs" / "composition.py"
+# Sums of at most 41 terms of about 1 in another order, and sines of them: a few units of float32.
+TOLERANCE = 5e-6
+
+
+def table(*transformations):
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), *transformations],
+        env=forced_devices.environment(2),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def assert_equal_to_eager(table):
+    wrong = [
+        (operation, transformation, kind, value)
+        for operation, row in table.items()
+        for transformation, cells in row.items()
+        for kind, value in cells.items()
+        if value is not None and not (isinstance(value, float) and value <= TOLERANCE)
+    ]
+    assert not wrong, "\n".join(map(str, wrong))
+
+
+def test_every_operation_runs_in_a_shard_map_with_default_checks():
+    results = table("shard_map")
+    assert len(results) == 14
+    assert sum(row["shard_map"]["gradient"] is not None for row in results.values()) == 11
+    assert_equal_to_eager(results)
+
+
+@pytest.mark.slow
+def test_every_operation_under_every_transformation():
+    assert_equal_to_eager(table())
+
+
+def test_eager_calls_compile_once():
+    compiled = []
+
+    def listen(event, duration, **of):
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(event)
+
+    def normal(seed, *shape):
+        return jax.random.normal(jax.random.key(seed), shape)
+
+    q, k, x = normal(0, 3, 12, 4, 8), normal(1, 3, 12, 2, 8), normal(2, 9, 16)
+    w, sizes, packed = normal(3, 2, 16, 5), jnp.array([4, 5]), pack_weights(normal(4, 16, 6))
+    labels, chosen = jnp.arange(9) % 7, jnp.arange(18).reshape(9, 2) % 3
+    head, keys = normal(5, 16, 7), jax.random.split(jax.random.key(6), 9)
+    calls = {
+        "attention": lambda: attention(q, k, k, causal=True),
+        "gradient of attention": lambda: jax.grad(lambda q: attention(q, k, k).sum())(q),
+        "sample": lambda: sample(x, keys=keys, top_k=3, top_p=0.9),
+        "warp_logits": lambda: warp_logits(x, temperature=0.5, top_k=3),
+        "grouped_matmul": lambda: grouped_matmul(x, w, sizes),
+        "gradient of grouped_matmul": lambda: jax.grad(lambda x: grouped_matmul(x, w, sizes).sum())(
+            x
+        ),
+        "quantized_matmul": lambda: quantized_matmul(x, packed),
+        "linear_cross_entropy": lambda: linear_cross_entropy(x, head, labels).sum,
+        "permute": lambda: permute(x, chosen, count=3)[0],
+    }
+    for call in calls.values():
+        call()
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        again = {}
+        for name, call in calls.items():
+            compiled.clear()
+            jax.block_until_ready(call())
+            again[name] = len(compiled)
+        assert again == dict.fromkeys(calls, 0)
+        compiled.clear()
+        jax.jit(lambda x: x * 3 + 1)(x)
+        assert compiled  # the event that is counted
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)

@@ -33,7 +33,7 @@ def command(python: str, torch_free: Path, output: Path, *, upgrade: bool) -> li
     everyone = workspace.members().values()
     inputs = [str(m.path / "pyproject.toml") for m in everyone]
     groups = [f"{m.path}/pyproject.toml:test" for m in everyone if "test" in m.groups]
-    groups += [f"{workspace.ROOT}/pyproject.toml:{name}" for name in ("dev", "docs")]
+    groups += [f"{workspace.ROOT}/pyproject.toml:{name}" for name in ("dev", "docs", "notebooks")]
     line = ["uv", "pip", "compile", *inputs, str(torch_free), "--all-extras", "--universal"]
     line += ["--no-header", "--no-annotate", "--python-version", python, "--quiet"]
     line += [part for group in groups for part in ("--group", group)]

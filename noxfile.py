@@ -289,8 +289,8 @@ def docs(session: nox.Session) -> None:
 
 @nox.session(python="3.11")
 def examples(session: nox.Session) -> None:
-    """Every example, executed."""
-    install(session, *members())
+    """Every example and notebook, executed."""
+    install(session, *members(), extra=("--group", "pyproject.toml:notebooks"))
     session.run("pytest", "examples", *session.posargs)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).resolve().parent
-EXAMPLES = [f for f in sorted(HERE.glob("*.py")) if f != Path(__file__)]
+EXAMPLES = [f for f in sorted(HERE.glob("*.py")) if not f.stem.startswith("test_")]
 READMES = sorted(HERE.parent.glob("packages/*/README.md"))
 PROGRAM_LINES = 15
 HANG_S = 900  # only an example that hangs takes this long

@@ -191,7 +191,7 @@ def execute(
             warnings = [o.text for o in cell.outputs if o.get("name") == "stderr"]
             if warnings:
                 raise RuntimeError(
-                    f"a notebook must not warn, got {''.join(warnings)!r} from the cell\n"
+                    f"a notebook must not warn, got {''.join(warnings)[:2000]!r} from the cell\n"
                     f"{cell.source}\nmend the cause, or print what a reader should know"
                 )
     return (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime)

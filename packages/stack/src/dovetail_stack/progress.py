@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
-from tqdm import tqdm
+from tqdm.auto import tqdm  # a widget in a notebook
 
 if TYPE_CHECKING:
     from dovetail_data import Progress

@@ -295,6 +295,13 @@ def examples(session: nox.Session) -> None:
 
 
 @nox.session(python="3.11")
+def notebooks(session: nox.Session) -> None:
+    """`nox -s notebooks -- NAME`: execute a notebook and store its outputs; all without a name."""
+    install(session, *members(), extra=("--group", "pyproject.toml:notebooks"))
+    session.run("python", "scripts/notebooks.py", *session.posargs)
+
+
+@nox.session(python="3.11")
 def bench(session: nox.Session) -> None:
     """`nox -s bench -- NAME`: a package's benchmarks; only their JSON lines on standard output."""
     if len(session.posargs) != 1 or session.posargs[0] not in PACKAGES:

@@ -153,9 +153,39 @@ def test_jupytext_syncs_a_pair_and_keeps_outputs_and_licence(tmp_path):
     line = [sys.executable, "-m", "jupytext", "--sync", str(file)]
     subprocess.run(line, check=True, capture_output=True)
     assert "# Changed: " in file.read_text(encoding="utf-8")
-    assert text.read_text(encoding="utf-8") == changed
-    synced, before = nbformat.read(file, as_version=4), stored(CHEAP)
-    assert outputs(synced) == outputs(before)
+    assert outputs(nbformat.read(file, as_version=4)) == outputs(stored(CHEAP))
+    assert notebooks.differing(CHEAP, tmp_path)  # the licence has become a cell
+    assert notebooks.keep_outputs(CHEAP, tmp_path) == ""
+    assert notebooks.differing(CHEAP, tmp_path) == ""
+    assert text.read_text(encoding="utf-8").startswith(notebooks.LICENCE)
+    assert outputs(nbformat.read(file, as_version=4)) == outputs(stored(CHEAP))
+
+
+def test_prose_changes_and_code_must_be_executed(tmp_path):
+    for file in notebooks.FOLDER.glob(f"{CHEAP}.*"):
+        shutil.copy(file, tmp_path)
+    text = tmp_path / f"{CHEAP}.py"
+    content = text.read_text(encoding="utf-8")
+    text.write_text(content.replace("# # ", "# # Changed: ", 1), encoding="utf-8")
+    assert (
+        notebooks.differing(CHEAP, tmp_path) == f"{CHEAP}.ipynb differs from {CHEAP}.py in cell 0"
+    )
+    assert notebooks.keep_outputs(CHEAP, tmp_path) == ""
+    assert notebooks.differing(CHEAP, tmp_path) == ""
+    text.write_text(content.replace("import json", "import json, os", 1), encoding="utf-8")
+    assert "must be executed" in notebooks.keep_outputs(CHEAP, tmp_path)
+
+
+def test_a_progress_bar_is_a_widget(tmp_path):
+    from nbformat.v4 import new_code_cell, new_notebook
+
+    lines = ["from dovetail_stack.progress import Bar", "with Bar(steps=2) as bar:"]
+    source = "\n".join([*lines, "    bar.write(0, {'loss': 1.0})"])
+    notebook = new_notebook(cells=[new_code_cell(source)])
+    nbclient.NotebookClient(notebook, kernel_name="python3").execute()
+    assert [list(o.data) for o in outputs(notebook)] == [
+        ["application/vnd.jupyter.widget-view+json", "text/plain"]
+    ]
 
 
 def test_bars_and_folders_of_the_machine_are_removed(tmp_path):

@@ -4,12 +4,13 @@
 
     python scripts/notebooks.py                     # every notebook
     python scripts/notebooks.py quantization        # one of them
+    python scripts/notebooks.py --prose NAME        # keeps the outputs: only prose changed
     python scripts/notebooks.py --check             # executes nothing; exit code 1 for a difference
 
 People edit NAME.py (py:percent). This script executes it in an empty folder, in the environment at
 hand, and writes NAME.ipynb: the same cells with their outputs, without paths of the machine,
 progress bars, timestamps and versions, so that a diff shows what changed. `jupytext --sync` works
-on a pair too: run the script after it.
+on a pair too: run the script after it, for jupytext makes a cell of the licence.
 
 The licence is the first two lines of NAME.py, and no cell: a notebook opens with its title. A cell
 tagged `links` (Colab, GitHub) follows where `[tool.dovetail] repository` in pyproject.toml is set.
@@ -71,6 +72,15 @@ def read(text: str) -> NotebookNode:
     return notebook
 
 
+def read_stored(file: Path) -> NotebookNode:
+    """The notebook of a file, without the licence as a cell."""
+    import nbformat
+
+    notebook = nbformat.read(file, as_version=4)
+    notebook.cells = [c for c in notebook.cells if c.source.strip() != LICENCE.strip()]
+    return notebook
+
+
 def write(notebook: NotebookNode) -> str:
     """The py:percent text of cells, with the licence."""
     import jupytext
@@ -118,15 +128,15 @@ def sources(notebook: NotebookNode) -> list[tuple[str, str, list[str]]]:
 
 def differing(name: str, folder: Path = FOLDER) -> str:
     """The first difference of a pair, also of its links from the setting; "" for none."""
-    import nbformat
-
     text, file = folder / f"{name}.py", folder / f"{name}.ipynb"
+    if not text.read_text(encoding="utf-8").startswith(LICENCE):
+        return f"{text.name} does not begin with the licence"
     written = sources(read(text.read_text(encoding="utf-8")))
     if written != sources(link(read(text.read_text(encoding="utf-8")), name, repository())):
         return f"{text.name} has other links than pyproject.toml says"
     if not file.exists():
         return f"{file.name} is missing"
-    stored = sources(nbformat.read(file, as_version=4))
+    stored = sources(read_stored(file))
     if stored == written:
         return ""
     pairs = enumerate(zip(stored, written, strict=False))
@@ -226,15 +236,37 @@ def portable(text: str, folder: Path) -> str:
     return text
 
 
+def mended(name: str, folder: Path) -> NotebookNode:
+    """The cells of a text, after its licence and its links are written where they differ."""
+    text = folder / f"{name}.py"
+    content = text.read_text(encoding="utf-8")
+    notebook = read(content)
+    before = sources(notebook)
+    if sources(link(notebook, name, repository())) != before or not content.startswith(LICENCE):
+        text.write_text(write(notebook), encoding="utf-8")
+    return notebook
+
+
+def keep_outputs(name: str, folder: Path = FOLDER) -> str:
+    """Writes the text's cells with the stored outputs; the fault if code changed, else ""."""
+    import nbformat
+
+    notebook, file = mended(name, folder), folder / f"{name}.ipynb"
+    stored = normal(read_stored(file))
+    before, after = ([c for c in n.cells if c.cell_type == "code"] for n in (stored, notebook))
+    if [c.source for c in before] != [c.source for c in after]:
+        return f"{name} must be executed, for its code has changed"
+    for old, new in zip(before, after, strict=True):
+        new.outputs, new.execution_count = old.outputs, old.execution_count
+    nbformat.write(normal(notebook), file)
+    return ""
+
+
 def build(name: str, folder: Path = FOLDER) -> str:
     """Executes one notebook and writes both files of its pair; a line about it."""
     import nbformat
 
-    text = folder / f"{name}.py"
-    notebook = read(text.read_text(encoding="utf-8"))
-    before = sources(notebook)
-    if sources(link(notebook, name, repository())) != before:
-        text.write_text(write(notebook), encoding="utf-8")
+    notebook = mended(name, folder)
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as temporary:
         cpu_s = execute(notebook, Path(temporary).resolve())
@@ -248,19 +280,22 @@ def main() -> int:
     """Executes or checks the named notebooks, all without a name."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="of a text; all without one")
-    parser.add_argument("--check", action="store_true", help="execute and write nothing")
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--check", action="store_true", help="execute and write nothing")
+    mode.add_argument("--prose", action="store_true", help="execute nothing, keep the outputs")
     options = parser.parse_args()
     if unknown := set(options.names) - set(names()):
         parser.error(f"NAME must be one of {', '.join(names())}, got {', '.join(sorted(unknown))}")
-    wrong = 0
+    action = differing if options.check else keep_outputs if options.prose else build
+    faults = 0
     for name in options.names or names():
-        line = differing(name) if options.check else build(name)
-        wrong += bool(options.check and line)
-        if line:
+        if line := action(name):
             print(line, flush=True)
-    if wrong:
-        print(f"run: python scripts/notebooks.py {' '.join(options.names)}".rstrip())
-    return 1 if wrong else 0
+            faults += action is not build
+    if not faults:
+        return 0
+    print(f"run: python scripts/notebooks.py {' '.join(options.names)}".rstrip())
+    return 1
 
 
 if __name__ == "__main__":

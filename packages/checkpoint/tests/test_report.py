@@ -1,5 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
+import html
 from pathlib import Path
 
 from dovetail_checkpoint import IntegrityReport, Problem, StepReport
@@ -24,6 +25,8 @@ def test_a_report_reads_as_sentences():
     )
     assert repr(report.steps[0]) == "StepReport('run/3': damaged, problems: 2; print it)"
     assert repr(report.steps[2]) == "StepReport('run/1': verified, no problem)"
+    for shown in (report, report.steps[0]):
+        assert html.unescape(shown._repr_html_()) == f"<pre>{shown}</pre>"
 
 
 def test_a_repr_counts_the_problems_of_the_run():

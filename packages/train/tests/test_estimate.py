@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """That the bytes of a state are those of live arrays, on meshes, is in test_trainer."""
 
+import html
 import json
 
 import jax
@@ -115,6 +116,7 @@ def test_it_reads_as_a_table_and_as_json():
     assert "state.ema" in text
     assert "fits" in text
     assert json.loads(json.dumps(found.json()))["total_bytes"] == found.total_bytes
+    assert html.unescape(found._repr_html_()) == f"<pre>{text}</pre>"
 
 
 def test_a_trainer_without_devices_only_plans():

@@ -1,5 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
+import html
 import math
 import re
 import xml.etree.ElementTree as ET
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from dovetail_train import Jsonl
-from dovetail_train.report import Section, write_report
+from dovetail_train.report import Section, show_report, write_report
 
 
 def _run(path, *, steps, seed, resume_at=None, skip=(), stall=(), start=0.0):
@@ -302,6 +303,18 @@ def test_numbers_and_text_in_one_table_are_refused(tmp_path):
     section = Section(heading="Bits", content={"model": 1.5, "xz": "1.4"})
     with pytest.raises(TypeError, match="write str\\(value\\)"):
         write_report(tmp_path / "r.html", {"first": tmp_path / "m.jsonl"}, sections=[section])
+
+
+def test_a_notebook_shows_the_written_page_in_a_frame(tmp_path):
+    _run(tmp_path / "m.jsonl", steps=5, seed=1)
+    runs, facts = {"a & b": tmp_path / "m.jsonl"}, {"quote": '"<'}
+    page = show_report(runs, title="T", facts=facts)
+    written = write_report(tmp_path / "r.html", runs, title="T", facts=facts)
+    assert page.html == written.read_text("utf-8")
+    frame = ET.fromstring(page._repr_html_())
+    assert frame.tag == "iframe"
+    assert frame.get("srcdoc") == html.unescape(html.escape(page.html)).replace("\n", " ")
+    assert repr(page).startswith("ReportPage(")
 
 
 def test_no_runs_and_no_steps_are_refused(tmp_path):

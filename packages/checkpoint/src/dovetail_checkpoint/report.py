@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Results of a restore or a verification: the steps tried and their problems."""
 
+import html
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -70,6 +71,9 @@ class StepReport:
         problems = f"problems: {len(self.problems)}; print it" if self.problems else "no problem"
         return f"StepReport({str(self.path)!r}: {self.verdict}, {problems})"
 
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
     def __str__(self) -> str:
         name = self.path.name if self.step is None else f"step {self.step}"
         problems = ": " + "; ".join(map(str, self.problems)) if self.problems else ""
@@ -87,6 +91,9 @@ class IntegrityReport:
 
     steps: tuple[StepReport, ...] = ()
     problems: tuple[Problem, ...] = ()
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
 
     def __str__(self) -> str:
         return "\n".join(map(str, [*self.problems, *self.steps])) or "no step was read"

@@ -27,7 +27,8 @@
   `LMEval` and its `Sampler` for lm-evaluation-harness
 - Hooks: `Hook`, `Watch`, `Trace`
 - Sinks: `Sink`, `Console`, `Jsonl`, `TensorBoard`, `Wandb`
-- Reports: `write_report`, `Section`, `read_jsonl`, `read_account`, `Account`
+- Reports: `write_report`, `show_report`, `ReportPage`, `Section`, `read_jsonl`, `read_account`,
+  `Account`
 - Stores: `Store`, `PeekStore`, `OrbaxStore`
 """
 
@@ -59,7 +60,7 @@ from dovetail_train.program import Program
 from dovetail_train.records import Account, read_account, read_jsonl
 from dovetail_train.remat import Fitted, fit_remat
 from dovetail_train.remedies import Remedy
-from dovetail_train.report import Section, write_report
+from dovetail_train.report import ReportPage, Section, show_report, write_report
 from dovetail_train.sinks import Console, Jsonl, Sink
 from dovetail_train.state import State
 from dovetail_train.step import GroupLoss, Loss, Metric, Precision, Term
@@ -137,6 +138,8 @@ __all__ = [  # noqa: RUF022
     "read_account",
     "Account",
     "write_report",
+    "show_report",
+    "ReportPage",
     "Section",
     # Stores
     "Store",

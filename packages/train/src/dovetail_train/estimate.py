@@ -8,6 +8,7 @@ collectives). To include them, compile the same `Program`.
 """
 
 import dataclasses
+import html
 from typing import TYPE_CHECKING, Any, Literal
 
 import jax
@@ -82,6 +83,9 @@ class Estimate:
     def json(self) -> dict[str, Any]:
         """Returns plain values for JSON."""
         return dataclasses.asdict(self) | {"total_bytes": self.total_bytes, "fits": self.fits}
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
 
     def __str__(self) -> str:
         axes = ", ".join(f"{name}={size}" for name, size in self.mesh.items()) or "one device"

@@ -6,6 +6,7 @@ A report is drawn from the JSONL files of `Jsonl`. It can be made at any time an
 also during the run.
 """
 
+import html
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,71 @@ class Section:
     heading: str
     content: str | Sequence[str] | Mapping[str, float] | Mapping[str, str]
     note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportPage:
+    """The result of `show_report`. A notebook displays it as the last value of a cell.
+
+    Attributes:
+        html: The whole document.
+    """
+
+    html: str
+
+    def __repr__(self) -> str:
+        return f"ReportPage({len(self.html):,} characters of HTML; display it in a notebook)"
+
+    def _repr_html_(self) -> str:
+        # In a frame of its own, for the page has styles for the elements of a whole document.
+        return (
+            f'<iframe srcdoc="{html.escape(self.html)}" width="100%" height="640" '
+            'style="border:0"></iframe>'
+        )
+
+
+def show_report(
+    runs: Mapping[str, str | Path],
+    *,
+    title: str = "Training report",
+    sections: Sequence[Section] = (),
+    facts: Mapping[str, object] | None = None,
+) -> ReportPage:
+    """Returns a report about training runs, to be displayed in a notebook.
+
+    Args:
+        runs: Metrics files of `Jsonl` by display name; see `write_report`.
+        title: Heading of the page.
+        sections: Sections of your own. They come first.
+        facts: Versions, configuration or devices by name, written as text at the end.
+
+    Raises:
+        ValueError: As `write_report`.
+
+    Example:
+
+        >>> import dovetail_train as dt
+        >>> dt.Jsonl("metrics.jsonl").write(0, {"loss": 2.5})
+        >>> page = dt.show_report({"first run": "metrics.jsonl"})
+    """
+    if not isinstance(runs, Mapping):
+        raise TypeError(
+            f"runs must map a display name to a metrics file, got runs={runs!r}; write for example "
+            'write_report("report.html", {"first": "metrics.jsonl"})'
+        )
+    if not runs:
+        raise ValueError(
+            "a report needs at least one run, got runs={}; "
+            'write for example write_report("report.html", {"first": "metrics.jsonl"})'
+        )
+    histories = [read_history(label, path) for label, path in runs.items()]
+    blocks = [_section(section) for section in sections]
+    blocks.append(_page.table(_figures(histories), [history.label for history in histories]))
+    blocks.append(_page.paragraph(_key(histories)))
+    blocks += [_time_bars(histories), *_charts(histories)]
+    if facts:
+        blocks.append(_page.facts("Facts", {name: str(value) for name, value in facts.items()}))
+    return ReportPage(html=_page.page(title, blocks))
 
 
 def write_report(
@@ -71,25 +137,9 @@ def write_report(
         >>> dt.Jsonl("metrics.jsonl").write(0, {"loss": 2.5})
         >>> report = dt.write_report("report.html", {"first run": "metrics.jsonl"})
     """
-    if not isinstance(runs, Mapping):
-        raise TypeError(
-            f"runs must map a display name to a metrics file, got runs={runs!r}; write for example "
-            'write_report("report.html", {"first": "metrics.jsonl"})'
-        )
-    if not runs:
-        raise ValueError(
-            "a report needs at least one run, got runs={}; "
-            'write for example write_report("report.html", {"first": "metrics.jsonl"})'
-        )
-    histories = [read_history(label, path) for label, path in runs.items()]
-    blocks = [_section(section) for section in sections]
-    blocks.append(_page.table(_figures(histories), [history.label for history in histories]))
-    blocks.append(_page.paragraph(_key(histories)))
-    blocks += [_time_bars(histories), *_charts(histories)]
-    if facts:
-        blocks.append(_page.facts("Facts", {name: str(value) for name, value in facts.items()}))
+    page = show_report(runs, title=title, sections=sections, facts=facts)
     target = Path(out)
-    target.write_text(_page.page(title, blocks), encoding="utf-8")
+    target.write_text(page.html, encoding="utf-8")
     return target
 
 

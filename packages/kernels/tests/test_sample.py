@@ -307,7 +307,7 @@ def test_under_x64():
 def test_eight_devices():
     done = subprocess.run(
         [sys.executable, str(PROGRAM)],
-        env=forced_devices.environment(8),
+        env=forced_devices.environment(8, cached=True),
         capture_output=True,
         text=True,
         check=False,

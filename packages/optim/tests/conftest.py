@@ -29,13 +29,16 @@ def _strict_ranks() -> Iterator[None]:
 
 @pytest.fixture
 def on_eight_devices() -> Callable[..., None]:
-    """Runs a program of tests/programs, which prints "ok", where the host has eight devices."""
+    """Runs a program of tests/programs, which prints "ok", where the host has eight devices.
+
+    The programs compute on one device first, and then call `forced_devices.stop_caching`.
+    """
 
     def run(program: str, *arguments: str) -> None:
         path = Path(__file__).parent / "programs" / program
         done = subprocess.run(
             [sys.executable, "-W", "error", str(path), *arguments],
-            env=forced_devices.environment(8),
+            env=forced_devices.environment(8, cached=True),
             capture_output=True,
             text=True,
             check=False,

@@ -286,5 +286,8 @@ def test_wrong_calls():
         tx.update(jnp.ones((2, 3)), tx.init(jnp.ones((2, 3))))
 
 
-def test_on_eight_devices(on_eight_devices):
-    on_eight_devices("soap_sharded.py")
+@pytest.mark.parametrize(
+    "meshes", [["explicit"], pytest.param(["auto", "mixed"], marks=pytest.mark.slow)], ids=" ".join
+)
+def test_on_eight_devices(on_eight_devices, meshes):
+    on_eight_devices("soap_sharded.py", *meshes)

@@ -21,7 +21,7 @@ MESH = AbstractMesh((2, 4), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
 
 
 def run(*cases):
-    environment = forced_devices.environment(8)
+    environment = forced_devices.environment(8, cached=True)
     done = subprocess.run(
         [sys.executable, str(PROGRAM), *cases], env=environment, capture_output=True, text=True
     )

@@ -31,12 +31,11 @@ QUANT = Path(__file__).parents[1]
     ],
 )
 def test_eight_devices_give_what_one_gives(name: str) -> None:
+    environment = forced_devices.environment(8, cached=True)
+    environment["PYTHONPATH"] = f"{QUANT / 'src'}{os.pathsep}{environment['PYTHONPATH']}"
     done = subprocess.run(
         [sys.executable, str(QUANT / "tests/programs/products_sharded.py"), name],
-        env={
-            **forced_devices.environment(8),
-            "PYTHONPATH": os.pathsep.join([str(QUANT / "src"), os.environ.get("PYTHONPATH", "")]),
-        },
+        env=environment,
         capture_output=True,
         text=True,
         check=False,

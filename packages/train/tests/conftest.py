@@ -39,13 +39,16 @@ def unchecked():
 
 @pytest.fixture(scope="session")
 def on_eight_devices():
-    """Runs a program of tests/programs with eight CPU devices; what it writes, from JSON."""
+    """Runs a program of tests/programs with eight CPU devices; what it writes, from JSON.
+
+    The programs compute on one device first, and then call `forced_devices.stop_caching`.
+    """
 
     def run(name, *arguments):
         program = Path(__file__).parent / "programs" / name
         done = subprocess.run(
             [sys.executable, str(program), *arguments],
-            env=forced_devices.environment(8),
+            env=forced_devices.environment(8, cached=True),
             capture_output=True,
             text=True,
             check=False,

@@ -126,9 +126,16 @@ def test_axes_of_other_names_that_split_nothing_are_refused():
     assert program.args[0].params["kernel"].sharding.shard_shape((4, 2)) == (1, 1)
 
 
+@pytest.mark.slow
+def test_meshes_of_both_kinds_give_one_program_without_accumulation(on_eight_devices):
+    same = on_eight_devices("axis_types.py")
+    assert len(same) == 5
+    assert all(same.values()), same
+
+
 def test_meshes_of_both_kinds_give_one_program_and_one_device_s_losses(on_eight_devices, tmp_path):
     found = on_eight_devices("axis_types.py", str(tmp_path))
-    assert len(found["same"]) == 10
+    assert len(found["same"]) == 5
     assert all(found["same"].values()), found["same"]
     one, auto = found["one"], found["inputs"]["auto"]
     assert one["losses"][2] != one["losses"][0]

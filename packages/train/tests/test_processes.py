@@ -58,6 +58,7 @@ def _train(count, *directory, program="processes.py"):
     return json.loads(results[0][0].splitlines()[-1])  # after what Gloo prints
 
 
+@pytest.mark.slow  # as do those that resume on other numbers of processes, below
 def test_two_processes_with_their_own_rows_train_as_one_does():
     one, two = _train(1), _train(2)
     assert len(one) == 4

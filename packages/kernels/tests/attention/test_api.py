@@ -181,7 +181,7 @@ def test_an_implementation_that_cannot_is_refused_with_the_reason():
 def test_on_eight_devices(mesh):
     done = subprocess.run(
         [sys.executable, str(PROGRAM), mesh],
-        env=forced_devices.environment(8),
+        env=forced_devices.environment(8, cached=True),
         capture_output=True,
         text=True,
         check=False,

@@ -51,7 +51,7 @@ def test_on_eight_devices():
     strict = {"JAX_NUMPY_DTYPE_PROMOTION": "strict", "JAX_NUMPY_RANK_PROMOTION": "raise"}
     done = subprocess.run(
         [sys.executable, str(PROGRAM)],
-        env={**forced_devices.environment(8), **strict},
+        env={**forced_devices.environment(8, cached=True), **strict},
         capture_output=True,
         text=True,
         check=False,

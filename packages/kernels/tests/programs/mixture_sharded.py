@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+import forced_devices
 from dovetail_kernels.glu import glu
 from dovetail_kernels.grouped.api import grouped_matmul
 from dovetail_kernels.grouped.permutation import permute, unpermute
@@ -78,6 +79,7 @@ def main():
     )
     expected = layer(x, w, logits, "reference")
     expected_pointwise = pointwise(q, gate, scale, positions)
+    forced_devices.stop_caching()
     both = ((None, "b"), (None, "b", "a"), ())
     rows = (("b",), (None, None, "a"), ("b",))
     for kind in (AxisType.Explicit, AxisType.Auto):

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+import forced_devices
 from dovetail_kernels.sample import sample
 
 P = PartitionSpec
@@ -14,6 +15,7 @@ keys = jax.random.split(jax.random.key(0), 16)
 top_k = np.arange(1, 17, dtype=np.int32)
 draw = jax.jit(lambda z, keys, k: sample(z, keys=keys, top_k=k, top_p=0.9, temperature=0.7))
 alone = draw(logits, keys, top_k)
+forced_devices.stop_caching()
 for kind in (AxisType.Auto, AxisType.Explicit):
     mesh = jax.make_mesh((8,), ("data",), axis_types=(kind,))
     with jax.sharding.set_mesh(mesh):

@@ -267,7 +267,7 @@ def test_work_is_what_xla_counts(impl: str, rows: int, bits: int, activations: s
 def test_sharded_as_alone() -> None:
     done = subprocess.run(
         [sys.executable, str(PROGRAM), "blocks", "split"],
-        env=forced_devices.environment(4),
+        env=forced_devices.environment(4, cached=True),
         capture_output=True,
         text=True,
         check=False,

@@ -120,10 +120,11 @@ def test_stacked_weights_under_vmap() -> None:
 
 
 def test_shards_run_it(wheel: Path | None) -> None:
-    path = os.pathsep.join([p for p in (str(wheel or ""), os.environ.get("PYTHONPATH")) if p])
+    environment = forced_devices.environment(4, cached=True)
+    path = os.pathsep.join(filter(None, (str(wheel or ""), environment["PYTHONPATH"])))
     done = subprocess.run(
         [sys.executable, str(KERNELS / "tests/programs/quantized_sharded.py"), "native"],
-        env={**forced_devices.environment(4), "PYTHONPATH": path},
+        env={**environment, "PYTHONPATH": path},
         capture_output=True,
         text=True,
         check=False,

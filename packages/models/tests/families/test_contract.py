@@ -218,6 +218,7 @@ import json, sys
 import jax, numpy as np
 from flax import nnx
 from jax.sharding import AxisType
+import forced_devices
 from dovetail_models import load
 
 tokens = np.random.default_rng(0).integers(0, 32, (8, 12)).astype(np.int32)
@@ -226,6 +227,7 @@ forward = jax.jit(lambda m, t: m(t))
 path, axes = sys.argv[1], json.loads(sys.argv[2])
 alone = load(path)
 want = forward(alone, tokens), graded(alone, tokens)
+forced_devices.stop_caching()
 mesh = jax.make_mesh(tuple(axes.values()), tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
 model = load(path, mesh=mesh)
 with jax.set_mesh(mesh):
@@ -260,7 +262,7 @@ SHARDED = {
 )
 def test_eight_devices_compute_what_one_does(name, axes, random_model, tmp_path):
     save(random_model(SHARDED[name]), tmp_path / "model")
-    environment = forced_devices.environment(8)
+    environment = forced_devices.environment(8, cached=True)
     command = [sys.executable, "-W", "error", "-c", EIGHT_DEVICES]
     command += [str(tmp_path / "model"), json.dumps(axes)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -16,6 +16,7 @@ import numpy as np
 import optax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+import forced_devices
 from dovetail_optim.muon import muon
 
 KIND = sys.argv[1]
@@ -75,6 +76,7 @@ def as_on_one():
     rows = [(1.5, -0.5, 0.0)] * 2  # few, as the compiler's time is the test's
     settings = {"matrix": MATRIX, "ns": rows, "dtype": jnp.float32, "weight_decay": 0.1}
     alone = three_steps(muon(0.1, **settings), lambda tree: jax.tree.map(jnp.asarray, tree))
+    forced_devices.stop_caching()
 
     def same(tx, in_context):
         with jax.sharding.set_mesh(MESH) if in_context else contextlib.nullcontext():

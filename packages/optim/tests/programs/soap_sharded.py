@@ -1,9 +1,12 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""SOAP on eight devices as on one, its state placed by `state_shardings`. Prints "ok", or fails.
+"""SOAP on eight devices as on one, its state placed by `state_shardings`, on meshes of the axis
+types argv[1:]. Prints "ok", or fails.
 
 In float64: gradients drift, and each refresh sorts the columns of its bases.
 """
+
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +14,7 @@ import numpy as np
 import optax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+import forced_devices
 from dovetail_optim.sharding import init, state_shardings
 from dovetail_optim.soap import soap
 
@@ -55,12 +59,13 @@ alone, last = steps(TX.init, lambda tree: jax.tree.map(jnp.asarray, tree))
 for vectors, gram in zip(*map(jax.tree.leaves, (last.left, last.left_gram)), strict=True):
     eigenvalues = jnp.einsum("bij,bik,bkj->bj", vectors, gram, vectors)
     assert (jnp.diff(eigenvalues) > 0).any()  # some columns were sorted and put back
-KINDS = (
-    (AxisType.Auto,) * 3,
-    (AxisType.Explicit,) * 3,
-    (AxisType.Explicit, *(AxisType.Auto,) * 2),
-)
-for kinds in KINDS:
+forced_devices.stop_caching()
+KINDS = {
+    "auto": (AxisType.Auto,) * 3,
+    "explicit": (AxisType.Explicit,) * 3,
+    "mixed": (AxisType.Explicit, *(AxisType.Auto,) * 2),
+}
+for kinds in map(KINDS.__getitem__, sys.argv[1:]):
     mesh = jax.make_mesh((2, 2, 2), ("fsdp", "tensor", "data"), axis_types=kinds)
     shardings = {k: NamedSharding(mesh, spec) for k, (_, spec) in SHAPES.items()}
 

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+import forced_devices
 from dovetail_optim.compress import compress
 from dovetail_optim.master import split_master
 from dovetail_optim.sharding import init, state_shardings
@@ -18,11 +19,14 @@ SPECS = {"embed": P("model", None), "square": P(None, "model"), "b": P("model"),
 SIZES = {"embed": (520, 256), "square": (256, 256), "b": (256,), "norm": (24,)}
 
 
-def tree(mesh, dtype=jnp.float32):
+def drawn(dtype):
     rng = np.random.default_rng(0)
+    return {k: rng.standard_normal(n).astype(dtype) for k, n in SIZES.items()}
+
+
+def tree(mesh, dtype=jnp.float32):
     return {
-        k: jax.device_put(jnp.asarray(rng.standard_normal(n), dtype), NamedSharding(mesh, SPECS[k]))
-        for k, n in SIZES.items()
+        k: jax.device_put(value, NamedSharding(mesh, SPECS[k])) for k, value in drawn(dtype).items()
     }
 
 
@@ -83,6 +87,25 @@ def check_factored(params):
             assert spec(getattr(shardings, field)[k]) == want, (k, field, kept)
 
 
+STEPS = {
+    "adamw": lambda p: optax.adamw(1e-2),
+    "compress": lambda p: compress(optax.adamw(1e-2), block=32, shardings=p),
+    "master": lambda p: split_master(optax.adamw(1e-2)),
+}
+DTYPES = {"adamw": jnp.float32, "compress": jnp.float32, "master": jnp.bfloat16}
+
+
+def on_one_device(name):
+    """The updates of one step, with the parameters as gradients."""
+    tx = STEPS[name](None)
+    with jax.sharding.set_mesh(jax.make_mesh((1,), ("one",))):
+        params = drawn(DTYPES[name])
+        return jax.jit(tx.update)(params, jax.jit(tx.init)(params), params)[0]
+
+
+wanted = {name: on_one_device(name) for name in STEPS}
+forced_devices.stop_caching()
+
 check_factored(tree(jax.make_mesh((2, 4), ("data", "model"))))
 for kind in KINDS:
     mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(kind,) * 2)
@@ -99,13 +122,8 @@ for kind in KINDS:
         assert spec(moments["norm"]) == ("data",)
 
         # Steps on such a state are those of one device, and keep it where it is.
-        for name, make in {
-            "adamw": lambda p: optax.adamw(1e-2),
-            "compress": lambda p: compress(optax.adamw(1e-2), block=32, shardings=p),
-            "master": lambda p: split_master(optax.adamw(1e-2)),
-        }.items():
-            dtype = jnp.bfloat16 if name == "master" else jnp.float32
-            params = tree(mesh, dtype)
+        for name, make in STEPS.items():
+            params = tree(mesh, DTYPES[name])
             planned = state_shardings(optax.adam(1e-3), params, zero="data")[0].mu
             tx = make(planned if name == "compress" else None)
             if name == "compress":  # the last axis must hold whole blocks
@@ -120,17 +138,11 @@ for kind in KINDS:
                 tx = make(planned if kind == AxisType.Auto else None)
             state = init(tx, params, zero="data")
             step = jax.jit(tx.update)
-            alone = jax.tree.map(lambda p: jnp.asarray(np.asarray(p)), params)
-            single = make(None)
-            with jax.sharding.set_mesh(jax.make_mesh((1,), ("one",))):
-                other = jax.tree.map(np.asarray, alone)
-                expected_state = jax.jit(single.init)(other)
-                expected, _ = jax.jit(single.update)(other, expected_state, other)
             updates, after = step(params, state, params)
             for k in params:
                 np.testing.assert_allclose(
                     np.asarray(updates[k], np.float32),
-                    np.asarray(expected[k], np.float32),
+                    np.asarray(wanted[name][k], np.float32),
                     rtol=1e-5,
                     err_msg=str((kind, name, k)),
                 )

@@ -13,6 +13,7 @@ from flax import nnx
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import forced_devices
 from dovetail_quant import Spec, apply, calibrate, load, plan, save
 from dovetail_quant.compare import quantized_kernels
 from dovetail_quant.matmul.reference import Reference
@@ -80,19 +81,20 @@ def cut(array):
     return [a // b for a, b in zip(array.shape, shard, strict=True)]
 
 
-def compare(spec, matmul=None):
-    rules = [("**", spec)]
-    if spec.method == "absmax":
-        chosen = [plan(m, rules) for m in (Model(), placed())]
-    else:
+call = jax.jit(lambda m: m(TOKENS))
+
+
+def applied(model, spec, matmul=None):
+    chosen = plan(model, [("**", spec)])
+    if spec.method != "absmax":
         batch = [jax.random.randint(jax.random.key(0), (2, 5), 0, 12) for _ in range(12)]
-        chosen = [
-            calibrate(m, plan(m, rules), batch, run=lambda m, b: m(b)) for m in (Model(), placed())
-        ]
-    call = jax.jit(lambda m: m(TOKENS))
-    one = apply(Model(), chosen[0], matmul=matmul)
-    many = apply(placed(), chosen[1], matmul=matmul)
-    want, found = np.asarray(call(one)), np.asarray(call(many))
+        chosen = calibrate(model, chosen, batch, run=lambda m, b: m(b))
+    return apply(model, chosen, matmul=matmul)
+
+
+def compare(want, spec, matmul=None):
+    many = applied(placed(), spec, matmul)
+    found = np.asarray(call(many))
     with tempfile.TemporaryDirectory() as folder:
         save(many, folder)
         loaded = load(folder, nnx.eval_shape(Model), shardings=shardings(), matmul=matmul)
@@ -122,4 +124,7 @@ CASES = {
     "whole": (INT4, Reference()),
     "gptq": (Spec(weight="int4", group=8, method="gptq"),),
 }
-sys.stdout.write(json.dumps({name: compare(*CASES[name]) for name in sys.argv[1:]}))
+wanted = {name: np.asarray(call(applied(Model(), *CASES[name]))) for name in sys.argv[1:]}
+forced_devices.stop_caching()
+found = {name: compare(want, *CASES[name]) for name, want in wanted.items()}
+sys.stdout.write(json.dumps(found))

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+import forced_devices
 from dovetail_quant.codes import quantize
 from dovetail_quant.matmul.choose import PRODUCTS
 from dovetail_quant.spec import Spec
@@ -35,9 +36,8 @@ def step(x, prepared, dy, name):
     return y, pull(dy)[0]
 
 
-def check(name, kind, where, codes):
+def check(name, kind, where, codes, alone):
     mesh = jax.make_mesh((2, 4), ("i", "j"), axis_types=(kind, kind))
-    alone = step(x, PRODUCTS[name].prepare(codes), dy, name)
     of_x, of_w, of_scale, of_y = PLACES[where]
     of_scale = of_scale if codes.scale.shape[0] > 1 else P(None, *of_scale[1:])
     with jax.set_mesh(mesh):
@@ -59,10 +59,15 @@ def check(name, kind, where, codes):
 
 
 assert len(jax.devices()) == 8
-for name in sys.argv[1:]:
+wanted = {
+    name: [step(x, PRODUCTS[name].prepare(codes), dy, name) for codes in (w, whole)]
+    for name in sys.argv[1:]
+}
+forced_devices.stop_caching()
+for name, (of_groups, of_whole) in wanted.items():
     for kind in (AxisType.Auto, AxisType.Explicit):
         # Auto leaves all to XLA, whatever is where; Explicit is ours to place.
         for where in PLACES if kind == AxisType.Explicit else ("outputs", "inputs"):
-            check(name, kind, where, w)
-        check(name, kind, "inputs", whole)
+            check(name, kind, where, w, of_groups)
+        check(name, kind, "inputs", whole, of_whole)
 print("ok")

@@ -271,10 +271,13 @@ def test_the_whole_model_gives_the_same():
         assert found.logps[i] == pytest.approx(logps[i, places, continuation].sum(), rel=2e-5)
 
 
-def test_eight_devices_give_what_one_gives():
+@pytest.mark.parametrize(
+    "names", [["both"], pytest.param(["data", "fsdp"], marks=pytest.mark.slow)], ids=" ".join
+)
+def test_eight_devices_give_what_one_gives(names):
     out = subprocess.run(
-        [sys.executable, PROGRAM],
-        env=forced_devices.environment(8),
+        [sys.executable, PROGRAM, *names],
+        env=forced_devices.environment(8, cached=True),
         check=True,
         capture_output=True,
         text=True,
@@ -289,7 +292,8 @@ def test_eight_devices_give_what_one_gives():
         assert "must be divisible by the devices that share them" in other["refused"]
         assert "rows=6 for 8 devices; pass rows=8" in other["refused"]
     assert one["refused"] == ""
-    assert {name: run["parts"] for name, run in found.items()} == {"data": 1, "fsdp": 8, "both": 4}
+    parts = {"data": 1, "fsdp": 8, "both": 4}
+    assert {name: run["parts"] for name, run in found.items()} == {n: parts[n] for n in names}
 
 
 def test_texts_are_refused_where_ids_are_meant(unchecked):

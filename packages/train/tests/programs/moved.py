@@ -15,6 +15,7 @@ import numpy as np
 import optax
 from flax import nnx
 
+import forced_devices
 from dovetail_train import OrbaxStore, Trainer, lm_loss, make_mesh
 from dovetail_train.state import opt_shardings
 from dovetail_train.testing import TinyDecoder
@@ -65,6 +66,7 @@ def run(steps, *, axes, store=None):
 
 def main():
     losses, given, _ = run(9, axes=MESHES[0])
+    forced_devices.stop_caching()
     moved, batches, pieces = Losses(), [], []
     for i, axes in enumerate(MESHES):
         store = OrbaxStore(Path(sys.argv[1]))

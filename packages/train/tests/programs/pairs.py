@@ -15,6 +15,7 @@ import numpy as np
 import optax
 from flax import nnx
 
+import forced_devices
 from dovetail_train import Trainer, make_mesh
 
 ROWS, WIDTH, STEPS = 32, 6, 4
@@ -50,6 +51,7 @@ def main():
     else:
         me, one = 0, make_mesh(devices=jax.devices()[:1])
         losses = {f"one/{n}": run(one, accumulate=n) for n in (1, 4)}
+        forced_devices.stop_caching()
         losses["data"] = run(make_mesh(data=8, fsdp=1), accumulate=2)
         losses["both"] = run(make_mesh(data=2, fsdp=4), accumulate=1)
     if me == 0:

@@ -29,15 +29,13 @@ def error_bound(x):
 @settings(deadline=None, max_examples=40)
 @given(
     seed=st.integers(0, 2**32 - 1),
-    tokens=st.sampled_from([0, 1, 5]),
-    heads=st.sampled_from([1, 3]),
-    size=st.sampled_from([1, 7, 64]),
+    shape=st.sampled_from([(0, 3, 7), (1, 1, 1), (5, 3, 64), (5, 1, 7)]),  # each is compiled
     dtype=st.sampled_from(["float32", "bfloat16"]),
     exponent=st.integers(-30, 30),
 )
-def test_the_error_is_half_a_step(seed, tokens, heads, size, dtype, exponent):
+def test_the_error_is_half_a_step(seed, shape, dtype, exponent):
     rng = np.random.default_rng(seed)
-    x = rng.standard_t(2, size=(tokens, heads, size)) * 10.0 ** rng.integers(-3, 4, (tokens, 1, 1))
+    x = rng.standard_t(2, size=shape) * 10.0 ** rng.integers(-3, 4, (shape[0], 1, 1))
     x = jnp.asarray(x * 10.0**exponent, dtype)
     codes, scale = CODEC.encode(x)
     assert (codes.dtype, codes.shape) == (jnp.int8, x.shape)

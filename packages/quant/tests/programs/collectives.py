@@ -7,6 +7,7 @@ collective in a loop is listed once, with the elements of all its turns. The err
 value on the mesh against one device, over the largest.
 """
 
+import functools
 import json
 import math
 import re
@@ -33,11 +34,11 @@ X, W = (
 )
 
 
-def collectives(function, w, turns=1):
-    """[kind, elements] of each collective of the compiled function(X, w), in order."""
+def collectives(program, turns=1):
+    """[kind, elements] of each collective of a compiled program, in order."""
     found = []
     computation = ""
-    for line in jax.jit(function).lower(X, w).compile().as_text().splitlines():
+    for line in program.as_text().splitlines():
         if line and not line[0].isspace():
             computation = line
         if match := CALL.search(line):
@@ -47,22 +48,44 @@ def collectives(function, w, turns=1):
     return sorted(found)
 
 
+def sharding(*entries):
+    return NamedSharding(MESH, PartitionSpec(*entries))
+
+
 def placed(a, *entries):
-    return jax.device_put(a, NamedSharding(MESH, PartitionSpec(*entries)))
+    return jax.device_put(a, sharding(*entries))
+
+
+@functools.cache
+def prepared(product, spec):
+    """The weights as the product holds them, and their values, on every device whole."""
+    packed = product.prepare(quantize(W, spec))
+    return packed, dequantize(product.codes(packed))
+
+
+@functools.cache
+def exact(way):
+    return jax.jit(WAYS[way](lambda x, w: x @ w))
+
+
+@functools.cache
+def plain(place, way):
+    w = jax.ShapeDtypeStruct(W.shape, W.dtype, sharding=sharding(*PLACES[place]))
+    return collectives(exact(way).lower(X, w).compile())
 
 
 def case(product, spec, place, way):
     inputs, outputs = PLACES[place]
-    packed = product.prepare(quantize(W, spec))
+    packed, values = prepared(product, spec)
     turns = blocks(jax.tree.map(lambda a: a[0], by_device(packed)[1]))[0]
     held = jax.tree.map(
         lambda a: placed(a, outputs, inputs if a.shape[1] % 2 == 0 else None), packed
     )
-    exact = way(lambda x, w: x @ w)
-    want, got = exact(X, dequantize(product.codes(packed))), jax.jit(way(product))(X, held)
+    program = jax.jit(WAYS[way](product)).lower(X, held).compile()
+    want, got = exact(way)(X, values), program(X, held)
     return {
-        "plain": collectives(exact, placed(W, inputs, outputs)),
-        "quant": collectives(way(product), held, turns),
+        "plain": plain(place, way),
+        "quant": collectives(program, turns),
         "error": float(jnp.abs(got - want).max() / jnp.abs(want).max()),
     }
 
@@ -75,11 +98,11 @@ INT8, INT4 = Spec(), Spec(weight="int4", group=32)
 WAYS = {"forward": lambda product: product, "backward": gradient}
 with jax.set_mesh(MESH):
     cases = {
-        f"{spec.weight}, {place}, {name}": case(Blocked(), spec, place, WAYS[name])
+        f"{spec.weight}, {place}, {name}": case(Blocked(), spec, place, name)
         for spec in (INT8, INT4)
         for place in PLACES
         for name in WAYS
     }
     rounded = Spec(weight="int4", act="int8")
-    cases["W8A8, outputs, forward"] = case(W8A8(), rounded, "outputs", WAYS["forward"])
+    cases["W8A8, outputs, forward"] = case(W8A8(), rounded, "outputs", "forward")
 json.dump(cases, sys.stdout)

@@ -71,6 +71,11 @@ def jitted(model, tokens, **options):
     return model(tokens, **options)
 
 
+@nnx.jit(static_argnames="taps")
+def features(model, tokens, **options):
+    return model.features(tokens, **options)
+
+
 def close(got, want):
     # float32 against float64, through 2-3 layers: a few hundred roundings of 6e-8, relative to the
     # largest logit.
@@ -112,7 +117,7 @@ def test_a_cache_gives_the_logits_of_the_whole_for_ragged_rows(one, oracle):
     width = lengths.max()
     real = np.arange(width) < lengths[:, None]
     prompt = jnp.asarray(np.where(real, tokens[:, :width], 0))
-    x, kv = model.features(prompt, segment_ids=jnp.asarray(real.astype(np.int32)), kv=kv)
+    x, kv = features(model, prompt, segment_ids=jnp.asarray(real.astype(np.int32)), kv=kv)
     logits = model.head(x)
     for row, length in enumerate(lengths):
         close(logits[row, :length], want[row, :length])
@@ -162,8 +167,8 @@ def test_another_attention_gets_the_arguments_of_the_contract(one):
         seen.append((q.shape, k.shape, v.shape, options))
         return attention(q, k, v, **options)
 
-    got = one(tokens, segment_ids=segments, attention=spy)
-    np.testing.assert_array_equal(got, one(tokens, segment_ids=segments))
+    got = nnx.jit(lambda model: model(tokens, segment_ids=segments, attention=spy))(one)
+    np.testing.assert_array_equal(got, jitted(one, tokens, segment_ids=segments))
     assert len(seen) == len(one.config.layers)
     for (q, k, v, options), layer in zip(seen, one.config.layers, strict=True):
         a = layer.attention
@@ -190,12 +195,12 @@ def test_another_product_is_an_attribute_of_each_projection(one):
 
     tokens = tokens_of(one.config, (1, 3))
     other = replace(one, "layers.*.{attn,mlp}.{q,k,v,o,gate,up,down}", inject)
-    np.testing.assert_array_equal(other(tokens), one(tokens))
+    np.testing.assert_array_equal(jitted(other, tokens), jitted(one, tokens))
     assert len(seen) == 7 * len(one.config.layers)
 
 
 def test_a_cache_is_opaque_and_goes_layer_by_layer(one):
-    tokens = tokens_of(one.config, (1, 4))
+    tokens = tokens_of(one.config, (2, 5))
 
     def counting(q, k, v, *, kv, **options):
         return attention(q, k, v, **options), kv + 10
@@ -276,7 +281,7 @@ def test_the_router_tap_counts_the_real_tokens_of_every_mixture(scan, random_mod
     model = random_model(config).configure(scan=scan)
     tokens = tokens_of(config, (2, 6))
     segments = jnp.asarray([[1, 1, 1, 1, 0, 0], [1, 1, 2, 2, 2, 2]], jnp.int32)
-    _, _, found = model.features(tokens, segment_ids=segments, taps=("router",))
+    _, _, found = features(model, tokens, segment_ids=segments, taps=("router",))
     load, total, count = found["router"]
     assert load.shape == (2, 5)
     assert load.sum(1).tolist() == [2 * 10, 2 * 10]
@@ -331,9 +336,9 @@ def test_configure_puts_a_ragged_product_into_every_mixture(random_model):
         return jax.lax.ragged_dot(x, kernels, sizes)
 
     tokens = tokens_of(config, (1, 4))
-    got = model.configure(ragged_dot=spy)(tokens)
+    got = jitted(model.configure(ragged_dot=spy), tokens)
     assert calls == 2 * [(3, 6, 5), (3, 6, 5), (3, 5, 6)]
-    np.testing.assert_array_equal(got, model(tokens))
+    np.testing.assert_array_equal(got, jitted(model, tokens))
     assert len(calls) == 6
 
 
@@ -372,5 +377,5 @@ def test_a_cache_of_another_depth_is_refused(one):
 def test_size_one(oracle, random_model):
     model = random_model(llama(vocab_size=1, embed=2, depth=1, heads=1, mlp=1))
     tokens = np.zeros((1, 1), np.int32)
-    close(model(tokens), oracle(model, tokens))
+    close(jitted(model, tokens), oracle(model, tokens))
     assert model(np.zeros((0, 3), np.int32)).shape == (0, 3, 1)

@@ -67,7 +67,7 @@ def chain(draw):
     return leaf, array
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_any_chain_of_operations_is_what_numpy_makes_of_the_arrays(data):
     leaf, array = chain(data.draw)

@@ -98,7 +98,7 @@ saves_of_a_run = st.lists(
 )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(saves_of_a_run, rules)
 def test_what_goes_is_what_the_rule_says(saves, rule):
     sound = [step for step, _, harm, _ in saves if not harm]

@@ -130,7 +130,7 @@ def check_round_trip(tree, same):
     return True
 
 
-@settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(trees)
 @example({"a": {"b": np.ones(2)}, "a.b": np.zeros(3)})
 @example([np.arange(3, dtype=">f4"), np.array(2, ">i8"), np.zeros((0, 2), ">c8")])

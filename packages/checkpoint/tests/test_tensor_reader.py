@@ -139,13 +139,13 @@ def test_damage_anywhere_is_found(ours):
     missed, tried = [], 0
     for path in sorted(ours.iterdir()):
         data = path.read_bytes()
-        for _ in range(25):
+        for _ in range(10):
             for what, damaged in damages(rng, data):
                 path.write_bytes(damaged)
                 tried += 1
                 missed += [] if verify_safetensors(ours)[1] else [(path.name, what)]
         path.write_bytes(data)
-    assert tried > 280
+    assert tried > 110
     assert missed == []
 
 
@@ -155,7 +155,7 @@ def test_flipped_bits_all_over_the_data_are_found(ours):
     start = 8 + int.from_bytes(data[:8], "little")
     missed = []
     with open(path, "r+b", buffering=0) as file:
-        for bit in range(8 * start, 8 * len(data), 11):
+        for bit in range(8 * start, 8 * len(data), 29):
             at = bit // 8
             os.pwrite(file.fileno(), bytes([data[at] ^ 1 << bit % 8]), at)
             missed += [] if verify_safetensors(path)[1] else [bit]

@@ -29,7 +29,7 @@ def joined(parts):
 
 
 @given(hosts=st.sampled_from([1, 2, 3, 6]), later=st.sampled_from([1, 2, 3, 6]))
-@settings(max_examples=16, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_any_number_of_hosts_holds_the_same_global_batches(rows, hosts, later):
     whole = batches(rows, global_batch=6, seed=4)
     parts = [batches(rows, global_batch=6, seed=4, shard=(i, hosts)) for i in range(hosts)]

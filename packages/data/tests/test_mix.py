@@ -71,7 +71,7 @@ EVEN = {"web": 1, "code": 1, "math": 1}
     seed=st.none() | st.integers(0, 9),
     start=st.integers(0, 10**12),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_repeat_gives_each_prefix_its_shares_and_each_source_its_epochs(weights, seed, start):
     sources = three()
     mixture = mix(sources, weights=weights)
@@ -103,7 +103,7 @@ def test_repeat_gives_each_prefix_its_shares_and_each_source_its_epochs(weights,
     seed=st.integers(0, 9),
     data=st.data(),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_drop_gives_each_row_once_and_stop_none_twice(sizes, seed, data):
     names = "abcd"[: len(sizes)]
     weights = {name: data.draw(st.floats(0.01, 3)) for name in names}

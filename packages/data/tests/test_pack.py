@@ -37,7 +37,7 @@ def every_pair(lengths):
     seed=st.integers(0, 3),
     method=st.sampled_from(METHODS),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_packing_keeps_every_pair_once(corpus_of, pairs, lengths, length, seed, method):
     rows = pack(corpus_of(lengths), length=length, seed=seed, method=method)
     batch = all_rows(rows)
@@ -56,7 +56,7 @@ def test_packing_keeps_every_pair_once(corpus_of, pairs, lengths, length, seed, 
     lengths=SOME,
     extra=st.integers(0, 3),
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_padding_keeps_every_pair_in_order(corpus_of, pairs, lengths, extra):
     rows = pad(corpus_of(lengths), length=max(lengths) - 1 + extra)
     batch = all_rows(rows)
@@ -67,7 +67,7 @@ def test_padding_keeps_every_pair_in_order(corpus_of, pairs, lengths, extra):
 
 
 @given(lengths=SOME, length=st.integers(1, 23), seed=st.integers(0, 3))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_first_fit_is_what_is_usually_told(corpus_of, lengths, length, seed):
     rows = pack(corpus_of(lengths), length=length, seed=seed, method="first_fit")
     order = Permutation(len(lengths), key=f"documents/{seed}")(np.arange(len(lengths)))
@@ -88,7 +88,7 @@ def test_first_fit_is_what_is_usually_told(corpus_of, lengths, length, seed):
 
 
 @given(lengths=SOME, length=st.integers(1, 23), seed=st.integers(0, 3))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_concat_is_the_documents_end_to_end(corpus_of, pairs, lengths, length, seed):
     rows = pack(corpus_of(lengths), length=length, seed=seed, method="concat")
     ends = np.cumsum([0, *lengths])

@@ -30,7 +30,7 @@ def by_the_rule(counts, places):
 
 
 @given(counts=COUNTS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_the_order_is_that_of_the_rule(counts):
     places = 2 * sum(counts) + 5
     source, nth = Cycle(np.array(counts)).at(np.arange(places))
@@ -40,7 +40,7 @@ def test_the_order_is_that_of_the_rule(counts):
 
 
 @given(k=st.integers(2, 12), seed=st.integers(0, 1 << 30), most=st.integers(1, 3000))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_no_prefix_is_a_row_off(k, seed, most):
     counts = np.random.default_rng(seed).integers(1, most + 1, k)
     period = counts.sum()
@@ -63,7 +63,7 @@ def test_the_longest_period_keeps_the_bound(k):
 
 
 @given(counts=COUNTS, data=st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_counting_and_finding_agree_with_the_order(counts, data):
     cycle = Cycle(np.array(counts))
     place = data.draw(st.integers(0, 4 * sum(counts)))
@@ -83,14 +83,14 @@ def test_a_place_far_out_needs_no_steps():
 
 
 @given(counts=COUNTS, scale=st.fractions(Fraction(1, 7), 9))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_weights_with_a_small_denominator_are_exact(counts, scale):
     common = math.gcd(*counts)
     assert shares([n * scale for n in counts]) == [n // common for n in counts]
 
 
 @given(weights=st.lists(st.floats(1e-3, 1e3), min_size=2, max_size=12))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_other_weights_are_off_by_less_than_a_65536th(weights):
     exact = [Fraction(weight) for weight in weights]
     counts = shares(exact)

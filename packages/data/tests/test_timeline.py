@@ -55,7 +55,7 @@ def cases(draw):
 
 
 @given(case=cases())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_every_policy_is_what_place_by_place_gives(case):
     starts, stages, sizes, exhausted = case
     most = 150

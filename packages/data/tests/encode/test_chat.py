@@ -141,7 +141,7 @@ def test_what_blocks_write_is_learnt_whoever_says_it():
 
 
 @given(st.lists(st.text(st.characters(codec="utf-8"), max_size=6), min_size=2, max_size=5))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_any_conversation_is_masked_by_its_bytes(texts):
     messages = turns(*texts)
     expected = []

@@ -37,7 +37,7 @@ def directory(tmp_path_factory):
     mark=st.booleans(),
     ending=st.sampled_from(["", ".gz"]),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_each_line_is_read_once_and_located_wherever_parts_are_cut(
     directory, lines, part_bytes, newline, last_newline, mark, ending
 ):

@@ -1,6 +1,9 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""API pages by topic: the groups of `__all__` in a package's `__init__`, written at each build."""
+"""API pages by topic: the groups of `__all__` in a package's `__init__`, written at each build.
+
+A package's own page lists the topics, with a line for each name.
+"""
 
 import ast
 import importlib
@@ -25,15 +28,32 @@ def write() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for old in folder.glob("*.md"):
             old.unlink()
-        names = []
+        pages, sections = [], []
         for number, (topic, members) in enumerate(topics.items()):
-            names.append(f"{number:02d}-{re.sub('[^a-z0-9]+', '-', topic.lower())}")
+            pages.append(f"{package}/{number:02d}-{re.sub('[^a-z0-9]+', '-', topic.lower())}")
             page = f"# {topic}\n\n```{{eval-rst}}\n.. currentmodule:: {module}\n\n"
             page += "\n".join(directive(module, name) for name in members) + "```\n"
-            (folder / f"{names[-1]}.md").write_text(page, encoding="utf-8")
-        entries = "\n".join(f"{package}/{name}" for name in names)
-        index = f"# dovetail-{package}: API\n\n```{{toctree}}\n:maxdepth: 2\n\n{entries}\n```\n"
+            (PAGES / f"{pages[-1]}.md").write_text(page, encoding="utf-8")
+            rows = "".join(row(module, name) for name in members)
+            sections.append(
+                f"## [{topic}]({pages[-1]}.md)\n\n| name | summary |\n|---|---|\n{rows}\n"
+            )
+        toctree = "```{toctree}\n:hidden:\n\n" + "\n".join(pages) + "\n```\n"
+        index = f"# {module}\n\n{toctree}\n" + "".join(sections)
         (PAGES / f"{package}.md").write_text(index, encoding="utf-8")
+
+
+def row(module: str, name: str) -> str:
+    """Returns the row of a public name: a link, and the first line of its docstring."""
+    value = getattr(importlib.import_module(module), name)
+    # The docstring of an alias of types is that of a class of Python.
+    described = inspect.ismodule(value) or inspect.isclass(value) or inspect.isroutine(value)
+    first = (inspect.getdoc(value) or "").partition("\n\n")[0] if described else ""
+    role, target = (
+        ("mod", value.__name__) if inspect.ismodule(value) else ("obj", f"{module}.{name}")
+    )
+    sentence = " ".join(first.split()).replace("|", "\\|")
+    return f"| {{py:{role}}}`{name} <{target}>` | {sentence} |\n"
 
 
 def read_topics(file: Path) -> dict[str, list[str]]:

@@ -1,7 +1,8 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Sphinx: the packages' READMEs, their public API by topic, and the examples, executed."""
+"""Sphinx: guides, notebooks, the packages' READMEs and their public API by topic."""
 
+import importlib
 import inspect
 import os
 import re
@@ -12,14 +13,34 @@ from sphinx.application import Sphinx
 from sphinx.util.inspect import stringify_signature
 
 sys.path.append(str(Path(__file__).resolve().parent))
+sys.path.append(str(Path(__file__).resolve().parent.parent / "scripts"))
 
 import api
+import changelogs
 import convergence
 import devices
 import families
+import gallery
+import install
 import measured
 import resuming
 import schedules
+import versions
+
+# Each writes pages or tables from the code and from committed results, at every build.
+GENERATORS = (
+    api,
+    changelogs,
+    convergence,
+    devices,
+    families,
+    gallery,
+    install,
+    measured,
+    resuming,
+    schedules,
+    versions,
+)
 
 project = "Dovetail"
 author = "The Dovetail Authors"
@@ -32,6 +53,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
+    "sphinx_design",
 ]
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
@@ -49,26 +71,22 @@ intersphinx_mapping = (
 )
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True  # else each attribute would be described twice
-exclude_patterns = [
-    "_build",
-    "api.py",
-    "conf.py",
-    "convergence.py",
-    "devices.py",
-    "families.py",
-    "measured.py",
-    "packages/data_faults.md",
-    "resuming.py",
-    "schedules.py",
-    "**/test_*.py",
-]
+exclude_patterns = ["*.py", "_build", "packages/data_faults.md"]  # the last one is included
 html_theme = "furo"
 html_title = "Dovetail"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+# Of `sphinx-build -b linkcheck`. The session `docs` checks the links within the site itself.
+linkcheck_ignore = [] if os.environ.get("DOCS_ONLINE") else [r"https?://"]
 
+myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
 nb_custom_formats = {".py": ["jupytext.reads", {"fmt": "py:percent"}]}
 nb_execution_mode = "force"
+# `nox -s examples` executes these; the site shows the outputs that they were stored with.
+nb_execution_excludepatterns = ["examples/notebooks/*"]
 nb_execution_in_temp = True
+nb_merge_streams = True
 nb_execution_timeout = 300
 nb_execution_raise_on_error = True
 
@@ -142,14 +160,16 @@ def as_written(
     return (before, "" if inspect.isclass(thing) else result) if before else (shown, "")
 
 
+def module_of(app: Sphinx, module: str, name: str) -> str | None:
+    """Leaves aliases of built-in types to the module that names them: they have no source."""
+    value = getattr(importlib.import_module(module), name.partition(".")[0], None)
+    return module if getattr(value, "__module__", None) == "builtins" else None
+
+
 def setup(app: Sphinx) -> None:
     """Sphinx calls this once, before it looks for pages."""
-    api.write()
-    devices.write()
-    families.write()
-    measured.write()
-    convergence.write()
-    resuming.write()
-    schedules.write()
+    for generator in GENERATORS:
+        generator.write()
     app.connect("autodoc-process-docstring", as_markdown, priority=400)
     app.connect("autodoc-process-signature", as_written)
+    app.connect("viewcode-follow-imported", module_of)

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Common to every suite: one suite per process, the compilation cache, a record of its cost."""
+"""Common to every suite: one suite per process, the compilation cache, records of each run."""
 
 import importlib.util
 import os
@@ -13,6 +13,7 @@ import pytest
 
 import compilation_cache
 import suite_plugins
+import suite_results
 
 ROOT = Path(__file__).resolve().parent
 
@@ -44,6 +45,9 @@ def pytest_configure(config: pytest.Config) -> None:
     folder = _VARIABLES.get("JAX_COMPILATION_CACHE_DIR")
     config.pluginmanager.register(suite_plugins.CacheHealth(folder, _REASON))
     config.pluginmanager.register(suite_plugins.CostRecord(ROOT))
+    # Taken out, so that a pytest that a test starts records nothing.
+    if which := os.environ.pop(suite_results.VARIABLE, None):
+        config.pluginmanager.register(suite_plugins.ResultRecord(ROOT, which))
 
 
 def refuse_to_mix_suites(config: pytest.Config) -> None:

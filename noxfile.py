@@ -24,6 +24,7 @@ import nox
 ROOT = Path(__file__).resolve().parent
 sys.path.append(str(ROOT / "scripts"))
 
+import suite_results  # noqa: E402
 import wheels  # noqa: E402
 import workspace  # noqa: E402
 
@@ -129,6 +130,12 @@ def keep_compiled(session: nox.Session) -> None:
         session.env.update(json.loads(str(settings)))
 
 
+def run_suite(session: nox.Session, package: str, which: str) -> None:
+    """Run a package's suite; a whole run leaves its result in build/results/."""
+    session.env[suite_results.VARIABLE] = which
+    session.run("pytest", f"packages/{package}/tests", *session.posargs)
+
+
 @nox.session(python=[*workspace.PYTHONS, *NEWER])
 @nox.parametrize("package", PACKAGES, ids=PACKAGES)
 def tests(session: nox.Session, package: str) -> None:
@@ -136,7 +143,17 @@ def tests(session: nox.Session, package: str) -> None:
     chosen = workspace.needs(*members(package), members())
     install(session, *chosen)
     assert_alone(session, *chosen)
-    session.run("pytest", f"packages/{package}/tests", *session.posargs)
+    run_suite(session, package, "pinned")
+
+
+@nox.session(python=[*workspace.PYTHONS, *NEWER])
+@nox.parametrize("package", LIBRARIES, ids=LIBRARIES)
+def newest(session: nox.Session, package: str) -> None:
+    """The same with the newest releases, whatever constraints/ say."""
+    chosen = workspace.needs(*members(package), members())
+    install(session, *chosen, options=("--upgrade",))
+    assert_alone(session, *chosen)
+    run_suite(session, package, "newest")
 
 
 @nox.session(python=workspace.PYTHONS)
@@ -185,7 +202,7 @@ def floor(session: nox.Session, package: str) -> None:
     chosen = workspace.needs(*members(package), members())
     install(session, *chosen, options=("--resolution", "lowest-direct"))
     assert_alone(session, *chosen)
-    session.run("pytest", f"packages/{package}/tests", *session.posargs)
+    run_suite(session, package, "floor")
 
 
 @nox.session(python=workspace.PYTHONS)
@@ -194,6 +211,7 @@ def integration(session: nox.Session) -> None:
     install(session, *members(), extra=("--group", "pyproject.toml:dev"))
     again = session.python != workspace.PYTHONS[0]
     marks = ("-m", "not slow and not parity and not once") if again else ()
+    session.env[suite_results.VARIABLE] = "pinned"
     session.run("pytest", "integration_tests", *marks, *session.posargs)
 
 

@@ -119,7 +119,7 @@ def report(
         "loadavg": os.getloadavg()[0],
         "python": platform.python_version(),
         "jax": _versions("jax"),
-        "commit": _commit(),
+        "commit": commit(),
         "date": time.strftime("%Y-%m-%d"),
         "command": _command(),
     }
@@ -173,7 +173,7 @@ def _command() -> str:
     return " ".join([str(script), *sys.argv[1:]])  # a command of scripts/
 
 
-def _commit() -> str | None:
+def commit() -> str | None:
     """The short commit, and "-dirty" where tracked files differ, results on record apart.
 
     None for a copy of the files without git or its history, as a rented machine may have.
@@ -184,5 +184,5 @@ def _commit() -> str | None:
         )
     except (OSError, subprocess.CalledProcessError):
         return None
-    diff = ["git", "diff", "--quiet", "HEAD", "--", ":!*/benchmarks/results/*"]
+    diff = ["git", "diff", "--quiet", "HEAD", "--", ":!*/benchmarks/results/*", ":!docs/results/*"]
     return head.strip() + ("-dirty" if subprocess.call(diff, cwd=ROOT) else "")

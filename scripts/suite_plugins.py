@@ -1,21 +1,34 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Pytest plugins that the root conftest.py registers: the cache's health, the suite's cost."""
+"""Pytest plugins that the root conftest.py registers: the cache's health, cost and results."""
 
 from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from pathlib import Path
 
 import pytest
 
 import compilation_cache
+import suite_results
 import suite_times
 
 NOTE = "compilation cache: "  # scripts/checks.py shows the lines that begin so
-_WHOLE = ("not slow and not parity", "not slow and not parity and not once")  # as in noxfile.py
+
+
+def whole_suite(config: pytest.Config, root: Path) -> str | None:
+    """The folder of the suite, such as "packages/data/tests", if at most marks narrow the run."""
+    asked = config.option
+    # Without pytest's cache plugin, these two options do not exist.
+    again = config.getoption("lf", False) or config.getoption("stepwise", False)
+    narrowed = asked.keyword or asked.deselect or asked.ignore or asked.ignore_glob
+    if narrowed or again or asked.collectonly or len(config.args) != 1:
+        return None
+    folder = (config.invocation_params.dir / config.args[0]).resolve()
+    known = [root / "integration_tests", *root.glob("packages/*/tests")]
+    return folder.relative_to(root).as_posix() if folder in known else None
 
 
 class CacheHealth:
@@ -82,8 +95,9 @@ class CostRecord:
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Keep the record of a whole suite that passed, and compare it with its budget."""
-        suite = self.whole_suite(session.config)
-        if suite is None or session.exitstatus != pytest.ExitCode.OK:
+        suite = whole_suite(session.config, self.root)
+        whole = session.config.option.markexpr in suite_results.WHOLE
+        if suite is None or not whole or session.exitstatus != pytest.ExitCode.OK:
             return
         cost = self.recorder.cost()
         total = cost._replace(wall_s=cost.wall_s - self.begin_s)
@@ -98,19 +112,86 @@ class CostRecord:
             )
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
-    def whole_suite(self, config: pytest.Config) -> str | None:
-        """The folder of the suite, such as "packages/data/tests", if all of it is run."""
-        asked = config.option
-        narrowed = asked.keyword or asked.markexpr not in _WHOLE or asked.deselect
-        # Without pytest's cache plugin, these two options do not exist.
-        again = config.getoption("lf", False) or config.getoption("stepwise", False)
-        if narrowed or again or asked.collectonly or len(config.args) != 1:
-            return None
-        folder = (config.invocation_params.dir / config.args[0]).resolve()
-        known = [self.root / "integration_tests", *self.root.glob("packages/*/tests")]
-        return folder.relative_to(self.root).as_posix() if folder in known else None
-
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Say why a suite failed that has no failed test."""
         if self.excess:
             terminalreporter.write_line(self.excess)
+
+
+class ResultRecord:
+    """Records the outcome of a suite and of its capabilities, where SUITE_SET asks for it.
+
+    Args:
+        root: The checkout.
+        which: The value of SUITE_SET.
+    """
+
+    def __init__(self, root: Path, which: str) -> None:
+        self.root, self.which = root, which
+        self.outcomes: dict[str, str] = {}
+        self.marks: dict[str, list[tuple[str, str]]] = {}
+        self.unread: set[str] = set()
+        self.note = ""
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Count a file that cannot be imported as a failed test."""
+        if report.failed:
+            self.outcomes[report.nodeid] = "failed"
+            self.unread.add(report.nodeid)
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Note the capabilities that each test proves."""
+        for item in session.items:
+            self.marks[item.nodeid] = [
+                (mark.args[0], mark.kwargs.get("on", "cpu"))
+                for mark in item.iter_markers("capability")
+            ]
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep the worst of a test's setup, call and teardown."""
+        if report.when == "call" or report.outcome != "passed":
+            worse = self.outcomes.get(report.nodeid) == "failed"
+            self.outcomes[report.nodeid] = "failed" if worse else report.outcome
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Write the record, unless the run was partial or interrupted."""
+        suite = whole_suite(session.config, self.root)
+        ended = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+        complete = session.exitstatus in ended and not session.config.option.maxfail
+        if suite is None or not self.outcomes or not (complete or self.unread):
+            return
+        try:
+            package = suite_results.label(suite, self.which)
+        except ValueError as error:
+            self.note = f"no result is recorded: {error}"
+            session.exitstatus = pytest.ExitCode.USAGE_ERROR
+            return
+        file = suite_results.write(
+            package,
+            self.which,
+            marks=session.config.option.markexpr,
+            counts=self._counts(self.outcomes.values()),
+            capabilities=self._capabilities(),
+            root=self.root,
+        )
+        self.note = f"the result is in {file.relative_to(self.root)}"
+
+    @staticmethod
+    def _counts(outcomes: Iterable[str]) -> dict[str, int]:
+        listed = list(outcomes)
+        return {name: listed.count(name) for name in ("passed", "failed", "skipped")}
+
+    def _capabilities(self) -> dict[str, dict[str, dict[str, int]]]:
+        by_cell: dict[tuple[str, str], list[str]] = {}
+        for test, outcome in self.outcomes.items():
+            for cell in self.marks.get(test, ()):
+                by_cell.setdefault(cell, []).append(outcome)
+        result: dict[str, dict[str, dict[str, int]]] = {}
+        for (name, column), outcomes in sorted(by_cell.items()):
+            result.setdefault(name, {})[column] = self._counts(outcomes)
+        return result
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Say where the record is, or why there is none."""
+        if self.note:
+            terminalreporter.write_line(self.note)

@@ -67,6 +67,7 @@ def test_a_contest_lowers_for_a_gpu(name: str):
                 assert "while" in program.lower(lowering_platforms=("cuda",)).as_text()
 
 
+@pytest.mark.capability("the training step with the kernels' attention and loss", on="cuda")
 def test_the_training_step_lowers_for_a_gpu_with_cudnn():
     step, function = accelerator_step.load(TRAINING)
     sizes, rows, length = (step.full[key] for key in ("sizes", "rows", "length"))

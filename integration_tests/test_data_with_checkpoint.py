@@ -8,6 +8,8 @@ import pytest
 from dovetail_checkpoint import Store
 from dovetail_data import Bytes, Text, batches, pack, text, write
 
+pytestmark = pytest.mark.capability("data positions saved and restored with the model")
+
 
 @pytest.fixture
 def rows(tmp_path):

@@ -48,6 +48,7 @@ def _random(config):
     return model
 
 
+@pytest.mark.capability("the training step with the kernels' attention and loss")
 @pytest.mark.parametrize("family", CONFIGS)
 def test_a_loss_and_its_gradients_do_not_change(family, batch):
     model = _random(CONFIGS[family])

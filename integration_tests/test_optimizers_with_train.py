@@ -43,6 +43,7 @@ def _train(*cases):
     return json.loads(done.stdout)
 
 
+@pytest.mark.capability("Muon, SOAP and 8-bit states in the trainer on eight devices")
 @pytest.mark.parametrize(
     "cases", [["zero"], pytest.param(["eight", "derived"], marks=pytest.mark.slow)]
 )

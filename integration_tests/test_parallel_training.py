@@ -61,6 +61,7 @@ def _run(kind, meshes):
     return json.loads(done.stdout)
 
 
+@pytest.mark.capability("training on data, fsdp, tensor, context and expert axes")
 @pytest.mark.parametrize(
     "kind, meshes",
     [

@@ -138,6 +138,7 @@ def test_no_family_is_forgotten():
     assert CONFIGS.keys() == FAMILIES.keys()
 
 
+@pytest.mark.capability("every decoder family, quantized")
 @pytest.mark.parametrize("family", CONFIGS)
 def test_a_family_computes_what_its_codes_stand_for(family):
     spec = INT4 if list(CONFIGS).index(family) % 2 else INT8

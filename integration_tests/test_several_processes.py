@@ -56,6 +56,7 @@ def _lines(run, name):
     return [json.loads(line) for line in (run / name).read_text().splitlines()]
 
 
+@pytest.mark.capability("a run of two processes, stopped, is finished by one")
 @pytest.mark.slow
 def test_two_processes_are_stopped_and_one_finishes_their_run(address, tmp_path):
     whole, run = tmp_path / "whole", tmp_path / "run"

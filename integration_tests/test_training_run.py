@@ -130,6 +130,7 @@ def test_it_learns_and_exports_what_transformers_reads(unbroken):
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= files
 
 
+@pytest.mark.capability("dovetail train, killed at random points, ends with the same bits")
 def test_killed_at_random_points_it_ends_as_if_nothing_had_happened(unbroken, tmp_path):
     out, chance = tmp_path / "run", random.Random(0)
     for _ in range(2):
@@ -177,6 +178,7 @@ def _largest(directory):
     return max(files, key=lambda path: path.stat().st_size)
 
 
+@pytest.mark.capability("dovetail train finds a flipped bit and restores the step before")
 def test_a_flipped_bit_is_found_and_the_step_before_is_restored(unbroken, tmp_path):
     out = tmp_path / "run"
     shutil.copytree(unbroken, out)
@@ -236,6 +238,7 @@ def test_eight_devices_give_the_losses_of_one(unbroken, tmp_path, mesh):
     )
 
 
+@pytest.mark.capability("dovetail train resumes on other devices")
 @pytest.mark.slow
 def test_a_run_goes_on_with_other_devices(unbroken, tmp_path):
     out = tmp_path / "run"

@@ -37,6 +37,7 @@ class Step:
         needs: Modules to import beside the package itself.
         full: Keywords of the function on an accelerator.
         tiny: Keywords on a CPU, or with --tiny.
+        proves: Capabilities of the package that a full run proves, as docs/features.md names them.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Step:
     needs: tuple[str, ...] = ()
     full: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     tiny: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    proves: tuple[str, ...] = ()
 
 
 def catalog() -> dict[str, Step]:

@@ -5,8 +5,8 @@
 A run of a suite with the environment variable SUITE_SET=pinned, floor or newest leaves a JSON
 object in build/results/; the sessions of noxfile.py set it. A label is a claim about the
 environment: `pinned` is refused where a version differs from constraints/. A partial run is not
-recorded. A run narrowed by marks alone counts for docs/features.md, and not for
-docs/compatibility.md.
+recorded. A run narrowed by marks alone, or beside other members, counts for docs/features.md, and
+not for docs/compatibility.md.
 
 `scripts/tables.py` gathers these files, or the artifacts of a workflow, into RESULTS, one line for
 each package, set, Python and marks.
@@ -37,6 +37,11 @@ WHOLE = ("not slow and not parity", "not slow and not parity and not once")  # a
 COMPILED = ("jaxlib", "tensorstore")  # reported beside the declared dependencies
 
 Line = dict[str, Any]
+
+
+def title(package: str) -> str:
+    """The name of a package, or of the suite of all, in a table."""
+    return "several packages together" if package == TOGETHER else f"dovetail-{package}"
 
 
 def declared(package: str) -> dict[str, str]:
@@ -122,6 +127,7 @@ def write(
         "date": time.strftime("%Y-%m-%d"),
         "commit": measure.commit(),
         "tree": _tree(package, root),
+        "alone": not _strangers(package),
         "platform": f"{platform.system()} {platform.machine()}",
         "versions": installed(package),
         "declared": declared(package),
@@ -147,7 +153,7 @@ def read(file: Path = RESULTS) -> list[Line]:
 def gather(folders: Iterable[Path], file: Path = RESULTS) -> list[Line]:
     """Adds the results in `folders` to those on record. Returns all lines.
 
-    A later run replaces an earlier one of the same package, set, Python and marks.
+    A later run replaces an earlier one of the same package, set, Python, marks and solitude.
     """
     found = [json.loads(f.read_text(encoding="utf-8")) for d in folders for f in d.rglob("*.json")]
     lines = {_key(line): line for line in read(file)}
@@ -162,7 +168,18 @@ def gather(folders: Iterable[Path], file: Path = RESULTS) -> list[Line]:
 
 
 def _key(line: Line) -> tuple[str, ...]:
-    return line["package"], line["set"], line["python"], line["marks"]
+    alone = "alone" if line["alone"] else "beside others"
+    return line["package"], line["set"], line["python"], alone, line["marks"]
+
+
+def _strangers(package: str) -> set[str]:
+    """The members that are installed though the package declares no need of them."""
+    everyone = workspace.members()
+    if package == TOGETHER:
+        return set()
+    needed = workspace.needs(everyone[package], everyone.values())
+    names = {distribution.name for distribution in importlib.metadata.distributions()}
+    return names & {m.name for m in everyone.values()} - {m.name for m in needed}
 
 
 def _python() -> str:

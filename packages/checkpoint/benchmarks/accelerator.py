@@ -20,5 +20,6 @@ STEPS = (
         limit_s=90,
         full={"leaves": 4, "leaf_bytes": 2**29, "chain": 10},
         tiny={"leaves": 2, "leaf_bytes": 2**14, "chain": 2},
+        proves=("digests that find flipped bits",),
     ),
 )

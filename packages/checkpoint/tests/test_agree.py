@@ -18,6 +18,7 @@ def test_one_process_raises_its_own_error():
     assert raised.value is error
 
 
+@pytest.mark.capability("saves of two processes")
 @pytest.mark.slow
 def test_two_processes_save_and_agree_and_other_numbers_restore(tmp_path, run_program):
     assert sorted(run_program("two_processes.py", tmp_path).splitlines()) == [

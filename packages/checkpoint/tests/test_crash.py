@@ -35,6 +35,7 @@ def check_kills(run_program, root, kills, seed):
     assert lines == [f"{aim}: {kills // 5}" for aim in KILLED_IN]
 
 
+@pytest.mark.capability("a kill at any point of a save")
 def test_killed_at_any_point_the_newest_committed_step_is_whole(tmp_path, run_program):
     check_kills(run_program, tmp_path, 10, seed=0)
 
@@ -53,6 +54,7 @@ def filled(run_program, root, fills, disk):
     return {name: int(count) for name, count in (line.split(": ") for line in lines)}
 
 
+@pytest.mark.capability("a full disk during a save")
 @pytest.mark.parametrize(
     ("disk", "fills"),
     [

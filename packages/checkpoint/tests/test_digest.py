@@ -118,6 +118,7 @@ def test_inside_jit_is_the_same():
     assert all(np.array_equal(traced[name], plain[name]) for name in plain)
 
 
+@pytest.mark.capability("digests that find flipped bits")
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_any_flipped_bits_of_one_element_change_both_sums(data):
@@ -209,6 +210,7 @@ def test_a_leaf_of_another_type_is_refused():
         digest({"name": "llama"})
 
 
+@pytest.mark.capability("digests that find flipped bits", on="cuda")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int4", "bool", "complex64"])
 def test_the_sum_lowers_for_cuda(dtype):
     leaf = jax.ShapeDtypeStruct((64, 33), jnp.dtype(dtype))

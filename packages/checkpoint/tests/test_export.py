@@ -140,6 +140,7 @@ def test_stacked_and_fused_leaves_are_digested_in_parts(saved, tmp_path, axis, m
     assert digests(tmp_path / "b") == {name: hex_digests([x])[0] for name, x in want.items()}
 
 
+@pytest.mark.capability("safetensors, in and out")
 def test_there_and_back_through_orbax_is_byte_identical(saved, tmp_path):
     export_safetensors(saved / "1", tmp_path / "first", file_bytes=400)
     reader = TensorReader(tmp_path / "first")

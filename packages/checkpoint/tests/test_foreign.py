@@ -105,6 +105,7 @@ class Config:
         self.state = state
 
 
+@pytest.mark.capability("steps of plain Orbax, in")
 def test_trees_return_with_keys_numbers_and_names(run, assert_same):
     store = Store(run)
     step, items = store.restore(model=model(), numbers={"a": 0, "b": 0.0})

@@ -50,6 +50,7 @@ def test_pieces_are_cut_and_put_where_they_belong():
     assert np.array_equal(found, np.stack([np.zeros_like(want), want], 1))
 
 
+@pytest.mark.capability("restoring on other numbers of devices", on="cuda")
 def test_the_programs_lower_for_cuda():
     (piece, _) = pieces.stacked([pieces.whole("w", (5, 6), "float32")] * 2, 0).pieces
     place = jnp.zeros(()).sharding

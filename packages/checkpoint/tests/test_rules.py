@@ -18,6 +18,8 @@ from dovetail_checkpoint import (
 )
 from dovetail_checkpoint.pieces import whole
 
+pytestmark = pytest.mark.capability("other layouts by rules")
+
 _RNG = np.random.default_rng(0)
 ARRAYS = {
     "embed": _RNG.normal(size=(7, 4)),

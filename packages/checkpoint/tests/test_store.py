@@ -340,6 +340,7 @@ def test_leftovers_of_killed_saves_go_with_the_first_save(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["4", "dovetail-run.json"]
 
 
+@pytest.mark.capability("restoring on other numbers of devices")
 def test_other_device_counts_restore_the_same_bits(tmp_path, run_program):
     assert run_program("reshard.py", tmp_path, devices=8).splitlines() == [
         "2x2 verified",

@@ -46,6 +46,7 @@ def joined(parts):
     return {name: np.concatenate([host[name] for host in parts]) for name in parts[0]}
 
 
+@pytest.mark.capability("packing without loss of a token or target")
 @settings(deadline=None, max_examples=25)
 @given(st.data())
 def test_an_epoch_gives_every_pair_once(corpora, pairs, data):
@@ -65,6 +66,7 @@ def test_an_epoch_gives_every_pair_once(corpora, pairs, data):
     assert delivered_pairs == sorted(expected_pairs(corpus))
 
 
+@pytest.mark.capability("resuming on any number of hosts")
 @settings(deadline=None, max_examples=3)
 @given(st.data())
 def test_a_run_in_pieces_on_any_hosts_is_the_run_in_one(corpora, data):
@@ -131,6 +133,7 @@ def test_a_mixture_that_drops_gives_every_pair_of_every_source_once(corpora, pai
     assert delivered_pairs == sorted(pair for corpus in corpora for pair in expected_pairs(corpus))
 
 
+@pytest.mark.capability("flipped bits of a corpus")
 def test_flips_all_over_a_shard_are_masked_exactly_or_change_nothing(corpus_of):
     """150 bits, one after the other: a batch differs in the slots of the damaged document alone,
     and these have mask 0."""

@@ -64,6 +64,7 @@ def three():
 EVEN = {"web": 1, "code": 1, "math": 1}
 
 
+@pytest.mark.capability("mixtures by weights and stages")
 @given(
     weights=st.fixed_dictionaries({name: st.integers(0, 9) for name in EVEN}).filter(
         lambda w: any(w.values())
@@ -142,6 +143,7 @@ def test_epochs_and_sources_have_orders_of_their_own():
     assert not np.array_equal(mixture.draws(6)(np.arange(160)), rows)
 
 
+@pytest.mark.capability("mixtures by weights and stages")
 def test_stages_change_the_weights_where_they_begin():
     mixture = mix(
         three(),

@@ -86,6 +86,7 @@ def test_workers_do_not_change_a_byte(tree, program, undisturbed, tmp_path):
     assert sum(name.endswith(".array_record") for name in undisturbed[0]) >= 3
 
 
+@pytest.mark.capability("writing of shards, killed or on a full disk")
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_killed_at_random_moments_the_bytes_are_the_same(
     tree, program, undisturbed, tmp_path, workers
@@ -138,6 +139,7 @@ def test_a_killed_writer_leaves_no_worker_behind(tree, program, tmp_path):
         writer.communicate(timeout=300)
 
 
+@pytest.mark.capability("writing of shards, killed or on a full disk")
 def test_a_full_disk_keeps_what_was_finished(tree, undisturbed, tmp_path):
     # ArrayRecord pads a file to 64 KiB: the limit lets small files pass and stops a shard.
     limited = PROGRAM.replace(

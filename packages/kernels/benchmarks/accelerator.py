@@ -4,6 +4,18 @@
 
 from accelerator_step import Step
 
+# Rows of docs/features.md.
+_PROVES = {
+    "attention cudnn": "attention by cuDNN",
+    "attention blocked": "attention, forward and backward",
+    "attention mosaic": "attention on the tensor cores of Hopper",
+    "loss": "cross-entropy of a head without its logits in memory",
+    "grouped": "grouped products of a mixture of experts",
+    "paged": "attention over a paged cache",
+    "quantized": "products with weights of 8 and 4 bits",
+    "routing": "routing of a mixture of experts",
+}
+
 # Attention in a step for each implementation: its cases are many, and compile slowly.
 _FIRST = ("attention cudnn", "attention blocked", "attention mosaic")
 _OTHERS = (
@@ -27,6 +39,7 @@ def _conformance(suite: str, *, order: int) -> Step:
         limit_s=300,
         full={"operation": operation, "impls": tuple(impl), "count": None},
         tiny={"operation": operation, "impls": tuple(impl), "count": 2},
+        proves=(_PROVES[suite],) if suite in _PROVES else (),
     )
 
 

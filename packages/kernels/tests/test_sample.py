@@ -56,6 +56,7 @@ ROW = st.lists(
 )
 
 
+@pytest.mark.capability("sampling by temperature, top-k, top-p and min-p")
 @settings(deadline=None, max_examples=150, derandomize=True)
 @given(
     rows=st.lists(ROW, min_size=3, max_size=3),
@@ -152,6 +153,7 @@ def chi_square(tokens, p):
     return (np.sum((seen - due) ** 2 / due) - degrees) / np.sqrt(2 * degrees)
 
 
+@pytest.mark.capability("sampling by temperature, top-k, top-p and min-p")
 @pytest.mark.parametrize(
     "options",
     [{}, {"temperature": 0.6}, {"top_k": 20, "top_p": 0.8}, {"min_p": 0.05, "temperature": 1.5}],

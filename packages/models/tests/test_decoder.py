@@ -221,6 +221,7 @@ def test_configure_keeps_the_parameters(one):
     assert other.configure(scan=False).remat == Remat(save=())
 
 
+@pytest.mark.capability("decoder families, whole, scanned and cached", on=("cuda", "tpu"))
 @pytest.mark.parametrize("platform", ["cuda", "tpu"])
 @pytest.mark.parametrize("scan", [False, True])
 def test_the_forward_lowers_for_accelerators(platform, scan, one):

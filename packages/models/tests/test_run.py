@@ -60,6 +60,7 @@ def test_scanned_is_unrolled(plain, tokens):
     assert_close(got_grads, grads)
 
 
+@pytest.mark.capability("gradients of decoders")
 @pytest.mark.parametrize(
     "scan, save", [(False, ("attn_out",)), (True, ()), (True, ("attn_out", "mlp_hidden"))]
 )

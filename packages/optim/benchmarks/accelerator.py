@@ -12,5 +12,6 @@ STEPS = (
         limit_s=180,
         full={"layers": 8, "embed": 2048, "hidden": 8192, "chain": 5},
         tiny={"layers": 2, "embed": 16, "hidden": 48, "chain": 2},
+        proves=("Muon", "optimizer state in 8 bits"),
     ),
 )

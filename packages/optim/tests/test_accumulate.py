@@ -40,6 +40,7 @@ def train(parts, steps=3):
     return w
 
 
+@pytest.mark.capability("exact gradients of unequal microbatches")
 def test_any_number_of_ragged_microbatches_is_one_batch():
     """Against Adam by hand in float64, of the gradient of the mean over what counts."""
     w, m, v = np.asarray(W, np.float64), 0.0, 0.0

@@ -28,6 +28,7 @@ def params(seed=0):
     }
 
 
+@pytest.mark.capability("optimizer state in 8 bits")
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_it_keeps_the_contract(dtype):
     small = {"w": params()["w"].astype(dtype)}
@@ -47,6 +48,7 @@ def descend(tx, steps, *, curvature, start, noise=0.0):
     return jax.jit(lambda p: jax.lax.scan(step, (p, tx.init(p)), noises))(start)
 
 
+@pytest.mark.capability("optimizer state in 8 bits")
 @pytest.mark.parametrize("optimizer", ["adamw", "lion", "momentum"])
 def test_the_path_is_near_that_of_float32_state(optimizer):
     """Over 200 steps that go most of the way down, relative to the distance travelled.

@@ -107,6 +107,7 @@ def test_shardings_for_each_array():
     np.testing.assert_allclose(found[0], expected(ARRAYS[0]), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.capability("Muon's matrices exchanged between eight devices")
 @pytest.mark.parametrize("mesh", ["explicit", pytest.param("auto", marks=pytest.mark.slow)])
 def test_on_eight_devices(mesh, on_eight_devices):
     on_eight_devices("muon_sharded.py", mesh)

@@ -51,6 +51,7 @@ def test_contract(dtype):
     check_transformation(TX, jax.tree.map(lambda p: p.astype(dtype), PARAMS), value=1.0)
 
 
+@pytest.mark.capability("guarded steps: non-finite and spiking ones change no bit")
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("where", ["w", "b", "loss", "both"])
 @pytest.mark.parametrize("at", [0, 1, 20])
@@ -106,6 +107,7 @@ def oracle(sizes, accepted_losses=None, *, patience=3):
     return reasons
 
 
+@pytest.mark.capability("guarded steps: non-finite and spiking ones change no bit")
 def test_spikes_are_those_of_the_rule():
     rng = np.random.default_rng(5)
     sizes = np.exp(rng.normal(size=120) * 0.2)

@@ -75,6 +75,7 @@ def same(found, expected, atol):
         np.testing.assert_allclose(found[k], x, atol=atol, err_msg=k)
 
 
+@pytest.mark.capability("Muon")
 @pytest.mark.parametrize("nesterov", [True, False])
 @pytest.mark.parametrize("scale", list(SCALES))
 def test_the_formulas(scale, nesterov):
@@ -166,6 +167,7 @@ def test_the_size_of_an_update(shape):
     assert gain == pytest.approx(1, rel=1e-4)
 
 
+@pytest.mark.capability("Muon")
 @pytest.mark.parametrize("dtype, decay", [(jnp.float32, "coupled"), (jnp.bfloat16, "cautious")])
 def test_contract(dtype, decay):
     params = {"a": jnp.ones((3, 5), dtype), "b": (jnp.ones((5, 3), dtype),)}

@@ -11,6 +11,8 @@ import pytest
 
 from dovetail_optim import Phase, Schedule, branch, by_tokens, wsd
 
+pytestmark = pytest.mark.capability("schedules as values")
+
 FORMS = {
     "linear": lambda t: 1 - t,
     "cosine": lambda t: (1 + np.cos(np.pi * t)) / 2,

@@ -139,6 +139,7 @@ def drawn(names, rng, *, drifts):
     return params, grads
 
 
+@pytest.mark.capability("SOAP")
 @pytest.mark.parametrize(
     "names, options",
     [
@@ -255,6 +256,7 @@ def test_a_rotated_problem_takes_rotated_steps():
         np.testing.assert_allclose(turned, u @ plain @ v, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.capability("SOAP")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_contract(dtype):
     params = {"a": jnp.asarray(RNG.normal(size=(3, 5)), dtype)}

@@ -57,6 +57,7 @@ def _searched(w, x, size, grid):
     ], scales
 
 
+@pytest.mark.capability("AWQ")
 @pytest.mark.parametrize("size", [8, 48])
 def test_it_finds_the_exponent_that_kept_activations_would_choose(size) -> None:
     w, x, stats = _problem()
@@ -89,6 +90,7 @@ def test_inputs_that_are_alike_are_left_alone() -> None:
     np.testing.assert_array_equal(q.qvalue, codes.quantize(held, Spec(weight="int4")).qvalue)
 
 
+@pytest.mark.capability("AWQ")
 @pytest.mark.slow
 @settings(deadline=None, max_examples=25, derandomize=True)
 @given(

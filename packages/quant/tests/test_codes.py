@@ -48,6 +48,7 @@ def same(got: jax.Array, expected: jax.Array) -> bool:
     return got.dtype == expected.dtype and got.shape == expected.shape and equal
 
 
+@pytest.mark.capability("codes and scales of Qwix")
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_equals_qwix_with_and_without_jit(spec: Spec) -> None:
     w = weights(2, 48, 7)

@@ -92,6 +92,7 @@ def _error(q, w, gram):
     return np.einsum("in,ij,jn->n", dw, np.asarray(gram, np.float64), dw)
 
 
+@pytest.mark.capability("GPTQ")
 @pytest.mark.parametrize(
     "spec, order",
     [
@@ -182,6 +183,7 @@ def test_correlated_inputs_gain_most() -> None:
 _SPECS = st.sampled_from([Spec(weight="int4", group=4, symmetric=False), Spec(weight="nf4")])
 
 
+@pytest.mark.capability("GPTQ")
 @settings(deadline=None, max_examples=40, derandomize=True)
 @given(
     spec=_SPECS,

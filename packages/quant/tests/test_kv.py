@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from dovetail_quant.kv import Int8, KVCodec
 
+pytestmark = pytest.mark.capability("attention keys and values in one byte")
+
 CODEC = Int8()
 
 

@@ -34,6 +34,7 @@ def found():
     return run("int8", "int4")
 
 
+@pytest.mark.capability("quantized models on eight devices")
 @pytest.mark.parametrize("case", ["int8", "int4"])
 def test_eight_devices_equal_one(found, case):
     # Sums of up to 64 float32 products, in another order, through five layers.

@@ -90,6 +90,7 @@ def close(found, wanted, epsilons=100):
     np.testing.assert_allclose(found, wanted, rtol=0, atol=epsilons * 2**-24 * scale)
 
 
+@pytest.mark.capability("training with rounded weights")
 @pytest.mark.parametrize("spec", EACH)
 def test_what_is_trained_is_what_is_frozen(spec):
     model = Layers()
@@ -259,6 +260,7 @@ def test_equal_layers_stay_equal():
     assert first == second
 
 
+@pytest.mark.capability("training with rounded weights")
 def test_training_beats_rounding():
     rngs = nnx.Rngs(1)
     teacher = nnx.Sequential(nnx.Linear(16, 32, rngs=rngs), nnx.tanh, nnx.Linear(32, 8, rngs=rngs))

@@ -182,6 +182,7 @@ def test_adapters_alone_are_trained():
     jax.tree.map(np.testing.assert_array_equal, before, after)
 
 
+@pytest.mark.capability("adapters on quantized weights")
 def test_gradients_are_those_of_the_formula():
     rng = np.random.default_rng(0)
     below = quantized(nnx.Linear(16, 5, use_bias=False, rngs=nnx.Rngs(0)))
@@ -201,6 +202,7 @@ def test_gradients_are_those_of_the_formula():
         np.testing.assert_allclose(one, want, rtol=0, atol=1e-6 * np.abs(want).max())
 
 
+@pytest.mark.capability("adapters on quantized weights")
 def test_a_step_holds_no_float_copy_of_a_weight():
     size, rows = 1024, 8
     model = quantized(nnx.Linear(size, size, rngs=nnx.Rngs(0)), Spec(weight="int4", group=128))

@@ -72,6 +72,7 @@ def test_a_predicted_cost_is_near_the_measured_one(model, found):
     assert found.predicted == pytest.approx(found.report.kl, rel=0.35)
 
 
+@pytest.mark.capability("a plan within a limit of bytes")
 def test_the_plan_is_the_best_of_all_of_its_costs_and_near_the_best_measured(model, found, limit):
     every = []
     for options in itertools.product(*found.options.values()):
@@ -92,6 +93,7 @@ def test_the_plan_is_the_best_of_all_of_its_costs_and_near_the_best_measured(mod
     assert measured[0] <= 1.35 * min(measured)
 
 
+@pytest.mark.capability("a plan within a limit of bytes")
 def test_bytes_are_within_the_limit_and_those_of_the_report(found, limit):
     assert found.report.bytes_after <= limit
     sizes = {p: {o.spec: o.bytes for o in os} for p, os in found.options.items()}

@@ -11,6 +11,8 @@ from dovetail_quant import codes, record
 from dovetail_quant.methods.smooth import smooth
 from dovetail_quant.spec import Spec
 
+pytestmark = pytest.mark.capability("SmoothQuant")
+
 _W8A8 = Spec(weight="int8", act="int8", method="smooth")
 
 

@@ -67,6 +67,7 @@ def _by_hand(pair, batch):
 
 
 # A chunk is of positions over all rows: 3 rows make pieces of 13, 5 (the last one filled) and 1.
+@pytest.mark.capability("distillation")
 @pytest.mark.parametrize("chunk", [1024, 15, 1])
 def test_both_terms_are_those_of_float64(pair, batch, chunk):
     loss = distillation_loss(temperature=T, chunk=chunk)

@@ -29,6 +29,7 @@ def _ids(model, ids, **options):
     return list(generation._tokens(model, ids, **{**defaults, **options}))
 
 
+@pytest.mark.capability("generating text by the command")
 def test_greedy_equals_the_argmax_of_a_full_forward_pass_across_a_bucket_border(model):
     prompt = [256, *np.random.default_rng(0).integers(0, 256, 60).tolist()]
     got = _ids(model, prompt, max_tokens=12)
@@ -41,6 +42,7 @@ def test_greedy_equals_the_argmax_of_a_full_forward_pass_across_a_bucket_border(
     assert len(set(got)) > 3
 
 
+@pytest.mark.capability("generating text by the command")
 def test_samples_follow_the_tempered_nucleus(model):
     ids = [256, 65, 66]
     logits = np.asarray(model(jnp.asarray([ids], jnp.int32))[0, -1], np.float64) / 0.8

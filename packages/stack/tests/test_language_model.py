@@ -59,6 +59,7 @@ def test_the_config_says_when_a_text_ends():
     assert (config.max_length, config.vocab_size) == (32, 258)
 
 
+@pytest.mark.capability("the pretraining step of the recipes", on=("cuda", "tpu"))
 @pytest.mark.parametrize("platform", ["cuda", "tpu"])
 def test_the_step_lowers_for_accelerators(model, platform):
     trainer = recipe.trainer(model.config, TRAINING, steps=STEPS)
@@ -70,6 +71,7 @@ def test_the_step_lowers_for_accelerators(model, platform):
     assert "stablehlo.dot_general" in lowered.as_text()
 
 
+@pytest.mark.capability("the pretraining step of the recipes")
 def test_clipping_bounds_the_gradient_that_the_optimizer_sees():
     params = {"embed": np.ones((3, 2), np.float32), "layers": {"kernel": np.ones((3, 2), "f4")}}
     tx = recipe.optimizer(TRAINING, steps=STEPS)

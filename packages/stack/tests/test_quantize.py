@@ -63,6 +63,7 @@ def logits(model):
     return np.asarray(jax.jit(lambda m: m(TOKENS))(model))
 
 
+@pytest.mark.capability("quantizing a directory by the command")
 def test_eight_bits_round_to_nearest(directory, tmp_path, capsys):
     out = tmp_path / "out"
     assert cli.main(["quantize", str(directory), "--out", str(out)]) == 0
@@ -80,6 +81,7 @@ def test_eight_bits_round_to_nearest(directory, tmp_path, capsys):
     np.testing.assert_array_equal(logits(quantization.load(out)), logits(want))
 
 
+@pytest.mark.capability("quantizing a directory by the command")
 def test_the_directory_holds_the_model_that_was_measured(gptq, directory):
     found, model = quantization.load(gptq), load(directory)
     report = json.loads((gptq / "report.json").read_text())

@@ -25,5 +25,6 @@ STEPS = (
             "length": 32,
             "steps": 100,
         },
+        proves=("the training step",),
     ),
 )

@@ -49,6 +49,7 @@ def _estimate(*, count=8, axes=None, device="NVIDIA H200", **options):
     return estimate(trainer, nnx.eval_shape(_Net), batch, device=device)
 
 
+@pytest.mark.capability("estimates for an absent accelerator")
 def test_bytes_are_those_of_one_device():
     found = _estimate(ema=0.9)
     up, down = WIDTH * HIDDEN * 4, HIDDEN * 4  # down is too small to be split
@@ -161,6 +162,7 @@ def test_the_device_of_an_abstract_mesh_is_the_default():
     assert other == _estimate(device="NVIDIA H200")
 
 
+@pytest.mark.capability("estimates for an absent accelerator")
 def test_a_trainer_on_this_machine_is_estimated_for_another():
     """Shardings and devices of the model do not matter: it is placed on a twin of the mesh."""
     mesh = make_mesh(devices=jax.devices()[:1])

@@ -299,6 +299,7 @@ _NAMES = sorted(
 )
 
 
+@pytest.mark.capability("every optimizer of Optax")
 @pytest.mark.filterwarnings("ignore")  # deprecations of Optax's own
 @pytest.mark.parametrize("first", range(_GROUPS))
 def test_every_transformation_of_optax_trains_or_is_refused(first, unchecked):

@@ -58,6 +58,7 @@ def _train(count, *directory, program="processes.py"):
     return json.loads(results[0][0].splitlines()[-1])  # after what Gloo prints
 
 
+@pytest.mark.capability("training on several processes")
 @pytest.mark.slow  # as do those that resume on other numbers of processes, below
 def test_two_processes_with_their_own_rows_train_as_one_does():
     one, two = _train(1), _train(2)
@@ -95,6 +96,7 @@ def _launches(program, *arguments, timeout_s=600):
     return json.loads(done.stdout)
 
 
+@pytest.mark.capability("a run resumes on other numbers of processes")
 def test_a_run_of_two_processes_resumes_on_one_and_on_four(tmp_path):
     result = _launches("resized.py", tmp_path)
     assert sorted(result["whole"]) == sorted(result["moved"])
@@ -110,6 +112,7 @@ def test_a_run_of_two_processes_resumes_on_one_and_on_four(tmp_path):
     assert (increments < result["launch_s"]).all()
 
 
+@pytest.mark.capability("a lost process ends the others, and the run resumes")
 @pytest.mark.slow
 def test_survivors_of_a_killed_process_raise_and_the_run_resumes(tmp_path):
     result = _launches("survivors.py", tmp_path, 3, 1)

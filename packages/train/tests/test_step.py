@@ -66,6 +66,7 @@ def trainers():
 masks = st_np.arrays(np.bool_, (ROWS, 3), elements=st.booleans(), fill=st.nothing())
 
 
+@pytest.mark.capability("exact accumulation")
 @settings(max_examples=15, deadline=None)
 @given(mask=masks, seed=st.integers(0, 99))
 def test_any_number_of_microbatches_gives_the_gradient_of_the_whole_batch(trainers, mask, seed):

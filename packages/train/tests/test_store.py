@@ -184,6 +184,7 @@ def _run_and_kill(directory, *, kills, seed):
     return out.read_text()
 
 
+@pytest.mark.capability("a killed run resumes bit for bit")
 @pytest.mark.parametrize(
     "kills, seed",
     [pytest.param(1, 0), *[pytest.param(5, s, marks=pytest.mark.slow) for s in (1, 2, 3)]],
@@ -227,6 +228,7 @@ def test_sigterm_through_stop_saves_and_the_resumed_run_has_the_same_bits(tmp_pa
     assert second.seconds["compile"] > first.seconds["compile"] > 0  # one account over both
 
 
+@pytest.mark.capability("a run resumes on another mesh")
 def test_a_run_that_is_moved_to_other_meshes_goes_on(on_eight_devices, tmp_path):
     found = on_eight_devices("moved.py", str(tmp_path / "store"))
     assert found["same_batches"]

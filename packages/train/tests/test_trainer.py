@@ -43,6 +43,7 @@ def _rows(rng, rows=8):
     return {k: rng.normal(size=(rows, n)).astype("f4") for k, n in (("x", 3), ("y", 2))}
 
 
+@pytest.mark.capability("the training step")
 def test_steps_are_those_of_a_loop_written_by_hand():
     rng = np.random.default_rng(0)
     tx = optax.chain(optax.clip_by_global_norm(0.5), optax.adamw(3e-2, weight_decay=0.1))
@@ -132,6 +133,7 @@ def test_frozen_parameters_stay_and_the_others_move():
     assert np.abs(trained.lora.lora_b[...] - model.lora.lora_b[...]).max() > 0
 
 
+@pytest.mark.capability("parameters and state sharded over data and fsdp axes")
 @pytest.mark.parametrize(
     "names", [["data", "fsdp"], pytest.param(["both"], marks=pytest.mark.slow)], ids=" ".join
 )
@@ -148,6 +150,7 @@ def test_eight_devices_give_the_losses_of_one_and_hold_an_eighth(on_eight_device
     assert parts == {name: expected[name] for name in ["one", *names]}
 
 
+@pytest.mark.capability("the training step", on=("cuda", "tpu"))
 def test_the_step_lowers_for_accelerators_from_here():
     trainer = Trainer(optax.adamw(1e-3), lm_loss(chunk=8), accumulate=2)
     program = trainer.program(_decoder(), _tokens(np.random.default_rng(0)))

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from dovetail_data import Bytes, Chat, Corrupt, Encoder, Pretrained, Template
 
+pytestmark = pytest.mark.capability("chat masks from published templates")
+
 TEXTS = {"bos": "<|bos|>", "eos": "<|eos|>"}
 CHATML = Template(
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"

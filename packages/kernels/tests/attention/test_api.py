@@ -52,6 +52,7 @@ def suite():
             yield pytest.param(impl, case, marks=marks, id=f"{impl}-{case.name}")
 
 
+@pytest.mark.capability("attention, forward and backward")
 @pytest.mark.parametrize("impl, case", list(suite()))
 def test_suite(impl, case):
     check(functools.partial(attention, impl=impl), case)
@@ -177,6 +178,7 @@ def test_an_implementation_that_cannot_is_refused_with_the_reason():
     assert plan_attention(q, k, v, impl=("cudnn", "reference")).choose().name == "reference"
 
 
+@pytest.mark.capability("attention on eight devices")
 @pytest.mark.parametrize("mesh", ["auto", "explicit"])
 def test_on_eight_devices(mesh):
     done = subprocess.run(

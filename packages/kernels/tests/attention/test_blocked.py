@@ -187,6 +187,7 @@ def test_the_backward_takes_any_forward():
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.capability("attention, forward and backward", on=("cuda", "tpu"))
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
 def test_lowers_for_a_gpu_and_a_tpu(dtype):
     x = jax.ShapeDtypeStruct((2, 300, 4, 64), dtype)

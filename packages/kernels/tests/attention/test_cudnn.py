@@ -94,6 +94,7 @@ def through_jax_nn(monkeypatch):
     return attention
 
 
+@pytest.mark.capability("attention by cuDNN")
 def test_options_mean_to_jax_nn_what_they_mean_here(monkeypatch):
     """In float32, since what is tested is the meaning, not the rounding."""
     supports = {"float32", "causal", "window", "kv_lengths", "cross", "gqa", "scale"}
@@ -142,6 +143,7 @@ def test_an_absent_gpu_gets_an_outline_with_the_results_and_flops_of_cudnn():
     }
 
 
+@pytest.mark.capability("attention by cuDNN", on="cuda")
 def test_an_outline_is_lowered_for_the_gpu_and_never_run():
     q = jnp.ones((1, 2, 1, 8), jnp.bfloat16)
 

@@ -139,6 +139,7 @@ def test_is_the_last_choice_before_the_reference():
     assert next(choice for choice in found if choice.name == "mosaic").refusal is None
 
 
+@pytest.mark.capability("attention on the tensor cores of Hopper", on="cuda")
 @pytest.mark.parametrize("shapes, options", _OPTIONS)
 def test_lowers_for_hopper(shapes, options):
     """To the kernel; more than that needs a GPU."""
@@ -146,6 +147,7 @@ def test_lowers_for_hopper(shapes, options):
     assert "mosaic_gpu" in _lowered(function, *_shapes(**shapes))
 
 
+@pytest.mark.capability("attention on the tensor cores of Hopper", on="cuda")
 @pytest.mark.parametrize("transform", ["grad", "vmap", "checkpoint", "x64"])
 def test_lowers_under(transform):
     ids = jnp.zeros((2, 200), jnp.int32)
@@ -206,6 +208,7 @@ def _fitted(case):
     )
 
 
+@pytest.mark.capability("attention on the tensor cores of Hopper")
 @_interpreted
 @pytest.mark.slow
 @pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
@@ -227,6 +230,7 @@ def test_what_is_not_finite_reaches_those_alone_who_see_it():
     np.testing.assert_array_equal(out[~dirty], clean[~dirty])
 
 
+@pytest.mark.capability("attention on the tensor cores of Hopper")
 @_interpreted
 def test_gradients():
     check(_run, _fitted(next(case for case in cases() if case.name == "kv_lengths, causal")))

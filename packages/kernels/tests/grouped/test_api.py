@@ -26,6 +26,7 @@ W = jax.ShapeDtypeStruct((3, 4, 5), jnp.float32)
 SIZES = jax.ShapeDtypeStruct((3,), jnp.int32)
 
 
+@pytest.mark.capability("grouped products of a mixture of experts")
 @pytest.mark.parametrize("impl", IMPLS)
 def test_every_implementation_gives_the_documented_answer(impl):
     suite.check_grouped_matmul(FUNCTIONS[impl], supports=suite.FEATURES)

@@ -62,6 +62,7 @@ def dense(x, w, weights, experts, g):
     }
 
 
+@pytest.mark.capability("routing of a mixture of experts")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 def test_a_layer_is_the_dense_one(dtype):
     with jax.enable_x64(dtype == "float64"):

@@ -32,6 +32,7 @@ def softmax64(x, w):
     return z, lse, np.exp(z - lse[:, None])
 
 
+@pytest.mark.capability("cross-entropy of a head without its logits in memory")
 @pytest.mark.parametrize("vocabulary", [32000, 50257, 128256, 151936])
 def test_vocabularies_of_models(vocabulary):
     """Most are no multiple of a tile. 1e-5 of the largest number, as sums are of 1e5 terms."""
@@ -64,6 +65,7 @@ def test_twice_is_the_same_bits():
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.capability("cross-entropy of a head without its logits in memory")
 def test_weights_have_a_gradient():
     """That of the sum is each token's loss, and 0 where it is not read."""
     weights = jnp.asarray(WHERE) * 1.5

@@ -28,6 +28,7 @@ def arrays(case="mixed", **changes):
     return {"q": q, "pages": pages, **dict(zip(names, numbers, strict=True)), **changes}
 
 
+@pytest.mark.capability("attention over a paged cache")
 @pytest.mark.parametrize("impl", ["gather", "reference"])
 @pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
 def test_conformance(impl, case):

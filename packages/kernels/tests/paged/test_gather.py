@@ -168,6 +168,7 @@ def test_work():
     assert 0.4 * work.bytes <= cost["bytes accessed"] <= 2.5 * work.bytes
 
 
+@pytest.mark.capability("attention over a paged cache", on="cuda")
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_lowers_for_cuda(dtype):
     mesh = AbstractMesh(

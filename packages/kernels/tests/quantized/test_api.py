@@ -33,6 +33,7 @@ W = RNG.standard_normal((64, 37)).astype(np.float32)
 X = RNG.standard_normal((3, 64)).astype(np.float32)
 
 
+@pytest.mark.capability("products with weights of 8 and 4 bits")
 @pytest.mark.parametrize("impl", SUPPORTS)
 def test_conforms(impl: str) -> None:
     def compiled(x: jax.Array, w: PackedWeights, **options: str) -> jax.Array:
@@ -47,6 +48,7 @@ def test_every_case_has_an_implementation() -> None:
         assert able, case.name
 
 
+@pytest.mark.capability("products with weights of 8 and 4 bits")
 @pytest.mark.parametrize("name", ["W8A8", "int4, groups and zero points"])
 def test_conforms_compiled(name: str) -> None:
     (case,) = [case for case in cases() if case.name == name]

@@ -12,6 +12,8 @@ from dovetail_models import bert, load_encoder, save
 from dovetail_models.encoder_config import TokenPool
 from dovetail_models.hf.config import describe, parse
 
+pytestmark = pytest.mark.capability("Hugging Face directories of BERT")
+
 # As published with sentence-transformers' all-MiniLM-L6-v2.
 MINILM = {
     "_name_or_path": "nreimers/MiniLM-L6-H384-uncased",

@@ -155,6 +155,7 @@ def three_ways(model, tokens):
     return model(tokens), model.configure(scan=True)(tokens), cached
 
 
+@pytest.mark.capability("decoder families, whole, scanned and cached")
 @every
 def test_logits_are_those_of_the_papers_whole_scanned_and_cached(name, made, tokens, oracle):
     model = made(name)
@@ -173,6 +174,7 @@ def test_config_json_says_the_whole_config(name):
     assert parse(describe(config)) == config
 
 
+@pytest.mark.capability("Hugging Face directories of decoders, in and out")
 @every
 def test_a_directory_brings_every_parameter_back(name, made, tmp_path, leaves):
     save(made(name), tmp_path / "model")
@@ -205,6 +207,7 @@ def test_a_wrong_size_is_refused(name, key, value):
     assert ("Correct config.json" in str(error.value)) or (f"Add '{key}'" in str(error.value))
 
 
+@pytest.mark.capability("gradients of decoders", on="cuda")
 @pytest.mark.parametrize("name", ["gemma3", "gpt_oss", "deepseek_v3"])
 def test_training_lowers_for_a_gpu(name, made, tokens):
     graph, state = nnx.split(made(name))
@@ -251,6 +254,7 @@ SHARDED = {
 }
 
 
+@pytest.mark.capability("decoders on expert, data and tensor axes")
 @pytest.mark.parametrize(
     "name, axes",
     [

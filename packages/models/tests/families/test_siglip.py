@@ -11,6 +11,8 @@ from dovetail_models import load_encoder, save, siglip, siglip_text, siglip_visi
 from dovetail_models.encoder_config import AttentionPool, TokenPool
 from dovetail_models.hf.config import describe, parse
 
+pytestmark = pytest.mark.capability("Hugging Face directories of SigLIP")
+
 # As published with Google's siglip-so400m-patch14-384: what is not said has a default.
 SO400M = {
     "architectures": ["SiglipModel"],

@@ -10,6 +10,8 @@ from dovetail_models import llama, load, load_encoder, save, vit
 from dovetail_models.encoder_config import TokenPool
 from dovetail_models.hf.config import describe, parse
 
+pytestmark = pytest.mark.capability("Hugging Face directories of ViT")
+
 # As published with Google's vit-base-patch16-224, but for the names of most classes; two classes
 # of ImageNet share a name.
 NAMES = ["tench", "crane", "maillot", "crane"]

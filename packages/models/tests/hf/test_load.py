@@ -304,6 +304,7 @@ def mxfp4_directory(random_model, tmp_path, quantise, leaves):
     return tmp_path / "mxfp4", want
 
 
+@pytest.mark.capability("files in fp8 and MXFP4, in")
 @pytest.mark.parametrize("directory_of", ["fp8_directory", "mxfp4_directory"])
 def test_quantised_weights_become_bfloat16(request, directory_of, leaves, tmp_path):
     directory, want = request.getfixturevalue(directory_of)

@@ -21,7 +21,10 @@ from dovetail_models.families import FAMILIES  # noqa: E402
 from dovetail_models.hf.config import parse  # noqa: E402
 from dovetail_models.hf.table import sources  # noqa: E402
 
-pytestmark = pytest.mark.parity
+pytestmark = [
+    pytest.mark.parity,
+    pytest.mark.capability("logits, states and gradients of transformers"),
+]
 
 DECODERS = [
     "llama-mha",

@@ -10,6 +10,8 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 from dovetail_models import RULES, abstract, llama, lora, shardings
 from dovetail_models.surgery.paths import trainable
 
+pytestmark = pytest.mark.capability("LoRA adapters")
+
 SIZES = {"embed": 12, "heads": 2, "kv_heads": 1, "head_dim": 6, "mlp": 20}
 CONFIG = llama(vocab_size=31, depth=3, attention_bias=True, **SIZES)
 TOKENS = jnp.asarray(np.random.default_rng(4).integers(0, 31, (2, 9), np.int32))

@@ -11,6 +11,8 @@ import pytest
 
 from dovetail_models.surgery import mix
 
+pytestmark = pytest.mark.capability("merging of models")
+
 RNG = np.random.default_rng(6)
 BASE, *LEAVES = (RNG.standard_normal((7, 9)).astype(np.float32) for _ in range(4))
 WEIGHTS = np.array([0.5, 1.25, 0.75], np.float32)

@@ -25,6 +25,11 @@ KEYS = {
     "total_seconds",
     "resumed_bit_exact",
     "parameters",
+    "steps",
+    "device",
+    "cores",
+    "loadavg",
+    "date",
     "versions",
 }
 
@@ -51,6 +56,7 @@ def test_the_result_has_every_figure_and_the_resumed_run_was_bit_exact(finished)
     assert result.keys() == KEYS
     assert result["resumed_bit_exact"] is True
     assert 1e6 < result["parameters"] < 1e7
+    assert result["steps"] == STEPS
     assert 0 < result["train_seconds"] < result["total_seconds"]
     assert {"jax", "python", "dovetail-stack"} <= result["versions"].keys()
     # A uniform guess over bytes is 8; seconds of training are enough for less.

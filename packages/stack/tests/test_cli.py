@@ -55,6 +55,13 @@ def test_a_pattern_without_a_text_is_refused_not_ignored(capsys, tmp_path):
     assert "pass --text DIR too" in capsys.readouterr().err
 
 
+def test_steps_and_minutes_of_the_quickstart_exclude_each_other(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["quickstart", "--steps", "3", "--minutes", "1"])
+    assert stopped.value.code == 2
+    assert "--minutes: not allowed with argument --steps" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", sorted(cli.COMMANDS))
 def test_every_command_has_a_summary_and_help(command, capsys):
     with pytest.raises(SystemExit) as stopped:

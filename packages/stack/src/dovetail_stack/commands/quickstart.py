@@ -15,13 +15,17 @@ from pathlib import Path
 
 from dovetail_stack._command import add_json
 
+STEPS = 600  # two minutes on two quiet cores; the same figures on a slower machine, later
+
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments."""
     parser.add_argument(
         "--out", type=Path, default=Path("quickstart"), help="directory of the results (quickstart)"
     )
-    parser.add_argument("--minutes", type=float, default=2.0, help="minutes of training (2)")
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--steps", type=int, help=f"optimizer steps ({STEPS})")
+    length.add_argument("--minutes", type=float, help="minutes of training instead of steps")
     parser.add_argument("--text", type=Path, help="directory to train on (Python's library)")
     parser.add_argument(
         "--pattern", help="glob of the files below --text (**/*: all but hidden ones)"
@@ -33,6 +37,7 @@ def run(args: argparse.Namespace) -> int:
     """Runs the quickstart and prints its figures."""
     from dovetail_stack.quickstart.run import quickstart, standard_library
     from dovetail_stack.quickstart.training import Text
+    from dovetail_stack.recipes.options import Duration
 
     if args.text is not None:
         text = Text(directory=args.text, pattern=args.pattern or "**/*")
@@ -42,10 +47,14 @@ def run(args: argparse.Namespace) -> int:
         )
     else:
         text = standard_library()
-    if not 0 < args.minutes < math.inf:
+    if args.minutes is None:
+        duration = Duration(steps=STEPS if args.steps is None else args.steps)
+    elif 0 < args.minutes < math.inf:
+        duration = Duration(minutes=args.minutes)
+    else:
         raise ValueError(f"minutes must be above 0, got minutes={args.minutes}: leave it out")
     with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
-        result = quickstart(text, args.out.resolve(), minutes=args.minutes)
+        result = quickstart(text, args.out.resolve(), duration=duration)
     if args.json:
         print(json.dumps(result, indent=2))
         return 0

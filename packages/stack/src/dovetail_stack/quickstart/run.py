@@ -3,7 +3,9 @@
 """The quickstart: trains a language model on a directory and writes a report."""
 
 import json
+import os
 import platform
+import re
 import statistics
 import sysconfig
 import time
@@ -23,6 +25,7 @@ from dovetail_stack.quickstart.compression import compressors
 from dovetail_stack.quickstart.training import Resume, Text, train
 from dovetail_stack.recipes import text as text_recipe
 from dovetail_stack.recipes.fitting import METRICS
+from dovetail_stack.recipes.options import Duration
 from dovetail_stack.settings import Pretrain
 from dovetail_train import Section, read_jsonl, write_report
 
@@ -72,19 +75,19 @@ class Measured:
     versions: Mapping[str, str]
 
 
-def quickstart(text: Text, out: Path, *, minutes: float) -> dict[str, Any]:
+def quickstart(text: Text, out: Path, *, duration: Duration) -> dict[str, Any]:
     """Trains, evaluates, samples and reports.
 
     Args:
         text: The corpus.
         out: Directory of the run; also receives report.html and result.json.
-        minutes: Training time.
+        duration: Length of the run.
 
     Returns:
         The content of result.json.
     """
     start = time.perf_counter()
-    resume = train(text, out, minutes=minutes)
+    resume = train(text, out, duration=duration)
     measured = _measure(out, resume)
     result = {
         **{
@@ -101,6 +104,11 @@ def quickstart(text: Text, out: Path, *, minutes: float) -> dict[str, Any]:
         "total_seconds": time.perf_counter() - start,
         "resumed_bit_exact": resume.bit_exact,
         "parameters": measured.parameters,
+        "steps": _settings(out).duration.steps,
+        "device": _device(),
+        "cores": os.cpu_count(),
+        "loadavg": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,  # not on Windows
+        "date": time.strftime("%Y-%m-%d"),
         "versions": dict(measured.versions),
     }
     (out / "result.json").write_text(json.dumps(result, indent=2) + "\n")
@@ -167,6 +175,16 @@ def _installed() -> dict[str, str]:
     return {name: metadata.version(name) for name in ("dovetail-stack", *pins())}
 
 
+def _device() -> str:
+    """Returns the name of the accelerator, or of the processor where JAX uses none."""
+    kind = jax.devices()[0].device_kind
+    if jax.default_backend() != "cpu":
+        return kind
+    file = Path("/proc/cpuinfo")  # Linux alone has it
+    named = re.search(r"model name\s*: (.+)", file.read_text()) if file.exists() else None
+    return named[1] if named else platform.processor() or platform.machine()
+
+
 def _report(out: Path, measured: Measured, *, total_s: float) -> None:
     run = _settings(out)
     steps = run.duration.steps or 0
@@ -203,7 +221,7 @@ def _report(out: Path, measured: Measured, *, total_s: float) -> None:
 
 def _next_steps(out: Path) -> dict[str, str]:
     return {
-        "Train longer": f"scripts/quickstart --minutes 20 --out {out}-20",
+        "Train longer": f"scripts/quickstart --steps 6000 --out {out}-6000",
         "Your own text": f"scripts/quickstart --text DIR --out {out}-text",
         "A prompt of yours": f"dovetail generate {out} --prompt 'class '",
         "Open it in transformers": f"AutoModelForCausalLM.from_pretrained('{out / EXPORT}')",

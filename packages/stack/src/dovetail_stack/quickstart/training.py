@@ -19,6 +19,7 @@ from typing import Any
 
 from dovetail_stack import settings
 from dovetail_stack.recipes.fitting import METRICS
+from dovetail_stack.recipes.options import Duration
 
 REPEATED_STEPS = 8  # logged past the middle checkpoint before the kill
 POLL_S = 0.05
@@ -67,7 +68,7 @@ class Resume:
         )
 
 
-def train(text: Text, out: Path, *, minutes: float) -> Resume:
+def train(text: Text, out: Path, *, duration: Duration) -> Resume:
     """Runs `dovetail train`, kills it past its middle checkpoint, and runs it again to the end.
 
     If `out` already holds a run, it is only finished, not killed again.
@@ -75,14 +76,16 @@ def train(text: Text, out: Path, *, minutes: float) -> Resume:
     Args:
         text: The corpus.
         out: Directory of the run.
-        minutes: Training time.
+        duration: Length of the run.
 
     Raises:
         RuntimeError: A training process failed; its own message is on the terminal.
     """
     command = [
         *(sys.executable, "-m", "dovetail_stack", "train", "pretrain", "--out", str(out), "--text"),
-        *(str(text.directory), "--pattern", text.pattern, "--minutes", str(minutes)),
+        *(str(text.directory), "--pattern", text.pattern),
+        *(["--steps", str(duration.steps)] if duration.steps is not None else []),
+        *(["--minutes", str(duration.minutes)] if duration.minutes is not None else []),
         *(["--skip", *text.skip] if text.skip else []),
     ]
     fresh = not (out / METRICS).exists()

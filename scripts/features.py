@@ -64,7 +64,7 @@ def declared(source: str) -> list[tuple[str, tuple[str, ...]]]:
             options = {k.arg: ast.literal_eval(k.value) for k in node.keywords}
         except ValueError:
             name, options = None, {}
-        columns = as_columns(options.get("on", "cpu"))
+        columns = suite_results.as_columns(options.get("on", "cpu"))
         if not isinstance(name, str) or not columns or not set(columns) <= COLUMNS.keys():
             raise ValueError(
                 f"a marker must hold a literal name and columns of {', '.join(COLUMNS)}; got "
@@ -72,11 +72,6 @@ def declared(source: str) -> list[tuple[str, tuple[str, ...]]]:
             )
         result.append((name, columns))
     return result
-
-
-def as_columns(on: str | Sequence[str]) -> tuple[str, ...]:
-    """The columns of the marker's option `on`."""
-    return (on,) if isinstance(on, str) else tuple(on)
 
 
 def sessions(folder: Path = SESSIONS) -> list[dict[str, Any]]:

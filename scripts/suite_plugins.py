@@ -143,8 +143,9 @@ class ResultRecord:
         """Note the capabilities that each test proves."""
         for item in session.items:
             self.marks[item.nodeid] = [
-                (mark.args[0], mark.kwargs.get("on", "cpu"))
+                (mark.args[0], column)
                 for mark in item.iter_markers("capability")
+                for column in suite_results.as_columns(mark.kwargs.get("on", "cpu"))
             ]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

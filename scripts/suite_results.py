@@ -21,7 +21,7 @@ import platform
 import re
 import subprocess
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,11 @@ Line = dict[str, Any]
 def title(package: str) -> str:
     """The name of a package, or of the suite of all, in a table."""
     return "several packages together" if package == TOGETHER else f"dovetail-{package}"
+
+
+def as_columns(on: str | Sequence[str]) -> tuple[str, ...]:
+    """The columns of the table of features, as the option `on` of a marker gives one or several."""
+    return (on,) if isinstance(on, str) else tuple(on)
 
 
 def declared(package: str) -> dict[str, str]:

@@ -24,8 +24,7 @@ class Numbered(Rows):
     length = 3
 
     def __init__(self, count, *, first=0, unit=1, length=3, fields=("tokens", "keys")):
-        self.unit, self.length = unit, length
-        self.tokens = count * 2
+        self.unit, self.length, self.tokens = unit, length, count * 2
         self._count, self._first, self._fields = count, first, fields
 
     def __len__(self):

@@ -19,6 +19,7 @@ ROOT = workspace.ROOT
 MEMBERS = workspace.members()
 HEADER = ["# Copyright 2026 The Dovetail Authors", "# SPDX-License-Identifier: Apache-2.0"]
 FILE_LINES, FUNCTION_LINES = 400, 60
+FRAGMENT_WORDS = 25
 
 
 def tracked() -> list[Path]:
@@ -138,6 +139,18 @@ def test_changes_are_fragments_that_towncrier_reads(member):
     kinds = "feature|bugfix|doc|removal|misc"
     names = [f.name for f in (member.path / "changes").iterdir() if f.name != ".gitkeep"]
     assert [n for n in names if not re.fullmatch(rf"(\d+|\+[\w-]+)\.({kinds})\.md", n)] == []
+
+
+def test_each_line_of_a_fragment_is_one_bullet_of_at_most_25_words():
+    # scripts/changelog.md.jinja renders each line as a bullet, so a wrapped sentence is two bullets.
+    long, wrapped = [], []
+    for file in ROOT.glob("packages/*/changes/*.md"):
+        lines = text(file).splitlines()
+        assert lines, f"{relative(file)} is empty"
+        long += [f"{relative(file)}: {x}" for x in lines if len(x.split()) > FRAGMENT_WORDS]
+        wrapped += [f"{relative(file)}: {x}" for x in lines if not re.match(r"\S.*[.:]$", x)]
+    assert long == []
+    assert wrapped == []
 
 
 @pytest.mark.parametrize("member", MEMBERS.values(), ids=lambda m: m.folder)

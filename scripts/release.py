@@ -109,7 +109,7 @@ def release(member: Member, version: str) -> None:
             meta = workspace.members()[workspace.META].path / "pyproject.toml"
             replace(meta, pin, rf'\g<1>{version}"')
         line = ["towncrier", "build", "--yes", "--dir", str(member.path), "--version", version]
-        line += ["--config", str(project)]
+        line += ["--name", member.name, "--config", str(workspace.ROOT / "pyproject.toml")]
         subprocess.run(line, cwd=workspace.ROOT, check=True, stdout=sys.stderr)  # git add, by cwd
         keep = member.path / "changes" / ".gitkeep"  # git drops a folder without files
         keep.parent.mkdir(exist_ok=True)

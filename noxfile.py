@@ -41,8 +41,6 @@ TORCH = (
     "torch==2.13.0"  # an oracle and a peer, never a dependency; pip finds CPU builds, uv does not
 )
 
-NEWER = ("3.13",)  # takes the constraints of 3.12; the test workflow runs it
-
 # Benchmarks whose peer does not install beside the others, or on this Python.
 APART = {"maxtext_first_step", "maxtext_step"}
 
@@ -136,7 +134,7 @@ def run_suite(session: nox.Session, package: str, which: str) -> None:
     session.run("pytest", f"packages/{package}/tests", *session.posargs)
 
 
-@nox.session(python=[*workspace.PYTHONS, *NEWER])
+@nox.session(python=[*workspace.PYTHONS, *workspace.NEWER])
 @nox.parametrize("package", PACKAGES, ids=PACKAGES)
 def tests(session: nox.Session, package: str) -> None:
     """One package's suite in an environment of that package and its dependencies alone."""

@@ -16,6 +16,7 @@ FRAME = (
     "pyproject.toml",
     "packages/*/pyproject.toml",
     "packages/*/CHANGELOG.md",
+    "packages/*/native/pyproject.toml",
 )
 
 

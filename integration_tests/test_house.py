@@ -142,7 +142,7 @@ def test_changes_are_fragments_that_towncrier_reads(member):
 
 
 def test_each_line_of_a_fragment_is_one_bullet_of_at_most_25_words():
-    # scripts/changelog.md.jinja renders each line as a bullet, so a wrapped sentence is two bullets.
+    # scripts/changelog.md.jinja renders each line as a bullet: a wrapped sentence would be two.
     long, wrapped = [], []
     for file in ROOT.glob("packages/*/changes/*.md"):
         lines = text(file).splitlines()

@@ -37,6 +37,16 @@ def version(root: Path, folder: str) -> str:
     return workspace.members(root)[folder].version
 
 
+def raised(before: str, place: str) -> str:
+    """Reckoned by itself, beside uv."""
+    major, minor, patch = map(int, before.split("."))
+    return {
+        "major": f"{major + 1}.0.0",
+        "minor": f"{major}.{minor + 1}.0",
+        "patch": f"{major}.{minor}.{patch + 1}",
+    }[place]
+
+
 def assert_refused(root: Path, done: subprocess.CompletedProcess, *words: str) -> None:
     """It exits with 1, says each word, and neither commits nor tags nor leaves a change."""
     assert done.returncode == 1
@@ -48,7 +58,7 @@ def assert_refused(root: Path, done: subprocess.CompletedProcess, *words: str) -
 
 def test_a_library_release_is_one_commit_with_its_pin_and_its_changelog(repository):
     before = version(repository, "data")
-    later = release.raised(before, "minor")
+    later = raised(before, "minor")
     done = run(repository, "data", "minor")
     assert done.returncode == 0, done.stderr
     assert git(repository, "log", "-1", "--format=%s") == f"Release dovetail-data {later}"
@@ -67,6 +77,37 @@ def test_a_library_release_is_one_commit_with_its_pin_and_its_changelog(reposito
     assert re.search(rf"^## {re.escape(later)} \(", changelog, re.MULTILINE)
     assert "The first words about dovetail-data. (#2)" in " ".join(changelog.split())
     assert f"git push origin HEAD data-v{later}" in done.stdout
+
+
+def test_a_native_wheel_is_raised_with_its_package(repository):
+    later = raised(version(repository, "kernels"), "major")
+    done = run(repository, "kernels", "major")
+    assert done.returncode == 0, done.stderr
+    assert git(repository, "describe", "--exact-match") == f"kernels-v{later}"
+    native = repository / "packages/kernels/native/pyproject.toml"
+    assert f'\nversion = "{later}"\n' in native.read_text()
+
+
+def test_a_version_may_be_named(repository):
+    before = version(repository, "data")
+    later = raised(raised(before, "minor"), "patch")
+    assert run(repository, "data", later).returncode == 0
+    assert git(repository, "describe", "--exact-match") == f"data-v{later}"
+
+
+def test_each_line_of_a_fragment_is_a_bullet(repository):
+    fragment = repository / "packages/data/changes/2.feature.md"
+    fragment.write_text("The first sentence.\nThe second one.\n")
+    (fragment.parent / "3.misc.md").write_text("Shown too.\n")
+    git(repository, "add", "--all")
+    git(repository, "commit", "--quiet", "--amend", "--message", "The frame")
+    assert run(repository, "data", "patch").returncode == 0
+    changelog = (repository / "packages/data/CHANGELOG.md").read_text()
+    release_notes = changelog.partition("\n## ")[2].partition("\n")[2]
+    assert release_notes.strip() == (
+        "### Features\n\n- The first sentence. (#2)\n- The second one. (#2)\n\n"
+        "### Other changes\n\n- Shown too. (#3)"
+    )
 
 
 def test_the_meta_package_waits_for_every_member_that_it_pins(repository):
@@ -118,7 +159,7 @@ def test_refuses_a_version_that_is_not_later_or_not_said(repository):
 
 
 def test_refuses_a_tag_that_exists(repository):
-    later = release.raised(version(repository, "data"), "patch")
+    later = raised(version(repository, "data"), "patch")
     git(repository, "tag", f"data-v{later}")
     done = run(repository, "data", "patch")
     assert done.returncode == 1
@@ -134,14 +175,6 @@ def test_a_failure_leaves_the_tree_as_it_was(repository, tmp_path):
     assert done.returncode != 0
     assert git(repository, "status", "--porcelain") == ""
     assert git(repository, "log", "--format=%s") == "The frame"
-
-
-@pytest.mark.parametrize(
-    ("how", "later"),
-    [("patch", "1.4.10"), ("minor", "1.5.0"), ("major", "2.0.0"), ("1.4.11", "1.4.11")],
-)
-def test_raised(how, later):
-    assert release.raised("1.4.9", how) == later
 
 
 def test_calendar_version():

@@ -51,13 +51,8 @@ def test_needs_are_the_member_and_the_members_that_it_declares():
 def test_a_native_wheel_is_an_extra_that_editable_leaves_out(frame):
     kernels = workspace.members(frame)["kernels"]
     assert {"cpu", "tokamax"} <= kernels.extras.keys()
-    (kernels.path / "native").mkdir()
-    (kernels.path / "native" / "pyproject.toml").write_text(
-        "[project]\nname = 'dovetail-kernels-cpu'\n"
-    )
-    again = workspace.members(frame)["kernels"]
-    assert again.native == "dovetail-kernels-cpu"
-    assert again.editable() == f"{kernels.path}[tokamax]"
+    assert kernels.native == "dovetail-kernels-cpu"
+    assert kernels.editable() == f"{kernels.path}[tokamax]"
     assert "kernels-cpu" not in workspace.members(frame)
 
 

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Resolve the tested set again: writes constraints/py311.txt and constraints/py312.txt.
 
-Every member with its extras and groups, and the workspace's own groups, resolved together; the
-members themselves and their native wheels are left out, and so is torch, which the parity session
-installs by itself.
+Every member with its extras for tests and its groups, and the workspace's own groups, resolved
+together. The members and their native wheels are left out, and so is torch, which the parity
+session installs by itself.
 `--upgrade` looks for newer versions; without it what is written stays as long as it satisfies.
 """
 
@@ -32,10 +32,12 @@ def command(python: str, torch_free: Path, output: Path, *, upgrade: bool) -> li
     """The `uv pip compile` that resolves one Python's set into `output`."""
     everyone = workspace.members().values()
     inputs = [str(m.path / "pyproject.toml") for m in everyone]
+    extras = sorted({extra for m in everyone for extra in m.development_extras})
     groups = [f"{m.path}/pyproject.toml:test" for m in everyone if "test" in m.groups]
-    groups += [f"{workspace.ROOT}/pyproject.toml:{name}" for name in ("dev", "docs", "notebooks")]
-    line = ["uv", "pip", "compile", *inputs, str(torch_free), "--all-extras", "--universal"]
+    groups += [f"{workspace.ROOT}/pyproject.toml:{name}" for name in ("dev", "docs", "notebooks", "release")]
+    line = ["uv", "pip", "compile", *inputs, str(torch_free), "--universal"]
     line += ["--no-header", "--no-annotate", "--python-version", python, "--quiet"]
+    line += [part for extra in extras for part in ("--extra", extra)]
     line += [part for group in groups for part in ("--group", group)]
     line += [part for m in everyone for part in ("--no-emit-package", m.name)]
     return [*line, "--output-file", str(output), *(["--upgrade"] if upgrade else [])]

@@ -2,6 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Release one package: raise its version, write its changelog, move its pin, commit and tag.
 
+uv raises the version, and towncrier writes the changelog. A native wheel has the version and the
+tag of its package.
+
 A library's new version is also the meta-package's new pin, in the same commit, so that the pins of
 every commit are true. The meta-package itself is released by calendar (YEAR.MONTH.N), and only when
 each member that it pins has been released: its pins are a promise of what can be installed.
@@ -15,6 +18,8 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+
+from packaging.version import Version
 
 import workspace
 from workspace import Member
@@ -35,31 +40,35 @@ def tag(member: Member, version: str) -> str:
     return f"{member.folder}-v{version}"
 
 
-def raised(version: str, wanted: str) -> str:
-    """`version` after a major, minor or patch release, or `wanted` if that names a later one."""
-    parts = [int(p) for p in version.split(".")]
-    places = ("major", "minor", "patch")
-    if wanted in places:
-        place = places.index(wanted)
-        return ".".join(map(str, [*parts[:place], parts[place] + 1, *[0] * (2 - place)]))
-    if not re.fullmatch(r"\d+\.\d+\.\d+", wanted):
+def raised(member: Member, wanted: str) -> str:
+    """The version after a major, minor or patch release, or `wanted` if that is a later one."""
+    asked = ["--bump", wanted] if wanted in ("major", "minor", "patch") else [wanted]
+    if not set(asked) & {"--bump"} and not re.fullmatch(r"\d+\.\d+\.\d+", wanted):
         raise Refusal(
             f"a version must be three numbers; got version={wanted!r}; "
-            f"type major, minor, patch or one like {raised(version, 'patch')}"
+            f"type major, minor, patch or one like {raised(member, 'patch')}"
         )
-    if [int(p) for p in wanted.split(".")] <= parts:
+    version = uv_version(member.path, *asked, "--dry-run")
+    if Version(version) <= Version(member.version):
         raise Refusal(
-            f"a release must be later than the last one, {version}; got version={wanted!r}; "
-            f"type patch for {raised(version, 'patch')}"
+            f"a release must be later than the last one, {member.version}; got "
+            f"version={wanted!r}; type patch for {raised(member, 'patch')}"
         )
-    return wanted
+    return version
+
+
+def uv_version(folder: Path, *arguments: str) -> str:
+    """Run `uv version` on a folder's pyproject.toml and return the version after it."""
+    line = ["uv", "version", "--directory", str(folder), "--frozen", "--short", *arguments]
+    done = subprocess.run(line, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
 
 
 def by_calendar(version: str, today: datetime.date) -> str:
     """The meta-package's next version: `2026.11.0`, then `2026.11.1` in the same month."""
-    year, month, number = (int(p) for p in version.split("."))
-    again = (year, month) == (today.year, today.month)
-    return f"{today.year}.{today.month}.{number + 1 if again else 0}"
+    last = Version(version)
+    again = (last.major, last.minor) == (today.year, today.month)
+    return f"{today.year}.{today.month}.{last.micro + 1 if again else 0}"
 
 
 def check(member: Member, version: str, tags: set[str]) -> None:
@@ -92,22 +101,24 @@ def check(member: Member, version: str, tags: set[str]) -> None:
             raise Refusal("it would pin what was never released:\n" + "\n".join(lines))
 
 
-def replace(file: Path, pattern: str, new: str) -> None:
-    """Replace the one line that matches; anything but one match is our own mistake."""
-    text, count = re.subn(pattern, new, file.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    assert count == 1, f"{file}: {count} lines match {pattern}"
+def move_pin(member: Member, version: str) -> None:
+    """Pin the new version in the meta-package; anything but one pin is our own mistake."""
+    file = workspace.members()[workspace.META].path / "pyproject.toml"
+    pin = rf'^(    "{re.escape(member.name)}(?:\[[^\]]*\])?==){re.escape(member.version)}"'
+    before = file.read_text(encoding="utf-8")
+    text, count = re.subn(pin, rf'\g<1>{version}"', before, flags=re.MULTILINE)
+    assert count == 1, f"{file}: {count} lines match {pin}"
     file.write_text(text, encoding="utf-8")
 
 
 def release(member: Member, version: str) -> None:
     """Write, commit and tag. On a failure the tree is as it was."""
-    project = member.path / "pyproject.toml"
     try:
-        replace(project, rf'^version = "{re.escape(member.version)}"$', f'version = "{version}"')
+        uv_version(member.path, version)
+        if member.native:
+            uv_version(member.path / "native", version)
         if member.folder != workspace.META:
-            pin = rf'^(    "{re.escape(member.name)}(?:\[[^\]]*\])?==){re.escape(member.version)}"'
-            meta = workspace.members()[workspace.META].path / "pyproject.toml"
-            replace(meta, pin, rf'\g<1>{version}"')
+            move_pin(member, version)
         line = ["towncrier", "build", "--yes", "--dir", str(member.path), "--version", version]
         line += ["--name", member.name, "--config", str(workspace.ROOT / "pyproject.toml")]
         subprocess.run(line, cwd=workspace.ROOT, check=True, stdout=sys.stderr)  # git add, by cwd
@@ -138,7 +149,7 @@ def main() -> None:
             f"{member.version}; type scripts/release {options.name} patch, minor or major"
         )
     else:
-        version = raised(member.version, options.version)
+        version = raised(member, options.version)
     check(member, version, set(git("tag", "--list").split()))
     release(member, version)
     print(f"{tag(member, version)} is committed and tagged here. Publish it with:")

@@ -17,6 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 META = "stack"  # the folder of the meta-package, the only member that pins
 PYTHONS = ("3.11", "3.12")
+NEWER = ("3.13",)  # takes the constraints of 3.12; the test workflow runs it
 
 _REQUIREMENT = re.compile(r"^([A-Za-z0-9._-]+)\s*(?:\[([^\]]*)\])?\s*([^;]*?)\s*(?:;\s*(.*))?$")
 _LOWER_BOUND = re.compile(r">=[0-9][0-9.]*")
@@ -54,17 +55,24 @@ class Member:
         """The package it installs: `dovetail_data` for dovetail-data."""
         return self.name.replace("-", "_")
 
-    def editable(self) -> str:
-        """What to give to `pip install -e`: the folder, with every extra but that of its native
-        wheel, which needs a compiler."""
+    @property
+    def development_extras(self) -> list[str]:
+        """The extras for tests: without the native wheel, which needs a compiler, and without
+        those of the meta-package, which install what an accelerator needs."""
+        if self.folder == META:
+            return []
         native = {
             extra
             for extra, needs in self.extras.items()
             for need in needs
             if parse(need).name == self.native
         }
-        wanted = sorted(self.extras.keys() - native)
-        return f"{self.path}[{','.join(wanted)}]" if wanted else str(self.path)
+        return sorted(self.extras.keys() - native)
+
+    def editable(self) -> str:
+        """What to give to `pip install -e`: the folder with its extras for tests."""
+        wanted = ",".join(self.development_extras)
+        return f"{self.path}[{wanted}]" if wanted else str(self.path)
 
 
 def parse(requirement: str) -> Requirement:

@@ -20,10 +20,6 @@ _SOURCES = Path(__file__).resolve().parent / "cpp"
 # Contraction off: what the portable file multiplies and adds then rounds twice on every processor.
 _COMPILE = ["-std=c++17", "-O3", "-fPIC", "-ffp-contract=off", "-Wall", "-Wextra"]
 _LEVELS = {"product_avx2.cc": ["-mavx2", "-mfma"], "product_avx512.cc": ["-mavx512f", "-mfma"]}
-# The runtime of C++ linked in, so that the library runs beside an older one, and nothing of it seen
-# by others.
-_EXPORTS = f"-Wl,--version-script={_SOURCES / 'exports.map'}"
-_LINK = ["-shared", "-static-libstdc++", "-static-libgcc", _EXPORTS, "-s"]
 
 
 def compiler() -> list[str]:
@@ -42,6 +38,21 @@ def headers() -> Path:
     return Path(found.origin).parent / "include"
 
 
+def link_flags(system: str) -> list[str]:
+    """Flags of the link on one system: only the library's own symbols are exported.
+
+    On Linux the runtime of C++ is linked in, so that the library runs beside an older one. The
+    linker of macOS knows no version script, and its runtime of C++ belongs to the system.
+
+    Args:
+        system: The system, as `platform.system()` names it.
+    """
+    if system == "Darwin":
+        return ["-dynamiclib", "-Wl,-exported_symbol,_dovetail_kernels_cpu_*"]
+    exports = f"-Wl,--version-script={_SOURCES / 'exports.map'}"
+    return ["-shared", "-static-libstdc++", "-static-libgcc", exports, "-s"]
+
+
 def build(output: Path) -> None:
     """Compiles and links the library to `output`.
 
@@ -50,9 +61,8 @@ def build(output: Path) -> None:
     """
     with tempfile.TemporaryDirectory() as folder:
         handler = _SOURCES / "handler.cc"
-        link(
-            [*kernels(Path(folder), extra=[f"-isystem{headers()}"], also=[handler]), *_LINK], output
-        )
+        objects = kernels(Path(folder), extra=[f"-isystem{headers()}"], also=[handler])
+        link([*objects, *link_flags(platform.system())], output)
 
 
 def kernels(folder: Path, *, extra: Sequence[str], also: Sequence[Path]) -> list[str]:

@@ -29,6 +29,12 @@ def build_library() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def build_script() -> ModuleType:
+    """The script that compiles the library."""
+    return build_library()
+
+
+@pytest.fixture(scope="session")
 def wheel(pytestconfig: pytest.Config) -> Path | None:
     """A folder that holds the module dovetail_kernels_cpu, None if it is installed.
 

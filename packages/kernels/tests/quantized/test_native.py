@@ -9,7 +9,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -197,6 +197,13 @@ def test_the_handler_checks_its_buffers(rows: int, change: dict, message: str) -
 
 
 @pytest.mark.slow
+def test_the_linker_of_macos_gets_no_version_script(build_script: ModuleType) -> None:
+    linux, macos = build_script.link_flags("Linux"), build_script.link_flags("Darwin")
+    assert [f for f in linux if "version-script" in f]
+    assert not [f for f in macos if "version-script" in f or f.startswith("-static") or f == "-s"]
+    assert "-Wl,-exported_symbol,_dovetail_kernels_cpu_*" in macos
+
+
 @pytest.mark.parametrize("sanitizers", ["address,undefined", "thread"])
 def test_under_sanitizers(tmp_path: Path, sanitizers: str) -> None:
     """Kernels over buffers of exactly their size, and products on threads soon, late and never."""

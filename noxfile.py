@@ -144,7 +144,7 @@ def tests(session: nox.Session, package: str) -> None:
     run_suite(session, package, "pinned")
 
 
-@nox.session(python=[*workspace.PYTHONS, *NEWER])
+@nox.session(python=[*workspace.PYTHONS, *workspace.NEWER])
 @nox.parametrize("package", LIBRARIES, ids=LIBRARIES)
 def newest(session: nox.Session, package: str) -> None:
     """The same with the newest releases, whatever constraints/ say."""

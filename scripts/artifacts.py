@@ -74,7 +74,9 @@ def problems(file: Path) -> list[str]:
 
 def rendering(files: Sequence[Path]) -> str:
     """Returns the complaints of `twine check --strict`, which renders each README; "" for none."""
-    line = [sys.executable, "-m", "twine", "check", "--strict", *map(str, files)]
+    tested = workspace.constraints_file(workspace.PYTHONS[-1])
+    line = ["uv", "tool", "run", "--quiet", "--constraints", str(tested)]
+    line += ["twine", "check", "--strict", *map(str, files)]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     return "" if done.returncode == 0 else done.stdout + done.stderr
 

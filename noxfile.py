@@ -24,6 +24,7 @@ import nox
 ROOT = Path(__file__).resolve().parent
 sys.path.append(str(ROOT / "scripts"))
 
+import artifacts  # noqa: E402
 import suite_results  # noqa: E402
 import wheels  # noqa: E402
 import workspace  # noqa: E402
@@ -382,6 +383,10 @@ def build(session: nox.Session) -> None:
         expected = {member.module, f"{member.module}-{member.version}.dist-info"}
         if top != expected:
             session.error(f"{file} installs {sorted(top)}; it may install {sorted(expected)}")
+    lacks = [lack for file in files for lack in artifacts.problems(Path(file))]
+    lacks += [text] if (text := artifacts.rendering([Path(f) for f in files])) else []
+    if lacks:
+        session.error("wheels must be fit for an index: " + "; ".join(lacks))
     constraints = ("--constraint", str(workspace.constraints_file(str(session.python))))
     again = [part for m in members() for part in ("--reinstall-package", m.name)]
     with installing(session):

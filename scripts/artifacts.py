@@ -18,6 +18,7 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import wheels
 import workspace
 
 TYPED = "Typing :: Typed"
@@ -75,7 +76,7 @@ def problems(file: Path) -> list[str]:
 def rendering(files: Sequence[Path]) -> str:
     """Returns the complaints of `twine check --strict`, which renders each README; "" for none."""
     tested = workspace.constraints_file(workspace.PYTHONS[-1])
-    line = ["uv", "tool", "run", "--quiet", "--constraints", str(tested)]
+    line = [wheels.UV, "tool", "run", "--quiet", "--constraints", str(tested)]
     line += ["twine", "check", "--strict", *map(str, files)]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     return "" if done.returncode == 0 else done.stdout + done.stderr

@@ -22,6 +22,7 @@ SHARED = Path("scripts/shared")
 # {original: the packages that have a copy, under the same name, in their module's folder}
 COPIES = {
     "_command.py": ("checkpoint", "data", "stack"),
+    "_deprecations.py": ("checkpoint", "data"),
     "_durable.py": ("checkpoint", "data", "models"),
     "_safetensors.py": ("checkpoint", "models"),
     "_patterns.py": ("checkpoint", "models", "optim", "quant", "train"),

@@ -116,11 +116,11 @@ def build(rehearsal: Rehearsal, members: Sequence[Member]) -> list[Path]:
 
 def check(files: Sequence[Path]) -> None:
     """Refuse built files without a licence, without classifiers, or with a broken README."""
-    lacks = [lack for file in files for lack in artifacts.problems(file)]
-    if text := artifacts.rendering(files):
-        lacks.append(text)
-    if lacks:
-        raise RehearsalError("each file must be fit for an index; got\n" + "\n".join(lacks))
+    lacks = "\n".join(lack for file in files for lack in artifacts.problems(file))
+    if lacks := lacks or artifacts.rendering(files):
+        raise RehearsalError(
+            f"each file must be fit for an index; got\n{lacks}\nmend its pyproject.toml or README"
+        )
 
 
 def resolve(rehearsal: Rehearsal, meta: Member, extra: str, python: str) -> int:

@@ -22,7 +22,10 @@ The command is `python -m dovetail_checkpoint --help`.
 """
 
 from importlib.metadata import version as _version
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
+from dovetail_checkpoint._deprecations import Renamed as _Renamed
+from dovetail_checkpoint._deprecations import renamed_names as _renamed_names
 from dovetail_checkpoint.converting import convert
 from dovetail_checkpoint.diff import Change, Diff, diff
 from dovetail_checkpoint.digest import digest
@@ -94,3 +97,10 @@ __all__ = [  # noqa: RUF022, by topic
 ]
 
 __version__ = _version("dovetail-checkpoint")
+
+_RENAMED = {
+    "Keep": _Renamed("Retention", ends="0.3"),
+    "Mapping": _Renamed("Explanation", ends="0.3"),
+}
+if not _TYPE_CHECKING:  # a type checker would accept every name
+    __getattr__ = _renamed_names(__name__, _RENAMED, version=__version__)

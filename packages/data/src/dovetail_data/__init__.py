@@ -24,7 +24,10 @@ stores the documents as a corpus, once. Rows cut, pack or mix the documents of c
 """
 
 from importlib.metadata import version as _version
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
+from dovetail_data._deprecations import Renamed as _Renamed
+from dovetail_data._deprecations import renamed_names as _renamed_names
 from dovetail_data.batch import Batch, check_batch
 from dovetail_data.batches import batches
 from dovetail_data.bpe import train_bpe
@@ -134,3 +137,7 @@ __all__ = [  # noqa: RUF022  (grouped by topic)
 ]
 
 __version__ = _version("dovetail-data")
+
+_RENAMED = {"Stats": _Renamed("IteratorStats", ends="0.3")}
+if not _TYPE_CHECKING:  # a type checker would accept every name
+    __getattr__ = _renamed_names(__name__, _RENAMED, version=__version__)

@@ -4,7 +4,7 @@
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib import metadata
 from typing import Any
 
@@ -20,6 +20,7 @@ COMMANDS = {
     "models": "Look into a Hugging Face directory, rewrite it, or compare two.",
     "data": "Write, inspect and verify corpora; budget a run over them.",
     "checkpoint": "Look into checkpoints, compare, verify and convert them.",
+    "completion": "Print a script that completes commands and options in bash or zsh.",
     "doctor": "Compare what is installed with what was tested, list devices, say how to mend it.",
 }
 
@@ -30,11 +31,16 @@ def module(name: str) -> Any:
 
 
 def parser(argv: Sequence[str]) -> Parser:
-    """Returns the parser of all commands. Only the command named by `argv` declares its arguments.
+    """Returns the parser of all commands. Only the first command in `argv` declares its arguments.
 
     Declaring them may import a library. A broken library must not stop the other commands.
     """
     selected = next((argument for argument in argv if argument in COMMANDS), None)
+    return parser_of([selected] if selected else [])
+
+
+def parser_of(selected: Collection[str]) -> Parser:
+    """Returns the parser of all commands. Those in `selected` declare their arguments."""
     top = Parser(
         prog="dovetail",
         description="Train, sample and check language models with the Dovetail JAX stack.",
@@ -43,10 +49,10 @@ def parser(argv: Sequence[str]) -> Parser:
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, summary in COMMANDS.items():
         options: dict[str, Any] = {}
-        if name == selected:
+        if name in selected:
             options["description"] = module(name).__doc__
         command = commands.add_parser(name, help=summary, **options)
-        if name == selected:
+        if name in selected:
             module(name).add(command)
     return top
 

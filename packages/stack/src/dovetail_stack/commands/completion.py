@@ -1,0 +1,56 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Print a script that completes commands and options in bash or zsh.
+
+bash, in ~/.bashrc:   eval "$(dovetail completion bash)"
+zsh, once:            dovetail completion zsh > "${fpath[1]}/_dovetail"
+
+The script holds all names, so that a key press starts no Python. Print it again after an update.
+"""
+
+import argparse
+import json
+
+from dovetail_stack._command import DONE, Parser, add_json
+
+# Names of arguments, as typed in help texts, that are files or directories.
+PATHS = ("A", "B", "DIR", "FILE", "MODEL", "PATH", "RUN")
+
+
+def add(parser: Parser) -> None:
+    """Declares the shell."""
+    parser.add_argument("shell", choices=("bash", "zsh"), metavar="SHELL", help="bash or zsh")
+    add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the script; returns the exit code."""
+    from dovetail_stack import cli
+
+    text = script(cli.parser_of(cli.COMMANDS), shell=args.shell)
+    print(json.dumps({"shell": args.shell, "script": text}) if args.json else text)
+    return DONE
+
+
+def script(parser: argparse.ArgumentParser, *, shell: str) -> str:
+    """Returns the completion script of a whole parser.
+
+    Args:
+        parser: The parser of all commands, with their arguments declared.
+        shell: "bash" or "zsh".
+    """
+    import shtab
+
+    _complete_paths(parser)
+    return shtab.complete(parser, shell=shell)
+
+
+def _complete_paths(parser: argparse.ArgumentParser) -> None:
+    import shtab
+
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                _complete_paths(command)
+        elif action.metavar in PATHS:
+            action.complete = shtab.FILE  # pyright: ignore[reportAttributeAccessIssue]  shtab's

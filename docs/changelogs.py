@@ -25,8 +25,7 @@ def write() -> None:
 
 def page(package: Path) -> str:
     """Returns the changelog of a package's folder, unreleased changes first."""
-    settings = (package / "pyproject.toml", package.parent.parent / "pyproject.toml")
-    (config, *_) = (f for f in settings if "[tool.towncrier]" in f.read_text(encoding="utf-8"))
+    config = package.parent.parent / "pyproject.toml"
     line = [sys.executable, "-m", "towncrier", "build", "--draft", "--dir", str(package)]
     line += ["--config", str(config), "--name", package.name, "--version", UNRELEASED]
     done = subprocess.run([*line, "--date", ""], check=True, capture_output=True, text=True)

@@ -135,10 +135,11 @@ def test_links_appear_once_the_repository_is_set():
     assert notebooks.sources(plain) == notebooks.sources(notebooks.link(read(CHEAP), CHEAP, ""))
 
 
-def test_a_repository_elsewhere_is_refused(tmp_path):
-    (tmp_path / "pyproject.toml").write_text('[tool.dovetail]\nrepository = "https://x.example"\n')
-    with pytest.raises(ValueError, match=r"on GitHub.*'https://x\.example'; write https://github"):
-        notebooks.repository(tmp_path)
+def test_a_repository_elsewhere_has_no_links(tmp_path):
+    for address in ("https://github.com/OWNER/NAME", "https://git.example/OWNER/NAME", ""):
+        (tmp_path / "pyproject.toml").write_text(f'[tool.dovetail]\nrepository = "{address}"\n')
+        expected = address if "github.com" in address else ""
+        assert notebooks.repository(tmp_path) == expected
 
 
 def test_jupytext_syncs_a_pair_and_keeps_outputs_and_licence(tmp_path):

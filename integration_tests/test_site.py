@@ -138,11 +138,9 @@ def test_commands_of_installation_name_extras_that_exist():
 
 
 @pytest.mark.once
-def test_sizes_are_those_of_every_package_at_its_version():
+def test_sizes_are_those_of_every_package():
     record = [json.loads(line) for line in install.RECORD.read_text().splitlines()]
-    assert {line["package"]: line["version"] for line in record} == {
-        m.name: m.version for m in MEMBERS.values()
-    }
+    assert {line["package"] for line in record} == {m.name for m in MEMBERS.values()}
     assert len({(line["python"], line["jax"], line["platform"]) for line in record}) == 1
     bytes_ = {line["package"]: line["bytes"] for line in record}
     assert max(bytes_, key=bytes_.__getitem__) == "dovetail-stack"

@@ -34,7 +34,8 @@ def command(python: str, torch_free: Path, output: Path, *, upgrade: bool) -> li
     inputs = [str(m.path / "pyproject.toml") for m in everyone]
     extras = sorted({extra for m in everyone for extra in m.development_extras})
     groups = [f"{m.path}/pyproject.toml:test" for m in everyone if "test" in m.groups]
-    groups += [f"{workspace.ROOT}/pyproject.toml:{name}" for name in ("dev", "docs", "notebooks", "release")]
+    own = ("dev", "docs", "notebooks", "release")
+    groups += [f"{workspace.ROOT}/pyproject.toml:{name}" for name in own]
     line = ["uv", "pip", "compile", *inputs, str(torch_free), "--universal"]
     line += ["--no-header", "--no-annotate", "--python-version", python, "--quiet"]
     line += [part for extra in extras for part in ("--extra", extra)]

@@ -25,12 +25,12 @@ import resource
 import sys
 import tempfile
 import time
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import compilation_cache
+import metadata
 import workspace
 
 if TYPE_CHECKING:
@@ -52,15 +52,9 @@ def names(folder: Path = FOLDER) -> list[str]:
 
 
 def repository(root: Path = workspace.ROOT) -> str:
-    """The address of the repository, as https://github.com/OWNER/NAME; "" while there is none."""
-    settings = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
-    address = settings.get("tool", {}).get("dovetail", {}).get("repository", "")
-    if address and not re.fullmatch(r"https://github\.com/[\w.-]+/[\w.-]+", address):
-        raise ValueError(
-            f"the repository must be an address on GitHub, which Colab opens, got "
-            f"repository={address!r}; write https://github.com/OWNER/NAME in pyproject.toml"
-        )
-    return address
+    """The address of the repository on GitHub, which Colab opens; "" if it has none there."""
+    address = metadata.repository(root)
+    return address if address.startswith("https://github.com/") else ""
 
 
 def read(text: str) -> NotebookNode:

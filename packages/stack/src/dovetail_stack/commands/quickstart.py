@@ -15,7 +15,7 @@ from pathlib import Path
 
 from dovetail_stack._command import add_json
 
-STEPS = 600  # two minutes on two quiet cores; the same figures on a slower machine, later
+STEPS = 600  # two and a half minutes on two cores; the same figures on a slower machine, later
 
 
 def add(parser: argparse.ArgumentParser) -> None:

@@ -123,8 +123,9 @@ def main(root: Path, trials: int, seed: int) -> None:
     children = [fork(), fork()]
     for trial in range(trials):
         ended[trial_of(root / str(trial), trial, children, moments)] += 1
-    for child in children:
+    for child in children:  # all of them first: the younger one has a copy of the other's pipe
         child.ask.close()
+    for child in children:
         assert os.waitpid(child.process, 0)[1] == 0
     for name, count in sorted(ended.items()):
         print(f"{name}: {count}")

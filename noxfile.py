@@ -225,6 +225,7 @@ def run_marked(session: nox.Session, mark: str, suites: list[str]) -> None:
 def slow(session: nox.Session) -> None:
     """The tests that are too long for every change."""
     install(session, *members(), extra=("--group", "pyproject.toml:dev"))
+    session.env["COMPOSITION_TABLE"] = str(ROOT / "docs/packages/kernels_composition.md")
     run_marked(session, "slow", [f"packages/{p}/tests" for p in PACKAGES] + ["integration_tests"])
 
 

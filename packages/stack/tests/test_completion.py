@@ -57,18 +57,25 @@ def test_a_path_is_completed_by_files(script, tmp_path):
 
 
 def test_a_key_press_completes(script, tmp_path):
-    child, terminal = pty.fork()
-    if child == 0:
-        variables = {"PATH": os.environ["PATH"], "TERM": "dumb", "HOME": str(tmp_path)}
-        os.execve(BASH, ["bash", "--norc", "--noprofile", "-i"], variables)
+    terminal, of_shell = pty.openpty()  # no pty.fork: this process has JAX's threads
+    shell = subprocess.Popen(
+        [BASH, "--norc", "--noprofile", "-i"],
+        env={"PATH": os.environ["PATH"], "TERM": "dumb", "HOME": str(tmp_path)},
+        stdin=of_shell,
+        stdout=of_shell,
+        stderr=of_shell,
+        start_new_session=True,
+    )
+    os.close(of_shell)
     try:
         os.write(terminal, f"source '{script}'; echo rea''dy\n".encode())
         assert b"ready" in read_until(terminal, b"ready")
         os.write(terminal, b"dovetail quick\t")
         assert b"dovetail quickstart " in read_until(terminal, b"quickstart ")
     finally:
-        os.close(terminal)  # the shell ends with its terminal
-        os.waitpid(child, 0)
+        os.write(terminal, b"\x15exit\n")  # an empty line, then the end
+        shell.wait(LIMIT_S)
+        os.close(terminal)
 
 
 def read_until(terminal, wanted):

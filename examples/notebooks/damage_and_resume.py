@@ -4,9 +4,9 @@
 # %% [markdown]
 # # A run that is killed, damaged and resumed
 #
-# A small language model trains in a process of its own. The process is killed without warning, then
-# one bit of its newest checkpoint is flipped, as by a bad disk. The same command resumes the run,
-# and it ends with the weights of an undisturbed run, bit for bit.
+# A training process is killed without warning, then one bit of its newest checkpoint is flipped, as
+# by a bad disk. The same command resumes the run, and it ends with the weights of an undisturbed
+# run, bit for bit.
 
 # %% tags=["install"]
 try:

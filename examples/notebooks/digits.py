@@ -4,10 +4,9 @@
 # %% [markdown]
 # # A small ViT reads handwritten digits
 #
-# Nothing here is tied to text. Images become a corpus, rows of augmented pixels feed a small
-# vision transformer, and the trainer counts right answers. A second run replaces each LayerNorm
-# by a BatchNorm, whose statistics the trainer keeps; then one model is looked at closely, and
-# saved for transformers.
+# Images become a corpus, rows of augmented pixels feed a small vision transformer, and the trainer
+# counts right answers. A second run replaces each LayerNorm by a BatchNorm, whose statistics the
+# trainer keeps; then one model is looked at closely, and saved for transformers.
 
 # %% tags=["install"]
 try:

@@ -4,10 +4,10 @@
 # %% [markdown]
 # # Two corpora in one run, and the same run again
 #
-# A training set is rarely one file. Here the source code of Python's library and questions about
-# it become two corpora, packed into rows without waste and mixed with weights that change on the
-# way. A small Llama trains on the mixture. The run stops in the middle of an epoch and resumes
-# bit for bit; then the same rows are read by two hosts with another batch size.
+# Source code and questions about it become two corpora, packed into rows without waste and mixed
+# with weights that change on the way. A small Llama trains on the mixture. The run stops in the
+# middle of an epoch and resumes bit for bit; then the same rows are read by two hosts with another
+# batch size.
 
 # %% tags=["install"]
 try:

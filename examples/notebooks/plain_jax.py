@@ -4,10 +4,9 @@
 # %% [markdown]
 # # One piece at a time, in your own loop
 #
-# You have a training loop of Flax, Optax, Orbax and Grain, and want to keep it. Each library here
-# works alone: this notebook starts from such a loop, and takes in packed rows, an optimizer, a
-# loss and a checkpoint store, one after the other. The loop's lines stay; the losses are compared
-# after every change.
+# A training loop of Flax, Optax, Orbax and Grain takes in packed rows, an optimizer, a loss and a
+# checkpoint store, one after the other. Each library works alone, and the loop's lines stay. The
+# losses are compared after every change.
 
 # %% tags=["install"]
 try:

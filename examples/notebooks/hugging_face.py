@@ -235,7 +235,7 @@ if importlib.util.find_spec("transformers") and importlib.util.find_spec("torch"
     theirs = transformers.LlamaForCausalLM.from_pretrained(work / "edited")
     with torch.no_grad():
         expected = theirs(torch.tensor(np.array(tokens), dtype=torch.long)).logits.numpy()
-    np.testing.assert_allclose(edited(tokens), expected, atol=1e-3)
+    np.testing.assert_allclose(edited(tokens), expected, atol=2e-5)  # float32 sums, other orders
     print(f"largest difference: {np.abs(edited(tokens) - expected).max():.1e}")
 else:
     print("not compared: pip install transformers torch, then run this cell again")

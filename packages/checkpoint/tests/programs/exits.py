@@ -131,6 +131,9 @@ def forked(root: Path) -> None:
             print(f"RuntimeError: {error}", file=sys.stderr, flush=True)
         each.close()
     assert (root / LOCK).exists()
+    threading._shutdown()  # runs the hooks of a script's end
+    # Not TensorStore's own: it may wait for a lock that a thread of the parent held at the fork.
+    os._exit(0)
 
 
 ENDINGS = (end, error, exits, closed_late, saved_late, full, unwritten, stuck, forked)

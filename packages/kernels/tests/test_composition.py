@@ -31,6 +31,9 @@ from dovetail_kernels import (
 PROGRAM = Path(__file__).parent / "programs" / "composition.py"
 # Sums of at most 41 terms of about 1 in another order, and sines of them: a few units of float32.
 TOLERANCE = 5e-6
+# Tokens of a permutation are sorted together: on an Explicit mesh their split is refused, with what
+# to write instead. Inside of a shard_map each device sorts its own.
+REFUSED = {("experts", "explicit"): "Gather that axis with jax.sharding.reshard, or permute inside"}
 
 
 def table(*transformations):
@@ -45,13 +48,19 @@ def table(*transformations):
     return json.loads(done.stdout)
 
 
+def is_right(value, refusal):
+    if refusal is not None:
+        return refusal in value
+    return value is None or (isinstance(value, float) and value <= TOLERANCE)
+
+
 def assert_equal_to_eager(table):
     wrong = [
         (operation, transformation, kind, value)
         for operation, row in table.items()
         for transformation, cells in row.items()
         for kind, value in cells.items()
-        if value is not None and not (isinstance(value, float) and value <= TOLERANCE)
+        if not is_right(value, REFUSED.get((operation, transformation)))
     ]
     assert not wrong, "\n".join(map(str, wrong))
 
@@ -93,6 +102,8 @@ def as_markdown(results):
 
 def cell(column, values):
     kinds = [value for value in values.values() if value is not None]
+    if isinstance(kinds[0], str):
+        return "refused"
     if column in ("cuda", "tpu"):
         return "lowered" if len(kinds) == 1 else "lowered, with gradients"
     return ", ".join("0" if value == 0 else f"{value:.0e}" for value in kinds)

@@ -210,6 +210,13 @@ def transformed(name, case, function):
     return jax.jit(function)(*arrays), expected
 
 
+def placed(case, kind):
+    """Returns the arrays, split over two devices."""
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(kind,))
+    pairs = zip(case.arrays, case.specs, strict=True)
+    return [jax.device_put(array, NamedSharding(mesh, spec)) for array, spec in pairs]
+
+
 def on_mesh(name, case, wrt):
     """Returns the results on two devices, and those of an eager call on one."""
     expected = (gradient(case.function, wrt) if wrt else case.function)(*case.arrays)
@@ -217,16 +224,13 @@ def on_mesh(name, case, wrt):
         kind = AxisType.Explicit if name.endswith("explicit") else AxisType.Auto
         function = shard_mapped(case, kind)
         function = gradient(function, wrt) if wrt else function
-        return (function if name.endswith("eager") else jax.jit(function))(*case.arrays), expected
+        arrays = case.arrays if kind == AxisType.Auto else placed(case, kind)
+        return (function if name.endswith("eager") else jax.jit(function))(*arrays), expected
     kind = AxisType.Explicit if name == "explicit" else AxisType.Auto
     mesh = jax.make_mesh((2,), ("d",), axis_types=(kind,))
     function = gradient(case.function, wrt) if wrt else case.function
     with jax.sharding.set_mesh(mesh):
-        arrays = [
-            jax.device_put(a, NamedSharding(mesh, s))
-            for a, s in zip(case.arrays, case.specs, strict=True)
-        ]
-        return jax.jit(function)(*arrays), expected
+        return jax.jit(function)(*placed(case, kind)), expected
 
 
 MESHES = ("shard_map", "shard_map eager", "shard_map explicit", "auto", "explicit")

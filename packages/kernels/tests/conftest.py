@@ -13,6 +13,17 @@ import jax  # noqa: E402
 import pytest  # noqa: E402
 
 
+@pytest.fixture
+def traced_anew() -> Iterator[None]:
+    """For a test that replaces a part of an operation: no program of another test serves it.
+
+    Operations are traced once for equal shapes, and a trace keeps the functions that it found.
+    """
+    jax.clear_caches()
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture(autouse=True)
 def _strict_promotion() -> Iterator[None]:
     with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):

@@ -100,10 +100,13 @@ def test_every_length_with_gradients(t, s):
     check(CALL, case)
 
 
+@pytest.mark.usefixtures("traced_anew")
 def test_rows_together_are_rows_one_by_one(monkeypatch):
     """As where rows are divided among devices, and on a GPU."""
-    monkeypatch.setattr(blocked, "_one_by_one", lambda call, inputs: False)
+    asked = []
+    monkeypatch.setattr(blocked, "_one_by_one", lambda call, inputs: bool(asked.append(call)))
     check(CALL, next(case for case in cases() if case.name == "everything"))
+    assert len(asked) >= 2  # forward and backward
 
 
 @pytest.mark.parametrize("batch, heads, platform, size", [

@@ -18,11 +18,22 @@ from dovetail_kernels.testing.quantized import cases, check
 RNG = np.random.default_rng(0)
 
 
+@pytest.mark.usefixtures("traced_anew")
 @pytest.mark.parametrize("name", ["int8, zero points", "int4, float64"])
 def test_conforms_in_several_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cut, counts = blocks._blocks, []
+
+    def counted(packed: PackedWeights, weights: int) -> tuple[int, int]:
+        size, count = cut(packed, weights)
+        counts.append(count)
+        return size, count
+
     monkeypatch.setattr(blocks, "_WEIGHTS", 1)  # eight channels a block
+    monkeypatch.setattr(blocks, "_blocks", counted)
     (case,) = [case for case in cases() if case.name == name]
     check(functools.partial(quantized_matmul, impl="blocks"), case)
+    assert len(counts) >= 2  # forward and backward
+    assert min(counts) > 1
 
 
 W = pack_weights(RNG.standard_normal((24, 21)).astype(np.float32), bits=4, group_size=12)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import forced_devices
-from dovetail_kernels.quantized import native
+from dovetail_kernels.quantized import api, native
 from dovetail_kernels.quantized.api import plan_quantized_matmul, quantized_matmul
 from dovetail_kernels.quantized.layout import PackedWeights
 from dovetail_kernels.quantized.pack import pack_weights
@@ -34,13 +34,16 @@ def with_level(
 ) -> jax.Array:
     """`quantized_matmul` with the instructions of `level`, where native may run."""
     plan_quantized_matmul(x, w, activations=activations, impl="native").choose()
-    call = functools.partial(native.call, level=level)
+    call, traced = functools.partial(native.call, level=level), []
+    api._run.clear_cache()  # of other levels
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native, "call", call)
-        return quantized_matmul(x, w, activations=activations, impl="native")
+        patch.setattr(native, "call", lambda *args: traced.append(level) or call(*args))
+        y = quantized_matmul(x, w, activations=activations, impl="native")
+    assert traced  # not a program of another level
+    return y
 
 
-@pytest.mark.usefixtures("native_library")
+@pytest.mark.usefixtures("native_library", "traced_anew")
 @pytest.mark.parametrize("level", LEVELS)
 def test_conforms(level: str) -> None:
     path = sys.modules["dovetail_kernels_cpu"].LIBRARY
@@ -104,6 +107,34 @@ def test_rows_under_vmap_are_one_product(batch: int) -> None:
     assert calls == (1 if batch <= native.ROWS else 0)
     expected = quantized_matmul(x[:, 0], w, impl="reference")
     np.testing.assert_allclose(mapped(x)[:, 0], expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("native_library")
+def test_exported_for_other_platforms_the_product_is_jnps() -> None:
+    w = weights(64, 37, bits=8)
+    x = jnp.asarray(RNG.standard_normal((2, 64)), jnp.float32)
+    assert plan_quantized_matmul(x, w).choose().name == "native"
+    product = jax.jit(functools.partial(quantized_matmul, w=w))
+    exported = jax.export.export(product, platforms=["cuda"])(x)
+    assert native._TARGET not in exported.mlir_module()
+    allowed = [jax.export.DisabledSafetyCheck.custom_call(native._TARGET)]
+    exported = jax.export.export(product, platforms=["cpu", "tpu"], disabled_checks=allowed)(x)
+    assert native._TARGET in exported.mlir_module()
+    np.testing.assert_array_equal(exported.call(x), product(x))
+
+
+@pytest.mark.usefixtures("native_library")
+def test_in_a_shard_map_with_default_checks() -> None:
+    w = weights(64, 37, bits=8)
+    x = jnp.asarray(RNG.standard_normal((2, 64)), jnp.float32)
+    product = functools.partial(quantized_matmul, w=w, impl="native")
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows = jax.sharding.PartitionSpec("d")
+    mapped = jax.shard_map(product, mesh=mesh, in_specs=rows, out_specs=rows)
+    for function in (mapped, jax.jit(mapped)):
+        np.testing.assert_array_equal(function(x), product(x))
+        gradient = jax.grad(lambda x, f=function: f(x).sum())(x)
+        np.testing.assert_array_equal(gradient, jax.grad(lambda x: product(x).sum())(x))
 
 
 @pytest.mark.usefixtures("native_library")

@@ -70,7 +70,7 @@ from dovetail_train.trainer import Trainer
 from dovetail_train.watch import Trace, Watch
 from dovetail_train.weights_and_biases import Wandb
 
-__all__ = [  # noqa: RUF022
+__all__ = [  # noqa: RUF022, by topic
     # Training
     "Trainer",
     "State",

@@ -10,14 +10,12 @@ from dovetail_kernels.loss import blocked, reference
 from dovetail_kernels.loss.call import LossCall, accumulator
 from dovetail_kernels.loss.operands import Head, Operands
 from dovetail_kernels.loss.tiles import Tiles, choose_tiles
-from dovetail_kernels.varying import varying
 
 
 def _prepare(call: LossCall, labels: Array, where: Array | None) -> tuple[Array, Array, Array]:
     """Returns int32 labels, weights, and weights with NaN for a label out of range."""
     acc = accumulator(call.dtype)
-    ones = varying(jnp.ones(labels.shape, acc), labels)  # counts tokens of one shard, as `where`
-    weights = ones if where is None else where.astype(acc)
+    weights = jnp.ones(labels.shape, acc) if where is None else where.astype(acc)
     if labels.dtype.itemsize < 4:  # V may not be representable
         labels = labels.astype(jnp.int32)
     wrong = (labels < 0) | (labels >= call.vocabulary)

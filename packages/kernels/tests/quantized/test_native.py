@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import forced_devices
-from dovetail_kernels.quantized import api, native
+from dovetail_kernels.quantized import native
 from dovetail_kernels.quantized.api import plan_quantized_matmul, quantized_matmul
 from dovetail_kernels.quantized.layout import PackedWeights
 from dovetail_kernels.quantized.pack import pack_weights
@@ -30,17 +30,19 @@ LEVELS = {"portable": 0, "avx2": 1, "avx512": 2}
 
 
 def with_level(
-    level: int, x: jax.Array, w: PackedWeights, *, activations: str | None = None
+    level: int,
+    traced: list[int],
+    x: jax.Array,
+    w: PackedWeights,
+    *,
+    activations: str | None = None,
 ) -> jax.Array:
     """`quantized_matmul` with the instructions of `level`, where native may run."""
     plan_quantized_matmul(x, w, activations=activations, impl="native").choose()
-    call, traced = functools.partial(native.call, level=level), []
-    api._run.clear_cache()  # of other levels
+    call = functools.partial(native.call, level=level)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "call", lambda *args: traced.append(level) or call(*args))
-        y = quantized_matmul(x, w, activations=activations, impl="native")
-    assert traced  # not a program of another level
-    return y
+        return quantized_matmul(x, w, activations=activations, impl="native")
 
 
 @pytest.mark.usefixtures("native_library", "traced_anew")
@@ -49,10 +51,12 @@ def test_conforms(level: str) -> None:
     path = sys.modules["dovetail_kernels_cpu"].LIBRARY
     if ctypes.CDLL(str(path)).dovetail_kernels_cpu_level() < LEVELS[level]:
         pytest.skip(f"this processor has no {level}")
+    traced: list[int] = []
     check_quantized_matmul(
-        functools.partial(with_level, LEVELS[level]),
+        functools.partial(with_level, LEVELS[level], traced),
         supports=EVERYTHING - {"float64", "odd groups", "many rows"},
     )
+    assert len(traced) >= 4  # a program for each kind of weights, none of another level
 
 
 def weights(inputs: int, outputs: int, **options: object) -> PackedWeights:

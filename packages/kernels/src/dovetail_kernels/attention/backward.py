@@ -22,6 +22,7 @@ from dovetail_kernels.attention import tiles
 from dovetail_kernels.attention.bounds import Cut, Visits, bounds, visible
 from dovetail_kernels.attention.call import AttentionCall, Inputs
 from dovetail_kernels.attention.forward import logits, over
+from dovetail_kernels.precision import product
 from dovetail_kernels.varying import varying
 
 
@@ -115,7 +116,6 @@ def _step(
     mask: Bool[Array, "r i j"] | None,
 ) -> tuple[Float[Array, "b k gi h"], Float[Array, "b k j h"], Float[Array, "b k j w"]]:
     """Returns (dq, dk, dv) of one block of queries and one of keys; dq and dk not yet scaled."""
-    inner = call.inner_dtype
     if mask is not None:
         k, v = _finite(k), _finite(v)
     s, tanh = logits(call, k, rows.q)
@@ -123,14 +123,14 @@ def _step(
     if mask is not None:
         by_head = p.reshape(*p.shape[:3], call.heads // call.kv_heads, -1)
         p = jnp.where(mask.swapaxes(1, 2)[:, None, :, None, :], by_head, 0).reshape(p.shape)
-    dp = jnp.einsum("bkjw,bkiw->bkji", v, rows.dout, preferred_element_type=inner)
+    dp = product("bkjw,bkiw->bkji", v, rows.dout, dtype=call.dtype)
     ds = p * (dp - rows.delta)
     if tanh is not None:
         ds = ds * (1 - tanh * tanh)
     p, ds = p.astype(call.dtype), ds.astype(call.dtype)
-    dv = jnp.einsum("bkji,bkiw->bkjw", p, rows.dout, preferred_element_type=inner)
-    dk = jnp.einsum("bkji,bkih->bkjh", ds, rows.q, preferred_element_type=inner)
-    dq = jnp.einsum("bkji,bkjh->bkih", ds, k, preferred_element_type=inner)
+    dv = product("bkji,bkiw->bkjw", p, rows.dout, dtype=call.dtype)
+    dk = product("bkji,bkih->bkjh", ds, rows.q, dtype=call.dtype)
+    dq = product("bkji,bkjh->bkih", ds, k, dtype=call.dtype)
     return dq, dk, dv
 
 

@@ -21,6 +21,7 @@ from jaxtyping import Array, Bool, Float
 from dovetail_kernels.attention import tiles
 from dovetail_kernels.attention.bounds import Cut, Visits, bounds, visible
 from dovetail_kernels.attention.call import AttentionCall, Inputs
+from dovetail_kernels.precision import product
 from dovetail_kernels.varying import varying
 
 
@@ -105,7 +106,7 @@ def logits(
     Returns:
         The logits [b, k, x, y], and the tanh of the soft cap, or None without one.
     """
-    products = jnp.einsum("bkxh,bkyh->bkxy", rows, columns, preferred_element_type=call.inner_dtype)
+    products = product("bkxh,bkyh->bkxy", rows, columns, dtype=call.dtype)
     products = products * call.scale
     if call.soft_cap is None:
         return products, None
@@ -140,7 +141,7 @@ def _step(
     p = jnp.exp(s - base[..., None])
     keep = jnp.exp(m - base)
     weights = p.astype(call.dtype).reshape(*acc.shape[:-1], -1)
-    pv = jnp.einsum("bkij,bkjw->bkiw", weights, v, preferred_element_type=call.inner_dtype)
+    pv = product("bkij,bkjw->bkiw", weights, v, dtype=call.dtype)
     return _State(m=new, total=total * keep + p.sum(-1), acc=acc * _column(keep) + pv)
 
 

@@ -16,23 +16,21 @@ from jaxtyping import Array, Bool, Float
 
 from dovetail_kernels.attention.call import AttentionCall, Inputs, SoftmaxStats
 from dovetail_kernels.dispatch import Implementation, Work
+from dovetail_kernels.precision import product
 
 
 def run(call: AttentionCall, inputs: Inputs) -> Any:
     """Returns `out`, or `(out, SoftmaxStats)` if `call.stats`."""
     mask = visible(call, inputs)[:, None, None]
     q, k, v, bad = _finite(call, inputs)
-    inner = call.inner_dtype
-    logits = call.scale * jnp.einsum("btkgh,bskh->bkgts", q, k, preferred_element_type=inner)
+    logits = call.scale * product("btkgh,bskh->bkgts", q, k, dtype=call.dtype)
     logits = jnp.where(mask & bad, jnp.nan, logits)
     if call.soft_cap is not None:
         logits = call.soft_cap * jnp.tanh(logits / call.soft_cap)
     logits = jnp.where(mask, logits, -jnp.inf)
     largest = logits.max(-1, keepdims=True)
     weights, lse = _softmax(logits, mask, largest, _sinks(call, inputs))
-    out = jnp.einsum(
-        "bkgts,bskh->btkgh", weights.astype(call.dtype), v, preferred_element_type=inner
-    )
+    out = product("bkgts,bskh->btkgh", weights.astype(call.dtype), v, dtype=call.dtype)
     out = out.reshape(call.batch, call.queries, call.heads, call.value_dim).astype(call.dtype)
     if not call.stats:
         return out

@@ -14,6 +14,7 @@ from jax.custom_batching import sequential_vmap
 
 from dovetail_kernels.dispatch import Implementation, Work
 from dovetail_kernels.grouped.call import GroupedMatmulCall
+from dovetail_kernels.precision import matmul_precision
 
 
 @jax.custom_vjp
@@ -39,7 +40,7 @@ def _product(x: jax.Array, w: jax.Array, sizes: jax.Array) -> jax.Array:
     # ragged_dot does not promise it.
     row = jnp.arange(x.shape[0], dtype=jnp.int32)[:, None]
     valid = row < jnp.sum(sizes, dtype=jnp.int32)
-    out = jax.lax.ragged_dot(jnp.where(valid, x, 0), w, sizes)
+    out = jax.lax.ragged_dot(jnp.where(valid, x, 0), w, sizes, precision=matmul_precision(x.dtype))
     return jnp.where(valid, out, 0)
 
 

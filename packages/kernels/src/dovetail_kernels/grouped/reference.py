@@ -8,6 +8,7 @@ import numpy as np
 
 from dovetail_kernels.dispatch import Implementation, Work
 from dovetail_kernels.grouped.call import GroupedMatmulCall
+from dovetail_kernels.precision import product
 
 
 def _run(x: jax.Array, w: jax.Array, sizes: jax.Array) -> jax.Array:
@@ -16,8 +17,7 @@ def _run(x: jax.Array, w: jax.Array, sizes: jax.Array) -> jax.Array:
     own = (row >= ends - sizes[None, :]) & (row < ends)  # [M, E]
     # Rows of no expert may hold anything; even a zero cotangent times NaN would be NaN.
     x = jnp.where(row < ends[:, -1:], x, 0)
-    wide = np.promote_types(x.dtype, np.float32)
-    every = jnp.einsum("md,edf->mef", x, w, preferred_element_type=wide)
+    every = product("md,edf->mef", x, w, dtype=x.dtype)
     return jnp.sum(jnp.where(own[:, :, None], every, 0), axis=1).astype(x.dtype)
 
 

@@ -28,6 +28,7 @@ from jax.custom_batching import sequential_vmap
 
 from dovetail_kernels.dispatch import Implementation, Work
 from dovetail_kernels.grouped.call import GroupedMatmulCall
+from dovetail_kernels.precision import product
 from dovetail_kernels.varying import varying
 
 CarryT = TypeVar("CarryT")
@@ -93,7 +94,6 @@ def _products(x: jax.Array, w: jax.Array, sizes: jax.Array, *, contract: int) ->
     A row without an expert gives 0.
     """
     rows, tile = x.shape[0], tile_rows(x.shape[0], w.shape[0])
-    wide = np.promote_types(x.dtype, np.float32)
     padded = jnp.pad(x, ((0, tile), (0, 0)))
 
     def expert(out: jax.Array, e: jax.Array, start: jax.Array, end: jax.Array) -> jax.Array:
@@ -102,10 +102,9 @@ def _products(x: jax.Array, w: jax.Array, sizes: jax.Array, *, contract: int) ->
         def step(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
             row, out = state
             block = lax.dynamic_slice_in_dim(padded, row, tile)
-            product = lax.dot_general(
-                block, matrix, (((1,), (contract,)), ((), ())), preferred_element_type=wide
-            )
-            return row + tile, lax.dynamic_update_slice_in_dim(out, product.astype(x.dtype), row, 0)
+            formula = "md,df->mf" if contract == 0 else "mf,df->md"
+            result = product(formula, block, matrix, dtype=x.dtype).astype(x.dtype)
+            return row + tile, lax.dynamic_update_slice_in_dim(out, result, row, 0)
 
         return lax.while_loop(lambda state: state[0] < end, step, (start, out))[1]
 
@@ -131,10 +130,7 @@ def _matrices(x: jax.Array, g: jax.Array, sizes: jax.Array) -> jax.Array:
             # Both, since rows of no expert may hold NaN and NaN × 0 is NaN.
             left = jnp.where(own, lax.dynamic_slice_in_dim(x, row, tile), 0)
             right = jnp.where(own, lax.dynamic_slice_in_dim(g, row, tile), 0)
-            product = lax.dot_general(
-                left, right, (((0,), (0,)), ((), ())), preferred_element_type=wide
-            )
-            return row + tile, total + product
+            return row + tile, total + product("md,mf->df", left, right, dtype=x.dtype)
 
         state = (start, varying(jnp.zeros((inner, outer), wide), x))
         total = lax.while_loop(lambda state: state[0] < end, step, state)[1]

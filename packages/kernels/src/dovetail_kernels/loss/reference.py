@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from dovetail_kernels.loss.call import LossCall, accumulator
+from dovetail_kernels.precision import product
 
 
 def cross_entropy(
@@ -61,7 +62,7 @@ def _logits(call: LossCall, x: Array, w: Array, bias: Array | None, read: Array)
     acc = accumulator(x.dtype)
     x = jnp.where(read[:, None], x, jnp.zeros((), x.dtype))
     head = w if call.vocab_axis == 1 else w.T
-    z = jnp.dot(x, head, preferred_element_type=acc)
+    z = product("md,dv->mv", x, head, dtype=x.dtype)
     if bias is not None:
         z = z + bias.astype(acc)[None]
     if call.soft_cap is not None:

@@ -29,6 +29,7 @@ from jax import Array, lax
 
 from dovetail_kernels.loss.call import accumulator
 from dovetail_kernels.loss.operands import Gradients, Head, Operands, RowStats, Wanted
+from dovetail_kernels.precision import product
 from dovetail_kernels.varying import varying
 
 
@@ -213,8 +214,8 @@ def _weights(head: Head, tile: Operands, j: Array) -> Array:
 def _logits(head: Head, tile: Operands, j: Array) -> Array:
     """Returns z [rows, columns] of tile j of the columns."""
     acc = accumulator(tile.x.dtype)
-    axes = (((1,), (1 - head.vocab_axis,)), ((), ()))
-    z = lax.dot_general(tile.x, _weights(head, tile, j), axes, preferred_element_type=acc)
+    formula = "md,dv->mv" if head.vocab_axis == 1 else "md,vd->mv"
+    z = product(formula, tile.x, _weights(head, tile, j), dtype=tile.x.dtype)
     if tile.bias is not None:
         start = _start(head, j, tile.bias.shape[0])
         z = z + lax.dynamic_slice_in_dim(tile.bias, start, z.shape[1]).astype(acc)[None]
@@ -343,20 +344,18 @@ def _logit_gradient(
 
 def _add_products(head: Head, tile: Operands, sums: Gradients, g: Array, j: Array) -> Gradients:
     """Adds tile j of the columns to `sums`, from its gradient g of x w + bias."""
-    axis, acc = head.vocab_axis, accumulator(tile.x.dtype)
+    axis = head.vocab_axis
     start = _start(head, j, tile.w.shape[axis])
     x, w, bias = sums
     if bias is not None:
         bias = _add_slice(bias, jnp.sum(g, axis=0), start, 0)
     g = g.astype(tile.x.dtype)
     if x is not None:
-        axes = (((1,), (axis,)), ((), ()))
-        columns = _weights(head, tile, j)
-        x = x + lax.dot_general(g, columns, axes, preferred_element_type=acc)
+        formula = "mv,dv->md" if axis == 1 else "mv,vd->md"
+        x = x + product(formula, g, _weights(head, tile, j), dtype=tile.x.dtype)
     if w is not None:
-        pair = (tile.x, g) if axis == 1 else (g, tile.x)
-        product = lax.dot_general(*pair, (((0,), (0,)), ((), ())), preferred_element_type=acc)
-        w = _add_slice(w, product, start, axis)
+        formula, pair = ("md,mv->dv", (tile.x, g)) if axis == 1 else ("mv,md->vd", (g, tile.x))
+        w = _add_slice(w, product(formula, *pair, dtype=tile.x.dtype), start, axis)
     return Gradients(x, w, bias)
 
 

@@ -28,6 +28,7 @@ from dovetail_kernels.dispatch import Implementation, Work
 from dovetail_kernels.paged.call import PagedCall
 from dovetail_kernels.paged.requests import Requests, requests
 from dovetail_kernels.paged.tiles import SIZES, Tiles, tiles
+from dovetail_kernels.precision import product
 from dovetail_kernels.varying import varying
 
 # Keys per block, in whole pages. On CPU 64 to 128 keys of 8 heads by 128 stay in the second-level
@@ -174,7 +175,7 @@ def _lanes(
             oldest = position_LG[..., None] - min(call.window, call.keys + 1)
             seen_LGB &= key_LB[:, None] > oldest
         seen = (seen_LGB & (key_LB < last_L[:, None])[:, None])[:, None]
-        s = jnp.einsum("lkgh,lbkh->lkgb", q_LKGH, k_LBKH.astype(dtype))
+        s = product("lkgh,lbkh->lkgb", q_LKGH, k_LBKH.astype(dtype), dtype=call.dtype)
         if call.soft_cap is not None:
             s = call.soft_cap * jnp.tanh(s / call.soft_cap)
         higher = jnp.maximum(maximum, jnp.max(s, axis=3, where=seen, initial=floor))
@@ -183,7 +184,7 @@ def _lanes(
         used_LB = jnp.any(seen[:, 0], axis=1)[..., None, None]
         v = jnp.where(used_LB, v_LBKH, 0).astype(dtype)
         scaled = jnp.exp(maximum - higher)
-        acc = acc * scaled[..., None] + jnp.einsum("lkgb,lbkh->lkgh", p, v)
+        acc = acc * scaled[..., None] + product("lkgb,lbkh->lkgh", p, v, dtype=call.dtype)
         return i + 1, higher, total * scaled + jnp.sum(p, axis=3), acc
 
     maximum = jnp.full((lanes, kv_heads, group), floor, dtype)

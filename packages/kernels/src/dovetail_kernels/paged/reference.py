@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int
 from dovetail_kernels.dispatch import Implementation, Work
 from dovetail_kernels.paged.call import PagedCall
 from dovetail_kernels.paged.requests import requests
+from dovetail_kernels.precision import product
 
 
 @functools.partial(jax.jit, static_argnames="call")
@@ -53,14 +54,14 @@ def run(
         kv = pages[batch.page_ids[request]].reshape(call.keys, 2, -1, width)
         kv = jnp.where(seen[:, None, None, None], kv, 0).astype(dtype)
         k, v = jnp.repeat(kv, heads // kv.shape[2], axis=2).swapaxes(0, 1)
-        logits = call.scale * jnp.einsum("nh,jnh->nj", q.astype(dtype), k)
+        logits = call.scale * product("nh,jnh->nj", q.astype(dtype), k, dtype=call.dtype)
         if call.soft_cap is not None:
             logits = call.soft_cap * jnp.tanh(logits / call.soft_cap)
         logits = jnp.where(seen[None], logits, -jnp.inf)
         if sinks is not None:
             logits = jnp.concatenate([logits, sinks.astype(dtype)[:, None]], axis=1)
         weights = jax.nn.softmax(logits, axis=1)[:, : call.keys]
-        return jnp.einsum("nj,jnh->nh", weights, v)
+        return product("nj,jnh->nh", weights, v, dtype=call.dtype)
 
     i = jnp.arange(count, dtype=jnp.int32)
     out = jax.vmap(row)(q, i, batch.row_request)

@@ -94,7 +94,10 @@ def _backward(dy: Array, packed: PackedWeights) -> Array:
         # The last block may repeat channels of the one before it.
         some = jnp.where(start + jnp.arange(size) >= begin, some, 0)
         weights = dequantized(_block(packed, start, size), dy.dtype)
-        return [s + some @ w for s, w in zip(sums, weights, strict=True)], None
+        return [
+            s + jnp.matmul(some, w, precision=reference.EXACT)
+            for s, w in zip(sums, weights, strict=True)
+        ], None
 
     sums, _ = jax.lax.scan(add, zeros, jnp.arange(count) * size)
     return joined(sums, packed)

@@ -9,7 +9,7 @@ from jax import Array
 from dovetail_kernels.quantized.layout import PackedWeights, columns, dequantized, joined
 from dovetail_kernels.quantized.rows import restored, rounded
 
-_EXACT = jax.lax.Precision.HIGHEST  # float32 products stay float32 on hardware that rounds them
+EXACT = jax.lax.Precision.HIGHEST  # float32 products stay float32 on hardware that rounds them
 
 
 def run(x: Array, packed: PackedWeights, *, activations: str | None) -> Array:
@@ -28,11 +28,11 @@ def product(parts: list[Array], packed: PackedWeights) -> Array:
     """Multiplies rows, split by `columns` into `parts`, by w, in the dtype of the rows."""
     weights = dequantized(packed, parts[0].dtype)
     pairs = zip(parts, weights, strict=True)
-    dots = [jnp.einsum("md,fd->mf", x, w, precision=_EXACT) for x, w in pairs]
+    dots = [jnp.einsum("md,fd->mf", x, w, precision=EXACT) for x, w in pairs]
     return sum(dots[1:], dots[0])
 
 
 def backward(dy: Array, packed: PackedWeights) -> Array:
     """Computes dx[M, D] = dy[M, F] wᵀ, in the dtype of `dy`."""
     weights = dequantized(packed, dy.dtype)
-    return joined([jnp.einsum("mf,fd->md", dy, w, precision=_EXACT) for w in weights], packed)
+    return joined([jnp.einsum("mf,fd->md", dy, w, precision=EXACT) for w in weights], packed)

@@ -45,8 +45,8 @@ TORCH = (
 # Benchmarks whose peer does not install beside the others, or on this Python.
 APART = {"maxtext_first_step", "maxtext_step"}
 
-# Thousands of faults, for an hour or more: `python packages/NAME/benchmarks/SCRIPT.py`, by hand.
-CAMPAIGNS = {"faults", "lost_processes", "misplaced", "survival"}
+# Thousands of faults or trials, for an hour or more: `python packages/NAME/benchmarks/SCRIPT.py`, by hand.
+CAMPAIGNS = {"faults", "lost_processes", "misplaced", "survival", "trials"}
 
 
 # Every module that a user may import; those with an underscore and programs are not.

@@ -45,7 +45,7 @@ TORCH = (
 # Benchmarks whose peer does not install beside the others, or on this Python.
 APART = {"maxtext_first_step", "maxtext_step"}
 
-# Thousands of faults or trials, for an hour or more: `python packages/NAME/benchmarks/SCRIPT.py`, by hand.
+# Hundreds of trials, up to an hour or more: `python packages/NAME/benchmarks/SCRIPT.py`, by hand.
 CAMPAIGNS = {"faults", "lost_processes", "misplaced", "survival", "trials"}
 
 

@@ -2,12 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every operation is lowered for devices that are absent, as dispatched there."""
 
+import functools
+import re
+
 import jax
 import jax.numpy as jnp
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh
 
 from dovetail_kernels import (
+    attention,
     grouped_matmul,
     linear_cross_entropy,
     pack_weights,
@@ -98,3 +102,21 @@ def test_sampling_without_a_sort(platform):
     module = lowered(draw, _shape(3, 1000), _integers(), platform=platform)
     assert "stablehlo.while" in module
     assert "stablehlo.sort" not in module
+
+
+def test_attention_is_exported_for_a_gpu_with_its_blocks():
+    """The documented export for another device: the blocks chosen there, not those of the CPU."""
+
+    def rows(platform, mesh):
+        q = _shape(1, 1024, 8, 64)
+        with jax.sharding.use_abstract_mesh(mesh):
+            blocked = jax.jit(functools.partial(attention, causal=True, impl="blocked"))
+            program = jax.export.export(blocked, platforms=[platform])(q, q, q)
+        assert program.platforms == (platform,)
+        return set(re.findall(r"tensor<(?:\d+x)*(\d+)x(?:\d+)xf32>", program.mlir_module()))
+
+    told = AbstractDevice(device_kind=DEVICES["cuda"], num_cores=None, platform="cuda")
+    there = rows("cuda", AbstractMesh((), (), abstract_device=told))
+    here = rows("cpu", AbstractMesh((), ()))
+    assert "1024" in there  # rows of a tile of logits
+    assert "1024" not in here  # 128

@@ -76,8 +76,8 @@ def per_shard(
         result = function(*filled)
         return jax.lax.psum(result, tuple(names)) if names else result
 
-    # Without the check of varying axes: arguments vary alike inside (see `varying`), so that results
-    # which are equal on all devices (the plan of `permute`, split along d) vary by their type.
+    # Without the check of varying axes: arguments vary alike inside (see `varying`). By their types
+    # so do results that are equal on all devices, as the plan of a `permute` split along d.
     mapped = jax.shard_map(
         body,
         mesh=mesh,

@@ -11,7 +11,7 @@
     >>> "blocked" in str(explain(attention, q, k, v, causal=True))
     True
 
-- Attention: `attention`, `paged_attention`, `paged_write`
+- Attention: `attention`, `paged_attention`, `paged_write`, `QuantizedPages`
 - Losses of a linear head: `linear_cross_entropy`, `linear_logprobs`
 - Mixtures of experts: `route_tokens`, `permute`, `unpermute`, `grouped_matmul`
 - Quantized products: `pack_weights`, `unpack_weights`, `quantized_matmul`
@@ -34,6 +34,7 @@ from dovetail_kernels.grouped.routing import ExpertGroups, route_tokens
 from dovetail_kernels.loss.api import CE, Logprobs, linear_cross_entropy, linear_logprobs
 from dovetail_kernels.norm import layer_norm, rms_norm
 from dovetail_kernels.paged.api import paged_attention
+from dovetail_kernels.paged.pages import QuantizedPages
 from dovetail_kernels.paged.write import paged_write
 from dovetail_kernels.quantized.api import quantized_matmul
 from dovetail_kernels.quantized.layout import PackedWeights, unpack_weights
@@ -47,6 +48,7 @@ __all__ = [  # noqa: RUF022, by topic
     "SoftmaxStats",
     "paged_attention",
     "paged_write",
+    "QuantizedPages",
     # Losses
     "linear_cross_entropy",
     "CE",

@@ -15,6 +15,7 @@ import pytest
 
 import forced_devices
 from dovetail_kernels.paged.api import paged_attention, plan_paged_attention
+from dovetail_kernels.paged.pages import QuantizedPages
 from dovetail_kernels.testing.paged import cases, check, expected, inputs
 
 PROGRAM = Path(__file__).parents[1] / "programs" / "paged_sharded.py"
@@ -110,7 +111,7 @@ def test_float64_stays_float64():
     given = inputs(case)
     want = expected(case, given, np.zeros(given.q.shape)).out
     with jax.enable_x64(True):
-        q, pages, sinks = (jnp.asarray(a.astype(np.float64)) for a in given[:2] + given[5:])
+        q, pages, sinks = (jnp.asarray(a.astype(np.float64)) for a in (*given[:2], given.sinks))
         numbers = arrays("all options")
         numbers = {name: numbers[name] for name in ("page_table", "kv_lengths", "q_starts")}
         out = paged_attention(q, pages, **numbers, **case.options, sinks=sinks)
@@ -144,14 +145,37 @@ def test_other_implementations_are_unknown():
         ({"q": jnp.zeros((16, 5, 8))}, r"multiple of the key heads .* heads=5 and key heads=2. Ch"),
         ({"q": jnp.zeros((16, 0, 8))}, r"heads=0 and key heads=2"),
         (
-            {"q": jnp.zeros((16, 6, 8), jnp.bfloat16)},
-            r"one dtype, got q.dtype=bfloat16 .* Use q.as",
+            {"q": jnp.zeros((16, 6, 8), jnp.int8)},
+            r"q must be of bfloat16, .* got q.dtype=int8",
+        ),
+        (
+            {"value_width": 4},
+            r"belongs to pages of one entry .* value_width=4 and .*\. Leave",
+        ),
+        (
+            {"pages": jnp.zeros((9, 4, 1, 2, 8))},
+            r"got value_width=None .* Use value_width=8",
+        ),
+        (
+            {"pages": jnp.zeros((9, 4, 1, 2, 8)), "value_width": 9},
+            r"from 1 to the width of pages, 8, got value_width=9. Use value_width=8 for the whole",
+        ),
+        (
+            {"pages": QuantizedPages(codes=jnp.zeros((9, 4, 2, 2, 8), jnp.int16), scales=None)},
+            r"codes of int8, float8_e4m3fn, got codes.dtype=int16. Use QuantizedPages.zeros",
+        ),
+        (
+            {
+                "pages": QuantizedPages(
+                    codes=jnp.zeros((9, 4, 2, 2, 8), jnp.int8), scales=jnp.zeros((9, 4, 2, 1))
+                )
+            },
+            r"scales float32\[9, 4, 2, 2\], one .* got float32\[9, 4, 2, 1\]. Use QuantizedPages.z",
         ),
         ({"page_table": jnp.zeros(5, jnp.int32)}, r"page_table.shape=\(5,\). Use page_table\[None"),
         ({"page_table": jnp.zeros((5, 0), jnp.int32)}, r"a column at least"),
-        ({"page_table": np.zeros((5, 3))}, r"page_table must be int32, got .*=float64. Use page_t"),
+        ({"page_table": np.zeros((5, 3))}, r"page_table must be integers, got .*=float64. Use pag"),
         ({"kv_lengths": jnp.zeros(4, jnp.int32)}, r"kv_lengths must be \[5\] for 5 requests .*Use"),
-        ({"kv_lengths": np.zeros(5, np.int64)}, r"kv_lengths must be int32, got .*dtype=int64"),
         ({"q_starts": jnp.zeros(5, jnp.int32)}, r"q_starts must be \[6\] .* q_starts.shape=\(5,\)"),
         ({"sinks": jnp.zeros(2)}, r"sinks must be \[6\] .* and 6 heads, got sinks.shape=\(2,\)"),
         ({"window": 0}, r"window must be 1 or more .* got window=0. Leave it out to see all"),
@@ -166,3 +190,93 @@ def test_what_is_refused(monkeypatch, change, message):
     for call in (paged_attention, plan_paged_attention):
         with pytest.raises(ValueError, match=message):
             call(**given)
+
+
+@pytest.mark.capability("attention over a paged cache: log-sum-exp, to merge parts of the keys")
+@pytest.mark.parametrize("impl", ["gather", "reference"])
+def test_parts_of_the_keys_are_merged_by_lse(impl):
+    """A shared prefix and the rest, each with queries of its own cache, as one cache of both."""
+    q, k, v = jax.random.normal(jax.random.key(0), (3, 40, 6, 8))
+    rows = q[:5]
+
+    def attend(k, v):
+        pages = jnp.stack([k, v], axis=1).reshape(-1, 4, 2, 6, 8)
+        # Five requests of one row each: the row is the last and sees every key.
+        table = jnp.tile(jnp.arange(pages.shape[0]), (5, 1))
+        lengths, starts = jnp.full(5, k.shape[0]), jnp.arange(6)
+        return paged_attention(
+            rows, pages, page_table=table, kv_lengths=lengths, q_starts=starts, lse=True, impl=impl
+        )
+
+    whole, lse = attend(k, v)
+    parts = [attend(k[part], v[part]) for part in (slice(0, 28), slice(28, 40))]
+    both = jnp.logaddexp(parts[0][1], parts[1][1])
+    merged = sum(jnp.exp(part[1] - both)[..., None] * part[0] for part in parts)
+    # Sums of 40 weights and exponentials near 1, in float32.
+    np.testing.assert_allclose(both, lse, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(merged, whole, rtol=0, atol=1e-5)
+
+
+@pytest.mark.capability("attention over a paged cache: latent (absorbed) attention")
+@pytest.mark.parametrize("impl", ["gather", "reference"])
+def test_absorbed_latent_attention_is_attention_over_keys_and_values(impl):
+    """DeepSeek-V2 (2405.04434, section 2.1): latents up-projected to heads, against absorption."""
+    rng = np.random.default_rng(0)
+    heads, keys, latent, rotary, width, value = 3, 21, 16, 4, 8, 6
+    c, k_rotary = rng.standard_normal((keys, latent)), rng.standard_normal((keys, rotary))
+    up_k = rng.standard_normal((heads, width, latent)) / 4
+    up_v = rng.standard_normal((heads, value, latent)) / 4
+    q, q_rotary = rng.standard_normal((5, heads, width)), rng.standard_normal((5, heads, rotary))
+    # By the formula, in float64: keys and values of every head.
+    logits = np.einsum("tnw,nwl,sl->nts", q, up_k, c)
+    logits = (logits + np.einsum("tnr,sr->nts", q_rotary, k_rotary)) * 0.3
+    hidden = np.arange(keys)[None] > np.arange(keys - 5, keys)[:, None]
+    weights = np.exp(np.where(hidden, -np.inf, logits))
+    weights /= weights.sum(-1, keepdims=True)
+    want = np.einsum("nts,sl,nvl->tnv", weights, c, up_v)
+    # Absorbed: queries in the space of latents, one key head, the value is the latent.
+    entries = np.pad(np.concatenate([c, k_rotary], axis=1), ((0, 3), (0, 0)))
+    pages = jnp.asarray(entries.reshape(6, 4, 1, 1, latent + rotary), jnp.float32)
+    absorbed = np.concatenate([np.einsum("tnw,nwl->tnl", q, up_k), q_rotary], axis=-1)
+    out = paged_attention(
+        jnp.asarray(absorbed, jnp.float32),
+        pages,
+        page_table=np.arange(6)[None],
+        kv_lengths=np.array([keys]),
+        q_starts=np.array([0, 5]),
+        scale=0.3,
+        value_width=latent,
+        impl=impl,
+    )
+    assert out.shape == (5, heads, latent)
+    found = np.einsum("tnl,nvl->tnv", np.asarray(out, np.float64), up_v)
+    # Logits of 20 products of float32 numbers below 20, and a mean of latents below 4.
+    np.testing.assert_allclose(found, want, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("impl", ["gather", "reference"])
+@pytest.mark.parametrize("dtype", [np.int64, np.uint32, np.int16, np.uint64])
+def test_numbers_of_any_integer_dtype(impl, dtype):
+    given = arrays()
+    want = paged_attention(**given, impl=impl)
+    numbers = {name: np.asarray(given[name]) for name in ("page_table", "kv_lengths", "q_starts")}
+    # Unused ids are -1; an unsigned one is far beyond the last page instead.
+    numbers = {name: array.astype(dtype) for name, array in numbers.items()}
+    np.testing.assert_array_equal(paged_attention(**{**given, **numbers}, impl=impl), want)
+    with jax.enable_x64(True):
+        traced = jax.jit(lambda numbers: paged_attention(**{**given, **numbers}, impl=impl))
+        np.testing.assert_array_equal(traced(numbers), want)
+
+
+@pytest.mark.parametrize("name, value", [("page_table", 2**32), ("kv_lengths", 2**32 + 7)])
+def test_a_number_beyond_int32_never_wraps_into_a_valid_one(name, value):
+    given = arrays("decode")
+    wrong = np.array(given[name], np.int64)
+    wrong.flat[0] += value
+    with pytest.raises(ValueError, match=r"page_table must name pages|kv_lengths must count"):
+        paged_attention(**{**given, name: wrong})
+    with jax.enable_x64(True):
+        attend = jax.jit(lambda wrong: paged_attention(**{**given, name: wrong}))
+        out = attend(jnp.asarray(wrong))
+    assert np.isnan(out[0]).all()
+    np.testing.assert_array_equal(out[1:], paged_attention(**given)[1:])

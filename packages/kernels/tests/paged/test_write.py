@@ -24,7 +24,7 @@ def test_conformance(dtype):
 
 @pytest.mark.parametrize("way", [_scatter, _select])
 def test_both_ways_of_writing(way):
-    check_paged_write(lambda pages, k, v, *, slots: way(pages, k, v, slots), dtype="bfloat16")
+    check_paged_write(lambda pages, k, v, *, slots: way(pages, (k, v), slots), dtype="bfloat16")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -46,7 +46,7 @@ def test_no_tokens():
     pages, k, v = arrays(tokens=0)
     none = jnp.zeros(0, jnp.int32)
     np.testing.assert_array_equal(paged_write(pages + 1, k, v, slots=none), pages + 1)
-    np.testing.assert_array_equal(_select(pages + 1, k, v, none), pages + 1)
+    np.testing.assert_array_equal(_select(pages + 1, (k, v), none), pages + 1)
 
 
 def test_gradient_and_vmap():
@@ -85,9 +85,9 @@ def test_a_traced_slot_beyond_the_last_writes_nothing():
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"pages": jnp.zeros((3, 8, 4, 16))}, r"third axis keys and values, got pages.shape=\(3, "),
+        ({"pages": jnp.zeros((3, 8, 4, 16))}, r"third axis keys and values .* pages.shape=\(3, "),
         ({"pages": jnp.zeros((3, 8, 3, 4, 16))}, r"Use jnp.stack\(\[k, v\], axis=2\)"),
-        ({"pages": jnp.zeros((3, 8, 2, 4, 16), jnp.int8)}, r"got pages.dtype=int8. Convert"),
+        ({"pages": jnp.zeros((3, 8, 2, 4, 16), jnp.int8)}, r"=int8. Convert .* or use QuantizedP"),
         (
             {"pages": jax.ShapeDtypeStruct((2**28, 8, 2, 4, 16), jnp.float32)},
             r"fewer than 2\*\*31 keys, .* Split the cache",
@@ -99,7 +99,14 @@ def test_a_traced_slot_beyond_the_last_writes_nothing():
         ({"v": jnp.zeros((3, 4, 16))}, r"v.shape=\(3, 4, 16\)"),
         ({"slots": jnp.zeros((4, 1), jnp.int32)}, r"slots.shape=\(4, 1\)"),
         ({"v": jnp.zeros((4, 4, 16), jnp.bfloat16)}, r"v.dtype=bfloat16 and .* Use k.astype"),
-        ({"slots": np.arange(4)}, r"slots must be int32, got slots.dtype=int64. Use slots.astype"),
+        (
+            {"slots": np.ones(4)},
+            r"slots must be integers, got slots.dtype=float64. Use",
+        ),
+        (
+            {"slots": np.arange(4) + 2**32},
+            r"below pages times page size, 24, got slots\[3\]=42",
+        ),
         (
             {"slots": np.array([0, 1, 24, 2], np.int32)},
             r"below pages times page size, 24, got slots\[2\]=24. Use page id \* page size",
@@ -116,3 +123,13 @@ def test_what_is_refused(monkeypatch, change, message):
     given = {"pages": pages, "k": k, "v": v, "slots": jnp.arange(4, dtype=jnp.int32), **change}
     with pytest.raises(ValueError, match=message):
         paged_write(**given)
+
+
+def test_slots_beyond_int32_write_nothing():
+    pages, k, v = arrays(pages=3)
+    with jax.enable_x64(True):
+        slots = jnp.array([2**32, 2**40 + 1, -(2**32) + 2, 5], jnp.int64)
+        found = jax.jit(paged_write)(pages + 1, k, v, slots=slots)
+    want = np.ones(pages.shape, np.float32)
+    want[0, 5] = np.stack([k[3], v[3]])
+    np.testing.assert_array_equal(found, want)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dovetail_kernels.paged.pages import QuantizedPages, codes_of
 from dovetail_kernels.testing.paged import (
     Case,
     cases,
@@ -32,11 +33,15 @@ def oracle(*, wrong=None, refused=frozenset()):
             queries=tuple(np.diff(q_starts).tolist()),
             lengths=tuple(np.asarray(kv_lengths).tolist()),
             heads=q.shape[1],
-            kv_heads=pages.shape[3],
+            kv_heads=codes_of(pages).shape[3],
             width=q.shape[2],
-            page_size=pages.shape[1],
+            page_size=codes_of(pages).shape[1],
+            pages_dtype=codes_of(pages).dtype.name,
             **options,
         )
+        scales = None
+        if isinstance(pages, QuantizedPages):
+            pages, scales = pages.codes, np.asarray(pages.scales)
         if refused.intersection(options) or (sinks is not None and "sinks" in refused):
             raise NotImplementedError("not this")
         given = inputs(case)._replace(
@@ -45,15 +50,23 @@ def oracle(*, wrong=None, refused=frozenset()):
             page_table=np.asarray(page_table),
             q_starts=np.asarray(q_starts),
             sinks=None if sinks is None else np.asarray(sinks),
+            scales=scales,
         )
         case, given = (wrong or (lambda case, given: (case, given)))(case, given)
-        return jnp.asarray(expected(case, given, np.zeros(q.shape)).out, q.dtype)
+        width = case.value_width or case.width
+        found = expected(case, given, np.zeros((*q.shape[:2], width)))
+        out = jnp.asarray(found.out, q.dtype)
+        return (out, jnp.asarray(found.lse, jnp.float32)) if case.lse else out
 
     return call
 
 
 def without(**options):
     return lambda case, given: (dataclasses.replace(case, **options), given)
+
+
+def scaled(case, given):
+    return case, given if given.scales is None else given._replace(scales=given.scales * 1.01)
 
 
 def test_what_is_right_or_refused_passes():
@@ -71,6 +84,8 @@ def test_what_is_right_or_refused_passes():
         ("sinks", lambda case, given: (case, given._replace(sinks=None))),
         ("chunk", lambda case, given: (case, given._replace(q=given.q[::-1]))),
         ("decode", lambda case, given: (dataclasses.replace(case, lengths=(1, 129, 5)), given)),
+        ("int8", scaled),
+        ("latent", lambda case, given: (case, given._replace(pages=given.pages[..., ::-1]))),
         ("bfloat16", lambda case, given: (case, given._replace(q=given.q * np.float32(1.5)))),
     ],
 )
@@ -79,6 +94,21 @@ def test_what_is_ignored_is_found(name, wrong):
         check(oracle(wrong=wrong), NAMED[name], grad=False)
     with pytest.raises(AssertionError, match="output is off by"):
         check_paged_attention(oracle(wrong=wrong), supports=())
+
+
+def test_a_wrong_lse_is_found():
+    def shifted(*args, **options):
+        result = oracle()(*args, **options)
+        return (result[0], result[1] + 1e-3) if options.get("lse") else result
+
+    def padded(*args, **options):
+        result = oracle()(*args, **options)
+        return (result[0], jnp.nan_to_num(result[1])) if options.get("lse") else result
+
+    with pytest.raises(AssertionError, match=r"lse: lse is off by 0.001, bound"):
+        check(shifted, NAMED["lse"], grad=False)
+    with pytest.raises(AssertionError, match=r"lse: lse must be -inf for rows without a request"):
+        check(padded, NAMED["lse"], grad=False)
 
 
 def test_other_faults_are_found():

@@ -12,32 +12,33 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Integer
 
 from dovetail_kernels.arrays import check_arrays
 from dovetail_kernels.dispatch import Plan, device
 from dovetail_kernels.mesh import per_shard
 from dovetail_kernels.paged.call import PagedCall
 from dovetail_kernels.paged.gather import GATHER
+from dovetail_kernels.paged.pages import FLOATS, QuantizedPages, check_pages, codes_of
 from dovetail_kernels.paged.reference import REFERENCE
-from dovetail_kernels.paged.requests import check
-
-_DTYPES = ("bfloat16", "float16", "float32", "float64")
+from dovetail_kernels.paged.requests import check, int32
 
 
 def paged_attention(
     q: Float[Array, "M N H"],
-    pages: Float[Array, "P page 2 K H"],
+    pages: Float[Array, "P page kv K H"] | QuantizedPages,
     *,
-    page_table: Int[Array, "R C"] | Int[np.ndarray, "R C"],
-    kv_lengths: Int[Array, " R"] | Int[np.ndarray, " R"],
-    q_starts: Int[Array, " R1"] | Int[np.ndarray, " R1"],
+    page_table: Integer[Array, "R C"] | Integer[np.ndarray, "R C"],
+    kv_lengths: Integer[Array, " R"] | Integer[np.ndarray, " R"],
+    q_starts: Integer[Array, " R1"] | Integer[np.ndarray, " R1"],
     window: int | None = None,
     soft_cap: float | None = None,
     sinks: Float[Array, " N"] | None = None,
     scale: float | None = None,
+    value_width: int | None = None,
+    lse: bool = False,
     impl: str | Sequence[str] | None = None,
-) -> Float[Array, "M N H"]:
+) -> Any:
     """Computes softmax(scale q·k) v, causally over the cached keys of each row's request.
 
     A batch holds the rows of R requests, one after the other. Rows q_starts[r] to q_starts[r + 1]
@@ -49,22 +50,30 @@ def paged_attention(
     Args:
         q: Queries [M, N, H]. Rows from q_starts[-1] on are padding: their output is 0 and they may
             hold anything. Heads may be sharded.
-        pages: Cache [P, page, 2, K, H] of q's dtype; [:, :, 0] are keys and [:, :, 1] values. Key
-            heads may be sharded, by the mesh axis of q's heads.
-        page_table: Page ids i32[R, C]. Entry [r, c] holds keys c * page to (c + 1) * page of
+        pages: Cache [P, page, 2, K, H] of any float dtype; [:, :, 0] are keys and [:, :, 1] values.
+            Or `QuantizedPages`. Blocks are converted when they are used. Key heads may be sharded,
+            by the mesh axis of q's heads.
+        page_table: Page ids [R, C], integers. Entry [r, c] holds keys c * page to (c + 1) * page of
             request r. Entries without a visible key (beyond kv_lengths, or before the window) are
             not read.
-        kv_lengths: Number of keys of each request, its queries included, i32[R].
-        q_starts: First row of each request, then the end of the last, i32[R + 1]. Starts with 0.
+        kv_lengths: Number of keys of each request, its queries included, [R].
+        q_starts: First row of each request, then the end of the last, [R + 1]. Starts with 0.
         window: A row sees the last `window` keys up to its own. None: all.
         soft_cap: Replaces each logit by `c tanh(logit / c)`.
         sinks: One logit per head [N], added to the denominator only. May be sharded like q.
         scale: Default 1 / sqrt(H).
+        value_width: For latent attention (DeepSeek-V2, 2405.04434, section 2.1, with absorbed
+            projections): pages [P, page, 1, K, H] hold one entry for each key, and the value is its
+            first `value_width` elements. None for pages of keys and values.
+        lse: Also return the log-sum-exp of each row's logits, to merge attention over parts of the
+            keys: out = Σ exp(lse_i - lse) out_i with lse = log Σ exp(lse_i).
         impl: Implementation name, or several in order of preference; see `explain`.
 
     Returns:
-        Output [M, N, H] in q's dtype, accumulated in float32 (float64 for float64). The rest of the
-        batch does not change a request's output, and on CPU not even its bits.
+        Output [M, N, H], or [M, N, value_width], in q's dtype, accumulated in float32 (float64 if q
+        or pages are float64). The rest of the batch does not change a request's output, and on CPU
+        not even its bits. With `lse` the pair (output, lse f32[M, N]); sinks count in lse, and
+        padding has -inf.
 
     Raises:
         ValueError: Shapes, dtypes or options contradict each other, or known values do. Under a
@@ -93,20 +102,30 @@ def paged_attention(
         soft_cap=soft_cap,
         sinks=sinks,
         scale=scale,
+        value_width=value_width,
+        lse=lse,
         impl=impl,
     )
     check(plan.call, page_table, kv_lengths, q_starts)
-    run = functools.partial(plan.choose().run, call=plan.call)
-    numbers = [jnp.asarray(a, jnp.int32) for a in (page_table, kv_lengths, q_starts)]
+    run = functools.partial(_run, plan.choose().run, plan.call)
+    numbers = [int32(a) for a in (page_table, kv_lengths, q_starts)]
+    scales = pages.scales if isinstance(pages, QuantizedPages) else None
     return per_shard(
         plan.operation,
         _without_gradient(run),
-        (q, pages, *numbers, sinks),
-        ("mnh", "pstnh", "rc", "r", "e", "n"),
-        out="mnh",
+        (q, codes_of(pages), scales, *numbers, sinks),
+        ("mnh", "pstnh", "pstn", "rc", "r", "e", "n"),
+        out=("mnh", "mn") if lse else "mnh",
         may="n",
         instead="Use jax.sharding.reshard to shard heads alone.",
     )
+
+
+def _run(
+    run: Callable[..., Any], call: PagedCall, q: Any, codes: Any, scales: Any, *others: Any
+) -> Any:
+    pages = codes if scales is None else QuantizedPages(codes=codes, scales=scales)
+    return run(q, pages, *others, call=call)
 
 
 def plan_paged_attention(
@@ -120,6 +139,8 @@ def plan_paged_attention(
     soft_cap: float | None = None,
     sinks: Any = None,
     scale: float | None = None,
+    value_width: int | None = None,
+    lse: bool = False,
     impl: str | Sequence[str] | None = None,
 ) -> Plan[PagedCall]:
     """Returns the plan of a call of `paged_attention`, from shapes and dtypes alone.
@@ -128,13 +149,15 @@ def plan_paged_attention(
         q: As in `paged_attention`, like all arguments. Arrays, or anything with a shape and a
             dtype.
         pages: Cache [P, page, 2, K, H].
-        page_table: Page ids i32[R, C].
-        kv_lengths: Number of keys of each request, i32[R].
-        q_starts: First row of each request, then the end of the last, i32[R + 1].
+        page_table: Page ids [R, C].
+        kv_lengths: Number of keys of each request, [R].
+        q_starts: First row of each request, then the end of the last, [R + 1].
         window: Number of visible keys.
         soft_cap: Cap of the logits.
         sinks: One logit per head [N].
         scale: Factor of the logits. Default 1 / sqrt(H).
+        value_width: Elements of a key that are its value.
+        lse: Whether the log-sum-exp is returned.
         impl: Implementation name, or several in order of preference.
 
     Raises:
@@ -143,14 +166,17 @@ def plan_paged_attention(
     check_arrays(
         "paged_attention",
         q=q,
-        pages=pages,
+        pages=codes_of(pages),
         page_table=page_table,
         kv_lengths=kv_lengths,
         q_starts=q_starts,
         sinks=sinks,
     )
+    check_pages(pages)
+    pages = codes_of(pages)
     _check_shapes(q, pages, page_table, kv_lengths, q_starts, sinks)
     _check_options(window=window, soft_cap=soft_cap, scale=scale)
+    _check_value_width(value_width, pages)
     call = PagedCall(
         queries=q.shape[0],
         heads=q.shape[1],
@@ -161,10 +187,13 @@ def plan_paged_attention(
         requests=page_table.shape[0],
         columns=page_table.shape[1],
         dtype=np.dtype(q.dtype).name,
+        pages_dtype=np.dtype(pages.dtype).name,
         window=window,
         soft_cap=soft_cap,
         sinks=sinks is not None,
         scale=q.shape[2] ** -0.5 if scale is None else float(scale),
+        value_width=None if value_width is None else int(value_width),
+        lse=bool(lse),
         device=device(q, pages),
     )
     return Plan(
@@ -176,34 +205,9 @@ def plan_paged_attention(
     )
 
 
-def check_pages(pages: Any) -> None:
-    """Checks the shape and the dtype of a cache.
-
-    Raises:
-        ValueError: `pages` is not [P, page, 2, K, H] with a supported dtype and fewer than 2**31
-            keys.
-    """
-    if len(pages.shape) != 5 or pages.shape[2] != 2 or 0 in pages.shape[1:]:
-        raise ValueError(
-            f"pages must be [pages, page, 2, key heads, width], its third axis keys and values, "
-            f"got pages.shape={tuple(pages.shape)}. Use jnp.stack([k, v], axis=2) of such a k, v."
-        )
-    if pages.dtype not in _DTYPES:
-        raise ValueError(
-            f"pages must be of {', '.join(_DTYPES)}, got pages.dtype={pages.dtype}. Convert them, "
-            f"as pages.astype(jnp.bfloat16)."
-        )
-    if pages.shape[0] * pages.shape[1] >= 2**31:
-        raise ValueError(
-            f"pages must hold fewer than 2**31 keys, which i32 slots can name, got "
-            f"pages.shape={tuple(pages.shape)}. Split the cache."
-        )
-
-
 def _check_shapes(
     q: Any, pages: Any, page_table: Any, kv_lengths: Any, q_starts: Any, sinks: Any
 ) -> None:
-    check_pages(pages)
     if len(q.shape) != 3 or q.shape[2] != pages.shape[4]:
         raise ValueError(
             f"q must be [rows, heads, width] with the width {pages.shape[4]} of pages, got "
@@ -216,10 +220,9 @@ def _check_shapes(
             f"q's heads (axis 1) must be a multiple of the key heads (axis 3 of pages), got "
             f"heads={heads} and key heads={kv_heads}. Check that no axes were swapped."
         )
-    if q.dtype != pages.dtype:
+    if q.dtype not in FLOATS:
         raise ValueError(
-            f"q and pages must have one dtype, got q.dtype={q.dtype} and "
-            f"pages.dtype={pages.dtype}. Use q.astype(pages.dtype)."
+            f"q must be of {', '.join(FLOATS)}, got q.dtype={q.dtype}. Use q.astype(jnp.float32)."
         )
     if len(page_table.shape) != 2 or page_table.shape[1] == 0:
         raise ValueError(
@@ -237,9 +240,9 @@ def _check_shapes(
                 f"{heads} heads, got {name}.shape={tuple(array.shape)}. Use one number for each."
             )
     for name, array in {"page_table": page_table, **{n: a for n, (a, _) in wanted.items()}}.items():
-        if name != "sinks" and np.dtype(array.dtype) != np.int32:
+        if name != "sinks" and not jnp.issubdtype(array.dtype, jnp.integer):
             raise ValueError(
-                f"{name} must be int32, got {name}.dtype={array.dtype}. Use "
+                f"{name} must be integers, got {name}.dtype={array.dtype}. Use "
                 f"{name}.astype(jnp.int32)."
             )
 
@@ -257,6 +260,22 @@ def _check_options(*, window: int | None, soft_cap: float | None, scale: float |
     if scale is not None and not math.isfinite(scale):
         raise ValueError(
             f"scale must be finite, got scale={scale}. Leave it out for 1 / sqrt(width)."
+        )
+
+
+def _check_value_width(value_width: int | None, pages: Any) -> None:
+    entries, width = pages.shape[2], pages.shape[4]
+    if (entries == 1) != (value_width is not None):
+        use = "Leave it out" if entries == 2 else f"Use value_width={width}, or less"
+        raise ValueError(
+            f"value_width belongs to pages of one entry for each key, [pages, page, 1, key heads, "
+            f"width], and they to it, got value_width={value_width} and "
+            f"pages.shape={tuple(pages.shape)}. {use}."
+        )
+    if value_width is not None and not 1 <= value_width <= width:
+        raise ValueError(
+            f"value_width must be from 1 to the width of pages, {width}, got "
+            f"value_width={value_width}. Use value_width={width} for the whole key."
         )
 
 

@@ -5,6 +5,7 @@
 import dataclasses
 
 from dovetail_kernels.dispatch import Device
+from dovetail_kernels.paged.pages import LARGEST
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -20,11 +21,14 @@ class PagedCall:
         page_size: Keys per page.
         requests: R, rows of the page table.
         columns: C, columns of the page table.
-        dtype: Dtype of q and pages.
+        dtype: Dtype of q.
+        pages_dtype: Dtype of pages, or of their codes.
         window: Number of visible keys, or None.
         soft_cap: Cap of the logits, or None.
         sinks: Whether the call has sinks.
         scale: Factor of the logits.
+        value_width: Elements of a key that are its value. None for pages of keys and values.
+        lse: Whether the log-sum-exp is returned.
         device: Device of the call.
     """
 
@@ -37,10 +41,13 @@ class PagedCall:
     requests: int
     columns: int
     dtype: str
+    pages_dtype: str
     window: int | None
     soft_cap: float | None
     sinks: bool
     scale: float
+    value_width: int | None
+    lse: bool
     device: Device
 
     @property
@@ -51,4 +58,21 @@ class PagedCall:
     @property
     def inner(self) -> str:
         """Compute dtype between arguments and result."""
-        return "float64" if self.dtype == "float64" else "float32"
+        return "float64" if "float64" in (self.dtype, self.pages_dtype) else "float32"
+
+    @property
+    def operands(self) -> str:
+        """Dtype of the products' operands, which decides their precision."""
+        if self.quantized or self.dtype == self.pages_dtype:
+            return self.dtype
+        return self.inner  # of bfloat16 and float16 too
+
+    @property
+    def quantized(self) -> bool:
+        """Whether pages are codes with scales."""
+        return self.pages_dtype in LARGEST
+
+    @property
+    def out_width(self) -> int:
+        """Elements of an output head."""
+        return self.width if self.value_width is None else self.value_width

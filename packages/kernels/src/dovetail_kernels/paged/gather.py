@@ -26,6 +26,7 @@ from jaxtyping import Array, Float, Int
 
 from dovetail_kernels.dispatch import Implementation, Work
 from dovetail_kernels.paged.call import PagedCall
+from dovetail_kernels.paged.pages import QuantizedPages, codes_of
 from dovetail_kernels.paged.requests import Requests, requests
 from dovetail_kernels.paged.tiles import SIZES, Tiles, tiles
 from dovetail_kernels.precision import product
@@ -35,6 +36,18 @@ from dovetail_kernels.varying import varying
 # cache between the gather and the products. The result's bits depend on it, so it depends only on
 # the page size.
 BLOCK = 128
+
+
+class _Out(NamedTuple):
+    """Results of all rows, or of those of some tiles.
+
+    Attributes:
+        rows: Output [M, N, G], in the compute dtype.
+        lse: Log-sum-exp [M, N], or None.
+    """
+
+    rows: Float[Array, "*M N G"]
+    lse: Float[Array, "*M N"] | None
 
 
 class _Lanes(NamedTuple):
@@ -60,19 +73,19 @@ class _Lanes(NamedTuple):
 @functools.partial(jax.jit, static_argnames="call")
 def run(
     q: Float[Array, "M N H"],
-    pages: Float[Array, "P page 2 K H"],
+    pages: Float[Array, "P page kv K H"] | QuantizedPages,
     page_table: Int[Array, "R C"],
     kv_lengths: Int[Array, " R"],
     q_starts: Int[Array, " R1"],
     sinks: Float[Array, " N"] | None,
     *,
     call: PagedCall,
-) -> Float[Array, "M N H"]:
+) -> Any:
     """Computes softmax(scale q·k) v of each row, over its visible keys.
 
     Args:
         q: Queries [M, N, H].
-        pages: Cache [P, page, 2, K, H].
+        pages: Cache.
         page_table: Page ids i32[R, C].
         kv_lengths: Number of keys of each request, i32[R].
         q_starts: First row of each request, then the end of the last, i32[R + 1].
@@ -80,10 +93,13 @@ def run(
         call: Sizes and options.
 
     Returns:
-        Output [M, N, H] in q's dtype, computed in float32, or float64 for float64.
+        Output [M, N, G] in q's dtype, computed in float32, or float64 for float64. With `call.lse`
+        also lse [M, N].
     """
+    shape = (*q.shape[:2], call.out_width)
+    out = varying(_Out(jnp.zeros(shape, call.inner), _no_lse(call, shape[:2])), q)
     if not call.requests or not call.queries:
-        return jnp.zeros_like(q)
+        return _finished(call, out, jnp.zeros(call.queries, bool), q.dtype)
     batch = requests(call, page_table, kv_lengths, q_starts)
     lanes = _lanes_of_a_group(call.device.platform)
     # The last tile of a batch may reach beyond its last row.
@@ -91,10 +107,21 @@ def run(
     per_block = max(1, BLOCK // call.page_size)
     page_ids = jnp.pad(batch.page_ids, ((0, 0), (0, -call.columns % per_block)))
     batch = batch._replace(page_ids=page_ids)
-    out = varying(jnp.zeros(q.shape, call.inner), q)
     for some in tiles(batch.counts, rows=call.queries):
         out = _attend(out, padded, pages, sinks, batch, some, call=call, lanes=lanes[some.size])
-    return jnp.where(batch.row_bad[:, None, None], jnp.nan, out).astype(q.dtype)
+    return _finished(call, out, batch.row_bad, q.dtype)
+
+
+def _no_lse(call: PagedCall, shape: tuple[int, ...]) -> Any:
+    return jnp.full(shape, -jnp.inf, call.inner) if call.lse else None
+
+
+def _finished(call: PagedCall, out: _Out, bad: Any, dtype: Any) -> Any:
+    """Returns the output, or the pair with lse, with NaN in rows of invalid requests."""
+    rows = jnp.where(bad[:, None, None], jnp.nan, out.rows).astype(dtype)
+    if out.lse is None:
+        return rows
+    return rows, jnp.where(bad[:, None], jnp.nan, out.lse)
 
 
 def _lanes_of_a_group(platform: str) -> dict[int, int]:
@@ -105,7 +132,7 @@ def _lanes_of_a_group(platform: str) -> dict[int, int]:
 
 
 def _attend(
-    out: Any,
+    out: _Out,
     q: Any,
     pages: Any,
     sinks: Any,
@@ -114,7 +141,7 @@ def _attend(
     *,
     call: PagedCall,
     lanes: int,
-) -> Any:
+) -> _Out:
     """Returns `out` with the rows of these tiles filled."""
     every = _bounds(batch, some, call=call)
     if lanes > 1:
@@ -122,12 +149,12 @@ def _attend(
         fill = -len(order) % lanes
         every = _Lanes(*(jnp.pad(x[order], (0, fill)) for x in every))
 
-    def group(i: Any, out: Any) -> Any:
+    def group(i: Any, out: _Out) -> _Out:
         these = _Lanes(*(lax.dynamic_slice(x, (i * lanes,), (lanes,)) for x in every))
         attended = _lanes(q, pages, sinks, batch.page_ids, these, size=some.size, call=call)
         nth = jnp.arange(some.size, dtype=jnp.int32)[None]
-        rows = jnp.where(nth < these.rows[:, None], these.row[:, None] + nth, out.shape[0])
-        return out.at[rows].set(attended, mode="drop")
+        rows = jnp.where(nth < these.rows[:, None], these.row[:, None] + nth, call.queries)
+        return jax.tree.map(lambda a, new: a.at[rows].set(new, mode="drop"), out, attended)
 
     return lax.fori_loop(jnp.int32(0), (some.real + lanes - 1) // lanes, group, out)
 
@@ -147,21 +174,21 @@ def _bounds(batch: Requests, some: Tiles, *, call: PagedCall) -> _Lanes:
 
 def _lanes(
     q: Any, pages: Any, sinks: Any, page_ids: Any, these: _Lanes, *, size: int, call: PagedCall
-) -> Any:
-    """Computes attention for the tiles in these lanes, [L, size, N, H].
+) -> _Out:
+    """Computes attention for the tiles in these lanes, [L, size, N, G].
 
     Suffixes: L lanes, B keys of a block, K key heads, G query heads of one key head times size, H
     width.
     """
     lanes, heads, width = len(these.row), q.shape[1], q.shape[2]
-    kv_heads = pages.shape[3]
+    kv_heads = codes_of(pages).shape[3]
     dtype = jnp.dtype(call.inner)
     floor = float(jnp.finfo(dtype).min)  # finite, for -inf - -inf would be NaN
     tile = jax.vmap(lambda row: lax.dynamic_slice_in_dim(q, row, size))(these.row)
     tile = tile.astype(dtype).reshape(lanes, size, kv_heads, -1, width)
     q_LKGH = (tile * call.scale).transpose(0, 2, 3, 1, 4).reshape(lanes, kv_heads, -1, width)
     group = q_LKGH.shape[2]
-    bits = call.device.platform == "cpu" and pages.dtype == jnp.bfloat16
+    bits = call.device.platform == "cpu" and call.pages_dtype in ("bfloat16", "float8_e4m3fn")
     nth = jnp.tile(jnp.arange(size, dtype=jnp.int32), group // size)
     position_LG = these.position[:, None] + nth[None]
     last_L = these.position + these.rows
@@ -169,23 +196,28 @@ def _lanes(
 
     def block(carry: Any) -> Any:
         i, maximum, total, acc = carry
-        k_LBKH, v_LBKH, key_LB = _block(pages, ids_LC, these.begin + i, i, bits=bits)
+        kv, key_LB = _block(pages, ids_LC, these.begin + i, i, bits=bits)
         seen_LGB = key_LB[:, None] <= position_LG[..., None]
         if call.window is not None:
             oldest = position_LG[..., None] - min(call.window, call.keys + 1)
             seen_LGB &= key_LB[:, None] > oldest
         seen = (seen_LGB & (key_LB < last_L[:, None])[:, None])[:, None]
-        s = product("lkgh,lbkh->lkgb", q_LKGH, k_LBKH.astype(dtype), dtype=call.dtype)
+        s = product("lkgh,lbkh->lkgb", q_LKGH, kv.k.astype(dtype), dtype=call.operands)
+        if kv.k_scales is not None:
+            s = s * kv.k_scales.swapaxes(1, 2)[:, :, None]
         if call.soft_cap is not None:
             s = call.soft_cap * jnp.tanh(s / call.soft_cap)
         higher = jnp.maximum(maximum, jnp.max(s, axis=3, where=seen, initial=floor))
         p = jnp.where(seen, jnp.exp(s - higher[..., None]), 0)
         # 0 × NaN is NaN, and keys that no row sees may be anything: their values are left out too.
-        used_LB = jnp.any(seen[:, 0], axis=1)[..., None, None]
-        v = jnp.where(used_LB, v_LBKH, 0).astype(dtype)
+        used_LB = jnp.any(seen[:, 0], axis=1)[..., None]
+        v = jnp.where(used_LB[..., None], kv.v[..., : call.out_width], 0).astype(dtype)
+        weights = p
+        if kv.v_scales is not None:
+            weights = p * jnp.where(used_LB, kv.v_scales, 0).swapaxes(1, 2)[:, :, None]
         scaled = jnp.exp(maximum - higher)
-        acc = acc * scaled[..., None] + product("lkgb,lbkh->lkgh", p, v, dtype=call.dtype)
-        return i + 1, higher, total * scaled + jnp.sum(p, axis=3), acc
+        pv = product("lkgb,lbkh->lkgh", weights, v, dtype=call.operands)
+        return i + 1, higher, total * scaled + jnp.sum(p, axis=3), acc * scaled[..., None] + pv
 
     maximum = jnp.full((lanes, kv_heads, group), floor, dtype)
     total = jnp.zeros_like(maximum)
@@ -194,16 +226,32 @@ def _lanes(
         maximum = jnp.maximum(maximum, sink)
         total = jnp.exp(sink - maximum)
     steps = jnp.max(these.end - these.begin)
-    acc = jnp.zeros((lanes, kv_heads, group, width), dtype)
+    acc = jnp.zeros((lanes, kv_heads, group, call.out_width), dtype)
     start = (jnp.int32(0), *varying((maximum, total, acc), q))
-    _, _, total, acc = lax.while_loop(lambda carry: carry[0] < steps, block, start)
+    _, maximum, total, acc = lax.while_loop(lambda carry: carry[0] < steps, block, start)
     # An empty lane gives 0 / 0, and its rows are dropped.
-    return (acc / total[..., None]).reshape(lanes, heads, size, width).swapaxes(1, 2)
+    out = (acc / total[..., None]).reshape(lanes, heads, size, call.out_width).swapaxes(1, 2)
+    if not call.lse:
+        return _Out(out, None)
+    return _Out(out, (maximum + jnp.log(total)).reshape(lanes, heads, size).swapaxes(1, 2))
 
 
-def _block(pages: Any, ids_LC: Any, block_L: Any, step: Any, *, bits: bool) -> tuple[Any, Any, Any]:
-    """Returns keys and values of one block per lane, [L, B, K, H], and their positions, [L, B]."""
-    page_size, kv_heads, width = pages.shape[1], *pages.shape[3:]
+class _Block(NamedTuple):
+    """Keys and values of one block per lane, as stored [L, B, K, H], and their scales [L, B, K].
+
+    Values of latent pages are the keys. Scales are None for pages of floats.
+    """
+
+    k: Any
+    v: Any
+    k_scales: Any
+    v_scales: Any
+
+
+def _block(pages: Any, ids_LC: Any, block_L: Any, step: Any, *, bits: bool) -> tuple[_Block, Any]:
+    """Returns one block per lane, and the positions of its keys, [L, B]."""
+    codes = codes_of(pages)
+    page_size = codes.shape[1]
     per_block = max(1, BLOCK // page_size)
     # A finished lane reads its last block again; every position there is beyond its rows.
     column = jnp.minimum(block_L * per_block, ids_LC.shape[1] - per_block)
@@ -211,39 +259,45 @@ def _block(pages: Any, ids_LC: Any, block_L: Any, step: Any, *, bits: bool) -> t
     keys = per_block * page_size
     key_LB = block_L[:, None] * keys + jnp.arange(keys, dtype=jnp.int32)[None]
 
-    def gathered(which: int) -> Any:
-        kv = _rows(pages, ids, which, step, bits=bits)
-        return kv.reshape(len(ids), keys, kv_heads, width)
+    def gathered(array: Any, which: int, *, bits: bool) -> Any:
+        return _rows(array, ids, which, step, bits=bits).reshape(len(ids), keys, *array.shape[3:])
 
-    return gathered(0), gathered(1), key_LB
+    which = range(codes.shape[2])
+    kv = [gathered(codes, i, bits=bits) for i in which]
+    scales = [None]
+    if isinstance(pages, QuantizedPages):
+        scales = [gathered(pages.scales, i, bits=False) for i in which]
+    return _Block(kv[0], kv[-1], scales[0], scales[-1]), key_LB
 
 
 def _rows(pages: Any, ids: Any, which: int, step: Any, *, bits: bool) -> Any:
     """Gathers pages[ids, :, which], keys or values: each is transposed for its own product.
 
     `bits` gathers them as integers. XLA for CPU computes a bfloat16 gather in float32 (until jax
-    0.12), converts all pages for it, and moves the conversion out of the loop: a float32 copy of
-    the cache. Integers are gathered unchanged, and the barrier, with the step in it, keeps their
-    conversion inside.
+    0.12; one of float8 in float16), converts all pages for it, and moves the conversion out of the
+    loop: a wider copy of the cache. Integers are gathered unchanged, and the barrier, with the step
+    in it, keeps their conversion inside.
     """
     if not bits:
         return pages.at[ids, :, which].get(mode="promise_in_bounds")
     pages, _ = lax.optimization_barrier((pages, step))
-    integers = lax.bitcast_convert_type(pages, jnp.uint16)
+    integers = lax.bitcast_convert_type(pages, f"uint{8 * pages.dtype.itemsize}")
     gathered = integers.at[ids, :, which].get(mode="promise_in_bounds")
     return lax.bitcast_convert_type(gathered, pages.dtype)
 
 
 def _work(call: PagedCall) -> Work:
     """Returns the cost if every request has the longest length, in as few tiles as possible."""
-    size = jnp.dtype(call.dtype).itemsize
+    size, read = (jnp.dtype(dtype).itemsize for dtype in (call.dtype, call.pages_dtype))
     reads = call.queries // SIZES[-1] + min(call.requests, call.queries)
     kept = max(size, 4)
-    block = call.keys * 2 * call.kv_heads * call.width
-    rows = call.queries * call.heads * call.width
+    entries = 2 if call.value_width is None else 1
+    vectors = reads * call.keys * entries * call.kv_heads
+    scales = 4 * vectors if call.quantized else 0
+    rows = call.queries * call.heads * (call.width + call.out_width)
     return Work(
-        flops=4 * rows * call.keys,
-        bytes=reads * block * (size + 2 * kept) + rows * (2 * size + 2 * kept),
+        flops=2 * rows * call.keys,
+        bytes=vectors * call.width * (read + 2 * kept) + scales + rows * (size + kept),
     )
 
 

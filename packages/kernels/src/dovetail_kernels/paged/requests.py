@@ -9,6 +9,7 @@ become NaN, or all rows if `q_starts` itself is wrong.
 
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int
@@ -143,6 +144,22 @@ def _check_lengths(call: PagedCall, lengths: np.ndarray, counts: np.ndarray) -> 
             f"queries to {call.columns} pages of {call.page_size} keys, got "
             f"kv_lengths[{r}]={lengths[r]}. Count the keys after paged_write, or widen page_table."
         )
+
+
+def int32(array: Any) -> Array:
+    """Converts integers to int32. Those outside become the nearest, which names no page or row.
+
+    Pages hold fewer than 2**31 keys, so 2**31 - 1 is beyond the last page, slot, row and length.
+    """
+    if not isinstance(array, jax.Array):
+        array = np.asarray(array)
+        return jnp.asarray(np.clip(array, -(2**31), 2**31 - 1).astype(np.int32))
+    if np.can_cast(array.dtype, np.int32):
+        return array.astype(jnp.int32)
+    array = jnp.minimum(array, jnp.asarray(2**31 - 1, array.dtype))
+    if jnp.issubdtype(array.dtype, jnp.signedinteger):
+        array = jnp.maximum(array, jnp.asarray(-(2**31), array.dtype))
+    return array.astype(jnp.int32)
 
 
 def known_integers(array: Any) -> np.ndarray | None:

@@ -4,37 +4,49 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Integer
 
 from dovetail_kernels.arrays import check_arrays
 from dovetail_kernels.dispatch import device
 from dovetail_kernels.mesh import per_shard
-from dovetail_kernels.paged.api import check_pages
-from dovetail_kernels.paged.requests import known_integers
+from dovetail_kernels.paged.pages import (
+    FLOATS,
+    QuantizedPages,
+    check_pages,
+    codes_of,
+    quantized,
+)
+from dovetail_kernels.paged.requests import int32, known_integers
 
 
 def paged_write(
-    pages: Float[Array, "P page 2 K H"],
+    pages: Float[Array, "P page kv K H"] | QuantizedPages,
     k: Float[Array, "M K H"],
-    v: Float[Array, "M K H"],
+    v: Float[Array, "M K H"] | None,
     *,
-    slots: Int[Array, " M"] | Int[np.ndarray, " M"],
-) -> Float[Array, "P page 2 K H"]:
+    slots: Integer[Array, " M"] | Integer[np.ndarray, " M"],
+) -> Any:
     """Sets pages[slots // page, slots % page] = (k, v) for every slot that is not negative.
 
     To update in place, donate: `jax.jit(paged_write, donate_argnums=0)`. Then only the new rows are
-    written. bfloat16 on CPU before jax 0.12 is an exception: XLA has no bfloat16 scatter there, and
-    all pages are read and written once, still without a copy. Prefer float16 or float32 there.
+    written. On a CPU float8, and bfloat16 before jax 0.12, are exceptions: XLA has no such scatter
+    there, and all pages are read and written once, still without a copy. Prefer others there.
 
     Args:
-        pages: Cache [P, page, 2, K, H]. Key heads may be sharded.
-        k: Keys of new tokens [M, K, H], of pages' dtype. Key heads may be sharded.
-        v: Values of new tokens [M, K, H], of pages' dtype. Key heads may be sharded.
-        slots: Slot of each token in the cache, i32[M]: page id times page size plus the place in
-            the page. All differ. A negative slot, for padding, writes nothing.
+        pages: Cache [P, page, 2, K, H], or `QuantizedPages`: then k and v are rounded to codes. Key
+            heads may be sharded.
+        k: Keys of new tokens [M, K, H], of pages' dtype; of any float dtype for codes. Key heads
+            may be sharded.
+        v: Values of new tokens, as k. None for pages [P, page, 1, K, H] of latent attention.
+        slots: Slot of each token in the cache, integers [M]: page id times page size plus the place
+            in the page. All differ. A negative slot, for padding, writes nothing.
 
     Returns:
         The cache with the new tokens.
@@ -54,64 +66,109 @@ def paged_write(
         [[0.0, 7.0], [5.0, 0.0]]
     """
     _check(pages, k, v, slots)
-    whole = device(pages).platform == "cpu" and pages.dtype == jnp.bfloat16
-    whole = whole and jax.__version_info__ < (0, 12)
-    return per_shard(
+    codes, scales = codes_of(pages), None
+    if isinstance(pages, QuantizedPages):
+        scales = pages.scales
+    write = _select if _has_no_scatter(device(codes).platform, codes.dtype) else _scatter
+    written = per_shard(
         "paged_write",
-        _select if whole else _scatter,
-        (pages, k, v, jnp.asarray(slots, jnp.int32)),
-        ("pstnh", "mnh", "mnh", "m"),
-        out="pstnh",
+        functools.partial(_write, write),
+        (codes, scales, k, v, int32(slots)),
+        ("pstnh", "pstn", "mnh", "mnh", "m"),
+        out="pstnh" if scales is None else ("pstnh", "pstn"),
         may="n",
         instead="Use jax.sharding.reshard to shard key heads alone.",
     )
+    return written if scales is None else QuantizedPages(codes=written[0], scales=written[1])
 
 
-def _scatter(pages: jax.Array, k: jax.Array, v: jax.Array, slots: jax.Array) -> jax.Array:
+def _has_no_scatter(platform: str, dtype: Any) -> bool:
+    """Tests whether XLA would scatter in a wider dtype, on a copy of all pages."""
+    old = dtype == jnp.bfloat16 and jax.__version_info__ < (0, 12)
+    return platform == "cpu" and (old or dtype == jnp.float8_e4m3fn)
+
+
+def _write(
+    write: Callable[..., Array], codes: Array, scales: Array | None, k: Array, v: Any, slots: Array
+) -> Any:
+    new = (k,) if v is None else (k, v)
+    if scales is None:
+        return write(codes, new, slots)
+    new_codes, new_scales = zip(*(quantized(x, codes.dtype) for x in new), strict=True)
+    return write(codes, new_codes, slots), _scatter(scales, new_scales, slots)
+
+
+def _scatter(pages: Array, new: tuple[Array, ...], slots: Array) -> Array:
     """Scatters k and v separately: one scatter of stacked rows would copy them first."""
     page, place = _places(pages, slots)
-    pages = pages.at[page, place, 0].set(k, mode="drop")
-    return pages.at[page, place, 1].set(v, mode="drop")
+    for which, rows in enumerate(new):
+        pages = pages.at[page, place, which].set(rows, mode="drop")
+    return pages
 
 
-def _select(pages: jax.Array, k: jax.Array, v: jax.Array, slots: jax.Array) -> jax.Array:
+def _select(pages: Array, new: tuple[Array, ...], slots: Array) -> Array:
     """Updates in one pass over all pages: a scatter would take two, and a float32 copy of them."""
     page, place = _places(pages, slots)
     tokens = jnp.arange(len(slots), dtype=jnp.int32)
     token = jnp.full(pages.shape[:2], -1, jnp.int32).at[page, place].set(tokens, mode="drop")
-    new = jnp.stack([k, v], axis=1)[token] if len(slots) else pages
-    return jnp.where((token >= 0)[..., None, None, None], new, pages)
+    rows = jnp.stack(new, axis=1)[token] if len(slots) else pages
+    return jnp.where((token >= 0)[..., None, None, None], rows, pages)
 
 
-def _places(pages: jax.Array, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _places(pages: Array, slots: Array) -> tuple[Array, Array]:
     """Returns each slot's page and its place there. A negative slot gets a page beyond the last."""
     count, size = pages.shape[:2]
     return jnp.where(slots < 0, count, slots // size), slots % size
 
 
-def _check(pages: jax.Array, k: jax.Array, v: jax.Array, slots: jax.Array | np.ndarray) -> None:
-    check_arrays("paged_write", pages=pages, k=k, v=v, slots=slots)
+def _check(pages: Any, k: Any, v: Any, slots: Any) -> None:
+    codes = codes_of(pages)
+    check_arrays("paged_write", pages=codes, k=k, v=v, slots=slots)
     check_pages(pages)
-    rows = (slots.shape[0], *pages.shape[3:]) if len(slots.shape) == 1 else None
-    if k.shape != rows or v.shape != rows:
+    if (v is None) != (codes.shape[2] == 1):
+        use = "Use v=None" if v is not None else "Pass the values"
         raise ValueError(
-            f"k and v must be [slots, key heads, width] as slots and pages say, got "
-            f"k.shape={k.shape}, v.shape={v.shape}, slots.shape={slots.shape} and "
-            f"pages.shape={pages.shape}. Flatten batch and time into one axis of tokens."
+            f"v must be None for pages of one entry for each key, [pages, page, 1, key heads, "
+            f"width], and only for them, got v={None if v is None else list(v.shape)} and "
+            f"pages.shape={codes.shape}. {use}."
         )
-    if k.dtype != pages.dtype or v.dtype != pages.dtype:
+    new = {"k": k} if v is None else {"k": k, "v": v}
+    shapes = ", ".join(f"{name}.shape={x.shape}" for name, x in new.items())
+    rows = (slots.shape[0], *codes.shape[3:]) if len(slots.shape) == 1 else None
+    if any(x.shape != rows for x in new.values()):
         raise ValueError(
-            f"k and v must have the dtype of pages, got k.dtype={k.dtype}, v.dtype={v.dtype} and "
-            f"pages.dtype={pages.dtype}. Use k.astype(pages.dtype), v.astype(pages.dtype)."
+            f"k and v must be [slots, key heads, width] as slots and pages say, got {shapes}, "
+            f"slots.shape={slots.shape} and pages.shape={codes.shape}. Flatten batch and time into "
+            f"one axis of tokens."
         )
-    if np.dtype(slots.dtype) != np.int32:
+    _check_dtypes(pages, new, slots)
+    _check_slots(codes, slots)
+
+
+def _check_dtypes(pages: Any, new: dict[str, Any], slots: Any) -> None:
+    dtypes = ", ".join(f"{name}.dtype={x.dtype}" for name, x in new.items())
+    if isinstance(pages, QuantizedPages):
+        if any(x.dtype not in FLOATS for x in new.values()):
+            raise ValueError(
+                f"k and v must be of {', '.join(FLOATS)}, to be rounded to codes, got {dtypes}. "
+                f"Use k.astype(jnp.float32), v.astype(jnp.float32)."
+            )
+    elif any(x.dtype != pages.dtype for x in new.values()):
         raise ValueError(
-            f"slots must be int32, got slots.dtype={slots.dtype}. Use slots.astype(jnp.int32)."
+            f"k and v must have the dtype of pages, got {dtypes} and pages.dtype={pages.dtype}. "
+            f"Use k.astype(pages.dtype), v.astype(pages.dtype)."
         )
+    if not jnp.issubdtype(slots.dtype, jnp.integer):
+        raise ValueError(
+            f"slots must be integers, got slots.dtype={slots.dtype}. Use slots.astype(jnp.int32)."
+        )
+
+
+def _check_slots(codes: Any, slots: Any) -> None:
     values = known_integers(slots)
     if values is None:
         return
-    end = pages.shape[0] * pages.shape[1]
+    end = codes.shape[0] * codes.shape[1]
     used = values[values >= 0]
     if used.size and used.max() >= end:
         raise ValueError(

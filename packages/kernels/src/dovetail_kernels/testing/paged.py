@@ -7,7 +7,6 @@ NaN: rows beyond the last request, pages in no table, places beyond a request's 
 window. Unused page ids are -1.
 """
 
-import dataclasses
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
@@ -15,64 +14,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dovetail_kernels.paged.pages import LARGEST, QuantizedPages
+from dovetail_kernels.testing.paged_cases import Case, cases
+
 REFUSALS = (ValueError, TypeError, NotImplementedError)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Case:
-    """A batch of requests. Request r has queries[r] rows, the last of its lengths[r] keys.
-
-    Attributes:
-        name: Name for messages.
-        needs: Features of the case: "prefill" (several rows of one request), "idle" (requests
-            without rows, rows without a request), "window", "soft_cap", "sinks", "scale",
-            "bfloat16", "float16", "gradient". Without one of them a function may refuse the case.
-        queries: Rows of each request.
-        lengths: Keys of each request.
-        heads: Query heads.
-        kv_heads: Key heads.
-        width: Elements of a head.
-        page_size: Keys per page.
-        padding: Rows behind the last request.
-        dtype: Dtype of q and pages.
-        window: As in `paged_attention`.
-        soft_cap: As in `paged_attention`.
-        scale: As in `paged_attention`.
-        sinks: Whether the call has sinks.
-    """
-
-    name: str
-    needs: frozenset[str]
-    queries: tuple[int, ...]
-    lengths: tuple[int, ...]
-    heads: int = 6
-    kv_heads: int = 2
-    width: int = 8
-    page_size: int = 4
-    padding: int = 0
-    dtype: str = "float32"
-    window: int | None = None
-    soft_cap: float | None = None
-    scale: float | None = None
-    sinks: bool = False
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Options of the call that differ from their defaults, without `sinks`."""
-        named = {"window": self.window, "soft_cap": self.soft_cap, "scale": self.scale}
-        return {name: value for name, value in named.items() if value is not None}
-
-
 class Inputs(NamedTuple):
-    """The arguments of a case, in NumPy. q, pages and sinks have the case's dtype.
+    """The arguments of a case, in NumPy, in the case's dtypes.
 
     Attributes:
         q: Queries [M, N, H].
-        pages: Cache [P, page, 2, K, H].
+        pages: Cache [P, page, 2, K, H], or its codes.
         page_table: Page ids i32[R, C].
         kv_lengths: Keys of each request, i32[R].
         q_starts: First row of each request, then the end of the last, i32[R + 1].
         sinks: One logit per head [N], or None.
+        scales: Scales of codes f32[P, page, 2, K], or None.
     """
 
     q: np.ndarray
@@ -81,62 +39,25 @@ class Inputs(NamedTuple):
     kv_lengths: np.ndarray
     q_starts: np.ndarray
     sinks: np.ndarray | None
+    scales: np.ndarray | None = None
 
 
 class Expected(NamedTuple):
     """The output in float64, and the gradients of sum(output * cotangent).
 
     Attributes:
-        out: Output [M, N, H].
+        out: Output [M, N, G].
+        lse: Log-sum-exp [M, N], -inf for rows without a request.
         q: Gradient of q.
         pages: Gradient of pages.
         sinks: Gradient of sinks; 0 without sinks.
     """
 
     out: np.ndarray
+    lse: np.ndarray
     q: np.ndarray
     pages: np.ndarray
     sinks: np.ndarray
-
-
-def cases() -> tuple[Case, ...]:
-    """Returns every case of the suite."""
-    single: dict[str, Any] = {"queries": (1,), "lengths": (9,)}
-    decode: dict[str, Any] = {"queries": (1, 1, 1), "lengths": (1, 130, 5)}
-    mixed: dict[str, Any] = {
-        "queries": (3, 1, 0, 9, 1),
-        "lengths": (7, 11, 5, 9, 300),
-        "padding": 2,
-    }
-    both = frozenset({"prefill", "idle"})
-    return (
-        Case(name="decode", needs=frozenset(), **decode),
-        Case(name="one request", needs=frozenset(), kv_heads=6, **single),
-        Case(name="pages of 5", needs=frozenset(), page_size=5, width=5, kv_heads=1, **decode),
-        Case(name="a page of all", needs=frozenset(), page_size=160, **decode),
-        Case(name="chunk", needs=frozenset({"prefill"}), queries=(6, 7), lengths=(31, 7)),
-        Case(name="mixed", needs=both, **mixed),
-        Case(name="long prefill", needs=frozenset({"prefill"}), queries=(70, 2), lengths=(131, 2)),
-        Case(name="nothing", needs=frozenset({"idle"}), queries=(0, 0), lengths=(0, 3), padding=2),
-        Case(name="window", needs=both | {"window"}, window=5, **mixed),
-        Case(name="window of 1", needs=frozenset({"window"}), window=1, **single),
-        Case(name="wide window", needs=frozenset({"window"}), window=2**40, **single),
-        Case(name="soft cap", needs=frozenset({"soft_cap"}), soft_cap=0.7, **single),
-        Case(name="sinks", needs=frozenset({"sinks"}), sinks=True, **decode),
-        Case(name="scale", needs=frozenset({"scale"}), scale=0.9, **single),
-        Case(
-            name="all options",
-            needs=both | {"window", "soft_cap", "sinks", "scale"},
-            **mixed,
-            window=130,
-            soft_cap=1.5,
-            scale=-0.6,
-            sinks=True,
-        ),
-        Case(name="bfloat16", needs=both | {"bfloat16"}, dtype="bfloat16", **mixed),
-        Case(name="float16", needs=frozenset({"float16"}), dtype="float16", **decode),
-        Case(name="gradient", needs=frozenset({"gradient"}), **decode),
-    )
 
 
 def inputs(case: Case, *, seed: int = 0) -> Inputs:
@@ -151,24 +72,38 @@ def inputs(case: Case, *, seed: int = 0) -> Inputs:
     pages = int(needed.sum()) + 3
     order = rng.permutation(pages).tolist()
     table = np.full((len(lengths), columns), -1, np.int32)
-    shape = (pages, case.page_size, 2, case.kv_heads, case.width)
-    cache = np.full(shape, np.nan, case_dtype(case))
+    entries = 2 if case.value_width is None else 1
+    shape = (pages, case.page_size, entries, case.kv_heads, case.width)
+    codes = case.pages_dtype in LARGEST
+    cache = np.full(shape, 0 if codes else np.nan, _dtype(case.pages_dtype or case.dtype))
+    scales = np.full(shape[:-1], np.nan, np.float32) if codes else None
     for r in range(len(lengths)):
         for j in range(first[r], lengths[r] if counts[r] else 0):
             column = j // case.page_size
             if table[r, column] < 0:
                 table[r, column] = order.pop()
-            cache[table[r, column], j % case.page_size] = rng.standard_normal(shape[2:])
+            place = table[r, column], j % case.page_size
+            cache[place] = rng.standard_normal(shape[2:])
+            if scales is not None:
+                cache[place] = np.rint(rng.uniform(-127, 127, shape[2:]))
+                scales[place] = rng.uniform(0.5, 2, shape[2:-1]) / 127
     q = rng.standard_normal((counts.sum() + case.padding, case.heads, case.width))
     q[counts.sum() :] = np.nan
     starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
-    sinks = rng.standard_normal(case.heads).astype(cache.dtype) if case.sinks else None
-    return Inputs(q.astype(cache.dtype), cache, table, lengths.astype(np.int32), starts, sinks)
+    dtype, lengths = _dtype(case.dtype), lengths.astype(np.int32)
+    sinks = rng.standard_normal(case.heads).astype(dtype) if case.sinks else None
+    return Inputs(q.astype(dtype), cache, table, lengths, starts, sinks, scales)
 
 
-def case_dtype(case: Case) -> np.dtype[Any]:
-    """Returns the NumPy dtype of a case, also for bfloat16."""
-    return np.dtype(jnp.dtype(case.dtype))
+def _dtype(name: str) -> np.dtype[Any]:
+    """Returns the NumPy dtype of this name, also for bfloat16."""
+    return np.dtype(jnp.dtype(name))
+
+
+def _entries(given: Inputs) -> np.ndarray:
+    """Returns keys and values in float64."""
+    pages = given.pages.astype(np.float64)
+    return pages if given.scales is None else pages * given.scales[..., None]
 
 
 def expected(case: Case, given: Inputs, cotangent: np.ndarray) -> Expected:
@@ -177,9 +112,11 @@ def expected(case: Case, given: Inputs, cotangent: np.ndarray) -> Expected:
     Args:
         case: The case.
         given: Its arguments.
-        cotangent: Cotangent of the output [M, N, H].
+        cotangent: Cotangent of the output [M, N, G].
     """
-    out, dq = np.zeros(given.q.shape), np.zeros(given.q.shape)
+    pages, value_width = _entries(given), case.value_width or case.width
+    out, dq = np.zeros((*given.q.shape[:2], value_width)), np.zeros(given.q.shape)
+    lse = np.full(given.q.shape[:2], -np.inf)
     dpages, dsinks = np.zeros(given.pages.shape), np.zeros(case.heads)
     scale = case.width**-0.5 if case.scale is None else case.scale
     for r, (count, length) in enumerate(zip(case.queries, case.lengths, strict=True)):
@@ -190,8 +127,8 @@ def expected(case: Case, given: Inputs, cotangent: np.ndarray) -> Expected:
             page, place = given.page_table[r, j // case.page_size], j % case.page_size
             for n in range(case.heads):
                 head = n // (case.heads // case.kv_heads)
-                k = given.pages[page, place, 0, head].astype(np.float64)
-                v = given.pages[page, place, 1, head].astype(np.float64)
+                k = pages[page, place, 0, head]
+                v = pages[page, place, -1, head, :value_width]
                 x = given.q[row, n].astype(np.float64)
                 s, slope = scale * (k @ x), np.ones(len(j))
                 if case.soft_cap is not None:
@@ -202,15 +139,15 @@ def expected(case: Case, given: Inputs, cotangent: np.ndarray) -> Expected:
                 weights = np.exp(s - top)
                 total = weights.sum() + np.exp(sink - top)
                 p = weights / total
-                out[row, n] = p @ v
+                out[row, n], lse[row, n] = p @ v, top + np.log(total)
                 upstream = cotangent[row, n]
                 mean = p @ (v @ upstream)
                 ds = p * (v @ upstream - mean) * slope * scale
                 dq[row, n] = ds @ k
                 dpages[page, place, 0, head] += ds[:, None] * x
-                dpages[page, place, 1, head] += p[:, None] * upstream
+                dpages[page, place, -1, head, :value_width] += p[:, None] * upstream
                 dsinks[n] -= np.exp(sink - top) / total * mean
-    return Expected(out, dq, dpages, dsinks)
+    return Expected(out, lse, dq, dpages, dsinks)
 
 
 def check(fn: Callable[..., Any], case: Case, *, grad: bool = True) -> None:
@@ -226,7 +163,7 @@ def check(fn: Callable[..., Any], case: Case, *, grad: bool = True) -> None:
     """
     given = inputs(case)
     rng = np.random.default_rng(1)
-    cotangent = rng.standard_normal(given.q.shape)
+    cotangent = rng.standard_normal((*given.q.shape[:2], case.value_width or case.width))
     cotangent[given.q_starts[-1] :] = 0
     want = expected(case, given, cotangent)
     numbers = {name: jnp.asarray(getattr(given, name)) for name in Inputs._fields[2:5]}
@@ -235,15 +172,20 @@ def check(fn: Callable[..., Any], case: Case, *, grad: bool = True) -> None:
 
     def call(floats: dict[str, Any]) -> Any:
         more = {"sinks": floats["sinks"]} if case.sinks else {}
-        return fn(floats["q"], floats["pages"], **numbers, **case.options, **more)
+        pages = floats["pages"]
+        if given.scales is not None:
+            pages = QuantizedPages(codes=pages, scales=jnp.asarray(given.scales))
+        return fn(floats["q"], pages, **numbers, **case.options, **more)
 
-    out = call(floats)
-    if out.dtype != given.q.dtype or out.shape != given.q.shape:
+    out, lse = call(floats) if case.lse else (call(floats), None)
+    if out.dtype != given.q.dtype or out.shape != want.out.shape:
         raise AssertionError(
-            f"{case.name}: the output must be {given.q.dtype} of shape {given.q.shape}, got "
+            f"{case.name}: the output must be {given.q.dtype} of shape {want.out.shape}, got "
             f"{out.dtype} of shape {out.shape}."
         )
     _close(case, "output", out, want.out, given)
+    if lse is not None:
+        _close_lse(case, np.asarray(lse, np.float64), want.lse)
     if not grad:
         return
 
@@ -263,11 +205,23 @@ def _close(case: Case, what: str, found: Any, want: np.ndarray, given: Inputs) -
     lengths = case.width + max(case.lengths)
     eps = 2 * float(jnp.finfo(case.dtype).eps) + float(np.finfo(np.float32).eps) * lengths
     # The output is a mean of values; a gradient is a sum, taken as large as its largest.
-    largest = given.pages if what == "output" else want
+    largest = _entries(given) if what == "output" else want
     size = np.nanmax(np.abs(largest.astype(np.float64)), initial=0)
     error = np.abs(np.asarray(found, np.float64) - want).max(initial=0)
     if not error <= eps * size:
         raise AssertionError(f"{case.name}: {what} is off by {error:.3g}, bound {eps * size:.3g}.")
+
+
+def _close_lse(case: Case, found: np.ndarray, want: np.ndarray) -> None:
+    """Compares with a bound from f32 sums of H + S, relative to the largest."""
+    rows = np.isfinite(want)
+    if found.shape != want.shape or not (np.isneginf(found) == ~rows).all():
+        raise AssertionError(f"{case.name}: lse must be -inf for rows without a request alone.")
+    eps = float(np.finfo(np.float32).eps) * (case.width + max(case.lengths))
+    bound = eps * max(1, np.abs(want[rows]).max(initial=0))
+    error = np.abs(found[rows] - want[rows]).max(initial=0)
+    if not error <= bound:
+        raise AssertionError(f"{case.name}: lse is off by {error:.3g}, bound {bound:.3g}.")
 
 
 def check_paged_attention(fn: Callable[..., Any], *, supports: Collection[str]) -> None:

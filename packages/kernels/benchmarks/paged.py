@@ -5,7 +5,8 @@
 Peers: "copied" gathers every request's pages into contiguous keys, as long as the table is wide,
 and calls jax.nn.dot_product_attention with the lengths; "dense" is that call alone, on a cache that
 is contiguous and padded already, which holds no more requests than fit at full length. "read" sums
-what each request has, once: the limit of a decoding step. The last cases write tokens, against
+what each request has, once: the limit of a decoding step. Codes are compared with float32 pages,
+latent attention with a copy of the latents and jax.nn. The last cases write tokens, against
 `jnp.ndarray.at` in one scatter. Values are CPU time over all threads; wall time, temporary bytes
 and bytes of keys read stand beside them.
 """
@@ -19,11 +20,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dovetail_kernels import QuantizedPages
 from dovetail_kernels.paged.api import paged_attention
 from dovetail_kernels.paged.write import paged_write
 from measure import cost, report, rounds
 
 HEADS, KV_HEADS, WIDTH, PAGE, COLUMNS = 32, 8, 128, 16, 256
+LATENT, ROTARY = 512, 64  # DeepSeek-V2's, with 16 heads as its small model has
 
 
 def batch(counts: Sequence[int], lengths: Sequence[int], dtype: Any) -> tuple[Any, ...]:
@@ -41,8 +44,9 @@ def batch(counts: Sequence[int], lengths: Sequence[int], dtype: Any) -> tuple[An
     return q, pages, jnp.asarray(table), jnp.asarray(lengths, jnp.int32), starts
 
 
-def ours(q: Any, pages: Any, table: Any, lengths: Any, starts: Any) -> Any:
-    return paged_attention(q, pages, page_table=table, kv_lengths=lengths, q_starts=starts)
+def ours(q: Any, pages: Any, table: Any, lengths: Any, starts: Any, **options: Any) -> Any:
+    numbers = {"page_table": table, "kv_lengths": lengths, "q_starts": starts}
+    return paged_attention(q, pages, **numbers, **options)
 
 
 def contiguous(pages: Any, table: Any) -> Any:
@@ -115,6 +119,67 @@ def attention(case: str, counts: Sequence[int], lengths: Sequence[int], dtype: A
         )
 
 
+def copied_latent(q: Any, pages: Any, table: Any, lengths: Any) -> Any:
+    keys = pages[table].reshape(len(table), -1, 1, pages.shape[-1])
+    scale = q.shape[-1] ** -0.5
+    out = jax.nn.dot_product_attention(
+        q[:, None], keys, keys[..., :LATENT], key_value_seq_lengths=lengths, scale=scale
+    )
+    return out[:, 0]
+
+
+def variants(requests: int, lengths: Sequence[int]) -> None:
+    """Decoding over codes, against float32 pages; and over latents, against a copy and jax.nn."""
+    q, pages, table, numbers, starts = batch([1] * requests, lengths, jnp.float32)
+    slots = jnp.arange(pages.shape[0] * PAGE)
+    k, v = (pages[:, :, i].reshape(-1, KV_HEADS, WIDTH) for i in (0, 1))
+    for dtype in ("int8", "float8_e4m3fn"):
+        codes = paged_write(QuantizedPages.zeros(pages.shape, dtype), k, v, slots=slots)
+        size = codes.codes.nbytes + codes.scales.nbytes
+        compared(
+            f"decode {requests} {dtype} / float32 pages",
+            (ours, (q, codes, table, numbers, starts)),
+            (ours, (q, pages, table, numbers, starts)),
+            atol={"int8": 0.1, "float8_e4m3fn": 0.3}[dtype],  # codes of values below 5
+            kv_bytes=size,
+            peer_kv_bytes=pages.nbytes,
+        )
+    keys = jax.random.split(jax.random.key(2))
+    latents = jax.random.normal(keys[0], (*pages.shape[:2], 1, 1, LATENT + ROTARY))
+    q = jax.random.normal(keys[1], (requests, 16, LATENT + ROTARY))
+    compared(
+        f"decode {requests} latent / copied",
+        (functools.partial(ours, value_width=LATENT), (q, latents, table, numbers, starts)),
+        (copied_latent, (q, latents, table, numbers)),
+        atol=1e-4,
+        kv_bytes=latents.nbytes,
+    )
+
+
+def compared(case: str, one: Any, other: Any, *, atol: float, **conditions: Any) -> None:
+    """Reports the CPU time of one call over that of another."""
+    calls = {"ours": one, "peer": other}
+    programs = {name: jax.jit(f).lower(*args).compile() for name, (f, args) in calls.items()}
+    results = {name: programs[name](*args) for name, (_, args) in calls.items()}
+    np.testing.assert_allclose(results["ours"], results["peer"], rtol=0, atol=atol)
+    runs = {name: timed(programs[name], args) for name, (_, args) in calls.items()}
+    runs["again"] = runs["peer"]
+    found = rounds(runs, repeats=7)
+    cpu = {name: [cost.cpu_s for cost in costs] for name, costs in found.items()}
+    report(
+        case,
+        metric="cpu_s",
+        unit="s",
+        values=cpu["ours"],
+        peer="jax",
+        peer_values=cpu["peer"],
+        peer_again=cpu["again"],
+        temp_bytes=programs["ours"].memory_analysis().temp_size_in_bytes,
+        peer_temp_bytes=programs["peer"].memory_analysis().temp_size_in_bytes,
+        **conditions,
+    )
+
+
 def scatter(pages: Any, k: Any, v: Any, *, slots: Any) -> Any:
     slots = jnp.where(slots < 0, pages.shape[0] * PAGE, slots)
     rows = jnp.stack([k, v], axis=1)
@@ -155,6 +220,8 @@ def writing(tokens: int, dtype: Any) -> None:
 
 def main() -> None:
     lengths = np.random.default_rng(1).integers(100, 4000, 32).tolist()
+    for requests in (1, 8):
+        variants(requests, lengths[:requests])
     for dtype in (jnp.float32, jnp.bfloat16):
         for requests in (1, 8, 32):
             attention(f"decode {requests}", [1] * requests, lengths[:requests], dtype)

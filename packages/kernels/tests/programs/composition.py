@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from dovetail_kernels import (
+    QuantizedPages,
     attention,
     glu,
     grouped_matmul,
@@ -88,11 +89,17 @@ def attend(q, k, v, segments, sinks):
     return attention(q, k, v, causal=True, window=9, segment_ids=segments, sinks=sinks)
 
 
-def pages_of(q, pages):
+def pages_of(q, pages, **options):
     table, starts = jnp.array([[0, 1], [2, 3]]), jnp.array([0, 3, 4])
     return paged_attention(
-        q, pages, page_table=table, kv_lengths=jnp.array([6, 5]), q_starts=starts
+        q, pages, page_table=table, kv_lengths=jnp.array([6, 5]), q_starts=starts, **options
     )
+
+
+def codes_of(q, codes, scales):
+    """Attention over codes, and its log-sum-exp as one more element."""
+    out, lse = pages_of(q, QuantizedPages(codes=codes, scales=scales), lse=True)
+    return jnp.concatenate([out, lse[..., None]], axis=-1)
 
 
 def cases() -> dict[str, Case]:
@@ -106,6 +113,7 @@ def cases() -> dict[str, Case]:
     packed = {n: pack_weights(normal(10, 16, 10), bits=n, group_size=8) for n in (4, 8)}
     pages, rows = normal(11, 5, 4, 2, 2, 8), normal(12, 4, 4, 8)
     heads = P(None, None, None, "d")
+    codes, scales = jnp.round(30 * pages).astype(jnp.int8), jnp.abs(normal(19, *pages.shape[:-1]))
 
     def product(bits):
         return lambda x: quantized_matmul(x, packed[bits], impl=("split", "blocks"))
@@ -130,6 +138,15 @@ def cases() -> dict[str, Case]:
         "sample": Case(drawn, (logits, bits), (D, D), D),
         "warp_logits": Case(lambda z: warp_logits(z, temperature=0.7, top_k=4), (logits,), (D,), D),
         "paged_attention": Case(pages_of, (rows, pages), (P(None, "d"), heads), P(None, "d")),
+        "paged_attention, codes": Case(
+            codes_of, (rows, codes, scales / 30), (P(None, "d"), heads, heads), P(None, "d")
+        ),
+        "paged_attention, latent": Case(
+            lambda q, pages: pages_of(q, pages, value_width=5),
+            (rows, pages[:, :, :1, :1]),
+            (P(None, "d"), P()),
+            P(None, "d"),
+        ),
         "paged_write": Case(
             lambda p, k, v: paged_write(p, k, v, slots=jnp.array([0, 5, 9])),
             (pages, normal(15, 3, 2, 8), normal(16, 3, 2, 8)),

@@ -28,16 +28,18 @@ def sharded(mesh):
 
     def apart(q, pages, sinks, numbers):
         q = jax.device_put(q, on(mesh, None, "h"))
-        one = pages.shape[3] == 1
+        one = jax.tree.leaves(pages)[0].shape[3] == 1
         pages = jax.device_put(pages, on(mesh) if one else on(mesh, None, None, None, "h"))
         sinks = None if sinks is None else jax.device_put(sinks, on(mesh, "h"))
-        window = numbers.pop("window", None)
-        step = jax.jit(lambda q, p, s, n: paged_attention(q, p, sinks=s, window=window, **n))
+        names = set(numbers) & {"window", "lse", "value_width"}
+        options = {name: numbers.pop(name) for name in names}
+        step = jax.jit(lambda q, p, s, n: paged_attention(q, p, sinks=s, **options, **n))
         compiled = step.lower(q, pages, sinks, numbers).compile()
         assert not re.search(r"all-gather|all-reduce|all-to-all|permute", compiled.as_text())
         out = compiled(q, pages, sinks, numbers)
-        assert out.sharding.is_equivalent_to(on(mesh, None, "h"), 3), out.sharding
-        return np.asarray(out)
+        for array in jax.tree.leaves(out):
+            assert array.sharding.is_equivalent_to(on(mesh, None, "h"), array.ndim), array.sharding
+        return jax.tree.map(np.asarray, out)
 
     return call
 
@@ -49,6 +51,11 @@ case = dataclasses.replace(chosen["sinks"], window=130, heads=16, kv_heads=8)
 check(sharded(explicit), case, grad=False)
 check(sharded(explicit), dataclasses.replace(case, sinks=False, kv_heads=1), grad=False)
 check(sharded(auto), case, grad=False)
+latent = dataclasses.replace(case, kv_heads=1, value_width=5, sinks=False)
+check(sharded(explicit), latent, grad=False)
+for mesh in (explicit, auto):
+    codes = dataclasses.replace(case, pages_dtype="int8", lse=True)
+    check(sharded(mesh), codes, grad=False)
 
 # Donated and sharded: in place, no collective, the same rows.
 pages = np.random.default_rng(0).standard_normal((5, 3, 2, 8, 7)).astype(np.float32)

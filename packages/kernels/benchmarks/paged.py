@@ -122,10 +122,11 @@ def attention(case: str, counts: Sequence[int], lengths: Sequence[int], dtype: A
 def copied_latent(q: Any, pages: Any, table: Any, lengths: Any) -> Any:
     keys = pages[table].reshape(len(table), -1, 1, pages.shape[-1])
     scale = q.shape[-1] ** -0.5
+    # jax.nn takes values as wide as the keys.
     out = jax.nn.dot_product_attention(
-        q[:, None], keys, keys[..., :LATENT], key_value_seq_lengths=lengths, scale=scale
+        q[:, None], keys, keys, key_value_seq_lengths=lengths, scale=scale
     )
-    return out[:, 0]
+    return out[:, 0, :, :LATENT]
 
 
 def variants(requests: int, lengths: Sequence[int]) -> None:

@@ -76,7 +76,7 @@ def draw_attention(draw: random.Random, name: str) -> Any:
 def draw_paged(draw: random.Random, name: str) -> Any:
     lengths = [draw.choice([0, 1, draw.randint(1, 20), draw.randint(1, 400)]) for _ in range(5)]
     lengths = lengths[: draw.randint(1, 5)]
-    kv_heads = draw.choice([1, 2, 3])
+    kv_heads, width = draw.choice([1, 2, 3]), draw.choice([3, 8, 20])
     return paged.Case(
         name=name,
         needs=frozenset(),
@@ -84,7 +84,10 @@ def draw_paged(draw: random.Random, name: str) -> Any:
         lengths=tuple(lengths),
         heads=kv_heads * draw.choice([1, 2, 4]),
         kv_heads=kv_heads,
-        width=draw.choice([3, 8, 20]),
+        width=width,
+        value_width=draw.choice([None, None, draw.randint(1, width)]),
+        lse=draw.random() < 0.4,
+        pages_dtype=draw.choice([None, None, "int8", "float8_e4m3fn", "float32", "bfloat16"]),
         page_size=draw.choice([1, 4, 5, 16, 130]),
         padding=draw.choice([0, 3]),
         dtype=draw.choice(FLOATS),

@@ -102,6 +102,32 @@ def codes_of(q, codes, scales):
     return jnp.concatenate([out, lse[..., None]], axis=-1)
 
 
+def paged_cases() -> dict[str, Case]:
+    """Returns the operations on a cache of pages."""
+    pages, rows = normal(11, 5, 4, 2, 2, 8), normal(12, 4, 4, 8)
+    heads = P(None, None, None, "d")
+    codes, scales = jnp.round(30 * pages).astype(jnp.int8), jnp.abs(normal(19, *pages.shape[:-1]))
+    return {
+        "paged_attention": Case(pages_of, (rows, pages), (P(None, "d"), heads), P(None, "d")),
+        "paged_attention, codes": Case(
+            codes_of, (rows, codes, scales / 30), (P(None, "d"), heads, heads), P(None, "d")
+        ),
+        "paged_attention, latent": Case(
+            lambda q, pages: pages_of(q, pages, value_width=5),
+            (rows, pages[:, :, :1, :1]),
+            (P(None, "d"), P()),
+            P(None, "d"),
+        ),
+        "paged_write": Case(
+            lambda p, k, v: paged_write(p, k, v, slots=jnp.array([0, 5, 9])),
+            (pages, normal(15, 3, 2, 8), normal(16, 3, 2, 8)),
+            (heads, P(None, "d"), P(None, "d")),
+            heads,
+            (0, 1, 2),
+        ),
+    }
+
+
 def cases() -> dict[str, Case]:
     """Returns the operations with their arrays, of odd and unequal sizes where the split allows."""
     q, k, v = normal(0, 2, 20, 4, 8), normal(1, 2, 20, 2, 8), normal(2, 2, 20, 2, 6)
@@ -111,9 +137,6 @@ def cases() -> dict[str, Case]:
     w, gate = normal(6, 3, 6, 5), normal(7, 6, 3)
     logits, bits = normal(8, 6, 41), jax.random.key_data(jax.random.split(jax.random.key(9), 6))
     packed = {n: pack_weights(normal(10, 16, 10), bits=n, group_size=8) for n in (4, 8)}
-    pages, rows = normal(11, 5, 4, 2, 2, 8), normal(12, 4, 4, 8)
-    heads = P(None, None, None, "d")
-    codes, scales = jnp.round(30 * pages).astype(jnp.int8), jnp.abs(normal(19, *pages.shape[:-1]))
 
     def product(bits):
         return lambda x: quantized_matmul(x, packed[bits], impl=("split", "blocks"))
@@ -137,23 +160,7 @@ def cases() -> dict[str, Case]:
         "quantized_matmul, 8 bits": Case(product(8), (normal(14, 6, 16),), (D,), D, (0,)),
         "sample": Case(drawn, (logits, bits), (D, D), D),
         "warp_logits": Case(lambda z: warp_logits(z, temperature=0.7, top_k=4), (logits,), (D,), D),
-        "paged_attention": Case(pages_of, (rows, pages), (P(None, "d"), heads), P(None, "d")),
-        "paged_attention, codes": Case(
-            codes_of, (rows, codes, scales / 30), (P(None, "d"), heads, heads), P(None, "d")
-        ),
-        "paged_attention, latent": Case(
-            lambda q, pages: pages_of(q, pages, value_width=5),
-            (rows, pages[:, :, :1, :1]),
-            (P(None, "d"), P()),
-            P(None, "d"),
-        ),
-        "paged_write": Case(
-            lambda p, k, v: paged_write(p, k, v, slots=jnp.array([0, 5, 9])),
-            (pages, normal(15, 3, 2, 8), normal(16, 3, 2, 8)),
-            (heads, P(None, "d"), P(None, "d")),
-            heads,
-            (0, 1, 2),
-        ),
+        **paged_cases(),
         "rms_norm": Case(
             lambda x, s: rms_norm(x, s, eps=1e-6), (x, normal(17, 6)), (D, P()), D, (0, 1)
         ),

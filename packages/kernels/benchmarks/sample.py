@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dovetail_kernels.sample import sample, warp_logits
+from dovetail_kernels.sampling.api import sample, warp_logits
 from measure import cost, report, rounds
 
 V, K, P = 151_936, 50, 0.9

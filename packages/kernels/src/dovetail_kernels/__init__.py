@@ -15,7 +15,7 @@
 - Losses of a linear head: `linear_cross_entropy`, `linear_logprobs`
 - Mixtures of experts: `route_tokens`, `permute`, `unpermute`, `grouped_matmul`
 - Quantized products: `pack_weights`, `unpack_weights`, `quantized_matmul`
-- Sampling: `sample`, `warp_logits`
+- Sampling: `adjust_logits`, `sample`, `warp_logits`, `token_logprobs`
 - Layers: `rms_norm`, `layer_norm`, `rope`, `glu`
 - Implementations of a call, with reasons, FLOPs and bytes: `explain`
 
@@ -40,7 +40,9 @@ from dovetail_kernels.quantized.api import quantized_matmul
 from dovetail_kernels.quantized.layout import PackedWeights, unpack_weights
 from dovetail_kernels.quantized.pack import pack_weights
 from dovetail_kernels.rope import rope
-from dovetail_kernels.sample import sample, warp_logits
+from dovetail_kernels.sampling.adjust import adjust_logits
+from dovetail_kernels.sampling.api import sample, warp_logits
+from dovetail_kernels.sampling.logprobs import TokenLogprobs, token_logprobs
 
 __all__ = [  # noqa: RUF022, by topic
     # Attention
@@ -67,8 +69,11 @@ __all__ = [  # noqa: RUF022, by topic
     "PackedWeights",
     "quantized_matmul",
     # Sampling
+    "adjust_logits",
     "sample",
     "warp_logits",
+    "token_logprobs",
+    "TokenLogprobs",
     # Layers
     "rms_norm",
     "layer_norm",

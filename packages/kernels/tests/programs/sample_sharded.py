@@ -7,7 +7,7 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import forced_devices
-from dovetail_kernels.sample import sample
+from dovetail_kernels.sampling.api import sample
 
 P = PartitionSpec
 logits = np.random.default_rng(0).standard_normal((16, 300), np.float32) * 3

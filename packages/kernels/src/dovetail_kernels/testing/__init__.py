@@ -15,3 +15,4 @@ from dovetail_kernels.testing.paged import check_paged_attention as check_paged_
 from dovetail_kernels.testing.paged import check_paged_write as check_paged_write
 from dovetail_kernels.testing.quantized import check_quantized_matmul as check_quantized_matmul
 from dovetail_kernels.testing.routing import check_route_tokens as check_route_tokens
+from dovetail_kernels.testing.sampling import check_sample as check_sample

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from dovetail_kernels.sample import warp_logits
+from dovetail_kernels.sampling.api import warp_logits
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")

@@ -18,6 +18,7 @@ import pytest
 
 import forced_devices
 from dovetail_kernels import (
+    adjust_logits,
     attention,
     grouped_matmul,
     linear_cross_entropy,
@@ -25,6 +26,7 @@ from dovetail_kernels import (
     permute,
     quantized_matmul,
     sample,
+    token_logprobs,
     warp_logits,
 )
 
@@ -67,8 +69,8 @@ def assert_equal_to_eager(table):
 
 def test_every_operation_runs_in_a_shard_map_with_default_checks():
     results = table("shard_map")
-    assert len(results) == 14
-    assert sum(row["shard_map"]["gradient"] is not None for row in results.values()) == 11
+    assert len(results) == 18
+    assert sum(row["shard_map"]["gradient"] is not None for row in results.values()) == 13
     assert_equal_to_eager(results)
 
 
@@ -123,11 +125,16 @@ def test_eager_calls_compile_once():
     w, sizes, packed = normal(3, 2, 16, 5), jnp.array([4, 5]), pack_weights(normal(4, 16, 6))
     labels, chosen = jnp.arange(9) % 7, jnp.arange(18).reshape(9, 2) % 3
     head, keys = normal(5, 16, 7), jax.random.split(jax.random.key(6), 9)
+    counts = jnp.ones((9, 16), jnp.int32)
     calls = {
         "attention": lambda: attention(q, k, k, causal=True),
         "gradient of attention": lambda: jax.grad(lambda q: attention(q, k, k).sum())(q),
         "sample": lambda: sample(x, keys=keys, top_k=3, top_p=0.9),
         "warp_logits": lambda: warp_logits(x, temperature=0.5, top_k=3),
+        "adjust_logits": lambda: adjust_logits(
+            x, output_counts=counts, bias=(chosen, x[:, :2]), presence_penalty=0.5
+        ),
+        "token_logprobs": lambda: token_logprobs(x, labels, k=3),
         "grouped_matmul": lambda: grouped_matmul(x, w, sizes),
         "gradient of grouped_matmul": lambda: jax.grad(lambda x: grouped_matmul(x, w, sizes).sum())(
             x

@@ -12,6 +12,7 @@ from jax.sharding import AbstractDevice, AbstractMesh
 
 from dovetail_kernels import (
     QuantizedPages,
+    adjust_logits,
     attention,
     grouped_matmul,
     linear_cross_entropy,
@@ -22,6 +23,7 @@ from dovetail_kernels import (
     quantized_matmul,
     route_tokens,
     sample,
+    token_logprobs,
     unpermute,
 )
 
@@ -144,3 +146,26 @@ def test_attention_is_exported_for_a_gpu_with_its_blocks():
     here = rows("cpu", AbstractMesh((), ()))
     assert "1024" in there  # rows of a tile of logits
     assert "1024" not in here  # 128
+
+
+@pytest.mark.capability("bias, allow-masks and penalties of logits", on=("cuda", "tpu"))
+@pytest.mark.capability(
+    "log-probabilities of drawn tokens, ranks and likeliest tokens", on=("cuda", "tpu")
+)
+@pytest.mark.parametrize("platform", DEVICES)
+def test_adjusted_logits_and_log_probabilities(platform):
+    def step(logits, words, ids, values, counts, tokens):
+        adjusted = adjust_logits(
+            logits,
+            allowed=words,
+            bias=(ids, values),
+            output_counts=counts,
+            repetition_penalty=1.1,
+            presence_penalty=0.5,
+        )
+        return token_logprobs(adjusted, tokens, k=5)
+
+    shapes = _shape(3, 1000), _integers(3, 32), _integers(3, 4), _shape(3, 4)
+    module = lowered(step, *shapes, _integers(3, 1000), _integers(3), platform=platform)
+    assert "shift_right" in module  # the bits are read in place
+    assert "top_k" in module

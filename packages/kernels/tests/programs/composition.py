@@ -21,6 +21,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType, NamedSharding, 
 
 from dovetail_kernels import (
     QuantizedPages,
+    adjust_logits,
     attention,
     glu,
     grouped_matmul,
@@ -36,6 +37,7 @@ from dovetail_kernels import (
     rope,
     route_tokens,
     sample,
+    token_logprobs,
     unpermute,
     warp_logits,
 )
@@ -85,6 +87,24 @@ def drawn(logits, bits):
     return sample(logits, keys=keys, temperature=0.8, top_k=9, top_p=0.9, min_p=0.01)
 
 
+def adjusted(logits, words, counts):
+    z = adjust_logits(
+        logits,
+        allowed=words,
+        bias=(jnp.zeros((len(logits), 1), jnp.int32), logits[:, :1]),
+        output_counts=counts,
+        repetition_penalty=1.2,
+        frequency_penalty=0.3,
+        presence_penalty=0.1,
+    )
+    return jnp.maximum(z, -50.0)  # the sine of -inf is NaN
+
+
+def logprobs(logits, tokens):
+    found = token_logprobs(logits, tokens, k=3)
+    return jnp.concatenate([found.logprobs[:, None], found.top_logprobs], axis=1)
+
+
 def attend(q, k, v, segments, sinks):
     return attention(q, k, v, causal=True, window=9, segment_ids=segments, sinks=sinks)
 
@@ -128,6 +148,19 @@ def paged_cases() -> dict[str, Case]:
     }
 
 
+def sampling_cases() -> dict[str, Case]:
+    """Returns the steps from logits to a token and its log-probability."""
+    logits, bits = normal(8, 6, 41), jax.random.key_data(jax.random.split(jax.random.key(9), 6))
+    words = jax.random.randint(jax.random.key(19), (6, 2), 0, 2**31 - 1)
+    counts = jax.random.randint(jax.random.key(20), (6, 41), 0, 3)
+    return {
+        "adjust_logits": Case(adjusted, (logits, words, counts), (D, D, D), D, (0,)),
+        "sample": Case(drawn, (logits, bits), (D, D), D),
+        "warp_logits": Case(lambda z: warp_logits(z, temperature=0.7, top_k=4), (logits,), (D,), D),
+        "token_logprobs": Case(logprobs, (logits, jnp.arange(6)), (D, D), D, (0,)),
+    }
+
+
 def cases() -> dict[str, Case]:
     """Returns the operations with their arrays, of odd and unequal sizes where the split allows."""
     q, k, v = normal(0, 2, 20, 4, 8), normal(1, 2, 20, 2, 8), normal(2, 2, 20, 2, 6)
@@ -135,7 +168,6 @@ def cases() -> dict[str, Case]:
     x, head = normal(3, 14, 6), normal(4, 6, 33)
     labels = jax.random.randint(jax.random.key(5), (14,), 0, 33)
     w, gate = normal(6, 3, 6, 5), normal(7, 6, 3)
-    logits, bits = normal(8, 6, 41), jax.random.key_data(jax.random.split(jax.random.key(9), 6))
     packed = {n: pack_weights(normal(10, 16, 10), bits=n, group_size=8) for n in (4, 8)}
 
     def product(bits):
@@ -158,8 +190,7 @@ def cases() -> dict[str, Case]:
         "experts": Case(experts, (x, w, gate), (D, P(), P()), D, (0, 1, 2)),
         "quantized_matmul, 4 bits": Case(product(4), (normal(14, 6, 16),), (D,), D, (0,)),
         "quantized_matmul, 8 bits": Case(product(8), (normal(14, 6, 16),), (D,), D, (0,)),
-        "sample": Case(drawn, (logits, bits), (D, D), D),
-        "warp_logits": Case(lambda z: warp_logits(z, temperature=0.7, top_k=4), (logits,), (D,), D),
+        **sampling_cases(),
         **paged_cases(),
         "rms_norm": Case(
             lambda x, s: rms_norm(x, s, eps=1e-6), (x, normal(17, 6)), (D, P()), D, (0, 1)

@@ -109,7 +109,7 @@ def test_bits_of_a_vocabulary_of_a_model():
     rng = np.random.default_rng(0)
     allowed = rng.random((2, 50_257)) < 0.5
     words = packed(allowed)
-    words[:, -1] |= np.uint32(0xFFFFFFFE)
+    words[:, -1] |= np.uint32(0xFFFE0000)  # 50,257 = 1,570 * 32 + 17
     found = adjust_logits(np.zeros((2, 50_257), "f4"), allowed=words.view("i4"))
     np.testing.assert_array_equal(np.asarray(found) == 0, allowed)
 
@@ -213,40 +213,40 @@ def test_vmap_and_x64():
         np.testing.assert_array_equal(found, whole)
 
 
-Z, I, F = jnp.zeros((2, 40)), jnp.zeros((2, 40), jnp.int32), jnp.zeros((2, 3))
+Z, N, F = jnp.zeros((2, 40)), jnp.zeros((2, 40), jnp.int32), jnp.zeros((2, 3))
 WRONG = [
     ({"allowed": jnp.zeros((2, 3), jnp.int32)}, "allowed must be bool [B, V] = [2, 40] or bits "
      "int32 or uint32 [B, ceil(V / 32)] = [2, 2], got int32 [2, 3]", "Use allowed[:, :2]"),
     ({"allowed": jnp.zeros((2, 2), bool)}, "got bool [2, 2]", "Use allowed"),
-    ({"allowed": I.astype(jnp.int8)}, "got int8 [2, 40]", "Use allowed"),
+    ({"allowed": N.astype(jnp.int8)}, "got int8 [2, 40]", "Use allowed"),
     ({"bias": F}, "bias must be [B, V] = [2, 40] or (ids [B, K], values [B, K]), got "
      "bias.shape=(2, 3)", "Use jnp.broadcast_to"),
-    ({"bias": (I[:, :2], F)}, "with B = 2, got ids [2, 2] and values [2, 3]", "with id -1"),
-    ({"bias": (I[:1, :3], F[:1])}, "with B = 2, got ids [1, 3] and", "Fill shorter rows"),
-    ({"bias": (I[:, :3] + 40, F)}, "ids of bias must be in [0, V) = [0, 40) or -1, got 40",
+    ({"bias": (N[:, :2], F)}, "with B = 2, got ids [2, 2] and values [2, 3]", "with id -1"),
+    ({"bias": (N[:1, :3], F[:1])}, "with B = 2, got ids [1, 3] and", "Fill shorter rows"),
+    ({"bias": (N[:, :3] + 40, F)}, "ids of bias must be in [0, V) = [0, 40) or -1, got 40",
      "Use -1 for none"),
-    ({"bias": (I[:, :3] - 2, F)}, "or -1, got -2", "Use -1 for none"),
-    ({"output_counts": I[:1], "presence_penalty": 1.0}, "output_counts must be [B, V] = [2, 40], "
+    ({"bias": (N[:, :3] - 2, F)}, "or -1, got -2", "Use -1 for none"),
+    ({"output_counts": N[:1], "presence_penalty": 1.0}, "output_counts must be [B, V] = [2, 40], "
      "got output_counts.shape=(1, 40)", "Use one row"),
     ({"frequency_penalty": 1.0}, "frequency_penalty needs the tokens of the output, got "
      "output_counts=None", "Use output_counts=jnp.zeros"),
-    ({"presence_penalty": 1.0, "prompt_mask": I}, "presence_penalty needs the tokens of the "
+    ({"presence_penalty": 1.0, "prompt_mask": N}, "presence_penalty needs the tokens of the "
      "output", "Use output_counts"),
     ({"repetition_penalty": 1.1}, "repetition_penalty needs the tokens of prompt or output, got "
      "prompt_mask=None and output_counts=None", "Use prompt_mask=jnp.zeros"),
-    ({"output_counts": I}, "output_counts has an effect by a penalty alone, got output_counts and "
+    ({"output_counts": N}, "output_counts has an effect by a penalty alone, got output_counts and "
      "no penalty that reads it", "Leave out output_counts"),
-    ({"output_counts": I, "prompt_mask": I, "presence_penalty": 0.0}, "prompt_mask has an effect",
+    ({"output_counts": N, "prompt_mask": N, "presence_penalty": 0.0}, "prompt_mask has an effect",
      "Leave out prompt_mask"),
-    ({"output_counts": I, "repetition_penalty": 0.0}, "repetition_penalty must be finite and > 0, "
+    ({"output_counts": N, "repetition_penalty": 0.0}, "repetition_penalty must be finite and > 0, "
      "got repetition_penalty=0.0", "Use 1.0 for no penalty"),
-    ({"output_counts": I, "frequency_penalty": np.nan}, "frequency_penalty must be finite, got "
+    ({"output_counts": N, "frequency_penalty": np.nan}, "frequency_penalty must be finite, got "
      "frequency_penalty=nan", "Use 0.0 for no penalty"),
-    ({"output_counts": I, "presence_penalty": np.zeros(3)}, "presence_penalty must be a number or "
+    ({"output_counts": N, "presence_penalty": np.zeros(3)}, "presence_penalty must be a number or "
      "[B] = [2], got presence_penalty.shape=(3,)", "Use one value for each row"),
 ]  # fmt: skip
 WRONG_DTYPE = [
-    ({"bias": I}, "bias must be floating, got int32", "Use .astype(jnp.float32)"),
+    ({"bias": N}, "bias must be floating, got int32", "Use .astype(jnp.float32)"),
     ({"bias": (F, F)}, "ids of bias must be int32 or int64, got float32", "Use .astype(jnp.int32)"),
     ({"bias": [1.0]}, "adjust_logits needs bias as an array, got bias of type list", "Use jnp."),
     ({"allowed": [[True]]}, "needs allowed as an array, got allowed of type list", "Use jnp."),
@@ -254,7 +254,7 @@ WRONG_DTYPE = [
      "Use .astype(jnp.int32)"),
     ({"prompt_mask": Z, "repetition_penalty": 1.0}, "prompt_mask must be bool or integers, got "
      "float32", "Use .astype(jnp.int32)"),
-    ({"output_counts": I, "presence_penalty": "1"}, "presence_penalty must be a number or [B], got "
+    ({"output_counts": N, "presence_penalty": "1"}, "presence_penalty must be a number or [B], got "
      "presence_penalty='1'", "Use 0.0"),
 ]  # fmt: skip
 

@@ -50,7 +50,8 @@ def token_logprobs(
         logits: Logits [B, V] in float32, bfloat16 or float16. The arithmetic is float32, and no
             array [B, V] of log-probabilities is made.
         tokens: Token ids i32[B], such as from `sample`. -1 stands for none.
-        k: Number of the likeliest tokens, from 0 to V.
+        k: Number of the likeliest tokens, from 0 to V. Above 0, rows sharded by an Auto mesh are
+            gathered by XLA's top-k; an Explicit mesh or `jax.shard_map` leaves them in place.
 
     Returns:
         `TokenLogprobs`, with these values in place of a number:

@@ -7,6 +7,7 @@ All are one pass over the logits, which XLA fuses: no intermediate array has the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -20,7 +21,7 @@ from dovetail_kernels.sampling.options import PerRow, check_logits, is_valid, pe
 from dovetail_kernels.sampling.rows import over_rows
 
 _WORD = 32  # bits of a word of a packed mask
-_PENALTIES = ("repetition_penalty", "frequency_penalty", "presence_penalty")
+_PENALTIES: tuple[str, ...] = ("repetition_penalty", "frequency_penalty", "presence_penalty")
 
 
 def adjust_logits(
@@ -134,7 +135,9 @@ def _adjust(
         p = penalty[:, None]
         if name == "repetition_penalty":
             z = jnp.where(_seen(prompt_mask, output_counts), jnp.where(z > 0, z / p, z * p), z)
-        elif name == "frequency_penalty":
+            continue
+        assert output_counts is not None, name
+        if name == "frequency_penalty":
             z -= p * output_counts.astype(jnp.float32)
         else:
             z = jnp.where(output_counts > 0, z - p, z)
@@ -201,7 +204,7 @@ def _check_bias(ids: Any, values: Any, shape: tuple[int, ...]) -> None:
 
 
 def _check_tokens(
-    prompt_mask: Any, output_counts: Any, penalties: dict[str, Any], shape: tuple[int, ...]
+    prompt_mask: Any, output_counts: Any, penalties: Mapping[str, Any], shape: tuple[int, ...]
 ) -> None:
     for name, array in (("prompt_mask", prompt_mask), ("output_counts", output_counts)):
         if array is None:

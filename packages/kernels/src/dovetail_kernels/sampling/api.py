@@ -88,7 +88,7 @@ def sample(
     options = _options(logits.shape[0], temperature, top_k, top_p, min_p)
     _check_keys(keys, logits)
     z = jnp.asarray(logits)
-    return over_rows("sample", one_by_one(_sample, z), (z, *options, keys), (*_AXES, "b"), out="b")
+    return over_rows("sample", one_by_one(_sample, z), (z, keys, *options), (*_AXES, "b"), out="b")
 
 
 def warp_logits(
@@ -162,8 +162,7 @@ def _check_keys(keys: Any, logits: Any) -> None:
 
 
 @jax.jit
-def _sample(logits: Array, *options_and_keys: Array | None) -> Array:
-    *options, keys = options_and_keys
+def _sample(logits: Array, keys: Array, *options: Any) -> Array:
     warped = warp(logits, *options)
     token = draw(jnp.exp(warped), keys)
     return jnp.where(jnp.isnan(warped[:, 0]), -1, token)

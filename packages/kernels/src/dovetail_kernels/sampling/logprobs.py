@@ -83,15 +83,13 @@ def token_logprobs(
     check_arrays("token_logprobs", tokens=tokens)
     _check_tokens(tokens, logits.shape)
     k = _check_k(k, logits.shape[1])
-    out = TokenLogprobs("b", "b", "bk", "bk")
     arrays = (jnp.asarray(logits), jnp.asarray(tokens))
-    return over_rows(
-        "token_logprobs", functools.partial(_logprobs_of, k), arrays, ("bv", "b"), out=out
-    )
+    run, out = functools.partial(_logprobs_of, k), ("b", "b", "bk", "bk")
+    return TokenLogprobs(*over_rows("token_logprobs", run, arrays, ("bv", "b"), out=out))
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _logprobs_of(k: int, logits: Array, tokens: Array) -> TokenLogprobs:
+def _logprobs_of(k: int, logits: Array, tokens: Array) -> tuple[Array, Array, Array, Array]:
     size = logits.shape[1]
     z = logits.astype(jnp.float32)
     top = lax.stop_gradient(largest(z))
@@ -101,15 +99,15 @@ def _logprobs_of(k: int, logits: Array, tokens: Array) -> TokenLogprobs:
     lse = jnp.log(jnp.sum(jnp.exp(z), axis=1))
     given = right & (tokens >= 0) & (tokens < size)
     places = jnp.where(given, tokens, 0)[:, None]
-    chosen = jnp.take_along_axis(z, places, axis=1)
-    ranks = 1 + jnp.sum(z > chosen, axis=1, dtype=jnp.int32)
+    logit = jnp.take_along_axis(z, places, axis=1)
+    ranks = 1 + jnp.sum(z > logit, axis=1, dtype=jnp.int32)
     values, ids = lax.top_k(z, k)
     exists = right[:, None] & (values > -jnp.inf)
-    return TokenLogprobs(
-        logprobs=jnp.where(given, chosen[:, 0] - lse, jnp.nan),
-        ranks=jnp.where(given, ranks, 0),
-        top_tokens=jnp.where(exists, ids.astype(jnp.int32), -1),
-        top_logprobs=jnp.where(right[:, None], values - lse[:, None], jnp.nan),
+    return (
+        jnp.where(given, logit[:, 0] - lse, jnp.nan),
+        jnp.where(given, ranks, 0),
+        jnp.where(exists, ids.astype(jnp.int32), -1),
+        jnp.where(right[:, None], values - lse[:, None], jnp.nan),
     )
 
 

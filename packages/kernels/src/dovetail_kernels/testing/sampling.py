@@ -46,6 +46,7 @@ class Case:
         rows: Number of different rows.
         vocabulary: V.
         spread: Standard deviation of the logits.
+        shift: Added to the logits.
         draws: Draws of each row.
     """
 
@@ -55,6 +56,7 @@ class Case:
     rows: int = 2
     vocabulary: int = 37
     spread: float = 1.5
+    shift: float = 0.0
     draws: int = 2000
 
 
@@ -88,6 +90,8 @@ def cases() -> tuple[Case, ...]:
         _case("top_p, tempered", {"temperature": 2.0, "top_p": 0.6}, "temperature", "top_p"),
         _case("min_p, tempered", {"temperature": 0.5, "min_p": 0.1}, "temperature", "min_p"),
         _case("equal logits", {"top_k": 4}, "top_k", "ties"),
+        # Between thresholds of float32 no number is left.
+        _case("adjacent logits", {"top_k": 9}, "top_k", "ties", spread=1e-6, shift=1.0),
         _case("equal logits, top_p", {"top_p": 0.5}, "top_p", "ties"),
         _case("equal logits, greedy", {"temperature": 0.0}, "greedy", "ties", draws=50),
         _case("excluded", {}, "excluded"),
@@ -179,8 +183,8 @@ def check(fn: Callable[..., Any], case: Case) -> None:
 def draw(case: Case) -> np.ndarray:
     """Draws the different rows of a case, [rows, V] in its dtype."""
     rng = np.random.default_rng(zlib.crc32(case.name.encode()))
-    z = rng.standard_normal((case.rows, case.vocabulary)) * case.spread
-    if "ties" in case.needs:
+    z = rng.standard_normal((case.rows, case.vocabulary)) * case.spread + case.shift
+    if "ties" in case.needs and not case.shift:
         z = np.round(z) + 0.0  # not -0.0, which some orders put below 0.0
     if "excluded" in case.needs:
         z[rng.random(z.shape) < 0.5] = -np.inf

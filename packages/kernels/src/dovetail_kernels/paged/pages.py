@@ -65,11 +65,13 @@ def codes_of(pages: Any) -> Any:
 def quantized(x: Array, dtype: Any) -> tuple[Array, Array]:
     """Returns the codes of the vectors x [..., H], and their scales f32[...].
 
-    A vector that is not finite has a scale that is not, and codes of 0: their product is NaN.
+    A vector that is not finite has the scale NaN, and codes of 0.
     """
     x, largest = x.astype(jnp.float32), LARGEST[jnp.dtype(dtype).name]
-    scales = jnp.max(jnp.abs(x), axis=-1) / largest
-    fits = jnp.isfinite(scales) & (scales > 0)
+    # XLA's parallel maximum on a CPU drops NaN (jax 0.10.2, 4,096 numbers and more).
+    finite = jnp.all(jnp.isfinite(x), axis=-1)
+    scales = jnp.where(finite, jnp.max(jnp.abs(x), axis=-1) / largest, jnp.nan)
+    fits = finite & (scales > 0)
     steps = jnp.where(fits[..., None], x / jnp.where(fits, scales, 1)[..., None], 0)
     # A scale below the smallest normal number is inexact: its codes may exceed the largest.
     steps = jnp.clip(steps, -largest, largest)

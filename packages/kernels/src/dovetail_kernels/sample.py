@@ -29,6 +29,7 @@ from jax.core import Tracer
 from jaxtyping import Float, Int, Key
 
 from dovetail_kernels import dispatch, mesh
+from dovetail_kernels.argument_names import operation
 from dovetail_kernels.arrays import check_arrays
 from dovetail_kernels.varying import varying
 
@@ -48,6 +49,7 @@ _PerRow = (
 )
 
 
+@operation
 def sample(
     logits: Float[Array | np.ndarray, "B V"],
     *,
@@ -120,6 +122,7 @@ def sample(
     return mesh.per_shard("sample", run, arrays, _AXES, out="b", may="b", instead=_INSTEAD)
 
 
+@operation
 def warp_logits(
     logits: Float[Array | np.ndarray, "B V"],
     *,

@@ -158,7 +158,36 @@ def _work(call: AttentionCall) -> Work:
     width = call.head_dim + call.value_dim
     rows = call.batch * (call.queries * call.heads + call.keys * call.kv_heads)
     lse = call.batch * call.queries * call.heads * call.inner_dtype.itemsize
-    return Work(flops=2 * pairs * width, bytes=rows * width * call.dtype.itemsize + lse)
+    return Work(
+        flops=2 * pairs * width,
+        bytes=rows * width * call.dtype.itemsize + lse,
+        peak_bytes=_peak_bytes(call, queries, keys),
+    )
+
+
+def _peak_bytes(call: AttentionCall, queries: Cut, keys: Cut) -> int:
+    """Counts the tiles of one visit, the statistics, and the copies of whole arrays.
+
+    Arrays are copied to fill whole blocks and for the loop over rows. XLA for a CPU converts keys,
+    values and queries of 16 bits to float32 before the loops.
+    """
+    cpu, inner, item = call.device.platform == "cpu", call.inner_dtype.itemsize, call.dtype.itemsize
+    converted, by_row = cpu and item < inner, cpu and call.batch > 1
+    width, lanes = call.head_dim + call.value_dim, 1 if cpu else call.batch
+    tile = 2 * call.heads * queries.size * keys.size
+    tile += width * (queries.size * call.heads + keys.size * call.kv_heads)
+    copies = 0
+    size = inner if converted else item
+    filled = queries.size * queries.blocks
+    rows = call.batch * call.heads * filled
+    if converted or by_row or filled > call.queries:
+        copies += rows * call.head_dim * size
+    if by_row or filled > call.queries:
+        copies += rows * call.value_dim * item
+    filled = keys.size * keys.blocks
+    if converted or by_row or filled > call.keys:
+        copies += call.batch * call.kv_heads * filled * width * size
+    return lanes * tile * inner + copies + 2 * rows * inner
 
 
 BLOCKED = Implementation(name="blocked", refuse=lambda call: None, work=_work, run=run)

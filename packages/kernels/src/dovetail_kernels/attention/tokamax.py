@@ -72,7 +72,11 @@ def work(call: AttentionCall) -> Work:
     width = call.head_dim + call.value_dim
     rows = call.batch * (call.queries * call.heads + call.keys * call.kv_heads)
     pairs = call.batch * call.heads * call.queries * call.keys
-    return Work(flops=2 * pairs * width, bytes=rows * width * call.dtype.itemsize)
+    item = call.dtype.itemsize
+    # As `kv_lengths` and the kernels' rows of float32 need them. Chunks of its XLA are not counted.
+    copies = call.batch * call.keys * call.kv_heads * width * item if call.kv_lengths else 0
+    lse = 4 * call.batch * call.queries * call.heads
+    return Work(flops=2 * pairs * width, bytes=rows * width * item, peak_bytes=copies + lse)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_batching import sequential_vmap
 
+from dovetail_kernels.arrays import converts_whole
 from dovetail_kernels.dispatch import Implementation, Work
 from dovetail_kernels.grouped.call import GroupedMatmulCall, GroupedMatmulInputs
 from dovetail_kernels.precision import matmul_precision
@@ -66,8 +67,9 @@ def _work(call: GroupedMatmulCall) -> Work:
         rows = call.rows * (call.inner + call.outer)  # with zeros for rows of no expert
         return Work(flops=flops, bytes=size, peak_bytes=rows * itemsize)
     copies = call.count * call.rows * call.inner
-    # Beside the copies the matrices, transposed; all of them in float32 at least.
-    peak = (copies + call.matrices) * max(itemsize, 4)
+    # Beside the copies the matrices, transposed.
+    converted = converts_whole(call.dtype, call.device.platform)
+    peak = (copies + call.matrices) * (4 if converted else itemsize)
     return Work(flops=call.count * flops, bytes=size + 2 * copies * itemsize, peak_bytes=peak)
 
 

@@ -26,6 +26,7 @@ import numpy as np
 from jax import lax
 from jax.custom_batching import sequential_vmap
 
+from dovetail_kernels.arrays import converts_whole
 from dovetail_kernels.dispatch import Implementation, Work
 from dovetail_kernels.grouped.call import GroupedMatmulCall, GroupedMatmulInputs
 from dovetail_kernels.precision import product
@@ -175,12 +176,11 @@ def _work(call: GroupedMatmulCall) -> Work:
 def _peak_bytes(call: GroupedMatmulCall, tile: int) -> int:
     """Counts the padded rows and results, one matrix, and the tiles of one step.
 
-    XLA keeps the padded rows in the result's memory if they fit. For a CPU it converts rows and
-    matrices of 16 bits to float32 before the loops.
+    XLA keeps the padded rows in the result's memory if they fit.
     """
     itemsize = np.dtype(call.dtype).itemsize
     wide = max(itemsize, 4)
-    converted = call.device.platform == "cpu" and itemsize < wide
+    converted = converts_whole(call.dtype, call.device.platform)
     rows = (call.rows + tile) * call.inner * (wide if converted else itemsize)
     if rows <= call.rows * call.outer * itemsize:
         rows = 0

@@ -5,6 +5,7 @@
 import jax.numpy as jnp
 from jax import Array
 
+from dovetail_kernels.arrays import converts_whole
 from dovetail_kernels.dispatch import Implementation, Work
 from dovetail_kernels.loss import blocked, reference
 from dovetail_kernels.loss.call import LossCall, LossInputs, accumulator
@@ -112,13 +113,12 @@ def _work(call: LossCall, peak_bytes: int) -> Work:
 def _blocked_work(call: LossCall) -> Work:
     """Counts a tile's logits three times, or once beside its slice of the head, and its tokens.
 
-    Gradients are formed only in `jax.grad`: see `loss.tiles.tile_bytes` for theirs. XLA for a CPU
-    converts x and w of 16 bits to float32 before the loop.
+    Gradients are formed only in `jax.grad`: see `loss.tiles.tile_bytes` for theirs.
     """
     tiles, item = tiles_of(call, call.tokens), accumulator(call.dtype).itemsize
     logits = tiles.rows * tiles.columns
     tile = logits + max(2 * logits, call.width * tiles.columns) + tiles.rows * call.width
-    converted = call.device.platform == "cpu" and call.dtype.itemsize < item
+    converted = converts_whole(call.dtype, call.device.platform)
     operands = call.width * (call.tokens + call.vocabulary) if converted else 0
     if call.tokens % max(tiles.rows, 1):  # whole tiles of tokens, a padded copy
         operands += call.tokens * call.width

@@ -25,7 +25,7 @@ from dovetail_kernels import (
     unpermute,
     warp_logits,
 )
-from dovetail_kernels.arrays import check_arrays, is_known, known
+from dovetail_kernels.arrays import check_arrays, converts_whole, is_known, known
 
 X, Q = np.ones((2, 3), np.float32), np.ones((1, 2, 1, 4), np.float32)
 PAGES, IDS = np.ones((2, 2, 2, 1, 4), np.float32), np.arange(2, dtype=np.int32)
@@ -87,3 +87,9 @@ def test_values_are_known_unless_they_are_traced_or_abstract():
     jax.make_jaxpr(function)(X)
     assert seen[0] is False
     np.testing.assert_array_equal(seen[1], [0, 1, 2])
+
+
+@pytest.mark.parametrize("dtype, platform", [("float32", "cpu"), ("bfloat16", "gpu")])
+def test_only_16_bits_on_a_cpu_are_converted(dtype, platform):
+    assert not converts_whole(dtype, platform)
+    assert converts_whole("bfloat16", "cpu") == (jax.__version_info__ < (0, 12))

@@ -2,21 +2,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """The choice among implementations, on an operation made for it, and the device of a call."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
-from dovetail_kernels.dispatch import Device, Implementation, Plan, Work, device
+from dovetail_kernels.dispatch import Device, Implementation, Plan, Work, device, run
 
 
 def implementation(name, refusal, flops=1):
     return Implementation(
         name=name,
         refuse=lambda call: refusal if call == "hard" else None,
-        work=lambda call: Work(flops=flops, bytes=2 * flops),
-        run=lambda: name,
+        work=lambda call: Work(flops=flops, bytes=2 * flops, peak_bytes=4 * flops),
+        run=lambda call, inputs: (name, call, inputs),
     )
 
 
@@ -49,8 +51,74 @@ def test_choices_tell_what_became_of_each():
     assert told == [
         ("quick", False, "cannot do hard calls", None),
         ("odd", False, "is odd", None),
-        ("sure", True, None, Work(flops=3, bytes=6)),
+        ("sure", True, None, Work(flops=3, bytes=6, peak_bytes=12)),
     ]
+
+
+def reasons(plan):
+    return {choice.name: choice.reason for choice in plan.choices()}
+
+
+def test_each_choice_has_its_reason():
+    assert reasons(plan()) == {
+        "quick": "selected: first able, in order of preference",
+        "odd": "able, after quick",
+        "sure": "able, after quick",
+    }
+    assert reasons(plan("hard", impl=("odd", "sure"))) == {
+        "quick": "cannot do hard calls",
+        "odd": "is odd",
+        "sure": "selected: first able of impl=('odd', 'sure')",
+    }
+    assert reasons(plan(implementations=(SURE,))) == {"sure": "selected: the only one"}
+
+
+OWN, OWN_EASY = implementation("own", None), implementation("own", "cannot do hard calls")
+
+
+@pytest.mark.parametrize(
+    "impl, words",
+    [(OWN, "'own'"), ([OWN], "['own']"), (("odd", OWN, "sure"), "('odd', 'own', 'sure')")],
+)
+def test_an_implementation_of_the_caller_is_asked_like_the_others(impl, words):
+    asked = plan("hard", impl)
+    assert asked.choose() is OWN
+    assert [choice.name for choice in asked.choices()] == ["own", "quick", "odd", "sure"]
+    assert reasons(asked)["own"] == f"selected: first able of impl={words}"
+
+
+def test_refusals_of_the_caller_s_implementation_are_reported():
+    assert plan("hard", [OWN_EASY, "sure"]).choose() is SURE
+    assert reasons(plan("hard", OWN_EASY))["own"] == "cannot do hard calls"
+    with pytest.raises(ValueError, match=r"got impl='own' on cpu: own: cannot .* impl='sure'"):
+        plan("hard", OWN_EASY).choose()
+
+
+@pytest.mark.parametrize("names", [["quick"], ["own", "own"]])
+def test_two_implementations_of_one_name_are_refused(names):
+    with pytest.raises(ValueError, match="must differ in name") as error:
+        plan(impl=[implementation(name, None) for name in names]).choose()
+    assert str(error.value).endswith(f"with name={names[0]!r}. Give it a name of its own.")
+    assert plan(impl=[QUICK, "quick"]).choose() is QUICK  # one implementation, not two
+
+
+def test_an_implementation_is_hashable():
+    class Unhashable:
+        __hash__ = None
+
+        def __call__(self, call, inputs):
+            return inputs
+
+    with pytest.raises(TypeError, match=r"must be hashable, got name='mine' .* Use functions"):
+        dataclasses.replace(QUICK, name="mine", run=Unhashable())
+
+
+def test_a_run_has_the_names_in_the_program():
+    def call(x):
+        return run("toy", dataclasses.replace(QUICK, run=lambda call, inputs: inputs + 1), 7, x)
+
+    assert "toy/quick/add" in jax.jit(call).lower(1.0).as_text(debug_info=True)
+    assert run("toy", QUICK, 7, 8) == ("quick", 7, 8)
 
 
 def test_choices_say_who_was_not_asked():

@@ -3,10 +3,21 @@
 """The report of a choice, on an operation made for it."""
 
 import sys
+import types
 
+import jax
+import jax.numpy as jnp
 import pytest
 
-from dovetail_kernels import Explanation, explain
+from dovetail_kernels import (
+    Explanation,
+    attention,
+    explain,
+    pack_weights,
+    quantized_matmul,
+    rms_norm,
+    rope,
+)
 from dovetail_kernels.dispatch import Device, Implementation, Plan, Work
 
 MODULE = sys.modules["dovetail_kernels.explain"]  # its name in the package is the function's
@@ -20,14 +31,14 @@ def plan_toy(x, *, hard=False):
     def one(name, refusal, flops):
         return Implementation(
             name=name,
-            refuse=lambda call: refusal if call["hard"] else None,
-            work=lambda call: Work(flops=flops * call["x"], bytes=4 * call["x"]),
+            refuse=lambda call: refusal if call.hard else None,
+            work=lambda call: Work(flops=flops * call.x, bytes=4 * call.x, peak_bytes=2 * call.x),
             run=toy,
         )
 
     return Plan(
         operation="toy",
-        call={"x": x, "hard": hard},
+        call=types.SimpleNamespace(x=x, hard=hard, precision="products in float32"),
         device=Device(platform="cpu", kind="Zen"),
         implementations=(one("quick", "cannot do hard calls", 1), one("sure", None, 1000)),
         impl=None,
@@ -44,20 +55,61 @@ def test_a_report_is_a_table():
     assert isinstance(report, Explanation)
     assert report.selected == "quick"
     assert str(report) == (
-        "toy on cpu (Zen)\n  quick  0.0025 GFLOP  10 MB  selected\n"
-        "  sure      2.5 GFLOP  10 MB  able"
+        "toy on cpu (Zen), products in float32\n"
+        "  quick  0.0025 GFLOP  10 MB  peak 5 MB  selected: first able, in order of preference\n"
+        "  sure      2.5 GFLOP  10 MB  peak 5 MB  able, after quick"
     )
 
 
 def test_a_refusal_is_told_without_figures():
     assert str(explain(toy, 1000, hard=True)).splitlines() == [
-        "toy on cpu (Zen)",
-        "  quick                         cannot do hard calls",
-        "  sure   0.001 GFLOP  0.004 MB  selected",
+        "toy on cpu (Zen), products in float32",
+        "  quick                                        cannot do hard calls",
+        "  sure   0.001 GFLOP  0.004 MB  peak 0.002 MB  "
+        "selected: first able, in order of preference",
     ]
 
 
 def test_something_else_is_refused():
-    message = r"needs an operation that has implementations.* got <built-in .* one of .*toy"
+    message = r"needs an operation of dovetail_kernels, got <built-in .* one of .*toy"
     with pytest.raises(ValueError, match=message):
         explain(print, 1)
+
+
+def shape(*sizes, dtype="float32"):
+    return jax.ShapeDtypeStruct(sizes, dtype)
+
+
+def test_the_precision_is_that_of_the_arguments():
+    def precision(dtype):
+        q = shape(1, 8, 2, 16, dtype=dtype)
+        return explain(attention, q, q, q).precision
+
+    assert precision("float32") == "products in float32"
+    assert precision("bfloat16") == "products of bfloat16, sums in float32"
+    with jax.default_matmul_precision("tensorfloat32"):
+        assert "tensorfloat32" in precision("float32")
+        # Quantized products are in float32 under any setting.
+        x, w = shape(3, 64, dtype="bfloat16"), pack_weights(jnp.ones((64, 8)), bits=8)
+        assert explain(quantized_matmul, x, w).precision == "products in float32"
+
+
+def test_an_operation_with_one_implementation_is_one_line():
+    report = explain(rope, shape(4, 100, 8, 64), shape(100, dtype="int32"), theta=1e4)
+    assert [(c.name, c.reason) for c in report.choices] == [("jnp", "selected: the only one")]
+    # x is read and written, and so are the positions once.
+    assert report.choices[0].work.bytes == 2 * 4 * 4 * 100 * 8 * 64 + 4 * 100
+    assert str(report).startswith(f"rope on cpu ({jax.devices()[0].device_kind})\n  jnp")
+
+
+def test_the_checks_of_such_an_operation_come_first():
+    with pytest.raises(ValueError, match="rope needs theta"):
+        explain(rope, shape(4, 100, 8, 64), shape(100, dtype="int32"))
+
+
+def test_names_of_other_libraries_are_answered():
+    q = shape(1, 8, 2, 16)
+    with pytest.raises(TypeError, match=r"has no argument is_causal.* Use causal=True"):
+        explain(attention, q, q, q, is_causal=True)
+    with pytest.raises(TypeError, match=r"has no argument epsilon.* Use eps=1e-05"):
+        explain(rms_norm, q, None, epsilon=1e-5)

@@ -18,12 +18,14 @@
 - Sampling: `adjust_logits`, `sample`, `warp_logits`, `token_logprobs`
 - Layers: `rms_norm`, `layer_norm`, `rope`, `glu`
 - Implementations of a call, with reasons, FLOPs and bytes: `explain`
+- Implementations of your own: `implementations`
 
 `dovetail_kernels.testing` checks operations of your own against float64 NumPy.
 """
 
 from importlib.metadata import version as _version
 
+from dovetail_kernels import implementations as implementations
 from dovetail_kernels.attention.api import attention
 from dovetail_kernels.attention.call import SoftmaxStats
 from dovetail_kernels.explain import Explanation, explain
@@ -82,6 +84,7 @@ __all__ = [  # noqa: RUF022, by topic
     # Explanation
     "explain",
     "Explanation",
+    "implementations",
 ]
 
 __version__ = _version("dovetail-kernels")

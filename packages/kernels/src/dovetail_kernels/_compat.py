@@ -9,11 +9,20 @@ import inspect
 from typing import Any
 
 import jax
+from jax.experimental import pallas
 from jax.experimental.pallas import mosaic_gpu
 
 # 0.10 needs it, 0.11 warns where it is given, 0.12 has none.
 _INDEX = inspect.signature(mosaic_gpu.load).parameters.get("idx")
 _LOAD_NEEDS_AN_INDEX = _INDEX is not None and _INDEX.default is inspect.Parameter.empty
+
+# 0.10 passes no cost to XLA. 0.12 does.
+_KERNEL_HAS_A_COST = "cost_estimate" in inspect.signature(mosaic_gpu.kernel).parameters
+
+
+def cost(**estimate: int) -> dict[str, Any]:
+    """Returns the argument of `mosaic_gpu.kernel` for a `pallas.CostEstimate`, if it has one."""
+    return {"cost_estimate": pallas.CostEstimate(**estimate)} if _KERNEL_HAS_A_COST else {}
 
 
 def load(ref: Any, layout: Any) -> jax.Array:

@@ -38,3 +38,11 @@ def known(array: Any) -> np.ndarray | None:
     Check them with NumPy: `jax.jit` may have captured the array, and `jnp` traces there.
     """
     return np.asarray(array) if is_known(array) else None
+
+
+def converts_whole(dtype: Any, platform: str) -> bool:
+    """Tests whether XLA converts whole arrays to float32 before a loop that multiplies slices.
+
+    Until jax 0.12 it does so for numbers of 16 bits on a CPU.
+    """
+    return platform == "cpu" and np.dtype(dtype).itemsize < 4 and jax.__version_info__ < (0, 12)

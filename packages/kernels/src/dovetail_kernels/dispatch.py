@@ -10,10 +10,12 @@ in a kernel is a bug and is raised, and the selection is made before tracing sta
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import jax
 from jax.core import Tracer
+
+from dovetail_kernels.precision import describe_precision
 
 CallT = TypeVar("CallT")
 
@@ -31,35 +33,76 @@ class Device:
     kind: str
 
 
+class Call:
+    """Static facts of a call: the base of each operation's class."""
+
+    _FACTS: ClassVar[frozenset[str]]  # fields that every call has; all others are options
+    dtype: Any
+
+    @property
+    def precision(self) -> str:
+        """Precision of the products in words."""
+        return describe_precision(self.dtype)
+
+    @property
+    def options(self) -> frozenset[str]:
+        """Names of the options in use, such as "causal". An implementation refuses unknown ones."""
+        fields = dataclasses.fields(self)  # pyright: ignore[reportArgumentType]  # subclasses are
+        names = {field.name for field in fields} - self._FACTS
+        return frozenset(name for name in names if getattr(self, name) not in (None, False))
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Work:
     """Cost of one forward call. An upper bound if values (lengths, segments) decide.
 
     Attributes:
-        flops: Floating-point operations of the matrix products.
+        flops: Floating-point operations of the matrix products. An operation without products
+            counts additions, multiplications, comparisons and functions such as exp, one each.
         bytes: Bytes of arguments and results, counted once, and of intermediate arrays written to
             memory and read again.
+        peak_bytes: Bytes of the temporary arrays of one forward call when they are largest, without
+            arguments and results.
     """
 
     flops: int
     bytes: int
+    peak_bytes: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Implementation(Generic[CallT]):
     """One way to compute an operation.
 
+    The functions are static under `jax.jit`: make one object at the top of a module. Each further
+    object is compiled anew.
+
     Attributes:
         name: Its name, as in `impl`.
         refuse: Returns the reason why it cannot do a call, in words after "NAME: ", or None. Pure.
         work: Returns the cost of a call. Called only if `refuse` returns None.
-        run: Computes the result from the arguments documented by the operation.
+        run: Returns `run(call, inputs)`, the results as the operation's inputs class documents
+            them. Traced under `jax.jit`. For sharded arrays `inputs` are those of one shard, and
+            `call` has their shapes.
     """
 
     name: str
     refuse: Callable[[CallT], str | None]
     work: Callable[[CallT], Work]
-    run: Callable[..., Any]
+    run: Callable[[CallT, Any], Any]
+
+    def __post_init__(self) -> None:
+        try:
+            hash(self)
+        except TypeError as error:
+            raise TypeError(
+                "refuse, work and run of an Implementation must be hashable, got "
+                f"name={self.name!r} with an {error}. Use functions, or a frozen dataclass with "
+                "__call__."
+            ) from None
+
+
+Impl = str | Implementation[Any] | Sequence[str | Implementation[Any]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,12 +113,14 @@ class Choice:
         name: Name of the implementation.
         selected: Whether it runs.
         refusal: Reason why it cannot run or is not requested. None otherwise.
+        reason: The state in words: why it is selected, after which one it is able, or the refusal.
         work: Cost of the call. None if the implementation cannot do the call.
     """
 
     name: str
     selected: bool
     refusal: str | None
+    reason: str
     work: Work | None
 
 
@@ -87,32 +132,46 @@ class Plan(Generic[CallT]):
         operation: Name of the operation, for error messages.
         call: The call's shapes, dtypes and options.
         device: The device of the call.
-        implementations: All implementations, best first.
-        impl: Name or names requested by the caller, in order of preference. None for all.
+        implementations: All implementations of the package, best first.
+        impl: Implementations requested by the caller, by name or as objects, in order of
+            preference. None for all of the package.
     """
 
     operation: str
     call: CallT
     device: Device
     implementations: Sequence[Implementation[CallT]]
-    impl: str | Sequence[str] | None
+    impl: Impl | None
 
     def choices(self) -> list[Choice]:
-        """Returns the state of every implementation, in the plan's order. At most one is selected.
+        """Returns the state of every implementation, best first. At most one is selected.
+
+        Implementations of the caller, in `impl`, come before those of the package.
 
         Raises:
-            ValueError: `impl` is empty or has an unknown name.
+            ValueError: `impl` is empty, has an unknown name, or a name for two implementations.
         """
-        asked, choices = self._asked(), []
-        first = self._first(asked)
-        for implementation in self.implementations:
+        requested, choices = self._requested(), []
+        selected = self._selected(requested)
+        own = [each for each in requested if each not in self.implementations]
+        for implementation in (*own, *self.implementations):
             refusal = implementation.refuse(self.call)
             work = implementation.work(self.call) if refusal is None else None
-            if refusal is None and implementation.name not in asked:
-                refusal = f"not among impl={self.impl!r}"
-            is_first = implementation.name == first
+            if refusal is None and implementation not in requested:
+                refusal = f"not among impl={self._impl_words()}"
+            reason = refusal
+            if implementation == selected:
+                reason = f"selected: {self._preference()}"
+            elif reason is None and selected is not None:
+                reason = f"able, after {selected.name}"
             choices.append(
-                Choice(name=implementation.name, selected=is_first, refusal=refusal, work=work)
+                Choice(
+                    name=implementation.name,
+                    selected=implementation == selected,
+                    refusal=refusal,
+                    reason=str(reason),
+                    work=work,
+                )
             )
         return choices
 
@@ -120,42 +179,84 @@ class Plan(Generic[CallT]):
         """Returns the first requested implementation without a refusal.
 
         Raises:
-            ValueError: `impl` is empty or has an unknown name, or every requested implementation
-                refuses. The message has every reason.
+            ValueError: `impl` is empty, has an unknown name or a name for two implementations, or
+                every requested implementation refuses. The message has every reason.
         """
-        asked = self._asked()
-        first = self._first(asked)
-        named = {implementation.name: implementation for implementation in self.implementations}
-        if first is not None:
-            return named[first]
-        reasons = "; ".join(f"{name}: {named[name].refuse(self.call)}" for name in asked)
+        requested = self._requested()
+        selected = self._selected(requested)
+        if selected is not None:
+            return selected
+        reasons = "; ".join(f"{each.name}: {each.refuse(self.call)}" for each in requested)
         others = [
-            name
-            for name, implementation in named.items()
-            if name not in asked and not implementation.refuse(self.call)
+            each.name
+            for each in self.implementations
+            if each not in requested and not each.refuse(self.call)
         ]
         hint = f"use impl={others[0]!r} or leave impl out" if others else "change what is refused"
         raise ValueError(
             f"{self.operation} needs an implementation that supports every option of the call, got "
-            f"impl={self.impl!r} on {self.device.platform}: {reasons}. To go on, {hint}."
+            f"impl={self._impl_words()} on {self.device.platform}: {reasons}. To go on, {hint}."
         )
 
-    def _asked(self) -> list[str]:
-        names = [implementation.name for implementation in self.implementations]
+    def _requested(self) -> list[Implementation[CallT]]:
         if self.impl is None:
-            return names
-        asked = [self.impl] if isinstance(self.impl, str) else list(self.impl)
-        unknown = [name for name in asked if name not in names]
-        if unknown or not asked:
-            raise ValueError(
-                f"impl must name implementations of {self.operation}, {names}, got "
-                f"impl={self.impl!r}. Use one of them, or leave it out."
-            )
-        return asked
-
-    def _first(self, asked: Sequence[str]) -> str | None:
+            return list(self.implementations)
         named = {implementation.name: implementation for implementation in self.implementations}
-        return next((name for name in asked if named[name].refuse(self.call) is None), None)
+        requested: list[str | Implementation[CallT]] = (
+            [self.impl] if isinstance(self.impl, str | Implementation) else list(self.impl)
+        )
+        unknown = [
+            each
+            for each in requested
+            if not isinstance(each, Implementation) and each not in list(named)
+        ]
+        if unknown or not requested:
+            raise ValueError(
+                f"impl must name implementations of {self.operation}, {list(named)}, got "
+                f"impl={self._impl_words()}. Use one of them, or leave it out."
+            )
+        resolved = [named[each] if isinstance(each, str) else each for each in requested]
+        for each in resolved:
+            if named.setdefault(each.name, each) != each:
+                raise ValueError(
+                    f"implementations of {self.operation} must differ in name, {list(named)}, got "
+                    f"another Implementation with name={each.name!r}. Give it a name of its own."
+                )
+        return resolved
+
+    def _selected(self, requested: Sequence[Implementation[CallT]]) -> Implementation[CallT] | None:
+        return next((each for each in requested if each.refuse(self.call) is None), None)
+
+    def _preference(self) -> str:
+        if self.impl is not None:
+            return f"first able of impl={self._impl_words()}"
+        alone = len(self.implementations) == 1
+        return "the only one" if alone else "first able, in order of preference"
+
+    def _impl_words(self) -> str:
+        """Returns `impl` as typed, with the names of objects."""
+        if isinstance(self.impl, Implementation):
+            return repr(self.impl.name)
+        if self.impl is None or isinstance(self.impl, str):
+            return repr(self.impl)
+        names = [each.name if isinstance(each, Implementation) else each for each in self.impl]
+        return repr(type(self.impl)(names) if isinstance(self.impl, list | tuple) else names)
+
+
+def run(operation: str, implementation: Implementation[CallT], call: CallT, inputs: Any) -> Any:
+    """Returns `implementation.run(call, inputs)`, with its name in the metadata of the program.
+
+    Profiles and compiled programs then have "OPERATION/IMPLEMENTATION" in the names of operations,
+    forward and backward.
+
+    Args:
+        operation: Name of the operation.
+        implementation: The selected implementation.
+        call: The call, of the shapes of `inputs`.
+        inputs: The arrays, as documented by the operation's inputs class.
+    """
+    with jax.named_scope(operation), jax.named_scope(implementation.name):
+        return implementation.run(call, inputs)
 
 
 def device(*arrays: Any) -> Device:

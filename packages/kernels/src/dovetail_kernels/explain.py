@@ -3,20 +3,33 @@
 """Reports of the selection of an implementation: the choice, the refusals, and the costs."""
 
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+import numpy as np
+
+from dovetail_kernels import costs
+from dovetail_kernels.argument_names import check_names
 from dovetail_kernels.attention.api import attention, plan_attention
-from dovetail_kernels.dispatch import Choice, Device, Plan
+from dovetail_kernels.dispatch import Choice, Device, Implementation, Plan, device
+from dovetail_kernels.glu import glu
 from dovetail_kernels.grouped.api import grouped_matmul, plan_grouped_matmul
+from dovetail_kernels.grouped.permutation import permute, unpermute
+from dovetail_kernels.grouped.routing import route_tokens
 from dovetail_kernels.loss.api import (
     linear_cross_entropy,
     linear_logprobs,
     plan_linear_cross_entropy,
     plan_linear_logprobs,
 )
+from dovetail_kernels.norm import layer_norm, rms_norm
 from dovetail_kernels.paged.api import paged_attention, plan_paged_attention
+from dovetail_kernels.paged.write import paged_write
 from dovetail_kernels.quantized.api import plan_quantized_matmul, quantized_matmul
+from dovetail_kernels.rope import rope
+from dovetail_kernels.sampling.api import sample, warp_logits
 
 # The operations with several implementations, and the function that plans a call of each.
 _PLANS: dict[Callable[..., Any], Callable[..., Plan[Any]]] = {
@@ -27,6 +40,18 @@ _PLANS: dict[Callable[..., Any], Callable[..., Plan[Any]]] = {
     paged_attention: plan_paged_attention,
     quantized_matmul: plan_quantized_matmul,
 }
+_SINGLE: Sequence[Callable[..., Any]] = (
+    glu,
+    layer_norm,
+    paged_write,
+    permute,
+    rms_norm,
+    rope,
+    route_tokens,
+    sample,
+    unpermute,
+    warp_logits,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,6 +62,7 @@ class Explanation:
         operation: Name of the operation.
         device: Device of the call.
         choices: State of each implementation, best first.
+        precision: Precision of the products. None for an operation without products.
 
     Example:
 
@@ -51,6 +77,7 @@ class Explanation:
     operation: str
     device: Device
     choices: tuple[Choice, ...]
+    precision: str | None = None
 
     @property
     def selected(self) -> str | None:
@@ -58,32 +85,32 @@ class Explanation:
         return next((choice.name for choice in self.choices if choice.selected), None)
 
     def __str__(self) -> str:
-        rows = [(c.name, *_work(c), _state(c)) for c in self.choices]
-        widths = [max(len(row[i]) for row in rows) for i in range(3)]
-        lines = [f"{self.operation} on {self.device.platform} ({self.device.kind})"]
-        for name, flops, size, state in rows:
-            start = f"  {name:<{widths[0]}}  {flops:>{widths[1]}}  {size:>{widths[2]}}"
-            lines.append(f"{start}  {state}")
+        rows = [(c.name, *_work(c), c.reason) for c in self.choices]
+        widths = [max(len(row[i]) for row in rows) for i in range(4)]
+        precision = "" if self.precision is None else f", {self.precision}"
+        lines = [f"{self.operation} on {self.device.platform} ({self.device.kind}){precision}"]
+        for name, *figures, reason in rows:
+            cells = [f"{cell:>{width}}" for cell, width in zip(figures, widths[1:], strict=True)]
+            lines.append("  ".join([f"  {name:<{widths[0]}}", *cells, reason]))
         return "\n".join(lines)
 
 
-def _state(choice: Choice) -> str:
-    return "selected" if choice.selected else choice.refusal or "able"
-
-
-def _work(choice: Choice) -> tuple[str, str]:
+def _work(choice: Choice) -> tuple[str, str, str]:
     if choice.work is None:
-        return "", ""
-    return f"{choice.work.flops / 1e9:.3g} GFLOP", f"{choice.work.bytes / 1e6:.3g} MB"
+        return "", "", ""
+    work = choice.work
+    flops, size = f"{work.flops / 1e9:.3g} GFLOP", f"{work.bytes / 1e6:.3g} MB"
+    return flops, size, f"peak {work.peak_bytes / 1e6:.3g} MB"
 
 
 def explain(op: Callable[..., Any], *args: Any, **options: Any) -> Explanation:
     """Reports every implementation of `op` for one call: selected, able, or refused with reason.
 
-    It computes nothing. FLOPs and bytes are those of one forward call (see `dispatch.Work`).
+    It computes nothing. FLOPs, bytes and peak bytes are those of one forward call (see
+    `implementations.Work`), from shapes and options alone: no speed of a device enters them.
 
     Args:
-        op: An operation with implementations, such as `attention`.
+        op: An operation of this package, such as `attention`.
         *args: Positional arguments of the call: arrays, `jax.ShapeDtypeStruct` or tracers.
         **options: Keyword arguments of the call.
 
@@ -91,25 +118,62 @@ def explain(op: Callable[..., Any], *args: Any, **options: Any) -> Explanation:
         The report. Print it to read it as a table.
 
     Raises:
-        ValueError: `op` has no implementations to select from, or `op` would reject the arguments.
+        ValueError: `op` is not listed, or `op` would reject the arguments.
+        TypeError: `op` would reject the type or the name of an argument.
 
     Example:
 
         >>> import jax
         >>> from dovetail_kernels import explain, grouped_matmul
         >>> x, w = (jax.ShapeDtypeStruct(s, "float32") for s in [(6, 4), (3, 4, 5)])
-        >>> print(explain(grouped_matmul, x, w, jax.ShapeDtypeStruct((3,), "int32")))
-        grouped_matmul on cpu (cpu)
-          tiles       9.6e-07 GFLOP  0.00194 MB  selected
-          ragged_dot  7.2e-07 GFLOP  0.00103 MB  able
-          reference   7.2e-07 GFLOP  0.00118 MB  able
+        >>> report = explain(grouped_matmul, x, w, jax.ShapeDtypeStruct((3,), "int32"))
+        >>> for choice in report.choices:
+        ...     print(choice.name, choice.work.flops, choice.work.peak_bytes, choice.reason)
+        tiles 960 872 selected: first able, in order of preference
+        ragged_dot 720 528 able, after tiles
+        reference 720 720 able, after tiles
     """
     plan_of = _PLANS.get(op)
+    if plan_of is None and op in _SINGLE:
+        return _explained(_plan_single(op, *args, **options), None)
     if plan_of is None:
-        names = ", ".join(sorted(known.__name__ for known in _PLANS))
+        names = ", ".join(sorted(known.__name__ for known in (*_PLANS, *_SINGLE)))
         raise ValueError(
-            f"explain needs an operation that has implementations to choose from, got {op!r}. Use "
-            f"one of {names}."
+            f"explain needs an operation of dovetail_kernels, got {op!r}. Use one of {names}."
         )
+    check_names(op.__name__, (), options)
     plan = plan_of(*args, **options)
-    return Explanation(operation=plan.operation, device=plan.device, choices=tuple(plan.choices()))
+    return _explained(plan, plan.call.precision)
+
+
+def _explained(plan: Plan[Any], precision: str | None) -> Explanation:
+    return Explanation(
+        operation=plan.operation,
+        device=plan.device,
+        choices=tuple(plan.choices()),
+        precision=precision,
+    )
+
+
+def _plan_single(op: Callable[..., Any], *args: Any, **options: Any) -> Plan[None]:
+    """Returns the plan of an operation with a single implementation, after its own checks."""
+    leaves, tree = jax.tree.flatten((args, options))
+    arrays = {i: leaf for i, leaf in enumerate(leaves) if _is_array(leaf)}
+
+    def call(arrays: dict[int, Any]) -> Any:
+        filled = [arrays.get(i, leaf) for i, leaf in enumerate(leaves)]
+        args, options = jax.tree.unflatten(tree, filled)
+        return op(*args, **options)
+
+    results = jax.eval_shape(call, arrays)
+    traffic = costs.nbytes((list(arrays.values()), results))
+    work = functools.partial(costs.COSTS[op.__name__], traffic, *args, **options)
+    only = Implementation(
+        name="jnp", refuse=lambda _: None, work=lambda _: work(), run=lambda _, __: None
+    )
+    target = device(*arrays.values())
+    return Plan(operation=op.__name__, call=None, device=target, implementations=(only,), impl=None)
+
+
+def _is_array(leaf: Any) -> bool:
+    return hasattr(leaf, "shape") and hasattr(leaf, "dtype") and not isinstance(leaf, np.generic)

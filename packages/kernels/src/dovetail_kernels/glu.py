@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from dovetail_kernels.argument_names import operation
 from dovetail_kernels.arrays import check_arrays
 
 _FUNCTIONS = {
@@ -30,6 +31,7 @@ _FUNCTIONS = {
 }
 
 
+@operation
 def glu(
     gate: Float[Array, "*batch F"],
     up: Float[Array, "*batch F"],

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from dovetail_kernels.argument_names import operation
 from dovetail_kernels.arrays import check_arrays
 
 
@@ -44,6 +45,7 @@ def rms_norm(
 ) -> tuple[Float[Array, "*batch D"], Float[Array, "*batch D"]]: ...
 
 
+@operation
 def rms_norm(
     x: Float[Array, "*batch D"],
     scale: Float[Array, " D"] | None,
@@ -119,6 +121,7 @@ def layer_norm(
 ) -> tuple[Float[Array, "*batch D"], Float[Array, "*batch D"]]: ...
 
 
+@operation
 def layer_norm(
     x: Float[Array, "*batch D"],
     scale: Float[Array, " D"] | None,

@@ -16,9 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Integer
 
+from dovetail_kernels.argument_names import operation
 from dovetail_kernels.arrays import check_arrays
 
 
+@operation
 def rope(
     x: Float[Array, "*batch T N H"],
     positions: Integer[Array | np.ndarray, "*#batch T"],

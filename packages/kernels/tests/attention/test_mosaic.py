@@ -3,12 +3,14 @@
 import contextlib
 import dataclasses
 import functools
+import inspect
 import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import pallas
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.sharding import AbstractDevice, AbstractMesh
 
@@ -145,6 +147,20 @@ def test_lowers_for_hopper(shapes, options):
     """To the kernel; more than that needs a GPU."""
     function = functools.partial(attention, impl="mosaic", **options)
     assert "mosaic_gpu" in _lowered(function, *_shapes(**shapes))
+
+
+def test_the_kernel_says_its_cost():
+    shapes = _shapes()
+    work = MOSAIC.work(_call(shapes))
+    pairs = work.flops // (2 * (64 + 64))
+    estimate = pallas.CostEstimate(
+        flops=work.flops, transcendentals=pairs, bytes_accessed=work.bytes
+    )
+    with _on_hopper():
+        program = str(jax.make_jaxpr(functools.partial(attention, impl="mosaic"))(*shapes))
+    # jax 0.10 has no argument for it.
+    has_argument = "cost_estimate" in inspect.signature(plgpu.kernel).parameters
+    assert (f"cost_estimate={estimate}" in program) == has_argument
 
 
 @pytest.mark.capability("attention on the tensor cores of Hopper", on="cuda")

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from dovetail_kernels.dispatch import Device
-from dovetail_kernels.grouped.call import GroupedMatmulCall
+from dovetail_kernels.grouped.call import GroupedMatmulCall, GroupedMatmulInputs
 from dovetail_kernels.grouped.ragged import RAGGED_DOT
 
 ROWS, INNER, OUTER, COUNT = 96, 40, 56, 5
@@ -23,7 +23,8 @@ def test_off_tpu_it_is_dense():
     shapes = ((ROWS, INNER), (COUNT, INNER, OUTER))
     x, w = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)
     sizes = jax.ShapeDtypeStruct((COUNT,), jnp.int32)
-    compiled = jax.jit(RAGGED_DOT.run).lower(x, w, sizes).compile()
+    run = jax.jit(RAGGED_DOT.run, static_argnums=0)
+    compiled = run.lower(call("cpu"), GroupedMatmulInputs(x, w, sizes)).compile()
     cost, work = compiled.cost_analysis(), RAGGED_DOT.work(call("cpu"))
     # XLA counts the masks too.
     assert work.flops <= cost["flops"] <= 1.05 * work.flops

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from dovetail_kernels.dispatch import Device
-from dovetail_kernels.grouped.call import GroupedMatmulCall
+from dovetail_kernels.grouped.call import GroupedMatmulCall, GroupedMatmulInputs
 from dovetail_kernels.grouped.reference import REFERENCE
 
 ROWS, INNER, OUTER, COUNT = 96, 40, 56, 5
@@ -16,10 +16,11 @@ def test_every_row_meets_every_matrix():
     shapes = ((ROWS, INNER), (COUNT, INNER, OUTER))
     x, w = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)
     sizes = jax.ShapeDtypeStruct((COUNT,), jnp.int32)
-    cost = jax.jit(REFERENCE.run).lower(x, w, sizes).compile().cost_analysis()
     device = Device(platform="cpu", kind="cpu")
     options = {"rows": ROWS, "inner": INNER, "outer": OUTER, "count": COUNT}
-    work = REFERENCE.work(GroupedMatmulCall(**options, dtype="float32", device=device))
+    call = GroupedMatmulCall(**options, dtype="float32", device=device)
+    work, run = REFERENCE.work(call), jax.jit(REFERENCE.run, static_argnums=0)
+    cost = run.lower(call, GroupedMatmulInputs(x, w, sizes)).compile().cost_analysis()
     # XLA counts the masks and the sum over the groups too: 2 of 2 D per product.
     assert work.flops <= cost["flops"] <= (1 + 2 / INNER) * work.flops
     # XLA counts each operand of each operation; ours, what has to move.

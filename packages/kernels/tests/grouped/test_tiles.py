@@ -86,14 +86,14 @@ def test_work_is_that_of_the_tiles_of_groups_that_have_rows(rows, sizes):
     tile = tiles.tile_rows(rows, len(sizes))
     count = sum(math.ceil(size / tile) for size in sizes)
     forward = [((tile, D), (D, F))] * count
-    found = executed(tiles.TILES.run, x, w, sizes_array)
+    found = executed(tiles._multiply, x, w, sizes_array)
     assert products(found) == forward
     # A matrix is copied once for each group that has rows, and never for another.
     cuts = [shapes[0] for name, shapes in found if name == "dynamic_slice"]
     assert cuts.count(w.shape) == sum(size > 0 for size in sizes)
 
     def both(x, w, sizes, g):
-        return jax.vjp(lambda x, w: tiles.TILES.run(x, w, sizes), x, w)[1](g)
+        return jax.vjp(lambda x, w: tiles._multiply(x, w, sizes), x, w)[1](g)
 
     # The gradient alone is as much work again for each of x and w.
     back = [((tile, F), (D, F))] * count + [((tile, D), (tile, F))] * count
@@ -117,7 +117,7 @@ def test_the_stated_work_is_that_of_the_worst_sizes(rows, count):
     sizes = worst(rows, count)
     assert sizes.sum() == rows
     x, w, _, sizes_array = arguments(rows, sizes)
-    found = products(executed(tiles.TILES.run, x, w, sizes_array))
+    found = products(executed(tiles._multiply, x, w, sizes_array))
     device = Device(platform="cpu", kind="cpu")
     options = {"rows": rows, "inner": D, "outer": F, "count": count, "dtype": "float32"}
     work = tiles.TILES.work(GroupedMatmulCall(**options, device=device))
@@ -146,7 +146,7 @@ def test_bytes_are_near_those_that_are_compiled():
     shapes = ((rows, inner), (count, inner, outer))
     x, w = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)
     sizes = jax.ShapeDtypeStruct((count,), jnp.int32)
-    memory = jax.jit(tiles.TILES.run).lower(x, w, sizes).compile().memory_analysis()
+    memory = jax.jit(tiles._multiply).lower(x, w, sizes).compile().memory_analysis()
     # Copies of x and of the result with a tile more, and one matrix; never one of all of w, nor
     # E copies of x. What XLA adds for the loops is below a tenth.
     tile = tiles.tile_rows(rows, count)

@@ -2,12 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The formula: right in every case, gradients too, and its work as XLA counts it."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 
 from dovetail_kernels.paged.api import plan_paged_attention
+from dovetail_kernels.paged.call import PagedInputs
 from dovetail_kernels.paged.reference import REFERENCE
 from dovetail_kernels.testing.paged import cases, check
 
@@ -15,7 +14,7 @@ from dovetail_kernels.testing.paged import cases, check
 def without_refusal(q, pages, *, page_table, kv_lengths, q_starts, sinks=None, **options):
     numbers = {"page_table": page_table, "kv_lengths": kv_lengths, "q_starts": q_starts}
     plan = plan_paged_attention(q, pages, **numbers, sinks=sinks, **options)
-    return REFERENCE.run(q, pages, *numbers.values(), sinks, call=plan.call)
+    return REFERENCE.run(plan.call, PagedInputs(q, pages, *numbers.values(), sinks))
 
 
 def test_gradients_of_the_formula():
@@ -29,8 +28,9 @@ def test_work():
     pages = jax.ShapeDtypeStruct((20, 16, 2, 2, 32), jnp.float32)
     plan = plan_paged_attention(q, pages, **numbers, impl="reference")
     work = plan.choose().work(plan.call)
-    run = jax.jit(functools.partial(REFERENCE.run, call=plan.call))
-    cost = run.lower(q, pages, *numbers.values(), None).compile().cost_analysis()
+    inputs = PagedInputs(q, pages, *numbers.values(), None)
+    run = jax.jit(REFERENCE.run, static_argnums=0)
+    cost = run.lower(plan.call, inputs).compile().cost_analysis()
     assert work.flops == 4 * 9 * 8 * 32 * 96
     # XLA counts the softmax and the masks too.
     assert work.flops <= cost["flops"] <= 1.5 * work.flops

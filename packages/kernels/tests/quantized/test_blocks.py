@@ -28,7 +28,7 @@ def test_conforms_in_several_blocks(name: str, monkeypatch: pytest.MonkeyPatch) 
         counts.append(count)
         return size, count
 
-    monkeypatch.setattr(blocks, "_WEIGHTS", 1)  # eight channels a block
+    monkeypatch.setattr(blocks, "WEIGHTS", 1)  # eight channels a block
     monkeypatch.setattr(blocks, "_blocks", counted)
     (case,) = [case for case in cases() if case.name == name]
     check(functools.partial(quantized_matmul, impl="blocks"), case)

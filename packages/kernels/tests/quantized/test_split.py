@@ -92,7 +92,7 @@ def test_eight_bit_rows_are_exact_to_the_end() -> None:
 
 
 def test_conforms_in_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(split, "_WEIGHTS", 1)
+    monkeypatch.setattr(split, "WEIGHTS", 1)
     (case,) = [case for case in cases() if case.name == "int4, one group and zero points"]
 
     def run(x: jnp.ndarray, w: PackedWeights) -> jnp.ndarray:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dovetail_kernels.grouped.reference import REFERENCE
+from dovetail_kernels.grouped import reference
 from dovetail_kernels.testing import grouped as suite
 
 CASES = {case.name: case for case in suite.cases()}
@@ -30,7 +30,7 @@ def test_the_gradients_of_the_oracle_are_those_of_differences():
 
 
 def right(x, w, sizes):
-    return REFERENCE.run(x, w, sizes)
+    return reference._multiply(x, w, sizes)
 
 
 def tail_kept(x, w, sizes):

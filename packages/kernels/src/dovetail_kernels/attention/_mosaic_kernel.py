@@ -30,6 +30,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from dovetail_kernels import _compat
 from dovetail_kernels.attention.mosaic_masks import Masks
+from dovetail_kernels.dispatch import Work
 
 # Register layout of a wgmma accumulator, and of vectors along its rows and its columns.
 _TILE = plgpu.Layout.WGMMA
@@ -74,6 +75,7 @@ def forward(
     sinks: jax.Array | None,
     scale: float,
     soft_cap: float | None,
+    work: Work | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Runs the kernel.
 
@@ -85,6 +87,7 @@ def forward(
         sinks: One logit per head, float32[N], added to the denominator. None for none.
         scale: Factor of the logits.
         soft_cap: Bound c of the logits, c tanh(logits / c). None for no bound.
+        work: Cost of the call, for profiles and XLA's scheduler. None for no estimate.
 
     Returns:
         The output [B, T, N, G] in q's dtype, and float32 [B, N, T]: the log of the softmax's
@@ -133,7 +136,16 @@ def forward(
         compiler_params=plgpu.CompilerParams(
             approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Lane
         ),
+        **_cost(work, q.shape[3] + v.shape[3]),
     )(q, k, v, masks, sinks)
+
+
+def _cost(work: Work | None, width: int) -> dict[str, Any]:
+    """Returns the estimate for XLA. A pair of query and key has 2 FLOPs a column and one exp2."""
+    if work is None:
+        return {}
+    pairs = work.flops // (2 * width)
+    return _compat.cost(flops=work.flops, transcendentals=pairs, bytes_accessed=work.bytes)
 
 
 def _scratch(q: jax.Array, v: jax.Array) -> dict[str, Any]:

@@ -14,16 +14,18 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from dovetail_kernels.argument_names import operation
 from dovetail_kernels.attention import blocked, cudnn, mosaic, reference, tokamax
 from dovetail_kernels.attention.call import AttentionCall, Inputs, SoftmaxStats
 from dovetail_kernels.attention.checks import checked_call, pair
-from dovetail_kernels.dispatch import Implementation, Plan, device
+from dovetail_kernels.dispatch import Impl, Implementation, Plan, device, run
 from dovetail_kernels.mesh import per_shard
 
 Ids = Int[Array | np.ndarray, "b t"]
 Pair = tuple[Int[Array | np.ndarray, "b t"], Int[Array | np.ndarray, "b s"]]
 
 
+@operation
 def attention(
     q: Float[Array | np.ndarray, "b t n h"],
     k: Float[Array | np.ndarray, "b s k h"],
@@ -38,7 +40,7 @@ def attention(
     sinks: Float[Array | np.ndarray, " n"] | None = None,
     scale: float | None = None,
     stats: bool = False,
-    impl: str | Sequence[str] | None = None,
+    impl: Impl | None = None,
 ) -> Any:
     """Scaled dot-product attention: `softmax(cap(scale q kᵀ) + mask) v`.
 
@@ -64,8 +66,8 @@ def attention(
         sinks: One logit per head, [n], added to the denominator only (gpt-oss; compare 2309.17453).
         scale: Factor of the logits. Default 1/√h.
         stats: Also return `SoftmaxStats` (log-sum-exp and maximum).
-        impl: Name of an implementation, or several in order of preference. `explain` lists them for
-            a call.
+        impl: An implementation, by name or as `implementations.Implementation`, or several in order
+            of preference. `explain` lists them for a call.
 
     Returns:
         Output [b, t, n, g] in q's dtype; with `stats` the pair (output, `SoftmaxStats`). Logits and
@@ -117,10 +119,9 @@ def attention(
     arrays = (q, k, v, *_sides(segment_ids), *_sides(positions), kv_lengths, sinks)
     arrays = [None if array is None else jnp.asarray(array) for array in arrays]
 
-    run = functools.partial(_run, implementation, plan.call)
     return per_shard(
         "attention",
-        run,
+        functools.partial(_run, implementation, plan.call),
         arrays,
         ("btnh", "bsnh", "bsng", "bt", "bs", "bt", "bs", "b", "n"),
         out=("btng", SoftmaxStats._make(("btn", "bn"))) if stats else "btng",
@@ -132,7 +133,7 @@ def attention(
 @functools.partial(jax.jit, static_argnums=(0, 1), inline=True)  # eager calls compile once
 def _run(implementation: Implementation[AttentionCall], call: AttentionCall, *shards: Any) -> Any:
     inputs = _inputs(shards)
-    return implementation.run(_local(call, inputs), inputs)
+    return run("attention", implementation, _local(call, inputs), inputs)
 
 
 def plan_attention(
@@ -149,7 +150,7 @@ def plan_attention(
     sinks: Any = None,
     scale: float | None = None,
     stats: bool = False,
-    impl: str | Sequence[str] | None = None,
+    impl: Impl | None = None,
 ) -> Plan[AttentionCall]:
     """Returns the plan of `attention` for these arguments, with the choice of implementation.
 

@@ -27,6 +27,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AxisType
 from jaxtyping import Array, Float
 
+from dovetail_kernels.arrays import converts_whole
 from dovetail_kernels.attention import backward as _backward
 from dovetail_kernels.attention import forward as _forward
 from dovetail_kernels.attention.bounds import Cut, cut, visits
@@ -158,7 +159,36 @@ def _work(call: AttentionCall) -> Work:
     width = call.head_dim + call.value_dim
     rows = call.batch * (call.queries * call.heads + call.keys * call.kv_heads)
     lse = call.batch * call.queries * call.heads * call.inner_dtype.itemsize
-    return Work(flops=2 * pairs * width, bytes=rows * width * call.dtype.itemsize + lse)
+    return Work(
+        flops=2 * pairs * width,
+        bytes=rows * width * call.dtype.itemsize + lse,
+        peak_bytes=_peak_bytes(call, queries, keys),
+    )
+
+
+def _peak_bytes(call: AttentionCall, queries: Cut, keys: Cut) -> int:
+    """Counts the tiles of one visit, the statistics, and the copies of whole arrays."""
+    inner, item = call.inner_dtype.itemsize, call.dtype.itemsize
+    cpu, width = call.device.platform == "cpu", call.head_dim + call.value_dim
+    by_row = cpu and call.batch > 1
+    batch = 1 if by_row else call.batch
+    tile = 2 * call.heads * queries.size * keys.size
+    tile += width * (queries.size * call.heads + keys.size * call.kv_heads)
+    total = batch * tile * inner + 2 * call.batch * call.queries * call.heads * inner
+    # Rows are filled to whole blocks, and joined after the loop over them.
+    filled_q, filled_k = queries.size * queries.blocks, keys.size * keys.blocks
+    if filled_q > call.queries:
+        total += batch * call.heads * filled_q * width * item
+    if filled_k > call.keys:
+        total += batch * call.kv_heads * filled_k * width * item
+    if by_row:
+        total += call.batch * call.heads * call.queries * call.value_dim * item
+    converted = converts_whole(call.dtype, call.device.platform)
+    if converted or (by_row and jax.__version_info__ < (0, 12)):
+        of_queries = call.heads * call.queries * call.head_dim
+        of_keys = call.kv_heads * call.keys * width
+        total += call.batch * (of_queries + of_keys) * (inner if converted else item)
+    return total
 
 
 BLOCKED = Implementation(name="blocked", refuse=lambda call: None, work=_work, run=run)

@@ -13,11 +13,11 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from dovetail_kernels.dispatch import Device
+from dovetail_kernels.dispatch import Call, Device
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AttentionCall:
+class AttentionCall(Call):
     """Abstract facts of a call: shapes, dtype, options and device.
 
     Attributes:
@@ -41,6 +41,21 @@ class AttentionCall:
         stats: Whether `SoftmaxStats` are returned.
         device: Device of the call.
     """
+
+    _FACTS = frozenset(
+        {
+            "batch",
+            "queries",
+            "keys",
+            "heads",
+            "kv_heads",
+            "head_dim",
+            "value_dim",
+            "dtype",
+            "scale",
+            "device",
+        }
+    )
 
     batch: int
     queries: int

@@ -156,7 +156,11 @@ def _work(call: AttentionCall) -> Work:
         pairs = call.batch * call.heads * row
     read = call.batch * call.keys * call.kv_heads + call.batch * call.queries * call.heads
     width = call.head_dim + call.value_dim
-    return Work(flops=2 * pairs * width, bytes=read * width * call.dtype.itemsize)
+    item = call.dtype.itemsize
+    # The log-sum-exp, and with kv_lengths the keys and values with zeros beyond them.
+    copies = call.batch * call.keys * call.kv_heads * width * item if call.kv_lengths else 0
+    lse = 4 * call.batch * call.queries * call.heads
+    return Work(flops=2 * pairs * width, bytes=read * width * item, peak_bytes=copies + lse)
 
 
 CUDNN = Implementation(name="cudnn", refuse=refuse, work=_work, run=run)

@@ -72,7 +72,18 @@ def work(call: AttentionCall) -> Work:
     keys_read = call.keys * call.kv_heads * (3 if call.masked else 1)
     values = call.batch * (call.queries * call.heads + keys_read) * width
     statistics = 2 * 4 * call.batch * call.queries * call.heads
-    return Work(flops=2 * pairs * width, bytes=call.dtype.itemsize * values + statistics)
+    item = call.dtype.itemsize
+    filled_q, filled_k = queries.size * queries.blocks, keys.size * keys.blocks
+    copies = 0
+    if filled_q > call.queries:
+        copies += call.batch * call.heads * filled_q * width
+    if call.masked or filled_k > call.keys:
+        copies += call.batch * call.kv_heads * filled_k * width
+    return Work(
+        flops=2 * pairs * width,
+        bytes=item * values + statistics,
+        peak_bytes=item * copies + statistics,
+    )
 
 
 def _cuts(call: AttentionCall) -> tuple[Cut, Cut]:
@@ -119,6 +130,7 @@ def _forward(call: AttentionCall, inputs: Inputs) -> tuple[Array, Array, Array]:
         sinks=None if inputs.sinks is None else inputs.sinks.astype(jnp.float32),
         scale=call.scale,
         soft_cap=call.soft_cap,
+        work=work(call),
     )
     lse, largest = lse[:, :, : call.queries], largest[:, :, : call.queries]
     return out[:, : call.queries], lse.swapaxes(1, 2), largest.max(2)

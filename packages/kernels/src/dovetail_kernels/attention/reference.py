@@ -97,9 +97,13 @@ def _work(call: AttentionCall) -> Work:
         call.batch * call.queries * call.heads * (call.head_dim + call.value_dim)
         + call.batch * call.keys * call.kv_heads * (call.head_dim + call.value_dim)
     ) * call.dtype.itemsize
+    inner = call.inner_dtype.itemsize
+    cleaned = call.batch * call.keys * call.kv_heads * (call.head_dim + call.value_dim)
     return Work(
         flops=2 * pairs * (call.head_dim + call.value_dim),
-        bytes=own + 8 * pairs * call.inner_dtype.itemsize,
+        bytes=own + 8 * pairs * inner,
+        # Logits and weights, or logits beside cleaned keys and values if these are larger.
+        peak_bytes=(pairs + max(pairs, cleaned)) * inner,
     )
 
 

@@ -24,6 +24,8 @@ from dovetail_kernels.dispatch import Implementation, Work
 # JAX's names of GPUs of compute capability 9.0 and 10.x. Tokamax has a backward for these.
 _KINDS = re.compile(r"\b(G?H(100|200|20|800)|G?B(100|200|300))\b")
 
+_CHUNK = 512  # queries and keys of a chunk in Tokamax's XLA
+
 
 def run(call: AttentionCall, inputs: Inputs) -> Array:
     """Computes `attention` by Tokamax."""
@@ -72,7 +74,25 @@ def work(call: AttentionCall) -> Work:
     width = call.head_dim + call.value_dim
     rows = call.batch * (call.queries * call.heads + call.keys * call.kv_heads)
     pairs = call.batch * call.heads * call.queries * call.keys
-    return Work(flops=2 * pairs * width, bytes=rows * width * call.dtype.itemsize)
+    item = call.dtype.itemsize
+    # With kv_lengths the keys and values with zeros beyond them; then statistics, or chunks.
+    copies = call.batch * call.keys * call.kv_heads * width * item if call.kv_lengths else 0
+    copies += 4 * call.batch * call.queries * call.heads
+    if call.device.platform == "cpu":
+        copies += _chunk_bytes(call)
+    return Work(flops=2 * pairs * width, bytes=rows * width * item, peak_bytes=copies)
+
+
+def _chunk_bytes(call: AttentionCall) -> int:
+    """Returns the bytes of Tokamax's chunked XLA, as measured: logits and weights of a chunk.
+
+    Beside them are about six arrays of q's size. A remainder takes all pairs at once.
+    """
+    sides = [min(_CHUNK, length) for length in (call.queries, call.keys)]
+    whole = call.queries % sides[0] == 0 and call.keys % sides[1] == 0
+    pairs = sides[0] * sides[1] if whole else call.queries * call.keys
+    arrays = 6 * call.queries * call.head_dim if whole else 0
+    return 4 * call.batch * call.heads * (2 * pairs + arrays)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -4,8 +4,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -13,9 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Integer
 
+from dovetail_kernels.argument_names import operation
 from dovetail_kernels.arrays import check_arrays, is_known, known
-from dovetail_kernels.dispatch import Implementation, Plan, device
-from dovetail_kernels.grouped.call import GroupedMatmulCall
+from dovetail_kernels.dispatch import Impl, Implementation, Plan, device, run
+from dovetail_kernels.grouped.call import GroupedMatmulCall, GroupedMatmulInputs
 from dovetail_kernels.grouped.ragged import RAGGED_DOT
 from dovetail_kernels.grouped.reference import REFERENCE
 from dovetail_kernels.grouped.tiles import TILES
@@ -28,12 +29,13 @@ _TPU = (RAGGED_DOT, TILES, REFERENCE)
 _OTHERS = (TILES, RAGGED_DOT, REFERENCE)
 
 
+@operation
 def grouped_matmul(
     x: Float[Array | np.ndarray, "M D"],
     w: Float[Array | np.ndarray, "E D F"],
     sizes: Integer[Array | np.ndarray, " E"],
     *,
-    impl: str | Sequence[str] | None = None,
+    impl: Impl | None = None,
 ) -> Float[Array, "M F"]:
     """Computes `out[m] = x[m] @ w[e]`, with e the group of row m.
 
@@ -47,7 +49,8 @@ def grouped_matmul(
         sizes: Rows per group, integers [E], at least 0, with sum M. Under a trace their values are
             unknown. There rows beyond the sum give 0 and are not read (they may hold NaN). A
             negative size or a sum above M makes the whole result NaN.
-        impl: "tiles", "ragged_dot" or "reference", or several in order of preference.
+        impl: "tiles", "ragged_dot", "reference" or an `implementations.Implementation`, or several
+            in order of preference.
 
     Returns:
         The products [M, F] in x's dtype, with sums in float32 or wider. Differentiable in x and w,
@@ -66,10 +69,10 @@ def grouped_matmul(
         >>> grouped_matmul(x, w, jnp.array([1, 2])).tolist()
         [[3.0], [40.0], [60.0]]
     """
-    implementation = plan_grouped_matmul(x, w, sizes, impl=impl).choose()
+    plan = plan_grouped_matmul(x, w, sizes, impl=impl)
     return per_shard(
         "grouped_matmul",
-        functools.partial(_run, implementation, checked=is_known(sizes)),
+        functools.partial(_run, plan.choose(), plan.call, checked=is_known(sizes)),
         (jnp.asarray(x), jnp.asarray(w), jnp.asarray(sizes, jnp.int32)),
         ("md", "edf", "e"),
         out="mf",
@@ -81,7 +84,7 @@ def grouped_matmul(
 
 
 def plan_grouped_matmul(
-    x: Any, w: Any, sizes: Any, *, impl: str | Sequence[str] | None = None
+    x: Any, w: Any, sizes: Any, *, impl: Impl | None = None
 ) -> Plan[GroupedMatmulCall]:
     """Returns the plan of `grouped_matmul` with these arguments.
 
@@ -89,7 +92,7 @@ def plan_grouped_matmul(
         x: Rows [M, D]: an array or anything with a shape and a dtype.
         w: Matrices [E, D, F], likewise.
         sizes: Rows per group [E], likewise. Values are checked if they are known.
-        impl: Name or names of implementations, in order of preference.
+        impl: Implementations, in order of preference.
 
     Raises:
         ValueError: Shapes, dtypes or known sizes do not fit.
@@ -116,16 +119,18 @@ def plan_grouped_matmul(
     )
 
 
-@functools.partial(jax.jit, static_argnums=0, static_argnames="checked", inline=True)
+@functools.partial(jax.jit, static_argnums=(0, 1), static_argnames="checked", inline=True)
 def _run(
-    chosen: Implementation[GroupedMatmulCall],
+    implementation: Implementation[GroupedMatmulCall],
+    call: GroupedMatmulCall,
     x: jax.Array,
     w: jax.Array,
     sizes: jax.Array,
     *,
     checked: bool,
 ) -> jax.Array:
-    out = chosen.run(x, w, sizes)
+    local = dataclasses.replace(call, inner=x.shape[1], outer=w.shape[2])
+    out = run("grouped_matmul", implementation, local, GroupedMatmulInputs(x, w, sizes))
     if checked:
         return out
     wrong = jnp.any(sizes < 0) | (jnp.sum(sizes, dtype=jnp.int32) > x.shape[0])

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Integer
 
+from dovetail_kernels.argument_names import operation
 from dovetail_kernels.arrays import check_arrays, known
 from dovetail_kernels.mesh import per_shard
 
@@ -47,6 +48,7 @@ class Permutation(NamedTuple):
     total: Int[Array, ""]
 
 
+@operation
 def permute(
     x: Float[Array | np.ndarray, "M D"], experts: Integer[Array | np.ndarray, "M k"], *, count: int
 ) -> tuple[Float[Array, "R D"], Int[Array, " E"], Permutation]:
@@ -96,6 +98,7 @@ def permute(
     return rows, sizes, Permutation(*plan)
 
 
+@operation
 def unpermute(
     rows: Float[Array | np.ndarray, "R D"],
     plan: Permutation,

@@ -12,13 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_batching import sequential_vmap
 
+from dovetail_kernels.arrays import converts_whole
 from dovetail_kernels.dispatch import Implementation, Work
-from dovetail_kernels.grouped.call import GroupedMatmulCall
+from dovetail_kernels.grouped.call import GroupedMatmulCall, GroupedMatmulInputs
 from dovetail_kernels.precision import matmul_precision
 
 
 @jax.custom_vjp
-def _run(x: jax.Array, w: jax.Array, sizes: jax.Array) -> jax.Array:
+def _multiply(x: jax.Array, w: jax.Array, sizes: jax.Array) -> jax.Array:
     return _rows(x, w, sizes)
 
 
@@ -32,7 +33,7 @@ def _backward(saved: tuple[jax.Array, ...], g: jax.Array) -> tuple[jax.Array, ja
     return *_gradients(*saved, g), None
 
 
-_run.defvjp(_forward, _backward)
+_multiply.defvjp(_forward, _backward)
 
 
 def _product(x: jax.Array, w: jax.Array, sizes: jax.Array) -> jax.Array:
@@ -55,13 +56,21 @@ def _gradients(
     return jax.vjp(lambda x, w: _product(x, w, sizes), x, w)[1](g)
 
 
+def _run(call: GroupedMatmulCall, inputs: GroupedMatmulInputs) -> jax.Array:
+    return _multiply(*inputs)
+
+
 def _work(call: GroupedMatmulCall) -> Work:
     itemsize = np.dtype(call.dtype).itemsize
     flops, size = 2 * call.rows * call.inner * call.outer, call.elements * itemsize
     if call.device.platform == "tpu":
-        return Work(flops=flops, bytes=size)
-    copies = call.count * call.rows * call.inner * itemsize
-    return Work(flops=call.count * flops, bytes=size + 2 * copies)
+        rows = call.rows * (call.inner + call.outer)  # with zeros for rows of no expert
+        return Work(flops=flops, bytes=size, peak_bytes=rows * itemsize)
+    copies = call.count * call.rows * call.inner
+    # Beside the copies the matrices, transposed.
+    converted = converts_whole(call.dtype, call.device.platform)
+    peak = (copies + call.matrices) * (4 if converted else itemsize)
+    return Work(flops=call.count * flops, bytes=size + 2 * copies * itemsize, peak_bytes=peak)
 
 
 RAGGED_DOT: Implementation[GroupedMatmulCall] = Implementation(

@@ -26,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from dovetail_kernels.argument_names import operation
 from dovetail_kernels.arrays import check_arrays
 
 
@@ -54,6 +55,7 @@ class ExpertGroups:
     score: Literal["max", "top2"] = "top2"
 
 
+@operation
 def route_tokens(
     logits: Float[Array | np.ndarray, "*tokens E"],
     *,

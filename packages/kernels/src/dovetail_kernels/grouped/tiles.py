@@ -26,8 +26,9 @@ import numpy as np
 from jax import lax
 from jax.custom_batching import sequential_vmap
 
+from dovetail_kernels.arrays import converts_whole
 from dovetail_kernels.dispatch import Implementation, Work
-from dovetail_kernels.grouped.call import GroupedMatmulCall
+from dovetail_kernels.grouped.call import GroupedMatmulCall, GroupedMatmulInputs
 from dovetail_kernels.precision import product
 from dovetail_kernels.varying import varying
 
@@ -58,7 +59,7 @@ def most_tiles(rows: int, count: int) -> int:
 
 
 @jax.custom_vjp
-def _run(x: jax.Array, w: jax.Array, sizes: jax.Array) -> jax.Array:
+def _multiply(x: jax.Array, w: jax.Array, sizes: jax.Array) -> jax.Array:
     return _rows(x, w, sizes)
 
 
@@ -74,7 +75,7 @@ def _backward(saved: tuple[jax.Array, ...], g: jax.Array) -> tuple[jax.Array, ja
     return _rows_transposed(g, w, sizes), _matrices(x, g, sizes), None
 
 
-_run.defvjp(_forward, _backward)
+_multiply.defvjp(_forward, _backward)
 
 
 # Sequential under vmap: loops batched together would run each element to the longest bound.
@@ -156,6 +157,10 @@ def _over_experts(
     return lax.fori_loop(jnp.int32(0), jnp.sum(sizes > 0, dtype=jnp.int32), run, carry)
 
 
+def _run(call: GroupedMatmulCall, inputs: GroupedMatmulInputs) -> jax.Array:
+    return _multiply(*inputs)
+
+
 def _work(call: GroupedMatmulCall) -> Work:
     tile, tiles = tile_rows(call.rows, call.count), most_tiles(call.rows, call.count)
     itemsize = np.dtype(call.dtype).itemsize
@@ -164,7 +169,24 @@ def _work(call: GroupedMatmulCall) -> Work:
     return Work(
         flops=2 * tiles * tile * call.inner * call.outer,
         bytes=(call.elements + 2 * copies) * itemsize,
+        peak_bytes=_peak_bytes(call, tile),
     )
+
+
+def _peak_bytes(call: GroupedMatmulCall, tile: int) -> int:
+    """Counts the padded rows and results, one matrix, and the tiles of one step.
+
+    XLA keeps the padded rows in the result's memory if they fit.
+    """
+    itemsize = np.dtype(call.dtype).itemsize
+    wide = max(itemsize, 4)
+    converted = converts_whole(call.dtype, call.device.platform)
+    rows = (call.rows + tile) * call.inner * (wide if converted else itemsize)
+    if rows <= call.rows * call.outer * itemsize:
+        rows = 0
+    matrices = call.matrices if converted else call.inner * call.outer
+    tiles = tile * (call.inner + call.outer) + matrices
+    return rows + (call.rows + tile) * call.outer * itemsize + tiles * wide
 
 
 TILES: Implementation[GroupedMatmulCall] = Implementation(

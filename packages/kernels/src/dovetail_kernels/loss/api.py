@@ -16,7 +16,8 @@ from jax import Array
 from jaxtyping import Bool, Float, Integer
 
 from dovetail_kernels import dispatch, mesh
-from dovetail_kernels.loss.call import LossCall, check
+from dovetail_kernels.argument_names import operation
+from dovetail_kernels.loss.call import LossCall, LossInputs, check
 from dovetail_kernels.loss.implementations import CROSS_ENTROPY, LOG_PROBABILITIES, tiles_of
 
 _INSTEAD = (
@@ -76,6 +77,7 @@ class Logprobs(NamedTuple):
     entropy: Float[Array, " M"]
 
 
+@operation
 def linear_cross_entropy(
     x: Float[Array | np.ndarray, "M D"],
     w: Float[Array | np.ndarray, "D V"] | Float[Array | np.ndarray, "V D"],
@@ -88,7 +90,7 @@ def linear_cross_entropy(
     smoothing: float = 0.0,
     vocab_axis: int = 1,
     budget: int | None = None,
-    impl: str | Sequence[str] | None = None,
+    impl: dispatch.Impl | None = None,
 ) -> CE:
     """Cross-entropy of a linear head, summed over tokens, without the logits in memory.
 
@@ -122,7 +124,8 @@ def linear_cross_entropy(
         budget: Bytes for the tiles, besides arguments, results and the float32 sum of the gradient
             by w. It changes the time, and the answer only by rounding. Default: 96 MiB on a CPU, 1
             GiB elsewhere, or the smallest tile if larger.
-        impl: Name of an implementation, or several in order of preference; see `explain`.
+        impl: An implementation, by name or as `implementations.Implementation`, or several in order
+            of preference; see `explain`.
 
     Returns:
         The sums over tokens.
@@ -173,7 +176,7 @@ def plan_linear_cross_entropy(
     smoothing: float = 0.0,
     vocab_axis: int = 1,
     budget: int | None = None,
-    impl: str | Sequence[str] | None = None,
+    impl: dispatch.Impl | None = None,
 ) -> dispatch.Plan[LossCall]:
     """Returns the plan of `linear_cross_entropy` for these arguments. Nothing runs.
 
@@ -202,6 +205,7 @@ def plan_linear_cross_entropy(
     return _plan(call, CROSS_ENTROPY, impl)
 
 
+@operation
 def linear_logprobs(
     x: Float[Array | np.ndarray, "M D"],
     w: Float[Array | np.ndarray, "D V"] | Float[Array | np.ndarray, "V D"],
@@ -213,7 +217,7 @@ def linear_logprobs(
     temperature: float = 1.0,
     vocab_axis: int = 1,
     budget: int | None = None,
-    impl: str | Sequence[str] | None = None,
+    impl: dispatch.Impl | None = None,
 ) -> Logprobs:
     """Log-probability of the label and entropy per token, both differentiable.
 
@@ -232,7 +236,8 @@ def linear_logprobs(
         temperature: Positive divisor of the logits.
         vocab_axis: Axis of w for the vocabulary: 1 or 0.
         budget: Bytes for the tiles; see `linear_cross_entropy`.
-        impl: Name of an implementation, or several in order of preference; see `explain`.
+        impl: An implementation, by name or as `implementations.Implementation`, or several in order
+            of preference; see `explain`.
 
     Returns:
         Log-probability and entropy [M], in nats.
@@ -277,7 +282,7 @@ def plan_linear_logprobs(
     temperature: float = 1.0,
     vocab_axis: int = 1,
     budget: int | None = None,
-    impl: str | Sequence[str] | None = None,
+    impl: dispatch.Impl | None = None,
 ) -> dispatch.Plan[LossCall]:
     """Returns the plan of `linear_logprobs` for these arguments. Nothing runs.
 
@@ -308,7 +313,7 @@ def plan_linear_logprobs(
 def _plan(
     call: LossCall,
     implementations: Sequence[dispatch.Implementation[LossCall]],
-    impl: str | Sequence[str] | None,
+    impl: dispatch.Impl | None,
 ) -> dispatch.Plan[LossCall]:
     tiles_of(call, call.tokens)  # raises if the budget holds no tile
     return dispatch.Plan(
@@ -331,9 +336,18 @@ def _per_shard(
     out: tuple[str, ...],
     summed: str,
 ) -> tuple[Array, ...]:
-    run = functools.partial(plan.choose().run, plan.call)
+    run = functools.partial(_run, plan.choose(), plan.call)
     arrays = [None if a is None else jnp.asarray(a) for a in (x, w, bias, labels, where)]
     axes = ("md", "dv" if plan.call.vocab_axis == 1 else "vd", "v", "m", "m")
     return mesh.per_shard(
         plan.operation, run, arrays, axes, out=out, may="m", instead=_INSTEAD, summed=summed
     )
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1), inline=True)  # eager calls compile once
+def _run(
+    implementation: dispatch.Implementation[LossCall], call: LossCall, *shards: Any
+) -> tuple[Array, ...]:
+    inputs = LossInputs(*shards)
+    local = dataclasses.replace(call, tokens=inputs.x.shape[0])
+    return dispatch.run(call.operation, implementation, local, inputs)

@@ -4,7 +4,7 @@
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from dovetail_kernels.arrays import check_arrays, known
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LossCall:
+class LossCall(dispatch.Call):
     """Abstract facts of a call: shapes, dtype, options and device.
 
     Attributes:
@@ -34,6 +34,10 @@ class LossCall:
         device: Device of the call.
     """
 
+    _FACTS = frozenset(
+        ("operation", "tokens", "width", "vocabulary", "dtype", "vocab_axis", "device")
+    )
+
     operation: str
     tokens: int
     width: int
@@ -47,6 +51,32 @@ class LossCall:
     z_loss: float
     budget: int | None
     device: dispatch.Device
+
+    @property
+    def options(self) -> frozenset[str]:
+        """Names of the options in use. A temperature of 1 is not in use."""
+        return super().options - ({"temperature"} if self.temperature == 1 else set())
+
+
+class LossInputs(NamedTuple):
+    """The arrays of a loss, as in `linear_cross_entropy`.
+
+    `run(call, inputs)` returns the four sums of `CE` for `linear_cross_entropy`, and
+    (logprob [M], entropy [M]) for `linear_logprobs`.
+
+    Attributes:
+        x: Inputs of the head.
+        w: Weights of the head, as `call.vocab_axis` says.
+        bias: Added to the logits, or None.
+        labels: Token ids. Under a trace they may be out of range; such a token's loss is NaN.
+        where: Weight per token, or None.
+    """
+
+    x: jax.Array
+    w: jax.Array
+    bias: jax.Array | None
+    labels: jax.Array
+    where: jax.Array | None
 
 
 def accumulator(dtype: jnp.dtype) -> jnp.dtype:

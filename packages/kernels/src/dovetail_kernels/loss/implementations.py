@@ -5,9 +5,10 @@
 import jax.numpy as jnp
 from jax import Array
 
+from dovetail_kernels.arrays import converts_whole
 from dovetail_kernels.dispatch import Implementation, Work
 from dovetail_kernels.loss import blocked, reference
-from dovetail_kernels.loss.call import LossCall, accumulator
+from dovetail_kernels.loss.call import LossCall, LossInputs, accumulator
 from dovetail_kernels.loss.operands import Head, Operands
 from dovetail_kernels.loss.tiles import Tiles, choose_tiles
 
@@ -46,9 +47,8 @@ def _head(call: LossCall, tokens: int, *, total: bool, mean: bool) -> Head:
     )
 
 
-def _blocked_cross_entropy(
-    call: LossCall, x: Array, w: Array, bias: Array | None, labels: Array, where: Array | None
-) -> tuple[Array, ...]:
+def _blocked_cross_entropy(call: LossCall, inputs: LossInputs) -> tuple[Array, ...]:
+    x, w, bias, labels, where = inputs
     labels, weights, poisoned = _prepare(call, labels, where)
     head = _head(call, x.shape[0], total=call.smoothing > 0, mean=False)
     formula = blocked.Formula(
@@ -59,17 +59,15 @@ def _blocked_cross_entropy(
     return total, jnp.sum(weights), z_sum, correct
 
 
-def _reference_cross_entropy(
-    call: LossCall, x: Array, w: Array, bias: Array | None, labels: Array, where: Array | None
-) -> tuple[Array, ...]:
+def _reference_cross_entropy(call: LossCall, inputs: LossInputs) -> tuple[Array, ...]:
+    x, w, bias, labels, where = inputs
     labels, weights, poisoned = _prepare(call, labels, where)
     total, z_sum, correct = reference.cross_entropy(call, x, w, bias, labels, poisoned)
     return total, jnp.sum(weights), z_sum, correct
 
 
-def _blocked_logprobs(
-    call: LossCall, x: Array, w: Array, bias: Array | None, labels: Array, where: Array | None
-) -> tuple[Array, ...]:
+def _blocked_logprobs(call: LossCall, inputs: LossInputs) -> tuple[Array, ...]:
+    x, w, bias, labels, where = inputs
     labels, weights, poisoned = _prepare(call, labels, where)
     head = _head(call, x.shape[0], total=False, mean=True)
     operands = Operands(x, w, bias, labels, weights != 0)
@@ -78,9 +76,8 @@ def _blocked_logprobs(
     return _weighted(poisoned, logprob), _weighted(poisoned, entropy)
 
 
-def _reference_logprobs(
-    call: LossCall, x: Array, w: Array, bias: Array | None, labels: Array, where: Array | None
-) -> tuple[Array, ...]:
+def _reference_logprobs(call: LossCall, inputs: LossInputs) -> tuple[Array, ...]:
+    x, w, bias, labels, where = inputs
     labels, _, poisoned = _prepare(call, labels, where)
     logprob, entropy = reference.log_probabilities(call, x, w, bias, labels, poisoned)
     return _weighted(poisoned, logprob), _weighted(poisoned, entropy)
@@ -105,18 +102,45 @@ def _over_budget(call: LossCall) -> str | None:
     return f"it keeps all logits and their gradient, {size} bytes, and budget={call.budget}"
 
 
-def _work(call: LossCall) -> Work:
+def _work(call: LossCall, peak_bytes: int) -> Work:
     """Counts one product. Logits are written once and read once, in tiles too."""
     operands = call.tokens * call.width + call.width * call.vocabulary
     size = operands * call.dtype.itemsize + 2 * _logits_bytes(call) + 4 * call.tokens
-    return Work(flops=2 * call.tokens * call.width * call.vocabulary, bytes=size)
+    flops = 2 * call.tokens * call.width * call.vocabulary
+    return Work(flops=flops, bytes=size, peak_bytes=peak_bytes)
+
+
+def _blocked_work(call: LossCall) -> Work:
+    """Counts a tile's logits three times, or once beside its slice of the head, and its tokens.
+
+    Gradients are formed only in `jax.grad`: see `loss.tiles.tile_bytes` for theirs.
+    """
+    tiles, item = tiles_of(call, call.tokens), accumulator(call.dtype).itemsize
+    logits = tiles.rows * tiles.columns
+    tile = logits + max(2 * logits, call.width * tiles.columns) + tiles.rows * call.width
+    converted = converts_whole(call.dtype, call.device.platform)
+    operands = call.width * (call.tokens + call.vocabulary) if converted else 0
+    if call.tokens % max(tiles.rows, 1):  # whole tiles of tokens, a padded copy
+        operands += call.tokens * call.width
+    return _work(call, item * (tile + operands))
+
+
+def _reference_work(call: LossCall) -> Work:
+    """Counts the logits, before and after a soft cap, and the tokens that are read."""
+    copies = 2 if call.soft_cap is not None and call.operation == "linear_cross_entropy" else 1
+    tokens = call.tokens * call.width * call.dtype.itemsize
+    return _work(call, copies * _logits_bytes(call) + tokens)
 
 
 CROSS_ENTROPY = (
-    Implementation(name="blocked", refuse=_never, work=_work, run=_blocked_cross_entropy),
-    Implementation(name="reference", refuse=_over_budget, work=_work, run=_reference_cross_entropy),
+    Implementation(name="blocked", refuse=_never, work=_blocked_work, run=_blocked_cross_entropy),
+    Implementation(
+        name="reference", refuse=_over_budget, work=_reference_work, run=_reference_cross_entropy
+    ),
 )
 LOG_PROBABILITIES = (
-    Implementation(name="blocked", refuse=_never, work=_work, run=_blocked_logprobs),
-    Implementation(name="reference", refuse=_over_budget, work=_work, run=_reference_logprobs),
+    Implementation(name="blocked", refuse=_never, work=_blocked_work, run=_blocked_logprobs),
+    Implementation(
+        name="reference", refuse=_over_budget, work=_reference_work, run=_reference_logprobs
+    ),
 )

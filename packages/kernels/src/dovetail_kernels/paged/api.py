@@ -4,9 +4,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,16 +15,18 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Integer
 
+from dovetail_kernels.argument_names import operation
 from dovetail_kernels.arrays import check_arrays
-from dovetail_kernels.dispatch import Plan, device
+from dovetail_kernels.dispatch import Impl, Implementation, Plan, device, run
 from dovetail_kernels.mesh import per_shard
-from dovetail_kernels.paged.call import PagedCall
+from dovetail_kernels.paged.call import PagedCall, PagedInputs
 from dovetail_kernels.paged.gather import GATHER
 from dovetail_kernels.paged.pages import FLOATS, QuantizedPages, check_pages, codes_of
 from dovetail_kernels.paged.reference import REFERENCE
 from dovetail_kernels.paged.requests import check, int32
 
 
+@operation
 def paged_attention(
     q: Float[Array, "M N H"],
     pages: Float[Array, "P page kv K H"] | QuantizedPages,
@@ -37,7 +40,7 @@ def paged_attention(
     scale: float | None = None,
     value_width: int | None = None,
     lse: bool = False,
-    impl: str | Sequence[str] | None = None,
+    impl: Impl | None = None,
 ) -> Any:
     """Computes softmax(scale q·k) v, causally over the cached keys of each row's request.
 
@@ -67,7 +70,8 @@ def paged_attention(
             first `value_width` elements. None for pages of keys and values.
         lse: Also return the log-sum-exp of each row's logits, to merge attention over parts of the
             keys: out = Σ exp(lse_i - lse) out_i with lse = log Σ exp(lse_i).
-        impl: Implementation name, or several in order of preference; see `explain`.
+        impl: An implementation, by name or as `implementations.Implementation`, or several in order
+            of preference; see `explain`.
 
     Returns:
         Output [M, N, H], or [M, N, value_width], in q's dtype, accumulated in float32 (float64 if q
@@ -107,12 +111,12 @@ def paged_attention(
         impl=impl,
     )
     check(plan.call, page_table, kv_lengths, q_starts)
-    run = functools.partial(_run, plan.choose().run, plan.call)
+    attend = functools.partial(_run, plan.choose(), plan.call)
     numbers = [int32(a) for a in (page_table, kv_lengths, q_starts)]
     scales = pages.scales if isinstance(pages, QuantizedPages) else None
     return per_shard(
         plan.operation,
-        _without_gradient(run),
+        _without_gradient(attend),
         (q, codes_of(pages), scales, *numbers, sinks),
         ("mnh", "pstnh", "pstn", "rc", "r", "e", "n"),
         out=("mnh", "mn") if lse else "mnh",
@@ -121,11 +125,18 @@ def paged_attention(
     )
 
 
+@functools.partial(jax.jit, static_argnums=(0, 1), inline=True)  # eager calls compile once
 def _run(
-    run: Callable[..., Any], call: PagedCall, q: Any, codes: Any, scales: Any, *others: Any
+    implementation: Implementation[PagedCall],
+    call: PagedCall,
+    q: Array,
+    codes: Array,
+    scales: Array | None,
+    *others: Any,
 ) -> Any:
     pages = codes if scales is None else QuantizedPages(codes=codes, scales=scales)
-    return run(q, pages, *others, call=call)
+    local = dataclasses.replace(call, heads=q.shape[1], kv_heads=codes.shape[3])
+    return run("paged_attention", implementation, local, PagedInputs(q, pages, *others))
 
 
 def plan_paged_attention(
@@ -141,7 +152,7 @@ def plan_paged_attention(
     scale: float | None = None,
     value_width: int | None = None,
     lse: bool = False,
-    impl: str | Sequence[str] | None = None,
+    impl: Impl | None = None,
 ) -> Plan[PagedCall]:
     """Returns the plan of a call of `paged_attention`, from shapes and dtypes alone.
 
@@ -158,7 +169,7 @@ def plan_paged_attention(
         scale: Factor of the logits. Default 1 / sqrt(H).
         value_width: Elements of a key that are its value.
         lse: Whether the log-sum-exp is returned.
-        impl: Implementation name, or several in order of preference.
+        impl: Implementations, in order of preference.
 
     Raises:
         ValueError: Shapes, dtypes or options contradict each other.

@@ -1,15 +1,19 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The static description of a call of `paged_attention`."""
+"""One call of `paged_attention`, in the form given to every implementation."""
 
 import dataclasses
+from typing import NamedTuple
 
-from dovetail_kernels.dispatch import Device
-from dovetail_kernels.paged.pages import LARGEST
+from jaxtyping import Array, Float, Int
+
+from dovetail_kernels.dispatch import Call, Device
+from dovetail_kernels.paged.pages import LARGEST, QuantizedPages
+from dovetail_kernels.precision import describe_precision
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PagedCall:
+class PagedCall(Call):
     """Sizes, dtype and options of one call.
 
     Attributes:
@@ -31,6 +35,23 @@ class PagedCall:
         lse: Whether the log-sum-exp is returned.
         device: Device of the call.
     """
+
+    _FACTS = frozenset(
+        {
+            "queries",
+            "heads",
+            "kv_heads",
+            "width",
+            "pages",
+            "page_size",
+            "requests",
+            "columns",
+            "dtype",
+            "pages_dtype",
+            "scale",
+            "device",
+        }
+    )
 
     queries: int
     heads: int
@@ -68,6 +89,11 @@ class PagedCall:
         return self.inner  # of bfloat16 and float16 too
 
     @property
+    def precision(self) -> str:
+        """Precision of the products in words."""
+        return describe_precision(self.operands)
+
+    @property
     def quantized(self) -> bool:
         """Whether pages are codes with scales."""
         return self.pages_dtype in LARGEST
@@ -76,3 +102,25 @@ class PagedCall:
     def out_width(self) -> int:
         """Elements of an output head."""
         return self.width if self.value_width is None else self.value_width
+
+
+class PagedInputs(NamedTuple):
+    """The arrays of a call, as in `paged_attention`.
+
+    `run(call, inputs)` returns out [M, N, G], or (out, lse [M, N]) if `call.lse`.
+
+    Attributes:
+        q: Queries.
+        pages: Cache.
+        page_table: Page ids.
+        kv_lengths: Number of keys of each request.
+        q_starts: First row of each request, then the end of the last.
+        sinks: One logit per head, or None.
+    """
+
+    q: Float[Array, "M N H"]
+    pages: Float[Array, "P page kv K H"] | QuantizedPages
+    page_table: Int[Array, "R C"]
+    kv_lengths: Int[Array, " R"]
+    q_starts: Int[Array, " R1"]
+    sinks: Float[Array, " N"] | None

@@ -16,7 +16,6 @@ zeros. A tile holds rows of one request. The rest of the batch therefore does no
 arithmetic, and on CPU not even its bits.
 """
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -25,7 +24,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from dovetail_kernels.dispatch import Implementation, Work
-from dovetail_kernels.paged.call import PagedCall
+from dovetail_kernels.paged.call import PagedCall, PagedInputs
 from dovetail_kernels.paged.pages import QuantizedPages, codes_of
 from dovetail_kernels.paged.requests import Requests, requests
 from dovetail_kernels.paged.tiles import SIZES, Tiles, tiles
@@ -70,32 +69,14 @@ class _Lanes(NamedTuple):
     end: Int[Array, " L"]
 
 
-@functools.partial(jax.jit, static_argnames="call")
-def run(
-    q: Float[Array, "M N H"],
-    pages: Float[Array, "P page kv K H"] | QuantizedPages,
-    page_table: Int[Array, "R C"],
-    kv_lengths: Int[Array, " R"],
-    q_starts: Int[Array, " R1"],
-    sinks: Float[Array, " N"] | None,
-    *,
-    call: PagedCall,
-) -> Any:
+def run(call: PagedCall, inputs: PagedInputs) -> Any:
     """Computes softmax(scale q·k) v of each row, over its visible keys.
-
-    Args:
-        q: Queries [M, N, H].
-        pages: Cache.
-        page_table: Page ids i32[R, C].
-        kv_lengths: Number of keys of each request, i32[R].
-        q_starts: First row of each request, then the end of the last, i32[R + 1].
-        sinks: One logit per head [N], or None.
-        call: Sizes and options.
 
     Returns:
         Output [M, N, G] in q's dtype, computed in float32, or float64 for float64. With `call.lse`
         also lse [M, N].
     """
+    q, pages, page_table, kv_lengths, q_starts, sinks = inputs
     shape = (*q.shape[:2], call.out_width)
     out = varying(_Out(jnp.zeros(shape, call.inner), _no_lse(call, shape[:2])), q)
     if not call.requests or not call.queries:
@@ -298,7 +279,23 @@ def _work(call: PagedCall) -> Work:
     return Work(
         flops=2 * rows * call.keys,
         bytes=vectors * call.width * (read + 2 * kept) + scales + rows * (size + kept),
+        peak_bytes=_peak_bytes(call),
     )
+
+
+def _peak_bytes(call: PagedCall) -> int:
+    """Counts the padded queries, the output in float32, and the tiles of one step of the loop."""
+    size, kept = jnp.dtype(call.dtype).itemsize, jnp.dtype(call.inner).itemsize
+    lanes = _lanes_of_a_group(call.device.platform)
+    used = [n for i, n in enumerate(SIZES) if i == 0 or SIZES[i - 1] < call.queries]  # see `tiles`
+    rows = max(lanes[n] * n for n in used)
+    keys = max(1, BLOCK // call.page_size) * call.page_size
+    padded = (call.queries + SIZES[-1]) * call.heads * call.width * size
+    out = call.queries * call.heads * call.out_width * kept
+    # Queries, the sum and its update; logits and weights; keys and values of each lane.
+    of_rows = rows * call.heads * (call.width + 2 * call.out_width + 2 * keys)
+    of_keys = max(lanes[n] for n in used) * 2 * keys * call.kv_heads * call.width
+    return padded + out + (of_rows + of_keys) * kept
 
 
 GATHER = Implementation[PagedCall](name="gather", refuse=lambda call: None, work=_work, run=run)

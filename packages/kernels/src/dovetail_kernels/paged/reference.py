@@ -2,46 +2,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """Paged attention by its formula: every row with a contiguous copy of all keys of its request."""
 
-import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array
 
 from dovetail_kernels.dispatch import Implementation, Work
-from dovetail_kernels.paged.call import PagedCall
+from dovetail_kernels.paged.call import PagedCall, PagedInputs
 from dovetail_kernels.paged.pages import QuantizedPages, codes_of
 from dovetail_kernels.paged.requests import requests
 from dovetail_kernels.precision import product
 
 
-@functools.partial(jax.jit, static_argnames="call")
-def run(
-    q: Float[Array, "M N H"],
-    pages: Float[Array, "P page kv K H"] | QuantizedPages,
-    page_table: Int[Array, "R C"],
-    kv_lengths: Int[Array, " R"],
-    q_starts: Int[Array, " R1"],
-    sinks: Float[Array, " N"] | None,
-    *,
-    call: PagedCall,
-) -> Any:
+def run(call: PagedCall, inputs: PagedInputs) -> Any:
     """Computes softmax(scale q·k) v of each row, over its visible keys.
-
-    Args:
-        q: Queries [M, N, H].
-        pages: Cache.
-        page_table: Page ids i32[R, C].
-        kv_lengths: Number of keys of each request, i32[R].
-        q_starts: First row of each request, then the end of the last, i32[R + 1].
-        sinks: One logit per head [N], or None.
-        call: Sizes and options.
 
     Returns:
         Output [M, N, G] in q's dtype, computed in float32, or float64 for float64. With `call.lse`
         also lse [M, N].
     """
+    q, pages, page_table, kv_lengths, q_starts, sinks = inputs
     batch = requests(call, page_table, kv_lengths, q_starts)
     dtype = jnp.dtype(call.inner)
     count, heads, _ = q.shape  # heads are those of this shard
@@ -95,6 +76,8 @@ def _work(call: PagedCall) -> Work:
     return Work(
         flops=2 * rows * call.keys,
         bytes=copied * (read + 4 * (1 + call.heads // call.kv_heads)) + rows * size + 4 * scores,
+        # The copies of each row, before and after they are repeated for its heads.
+        peak_bytes=copied * (read + jnp.dtype(call.inner).itemsize * call.heads // call.kv_heads),
     )
 
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Integer
 
+from dovetail_kernels.argument_names import operation
 from dovetail_kernels.arrays import check_arrays
 from dovetail_kernels.dispatch import device
 from dovetail_kernels.mesh import per_shard
@@ -26,6 +27,7 @@ from dovetail_kernels.paged.pages import (
 from dovetail_kernels.paged.requests import int32, known_integers
 
 
+@operation
 def paged_write(
     pages: Float[Array, "P page kv K H"] | QuantizedPages,
     k: Float[Array, "M K H"],

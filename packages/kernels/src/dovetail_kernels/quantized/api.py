@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
@@ -16,47 +16,24 @@ from jax import Array
 from jaxtyping import Float
 
 from dovetail_kernels import dispatch
+from dovetail_kernels.argument_names import operation
+from dovetail_kernels.dispatch import Implementation
 from dovetail_kernels.mesh import per_shard
-from dovetail_kernels.quantized import blocks, native, reference, split
+from dovetail_kernels.quantized import blocks, costs, native, reference, split
+from dovetail_kernels.quantized.call import QuantizedMatmulCall, QuantizedMatmulInputs
 from dovetail_kernels.quantized.layout import PackedArrays, PackedWeights
 from dovetail_kernels.quantized.rows import accumulator
 
 Activations = Literal["int8"]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class QuantizedMatmulCall:
-    """Sizes, dtypes and options of one call of `quantized_matmul`.
-
-    Attributes:
-        rows: M, rows of x.
-        inputs: D, columns of x.
-        outputs: F, output channels.
-        dtype: Dtype of x.
-        bits: Bits per weight: 4, 8 or 16.
-        groups: Groups of inputs per output channel.
-        asymmetric: Whether the weights have zero points.
-        activations: "int8" or None.
-        device: Device of the call.
-    """
-
-    rows: int
-    inputs: int
-    outputs: int
-    dtype: np.dtype
-    bits: int
-    groups: int
-    asymmetric: bool
-    activations: str | None
-    device: dispatch.Device
-
-
+@operation
 def quantized_matmul(
     x: Float[Array | np.ndarray, "M D"],
     w: PackedArrays,
     *,
     activations: Activations | None = None,
-    impl: str | Sequence[str] | None = None,
+    impl: dispatch.Impl | None = None,
 ) -> Float[Array, "M F"]:
     """Computes y = x w with packed weights w = (q - zero) scale.
 
@@ -71,10 +48,11 @@ def quantized_matmul(
         activations: "int8" rounds each row of x to round(x / s) s with s = max|x| / 127 in float32
             and multiplies integers ("W8A8"). Its gradient treats the rounding as the identity.
             None: no rounding.
-        impl: "native", "split", "blocks" or "reference", or several in order of preference.
-            Default: the best without a refusal; see `explain(quantized_matmul, x, w)`. "native" is
-            on CPUs only: a program that `jax.export` lowers for another platform has jnp's product
-            there, and an export for a CPU needs impl=("split", "blocks").
+        impl: "native", "split", "blocks", "reference" or an `implementations.Implementation`, or
+            several in order of preference. Default: the best without a refusal; see
+            `explain(quantized_matmul, x, w)`. "native" is on CPUs only: a program that `jax.export`
+            lowers for another platform has jnp's product there, and an export for a CPU needs
+            impl=("split", "blocks").
 
     Returns:
         y [M, F] in x's dtype, accumulated in float32 (float64 for float64 x). Differentiable in x
@@ -94,13 +72,7 @@ def quantized_matmul(
         [[-1.0, 257.0]]
     """
     plan = plan_quantized_matmul(x, w, activations=activations, impl=impl)
-    implementation = plan.choose()
-    by_blocks = plan.device.platform == "cpu" and _refuse_blocks(plan.call) is None
-
-    def product(x: Array, values: Array, scales: Array | None, zeros: Array | None) -> Array:
-        packed = PackedWeights(values=values, scales=scales, zeros=zeros, bits=w.bits)
-        return _run(x, packed, implementation.name, activations, by_blocks)
-
+    product = functools.partial(_run, plan.choose(), plan.call)
     return per_shard(
         "quantized_matmul",
         product,
@@ -117,7 +89,7 @@ def plan_quantized_matmul(
     w: PackedArrays,
     *,
     activations: Activations | None = None,
-    impl: str | Sequence[str] | None = None,
+    impl: dispatch.Impl | None = None,
 ) -> dispatch.Plan[QuantizedMatmulCall]:
     """Returns the plan of `quantized_matmul` with these arguments, from shapes and dtypes alone.
 
@@ -125,7 +97,7 @@ def plan_quantized_matmul(
         x: Activations [M, D]: an array or anything with a shape and a dtype.
         w: Packed weights.
         activations: "int8" or None.
-        impl: Name or names of implementations, in order of preference.
+        impl: Implementations, in order of preference.
 
     Raises:
         ValueError: Shapes or bits do not fit, or `activations` is unknown.
@@ -164,7 +136,7 @@ def _preferred(call: QuantizedMatmulCall) -> tuple[str, ...]:
     if call.device.platform != "cpu":
         fused = ("reference", "blocks", "native")
         return ("split", *fused) if call.activations else ("reference", "split", "blocks", "native")
-    if call.rows > 32 and _terms(call) > 1:
+    if call.rows > 32 and costs.terms(call) > 1:
         return ("native", "blocks", "reference", "split")
     return ("native", "split", "blocks", "reference")
 
@@ -211,23 +183,31 @@ def _check(x: Any, w: PackedArrays, *, activations: str | None) -> None:
 
 # Compiled once for eager calls. A gradient of an eager shard_map needs it too: JAX has no rule for
 # its own symbolic zeros there.
-@functools.partial(jax.jit, static_argnums=(2, 3, 4), inline=True)
+@functools.partial(jax.jit, static_argnums=(0, 1), inline=True)
 def _run(
-    x: Array, packed: PackedWeights, impl: str, activations: str | None, by_blocks: bool
+    implementation: Implementation,
+    call: QuantizedMatmulCall,
+    x: Array,
+    values: Array,
+    scales: Array | None,
+    zeros: Array | None,
 ) -> Array:
-    return _product(x, packed, impl, activations, by_blocks)
+    packed = PackedWeights(values=values, scales=scales, zeros=zeros, bits=call.bits)
+    local = dataclasses.replace(call, rows=x.shape[0], outputs=values.shape[0])
+    return _product(implementation, local, x, packed)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _product(
-    x: Array, packed: PackedWeights, impl: str, activations: str | None, by_blocks: bool
+    implementation: Implementation, call: QuantizedMatmulCall, x: Array, packed: PackedWeights
 ) -> Array:
-    """Computes y by `impl`. The gradient dequantizes the weights by blocks or whole."""
-    return IMPLEMENTATIONS[impl].run(x, packed, activations=activations)
+    """Computes y. The gradient dequantizes the weights by blocks or whole."""
+    inputs = QuantizedMatmulInputs(x, packed)
+    return dispatch.run("quantized_matmul", implementation, call, inputs)
 
 
 def _forward(
-    x: Any, packed: PackedWeights, impl: str, activations: str | None, by_blocks: bool
+    implementation: Implementation, call: QuantizedMatmulCall, x: Any, packed: PackedWeights
 ) -> tuple[Array, PackedWeights]:
     """Returns y and the residuals.
 
@@ -239,7 +219,7 @@ def _forward(
             "jax.lax.stop_gradient(w), or x @ unpack_weights(w) to train scales."
         )
     whole = jax.tree.map(lambda leaf: leaf.value, packed, is_leaf=_is_primal)
-    return _product(x.value, whole, impl, activations, by_blocks), whole
+    return _product(implementation, call, x.value, whole), whole
 
 
 def _is_primal(leaf: Any) -> bool:
@@ -247,12 +227,14 @@ def _is_primal(leaf: Any) -> bool:
 
 
 def _backward(
-    impl: str, activations: str | None, by_blocks: bool, packed: PackedWeights, dy: Any
+    implementation: Implementation, call: QuantizedMatmulCall, packed: PackedWeights, dy: Any
 ) -> tuple[Array | None, None]:
     if isinstance(dy, jax.custom_derivatives.SymbolicZero):
         return None, None
     wide = accumulator(jnp.asarray(dy))
-    dx = blocks.backward(wide, packed) if by_blocks else reference.backward(wide, packed)
+    by_blocks = call.device.platform == "cpu" and _refuse_blocks(call) is None
+    with jax.named_scope("quantized_matmul"):
+        dx = blocks.backward(wide, packed) if by_blocks else reference.backward(wide, packed)
     return dx.astype(dy.dtype), None
 
 
@@ -296,55 +278,21 @@ def _refuse_native(call: QuantizedMatmulCall) -> str | None:
     return native.unavailable()
 
 
-def _packed_bytes(call: QuantizedMatmulCall) -> int:
-    of_scales = 0 if call.bits == 16 else 4 * call.outputs * call.groups
-    return call.outputs * call.inputs * call.bits // 8 + of_scales * (1 + call.asymmetric)
+def _run_of(
+    multiply: Callable[..., Array],
+) -> Callable[[QuantizedMatmulCall, QuantizedMatmulInputs], Array]:
+    def run(call: QuantizedMatmulCall, inputs: QuantizedMatmulInputs) -> Array:
+        return multiply(*inputs, activations=call.activations)
 
-
-def _read_once(call: QuantizedMatmulCall) -> dispatch.Work:
-    """Returns the cost if weights are read once, packed."""
-    rows = (call.inputs + call.outputs) * call.rows * call.dtype.itemsize
-    flops = 2 * call.rows * call.inputs * call.outputs
-    return dispatch.Work(flops=flops, bytes=rows + _packed_bytes(call))
-
-
-def _read_wide(call: QuantizedMatmulCall) -> dispatch.Work:
-    """Returns the cost if weights are also written and read again as floats."""
-    once = _read_once(call)
-    wide = np.promote_types(call.dtype, np.float32)
-    again = 2 * call.inputs * call.outputs * wide.itemsize
-    return dispatch.Work(flops=once.flops, bytes=once.bytes + again)
-
-
-def _terms(call: QuantizedMatmulCall) -> int:
-    if call.activations:
-        return 1
-    if call.bits != 16:
-        return split.DIGITS
-    return {2: 2 if call.dtype == np.float16 else 1}.get(call.dtype.itemsize, 3)
-
-
-def _split_work(call: QuantizedMatmulCall) -> dispatch.Work:
-    """Returns the cost with all terms of the rows (padding included) and their sums in memory."""
-    once, terms = _read_once(call), _terms(call)
-    rows = max(split.PADDED, terms * call.rows)
-    width = 2 if call.bits == 16 else 1
-    between = 2 * rows * (call.inputs * width + call.outputs * 4)
-    return dispatch.Work(flops=2 * rows * call.inputs * call.outputs, bytes=once.bytes + between)
+    return run
 
 
 IMPLEMENTATIONS = {
-    implementation.name: implementation
-    for implementation in (
-        dispatch.Implementation(
-            name="native", refuse=_refuse_native, work=_read_once, run=native.run
-        ),
-        dispatch.Implementation(
-            name="split", refuse=_refuse_split, work=_split_work, run=split.run
-        ),
-        dispatch.Implementation(
-            name="blocks", refuse=_refuse_blocks, work=_read_once, run=blocks.run
-        ),
-        dispatch.Implementation(name="reference", refuse=_any, work=_read_wide, run=reference.run),
+    name: dispatch.Implementation(name=name, refuse=refuse, work=work, run=_run_of(multiply))
+    for name, refuse, work, multiply in (
+        ("native", _refuse_native, costs.native_work, native.run),
+        ("split", _refuse_split, costs.split_work, split.run),
+        ("blocks", _refuse_blocks, costs.blocks_work, blocks.run),
+        ("reference", _any, costs.reference_work, reference.run),
     )
 }

@@ -23,7 +23,7 @@ from dovetail_kernels.varying import varying
 # Weights of a block: 512 KiB as float32, in the second cache of every current server core.
 # Measured on 2 Sapphire Rapids cores, 4096 x 4096, at 1 to 64 rows: 2^17 the fastest or within 5 %,
 # 2^20 up to 2.5x slower.
-_WEIGHTS = 2**17
+WEIGHTS = 2**17
 
 
 def run(x: Array, packed: PackedWeights, *, activations: str | None) -> Array:
@@ -37,7 +37,7 @@ def run(x: Array, packed: PackedWeights, *, activations: str | None) -> Array:
     rows, steps = rounded(x, activations=activations)
     # Once: inside, every block would split the rows anew (2.7x the time at 64 rows).
     parts = columns(rows, packed)
-    y = by_outputs(lambda block: reference.product(parts, block), packed, weights=_WEIGHTS)
+    y = by_outputs(lambda block: reference.product(parts, block), packed, weights=WEIGHTS)
     return restored(y, steps, x.dtype)
 
 
@@ -82,7 +82,7 @@ def backward(dy: Array, packed: PackedWeights) -> Array:
 
 
 def _backward(dy: Array, packed: PackedWeights) -> Array:
-    size, count = _blocks(packed, _WEIGHTS)
+    size, count = _blocks(packed, WEIGHTS)
     if count == 1:
         return reference.backward(dy, packed)
     zeros = columns(jnp.zeros((dy.shape[0], packed.in_features), dy.dtype), packed)

@@ -14,6 +14,7 @@ from jax import Array
 from jax.core import Tracer
 from jaxtyping import Float
 
+from dovetail_kernels.argument_names import operation
 from dovetail_kernels.arrays import known
 from dovetail_kernels.quantized.layout import PackedWeights, nibbles
 
@@ -37,6 +38,7 @@ class Quantized(Protocol):
     zero_point: Any
 
 
+@operation
 def pack_weights(
     w: Float[Array | np.ndarray, "D F"] | Quantized,
     *,

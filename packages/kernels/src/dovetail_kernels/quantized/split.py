@@ -30,7 +30,7 @@ PADDED = 16
 # Longer int8 sums could overflow int32: 128 * 128 * D.
 LONGEST = 2**17 - 1
 # Weights of a block while their nibbles are apart: 1 MiB as int8.
-_WEIGHTS = 2**20
+WEIGHTS = 2**20
 
 
 def run(x: Array, packed: PackedWeights, *, activations: str | None) -> Array:
@@ -121,7 +121,7 @@ def _sums(q: Array, packed: PackedWeights) -> Array:
         a, b = stored(block)
         return _dot(low, a, jnp.int32) + _dot(high, b, jnp.int32)
 
-    biased = by_outputs(halves, packed, weights=_WEIGHTS)
+    biased = by_outputs(halves, packed, weights=WEIGHTS)
     return biased - BIAS * jnp.sum(q, axis=1, keepdims=True, dtype=jnp.int32)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int, Int32, UInt32
 
+from dovetail_kernels.argument_names import operation
 from dovetail_kernels.arrays import check_arrays, known
 from dovetail_kernels.sampling.options import PerRow, check_logits, is_valid, per_row
 from dovetail_kernels.sampling.rows import over_rows
@@ -24,6 +25,7 @@ _WORD = 32  # bits of a word of a packed mask
 _PENALTIES: tuple[str, ...] = ("repetition_penalty", "frequency_penalty", "presence_penalty")
 
 
+@operation
 def adjust_logits(
     logits: Float[Array | np.ndarray, "B V"],
     *,

@@ -26,6 +26,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, Int, Key
 
+from dovetail_kernels.argument_names import operation
 from dovetail_kernels.sampling.draw import draw
 from dovetail_kernels.sampling.options import PerRow, check_logits, per_row
 from dovetail_kernels.sampling.rows import one_by_one, over_rows
@@ -34,6 +35,7 @@ from dovetail_kernels.sampling.thresholds import warp
 _AXES = ("bv", "b", "b", "b", "b")
 
 
+@operation
 def sample(
     logits: Float[Array | np.ndarray, "B V"],
     *,
@@ -91,6 +93,7 @@ def sample(
     return over_rows("sample", one_by_one(_sample, z), (z, keys, *options), (*_AXES, "b"), out="b")
 
 
+@operation
 def warp_logits(
     logits: Float[Array | np.ndarray, "B V"],
     *,

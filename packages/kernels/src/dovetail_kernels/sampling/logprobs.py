@@ -14,6 +14,7 @@ import numpy as np
 from jax import Array, lax
 from jaxtyping import Float, Int, Int32
 
+from dovetail_kernels.argument_names import operation
 from dovetail_kernels.arrays import check_arrays, known
 from dovetail_kernels.sampling.options import check_logits
 from dovetail_kernels.sampling.rows import largest, over_rows
@@ -35,6 +36,7 @@ class TokenLogprobs(NamedTuple):
     top_logprobs: Float[Array, "B K"]
 
 
+@operation
 def token_logprobs(
     logits: Float[Array | np.ndarray, "B V"],
     tokens: Int[Array | np.ndarray, " B"],

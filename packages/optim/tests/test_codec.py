@@ -150,6 +150,16 @@ def test_a_value_that_is_not_finite_is_seen(name, bad):
     np.testing.assert_array_equal(np.isnan(out), broken)
 
 
+@pytest.mark.parametrize("name", CODECS)
+def test_a_nan_among_many_values_is_seen(name):
+    """XLA's parallel maximum on CPUs drops NaN; small arrays are reduced without it."""
+    x = np.ones((512, 1024), np.float32)
+    x[300, 700] = np.nan
+    out = round_trip(name, x)
+    assert np.isnan(out[300, 700])
+    assert np.isnan(out).sum() < 1024
+
+
 def test_a_negative_second_moment_is_seen():
     out = round_trip("fp8_positive", np.array([1.0, -1e-3, 2.0], np.float32))
     assert np.isnan(out).all()

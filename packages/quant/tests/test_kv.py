@@ -82,6 +82,14 @@ def test_zeros_give_zeros_and_what_is_not_finite_shows():
         np.testing.assert_allclose(found[5], 1.0, rtol=2**-22)
 
 
+def test_a_nan_among_many_values_shows():
+    """XLA's parallel maximum on CPUs drops NaN; small arrays are reduced without it."""
+    x = jnp.ones((512, 8, 128)).at[300, 3, 77].set(jnp.nan)
+    for found in decoded(x), jax.jit(decoded)(x):
+        assert np.all(np.isnan(found[300, 3]))
+        assert np.isnan(found).sum() == 128
+
+
 def test_a_cache_scatters_and_gathers_codes_and_scales():
     x = jax.random.normal(jax.random.key(0), (7, 2, 16))
     slots = jnp.array([3, 9, 0, 5, 6, 1, 8])

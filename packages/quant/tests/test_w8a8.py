@@ -104,6 +104,15 @@ def test_rows_without_a_step(matmul: W8A8 | Digits) -> None:
     assert np.isfinite(y[4]).all()
 
 
+@pytest.mark.parametrize("rows", [1, 64])
+def test_a_nan_among_many_inputs_is_seen(rows) -> None:
+    """XLA's parallel maximum on CPUs drops NaN; small arrays are reduced without it."""
+    x = jnp.ones((rows, 8192)).at[0, 5000].set(jnp.nan)
+    for step in (rounded(x)[1], digits(x)[1]):
+        assert not np.isfinite(step[0]).any()
+        assert np.isfinite(step[1:]).all()
+
+
 @pytest.mark.parametrize("spec", [Spec(), Spec(weight="int4")], ids=str)
 def test_one_row_is_multiplied_as_two(spec: Spec) -> None:
     given = problem(spec, rows=1, shape=(48, 7))

@@ -8,6 +8,7 @@ import pytest
 from flax import nnx
 
 from dovetail_train import Trace, Trainer, Watch
+from dovetail_train.watch import _measured
 
 
 class _Net(nnx.Module):
@@ -47,6 +48,13 @@ def test_what_a_pattern_matches_is_measured():
     assert found["watch/layers.1.kernel/max"] == 9.0
     assert found["watch/layers.1.bias/norm"] == 0.0
     assert len(found) == 6
+
+
+def test_a_nan_among_many_numbers_is_the_largest():
+    """XLA's parallel maximum on CPUs drops NaN; small arrays are reduced without it."""
+    found = _measured({"w": jnp.ones((512, 1024)).at[300, 700].set(jnp.nan)})["w"]
+    assert all(np.isnan(value) for value in found.values())
+    assert _measured({"w": jnp.full((512, 1024), -3.0)})["w"]["max"] == 3.0
 
 
 def test_it_is_a_hook():

@@ -5,6 +5,7 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
@@ -22,6 +23,15 @@ def check_arrays(operation: str, **arrays: Any) -> None:
                 f"{operation} needs {name} as an array, got {name} of type "
                 f"{type(array).__name__}. Use jnp.asarray({name})."
             )
+
+
+def absmax(x: jax.Array, *, axis: int, keepdims: bool = False) -> jax.Array:
+    """Returns max|x| along an axis; inf where x has NaN.
+
+    `jnp.max` alone loses NaN: XLA's parallel reductions on CPUs skip it (4,096 numbers and more,
+    jax 0.10.2 and 0.12).
+    """
+    return jnp.max(jnp.where(jnp.isnan(x), jnp.inf, jnp.abs(x)), axis=axis, keepdims=keepdims)
 
 
 def is_known(array: Any) -> bool:

@@ -24,6 +24,15 @@ def test_half_goes_to_even() -> None:
     assert np.asarray(q).tolist() == [[127, 0, 2, -2]]
 
 
+@pytest.mark.parametrize("rows", [1, 64])
+def test_a_nan_among_many_values_is_seen(rows) -> None:
+    """XLA's parallel maximum on CPUs drops NaN; small arrays are reduced without it."""
+    x = jnp.ones((rows, 8192)).at[0, 5000].set(jnp.nan)
+    step = eight_bits(x)[1]
+    assert not np.isfinite(step[0]).any()
+    np.testing.assert_array_equal(step[1:], np.float32(1 / 127))
+
+
 def test_rows_that_are_zero_tiny_or_not_finite() -> None:
     x = jnp.asarray([[0.0, 0.0], [1e-39, 0.0], [jnp.inf, 1.0], [jnp.nan, 1.0]])
     q, step = eight_bits(x)

@@ -18,6 +18,8 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
+from dovetail_quant.codes import absmax
+
 _LEVELS = 127
 _TINY = float(np.finfo(np.float32).tiny)
 
@@ -90,7 +92,7 @@ class Int8:
             )
         x = x.astype(jnp.float32)
         # A product, which XLA makes of a division by 127 in some places and not in others.
-        scale = jnp.max(jnp.abs(x), axis=-1) * np.float32(1 / _LEVELS)
+        scale = absmax(x, axis=-1) * np.float32(1 / _LEVELS)
         scale = jnp.where(scale < _TINY, 0.0, scale)  # as XLA on a CPU has it by itself
         steps = x / jnp.where(scale == 0, 1.0, scale)[..., None]
         return jnp.round(steps).astype(jnp.int8), scale

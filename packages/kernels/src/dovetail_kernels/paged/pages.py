@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from dovetail_kernels.arrays import absmax
+
 FLOATS = ("bfloat16", "float16", "float32", "float64")
 # The largest code: that of the largest element of a vector.
 LARGEST = {"int8": 127.0, "float8_e4m3fn": 448.0}
@@ -65,13 +67,11 @@ def codes_of(pages: Any) -> Any:
 def quantized(x: Array, dtype: Any) -> tuple[Array, Array]:
     """Returns the codes of the vectors x [..., H], and their scales f32[...].
 
-    A vector that is not finite has the scale NaN, and codes of 0.
+    A vector that is not finite has the scale inf and codes of 0: their product is NaN.
     """
     x, largest = x.astype(jnp.float32), LARGEST[jnp.dtype(dtype).name]
-    # XLA's parallel maximum on a CPU drops NaN (jax 0.10.2, 4,096 numbers and more).
-    finite = jnp.all(jnp.isfinite(x), axis=-1)
-    scales = jnp.where(finite, jnp.max(jnp.abs(x), axis=-1) / largest, jnp.nan)
-    fits = finite & (scales > 0)
+    scales = absmax(x, axis=-1) / largest
+    fits = jnp.isfinite(scales) & (scales > 0)
     steps = jnp.where(fits[..., None], x / jnp.where(fits, scales, 1)[..., None], 0)
     # A scale below the smallest normal number is inexact: its codes may exceed the largest.
     steps = jnp.clip(steps, -largest, largest)

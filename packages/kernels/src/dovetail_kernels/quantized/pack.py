@@ -15,7 +15,7 @@ from jax.core import Tracer
 from jaxtyping import Float
 
 from dovetail_kernels.argument_names import operation
-from dovetail_kernels.arrays import known
+from dovetail_kernels.arrays import absmax, known
 from dovetail_kernels.quantized.layout import PackedWeights, nibbles
 
 # The group size of most published int4 weights; it loses little.
@@ -103,12 +103,13 @@ def _rounded(w: Array, *, bits: int, size: int, symmetric: bool) -> PackedWeight
     low, high = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
     grouped = w.T.astype(jnp.float32).reshape(outputs, inputs // size, size)
     if symmetric:
-        scales = jnp.max(jnp.abs(grouped), axis=2) / high
+        scales = absmax(grouped, axis=2) / high
         zeros = jnp.zeros_like(scales)
     else:
         least = jnp.minimum(jnp.min(grouped, axis=2), 0)
         # Half of each, because their difference may pass the largest float.
-        scales = (jnp.maximum(jnp.max(grouped, axis=2), 0) / 2 - least / 2) / ((high - low) / 2)
+        most = jnp.max(jnp.where(jnp.isnan(grouped), jnp.inf, grouped), axis=2)  # see `absmax`
+        scales = (jnp.maximum(most, 0) / 2 - least / 2) / ((high - low) / 2)
         zeros = low - jnp.round(least / jnp.where(scales < _TINY, 1, scales))
     scales = jnp.where(scales < _TINY, 0, scales)
     steps = grouped / jnp.where(scales == 0, 1, scales)[:, :, None] + zeros[:, :, None]

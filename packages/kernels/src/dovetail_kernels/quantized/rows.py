@@ -6,6 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from dovetail_kernels.arrays import absmax
+
 _TINY = float(np.finfo(np.float32).tiny)
 
 
@@ -22,7 +24,7 @@ def eight_bits(x: Array) -> tuple[Array, Array]:
     """
     x = accumulator(x)
     # The product that XLA would make of a division by 127 in some places and not in others.
-    step = jnp.max(jnp.abs(x), axis=1, keepdims=True) * (1 / 127)
+    step = absmax(x, axis=1, keepdims=True) * (1 / 127)
     step = jnp.where(step < _TINY, 0, step)
     return jnp.round(x / jnp.where(step == 0, 1, step)).astype(jnp.int8), step
 

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
+from dovetail_kernels.arrays import absmax
 from dovetail_kernels.quantized.blocks import by_outputs
 from dovetail_kernels.quantized.layout import BIAS, PackedWeights, columns, stored
 from dovetail_kernels.quantized.rows import eight_bits
@@ -58,7 +59,7 @@ def run(x: Array, packed: PackedWeights, *, activations: str | None) -> Array:
 def digits(x: Array) -> tuple[Array, Array]:
     """Returns digits int8[4, M, D] of x[M, D], and the step of the first digit, float32[M, 1]."""
     x = x.astype(jnp.float32)
-    most = jnp.max(jnp.abs(x), axis=1, keepdims=True)
+    most = absmax(x, axis=1, keepdims=True)
     # The power of two below it: its bits without the mantissa. Dividing by it is exact. A row with
     # inf or nan gets inf, which makes all its results inf or nan.
     bits = jax.lax.bitcast_convert_type(most, jnp.uint32) & jnp.uint32(0x7F800000)

@@ -21,6 +21,7 @@ from jax import Array
 from jaxtyping import Float
 from qwix import QArray
 
+from dovetail_quant.codes import absmax
 from dovetail_quant.layout import PackedWeights, by_blocks, split
 from dovetail_quant.matmul import blocked, rows
 
@@ -108,7 +109,7 @@ def rounded(x: Float[Array, "R K"]) -> tuple[Array, Array]:
     """Returns int8 round(x / step) and the float32 step [R, 1] = max|x| / 127 of each row."""
     x = x.astype(jnp.float32)
     # A product, which XLA makes of a division by 127 in some places and not in others.
-    step = jnp.max(jnp.abs(x), axis=1, keepdims=True) * np.float32(1 / 127)
+    step = absmax(x, axis=1, keepdims=True) * np.float32(1 / 127)
     step = jnp.where(step < _TINY, 0.0, step)
     return jnp.round(x / jnp.where(step == 0, 1.0, step)).astype(jnp.int8), step
 
@@ -116,7 +117,7 @@ def rounded(x: Float[Array, "R K"]) -> tuple[Array, Array]:
 def digits(x: Float[Array, "R K"]) -> tuple[Array, Array]:
     """Returns int8 [3 R, K] (the first digits of all rows, then the second ...) and step [R, 1]."""
     x = x.astype(jnp.float32)
-    step = jnp.max(jnp.abs(x), axis=1, keepdims=True) * np.float32(1 / 127)
+    step = absmax(x, axis=1, keepdims=True) * np.float32(1 / 127)
     step = jnp.where(step < _TINY, 0.0, step)
     rest, digits_ = x / jnp.where(step == 0, 1.0, step), []
     for _ in range(3):

@@ -231,9 +231,10 @@ def _peak_bytes(call: AttentionCall, queries: Cut, keys: Cut) -> int:
         total += batch * call.heads * filled_q * width * item
     if filled_k > call.keys:
         total += call.batch * call.kv_heads * filled_k * width * item
-    if by_row:
-        joined = call.kv_heads if _is_single(call) else 1
-        total += call.batch * call.heads * call.queries * call.value_dim * joined * item
+    if _is_single(call):
+        total += call.batch * call.heads * call.kv_heads * width * item
+    elif by_row:
+        total += call.batch * call.heads * call.queries * call.value_dim * item
     if call.bias is not None and filled_k > call.keys and call.bias[3] > 1:
         total += math.prod(call.bias[:3]) * filled_k * inner
     converted = converts_whole(call.dtype, call.device.platform)

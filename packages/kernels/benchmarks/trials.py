@@ -44,11 +44,13 @@ FLOATS = ("float32", "float32", "bfloat16", "float16")
 
 def draw_attention(draw: random.Random, name: str) -> Any:
     causal = draw.random() < 0.5
-    window = draw.choice([None, None, 1, draw.randint(2, 40)])
+    sides = draw.randint(0, 40), draw.randint(0, 40)
+    window = draw.choice([None, None, 1, draw.randint(2, 40), sides])
+    axes = [None, None, "bs", "nts", "bnts", "bt", "n"]
     same = draw.random() < 0.6
     queries = draw.randint(1, 300)
     keys = queries if same else draw.randint(1, 300)
-    placed = None if same else "pair" if causal or window else None
+    placed = None if same else "pair" if causal or window is not None else None
     kv_heads = draw.choice([1, 2, 3])
     return attention_cases.Case(
         name=name,
@@ -66,6 +68,8 @@ def draw_attention(draw: random.Random, name: str) -> Any:
         segments=draw.choice([None, "packed"] if same and queries > 4 else [None, "pair"]),
         positions=placed,
         kv_lengths=draw.random() < 0.4,
+        mask=draw.choice(axes),
+        bias=draw.choice(axes),
         soft_cap=draw.choice([None, None, 1.5]),
         sinks=draw.random() < 0.3,
         scale=draw.choice([None, None, 0.3]),

@@ -26,13 +26,27 @@ def arrays(rng, *, b=2, t=9, s=9, n=4, k=2, h=8, g=8):
 
 # Every feature is in one of these; the other cases, which tell them apart, are compiled for rarely.
 EVERYDAY = {
-    "reference": {"plain", "everything", "two-sided window", "NaN in a segment"},
+    "reference": {
+        "plain",
+        "everything",
+        "everything, bias and mask",
+        "two-sided window",
+        "NaN in a segment",
+        "NaN in masked keys",
+    },
     "blocked": {
         "bfloat16",
         "causal",
         "gqa, odd",
         "cross",
         "two-sided window",
+        "asymmetric window",
+        "bias of all rows",
+        "bias of queries",
+        "mask",
+        "mask of empty rows",
+        "everything, bias and mask",
+        "NaN in masked keys",
         "packed segments",
         "segments without partner",
         "positions in any order",
@@ -60,6 +74,7 @@ def test_suite(impl, case):
 
 def test_the_suite_asks_for_every_option():
     options = {"segments", "positions", "kv_lengths", "soft_cap", "sinks", "scale", "stats"}
+    options |= {"bias", "mask", "asymmetric_window"}
     assert options | {"causal", "window", "two_sided_window", "gqa", "cross"} <= features()
 
 
@@ -204,3 +219,25 @@ def test_narrow_positions_and_wide_windows_do_not_wrap(impl):
     np.testing.assert_array_equal(run(positions=shifted, window=2**31), expected)
     lengths = np.array([100], np.int8)
     np.testing.assert_array_equal(run(kv_lengths=lengths), run(kv_lengths=np.array([100], "i4")))
+
+
+@pytest.mark.parametrize("impl", ["blocked", "reference"])
+def test_a_symbolic_batch_is_exported(impl):
+    """One export serves batches of any size, with gradients."""
+    (batch,) = jax.export.symbolic_shape("b")
+    shapes = [(batch, 140, n, 8) for n in (4, 2, 2)] + [(1, 4, 140, 140)]
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+
+    def loss(q, k, v, bias):
+        return jnp.sin(attention(q, k, v, bias=bias, causal=True, impl=impl)).sum()
+
+    gradient = jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3)))
+    exported = jax.export.export(gradient)(*shapes)
+    for rows in (1, 3):
+        given = [
+            *arrays(np.random.default_rng(rows), b=rows, t=140, s=140),
+            jnp.ones((1, 4, 140, 140)),
+        ]
+        for a, b in zip(exported.call(*given), gradient(*given), strict=True):
+            # Sums over 140 queries, keys and 3 rows in another order.
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)

@@ -40,6 +40,66 @@ def test_memory_grows_linearly():
     assert long < 4 * 8192 * 2 * 64 * 4
 
 
+def test_a_broadcast_bias_and_its_gradient_stay_as_small():
+    """Of ALiBi's kind, one for all rows, and by keys alone; all logits would be 128 MiB."""
+    b, t, n = 8, 1024, 4
+    x = jax.ShapeDtypeStruct((b, t, n, 16), jnp.float32)
+
+    def temporary(*shape):
+        def loss(q, k, v, bias):
+            return CALL(q, k, v, bias=bias, causal=True).sum()
+
+        bias = jax.ShapeDtypeStruct(shape, jnp.float32)
+        compiled = jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3))).lower(x, x, x, bias).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    by_key = temporary(b, 1, 1, t)
+    assert by_key < 8 * b * t * n * 16 * 4
+    # Besides, the sums of a row and of all rows, and the bias in the order of the loops.
+    assert temporary(1, n, t, t) < by_key + 4 * (n * t * t * 4)
+
+
+def test_a_large_bias_does_not_reach_the_padding():
+    """150 queries are filled up to 152: there exp(bias) is no float32, and inf times 0 is NaN."""
+    q, k, v = arrays(150)
+    bias = jnp.full((1, 1, 1, 150), 200.0)
+    found = jax.jit(gradient_of(functools.partial(CALL, bias=bias)))(q, k, v)
+    expected = jax.jit(gradient_of(CALL))(q, k, v)
+    for a, b in zip(found, expected, strict=True):
+        # Of logits near 200, float32 keeps 2e-5.
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("impl", ["blocked", "reference"])
+def test_a_bias_of_minus_infinity_has_no_weight_and_no_gradient(impl):
+    q, k, v = arrays(150)
+    hidden = np.random.default_rng(3).random((1, 1, 150, 150)) < 0.5
+    hidden[:, :, 7] = True
+
+    def loss(q, k, v, **options):
+        out, stats = attention(q, k, v, stats=True, impl=impl, **options)
+        finite = jnp.where(jnp.isfinite(stats.lse), stats.lse, 0)
+        return jnp.stack([jnp.sin(out).sum(), finite.sum()]).sum()
+
+    bias = jnp.where(hidden, -jnp.inf, 0.0)
+    step = jax.jit(jax.grad(loss, argnums=(0, 1, 2)))
+    for a, b in zip(step(q, k, v, bias=bias), step(q, k, v, mask=~hidden), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    dbias = jax.jit(jax.grad(lambda bias: loss(q, k, v, bias=bias)))(bias)
+    assert not np.asarray(dbias)[hidden].any()
+    assert np.isfinite(dbias).all()
+
+
+def test_a_non_finite_bias_of_a_hidden_pair_reaches_nothing():
+    q, k, v = arrays(20, b=2)
+    mask = np.random.default_rng(4).random((1, 1, 20, 20)) < 0.5
+    step = jax.jit(jax.value_and_grad(lambda *x: CALL(*x[:3], bias=x[3], mask=mask).sum(), (0, 3)))
+    found = step(q, k, v, jnp.where(mask, 0.5, jnp.nan))
+    expected = step(q, k, v, jnp.full(mask.shape, 0.5))
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
 def test_causal_halves_the_blocks_and_so_the_work(monkeypatch):
     """XLA counts a loop's body once: bodies are counted here, the FLOPs of one below."""
     executed = []
@@ -101,11 +161,13 @@ def test_every_length_with_gradients(t, s):
 
 
 @pytest.mark.usefixtures("traced_anew")
-def test_rows_together_are_rows_one_by_one(monkeypatch):
+@pytest.mark.parametrize("bias", [None, "bs", "nts"])
+def test_rows_together_are_rows_one_by_one(monkeypatch, bias):
     """As where rows are divided among devices, and on a GPU."""
     asked = []
     monkeypatch.setattr(blocked, "_one_by_one", lambda call, inputs: bool(asked.append(call)))
-    check(CALL, next(case for case in cases() if case.name == "everything"))
+    case = next(case for case in cases() if case.name == "everything")
+    check(CALL, case if bias is None else dataclasses.replace(case, bias=bias, mask="bnts"))
     assert len(asked) >= 2  # forward and backward
 
 
@@ -126,8 +188,17 @@ def test_the_rule_for_block_sizes(batch, heads, platform, size):
     assert (queries.size, keys.size) == (size, size)
 
 
-def test_float64_is_float64_throughout():
-    case = next(case for case in cases() if case.name == "stats")
+def test_a_symbolic_batch_has_the_blocks_of_one_row():
+    x = jax.ShapeDtypeStruct((1, 4096, 16, 64), jnp.bfloat16)
+    call = plan_attention(x, x, x).call
+    call = dataclasses.replace(call, device=dataclasses.replace(call.device, platform="gpu"))
+    (rows,) = jax.export.symbolic_shape("b")
+    assert blocked._cuts(dataclasses.replace(call, batch=rows)) == blocked._cuts(call)
+
+
+@pytest.mark.parametrize("name", ["stats", "bias of all rows"])
+def test_float64_is_float64_throughout(name):
+    case = next(case for case in cases() if case.name == name)
     with jax.enable_x64(True):
         check(CALL, dataclasses.replace(case, dtype="float64"))
 

@@ -11,12 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dovetail_kernels.attention import pairwise
 from dovetail_kernels.attention.api import plan_attention
-from dovetail_kernels.attention.bounds import Cut, bounds, cut, visible, visits
+from dovetail_kernels.attention.bounds import bounds, visible, visits
 from dovetail_kernels.attention.call import Inputs
+from dovetail_kernels.attention.tiles import Cut, cut
 
 
-def mask_of(t, s, *, causal, window, segments, positions, lengths):
+def mask_of(t, s, *, causal, window, segments, positions, lengths, mask=None):
     """[b, t, s] in NumPy, by the definition."""
     query, key = positions or (np.arange(t)[None], np.arange(s)[None])
     ahead = query[:, :, None] - key[:, None, :]
@@ -24,15 +26,16 @@ def mask_of(t, s, *, causal, window, segments, positions, lengths):
     if causal:
         see &= ahead >= 0
     if window is not None:
-        see &= np.abs(ahead) < window
+        before, after = window if isinstance(window, tuple) else (window - 1, window - 1)
+        see &= (ahead <= before) & (ahead >= -after)
     if segments is not None:
         see &= segments[0][:, :, None] == segments[1][:, None, :]
     if lengths is not None:
         see &= np.arange(s)[None, None] < lengths[:, None, None]
-    return see
+    return see if mask is None else see & mask[:, 0]
 
 
-def bounds_of(t, s, queries, keys, *, causal, window, segments, positions, lengths):
+def bounds_of(t, s, queries, keys, *, causal, window, segments, positions, lengths, mask=None):
     shape = [jax.ShapeDtypeStruct((2, x, 1, 1), jnp.float32) for x in (t, s)]
     call = plan_attention(
         shape[0],
@@ -43,12 +46,14 @@ def bounds_of(t, s, queries, keys, *, causal, window, segments, positions, lengt
         segment_ids=segments,
         positions=positions,
         kv_lengths=lengths,
+        mask=mask,
     ).call
     inputs = Inputs(
         *[jnp.zeros(x.shape) for x in (shape[0], shape[1], shape[1])],
         segment_ids=segments and tuple(map(jnp.asarray, segments)),
         positions=positions and tuple(map(jnp.asarray, positions)),
         kv_lengths=None if lengths is None else jnp.asarray(lengths),
+        mask=None if mask is None else jnp.asarray(mask),
     )
     return call, bounds(call, inputs, queries, keys)
 
@@ -67,7 +72,7 @@ def holds(t, s, size, **conditions):
     call, at = bounds_of(t, s, queries, keys, **conditions)
     expected = blocks_of(mask_of(t, s, **conditions), queries, keys)
     real = blocks_of(np.ones((2, t, s), bool), queries, keys)
-    ids, whole, some = (np.asarray(x) for x in at.visits[1:])
+    ids, whole, some = (np.asarray(x) for x in at.visits[1:4])
     ids = np.broadcast_to(ids, (queries.blocks, 2, keys.blocks))
     whole, some = (np.broadcast_to(x, ids.shape[:2]) for x in (whole, some))
     for i in range(queries.blocks):
@@ -79,7 +84,7 @@ def holds(t, s, size, **conditions):
             assert (expected | ~real)[i, row, first].all(), "not whole"
         # The mask of each visited block, as the loops ask for it; rows visit in step.
         for n in range(whole[i].min(), some[i].max()):
-            mask = np.asarray(visible(call, at, visit, jnp.int32(n)))
+            mask = np.asarray(visible(call, at, visit, jnp.int32(n)))[:, 0, 0]
             for row in np.flatnonzero((whole[i] <= n) & (n < some[i])):
                 block, counts = (x[i, row, ids[i, row, n]] for x in (expected, real))
                 found = np.broadcast_to(mask, (2, *block.shape))[row]
@@ -98,7 +103,8 @@ def conditions(draw):
         found = [rng.integers(-2, high, (2, n)).astype(np.int32) for n in (t, s)]
         return tuple(np.sort(x, 1) for x in found) if ordered else tuple(found)
 
-    causal, window = draw(st.booleans()), draw(st.none() | st.integers(1, 50))
+    pairs = st.tuples(st.integers(0, 30), st.integers(0, 30))
+    causal, window = draw(st.booleans()), draw(st.none() | st.integers(1, 50) | pairs)
     given_positions = t != s or draw(st.booleans())
     return {
         "t": t,
@@ -109,6 +115,9 @@ def conditions(draw):
         "segments": ids(4) if draw(st.booleans()) else None,
         "positions": ids(40) if given_positions else None,
         "lengths": rng.integers(0, s + 1, 2).astype(np.int32) if draw(st.booleans()) else None,
+        "mask": rng.random((draw(st.sampled_from([1, 2])), 1, 1, s)) < 0.7
+        if draw(st.booleans())
+        else None,
     }
 
 
@@ -137,6 +146,19 @@ def test_packed_rows_visit_only_their_own_segments():
     assert np.asarray(at.visits.whole).sum() == 2 * 4
 
 
+def test_a_mask_leaves_out_blocks_that_it_hides_from_every_head():
+    mask = np.zeros((1, 1, 64, 64), bool)
+    mask[:, :, :, 8:16] = mask[:, :, 40:, 20:30] = True
+    at = holds(64, 64, 8, **NONE | {"mask": mask})
+    np.testing.assert_array_equal(at.visits.some[:, 0], [1] * 5 + [3] * 3)
+    np.testing.assert_array_equal(at.visits.whole[:, 0], [1] * 8)
+    heads = np.zeros((2, 3, 9, 9), bool)
+    heads[:, 1] = True
+    shown, all_shown = pairwise.summary(jnp.asarray(heads), Cut(9, 1), Cut(9, 1))
+    assert shown.all()
+    assert not all_shown.any()
+
+
 def test_holes_are_not_visited():
     """Early and late part of a row on one device, as balanced ring attention deals them out."""
     query = np.tile(np.r_[0:16, 112:128], (2, 1)).astype(np.int32)
@@ -153,7 +175,7 @@ def test_extreme_segments_do_not_overflow():
 
 
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("window", [None, 1, 9, 70])
+@pytest.mark.parametrize("window", [None, 1, 9, 70, (0, 20), (30, 5)])
 @pytest.mark.parametrize("t", [5, 64, 67])
 def test_visits_are_counted_without_arrays(t, causal, window):
     queries, keys = cut(t, 8), cut(t, 16)
@@ -162,15 +184,3 @@ def test_visits_are_counted_without_arrays(t, causal, window):
     assert visits(call, queries, keys) == int(at.visits.some.sum())
     known = dataclasses.replace(call, positions=True)
     assert visits(known, queries, keys) == queries.blocks * keys.blocks
-
-
-@settings(deadline=None)
-@given(st.integers(1, 3000), st.sampled_from([64, 128, 1024]))
-def test_blocks_cover_an_axis_evenly(length, largest):
-    size, blocks = cut(length, largest)
-    assert size <= largest
-    assert size * (blocks - 1) < length <= size * blocks
-    assert size == length or size % 8 == 0
-    assert blocks == -(-length // largest)
-    assert size * blocks - length < 8 * blocks
-    assert isinstance(cut(length, largest), Cut)

@@ -38,6 +38,16 @@ WRONG = {
         r"multiple of kv_heads.*heads=4.*kv_heads=3.*transp",
     ),
     "window": (Q, KV, KV, {"window": 0}, r"at least 1, got window=0. Use window=None"),
+    "pair": (Q, KV, KV, {"window": (3, -1)}, r"own, each at least 0, got window=\(3, -1\). Use"),
+    "three windows": (Q, KV, KV, {"window": (3, 1, 2)}, r"as a pair counts.*\(before, after\)"),
+    "bias": (Q, KV, KV, {"bias": shaped(6, 6)}, r"\(2, 4, 6, 6\), each or 1, got shape \(6, 6\)"),
+    "mask": (
+        Q,
+        CROSS,
+        CROSS,
+        {"mask": shaped(1, 1, 6, 6, dtype=bool)},
+        r"mask must be.*\(2, 4, 6, 9\).*\(1, 1, 6, 6\). Give it four axes",
+    ),
     "soft_cap": (
         Q,
         KV,
@@ -91,6 +101,16 @@ WRONG_TYPE = {
     "mixed": (Q, KV, shaped(2, 6, 4, 8, dtype=jnp.bfloat16), {}, r"one dtype.*v=bfloat16.*astype"),
     "causal": (Q, KV, KV, {"causal": 1}, r"causal must be a Python bool, got causal=1. Use True"),
     "window": (Q, KV, KV, {"window": 2.0}, r"Python int, got window=2.0. Mark it static"),
+    "windows": (Q, KV, KV, {"window": (2, 1.5)}, r"pair.*got window=\(2, 1.5\). Mark it static"),
+    "mask": (Q, KV, KV, {"mask": shaped(1, 1, 1, 6)}, r"bool, got dtype=float32. Use mask != 0"),
+    "bias": (
+        Q,
+        KV,
+        KV,
+        {"bias": shaped(1, 1, 1, 6, dtype=bool)},
+        r"floating, got dtype=bool. Use bias .astype.*mask=True shows",
+    ),
+    "no array": (Q, KV, KV, {"mask": True}, r"needs mask as an array.*bool. Use jnp.asarray"),
     "scale": (Q, KV, KV, {"scale": "1"}, r"Python number, got scale='1'. Mark it static"),
     "unsigned": (
         Q,
@@ -153,3 +173,23 @@ def test_the_facts_of_a_call():
         False,
     )
     assert plan_attention(Q, KV, KV, scale=2, soft_cap=3).call.scale == 2.0
+
+
+def test_windows_are_distances_to_keys_before_and_after():
+    def window(window, **options):
+        return plan_attention(Q, KV, KV, window=window, **options).call.window
+
+    assert window(3) == (2, 2)
+    assert window(3, causal=True) == window((2, 5), causal=True) == (2, 0)
+    assert window((2, 5)) == window([np.int64(2), 5]) == (2, 5)
+    assert window((2**40, 2**31)) == (2**31 - 1, 2**31 - 1)
+
+
+def test_the_shapes_of_mask_and_bias():
+    call = plan_attention(
+        Q, KV, KV, mask=shaped(2, 1, 1, 6, dtype=bool), bias=shaped(1, 4, 6, 6, dtype=jnp.bfloat16)
+    ).call
+    assert (call.mask, call.bias) == ((2, 1, 1, 6), (1, 4, 6, 6))
+    # A byte for each of 12 pairs, four for each of 144.
+    assert call.pairwise_bytes == 12 + 4 * 144
+    assert call.masked

@@ -50,6 +50,9 @@ REFUSED = {
     "soft cap": ({"soft_cap": 2.0}, "no soft_cap"),
     "sinks": ({"sinks": jax.ShapeDtypeStruct((4,), jnp.float32)}, "no sinks"),
     "stats": ({"stats": True}, "no stats"),
+    "mask": ({"mask": jax.ShapeDtypeStruct((2, 1, 1, 64), jnp.bool_)}, "no mask"),
+    "bias": ({"bias": jax.ShapeDtypeStruct((1, 4, 64, 64), jnp.bfloat16)}, "no bias"),
+    "asymmetric window": ({"window": (3, 5)}, "window needs causal=True"),
     "two-sided window": ({"window": 3}, "window needs causal=True"),
     "window and lengths": (
         {"window": 3, "causal": True, "kv_lengths": LENGTHS},
@@ -66,7 +69,7 @@ def test_refused(name):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"causal": True}, {"causal": True, "window": 5}, {"kv_lengths": LENGTHS}, {"s": 32}],
+    [{}, {"causal": True}, {"causal": True, "window": (4, 9)}, {"kv_lengths": LENGTHS}, {"s": 32}],
 )
 def test_taken(options):
     assert cudnn.refuse(call_of(**options)) is None

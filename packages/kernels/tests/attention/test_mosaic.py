@@ -97,11 +97,14 @@ def _run(q, k, v, **options):
         ({"dtype": jnp.float32}, "bfloat16 and float16, got dtype=float32"),
         ({"width": 96}, "64 or 128, got head_dim=96, value_dim=64"),
         ({"value": 256}, "64 or 128, got head_dim=64, value_dim=256"),
+        ({"bias": jax.ShapeDtypeStruct((1, 4, 1, 200), jnp.float32)}, "not a bias or mask"),
+        ({"mask": jax.ShapeDtypeStruct((2, 1, 1, 200), jnp.bool_)}, "not a bias or mask"),
     ],
 )
 def test_refuses(change, reason):
     device = change.pop("device", _H100)
-    refusal = MOSAIC.refuse(_call(_shapes(**change), device=device))
+    options = {name: change.pop(name) for name in ("bias", "mask") if name in change}
+    refusal = MOSAIC.refuse(_call(_shapes(**change), device=device, **options))
     assert re.search(reason, refusal or "")
 
 

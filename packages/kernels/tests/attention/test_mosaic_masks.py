@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail_kernels.attention.api import plan_attention
-from dovetail_kernels.attention.bounds import Cut
 from dovetail_kernels.attention.call import Inputs
 from dovetail_kernels.attention.mosaic_masks import masks
+from dovetail_kernels.attention.tiles import Cut
 
 # Of 8, not 128 as in the kernel: more blocks from fewer queries.
 _SIZE = 8
@@ -51,9 +51,8 @@ def _seen(batch, queries, keys, *, causal=False, window=None, **pairs):
     if causal:
         seen &= ahead >= 0
     if window is not None:
-        seen &= ahead < window
-    if window is not None and not causal:
-        seen &= -ahead < window
+        before, after = window if isinstance(window, tuple) else (window - 1, window - 1)
+        seen &= (-after <= ahead) & (ahead <= before)
     if "segment_ids" in pairs:
         q_segment, k_segment = pairs["segment_ids"]
         seen &= q_segment[:, :, None] == k_segment[:, None, :]
@@ -69,7 +68,7 @@ def _calls(draw):
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     options = {
         "causal": draw(st.booleans()),
-        "window": draw(st.sampled_from([None, 1, 5, 2**31 - 1])),
+        "window": draw(st.sampled_from([None, 1, 5, 2**31 - 1, (4, 9), (0, 2**31)])),
     }
 
     def pair(low, high, ordered):

@@ -4,9 +4,11 @@
 
 import jax.numpy as jnp
 import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dovetail_kernels.attention import tiles
-from dovetail_kernels.attention.bounds import Cut
+from dovetail_kernels.attention.tiles import Cut, cut
 
 RNG = np.random.default_rng(0)
 X = RNG.standard_normal((2, 12, 6, 3)).astype(np.float32)
@@ -36,11 +38,19 @@ def test_a_block_of_queries_goes_back_to_its_place():
 
 
 def test_a_block_of_keys_of_all_rows_and_of_each():
-    shared = tiles.key_block(jnp.asarray(X), jnp.asarray([1]), ONE)
+    shared = tiles.key_block(jnp.asarray(X), jnp.asarray([1]), ONE, kv_heads=6)
     np.testing.assert_array_equal(shared, X[:, 4:8].swapaxes(1, 2))
-    own = tiles.key_block(jnp.asarray(X), jnp.asarray([2, 0]), ONE)
+    own = tiles.key_block(jnp.asarray(X), jnp.asarray([2, 0]), ONE, kv_heads=6)
     np.testing.assert_array_equal(own[0], X[0, 8:].swapaxes(0, 1))
     np.testing.assert_array_equal(own[1], X[1, :4].swapaxes(0, 1))
+
+
+def test_a_block_of_keys_of_one_row_with_its_heads_joined():
+    ids = jnp.asarray([2])
+    found = tiles.key_block(jnp.asarray(X), ids, ONE, kv_heads=1, row=jnp.int32(1))
+    np.testing.assert_array_equal(found, X[1:, 8:].reshape(1, 1, 4, 18))
+    found = tiles.key_block(jnp.asarray(X), ids, ONE, kv_heads=6, row=jnp.int32(1))
+    np.testing.assert_array_equal(found, X[1:, 8:].swapaxes(1, 2))
 
 
 def test_adding_to_a_block_of_keys_of_all_rows_and_of_each():
@@ -51,3 +61,15 @@ def test_adding_to_a_block_of_keys_of_all_rows_and_of_each():
         for row, i in enumerate(np.broadcast_to(ids, 2)):
             expected[row, 4 * i : 4 * i + 4] += y[row].swapaxes(0, 1)
         np.testing.assert_array_equal(found, expected)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 3000), st.sampled_from([64, 128, 1024]))
+def test_blocks_cover_an_axis_evenly(length, largest):
+    size, blocks = cut(length, largest)
+    assert size <= largest
+    assert size * (blocks - 1) < length <= size * blocks
+    assert size == length or size % 8 == 0
+    assert blocks == -(-length // largest)
+    assert size * blocks - length < 8 * blocks
+    assert isinstance(cut(length, largest), Cut)

@@ -57,6 +57,8 @@ def _tokamax(q, k, v, *, kv_lengths=None, **options):
         ({"segment_ids": _IDS}, "segment_ids only as"),
         ({"positions": _IDS, "causal": True}, "positions only as"),
         ({"sinks": _SINKS}, "no sinks"),
+        ({"mask": jax.ShapeDtypeStruct((2, 1, 1, 37), jnp.bool_)}, "averages hidden .* mask"),
+        ({"bias": jax.ShapeDtypeStruct((1, 4, 37, 37), jnp.float32)}, "bias .* not compared"),
         ({"stats": True}, "does not return stats"),
         ({"window": 5, "kv_lengths": _LENGTHS}, "where window and kv_lengths"),
         (
@@ -91,7 +93,7 @@ def test_takes_what_it_can_on_gpus(kind):
 # What it does of the suite on a CPU, where it is executed.
 _SUPPORTS = {
     *("float32", "causal", "window", "two_sided_window", "kv_lengths", "soft_cap", "scale"),
-    *("gqa", "cross", "odd", "value_width"),
+    *("gqa", "cross", "odd", "value_width", "asymmetric_window"),
 }
 
 
@@ -102,7 +104,7 @@ def test_right_or_refused():
 
 
 @_needs_tokamax
-@pytest.mark.parametrize("name", ["causal", "kv_lengths"])
+@pytest.mark.parametrize("name", ["causal", "kv_lengths", "asymmetric window"])
 def test_answers_and_gradients(name):
     case = next(case for case in cases() if case.name == name)
     check(_tokamax, case)

@@ -160,3 +160,25 @@ def test_an_unknown_implementation(monkeypatch):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     with pytest.raises(ValueError, match="must name implementations of grouped_matmul"):
         grouped_matmul(jnp.ones((2, 3)), jnp.ones((1, 3, 4)), jnp.array([2]), impl="sorted")
+
+
+def test_a_symbolic_number_of_rows_is_exported():
+    (rows,) = jax.export.symbolic_shape("m")
+    shapes = (rows, 16), (3, 16, 5)
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    exported = jax.export.export(jax.jit(grouped_matmul))(
+        *shapes, jax.ShapeDtypeStruct((3,), jnp.int32)
+    )
+    rng = np.random.default_rng(0)
+    w = rng.standard_normal((3, 16, 5)).astype(np.float32)
+    for sizes in ([0, 0, 1], [140, 9, 150]):
+        x = rng.standard_normal((sum(sizes), 16)).astype(np.float32)
+        expected = np.concatenate(
+            [
+                np.float64(rows) @ np.float64(matrix)
+                for rows, matrix in zip(np.split(x, np.cumsum(sizes)[:-1]), w, strict=True)
+            ]
+        )
+        found = exported.call(x, w, np.array(sizes, np.int32))
+        # Sums of 16 products.
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)

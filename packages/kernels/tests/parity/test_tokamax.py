@@ -5,7 +5,8 @@
 Needs the extra `tokamax` (Python >= 3.12) and what its tests import: chex, flax. Its masks are
 ranges: of keys for each query, or of queries for each key. A bound that is the same for all is a
 segment that the others are not in; one that varies is a causal mask of positions made for it, since
-`k < k_end[q]` says `position_q >= position_k` of positions `k_end - 1` and `k`.
+`k < k_end[q]` says `position_q >= position_k` of positions `k_end - 1` and `k`. Several that vary,
+or one for each head, are a dense mask.
 """
 
 import fnmatch
@@ -26,20 +27,17 @@ pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("default")]
 
 # Tests of what our function does not offer, by what it is.
 _REFUSED = {
-    "test_bias[0-9]": "bias",
-    "test_cross_attention1": "bias",
-    "test_tanh_clipping0": "bias",
     "test_dropout": "dropout_rate, dropout_mask",
     "test_logits_dtype[0-9]": "logits_dtype",
-    "test_mask[0-9]": "a dense mask",
-    "test_padding_mask_with_nans": "a dense mask",
-    "test_mask_api[79]": "two masks of varying ranges",
-    "test_mask_api8": "a mask for each head",
     "test_normalize_output": "an output that is not normalized",
     "test_quantized_int[48][0-9]": "quantized arrays",
 }
 # Those that Tokamax 0.0.17 skips itself.
 _SKIPPED = ("test_bench_*", "test_vmap[0-9]", "test_invalid_shapes[0-9]")
+
+
+class _Dense(Exception):
+    """A mask of ranges that positions and segments cannot state."""
 
 
 class _Refused(NotImplementedError):
@@ -63,8 +61,6 @@ def _attention(
     **others: Any,
 ) -> Any:
     """As Tokamax's operation: any number of batch axes."""
-    if bias is not None:
-        raise _Refused("bias")
     if others:
         raise _Refused(", ".join(others))
     if not all(isinstance(x, jax.Array) for x in (q, k, v)):
@@ -74,6 +70,8 @@ def _attention(
     batch = q.shape[:-3]
     q, k, v = (x.reshape(-1, *x.shape[-3:]) for x in (q, k, v))
     options = _options(mask, is_causal, (q_indices, k_indices), shape=(q.shape, k.shape))
+    if bias is not None:
+        options["bias"] = _four_axes(bias)
     given = {"scale": logits_scale, "soft_cap": logits_soft_cap, "stats": return_residuals}
     found = attention(q, k, v, **options, **given)
     if not return_residuals:
@@ -84,10 +82,22 @@ def _attention(
     return out.reshape(*batch, *out.shape[1:]), (lse, jnp.ones_like(lse))
 
 
+def _four_axes(x: jax.Array) -> jax.Array:
+    return x.reshape(-1, *(1,) * (3 - x.ndim), *x.shape[-3:])
+
+
 def _options(mask: Any, causal: bool, indices: Any, *, shape: Any) -> dict[str, Any]:
-    (rows, queries, *_), (_, keys, *_) = shape
     if isinstance(mask, jax.Array):
-        raise _Refused("a dense mask")
+        return _ranges(None, causal, indices, shape=shape) | {"mask": _four_axes(mask)}
+    try:
+        return _ranges(mask, causal, indices, shape=shape)
+    except _Dense:
+        dense = mask.as_array(shape[0][1], shape[1][1])
+        return _ranges(None, causal, indices, shape=shape) | {"mask": _four_axes(dense)}
+
+
+def _ranges(mask: Any, causal: bool, indices: Any, *, shape: Any) -> dict[str, Any]:
+    (rows, queries, *_), (_, keys, *_) = shape
     q_index, k_index = (
         jnp.arange(length) if index is None else index.reshape(-1)
         for index, length in zip(indices, (queries, keys), strict=True)
@@ -101,7 +111,7 @@ def _options(mask: Any, causal: bool, indices: Any, *, shape: Any) -> dict[str, 
             if bound.shape[-1] == 1:
                 _hide(segments, name, bound, (q_index, k_index))
             elif positions is not None:
-                raise _Refused("two masks of varying ranges")
+                raise _Dense
             else:
                 positions = _varying(name, bound, (q_index, k_index))
     options: dict[str, Any] = {"causal": positions is not None, "window": window}
@@ -115,7 +125,7 @@ def _options(mask: Any, causal: bool, indices: Any, *, shape: Any) -> dict[str, 
 def _causal(mask: Any, positions: Any, indices: Any) -> tuple[int | None, Any]:
     causal = mask if hasattr(mask, "offset") else mask.causal_mask
     if getattr(mask, "bool_mask", None) is not None:
-        raise _Refused("a dense mask")
+        raise _Dense
     if causal is None:
         return None, positions
     return causal.window_size, (indices[0] + causal.offset, indices[1])
@@ -130,7 +140,7 @@ def _bounds(mask: Any) -> list[tuple[str, jax.Array]]:
 def _hide(segments: list[jax.Array], name: str, bound: jax.Array, indices: Any) -> None:
     """Whom the same bound excludes for all goes to a segment of its own side."""
     if bound.ndim > 1 and bound.shape[-2] > 1:
-        raise _Refused("a mask for each head")
+        raise _Dense
     side = 0 if name.startswith("q") else 1
     index, bound = indices[side][None, :], bound.reshape(-1, 1)
     seen = index >= bound if name.endswith("start") else index < bound
@@ -139,7 +149,7 @@ def _hide(segments: list[jax.Array], name: str, bound: jax.Array, indices: Any) 
 
 def _varying(name: str, bound: jax.Array, indices: Any) -> tuple[jax.Array, jax.Array]:
     if bound.ndim > 1 and bound.shape[-2] > 1:
-        raise _Refused("a mask for each head")
+        raise _Dense
     bound = bound.reshape(-1, bound.shape[-1])
     q_index, k_index = (index[None, :] for index in indices)
     return {
@@ -191,4 +201,4 @@ def test_counts() -> None:
     skipped = [n for n in _NAMES if any(fnmatch.fnmatch(n, which) for which in _SKIPPED)]
     refused = [n for n in _NAMES if _reason(n) is not None]
     passed = set(_NAMES) - set(skipped) - set(refused)
-    assert (len(passed), len(refused), len(skipped)) == (45, 30, 12)
+    assert (len(passed), len(refused), len(skipped)) == (66, 9, 12)

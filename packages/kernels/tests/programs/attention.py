@@ -24,16 +24,15 @@ def put(x, *spec):
     return jax.device_put(x, NamedSharding(MESH, P(*spec)))
 
 
-def gradients(q, k, v, ids, lengths, dout):
-    """Everything that depends on a row: segments, lengths, causal."""
+def gradients(q, k, v, bias, ids, lengths, mask, dout):
+    """Everything that depends on a row, and a bias that all share."""
 
-    def loss(q, k, v):
-        out, stats = attention(
-            q, k, v, causal=True, segment_ids=ids, kv_lengths=lengths, stats=True
-        )
+    def loss(q, k, v, bias):
+        given = {"segment_ids": ids, "kv_lengths": lengths, "mask": mask, "bias": bias}
+        out, stats = attention(q, k, v, causal=True, stats=True, **given)
         return (out * dout).sum() + jnp.where(stats.lse > -jnp.inf, stats.lse, 0).sum()
 
-    return jax.value_and_grad(loss, argnums=(0, 1, 2))(q, k, v)
+    return jax.value_and_grad(loss, argnums=(0, 1, 2, 3))(q, k, v, bias)
 
 
 def plain(q, k, v, dout):
@@ -59,20 +58,23 @@ q, dout = rng.standard_normal((2, 8, t, 4, 8)).astype(np.float32)
 k, v = rng.standard_normal((2, 8, t, 2, 8)).astype(np.float32)
 ids = np.sort(rng.integers(0, 4, (8, t)), axis=1).astype(np.int32)
 lengths = rng.integers(0, t + 1, 8).astype(np.int32)
-alone = jax.jit(gradients)(q, k, v, ids, lengths, dout)
+bias = rng.standard_normal((1, 4, t, t)).astype(np.float32)
+mask = rng.random((8, 1, 1, t)) < 0.8
+alone = jax.jit(gradients)(q, k, v, bias, ids, lengths, mask, dout)
 
 alone_one = jax.jit(attention)(q, k[:, :, :1], v[:, :, :1])
 forced_devices.stop_caching()
 heads = ("data", None, "tensor", None)
 with jax.sharding.set_mesh(MESH):
     shards = [put(x, *heads) for x in (q, k, v)]
-    rest = [put(ids, "data"), put(lengths, "data"), put(dout, *heads)]
-    compiled = jax.jit(gradients).lower(*shards, *rest).compile()
-    jax.tree.map(close, compiled(*shards, *rest), alone)
+    rest = [put(x, "data") for x in (ids, lengths, mask)] + [put(dout, *heads)]
+    given = [*shards, put(bias, None, "tensor"), *rest]
+    compiled = jax.jit(gradients).lower(*given).compile()
+    jax.tree.map(close, compiled(*given), alone)
     # The loss is summed over all; under Auto rows agree on how many blocks to visit.
     assert not re.findall(r"(all-gather|all-to-all|collective-permute)\(", compiled.as_text())
 
-    text = jax.jit(plain).lower(*shards, rest[2]).compile().as_text()
+    text = jax.jit(plain).lower(*shards, rest[-1]).compile().as_text()
     assert not re.findall(f"({'|'.join(COLLECTIVES)})\\(", text)
 
     if KIND == "explicit":
@@ -86,4 +88,7 @@ with jax.sharding.set_mesh(MESH):
         for spec in ((None, "data"), (None, None, None, "tensor")):
             message = refusal(lambda spec=spec: attention(*(put(x, *spec) for x in (q, k, v))))
             assert "ring attention" in message, message
+        by_key = put(np.zeros((1, 1, 1, t), bool), None, None, None, "data")
+        message = refusal(lambda: attention(*shards, mask=by_key))
+        assert "got s of bnts sharded over 'data'" in message, message
 print("ok")

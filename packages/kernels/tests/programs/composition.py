@@ -109,6 +109,10 @@ def attend(q, k, v, segments, sinks):
     return attention(q, k, v, causal=True, window=9, segment_ids=segments, sinks=sinks)
 
 
+def attend_dense(q, k, v, mask, bias):
+    return attention(q, k, v, window=(3, 7), mask=mask, bias=bias)
+
+
 def pages_of(q, pages, **options):
     table, starts = jnp.array([[0, 1], [2, 3]]), jnp.array([0, 3, 4])
     return paged_attention(
@@ -168,6 +172,7 @@ def cases() -> dict[str, Case]:
     x, head = normal(3, 14, 6), normal(4, 6, 33)
     labels = jax.random.randint(jax.random.key(5), (14,), 0, 33)
     w, gate = normal(6, 3, 6, 5), normal(7, 6, 3)
+    mask = jax.random.bernoulli(jax.random.key(19), 0.6, (2, 1, 20, 20))
     packed = {n: pack_weights(normal(10, 16, 10), bits=n, group_size=8) for n in (4, 8)}
 
     def product(bits):
@@ -176,6 +181,13 @@ def cases() -> dict[str, Case]:
     return {
         "attention": Case(
             attend, (q, k, v, segments, normal(13, 4)), (D, D, D, D, P()), D, (0, 1, 2, 4)
+        ),
+        "attention, bias and mask": Case(
+            attend_dense,
+            (q, k, v, mask, normal(20, 1, 4, 20, 20)),
+            (D, D, D, D, P()),
+            D,
+            (0, 1, 2, 4),
         ),
         "linear_cross_entropy": Case(
             cross_entropy, (x, head, labels), (D, P(), D), P(), (0, 1), summed_cross_entropy

@@ -25,7 +25,15 @@ CASES = {case.name: case for case in cases()}
 REFERENCE = functools.partial(attention, impl="reference")
 
 
-@pytest.mark.parametrize("name", ["everything", "segments without partner", "gqa, odd"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "everything",
+        "everything, bias and mask",
+        "segments without partner",
+        "gqa, odd",
+    ],
+)
 def test_gradients_of_the_oracle_are_slopes(name):
     case = dataclasses.replace(CASES[name], kv_lengths=False, dtype="float64", batch=1)
     case = dataclasses.replace(case, queries=min(case.queries, 20), keys=min(case.keys, 20))
@@ -96,6 +104,9 @@ IGNORED = {
     "soft cap": "soft_cap",
     "sinks": "sinks",
     "scale": "scale",
+    "bias": "bias",
+    "mask": "mask",
+    "asymmetric window": "window",
 }
 
 
@@ -189,10 +200,10 @@ def test_every_case_asks_something():
     for case in cases():
         see = mask(case, inputs(case)[1])
         assert see.any()
-        masked = case.causal or case.window or case.segments or case.kv_lengths
+        masked = case.causal or case.window or case.segments or case.kv_lengths or case.mask
         assert bool(masked) == (not see.all()), case.name
     assert (
         not mask(CASES["segments without partner"], inputs(CASES["segments without partner"])[1])
-        .any(2)
+        .any(3)
         .all()
     )

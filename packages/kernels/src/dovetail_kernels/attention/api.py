@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -12,16 +11,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from dovetail_kernels.argument_names import operation
 from dovetail_kernels.attention import blocked, cudnn, mosaic, reference, tokamax
-from dovetail_kernels.attention.call import AttentionCall, Inputs, SoftmaxStats
+from dovetail_kernels.attention.call import AttentionCall, Inputs, SoftmaxStats, local
 from dovetail_kernels.attention.checks import checked_call, pair
 from dovetail_kernels.dispatch import Impl, Implementation, Plan, device, run
 from dovetail_kernels.mesh import per_shard
 
 Ids = Int[Array | np.ndarray, "b t"]
+Window = int | tuple[int, int]
 Pair = tuple[Int[Array | np.ndarray, "b t"], Int[Array | np.ndarray, "b s"]]
 
 
@@ -32,29 +32,33 @@ def attention(
     v: Float[Array | np.ndarray, "b s k g"],
     *,
     causal: bool = False,
-    window: int | None = None,
+    window: Window | None = None,
     segment_ids: Ids | Pair | None = None,
     positions: Ids | Pair | None = None,
     kv_lengths: Int[Array | np.ndarray, " b"] | None = None,
+    mask: Bool[Array | np.ndarray, "#b #n #t #s"] | None = None,
+    bias: Float[Array | np.ndarray, "#b #n #t #s"] | None = None,
     soft_cap: float | None = None,
     sinks: Float[Array | np.ndarray, " n"] | None = None,
     scale: float | None = None,
     stats: bool = False,
     impl: Impl | None = None,
 ) -> Any:
-    """Scaled dot-product attention: `softmax(cap(scale q kᵀ) + mask) v`.
+    """Scaled dot-product attention: `softmax(cap(scale q kᵀ + bias) + mask) v`.
 
-    A query sees a key only if every given condition holds: `causal`, `window`, `segment_ids` and
-    `kv_lengths` are combined with "and". Grouped-query attention: n / k query heads share one
-    key-value head. A query without any visible key returns 0 with gradient 0; its lse is -inf, or
-    its sink.
+    A query sees a key only if every given condition holds: `causal`, `window`, `segment_ids`,
+    `kv_lengths` and `mask` are combined with "and". Grouped-query attention: n / k query heads
+    share one key-value head. A query without any visible key returns 0 with gradient 0; its lse is
+    -inf, or its sink.
 
     Args:
-        q: Queries [b, t, n, h].
+        q: Queries [b, t, n, h]. b may be symbolic (`jax.export.symbolic_shape`).
         k: Keys [b, s, k, h], of q's dtype.
         v: Values [b, s, k, g], of q's dtype.
         causal: Requires position_q >= position_k.
-        window: Requires position_q - position_k < window; without `causal`, in both directions.
+        window: Requires position_q - position_k < window; without `causal`, in both directions. A
+            pair counts the keys before and after the query's own, as `local_window_size` of
+            `jax.nn`: -after <= position_q - position_k <= before. With `causal`, after is 0.
         segment_ids: Requires equal ids, for packed rows; positions may restart with each segment or
             run on. One array [b, t] for both sides, or a pair (query [b, t], key [b, s]).
         positions: Positions for `causal` and `window`; one array or a pair. They differ by less
@@ -62,6 +66,9 @@ def attention(
             t != s, because libraries disagree there (`jax.nn` aligns the first query with the first
             key, FlashAttention the last with the last).
         kv_lengths: Number of valid keys per row, [b]. Counts indices, not positions.
+        mask: Requires True, bool [b or 1, n or 1, t or 1, s or 1].
+        bias: Added to the scaled logits before `soft_cap`, as in Tokamax. Floating point, of the
+            shapes of `mask`. -inf gives a key no weight but does not hide it: use `mask`.
         soft_cap: Maps logits to `c tanh(logits / c)` before the mask (Gemma 2, 2408.00118, sec. 2).
         sinks: One logit per head, [n], added to the denominator only (gpt-oss; compare 2309.17453).
         scale: Factor of the logits. Default 1/√h.
@@ -71,13 +78,13 @@ def attention(
 
     Returns:
         Output [b, t, n, g] in q's dtype; with `stats` the pair (output, `SoftmaxStats`). Logits and
-        sums are float32 (float64 for float64). Differentiable in q, k, v and sinks, through the
-        output and through `SoftmaxStats.lse`; `SoftmaxStats.max` has no gradient.
+        sums are float32 (float64 for float64). Differentiable in q, k, v, sinks and bias, through
+        the output and through `SoftmaxStats.lse`; `SoftmaxStats.max` has no gradient.
 
     Raises:
         TypeError: A dtype or the type of an option is wrong.
         ValueError: Shapes do not fit, an option is out of range, positions are missing, the
-            sequence or head_dim is sharded, or `impl` cannot do the call.
+            sequence (also of mask or bias) or head_dim is sharded, or `impl` cannot do the call.
 
     Example:
 
@@ -91,6 +98,10 @@ def attention(
         Array([0. , 0.5, 2. , 2.5], dtype=float32)
 
     Note:
+        Mask and bias are read by blocks: an axis of size 1 is never repeated in memory, and the
+        gradient of a bias has its shape and dtype. Blocks that the mask hides from all heads are
+        skipped.
+
         A non-finite query, key or value makes the rows that see it NaN. In "blocked" and
         "reference" it reaches no other row, forward or backward; beyond `kv_lengths` it reaches
         none in any implementation.
@@ -108,6 +119,8 @@ def attention(
         segment_ids=segment_ids,
         positions=positions,
         kv_lengths=kv_lengths,
+        mask=mask,
+        bias=bias,
         soft_cap=soft_cap,
         sinks=sinks,
         scale=scale,
@@ -116,14 +129,14 @@ def attention(
     )
     implementation = plan.choose()
     q, k, v = jnp.asarray(q), jnp.asarray(k), jnp.asarray(v)
-    arrays = (q, k, v, *_sides(segment_ids), *_sides(positions), kv_lengths, sinks)
+    arrays = (q, k, v, *_sides(segment_ids), *_sides(positions), kv_lengths, sinks, bias, mask)
     arrays = [None if array is None else jnp.asarray(array) for array in arrays]
 
     return per_shard(
         "attention",
         functools.partial(_run, implementation, plan.call),
         arrays,
-        ("btnh", "bsnh", "bsng", "bt", "bs", "bt", "bs", "b", "n"),
+        ("btnh", "bsnh", "bsng", "bt", "bs", "bt", "bs", "b", "n", "bnts", "bnts"),
         out=("btng", SoftmaxStats._make(("btn", "bn"))) if stats else "btng",
         may="bn",
         instead="Gather it first (jax.sharding.reshard), or use ring attention for a long one.",
@@ -133,7 +146,7 @@ def attention(
 @functools.partial(jax.jit, static_argnums=(0, 1), inline=True)  # eager calls compile once
 def _run(implementation: Implementation[AttentionCall], call: AttentionCall, *shards: Any) -> Any:
     inputs = _inputs(shards)
-    return run("attention", implementation, _local(call, inputs), inputs)
+    return run("attention", implementation, local(call, inputs), inputs)
 
 
 def plan_attention(
@@ -142,10 +155,12 @@ def plan_attention(
     v: Any,
     *,
     causal: bool = False,
-    window: int | None = None,
+    window: Window | None = None,
     segment_ids: Any = None,
     positions: Any = None,
     kv_lengths: Any = None,
+    mask: Any = None,
+    bias: Any = None,
     soft_cap: float | None = None,
     sinks: Any = None,
     scale: float | None = None,
@@ -158,8 +173,8 @@ def plan_attention(
 
     Args:
         q, k, v: Queries, keys and values. All arrays may be abstract.
-        causal, window, segment_ids, positions, kv_lengths: Visibility, as in `attention`.
-        soft_cap, sinks, scale, stats, impl: Options, as in `attention`.
+        causal, window, segment_ids, positions, kv_lengths, mask: Visibility, as in `attention`.
+        bias, soft_cap, sinks, scale, stats, impl: Options, as in `attention`.
 
     Raises:
         TypeError: A dtype or the type of an option is wrong.
@@ -174,6 +189,8 @@ def plan_attention(
         segment_ids=segment_ids,
         positions=positions,
         kv_lengths=kv_lengths,
+        mask=mask,
+        bias=bias,
         soft_cap=soft_cap,
         sinks=sinks,
         scale=scale,
@@ -201,7 +218,8 @@ def _sides(ids: Any) -> tuple[Any, Any]:
 
 
 def _inputs(arrays: Sequence[Any]) -> Inputs:
-    q, k, v, segment_q, segment_k, position_q, position_k, kv_lengths, sinks = arrays
+    q, k, v, segment_q, segment_k, position_q, position_k, *others = arrays
+    kv_lengths, sinks, bias, mask = others
     return Inputs(
         q=q,
         k=k,
@@ -210,6 +228,8 @@ def _inputs(arrays: Sequence[Any]) -> Inputs:
         positions=_alike(position_q, position_k),
         kv_lengths=None if kv_lengths is None else kv_lengths.astype(jnp.int32),
         sinks=sinks,
+        bias=bias,
+        mask=mask,
     )
 
 
@@ -219,8 +239,3 @@ def _alike(query: Array | None, key: Array | None) -> tuple[Array, Array] | None
     # At least int32: differences of narrow positions would wrap.
     dtype = np.promote_types(np.promote_types(query.dtype, key.dtype), np.int32)
     return query.astype(dtype), key.astype(dtype)
-
-
-def _local(call: AttentionCall, inputs: Inputs) -> AttentionCall:
-    batch, _, heads, _ = inputs.q.shape
-    return dataclasses.replace(call, batch=batch, heads=heads, kv_heads=inputs.k.shape[2])

@@ -10,7 +10,8 @@ XLA's threads divide it.
 
 Rows of a batch see different blocks. A product over several rows visits as many blocks as the
 longest row needs (3.4 times the work of one row after another, with one long row in 8). On a CPU,
-rows are therefore processed one by one, unless they are divided among devices. Under an Auto mesh
+rows are therefore processed one by one, unless they are divided among devices. A single query per
+row has products of its own there (`single`). Under an Auto mesh
 of several devices, known from the array types, rows stay together: a loop over a sharded axis would
 gather it. Sharding by `in_shardings` alone is not visible in the types; commit such arrays to their
 mesh.
@@ -30,9 +31,12 @@ from jaxtyping import Array, Float
 from dovetail_kernels.arrays import converts_whole
 from dovetail_kernels.attention import backward as _backward
 from dovetail_kernels.attention import forward as _forward
-from dovetail_kernels.attention.bounds import Cut, cut, visits
-from dovetail_kernels.attention.call import AttentionCall, Inputs, SoftmaxStats
+from dovetail_kernels.attention import single, tiles
+from dovetail_kernels.attention.bounds import visits
+from dovetail_kernels.attention.call import AttentionCall, Inputs, SoftmaxStats, local
+from dovetail_kernels.attention.tiles import Cut, cut
 from dovetail_kernels.dispatch import Implementation, Work
+from dovetail_kernels.varying import varying
 
 NAME = "attn_out"  # of out and lse, for the policies of `jax.checkpoint`
 
@@ -47,14 +51,28 @@ def forward(
     call: AttentionCall, inputs: Inputs
 ) -> tuple[Float[Array, "b t n g"], Float[Array, "b t n"], Float[Array, "b n"]]:
     """Returns (out, lse, largest logit per head) as in `SoftmaxStats`. Not differentiable."""
+    if _is_single(call) and not _divided(inputs):
+        joined = single.joined(call)
+        out, lse, largest = _rows_forward(joined, single.join(call, inputs))
+        return single.split(call, out), lse, largest
+    return _rows_forward(call, inputs)
+
+
+def _rows_forward(call: AttentionCall, inputs: Inputs) -> tuple[Array, Array, Array]:
     blocks = _cuts(call)
     if not _one_by_one(call, inputs):
         return _forward.forward(call, inputs, *blocks)
-    row_call, rows = _rows(call, inputs)
-    sinks = inputs.sinks
-    results = jax.lax.map(
-        lambda row: _forward.forward(row_call, row._replace(sinks=sinks), *blocks), rows
-    )
+    # Keys and values are no operands of the map: it would copy those of a row before its blocks.
+    rows, shared = _rows(inputs._replace(k=None, v=None))
+    shared |= {"k": tiles.filled(inputs.k, blocks[1]), "v": tiles.filled(inputs.v, blocks[1])}
+
+    def row_forward(xs: tuple[Array, Inputs]) -> Any:
+        row = xs[1]._replace(**shared)
+        return _forward.forward(
+            dataclasses.replace(local(call, row), kv_heads=call.kv_heads), row, *blocks, row=xs[0]
+        )
+
+    results = jax.lax.map(row_forward, (jnp.arange(call.batch, dtype=jnp.int32), rows))
     return results[0][:, 0], results[1][:, 0], results[2][:, 0]
 
 
@@ -68,7 +86,7 @@ def backward(
     dout: Float[Array, "b t n g"],
     dlse: Float[Array, "b t n"],
 ) -> Inputs:
-    """Computes the gradients of q, k, v and sinks.
+    """Computes the gradients of q, k, v, sinks and bias.
 
     Args:
         call: The call.
@@ -79,27 +97,46 @@ def backward(
         dlse: Cotangent of `lse`.
 
     Returns:
-        The gradients as `Inputs`. `sinks` is None if the call has none.
+        The gradients as `Inputs`. `sinks` and `bias` are None if the call has none.
     """
     blocks = _cuts(call)
     inner = call.inner_dtype
     delta = (out.astype(inner) * dout.astype(inner)).sum(-1) - dlse
     if _one_by_one(call, inputs):
-        row_call, rows = _rows(call, inputs)
-        rows = rows, lse[:, None], delta[:, None], dout[:, None]
-        results = jax.lax.map(
-            lambda row: _backward.backward(row_call, row[0], row[1], row[2], row[3], *blocks), rows
-        )
-        dq, dk, dv = (x[:, 0] for x in results)
+        dq, dk, dv, dbias = _backward_by_row(call, inputs, lse, delta, dout)
     else:
-        dq, dk, dv = _backward.backward(call, inputs, lse, delta, dout, *blocks)
+        dq, dk, dv, dbias = _backward.backward(call, inputs, lse, delta, dout, *blocks)
     dsinks = None
     if inputs.sinks is not None:
         # The sink's share of its row's denominator; 0 without a sink (-inf).
         sinks = inputs.sinks.astype(inner)[None, None, :]
         share = jnp.where(sinks == -jnp.inf, 0, jnp.exp(sinks - lse))
         dsinks = -(share * delta).sum((0, 1)).astype(inputs.sinks.dtype)
-    return Inputs(q=dq, k=dk, v=dv, sinks=dsinks)
+    if inputs.bias is not None:
+        dbias = dbias.astype(inputs.bias.dtype)
+    return Inputs(q=dq, k=dk, v=dv, sinks=dsinks, bias=dbias)
+
+
+def _backward_by_row(
+    call: AttentionCall, inputs: Inputs, lse: Array, delta: Array, dout: Array
+) -> tuple[Array, Array, Array, Array | None]:
+    rows, shared = _rows(inputs)
+    bias, blocks = shared.get("bias"), _cuts(call)
+
+    def row_backward(total: Array | None, xs: Any) -> tuple[Array | None, Any]:
+        row, *others = xs
+        row = row._replace(**shared)
+        dq, dk, dv, dbias = _backward.backward(local(call, row), row, *others, *blocks)
+        if total is None:
+            return None, (dq, dk, dv, dbias)
+        return total + dbias, (dq, dk, dv, None)
+
+    # All rows add to the gradient of a bias that they share. Stacked, it would be one per row.
+    total = None if bias is None else varying(jnp.zeros(bias.shape, call.inner_dtype), inputs.q)
+    rows = rows, lse[:, None], delta[:, None], dout[:, None]
+    total, results = jax.lax.scan(row_backward, total, rows)
+    dq, dk, dv, dbias = jax.tree.map(lambda x: x[:, 0], results)
+    return dq, dk, dv, dbias if total is None else total
 
 
 def _attend_forward(call: AttentionCall, inputs: Inputs) -> tuple[Any, Any]:
@@ -121,18 +158,28 @@ _attend.defvjp(_attend_forward, _attend_backward)
 
 
 def _one_by_one(call: AttentionCall, inputs: Inputs) -> bool:
+    return call.batch != 1 and call.device.platform == "cpu" and not _divided(inputs)
+
+
+def _is_single(call: AttentionCall) -> bool:
+    return call.queries == 1 and call.kv_heads > 1 and call.device.platform == "cpu"
+
+
+def _divided(inputs: Inputs) -> bool:
     mesh = jax.typeof(inputs.q).sharding.mesh
-    divided = any(
+    return any(
         kind == AxisType.Auto and size > 1
         for kind, size in zip(mesh.axis_types, mesh.axis_sizes, strict=True)
     )
-    return call.batch > 1 and call.device.platform == "cpu" and not divided
 
 
-def _rows(call: AttentionCall, inputs: Inputs) -> tuple[AttentionCall, Inputs]:
-    """Returns the call of one row, and all arrays with an axis of rows before a batch of 1."""
-    rows = jax.tree.map(lambda x: x[:, None], inputs._replace(sinks=None))
-    return dataclasses.replace(call, batch=1), rows
+def _rows(inputs: Inputs) -> tuple[Inputs, dict[str, Array]]:
+    """Returns arrays with an axis of rows before a batch of 1, and those shared by all rows."""
+    pairwise = {name: getattr(inputs, name) for name in ("bias", "mask")}
+    shared = {name: x for name, x in pairwise.items() if x is not None and x.shape[0] == 1}
+    shared |= {} if inputs.sinks is None else {"sinks": inputs.sinks}
+    rows = inputs._replace(**dict.fromkeys(shared))
+    return jax.tree.map(lambda x: x[:, None], rows), shared
 
 
 def _cuts(call: AttentionCall) -> tuple[Cut, Cut]:
@@ -144,7 +191,9 @@ def _cuts(call: AttentionCall) -> tuple[Cut, Cut]:
     MiB. This choice has not been measured.
     """
     cpu = call.device.platform == "cpu"
-    heads = call.heads if cpu else call.heads * call.batch
+    # A symbolic batch (`jax.export`) counts as one row.
+    batch = 1 if cpu or not isinstance(call.batch, int) else call.batch
+    heads = call.heads * batch
     tile = (2 if cpu else 64) * 2**20 // (heads * call.inner_dtype.itemsize)
     # Largest power of two with a square that fits the tile.
     size = 2 ** (math.isqrt(max(tile, 1)).bit_length() - 1)
@@ -159,9 +208,10 @@ def _work(call: AttentionCall) -> Work:
     width = call.head_dim + call.value_dim
     rows = call.batch * (call.queries * call.heads + call.keys * call.kv_heads)
     lse = call.batch * call.queries * call.heads * call.inner_dtype.itemsize
+    joined = call.kv_heads if _is_single(call) else 1
     return Work(
-        flops=2 * pairs * width,
-        bytes=rows * width * call.dtype.itemsize + lse,
+        flops=2 * pairs * width * joined,
+        bytes=rows * width * call.dtype.itemsize + lse + call.pairwise_bytes,
         peak_bytes=_peak_bytes(call, queries, keys),
     )
 
@@ -180,11 +230,15 @@ def _peak_bytes(call: AttentionCall, queries: Cut, keys: Cut) -> int:
     if filled_q > call.queries:
         total += batch * call.heads * filled_q * width * item
     if filled_k > call.keys:
-        total += batch * call.kv_heads * filled_k * width * item
-    if by_row:
+        total += call.batch * call.kv_heads * filled_k * width * item
+    if _is_single(call):
+        total += call.batch * call.heads * call.kv_heads * width * item
+    elif by_row:
         total += call.batch * call.heads * call.queries * call.value_dim * item
+    if call.bias is not None and filled_k > call.keys and call.bias[3] > 1:
+        total += math.prod(call.bias[:3]) * filled_k * inner
     converted = converts_whole(call.dtype, call.device.platform)
-    if converted or (by_row and jax.__version_info__ < (0, 12)):
+    if converted or (by_row and not _is_single(call) and jax.__version_info__ < (0, 12)):
         of_queries = call.heads * call.queries * call.head_dim
         of_keys = call.kv_heads * call.keys * width
         total += call.batch * (of_queries + of_keys) * (inner if converted else item)

@@ -21,14 +21,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
+from dovetail_kernels.attention import pairwise
 from dovetail_kernels.attention.call import AttentionCall, Inputs
-
-
-class Cut(NamedTuple):
-    """An axis in `blocks` blocks of `size`. The last block may contain padding."""
-
-    size: int
-    blocks: int
+from dovetail_kernels.attention.tiles import Cut
 
 
 class Side(NamedTuple):
@@ -57,12 +52,14 @@ class Visits(NamedTuple):
             rest.
         whole: Number of fully visible blocks.
         some: Number of blocks to visit: fully or partly visible.
+        block: Number of the block of queries.
     """
 
     query: Side
     ids: Int[Array, "*n r nk"]
     whole: Int[Array, "*n r"]
     some: Int[Array, "*n r"]
+    block: Int[Array, "*n"]
 
 
 class Bounds(NamedTuple):
@@ -73,28 +70,20 @@ class Bounds(NamedTuple):
         key: Data of the keys.
         ends: Number of valid keys per row, given by `kv_lengths` or by padding. None if all are
             valid.
+        mask: Mask of the call, padded to whole blocks, or None.
+        cuts: Blocks of queries and of keys.
     """
 
     visits: Visits
     key: Side
     ends: Int[Array, " r"] | None
+    mask: Bool[Array, "#b #n #t #s"] | None
+    cuts: tuple[Cut, Cut]
 
     @property
     def conditional(self) -> bool:
         """Whether some query may not see some key, including padding."""
-        return any(x is not None for x in jax.tree.leaves((tuple(self.key), self.ends)))
-
-
-def cut(length: int, largest: int) -> Cut:
-    """Divides `length` into blocks of at most `largest`, as even as multiples of 8 allow.
-
-    A length of at most `largest` is one block of its own size.
-    """
-    if length <= largest:
-        return Cut(length, 1)
-    even = -(-length // -(-length // largest))
-    size = min(largest, -(-even // 8) * 8)
-    return Cut(size, -(-length // size))
+        return any(x is not None for x in jax.tree.leaves((tuple(self.key), self.ends, self.mask)))
 
 
 def bounds(call: AttentionCall, inputs: Inputs, queries: Cut, keys: Cut) -> Bounds:
@@ -114,17 +103,25 @@ def bounds(call: AttentionCall, inputs: Inputs, queries: Cut, keys: Cut) -> Boun
     query, key = _side(call, inputs, 0, queries), _side(call, inputs, 1, keys)
     key = key._replace(key_index=None if ends is None else _index(keys.size * keys.blocks, keys))
     some = whole = jnp.ones((queries.blocks, 1, keys.blocks), bool)
-    for may, must in _conditions(call, query, key, ends):
+    mask = None if inputs.mask is None else pairwise.filled(inputs.mask, queries, keys)
+    conditions = [*_conditions(call, query, key, ends)]
+    if mask is not None:
+        conditions.append(pairwise.summary(mask, queries, keys))
+    for may, must in conditions:
         some, whole = some & may, whole & must
+    if call.bias is not None and call.bias[0] == 1 and call.bias[3] > 1:
+        # The gradient of a bias that rows share is one sum over rows. They visit the same blocks.
+        some, whole = some.any(1, keepdims=True), whole.all(1, keepdims=True)
     order = jnp.where(whole, 0, jnp.where(some, 1, 2))
     ids = jnp.argsort(order, axis=-1, stable=True).astype(jnp.int32)
     counts = (x.sum(-1, dtype=jnp.int32) for x in (whole, some))
-    return Bounds(Visits(query, ids, *counts), key, ends)
+    numbers = jnp.arange(queries.blocks, dtype=jnp.int32)
+    return Bounds(Visits(query, ids, *counts, numbers), key, ends, mask, (queries, keys))
 
 
 def visible(
     call: AttentionCall, at: Bounds, visit: Visits, n: Array | int
-) -> Bool[Array, "r bq bk"]:
+) -> Bool[Array, "r k g i j"]:
     """Returns the mask of one block of queries and the n-th block it visits.
 
     Rows visit in step until the last of them has no visible block left. Rows with fewer visible
@@ -137,7 +134,8 @@ def visible(
         n: Index of the visit.
 
     Returns:
-        The mask [r, bq, bk]; r is the batch, or 1 if all rows are equal.
+        The mask of rows, kv heads, query heads of each, queries and keys. An axis has size 1 if the
+        mask is equal along it.
     """
     key = jax.tree.map(lambda blocks: _taken(blocks, visit.ids[:, n]), at.key)
     conditions = []
@@ -146,11 +144,15 @@ def visible(
         if call.causal:
             conditions.append(ahead >= 0)
         if call.window is not None:
-            conditions.append(jnp.abs(ahead) < call.window)
+            conditions.append((ahead <= call.window[0]) & (ahead >= -call.window[1]))
     if visit.query.segment is not None and key.segment is not None:
         conditions.append(visit.query.segment[:, :, None] == key.segment[:, None, :])
     if key.key_index is not None and at.ends is not None:
         conditions.append((key.key_index < at.ends[:, None])[:, None, :])
+    conditions = [condition[:, None, None] for condition in conditions]
+    if at.mask is not None:
+        block = pairwise.block(at.mask, visit.block, visit.ids[:, n], *at.cuts)
+        conditions.append(pairwise.by_group(block, call.kv_heads))
     return functools.reduce(operator.and_, conditions)
 
 
@@ -166,9 +168,9 @@ def visits(call: AttentionCall, queries: Cut, keys: Cut) -> int:
         return queries.blocks * keys.blocks
     first = np.arange(queries.blocks) * queries.size
     last = np.minimum(first + queries.size, call.queries) - 1
-    window = call.keys if call.window is None else call.window
-    until = last if call.causal else np.minimum(last + window - 1, call.keys - 1)
-    return int((until // keys.size - np.maximum(first - window + 1, 0) // keys.size + 1).sum())
+    left, right = (call.keys, call.keys) if call.window is None else call.window
+    until = np.minimum(last + (0 if call.causal else right), call.keys - 1)
+    return int((until // keys.size - np.maximum(first - left, 0) // keys.size + 1).sum())
 
 
 def _side(call: AttentionCall, inputs: Inputs, side: int, one: Cut) -> Side:
@@ -211,9 +213,10 @@ def _conditions(
         if call.causal:
             yield high_q >= low_k, low_q >= high_k
         if call.window is not None:
-            yield low_q - high_k < call.window, high_q - low_k < call.window
-        if call.window is not None and not call.causal:
-            yield low_k - high_q < call.window, high_k - low_q < call.window
+            left, right = call.window
+            yield low_q - high_k <= left, high_q - low_k <= left
+            if not call.causal:
+                yield low_k - high_q <= right, high_k - low_q <= right
     if query.segment is not None and key.segment is not None:
         (low_q, high_q), (low_k, high_k) = _intervals(query.segment, key.segment)
         yield (low_q <= high_k) & (low_k <= high_q), (low_q == high_k) & (low_k == high_q)

@@ -8,10 +8,11 @@ arrays. An implementation's `run(call, inputs)` returns `out`, or `(out, Softmax
 """
 
 import dataclasses
-from typing import NamedTuple
+import math
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from dovetail_kernels.dispatch import Call, Device
 
@@ -21,7 +22,7 @@ class AttentionCall(Call):
     """Abstract facts of a call: shapes, dtype, options and device.
 
     Attributes:
-        batch: Rows.
+        batch: Rows. An int, or a symbolic dimension of `jax.export`.
         queries: Length of q.
         keys: Length of k and v.
         heads: Heads of q.
@@ -30,11 +31,14 @@ class AttentionCall(Call):
         value_dim: Last axis of v.
         dtype: Dtype of q, k and v.
         causal: Whether a key's position must not exceed the query's.
-        window: Limit of the distance in positions, or None.
+        window: Largest distance in positions (to keys before, to keys after), or None. With
+            `causal` the second is 0.
         segments: Whether the call has segment ids.
         positions: Whether it has positions. If not, the index is the position, and queries == keys
             with `causal` or `window` (see `attention`).
         kv_lengths: Whether it has lengths.
+        bias: Shape of the bias, [batch or 1, heads or 1, queries or 1, keys or 1], or None.
+        mask: Shape of the mask, alike, or None.
         soft_cap: Bound of the logits, or None.
         sinks: Whether it has sinks.
         scale: Factor of the logits.
@@ -57,7 +61,7 @@ class AttentionCall(Call):
         }
     )
 
-    batch: int
+    batch: Any
     queries: int
     keys: int
     heads: int
@@ -66,10 +70,12 @@ class AttentionCall(Call):
     value_dim: int
     dtype: jnp.dtype
     causal: bool
-    window: int | None
+    window: tuple[int, int] | None
     segments: bool
     positions: bool
     kv_lengths: bool
+    bias: tuple[Any, ...] | None
+    mask: tuple[Any, ...] | None
     soft_cap: float | None
     sinks: bool
     scale: float
@@ -84,7 +90,14 @@ class AttentionCall(Call):
     @property
     def masked(self) -> bool:
         """Whether some query may not see some key."""
-        return self.causal or self.window is not None or self.segments or self.kv_lengths
+        limited = self.causal or self.window is not None or self.mask is not None
+        return limited or self.segments or self.kv_lengths
+
+    @property
+    def pairwise_bytes(self) -> Any:
+        """Bytes of mask and bias, with the bias in the inner dtype."""
+        bias = 0 if self.bias is None else math.prod(self.bias) * self.inner_dtype.itemsize
+        return bias + (0 if self.mask is None else math.prod(self.mask))
 
 
 class Inputs(NamedTuple):
@@ -98,6 +111,8 @@ class Inputs(NamedTuple):
         positions: Positions, or None.
         kv_lengths: Number of valid keys per row, or None.
         sinks: One logit per head, or None.
+        bias: Addend of the scaled logits, or None.
+        mask: True for visible pairs, or None.
     """
 
     q: Float[Array, "b t n h"]
@@ -107,6 +122,21 @@ class Inputs(NamedTuple):
     positions: tuple[Int[Array, "b t"], Int[Array, "b s"]] | None = None
     kv_lengths: Int[Array, " b"] | None = None
     sinks: Float[Array, " n"] | None = None
+    bias: Float[Array, "#b #n #t #s"] | None = None
+    mask: Bool[Array, "#b #n #t #s"] | None = None
+
+
+def local(call: AttentionCall, inputs: Inputs) -> AttentionCall:
+    """Returns `call` with the shapes of `inputs`, which are a shard or a row of its arrays."""
+    batch, _, heads, _ = inputs.q.shape
+    return dataclasses.replace(
+        call,
+        batch=batch,
+        heads=heads,
+        kv_heads=inputs.k.shape[2],
+        bias=None if inputs.bias is None else inputs.bias.shape,
+        mask=None if inputs.mask is None else inputs.mask.shape,
+    )
 
 
 class SoftmaxStats(NamedTuple):
@@ -114,8 +144,8 @@ class SoftmaxStats(NamedTuple):
 
     Attributes:
         lse: Log of the denominator of each query, sinks included. -inf for an empty denominator.
-        max: Largest visible logit of each head (scaled, capped), without sinks. -inf if none is
-            visible.
+        max: Largest visible logit of each head (scaled, with bias, capped), without sinks. -inf if
+            none is visible.
 
     Example:
 

@@ -21,10 +21,12 @@ def checked_call(
     v: Any,
     *,
     causal: bool,
-    window: int | None,
+    window: int | tuple[int, int] | None,
     segment_ids: Any,
     positions: Any,
     kv_lengths: Any,
+    mask: Any,
+    bias: Any,
     soft_cap: float | None,
     sinks: Any,
     scale: float | None,
@@ -35,8 +37,8 @@ def checked_call(
 
     Args:
         q, k, v: Queries, keys and values.
-        causal, window, segment_ids, positions, kv_lengths: Visibility, as in `attention`.
-        soft_cap, sinks, scale, stats: Options, as in `attention`.
+        causal, window, segment_ids, positions, kv_lengths, mask: Visibility, as in `attention`.
+        bias, soft_cap, sinks, scale, stats: Options, as in `attention`.
         device: Device of the call.
 
     Raises:
@@ -46,11 +48,14 @@ def checked_call(
     _check_qkv(q, k, v)
     batch, queries, heads, head_dim = q.shape
     keys = k.shape[1]
-    _check_options(causal=causal, window=window, soft_cap=soft_cap, scale=scale, stats=stats)
+    _check_options(causal=causal, soft_cap=soft_cap, scale=scale, stats=stats)
+    _check_window(window)
     _check_ids("segment_ids", segment_ids, batch, queries, keys)
     _check_ids("positions", positions, batch, queries, keys)
     _check_kv_lengths(kv_lengths, batch, keys)
     _check_sinks(sinks, heads)
+    _check_pairwise("mask", mask, (batch, heads, queries, keys), jnp.bool_)
+    _check_pairwise("bias", bias, (batch, heads, queries, keys), jnp.floating)
     if (causal or window is not None) and positions is None and queries != keys:
         asked = f"causal={causal}, window={window}"
         raise ValueError(
@@ -68,11 +73,12 @@ def checked_call(
         value_dim=v.shape[3],
         dtype=jnp.dtype(q.dtype),
         causal=causal,
-        # Larger windows are equivalent, since positions differ by less than 2**31. This fits int32.
-        window=None if window is None else min(int(window), 2**31 - 1),
+        window=None if window is None else _distances(window, causal=causal),
         segments=segment_ids is not None,
         positions=positions is not None,
         kv_lengths=kv_lengths is not None,
+        bias=None if bias is None else tuple(bias.shape),
+        mask=None if mask is None else tuple(mask.shape),
         soft_cap=None if soft_cap is None else float(soft_cap),
         sinks=sinks is not None,
         scale=1 / math.sqrt(head_dim) if scale is None else float(scale),
@@ -120,23 +126,12 @@ def _check_qkv(q: Any, k: Any, v: Any) -> None:
 
 
 def _check_options(
-    *, causal: bool, window: int | None, soft_cap: float | None, scale: float | None, stats: bool
+    *, causal: bool, soft_cap: float | None, scale: float | None, stats: bool
 ) -> None:
     for name, flag in (("causal", causal), ("stats", stats)):
         if not isinstance(flag, bool | np.bool_):
             raise TypeError(
                 f"{name} must be a Python bool, got {name}={flag!r}. Use True or False."
-            )
-    if window is not None:
-        if not isinstance(window, int | np.integer) or isinstance(window, bool):
-            raise TypeError(
-                f"window must be a Python int, got window={window!r}. Mark it static under jit, or "
-                "use window=None for none."
-            )
-        if window < 1:
-            raise ValueError(
-                f"window counts the keys that a query sees, itself among them, so it is at least "
-                f"1, got window={window}. Use window=None for none."
             )
     for name, value in (("soft_cap", soft_cap), ("scale", scale)):
         if value is None:
@@ -153,7 +148,54 @@ def _check_options(
             )
 
 
-def _check_ids(name: str, ids: Any, batch: int, queries: int, keys: int) -> None:
+def _check_window(window: Any) -> None:
+    if window is None:
+        return
+    sides = window if isinstance(window, tuple | list) else (window,)
+    if not all(isinstance(n, int | np.integer) and not isinstance(n, bool) for n in sides):
+        raise TypeError(
+            "window must be a pair (before, after) of Python ints or a Python int, got "
+            f"window={window!r}. Mark it static under jit, or use window=None for none."
+        )
+    if isinstance(window, tuple | list):
+        if len(window) != 2 or min(window) < 0:
+            raise ValueError(
+                "window as a pair counts the keys before and after the query's own, each at least "
+                f"0, got window={window}. Use window=(before, after)."
+            )
+    elif window < 1:
+        raise ValueError(
+            f"window counts the keys that a query sees, itself among them, so it is at least "
+            f"1, got window={window}. Use window=None for none."
+        )
+
+
+def _distances(window: Any, *, causal: bool) -> tuple[int, int]:
+    """Returns the largest distances to keys before and after."""
+    before, after = window if isinstance(window, tuple | list) else (window - 1, window - 1)
+    # Larger ones are equivalent, since positions differ by less than 2**31. This fits int32.
+    return min(int(before), 2**31 - 1), 0 if causal else min(int(after), 2**31 - 1)
+
+
+def _check_pairwise(name: str, array: Any, sizes: tuple[Any, ...], dtype: Any) -> None:
+    if array is None:
+        return
+    check_arrays("attention", **{name: array})
+    shape = tuple(array.shape)
+    if len(shape) != 4 or any(n not in (1, size) for n, size in zip(shape, sizes, strict=True)):
+        raise ValueError(
+            f"{name} must be [batch, heads, T, S] = {sizes}, each or 1, got shape {shape}. Give it "
+            f"four axes, such as {name}[:, None, None, :] for one row of keys per batch row."
+        )
+    if not jnp.issubdtype(array.dtype, dtype):
+        kind, cast = ("bool", "!= 0") if dtype == jnp.bool_ else ("floating", ".astype(q.dtype)")
+        raise TypeError(
+            f"{name} must be {kind}, got dtype={array.dtype}. Use {name} {cast}; numbers to add to "
+            "the logits are a bias, and mask=True shows a key."
+        )
+
+
+def _check_ids(name: str, ids: Any, batch: Any, queries: int, keys: int) -> None:
     if ids is None:
         return
     if isinstance(ids, tuple | list) and len(ids) != 2:
@@ -179,7 +221,7 @@ def _check_ids(name: str, ids: Any, batch: int, queries: int, keys: int) -> None
             )
 
 
-def _check_kv_lengths(kv_lengths: Any, batch: int, keys: int) -> None:
+def _check_kv_lengths(kv_lengths: Any, batch: Any, keys: int) -> None:
     if kv_lengths is None:
         return
     if tuple(kv_lengths.shape) != (batch,):

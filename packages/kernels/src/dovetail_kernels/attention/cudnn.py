@@ -57,7 +57,7 @@ def run(call: AttentionCall, inputs: Inputs) -> Float[Array, "b t n g"]:
             scale=call.scale,
             is_causal=call.causal,
             key_value_seq_lengths=lengths,
-            local_window_size=None if call.window is None else (call.window - 1, 0),
+            local_window_size=call.window,
             implementation="cudnn",
         )
     if inputs.kv_lengths is None:
@@ -134,6 +134,8 @@ def _refuse_options(call: AttentionCall) -> str | None:
         "positions": call.positions,
         "soft_cap": call.soft_cap is not None,
         "sinks": call.sinks,
+        "bias": call.bias is not None,
+        "mask": call.mask is not None,
         "stats": call.stats,  # jax.nn rounds its log-sum-exp to the dtype of q
     }
     asked = [name for name, given in unknown.items() if given]
@@ -150,7 +152,7 @@ def _work(call: AttentionCall) -> Work:
     """Counts as blocked attention, without its copies: tiles above the diagonal are skipped."""
     pairs = call.batch * call.heads * call.queries * call.keys
     if call.causal:
-        reach = call.keys if call.window is None else min(call.window, call.keys)
+        reach = call.keys if call.window is None else min(call.window[0] + 1, call.keys)
         # Below the diagonal, less the triangle that a window cuts off.
         row = reach * (reach + 1) // 2 + (call.keys - reach) * reach
         pairs = call.batch * call.heads * row

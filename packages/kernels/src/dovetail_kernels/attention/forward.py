@@ -18,9 +18,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from dovetail_kernels.attention import tiles
-from dovetail_kernels.attention.bounds import Cut, Visits, bounds, visible
+from dovetail_kernels.attention import pairwise, tiles
+from dovetail_kernels.attention.bounds import Visits, bounds, visible
 from dovetail_kernels.attention.call import AttentionCall, Inputs
+from dovetail_kernels.attention.tiles import Cut
 from dovetail_kernels.precision import product
 from dovetail_kernels.varying import varying
 
@@ -32,7 +33,7 @@ class _State(NamedTuple):
 
 
 def forward(
-    call: AttentionCall, inputs: Inputs, queries: Cut, keys: Cut
+    call: AttentionCall, inputs: Inputs, queries: Cut, keys: Cut, row: Array | None = None
 ) -> tuple[Float[Array, "b t n h"], Float[Array, "b t n"], Float[Array, "b n"]]:
     """Computes blocked attention.
 
@@ -41,6 +42,8 @@ def forward(
         inputs: Its arrays.
         queries: Blocks of queries.
         keys: Blocks of keys.
+        row: For a call of one row, its number in k and v, which have all rows. None for the same
+            rows in all arrays.
 
     Returns:
         (out [b, t, n, h], lse [b, t, n], largest logit per head [b, n]).
@@ -50,22 +53,27 @@ def forward(
         tiles.filled(x, cut) for x, cut in zip(inputs[:3], (queries, keys, keys), strict=True)
     )
 
-    def block(out: Array, xs: tuple[Array, Visits]) -> tuple[Array, tuple[Array, Array]]:
-        i, visit = xs
-        qi = tiles.query_block(q, i, queries, call.kv_heads)
+    bias = None if inputs.bias is None else pairwise.filled(inputs.bias, queries, keys)
+
+    def block(out: Array, visit: Visits) -> tuple[Array, tuple[Array, Array]]:
+        qi = tiles.query_block(q, visit.block, queries, call.kv_heads)
 
         def step(n: Array | int, state: _State, masked: bool) -> _State:
-            kj, vj = (tiles.key_block(x, visit.ids[:, n], keys) for x in (k, v))
-            mask = visible(call, at, visit, n)[:, None, None] if masked else None
-            return _step(call, state, qi, kj, vj, mask)
+            ids = visit.ids[:, n]
+            kj, vj = (tiles.key_block(x, ids, keys, call.kv_heads, row) for x in (k, v))
+            mask = visible(call, at, visit, n) if masked else None
+            addend = None
+            if bias is not None:
+                addend = pairwise.rows(call, bias, visit.block, ids, queries, keys)
+            return _step(call, state, qi, kj, vj, addend, mask)
 
         state = varying(_begin(call, queries.size), q)
         state = over(visit, keys, at.conditional, step, state)
         block_out, lse, largest = _end(call, inputs.sinks, state)
-        return tiles.put_query_block(out, block_out, i, queries), (lse, largest)
+        return tiles.put_query_block(out, block_out, visit.block, queries), (lse, largest)
 
     out = varying(jnp.zeros((*q.shape[:3], call.value_dim), call.dtype), q)
-    out, rows = jax.lax.scan(block, out, (jnp.arange(queries.blocks), at.visits))
+    out, rows = jax.lax.scan(block, out, at.visits)
     lse, largest = (x.transpose(1, 0, 4, 2, 3).reshape(*q.shape[:3]) for x in rows)
     return out[:, : call.queries], lse[:, : call.queries], largest[:, : call.queries].max(1)
 
@@ -94,20 +102,26 @@ def over(visit: Visits, keys: Cut, conditional: bool, step: Callable[..., Any], 
 
 
 def logits(
-    call: AttentionCall, rows: Float[Array, "b k x h"], columns: Float[Array, "b k y h"]
+    call: AttentionCall,
+    rows: Float[Array, "b k x h"],
+    columns: Float[Array, "b k y h"],
+    bias: Float[Array, "_ _ _ _"] | None,
 ) -> tuple[Float[Array, "b k x y"], Float[Array, "b k x y"] | None]:
-    """Scales and caps the products of rows and columns.
+    """Scales the products of rows and columns, adds the bias, and caps the sum.
 
     Args:
         call: The call.
         rows: [b, k, x, h].
         columns: [b, k, y, h].
+        bias: Addend, broadcast to [b, k, x, y], or None.
 
     Returns:
         The logits [b, k, x, y], and the tanh of the soft cap, or None without one.
     """
     products = product("bkxh,bkyh->bkxy", rows, columns, dtype=call.dtype)
     products = products * call.scale
+    if bias is not None:
+        products = products + bias
     if call.soft_cap is None:
         return products, None
     tanh = jnp.tanh(products / call.soft_cap)
@@ -127,13 +141,14 @@ def _step(
     q: Float[Array, "b k gi h"],
     k: Float[Array, "b k j h"],
     v: Float[Array, "b k j w"],
-    mask: Bool[Array, "r 1 1 i j"] | None,
+    bias: Float[Array, "_ _ _ _"] | None,
+    mask: Bool[Array, "_ _ _ _ _"] | None,
 ) -> _State:
     m, total, acc = state
     if mask is not None:
         fine = jnp.isfinite(k).all(-1, keepdims=True) & jnp.isfinite(v).all(-1, keepdims=True)
         k, v = jnp.where(fine, k, jnp.nan), jnp.where(fine, v, 0)
-    s = logits(call, q, k)[0].reshape(*m.shape, -1)
+    s = logits(call, q, k, bias)[0].reshape(*m.shape, -1)
     if mask is not None:
         s = jnp.where(mask, s, -jnp.inf)
     new = jnp.maximum(m, s.max(-1))

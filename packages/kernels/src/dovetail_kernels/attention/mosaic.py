@@ -18,8 +18,9 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array
 
 from dovetail_kernels.attention import blocked
-from dovetail_kernels.attention.bounds import Cut, visits
+from dovetail_kernels.attention.bounds import visits
 from dovetail_kernels.attention.call import AttentionCall, Inputs, SoftmaxStats
+from dovetail_kernels.attention.tiles import Cut
 from dovetail_kernels.dispatch import Implementation, Work
 
 # As JAX names them: "NVIDIA H100 80GB HBM3", "NVIDIA H200", "NVIDIA GH200 480GB".
@@ -60,6 +61,8 @@ def refuse(call: AttentionCall) -> str | None:
             f"takes a head_dim and a value_dim of 64 or 128, got head_dim={call.head_dim}, "
             f"value_dim={call.value_dim}"
         )
+    if call.bias is not None or call.mask is not None:
+        return "reads conditions of keys, not a bias or mask [T, S]"
     return None
 
 

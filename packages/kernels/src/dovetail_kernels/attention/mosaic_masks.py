@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from dovetail_kernels.attention.bounds import Cut, bounds
+from dovetail_kernels.attention.bounds import bounds
 from dovetail_kernels.attention.call import AttentionCall, Inputs
+from dovetail_kernels.attention.tiles import Cut
 
 _LARGEST = np.iinfo(np.int32).max
 # Position of padding and of keys beyond kv_lengths; other positions are >= 0.
@@ -89,9 +90,9 @@ def _ranges(call: AttentionCall, inputs: Inputs) -> tuple[Array, Array, Array]:
     q_position, k_position = _positions(call, inputs)
     low, high = jnp.zeros_like(q_position), jnp.full_like(q_position, _LARGEST)
     if call.window is not None:
-        reach = min(call.window - 1, _LARGEST)
-        low = jnp.maximum(q_position - reach, 0)
-        high = jnp.minimum(q_position, _LARGEST - reach) + reach
+        left, right = call.window
+        low = jnp.maximum(q_position - left, 0)
+        high = jnp.minimum(q_position, _LARGEST - right) + right
     return low, q_position if call.causal else high, k_position
 
 

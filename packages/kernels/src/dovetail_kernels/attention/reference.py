@@ -15,16 +15,19 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from dovetail_kernels.attention.call import AttentionCall, Inputs, SoftmaxStats
+from dovetail_kernels.attention.pairwise import by_group
 from dovetail_kernels.dispatch import Implementation, Work
 from dovetail_kernels.precision import product
 
 
 def run(call: AttentionCall, inputs: Inputs) -> Any:
     """Returns `out`, or `(out, SoftmaxStats)` if `call.stats`."""
-    mask = visible(call, inputs)[:, None, None]
+    mask = visible(call, inputs)
     q, k, v, bad = _finite(call, inputs)
     logits = call.scale * product("btkgh,bskh->bkgts", q, k, dtype=call.dtype)
     logits = jnp.where(mask & bad, jnp.nan, logits)
+    if inputs.bias is not None:
+        logits = logits + by_group(inputs.bias, call.kv_heads).astype(call.inner_dtype)
     if call.soft_cap is not None:
         logits = call.soft_cap * jnp.tanh(logits / call.soft_cap)
     logits = jnp.where(mask, logits, -jnp.inf)
@@ -39,8 +42,8 @@ def run(call: AttentionCall, inputs: Inputs) -> Any:
     return out, SoftmaxStats(lse=by_row, max=by_head)
 
 
-def visible(call: AttentionCall, inputs: Inputs) -> Bool[Array, "_ t s"]:
-    """Returns the mask of visible keys [batch, T, S]; the first axis is 1 if all rows are equal."""
+def visible(call: AttentionCall, inputs: Inputs) -> Bool[Array, "_ _ _ t s"]:
+    """Returns the mask of visible keys [batch, k, g, T, S]. Axes may be 1 if all are equal."""
     if inputs.positions is None:
         query, key = jnp.arange(call.queries)[None, :], jnp.arange(call.keys)[None, :]
     else:
@@ -48,14 +51,15 @@ def visible(call: AttentionCall, inputs: Inputs) -> Bool[Array, "_ t s"]:
     ahead = query[:, :, None] - key[:, None, :]
     mask = ahead >= 0 if call.causal else jnp.ones_like(ahead, bool)
     if call.window is not None:
-        mask &= jnp.abs(ahead) < call.window
+        mask &= (ahead <= call.window[0]) & (ahead >= -call.window[1])
     if inputs.segment_ids is not None:
         query, key = inputs.segment_ids
         mask = mask & (query[:, :, None] == key[:, None, :])
     if inputs.kv_lengths is not None:
         index = jnp.arange(call.keys, dtype=inputs.kv_lengths.dtype)
         mask = mask & (index[None, :] < inputs.kv_lengths[:, None])[:, None, :]
-    return mask
+    mask = mask[:, None, None]
+    return mask if inputs.mask is None else mask & by_group(inputs.mask, call.kv_heads)
 
 
 def _finite(call: AttentionCall, inputs: Inputs) -> tuple[Array, Array, Array, Array]:
@@ -101,7 +105,7 @@ def _work(call: AttentionCall) -> Work:
     cleaned = call.batch * call.keys * call.kv_heads * (call.head_dim + call.value_dim)
     return Work(
         flops=2 * pairs * (call.head_dim + call.value_dim),
-        bytes=own + 8 * pairs * inner,
+        bytes=own + call.pairwise_bytes + 8 * pairs * inner,
         # Logits and weights, or logits beside cleaned keys and values if these are larger.
         peak_bytes=(pairs + max(pairs, cleaned)) * inner,
     )

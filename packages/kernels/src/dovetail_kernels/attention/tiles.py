@@ -8,16 +8,44 @@ so keys are never repeated. Batch and heads remain separate axes throughout, so 
 split them.
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from dovetail_kernels.attention.bounds import Cut
+
+class Cut(NamedTuple):
+    """An axis in `blocks` blocks of `size`. The last block may contain padding."""
+
+    size: int
+    blocks: int
 
 
-def filled(x: Float[Array, "b t n h"], one: Cut) -> Float[Array, "b filled n h"]:
-    """Pads x with zeros to whole blocks."""
-    return jnp.pad(x, ((0, 0), (0, one.size * one.blocks - x.shape[1]), (0, 0), (0, 0)))
+def cut(length: int, largest: int) -> Cut:
+    """Divides `length` into blocks of at most `largest`, as even as multiples of 8 allow.
+
+    A length of at most `largest` is one block of its own size.
+    """
+    if length <= largest:
+        return Cut(length, 1)
+    even = -(-length // -(-length // largest))
+    size = min(largest, -(-even // 8) * 8)
+    return Cut(size, -(-length // size))
+
+
+def filled(
+    x: Float[Array, "b t n h"], one: Cut, value: float = 0.0
+) -> Float[Array, "b filled n h"]:
+    """Pads x with `value` to whole blocks.
+
+    Args:
+        x: Array per query or key.
+        one: Blocks of its second axis.
+        value: Content of the padding.
+    """
+    pads = (0, 0), (0, one.size * one.blocks - x.shape[1]), (0, 0), (0, 0)
+    return jnp.pad(x, pads, constant_values=value)
 
 
 def query_block(
@@ -54,18 +82,32 @@ def put_query_block(
 
 
 def key_block(
-    x: Float[Array, "b s k h"], ids: Int[Array, " r"], one: Cut
-) -> Float[Array, "b k j h"]:
+    x: Float[Array, "_ s k h"],
+    ids: Int[Array, " r"],
+    one: Cut,
+    kv_heads: int,
+    row: Array | None = None,
+) -> Float[Array, "_ _ j _"]:
     """Returns block ids[b] of each row b. A single id serves all rows.
 
     Args:
         x: Array per key, padded to whole blocks.
         ids: Numbers of the blocks, one per row or one in all.
         one: Blocks of keys.
+        kv_heads: Number of heads of the result. 1 joins all heads to one vector.
+        row: Number of the only row to take. None for all.
     """
 
+    def by_head(x: Array) -> Array:
+        return x.reshape(*x.shape[:-2], kv_heads, -1).swapaxes(-2, -3)
+
+    if row is not None:
+        zero = jnp.zeros_like(row)  # of its dtype, also under x64
+        start = row, ids[0] * one.size, zero, zero
+        return by_head(jax.lax.dynamic_slice(x, start, (1, one.size, *x.shape[2:])))
+
     def taken(x: Array, start: Array) -> Array:
-        return jax.lax.dynamic_slice_in_dim(x, start, one.size, x.ndim - 3).swapaxes(-2, -3)
+        return by_head(jax.lax.dynamic_slice_in_dim(x, start, one.size, x.ndim - 3))
 
     starts = ids * one.size
     return taken(x, starts[0]) if len(ids) == 1 else jax.vmap(taken)(x, starts)

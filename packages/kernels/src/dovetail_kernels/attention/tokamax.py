@@ -58,6 +58,10 @@ def _refuse_options(call: AttentionCall) -> str | None:
         return "takes segment_ids only as a [T, S] mask"
     if call.positions:
         return "takes positions only as a [T, S] mask"
+    if call.bias is not None:
+        return "passes bias to kernels that differ in it, and is not compared with the reference"
+    if call.mask is not None:
+        return "averages hidden values where mask leaves a query nothing to see"
     if call.sinks:
         return "has no sinks"
     if call.stats:
@@ -131,7 +135,7 @@ def _forward(call: AttentionCall, kv_lengths: Array | None, q: Array, k: Array, 
         # Kernels disagree on empty rows. So a row without keys sees the first, which is zero, and
         # returns zero.
         key_value_seq_lengths=None if kv_lengths is None else jnp.maximum(kv_lengths, 1),
-        local_window_size=None if call.window is None else call.window - 1,
+        local_window_size=call.window,
         logits_soft_cap=call.soft_cap,
         implementation="xla_chunked" if call.device.platform == "cpu" else "mosaic",
     )

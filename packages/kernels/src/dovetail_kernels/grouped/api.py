@@ -43,8 +43,9 @@ def grouped_matmul(
     product of a mixture of experts after `permute`, and a drop-in for `jax.lax.ragged_dot`.
 
     Args:
-        x: Rows [M, D], group by group, in float16, bfloat16, float32 or float64. On an Explicit
-            mesh D may be sharded (adds an all-reduce), but not M: `sizes` counts all rows.
+        x: Rows [M, D], group by group, in float16, bfloat16, float32 or float64. M may be symbolic
+            (`jax.export.symbolic_shape`); tiles then have 128 rows. On an Explicit mesh D may be
+            sharded (adds an all-reduce), but not M: `sizes` counts all rows.
         w: One matrix per group [E, D, F], of x's dtype. On an Explicit mesh D and F may be sharded.
         sizes: Rows per group, integers [E], at least 0, with sum M. Under a trace their values are
             unknown. There rows beyond the sum give 0 and are not read (they may hold NaN). A
@@ -163,7 +164,7 @@ def _check_shapes(x: Any, w: Any, sizes: Any) -> None:
         )
 
 
-def _check_sizes(sizes: np.ndarray, *, rows: int) -> None:
+def _check_sizes(sizes: np.ndarray, *, rows: Any) -> None:
     if sizes.min() < 0 or sizes.sum() != rows:
         raise ValueError(
             f"grouped_matmul needs sizes of at least 0 that sum to the M={rows} rows of x, got "

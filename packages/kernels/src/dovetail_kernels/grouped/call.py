@@ -3,7 +3,7 @@
 """The call of `grouped_matmul` as its implementations see it."""
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float, Int
 
@@ -15,7 +15,7 @@ class GroupedMatmulCall(Call):
     """Sizes, dtype and device of one call.
 
     Attributes:
-        rows: M, rows of x.
+        rows: M, rows of x. An int, or a symbolic dimension of `jax.export`.
         inner: D, columns of x and rows of each matrix.
         outer: F, columns of each matrix.
         count: E, number of matrices.
@@ -25,7 +25,7 @@ class GroupedMatmulCall(Call):
 
     _FACTS = frozenset(("rows", "inner", "outer", "count", "dtype", "device"))
 
-    rows: int
+    rows: Any
     inner: int
     outer: int
     count: int

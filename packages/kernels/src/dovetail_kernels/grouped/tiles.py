@@ -18,7 +18,7 @@ The expert's matrix is sliced out of `w` once per expert, not once per tile: XLA
 """
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -39,11 +39,13 @@ CarryT = TypeVar("CarryT")
 _LOWEST, _HIGHEST = 8, 128
 
 
-def tile_rows(rows: int, count: int) -> int:
+def tile_rows(rows: Any, count: int) -> int:
     """Returns the height of a tile: the mean rows per expert, rounded up to 8, 16, 32, 64 or 128.
 
-    At most 128, also for a larger mean.
+    At most 128, also for a larger mean. 128 for a symbolic number of rows (`jax.export`).
     """
+    if not isinstance(rows, int):
+        return _HIGHEST
     height = _LOWEST
     while height < min(_HIGHEST, rows / count):
         height *= 2

@@ -8,6 +8,7 @@ ignored. The oracle is written in NumPy from the formulas, with gradients, and s
 the functions under test. Keys and values beyond kv_lengths are NaN, because nothing may read them.
 """
 
+import math
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy as np
 from dovetail_kernels.testing.attention_cases import Case, cases, features
 
 Arrays = dict[str, np.ndarray]
+ADDED = ("sinks", "bias")  # optional arrays with a gradient
 
 
 def check_attention(
@@ -85,14 +87,13 @@ def check(fn: Callable[..., Any], case: Case, *, grad: bool = True) -> None:
     arrays, options = inputs(case)
     cotangents = _cotangents(case)
     expected = oracle(case, arrays, options, cotangents)
-    differentiable = [name for name in ("q", "k", "v", "sinks") if name in arrays]
+    differentiable = [name for name in ("q", "k", "v", *ADDED) if name in arrays]
     given = {name: jnp.asarray(arrays[name], case.dtype) for name in differentiable}
     inner = _inner(case)
 
     def loss(given: dict[str, jax.Array]) -> tuple[jax.Array, dict[str, jax.Array]]:
         q, k, v = (given[name] for name in "qkv")
-        sinks = {"sinks": given["sinks"]} if "sinks" in given else {}
-        result = fn(q, k, v, **options, **sinks)
+        result = fn(q, k, v, **options, **{name: given[name] for name in ADDED if name in given})
         out, results = (result[0], _named(result[1])) if case.stats else (result, {})
         results["out"] = out
         for name, value in results.items():
@@ -117,7 +118,7 @@ def check(fn: Callable[..., Any], case: Case, *, grad: bool = True) -> None:
 def inputs(case: Case) -> tuple[Arrays, dict[str, Any]]:
     """Returns the arrays of a case and the other options.
 
-    The arrays q, k, v and sinks are float64 with values exact in the case's dtype.
+    The arrays q, k, v, sinks and bias are float64 with values exact in the case's dtype.
     """
     rng = np.random.default_rng(sum(map(ord, case.name)))
     b, t, s = case.batch, case.queries, case.keys
@@ -128,6 +129,8 @@ def inputs(case: Case) -> tuple[Arrays, dict[str, Any]]:
     }
     if case.sinks:
         arrays["sinks"] = rng.standard_normal(case.heads)
+    if case.bias is not None:
+        arrays["bias"] = rng.standard_normal(_pairwise_shape(case, case.bias))
     arrays = {n: np.asarray(x.astype(jnp.dtype(case.dtype)), np.float64) for n, x in arrays.items()}
     options: dict[str, Any] = {
         name: getattr(case, name)
@@ -151,6 +154,11 @@ def inputs(case: Case) -> tuple[Arrays, dict[str, Any]]:
         options["kv_lengths"] = lengths
         beyond = np.arange(s)[None, :] >= lengths[:, None]
         arrays["k"][beyond] = arrays["v"][beyond] = np.nan
+    if case.mask is not None:
+        options["mask"] = rng.random(_pairwise_shape(case, case.mask)) < 0.4
+    if case.poison == "mask":
+        hidden = np.broadcast_to(~options["mask"], (b, 1, t, s)).all((1, 2))
+        arrays["k"][hidden] = arrays["v"][hidden] = np.nan
     if case.poison == "segment":
         bad = options["segment_ids"] == 2
         for name in "qkv":
@@ -161,14 +169,14 @@ def inputs(case: Case) -> tuple[Arrays, dict[str, Any]]:
 
 
 def oracle(case: Case, arrays: Arrays, options: dict[str, Any], cotangents: Arrays) -> Arrays:
-    """Computes out, lse, max and the gradients dq, dk, dv, dsinks in float64, by the formulas.
+    """Computes out, lse, max and the gradients dq, dk, dv, dsinks, dbias in float64.
 
     Rows that see a non-finite value are NaN, and so are all gradients with a contribution from
     them.
 
     Args:
         case: The case.
-        arrays: q, k, v and sinks.
+        arrays: q, k, v, sinks and bias.
         options: The other options.
         cotangents: Cotangents of `out` and, with stats, `lse`.
     """
@@ -177,8 +185,8 @@ def oracle(case: Case, arrays: Arrays, options: dict[str, Any], cotangents: Arra
     bad = {n: np.isnan(arrays[n].sum((2, 3))) for n in "qkv"}
     q, k, v = np.nan_to_num(arrays["q"]), np.nan_to_num(arrays["k"]), np.nan_to_num(arrays["v"])
     k, v = np.repeat(k, groups, 2), np.repeat(v, groups, 2)
-    see = mask(case, options)[:, None]
-    logits = scale * np.einsum("btnh,bsnh->bnts", q, k)
+    see = mask(case, options)
+    logits = scale * np.einsum("btnh,bsnh->bnts", q, k) + arrays.get("bias", 0)
     slope = np.ones_like(logits)
     if case.soft_cap is not None:
         tanh = np.tanh(logits / case.soft_cap)
@@ -198,15 +206,16 @@ def oracle(case: Case, arrays: Arrays, options: dict[str, Any], cotangents: Arra
     dlse = cotangents["lse"] if "lse" in cotangents else np.zeros((1, 1, 1))
     dlse = np.where(np.isfinite(lse), dlse.swapaxes(1, 2), 0)
     # Rows expected to be NaN.
-    rows = np.any(see[:, 0] & (bad["k"] | bad["v"])[:, None, :], 2)
-    rows = np.asarray(rows | (np.any(see[:, 0], 2) & bad["q"]))
+    by_any_head = see.any(1)
+    rows = np.any(by_any_head & (bad["k"] | bad["v"])[:, None, :], 2)
+    rows = np.asarray(rows | (np.any(by_any_head, 2) & bad["q"]))
     dout = np.where(rows[:, :, None, None], 0, dout)
     delta = np.einsum("btng,btng->bnt", dout, out) - dlse
     ds = p * (np.einsum("btng,bsng->bnts", dout, v) - delta[..., None])
     dq = scale * np.einsum("bnts,bsnh->btnh", ds * slope, k)
     dk = scale * np.einsum("bnts,btnh->bsnh", ds * slope, q)
     dv = np.einsum("bnts,btng->bsng", p, dout)
-    columns = np.asarray(np.any(see[:, 0] & rows[:, :, None], 1))
+    columns = np.asarray(np.any(by_any_head & rows[:, :, None], 1))
     folded = (*k.shape[:2], case.kv_heads, groups, -1)
     nan = {"rows": rows[:, :, None, None], "columns": columns[:, :, None, None]}
     values = {
@@ -219,25 +228,37 @@ def oracle(case: Case, arrays: Arrays, options: dict[str, Any], cotangents: Arra
     }
     if case.sinks:
         values["dsinks"] = -(np.exp(sinks - base) * delta).sum((0, 2))
+    if case.bias is not None:
+        sizes = _pairwise_shape(case, case.bias)
+        axes = tuple(axis for axis, size in enumerate(sizes) if size == 1)
+        values["dbias"] = (ds * slope).sum(axes, keepdims=True)
     return values
 
 
 def mask(case: Case, options: dict[str, Any]) -> np.ndarray:
-    """Returns the mask [batch, queries, keys] of visible keys, by the documented conditions."""
+    """Returns the mask [batch, heads, queries, keys] of visible keys."""
     index = np.arange(case.queries)[None, :], np.arange(case.keys)[None, :]
     see = np.ones((case.batch, case.queries, case.keys), bool)
     query, key = _sides(options.get("positions", index))
     ahead = query[:, :, None] - key[:, None, :]
     if case.causal:
         see &= ahead >= 0
-    if case.window is not None:
+    if isinstance(case.window, int):
         see &= np.abs(ahead) < case.window
+    elif case.window is not None:
+        see &= (-case.window[1] <= ahead) & (ahead <= case.window[0])
     if "segment_ids" in options:
         query, key = _sides(options["segment_ids"])
         see &= query[:, :, None] == key[:, None, :]
     if "kv_lengths" in options:
         see &= np.arange(case.keys)[None, None, :] < options["kv_lengths"][:, None, None]
-    return see
+    by_head = np.repeat(see[:, None], case.heads, 1)
+    return by_head & options["mask"] if "mask" in options else by_head
+
+
+def _pairwise_shape(case: Case, letters: str) -> tuple[int, ...]:
+    sizes = {"b": case.batch, "n": case.heads, "t": case.queries, "s": case.keys}
+    return tuple(size if letter in letters else 1 for letter, size in sizes.items())
 
 
 def _sides(ids: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -295,5 +316,9 @@ def _inner(case: Case) -> np.dtype:
 
 def _bound(case: Case) -> float:
     inner = _inner(case)
-    sums = float(jnp.finfo(inner).eps) * (case.head_dim + max(case.queries, case.keys))
+    longest = max(case.queries, case.keys)
+    if case.bias is not None:  # its gradient is a sum over the axes of size 1
+        sizes = case.batch, case.heads, case.queries, case.keys
+        longest = max(longest, math.prod(sizes) // math.prod(_pairwise_shape(case, case.bias)))
+    sums = float(jnp.finfo(inner).eps) * (case.head_dim + longest)
     return sums if inner == case.dtype else sums + 4 * float(jnp.finfo(case.dtype).eps)

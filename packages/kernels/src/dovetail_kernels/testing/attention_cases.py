@@ -26,12 +26,14 @@ class Case:
         segments: "packed" rows of one length, or a "pair" of sides with unmatched segments.
         positions: "gaps", twice the index in the segment, or a "pair" in any order.
         kv_lengths: Whether the call has lengths, from none to all keys.
+        mask: Letters of "bnts" along which the mask varies, or None without one. Other axes are 1.
+        bias: Letters along which the bias varies, or None without one.
         soft_cap: As in `attention`.
         sinks: Whether the call has sinks.
         scale: As in `attention`.
         stats: As in `attention`.
         poison: Place of NaN besides keys and values beyond kv_lengths: one "segment" of q, k and v,
-            or the "last" key.
+            the "last" key, or the keys of each row that the "mask" hides.
     """
 
     name: str
@@ -45,10 +47,12 @@ class Case:
     value_dim: int = 8
     dtype: str = "float32"
     causal: bool = False
-    window: int | None = None
+    window: int | tuple[int, int] | None = None
     segments: str | None = None
     positions: str | None = None
     kv_lengths: bool = False
+    mask: str | None = None
+    bias: str | None = None
     soft_cap: float | None = None
     sinks: bool = False
     scale: float | None = None
@@ -58,14 +62,18 @@ class Case:
 
 def _case(name: str, **options: Any) -> Case:
     case = Case(name=name, needs=frozenset(), **options)
+    one_number = isinstance(case.window, int)
     needs = {
         case.dtype: True,
         "causal": case.causal,
-        "window": case.window is not None and case.causal,
-        "two_sided_window": case.window is not None and not case.causal,
+        "window": one_number and case.causal,
+        "two_sided_window": one_number and not case.causal,
+        "asymmetric_window": case.window is not None and not one_number,
         "segments": case.segments is not None,
         "positions": case.positions is not None,
         "kv_lengths": case.kv_lengths,
+        "mask": case.mask is not None,
+        "bias": case.bias is not None,
         "soft_cap": case.soft_cap is not None,
         "sinks": case.sinks,
         "scale": case.scale is not None,
@@ -97,6 +105,8 @@ def cases() -> tuple[Case, ...]:
         _case("scale", scale=0.7),
         _case("window", causal=True, window=33, queries=150, keys=150),
         _case("two-sided window", window=5, queries=140, keys=140),
+        _case("asymmetric window", window=(3, 20), queries=140, keys=140),
+        _case("asymmetric window, causal", window=(9, 4), causal=True, queries=40, keys=40),
         _case("packed segments", **packed),
         _case("segments without partner", segments="pair", queries=20, keys=60),
         _case("positions in any order", causal=True, positions="pair", queries=30, keys=150),
@@ -121,6 +131,32 @@ def cases() -> tuple[Case, ...]:
             positions="gaps",
             **packed,
         ),
+        _case("bias", bias="bnts", batch=3, queries=140, keys=150),
+        _case("bias of all rows", bias="nts", heads=6, queries=37, keys=140),
+        _case("bias of keys", bias="bs", kv_lengths=True, batch=3, heads=4, keys=140),
+        _case("bias of queries", bias="bnt", soft_cap=2.0, heads=4, queries=140),
+        _case("bias of heads", bias="n", sinks=True, dtype="bfloat16"),
+        _case("mask", mask="bts", queries=140, keys=150),
+        _case("mask of heads", mask="ns", heads=4, kv_heads=2, keys=140),
+        _case("mask of empty rows", mask="bnt", queries=140, heads=4, stats=True),
+        _case(
+            "everything, bias and mask",
+            mask="ts",
+            bias="bnts",
+            kv_lengths=True,
+            soft_cap=3.0,
+            sinks=True,
+            stats=True,
+            window=(60, 9),
+            scale=0.5,
+            heads=6,
+            batch=3,
+            value_dim=5,
+            segments="packed",
+            queries=150,
+            keys=150,
+        ),
+        _case("NaN in masked keys", poison="mask", mask="bs", batch=3, keys=140),
         _case("NaN in a segment", poison="segment", **packed),
         _case("NaN in the last key", poison="last", causal=True, queries=140, keys=140),
     )

@@ -27,6 +27,7 @@ from dovetail_kernels import (
     paged_attention,
     quantized_matmul,
     route_tokens,
+    sample,
 )
 from dovetail_kernels.testing import attention as attention_suite
 from dovetail_kernels.testing import (
@@ -36,6 +37,7 @@ from dovetail_kernels.testing import (
     paged,
     quantized,
     routing,
+    sampling,
 )
 from measure import report
 
@@ -48,7 +50,7 @@ def draw_attention(draw: random.Random, name: str) -> Any:
     window = draw.choice([None, None, 1, draw.randint(2, 40), sides])
     axes = [None, None, "bs", "nts", "bnts", "bt", "n"]
     same = draw.random() < 0.6
-    queries = draw.randint(1, 300)
+    queries = draw.choice([1, draw.randint(1, 300)])
     keys = queries if same else draw.randint(1, 300)
     placed = None if same else "pair" if causal or window is not None else None
     kv_heads = draw.choice([1, 2, 3])
@@ -161,6 +163,24 @@ def draw_quantized(draw: random.Random, name: str) -> Any:
     )
 
 
+def draw_sampling(draw: random.Random, name: str) -> Any:
+    options: dict[str, Any] = {"temperature": draw.choice([0.0, 0.3, 1.0, 2.5])}
+    if draw.random() < 0.5:
+        options["top_k"] = draw.randint(0, 40)
+    if draw.random() < 0.5:
+        options["top_p"] = draw.choice([0.1, 0.5, 0.93, 1.0])
+    if draw.random() < 0.4:
+        options["min_p"] = draw.choice([0.0, 0.02, 0.3])
+    return sampling.Case(
+        name=name,
+        options=options,
+        rows=draw.randint(1, 4),
+        vocabulary=draw.choice([1, 37, 513, draw.randint(2, 2000)]),
+        spread=draw.choice([0.5, 1.5, 4.0]),
+        shift=draw.choice([0.0, -30.0]),
+    )
+
+
 def draw_routing(draw: random.Random, name: str) -> Any:
     count, k = draw.choice([4, 12, 64]), draw.randint(1, 2)
     options: dict[str, Any] = {"k": k, "score": draw.choice(["softmax", "sigmoid"])}
@@ -186,6 +206,7 @@ OPERATIONS: dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[...
     "linear_logprobs": (draw_logprobs, loss.check_logprobs, linear_logprobs),
     "quantized_matmul": (draw_quantized, quantized.check, quantized_matmul),
     "route_tokens": (draw_routing, routing.check, route_tokens),
+    "sample": (draw_sampling, sampling.check, sample),
 }
 WITHOUT_GRADIENT = ("paged_attention",)
 

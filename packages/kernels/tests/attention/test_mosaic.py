@@ -294,3 +294,12 @@ def test_work_counts_bytes_of_arguments_and_results():
     hiding = MOSAIC.work(_call(shapes, causal=True, **options))
     # Keys and values once more written and read.
     assert hiding.bytes - work.bytes == 2 * sum(2 * x.size for x in shapes[1:])
+
+
+def test_a_second_derivative_names_the_reference():
+    def loss(q):
+        return attention(q, q, q, impl="mosaic").astype(jnp.float32).sum()
+
+    message = '^attention has first derivatives alone, .* Use impl="reference"'
+    with _on_hopper(), pytest.raises(NotImplementedError, match=message):
+        jax.eval_shape(jax.jit(jax.hessian(loss)), _shapes(heads=2)[0])

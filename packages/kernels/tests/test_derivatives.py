@@ -11,12 +11,16 @@ import pytest
 
 from dovetail_kernels import (
     attention,
+    glu,
     grouped_matmul,
+    layer_norm,
     linear_cross_entropy,
     linear_logprobs,
     pack_weights,
     permute,
     quantized_matmul,
+    rms_norm,
+    rope,
     unpack_weights,
     unpermute,
 )
@@ -119,15 +123,28 @@ def test_a_derivative_by_the_cotangent_is_refused():
             jax.grad(lambda c, pull=pull: jnp.sum(pull(c)[0] ** 2))(jnp.ones_like(out))
 
 
-@pytest.mark.parametrize("name", [n for n in OPERATIONS if n != "quantized_matmul"])
-def test_the_reference_has_every_derivative(name):
+EVERY = {
+    "rms_norm": (lambda x: rms_norm(x, None, eps=1e-6), (3, 4)),
+    "layer_norm": (lambda x: layer_norm(x, None, None, eps=1e-6), (3, 4)),
+    "rope": (lambda x: rope(x, jnp.arange(3)[None], theta=1e4), (1, 3, 2, 4)),
+    "glu": (lambda x: glu(x, x[::-1]), (3, 4)),
+    **{
+        name: (functools.partial(function, impl="reference"), shape)
+        for name, (function, shape, _) in OPERATIONS.items()
+        if name != "quantized_matmul"
+    },
+}
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_references_and_plain_formulas_have_every_derivative(name):
     """Against central differences of its own first gradient, in float64 under x64.
 
     Their error is about step^2 = 1e-8 of the third derivative. The first gradient is compared with
     NumPy by the conformance suites.
     """
-    function, shape, _ = OPERATIONS[name]
-    f = functools.partial(total, functools.partial(function, impl="reference"))
+    function, shape = EVERY[name]
+    f = functools.partial(total, function)
 
     @jax.jit
     def derivatives(x, direction):

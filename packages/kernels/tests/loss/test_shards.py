@@ -64,6 +64,20 @@ def test_sums_are_those_of_the_whole_vocabulary():
         np.testing.assert_allclose(a, np.stack([b] * 3), rtol=1e-6, err_msg=name)
 
 
+def test_a_shard_of_columns_that_are_taken_out():
+    """Padding: its bias is -inf, so is its largest logit, and it adds nothing."""
+    z, label = np.random.default_rng(1).standard_normal((5, 7)), np.arange(5)
+    zeros = jnp.zeros(5)
+    padding = ColumnSums(zeros - jnp.inf, zeros, zeros, zeros, zeros, zeros.astype(jnp.int32))
+    stacked = jax.tree.map(lambda *a: jnp.stack(a), columns(z, label, 0), padding)
+    got = jax.vmap(lambda sums: combine(("v",), sums, columns=7), axis_name="v")(stacked)
+    for name, a, b in zip(ColumnSums._fields, got, columns(z, label, 0), strict=True):
+        np.testing.assert_allclose(a, np.stack([b] * 2), rtol=1e-6, err_msg=name)
+    nothing = jax.tree.map(lambda a: jnp.stack([a, a]), padding)
+    top = jax.vmap(lambda sums: combine(("v",), sums, columns=7), axis_name="v")(nothing)
+    np.testing.assert_array_equal(top.exps, jnp.zeros((2, 5)))
+
+
 def test_nothing_is_combined_without_a_mesh_axis():
     sums = columns(np.eye(3), np.arange(3), 0)
     assert combine((), sums, columns=3) is sums

@@ -156,6 +156,22 @@ def newest(session: nox.Session, package: str) -> None:
 
 
 @nox.session(python=workspace.PYTHONS)
+def declared(session: nox.Session) -> None:
+    """Kernels' suite with its declared dependencies, pytest and hypothesis, and nothing else.
+
+    The group `test` adds what the dependencies need but do not declare. A test that needs more
+    skips and names it.
+    """
+    (kernels,) = members("kernels")
+    constraints = ("--constraint", str(workspace.constraints_file(str(session.python))))
+    tools = ("hypothesis", "pytest")
+    with installing(session):
+        session.install("--exact", *constraints, "--editable", str(kernels.path), *tools)
+    assert_alone(session, kernels)
+    session.run("pytest", "packages/kernels/tests", *session.posargs)
+
+
+@nox.session(python=workspace.PYTHONS)
 @nox.parametrize("package", PACKAGES, ids=PACKAGES)
 def bare(session: nox.Session, package: str) -> None:
     """A package's wheel alone, by plain pip: its modules import, its README's program runs.

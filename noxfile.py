@@ -155,19 +155,10 @@ def newest(session: nox.Session, package: str) -> None:
     run_suite(session, package, "newest")
 
 
-@nox.session(python=workspace.PYTHONS)
+@nox.session(python="3.11")
 def declared(session: nox.Session) -> None:
-    """Kernels' suite with its declared dependencies, pytest and hypothesis, and nothing else.
-
-    The group `test` adds what the dependencies need but do not declare. A test that needs more
-    skips and names it.
-    """
-    (kernels,) = members("kernels")
-    constraints = ("--constraint", str(workspace.constraints_file(str(session.python))))
-    tools = ("hypothesis", "pytest")
-    with installing(session):
-        session.install("--exact", *constraints, "--editable", str(kernels.path), *tools)
-    assert_alone(session, kernels)
+    """Kernels' suite without its group `test`: a test that needs more skips and names it."""
+    install(session, *members("kernels"), groups=(), extra=("hypothesis", "pytest"))
     session.run("pytest", "packages/kernels/tests", *session.posargs)
 
 
@@ -279,17 +270,8 @@ def native(session: nox.Session) -> None:
     install(session, kernels)
     dist = Path(session.create_tmp()).resolve() / "native"
     source = str(kernels.path / "native")
-    session.run(
-        wheels.UV,
-        "build",
-        "--quiet",
-        "--clear",
-        "--wheel",
-        source,
-        "--out-dir",
-        str(dist),
-        external=True,
-    )
+    build = ("build", "--quiet", "--clear", "--wheel", source, "--out-dir", str(dist))
+    session.run(wheels.UV, *build, external=True)
     (built,) = dist.glob("*.whl")
     session.install("--no-deps", str(built))
     session.run("pytest", "packages/kernels/tests/quantized", *session.posargs)

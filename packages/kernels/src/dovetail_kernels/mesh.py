@@ -123,8 +123,8 @@ def _parts(
 
 def _check_apart(operation: str, parts: dict[str, _Part]) -> None:
     letters: dict[str, str] = {}
-    for letter, part in parts.items():
-        for name in _names(part):
+    for letter, mesh_axes in parts.items():
+        for name in _names(mesh_axes):
             if letters.setdefault(name, letter) != letter:
                 raise ValueError(
                     f"{operation} needs one letter over each mesh axis, got {letters[name]} and "

@@ -150,7 +150,13 @@ def combine(names: Names, sums: ColumnSums, *, columns: int) -> ColumnSums:
 
 
 def sum_over(names: Names, gradient: Array, x: Array) -> Array:
-    """Sums the gradient of x over the devices of `names`, if x is equal on them."""
+    """Sums the gradient of x over devices on which x is equal.
+
+    Args:
+        names: Mesh axes of the vocabulary.
+        gradient: A device's share of the gradient.
+        x: Inputs of the head. If they vary over an axis, the gradient is each device's own there.
+    """
     over = tuple(name for name in names if name not in varies(x))
     return lax.psum(gradient, over) if over else gradient
 

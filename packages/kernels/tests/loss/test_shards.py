@@ -21,7 +21,8 @@ PROGRAM = Path(__file__).parents[1] / "programs" / "vocab_sharded.py"
 @pytest.mark.parametrize(
     "sections",
     [
-        "explicit gathered_tokens",
+        "explicit",
+        "gathered_tokens mapped_over_one_axis",
         "shard_mapped",
         "exchanged memory refusals",
         "conformance",

@@ -116,6 +116,24 @@ def shard_mapped():
         same(jax.jit(step)(*arrays), AGAIN, f"shard_map, {tokens}, {columns}")
 
 
+def mapped_over_one_axis():
+    """The map takes the vocabulary's axis. Tokens stay with the partitioner; none is gathered."""
+    mesh = jax.make_mesh((2, 4), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2)
+
+    def body(*arrays):
+        return outputs(*arrays, budget=AGAIN, names="tensor")
+
+    with jax.sharding.set_mesh(mesh):
+        mapped = jax.shard_map(
+            body, in_specs=specs(None, "tensor"), out_specs=P(), axis_names={"tensor"}
+        )
+        step = jax.jit(jax.value_and_grad(mapped, argnums=(0, 1, 2, 3), has_aux=True))
+        given = put(mesh, specs("data", "tensor"))
+        compiled = step.lower(*given).compile()
+        same(compiled(*given), AGAIN, "a map over one axis")
+    assert {name for name, _ in collectives(compiled)} == {"all-reduce"}
+
+
 def gathered_tokens():
     """Tokens are sharded over the vocabulary's axis, and gathered before the loss."""
     mesh = jax.make_mesh((8,), ("tensor",), axis_types=(AxisType.Auto,))
@@ -275,6 +293,7 @@ SECTIONS = {
     for section in (
         explicit,
         shard_mapped,
+        mapped_over_one_axis,
         gathered_tokens,
         exchanged,
         memory,

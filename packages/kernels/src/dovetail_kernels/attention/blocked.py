@@ -142,7 +142,6 @@ def _backward_by_row(
 
 
 def _attend_forward(call: AttentionCall, inputs: Inputs) -> tuple[Any, Any]:
-    inputs = once(inputs)
     out, lse, largest = forward(call, inputs)
     # With these saved, `jax.checkpoint` runs the forward pass once. dovetail-models and others save
     # this name.

@@ -78,7 +78,7 @@ def cross_entropy(x, w, labels, **options):
     return ce.sum / ce.count
 
 
-def logprobs(x, w, labels, **options):
+def head_logprobs(x, w, labels, **options):
     return jnp.stack(linear_logprobs(x, w, labels, **options), 1)
 
 
@@ -88,7 +88,7 @@ def vocabulary_cases(x, w, labels) -> dict[str, Case]:
     specs = (P(), P(None, "d"), P())
     return {
         f"{name}, vocabulary": Case(f, (x, w, labels), specs, P(), (0, 1), split(f))
-        for name, f in (("linear_cross_entropy", cross_entropy), ("linear_logprobs", logprobs))
+        for name, f in (("linear_cross_entropy", cross_entropy), ("linear_logprobs", head_logprobs))
     }
 
 
@@ -207,7 +207,7 @@ def cases() -> dict[str, Case]:
         "linear_cross_entropy": Case(
             cross_entropy, (x, head, labels), (D, P(), D), P(), (0, 1), summed_cross_entropy
         ),
-        "linear_logprobs": Case(logprobs, (x, head, labels), (D, P(), D), D, (0, 1)),
+        "linear_logprobs": Case(head_logprobs, (x, head, labels), (D, P(), D), D, (0, 1)),
         **vocabulary_cases(x, normal(19, 6, 34), labels),
         "experts": Case(experts, (x, w, gate), (D, P(), P()), D, (0, 1, 2)),
         "quantized_matmul, 4 bits": Case(product(4), (normal(14, 6, 16),), (D,), D, (0,)),

@@ -25,8 +25,8 @@ class LossCall(dispatch.Call):
         width: Width D of the head's input.
         vocabulary: Vocabulary size V, of all shards.
         columns: Columns of the vocabulary on a device.
-        vocab_mesh_axes: Mesh axes over which the vocabulary is split; an implementation combines its
-            columns over them, or refuses.
+        vocab_mesh_axes: Mesh axes over which the vocabulary is split. An implementation combines
+            its columns over them, or refuses.
         dtype: Dtype of x and w.
         bias: Whether there is a bias.
         vocab_axis: Axis of w for the vocabulary.

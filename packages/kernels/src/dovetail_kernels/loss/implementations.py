@@ -123,7 +123,7 @@ def _blocked_work(call: LossCall) -> Work:
     logits = tiles.rows * tiles.columns
     tile = logits + max(2 * logits, call.width * tiles.columns) + tiles.rows * call.width
     converted = converts_whole(call.dtype, call.device.platform)
-    operands = call.width * (call.tokens + call.vocabulary) if converted else 0
+    operands = call.width * (call.tokens + call.columns) if converted else 0
     if call.tokens % max(tiles.rows, 1):  # whole tiles of tokens, a padded copy
         operands += call.tokens * call.width
     return _work(call, item * (tile + operands))

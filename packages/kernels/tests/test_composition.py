@@ -69,8 +69,8 @@ def assert_equal_to_eager(table):
 
 def test_every_operation_runs_in_a_shard_map_with_default_checks():
     results = table("shard_map")
-    assert len(results) == 19
-    assert sum(row["shard_map"]["gradient"] is not None for row in results.values()) == 14
+    assert len(results) == 21
+    assert sum(row["shard_map"]["gradient"] is not None for row in results.values()) == 16
     assert_equal_to_eager(results)
 
 

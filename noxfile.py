@@ -155,6 +155,13 @@ def newest(session: nox.Session, package: str) -> None:
     run_suite(session, package, "newest")
 
 
+@nox.session(python="3.11")
+def declared(session: nox.Session) -> None:
+    """Kernels' suite without its group `test`: a test that needs more skips and names it."""
+    install(session, *members("kernels"), groups=(), extra=("hypothesis", "pytest"))
+    session.run("pytest", "packages/kernels/tests", *session.posargs)
+
+
 @nox.session(python=workspace.PYTHONS)
 @nox.parametrize("package", PACKAGES, ids=PACKAGES)
 def bare(session: nox.Session, package: str) -> None:
@@ -263,17 +270,8 @@ def native(session: nox.Session) -> None:
     install(session, kernels)
     dist = Path(session.create_tmp()).resolve() / "native"
     source = str(kernels.path / "native")
-    session.run(
-        wheels.UV,
-        "build",
-        "--quiet",
-        "--clear",
-        "--wheel",
-        source,
-        "--out-dir",
-        str(dist),
-        external=True,
-    )
+    build = ("build", "--quiet", "--clear", "--wheel", source, "--out-dir", str(dist))
+    session.run(wheels.UV, *build, external=True)
     (built,) = dist.glob("*.whl")
     session.install("--no-deps", str(built))
     session.run("pytest", "packages/kernels/tests/quantized", *session.posargs)

@@ -2,15 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the tests share: types checked at run time, strict promotion of dtypes and ranks."""
 
+import importlib.util
+
 import jaxtyping
 
 # Before the first import of the package, so that every annotation of it is checked.
-jaxtyping.install_import_hook("dovetail_kernels", "beartype.beartype")
+if importlib.util.find_spec("beartype"):  # the session `declared` has no more than users have
+    jaxtyping.install_import_hook("dovetail_kernels", "beartype.beartype")
 
-from collections.abc import Iterator  # noqa: E402
+from collections.abc import Iterator
 
-import jax  # noqa: E402
-import pytest  # noqa: E402
+import jax
+import pytest
 
 
 @pytest.fixture

@@ -33,6 +33,7 @@ def per_shard(
     may: str,
     instead: str,
     summed: str = "",
+    checked: bool = False,
 ) -> Any:
     """Runs `function(*arrays)` on each shard if the types of `arrays` are sharded.
 
@@ -46,16 +47,19 @@ def per_shard(
         may: Letters along which the operation is independent.
         instead: Advice at the end of the error message for a sharded letter outside `may`.
         summed: Letters of `may` over whose shards the results are summed.
+        checked: Whether `function` lets its arguments vary as it needs (see `varying`), so that the
+            map can check the varying axes of its results.
 
     Returns:
         The result of `function`, sharded according to `out`.
 
     Raises:
         ValueError: An axis outside `may` is sharded, a letter is sharded differently in two arrays,
-            or the number of shards does not divide an axis.
+            two letters are sharded over one mesh axis, or the number of shards does not divide an
+            axis.
     """
     mesh, parts = _parts(operation, arrays, axes, may=may, instead=instead)
-    arrays = varying(list(arrays), arrays)
+    arrays = list(arrays) if checked else varying(list(arrays), arrays)
     if mesh is None:
         return function(*arrays)
     _check_sizes(operation, mesh, parts, arrays, axes)
@@ -83,7 +87,7 @@ def per_shard(
         mesh=mesh,
         in_specs=tuple(specs),
         out_specs=jax.tree.map(spec, out),
-        check_vma=False,
+        check_vma=checked,
     )
     split = (reshard(arrays[i], NamedSharding(mesh, s)) for i, s in zip(given, specs, strict=True))
     return mapped(*split)
@@ -113,7 +117,20 @@ def _parts(
                     f"{operation} needs {letter} sharded alike in all its arguments, got "
                     f"{parts[letter]!r} and {mesh_axes!r}. Use jax.sharding.reshard on one of them."
                 )
+    _check_apart(operation, parts)
     return mesh, parts
+
+
+def _check_apart(operation: str, parts: dict[str, _Part]) -> None:
+    letters: dict[str, str] = {}
+    for letter, mesh_axes in parts.items():
+        for name in _names(mesh_axes):
+            if letters.setdefault(name, letter) != letter:
+                raise ValueError(
+                    f"{operation} needs one letter over each mesh axis, got {letters[name]} and "
+                    f"{letter} sharded over {name!r}. Use jax.sharding.reshard to shard one of "
+                    "them over other axes."
+                )
 
 
 def _check_sizes(

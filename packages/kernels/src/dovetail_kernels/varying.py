@@ -24,14 +24,19 @@ def varying(tree: TreeT, *like: Any) -> TreeT:
         tree: Pytree of arrays.
         like: Pytrees of arrays.
     """
-    axes = frozenset().union(*(_varies(array) for array in jax.tree.leaves(like)))
+    return vary_over(frozenset().union(*map(varies, jax.tree.leaves(like))), tree)
+
+
+def vary_over(axes: frozenset[str], tree: TreeT) -> TreeT:
+    """Returns `tree` with arrays that vary over `axes` too."""
     return jax.tree.map(lambda array: _cast(array, axes), tree) if axes else tree
 
 
-def _cast(array: Any, axes: frozenset[str]) -> Any:
-    missing = tuple(sorted(axes - _varies(array)))
-    return lax.pcast(array, missing, to="varying") if missing else array
-
-
-def _varies(array: Any) -> frozenset[str]:
+def varies(array: Any) -> frozenset[str]:
+    """Returns the mesh axes over whose devices the value of `array` varies, by its type."""
     return jax.typeof(array).manual_axis_type.varying
+
+
+def _cast(array: Any, axes: frozenset[str]) -> Any:
+    missing = tuple(sorted(axes - varies(array)))
+    return lax.pcast(array, missing, to="varying") if missing else array

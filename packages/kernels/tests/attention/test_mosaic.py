@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import pallas
-from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.sharding import AbstractDevice, AbstractMesh
 
 from dovetail_kernels.attention import mosaic
@@ -22,6 +21,8 @@ from dovetail_kernels.attention.mosaic import MOSAIC
 from dovetail_kernels.dispatch import Device
 from dovetail_kernels.testing.attention import cases, check
 
+# JAX 0.10 imports absl here, which it does not declare.
+plgpu = pytest.importorskip("jax.experimental.pallas.mosaic_gpu")
 _H100 = Device(platform="gpu", kind="NVIDIA H100 80GB HBM3")
 _interpreted = pytest.mark.skipif(
     not hasattr(plgpu, "force_gpu_interpret_mode"),
@@ -294,3 +295,12 @@ def test_work_counts_bytes_of_arguments_and_results():
     hiding = MOSAIC.work(_call(shapes, causal=True, **options))
     # Keys and values once more written and read.
     assert hiding.bytes - work.bytes == 2 * sum(2 * x.size for x in shapes[1:])
+
+
+def test_a_second_derivative_names_the_reference():
+    def loss(q):
+        return attention(q, q, q, impl="mosaic").astype(jnp.float32).sum()
+
+    message = '^attention has first derivatives alone, .* Use impl="reference"'
+    with _on_hopper(), pytest.raises(NotImplementedError, match=message):
+        jax.eval_shape(jax.jit(jax.hessian(loss)), _shapes(heads=2)[0])

@@ -10,6 +10,7 @@ Operations take arrays that are split over two devices along the axes in `specs`
 those of sum(sin(result)) by the arrays at `wrt`.
 """
 
+import functools
 import json
 import sys
 from collections.abc import Callable
@@ -72,9 +73,23 @@ def experts(x, w, gate):
     return unpermute(grouped_matmul(rows, w, sizes), plan, weights)
 
 
-def cross_entropy(x, w, labels):
-    ce = linear_cross_entropy(x, w, labels, z_loss=0.1)
+def cross_entropy(x, w, labels, **options):
+    ce = linear_cross_entropy(x, w, labels, z_loss=0.1, **options)
     return ce.sum / ce.count
+
+
+def head_logprobs(x, w, labels, **options):
+    return jnp.stack(linear_logprobs(x, w, labels, **options), 1)
+
+
+def vocabulary_cases(x, w, labels) -> dict[str, Case]:
+    """The losses with columns of w split, not tokens. A map does not know it from the types."""
+    split = functools.partial(functools.partial, vocab_mesh_axes="d")
+    specs = (P(), P(None, "d"), P())
+    return {
+        f"{name}, vocabulary": Case(f, (x, w, labels), specs, P(), (0, 1), split(f))
+        for name, f in (("linear_cross_entropy", cross_entropy), ("linear_logprobs", head_logprobs))
+    }
 
 
 def summed_cross_entropy(x, w, labels):
@@ -192,13 +207,8 @@ def cases() -> dict[str, Case]:
         "linear_cross_entropy": Case(
             cross_entropy, (x, head, labels), (D, P(), D), P(), (0, 1), summed_cross_entropy
         ),
-        "linear_logprobs": Case(
-            lambda x, w, y: jnp.stack(linear_logprobs(x, w, y), 1),
-            (x, head, labels),
-            (D, P(), D),
-            D,
-            (0, 1),
-        ),
+        "linear_logprobs": Case(head_logprobs, (x, head, labels), (D, P(), D), D, (0, 1)),
+        **vocabulary_cases(x, normal(19, 6, 34), labels),
         "experts": Case(experts, (x, w, gate), (D, P(), P()), D, (0, 1, 2)),
         "quantized_matmul, 4 bits": Case(product(4), (normal(14, 6, 16),), (D,), D, (0,)),
         "quantized_matmul, 8 bits": Case(product(8), (normal(14, 6, 16),), (D,), D, (0,)),

@@ -58,6 +58,6 @@ with jax.sharding.set_mesh(mesh):
         linear_cross_entropy(arrays[0], sharded, arrays[2])
     except ValueError as error:
         message = str(error)
-    assert "v of dv sharded over 'fsdp'" in message, message
+    assert "m and v sharded over 'fsdp'" in message, message
     assert "jax.sharding.reshard" in message, message
 print("ok")

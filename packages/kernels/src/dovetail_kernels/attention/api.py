@@ -79,7 +79,8 @@ def attention(
     Returns:
         Output [b, t, n, g] in q's dtype; with `stats` the pair (output, `SoftmaxStats`). Logits and
         sums are float32 (float64 for float64). Differentiable in q, k, v, sinks and bias, through
-        the output and through `SoftmaxStats.lse`; `SoftmaxStats.max` has no gradient.
+        the output and through `SoftmaxStats.lse`; `SoftmaxStats.max` has no gradient. Forward
+        mode (`jax.jvp`, `jax.jacfwd`) and second derivatives need `impl="reference"`.
 
     Raises:
         TypeError: A dtype or the type of an option is wrong.

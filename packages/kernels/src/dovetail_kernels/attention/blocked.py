@@ -35,9 +35,11 @@ from dovetail_kernels.attention import single, tiles
 from dovetail_kernels.attention.bounds import visits
 from dovetail_kernels.attention.call import AttentionCall, Inputs, SoftmaxStats, local
 from dovetail_kernels.attention.tiles import Cut, cut
+from dovetail_kernels.derivatives import INSTEAD, first_order
 from dovetail_kernels.dispatch import Implementation, Work
 from dovetail_kernels.varying import varying
 
+once = functools.partial(first_order, "attention", INSTEAD)
 NAME = "attn_out"  # of out and lse, for the policies of `jax.checkpoint`
 
 
@@ -148,8 +150,8 @@ def _attend_forward(call: AttentionCall, inputs: Inputs) -> tuple[Any, Any]:
 
 
 def _attend_backward(call: AttentionCall, kept: Any, cotangents: Any) -> tuple[Inputs]:
-    inputs, out, lse = kept
-    dout, dlse, _ = (jnp.asarray(x) for x in cotangents)
+    inputs, out, lse = once(kept)
+    dout, dlse, _ = (jnp.asarray(x) for x in once(cotangents))
     return (backward(call, inputs, out, lse, dout, dlse),)
 
 

@@ -102,12 +102,14 @@ def _attend(call: AttentionCall, inputs: Inputs) -> tuple[Array, Array, Array]:
 
 
 def _attend_fwd(call: AttentionCall, inputs: Inputs) -> tuple[tuple[Array, Array, Array], tuple]:
+    inputs = blocked.once(inputs)
     out, lse, largest = _forward(call, inputs)
     out, lse = checkpoint_name(out, blocked.NAME), checkpoint_name(lse, blocked.NAME)
     return (out, lse, largest), (inputs, out, lse)
 
 
 def _attend_bwd(call: AttentionCall, kept: tuple, cotangents: tuple) -> tuple[Inputs]:
+    kept, cotangents = blocked.once((kept, cotangents))
     return (blocked.backward(call, *kept, *cotangents[:2]),)
 
 

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from dovetail_kernels.attention.blocked import once
 from dovetail_kernels.attention.call import AttentionCall, Inputs
 from dovetail_kernels.dispatch import Implementation, Work
 
@@ -106,12 +107,14 @@ def _attend(call: AttentionCall, inputs: Inputs) -> Array:
 
 
 def _attend_fwd(call: AttentionCall, inputs: Inputs) -> tuple[Array, Any]:
+    inputs = once(inputs)
     forward = functools.partial(_forward, call, inputs.kv_lengths)
     with _on_its_terms():
         return jax.vjp(forward, inputs.q, inputs.k, inputs.v)
 
 
 def _attend_bwd(call: AttentionCall, pull: Any, cotangent: Array) -> tuple[Inputs]:
+    pull, cotangent = once((pull, cotangent))
     with _on_its_terms():
         return (Inputs(*pull(cotangent)),)
 

@@ -55,7 +55,8 @@ def grouped_matmul(
 
     Returns:
         The products [M, F] in x's dtype, with sums in float32 or wider. Differentiable in x and w,
-        in reverse mode; the gradients have x's dtype.
+        in reverse mode; the gradients have x's dtype. Forward mode (`jax.jvp`, `jax.jacfwd`) and
+        second derivatives need `impl="reference"`.
 
     Raises:
         ValueError: Shapes, dtypes or sizes do not fit, an axis is sharded that cannot be, or `impl`

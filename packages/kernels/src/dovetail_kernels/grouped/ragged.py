@@ -15,6 +15,7 @@ from jax.custom_batching import sequential_vmap
 from dovetail_kernels.arrays import converts_whole
 from dovetail_kernels.dispatch import Implementation, Work
 from dovetail_kernels.grouped.call import GroupedMatmulCall, GroupedMatmulInputs
+from dovetail_kernels.grouped.tiles import once
 from dovetail_kernels.precision import matmul_precision
 
 
@@ -26,11 +27,12 @@ def _multiply(x: jax.Array, w: jax.Array, sizes: jax.Array) -> jax.Array:
 def _forward(
     x: jax.Array, w: jax.Array, sizes: jax.Array
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    x, w, sizes = once((x, w, sizes))
     return _rows(x, w, sizes), (x, w, sizes)
 
 
 def _backward(saved: tuple[jax.Array, ...], g: jax.Array) -> tuple[jax.Array, jax.Array, None]:
-    return *_gradients(*saved, g), None
+    return *_gradients(*once((*saved, g))), None
 
 
 _multiply.defvjp(_forward, _backward)

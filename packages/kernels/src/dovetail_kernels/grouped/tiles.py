@@ -17,6 +17,7 @@ no mask for the output. Sums over rows (dw) need a mask.
 The expert's matrix is sliced out of `w` once per expert, not once per tile: XLA copies it.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -27,6 +28,7 @@ from jax import lax
 from jax.custom_batching import sequential_vmap
 
 from dovetail_kernels.arrays import converts_whole
+from dovetail_kernels.derivatives import INSTEAD, first_order
 from dovetail_kernels.dispatch import Implementation, Work
 from dovetail_kernels.grouped.call import GroupedMatmulCall, GroupedMatmulInputs
 from dovetail_kernels.precision import product
@@ -60,6 +62,9 @@ def most_tiles(rows: int, count: int) -> int:
     return min(rows, count) + max(rows - count, 0) // tile_rows(rows, count)
 
 
+once = functools.partial(first_order, "grouped_matmul", INSTEAD)
+
+
 @jax.custom_vjp
 def _multiply(x: jax.Array, w: jax.Array, sizes: jax.Array) -> jax.Array:
     return _rows(x, w, sizes)
@@ -68,12 +73,13 @@ def _multiply(x: jax.Array, w: jax.Array, sizes: jax.Array) -> jax.Array:
 def _forward(
     x: jax.Array, w: jax.Array, sizes: jax.Array
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    x, w, sizes = once((x, w, sizes))
     return _rows(x, w, sizes), (x, w, sizes)
 
 
 @jax.jit  # for eager gradients, once
 def _backward(saved: tuple[jax.Array, ...], g: jax.Array) -> tuple[jax.Array, jax.Array, None]:
-    x, w, sizes = saved
+    (x, w, sizes), g = once((saved, g))
     return _rows_transposed(g, w, sizes), _matrices(x, g, sizes), None
 
 

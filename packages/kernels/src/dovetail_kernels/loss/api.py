@@ -19,11 +19,9 @@ from dovetail_kernels import dispatch, mesh
 from dovetail_kernels.argument_names import operation
 from dovetail_kernels.loss.call import LossCall, LossInputs, check
 from dovetail_kernels.loss.implementations import CROSS_ENTROPY, LOG_PROBABILITIES, tiles_of
+from dovetail_kernels.loss.shards import alike
 
-_INSTEAD = (
-    "Use jax.sharding.reshard on x and w so that only tokens are sharded: a vocabulary-parallel "
-    "loss is not here yet."
-)
+_INSTEAD = "Use jax.sharding.reshard on x and w: D is whole, tokens and vocabulary may be sharded."
 
 
 @jax.tree_util.register_dataclass
@@ -89,6 +87,7 @@ def linear_cross_entropy(
     z_loss: float = 0.0,
     smoothing: float = 0.0,
     vocab_axis: int = 1,
+    vocab_mesh_axes: str | tuple[str, ...] | None = None,
     budget: int | None = None,
     impl: dispatch.Impl | None = None,
 ) -> CE:
@@ -106,7 +105,13 @@ def linear_cross_entropy(
     products. These are summed over all tokens in float32.
 
     Under a mesh, tokens may be sharded. An Auto mesh reduces the gradient by w at every tile, an
-    Explicit mesh once.
+    Explicit mesh once. The vocabulary may be sharded over other mesh axes: on an Explicit mesh by
+    the type of w or bias, inside of `jax.shard_map` with `vocab_mesh_axes`. Devices then exchange
+    numbers per token and the gradient by x, no logits and no weights. On an Auto mesh types do not
+    say how w is split, and the partitioner gathers it: use `jax.shard_map` there. V must be a
+    multiple of the shards: else append columns with a bias of -inf (without smoothing).
+
+    Forward mode (`jax.jvp`, `jax.jacfwd`) and second derivatives need `impl="reference"`.
 
     Args:
         x: Inputs of the head [M, D]: bfloat16, float32 or float64.
@@ -121,6 +126,10 @@ def linear_cross_entropy(
         z_loss: Factor of lse^2, for example 1e-4.
         smoothing: Label smoothing over the whole vocabulary, in [0, 1).
         vocab_axis: Axis of w for the vocabulary: 1 or 0.
+        vocab_mesh_axes: Inside of `jax.shard_map` with its default checks: the mesh axis or axes
+            over which the vocabulary of w and bias is split, in their order. x, labels and `where`
+            are equal on the devices of these axes; labels are ids of the whole vocabulary. Default:
+            w has the whole vocabulary.
         budget: Bytes for the tiles, besides arguments, results and the float32 sum of the gradient
             by w. It changes the time, and the answer only by rounding. Default: 96 MiB on a CPU, 1
             GiB elsewhere, or the smallest tile if larger.
@@ -133,7 +142,8 @@ def linear_cross_entropy(
     Raises:
         ValueError: Shapes do not fit, an option is out of range, a label of a token that counts is
             out of range (inside `jax.jit` its loss, and so the sum, is NaN), the budget is too
-            small, `impl` cannot do the call, or an Explicit mesh shards w or axis D.
+            small, `impl` cannot do the call, an Explicit mesh shards axis D or shards tokens and
+            vocabulary over one axis, or `vocab_mesh_axes` names other axes than those of w.
         TypeError: A dtype is wrong.
 
     Example:
@@ -157,6 +167,7 @@ def linear_cross_entropy(
         z_loss=z_loss,
         smoothing=smoothing,
         vocab_axis=vocab_axis,
+        vocab_mesh_axes=vocab_mesh_axes,
         budget=budget,
         impl=impl,
     )
@@ -175,6 +186,7 @@ def plan_linear_cross_entropy(
     z_loss: float = 0.0,
     smoothing: float = 0.0,
     vocab_axis: int = 1,
+    vocab_mesh_axes: str | tuple[str, ...] | None = None,
     budget: int | None = None,
     impl: dispatch.Impl | None = None,
 ) -> dispatch.Plan[LossCall]:
@@ -182,7 +194,8 @@ def plan_linear_cross_entropy(
 
     Args:
         x, w, labels, where, bias: As in `linear_cross_entropy`; also `jax.ShapeDtypeStruct`.
-        soft_cap, z_loss, smoothing, vocab_axis, budget, impl: As in `linear_cross_entropy`.
+        soft_cap, z_loss, smoothing, vocab_axis, vocab_mesh_axes, budget, impl: As in
+            `linear_cross_entropy`.
 
     Raises:
         ValueError: Shapes do not fit, an option or a label is out of range, or the budget is too
@@ -197,6 +210,7 @@ def plan_linear_cross_entropy(
         where=where,
         bias=bias,
         vocab_axis=vocab_axis,
+        vocab_mesh_axes=vocab_mesh_axes,
         soft_cap=soft_cap,
         smoothing=smoothing,
         z_loss=z_loss,
@@ -216,6 +230,7 @@ def linear_logprobs(
     soft_cap: float | None = None,
     temperature: float = 1.0,
     vocab_axis: int = 1,
+    vocab_mesh_axes: str | tuple[str, ...] | None = None,
     budget: int | None = None,
     impl: dispatch.Impl | None = None,
 ) -> Logprobs:
@@ -224,7 +239,7 @@ def linear_logprobs(
     With z = soft_cap tanh((x w + bias) / soft_cap) / temperature, these are log softmax(z)[label]
     and the entropy of softmax(z). Gradients take four products, since the cotangent of each token
     is known only afterwards. For a mean over tokens use `linear_cross_entropy`, with three. Meshes
-    are as there.
+    and derivatives are as there.
 
     Args:
         x: Inputs of the head [M, D]: bfloat16, float32 or float64.
@@ -235,6 +250,7 @@ def linear_logprobs(
         soft_cap: Positive bound of the logits. None for none.
         temperature: Positive divisor of the logits.
         vocab_axis: Axis of w for the vocabulary: 1 or 0.
+        vocab_mesh_axes: Mesh axes of w's vocabulary; see `linear_cross_entropy`.
         budget: Bytes for the tiles; see `linear_cross_entropy`.
         impl: An implementation, by name or as `implementations.Implementation`, or several in order
             of preference; see `explain`.
@@ -265,6 +281,7 @@ def linear_logprobs(
         soft_cap=soft_cap,
         temperature=temperature,
         vocab_axis=vocab_axis,
+        vocab_mesh_axes=vocab_mesh_axes,
         budget=budget,
         impl=impl,
     )
@@ -281,6 +298,7 @@ def plan_linear_logprobs(
     soft_cap: float | None = None,
     temperature: float = 1.0,
     vocab_axis: int = 1,
+    vocab_mesh_axes: str | tuple[str, ...] | None = None,
     budget: int | None = None,
     impl: dispatch.Impl | None = None,
 ) -> dispatch.Plan[LossCall]:
@@ -288,7 +306,7 @@ def plan_linear_logprobs(
 
     Args:
         x, w, labels, where, bias: As in `linear_logprobs`; also `jax.ShapeDtypeStruct`.
-        soft_cap, temperature, vocab_axis, budget, impl: As in `linear_logprobs`.
+        soft_cap, temperature, vocab_axis, vocab_mesh_axes, budget, impl: As in `linear_logprobs`.
 
     Raises:
         ValueError: Shapes do not fit, an option or a label is out of range, or the budget is too
@@ -303,6 +321,7 @@ def plan_linear_logprobs(
         where=where,
         bias=bias,
         vocab_axis=vocab_axis,
+        vocab_mesh_axes=vocab_mesh_axes,
         soft_cap=soft_cap,
         temperature=temperature,
         budget=budget,
@@ -336,11 +355,22 @@ def _per_shard(
     out: tuple[str, ...],
     summed: str,
 ) -> tuple[Array, ...]:
-    run = functools.partial(_run, plan.choose(), plan.call)
-    arrays = [None if a is None else jnp.asarray(a) for a in (x, w, bias, labels, where)]
-    axes = ("md", "dv" if plan.call.vocab_axis == 1 else "vd", "v", "m", "m")
+    names = plan.call.vocab_mesh_axes
+    implementation = functools.partial(_run, plan.choose(), plan.call)
+
+    def run(*shards: Any) -> tuple[Array, ...]:
+        return implementation(*(alike(names, shards, split=(1, 2)) if names else shards))
+
     return mesh.per_shard(
-        plan.operation, run, arrays, axes, out=out, may="m", instead=_INSTEAD, summed=summed
+        plan.operation,
+        run,
+        [None if a is None else jnp.asarray(a) for a in (x, w, bias, labels, where)],
+        ("md", "dv" if plan.call.vocab_axis == 1 else "vd", "v", "m", "m"),
+        out=out,
+        may="mv",
+        instead=_INSTEAD,
+        summed=summed,
+        checked=bool(names),
     )
 
 

@@ -22,8 +22,12 @@ import jax.numpy as jnp
 from jax import Array
 from jax.custom_derivatives import SymbolicZero
 
+from dovetail_kernels.derivatives import INSTEAD, first_order
 from dovetail_kernels.loss import rows
 from dovetail_kernels.loss.operands import Gradients, Head, Operands, RowStats, Wanted
+
+_once_cross_entropy = functools.partial(first_order, "linear_cross_entropy", INSTEAD)
+_once_logprobs = functools.partial(first_order, "linear_logprobs", INSTEAD)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -84,18 +88,17 @@ def _cross_entropy_forward(
     head: Head, formula: Formula, operands: Any, weights: Any
 ) -> tuple[tuple[Array, Array, Array], tuple[Gradients, Array]]:
     given, wanted = _given(operands)
-    stats, best, formed = rows.stats_and_gradients(
-        head, given, formula, weights.value, wanted=wanted
-    )
-    each = jnp.where(weights.value == 0, 0, formula(stats, jnp.ones_like(weights.value)))
-    return _sums(formula, given, stats, best, weights.value), (_filled(formed), each)
+    given, factors = _once_cross_entropy((given, weights.value))
+    stats, best, formed = rows.stats_and_gradients(head, given, formula, factors, wanted=wanted)
+    each = jnp.where(factors == 0, 0, formula(stats, jnp.ones_like(factors)))
+    return _sums(formula, given, stats, best, factors), (_filled(formed), each)
 
 
 def _cross_entropy_backward(
     head: Head, formula: Formula, residuals: tuple[Gradients, Array], cotangents: Any
 ) -> tuple[Operands, Array]:
     formed, each = residuals
-    by_sum, by_z, _ = (_dense(cotangent) for cotangent in cotangents)
+    by_sum, by_z, _ = _once_cross_entropy(tuple(_dense(cotangent) for cotangent in cotangents))
     # Only the gradients of `sum` were formed. A cotangent of z_sum therefore gives NaN.
     scale = jnp.where(by_z == 0, by_sum, jnp.nan)
 
@@ -121,6 +124,7 @@ def _token_stats(head: Head, operands: Operands) -> RowStats:
 
 def _token_stats_forward(head: Head, operands: Any) -> tuple[RowStats, tuple]:
     given, wanted = _given(operands)
+    given = _once_logprobs(given)
     stats, _ = rows.stats_of(head, given)
     marks = Gradients(*(jnp.zeros(1) if requested else None for requested in wanted))
     return stats, (given, stats, _filled(marks))
@@ -129,7 +133,7 @@ def _token_stats_forward(head: Head, operands: Any) -> tuple[RowStats, tuple]:
 def _token_stats_backward(head: Head, residuals: tuple, cotangents: RowStats) -> tuple[Operands]:
     operands, stats, marks = residuals
     wanted = Wanted(*(mark is not None for mark in _formed(marks)))
-    by = jax.tree.map(_dense, cotangents, is_leaf=_is_symbolic)
+    by = _once_logprobs(jax.tree.map(_dense, cotangents, is_leaf=_is_symbolic))
     return (_by_operands(rows.gradients(head, operands, stats, by, wanted=wanted)),)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from dovetail_kernels import dispatch
 from dovetail_kernels.arrays import check_arrays, known
+from dovetail_kernels.loss.shards import vocab_names
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,7 +23,10 @@ class LossCall(dispatch.Call):
         operation: Name of the operation, for messages.
         tokens: Number of tokens M.
         width: Width D of the head's input.
-        vocabulary: Vocabulary size V.
+        vocabulary: Vocabulary size V, of all shards.
+        columns: Columns of the vocabulary on a device.
+        vocab_mesh_axes: Mesh axes over which the vocabulary is split. An implementation combines
+            its columns over them, or refuses.
         dtype: Dtype of x and w.
         bias: Whether there is a bias.
         vocab_axis: Axis of w for the vocabulary.
@@ -42,6 +46,8 @@ class LossCall(dispatch.Call):
     tokens: int
     width: int
     vocabulary: int
+    columns: int
+    vocab_mesh_axes: tuple[str, ...]
     dtype: jnp.dtype
     bias: bool
     vocab_axis: int
@@ -93,6 +99,7 @@ def check(
     where: Any,
     bias: Any,
     vocab_axis: int,
+    vocab_mesh_axes: str | tuple[str, ...] | None,
     soft_cap: float | None,
     temperature: float = 1.0,
     smoothing: float = 0.0,
@@ -104,7 +111,8 @@ def check(
     Args:
         operation: Name of the operation, for messages.
         x, w, labels, where, bias: Arrays, or `jax.ShapeDtypeStruct`.
-        vocab_axis, soft_cap, temperature, smoothing, z_loss, budget: Options of the operation.
+        vocab_axis, vocab_mesh_axes, soft_cap, temperature, smoothing, z_loss, budget: Options of
+            the operation.
 
     Raises:
         ValueError: Shapes do not fit, or an option or a label is out of range.
@@ -116,11 +124,11 @@ def check(
             f"vocab_axis must be 1 for w [D, V] or 0 for w [V, D], got vocab_axis={vocab_axis!r}. "
             "Use 0 for tied embeddings."
         )
-    tokens, width, vocabulary = _shapes(operation, x, w, vocab_axis)
+    tokens, width, columns = _shapes(operation, x, w, vocab_axis)
     for name, array, size in (
         ("labels", labels, tokens),
         ("where", where, tokens),
-        ("bias", bias, vocabulary),
+        ("bias", bias, columns),
     ):
         if array is not None and array.shape != (size,):
             letter = "V" if name == "bias" else "M"
@@ -130,12 +138,18 @@ def check(
             )
     _dtypes(x, w, labels, where, bias)
     _options(soft_cap, temperature, smoothing, z_loss, budget)
+    names, shards = vocab_names(w, bias, vocab_axis=vocab_axis, requested=vocab_mesh_axes)
+    vocabulary = columns * shards
+    if vocab_mesh_axes is None:  # the type of w has the whole shape
+        vocabulary, columns = columns, columns // shards
     _labels_in_range(labels, where, vocabulary)
     return LossCall(
         operation=operation,
         tokens=tokens,
         width=width,
         vocabulary=vocabulary,
+        columns=columns,
+        vocab_mesh_axes=names,
         dtype=jax.dtypes.canonicalize_dtype(x.dtype),  # float64 only under x64
         bias=bias is not None,
         vocab_axis=vocab_axis,

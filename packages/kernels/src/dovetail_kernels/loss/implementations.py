@@ -29,7 +29,7 @@ def tiles_of(call: LossCall, tokens: int) -> Tiles:
     return choose_tiles(
         tokens=tokens,
         width=call.width,
-        vocabulary=call.vocabulary,
+        vocabulary=call.columns,
         item=accumulator(call.dtype).itemsize,
         budget=call.budget,
         platform=call.device.platform,
@@ -44,6 +44,7 @@ def _head(call: LossCall, tokens: int, *, total: bool, mean: bool) -> Head:
         total=total,
         mean=mean,
         tiles=tiles_of(call, tokens),
+        names=call.vocab_mesh_axes,
     )
 
 
@@ -95,7 +96,10 @@ def _never(call: LossCall) -> str | None:
     return None
 
 
-def _over_budget(call: LossCall) -> str | None:
+def _kept_whole(call: LossCall) -> str | None:
+    if call.vocab_mesh_axes:
+        names = ", ".join(call.vocab_mesh_axes)
+        return f"its formula needs the whole vocabulary on a device, and w is split over {names}"
     size = 2 * _logits_bytes(call)
     if call.budget is None or size <= call.budget:
         return None
@@ -119,7 +123,7 @@ def _blocked_work(call: LossCall) -> Work:
     logits = tiles.rows * tiles.columns
     tile = logits + max(2 * logits, call.width * tiles.columns) + tiles.rows * call.width
     converted = converts_whole(call.dtype, call.device.platform)
-    operands = call.width * (call.tokens + call.vocabulary) if converted else 0
+    operands = call.width * (call.tokens + call.columns) if converted else 0
     if call.tokens % max(tiles.rows, 1):  # whole tiles of tokens, a padded copy
         operands += call.tokens * call.width
     return _work(call, item * (tile + operands))
@@ -135,12 +139,12 @@ def _reference_work(call: LossCall) -> Work:
 CROSS_ENTROPY = (
     Implementation(name="blocked", refuse=_never, work=_blocked_work, run=_blocked_cross_entropy),
     Implementation(
-        name="reference", refuse=_over_budget, work=_reference_work, run=_reference_cross_entropy
+        name="reference", refuse=_kept_whole, work=_reference_work, run=_reference_cross_entropy
     ),
 )
 LOG_PROBABILITIES = (
     Implementation(name="blocked", refuse=_never, work=_blocked_work, run=_blocked_logprobs),
     Implementation(
-        name="reference", refuse=_over_budget, work=_reference_work, run=_reference_logprobs
+        name="reference", refuse=_kept_whole, work=_reference_work, run=_reference_logprobs
     ),
 )

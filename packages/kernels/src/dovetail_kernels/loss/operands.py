@@ -83,6 +83,7 @@ class Head:
         total: Whether `RowStats.total` is requested.
         mean: Whether `RowStats.mean` is requested.
         tiles: Sizes of the tiles.
+        names: Mesh axes over which the vocabulary of w is split (shards.py).
     """
 
     vocab_axis: int
@@ -91,3 +92,4 @@ class Head:
     total: bool
     mean: bool
     tiles: Tiles
+    names: tuple[str, ...] = ()

@@ -21,7 +21,7 @@ with a logit of 0 would count.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,8 +29,9 @@ from jax import Array, lax
 
 from dovetail_kernels.loss.call import accumulator
 from dovetail_kernels.loss.operands import Gradients, Head, Operands, RowStats, Wanted
+from dovetail_kernels.loss.shards import ColumnSums, combine, first_column, sum_over
 from dovetail_kernels.precision import product
-from dovetail_kernels.varying import varying
+from dovetail_kernels.varying import varies, vary_over, varying
 
 
 def stats_of(head: Head, operands: Operands) -> tuple[RowStats, Array]:
@@ -41,7 +42,8 @@ def stats_of(head: Head, operands: Operands) -> tuple[RowStats, Array]:
         stats, best, _ = _forward(head, _tile(cut, i), None)
         return _put(per_token, (stats, best), i)
 
-    start = varying((_no_stats(head, cut), jnp.zeros(cut.labels.shape, jnp.int32)), cut.x)
+    best = jnp.zeros(cut.labels.shape, jnp.int32)
+    start = vary_over(_token_axes(head, operands), (_no_stats(head, cut), best))
     return _join(lax.fori_loop(0, cut.read.shape[1], step, start), operands)
 
 
@@ -64,9 +66,9 @@ def gradients(
         own, by_own = _take(per_token, i)
         return _back(head, _tile(cut, i), i, own, by_own, None, sums)
 
-    start = varying(_no_gradients(cut, wanted), cut.x)
+    start = varying(_no_gradients(head, cut, wanted), cut.x, cut.w)
     sums = lax.fori_loop(0, cut.read.shape[1], step, start)
-    return _finish(operands, sums)
+    return _finish(head, operands, sums)
 
 
 def stats_and_gradients(
@@ -108,10 +110,10 @@ def stats_and_gradients(
         sums = _back(head, tile, i, stats, by, kept, sums)
         return _put(per_token, (stats, best), i), sums, kept
 
-    start = ((_no_stats(head, cut), best), _no_gradients(cut, wanted), kept)
-    start = varying(start, cut.x)
-    (stats, best), sums, _ = lax.fori_loop(0, cut.read.shape[1], step, start)
-    return *_join((stats, best), operands), _finish(operands, sums)
+    start = vary_over(_token_axes(head, operands), (_no_stats(head, cut), best))
+    own = varying((_no_gradients(head, cut, wanted), kept), cut.x, cut.w)
+    (stats, best), sums, _ = lax.fori_loop(0, cut.read.shape[1], step, (start, *own))
+    return *_join((stats, best), operands), _finish(head, operands, sums)
 
 
 def _cut(head: Head, arrays: Any) -> Any:
@@ -128,8 +130,14 @@ def _cut(head: Head, arrays: Any) -> Any:
 
 
 def _cut_operands(head: Head, operands: Operands) -> Operands:
-    x, labels, read = _cut(head, (operands.x, operands.labels, operands.read))
+    labels = operands.labels - first_column(head.names, operands.w.shape[head.vocab_axis])
+    x, labels, read = _cut(head, (operands.x, labels, operands.read))
     return operands._replace(x=x, labels=labels, read=read)
+
+
+def _token_axes(head: Head, operands: Operands) -> frozenset[str]:
+    """Returns the axes over which statistics vary: they are combined over the shards of w."""
+    return (varies(operands.x) | varies(operands.w)) - set(head.names)
 
 
 def _join(arrays: Any, operands: Operands) -> Any:
@@ -164,22 +172,25 @@ def _no_stats(head: Head, cut: Operands) -> RowStats:
     )
 
 
-def _no_gradients(cut: Operands, wanted: Wanted) -> Gradients:
-    """Returns sums of zeros. That of x has x's dtype, since each of its tiles is written once."""
+def _no_gradients(head: Head, cut: Operands, wanted: Wanted) -> Gradients:
+    """Returns sums of zeros. That of x has x's dtype unless shards of w add to it: each tile is
+    written once.
+    """
     acc = accumulator(cut.x.dtype)
     bias = cut.bias if wanted.bias else None
     return Gradients(
-        x=jnp.zeros_like(cut.x) if wanted.x else None,
+        x=jnp.zeros(cut.x.shape, acc if head.names else cut.x.dtype) if wanted.x else None,
         w=jnp.zeros(cut.w.shape, acc) if wanted.w else None,
         bias=None if bias is None else jnp.zeros(bias.shape, acc),
     )
 
 
-def _finish(operands: Operands, sums: Gradients) -> Gradients:
+def _finish(head: Head, operands: Operands, sums: Gradients) -> Gradients:
     """Returns the sums in the shapes and dtypes of the operands."""
     x, w, bias = sums
     if x is not None:
-        x = x.reshape(-1, x.shape[-1])[: operands.x.shape[0]]
+        x = sum_over(head.names, x, operands.x)
+        x = x.reshape(-1, x.shape[-1])[: operands.x.shape[0]].astype(operands.x.dtype)
     if w is not None:
         w = w.astype(operands.w.dtype)
     if bias is not None and operands.bias is not None:
@@ -227,33 +238,26 @@ def _logits(head: Head, tile: Operands, j: Array) -> Array:
     return lax.optimization_barrier(z)
 
 
-class _Sums(NamedTuple):
-    """State of one pass over the columns. `exps` and `moment` are relative to exp(top)."""
-
-    top: Array
-    exps: Array
-    moment: Array
-    label: Array
-    total: Array
-    best: Array
-
-
 def _forward(
     head: Head, tile: Operands, kept: Array | None
 ) -> tuple[RowStats, Array, Array | None]:
     """Returns a tile's RowStats, the index of each largest logit, and `kept` filled with z."""
     vocabulary = tile.w.shape[head.vocab_axis]
-    zeros = varying(jnp.zeros(tile.labels.shape, accumulator(tile.x.dtype)), tile.x)
+    zeros = jnp.zeros(tile.labels.shape, accumulator(tile.x.dtype))
 
-    def step(j: Array, carry: tuple[_Sums, Array | None]) -> tuple[_Sums, Array | None]:
+    def step(j: Array, carry: tuple[ColumnSums, Array | None]) -> tuple[ColumnSums, Array | None]:
         sums, kept = carry
         z = _logits(head, tile, j)
         if kept is not None:
             kept = lax.dynamic_update_slice_in_dim(kept, z, _start(head, j, vocabulary), axis=1)
-        return _add_columns(head, tile, sums, z, j), kept
+        # Again, for 0 tokens: JAX replaces some arrays without elements by constants.
+        return varying(_add_columns(head, tile, sums, z, j), tile.x, tile.w), kept
 
-    nothing = _Sums(zeros - jnp.inf, zeros, zeros, zeros, zeros, jnp.zeros_like(tile.labels))
+    first = jnp.zeros_like(tile.labels)
+    nothing = ColumnSums(zeros - jnp.inf, zeros, zeros, zeros, zeros, first)
+    nothing = varying(nothing, tile.x, tile.w)
     sums, kept = lax.fori_loop(0, _tile_count(head, vocabulary), step, (nothing, kept))
+    sums = combine(head.names, sums, columns=vocabulary)
     stats = RowStats(
         lse=jnp.where(sums.top == -jnp.inf, sums.top, sums.top + jnp.log(sums.exps)),
         label=sums.label,
@@ -263,7 +267,7 @@ def _forward(
     return stats, sums.best, kept
 
 
-def _add_columns(head: Head, tile: Operands, sums: _Sums, z: Array, j: Array) -> _Sums:
+def _add_columns(head: Head, tile: Operands, sums: ColumnSums, z: Array, j: Array) -> ColumnSums:
     """Adds the logits z of tile j of the columns to `sums`."""
     vocabulary = tile.w.shape[head.vocab_axis]
     columns, new = _columns(head, j, vocabulary)
@@ -282,7 +286,7 @@ def _add_columns(head: Head, tile: Operands, sums: _Sums, z: Array, j: Array) ->
         total = total + jnp.sum(added, axis=1)
     if head.mean:
         moment = moment * shrink + jnp.sum(jnp.where(e > 0, e * z, 0), axis=1)
-    return _Sums(
+    return ColumnSums(
         top=raised,
         exps=sums.exps * shrink + jnp.sum(e, axis=1),
         moment=moment,
@@ -312,7 +316,7 @@ def _back(
             z = lax.dynamic_slice_in_dim(kept, start, head.tiles.columns, axis=1)
         return _add_products(head, tile, own, _logit_gradient(head, tile, stats, by, z, j), j)
 
-    zeros = varying(jnp.zeros(tile.x.shape, acc), tile.x)
+    zeros = varying(jnp.zeros(tile.x.shape, acc), tile.x, tile.w)
     own = sums._replace(x=None if sums.x is None else zeros)
     count = _tile_count(head, tile.w.shape[head.vocab_axis])
     updated = lax.fori_loop(0, count, step, own)

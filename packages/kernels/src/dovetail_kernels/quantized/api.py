@@ -17,6 +17,7 @@ from jaxtyping import Float
 
 from dovetail_kernels import dispatch
 from dovetail_kernels.argument_names import operation
+from dovetail_kernels.derivatives import first_order
 from dovetail_kernels.dispatch import Implementation
 from dovetail_kernels.mesh import per_shard
 from dovetail_kernels.quantized import blocks, costs, native, reference, split
@@ -56,7 +57,8 @@ def quantized_matmul(
 
     Returns:
         y [M, F] in x's dtype, accumulated in float32 (float64 for float64 x). Differentiable in x
-        only: dx = dy wᵀ with w as packed.
+        only, once, in reverse mode: dx = dy wᵀ with w as packed. `x @ unpack_weights(w)` has
+        forward mode (`jax.jvp`, `jax.jacfwd`) and second derivatives.
 
     Raises:
         ValueError: Shapes or bits do not fit, an option is unknown, `impl` refuses the call, or a
@@ -219,7 +221,12 @@ def _forward(
             "jax.lax.stop_gradient(w), or x @ unpack_weights(w) to train scales."
         )
     whole = jax.tree.map(lambda leaf: leaf.value, packed, is_leaf=_is_primal)
-    return _product(implementation, call, x.value, whole), whole
+    return _product(implementation, call, _once(x.value), whole), whole
+
+
+_once = functools.partial(
+    first_order, "quantized_matmul", "Use x @ unpack_weights(w), which JAX differentiates"
+)
 
 
 def _is_primal(leaf: Any) -> bool:
@@ -231,7 +238,7 @@ def _backward(
 ) -> tuple[Array | None, None]:
     if isinstance(dy, jax.custom_derivatives.SymbolicZero):
         return None, None
-    wide = accumulator(jnp.asarray(dy))
+    wide = accumulator(jnp.asarray(_once(dy)))
     by_blocks = call.device.platform == "cpu" and _refuse_blocks(call) is None
     with jax.named_scope("quantized_matmul"):
         dx = blocks.backward(wide, packed) if by_blocks else reference.backward(wide, packed)

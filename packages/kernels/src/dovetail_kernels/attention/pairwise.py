@@ -15,7 +15,13 @@ from dovetail_kernels.attention.tiles import Cut
 
 
 def filled(x: Shaped[Array, "b n t s"], queries: Cut, keys: Cut) -> Shaped[Array, "b n t2 s2"]:
-    """Pads T and S to whole blocks, with zeros or False. An axis of size 1 stays."""
+    """Pads T and S to whole blocks, with zeros or False. An axis of size 1 stays.
+
+    Args:
+        x: Bias or mask [b, n, t, s].
+        queries: Blocks of queries.
+        keys: Blocks of keys.
+    """
     ends = (cut.size * cut.blocks - n for n, cut in zip(x.shape[2:], (queries, keys), strict=True))
     pads = [(0, 0 if n == 1 else end) for n, end in zip(x.shape[2:], ends, strict=True)]
     return jnp.pad(x, ((0, 0), (0, 0), *pads))

@@ -131,6 +131,15 @@ def cases() -> tuple[Case, ...]:
             positions="gaps",
             **packed,
         ),
+        *_pairwise_cases(),
+        _case("NaN in a segment", poison="segment", **packed),
+        _case("NaN in the last key", poison="last", causal=True, queries=140, keys=140),
+    )
+
+
+def _pairwise_cases() -> tuple[Case, ...]:
+    """Returns the cases with a bias or a mask, which vary along each axis or not."""
+    return (
         _case("bias", bias="bnts", batch=3, queries=140, keys=150),
         _case("bias of all rows", bias="nts", heads=6, queries=37, keys=140),
         _case("bias of keys", bias="bs", kv_lengths=True, batch=3, heads=4, keys=140),
@@ -157,6 +166,4 @@ def cases() -> tuple[Case, ...]:
             keys=150,
         ),
         _case("NaN in masked keys", poison="mask", mask="bs", batch=3, keys=140),
-        _case("NaN in a segment", poison="segment", **packed),
-        _case("NaN in the last key", poison="last", causal=True, queries=140, keys=140),
     )

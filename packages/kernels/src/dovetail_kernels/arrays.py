@@ -30,6 +30,11 @@ def absmax(x: jax.Array, *, axis: int, keepdims: bool = False) -> jax.Array:
 
     `jnp.max` alone loses NaN: XLA's parallel reductions on CPUs skip it (4,096 numbers and more,
     jax 0.10.2 and 0.12).
+
+    Args:
+        x: The numbers.
+        axis: The axis that is reduced.
+        keepdims: Keep the axis, with size 1.
     """
     return jnp.max(jnp.where(jnp.isnan(x), jnp.inf, jnp.abs(x)), axis=axis, keepdims=keepdims)
 

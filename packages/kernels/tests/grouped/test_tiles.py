@@ -165,3 +165,21 @@ def test_gradients_of_few_rows():
     run = jax.jit(lambda x, w: grouped_matmul(x, w, sizes))
     # Differences of float32: about eps ** (2 / 3).
     check_grads(run, (x, w), order=1, modes=["rev"], rtol=2e-2)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 9])
+def test_sizes_that_the_compiler_knows(rows):
+    """XLA before jax 0.12 left out the loop over one tile of one row."""
+    x = jax.random.normal(jax.random.key(0), (rows, 16))
+    w = jax.random.normal(jax.random.key(1), (3, 16, 5))
+    sizes = np.array([0, 0, rows], np.int32)
+
+    def loss(x, w):
+        return jnp.sum(jnp.sin(grouped_matmul(x, w, jnp.asarray(sizes), impl="tiles")))
+
+    found = jax.jit(jax.grad(loss, argnums=(0, 1)))(x, w)
+    wide = [np.asarray(array, np.float64) for array in (x, w)]
+    g = np.cos(wide[0] @ wide[1][2])
+    np.testing.assert_allclose(found[0], g @ wide[1][2].T, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(found[1][2], wide[0].T @ g, rtol=0, atol=1e-5)
+    assert not found[1][:2].any()

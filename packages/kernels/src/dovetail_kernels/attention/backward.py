@@ -112,13 +112,12 @@ def backward(
         dq = tiles.put_query_block(sums.dq, state.dq * call.scale, i, queries)
         return state._replace(dq=dq), None
 
-    dk, dv, dbias = (
-        None if x is None else jnp.zeros(x.shape, call.inner_dtype) for x in (k, v, bias)
-    )
+    dk, dv = (jnp.zeros(x.shape, call.inner_dtype) for x in (k, v))
+    dbias = None if bias is None else jnp.zeros(bias.shape, call.inner_dtype)
     sums = varying(_State(dq=jnp.zeros_like(by_query[0]), dk=dk, dv=dv, dbias=dbias), inputs.q)
     (dq, dk, dv, dbias), _ = jax.lax.scan(block, sums, at.visits)
     dk, dv = (dk * call.scale).astype(call.dtype), dv.astype(call.dtype)
-    if inputs.bias is not None:
+    if inputs.bias is not None and dbias is not None:
         dbias = dbias[:, :, : inputs.bias.shape[2], : inputs.bias.shape[3]]
     return dq[:, : call.queries], dk[:, : call.keys], dv[:, : call.keys], dbias
 

@@ -114,7 +114,7 @@ def backward(
         sinks = inputs.sinks.astype(inner)[None, None, :]
         share = jnp.where(sinks == -jnp.inf, 0, jnp.exp(sinks - lse))
         dsinks = -(share * delta).sum((0, 1)).astype(inputs.sinks.dtype)
-    if inputs.bias is not None:
+    if inputs.bias is not None and dbias is not None:
         dbias = dbias.astype(inputs.bias.dtype)
     return Inputs(q=dq, k=dk, v=dv, sinks=dsinks, bias=dbias)
 
@@ -126,10 +126,12 @@ def _backward_by_row(
     bias, blocks = shared.get("bias"), _cuts(call)
 
     def row_backward(total: Array | None, xs: Any) -> tuple[Array | None, Any]:
-        row, *others = xs
+        row, row_lse, row_delta, row_dout = xs
         row = row._replace(**shared)
-        dq, dk, dv, dbias = _backward.backward(local(call, row), row, *others, *blocks)
-        if total is None:
+        dq, dk, dv, dbias = _backward.backward(
+            local(call, row), row, row_lse, row_delta, row_dout, *blocks
+        )
+        if total is None or dbias is None:
             return None, (dq, dk, dv, dbias)
         return total + dbias, (dq, dk, dv, None)
 

@@ -114,9 +114,10 @@ def bounds(call: AttentionCall, inputs: Inputs, queries: Cut, keys: Cut) -> Boun
         some, whole = some.any(1, keepdims=True), whole.all(1, keepdims=True)
     order = jnp.where(whole, 0, jnp.where(some, 1, 2))
     ids = jnp.argsort(order, axis=-1, stable=True).astype(jnp.int32)
-    counts = (x.sum(-1, dtype=jnp.int32) for x in (whole, some))
+    whole_count, some_count = (x.sum(-1, dtype=jnp.int32) for x in (whole, some))
     numbers = jnp.arange(queries.blocks, dtype=jnp.int32)
-    return Bounds(Visits(query, ids, *counts, numbers), key, ends, mask, (queries, keys))
+    every = Visits(query, ids, whole_count, some_count, numbers)
+    return Bounds(every, key, ends, mask, (queries, keys))
 
 
 def visible(

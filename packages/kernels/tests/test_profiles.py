@@ -96,5 +96,5 @@ def test_an_eager_call_has_the_names_too():
 
     q = jnp.ones((1, 9, 2, 8))
     plan = plan_attention(q, q, q)
-    lowered = _run.lower(plan.choose(), plan.call, q, q, q, *[None] * 6)
+    lowered = _run.lower(plan.choose(), plan.call, q, q, q, *[None] * 8)
     assert "attention/blocked" in lowered.as_text(debug_info=True)

@@ -36,7 +36,9 @@ def absmax(x: jax.Array, *, axis: int, keepdims: bool = False) -> jax.Array:
         axis: The axis that is reduced.
         keepdims: Keep the axis, with size 1.
     """
-    return jnp.max(jnp.where(jnp.isnan(x), jnp.inf, jnp.abs(x)), axis=axis, keepdims=keepdims)
+    # x * 0 is 0, or NaN where x is not finite. Unlike a selection, XLA fuses it into the sum.
+    finite = jnp.sum(x * 0, axis=axis, keepdims=keepdims) == 0
+    return jnp.where(finite, jnp.max(jnp.abs(x), axis=axis, keepdims=keepdims), jnp.inf)
 
 
 def is_known(array: Any) -> bool:

@@ -49,7 +49,7 @@ class Call:
         """Names of the options in use, such as "causal". An implementation refuses unknown ones."""
         fields = dataclasses.fields(self)  # pyright: ignore[reportArgumentType]  # subclasses are
         names = {field.name for field in fields} - self._FACTS
-        return frozenset(name for name in names if getattr(self, name) not in (None, False))
+        return frozenset(name for name in names if getattr(self, name) not in (None, False, ()))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

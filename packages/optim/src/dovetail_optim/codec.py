@@ -94,13 +94,13 @@ class Fp8:
 
     def _exponents(self, value: Array) -> Array:
         """Returns float32's exponent of each block's largest value, after rounding up; [..., 1]."""
-        # XLA's parallel maximum on CPUs drops NaN. Of floats it is 4x as fast as of bits there.
-        value = jnp.where(jnp.isnan(value), jnp.inf, value)
-        top = _bits(value.max(-1, keepdims=True, initial=0))
+        top = _bits(value.max(-1, keepdims=True, initial=0))  # of floats: it is 4x as fast, on CPUs
+        # XLA's parallel maximum on CPUs drops NaN. x * 0 is NaN where x is not finite.
+        finite = (value * 0).sum(-1, keepdims=True) == 0
         rounded = ((top + ((1 << _SHIFT) - 1)) >> 23).astype(jnp.int32)
         # Bounded below so that no code stands for a denormal, which processors flush to zero.
         bounded = jnp.clip(rounded, self._span + 1, 254)
-        return jnp.where(top >= 0x7F800000, _BROKEN, bounded)
+        return jnp.where(finite & (top < 0x7F800000), bounded, _BROKEN)
 
     def _base(self, exponents: Array) -> Array:
         """Returns the offset between a code and the leading bits of its float32."""

@@ -68,7 +68,9 @@ def absmax(x: Array, *, axis: int, keepdims: bool = False) -> Array:
         axis: The axis that is reduced.
         keepdims: Keep the axis, with size 1.
     """
-    return jnp.max(jnp.where(jnp.isnan(x), jnp.inf, jnp.abs(x)), axis=axis, keepdims=keepdims)
+    # x * 0 is 0, or NaN where x is not finite. Unlike a selection, XLA fuses it into the sum.
+    finite = jnp.sum(x * 0, axis=axis, keepdims=keepdims) == 0
+    return jnp.where(finite, jnp.max(jnp.abs(x), axis=axis, keepdims=keepdims), jnp.inf)
 
 
 def scales(w: Float[Array, "*b K N"], spec: Spec) -> tuple[_Scale, _Zero]:
@@ -92,7 +94,8 @@ def scales(w: Float[Array, "*b K N"], spec: Spec) -> tuple[_Scale, _Zero]:
         return _divided(absmax(grouped, axis=-2), _SYMMETRIC[spec.weight]), None
     low, high = _RANGE[spec.weight]
     least = jnp.minimum(jnp.min(grouped, axis=-2), 0.0)
-    most = jnp.max(jnp.where(jnp.isnan(grouped), jnp.inf, grouped), axis=-2)  # see `absmax`
+    finite = absmax(grouped, axis=-2) < jnp.inf  # the maximum alone loses NaN
+    most = jnp.where(finite, jnp.max(grouped, axis=-2), jnp.inf)
     scale = _divided(jnp.maximum(most, 0.0) - least, float(high - low))
     zero = jnp.clip(jnp.round(low - least / scale), low, high)
     return scale, zero.astype(DTYPES[spec.weight])

@@ -39,7 +39,7 @@ class LossCall(dispatch.Call):
     """
 
     _FACTS = frozenset(
-        ("operation", "tokens", "width", "vocabulary", "dtype", "vocab_axis", "device")
+        ("operation", "tokens", "width", "vocabulary", "columns", "dtype", "vocab_axis", "device")
     )
 
     operation: str

@@ -108,7 +108,8 @@ def _rounded(w: Array, *, bits: int, size: int, symmetric: bool) -> PackedWeight
     else:
         least = jnp.minimum(jnp.min(grouped, axis=2), 0)
         # Half of each, because their difference may pass the largest float.
-        most = jnp.max(jnp.where(jnp.isnan(grouped), jnp.inf, grouped), axis=2)  # see `absmax`
+        finite = absmax(grouped, axis=2) < jnp.inf  # the maximum alone loses NaN
+        most = jnp.where(finite, jnp.max(grouped, axis=2), jnp.inf)
         scales = (jnp.maximum(most, 0) / 2 - least / 2) / ((high - low) / 2)
         zeros = low - jnp.round(least / jnp.where(scales < _TINY, 1, scales))
     scales = jnp.where(scales < _TINY, 0, scales)

@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dovetail_data._timeline import Timeline
@@ -25,7 +25,7 @@ def one_epoch(starts, stages, sizes, exhausted, most):
     order: list[int] = []
     given = [0] * len(sizes)
     before = None
-    while len(order) < most:
+    while True:
         stage = max(i for i, start in enumerate(starts) if start <= len(order))
         used_up = [n == size for n, size in zip(given, sizes, strict=True)]
         counts = stages[stage]
@@ -38,9 +38,10 @@ def one_epoch(starts, stages, sizes, exhausted, most):
         j = turn(counts, n + 1, within)
         if exhausted == "stop" and used_up[j]:
             return order, True
+        if len(order) == most:  # an epoch of just so many places has ended above
+            return order, False
         order.append(j)
         given[j], within[j], n = given[j] + 1, within[j] + 1, n + 1
-    return order, False
 
 
 @st.composite
@@ -55,6 +56,9 @@ def cases(draw):
 
 
 @given(case=cases())
+@example(
+    case=([0, 1, 10], [[0, 0, 0, 1], [0, 0, 0, 1], [0, 3, 1, 5]], [None, None, 15, None], "stop")
+)
 @settings(max_examples=150, deadline=None)
 def test_every_policy_is_what_place_by_place_gives(case):
     starts, stages, sizes, exhausted = case

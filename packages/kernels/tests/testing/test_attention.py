@@ -71,6 +71,7 @@ def test_the_oracle_softmax_by_hand():
     # Powers 1, 3 and the sink's 4: (1 · 4 + 3 · 8) / 8.
     np.testing.assert_allclose(found["out"], np.full((1, 1, 1, 8), 3.5))
     np.testing.assert_allclose(found["lse"], np.log([[[8.0]]]))
+    # One product of float64 near 1: a few of its roundings of 1.1e-16.
     np.testing.assert_allclose(found["max"], np.log([[3.0]]), atol=1e-15)
 
 

@@ -27,7 +27,7 @@ from importlib.metadata import version as _version
 
 from dovetail_kernels import implementations as implementations
 from dovetail_kernels.attention.api import attention
-from dovetail_kernels.attention.call import SoftmaxStats
+from dovetail_kernels.attention.stats import SoftmaxStats
 from dovetail_kernels.explain import Explanation, explain
 from dovetail_kernels.glu import glu
 from dovetail_kernels.grouped.api import grouped_matmul

@@ -15,8 +15,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from dovetail_kernels.argument_names import operation
 from dovetail_kernels.attention import blocked, cudnn, mosaic, reference, tokamax
-from dovetail_kernels.attention.call import AttentionCall, Inputs, SoftmaxStats, local
+from dovetail_kernels.attention.call import AttentionCall, Inputs, local
 from dovetail_kernels.attention.checks import checked_call, pair
+from dovetail_kernels.attention.stats import SoftmaxStats
 from dovetail_kernels.dispatch import Impl, Implementation, Plan, device, run
 from dovetail_kernels.mesh import per_shard
 

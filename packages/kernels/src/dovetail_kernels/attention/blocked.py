@@ -33,7 +33,8 @@ from dovetail_kernels.attention import backward as _backward
 from dovetail_kernels.attention import forward as _forward
 from dovetail_kernels.attention import single, tiles
 from dovetail_kernels.attention.bounds import visits
-from dovetail_kernels.attention.call import AttentionCall, Inputs, SoftmaxStats, local
+from dovetail_kernels.attention.call import AttentionCall, Inputs, local
+from dovetail_kernels.attention.stats import SoftmaxStats
 from dovetail_kernels.attention.tiles import Cut, cut
 from dovetail_kernels.derivatives import INSTEAD, first_order
 from dovetail_kernels.dispatch import Implementation, Work

@@ -19,7 +19,8 @@ from jaxtyping import Array
 
 from dovetail_kernels.attention import blocked
 from dovetail_kernels.attention.bounds import visits
-from dovetail_kernels.attention.call import AttentionCall, Inputs, SoftmaxStats
+from dovetail_kernels.attention.call import AttentionCall, Inputs
+from dovetail_kernels.attention.stats import SoftmaxStats
 from dovetail_kernels.attention.tiles import Cut
 from dovetail_kernels.dispatch import Implementation, Work
 

@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from dovetail_kernels.attention.call import AttentionCall, Inputs, SoftmaxStats
+from dovetail_kernels.attention.call import AttentionCall, Inputs
 from dovetail_kernels.attention.pairwise import by_group
+from dovetail_kernels.attention.stats import SoftmaxStats
 from dovetail_kernels.dispatch import Implementation, Work
 from dovetail_kernels.precision import product
 

@@ -137,3 +137,12 @@ def test_explain(corpus):
 def test_another_corpus_is_an_error(corpus_of):
     with pytest.raises(ValueError, match=r"the field 'chosen': got .*'tokens'.*Write it with Pref"):
         pairs(corpus_of([3, 4]), length=4)
+
+
+def test_a_pair_is_one_place_to_leave_out(corpus):
+    rows = pairs(corpus, length=8)
+    plain = batches(rows, global_batch=2, seed=0)
+    assert plain.places(1) == range(1, 2)
+    it = batches(rows, global_batch=2, seed=0, leave_out=[plain.places(1)])
+    for step in (0, 2, 3):
+        np.testing.assert_equal(next(it), plain.batch(step))

@@ -10,7 +10,7 @@
     >>> step, items["model"]["w"]
     (10, Array([0., 1., 2.], dtype=float32))
 
-- Runs: `Store`, `Retention`, `Best`
+- Runs: `Store`, `Retention`, `Best`, `rewind`
 - Verification: `verify`, `digest`
 - Loading into another layout: `load`, `explain`; conversion: `export_safetensors`, `convert`
 - Rules: `rename`, `stack`, `unstack`, `split`, `fuse`, `transpose`, `cast`, `drop`, `only`,
@@ -35,6 +35,7 @@ from dovetail_checkpoint.mapping import Explanation
 from dovetail_checkpoint.metadata import Checkpoint, Run, inspect
 from dovetail_checkpoint.report import DamageError, IntegrityReport, Problem, StepReport
 from dovetail_checkpoint.retention import Best, Retention
+from dovetail_checkpoint.rewinding import rewind
 from dovetail_checkpoint.rules import (
     Rule,
     cast,
@@ -59,6 +60,7 @@ __all__ = [  # noqa: RUF022, by topic
     "SavedStep",
     "Retention",
     "Best",
+    "rewind",
     # Verification
     "verify",
     "IntegrityReport",

@@ -25,7 +25,8 @@ from dovetail_checkpoint.steps import PLAIN, is_ours, step_directories, step_dir
 _logger = logging.getLogger(__name__)
 _SHOWN = 10  # in a warning
 _DELETING_SUFFIX = ".dovetail-deleting"
-_DAMAGED_SUFFIX = ".dovetail-damaged"
+DAMAGED_SUFFIX = ".dovetail-damaged"
+REWOUND_SUFFIX = ".dovetail-rewound"
 _DELETING = re.compile(rf"({PLAIN.pattern}){re.escape(_DELETING_SUFFIX)}")
 _LEFTOVER = re.compile(
     rf"({PLAIN.pattern})({re.escape(_DELETING_SUFFIX)}|{re.escape(_compat.UNCOMMITTED_SUFFIX)}.*)"
@@ -175,11 +176,12 @@ def _with_path(error: OSError, path: Path) -> OSError:
     return OSError(error.errno, error.strerror or str(error), str(path))
 
 
-def set_aside(root: Path, step: int) -> Path:
-    """Renames a damaged step to free its number; returns the new path."""
-    copies = len(list(root.glob(f"{step}{_DAMAGED_SUFFIX}*")))
-    aside = root / f"{step}{_DAMAGED_SUFFIX}-{copies}"
-    return step_directory(root, step).rename(aside)
+def set_aside(root: Path, step: int, *, suffix: str = DAMAGED_SUFFIX) -> Path:
+    """Renames a step to free its number; returns the new path."""
+    copies = len(list(root.glob(f"{step}{suffix}*")))
+    aside = step_directory(root, step).rename(root / f"{step}{suffix}-{copies}")
+    sync(root)
+    return aside
 
 
 @dataclass(frozen=True, kw_only=True)

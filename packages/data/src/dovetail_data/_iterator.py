@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The iterator behind `batches`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from dovetail_data._arguments import require_integer, require_name, wrong
 from dovetail_data._grain import DatasetIterator
+from dovetail_data._left_out import LeftOut
 from dovetail_data._reader import Ahead, Reader
 from dovetail_data.corpus import CorruptDocument, CorruptError
 from dovetail_data.rows import Arrays, Rows, Span, joined
@@ -20,9 +21,10 @@ _LISTED = 20  # corrupt documents in an error: a screenful
 class Batches(DatasetIterator[Arrays]):
     """An iterator over this host's rows of each global batch: arrays of global_batch / n rows.
 
-    The state is JSON with the entries "row" (rows delivered) and "fingerprint" (of their inputs).
-    It is equal on all hosts and may be set on an iterator with another shard count or global batch.
-    It is that of the batch delivered last, whatever is read ahead.
+    The state is JSON with the entries "row" (the place in the order after the row delivered last)
+    and "fingerprint" (of the inputs up to it). It is equal on all hosts and may be set on an
+    iterator with another shard count or global batch. It is that of the batch delivered last,
+    whatever is read ahead.
 
     Args:
         rows: See `batches`, for all options.
@@ -33,6 +35,7 @@ class Batches(DatasetIterator[Arrays]):
         max_corrupt: Damaged documents that this host may read.
         threads: Threads that read ahead.
         workers: Processes that read ahead.
+        leave_out: Places of the order to pass over.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class Batches(DatasetIterator[Arrays]):
         max_corrupt: int,
         threads: int,
         workers: int,
+        leave_out: Sequence[range],
     ) -> None:
         super().__init__()
         if seed is not None:
@@ -54,17 +58,20 @@ class Batches(DatasetIterator[Arrays]):
         _check_counts(max_corrupt=max_corrupt, threads=threads, workers=workers)
         i, n = shard
         step = global_batch // rows.unit
-        total = None if epochs is None else epochs * (rows.epoch or 0)
+        self._left_out = LeftOut(leave_out)
+        self._end = None if epochs is None else epochs * (rows.epoch or 0)
+        total = _kept(self._left_out, self._end)
         share = (i * step // n, (i + 1) * step // n)
         self._rows = rows
         self._seed = seed
-        self._reader = Reader(rows, seed=seed, step=step, share=share, total=total)
+        order = {"seed": seed, "total": total, "left_out": self._left_out}
+        self._reader = Reader(rows, step=step, share=share, **order)
         self._shard = shard
         self._ahead: Ahead | None = None
         self._threads, self._workers = threads, workers
         self._max_corrupt = max_corrupt
         self._corrupt: dict[tuple[str, int], CorruptDocument] = {}
-        self._row = 0
+        self._rank = 0  # of the next batch's first row
         self._meter = Meter()
 
     def __len__(self) -> int:
@@ -81,17 +88,17 @@ class Batches(DatasetIterator[Arrays]):
 
     def __repr__(self) -> str:
         batch = f"global_batch={self._reader.step * self._rows.unit}"
-        state = f"seed={self._seed}, shard={self._shard}, row={self._row:,}"
+        state = f"seed={self._seed}, shard={self._shard}, row={self._place():,}"
         return f"Batches({self._rows!r}, {batch}, {state})"
 
     def __next__(self) -> Arrays:
-        if self._reader.total is not None and self._row >= self._reader.total:
+        if self._reader.total is not None and self._rank >= self._reader.total:
             raise StopIteration
         with self._meter.waiting():
-            batch, corrupt = self._take(self._row)
+            batch, corrupt = self._take(self._rank)
             self._count(corrupt)
         self._meter.delivered(batch)
-        self._row = self._reader.clipped(self._row + self._reader.step)
+        self._rank = self._reader.clipped(self._rank + self._reader.step)
         return batch
 
     def batch(self, step: int) -> Arrays:
@@ -111,13 +118,12 @@ class Batches(DatasetIterator[Arrays]):
 
     def stats(self) -> IteratorStats:
         """Returns counts of the batches delivered so far, and the time that `next` took."""
-        return self._meter.stats(
-            rows=self._rows.drawn(self._row), corrupt=tuple(self._corrupt.values())
-        )
+        return self._meter.stats(rows=self._drawn(), corrupt=tuple(self._corrupt.values()))
 
     def get_state(self) -> dict[str, Any]:
         """Returns the state after the batch delivered last: {"row": .., "fingerprint": ..}."""
-        return {"row": self._row, "fingerprint": joined(self._identity(self._row))}
+        place = self._place()
+        return {"row": place, "fingerprint": joined(self._identity(place))}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continues from a state of `get_state`.
@@ -136,9 +142,9 @@ class Batches(DatasetIterator[Arrays]):
         row = state["row"]
         require_integer("row", row, "Pass what get_state returned.")
         require_name("fingerprint", state["fingerprint"], "corpus=.. rows=..")
-        if row < 0 or row != self._reader.clipped(row):
+        if row < 0 or (self._end is not None and row > self._end):
             raise ValueError(
-                f"a state's row must lie in the iterator's {self._reader.total} rows: got "
+                f"a state's row must lie in the iterator's {self._end} rows: got "
                 f"row={row}. Pass the epochs that the run was started with, or more."
             )
         ours = self._identity(row)
@@ -146,9 +152,21 @@ class Batches(DatasetIterator[Arrays]):
             raise ValueError(
                 f"a state must be of {_difference(state['fingerprint'], ours)}: got "
                 f"fingerprint={state['fingerprint']!r}, this iterator has {joined(ours)!r}. "
-                "Open the rows and the seed of that run, or start anew."
+                "Open the rows and the seed of that run, or start anew. To leave out rows, set a "
+                "state from before they were delivered."
             )
-        self._row = row
+        self._rank = self._left_out.rank(row)
+
+    def places(self, step: int) -> range:
+        """Returns the places of global batch `step` in the order of the rows, over all hosts.
+
+        They are numbered as the "row" of a state. `leave_out` takes them, so that a resumed run
+        passes over this batch. Places that this iterator leaves out may lie between.
+        """
+        start = self._start(step)
+        ranks = np.array([start, self._reader.clipped(start + self._reader.step) - 1])
+        first, last = self._left_out.places(ranks).tolist()
+        return range(first, last + 1)
 
     def close(self) -> None:
         """Stops reading ahead, after the batches being read."""
@@ -193,8 +211,25 @@ class Batches(DatasetIterator[Arrays]):
             raise IndexError(f"step must be in [0, {end}): got step={step}. Count from 0.")
         return start
 
-    def _identity(self, row: int) -> dict[str, str]:
-        return {**self._rows.identity(row), "seed": str(self._seed)}
+    def _place(self) -> int:
+        """Returns the place after that of the row delivered last."""
+        if not self._rank:
+            return 0
+        return int(self._left_out.places(np.array([self._rank - 1]))[0]) + 1
+
+    def _drawn(self) -> dict[str, int]:
+        """Returns the rows delivered from each source."""
+        counts = dict(self._rows.drawn(self._place()))
+        for each in self._left_out.before(self._place()):
+            first, last = self._rows.drawn(each.start), self._rows.drawn(each.stop)
+            counts = {name: n - last[name] + first[name] for name, n in counts.items()}
+        return counts
+
+    def _identity(self, place: int) -> dict[str, str]:
+        """Returns the inputs of all rows before `place`."""
+        identity = {**self._rows.identity(place), "seed": str(self._seed)}
+        before = self._left_out.before(place)
+        return identity | ({"leave_out": str(LeftOut(before))} if before else {})
 
 
 def _check(rows: Rows, *, global_batch: int, shard: tuple[int, int], epochs: int | None) -> None:
@@ -227,6 +262,24 @@ def _check(rows: Rows, *, global_batch: int, shard: tuple[int, int], epochs: int
         )
 
 
+def _kept(left_out: LeftOut, total: int | None) -> int | None:
+    """Returns the number of places that are not left out. None without an end."""
+    if total is None:
+        return None
+    last = left_out.ranges[-1] if left_out.ranges else range(0)
+    if last.stop > total:
+        raise ValueError(
+            f"leave_out must lie in the {total} rows of the epochs: got {last}. Pass places as a "
+            "state's row counts them, or more epochs."
+        )
+    kept = left_out.rank(total)
+    if not kept:
+        raise ValueError(
+            f"leave_out must leave a row: got {left_out!r} of {total}. Pass smaller ranges."
+        )
+    return kept
+
+
 def _check_counts(*, max_corrupt: int, threads: int, workers: int) -> None:
     counts = {"max_corrupt": max_corrupt, "threads": threads, "workers": workers}
     for name, value in counts.items():
@@ -241,5 +294,6 @@ def _check_counts(*, max_corrupt: int, threads: int, workers: int) -> None:
 def _difference(theirs: str, ours: Mapping[str, str]) -> str:
     """Names the inputs in which two fingerprints differ: corpus, packing, mixture, seed."""
     names = {"rows": "packing"}
-    differ = [name for name, value in ours.items() if f"{name}={value}" not in theirs.split()]
+    said = dict(part.partition("=")[::2] for part in theirs.split())
+    differ = [name for name in {**ours, **said} if ours.get(name) != said.get(name)]
     return " and ".join(f"the same {names.get(name, name)}" for name in differ)

@@ -1,9 +1,9 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Reads of the batch that begins at any row, on demand or ahead in threads or processes.
+"""Reads of the batch that begins at any rank, on demand or ahead in threads or processes.
 
-A batch is a function of its first row and of nothing else. So batches read ahead need no state: one
-that is asked for is used, any other is thrown away.
+A batch is a function of the rank of its first row and of nothing else. So batches read ahead need
+no state: one that is asked for is used, any other is thrown away.
 """
 
 import collections
@@ -14,7 +14,9 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeAlias
 
 import numpy as np
+from jaxtyping import Int64
 
+from dovetail_data._left_out import LeftOut
 from dovetail_data._processes import Processes
 from dovetail_data._shared import Exchange, Sender, Sent
 from dovetail_data.corpus import CorruptDocument
@@ -33,32 +35,45 @@ class Reader:
         seed: Seed of the order.
         step: Elements of a global batch.
         share: This host's elements [first, last) of it.
-        total: End of the order; None without an end.
+        total: Number of places to read; None without an end.
+        left_out: Places of the order to pass over.
     """
 
     def __init__(
-        self, rows: Rows, *, seed: int | None, step: int, share: tuple[int, int], total: int | None
+        self,
+        rows: Rows,
+        *,
+        seed: int | None,
+        step: int,
+        share: tuple[int, int],
+        total: int | None,
+        left_out: LeftOut,
     ) -> None:
         self.rows = rows
         self.step = step
         self.total = total
-        self.draws = rows.draws(seed)
+        self._left_out = left_out
+        self._order = rows.draws(seed)
         self._block = (0, np.empty(0, np.int64))
         self._first, self._last = share
         digest = hashlib.sha256(f"keys/{seed}".encode()).digest()[:8]
         self._salt = np.uint64(int.from_bytes(digest, "little"))
 
-    def clipped(self, row: int) -> int:
-        return row if self.total is None else min(row, self.total)
+    def clipped(self, rank: int) -> int:
+        return rank if self.total is None else min(rank, self.total)
+
+    def draws(self, ranks: Int64[np.ndarray, "k"]) -> Int64[np.ndarray, "k"]:
+        """Returns the rows at the places with these ranks."""
+        return self._order(self._left_out.places(ranks))
 
     def __call__(self, start: int) -> Read:
-        """Returns the share of the batch that begins at row `start`, and its corrupt documents.
+        """Returns the share of the batch that begins at rank `start`, and its corrupt documents.
 
         Rows beyond the end are zeros.
         """
         first, last = self.clipped(start + self._first), self.clipped(start + self._last)
         corrupt: list[CorruptDocument] = []
-        keys = np.arange(first, last).astype(np.uint64) ^ self._salt
+        keys = self._left_out.places(np.arange(first, last)).astype(np.uint64) ^ self._salt
         batch = self.rows.batch(self._drawn(first, last), keys=keys, corrupt=corrupt)
         missing = (self._last - self._first - (last - first)) * self.rows.unit
         if missing:
@@ -66,7 +81,7 @@ class Reader:
         return batch, corrupt
 
     def _drawn(self, first: int, last: int) -> np.ndarray:
-        """Returns the rows at places [first, last).
+        """Returns the rows of ranks [first, last).
 
         They are computed a block at a time: for the few of one batch, NumPy's cost per call
         dominates.
@@ -105,7 +120,7 @@ class Ahead:
         self._pending: collections.deque[tuple[int, Future[Read | Sent]]] = collections.deque()
 
     def take(self, start: int) -> Read:
-        """Returns the batch from row `start` on, and starts to read the next ones."""
+        """Returns the batch from rank `start` on, and starts to read the next ones."""
         if not self._pending or self._pending[0][0] != start:
             for _, future in self._pending:
                 future.cancel()

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Global batches of rows: the same on any number of hosts, and readable from any row."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dovetail_data.rows import Rows, require_rows
@@ -20,12 +21,13 @@ def batches(
     max_corrupt: int = 0,
     threads: int = 0,
     workers: int = 0,
+    leave_out: Sequence[range] = (),
 ) -> "Batches":
     """Returns an iterator over batches of `global_batch` rows, shuffled anew in each epoch.
 
     The iterator yields dictionaries of NumPy arrays, with this host's share of the rows. It is a
     Grain `DatasetIterator`. Beside `next` it has `get_state`, `set_state`, `batch(step)`,
-    `explain(step)` and `stats()`.
+    `places(step)`, `explain(step)` and `stats()`.
 
     Args:
         rows: The rows, from `pack`, `pad`, `pairs`, `prompts`, `images` or `mix`.
@@ -44,16 +46,21 @@ def batches(
         workers: Processes that read ahead, two batches each. They also share the work of `map` and
             `images`; their functions must then pickle. They need a script guarded by
             `if __name__ == "__main__":`. Pass threads or workers, not both.
+        leave_out: Places in the order to pass over, such as `[it.places(100)]` for the rows of
+            batch 100. All other rows keep their order. Places are numbered as the "row" of a state,
+            through all epochs; a preference pair is one place. A state from before a left-out place
+            may be set on an iterator that leaves it out, so a run can go back and pass over the
+            batches of a loss spike.
 
     Returns:
-        The iterator. Its state is JSON with the entries "row", the rows delivered, and
-        "fingerprint", the identity of the rows and the seed. The state is equal on all hosts and
-        does not count batches read ahead. It may be set on an iterator with another shard or global
-        batch.
+        The iterator. Its state is JSON with the entries "row", the place after the row delivered
+        last, and "fingerprint", the identity of the rows and the seed. The state is equal on all
+        hosts and does not count batches read ahead. It may be set on an iterator with another shard
+        or global batch.
 
     Raises:
-        ValueError: An option is out of range, global_batch does not divide over the hosts, or
-            `epochs` is given for rows without an end.
+        ValueError: An option is out of range, global_batch does not divide over the hosts,
+            `epochs` is given for rows without an end, or `leave_out` lies beyond the epochs.
         CorruptError: By `next`, when more than `max_corrupt` documents are damaged.
 
     Example:
@@ -79,4 +86,5 @@ def batches(
         max_corrupt=max_corrupt,
         threads=threads,
         workers=workers,
+        leave_out=leave_out,
     )

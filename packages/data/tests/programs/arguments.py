@@ -176,6 +176,15 @@ CALLS = {
     "batches.max_corrupt": (lambda v: batches(rows, global_batch=2, seed=0, max_corrupt=v), ()),
     "batches.threads": (lambda v: batches(rows, global_batch=2, seed=0, threads=v), ()),
     "batches.workers": (lambda v: batches(rows, global_batch=2, seed=0, workers=v), ()),
+    "batches.leave_out": (
+        lambda v: batches(rows, global_batch=2, seed=0, leave_out=v),
+        (),
+    ),
+    "batches.leave_out.range": (
+        lambda v: batches(rows, global_batch=2, seed=0, leave_out=[v]),
+        (),
+    ),
+    "it.places": (lambda v: it.places(v), ()),
     "it.batch": (lambda v: it.batch(v), ()),
     "it.explain": (lambda v: it.explain(v), ()),
     "it.set_state": (lambda v: it.set_state(v), ()),

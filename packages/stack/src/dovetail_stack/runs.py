@@ -18,6 +18,7 @@ from typing import Any
 
 from dovetail_stack import launches, settings
 from dovetail_stack.commands.generate import EXPORT
+from dovetail_stack.rewinding import left_out
 from dovetail_stack.settings import Settings
 
 METRICS, CHECKPOINTS = "metrics.jsonl", "checkpoints"
@@ -284,5 +285,6 @@ def facts(run: Run) -> dict[str, str]:
         "recipe": run.settings.recipe,
         "state": run.state,
         **{name: str(value) for name, value in settings.flat(run.settings).items()},
+        **({"left out steps": left_out(run.settings)} if run.settings.leave_out else {}),
         **{f"version of {name}": value for name, value in last["versions"].items()},
     }

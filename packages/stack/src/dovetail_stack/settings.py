@@ -43,6 +43,21 @@ S = TypeVar("S", bound="Settings")
 
 
 @dataclass(frozen=True, kw_only=True)
+class Rewind:
+    """A rewind that is pending; see `rewinding`.
+
+    Attributes:
+        asked: The step that was asked for, or None.
+        to: Step of the checkpoint to go on from.
+        leave_out: Steps [first, end) to leave out, as they were asked for.
+    """
+
+    asked: int | None
+    to: int
+    leave_out: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """The settings shared by all recipes. Paths are absolute, so a run resumes from any folder.
 
@@ -52,6 +67,9 @@ class Settings:
         monitoring: Samples and traces during training.
         training: Batch, precision and the like.
         skipped: Names of files without text, relative to the text's directory. None: not known yet.
+        leave_out: Steps [first, end) whose batches are passed over. Each is numbered as in the run
+            after those before it.
+        rewind: A rewind that is pending.
     """
 
     recipe: ClassVar[str]
@@ -60,6 +78,8 @@ class Settings:
     monitoring: Monitoring = field(default_factory=Monitoring)
     training: Batching = field(default_factory=Batching)
     skipped: tuple[str, ...] | None = None
+    leave_out: tuple[tuple[int, int], ...] = ()
+    rewind: Rewind | None = None
 
     def with_steps(self: S, steps: int) -> S:
         """Returns a copy with the number of steps."""
@@ -139,16 +159,29 @@ def load(run: Path) -> Settings:
         content = json.loads(path.read_text(encoding="utf-8"))
         kind, values = RECIPES[content["recipe"]], content["settings"]
         skipped = values.pop("skipped")
+        beside = _beside(values)
         kinds = parts(kind)
         if values.keys() != kinds.keys():
             raise KeyError(*sorted(values.keys() ^ kinds.keys()))
         made = {name: _part(kinds[name], values[name]) for name in kinds}
-        return kind(**made, skipped=None if skipped is None else tuple(skipped))
+        return kind(**made, skipped=None if skipped is None else tuple(skipped), **beside)
     except (AttributeError, KeyError, TypeError, UnicodeDecodeError, ValueError) as error:
         raise ValueError(
             f"{str(path)!r} must hold settings that this version of dovetail wrote "
             f"({type(error).__name__}: {error}): start a new run with another --out"
         ) from error
+
+
+def _beside(values: dict[str, Any]) -> dict[str, Any]:
+    """Removes and returns what earlier versions did not write."""
+    rewind = values.pop("rewind", None)
+    if rewind is not None:
+        rewind = Rewind(**rewind | {"leave_out": _pairs(rewind["leave_out"])})
+    return {"leave_out": _pairs(values.pop("leave_out", ())), "rewind": rewind}
+
+
+def _pairs(values: Any) -> tuple[tuple[int, int], ...]:
+    return tuple((first, end) for first, end in values)
 
 
 def _part(kind: Any, values: dict[str, Any]) -> Any:
@@ -196,7 +229,8 @@ def differences(given: dict[str, Any], stored: Settings) -> dict[str, str]:
 def changed(given: dict[str, Any], stored: S) -> S:
     """Returns the stored settings with the given options. Raises ValueError if they do not fit."""
     made = create(type(stored), {**flat(stored), **given})
-    return dataclasses.replace(made, skipped=stored.skipped)
+    kept = {name: getattr(stored, name) for name in ("skipped", "leave_out", "rewind")}
+    return dataclasses.replace(made, **kept)
 
 
 def changes(before: Settings, after: Settings) -> dict[str, list[Any]]:

@@ -96,6 +96,7 @@ def execute(
     ]
     with on_signal(signal.SIGINT, signal.SIGTERM) as stop, Bar(steps=steps) as bar:
         options = {"steps": steps, "hooks": hooks, "stop": stop.poll, "resume": resume}
+        options["leave_out"] = [range(first, end) for first, end in run.leave_out]
         model, result = fit(job.recipe, rows, out, sinks=[_Accepted(run, out), bar], **options)
     if not result.interrupted:
         whole = gathered(model)

@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dovetail_stack import launches, processes, runs, settings, training
+from dovetail_stack import launches, processes, rewinding, runs, settings, training
 from dovetail_stack._command import DONE, INTERRUPTED, Parser, add_json
 from dovetail_stack.commands.generate import EXPORT
 from dovetail_stack.mesh import make_mesh
@@ -38,6 +38,20 @@ def add(parser: Parser) -> None:
     parser.argument_default = argparse.SUPPRESS
     _everywhere(parser)
     parser.add_argument("--steps", type=int, metavar="N", help="steps in all, of a stored run")
+    parser.add_argument(
+        "--rewind",
+        type=int,
+        metavar="STEP",
+        help="go back to the newest checkpoint of a stored run at or before STEP; later ones are "
+        "set aside",
+    )
+    parser.add_argument(
+        "--leave-out",
+        nargs="+",
+        metavar="A:B",
+        help="pass over the batches of steps A to B - 1, such as those of a loss spike; all other "
+        "rows keep their order",
+    )
     recipes = parser.add_subparsers(
         dest="recipe", title="recipes, each with options of its own", metavar="RECIPE"
     )
@@ -145,11 +159,14 @@ def _train(args: argparse.Namespace, values: dict[str, Any], out: Path, axes: An
         entered = []
 
         def begin() -> None:
-            changes = settings.changes(settings.load(out), run_settings)
+            before = settings.load(out)
+            changes = settings.changes(before, run_settings)
+            changes |= rewinding.changes(before, run_settings, rewinding.checkpoints(out))
             entered.append(stack.enter_context(launches.recorded(out, changes=changes, **options)))
 
         processes.on_first(begin)
         record = entered[0] if entered else record
+        run_settings = rewinding.completed(run_settings, out)
         mode = values.get("resume", "exact")
         record.finished = training.execute(run_settings, out, mesh=mesh, resume=mode)
     if processes.is_first():
@@ -202,6 +219,11 @@ def _settings(values: dict[str, Any], out: Path, mesh: Any) -> Settings:
     """
     recipe: str | None = values["recipe"]
     resumed = (out / settings.FILE).is_file()
+    if not resumed and ("rewind" in values or "leave_out" in values):
+        raise ValueError(
+            f"a run must have steps to go back or to leave some out, got no run in {str(out)!r}: "
+            "name one by --out, or leave out --rewind and --leave-out"
+        )
     if resumed and recipe is not None and runs.never_trained(out) and not _same(values, out):
         created = settings.create(RECIPES[recipe], _given(values, RECIPES[recipe]))
         created = training.checked(created, mesh=mesh)
@@ -243,6 +265,7 @@ def _changed(stored: Settings, values: dict[str, Any], out: Path, mesh: Any) -> 
             f"{str(out)!r} holds a run with other settings: {', '.join(refused)}; leave "
             "these options out to resume it, or start a new run with another --out"
         )
+    stored = rewinding.requested(stored, values, rewinding.checkpoints(out))
     if not differing:
         return stored
     made = settings.changed(given, stored)

@@ -168,6 +168,7 @@ def fit(
     hooks: Sequence[Hook] = (),
     stop: Callable[[int], bool] | None = None,
     resume: Literal["exact", "convert"] = "exact",
+    leave_out: Sequence[range] = (),
 ) -> tuple[Decoder, Result]:
     """Trains a decoder, or resumes the training in `directory`.
 
@@ -185,6 +186,9 @@ def fit(
         hooks: Hooks of the trainer.
         stop: Receives the number of steps done; True saves and ends.
         resume: "convert" adds or drops averages and guard of a stored run; see `Trainer.fit`.
+        leave_out: Steps whose batches are passed over, such as [range(120, 124)]. All other rows
+            keep their order. Each range is numbered as in the run without those before it. To leave
+            out steps that were made, go back first: `dovetail_checkpoint.rewind`.
 
     Returns:
         The finished decoder, of averaged parameters if there are any, and how the run ended.
@@ -196,9 +200,9 @@ def fit(
     run, batching = recipe.trainer(steps), recipe.batching
     # A thread reads ahead; the state that is saved is that of the batch that was trained on.
     shard = process_shard(run.mesh)
-    data = batches(
-        rows, global_batch=batching.global_batch, seed=batching.seed, shard=shard, threads=1
-    )
+    order: dict[str, Any] = {"global_batch": batching.global_batch, "seed": batching.seed}
+    order["leave_out"] = places_of(leave_out, rows, **order)
+    data = batches(rows, shard=shard, threads=1, **order)
     with closing(data), Store(directory / CHECKPOINTS) as store:
         model = recipe.model()
         whole = recipe.trainable is nnx.Param  # nothing is frozen
@@ -217,6 +221,24 @@ def fit(
             resume=resume,
         )
     return recipe.finished(run.model(result.state, ema=batching.ema > 0)), result
+
+
+def places_of(
+    steps: Sequence[range], rows: Rows, *, global_batch: int, seed: int
+) -> tuple[range, ...]:
+    """Returns the places, in the order of `rows`, of the batches of steps.
+
+    Args:
+        steps: Ranges of steps. Each is numbered as in a run without those before it.
+        rows: Packed rows.
+        global_batch: Rows per step.
+        seed: Seed of the order.
+    """
+    places: tuple[range, ...] = ()
+    for span in steps:
+        it = batches(rows, global_batch=global_batch, seed=seed, leave_out=places)
+        places += (range(it.places(span.start).start, it.places(span.stop - 1).stop),)
+    return places
 
 
 def steps_in(seconds: float, recipe: Recipe, rows: Rows) -> int:

@@ -1,0 +1,142 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Rewinding of a run to an earlier checkpoint, without the batches of a loss spike.
+
+`run.json` first takes the steps to leave out together with the pending rewind, in one atomic write.
+Then the later checkpoints are set aside, and the rewind is no longer pending. A launch that is
+killed in between is completed by the next one, so no launch trains on half of a request.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from dovetail_stack.processes import on_first, say
+from dovetail_stack.settings import Rewind, S, Settings
+
+
+def steps_of(text: str) -> tuple[int, int]:
+    """Parses A:B, the steps A to B - 1. Raises ValueError for anything else."""
+    first, _, end = text.partition(":")
+    if not (first.isdecimal() and end.isdecimal() and int(first) < int(end)):
+        raise ValueError(
+            f"steps to leave out must be A:B with A < B, the steps A to B - 1, got {text!r}: "
+            "type for example 120:124"
+        )
+    return int(first), int(end)
+
+
+def requested(stored: S, values: dict[str, Any], saved: list[int]) -> S:
+    """Returns the stored settings with the request of --rewind and --leave-out, checked.
+
+    Args:
+        stored: Settings of the run.
+        values: Parsed options by name.
+        saved: Steps with a checkpoint, oldest first.
+
+    Raises:
+        ValueError: No checkpoint is early enough, or the run has no such steps.
+    """
+    if "rewind" not in values and "leave_out" not in values:
+        return stored
+    spans = tuple(steps_of(text) for text in values.get("leave_out", ()))
+    step = values.get("rewind")
+    if stored.rewind is not None:
+        if (step, spans) != (stored.rewind.asked, stored.rewind.leave_out):
+            raise ValueError(
+                f"a rewind that was interrupted must be completed first, got another one while "
+                f"{_typed(stored.rewind)} is pending: type that again, or dovetail train --out RUN"
+            )
+        return stored
+    begin = _checkpoint(step, saved)
+    for first, end in spans:
+        if first < begin:
+            raise ValueError(
+                f"steps to leave out must come after the checkpoint that the run goes on from, got "
+                f"--leave-out {first}:{end} and the checkpoint of step {begin}: pass --rewind "
+                f"{first}, or a smaller one; checkpoints: {_listed(saved)}"
+            )
+        if stored.duration.steps is not None and end > stored.duration.steps:
+            raise ValueError(
+                f"steps to leave out must be among the run's {stored.duration.steps}, got "
+                f"--leave-out {first}:{end}: pass smaller ones"
+            )
+    pending = Rewind(asked=step, to=begin, leave_out=spans)
+    return dataclasses.replace(stored, rewind=pending, leave_out=stored.leave_out + spans)
+
+
+def completed(run: S, out: Path) -> S:
+    """Returns the settings after a pending rewind, which it carries out. Every process calls it."""
+    from dovetail_checkpoint import rewind
+    from dovetail_stack.recipes.fitting import CHECKPOINTS
+
+    if run.rewind is None:
+        return run
+    on_first(lambda: run.save(out))
+    aside = rewind(out / CHECKPOINTS, run.rewind.to) if checkpoints(out) else []
+    done = dataclasses.replace(run, rewind=None)
+    on_first(lambda: done.save(out))
+    say(_told(run.rewind, [path.name for path in aside]))
+    return done
+
+
+def changes(before: Settings, after: Settings, saved: list[int]) -> dict[str, list[Any]]:
+    """Returns the entries of a launch's record: the step and the steps left out, before and after.
+
+    Args:
+        before: Stored settings.
+        after: Settings of the launch.
+        saved: Steps with a checkpoint.
+    """
+    made: dict[str, list[Any]] = {}
+    if after.rewind is not None:
+        made["step"] = [max(saved, default=0), after.rewind.to]
+    if after.leave_out != before.leave_out:
+        made["leave_out"] = [left_out(before), left_out(after)]
+    return made
+
+
+def checkpoints(out: Path) -> list[int]:
+    """Returns the steps of a run with a checkpoint, oldest first."""
+    from dovetail_checkpoint import Store
+    from dovetail_stack.recipes.fitting import CHECKPOINTS
+
+    return [saved.step for saved in Store(out / CHECKPOINTS).steps()]
+
+
+def _checkpoint(step: int | None, saved: list[int]) -> int:
+    """Returns the step of the checkpoint to go on from."""
+    if step is None:
+        return max(saved, default=0)
+    if step < 0:
+        raise ValueError(f"--rewind must be a step from 0 on, got {step}: pass {_listed(saved)}")
+    earlier = [number for number in saved if number <= step]
+    if not earlier:
+        raise ValueError(
+            f"a run goes back to a checkpoint at or before --rewind, got step {step}: pass one of "
+            f"{_listed(saved)}"
+        )
+    return earlier[-1]
+
+
+def _told(request: Rewind, aside: list[str]) -> str:
+    left = ", ".join(f"{first}:{end}" for first, end in request.leave_out)
+    lines = [f"The run goes on from step {request.to}{f', without steps {left}' if left else ''}."]
+    if aside:
+        lines.append(f"Set aside, delete them at will: {', '.join(aside)}.")
+    return " ".join(lines)
+
+
+def _typed(request: Rewind) -> str:
+    spans = " ".join(f"{first}:{end}" for first, end in request.leave_out)
+    options = [f"--rewind {request.asked}"] if request.asked is not None else []
+    return " ".join([*options, f"--leave-out {spans}"] if spans else options)
+
+
+def _listed(saved: list[int]) -> str:
+    return ", ".join(map(str, saved)) or "none, since nothing was saved"
+
+
+def left_out(run: Settings) -> str:
+    """Returns the steps left out, as text; empty for none."""
+    return ", ".join(f"{first}:{end}" for first, end in run.leave_out)

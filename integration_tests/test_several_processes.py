@@ -3,6 +3,7 @@
 """`dovetail train` on two processes over gloo, one device each, beside one process with two."""
 
 import json
+import shutil
 import signal
 import socket
 import subprocess
@@ -121,3 +122,28 @@ def test_a_directory_that_is_not_shared_is_refused_by_both(address, tmp_path):
         assert "all processes must share the directory of the run, got" in errors
         assert "without the run.json of process 0 in processes [1]: pass --out" in errors
     assert not (tmp_path / "run1").exists()
+
+
+@pytest.mark.slow
+def test_two_processes_go_back_and_leave_out_batches(address, tmp_path):
+    run, other = tmp_path / "run", tmp_path / "other"
+    code, _, errors = _ended(_start("pretrain", "--text", TEXT, *TINY, "--out", run))
+    assert code == 0, errors
+    shutil.copytree(run, other)
+    asked = ("--rewind", "3", "--leave-out", "4:6")
+    of_both = (*asked, "--out", run, "--coordinator", address, "--processes", "2")
+    both = [_start(*of_both, "--process", i) for i in range(2)]
+    for process in both:
+        code, _, errors = _ended(process)
+        assert code == 0, errors
+    code, _, errors = _ended(_start(*asked, "--out", other))
+    assert code == 0, errors
+    settings = [json.loads((out / "run.json").read_text())["settings"] for out in (run, other)]
+    assert settings[0]["leave_out"] == settings[1]["leave_out"] == [[4, 6]]
+    one, two = (
+        {x["step"]: x["loss"] for x in _lines(out, "metrics.jsonl") if "loss" in x}
+        for out in (run, other)
+    )
+    assert one.keys() == two.keys() == set(range(STEPS))
+    # Sums over two processes are rounded in another order: some ulps of float32, a few steps long.
+    np.testing.assert_allclose(list(one.values()), list(two.values()), rtol=1e-5)

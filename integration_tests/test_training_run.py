@@ -22,7 +22,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import dovetail_checkpoint
 import forced_devices
 from dovetail_stack import cli
 
@@ -336,66 +335,6 @@ def test_a_finished_run_is_extended_by_steps_and_exported_again(unbroken, tmp_pa
         "ema": [0.0, 0.5],
         "learning_rate": [0.01, 0.005],
     }
-
-
-def _steps_left(out):
-    return json.loads((out / "run.json").read_text())["settings"]["leave_out"]
-
-
-def test_a_run_goes_back_and_passes_over_the_batches_of_a_spike(unbroken, tmp_path):
-    out, before = tmp_path / "run", _losses(unbroken)
-    shutil.copytree(unbroken, out)
-    code, output = _main("train", "--out", out, "--leave-out", "32:34")
-    assert code == 1
-    assert "the checkpoint of step 40: pass --rewind 32, or a smaller one" in output
-    code, output = _main("train", "--out", out, "--rewind", 33, "--leave-out", "32:34")
-    assert code == 0, output
-    assert "The run goes on from step 30, without steps 32:34. Set aside" in output
-    checkpoints = set(_entries(out))
-    assert {"35.dovetail-rewound-0", "40.dovetail-rewound-0", "35", "40"} <= checkpoints
-    lines = [line for line in _lines(out) if line["generation"] == 1 and "loss" in line]
-    after = {line["step"]: line["loss"] for line in lines}
-    assert sorted(after) == list(range(30, STEPS))
-    assert [after[i] == before[i] for i in (30, 31, 32, 33)] == [True, True, False, False]
-    assert _steps_left(out) == [[32, 34]]
-    assert _weights(out) != _weights(unbroken)
-    start = [json.loads(line) for line in (out / "launches.jsonl").read_text().splitlines()][-2]
-    assert start["changes"] == {"step": [40, 30], "leave_out": ["", "32:34"]}
-    code, output = _main("train", "--out", out, "--steps", STEPS + 2)  # without a word of it
-    assert code == 0, output
-    assert _steps_left(out) == [[32, 34]]
-
-
-@pytest.mark.parametrize("call", ["before", "after"])
-def test_a_rewind_that_is_cut_off_is_completed_by_the_next_launch(
-    unbroken, tmp_path, monkeypatch, call
-):
-    def cut(*args):
-        if call == "after":
-            whole(*args)
-        raise KeyboardInterrupt
-
-    whole = dovetail_checkpoint.rewind
-    out, other = tmp_path / "run", tmp_path / "other"
-    for copy in (out, other):
-        shutil.copytree(unbroken, copy)
-    asked = ("--rewind", 35, "--leave-out", "36:38")
-    with monkeypatch.context() as patched:
-        patched.setattr(dovetail_checkpoint, "rewind", cut)
-        assert _main("train", "--out", out, *asked)[0] == 130
-    assert _main("train", "--out", out, "--rewind", 30)[0] == 1  # another request must wait
-    code, output = _main("train", "--out", out, *(asked if call == "before" else ()))
-    assert code == 0, output
-    assert _main("train", "--out", other, *asked)[0] == 0
-    assert _weights(out) == _weights(other) != _weights(unbroken)
-    assert _steps_left(out) == [[36, 38]]
-
-
-def test_nothing_is_left_out_of_a_run_that_does_not_exist(tmp_path):
-    code, output = _main("train", "--out", tmp_path / "run", "--rewind", "3")
-    assert code == 1
-    assert "a run must have steps to go back or to leave some out, got no run in" in output
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_checkpoint_of_another_model_is_refused(unbroken, tmp_path):

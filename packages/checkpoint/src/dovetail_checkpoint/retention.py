@@ -177,7 +177,13 @@ def _with_path(error: OSError, path: Path) -> OSError:
 
 
 def set_aside(root: Path, step: int, *, suffix: str = DAMAGED_SUFFIX) -> Path:
-    """Renames a step to free its number; returns the new path."""
+    """Renames a step to free its number; returns the new path.
+
+    Args:
+        root: Directory of the run.
+        step: Number of the step.
+        suffix: Why it is set aside: DAMAGED_SUFFIX or REWOUND_SUFFIX.
+    """
     copies = len(list(root.glob(f"{step}{suffix}*")))
     aside = step_directory(root, step).rename(root / f"{step}{suffix}-{copies}")
     sync(root)

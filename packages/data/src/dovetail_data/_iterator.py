@@ -9,9 +9,9 @@ import numpy as np
 
 from dovetail_data._arguments import require_integer, require_name, wrong
 from dovetail_data._grain import DatasetIterator
-from dovetail_data._left_out import LeftOut
 from dovetail_data._reader import Ahead, Reader
 from dovetail_data.corpus import CorruptDocument, CorruptError
+from dovetail_data.order import LeftOut
 from dovetail_data.rows import Arrays, Rows, Span, joined
 from dovetail_data.stats import IteratorStats, Meter
 
@@ -294,6 +294,9 @@ def _check_counts(*, max_corrupt: int, threads: int, workers: int) -> None:
 def _difference(theirs: str, ours: Mapping[str, str]) -> str:
     """Names the inputs in which two fingerprints differ: corpus, packing, mixture, seed."""
     names = {"rows": "packing"}
-    said = dict(part.partition("=")[::2] for part in theirs.split())
-    differ = [name for name in {**ours, **said} if ours.get(name) != said.get(name)]
+    saved: dict[str, str] = {}
+    for entry in theirs.split():
+        name, _, value = entry.partition("=")
+        saved[name] = value
+    differ = [name for name in {**ours, **saved} if ours.get(name) != saved.get(name)]
     return " and ".join(f"the same {names.get(name, name)}" for name in differ)

@@ -16,10 +16,10 @@ from typing import Any, TypeAlias
 import numpy as np
 from jaxtyping import Int64
 
-from dovetail_data._left_out import LeftOut
 from dovetail_data._processes import Processes
 from dovetail_data._shared import Exchange, Sender, Sent
 from dovetail_data.corpus import CorruptDocument
+from dovetail_data.order import LeftOut
 from dovetail_data.rows import Arrays, Rows
 
 _BLOCK_PLACES = 1024  # 0.1 to 0.3 ms, which the first batch of a run waits for

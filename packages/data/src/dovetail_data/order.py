@@ -1,24 +1,35 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A pseudo-random order of n rows, with random access in O(1) and without a table.
+"""A pseudo-random order of n rows, with random access in O(1) and without a table; and its places
+without those that are left out.
 
 A table of 10^9 shuffled rows takes 8 GB and seconds to build, on every host and for every epoch.
 Here place i of epoch e is a keyed permutation evaluated at i: a Feistel network over Z_a x Z_b with
 ab >= n, walked along its cycle until it falls below n (Black and Rogaway, "Ciphers with Arbitrary
 Finite Domains", CT-RSA 2002). a and b are near sqrt(n), so that the walk is short: ab < n + sqrt(n)
 + 1. NumPy promises no stable streams between versions; this arithmetic is fixed.
+
+An iterator that leaves out places counts the others. The *rank* of a place is the number of kept
+places before it. Ranks and kept places increase together, so each is found from the other by a
+search among the ranges left out.
 """
 
 import hashlib
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int64
+
+from dovetail_data._arguments import wrong
 
 _FEW = 1 << 12
 _ROUNDS, _ROUNDS_OF_FEW = 8, 16  # 8 leave the orders of 5 or 6 rows visibly unequal in frequency
 
 _BLOCK = 1 << 14  # places at a time: the arrays of a round stay in the cache
+
+_WRITE = "Pass half-open ranges of places, such as [range(4096, 4608)]."
 
 # The finaliser of SplitMix64 (Steele et al. 2014). Arrays, because NumPy converts scalars anew.
 _M1, _M2 = (np.array([m], np.uint64) for m in (0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
@@ -111,3 +122,62 @@ class Order:
             current = epoch, Permutation(self._n, key=f"rows/{self._seed}/{epoch}")
             self._current = current
         return current[1]
+
+
+class LeftOut:
+    """Disjoint, sorted ranges of places that are left out.
+
+    Args:
+        ranges: Ranges of places with step 1, in any order. They may touch or overlap.
+
+    Raises:
+        TypeError: An element is not a range.
+        ValueError: A range is empty, begins below 0, or has another step than 1.
+    """
+
+    def __init__(self, ranges: Sequence[range]) -> None:
+        self.ranges = _merged(_checked(ranges))
+        self._starts = np.array([r.start for r in self.ranges], np.int64)
+        lengths = [len(r) for r in self.ranges]
+        self._before = np.cumsum([0, *lengths]).astype(np.int64)
+
+    def places(self, ranks: Int64[np.ndarray, "k"]) -> Int64[np.ndarray, "k"]:
+        """Returns the places with these ranks."""
+        if not self.ranges:
+            return ranks
+        first_ranks = self._starts - self._before[:-1]
+        return ranks + self._before[np.searchsorted(first_ranks, ranks, side="right")]
+
+    def rank(self, place: int) -> int:
+        """Returns the number of kept places before `place`."""
+        return place - sum(max(0, min(place, r.stop) - r.start) for r in self.ranges)
+
+    def before(self, place: int) -> list[range]:
+        """Returns the ranges, or their beginnings, that lie before `place`."""
+        return [range(r.start, min(r.stop, place)) for r in self.ranges if r.start < place]
+
+    def __repr__(self) -> str:
+        return ",".join(f"{r.start}:{r.stop}" for r in self.ranges) or "none"
+
+
+def _checked(ranges: Any) -> list[range]:
+    if isinstance(ranges, range) or not isinstance(ranges, Sequence):
+        raise wrong("leave_out", "a sequence of ranges", ranges, _WRITE)
+    for each in ranges:
+        if not isinstance(each, range):
+            raise wrong("leave_out", "a sequence of ranges", ranges, _WRITE)
+        if each.step != 1 or each.start < 0 or not each:
+            raise ValueError(
+                f"a range of leave_out must count up by 1 from 0 or more: got {each}. {_WRITE}"
+            )
+    return list(ranges)
+
+
+def _merged(ranges: Sequence[range]) -> tuple[range, ...]:
+    merged: list[range] = []
+    for each in sorted(ranges, key=lambda r: r.start):
+        if merged and each.start <= merged[-1].stop:
+            merged[-1] = range(merged[-1].start, max(merged[-1].stop, each.stop))
+        else:
+            merged.append(each)
+    return tuple(merged)

@@ -66,12 +66,11 @@ def requested(stored: S, values: dict[str, Any], saved: list[int]) -> S:
 
 
 def completed(run: S, out: Path) -> S:
-    """Returns the settings after a pending rewind, which it carries out. Every process calls it."""
+    """Carries out the pending rewind and returns the settings after it. Every process calls it."""
     from dovetail_checkpoint import rewind
     from dovetail_stack.recipes.fitting import CHECKPOINTS
 
-    if run.rewind is None:
-        return run
+    assert run.rewind is not None
     on_first(lambda: run.save(out))
     aside = rewind(out / CHECKPOINTS, run.rewind.to) if checkpoints(out) else []
     done = dataclasses.replace(run, rewind=None)
@@ -88,9 +87,8 @@ def changes(before: Settings, after: Settings, saved: list[int]) -> dict[str, li
         after: Settings of the launch.
         saved: Steps with a checkpoint.
     """
-    made: dict[str, list[Any]] = {}
-    if after.rewind is not None:
-        made["step"] = [max(saved, default=0), after.rewind.to]
+    assert after.rewind is not None
+    made: dict[str, list[Any]] = {"step": [max(saved, default=0), after.rewind.to]}
     if after.leave_out != before.leave_out:
         made["leave_out"] = [left_out(before), left_out(after)]
     return made

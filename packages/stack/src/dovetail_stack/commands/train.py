@@ -161,12 +161,14 @@ def _train(args: argparse.Namespace, values: dict[str, Any], out: Path, axes: An
         def begin() -> None:
             before = settings.load(out)
             changes = settings.changes(before, run_settings)
-            changes |= rewinding.changes(before, run_settings, rewinding.checkpoints(out))
+            if run_settings.rewind is not None:
+                changes |= rewinding.changes(before, run_settings, rewinding.checkpoints(out))
             entered.append(stack.enter_context(launches.recorded(out, changes=changes, **options)))
 
         processes.on_first(begin)
         record = entered[0] if entered else record
-        run_settings = rewinding.completed(run_settings, out)
+        if run_settings.rewind is not None:
+            run_settings = rewinding.completed(run_settings, out)
         mode = values.get("resume", "exact")
         record.finished = training.execute(run_settings, out, mesh=mesh, resume=mode)
     if processes.is_first():

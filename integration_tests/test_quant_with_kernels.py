@@ -145,7 +145,7 @@ def test_a_model_and_its_file(tmp_path):
         ),
         seed=0,
     )
-    chosen = plan(model, [("**", Spec(weight="int4", group=32))])
+    chosen = plan(model, [(("**", "{embed,lm_head}"), Spec(weight="int4", group=32))])
     own = apply(model, chosen)
     theirs = apply(model, chosen, matmul=KernelsProduct())
     logits = jax.jit(lambda m: m(TOKENS))

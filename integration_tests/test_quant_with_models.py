@@ -128,9 +128,14 @@ def close(found, wanted):
     jax.tree.map(one, found, wanted)
 
 
+def named(model):
+    """Paths of embeddings and heads, which `**` does not select."""
+    return [path for path, site in sites(model).items() if site.role]
+
+
 def quantized_model(family, spec):
     model = random_model(CONFIGS[family])
-    quantized = apply(model, plan(model, [("**", spec)]))
+    quantized = apply(model, plan(model, [(("**", *named(model)), spec)]))
     return quantized, floats(quantized, model)
 
 
@@ -149,9 +154,12 @@ def test_a_family_computes_what_its_codes_stand_for(family):
 @pytest.mark.parametrize("family", CONFIGS)
 def test_what_is_left_alone_is_small(family):
     model = models.abstract(CONFIGS[family])
-    alone = set(plan(model, [("**", INT8)]).left_alone.items())
+    alone = set(plan(model, [(("**", *named(model)), INT8)]).left_alone.items())
     layers = getattr(CONFIGS[family], "layers", ())
     routed = [i for i, layer in enumerate(layers) if isinstance(layer.mlp, Experts)]
+    assert plan(model, [("**", INT8)]).left_alone.keys() == {p for p, _ in alone} | set(
+        named(model)
+    )
     # A router sends a token elsewhere for a rounded logit; patches are 16 x 16 x 3 inputs, once.
     images = {"siglip": "vision.patch", "siglip_vision_model": "patch", "vit": "patch"}
     wanted = {(f"layers.{i}.mlp.router", ROUTER) for i in routed}
@@ -166,6 +174,17 @@ def test_what_is_left_alone_is_small(family):
     }
     # Biases of experts have two axes and belong to the module of the site.
     assert {m for m in matrices if not m.endswith(".bias")} == seen
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_embeddings_and_heads_are_those_of_the_configuration(family):
+    config, roles = CONFIGS[family], {}
+    for path, site in sites(models.abstract(config)).items():
+        if site.role:
+            roles.setdefault(site.role, set()).add(path.rpartition(".")[2])
+    heads = {"lm_head"} if not getattr(config, "tie", True) else set()
+    assert roles.get("head", set()) == heads
+    assert roles["embedding"] <= {"embed", "positions", "types"}
 
 
 @pytest.mark.parametrize("family", ["gpt2", "gpt_oss", "deepseek_v3"])
@@ -268,7 +287,7 @@ def test_what_a_quantized_model_cannot_do_names_the_way_on(tmp_path):
         models.save(codes, tmp_path / "hf")
     with pytest.raises(ValueError, match=r"float kernel, got path='layers\.0.*_quant\.qlora"):
         models.lora.insert(codes, "**.q", rank=2, alpha=4, rngs=nnx.Rngs(0))
-    adapted = qlora(codes, rank=2, alpha=4.0, rngs=nnx.Rngs(0))
+    adapted = qlora.insert(codes, rank=2, alpha=4.0, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match=r"those of lora\.insert, got .*nnx\.LoRAParam"):
         models.lora.save_peft(adapted, tmp_path / "peft", base=None)
     assert not list(tmp_path.iterdir())

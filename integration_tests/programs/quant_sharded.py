@@ -53,5 +53,5 @@ def compare(rules):
 
 
 # Both in one model; each on every kind of module is in the suite of dovetail-quant.
-BOTH = [("layers.*.attn.**", Spec()), ("**", Spec(weight="int4", group=8))]
+BOTH = [("layers.*.attn.**", Spec()), (("**", "{embed,lm_head}"), Spec(weight="int4", group=8))]
 sys.stdout.write(json.dumps(compare(BOTH)))

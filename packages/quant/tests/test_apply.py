@@ -61,6 +61,7 @@ class Everything(nnx.Module):
 
 
 TOKENS = jnp.arange(10).reshape(2, 5)
+EVERY = ("**", "embed")
 
 
 def floats(quantized, model):
@@ -85,7 +86,7 @@ def close(found, wanted):
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda s: s.weight + ("" if s.symmetric else " zeros"))
 def test_it_computes_what_its_codes_stand_for(model, spec):
-    quantized = apply(model, plan(model, [("**", spec)]))
+    quantized = apply(model, plan(model, [(EVERY, spec)]))
     want = floats(quantized, model)(TOKENS)
     close(jax.jit(lambda m: m(TOKENS))(quantized), want)
     assert not np.allclose(want, model(TOKENS), rtol=1e-4)
@@ -93,13 +94,13 @@ def test_it_computes_what_its_codes_stand_for(model, spec):
 
 @pytest.mark.parametrize("matmul", [Reference(), Blocked()])
 def test_another_product_may_be_given(model, matmul):
-    quantized = apply(model, plan(model, [("**", SPECS[1])]), matmul=matmul)
+    quantized = apply(model, plan(model, [(EVERY, SPECS[1])]), matmul=matmul)
     assert quantized.linear.kernel[...].matmul == matmul
     close(quantized(TOKENS), floats(quantized, model)(TOKENS))
 
 
 def test_rounded_activations_are_near(model):
-    quantized = apply(model, plan(model, [("**", Spec(act="int8"))]))
+    quantized = apply(model, plan(model, [(EVERY, Spec(act="int8"))]))
     want = floats(quantized, model)(TOKENS)
     error = np.abs(quantized(TOKENS) - want).max() / np.abs(want).max()
     assert 1e-5 < error < 0.05  # half a step of 1 in 127, six times
@@ -117,7 +118,7 @@ def test_the_model_itself_is_as_it_was(model):
 
 
 def test_a_quantized_module_is_split_merged_and_updated(model):
-    quantized = apply(model, plan(model, [("**", SPECS[1])]))
+    quantized = apply(model, plan(model, [(EVERY, SPECS[1])]))
     want = quantized(TOKENS)
     graphdef, state = nnx.split(quantized)
     np.testing.assert_array_equal(nnx.merge(graphdef, state)(TOKENS), want)
@@ -128,7 +129,7 @@ def test_a_quantized_module_is_split_merged_and_updated(model):
 
 
 def test_gradients_pass_through_to_what_is_float(model):
-    quantized = apply(model, plan(model, [("**", SPECS[1])]))
+    quantized = apply(model, plan(model, [(EVERY, SPECS[1])]))
     same = floats(quantized, model)
 
     def trained(path, variable):

@@ -189,7 +189,7 @@ def test_a_general_layer_is_done_as_a_linear_one():
 def test_an_nnx_embedding_is_rounded_to_nearest_and_listed():
     embed = nnx.Embed(40, 16, rngs=nnx.Rngs(0))
     model = nnx.Sequential(embed, nnx.Linear(16, 8, rngs=nnx.Rngs(1)))
-    chosen = plan(model, [("**", INT4)])
+    chosen = plan(model, [(("**", "layers.0"), INT4)])
     result = calibrate(model, chosen, [jnp.arange(40)], run=run)
     assert result.starved == {"layers.0": 0}
     codes = result.sites["layers.0"].codes

@@ -193,7 +193,7 @@ class Table(nnx.Module):
 
 def test_both_products_of_a_tied_table_are_summed():
     model = nnx.Sequential(Table())
-    quantized = apply(model, plan(model, [("**", SPEC)]))
+    quantized = apply(model, plan(model, [("layers.0", SPEC)]))
     listening = compared(model, quantized)
     listening(TOKENS)
     (found,) = by_site(nnx.state(listening, Sums)).values()

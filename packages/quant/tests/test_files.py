@@ -34,6 +34,7 @@ class Model(nnx.Module):
 
 
 TOKENS = jnp.arange(7)
+EVERY = ("**", "embed")
 
 
 def bits(model):
@@ -63,7 +64,7 @@ def test_every_spec_comes_back_bit_for_bit(tmp_path):
 
 
 def test_codes_serve_another_product(tmp_path):
-    quantized = apply(Model(), plan(Model(), [("**", SPECS[1])]))
+    quantized = apply(Model(), plan(Model(), [(EVERY, SPECS[1])]))
     save(quantized, tmp_path)
     loaded = load(tmp_path, Model(), matmul=Reference())
     # Sums of 16 float32 products in another order.
@@ -85,7 +86,7 @@ def test_a_directory_that_is_none_or_of_another_model_is_refused(tmp_path):
         load(tmp_path, Model())
     with pytest.raises(ValueError, match=r"has a quantized parameter, got none; call apply"):
         save(Model(), tmp_path)
-    save(apply(Model(), plan(Model(), [("**", Spec())])), tmp_path)
+    save(apply(Model(), plan(Model(), [(EVERY, Spec())])), tmp_path)
     other = Model()
     other.blocks[0] = nnx.Linear(16, 8, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match=r"'blocks.0.bias' as float32\[9\] where the model has"):
@@ -98,7 +99,7 @@ def test_a_directory_that_is_none_or_of_another_model_is_refused(tmp_path):
 
 
 def test_shardings_of_another_model_are_refused(tmp_path):
-    save(apply(Model(), plan(Model(), [("**", Spec())])), tmp_path)
+    save(apply(Model(), plan(Model(), [(EVERY, Spec())])), tmp_path)
     place = SingleDeviceSharding(jax.devices()[0])
     shardings = nnx.State({"other": {"kernel": nnx.Param(place)}})
     with pytest.raises(ValueError, match=r"got 'other.kernel', one of 1; make them of the same"):
@@ -106,14 +107,14 @@ def test_shardings_of_another_model_are_refused(tmp_path):
 
 
 def test_arrays_that_the_model_lacks_are_not_left_behind(tmp_path):
-    quantized = apply(Model(), plan(Model(), [("**", Spec())]))
-    save(qlora(quantized, rank=2, alpha=1.0, rngs=nnx.Rngs(0)), tmp_path)
+    quantized = apply(Model(), plan(Model(), [(EVERY, Spec())]))
+    save(qlora.insert(quantized, rank=2, alpha=1.0, rngs=nnx.Rngs(0)), tmp_path)
     with pytest.raises(ValueError, match=r"'blocks.0.dot_general.a', one of 2; load .* apart"):
         load(tmp_path, Model())
 
 
 def test_a_save_that_was_interrupted_is_no_model(tmp_path, monkeypatch):
-    quantized = apply(Model(), plan(Model(), [("**", Spec())]))
+    quantized = apply(Model(), plan(Model(), [(EVERY, Spec())]))
     save(quantized, tmp_path)
 
     def full(*args):

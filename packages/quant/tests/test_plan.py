@@ -34,6 +34,27 @@ def test_what_is_left_alone_says_why():
     assert chosen.left_alone == {"layers.2": "no rule matches"}
 
 
+def decoder(*, head=True):
+    rngs = nnx.Rngs(0)
+    layers = {"embed": nnx.Embed(40, 8, rngs=rngs), "layer": nnx.Linear(8, 8, rngs=rngs)}
+    return nnx.Dict(**layers, **({"lm_head": nnx.Linear(8, 40, rngs=rngs)} if head else {}))
+
+
+def test_embedding_and_head_are_quantized_by_name_alone():
+    chosen = plan(decoder(), [("**", INT4)])
+    assert set(chosen.specs) == {"layer"}
+    assert str(chosen).splitlines()[1:] == [
+        "embed    left alone: embedding: named alone; write ('embed', Spec()) to quantize it",
+        "lm_head  left alone: head: named alone; write ('lm_head', Spec()) to quantize it",
+    ]
+    # A rule that does not select them does not decide for them either, whatever its place.
+    named = plan(decoder(), [("**", INT4), ("{embed,lm_head}", Spec())])
+    assert named.specs == {"embed": Spec(), "layer": INT4, "lm_head": Spec()}
+    assert plan(decoder(), [("**", None), ("embed", Spec())]).specs == {"embed": Spec()}
+    apart = plan(decoder(), [("embed", None), ("layer", INT4)]).left_alone
+    assert apart == {"embed": "as its rule says", "lm_head": "no rule matches"}
+
+
 def test_a_plan_is_written_down_and_read_back():
     chosen = plan(model(), [("layers.0", INT4), ("**", Spec(weight="nf4", group=4))])
     assert Plan.from_json(json.loads(json.dumps(chosen.to_json()))) == chosen
@@ -69,8 +90,20 @@ def test_a_plan_of_many_sites_has_a_short_repr():
             [("**", Spec(group=16))],
             r"got group=16 for 'layers.0' with 24 inputs; write group=8",
         ),
+        (
+            [("layers.0", INT4), ("layers.#.**", INT4), ("layers.2", INT4)],
+            r"first for some site, got pattern='layers.2', whose sites .* before it",
+        ),
     ],
 )
 def test_rules_that_do_nothing_are_refused(rules, message):
     with pytest.raises(ValueError, match=message):
         plan(model(), rules)
+
+
+def test_a_rule_of_wildcards_for_embedding_and_head_alone_is_refused():
+    message = (
+        r"by name alone, got pattern='\*\*', which matches only such sites; write \('embed', Sp"
+    )
+    with pytest.raises(ValueError, match=message):
+        plan(nnx.Dict(embed=nnx.Embed(40, 8, rngs=nnx.Rngs(0))), [("**", Spec())])

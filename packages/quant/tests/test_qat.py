@@ -81,7 +81,8 @@ class ByAttributes(nnx.Module):
 
 
 def every(model, spec):
-    return plan(model, [("**", spec)])
+    named = ["embed"] if "embed" in sites(model) else []
+    return plan(model, [(["**", *named], spec)])
 
 
 def close(found, wanted, epsilons=100):

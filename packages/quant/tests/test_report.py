@@ -37,12 +37,13 @@ def batch(seed, *, rows=3):
 
 
 BATCHES = [batch(0), batch(1)]
+EVERY = ("**", "embed")
 
 
 @pytest.fixture(scope="module")
 def pair():
     model = Decoder()
-    return model, apply(model, plan(model, [("**", Spec(weight="int4", group=4))]))
+    return model, apply(model, plan(model, [(EVERY, Spec(weight="int4", group=4))]))
 
 
 @pytest.fixture(scope="module")
@@ -160,4 +161,4 @@ def test_wrong_calls(pair):
     broken = Decoder()
     broken.head.bias[...] = broken.head.bias[...].at[3].set(jnp.nan)
     with pytest.raises(ValueError, match=r"outputs must be finite, got loss_after=nan; look for"):
-        report(broken, apply(broken, plan(broken, [("**", Spec())])), BATCHES)
+        report(broken, apply(broken, plan(broken, [(EVERY, Spec())])), BATCHES)

@@ -12,9 +12,11 @@ from flax import nnx
 
 from dovetail_quant import Plan, Spec, apply, plan, report
 from dovetail_quant.report import parameter_bytes
-from dovetail_quant.search import search
+from dovetail_quant.search import _decided, _not_searched, search
+from dovetail_quant.sites import sites
 
 CHOICES = [Spec(weight="int4", group=8), Spec(weight="int8"), None]
+EVERY = ("**", "embed")
 
 
 class Decoder(nnx.Module):
@@ -51,7 +53,8 @@ def limit(model):
 
 @pytest.fixture(scope="module")
 def found(model, limit):
-    return search(model, batches(8), max_bytes=limit, choices=CHOICES, key=jax.random.key(0))
+    options = {"max_bytes": limit, "choices": CHOICES, "key": jax.random.key(0), "where": EVERY}
+    return search(model, batches(8), **options)
 
 
 def divergence(model, specs):
@@ -133,6 +136,10 @@ def test_methods_are_calibrated_and_sites_chosen_by_path(model):
     assert some.calibration is not None
     assert set(some.options) == {"left", "right", "mix"}
     assert some.plan.left_alone["embed"] == "is not searched"
+    assert "embed" not in _decided(model, "**", choices)
+    assert _not_searched(sites(model)["embed"], "**") == (
+        "embedding: named alone; write where=('**', 'embed') to search it"
+    )
     for options in some.options.values():
         gptq, nearest = options
         assert gptq.cost < nearest.cost
@@ -159,17 +166,21 @@ def test_labels_are_the_keys_and_each_batch_has_its_own(model):
 
 def test_wrong_calls(model):
     key, some = jax.random.key(0), batches(1)
-    least = parameter_bytes(apply(model, plan(model, [("**", CHOICES[0])])))
+    least = parameter_bytes(apply(model, plan(model, [(EVERY, CHOICES[0])])))
     with pytest.raises(
         ValueError, match=rf"max_bytes={least - 1} .* take {least}; pass max_bytes={least}, or"
     ):
-        search(model, some, max_bytes=least - 1, choices=CHOICES, key=key)
+        search(model, some, max_bytes=least - 1, choices=CHOICES, key=key, where=EVERY)
     with pytest.raises(ValueError, match=r"match a site, got .nothing., which matches none of 4"):
         search(model, some, max_bytes=10**6, choices=CHOICES, key=key, where="nothing")
     with pytest.raises(ValueError, match=r"none of 1 for 'mix' with 24 inputs; add None"):
         search(model, some, max_bytes=10**6, choices=[Spec(group=16)], key=key)
     with pytest.raises(ValueError, match=r"needs finite gradients of rows that count, got"):
         search(model, [], max_bytes=10**6, choices=CHOICES, key=key)
+    with pytest.raises(
+        ValueError, match=r"embed: embedding: named alone; write where=\('\*', 'embed"
+    ):
+        search(nnx.Dict(embed=model.embed), some, max_bytes=10, choices=CHOICES, key=key, where="*")
     broken = Decoder()
     broken.mix.bias = nnx.Param(jnp.full(16, np.nan))
     with pytest.raises(ValueError, match=r"needs finite gradients.*with finite outputs"):

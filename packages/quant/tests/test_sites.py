@@ -7,7 +7,7 @@ from flax import nnx
 
 from dovetail_quant.kernel import Axes
 from dovetail_quant.modules import module_at
-from dovetail_quant.sites import sites
+from dovetail_quant.sites import selects, sites
 
 
 class Everything(nnx.Module):
@@ -74,3 +74,70 @@ def test_the_first_input_of_a_fold_is_the_first_contracted_axis():
     w = jnp.arange(24.0).reshape(2, 3, 4)
     folded = Axes(shape=(2, 3, 4), inputs=(0, 1)).fold(w)
     assert jnp.array_equal(folded[:3], w[0])
+
+
+class Tower(nnx.Module):
+    """As many rows as features, so that every linear has the shape of a head."""
+
+    def __init__(self, *, head=True):
+        rngs = nnx.Rngs(0)
+        self.embed = nnx.Embed(8, 8, rngs=rngs)
+        self.layers = nnx.List([nnx.Linear(8, 8, rngs=rngs)])
+        self.head = nnx.LinearGeneral(8, (2, 4), rngs=rngs) if head else None
+        self.narrow = nnx.Linear(8, 4, rngs=rngs)
+
+
+class Around(nnx.Module):
+    def __init__(self):
+        self.model = Tower(head=False)
+        self.lm_head = nnx.Linear(8, 8, rngs=nnx.Rngs(0))
+
+
+def roles(model):
+    return {path: site.role for path, site in sites(model).items() if site.role}
+
+
+def test_a_head_stands_beside_its_embedding_and_has_its_rows():
+    assert roles(Tower()) == {"embed": "embedding", "head": "head"}
+    assert roles(Around()) == {"model.embed": "embedding", "lm_head": "head"}
+    rngs = nnx.Rngs(0)
+    table, inner, head = (
+        nnx.Embed(9, 4, rngs=rngs),
+        *(nnx.Linear(4, n, rngs=rngs) for n in (4, 9)),
+    )
+    assert roles(nnx.Sequential(table, inner, head)) == {
+        "layers.0": "embedding",
+        "layers.2": "head",
+    }
+    assert roles(nnx.Sequential(inner, head)) == {}
+    assert roles(nnx.Embed(3, 2, rngs=rngs)) == {"": "embedding"}
+
+
+@pytest.mark.parametrize(
+    "pattern, named",
+    [
+        ("**", False),
+        ("*", False),
+        ("{**,embed}", False),
+        ("embed", True),
+        ("{embed,head}", True),
+        ("emb*", True),
+        ("**.embed", True),
+        ("embed.**", True),
+        (("**", "embed"), True),
+    ],
+)
+def test_a_name_selects_an_embedding_and_wildcards_do_not(pattern, named):
+    by_path = sites(Tower())
+    assert selects(pattern, by_path["embed"]) == named
+    assert selects("**", by_path["narrow"])
+
+
+def test_an_index_is_a_name():
+    table = sites(nnx.Sequential(nnx.Embed(9, 4, rngs=nnx.Rngs(0)), nnx.relu))["layers.0"]
+    assert [selects(p, table) for p in ("layers.0", "layers.{0,2}", "layers.#", "layers.*")] == [
+        True,
+        True,
+        False,
+        False,
+    ]

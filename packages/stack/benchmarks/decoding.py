@@ -61,7 +61,8 @@ def main() -> None:
     for rows in (1, 8):
         programs = {"float32": step(model, rows)}
         for name, (spec, product) in CASES.items():
-            small = quant.apply(model, quant.plan(model, [("**", spec)]), matmul=product)
+            plan = quant.plan(model, [(("**", "embed"), spec)])
+            small = quant.apply(model, plan, matmul=product)
             programs[name] = step(small, rows)
         calls = {name: call for name, (call, _) in programs.items()}
         calls["float32 again"] = calls["float32"]

@@ -56,7 +56,7 @@ def main(run: Path) -> None:
     before = bits(model)
     for name, spec in SPECS.items():
         start = time.perf_counter()
-        plan = quant.plan(model, [("**", spec)])
+        plan = quant.plan(model, [(("**", "embed"), spec)])
         found = quant.calibrate(model, plan, calibration) if spec.method != "absmax" else plan
         quantized = quant.apply(model, found)
         seconds = time.perf_counter() - start

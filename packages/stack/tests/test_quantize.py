@@ -54,7 +54,7 @@ def gptq(directory, text, tmp_path_factory):
     """4 bits, calibrated, but for one matrix."""
     out = tmp_path_factory.mktemp("quantized") / "deep" / "out"
     line = ["quantize", str(directory), "--out", str(out), "--bits", "4", "--group", "16"]
-    line += ["--text", str(text), "--rows", "16", "--float", "**.mlp.down"]
+    line += ["--text", str(text), "--rows", "16", "--float", "**.mlp.down", "--also", "embed"]
     assert cli.main(line) == 0
     return out
 
@@ -75,6 +75,7 @@ def test_eight_bits_round_to_nearest(directory, tmp_path, capsys):
     printed = json.loads(capsys.readouterr().out)
     assert printed == {"out": str(other), **json.loads((other / "report.json").read_text())}
     assert sorted(f.name for f in out.iterdir() if "token" not in f.name) == sorted(FILES)
+    assert "embed              left alone: embedding: named alone" in told.out
     model = load(directory)
     rules = [("**", dovetail_quant.Spec(weight="int8"))]
     want = dovetail_quant.apply(model, dovetail_quant.plan(model, rules))
@@ -125,7 +126,8 @@ def test_the_report_is_of_text_that_was_held_out(gptq, text, directory, tmp_path
     assert 0 < report["report"]["kl"] < 1
     assert np.abs(logits(model) - logits(quantized)).max() > 1e-3
     # Calibrated: every site is nearer than by rounding, but for noise on rows it did not see.
-    rounded = quantization.choose(model, bits=4, group=16, method="absmax", skip=["**.mlp.down"])
+    options = {"group": 16, "method": "absmax", "skip": ["**.mlp.down"], "also": ["embed"]}
+    rounded = quantization.choose(model, bits=4, **options)
     plain = dovetail_quant.report(model, dovetail_quant.apply(model, rounded), rows.held_out)
     errors = [
         (found["error"], plain.sites[path].error)
@@ -166,7 +168,7 @@ def test_other_dtypes_come_back(directory, tmp_path):
     config = gpt2(vocab_size=20, embed=16, depth=1, heads=2, mlp=16, max_length=8)
     model = cast(init(config, seed=0), jnp.bfloat16)
     model.norm.scale.set_value(model.norm.scale[...].astype(jnp.float32))
-    plan = quantization.choose(model, bits=4, group=8, method="absmax")
+    plan = quantization.choose(model, bits=4, group=8, method="absmax", also=["embed"])
     assert "positions" in plan.left_alone
     quantized, starved = quantization.quantize(model, plan, None)
     receipt = quantization.measure(model, quantized, plan, None, starved=starved)
@@ -187,7 +189,7 @@ def test_other_dtypes_come_back(directory, tmp_path):
     [
         (
             ["--bits", "4", "--group", "128"],
-            "got --group 128 for 'embed' with 32 inputs; write --group 32",
+            "got --group 128 for 'layers.0.attn.k' with 32 inputs; write --group 32",
         ),
         (["--bits", "4"], "gptq must see text .* got none: pass --text DIR, or"),
         (["--method", "awq"], "awq must see text that the model is for, got none: pass --text"),
@@ -259,6 +261,9 @@ def test_four_bits_take_the_largest_group_that_divides_each_matrix():
     assert specs["layers.0.attn.q"].group == 32  # of 96 inputs
     assert specs["layers.0.mlp.down"].group == 128  # of 256
     assert {spec.group for spec in quantization.choose(model, bits=8).specs.values()} == {None}
+    assert not {"embed", "lm_head"} & specs.keys()
+    every = quantization.choose(model, bits=4, method="absmax", also=["{embed,lm_head}"])
+    assert every.specs.keys() - specs.keys() == {"embed", "lm_head"}
     given = quantization.choose(model, bits=4, group=48, skip=["**.down"]).specs
     assert {spec.group for spec in given.values()} == {48}
 
@@ -268,5 +273,5 @@ def test_inputs_that_no_group_divides_are_refused_with_the_options_to_type():
     model = nnx.eval_shape(lambda: init(llama(**sizes, mlp=32), seed=0))
     with pytest.raises(ValueError, match="share a scale among 16 inputs or more") as error:
         quantization.choose(model, bits=4)
-    assert "'embed' has 24" in str(error.value)
-    assert "name its --group, or leave it float with --float embed" in str(error.value)
+    assert "'layers.0.attn.k' has 24" in str(error.value)
+    assert "name its --group, or leave it float with --float layers.0.attn.k" in str(error.value)

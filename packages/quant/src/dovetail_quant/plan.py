@@ -9,7 +9,7 @@ from typing import Any
 from flax import nnx
 
 from dovetail_quant._patterns import Patterns, each_of, matches, no_match
-from dovetail_quant.sites import Site, sites
+from dovetail_quant.sites import Site, selects, sites
 from dovetail_quant.spec import Spec
 
 Rule = tuple[Patterns, Spec | None]
@@ -49,9 +49,10 @@ class Plan:
 
 
 def plan(model: nnx.Module, rules: Sequence[Rule]) -> Plan:
-    """Assigns a spec to each site, by the first rule whose pattern matches its path.
+    """Assigns a spec to each site, by the first rule whose pattern selects it.
 
-    A site without a match is left alone, and the plan says so.
+    A site without a rule is left alone, and the plan says so. Wildcards do not select embedding and
+    head, which lose most; name them: `("{embed,lm_head}", Spec())`. `Site.role` tells them.
 
     Args:
         model: The model. It may be abstract (`nnx.eval_shape`).
@@ -80,22 +81,17 @@ def plan(model: nnx.Module, rules: Sequence[Rule]) -> Plan:
     left_alone: dict[str, str] = {}
     used = set()
     for path, site in by_path.items():
-        i = next((i for i, (p, _) in enumerate(rules) if matches(p, path)), None)
+        i = next((i for i, (p, _) in enumerate(rules) if selects(p, site)), None)
         used.add(i)
         spec = None if i is None else rules[i][1]
         if site.left_alone is not None:
             left_alone[path] = site.left_alone
         elif spec is None:
-            left_alone[path] = "no rule matches" if i is None else "as its rule says"
+            left_alone[path] = _no_rule(site, rules) if i is None else "as its rule says"
         else:
             _check(site, spec)
             specs[path] = spec
-    for i, (pattern, _) in enumerate(rules):
-        if i not in used:
-            raise ValueError(
-                f"every rule must be the first for some site, got pattern={pattern!r}, whose sites "
-                "all go to rules before it; put it first or drop it"
-            )
+    _check_used(rules, used, by_path)
     if rules and not specs:
         raise ValueError(
             f"a plan must quantize something, got rules for {len(by_path)} sites that are all left "
@@ -113,6 +109,29 @@ def _check_patterns(rules: Sequence[Rule], paths: Collection[str]) -> None:
                     f"every pattern of a plan must match a site, got {pattern.text!r}, "
                     f"{no_match(pattern, paths)}"
                 )
+
+
+def _no_rule(site: Site, rules: Sequence[Rule]) -> str:
+    """Returns the reason against a site that no rule selects."""
+    if site.role is None or not any(matches(patterns, site.path) for patterns, _ in rules):
+        return "no rule matches"
+    return f"{site.role}: named alone; write ({site.path!r}, Spec()) to quantize it"
+
+
+def _check_used(rules: Sequence[Rule], used: Collection[Any], by_path: Mapping[str, Site]) -> None:
+    for i, (patterns, _) in enumerate(rules):
+        if i in used:
+            continue
+        if any(selects(patterns, site) for site in by_path.values()):
+            raise ValueError(
+                f"every rule must be the first for some site, got pattern={patterns!r}, whose "
+                "sites all go to rules before it; put it first or drop it"
+            )
+        unnamed = next(path for path in by_path if matches(patterns, path))
+        raise ValueError(
+            f"embedding and head are quantized by name alone, got pattern={patterns!r}, which "
+            f"matches only such sites; write ({unnamed!r}, Spec())"
+        )
 
 
 def _check(site: Site, spec: Spec) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array
 
-from dovetail_quant._patterns import Patterns
+from dovetail_quant._patterns import Patterns, matches
 from dovetail_quant.apply import apply
 from dovetail_quant.calibrate import Run, calibrate, run_decoder
 from dovetail_quant.calibration import Calibration
@@ -30,7 +30,7 @@ from dovetail_quant.compare import Slope, by_site, compared, quantized_kernels
 from dovetail_quant.knapsack import knapsack
 from dovetail_quant.plan import Plan
 from dovetail_quant.report import Report, parameter_bytes, report, weights_of
-from dovetail_quant.sites import Site, sites
+from dovetail_quant.sites import Site, selects, sites
 from dovetail_quant.spec import Spec
 
 
@@ -123,7 +123,8 @@ def search(
             group does not divide.
         key: Random key of the drawn labels.
         run: As for `report`.
-        where: Name patterns of the sites to decide, as in `plan`; others stay float.
+        where: Name patterns of the sites to decide, as in `plan`; others stay float. Embedding and
+            head are decided if named: `("**", "embed")`.
         stats_bytes: As for `calibrate`. It runs for every choice whose method needs it, and for the
             plan.
 
@@ -144,7 +145,7 @@ def search(
     """
     held, decided = list(batches), _decided(model, where, choices)
     options: dict[str, list[Option]] = {path: [] for path in decided}
-    left_alone = {p: s.left_alone or "is not searched" for p, s in sites(model).items()}
+    left_alone = {p: s.left_alone or _not_searched(s, where) for p, s in sites(model).items()}
     for spec in choices:
         paths = [path for path, site in decided.items() if _fits(site, spec)]
         if spec is None:
@@ -171,9 +172,10 @@ def search(
 def _decided(model: nnx.Module, where: Patterns, choices: Sequence[Spec | None]) -> dict[str, Site]:
     """Returns the sites to decide. Raises ValueError if no choice fits one of them."""
     named = sites(model, where=where)
-    decided = {path: site for path, site in named.items() if not site.left_alone}
+    decided = {p: site for p, site in named.items() if not site.left_alone and selects(where, site)}
     if not decided:
-        alone = "; ".join(f"{path}: {site.left_alone}" for path, site in list(named.items())[:3])
+        why = {path: site.left_alone or _not_searched(site, where) for path, site in named.items()}
+        alone = "; ".join(f"{path}: {reason}" for path, reason in list(why.items())[:3])
         raise ValueError(
             f"a search needs sites that can be quantized, got where={where!r}, whose {len(named)} "
             f"are all left alone: {alone}; write where='**'"
@@ -186,6 +188,13 @@ def _decided(model: nnx.Module, where: Patterns, choices: Sequence[Spec | None])
                 "divides them"
             )
     return decided
+
+
+def _not_searched(site: Site, where: Patterns) -> str:
+    if site.role is None or not matches(where, site.path):
+        return "is not searched"
+    patterns = (where,) if isinstance(where, str) else tuple(where)
+    return f"{site.role}: named alone; write where={(*patterns, site.path)!r} to search it"
 
 
 def _fits(site: Site, spec: Spec | None) -> bool:

@@ -1,18 +1,30 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The products of a model with weights, and reasons not to quantize some of them."""
+"""The products of a model with weights, and reasons not to quantize some of them.
+
+Embeddings and heads lose most when they are rounded, and every token depends on them. They
+therefore have a role, and a rule selects them only by name (`selects`). A head is recognized
+without the model's class: it maps the features of an embedding to as many outputs as that has rows,
+and it stands beside the embedding or beside a module around it. So `lm_head` beside `embed` is a
+head, and `layers.0.attn.q` is none, whatever its shape.
+"""
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import jax.numpy as jnp
 from flax import nnx
 
-from dovetail_quant._patterns import Patterns, name_of, select
+from dovetail_quant._patterns import Patterns, each_of, name_of, select
 from dovetail_quant.kernel import Axes, Kernel, split_equation
 
 Kind = Literal["linear", "general", "einsum", "experts", "embed"]
+Role = Literal["embedding", "head"]
+
+# In the place of the last segment of a path. No model has them.
+_NO_NAME, _NO_INDEX = "~", str(10**9)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,6 +38,7 @@ class Site:
         dtype: Its dtype.
         parameter: Its name in the module.
         left_alone: Why it cannot be quantized; None if it can.
+        role: "embedding" or "head" of a vocabulary, which rules select by name alone; else None.
     """
 
     path: str
@@ -34,6 +47,7 @@ class Site:
     dtype: str
     parameter: str = "kernel"
     left_alone: str | None = None
+    role: Role | None = None
 
     @property
     def bytes(self) -> int:
@@ -67,9 +81,42 @@ def sites(model: nnx.Module, *, where: Patterns | None = None) -> dict[str, Site
         site = _site(name, module)
         if site is not None:
             by_path[name] = site
+    tables = [site for site in by_path.values() if site.parameter == "embedding"]
+    for path, site in by_path.items():
+        by_path[path] = dataclasses.replace(site, role=_role(site, tables))
     return (
         by_path if where is None else {p: by_path[p] for p in select(where, by_path, what="site")}
     )
+
+
+def selects(patterns: Patterns, site: Site) -> bool:
+    """Tests whether patterns select a site: they match its path, or name it if it has a role.
+
+    A pattern names a module if it would not match a stranger in its place: `embed`, `lm_*` and
+    `**.{embed,lm_head}` do, `**` and `layers.#` do not.
+
+    Args:
+        patterns: A pattern or several.
+        site: The site.
+    """
+    matching = [pattern for pattern in each_of(patterns) if pattern.matches(site.path)]
+    if site.role is None:
+        return bool(matching)
+    above, dot, last = site.path.rpartition(".")
+    stranger = f"{above}{dot}{_NO_INDEX if last.isdigit() else _NO_NAME}"
+    return any(not pattern.matches(stranger) for pattern in matching)
+
+
+def _role(site: Site, tables: Sequence[Site]) -> Role | None:
+    """Returns the role of a site in a model with these embeddings."""
+    if site.parameter == "embedding":
+        return "embedding"
+    parent = site.path.rpartition(".")[0]
+    around = f"{parent}." if parent else ""
+    logits = any(
+        table.path.startswith(around) and site.axes.sizes == table.axes.sizes for table in tables
+    )
+    return "head" if logits and not site.axes.batch else None
 
 
 def _site(path: str, module: Any) -> Site | None:

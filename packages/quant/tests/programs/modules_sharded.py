@@ -85,7 +85,7 @@ call = jax.jit(lambda m: m(TOKENS))
 
 
 def applied(model, spec, matmul=None):
-    chosen = plan(model, [("**", spec)])
+    chosen = plan(model, [(("**", "embed"), spec)])
     if spec.method != "absmax":
         batch = [jax.random.randint(jax.random.key(0), (2, 5), 0, 12) for _ in range(12)]
         chosen = calibrate(model, chosen, batch, run=lambda m, b: m(b))

@@ -3,6 +3,7 @@
 """Quantize a decoder to 8 or 4 bits, with a report of what that saved and cost.
 
 8 bits round to nearest. 4 bits calibrate (gptq) on text for which the model is meant: --text.
+Embedding and head stay float, because they lose most; --also embed lm_head quantizes them.
 With text, some of its files are held out to measure the result. OUT is written whole or not at
 all, and `dovetail generate` takes it.
 """
@@ -50,6 +51,13 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="absmax rounds to nearest, the others calibrate (8 bits: absmax; 4: gptq)",
     )
     parser.add_argument(
+        "--also",
+        nargs="+",
+        default=(),
+        metavar="PATTERN",
+        help="embedding and head to quantize too, such as embed lm_head (else they stay float)",
+    )
+    parser.add_argument(
         "--float",
         dest="floats",
         nargs="+",
@@ -89,7 +97,12 @@ def run(args: argparse.Namespace) -> int:
     outline = abstract(path)
     length = _length(args, outline.config.max_length)
     plan = quantization.choose(
-        outline, bits=args.bits, group=args.group, method=args.method, skip=args.floats
+        outline,
+        bits=args.bits,
+        group=args.group,
+        method=args.method,
+        also=args.also,
+        skip=args.floats,
     )
     if args.text is None:
         quantization.check_method(plan)

@@ -32,6 +32,7 @@ from dovetail_models.shard import WEIGHTS
 from dovetail_quant.files import WEIGHTS as WEIGHTS_FILE
 from dovetail_quant.kernel import Kernel
 from dovetail_quant.report import parameter_bytes
+from dovetail_quant.sites import selects
 from dovetail_stack.recipes.evaluation import bits_per_byte
 from dovetail_stack.recipes.inspection import TOKENIZERS
 from dovetail_stack.recipes.text import find, split
@@ -113,11 +114,12 @@ def choose(
     bits: int,
     group: int | None = None,
     method: Method | None = None,
+    also: Sequence[str] = (),
     skip: Sequence[str] = (),
 ) -> quant.Plan:
     """Plans 8 bits with one scale per output, or 4 bits with groups of inputs, for every matrix.
 
-    Tables of learned positions stay float; they are small.
+    Embedding and head stay float unless `also` names them; the plan says so.
 
     Args:
         model: The decoder; may be abstract.
@@ -125,6 +127,7 @@ def choose(
         group: Inputs with one scale. Default: all inputs for 8 bits; for 4 bits the largest of
             GROUPS that divides the inputs of the site.
         method: Default: absmax for 8 bits, gptq for 4.
+        also: Name patterns of embedding and head, `("embed", "lm_head")`.
         skip: Name patterns of modules to leave in float.
 
     Returns:
@@ -136,28 +139,27 @@ def choose(
     """
     if bits not in (4, 8):
         raise ValueError(f"bits must be 4 or 8, got bits={bits}: pass bits=8, which loses least")
-    tables = ["positions"] if "positions" in quant.sites(model) else []
-    skipped = [*skip, *tables]
+    everything = ["**", *also]
     if bits == 8:
-        rules = [("**", quant.Spec(weight="int8", group=group, method=method or "absmax"))]
+        rules = [(everything, quant.Spec(weight="int8", group=group, method=method or "absmax"))]
     else:
         rules = [
             (paths, quant.Spec(weight="int4", group=size, method=method or "gptq"))
-            for paths, size in _groups(model, group, skipped)
+            for paths, size in _groups(model, group, everything, skip)
         ]
-    return quant.plan(model, [*((pattern, None) for pattern in skipped), *rules])
+    return quant.plan(model, [*((pattern, None) for pattern in skip), *rules])
 
 
 def _groups(
-    model: nnx.Module, group: int | None, skipped: Sequence[str]
+    model: nnx.Module, group: int | None, everything: Sequence[str], skip: Sequence[str]
 ) -> list[tuple[Sequence[str], int]]:
     """Returns name patterns with the group of their int4 scales."""
     if group is not None:
-        return [(["**"], group)]
-    floats = quant.sites(model, where=skipped) if skipped else {}
+        return [(everything, group)]
+    floats = quant.sites(model, where=skip) if skip else {}
     by_group: dict[int, list[str]] = {}
-    for path, site in quant.sites(model).items():
-        if site.left_alone or path in floats:
+    for path, site in quant.sites(model, where=everything).items():
+        if site.left_alone or path in floats or not selects(everything, site):
             continue
         inputs = site.axes.sizes[1]
         fitting = [size for size in GROUPS if inputs % size == 0]

@@ -9,11 +9,11 @@ import optax
 import pytest
 from flax import nnx
 
-from dovetail_quant import Spec, apply, calibrate, load, plan, save
+from dovetail_quant import Spec, apply, calibrate, load, plan, qlora, save
 from dovetail_quant.apply import install
 from dovetail_quant.codes import dequantize, quantize
 from dovetail_quant.kernel import Kernel
-from dovetail_quant.qlora import Adapter, qlora
+from dovetail_quant.qlora import Adapter
 from dovetail_quant.sites import sites
 
 INT4 = Spec(weight="int4", group=8)
@@ -82,7 +82,7 @@ def test_the_sum_of_both_products(name):
     module, (shape, equation), (a_shape, b_shape, product) = SITES[name]
     below = quantized(module)
     x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
-    adapted = qlora(below, rank=3, alpha=6.0, rngs=nnx.Rngs(7), where="**")
+    adapted = qlora.insert(below, rank=3, alpha=6.0, rngs=nnx.Rngs(7), where="**")
     run = jax.jit(lambda m: m(jnp.asarray(x)))
     np.testing.assert_array_equal(run(adapted), run(below))
     a, b = adapters(randomized(adapted))
@@ -99,7 +99,7 @@ def test_the_input_of_an_adapter_is_not_divided():
     divides = jnp.asarray(rng.uniform(0.1, 10, 16), jnp.float32)
     codes = quantize(below.kernel[...] * divides[:, None], INT4)
     install(below, sites(below)[""], codes, spec=INT4, scale=divides)
-    adapted = randomized(qlora(below, rank=2, alpha=2.0, rngs=nnx.Rngs(0)))
+    adapted = randomized(qlora.insert(below, rank=2, alpha=2.0, rngs=nnx.Rngs(0)))
     leaves = zip(*map(jax.tree.leaves, (adapted.kernel[...], below.kernel[...])), strict=True)
     assert all(one is other for one, other in leaves)  # no copy of the codes
     x = rng.normal(size=(3, 16)).astype(np.float32)
@@ -119,7 +119,7 @@ def test_it_keeps_what_calibration_found():
     rules = [("layers.0", Spec(weight="int4", group=8, method="awq"))]
     rules += [("layers.1", Spec(weight="int4", group=4, method="gptq"))]
     below = apply(model, calibrate(model, plan(model, rules), [batch], run=lambda m, x: m(x)))
-    adapted = qlora(below, rank=2, alpha=2.0, rngs=nnx.Rngs(0))
+    adapted = qlora.insert(below, rank=2, alpha=2.0, rngs=nnx.Rngs(0))
     np.testing.assert_array_equal(adapted(batch), below(batch))
     assert adapted.layers[0].kernel[...].scale is not None
     assert not np.array_equal(randomized(adapted)(batch), below(batch))
@@ -128,7 +128,7 @@ def test_it_keeps_what_calibration_found():
 def test_a_is_drawn_and_b_is_zero():
     model = quantized(nnx.Sequential(*[nnx.Linear(400, 8, rngs=nnx.Rngs(0)) for _ in range(2)]))
     rngs = nnx.Rngs(3)
-    adapted = qlora(model, rank=5, alpha=1.0, rngs=rngs)
+    adapted = qlora.insert(model, rank=5, alpha=1.0, rngs=rngs)
     first, second = (layer.dot_general for layer in adapted.layers)
     assert not np.array_equal(first.a[...], second.a[...])
     values = np.asarray(first.a[...])
@@ -137,20 +137,20 @@ def test_a_is_drawn_and_b_is_zero():
     # The deviation of 2000 uniform draws is known to 1 %.
     assert values.std() == pytest.approx(1 / 20 / np.sqrt(3), rel=0.04)
     assert not np.any(first.b[...])
-    again = qlora(model, rank=5, alpha=1.0, rngs=rngs)
+    again = qlora.insert(model, rank=5, alpha=1.0, rngs=rngs)
     assert not np.array_equal(first.a[...], again.layers[0].dot_general.a[...])
 
 
 def test_equal_layers_stay_equal():
     model = quantized(nnx.Sequential(*[nnx.Linear(8, 8, rngs=nnx.Rngs(i)) for i in range(2)]))
-    adapted = qlora(model, rank=2, alpha=1.0, rngs=nnx.Rngs(0))
+    adapted = qlora.insert(model, rank=2, alpha=1.0, rngs=nnx.Rngs(0))
     first, second = (nnx.graphdef(layer) for layer in adapted.layers)
     assert first == second
 
 
 def test_results_keep_their_dtype():
     model = quantized(nnx.Linear(16, 8, dtype=jnp.bfloat16, rngs=nnx.Rngs(0)))
-    adapted = qlora(model, rank=2, alpha=1.0, rngs=nnx.Rngs(0))
+    adapted = qlora.insert(model, rank=2, alpha=1.0, rngs=nnx.Rngs(0))
     x = jax.random.normal(jax.random.key(0), (3, 16), jnp.bfloat16)
     run = jax.jit(lambda m: m(x))
     np.testing.assert_array_equal(run(adapted), run(model))
@@ -161,7 +161,7 @@ def test_adapters_alone_are_trained():
     model = quantized(nnx.Sequential(nnx.Linear(16, 24, rngs=nnx.Rngs(0)), nnx.tanh))
     x = jax.random.normal(jax.random.key(0), (32, 16))
     want = nnx.Linear(16, 24, rngs=nnx.Rngs(5))(x) / 2
-    adapted = qlora(model, rank=4, alpha=8.0, rngs=nnx.Rngs(0))
+    adapted = qlora.insert(model, rank=4, alpha=8.0, rngs=nnx.Rngs(0))
     before = jax.tree.map(np.array, nnx.state(adapted, nnx.Not(nnx.LoRAParam)))
     optimizer = nnx.Optimizer(adapted, optax.adam(1e-2), wrt=nnx.LoRAParam)
 
@@ -186,7 +186,7 @@ def test_adapters_alone_are_trained():
 def test_gradients_are_those_of_the_formula():
     rng = np.random.default_rng(0)
     below = quantized(nnx.Linear(16, 5, use_bias=False, rngs=nnx.Rngs(0)))
-    adapted = randomized(qlora(below, rank=3, alpha=6.0, rngs=nnx.Rngs(0)))
+    adapted = randomized(qlora.insert(below, rank=3, alpha=6.0, rngs=nnx.Rngs(0)))
     x, c = rng.normal(size=(7, 16)).astype("f4"), rng.normal(size=(7, 5)).astype("f4")
 
     def loss(m, x):
@@ -206,7 +206,7 @@ def test_gradients_are_those_of_the_formula():
 def test_a_step_holds_no_float_copy_of_a_weight():
     size, rows = 1024, 8
     model = quantized(nnx.Linear(size, size, rngs=nnx.Rngs(0)), Spec(weight="int4", group=128))
-    adapted = qlora(model, rank=4, alpha=8.0, rngs=nnx.Rngs(0))
+    adapted = qlora.insert(model, rank=4, alpha=8.0, rngs=nnx.Rngs(0))
     optimizer = nnx.Optimizer(adapted, optax.adam(1e-3), wrt=nnx.LoRAParam)
     graphdef, state = nnx.split((adapted, optimizer))
 
@@ -231,13 +231,15 @@ def test_the_model_stays_and_adapters_are_saved_apart(tmp_path):
     x = jnp.ones((2, 16))
     below = quantized(model)
     save(below, tmp_path)
-    adapted = randomized(qlora(below, rank=2, alpha=1.0, rngs=nnx.Rngs(0), where="layers.1"))
+    adapted = randomized(qlora.insert(below, rank=2, alpha=1.0, rngs=nnx.Rngs(0), where="layers.1"))
     assert isinstance(below.layers[1].kernel[...], Kernel)
     assert below.layers[1].dot_general is not adapted.layers[1].dot_general
     assert adapted.layers[0].dot_general is below.layers[0].dot_general
     trained = nnx.state(adapted, nnx.LoRAParam)
     assert len(jax.tree.leaves(trained)) == 2
-    again = qlora(load(tmp_path, model), rank=2, alpha=1.0, rngs=nnx.Rngs(9), where="layers.1")
+    again = qlora.insert(
+        load(tmp_path, model), rank=2, alpha=1.0, rngs=nnx.Rngs(9), where="layers.1"
+    )
     nnx.update(again, trained)
     np.testing.assert_array_equal(again(x), adapted(x))
 
@@ -267,8 +269,8 @@ def adapted_paths(model):
 
 def test_where_chooses(mixed):
     options = {"rank": 2, "alpha": 1.0, "rngs": nnx.Rngs(0)}
-    assert adapted_paths(qlora(mixed, **options)) == {"linear"}
-    some = qlora(mixed, where="{float,experts}", **options)
+    assert adapted_paths(qlora.insert(mixed, **options)) == {"linear"}
+    some = qlora.insert(mixed, where="{float,experts}", **options)
     assert adapted_paths(some) == {"float", "experts"}
     tokens = jnp.arange(6)
     np.testing.assert_array_equal(some(tokens), mixed(tokens))
@@ -278,15 +280,112 @@ def test_where_chooses(mixed):
 def test_what_cannot_be_adapted_is_refused(mixed):
     options = {"rank": 2, "alpha": 1.0, "rngs": nnx.Rngs(0)}
     with pytest.raises(ValueError, match=r"got 'embed': it is an embedding; write where="):
-        qlora(mixed, where=("embed", "linear"), **options)
+        qlora.insert(mixed, where=("embed", "linear"), **options)
     with pytest.raises(ValueError, match=r"got 'conv': a Conv has its product in its own"):
-        qlora(mixed, where="conv", **options)
+        qlora.insert(mixed, where="conv", **options)
     with pytest.raises(ValueError, match=r"a pattern must match a site, got 'heads', which"):
-        qlora(mixed, where="heads", **options)
+        qlora.insert(mixed, where="heads", **options)
     with pytest.raises(ValueError, match=r"needs a quantized nnx.Linear.*call apply first"):
-        qlora(Mixed(), **options)
-    with pytest.raises(ValueError, match=r"got 'linear', which has its own; train that one, or"):
-        qlora(qlora(mixed, **options), **options)
+        qlora.insert(Mixed(), **options)
+    with pytest.raises(
+        ValueError, match=r"got 'linear', which has its own; train that one, or write"
+    ):
+        qlora.insert(qlora.insert(mixed, **options), **options)
     for rank, alpha in (0, 1.0), (2, 0.0), (2, float("nan")):
         with pytest.raises(ValueError, match=rf"got rank={rank}, alpha={alpha}; write rank=8"):
-            qlora(mixed, rank=rank, alpha=alpha, rngs=nnx.Rngs(0))
+            qlora.insert(mixed, rank=rank, alpha=alpha, rngs=nnx.Rngs(0))
+
+
+def same_bits(one, other):
+    leaves = [
+        [np.asarray(x).tobytes() for x in jax.tree.leaves(nnx.state(m))] for m in (one, other)
+    ]
+    return leaves[0] == leaves[1] and nnx.graphdef(one) == nnx.graphdef(other)
+
+
+@pytest.mark.parametrize("name", SITES)
+@pytest.mark.parametrize("weight", ["int4", "nf4", None])
+def test_removing_gives_the_bits_back(name, weight):
+    module = SITES[name][0]
+    below = quantized(module, Spec(weight=weight, group=8)) if weight else module
+    adapted = randomized(qlora.insert(below, "**", rank=3, alpha=6.0, rngs=nnx.Rngs(7)))
+    assert list(qlora.adapters(adapted)) == [""]
+    assert not same_bits(adapted, below)
+    assert same_bits(qlora.remove(adapted), below)
+    assert isinstance(getattr(adapted, qlora.adapters(adapted)[""].name), Adapter)  # as it was
+
+
+@pytest.mark.parametrize("name", SITES)
+@pytest.mark.parametrize("spec", [INT4, Spec(weight="nf4", group=8)], ids=lambda s: s.weight)
+def test_a_merged_weight_is_the_sum(name, spec):
+    module, (shape, equation), (a_shape, b_shape, product) = SITES[name]
+    below = quantized(module, spec)
+    adapted = randomized(qlora.insert(below, "**", rank=3, alpha=6.0, rngs=nnx.Rngs(7)))
+    merged = qlora.merge(adapted)
+    assert nnx.graphdef(merged) == nnx.graphdef(module)
+    a, b = adapters(adapted)
+    w = np.asarray(below.kernel[...].dequantize(), np.float64)
+    w = w + 6.0 / 3 * np.einsum(product, a.reshape(a_shape), b.reshape(b_shape))
+    # A product of 3, its scale, and the sum: five roundings of each term.
+    np.testing.assert_allclose(merged.kernel[...], w, rtol=0, atol=5 * 2**-24 * np.abs(w).max())
+    x = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    want = wanted(x.astype(np.float64), w, equation)
+    # Float32 sums of up to 24 products, live and merged.
+    for model in (merged, adapted):
+        y = model(jnp.asarray(x))
+        np.testing.assert_allclose(y, want, rtol=0, atol=2e-6 * np.abs(want).max())
+
+
+def test_a_merged_weight_may_be_codes_again():
+    rng = np.random.default_rng(0)
+    below = nnx.Linear(16, 12, rngs=nnx.Rngs(0))
+    divides = jnp.asarray(rng.uniform(0.1, 10, 16), jnp.float32)
+    spec = Spec(weight="int4", group=8, method="awq")
+    codes = quantize(below.kernel[...] * divides[:, None], spec)
+    install(below, sites(below)[""], codes, spec=spec, scale=divides)
+    adapted = randomized(qlora.insert(below, rank=2, alpha=1.0, rngs=nnx.Rngs(0)))
+    again, merged = qlora.merge(adapted, codes=True), qlora.merge(adapted)
+    assert nnx.graphdef(again) == nnx.graphdef(below)
+    kernel = again.kernel[...]
+    assert kernel.spec == spec
+    np.testing.assert_array_equal(kernel.scale, divides)
+    # Half a step of the scaled weights, by each scale; the codes end at 7 of 7.5 levels.
+    exact = np.asarray(merged.kernel[...], np.float64) * np.asarray(divides, np.float64)[:, None]
+    step = np.repeat(np.abs(exact.reshape(2, 8, 12)).max(1) / 7.5, 8, axis=0)
+    found = np.asarray(kernel.dequantize(), np.float64) * np.asarray(divides, np.float64)[:, None]
+    assert (np.abs(found - exact) <= 0.5001 * step).all()
+    assert not np.array_equal(kernel.codes().qvalue, codes.qvalue)
+
+
+def test_a_merged_weight_has_the_dtype_asked():
+    model = quantized(nnx.Linear(16, 8, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0)))
+    adapted = randomized(qlora.insert(model, rank=2, alpha=1.0, rngs=nnx.Rngs(0)))
+    assert qlora.merge(adapted).kernel[...].dtype == jnp.bfloat16
+    wide = qlora.merge(adapted, dtype=jnp.float32).kernel[...]
+    assert wide.dtype == jnp.float32
+    assert not np.array_equal(wide, wide.astype(jnp.bfloat16))
+
+
+def test_adapters_of_a_float_site_are_merged_into_it(mixed):
+    adapted = randomized(
+        qlora.insert(mixed, ("float", "linear"), rank=2, alpha=1.0, rngs=nnx.Rngs(0))
+    )
+    assert list(qlora.adapters(adapted)) == ["float", "linear"]
+    tokens = jnp.arange(6)
+    want = adapted(tokens)
+    merged = qlora.merge(adapted)
+    # Sums of 16 products through three layers.
+    np.testing.assert_allclose(merged(tokens), want, rtol=0, atol=1e-5 * np.abs(want).max())
+    assert isinstance(merged.embed.embedding[...], Kernel)
+    assert isinstance(merged.linear.kernel[...], jax.Array)
+    codes = qlora.merge(adapted, codes=True)
+    assert isinstance(codes.linear.kernel[...], Kernel)
+    np.testing.assert_array_equal(codes.float.kernel[...], merged.float.kernel[...])
+
+
+def test_a_model_without_adapters(mixed):
+    for call in (qlora.remove, qlora.merge):
+        with pytest.raises(
+            ValueError, match=r"must have adapters, got a Mixed.*qlora\.insert\(mod"
+        ):
+            call(mixed)

@@ -15,7 +15,7 @@
 - Calibration: `calibrate` (GPTQ, AWQ, SmoothQuant), with `run_decoder` as the default call
 - Quantized models: `apply`, `explain`, `save`, `load`, `requantize`
 - Measuring and searching: `report`, `search`
-- Training: `qat` and `freeze`, `qlora`
+- Training: `qat` and `freeze`; adapters by `qlora.insert`, `remove` and `merge`
 - Keys and values of attention: `Int8`
 
 `dovetail_quant.testing.check_matmul` checks a product of your own.
@@ -23,6 +23,7 @@
 
 from importlib.metadata import version as _version
 
+from dovetail_quant import qlora
 from dovetail_quant.apply import apply
 from dovetail_quant.calibrate import calibrate, run_decoder
 from dovetail_quant.calibration import Calibrated, Calibration
@@ -31,7 +32,6 @@ from dovetail_quant.files import load, save
 from dovetail_quant.kv import Int8, KVCodec
 from dovetail_quant.plan import Plan, plan
 from dovetail_quant.qat import freeze, qat
-from dovetail_quant.qlora import qlora
 from dovetail_quant.report import Report, SiteReport, report
 from dovetail_quant.requantize import requantize
 from dovetail_quant.search import Option, Search, search

@@ -5,8 +5,13 @@
 The codes of W stay unchanged, whatever method made them (QLoRA, arXiv:2305.14314, equation 5). An
 adapter replaces the product in the module's attribute and calls it. The kernel keeps its path, and
 no float copy of it is made, forward or backward.
+
+    from dovetail_quant import qlora
+
+`insert` adds adapters, `remove` takes them away, `merge` adds them to the weights.
 """
 
+import dataclasses
 import string
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,22 +19,25 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Key
+from jaxtyping import Array, DTypeLike, Key
 
-from dovetail_quant._patterns import Patterns
-from dovetail_quant.kernel import Axes, Kernel, split_equation
+from dovetail_quant._patterns import Patterns, name_of
+from dovetail_quant.kernel import Axes, Kernel, Promote, split_equation
 from dovetail_quant.matmul.rows import wide
-from dovetail_quant.modules import copied, held, module_at
+from dovetail_quant.modules import copied, module_at
+from dovetail_quant.requantize import requantized
 from dovetail_quant.sites import Site, sites
 
+__all__ = ["insert", "remove", "merge", "adapters", "Adapter"]  # noqa: RUF022, in order of use
 
-def qlora(
+
+def insert(
     model: nnx.Module,
+    where: Patterns | None = None,
     *,
     rank: int,
     alpha: float,
     rngs: nnx.Rngs,
-    where: Patterns | None = None,
 ) -> Any:
     """Returns a new module with an adapter at each quantized site. Its results are equal bit for
     bit.
@@ -39,16 +47,15 @@ def qlora(
     `nnx.LoRAParam`.
 
     Save adapters alone with `nnx.state(adapted, nnx.LoRAParam)`; restore them, over the codes
-    written by `save`, with `nnx.update(qlora(load(...), ...), state)`.
+    written by `save`, with `nnx.update(qlora.insert(load(...), ...), state)`.
 
     Args:
         model: A quantized model.
+        where: Patterns of paths. Default: every quantized `nnx.Linear`, `nnx.LinearGeneral` and
+            `nnx.Einsum`. Float sites and experts (one adapter per expert) are adapted if matched.
         rank: Rank of the adapters.
         alpha: Scale; the adapter is multiplied by alpha / rank.
         rngs: Source of A.
-        where: Name patterns of paths, as in `plan`. Default: every quantized `nnx.Linear`,
-            `nnx.LinearGeneral` and `nnx.Einsum`. Float sites and experts (one adapter per expert)
-            are adapted if named.
 
     Raises:
         ValueError: `rank` or `alpha` is not positive, `where` matches nothing or an embedding, or a
@@ -57,10 +64,10 @@ def qlora(
     Example:
 
         >>> import jax.numpy as jnp
-        >>> from dovetail_quant import Spec, apply, plan
+        >>> from dovetail_quant import Spec, apply, plan, qlora
         >>> model = nnx.Linear(64, 32, rngs=nnx.Rngs(0))
         >>> small = apply(model, plan(model, [("**", Spec())]))
-        >>> adapted = qlora(small, rank=8, alpha=16.0, rngs=nnx.Rngs(0))
+        >>> adapted = qlora.insert(small, rank=8, alpha=16.0, rngs=nnx.Rngs(0))
         >>> [a.shape for a in jax.tree.leaves(nnx.state(adapted, nnx.LoRAParam))]
         [(64, 8), (8, 32)]
     """
@@ -75,11 +82,88 @@ def qlora(
     for path in paths:
         module, axes = module_at(adapted, path), by_path[path].axes
         name: Any = _product(module)
-        adapter = Adapter(
-            held(module, name), axes, name=name, rank=rank, alpha=alpha, key=rngs.params()
-        )
+        product, key = getattr(module, name), rngs.params()
+        adapter = Adapter(product, axes, name=name, rank=rank, alpha=alpha, key=key)
         setattr(module, name, nnx.data(adapter))
     return adapted
+
+
+def remove(model: nnx.Module) -> Any:
+    """Returns the model without its adapters: the modules and arrays that `insert` was given.
+
+    Raises:
+        ValueError: The model has no adapter.
+
+    Example:
+
+        >>> from dovetail_quant import Spec, apply, plan, qlora
+        >>> model = nnx.Linear(64, 32, rngs=nnx.Rngs(0))
+        >>> small = apply(model, plan(model, [("**", Spec())]))
+        >>> adapted = qlora.insert(small, rank=8, alpha=16.0, rngs=nnx.Rngs(0))
+        >>> qlora.remove(adapted).kernel[...] == small.kernel[...]
+        True
+    """
+    plain = copied(model)
+    for path, adapter in _required(model).items():
+        _restore(module_at(plain, path), adapter.name, adapter.product)
+    return plain
+
+
+def merge(model: nnx.Module, *, dtype: DTypeLike | None = None, codes: bool = False) -> Any:
+    """Returns a model without adapters whose weights are W + alpha / rank A B.
+
+    W is decoded from its codes, and the sum is in float32. By default an adapted site becomes
+    float, with JAX's own product: codes have no room for A B without another rounding. `apply` can
+    quantize it again, after calibration if its method needs one.
+
+    Args:
+        model: A model from `insert`.
+        dtype: Dtype of the float weights. Default: that of the kernel before quantization.
+        codes: Round adapted sites to nearest instead, to codes of their own spec, as `requantize`
+            does. Divisors of x (AWQ, SmoothQuant) stay. Adapted float sites stay float.
+
+    Raises:
+        ValueError: The model has no adapter.
+
+    Example:
+
+        >>> from dovetail_quant import Spec, apply, plan, qlora
+        >>> model = nnx.Linear(64, 32, rngs=nnx.Rngs(0))
+        >>> small = apply(model, plan(model, [("**", Spec())]))
+        >>> adapted = qlora.insert(small, rank=8, alpha=16.0, rngs=nnx.Rngs(0))
+        >>> merged, again = qlora.merge(adapted), qlora.merge(adapted, codes=True)
+        >>> merged.kernel[...].dtype, again.kernel[...]
+        (dtype('float32'), Kernel([64, 32] as int8 in groups of 64))
+    """
+    merged, by_path = copied(model), sites(model)
+    for path, adapter in _required(model).items():
+        module, parameter = module_at(merged, path), by_path[path].parameter
+        variable = getattr(module, parameter)
+        kernel = variable.get_value()
+        whole = adapter.axes.unfold(_sum(adapter, kernel))
+        _restore(module, adapter.name, adapter.product)
+        if not isinstance(kernel, Kernel):
+            variable.set_value(whole.astype(dtype or kernel.dtype))
+        elif codes:
+            variable.set_value(requantized(kernel, whole, path))
+        else:
+            value = whole.astype(dtype or kernel.dtype)
+            setattr(module, parameter, nnx.Param(value, **variable.get_metadata()))
+            by_default = isinstance(module, nnx.LinearGeneral)  # None is its dot_general
+            _restore(module, adapter.name, None if by_default else _FLOAT[adapter.name])
+            if isinstance(getattr(module, "promote_dtype", None), Promote):
+                module.promote_dtype = module.promote_dtype.before
+    return merged
+
+
+def adapters(model: nnx.Module) -> "dict[str, Adapter]":
+    """Returns the adapters by the path of their site, in the order of the model."""
+    by_path = {}
+    for path, module in nnx.iter_modules(model):
+        adapter = getattr(module, _product(module) or "", None)
+        if isinstance(adapter, Adapter):
+            by_path[name_of(path)] = adapter
+    return by_path
 
 
 class Adapter(nnx.Module):
@@ -89,7 +173,7 @@ class Adapter(nnx.Module):
     output axes are folded. The sum is in float32 or wider, in the dtype of the product's result.
 
     Args:
-        product: The module's product.
+        product: The module's product; None for JAX's own, as a module has it.
         axes: Axes of its kernel.
         name: Path of the site, for errors.
         rank: Rank.
@@ -99,7 +183,7 @@ class Adapter(nnx.Module):
 
     def __init__(
         self,
-        product: Callable[..., Any],
+        product: Callable[..., Any] | None,
         axes: Axes,
         *,
         name: str,
@@ -116,7 +200,8 @@ class Adapter(nnx.Module):
         self.product, self.axes, self.name, self.scale = product, axes, name, alpha / rank
 
     def __call__(self, *args: Any, **options: Any) -> Array:
-        y = self.product(*args, **options)
+        product = jax.lax.dot_general if self.product is None else self.product
+        y = product(*args, **options)
         low_rank = {"einsum_op": self._einsum, "ragged_dot": self._ragged_dot}
         delta = low_rank.get(self.name, self._dot_general)(*args)
         place = options.get("out_sharding")
@@ -154,6 +239,39 @@ class Adapter(nnx.Module):
         return jax.lax.ragged_dot(jax.lax.ragged_dot(x.astype(dtype), a, sizes), b, sizes)
 
 
+# The products of float modules, by the attribute that holds them.
+_FLOAT: dict[str, Callable[..., Any]] = {
+    "dot_general": jax.lax.dot_general,
+    "einsum_op": jnp.einsum,
+    "ragged_dot": jax.lax.ragged_dot,
+}
+
+
+def _restore(module: Any, name: str, product: Any) -> None:
+    """Puts a product in the place of an adapter; NNX would go on to treat the attribute as data."""
+    mark: Any = nnx.data if isinstance(product, nnx.Module) else nnx.static
+    setattr(module, name, mark(product))
+
+
+def _required(model: nnx.Module) -> dict[str, Adapter]:
+    by_path = adapters(model)
+    if not by_path:
+        raise ValueError(
+            f"the model must have adapters, got a {type(model).__name__} without any; add some "
+            "with qlora.insert(model, rank=8, alpha=16.0, rngs=rngs), or use it unchanged"
+        )
+    return by_path
+
+
+def _sum(adapter: Adapter, kernel: Any) -> Array:
+    """Returns W + alpha / rank A B in float32, folded as A B is."""
+    if isinstance(kernel, Kernel):
+        kernel = dataclasses.replace(kernel, dtype=jnp.float32).dequantize()
+    a, b = (factor[...].astype(jnp.float32) for factor in (adapter.a, adapter.b))
+    low_rank = jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
+    return adapter.axes.fold(kernel.astype(jnp.float32)) + adapter.scale * low_rank
+
+
 def _chosen(model: nnx.Module, found: Mapping[str, Site], where: Patterns | None) -> list[str]:
     """Returns the paths to adapt."""
     paths, named = [], sites(model, where=where)
@@ -177,7 +295,7 @@ def _chosen(model: nnx.Module, found: Mapping[str, Site], where: Patterns | None
         if isinstance(getattr(module, product), Adapter):
             raise ValueError(
                 f"a site has one adapter, got {path!r}, which has its own; train that one, or "
-                "call qlora on the model before"
+                "write qlora.insert(qlora.remove(model), ...)"
             )
         paths.append(path)
     if not paths:

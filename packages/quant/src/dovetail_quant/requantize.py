@@ -46,7 +46,7 @@ def requantize(state: Any, params: Any) -> Any:
         old, name = variable.get_value(), ".".join(map(str, path))
         if path in news:
             new: Any = news[path].get_value()
-            value = _codes(old, new, name) if isinstance(old, Kernel) else new
+            value = requantized(old, new, name) if isinstance(old, Kernel) else new
         elif isinstance(old, Kernel):
             raise ValueError(
                 f"the weights must have the paths of the quantized model, got none for {name!r}; "
@@ -58,7 +58,14 @@ def requantize(state: Any, params: Any) -> Any:
     return nnx.from_flat_state(flat)
 
 
-def _codes(old: Kernel, new: Any, name: str) -> Kernel:
+def requantized(old: Kernel, new: Any, name: str) -> Kernel:
+    """Returns the codes of new weights, rounded to nearest, in the form of the old ones.
+
+    Args:
+        old: The codes to replace; spec, divisors of x and product stay.
+        new: Float weights of the same shape.
+        name: Name of the parameter, for errors.
+    """
     if tuple(new.shape) != old.shape:
         raise ValueError(
             f"the weights must be of the quantized model, got {name!r} of shape "

@@ -106,7 +106,7 @@ def plain(path: str, module: nnx.Module) -> nnx.Linear:
     if not isinstance(kernel, jax.Array | jax.ShapeDtypeStruct):
         raise ValueError(
             f"An adapter goes on a float kernel, got path={path!r} with {kernel!r:.200}. Insert it "
-            "before quantizing, or use the quantizer's adapters, such as dovetail_quant.qlora."
+            "before quantizing, or use the quantizer's own: dovetail_quant.qlora.insert."
         )
     return module
 

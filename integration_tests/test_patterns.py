@@ -148,7 +148,10 @@ def params(model):
 
 
 def by_quant_plan(pattern, model, params):
-    return set(quant.plan(model, [(pattern, quant.Spec())]).specs)
+    chosen = quant.plan(model, [(pattern, quant.Spec())])
+    # Embedding and head are matched too, but quantized by name alone.
+    alone = {path for path, why in chosen.left_alone.items() if "named alone" in why}
+    return alone | set(chosen.specs)
 
 
 def by_quant_sites(pattern, model, params):
@@ -156,7 +159,7 @@ def by_quant_sites(pattern, model, params):
 
 
 def by_stack_skip(pattern, model, params):
-    chosen = quantization.choose(model, bits=8, skip=[pattern])
+    chosen = quantization.choose(model, bits=8, also=["embed"], skip=[pattern])
     return {path for path, why in chosen.left_alone.items() if why == "as its rule says"}
 
 

@@ -39,8 +39,8 @@ def _nearest(w, size):
     and float32 takes either.
     """
     groups = w.reshape(len(w) // size, size, -1)
-    low = np.minimum(groups.min(1, keepdims=True), 0)
-    scale = (np.maximum(groups.max(1, keepdims=True), 0) - low) / 15
+    low = groups.min(1, keepdims=True)
+    scale = (groups.max(1, keepdims=True) - low) / 15
     zero = np.round(-8 - low / scale)
     return ((np.clip(np.round(groups / scale + zero), -8, 7) - zero) * scale).reshape(w.shape)
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from jax.sharding import SingleDeviceSharding
+from safetensors.numpy import load_file, save_file
 
 from dovetail_quant import Spec, apply, calibrate, files, plan, qlora
 from dovetail_quant.files import load, save
@@ -92,10 +93,32 @@ def test_a_directory_that_is_none_or_of_another_model_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"'blocks.0.bias' as float32\[9\] where the model has"):
         load(tmp_path, other)
     file = tmp_path / "quantization.json"
-    for other, message in ((1, "quantize the float model and save it again"), (3, "use a newer")):
+    for other, message in ((1, "quantize the float model and save it again"), (4, "use a newer")):
         file.write_text(json.dumps({**json.loads(file.read_text()), "format": other}))
-        with pytest.raises(ValueError, match=rf"must be 2, got {other}; {message}"):
+        with pytest.raises(ValueError, match=rf"one of \(2, 3\), got {other}; {message}"):
             load(tmp_path, Model())
+
+
+def test_zero_points_of_the_format_before_are_read(tmp_path):
+    model = nnx.Linear(16, 9, rngs=nnx.Rngs(0))  # every range contains 0
+    quantized = apply(model, plan(model, [("**", Spec(symmetric=False))]))
+    save(quantized, tmp_path)
+    arrays = load_file(tmp_path / files.WEIGHTS)
+    assert arrays["kernel.zeros"].dtype == np.int16
+    save_file(
+        {**arrays, "kernel.zeros": arrays["kernel.zeros"].astype(np.int8)}, tmp_path / files.WEIGHTS
+    )
+    about = json.loads((tmp_path / files.DESCRIPTION).read_text())
+    (tmp_path / files.DESCRIPTION).write_text(json.dumps({**about, "format": 2}))
+    assert bits(load(tmp_path, model)) == bits(quantized)
+    save_file(
+        {**arrays, "kernel.zeros": arrays["kernel.zeros"].astype(np.int32)},
+        tmp_path / files.WEIGHTS,
+    )
+    with pytest.raises(
+        ValueError, match=r"kernel.zeros must be int16\[9, 1\] .* got int32\[9, 1\]"
+    ):
+        load(tmp_path, model)
 
 
 def test_shardings_of_another_model_are_refused(tmp_path):

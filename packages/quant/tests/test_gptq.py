@@ -48,8 +48,8 @@ def _grid(w, spec):
     if spec.symmetric:
         return np.abs(w).max(0) / _TOP[spec.weight], np.zeros(w.shape[1])
     low, high = _INTEGERS[spec.weight]
-    least = np.minimum(w.min(0), 0)
-    scale = (np.maximum(w.max(0), 0) - least) / (high - low)
+    least = w.min(0)
+    scale = (w.max(0) - least) / (high - low)
     return scale, np.round(low - least / scale)
 
 

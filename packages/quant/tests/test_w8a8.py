@@ -71,6 +71,27 @@ def test_the_longest_group_does_not_overflow() -> None:
     assert -127 * 255 * LONGEST > -(2**31)
 
 
+@pytest.mark.parametrize("zero", [-893, 129, -32640, 32384])
+@pytest.mark.parametrize("inputs", [48, LONGEST])
+def test_zero_points_outside_of_the_codes(zero: int, inputs: int) -> None:
+    codes = RNG.integers(-128, 128, (5, inputs)).astype(np.int8)
+    block = PackedWeights(
+        values=jnp.asarray(codes),
+        scales=jnp.ones((5, 1)),
+        zeros=jnp.full((5, 1), zero, jnp.int16),
+        weight="int8",
+        group=inputs,
+    )
+    q = RNG.integers(-127, 128, (3, inputs)).astype(np.int8)
+    q[0] = 127  # its sum passes int32
+    exact = q.astype(np.int64) @ (codes.astype(np.int64) - zero).T
+    y = np.asarray(jax.jit(products)(jnp.asarray(q), block)).astype(np.float64)
+    assert (abs(y - exact) <= 2**-22 * abs(exact)).all()
+    fits = abs(exact) < 2**31 - 2**11
+    assert np.array_equal(y[fits], exact[fits].astype(np.float32))
+    assert fits[1:].all()
+
+
 def test_rounding_is_that_of_numpy() -> None:
     x = RNG.standard_normal((5, 33)).astype(np.float32) * [[1e-30], [1], [1e30], [7], [0.1]]
     x = x.astype(np.float32)

@@ -9,6 +9,14 @@ differs: everything is float32, whatever the dtype of w, because a bfloat16 scal
 accuracy than its two bytes per group are worth. Under jit a division by a constant may become a
 product with its reciprocal, one bit off; the constants here are hidden from XLA, so jit changes no
 code.
+
+An asymmetric range need not contain 0: that of weights in [3, 4] is [3, 4], where Qwix widens it to
+[0, 4], four times the error. The zero point then lies outside of the codes and has more bits than
+they. It is int16 in all arrays and files. A float offset would take 4 bytes for the same, and
+integer products need integers. A range whose zero point would pass int16 is widened: it is narrower
+than 1 / 127 of its largest weight (int8; 1 / 2167 for int4), and its error is at most 2^-15.9 of
+that weight, 2^-7 of bfloat16's. `qwix.dequantize` refuses such zero points; cast them to
+the dtype of the codes where ranges contain 0, which makes them Qwix's.
 """
 
 from typing import Any, Literal
@@ -52,6 +60,9 @@ DTYPES: dict[Weight, Any] = {
 _SYMMETRIC: dict[Weight, float] = {"int8": 127.5, "int4": 7.5, "nf4": 1.0, "fp8": 448.0}
 _RANGE: dict[Weight, tuple[int, int]] = {"int8": (-128, 127), "int4": (-8, 7)}
 _LEAST_SCALE = float(np.sqrt(np.finfo(np.float32).tiny))
+ZERO = jnp.int16  # dtype of zero points
+# The most steps between 0 and a weight, so that zero points fit int16 with the codes' 2^8 added.
+_MOST_STEPS = 2.0**15 - 2.0**8
 
 _Scale = Float[Array, "*b G N"]
 _Zero = Shaped[Array, "*b G N"] | None
@@ -77,11 +88,9 @@ def scales(w: Float[Array, "*b K N"], spec: Spec) -> tuple[_Scale, _Zero]:
     """Computes scale = max|w| / levels of each group; asymmetric (max - min) / levels and a zero
     point.
 
-    A range on one side of 0 is widened to include it.
-
     Returns:
-        The scale in float32, and the zero point in the dtype of the codes (None if
-        `spec.symmetric`).
+        The scale in float32, and the zero point in int16 (None if `spec.symmetric`), the code of
+        weight 0 on the grid of the codes, which may lie outside of their range.
 
     Raises:
         ValueError: `spec.group` does not divide K.
@@ -93,12 +102,12 @@ def scales(w: Float[Array, "*b K N"], spec: Spec) -> tuple[_Scale, _Zero]:
     if spec.symmetric:
         return _divided(absmax(grouped, axis=-2), _SYMMETRIC[spec.weight]), None
     low, high = _RANGE[spec.weight]
-    least = jnp.minimum(jnp.min(grouped, axis=-2), 0.0)
-    finite = absmax(grouped, axis=-2) < jnp.inf  # the maximum alone loses NaN
-    most = jnp.where(finite, jnp.max(grouped, axis=-2), jnp.inf)
-    scale = _divided(jnp.maximum(most, 0.0) - least, float(high - low))
-    zero = jnp.clip(jnp.round(low - least / scale), low, high)
-    return scale, zero.astype(DTYPES[spec.weight])
+    least, largest = jnp.min(grouped, axis=-2), absmax(grouped, axis=-2)
+    # The maximum alone loses NaN.
+    most = jnp.where(largest < jnp.inf, jnp.max(grouped, axis=-2), jnp.inf)
+    scale = jnp.maximum((most - least) / float(high - low), largest / _MOST_STEPS)
+    scale = _divided(scale, 1.0)
+    return scale, jnp.round(low - least / scale).astype(ZERO)
 
 
 def encode(

@@ -31,7 +31,8 @@ from dovetail_quant.sites import sites
 from dovetail_quant.spec import Spec
 
 WEIGHTS, DESCRIPTION = "weights.safetensors", "quantization.json"
-FORMAT = 2
+FORMAT = 3
+_READ = (2, 3)  # in 2, zero points are int8
 _PARTS = ("values", "scales", "zeros", "divides")
 
 
@@ -155,8 +156,11 @@ def _packed(parts: Mapping[str, Any], spec: Spec, axes: Axes, name: str) -> Pack
     shape = (batch, inputs, outputs) if axes.batch else (inputs, outputs)
     like = jax.ShapeDtypeStruct(shape, jnp.float32)
     wanted = jax.eval_shape(lambda w: pack_weights(quantize(w, spec)), like)
+    zeros = parts.get("zeros")
+    if zeros is not None and zeros.dtype == np.int8:
+        zeros = zeros.astype(np.int16)
     packed = dataclasses.replace(
-        wanted, **{field: parts.get(field) for field in ("values", "scales", "zeros")}
+        wanted, values=parts.get("values"), scales=parts.get("scales"), zeros=zeros
     )
     for field in ("values", "scales", "zeros"):
         array, other = getattr(packed, field), getattr(wanted, field)
@@ -233,10 +237,10 @@ def _description(folder: Path) -> dict[str, Any]:
             f"a quantized model is a directory with {DESCRIPTION}, got {folder}; write it with save"
         )
     data = json.loads(file.read_text(encoding="utf-8"))
-    if data.get("format") != FORMAT:
+    if data.get("format") not in _READ:
         old = data.get("format") == 1
         instead = "quantize the float model and save it again" if old else "use a newer version"
         raise ValueError(
-            f"the format of {file} must be {FORMAT}, got {data.get('format')!r}; {instead}"
+            f"the format of {file} must be one of {_READ}, got {data.get('format')!r}; {instead}"
         )
     return data["parameters"]

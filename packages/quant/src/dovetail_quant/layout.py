@@ -49,7 +49,7 @@ class PackedWeights:
     Attributes:
         values: int8 for int8, uint8 for all others.
         scales: f32[N, G].
-        zeros: i8[N, G], or None.
+        zeros: i16[N, G], or None. i8 for codes made by Qwix, whose ranges contain 0.
         weight: The codes, as in `Spec`.
         group: g, inputs per scale.
     """
@@ -108,7 +108,7 @@ def _packed(q: QArray) -> PackedWeights:
     return PackedWeights(
         values=values,
         scales=jnp.swapaxes(q.scale, -1, -2),
-        zeros=None if zeros is None else jnp.swapaxes(zeros, -1, -2).astype(jnp.int8),
+        zeros=None if zeros is None else _whole_bytes(jnp.swapaxes(zeros, -1, -2)),
         weight=weight,
         group=group,
     )
@@ -124,7 +124,7 @@ def unpack_weights(packed: PackedWeights) -> QArray:
     return QArray(
         _from_bytes(jnp.swapaxes(values, -1, -2), weight),
         jnp.swapaxes(packed.scales, -1, -2),
-        None if zeros is None else jnp.swapaxes(zeros, -1, -2).astype(DTYPES[weight]),
+        None if zeros is None else _zero_points(jnp.swapaxes(zeros, -1, -2), weight),
         "nf4" if weight == "nf4" else DTYPES[weight],
     )
 
@@ -204,6 +204,15 @@ def by_device(packed: PackedWeights) -> tuple[int, PackedWeights]:
         return 1, packed
     runs = shards, outputs // shards
     return shards, jax.tree.map(lambda a: a.reshape(*runs, *a.shape[1:]), packed)
+
+
+def _whole_bytes(zeros: Array) -> Array:
+    return zeros.astype(jnp.int8) if zeros.dtype == jnp.int4 else zeros
+
+
+def _zero_points(zeros: Array, weight: Weight) -> Array:
+    """Inverts `_whole_bytes`: bytes are zero points in the dtype of the codes."""
+    return zeros.astype(DTYPES[weight]) if zeros.dtype == jnp.int8 else zeros
 
 
 def _nibbles(values: Array, group: int) -> Array:

@@ -20,7 +20,8 @@ class Spec:
         act: "int8" rounds each row of activations and multiplies integers. None: float.
         method: "absmax" rounds to nearest; "gptq" (2210.17323), "awq" (2306.00978) and "smooth"
             (2211.10438) need calibration.
-        symmetric: Code 0 means 0; otherwise each scale has an integer zero point.
+        symmetric: Code 0 means 0. Otherwise codes span the least to the largest weight of a group,
+            and each scale has an integer zero point. The range need not contain 0.
 
     Raises:
         ValueError: An option is unknown, or options exclude each other.

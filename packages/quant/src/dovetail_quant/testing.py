@@ -38,6 +38,8 @@ class Problem:
 def problem(spec: Spec, *, rows: int, shape: tuple[int, int], seed: int = 0) -> Problem:
     """Returns a random problem with correlated inputs and outliers in x and in w, as in models.
 
+    The weights of the last output are in [3, 4]: its zero point lies outside of the codes.
+
     Args:
         spec: The codes.
         rows: R.
@@ -48,6 +50,7 @@ def problem(spec: Spec, *, rows: int, shape: tuple[int, int], seed: int = 0) -> 
     inputs, outputs = shape
     w = rng.standard_normal(shape).astype(np.float32)
     w[1] *= 30
+    w[:, -1] = 3 + rng.random(inputs, np.float32)
     mixing = np.eye(inputs) + rng.standard_normal((inputs, inputs)) / np.sqrt(inputs)
     x = rng.standard_normal((rows, inputs)) @ mixing
     x[:, 2] *= 20

@@ -41,7 +41,8 @@ class PackedWeights:
             D/2] for 4 bits: byte j of a group has q[j] + 8 in its low nibble and q[j + g/2] + 8 in
             its high one.
         scales: float32[F, D/g]. None for 16 bits.
-        zeros: Zero points, the q of weight 0, float32 or int8 [F, D/g]. None: 0 everywhere.
+        zeros: Zero points, the q of weight 0, float32, int8 or int16 [F, D/g]. They may lie outside
+            of the range of q. None: 0 everywhere.
         bits: Bits per weight: 4, 8 or 16.
 
     Example:

@@ -27,6 +27,8 @@ from dovetail_quant.matmul import blocked, rows
 
 # The longest group: |d (q - zero)| <= 127 * 255, and 2^16 of them stay below 2^31.
 LONGEST = 2**16
+# Sums below it fit int32, even if the float32 sum that is compared is off by 2^9.
+_EXACT_SUM = 2.0**31 - 2.0**10
 _BASE = 254
 # XLA's CPU backend multiplies one int8 row by a vector route: 5 to 12 times slower than float32.
 _LEAST_ROWS = 2
@@ -128,7 +130,11 @@ def digits(x: Float[Array, "R K"]) -> tuple[Array, Array]:
 
 
 def products(q: Array, packed: PackedWeights) -> Array:
-    """Returns float32 [M, N], scale times the exact int32 sum of q (code - zero), for one group."""
+    """Returns float32 [M, N], scale times the sum of q (code - zero), for one group.
+
+    The sum is an exact int32. Zero points outside of the codes can make it larger: such a sum is
+    off by 2 eps.
+    """
     count = q.shape[0]
     q = jnp.pad(q, ((0, max(0, _LEAST_ROWS - count)), (0, 0)))
     if packed.weight == "int8":
@@ -143,9 +149,19 @@ def products(q: Array, packed: PackedWeights) -> Array:
 
         sums = by_blocks(halves, packed)
     if packed.zeros is not None:
-        total = jnp.sum(q, axis=1, keepdims=True, dtype=jnp.int32)
-        sums = sums - total * packed.zeros.reshape(1, -1).astype(jnp.int32)
+        sums = _less_zeros(sums, q, packed.zeros.reshape(1, -1).astype(jnp.int32))
     return (sums.astype(jnp.float32) * packed.scales.reshape(1, -1).astype(jnp.float32))[:count]
+
+
+def _less_zeros(sums: Array, q: Array, zeros: Array) -> Array:
+    """Returns sums - zeros times the total of q, [M, N]: exact in int32, or larger in float32.
+
+    int32 wraps around, so its difference is right wherever the result fits, whatever the terms do.
+    """
+    total = jnp.sum(q, axis=1, keepdims=True, dtype=jnp.int32)  # below 2^23: exact in float32
+    large = sums.astype(jnp.float32) - total.astype(jnp.float32) * zeros.astype(jnp.float32)
+    exact = (sums - total * zeros).astype(jnp.float32)
+    return jnp.where(jnp.abs(large) < _EXACT_SUM, exact, large)
 
 
 def _sums(q: Array, codes: Array) -> Array:

@@ -250,7 +250,7 @@ def _codes(problem: _Problem, state: _State, spec: Spec, *, like: QArray) -> QAr
     The difference is off by 2^-24 of the weight, and codes are 2^-8 of the range apart.
     """
     q = problem.w - state.errors[jnp.argsort(problem.place)]
-    zero = None if state.zero is None else state.zero.astype(codes.DTYPES[spec.weight])
+    zero = None if state.zero is None else state.zero.astype(codes.ZERO)
     qvalue = codes.encode(q, state.scale, zero, spec)
     return dataclasses.replace(like, qvalue=qvalue, scale=state.scale, zero_point=zero)
 

@@ -16,9 +16,12 @@ from safetensors.numpy import load_file
 import dovetail_models as models
 from dovetail_kernels import explain, pack_weights, quantized_matmul
 from dovetail_quant import Spec, apply, load, plan, save
+from dovetail_quant import explain as explain_sites
 from dovetail_quant.codes import quantize
+from dovetail_quant.layout import pack_weights as packed_by_quant
+from dovetail_quant.matmul import installed
 from dovetail_quant.testing import check_matmul
-from dovetail_stack.recipes.products import KernelsProduct
+from dovetail_stack.recipes.products import KernelsProduct, native
 
 SPECS = {
     "int8": Spec(),
@@ -27,6 +30,13 @@ SPECS = {
     "int4": Spec(weight="int4", group=32),
     "int4 with zero points": Spec(weight="int4", group=8, symmetric=False),
     "int4 whole": Spec(weight="int4"),
+}
+WHEEL = importlib.util.find_spec("dovetail_kernels_cpu") is not None
+FAMILIES = {
+    "llama": models.llama(vocab_size=64, embed=32, depth=2, heads=4, mlp=64, tie=True),
+    "mixtral": models.mixtral(
+        vocab_size=64, embed=32, depth=1, heads=4, kv_heads=2, mlp=64, experts=3, top_k=2
+    ),
 }
 TOKENS = np.random.default_rng(0).integers(0, 64, (2, 9), dtype=np.int32)
 
@@ -133,20 +143,14 @@ def test_which_product_one_row_gets():
     w = jax.random.normal(jax.random.key(0), (128, 32))
     packed = KernelsProduct().prepare(quantize(w, Spec(weight="int4", group=32)))
     selected = explain(quantized_matmul, jnp.ones((1, 128)), packed).selected
-    wheel = importlib.util.find_spec("dovetail_kernels_cpu") is not None
-    assert selected == ("native" if wheel else "blocks")
+    assert selected == ("native" if WHEEL else "blocks")
 
 
 def test_a_model_and_its_file(tmp_path):
     """Embedding and head, experts and cache: the same logits as by quant's own products."""
-    model = models.init(
-        models.mixtral(
-            vocab_size=64, embed=32, depth=1, heads=4, kv_heads=2, mlp=64, experts=3, top_k=2
-        ),
-        seed=0,
-    )
+    model = models.init(FAMILIES["mixtral"], seed=0)
     chosen = plan(model, [(("**", "{embed,lm_head}"), Spec(weight="int4", group=32))])
-    own = apply(model, chosen)
+    own = apply(model, chosen, matmul="own")
     theirs = apply(model, chosen, matmul=KernelsProduct())
     logits = jax.jit(lambda m: m(TOKENS))
     want = np.asarray(logits(own))
@@ -154,8 +158,90 @@ def test_a_model_and_its_file(tmp_path):
     close = {"rtol": 0, "atol": 1e-5 * np.abs(want).max()}
     np.testing.assert_allclose(logits(theirs), want, **close)
     save(theirs, tmp_path)
-    found = load(tmp_path, models.abstract(model.config))
+    found = load(tmp_path, models.abstract(model.config), matmul="own")
     np.testing.assert_array_equal(logits(found), want)
+
+
+def test_the_entry_point_is_the_native_product():
+    assert installed.names() == ["native"]
+    assert installed.load("native") is native
+
+
+@pytest.mark.parametrize("spec", [Spec(), Spec(weight="int4", group=32)], ids=lambda s: s.weight)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_step_of_a_quantized_model_takes_it(family, spec):
+    """One token over a cache: `apply` alone, against quant's own products."""
+    model = models.init(FAMILIES[family], seed=0)
+    rules = [(["**", "embed", *(["lm_head"] if model.lm_head else [])], spec)]
+    both = {m: apply(model, plan(model, rules), matmul=m) for m in ("auto", "own")}
+    kernels = {how: nnx.state(each, nnx.Param) for how, each in both.items()}
+    jax.tree.map(np.testing.assert_array_equal, *map(jax.tree.leaves, kernels.values()))
+    kv = models.dense_kv(model.config, rows=1, length=4)
+    where = np.zeros((1, 1), np.int32)
+
+    @jax.jit
+    def step(m, kv):
+        x, _ = m.features(TOKENS[:1, :1], positions=where, kv=kv)
+        return m.head(x)
+
+    found, want = (np.asarray(step(each, kv)) for each in both.values())
+    # Sums of up to 64 float32 products in another order, through two layers.
+    np.testing.assert_allclose(found, want, rtol=0, atol=1e-5 * np.abs(want).max())
+    sites = {one.path: one.choice for one in explain_sites(both["auto"], rows=1)}
+    calls = step.lower(both["auto"], kv).as_text().count("dovetail_kernels_matmul")
+    assert {choice.product == "native" for choice in sites.values()} == {WHEEL}
+    assert (calls > 0) == WHEEL
+    assert "dovetail_kernels_matmul" not in step.lower(both["own"], kv).as_text()
+    if not WHEEL:
+        assert "not installed" in sites["embed"].refused["native"]
+
+
+def test_rounded_activations_are_those_of_w8a8():
+    model = nnx.Linear(64, 32, rngs=nnx.Rngs(0))
+    x = jax.random.normal(jax.random.key(1), (2, 64))
+    rules = [("**", Spec(act="int8"))]
+    auto, own = (apply(model, plan(model, rules), matmul=m) for m in ("auto", "own"))
+    np.testing.assert_array_equal(auto(x), own(x))
+
+
+REFUSED = {
+    "multiplies int8, and int4 in even groups, not nf4 by 64": (Spec(weight="nf4"), {}),
+    "multiplies int8, and int4 in even groups, not int4 by 3": (
+        Spec(weight="int4", group=3),
+        {"inputs": 63},
+    ),
+    "needs a row": (Spec(), {"rows": 0}),
+    "is for at most 4 rows, not 5": (Spec(), {"rows": 5}),
+    "accumulates in float32, not float64": (Spec(), {"dtype": "float64"}),
+    "groups of 4 bits must be multiples of 32, not 16": (Spec(weight="int4", group=16), {}),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_it_refuses_by_name(reason):
+    spec, call = REFUSED[reason]
+    assert native.refuse(spec, **({"rows": 1, "inputs": 64, "dtype": "float32"} | call)) == reason
+
+
+def test_zero_points_outside_of_the_codes():
+    """Weights in [3, 4]: quant's and kernels' own packing of them, and the product."""
+    rng = np.random.default_rng(0)
+    w = jnp.asarray(rng.uniform(3, 4, (64, 24)), jnp.float32)
+    x = jnp.asarray(rng.normal(size=(2, 64)), jnp.float32)
+    for spec in (Spec(symmetric=False), Spec(weight="int4", group=32, symmetric=False)):
+        codes = quantize(w, spec)
+        zeros = np.asarray(codes.zero_point, np.int64)
+        assert zeros.max() < (-128 if spec.weight == "int8" else -8)
+        np.testing.assert_array_equal(packed_by_quant(codes).zeros, pack_weights(codes).zeros)
+        q, size = np.asarray(codes.qvalue).astype(np.float64), spec.group or 64
+        levels = q - np.repeat(zeros, size, axis=0)
+        exact = levels * np.repeat(np.asarray(codes.scale, np.float64), size, axis=0)
+        want = np.asarray(x, np.float64) @ exact
+        got = quantized_matmul(x, pack_weights(codes))
+        # eps (D + 8) sum |x||w| and eps max|x| sum |w|, as its docstring says.
+        size = np.abs(np.asarray(x, np.float64))
+        limit = (72 * size + size.max(1, keepdims=True)) @ np.abs(exact) * 2.0**-23
+        assert (np.abs(got - want) <= limit).all()
 
 
 def test_rows_of_a_table():

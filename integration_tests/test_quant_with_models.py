@@ -277,6 +277,7 @@ def test_a_mesh_of_eight_devices():
     found = json.loads(done.stdout)
     assert found["error"] < 1e-5  # of the largest logit: sums in another order
     assert found["pieces"] == found["kernels"]
+    assert found["native"].endswith("if they lie on several of the 8 devices")
     assert set(found["pieces"].values()) == {8}
 
 

@@ -11,7 +11,7 @@ from flax import nnx
 from jax.sharding import AxisType
 
 import dovetail_models as models
-from dovetail_quant import Spec, apply, plan
+from dovetail_quant import Spec, apply, explain, plan
 from dovetail_quant.kernel import Kernel
 
 CONFIG = models.mixtral(
@@ -48,6 +48,7 @@ def compare(rules):
     return {
         "error": float(np.abs(logits - want).max() / np.abs(want).max()),
         "pieces": kept,
+        "native": explain(quantized, rows=1)[0].choice.refused["native"],
         "kernels": {path: pieces(flat[path].get_value()) for path in kept},
     }
 

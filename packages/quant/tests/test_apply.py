@@ -186,9 +186,11 @@ def test_a_product_that_rounds_otherwise_than_the_spec_is_refused(model, monkeyp
         apply(model, plan(model, [("linear", Spec())]), matmul=W8A8())
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # it would refuse before
     with pytest.raises(
-        TypeError, match=r"has prepare, codes, act and a call, got str; write matmul="
+        TypeError, match=r"has prepare, codes, act and a call, got function; write matmul='auto'"
     ):
-        apply(model, plan(model, [("linear", Spec())]), matmul="auto")
+        apply(model, plan(model, [("linear", Spec())]), matmul=jnp.matmul.__wrapped__)
+    with pytest.raises(ValueError, match=r"'auto', 'own' or a product, got matmul='fast'; write"):
+        apply(model, plan(model, [("linear", Spec())]), matmul="fast")
 
 
 @pytest.mark.parametrize("way", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])

@@ -11,7 +11,7 @@ so. `program_bytes` are arguments, temporaries and results of the compiled step 
 import functools
 import importlib.util
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -27,12 +27,12 @@ CONFIG = models.llama(
 )
 LENGTH, POSITION, REPEATS = 256, 100, 25
 INT4 = quant.Spec(weight="int4", group=128)
-CASES: dict[str, tuple[quant.Spec, KernelsProduct | None]] = {
-    "int8, plain": (quant.Spec(), None),
+CASES: dict[str, tuple[quant.Spec, KernelsProduct | Literal["own"]]] = {
+    "int8, plain": (quant.Spec(), "own"),
     "int8, kernels": (quant.Spec(), KernelsProduct()),
-    "int4 by 128, plain": (INT4, None),
+    "int4 by 128, plain": (INT4, "own"),
     "int4 by 128, kernels": (INT4, KernelsProduct()),
-    "int8 x int8, plain": (quant.Spec(act="int8"), None),
+    "int8 x int8, plain": (quant.Spec(act="int8"), "own"),
 }
 
 

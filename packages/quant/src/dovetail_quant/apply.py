@@ -12,8 +12,8 @@ from dovetail_quant.calibration import Calibration
 from dovetail_quant.embed import QuantizedEmbed, lookup
 from dovetail_quant.kernel import Kernel, Promote, QuantizedParam, dot_general, einsum, ragged_dot
 from dovetail_quant.layout import PackedWeights
-from dovetail_quant.matmul.api import Matmul
-from dovetail_quant.matmul.choose import Auto
+from dovetail_quant.matmul.api import Matmul, MatmulOption
+from dovetail_quant.matmul.choose import product_of
 from dovetail_quant.methods import absmax
 from dovetail_quant.modules import copied, module_at, replace
 from dovetail_quant.placing import Place, place_codes, place_divisor, place_of, place_prepared
@@ -22,17 +22,19 @@ from dovetail_quant.sites import Site, sites
 from dovetail_quant.spec import Spec
 
 
-def apply(model: nnx.Module, plan: Plan | Calibration, *, matmul: Matmul | None = None) -> Any:
+def apply(model: nnx.Module, plan: Plan | Calibration, *, matmul: MatmulOption = "auto") -> Any:
     """Returns a new module, quantized as `plan` says. The rest is shared with `model`.
 
     Args:
         model: The float model.
         plan: A plan of this model, or a calibration, which contains one.
-        matmul: Product of all sites. Default: `Auto`, chosen by platform, rows and spec.
+        matmul: Product of all sites. "auto" is the best installed one for platform, rows and spec,
+            "own" the best of this package alone, without compiled code of others (for `jax.export`,
+            say). Or a `Matmul`.
 
     Raises:
-        ValueError: The plan belongs to another model, its method needs calibration, or `matmul` and
-            a spec disagree about rounding activations.
+        ValueError: The plan belongs to another model, its method needs calibration, `matmul` is an
+            unknown string, or it and a spec disagree about rounding activations.
         TypeError: `matmul` is not a product.
 
     Example:
@@ -79,7 +81,7 @@ def install(
     *,
     spec: Spec,
     scale: Any = None,
-    matmul: Matmul | None = None,
+    matmul: MatmulOption = "auto",
     place: Place | None = None,
 ) -> None:
     """Replaces the parameter of a site by codes.
@@ -95,7 +97,7 @@ def install(
     """
     module = module_at(model, site.path)
     before = getattr(module, site.parameter)
-    product = Auto(spec=spec) if matmul is None else matmul
+    product = product_of(matmul, spec)
     _check_product(product, spec, site.path)
     prepare = jax.vmap(product.prepare) if site.axes.batch else product.prepare
     if place is None:
@@ -121,7 +123,7 @@ def _check_product(product: Any, spec: Spec, path: str) -> None:
     if not isinstance(product, Matmul):
         raise TypeError(
             "a product has prepare, codes, act and a call, got "
-            f"{type(product).__name__}; write matmul=Blocked(), or a class with the methods of it"
+            f"{type(product).__name__}; write matmul='auto', or a class with the methods of Blocked"
         )
     if product.act != spec.act:
         raise ValueError(

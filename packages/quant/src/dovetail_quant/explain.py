@@ -83,5 +83,6 @@ def _choice(kernel: Kernel, rows: int) -> Choice:
             rows=rows,
             inputs=kernel.axes.sizes[1],
             dtype=kernel.dtype,
+            installed=kernel.matmul.installed,
         )
     return Choice(product=type(kernel.matmul).__name__, reason="was passed as matmul=", refused={})

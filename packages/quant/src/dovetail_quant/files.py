@@ -24,7 +24,7 @@ from dovetail_quant.apply import install
 from dovetail_quant.codes import quantize
 from dovetail_quant.kernel import Axes, Kernel
 from dovetail_quant.layout import PackedWeights, pack_weights
-from dovetail_quant.matmul.api import Matmul
+from dovetail_quant.matmul.api import MatmulOption
 from dovetail_quant.modules import copied
 from dovetail_quant.placing import place_of
 from dovetail_quant.sites import sites
@@ -74,7 +74,7 @@ def load(
     directory: Path | str,
     model: nnx.Module,
     *,
-    matmul: Matmul | None = None,
+    matmul: MatmulOption = "auto",
     shardings: Any = None,
 ) -> Any:
     """Returns a new module like `model` with the arrays of the directory.

@@ -164,7 +164,7 @@ class Kernel:
             raise TypeError(
                 "an embedding needs a product with `take`, got "
                 f"{type(self.matmul).__name__}; leave embeddings out of the plan, or write "
-                "apply(model, plan) without matmul="
+                "apply(model, plan, matmul='auto')"
             )
         return _rows(self, index)
 

@@ -28,7 +28,7 @@ from jaxtyping import Array, Float
 from dovetail_quant.apply import apply
 from dovetail_quant.codes import dequantize, quantize
 from dovetail_quant.kernel import Axes, split_equation
-from dovetail_quant.matmul.api import Matmul
+from dovetail_quant.matmul.api import MatmulOption
 from dovetail_quant.matmul.w8a8 import rounded
 from dovetail_quant.modules import copied, held, module_at
 from dovetail_quant.plan import Plan
@@ -79,7 +79,7 @@ def qat(model: nnx.Module, plan: Plan, *example: Any, **example_options: Any) ->
     return trained
 
 
-def freeze(model: nnx.Module, *, matmul: Matmul | None = None) -> Any:
+def freeze(model: nnx.Module, *, matmul: MatmulOption = "auto") -> Any:
     """Returns the quantized module, as from `apply`, of a module from `qat`.
 
     Their results differ by float rounding alone: of sums, and of weights cast to activations'

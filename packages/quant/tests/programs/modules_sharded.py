@@ -84,7 +84,7 @@ def cut(array):
 call = jax.jit(lambda m: m(TOKENS))
 
 
-def applied(model, spec, matmul=None):
+def applied(model, spec, matmul="auto"):
     chosen = plan(model, [(("**", "embed"), spec)])
     if spec.method != "absmax":
         batch = [jax.random.randint(jax.random.key(0), (2, 5), 0, 12) for _ in range(12)]
@@ -92,7 +92,7 @@ def applied(model, spec, matmul=None):
     return apply(model, chosen, matmul=matmul)
 
 
-def compare(want, spec, matmul=None):
+def compare(want, spec, matmul="auto"):
     many = applied(placed(), spec, matmul)
     found = np.asarray(call(many))
     with tempfile.TemporaryDirectory() as folder:
@@ -105,13 +105,13 @@ def compare(want, spec, matmul=None):
         "reloaded": float(np.abs(again - found).max()),
         "cut": {
             how: {
-                path: cut(k.codes().qvalue if matmul else k.prepared.values)
+                path: cut(k.codes().qvalue if matmul != "auto" else k.prepared.values)
                 for path, k in each.items()
             }
             for how, each in kernels.items()
         },
         "scales": {
-            path: cut(k.codes().scale if matmul else k.prepared.scales)
+            path: cut(k.codes().scale if matmul != "auto" else k.prepared.scales)
             for path, k in kernels["loaded"].items()
         },
     }

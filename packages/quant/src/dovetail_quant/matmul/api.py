@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The interface of a product of activations and quantized weights, ours or a kernel library's."""
 
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 from jaxtyping import Array, Float, Int
 from qwix import QArray
@@ -43,3 +43,6 @@ class Lookup(Protocol):
     def take(self, prepared: Any, index: Int[Array, "*batch"]) -> Float[Array, "*batch K"]:
         """Returns w[:, index] in float32; NaN for an index outside 0 to N - 1."""
         ...
+
+
+MatmulOption: TypeAlias = Matmul | Literal["auto", "own"]

@@ -6,7 +6,8 @@ The order was measured at 4096 x 4096 on 2 Sapphire Rapids cores with jax 0.10.2
 triple the rows: with those cores' matrix instructions for int8 they take 0.25 to 0.4 of float32's
 time at 128 to 512 rows, where decoded blocks take 1.6 to 1.25. A core without them multiplies int8
 about three times as fast as float32, and three digits use this up. They end at 512 rows because
-their sums take 12 bytes per row and output.
+their sums take 12 bytes per row and output. Products of other installed packages (`installed`)
+come first: they are compiled for what they do not refuse.
 """
 
 import dataclasses
@@ -19,7 +20,8 @@ from jaxtyping import Array, Float, Int
 from qwix import QArray
 
 from dovetail_quant.layout import PackedWeights
-from dovetail_quant.matmul.api import Matmul
+from dovetail_quant.matmul import installed as others
+from dovetail_quant.matmul.api import Matmul, MatmulOption
 from dovetail_quant.matmul.blocked import Blocked, columns
 from dovetail_quant.matmul.reference import Reference
 from dovetail_quant.matmul.w8a8 import LONGEST, W8A8, Digits
@@ -60,8 +62,10 @@ def choose(
     rows: int,
     inputs: int,
     dtype: DTypeLike = jnp.float32,
+    installed: bool = True,
 ) -> Choice:
-    """Returns the first applicable and profitable product of w8a8, digits, blocked, reference.
+    """Returns the first applicable and profitable product: of other installed packages, then w8a8,
+    digits, blocked, reference.
 
     Args:
         spec: The codes.
@@ -69,6 +73,7 @@ def choose(
         rows: Rows of x, over all its batch axes.
         inputs: K.
         dtype: Dtype of x.
+        installed: Whether products of other packages may be chosen.
 
     Raises:
         ValueError: There are no rows or inputs, or act="int8" has sums beyond int32.
@@ -76,7 +81,7 @@ def choose(
     Example:
 
         >>> spec = Spec(weight="int4", group=128)
-        >>> choose(spec, platform="cpu", rows=1, inputs=4096).product
+        >>> choose(spec, platform="cpu", rows=16, inputs=4096).product
         'blocked'
     """
     if rows < 0 or inputs < 1:
@@ -90,7 +95,8 @@ def choose(
             f"act='int8' needs groups of at most {LONGEST} inputs, got group={spec.group}, "
             f"inputs={inputs}; write Spec(group=...) up to {LONGEST}, or leave act out"
         )
-    reasons = {
+    offered = others.names() if installed else []
+    reasons = dict.fromkeys(offered, "is offered by another installed package") | {
         "w8a8": "rounds x, as act='int8' asks",
         "digits": "multiplies int8 codes as they lie in memory, x as three digits",
         "blocked": "decodes a block at a time, so that no float weight is written",
@@ -99,11 +105,28 @@ def choose(
     }
     refused: dict[str, str] = {}
     for name, reason in reasons.items():
-        why = _refusal(name, spec, platform=platform, rows=rows, group=group, dtype=dtype)
+        if name in offered:
+            why = _refused(name, spec, platform=platform, rows=rows, inputs=inputs, dtype=dtype)
+        else:
+            why = _refusal(name, spec, platform=platform, rows=rows, group=group, dtype=dtype)
         if why is None:
             return Choice(product=name, reason=reason, refused=refused)
         refused[name] = why
     raise AssertionError("reference never refuses")
+
+
+def _refused(
+    name: str, spec: Spec, *, platform: str, rows: int, inputs: int, dtype: DTypeLike
+) -> str | None:
+    """Returns the reason against a product of another package."""
+    if platform != "cpu":
+        return f"is for a CPU, not for {platform}"
+    if spec.act is not None:
+        return "rounds no x; act='int8' means the rounding of w8a8, bit for bit"
+    product = others.load(name)
+    if isinstance(product, str):
+        return product
+    return product.refuse(spec, rows=rows, inputs=inputs, dtype=dtype)
 
 
 def _refusal(
@@ -138,6 +161,8 @@ class Auto:
         spec: The codes.
         platform: Platform of the calls; it decides the layout. Default: JAX's default backend when
             `prepare` is called.
+        installed: Whether products of other installed packages are chosen: matmul="auto". False is
+            matmul="own".
 
     Example:
 
@@ -152,6 +177,7 @@ class Auto:
 
     spec: Spec
     platform: str | None = None
+    installed: bool = True
 
     @property
     def act(self) -> Literal["int8"] | None:
@@ -165,6 +191,7 @@ class Auto:
             platform=self.platform or jax.default_backend(),
             rows=1,
             inputs=w.in_features if isinstance(w, PackedWeights) else w.qvalue.shape[-2],
+            installed=False,  # they take the layout of our own
         )
         return PRODUCTS[choice.product].prepare(w)
 
@@ -184,7 +211,30 @@ class Auto:
         if not isinstance(prepared, PackedWeights):
             return PRODUCTS["reference"](x, prepared)
         rows = x.size // max(1, x.shape[-1]) if x.ndim else 1
+        on_cpu = (self.platform or jax.default_backend()) == "cpu"
         choice = choose(
-            self.spec, platform="cpu", rows=rows, inputs=prepared.in_features, dtype=x.dtype
+            self.spec,
+            platform="cpu",  # for which the weights were packed
+            rows=rows,
+            inputs=prepared.in_features,
+            dtype=x.dtype,
+            installed=self.installed and on_cpu,
         )
-        return PRODUCTS[choice.product](x, prepared)
+        product: Any = PRODUCTS.get(choice.product) or others.load(choice.product)
+        return product(x, prepared)
+
+
+def product_of(matmul: MatmulOption, spec: Spec) -> Matmul:
+    """Returns the product of a site for the option `matmul` of `apply`.
+
+    Raises:
+        ValueError: `matmul` is another string than "auto" or "own".
+    """
+    if not isinstance(matmul, str):
+        return matmul
+    if matmul not in ("auto", "own"):
+        raise ValueError(
+            f"matmul must be 'auto', 'own' or a product, got matmul={matmul!r}; write "
+            "matmul='auto' for the best installed product, matmul='own' for those of this package"
+        )
+    return Auto(spec=spec, installed=matmul == "auto")

@@ -42,8 +42,8 @@ TORCH = (
     "torch==2.13.0"  # an oracle and a peer, never a dependency; pip finds CPU builds, uv does not
 )
 
-# Benchmarks whose peer does not install beside the others, or on this Python.
-APART = {"maxtext_first_step", "maxtext_step"}
+# Benchmarks that need what does not install beside the others, or on this Python.
+APART = {"maxtext_first_step", "maxtext_step", "native"}
 
 # Hundreds of trials, up to an hour or more: `python packages/NAME/benchmarks/SCRIPT.py`, by hand.
 CAMPAIGNS = {"faults", "lost_processes", "misplaced", "survival", "trials"}

@@ -92,6 +92,23 @@ def test_zero_points_outside_of_the_codes(zero: int, inputs: int) -> None:
     assert fits[1:].all()
 
 
+@pytest.mark.parametrize("zero", [100, 130])
+def test_terms_that_cancel_leave_an_exact_sum(zero: int) -> None:
+    """float32 would be off by 2^5 in each of two terms near 2^30, and their difference is small."""
+    codes = np.full((1, LONGEST), min(zero, 127), np.int8)
+    codes[0, :77] -= 1
+    block = PackedWeights(
+        values=jnp.asarray(codes),
+        scales=jnp.ones((1, 1)),
+        zeros=jnp.full((1, 1), zero, jnp.int16),
+        weight="int8",
+        group=LONGEST,
+    )
+    q = RNG.integers(120, 128, (2, LONGEST)).astype(np.int8)
+    exact = q.astype(np.int64) @ (codes.astype(np.int64) - zero).T
+    assert np.array_equal(products(jnp.asarray(q), block), exact.astype(np.float32))
+
+
 def test_rounding_is_that_of_numpy() -> None:
     x = RNG.standard_normal((5, 33)).astype(np.float32) * [[1e-30], [1], [1e30], [7], [0.1]]
     x = x.astype(np.float32)

@@ -256,6 +256,31 @@ def test_an_adapter_on_a_quantized_layer_starts_at_nothing():
         models.lora.merge(quantized)
 
 
+@pytest.mark.parametrize(
+    "family, where",
+    [("qwen3", None), ("mixtral", ("layers.*.attn.*", "layers.*.mlp.experts.*"))],
+)
+def test_adapters_on_codes_are_removed_and_merged(family, where, tmp_path):
+    model = random_model(CONFIGS[family])
+    small = apply(model, plan(model, [("**", Spec(weight="nf4", group=8))]))
+    adapted = qlora.insert(small, where, rank=2, alpha=4.0, rngs=nnx.Rngs(0))
+    want = jax.jit(answer)(small)
+    # Bit by bit; one program of the whole fuses other operations, and rounds as it fuses.
+    np.testing.assert_array_equal(answer(adapted), answer(small))
+    close(jax.jit(answer)(adapted), want)
+    rng = np.random.default_rng(0)
+    state = nnx.state(adapted, nnx.LoRAParam)
+    drawn = jax.tree.map(lambda p: jnp.asarray(0.1 * rng.normal(size=p.shape), p.dtype), state)
+    nnx.update(adapted, drawn)
+    live = jax.jit(answer)(adapted)
+    assert np.abs(live - want).max() > 1e-2 * np.abs(want).max()
+    np.testing.assert_array_equal(jax.jit(answer)(qlora.remove(adapted)), want)
+    merged = qlora.merge(adapted)
+    close(jax.jit(answer)(merged), live)
+    models.save(merged, tmp_path / "hf")  # every matrix is a float again
+    close(jax.jit(answer)(models.load(tmp_path / "hf")), live)
+
+
 def test_what_needs_arrays_refuses_codes(tmp_path):
     quantized, _ = quantized_model("mixtral", INT4)
     with pytest.raises(ValueError, match=r"got embed.embedding=Kernel\(\[29, 16\] as int4"):

@@ -39,10 +39,11 @@ def insert(
     alpha: float,
     rngs: nnx.Rngs,
 ) -> Any:
-    """Returns a new module with an adapter at each quantized site. Its results are equal bit for
+    """Returns a new module with an adapter at each quantized site. Its products are equal bit for
     bit.
 
-    It shares the arrays of `model`, which does not change. A is uniform in +-1/sqrt(K), drawn from
+    Under jit XLA may fuse what surrounds them anew, which moves a last bit. The new module shares
+    the arrays of `model`, which does not change. A is uniform in +-1/sqrt(K), drawn from
     `rngs.params`, and B is 0 (LoRA, arXiv:2106.09685, section 4.1); both are float32
     `nnx.LoRAParam`.
 

@@ -149,12 +149,18 @@ def test_in_bfloat16_codes_are_those_of_float32_weights():
 
 
 class Narrow(nnx.Module):
-    """Where Qwix and a spec agree: one input axis in groups."""
+    """Where Qwix and a spec agree: one input axis in groups, each with weights of both signs.
+
+    Qwix widens a range of one sign to contain 0.
+    """
 
     def __init__(self):
         rngs = nnx.Rngs(0)
         self.layers = nnx.List([nnx.Linear(16, 24, rngs=rngs), nnx.Linear(24, 16, rngs=rngs)])
         self.einsum = nnx.Einsum("btd,dnh->btnh", (16, 2, 4), (2, 4), rngs=rngs)
+        for module in (*self.layers, self.einsum):
+            w = jnp.abs(module.kernel[...])
+            module.kernel[...] = w.at[::2].multiply(-1.0)
 
     def __call__(self, x):
         for layer in self.layers:

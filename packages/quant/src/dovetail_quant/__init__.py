@@ -11,7 +11,7 @@
     >>> report(model, quantized, [x], run=lambda m, x: m(x)).bytes_after
     2304
 
-- Sites and plans: `Spec`, `sites`, `plan`
+- Sites and plans: `Spec`, `sites`, `plan`, `from_qwix`
 - Calibration: `calibrate` (GPTQ, AWQ, SmoothQuant), with `run_decoder` as the default call
 - Quantized models: `apply`, `explain`, `save`, `load`, `requantize`
 - Measuring and searching: `report`, `search`
@@ -32,6 +32,7 @@ from dovetail_quant.files import load, save
 from dovetail_quant.kv import Int8, KVCodec
 from dovetail_quant.plan import Plan, plan
 from dovetail_quant.qat import freeze, qat
+from dovetail_quant.qwix_rules import from_qwix
 from dovetail_quant.report import Report, SiteReport, report
 from dovetail_quant.requantize import requantize
 from dovetail_quant.search import Option, Search, search
@@ -45,6 +46,7 @@ __all__ = [  # noqa: RUF022, by topic
     "Site",
     "plan",
     "Plan",
+    "from_qwix",
     # Calibration
     "calibrate",
     "run_decoder",

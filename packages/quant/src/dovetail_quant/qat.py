@@ -26,8 +26,9 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from dovetail_quant.apply import apply
-from dovetail_quant.codes import dequantize, quantize
+from dovetail_quant.codes import dequantize, outside, quantize
 from dovetail_quant.kernel import Axes, split_equation
+from dovetail_quant.matmul.act import levels
 from dovetail_quant.matmul.api import MatmulOption
 from dovetail_quant.matmul.w8a8 import rounded
 from dovetail_quant.modules import copied, held, module_at
@@ -109,31 +110,47 @@ def freeze(model: nnx.Module, *, matmul: MatmulOption = "auto") -> Any:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def nearest(w: Float[Array, "*b K N"], spec: Spec) -> Float[Array, "*b K N"]:
-    """Returns the levels nearest to w, in its dtype; the derivative is the identity."""
+    """Returns the levels nearest to w, in its dtype. The derivative is the identity, and 0 for
+    weights beyond the range of `clip` or `rms`.
+    """
     return dequantize(quantize(w, spec)).astype(w.dtype)
 
 
 @nearest.defjvp
 def _nearest_jvp(spec: Spec, primals: Any, tangents: Any) -> tuple[Any, Any]:
-    return nearest(*primals, spec), tangents[0]
+    beyond = outside(primals[0], spec)
+    tangent = tangents[0] if beyond is None else jnp.where(beyond, 0, tangents[0])
+    return nearest(*primals, spec), tangent
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
-def nearest_rows(x: Float[Array, "..."], axes: tuple[int, ...]) -> Float[Array, "..."]:
-    """Returns round(x / step) step, step = max|x| / 127 over `axes`; the derivative is the
-    identity.
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
+def nearest_rows(x: Float[Array, "..."], axes: tuple[int, ...], spec: Spec) -> Float[Array, "..."]:
+    """Returns x rounded as `spec.act` says; the derivative is the identity.
+
+    Args:
+        x: Activations.
+        axes: Axes of the inputs, in their order in the kernel.
+        spec: The codes. "int8" rounds to round(x / step) step, step = max|x| / 127 over `axes`.
     """
     rest = tuple(axis for axis in range(x.ndim) if axis not in axes)
     moved = x.transpose(*rest, *axes)
-    q, step = rounded(moved.reshape(-1, math.prod(x.shape[axis] for axis in axes)))
-    levels = (q.astype(jnp.float32) * step).astype(x.dtype).reshape(moved.shape)
+    rows = moved.reshape(-1, math.prod(x.shape[axis] for axis in axes))
+    if spec.act == "int8":
+        q, step = rounded(rows)
+        near = q.astype(jnp.float32) * step
+    else:
+        assert spec.act is not None
+        near = levels(rows, spec.act, groups=rows.shape[1] // (spec.group or rows.shape[1]))
     order = (*rest, *axes)
-    return levels.transpose([order.index(axis) for axis in range(x.ndim)])
+    near = near.astype(x.dtype).reshape(moved.shape)
+    return near.transpose([order.index(axis) for axis in range(x.ndim)])
 
 
 @nearest_rows.defjvp
-def _nearest_rows_jvp(axes: tuple[int, ...], primals: Any, tangents: Any) -> tuple[Any, Any]:
-    return nearest_rows(*primals, axes), tangents[0]
+def _nearest_rows_jvp(
+    axes: tuple[int, ...], spec: Spec, primals: Any, tangents: Any
+) -> tuple[Any, Any]:
+    return nearest_rows(*primals, axes, spec), tangents[0]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -164,7 +181,7 @@ class Rounding:
 
     def rows(self, x: Float[Array, "..."], axes: Sequence[int]) -> Float[Array, "..."]:
         """Returns x, rounded if the spec rounds activations."""
-        return x if self.spec.act is None else nearest_rows(x, tuple(axes))
+        return x if self.spec.act is None else nearest_rows(x, tuple(axes), self.spec)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -182,11 +199,15 @@ class Product:
             left, right, _ = split_equation(args[0])
             contracted = [left.index(right[axis]) for axis in self.how.axes.inputs]
         else:
-            contracted = (1,) if kind == "experts" else rest[0][0][0]
+            contracted = (1,) if kind == "experts" else self._ordered(*rest[0][0])
         w = self.how.weight(kernel)
         if kind in ("linear", "general", "einsum"):
             w = w.astype(x.dtype)  # which `Uncast` left as it was
         return self.before(*args[:at], self.how.rows(x, contracted), w, *rest, **options)
+
+    def _ordered(self, ours: Sequence[int], theirs: Sequence[int]) -> list[int]:
+        """Returns the contracted axes of x in the order of the kernel's inputs."""
+        return [ours[list(theirs).index(axis)] for axis in self.how.axes.inputs]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -254,7 +254,7 @@ def fp8_of(rule):
         ({"weight_calibration_method": "absmax,1.5"}, "with F up to 1, minmax or rms,F, got"),
         ({"weight_calibration_method": "rms"}, "minmax or rms,F, got 'rms'"),
         ({"tile_size": 96}, "a group must divide the inputs of its site, got group=96"),
-        ({"bwd_qtype": "int8"}, "got bwd_qtype='int8' in the rule '.*'; leave it out, or train"),
+        ({"bwd_qtype": "int8"}, "got bwd_qtype='int8' in the rule '.*'; leave it out, and for"),
         ({"bwd_stochastic_rounding": "uniform"}, "got bwd_stochastic_rounding='uniform'"),
     ],
 )

@@ -18,7 +18,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -62,6 +62,24 @@ def qat(model: nnx.Module, plan: Plan, *example: Any, **example_options: Any) ->
         >>> bool(jnp.allclose(freeze(trained)(x), trained(x), rtol=1e-5, atol=1e-5))
         True
     """
+    return installed(model, plan, example, example_options, product=_float_product)
+
+
+def installed(
+    model: nnx.Module, plan: Plan, args: Any, options: Any, *, product: "MakeProduct"
+) -> Any:
+    """Returns a new module whose sites round as the plan says.
+
+    Args:
+        model: The float model.
+        plan: A plan of it.
+        args: Arguments of a call that comes to every site.
+        options: Its keyword arguments.
+        product: Makes the product of a site from the module's own and the rounding.
+
+    Raises:
+        ValueError: See `qat`.
+    """
     by_path = sites(model)
     _check(plan, by_path)
     trained = copied(model)
@@ -69,14 +87,14 @@ def qat(model: nnx.Module, plan: Plan, *example: Any, **example_options: Any) ->
         site = by_path[path]
         how = Rounding(kind=site.kind, axes=site.axes, dtype=site.dtype, spec=spec)
         module = module_at(trained, path)
-        for name, function in _operations(module, how).items():
+        for name, function in _operations(module, how, product).items():
             if isinstance(function.before, Product | Table | Uncast):
                 raise ValueError(
                     f"a site is trained once, got {path!r}, which rounds already; write "
                     "freeze(model) first, or train this model as it is"
                 )
             setattr(module, name, function)
-    _check_reached(trained, plan, example, example_options)
+    _check_reached(trained, plan, args, options)
     return trained
 
 
@@ -171,13 +189,17 @@ class Rounding:
 
     def weight(self, kernel: Float[Array, "..."]) -> Float[Array, "..."]:
         """Returns the kernel, rounded."""
+        self.check(kernel)
+        return self.axes.unfold(nearest(self.axes.fold(kernel), self.spec))
+
+    def check(self, kernel: Float[Array, "..."]) -> None:
+        """Raises ValueError unless the kernel has its own dtype."""
         if str(kernel.dtype) != self.dtype:
             raise ValueError(
                 f"a kernel must be rounded in its own dtype, got {kernel.dtype} of one that is "
                 f"{self.dtype}, because its module casts it before the product; keep it in "
                 f"{kernel.dtype}, or write a rule (site, None)"
             )
-        return self.axes.unfold(nearest(self.axes.fold(kernel), self.spec))
 
     def rows(self, x: Float[Array, "..."], axes: Sequence[int]) -> Float[Array, "..."]:
         """Returns x, rounded if the spec rounds activations."""
@@ -240,20 +262,27 @@ class Table:
         return (*(self.how.rows(q, (q.ndim - 1,)) for q in query), table)
 
 
-def _operations(module: Any, how: Rounding) -> dict[str, Any]:
+MakeProduct: TypeAlias = Callable[[Callable[..., Any], Rounding], Product]
+
+
+def _float_product(before: Callable[..., Any], how: Rounding) -> Product:
+    return Product(before=before, how=how)
+
+
+def _operations(module: Any, how: Rounding, product: MakeProduct) -> dict[str, Any]:
     """Returns the attributes of a module that use its parameter, wrapped with rounding."""
     if how.kind == "embed":
         if isinstance(module, nnx.Embed):
             return {"promote_dtype": Table(before=module.promote_dtype, how=how)}
         return {
             "lookup": Table(before=module.lookup, how=how),
-            "dot_general": Product(before=module.dot_general, how=how),
+            "dot_general": product(module.dot_general, how),
         }
     name = {"einsum": "einsum_op", "experts": "ragged_dot"}.get(how.kind or "", "dot_general")
-    product = {name: Product(before=held(module, name), how=how)}
+    products = {name: product(held(module, name), how)}
     if how.kind == "experts":
-        return product
-    return {**product, "promote_dtype": Uncast(before=module.promote_dtype)}
+        return products
+    return {**products, "promote_dtype": Uncast(before=module.promote_dtype)}
 
 
 def _check(plan: Plan, found: dict[str, Site]) -> None:

@@ -164,8 +164,8 @@ def _check_lacking(rule: qwix.QuantizationRule) -> None:
     if wrong := [name for name, has in lacking.items() if has]:
         raise ValueError(
             f"a plan has weights and activations rounded by their own ranges, got {wrong[0]}="
-            f"{getattr(rule, wrong[0])!r} in the rule {rule.module_path!r}; leave it out, or train "
-            "with qwix.quantize_model(model, qwix.QtProvider(rules), ...)"
+            f"{getattr(rule, wrong[0])!r} in the rule {rule.module_path!r}; leave it out, and for "
+            "quantized gradients write qt(model, plan, ..., gradients=, stochastic=)"
         )
 
 

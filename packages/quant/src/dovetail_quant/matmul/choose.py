@@ -36,7 +36,7 @@ PRODUCTS: dict[str, Matmul] = {
     "blocked": Blocked(),
     "reference": Reference(),
 }
-_ROUNDED: dict[str, Act] = {"w8a8": "int8", "int4 rows": "int4", "fp8 rows": "fp8"}
+_ROUNDED: dict[Act, str] = {"int8": "w8a8", "int4": "int4 rows", "fp8": "fp8 rows"}
 _MOST_DIGIT_ROWS = 512
 
 
@@ -101,9 +101,7 @@ def choose(
         )
     offered = others.names() if installed else []
     reasons = dict.fromkeys(offered, "is offered by another installed package") | {
-        "w8a8": "rounds x, as act='int8' asks",
-        "int4 rows": "rounds groups of x, as act='int4' asks",
-        "fp8 rows": "rounds groups of x, as act='fp8' asks",
+        _ROUNDED[spec.act or "int8"]: f"rounds x, as act={spec.act!r} asks",
         "digits": "multiplies int8 codes as they lie in memory, x as three digits",
         "blocked": "decodes a block at a time, so that no float weight is written",
         "reference": f"the compiler for {platform} fuses decoding into the product; a measured "
@@ -138,9 +136,8 @@ def _refused(
 def _refusal(
     name: str, spec: Spec, *, platform: str, rows: int, group: int, dtype: DTypeLike
 ) -> str | None:
-    if name in _ROUNDED:
-        asked = spec.act == _ROUNDED[name]
-        return None if asked else f"would round x, which the spec does not ask (act={spec.act!r})"
+    if name in _ROUNDED.values():
+        return None if spec.act else "would round x, which the spec does not ask (act=None)"
     if name == "reference":
         return None
     if platform != "cpu":

@@ -34,12 +34,24 @@ TABLE = [
 ]
 
 
+INT4_ROWS = Spec(weight="int4", act="int4", group=128)
+FP8_ROWS = Spec(weight="fp8", act="fp8")
+
+
 @pytest.mark.parametrize(("spec", "platform", "rows", "dtype", "expected"), TABLE)
 def test_table(spec: Spec, platform: str, rows: int, dtype: str, expected: str) -> None:
     one = choose(spec, platform=platform, rows=rows, inputs=4096, dtype=dtype)
     assert one.product == expected
-    before = list(PRODUCTS)[: list(PRODUCTS).index(expected)]
-    assert list(one.refused) == before
+    order = ["w8a8", "digits", "blocked", "reference"]
+    assert list(one.refused) == order[: order.index(expected)]
+
+
+@pytest.mark.parametrize("spec, product", [(INT4_ROWS, "int4 rows"), (FP8_ROWS, "fp8 rows")])
+def test_rounded_groups_have_products_of_their_own(spec: Spec, product: str) -> None:
+    one = choose(spec, platform="cpu", rows=1, inputs=4096)
+    assert one.product == product
+    assert one.reason == f"rounds x, as act={spec.act!r} asks"
+    assert PRODUCTS[product].act == spec.act
 
 
 def test_says_why() -> None:

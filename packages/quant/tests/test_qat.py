@@ -225,10 +225,12 @@ def test_rows_are_rounded_over_the_axes_that_are_contracted():
     x[1] = 0
     step = np.abs(x.astype(np.float64)).max((0, 2), keepdims=True) / 127
     want = np.round(x / step) * step
-    found = jax.jit(nearest_rows, static_argnums=1)(x, (2, 0))
+    found = jax.jit(nearest_rows, static_argnums=(1, 2))(x, (2, 0), Spec(act="int8"))
     # A quotient that float32 takes across a half moves one step: none of these does.
     close(found, want, epsilons=8)
-    slopes = jax.vmap(jax.grad(lambda row: nearest_rows(row, (0,)).sum()))(x[:, 0])
+    slopes = jax.vmap(jax.grad(lambda row: nearest_rows(row, (0,), Spec(act="int8")).sum()))(
+        x[:, 0]
+    )
     np.testing.assert_array_equal(slopes, np.ones((3, 5), np.float32))
 
 

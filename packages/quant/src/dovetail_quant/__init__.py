@@ -11,11 +11,11 @@
     >>> report(model, quantized, [x], run=lambda m, x: m(x)).bytes_after
     2304
 
-- Sites and plans: `Spec`, `sites`, `plan`
+- Sites and plans: `Spec`, `sites`, `plan`, `from_qwix`
 - Calibration: `calibrate` (GPTQ, AWQ, SmoothQuant), with `run_decoder` as the default call
 - Quantized models: `apply`, `explain`, `save`, `load`, `requantize`
 - Measuring and searching: `report`, `search`
-- Training: `qat` and `freeze`; adapters by `qlora.insert`, `remove` and `merge`
+- Training: `qat` or `qt`, then `freeze`; adapters by `qlora.insert`, `remove` and `merge`
 - Keys and values of attention: `Int8`
 
 `dovetail_quant.testing.check_matmul` checks a product of your own.
@@ -32,6 +32,8 @@ from dovetail_quant.files import load, save
 from dovetail_quant.kv import Int8, KVCodec
 from dovetail_quant.plan import Plan, plan
 from dovetail_quant.qat import freeze, qat
+from dovetail_quant.qt import qt
+from dovetail_quant.qwix_rules import from_qwix
 from dovetail_quant.report import Report, SiteReport, report
 from dovetail_quant.requantize import requantize
 from dovetail_quant.search import Option, Search, search
@@ -45,6 +47,7 @@ __all__ = [  # noqa: RUF022, by topic
     "Site",
     "plan",
     "Plan",
+    "from_qwix",
     # Calibration
     "calibrate",
     "run_decoder",
@@ -66,6 +69,7 @@ __all__ = [  # noqa: RUF022, by topic
     "Option",
     # Training
     "qat",
+    "qt",
     "freeze",
     "qlora",
     # Keys and values of attention

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.core import Tracer
-from jaxtyping import Float, Shaped
+from jaxtyping import Bool, Float, Shaped
 from qwix import QArray
 
 from dovetail_quant.spec import Spec, Weight
@@ -85,8 +85,8 @@ def absmax(x: Array, *, axis: int, keepdims: bool = False) -> Array:
 
 
 def scales(w: Float[Array, "*b K N"], spec: Spec) -> tuple[_Scale, _Zero]:
-    """Computes scale = max|w| / levels of each group; asymmetric (max - min) / levels and a zero
-    point.
+    """Computes scale = max|w| / levels of each group, with `clip` or `rms` that of their range;
+    asymmetric (max - min) / levels and a zero point.
 
     Returns:
         The scale in float32, and the zero point in int16 (None if `spec.symmetric`), the code of
@@ -100,7 +100,7 @@ def scales(w: Float[Array, "*b K N"], spec: Spec) -> tuple[_Scale, _Zero]:
         raise ValueError(_refused_group(w.shape, spec.group))
     grouped = _grouped(w.astype(jnp.float32), groups)
     if spec.symmetric:
-        return _divided(absmax(grouped, axis=-2), _SYMMETRIC[spec.weight]), None
+        return _divided(_bound(grouped, spec), _SYMMETRIC[spec.weight]), None
     low, high = _RANGE[spec.weight]
     least, largest = jnp.min(grouped, axis=-2), absmax(grouped, axis=-2)
     # The maximum alone loses NaN.
@@ -108,6 +108,23 @@ def scales(w: Float[Array, "*b K N"], spec: Spec) -> tuple[_Scale, _Zero]:
     scale = jnp.maximum((most - least) / float(high - low), largest / _MOST_STEPS)
     scale = _divided(scale, 1.0)
     return scale, jnp.round(low - least / scale).astype(ZERO)
+
+
+def _bound(grouped: Float[Array, "*b G k N"], spec: Spec) -> Float[Array, "*b G N"]:
+    """Returns the largest number of each symmetric range."""
+    if spec.rms is None:
+        largest = absmax(grouped, axis=-2)
+        return largest if spec.clip == 1 else largest * spec.clip
+    return jnp.sqrt(jnp.mean(jnp.square(grouped), axis=-2)) * spec.rms
+
+
+def outside(w: Float[Array, "*b K N"], spec: Spec) -> Bool[Array, "*b K N"] | None:
+    """Returns where weights lie beyond the range of their group. None if none can."""
+    if spec.clip == 1 and spec.rms is None:
+        return None
+    groups = w.shape[-2] // (spec.group or w.shape[-2])
+    grouped = _grouped(w.astype(jnp.float32), groups)
+    return (jnp.abs(grouped) > _bound(grouped, spec)[..., :, None, :]).reshape(w.shape)
 
 
 def encode(

@@ -89,7 +89,7 @@ def plan(model: nnx.Module, rules: Sequence[Rule]) -> Plan:
         elif spec is None:
             left_alone[path] = _no_rule(site, rules) if i is None else "as its rule says"
         else:
-            _check(site, spec)
+            check_group(site, spec)
             specs[path] = spec
     _check_used(rules, used, by_path)
     if rules and not specs:
@@ -134,7 +134,8 @@ def _check_used(rules: Sequence[Rule], used: Collection[Any], by_path: Mapping[s
         )
 
 
-def _check(site: Site, spec: Spec) -> None:
+def check_group(site: Site, spec: Spec) -> None:
+    """Raises ValueError unless the group divides the inputs of the site."""
     inputs = site.axes.sizes[1]
     if spec.group is not None and inputs % spec.group:
         fits = [g for g in (256, 128, 64, 32, 16, 8, 4, 2) if inputs % g == 0]
@@ -148,4 +149,6 @@ def _words(spec: Spec) -> str:
     group = "each output" if spec.group is None else f"groups of {spec.group}"
     act = "" if spec.act is None else f", activations {spec.act}"
     zero = "" if spec.symmetric else ", zero points"
+    zero += "" if spec.rms is None else f", range {spec.rms:g} root mean squares"
+    zero += "" if spec.clip == 1 else f", range {spec.clip:g} of the largest"
     return f"{spec.weight} by {group}, {spec.method}{act}{zero}"

@@ -18,7 +18,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -26,8 +26,9 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from dovetail_quant.apply import apply
-from dovetail_quant.codes import dequantize, quantize
+from dovetail_quant.codes import dequantize, outside, quantize
 from dovetail_quant.kernel import Axes, split_equation
+from dovetail_quant.matmul.act import levels
 from dovetail_quant.matmul.api import MatmulOption
 from dovetail_quant.matmul.w8a8 import rounded
 from dovetail_quant.modules import copied, held, module_at
@@ -61,6 +62,24 @@ def qat(model: nnx.Module, plan: Plan, *example: Any, **example_options: Any) ->
         >>> bool(jnp.allclose(freeze(trained)(x), trained(x), rtol=1e-5, atol=1e-5))
         True
     """
+    return installed(model, plan, example, example_options, product=_float_product)
+
+
+def installed(
+    model: nnx.Module, plan: Plan, args: Any, options: Any, *, product: "MakeProduct"
+) -> Any:
+    """Returns a new module whose sites round as the plan says.
+
+    Args:
+        model: The float model.
+        plan: A plan of it.
+        args: Arguments of a call that comes to every site.
+        options: Its keyword arguments.
+        product: Makes the product of a site from the module's own and the rounding.
+
+    Raises:
+        ValueError: See `qat`.
+    """
     by_path = sites(model)
     _check(plan, by_path)
     trained = copied(model)
@@ -68,14 +87,14 @@ def qat(model: nnx.Module, plan: Plan, *example: Any, **example_options: Any) ->
         site = by_path[path]
         how = Rounding(kind=site.kind, axes=site.axes, dtype=site.dtype, spec=spec)
         module = module_at(trained, path)
-        for name, function in _operations(module, how).items():
+        for name, function in _operations(module, how, product).items():
             if isinstance(function.before, Product | Table | Uncast):
                 raise ValueError(
                     f"a site is trained once, got {path!r}, which rounds already; write "
                     "freeze(model) first, or train this model as it is"
                 )
             setattr(module, name, function)
-    _check_reached(trained, plan, example, example_options)
+    _check_reached(trained, plan, args, options)
     return trained
 
 
@@ -109,31 +128,47 @@ def freeze(model: nnx.Module, *, matmul: MatmulOption = "auto") -> Any:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def nearest(w: Float[Array, "*b K N"], spec: Spec) -> Float[Array, "*b K N"]:
-    """Returns the levels nearest to w, in its dtype; the derivative is the identity."""
+    """Returns the levels nearest to w, in its dtype. The derivative is the identity, and 0 for
+    weights beyond the range of `clip` or `rms`.
+    """
     return dequantize(quantize(w, spec)).astype(w.dtype)
 
 
 @nearest.defjvp
 def _nearest_jvp(spec: Spec, primals: Any, tangents: Any) -> tuple[Any, Any]:
-    return nearest(*primals, spec), tangents[0]
+    beyond = outside(primals[0], spec)
+    tangent = tangents[0] if beyond is None else jnp.where(beyond, 0, tangents[0])
+    return nearest(*primals, spec), tangent
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
-def nearest_rows(x: Float[Array, "..."], axes: tuple[int, ...]) -> Float[Array, "..."]:
-    """Returns round(x / step) step, step = max|x| / 127 over `axes`; the derivative is the
-    identity.
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
+def nearest_rows(x: Float[Array, "..."], axes: tuple[int, ...], spec: Spec) -> Float[Array, "..."]:
+    """Returns x rounded as `spec.act` says; the derivative is the identity.
+
+    Args:
+        x: Activations.
+        axes: Axes of the inputs, in their order in the kernel.
+        spec: The codes. "int8" rounds to round(x / step) step, step = max|x| / 127 over `axes`.
     """
     rest = tuple(axis for axis in range(x.ndim) if axis not in axes)
     moved = x.transpose(*rest, *axes)
-    q, step = rounded(moved.reshape(-1, math.prod(x.shape[axis] for axis in axes)))
-    levels = (q.astype(jnp.float32) * step).astype(x.dtype).reshape(moved.shape)
+    rows = moved.reshape(-1, math.prod(x.shape[axis] for axis in axes))
+    if spec.act == "int8":
+        q, step = rounded(rows)
+        near = q.astype(jnp.float32) * step
+    else:
+        assert spec.act is not None
+        near = levels(rows, spec.act, groups=rows.shape[1] // (spec.group or rows.shape[1]))
     order = (*rest, *axes)
-    return levels.transpose([order.index(axis) for axis in range(x.ndim)])
+    near = near.astype(x.dtype).reshape(moved.shape)
+    return near.transpose([order.index(axis) for axis in range(x.ndim)])
 
 
 @nearest_rows.defjvp
-def _nearest_rows_jvp(axes: tuple[int, ...], primals: Any, tangents: Any) -> tuple[Any, Any]:
-    return nearest_rows(*primals, axes), tangents[0]
+def _nearest_rows_jvp(
+    axes: tuple[int, ...], spec: Spec, primals: Any, tangents: Any
+) -> tuple[Any, Any]:
+    return nearest_rows(*primals, axes, spec), tangents[0]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -154,17 +189,21 @@ class Rounding:
 
     def weight(self, kernel: Float[Array, "..."]) -> Float[Array, "..."]:
         """Returns the kernel, rounded."""
+        self.check(kernel)
+        return self.axes.unfold(nearest(self.axes.fold(kernel), self.spec))
+
+    def check(self, kernel: Float[Array, "..."]) -> None:
+        """Raises ValueError unless the kernel has its own dtype."""
         if str(kernel.dtype) != self.dtype:
             raise ValueError(
                 f"a kernel must be rounded in its own dtype, got {kernel.dtype} of one that is "
                 f"{self.dtype}, because its module casts it before the product; keep it in "
                 f"{kernel.dtype}, or write a rule (site, None)"
             )
-        return self.axes.unfold(nearest(self.axes.fold(kernel), self.spec))
 
     def rows(self, x: Float[Array, "..."], axes: Sequence[int]) -> Float[Array, "..."]:
         """Returns x, rounded if the spec rounds activations."""
-        return x if self.spec.act is None else nearest_rows(x, tuple(axes))
+        return x if self.spec.act is None else nearest_rows(x, tuple(axes), self.spec)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -182,11 +221,15 @@ class Product:
             left, right, _ = split_equation(args[0])
             contracted = [left.index(right[axis]) for axis in self.how.axes.inputs]
         else:
-            contracted = (1,) if kind == "experts" else rest[0][0][0]
+            contracted = (1,) if kind == "experts" else self._ordered(*rest[0][0])
         w = self.how.weight(kernel)
         if kind in ("linear", "general", "einsum"):
             w = w.astype(x.dtype)  # which `Uncast` left as it was
         return self.before(*args[:at], self.how.rows(x, contracted), w, *rest, **options)
+
+    def _ordered(self, ours: Sequence[int], theirs: Sequence[int]) -> list[int]:
+        """Returns the contracted axes of x in the order of the kernel's inputs."""
+        return [ours[list(theirs).index(axis)] for axis in self.how.axes.inputs]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -219,20 +262,27 @@ class Table:
         return (*(self.how.rows(q, (q.ndim - 1,)) for q in query), table)
 
 
-def _operations(module: Any, how: Rounding) -> dict[str, Any]:
+MakeProduct: TypeAlias = Callable[[Callable[..., Any], Rounding], Product]
+
+
+def _float_product(before: Callable[..., Any], how: Rounding) -> Product:
+    return Product(before=before, how=how)
+
+
+def _operations(module: Any, how: Rounding, product: MakeProduct) -> dict[str, Any]:
     """Returns the attributes of a module that use its parameter, wrapped with rounding."""
     if how.kind == "embed":
         if isinstance(module, nnx.Embed):
             return {"promote_dtype": Table(before=module.promote_dtype, how=how)}
         return {
             "lookup": Table(before=module.lookup, how=how),
-            "dot_general": Product(before=module.dot_general, how=how),
+            "dot_general": product(module.dot_general, how),
         }
     name = {"einsum": "einsum_op", "experts": "ragged_dot"}.get(how.kind or "", "dot_general")
-    product = {name: Product(before=held(module, name), how=how)}
+    products = {name: product(held(module, name), how)}
     if how.kind == "experts":
-        return product
-    return {**product, "promote_dtype": Uncast(before=module.promote_dtype)}
+        return products
+    return {**products, "promote_dtype": Uncast(before=module.promote_dtype)}
 
 
 def _check(plan: Plan, found: dict[str, Site]) -> None:

@@ -60,6 +60,10 @@ def problem(spec: Spec, *, rows: int, shape: tuple[int, int], seed: int = 0) -> 
     return Problem(x=x.astype(np.float32), dy=dy, codes=codes, w=exact)
 
 
+# max|x| in half steps.
+_ACT_STEPS = {"int8": 254, "int4": 15}
+
+
 def check_matmul(
     matmul: Matmul,
     *specs: Spec,
@@ -108,8 +112,10 @@ def bound(x: np.ndarray, w: np.ndarray, *, act: str | None = None) -> np.ndarray
     x, w, eps = abs(x.astype(np.float64)), abs(w), np.finfo(np.float32).eps
     most, total = x.max(axis=1, keepdims=True), w.sum(axis=0)
     rounding = eps * (2 * np.sqrt(w.shape[0]) + 16) * (x @ w + most * total / 8)
+    if act == "fp8":  # 3 bits after the first; the least number is 2^-9 of a scale
+        return rounding + 2.0**-4 * (x @ w) + 2.0**-10 / 448 * most * total
     # 1.001: the step itself is rounded.
-    return rounding + (1.001 * most / 254 * total if act else 0.0)
+    return rounding + (1.001 * most / _ACT_STEPS[act] * total if act else 0.0)
 
 
 def _check_values(matmul: Matmul, given: Problem, spec: Spec, where: str) -> None:

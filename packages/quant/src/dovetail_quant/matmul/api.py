@@ -8,6 +8,7 @@ from jaxtyping import Array, Float, Int
 from qwix import QArray
 
 from dovetail_quant.layout import PackedWeights
+from dovetail_quant.spec import Act
 
 
 @runtime_checkable
@@ -19,7 +20,7 @@ class Matmul(Protocol):
     """
 
     @property
-    def act(self) -> Literal["int8"] | None:
+    def act(self) -> Act | None:
         """Rounding of x, as in `Spec.act`; None for none."""
         ...
 

@@ -11,7 +11,7 @@ come first: they are compiled for what they do not refuse.
 """
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,18 +21,22 @@ from qwix import QArray
 
 from dovetail_quant.layout import PackedWeights
 from dovetail_quant.matmul import installed as others
+from dovetail_quant.matmul.act import GroupedRows
 from dovetail_quant.matmul.api import Matmul, MatmulOption
 from dovetail_quant.matmul.blocked import Blocked, columns
 from dovetail_quant.matmul.reference import Reference
 from dovetail_quant.matmul.w8a8 import LONGEST, W8A8, Digits
-from dovetail_quant.spec import Spec
+from dovetail_quant.spec import Act, Spec
 
 PRODUCTS: dict[str, Matmul] = {
     "w8a8": W8A8(),
+    "int4 rows": GroupedRows(act="int4"),
+    "fp8 rows": GroupedRows(act="fp8"),
     "digits": Digits(),
     "blocked": Blocked(),
     "reference": Reference(),
 }
+_ROUNDED: dict[Act, str] = {"int8": "w8a8", "int4": "int4 rows", "fp8": "fp8 rows"}
 _MOST_DIGIT_ROWS = 512
 
 
@@ -64,8 +68,8 @@ def choose(
     dtype: DTypeLike = jnp.float32,
     installed: bool = True,
 ) -> Choice:
-    """Returns the first applicable and profitable product: of other installed packages, then w8a8,
-    digits, blocked, reference.
+    """Returns the first applicable and profitable product: of other installed packages, then of
+    `PRODUCTS`.
 
     Args:
         spec: The codes.
@@ -90,14 +94,14 @@ def choose(
             "write rows=1 for a decoding step"
         )
     group = spec.group or inputs
-    if spec.act is not None and group > LONGEST:
+    if spec.act == "int8" and group > LONGEST:
         raise ValueError(
             f"act='int8' needs groups of at most {LONGEST} inputs, got group={spec.group}, "
             f"inputs={inputs}; write Spec(group=...) up to {LONGEST}, or leave act out"
         )
     offered = others.names() if installed else []
     reasons = dict.fromkeys(offered, "is offered by another installed package") | {
-        "w8a8": "rounds x, as act='int8' asks",
+        _ROUNDED[spec.act or "int8"]: f"rounds x, as act={spec.act!r} asks",
         "digits": "multiplies int8 codes as they lie in memory, x as three digits",
         "blocked": "decodes a block at a time, so that no float weight is written",
         "reference": f"the compiler for {platform} fuses decoding into the product; a measured "
@@ -132,7 +136,7 @@ def _refused(
 def _refusal(
     name: str, spec: Spec, *, platform: str, rows: int, group: int, dtype: DTypeLike
 ) -> str | None:
-    if name == "w8a8":
+    if name in _ROUNDED.values():
         return None if spec.act else "would round x, which the spec does not ask (act=None)"
     if name == "reference":
         return None
@@ -180,12 +184,12 @@ class Auto:
     installed: bool = True
 
     @property
-    def act(self) -> Literal["int8"] | None:
+    def act(self) -> Act | None:
         """`Spec.act`."""
         return self.spec.act
 
     def prepare(self, w: QArray | PackedWeights) -> Any:
-        """Packs the codes on a CPU and for act="int8"; otherwise returns them."""
+        """Packs the codes on a CPU and where x is rounded; otherwise returns them."""
         choice = choose(
             self.spec,
             platform=self.platform or jax.default_backend(),

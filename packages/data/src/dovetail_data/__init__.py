@@ -16,7 +16,7 @@ stores the documents as a corpus, once. Rows cut, pack or mix the documents of c
 
 - Sources of records: `text`, `jsonl`, `parquet`, `arrow`, `array_record`, `hf_directory`.
 - Encoders: `Text`, `Chat` (with a `Template`), `Preference`, `Prompt`, `Image`.
-- Tokenizers: `Bytes`, `Pretrained`, `train_bpe`, `token_bytes`.
+- Tokenizers: `Bytes`, `Pretrained`, `train_bpe`, `token_bytes`, `vocabulary_bytes`.
 - Corpora: `write`, `Corpus`, `verify`.
 - Rows: `pack`, `pad`, `pairs`, `prompts`, `images`, `mix`; `Rows.map` changes any of them.
 - Batches: `batches`, `to_device`, `check_batch`.
@@ -59,7 +59,7 @@ from dovetail_data.sources import (
 from dovetail_data.stage import Stage
 from dovetail_data.stats import IteratorStats
 from dovetail_data.template import Rendered, Template
-from dovetail_data.token_bytes import token_bytes
+from dovetail_data.token_bytes import token_bytes, vocabulary_bytes
 from dovetail_data.tokenizer import (
     Bytes,
     ChatTokenizer,
@@ -99,6 +99,7 @@ __all__ = [  # noqa: RUF022  (grouped by topic)
     "Pretrained",
     "train_bpe",
     "token_bytes",
+    "vocabulary_bytes",
     "Tokenizer",
     "ChatTokenizer",
     "Encoding",

@@ -42,6 +42,7 @@ from dovetail_data import (
     token_bytes,
     train_bpe,
     verify,
+    vocabulary_bytes,
     write,
 )
 
@@ -115,6 +116,7 @@ CALLS = {
     "train_bpe.path": (lambda v: train_bpe(["a"], v, vocab_size=300), ("path", "Path")),
     "train_bpe.vocab_size": (lambda v: train_bpe(["a"], "bpe", vocab_size=v), ()),
     "token_bytes": (lambda v: token_bytes(v), ()),
+    "vocabulary_bytes": (lambda v: vocabulary_bytes(v), ()),
     "ids": (lambda v: ids(v), ()),
     "Field.dtype": (lambda v: Field(dtype=v), ()),
     "write.source": (lambda v: write(v, "new", encoder=Text(Bytes())), ()),

@@ -109,6 +109,10 @@ CALLS = {
     "Template.now": (lambda v: Template("a", now=v), ("None",)),
     "Template.load": (lambda v: Template.load(v), ()),
     "Template.render": (lambda v: template.render(v), ()),
+    "Template.render.now": (
+        lambda v: template.render([{"role": "user", "content": "a"}], now=v),
+        ("None",),
+    ),
     "Pretrained.path": (lambda v: Pretrained(v), ()),
     "Bytes.encode": (lambda v: Bytes().encode(v), ("path",)),
     "Bytes.decode": (lambda v: Bytes().decode(v), ("list", "bytes")),

@@ -42,7 +42,7 @@ from dovetail_data.mix import Mixture, mix
 from dovetail_data.pack import pack, pad
 from dovetail_data.pair_rows import pairs
 from dovetail_data.prompt_rows import prompts
-from dovetail_data.record import Field, ids
+from dovetail_data.record import Field, ids, values
 from dovetail_data.rows import Rows, Span
 from dovetail_data.sources import (
     Corrupt,
@@ -94,6 +94,7 @@ __all__ = [  # noqa: RUF022  (grouped by topic)
     "Document",
     "Field",
     "ids",
+    "values",
     # Tokenizers
     "Bytes",
     "Pretrained",

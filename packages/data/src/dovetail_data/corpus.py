@@ -18,7 +18,7 @@ from jaxtyping import Int32
 from dovetail_data import index
 from dovetail_data._arguments import require_integer, require_integers, require_path
 from dovetail_data._shard import Files, read_extent
-from dovetail_data.record import Codec, Field
+from dovetail_data.record import Codec, field_of
 from dovetail_data.tokenizer import Tokenizer
 from dovetail_data.tokenizer_files import load_tokenizer
 
@@ -116,7 +116,7 @@ class Corpus:
         self.text_bytes: int = entries["text_bytes"]
         self.dropped: int = entries["dropped"]
         self.manifest: dict[str, Any] = entries["manifest"]
-        self.codec = Codec({name: Field(**field) for name, field in entries["layout"].items()})
+        self.codec = Codec({name: field_of(field) for name, field in entries["layout"].items()})
         self.fields = tuple(self.codec.layout)
         sizes = [self.codec.layout[name].vocab_size or 0 for name in self.codec.ids]
         self.vocab_size: int | None = max(sizes, default=None)

@@ -149,7 +149,7 @@ def write(
                 if progress is not None:
                     progress(event)
         facts = {
-            "layout": {name: dataclasses.asdict(field) for name, field in encoder.layout.items()},
+            "layout": {name: field.described() for name, field in encoder.layout.items()},
             "manifest": dict(encoder.manifest),
             **identity,
         }

@@ -6,12 +6,13 @@ import argparse
 import collections
 import json
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath, PurePosixPath
 from typing import get_args
 
 from dovetail_data import _summary, compression
 from dovetail_data._command import add_json
 from dovetail_data._pieces import special_names
+from dovetail_data._remote import Store, located
 from dovetail_data.encode import Encoder, Image, Text
 from dovetail_data.encode.chat import Chat
 from dovetail_data.encode.preference import Preference
@@ -58,11 +59,18 @@ def declare(parser: argparse.ArgumentParser) -> None:
     """Encode files into a corpus, or go on where an interrupted write stopped.
 
     Compressed files (.gz, .bz2, .xz, .zst) are unpacked while they are read. Directories are
-    searched. A directory saved by `datasets`, or one of Parquet files, is a data set with splits.
+    searched. A path may be a URL, such as s3://bucket/texts. A directory saved by `datasets`, or
+    one of Parquet files, is a data set with splits.
     """
     add = parser.add_argument
-    add("paths", type=Path, nargs="+", metavar="PATH", help="file or directory to read")
-    add("--out", type=Path, required=True, metavar="DIR", help="directory to write the corpus to")
+    add("paths", type=located, nargs="+", metavar="PATH", help="file, directory or URL to read")
+    add(
+        "--out",
+        type=located,
+        required=True,
+        metavar="DIR",
+        help="directory of the corpus, or its URL",
+    )
     formats = (*_SOURCES, "hf")
     add("--format", choices=formats, help="format of the files (default: by their names)")
     add("--pattern", metavar="GLOB", help='files to read in directories, such as "**/*.md"')
@@ -135,7 +143,7 @@ def _source(args: argparse.Namespace) -> tuple[Source, str | None]:
     return _SOURCES[kind](args.paths, **options), None
 
 
-def _guess(paths: Sequence[Path], pattern: str | None) -> tuple[str, str | None]:
+def _guess(paths: Sequence[str | Path], pattern: str | None) -> tuple[str, str | None]:
     """Returns format and pattern by the names of the files, which must be of one kind.
 
     Files of unknown kinds in a directory are passed over, unless a pattern asks for them.
@@ -143,7 +151,11 @@ def _guess(paths: Sequence[Path], pattern: str | None) -> tuple[str, str | None]
     named: collections.Counter[str] = collections.Counter()
     searched: collections.Counter[str] = collections.Counter()
     for path in paths:
-        if any((path / name).is_file() for name in _SAVED):
+        if isinstance(path, str):  # a URL
+            store = Store(path)
+            files = list(store.files(pattern or "**/*")) or [store.url]
+            (named if pattern else searched).update(_ending(PurePosixPath(name)) for name in files)
+        elif any((path / name).is_file() for name in _SAVED):
             named["saved data set"] += 1
         elif path.is_dir():
             files = [file for file in path.glob(pattern or "**/*") if file.is_file()]
@@ -164,12 +176,13 @@ def _guess(paths: Sequence[Path], pattern: str | None) -> tuple[str, str | None]
             'for directories --pattern, such as --format text --pattern "**/*.md".'
         )
     (ending,) = known
-    if ending == ".parquet" and len(paths) == 1 and paths[0].is_dir() and not pattern:
+    local = paths[0] if len(paths) == 1 and isinstance(paths[0], Path) else None
+    if ending == ".parquet" and local is not None and local.is_dir() and not pattern:
         return "hf", None
     return _ENDINGS[ending], pattern or f"**/*{ending}"
 
 
-def _ending(path: Path) -> str:
+def _ending(path: PurePath) -> str:
     name = path.name.removesuffix(compression.suffix(path.name))
     return Path(name).suffix or f"named {path.name!r}"
 

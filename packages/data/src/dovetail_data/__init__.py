@@ -14,7 +14,8 @@ stores the documents as a corpus, once. Rows cut, pack or mix the documents of c
     >>> next(it)["tokens"].shape
     (2, 8)
 
-- Sources of records: `text`, `jsonl`, `parquet`, `arrow`, `array_record`, `hf_directory`.
+- Sources of records: `text`, `jsonl`, `parquet`, `arrow`, `array_record`, `bagz`,
+  `hf_directory`, `tfds`.
 - Encoders: `Text`, `Chat` (with a `Template`), `Preference`, `Prompt`, `Image`.
 - Tokenizers: `Bytes`, `Pretrained`, `train_bpe`, `token_bytes`, `vocabulary_bytes`.
 - Corpora: `write`, `Corpus`, `verify`.
@@ -50,11 +51,13 @@ from dovetail_data.sources import (
     Source,
     array_record,
     arrow,
+    bagz,
     hf_directory,
     jsonl,
     parquet,
     records,
     text,
+    tfds,
 )
 from dovetail_data.stage import Stage
 from dovetail_data.stats import IteratorStats
@@ -77,7 +80,9 @@ __all__ = [  # noqa: RUF022  (grouped by topic)
     "parquet",
     "arrow",
     "array_record",
+    "bagz",
     "hf_directory",
+    "tfds",
     "records",
     "Source",
     "Part",

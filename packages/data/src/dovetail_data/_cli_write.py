@@ -19,11 +19,13 @@ from dovetail_data.encode.preference import Preference
 from dovetail_data.encode.prompt import Prompt
 from dovetail_data.sources.array_record import array_record
 from dovetail_data.sources.arrow import arrow
+from dovetail_data.sources.bagz import bagz
 from dovetail_data.sources.hf_directory import hf_directory
 from dovetail_data.sources.jsonl import jsonl
 from dovetail_data.sources.parquet import parquet
 from dovetail_data.sources.source import Source
 from dovetail_data.sources.text import Errors, text
+from dovetail_data.sources.tfds import tfds
 from dovetail_data.template import Template
 from dovetail_data.tokenizer import Bytes, Pretrained, Tokenizer
 from dovetail_data.write import Progress, write
@@ -34,7 +36,9 @@ _SOURCES: dict[str, Callable[..., Source]] = {
     "parquet": parquet,
     "arrow": arrow,
     "array_record": array_record,
+    "bagz": bagz,
 }
+_SPLIT: dict[str, Callable[..., Source]] = {"hf": hf_directory, "tfds": tfds}
 _ENDINGS = {
     ".txt": "text",
     ".jsonl": "jsonl",
@@ -42,6 +46,7 @@ _ENDINGS = {
     ".parquet": "parquet",
     ".arrow": "arrow",
     ".array_record": "array_record",
+    ".bagz": "bagz",
 }
 _SAVED = ("state.json", "dataset_dict.json")  # files of save_to_disk of `datasets`
 _TRAINED = ("assistant", "last", "all")
@@ -71,7 +76,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="directory of the corpus, or its URL",
     )
-    formats = (*_SOURCES, "hf")
+    formats = (*_SOURCES, *_SPLIT)
     add("--format", choices=formats, help="format of the files (default: by their names)")
     add("--pattern", metavar="GLOB", help='files to read in directories, such as "**/*.md"')
     add("--split", help="split to read of a data set (train)")
@@ -118,7 +123,7 @@ def _source(args: argparse.Namespace) -> tuple[Source, str | None]:
     kind, pattern = args.format, args.pattern
     if kind is None:
         kind, pattern = ("hf", pattern) if args.split else _guess(args.paths, pattern)
-    if kind == "hf":
+    if kind in _SPLIT:
         if len(args.paths) > 1 or args.pattern:
             raise ValueError(
                 "a data set must be one directory, without --pattern: got "
@@ -126,11 +131,11 @@ def _source(args: argparse.Namespace) -> tuple[Source, str | None]:
                 "parquet or another to read files of several."
             )
         split = args.split or "train"
-        return hf_directory(args.paths[0], split=split), split
+        return _SPLIT[kind](args.paths[0], split=split), split
     if args.split:
         raise ValueError(
             f"--split must be of a data set: got --split {args.split} with --format {kind}. "
-            "Pass --format hf, or leave it out."
+            "Pass --format hf or tfds, or leave it out."
         )
     options = {"pattern": pattern} if pattern else {}
     if args.errors:

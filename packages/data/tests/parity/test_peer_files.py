@@ -68,7 +68,7 @@ def test_damaged_bagz_files(tmp_path):
     first, second = source.read(part)
     assert isinstance(first, Corrupt)
     assert second == {"text": "b"}
-    with pytest.raises(ValueError, match="a source must exist: got path=.*web-00000-of-00002"):
+    with pytest.raises(ValueError, match=r"a source must exist: got path=.*web-00000-of-00002"):
         bagz(tmp_path / "web@2.bagz")
     write_bagz(tmp_path / "a,b.bagz", [b"{}"])
     with pytest.raises(ValueError, match="must have no comma and no @"):

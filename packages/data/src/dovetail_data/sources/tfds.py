@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prepared data sets of TensorFlow Datasets, decoded by the package `tensorflow_datasets`.
 
-The files are ArrayRecord files, which are read as such, so that a damaged record costs itself alone.
+The files are ArrayRecord files, which are read as such: a damaged record costs itself alone.
 TensorFlow is not needed.
 """
 

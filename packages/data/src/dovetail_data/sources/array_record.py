@@ -74,8 +74,8 @@ class ArrayRecordFiles(_files.Listed):
         )
 
     def read_unchecked(self, part: Part) -> Iterator[Record | Corrupt]:
-        with closing(open_reader(part.path)) as reader:
-            for content in contents_of(reader, part):
+        with closing(_open(part.path)) as reader:
+            for content in _contents(reader, part):
                 yield content if isinstance(content, Corrupt) else self.record(content)
 
     def record(self, content: bytes) -> Record | Corrupt:
@@ -86,7 +86,7 @@ class ArrayRecordFiles(_files.Listed):
         return f"{self.by_path[part.path].name} record {part.start + i}"
 
 
-def open_reader(path: str) -> ArrayRecordReader:
+def _open(path: str) -> ArrayRecordReader:
     """Opens a file; ValueError if its index cannot be read.
 
     The reader itself would report 0 records.
@@ -105,11 +105,12 @@ def open_reader(path: str) -> ArrayRecordReader:
 
 
 def count_of(file: _files.File) -> int:
-    with closing(open_reader(file.path)) as reader:
+    """Returns the number of records; ValueError if the index of a file cannot be read."""
+    with closing(_open(file.path)) as reader:
         return reader.num_records()
 
 
-def contents_of(reader: ArrayRecordReader, part: Part) -> Iterator[bytes | Corrupt]:
+def _contents(reader: ArrayRecordReader, part: Part) -> Iterator[bytes | Corrupt]:
     try:
         yield from reader.read(part.start, part.stop)
     except RuntimeError:  # one damaged chunk fails them all

@@ -88,7 +88,7 @@ class BagzFiles(_files.Listed):
 def _expanded(paths: Any) -> Any:
     """Returns the paths with each sharded name replaced by its files."""
     if isinstance(paths, list | tuple):
-        return [one for path in paths for one in _shards(path)]
+        return [shard for path in paths for shard in _shards(path)]
     return _shards(paths) if isinstance(paths, str | os.PathLike) else paths
 
 

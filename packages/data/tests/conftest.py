@@ -5,12 +5,17 @@
 import itertools
 import json
 import os
+import random
+import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
+import fsspec
 import jaxtyping
 import numpy as np
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 import forced_devices
 
@@ -124,3 +129,87 @@ def command(capsys):
         return (code, *capsys.readouterr())
 
     return call
+
+
+FAULTS = ("fail", "hang", "cut", "flip")
+
+
+class FaultyFileSystem(MemoryFileSystem):
+    """The files of memory:// as faulty://: calls fail, hang, or return cut or changed bytes."""
+
+    protocol = "faulty"
+    rate: ClassVar[float] = 0.0
+    faults: ClassVar[tuple[str, ...]] = FAULTS
+    seen: ClassVar[list[str]] = []
+    ends: ClassVar[threading.Event] = threading.Event()
+    _random: ClassVar[random.Random] = random.Random(0)
+
+    @classmethod
+    def begin(cls, seed: int, *, rate: float, faults: tuple[str, ...] = FAULTS) -> None:
+        cls._random, cls.rate, cls.faults = random.Random(seed), rate, faults
+        cls.seen, cls.ends = [], threading.Event()
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return MemoryFileSystem._strip_protocol(path.replace("faulty://", "memory://"))
+
+    def _fault(self, *, allowed: tuple[str, ...]) -> str:
+        if self._random.random() >= self.rate:
+            return ""
+        fault = self._random.choice(self.faults)
+        if fault not in allowed:
+            return ""
+        self.seen.append(fault)
+        if fault == "fail":
+            raise OSError("the network failed")
+        if fault == "hang":
+            self.ends.wait(120)  # until the test ends: longer than any deadline
+        return fault
+
+    def info(self, path, **options):
+        self._fault(allowed=("fail", "hang"))
+        return super().info(path, **options)
+
+    def cat_file(self, path, start=None, end=None, **options):
+        fault = self._fault(allowed=FAULTS)
+        content = super().cat_file(path, start=start, end=end, **options)
+        return _changed(content, fault, self._random)
+
+    def put_file(self, lpath, rpath, **options):
+        fault = self._fault(allowed=FAULTS)
+        with open(lpath, "rb") as stream:
+            content = stream.read()
+        self.pipe_file(rpath, _changed(content, fault, self._random))
+
+
+def _changed(content: bytes, fault: str, choose: random.Random) -> bytes:
+    if not content or fault not in ("cut", "flip"):
+        return content
+    place = choose.randrange(len(content))
+    if fault == "cut":
+        return content[:place]
+    return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+
+
+fsspec.register_implementation("faulty", FaultyFileSystem)
+
+
+@pytest.fixture
+def remote_files(tmp_path, monkeypatch):
+    """The files of memory://. The cache is a directory of the test."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("dovetail_data._remote.BACKOFF_S", 0.001)
+    MemoryFileSystem.store.clear()
+    MemoryFileSystem.pseudo_dirs[:] = [""]
+    yield MemoryFileSystem()
+    MemoryFileSystem.store.clear()
+
+
+@pytest.fixture
+def faulty(remote_files, monkeypatch):
+    """The class of faulty://. Calls go wrong after `begin`."""
+    monkeypatch.setattr("dovetail_data._remote.DEADLINE_S", 0.2)
+    monkeypatch.setattr("dovetail_data._remote.ATTEMPTS", 12)
+    yield FaultyFileSystem
+    FaultyFileSystem.ends.set()
+    FaultyFileSystem.begin(0, rate=0)

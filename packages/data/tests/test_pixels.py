@@ -17,6 +17,7 @@ COLOURED = np.random.default_rng(1).integers(0, 256, (3, 5, 3), np.uint8)
 def test_png_keeps_every_pixel():
     np.testing.assert_array_equal(decode(encode_png(COLOURED), mode="RGB"), COLOURED)
     np.testing.assert_array_equal(decode(encode_png(GREY), mode="L")[..., 0], GREY)
+    assert encode_png(GREY[..., None]) == encode_png(GREY)
     np.testing.assert_array_equal(decode(encode_png(GREY), mode="RGB"), np.stack([GREY] * 3, -1))
     assert decode(encode_png(GREY[:1, :1]), mode="L").shape == (1, 1, 1)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail_data import Template
+from dovetail_data import Bytes, Chat, Preference, Prompt, Template
 
 USER = {"role": "user", "content": "Hi"}
 MODEL = {"role": "assistant", "content": "Ho"}
@@ -132,8 +132,48 @@ def test_the_date_is_told_and_not_asked():
     source = "{{ strftime_now('%d %b %Y') }}"
     template = Template(source, now=datetime.datetime(2024, 7, 26))
     assert template.render([USER]).text == "26 Jul 2024"
-    with pytest.raises(ValueError, match=r"must take the messages: .*now=None: pass Temp.*now"):
+    with pytest.raises(
+        ValueError, match=r"must take the messages: .*now=None: pass now= to Template or"
+    ):
         Template(source).render([USER])
+
+
+LLAMA3 = (
+    "{% if not date_string is defined %}{% if strftime_now is defined %}"
+    '{% set date_string = strftime_now("%d %b %Y") %}{% endif %}{% endif %}'
+    "Today Date: {{ date_string }}\n"
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("source", [LLAMA3, LLAMA3.replace("m.content }}", "m.content | trim }}")])
+@pytest.mark.parametrize("own", [None, datetime.datetime(2024, 7, 26)])
+def test_the_time_of_a_rendering_is_that_of_its_caller(source, own):
+    template = Template(source, now=own)
+    fingerprint = template.fingerprint
+    now = datetime.datetime(2031, 2, 3, tzinfo=datetime.UTC)
+    head = "Today Date: 03 Feb 2031\n"
+    assert template.render([USER, MODEL], now=now).text.startswith(head)
+    turns = template.render_turns([USER, MODEL], now=now)
+    assert turns.text == template.render([USER, MODEL], now=now).text
+    assert [turns.text[slice(*span)] for span in turns.spans] == [
+        f"assistant: {MODEL['content']}\n"
+    ]
+    assert template.fingerprint == fingerprint  # the time of a call leaves the template alone
+    if own is None:
+        with pytest.raises(ValueError, match="pass now= to Template or to render"):
+            template.render([USER])
+    else:
+        assert template.render([USER]).text.startswith("Today Date: 26 Jul 2024\n")
+
+
+@pytest.mark.parametrize("encoder", [Chat, Preference, Prompt])
+def test_encoders_have_the_time_of_their_template_in_their_fingerprint(encoder):
+    days = [datetime.datetime(2024, 7, day) for day in (26, 27)]
+    templates = [Template(LLAMA3), *(Template(LLAMA3, now=day) for day in days)]
+    prints = [encoder(Bytes(), template=template).fingerprint for template in templates]
+    assert len(set(prints)) == 3
+    assert encoder(Bytes(), template=Template(LLAMA3, now=days[0])).fingerprint == prints[1]
 
 
 def test_what_a_template_refuses_is_told():
@@ -174,12 +214,13 @@ def test_a_content_is_written_as_the_template_can():
 
 def test_a_copy_in_another_process_renders_alike():
     now = datetime.datetime(2024, 7, 26)
-    template = Template(BLOCKS, bos="<s>", variables={"a": [1]}, now=now)
+    source = BLOCKS + "{{ strftime_now('%Y') }}"
+    template = Template(source, bos="<s>", variables={"a": [1]}, now=now)
     expected = template.render([USER, MODEL])
     copy = pickle.loads(pickle.dumps(template))
     assert copy.fingerprint == template.fingerprint
     assert copy.render([USER, MODEL]) == expected
-    assert copy._strftime("%Y") == "2024"
+    assert expected.text.endswith("2024")
 
 
 def test_fingerprints_tell_what_changes_the_text():

@@ -14,9 +14,10 @@ stores the documents as a corpus, once. Rows cut, pack or mix the documents of c
     >>> next(it)["tokens"].shape
     (2, 8)
 
-- Sources of records: `text`, `jsonl`, `parquet`, `arrow`, `array_record`, `hf_directory`.
+- Sources of records: `text`, `jsonl`, `parquet`, `arrow`, `array_record`, `bagz`,
+  `hf_directory`, `tfds`.
 - Encoders: `Text`, `Chat` (with a `Template`), `Preference`, `Prompt`, `Image`.
-- Tokenizers: `Bytes`, `Pretrained`, `train_bpe`, `token_bytes`.
+- Tokenizers: `Bytes`, `Pretrained`, `train_bpe`, `token_bytes`, `vocabulary_bytes`.
 - Corpora: `write`, `Corpus`, `verify`.
 - Rows: `pack`, `pad`, `pairs`, `prompts`, `images`, `mix`; `Rows.map` changes any of them.
 - Batches: `batches`, `to_device`, `check_batch`.
@@ -42,7 +43,7 @@ from dovetail_data.mix import Mixture, mix
 from dovetail_data.pack import pack, pad
 from dovetail_data.pair_rows import pairs
 from dovetail_data.prompt_rows import prompts
-from dovetail_data.record import Field, ids
+from dovetail_data.record import Field, ids, values
 from dovetail_data.rows import Rows, Span
 from dovetail_data.sources import (
     Corrupt,
@@ -50,16 +51,18 @@ from dovetail_data.sources import (
     Source,
     array_record,
     arrow,
+    bagz,
     hf_directory,
     jsonl,
     parquet,
     records,
     text,
+    tfds,
 )
 from dovetail_data.stage import Stage
 from dovetail_data.stats import IteratorStats
 from dovetail_data.template import Rendered, Template
-from dovetail_data.token_bytes import token_bytes
+from dovetail_data.token_bytes import token_bytes, vocabulary_bytes
 from dovetail_data.tokenizer import (
     Bytes,
     ChatTokenizer,
@@ -77,7 +80,9 @@ __all__ = [  # noqa: RUF022  (grouped by topic)
     "parquet",
     "arrow",
     "array_record",
+    "bagz",
     "hf_directory",
+    "tfds",
     "records",
     "Source",
     "Part",
@@ -94,11 +99,13 @@ __all__ = [  # noqa: RUF022  (grouped by topic)
     "Document",
     "Field",
     "ids",
+    "values",
     # Tokenizers
     "Bytes",
     "Pretrained",
     "train_bpe",
     "token_bytes",
+    "vocabulary_bytes",
     "Tokenizer",
     "ChatTokenizer",
     "Encoding",

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks of arguments. An error names the argument, the value received and the call to write."""
 
+import datetime
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -62,6 +63,13 @@ def require_integers(name: str, values: Any) -> np.ndarray:
     if not is_list or numbers.ndim != 1 or (numbers.size and numbers.dtype.kind not in "iu"):
         raise wrong(name, "a sequence of integers", values, "Pass numbers such as [0, 1].")
     return numbers.astype(np.int64, copy=False)
+
+
+def require_datetime(now: object) -> datetime.datetime | None:
+    """Returns `now`; TypeError for anything but a datetime or None."""
+    if not isinstance(now, datetime.datetime | None):
+        raise wrong("now", "a datetime", now, "Pass datetime.datetime(2026, 1, 1).")
+    return now
 
 
 def require_path(name: str, value: object) -> Path:

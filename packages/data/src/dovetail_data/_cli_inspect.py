@@ -7,12 +7,13 @@ import dataclasses
 import json
 import os
 import sys
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, get_args
 
 from dovetail_data import _summary
 from dovetail_data._cli_write import tokenizer_of
 from dovetail_data._command import add_json
+from dovetail_data._remote import located
 from dovetail_data.corpus import Corpus
 from dovetail_data.image_rows import images
 from dovetail_data.inspecting import show
@@ -31,7 +32,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
     are green, or between ⟦ and ⟧ without color. Special tokens are between ⟨ and ⟩.
     """
     add = parser.add_argument
-    add("corpus", type=Path, metavar="DIR", help="directory of the corpus")
+    add("corpus", type=located, metavar="DIR", help="directory or URL of the corpus")
     add_packing(parser)
     add("--row", type=int, nargs="+", default=[], metavar="N", help="numbers of rows to show")
     add("--rows", type=int, default=0, metavar="K", help="number of first rows to show (0)")
@@ -99,7 +100,7 @@ def _show(rows: Rows, numbers: list[int], args: argparse.Namespace) -> str:
     tokenizer = tokenizer_of(args.tokenizer) if args.tokenizer else None
     shown = show(rows, numbers, tokenizer=tokenizer)
     if args.html:
-        args.html.write_text(shown.html(title=args.corpus.name), encoding="utf-8")
+        args.html.write_text(shown.html(title=PurePath(args.corpus).name), encoding="utf-8")
         return str(args.html)
     if args.json:
         return json.dumps(dataclasses.asdict(shown), indent=2, default=_size)

@@ -4,9 +4,9 @@
 
 import argparse
 import json
-from pathlib import Path
 
 from dovetail_data._command import add_json
+from dovetail_data._remote import located
 from dovetail_data.verifying import verify
 
 
@@ -16,7 +16,9 @@ def declare(parser: argparse.ArgumentParser) -> None:
     Every damaged file is named. A corpus of an older version has no digests of its index and of
     its small files. --add writes them.
     """
-    parser.add_argument("corpus", type=Path, metavar="DIR", help="directory of the corpus")
+    parser.add_argument(
+        "corpus", type=located, metavar="DIR", help="directory or URL of the corpus"
+    )
     parser.add_argument(
         "--add", action="store_true", help="write the digests that an older corpus lacks"
     )

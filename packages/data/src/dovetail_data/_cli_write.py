@@ -6,23 +6,26 @@ import argparse
 import collections
 import json
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath, PurePosixPath
 from typing import get_args
 
 from dovetail_data import _summary, compression
 from dovetail_data._command import add_json
 from dovetail_data._pieces import special_names
+from dovetail_data._remote import Store, located
 from dovetail_data.encode import Encoder, Image, Text
 from dovetail_data.encode.chat import Chat
 from dovetail_data.encode.preference import Preference
 from dovetail_data.encode.prompt import Prompt
 from dovetail_data.sources.array_record import array_record
 from dovetail_data.sources.arrow import arrow
+from dovetail_data.sources.bagz import bagz
 from dovetail_data.sources.hf_directory import hf_directory
 from dovetail_data.sources.jsonl import jsonl
 from dovetail_data.sources.parquet import parquet
 from dovetail_data.sources.source import Source
 from dovetail_data.sources.text import Errors, text
+from dovetail_data.sources.tfds import tfds
 from dovetail_data.template import Template
 from dovetail_data.tokenizer import Bytes, Pretrained, Tokenizer
 from dovetail_data.write import Progress, write
@@ -33,7 +36,9 @@ _SOURCES: dict[str, Callable[..., Source]] = {
     "parquet": parquet,
     "arrow": arrow,
     "array_record": array_record,
+    "bagz": bagz,
 }
+_SPLIT: dict[str, Callable[..., Source]] = {"hf": hf_directory, "tfds": tfds}
 _ENDINGS = {
     ".txt": "text",
     ".jsonl": "jsonl",
@@ -41,6 +46,7 @@ _ENDINGS = {
     ".parquet": "parquet",
     ".arrow": "arrow",
     ".array_record": "array_record",
+    ".bagz": "bagz",
 }
 _SAVED = ("state.json", "dataset_dict.json")  # files of save_to_disk of `datasets`
 _TRAINED = ("assistant", "last", "all")
@@ -58,12 +64,19 @@ def declare(parser: argparse.ArgumentParser) -> None:
     """Encode files into a corpus, or go on where an interrupted write stopped.
 
     Compressed files (.gz, .bz2, .xz, .zst) are unpacked while they are read. Directories are
-    searched. A directory saved by `datasets`, or one of Parquet files, is a data set with splits.
+    searched. A path may be a URL, such as s3://bucket/texts. A directory saved by `datasets`, or
+    one of Parquet files, is a data set with splits.
     """
     add = parser.add_argument
-    add("paths", type=Path, nargs="+", metavar="PATH", help="file or directory to read")
-    add("--out", type=Path, required=True, metavar="DIR", help="directory to write the corpus to")
-    formats = (*_SOURCES, "hf")
+    add("paths", type=located, nargs="+", metavar="PATH", help="file, directory or URL to read")
+    add(
+        "--out",
+        type=located,
+        required=True,
+        metavar="DIR",
+        help="directory of the corpus, or its URL",
+    )
+    formats = (*_SOURCES, *_SPLIT)
     add("--format", choices=formats, help="format of the files (default: by their names)")
     add("--pattern", metavar="GLOB", help='files to read in directories, such as "**/*.md"')
     add("--split", help="split to read of a data set (train)")
@@ -110,7 +123,7 @@ def _source(args: argparse.Namespace) -> tuple[Source, str | None]:
     kind, pattern = args.format, args.pattern
     if kind is None:
         kind, pattern = ("hf", pattern) if args.split else _guess(args.paths, pattern)
-    if kind == "hf":
+    if kind in _SPLIT:
         if len(args.paths) > 1 or args.pattern:
             raise ValueError(
                 "a data set must be one directory, without --pattern: got "
@@ -118,11 +131,11 @@ def _source(args: argparse.Namespace) -> tuple[Source, str | None]:
                 "parquet or another to read files of several."
             )
         split = args.split or "train"
-        return hf_directory(args.paths[0], split=split), split
+        return _SPLIT[kind](args.paths[0], split=split), split
     if args.split:
         raise ValueError(
             f"--split must be of a data set: got --split {args.split} with --format {kind}. "
-            "Pass --format hf, or leave it out."
+            "Pass --format hf or tfds, or leave it out."
         )
     options = {"pattern": pattern} if pattern else {}
     if args.errors:
@@ -135,7 +148,7 @@ def _source(args: argparse.Namespace) -> tuple[Source, str | None]:
     return _SOURCES[kind](args.paths, **options), None
 
 
-def _guess(paths: Sequence[Path], pattern: str | None) -> tuple[str, str | None]:
+def _guess(paths: Sequence[str | Path], pattern: str | None) -> tuple[str, str | None]:
     """Returns format and pattern by the names of the files, which must be of one kind.
 
     Files of unknown kinds in a directory are passed over, unless a pattern asks for them.
@@ -143,7 +156,11 @@ def _guess(paths: Sequence[Path], pattern: str | None) -> tuple[str, str | None]
     named: collections.Counter[str] = collections.Counter()
     searched: collections.Counter[str] = collections.Counter()
     for path in paths:
-        if any((path / name).is_file() for name in _SAVED):
+        if isinstance(path, str):  # a URL
+            store = Store(path)
+            files = list(store.files(pattern or "**/*")) or [store.url]
+            (named if pattern else searched).update(_ending(PurePosixPath(name)) for name in files)
+        elif any((path / name).is_file() for name in _SAVED):
             named["saved data set"] += 1
         elif path.is_dir():
             files = [file for file in path.glob(pattern or "**/*") if file.is_file()]
@@ -164,12 +181,13 @@ def _guess(paths: Sequence[Path], pattern: str | None) -> tuple[str, str | None]
             'for directories --pattern, such as --format text --pattern "**/*.md".'
         )
     (ending,) = known
-    if ending == ".parquet" and len(paths) == 1 and paths[0].is_dir() and not pattern:
+    local = paths[0] if len(paths) == 1 and isinstance(paths[0], Path) else None
+    if ending == ".parquet" and local is not None and local.is_dir() and not pattern:
         return "hf", None
     return _ENDINGS[ending], pattern or f"**/*{ending}"
 
 
-def _ending(path: Path) -> str:
+def _ending(path: PurePath) -> str:
     name = path.name.removesuffix(compression.suffix(path.name))
     return Path(name).suffix or f"named {path.name!r}"
 

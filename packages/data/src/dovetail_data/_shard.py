@@ -16,7 +16,7 @@ import hashlib
 import os
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ _CONTENT_BYTES = _BLOCK_BYTES - _BLOCK_HEADER_BYTES
 _CHUNK_HEADER = struct.Struct("<8xQ8xQQ")
 _RECORDS = ord("r")
 _PIECE_BYTES = 1 << 20  # of a record in memory, to verify it
+_OPEN_ATTEMPTS = 8
 _OPEN_FILES = 128  # a corpus may have more shards than a process may have open files
 # group_size:1 makes each document readable alone; ids of 2 bytes gain little from compression and
 # reading them costs the trainer's CPU on every step.
@@ -205,10 +206,16 @@ def _advance(position: int, count: int) -> int:
 
 
 class Files:
-    """The shards of a corpus, opened on first use, a limited number at a time."""
+    """The shards of a corpus, opened on first use, a limited number at a time.
 
-    def __init__(self, paths: list[Path]) -> None:
+    Args:
+        paths: The shards.
+        fetch: Called with the number of a shard before it is opened.
+    """
+
+    def __init__(self, paths: list[Path], fetch: Callable[[int], None]) -> None:
         self._paths = paths
+        self._fetch = fetch
         self._open: dict[int, int] = {}
 
     def __getitem__(self, shard: int) -> int:
@@ -216,8 +223,20 @@ class Files:
         if shard not in self._open:
             if len(self._open) >= _OPEN_FILES:
                 os.close(self._open.pop(next(iter(self._open))))
-            self._open[shard] = os.open(self._paths[shard], os.O_RDONLY)
+            self._open[shard] = self._opened(shard)
+            # A deleted file takes its room until it is closed.
+            for other in [i for i in self._open if i != shard and not self._paths[i].exists()]:
+                os.close(self._open.pop(other))
         return self._open[shard]
+
+    def _opened(self, shard: int) -> int:
+        for _ in range(_OPEN_ATTEMPTS):
+            self._fetch(shard)
+            try:
+                return os.open(self._paths[shard], os.O_RDONLY)
+            except FileNotFoundError as error:  # another process may have made room
+                missing = error
+        raise missing
 
     def __del__(self) -> None:
         for file in self._open.values():

@@ -18,14 +18,14 @@ _LISTED = 20  # corrupt records in the lines: a screenful
 
 def facts(corpus: Corpus) -> dict[str, Any]:
     """Returns the facts about a corpus as JSON values."""
-    files = [file for file in corpus.directory.iterdir() if file.is_file()]
+    sizes = corpus.file_bytes
     return {
-        "corpus": str(corpus.directory),
+        "corpus": corpus.location,
         "documents": len(corpus),
         "tokens": corpus.tokens,
         "text_bytes": corpus.text_bytes,
-        "disk_bytes": sum(file.stat().st_size for file in files),
-        "shards": sum(file.suffix == ".array_record" for file in files),
+        "disk_bytes": sum(sizes.values()),
+        "shards": sum(name.endswith(".array_record") for name in sizes),
         "fingerprint": corpus.fingerprint,
         "manifest": corpus.manifest,
         "fields": list(corpus.fields),

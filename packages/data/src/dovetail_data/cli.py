@@ -12,12 +12,13 @@ import io
 import json
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import get_args
 
 from dovetail_data import _cli_inspect, _cli_verify, _cli_write, _command
 from dovetail_data._command import Frame, Parser, add_json
+from dovetail_data._remote import located
 from dovetail_data._timeline import Exhausted
 from dovetail_data.budget import budget
 from dovetail_data.corpus import Corpus
@@ -101,7 +102,13 @@ class _Line:
 def _declare_budget(parser: argparse.ArgumentParser) -> None:
     """Count the rows, epochs and tokens that a run takes from each corpus. Reads no document."""
     add = parser.add_argument
-    add("corpora", type=Path, nargs="*", metavar="DIR", help="corpus, named as its directory")
+    add(
+        "corpora",
+        type=located,
+        nargs="*",
+        metavar="DIR",
+        help="corpus or its URL, named as its directory",
+    )
     add(
         "--name",
         action="append",
@@ -124,8 +131,8 @@ def _declare_budget(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_budget(args: argparse.Namespace, progress: object) -> str:
-    directories = [(path.resolve().name, path) for path in args.corpora]
-    directories += [(name, Path(path)) for name, path in map(_named, args.name)]
+    directories = [(_name(path), path) for path in args.corpora]
+    directories += [(name, located(path)) for name, path in map(_named, args.name)]
     if not directories:
         raise ValueError("a budget must have a corpus: got none. Pass DIR, or --name NAME=DIR.")
     rows = {}
@@ -153,6 +160,10 @@ def _run_budget(args: argparse.Namespace, progress: object) -> str:
         return str(counted)
     totals = {"rows": counted.rows, "tokens": counted.tokens}
     return json.dumps({**dataclasses.asdict(counted), **totals}, indent=2)
+
+
+def _name(path: str | Path) -> str:
+    return path.resolve().name if isinstance(path, Path) else PurePosixPath(path).name
 
 
 def _named(given: str) -> tuple[str, str]:

@@ -17,8 +17,10 @@ from jaxtyping import Int32
 
 from dovetail_data import index
 from dovetail_data._arguments import require_integer, require_integers, require_path
+from dovetail_data._mirror import Mirror, mirror
+from dovetail_data._remote import is_remote
 from dovetail_data._shard import Files, read_extent
-from dovetail_data.record import Codec, Field
+from dovetail_data.record import Codec, field_of
 from dovetail_data.tokenizer import Tokenizer
 from dovetail_data.tokenizer_files import load_tokenizer
 
@@ -72,10 +74,16 @@ class Corpus:
     records. A bit flipped on disk therefore raises an error; `verify` reads every byte.
 
     Args:
-        directory: Directory that `write` finished.
+        directory: Directory that `write` finished, or its URL (s3://, gs://, hf:// and others of
+            fsspec; needs the extra `remote`). A shard of a URL is fetched when it is first read.
+        cache: Directory for the files of a URL. Default: the user's cache directory.
+        cache_bytes: Most bytes of shards to keep there, at least one shard. None keeps all.
 
     Attributes:
-        directory: The directory.
+        directory: The directory; of a URL, the local one with its files.
+        location: The directory or the URL.
+        file_bytes: Size of each file by its name.
+        retries: Number of remote calls that were repeated.
         fields: Names of a document's arrays.
         lengths: Number of ids of each document, i32[documents].
         tokens: Number of ids of all documents.
@@ -99,13 +107,30 @@ class Corpus:
         array([256,  84, 111,  32], dtype=int32)
     """
 
-    def __init__(self, directory: str | Path) -> None:
-        self._open(require_path("directory", directory), verify=True)
+    def __init__(
+        self,
+        directory: str | Path,
+        *,
+        cache: str | Path | None = None,
+        cache_bytes: int | None = None,
+    ) -> None:
+        if is_remote(directory):
+            copy = mirror(str(directory), cache=cache, cache_bytes=cache_bytes)
+            self._open(copy.directory, verify=True, copy=copy)
+            return
+        if cache is not None or cache_bytes is not None:
+            raise ValueError(
+                "only a corpus at a URL has a cache: got "
+                f"directory={str(directory)!r}, cache={cache!r}, cache_bytes={cache_bytes}. Leave "
+                "them out."
+            )
+        self._open(require_path("directory", directory), verify=True, copy=None)
 
-    def _open(self, directory: Path, *, verify: bool) -> None:
+    def _open(self, directory: Path, *, verify: bool, copy: Mirror | None) -> None:
         self.directory = directory
+        self._mirror = copy
         entries = index.read_index(self.directory)
-        for kind in ("records", "table"):
+        for kind in ("records", "table") if copy is None else ("table",):
             for name, entry in index.shard_files(entries, kind).items():
                 index.check_size(directory, name, entry)
         if verify:
@@ -116,7 +141,7 @@ class Corpus:
         self.text_bytes: int = entries["text_bytes"]
         self.dropped: int = entries["dropped"]
         self.manifest: dict[str, Any] = entries["manifest"]
-        self.codec = Codec({name: Field(**field) for name, field in entries["layout"].items()})
+        self.codec = Codec({name: field_of(field) for name, field in entries["layout"].items()})
         self.fields = tuple(self.codec.layout)
         sizes = [self.codec.layout[name].vocab_size or 0 for name in self.codec.ids]
         self.vocab_size: int | None = max(sizes, default=None)
@@ -141,18 +166,33 @@ class Corpus:
             index.check_file(self.directory, name, entry)
 
     @classmethod
-    def _reopened(cls, directory: Path) -> "Corpus":
+    def _reopened(cls, directory: Path, copy: Mirror | None = None) -> "Corpus":
         """Opens the corpus in another process, without verifying again."""
         corpus = cls.__new__(cls)
-        corpus._open(directory, verify=False)
+        corpus._open(directory, verify=False, copy=copy)
         return corpus
 
-    def __reduce__(self) -> tuple[Any, tuple[Path]]:
-        return Corpus._reopened, (self.directory,)
+    def __reduce__(self) -> tuple[Any, tuple[Path, Mirror | None]]:
+        return Corpus._reopened, (self.directory, self._mirror)
+
+    @property
+    def retries(self) -> int:
+        return 0 if self._mirror is None else self._mirror.store.retries
+
+    @property
+    def location(self) -> str:
+        return str(self.directory) if self._mirror is None else self._mirror.store.url
+
+    @property
+    def file_bytes(self) -> dict[str, int]:
+        kinds = [index.shard_files(self._entries, kind) for kind in ("records", "table")]
+        listed = kinds[0] | kinds[1] | index.small_files(self._entries)
+        own = (self.directory / index.NAME).stat().st_size
+        return {index.NAME: own, **{name: entry["bytes"] for name, entry in listed.items()}}
 
     def __repr__(self) -> str:
         return (
-            f"Corpus({str(self.directory)!r}, documents={len(self):,}, tokens={self.tokens:,}, "
+            f"Corpus({self.location!r}, documents={len(self):,}, tokens={self.tokens:,}, "
             f"fields={list(self.fields)})"
         )
 
@@ -254,8 +294,15 @@ class Corpus:
 
     def _file(self, shard: int) -> int:
         if not hasattr(self._files, "open"):
-            self._files.open = Files(self._paths)
+            self._files.open = Files(self._paths, self._fetch)
         return self._files.open[shard]
+
+    def _fetch(self, shard: int) -> None:
+        """Fetches a shard of a URL."""
+        if self._mirror is not None:
+            self._mirror.fetch_shard(
+                self._paths[shard].name, self._entries["shards"][shard]["records"]
+            )
 
     def _damaged(
         self, document: int, shard: int, what: str, corrupt: list[CorruptDocument] | None

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 from jaxtyping import Int64, UInt64
 
+from dovetail_data._value_fields import ValueFields
 from dovetail_data.corpus import Corpus, CorruptDocument
 from dovetail_data.mapped_rows import generator
 from dovetail_data.pixels import Mode, decode, require_pillow
@@ -19,9 +20,11 @@ Transform = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 
 
 def images(corpus: Corpus, *, mode: Mode = "RGB", transform: Transform | None = None) -> Rows:
-    """Returns rows of one image each: `images` [B, ..], `labels` i32[B] and `mask` f32[B].
+    """Returns rows of one image each.
 
-    Needs the extra `images`.
+    A batch has `images` [B, ..], `labels` i32[B], `mask` f32[B] and `image_ids` i32[B], the number
+    of the image in the corpus, equal in each epoch: noise can be keyed by it, and `explain` names
+    it as the document. It also has the `fields` of the encoder. Needs the extra `images`.
 
     Args:
         corpus: A corpus written with `Image`.
@@ -74,6 +77,7 @@ class ImageRows(Rows):
         self.tokens = len(corpus)
         self._mode: Mode = mode
         self._transform = transform
+        self._values = ValueFields(corpus, rows="images", per_record=True, per_token=False)
 
     def __len__(self) -> int:
         return len(self.corpus)
@@ -100,11 +104,18 @@ class ImageRows(Rows):
         for i, array in enumerate(pixels):
             if array is not None:
                 stacked[i] = array
+        values = self._values.empty(len(rows), slots=1)
+        for name, array in values.items():
+            for i, document in enumerate(documents):
+                if document is not None:
+                    array[i] = document[name]
         labels = [0 if document is None else int(document["label"]) for document in documents]
         return {
             "images": stacked,
             "labels": np.array(labels, np.int32),
             "mask": np.array([document is not None for document in documents], np.float32),
+            "image_ids": rows.astype(np.int32),
+            **values,
         }
 
     def explain(self, row: int) -> list[Span]:

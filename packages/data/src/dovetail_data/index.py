@@ -82,7 +82,7 @@ def warn_older(directory: Path) -> None:
     )
 
 
-def damaged(path: Path, reason: str) -> DamageError:
+def damaged(path: str | Path, reason: str) -> DamageError:
     """Returns the error for a file that differs from the one that was written."""
     return DamageError(
         f"a corpus's files must be as they were written: got {path} with {reason}. Copy the "

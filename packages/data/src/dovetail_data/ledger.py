@@ -198,7 +198,7 @@ def _is_older(lines: list[dict[str, Any]]) -> bool:
     return set(lines[0]) == older and not any(_DIGEST in line for line in lines)
 
 
-def check_identity(stored: dict[str, Any], expected: dict[str, Any], directory: Path) -> None:
+def check_identity(stored: dict[str, Any], expected: dict[str, Any], directory: str | Path) -> None:
     """Raises ValueError with the first entry in which a corpus on disk differs from this call.
 
     Args:

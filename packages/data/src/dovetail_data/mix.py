@@ -26,7 +26,7 @@ from dovetail_data.corpus import CorruptDocument
 from dovetail_data.rows import Arrays, Draws, Rows, Span, require_rows
 from dovetail_data.stage import Stage, Weights, counts_of
 
-_NUMBERS = {"pair_ids", "prompt_ids"}  # fields that count the rows of one source
+_NUMBERS = {"image_ids", "pair_ids", "prompt_ids"}  # fields that count the rows of one source
 _SOURCE = "source"
 
 
@@ -171,8 +171,8 @@ class Mixture(Rows):
     ) -> Arrays:
         """Reads `rows` and stacks them; each source is read once.
 
-        The field `source` i32[B] is the index of the row's source in `sources`. `pair_ids` and
-        `prompt_ids` count through the rows of all sources.
+        The field `source` i32[B] is the index of the row's source in `sources`. `image_ids`,
+        `pair_ids` and `prompt_ids` count through the rows of all sources.
 
         Args:
             rows: Row numbers, i64[k], in any order.

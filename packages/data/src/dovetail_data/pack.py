@@ -96,7 +96,7 @@ def pack(
             "packing": f"{method} length={length} seed={seed}",
         }
         table = _index_file.load(directory, of=of, build=build)
-    return TokenRows(corpus, table, length=length)
+    return TokenRows(corpus, table, length=length, whole=False)
 
 
 def pad(corpus: Corpus, *, length: int) -> Rows:
@@ -130,7 +130,7 @@ def pad(corpus: Corpus, *, length: int) -> Rows:
             f"of {needed} slots, length={length}. Pass length={int(corpus.lengths.max()) - 1}, "
             "or use pack, which cuts without losing a target."
         )
-    return TokenRows(corpus, pieces, length=length)
+    return TokenRows(corpus, pieces, length=length, whole=True)
 
 
 def _check(corpus: Corpus, length: int) -> None:

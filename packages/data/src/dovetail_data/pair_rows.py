@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from jaxtyping import Int64, UInt64
 
+from dovetail_data._value_fields import ValueFields
 from dovetail_data.corpus import Corpus, CorruptDocument
 from dovetail_data.rows import Arrays, Rows, Span
 from dovetail_data.token_rows import require_field, require_fit, span_of
@@ -16,8 +17,8 @@ def pairs(corpus: Corpus, *, length: int) -> Rows:
     """Returns rows of preference pairs. In a batch, rows 2i and 2i + 1 are chosen and rejected.
 
     A batch has the fields of text and `pair_ids` i32[B], the number of the pair, equal for both
-    rows. The mask counts the answers alone. A global batch counts rows, two to a pair, and no pair
-    is split between hosts.
+    rows, as the `fields` of the encoder are. The mask counts the answers alone. A global batch
+    counts rows, two to a pair, and no pair is split between hosts.
 
     Args:
         corpus: A corpus written with `Preference`.
@@ -53,6 +54,7 @@ class PairRows(Rows):
         self.corpus = corpus
         self.length = length
         self.tokens = corpus.tokens - 2 * len(corpus)
+        self._values = ValueFields(corpus, rows="pairs", per_record=True, per_token=False)
 
     def __len__(self) -> int:
         return len(self.corpus)
@@ -71,9 +73,12 @@ class PairRows(Rows):
         shape = (2 * len(rows), self.length)
         tokens, targets, segment_ids, positions = np.zeros((4, *shape), np.int32)
         mask = np.zeros(shape, np.float32)
+        values = self._values.empty(shape[0], slots=self.length)
         for i, document in enumerate(self.corpus.read(rows, corrupt=corrupt)):
             if document is None:
                 continue
+            for name, array in values.items():
+                array[2 * i : 2 * i + 2] = document[name]
             for j, name in ((2 * i, "chosen"), (2 * i + 1, "rejected")):
                 ids = document[name]
                 n = len(ids) - 1
@@ -89,6 +94,7 @@ class PairRows(Rows):
             "segment_ids": segment_ids,
             "positions": positions,
             "pair_ids": np.repeat(rows.astype(np.int32), 2),
+            **values,
         }
 
     def explain(self, row: int) -> list[Span]:

@@ -30,7 +30,9 @@ def decode(content: bytes, *, mode: Mode) -> np.ndarray:
 
 
 def encode_png(pixels: np.ndarray) -> bytes:
-    """Returns u8[H, W] or u8[H, W, 3] as a PNG file, without loss."""
+    """Returns u8[H, W], u8[H, W, 1] or u8[H, W, 3] as a PNG file, without loss."""
+    if pixels.ndim == 3 and pixels.shape[2] == 1:
+        pixels = pixels[:, :, 0]
     buffer = io.BytesIO()
     require_pillow().fromarray(pixels).save(buffer, "PNG")
     return buffer.getvalue()

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Int32, Int64, UInt64
 
 from dovetail_data._arguments import require_integers
+from dovetail_data._value_fields import ValueFields
 from dovetail_data.corpus import Corpus, CorruptDocument
 from dovetail_data.rows import Arrays, Rows, Span
 from dovetail_data.token_rows import require_field, require_fit, span_of
@@ -49,6 +50,7 @@ class PromptRows(Rows):
     def __init__(self, corpus: Corpus, *, length: int) -> None:
         require_field(corpus, "extra", "Write it with Prompt.")
         require_fit(corpus, length, targets=False)
+        ValueFields(corpus, rows="prompts", per_record=False, per_token=False)
         self.corpus = corpus
         self.length = length
         self.tokens = corpus.tokens

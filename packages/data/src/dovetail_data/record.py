@@ -9,7 +9,10 @@ kilobyte of a usual document, and cost its parsing on every read.
 """
 
 import dataclasses
-from collections.abc import Mapping
+import importlib
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -23,19 +26,23 @@ class Field:
     """One array of a document.
 
     Args:
-        dtype: Little-endian dtype, such as "<u2", "|u1" or "<f4".
+        dtype: Little-endian dtype, such as "<u2", "|u1" or "<f4", or "bfloat16".
         ndim: Number of axes.
         vocab_size: For ids: each must lie in [0, vocab_size). Ids count in the length of a
             document. None for other values.
+        shape: For a field of `values`: the shape of each value. Rows stack such fields.
+        per_token: Whether a field of `values` has one value for each id of `tokens`.
     """
 
     dtype: str
     ndim: int = 1
     vocab_size: int | None = None
+    shape: tuple[int, ...] | None = None
+    per_token: bool = False
 
     def __post_init__(self) -> None:
         try:
-            known = isinstance(self.dtype, str) and np.dtype(self.dtype).kind in "biuf"
+            known = isinstance(self.dtype, str) and as_dtype(self.dtype).kind in "biufV"
         except TypeError:
             known = False
         if not known:
@@ -43,6 +50,25 @@ class Field:
         require_integer("ndim", self.ndim, "Pass the number of axes, such as ndim=1.", least=0)
         if self.vocab_size is not None:
             require_integer("vocab_size", self.vocab_size, _VOCABULARY, least=1)
+        axes = None if self.shape is None else len(self.shape) + self.per_token
+        if axes not in (None, self.ndim):
+            raise ValueError(
+                f"a shape must have ndim axes: got shape={self.shape}, ndim={self.ndim}. Make the "
+                "field with values(dtype, shape=...)."
+            )
+
+    def described(self) -> dict[str, Any]:
+        """Returns the arguments as JSON values, without those that `values` alone sets."""
+        said = {"dtype": self.dtype, "ndim": self.ndim, "vocab_size": self.vocab_size}
+        if self.shape is None:
+            return said
+        return {**said, "shape": list(self.shape), "per_token": self.per_token}
+
+
+def field_of(described: Mapping[str, Any]) -> Field:
+    """Returns the field that `Field.described` described."""
+    shape = described.get("shape")
+    return Field(**{**described, "shape": None if shape is None else tuple(shape)})
 
 
 def ids(vocab_size: int) -> Field:
@@ -50,11 +76,57 @@ def ids(vocab_size: int) -> Field:
 
     Example:
 
-        >>> ids(258)
-        Field(dtype='<u2', ndim=1, vocab_size=258)
+        >>> ids(258).dtype
+        '<u2'
     """
     require_integer("vocab_size", vocab_size, _VOCABULARY, least=1)
     return Field(dtype="<u2" if vocab_size <= 1 << 16 else "<u4", vocab_size=vocab_size)
+
+
+def values(dtype: str, *, shape: Sequence[int] = (), per_token: bool = False) -> Field:
+    """Returns the field for values beside the ids or the image: embeddings, rewards, log-probs.
+
+    Args:
+        dtype: Such as "float32", "float16", "bfloat16" (needs the package ml_dtypes) or "int32".
+        shape: Shape of the value of a record, or of each id. () is a number.
+        per_token: Whether there is one for each id of a document, bos and eos included.
+
+    Example:
+
+        >>> values("float16", shape=(768,))
+        Field(dtype='<f2', ndim=1, vocab_size=None, shape=(768,), per_token=False)
+    """
+    if not isinstance(dtype, str):
+        raise wrong("dtype", "the name of a dtype", dtype, 'Pass one such as "float32".')
+    if not isinstance(shape, Sequence) or isinstance(shape, str | bytes):
+        raise wrong("shape", "a sequence of integers", shape, "Pass one such as (768,).")
+    for size in shape:
+        require_integer("shape", size, "Pass one such as (768,).", least=1)
+    if not isinstance(per_token, bool):
+        raise wrong("per_token", "True or False", per_token, "Pass one of the two.")
+    try:
+        known = as_dtype(dtype)
+    except TypeError:
+        known = np.dtype(object)
+    if known.kind not in "biufV":
+        raise ValueError(
+            f'dtype must name booleans, integers or floats: got dtype={dtype!r}. Pass "float32".'
+        )
+    name = dtype if known.kind == "V" else known.newbyteorder("<").str
+    return Field(dtype=name, ndim=len(shape) + per_token, shape=tuple(shape), per_token=per_token)
+
+
+def as_dtype(name: str) -> np.dtype:
+    """Returns the dtype of a name. ImportError for bfloat16 without the package ml_dtypes."""
+    if name != "bfloat16":
+        dtype = np.dtype(name)
+        return np.dtype(object) if dtype.kind == "V" else dtype
+    try:
+        return np.dtype(importlib.import_module("ml_dtypes").bfloat16)
+    except ImportError as error:
+        raise ImportError(
+            "bfloat16 needs the package ml_dtypes, which is not installed: pip install ml_dtypes"
+        ) from error
 
 
 class Codec:
@@ -67,7 +139,7 @@ class Codec:
         if not layout:
             raise ValueError("a layout must have a field: got {}. Name one, such as tokens.")
         self.layout = dict(layout)
-        self._dtypes = {name: np.dtype(field.dtype) for name, field in layout.items()}
+        self._dtypes = {name: as_dtype(field.dtype) for name, field in layout.items()}
         self.ids = [name for name, field in layout.items() if field.vocab_size is not None]
         self._dims = sum(field.ndim for field in layout.values())
         ((name, field), *others) = layout.items()
@@ -95,7 +167,7 @@ class Codec:
         offset, axis = 4 * self._dims, 0
         for name, field in self.layout.items():
             shape = dims[axis : axis + field.ndim]
-            size = int(np.prod(shape))
+            size = math.prod(shape)
             flat = np.frombuffer(record, self._dtypes[name], size, offset)
             arrays[name] = flat.reshape(shape)
             offset, axis = offset + flat.nbytes, axis + field.ndim
@@ -111,14 +183,19 @@ def stored(name: str, field: Field, array: np.ndarray) -> np.ndarray:
         array: The array.
 
     Raises:
-        ValueError: The array has other axes, another kind of dtype, or a value outside the field.
+        ValueError: The array has other axes, a dtype that the field does not hold exactly, or a
+            value outside the field.
     """
-    dtype = np.dtype(field.dtype)
-    kinds = "iu" if dtype.kind in "iu" else dtype.kind
-    if array.ndim != field.ndim or array.dtype.kind not in kinds:
+    dtype = as_dtype(field.dtype)
+    if array.ndim != field.ndim or not _holds(dtype, array.dtype):
         raise ValueError(
             f"{name} must have ndim={field.ndim} and a dtype that {dtype} holds: got "
             f"{array.dtype}{list(array.shape)}. Cast it, or correct the encoder's layout."
+        )
+    if field.shape is not None and array.shape[field.per_token :] != field.shape:
+        raise ValueError(
+            f"each value of {name} must have shape={list(field.shape)}: got "
+            f"{list(array.shape[field.per_token :])}. Reshape it, or correct the field."
         )
     if dtype.kind in "iu" and array.size:
         info = np.iinfo(dtype)
@@ -133,3 +210,10 @@ def stored(name: str, field: Field, array: np.ndarray) -> np.ndarray:
                 "its encode, or the encoder's layout."
             )
     return array.astype(dtype, copy=False)
+
+
+def _holds(dtype: np.dtype, given: np.dtype) -> bool:
+    """Whether arrays of `given` are stored without rounding; integers are checked by value."""
+    if dtype.kind in "iu":
+        return given.kind in "iu"
+    return given == dtype or (given.kind == dtype.kind == "f" and np.can_cast(given, dtype, "safe"))

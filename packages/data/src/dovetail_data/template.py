@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeAlias
 
-from dovetail_data._arguments import require_name, require_path, wrong
+from dovetail_data._arguments import require_datetime, require_name, require_path, wrong
 from dovetail_data._template_files import find_source, read_json, text_of
 
 Message: TypeAlias = Mapping[str, Any]
@@ -56,7 +56,7 @@ class Template:
         eos: Text of the template's eos_token; likewise.
         variables: Other variables of the template, as JSON values, such as {"enable_thinking":
             False}.
-        now: Result of the template's `strftime_now`. Without it, a call is an error.
+        now: Time that `strftime_now` formats. Without one, here or in `render`, it is an error.
 
     Attributes:
         generation: Whether the template marks the assistant's text with {% generation %} blocks.
@@ -92,10 +92,8 @@ class Template:
                 require_name(name, text, "<s>")
         if not isinstance(variables, Mapping | None):
             raise wrong("variables", "a mapping", variables, 'Pass {"enable_thinking": False}.')
-        if not isinstance(now, datetime.datetime | None):
-            raise wrong("now", "a datetime", now, "Pass datetime.datetime(2026, 1, 1).")
         self.source = source
-        self.now = now
+        self.now = require_datetime(now)
         texts = {"bos_token": bos, "eos_token": eos}
         if taken := sorted(set(variables or ()) & {"messages", "tools", "add_generation_prompt"}):
             raise ValueError(
@@ -155,7 +153,7 @@ class Template:
             eos: Text of eos_token. The same default.
             variables: Other variables, as JSON values. They win over special tokens of the
                 configuration.
-            now: Result of the template's `strftime_now`.
+            now: Time that the template's `strftime_now` formats.
 
         Raises:
             ValueError: There is no such template, or the configuration is not JSON.
@@ -183,6 +181,7 @@ class Template:
         *,
         tools: Sequence[Any] | None = None,
         add_generation_prompt: bool = False,
+        now: datetime.datetime | None = None,
     ) -> Rendered:
         """Renders messages to text, as `apply_chat_template` of transformers does.
 
@@ -193,6 +192,7 @@ class Template:
             messages: The conversation, such as [{"role": "user", "content": "Hello"}].
             tools: JSON schemas of the tools on offer.
             add_generation_prompt: End with the start of an assistant's message.
+            now: Time that `strftime_now` formats, as of a request. Default: the template's.
 
         Returns:
             The text, and the spans of its {% generation %} blocks.
@@ -201,7 +201,7 @@ class Template:
             ValueError: The template refuses the messages or fails, or the output of a {% generation
                 %} block is not found in the text.
         """
-        values = _values(messages, tools, add_generation_prompt)
+        values = _values(messages, tools, add_generation_prompt, now)
         text = self._write(self._compiled, values)
         if not self.generation:
             return Rendered(text=text, spans=())
@@ -214,6 +214,7 @@ class Template:
         *,
         tools: Sequence[Any] | None = None,
         add_generation_prompt: bool = False,
+        now: datetime.datetime | None = None,
     ) -> Rendered:
         """Renders messages, with the span of each message of the assistant.
 
@@ -224,6 +225,7 @@ class Template:
             messages: The conversation.
             tools: JSON schemas of the tools on offer.
             add_generation_prompt: End with the start of an assistant's message.
+            now: As in `render`.
 
         Returns:
             The text, equal to that of `render`, and the spans in order.
@@ -231,7 +233,7 @@ class Template:
         Raises:
             ValueError: As `render`.
         """
-        values = _values(messages, tools, add_generation_prompt)
+        values = _values(messages, tools, add_generation_prompt, now)
         text = self._write(self._compiled, values)
         opens, closes = _free_marks(text)
         marked = self._write(self._by_turn, values, opens, closes)
@@ -278,7 +280,11 @@ class Template:
         self, program: Any, values: Mapping[str, Any], opens: str = "", closes: str = ""
     ) -> str:
         marks = {_dialect().OPENS: opens, _dialect().CLOSES: closes}
-        fixed = {"documents": None, "strftime_now": self._strftime, **self.variables}
+        fixed = {
+            "documents": None,
+            "strftime_now": functools.partial(_strftime, self.now),
+            **self.variables,
+        }
         try:
             return program.render({**fixed, **values, **marks})
         except Exception as error:  # a foreign program may raise anything
@@ -286,11 +292,6 @@ class Template:
                 f"the template must take the messages: got {type(error).__name__}: {error}. Mend "
                 "the record, or pass a template made for such messages."
             ) from error
-
-    def _strftime(self, form: str) -> str:
-        if self.now is None:
-            raise ValueError("it writes the date, and now=None: pass Template(now=...)")
-        return self.now.strftime(form)
 
 
 def require_jinja() -> ModuleType:
@@ -324,13 +325,27 @@ def _plain(message: Message) -> dict[str, Any]:
 
 
 def _values(
-    messages: Sequence[Message], tools: Sequence[Any] | None, add_generation_prompt: bool
+    messages: Sequence[Message],
+    tools: Sequence[Any] | None,
+    add_generation_prompt: bool,
+    now: datetime.datetime | None,
 ) -> dict[str, Any]:
+    """Returns the variables of one rendering; the arguments are those of `Template.render`."""
     if not isinstance(messages, Sequence) or not all(isinstance(m, Mapping) for m in messages):
         remedy = 'Pass [{"role": "user", "content": "Hello"}].'
         raise wrong("messages", "a sequence of dictionaries", messages, remedy)
+    clock = (
+        {} if require_datetime(now) is None else {"strftime_now": functools.partial(_strftime, now)}
+    )
     given = [_plain(message) for message in messages]
-    return {"messages": given, "tools": tools, "add_generation_prompt": add_generation_prompt}
+    fixed = {"tools": tools, "add_generation_prompt": add_generation_prompt}
+    return {"messages": given, **fixed, **clock}
+
+
+def _strftime(now: datetime.datetime | None, form: str) -> str:
+    if now is None:
+        raise ValueError("it writes the date, and now=None: pass now= to Template or to render")
+    return now.strftime(form)
 
 
 def _free_marks(text: str) -> tuple[str, str]:

@@ -12,9 +12,9 @@ import numpy as np
 from jaxtyping import Int32, Int64, UInt64
 
 from dovetail_data._arguments import require_integer
-from dovetail_data.batch import Batch
+from dovetail_data._value_fields import ValueFields
 from dovetail_data.corpus import Corpus, CorruptDocument
-from dovetail_data.rows import Rows, Span
+from dovetail_data.rows import Arrays, Rows, Span
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,9 +49,12 @@ class TokenRows(Rows):
         corpus: The documents.
         table: The spans of each row.
         length: Slots per row.
+        whole: Whether each row is one whole document, which gives the row its values.
     """
 
-    def __init__(self, corpus: Corpus, table: SpanTable, *, length: int) -> None:
+    def __init__(self, corpus: Corpus, table: SpanTable, *, length: int, whole: bool) -> None:
+        kind = "pad" if whole else "pack"
+        self._values = ValueFields(corpus, rows=kind, per_record=whole, per_token=True)
         self.corpus = corpus
         self.length = length
         self._table = table
@@ -79,7 +82,7 @@ class TokenRows(Rows):
         *,
         keys: UInt64[np.ndarray, "k"] | None = None,
         corrupt: list[CorruptDocument] | None = None,
-    ) -> Batch:
+    ) -> Arrays:
         """Reads `rows` and stacks them to arrays of [k, length].
 
         A damaged document leaves its slots empty (mask, segment and ids 0); all others keep their
@@ -103,6 +106,7 @@ class TokenRows(Rows):
         tokens, targets, segment_ids, positions = np.zeros((4, *shape), np.int32)
         flat = [array.reshape(-1) for array in (tokens, targets, segment_ids, positions)]
         mask = np.zeros(shape, np.float32) if self._masked else None
+        values = self._values.empty(len(rows), slots=self.length)
         table = zip(
             self.corpus.read(self._table.document[spans], corrupt=corrupt),
             self._table.start[spans].tolist(),
@@ -121,12 +125,18 @@ class TokenRows(Rows):
             flat[3][span] = self._positions[:n]
             if mask is not None:
                 mask.reshape(-1)[span] = document["mask"][start + 1 : end + 1]
+            for name in self._values.of_tokens:
+                row, first_slot = divmod(slot, self.length)
+                values[name][row, first_slot : first_slot + n] = document[name][start + 1 : end + 1]
+            for name in self._values.of_records:
+                values[name][slot // self.length] = document[name]
         return {
             "tokens": tokens,
             "targets": targets,
             "mask": (segment_ids > 0).astype(np.float32) if mask is None else mask,
             "segment_ids": segment_ids,
             "positions": positions,
+            **values,
         }
 
     def explain(self, row: int) -> list[Span]:

@@ -2,12 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Verification of every byte of a corpus against the digests in its index."""
 
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from dovetail_data import index
 from dovetail_data._arguments import require_path
+from dovetail_data._mirror import fetch_index
+from dovetail_data._remote import Store, is_remote
 from dovetail_data.ledger import NAME as LEDGER
 from dovetail_data.tokenizer_files import tokenizer_names
 
@@ -19,7 +22,7 @@ def verify(directory: str | Path, *, add: bool = False) -> int:
     function also covers bytes between records, which no document depends on.
 
     Args:
-        directory: The corpus.
+        directory: The corpus, or its URL; the files at a URL are read there, whatever is cached.
         add: Add the digests to the index of an older version, after the rest is verified. A
             corpus with digests stays as it is.
 
@@ -39,6 +42,8 @@ def verify(directory: str | Path, *, add: bool = False) -> int:
         >>> verify("corpus") > 1000
         True
     """
+    if is_remote(directory):
+        return _verify_remote(Store(str(directory)), add=add)
     directory = require_path("directory", directory)
     entries = index.read_index(directory)
     if errors := list(_errors(directory, entries)):
@@ -53,6 +58,28 @@ def verify(directory: str | Path, *, add: bool = False) -> int:
             index.warn_older(directory)
     read = (directory / name for name in (index.NAME, *_files(entries)))
     return sum(path.stat().st_size for path in read)
+
+
+def _verify_remote(store: Store, *, add: bool) -> int:
+    if add:
+        raise ValueError(
+            f"digests must be added to a local copy: got add=True for {store.url}. Copy the corpus "
+            "here, add them, and copy index.json back."
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        content = fetch_index(store, Path(folder))
+        (path,) = Path(folder).iterdir()
+        files = _files(index.read_index(path))
+    errors = []
+    for name, entry in files.items():
+        place, size = f"{store.url}/{name}", store.size(name)
+        if size != entry["bytes"]:
+            errors.append(index.damaged(place, f"bytes={size}, {index.NAME} says {entry['bytes']}"))
+        elif store.digest(name, size) != entry["sha256"]:
+            errors.append(index.damaged(place, f"another sha256 than {index.NAME} says"))
+    if errors:
+        raise index.DamageError("\n".join(map(str, errors)))
+    return len(content) + sum(entry["bytes"] for entry in files.values())
 
 
 def _files(entries: dict[str, Any]) -> dict[str, dict[str, Any]]:

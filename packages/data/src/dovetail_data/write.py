@@ -23,7 +23,9 @@ from typing import Any
 from dovetail_data import index
 from dovetail_data._arguments import require_integer, require_path, require_source, wrong
 from dovetail_data._mending import mended, note
+from dovetail_data._remote import is_remote
 from dovetail_data._shard import Shard
+from dovetail_data._upload import Upload
 from dovetail_data._workers import Chunk, Encoded, Job, cut, cutting, encode_all, tasks
 from dovetail_data.corpus import Corpus
 from dovetail_data.encode.encoder import Encoder
@@ -87,7 +89,9 @@ def write(
 
     Args:
         source: The records, such as `text("books")` or `jsonl("chats.jsonl")`.
-        directory: Directory of the corpus, empty or new. It must not contain the source's files.
+        directory: Directory of the corpus, empty or new, without files of the source; or its URL,
+            such as "s3://bucket/corpus" (see `Corpus`). Each shard is then written to the user's
+            cache directory, uploaded, read back and deleted; the index comes last.
         encoder: Turns records into documents: `Text`, `Chat`, `Preference`, `Prompt` or `Image`.
         shard_bytes: Size at which a shard ends, in bytes of stored documents.
         workers: Processes that encode; 1 encodes in this one. More need a script guarded by `if
@@ -104,7 +108,8 @@ def write(
         ValueError: The directory holds another source or encoder, no document is left, an id is
             outside the vocabulary, or more than `max_corrupt` records are damaged.
         RuntimeError: Another process writes to the directory, or a worker died.
-        OSError: The disk is full. Finished shards stay, and the same call resumes from them.
+        OSError: The disk is full, or the remote storage gave up. Finished shards stay, and the
+            same call resumes from them.
 
     Example:
 
@@ -126,44 +131,57 @@ def write(
         raise wrong("encoder", "an Encoder", encoder, remedy)
     if progress is not None and not callable(progress):
         raise wrong("progress", "a function", progress, "Pass one that takes a Progress, or None.")
-    directory = require_path("directory", directory)
     parts = source.parts()
-    _check_outside(directory, parts)
     identity = {
         "source": source.fingerprint,
         "encoder": encoder.fingerprint,
         "shard_bytes": shard_bytes,
     }
-    if (directory / index.NAME).exists():
-        check_identity(index.read_index(directory), identity, directory)
+    upload = Upload(str(directory)) if is_remote(directory) else None
+    local = require_path("directory", directory) if upload is None else upload.directory
+    _check_outside(local, parts)
+    stored = _finished(local) if upload is None else upload.finished()
+    if stored is not None:
+        check_identity(stored, identity, directory)
         return Corpus(directory)
-    directory.mkdir(parents=True, exist_ok=True)
+    local.mkdir(parents=True, exist_ok=True)
+    if upload is not None:
+        upload.begin()
     job = Job(source=source, encoder=encoder, codec=Codec(encoder.layout))
     chunks = cut(parts)
     resumable = {**identity, "parts": len(parts), "chunks": len(chunks), "cut": cutting()}
-    resume = functools.partial(_resume, source, chunks, directory)
-    with open_ledger(directory, identity=resumable, resume=resume) as ledger:
-        run = _Run(job=job, parts=parts, chunks=chunks, directory=directory, ledger=ledger)
+    resume = functools.partial(_resume, source, chunks, local)
+    with open_ledger(local, identity=resumable, resume=resume) as ledger:
+        run = _Run(
+            job=job, parts=parts, chunks=chunks, directory=local, ledger=ledger, upload=upload
+        )
         with closing(run.write(shard_bytes, workers=workers, max_corrupt=max_corrupt)) as events:
             for event in events:
                 if progress is not None:
                     progress(event)
         facts = {
-            "layout": {name: dataclasses.asdict(field) for name, field in encoder.layout.items()},
+            "layout": {name: field.described() for name, field in encoder.layout.items()},
             "manifest": dict(encoder.manifest),
             **identity,
         }
-        with _disk(directory, ledger):
+        with _disk(local, ledger):
             ledger.straighten()
-            _tidy(directory, len(ledger.lines))
+            _tidy(local, len(ledger.lines))
             index.write_index(
-                directory,
+                local,
                 shards=[line["shard"] for line in ledger.lines],
                 parts=[p.name for p in parts],
                 facts=facts,
-                others=[LEDGER, *save_tokenizer(encoder.tokenizer, directory)],
+                others=[LEDGER, *save_tokenizer(encoder.tokenizer, local)],
             )
+        if upload is not None:
+            upload.finish()
     return Corpus(directory)
+
+
+def _finished(directory: Path) -> dict[str, Any] | None:
+    """Returns the index of a finished corpus, None for a directory without one."""
+    return index.read_index(directory) if (directory / index.NAME).exists() else None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -175,6 +193,7 @@ class _Run:
     chunks: list[Chunk]
     directory: Path
     ledger: Ledger
+    upload: Upload | None
 
     def write(
         self, shard_bytes: int, *, workers: int, max_corrupt: int
@@ -192,6 +211,8 @@ class _Run:
         totals = _Totals(self.ledger.lines, self.chunks)
         shard: Shard | None = None
         damaged: set[int] = set()  # parts, since the last finished shard
+        if self.upload is not None:
+            self.upload.shards(self.ledger.lines)  # of a run that was killed
         try:
             self._check_corrupt(totals, max_corrupt)
             with closing(encode_all(self.job, left, workers=workers)) as results:
@@ -209,6 +230,8 @@ class _Run:
                             parts = {"damaged": sorted(damaged)} if damaged else {}
                             self.ledger.append({**line, **parts, "shard": shard.close()})
                             shard, damaged = None, set()
+                    if shard is None and self.upload is not None:
+                        self.upload.shards(self.ledger.lines[-1:])
                     yield totals.progress(written)
         finally:
             if shard is not None:

@@ -11,7 +11,7 @@ from array_record.python.array_record_module import ArrayRecordWriter
 from dovetail_data.sources.array_record import array_record
 from dovetail_data.sources.source import Corrupt, records
 
-module = sys.modules["dovetail_data.sources.array_record"]
+module = sys.modules["dovetail_data.sources._decoding"]
 ROWS = [{"n": i, "text": os.urandom(8).hex()} for i in range(100)]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from dovetail_data._arguments import require_name
+from dovetail_data.encode._values import Values
 from dovetail_data.encode.encoder import Document, require_records
 from dovetail_data.pixels import decode, encode_png
 from dovetail_data.record import Field
@@ -26,22 +27,34 @@ class Image:
     Args:
         field: Name of the field with the image.
         label: Name of the field with the label, an integer.
+        fields: Other fields of the records to keep, as arrays of a fixed shape, such as
+            {"embedding": values("float32", shape=(768,))}. Batches have them by their names.
     """
 
     tokenizer = None
 
-    def __init__(self, *, field: str = "image", label: str = "label") -> None:
+    def __init__(
+        self,
+        *,
+        field: str = "image",
+        label: str = "label",
+        fields: Mapping[str, Field] | None = None,
+    ) -> None:
         require_name("field", field, "image")
         require_name("label", label, "label")
         self.field = field
         self.label = label
-        self.layout = {"image": Field(dtype="|u1"), "label": Field(dtype="<i4", ndim=0)}
+        own = {"image": Field(dtype="|u1"), "label": Field(dtype="<i4", ndim=0)}
+        self._values = Values(fields, layout=own, per_token=False)
+        self.layout = {**own, **self._values.layout}
         self.manifest = {"encoder": "image", "field": field, "label": label}
-        self.fingerprint = hashlib.sha256(f"image/{field}/{label}".encode()).hexdigest()
+        self.manifest |= self._values.manifest
+        kind = f"image/{field}/{label}{self._values.kind}"
+        self.fingerprint = hashlib.sha256(kind.encode()).hexdigest()
 
     def __call__(self, records: Sequence[Record]) -> list[Document | Corrupt | None]:
         require_records(records)
-        return [self._document(record) for record in records]
+        return self._values.added(records, [self._document(record) for record in records])
 
     def _document(self, record: Record) -> Document | Corrupt:
         label = record.get(self.label)

@@ -10,6 +10,7 @@ import numpy as np
 
 from dovetail_data._arguments import require_name
 from dovetail_data.encode import _chats
+from dovetail_data.encode._values import Values
 from dovetail_data.encode.encoder import Document
 from dovetail_data.record import Field, ids
 from dovetail_data.sources.source import Corrupt, Record
@@ -36,6 +37,8 @@ class Preference:
         template: The chat template. None for records of strings.
         tools_field: Name of the field with the tools on offer, a list or its JSON. None ignores
             tools.
+        fields: Other fields of the records to keep, as arrays of a fixed shape, such as
+            {"margin": values("float32")}. Both rows of a pair have them.
 
     Raises:
         TypeError: The tokenizer cannot read the output of templates.
@@ -55,6 +58,7 @@ class Preference:
         *,
         template: Template | None = None,
         tools_field: str | None = "tools",
+        fields: Mapping[str, Field] | None = None,
     ) -> None:
         require_tokenizer(tokenizer)
         if tools_field is not None:
@@ -65,21 +69,27 @@ class Preference:
             None if template is None else _chats.Renderer(_chats.reader(tokenizer), template)
         )
         mask = Field(dtype="|u1")
-        self.layout: Mapping[str, Field] = {
+        own = {
             name: field
             for side in _SIDES
             for name, field in ((side, ids(tokenizer.vocab_size)), (f"{side}_mask", mask))
         }
+        self._values = Values(fields, layout=own, per_token=False)
+        self.layout: Mapping[str, Field] = {**own, **self._values.layout}
         self.manifest: Mapping[str, Any] = {
             "encoder": "preference",
             "tokenizer": tokenizer.fingerprint,
             "vocab_size": tokenizer.vocab_size,
             "template": None if template is None else template.fingerprint,
             "tools_field": tools_field,
+            **self._values.manifest,
         }
         self.fingerprint: str = _chats.digest(self.manifest)
 
     def __call__(self, records: Sequence[Record]) -> list[Document | Corrupt | None]:
+        return self._values.added(records, self._documents(records))
+
+    def _documents(self, records: Sequence[Record]) -> list[Document | Corrupt | None]:
         if self.renderer is None:
             return _chats.encode_each(records, self._prepare_text, self.tokenizer.encode)
         encode = _chats.reader(self.tokenizer).encode_with_specials

@@ -4,13 +4,14 @@
 
 import hashlib
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from dovetail_data._arguments import require_name
+from dovetail_data.encode._values import Values
 from dovetail_data.encode.encoder import Document, require_records
-from dovetail_data.record import ids, stored
+from dovetail_data.record import Field, ids, stored
 from dovetail_data.sources.source import Corrupt, Record
 from dovetail_data.tokenizer import (
     LONG_CHARACTERS,
@@ -31,6 +32,9 @@ class Text:
     Args:
         tokenizer: The tokenizer, such as `Bytes()` or `Pretrained("model")`.
         field: Name of the field with the text.
+        fields: Other fields of the records to keep, such as {"logps": values("float32",
+            per_token=True)}. Batches have them by their names; a value per token is in the slot
+            of its id as the target, as `mask` is. Values per record need rows from `pad`.
 
     Raises:
         TypeError: `tokenizer` is not a tokenizer, such as a name.
@@ -42,14 +46,23 @@ class Text:
         array([256,  72, 105, 257], dtype=int32)
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, field: str = "text") -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        field: str = "text",
+        fields: Mapping[str, Field] | None = None,
+    ) -> None:
         require_tokenizer(tokenizer)
         require_name("field", field, "text")
         self.tokenizer = tokenizer
         self.field = field
-        self.layout = {"tokens": ids(tokenizer.vocab_size)}
+        own = {"tokens": ids(tokenizer.vocab_size)}
+        self._values = Values(fields, layout=own, per_token=True)
+        self.layout = {**own, **self._values.layout}
         self.manifest = {"encoder": "text", "field": field, "tokenizer": tokenizer.fingerprint}
-        kind = f"text/{field}/{tokenizer.fingerprint}"
+        self.manifest |= self._values.manifest
+        kind = f"text/{field}/{tokenizer.fingerprint}{self._values.kind}"
         self.fingerprint = hashlib.sha256(kind.encode()).hexdigest()
 
     def __call__(self, records: Sequence[Record]) -> list[Document | Corrupt | None]:
@@ -72,7 +85,7 @@ class Text:
             else:
                 tokens = np.concatenate([before, next(encodings).ids, after])
             out[i] = Document(arrays={"tokens": tokens}, text_bytes=size)
-        return out
+        return self._values.added(records, out)
 
     def _pieces(self, text: str) -> Iterable[np.ndarray]:
         """Returns the ids of a long text, in pieces where the tokenizer can."""

@@ -4,11 +4,13 @@
 
 from dovetail_data.sources.array_record import array_record
 from dovetail_data.sources.arrow import arrow
+from dovetail_data.sources.bagz import bagz
 from dovetail_data.sources.hf_directory import hf_directory
 from dovetail_data.sources.jsonl import jsonl
 from dovetail_data.sources.parquet import parquet
 from dovetail_data.sources.source import Corrupt, Part, Source, records
 from dovetail_data.sources.text import text
+from dovetail_data.sources.tfds import tfds
 
 __all__ = [
     "Corrupt",
@@ -16,9 +18,11 @@ __all__ = [
     "Source",
     "array_record",
     "arrow",
+    "bagz",
     "hf_directory",
     "jsonl",
     "parquet",
     "records",
     "text",
+    "tfds",
 ]

@@ -14,6 +14,8 @@ from pathlib import Path
 
 from dovetail_data import compression
 from dovetail_data._arguments import require_name, require_path, wrong
+from dovetail_data._remote import is_remote
+from dovetail_data.sources import _fetched
 from dovetail_data.sources.source import Corrupt, Part, Record
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
@@ -136,7 +138,7 @@ def find(paths: Paths, pattern: str, *, compressed: bool = False) -> tuple[File,
     has the same names.
 
     Args:
-        paths: A file, a directory or a sequence of those.
+        paths: A file, a directory or a sequence of those, or of their URLs.
         pattern: Glob for directories.
         compressed: Find also the matches of `pattern` with .gz, .bz2, .xz or .zst appended.
 
@@ -148,19 +150,36 @@ def find(paths: Paths, pattern: str, *, compressed: bool = False) -> tuple[File,
     given = [paths] if isinstance(paths, str | os.PathLike) else paths
     if not isinstance(given, Iterable) or isinstance(given, bytes | Mapping):
         raise wrong("paths", "a path or a sequence of paths", paths, 'Pass "file" or ["a", "b"].')
-    given = [require_path("paths", path) for path in given]
+    listed = list(given)
+    urls = [path for path in listed if is_remote(path)]
     patterns = [pattern, *(pattern + ending for ending in compression.SUFFIXES if compressed)]
+    if urls and len(urls) < len(listed):
+        raise ValueError(
+            f"the files of a source must be all local or all at URLs: got {urls[0]!r} among "
+            f"paths={list(map(str, listed))}. Give them to two sources."
+        )
+    remote = _fetched.find(urls, patterns)
+    given = [require_path("paths", path) for path in listed if not is_remote(path)]
     files = [os.path.abspath(file) for path in given for file in _expand(Path(path), patterns)]
+    files += [url for url, *_ in remote]
     if not files:
         raise ValueError(
-            f"a source must have at least one file: got none from paths={[str(p) for p in given]} "
+            f"a source must have at least one file: got none from paths={[str(p) for p in listed]} "
             f"with pattern={pattern!r}. Give other paths, or a pattern that matches, such as "
             '"**/*.md".'
         )
     _check_once(files, compressed=compressed)
     if compressed:
         compression.require(files)
-    return tuple(sorted(named(files), key=lambda file: file.name))
+    entries = _copies(remote) if remote else named(files)
+    return tuple(sorted(entries, key=lambda file: file.name))
+
+
+def _copies(remote: Sequence[_fetched.Remote]) -> list[File]:
+    return [
+        File(name=name, path=str(path), bytes=path.stat().st_size)
+        for name, path in _fetched.fetch(remote)
+    ]
 
 
 def named(paths: Sequence[str | os.PathLike[str]]) -> list[File]:

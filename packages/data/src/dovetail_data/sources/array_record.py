@@ -5,18 +5,14 @@
 import dataclasses
 from collections.abc import Iterator
 from contextlib import closing
-from typing import Literal, get_args
 
 from array_record.python.array_record_module import ArrayRecordReader
 
 from dovetail_data.sources import _files
-from dovetail_data.sources._json import parse
+from dovetail_data.sources._decoding import Decode, decoded, parts_of, require_decode
 from dovetail_data.sources.source import Corrupt, Part, Record
 
-_PART_BYTES = 1 << 22  # large beside a record, small beside a worker's memory
 _READER_OPTIONS = "readahead_buffer_size:0,max_parallelism:0"  # else a pool of threads per file
-
-Decode = Literal["json", "text", "bytes"]
 
 
 def array_record(
@@ -46,13 +42,9 @@ def array_record(
         >>> list(records(array_record("e.array_record")))
         [{'text': 'Hello'}]
     """
-    if decode not in get_args(Decode):
-        raise ValueError(
-            f"decode must be one of {list(get_args(Decode))}: got decode={decode!r}. "
-            'Pass decode="bytes" to take records as they are.'
-        )
+    require_decode(decode)
     files = _files.find(paths, pattern)
-    counts = tuple(_count(file) for file in files)
+    counts = tuple(count_of(file) for file in files)
     return ArrayRecordFiles(files=files, counts=counts, decode=decode)
 
 
@@ -75,29 +67,23 @@ class ArrayRecordFiles(_files.Listed):
         return f"array_record decode={self.decode}"
 
     def parts(self) -> tuple[Part, ...]:
-        pairs = zip(self.files, self.counts, strict=True)
-        return tuple(input_part for file, count in pairs for input_part in _cut(file, count))
+        return tuple(
+            input_part
+            for file, count in zip(self.files, self.counts, strict=True)
+            for input_part in parts_of(file.name, file.path, count=count, size=file.bytes)
+        )
 
     def read_unchecked(self, part: Part) -> Iterator[Record | Corrupt]:
         with closing(_open(part.path)) as reader:
             for content in _contents(reader, part):
-                yield content if isinstance(content, Corrupt) else self._decoded(content)
+                yield content if isinstance(content, Corrupt) else self.record(content)
+
+    def record(self, content: bytes) -> Record | Corrupt:
+        """Returns the record with this content."""
+        return decoded(content, self.decode)
 
     def locate(self, part: Part, i: int) -> str:
         return f"{self.by_path[part.path].name} record {part.start + i}"
-
-    def _decoded(self, content: bytes) -> Record | Corrupt:
-        if self.decode == "bytes":
-            return {"bytes": content}
-        if self.decode == "json":
-            return parse(content)
-        try:
-            return {"text": content.decode("utf-8")}
-        except UnicodeDecodeError as error:
-            return Corrupt(
-                f"a record must be UTF-8: got byte 0x{content[error.start]:02x} at its byte "
-                f'{error.start}. Pass decode="bytes", or write the record again.'
-            )
 
 
 def _open(path: str) -> ArrayRecordReader:
@@ -118,22 +104,10 @@ def _open(path: str) -> ArrayRecordReader:
     raise AssertionError("a reader that is not ok says why on close")
 
 
-def _count(file: _files.File) -> int:
+def count_of(file: _files.File) -> int:
+    """Returns the number of records; ValueError if the index of a file cannot be read."""
     with closing(_open(file.path)) as reader:
         return reader.num_records()
-
-
-def _cut(file: _files.File, count: int) -> Iterator[Part]:
-    run = max(1, count * _PART_BYTES // max(1, file.bytes))
-    for start in range(0, count, run):
-        stop = min(start + run, count)
-        yield Part(
-            name=f"{file.name}[{start}:{stop}]",
-            path=file.path,
-            start=start,
-            stop=stop,
-            bytes=stop * file.bytes // count - start * file.bytes // count,
-        )
 
 
 def _contents(reader: ArrayRecordReader, part: Part) -> Iterator[bytes | Corrupt]:

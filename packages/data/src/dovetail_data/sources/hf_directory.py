@@ -11,6 +11,7 @@ from typing import Any
 
 from dovetail_data import compression
 from dovetail_data._arguments import require_name, require_path
+from dovetail_data._remote import is_remote
 from dovetail_data.sources import _files, _splits
 from dovetail_data.sources.arrow import ArrowFiles, arrow
 from dovetail_data.sources.jsonl import jsonl
@@ -62,6 +63,11 @@ def hf_directory(
         >>> hf_directory("web", split="train")
         JsonLines(files=1, bytes=17)
     """
+    if is_remote(path):
+        raise ValueError(
+            f"a dataset with splits must be local: got path={path!r}. Give the URLs of the files "
+            "of one split to parquet(...), jsonl(...) or text(...)."
+        )
     directory = require_path("path", path)
     require_name("split", split, "train")
     if not directory.is_dir():

@@ -1,0 +1,58 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Bytes of a record file to a record: JSON, text or the bytes themselves."""
+
+from collections.abc import Iterator
+from typing import Literal, get_args
+
+from dovetail_data.sources._json import parse
+from dovetail_data.sources.source import Corrupt, Part, Record
+
+_PART_BYTES = 1 << 22  # large beside a record, small beside a worker's memory
+
+Decode = Literal["json", "text", "bytes"]
+
+
+def require_decode(decode: str) -> None:
+    """Raises ValueError for an unknown way of decoding."""
+    if decode not in get_args(Decode):
+        raise ValueError(
+            f"decode must be one of {list(get_args(Decode))}: got decode={decode!r}. "
+            'Pass decode="bytes" to take records as they are.'
+        )
+
+
+def decoded(content: bytes, decode: Decode) -> Record | Corrupt:
+    """Returns the record with this content."""
+    if decode == "bytes":
+        return {"bytes": content}
+    if decode == "json":
+        return parse(content)
+    try:
+        return {"text": content.decode("utf-8")}
+    except UnicodeDecodeError as error:
+        return Corrupt(
+            f"a record must be UTF-8: got byte 0x{content[error.start]:02x} at its byte "
+            f'{error.start}. Pass decode="bytes", or write the record again.'
+        )
+
+
+def parts_of(name: str, path: str, *, count: int, size: int) -> Iterator[Part]:
+    """Yields ranges of records of a file, each of about 4 MB.
+
+    Args:
+        name: Name of the file in the source.
+        path: Its path.
+        count: Number of its records.
+        size: Its bytes.
+    """
+    run = max(1, count * _PART_BYTES // max(1, size))
+    for start in range(0, count, run):
+        stop = min(start + run, count)
+        yield Part(
+            name=f"{name}[{start}:{stop}]",
+            path=path,
+            start=start,
+            stop=stop,
+            bytes=stop * size // count - start * size // count,
+        )

@@ -237,19 +237,6 @@ class Store:
         )
 
 
-_IDENTITY = {
-    "size",
-    "etag",
-    "mtime",
-    "lastmodified",
-    "last_modified",
-    "created",
-    "updated",
-    "md5hash",
-}
-_IDENTITY |= {"blob_id", "generation", "crc32c"}
-
-
 def _is_directory(information: dict[str, Any]) -> bool:
     return information.get("type") == "directory"
 

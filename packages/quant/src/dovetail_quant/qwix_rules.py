@@ -66,8 +66,8 @@ def from_qwix(model: nnx.Module, rules: Sequence[qwix.QuantizationRule]) -> Plan
         >>> from dovetail_quant import from_qwix
         >>> model = nnx.Dict(mlp=nnx.Linear(64, 32, rngs=nnx.Rngs(0)))
         >>> rule = qwix.QuantizationRule(module_path="mlp", weight_qtype="int4", tile_size=32)
-        >>> from_qwix(model, [rule]).specs
-        {'mlp': Spec(weight='int4', group=32)}
+        >>> from_qwix(model, [rule]).specs["mlp"].group
+        32
     """
     by_path = sites(model)
     used: set[int | None] = set()

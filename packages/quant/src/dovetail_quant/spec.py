@@ -26,6 +26,9 @@ class Spec:
             (2211.10438) need calibration.
         symmetric: Code 0 means 0. Otherwise codes span the least to the largest weight of a group,
             and each scale has an integer zero point. The range need not contain 0.
+        clip: The range of a group is clip times its largest weight; weights beyond it get the last
+            code. In (0, 1].
+        rms: The range of a group is rms times the root mean square of its weights. None: absmax.
 
     Raises:
         ValueError: An option is unknown, or options exclude each other.

@@ -9,9 +9,10 @@ model therefore fit, and `freeze` reads the plan from the products.
 
 Weights round like in `qwix.QtProvider`, bit for bit if it and the spec agree. It is not used
 itself, because frozen sites would differ from trained ones (qwix 0.1.8): it rounds in the dtype of
-the product, where bfloat16 moves codes; it groups only the last of several input axes; its steps of
-x are per group and spread over 127.5; its gradient in x is that of unrounded weights; it leaves
-lookups float, and mistakes x for the weight if both have one shape.
+the product, where bfloat16 moves codes; it groups only the last of several input axes; its
+asymmetric ranges contain 0; its steps of x are per group and spread over 127.5; its gradient in x
+is that of unrounded weights; it leaves lookups float, and mistakes x for the weight if both have
+one shape.
 """
 
 import dataclasses

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from dovetail_data import index
-from dovetail_data._arguments import require_path
+from dovetail_data._arguments import is_remote, require_path
 from dovetail_data._mirror import fetch_index
-from dovetail_data._remote import Store, is_remote
+from dovetail_data._remote import Store
 from dovetail_data.ledger import NAME as LEDGER
 from dovetail_data.tokenizer_files import tokenizer_names
 

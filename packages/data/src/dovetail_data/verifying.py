@@ -75,7 +75,7 @@ def _verify_remote(store: Store, *, add: bool) -> int:
         place, size = f"{store.url}/{name}", store.size(name)
         if size != entry["bytes"]:
             errors.append(index.damaged(place, f"bytes={size}, {index.NAME} says {entry['bytes']}"))
-        elif store.digest(name, size) != entry["sha256"]:
+        elif store.digest(name, entry["bytes"]) != entry["sha256"]:
             errors.append(index.damaged(place, f"another sha256 than {index.NAME} says"))
     if errors:
         raise index.DamageError("\n".join(map(str, errors)))

@@ -150,7 +150,7 @@ def find(paths: Paths, pattern: str, *, compressed: bool = False) -> tuple[File,
     if not isinstance(given, Iterable) or isinstance(given, bytes | Mapping):
         raise wrong("paths", "a path or a sequence of paths", paths, 'Pass "file" or ["a", "b"].')
     listed = list(given)
-    urls = [path for path in listed if is_remote(path)]
+    urls = [str(path) for path in listed if is_remote(path)]
     patterns = [pattern, *(pattern + ending for ending in compression.SUFFIXES if compressed)]
     if urls and len(urls) < len(listed):
         raise ValueError(

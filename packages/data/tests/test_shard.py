@@ -82,7 +82,7 @@ def test_files_are_closed_when_others_are_opened(tmp_path, monkeypatch):
         links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
         return sum(Path(os.path.realpath(link)) in paths for link in links)
 
-    files = Files(paths)
+    files = Files(paths, lambda _: None)
     for i in (0, 1, 0, 2, 0, 1):
         assert os.pread(files[i], 9, 0) == paths[i].name.encode()
     assert opened() == 2

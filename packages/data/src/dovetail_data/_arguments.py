@@ -4,11 +4,14 @@
 
 import datetime
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 
 
 def wrong(name: str, kind: str, value: object, remedy: str) -> TypeError:
@@ -70,6 +73,11 @@ def require_datetime(now: object) -> datetime.datetime | None:
     if not isinstance(now, datetime.datetime | None):
         raise wrong("now", "a datetime", now, "Pass datetime.datetime(2026, 1, 1).")
     return now
+
+
+def is_remote(path: object) -> bool:
+    """Whether a path is a URL such as s3://bucket/corpus."""
+    return isinstance(path, str) and _URL.match(path) is not None
 
 
 def require_path(name: str, value: object) -> Path:

@@ -15,7 +15,6 @@ import importlib
 import logging
 import os
 import random
-import re
 import threading
 import time
 import uuid
@@ -23,6 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+from dovetail_data._arguments import is_remote
 from dovetail_data._durable import sync
 
 T = TypeVar("T")
@@ -30,18 +30,12 @@ ATTEMPTS = 5
 DEADLINE_S = 60.0  # of a call; an upload gets 1 s more for each MB
 BACKOFF_S = 0.5  # the mean of the first delay; each is twice the last
 _BLOCK_BYTES = 1 << 23  # of one read: a retry repeats little, and latency is small beside it
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "hf": "huggingface_hub"}
 _FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotImplementedError, ImportError)
 # Entries of the file systems' information that change with a file's content, in lower case.
 _IDENTITY = {"size", "etag", "md5hash", "crc32c", "generation", "blob_id"}
 _IDENTITY |= {"mtime", "lastmodified", "last_modified", "created", "updated"}
 _logger = logging.getLogger(__name__)
-
-
-def is_remote(path: object) -> bool:
-    """Whether a path is a URL such as s3://bucket/corpus."""
-    return isinstance(path, str) and _URL.match(path) is not None
 
 
 def located(path: str) -> str | Path:

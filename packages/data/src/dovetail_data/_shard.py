@@ -12,6 +12,7 @@ which may fall inside of anything; and chunks, each with a header of 40 bytes: u
 header, size of the data, hash of the data, (count of records << 8 | type), size of the values.
 """
 
+import contextlib
 import hashlib
 import os
 import struct
@@ -230,13 +231,12 @@ class Files:
         return self._open[shard]
 
     def _opened(self, shard: int) -> int:
-        for _ in range(_OPEN_ATTEMPTS):
+        for _ in range(_OPEN_ATTEMPTS - 1):
             self._fetch(shard)
-            try:
+            with contextlib.suppress(FileNotFoundError):  # another process may have made room
                 return os.open(self._paths[shard], os.O_RDONLY)
-            except FileNotFoundError as error:  # another process may have made room
-                missing = error
-        raise missing
+        self._fetch(shard)
+        return os.open(self._paths[shard], os.O_RDONLY)
 
     def __del__(self) -> None:
         for file in self._open.values():

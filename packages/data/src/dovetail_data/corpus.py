@@ -16,9 +16,8 @@ import numpy as np
 from jaxtyping import Int32
 
 from dovetail_data import index
-from dovetail_data._arguments import require_integer, require_integers, require_path
+from dovetail_data._arguments import is_remote, require_integer, require_integers, require_path
 from dovetail_data._mirror import Mirror, mirror
-from dovetail_data._remote import is_remote
 from dovetail_data._shard import Files, read_extent
 from dovetail_data.record import Codec, field_of
 from dovetail_data.tokenizer import Tokenizer

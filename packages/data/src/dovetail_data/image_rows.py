@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 from jaxtyping import Int64, UInt64
 
-from dovetail_data._value_fields import ValueFields
 from dovetail_data.corpus import Corpus, CorruptDocument
 from dovetail_data.mapped_rows import generator
 from dovetail_data.pixels import Mode, decode, require_pillow
-from dovetail_data.rows import Arrays, Rows, Span
+from dovetail_data.rows import Arrays, Rows, Span, ValueFields
 from dovetail_data.token_rows import require_field, span_of
 
 Transform = Callable[[np.ndarray, np.random.Generator], np.ndarray]

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 from jaxtyping import Int64, UInt64
 
-from dovetail_data._value_fields import ValueFields
 from dovetail_data.corpus import Corpus, CorruptDocument
-from dovetail_data.rows import Arrays, Rows, Span
+from dovetail_data.rows import Arrays, Rows, Span, ValueFields
 from dovetail_data.token_rows import require_field, require_fit, span_of
 
 

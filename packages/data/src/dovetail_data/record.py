@@ -16,8 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from dovetail_data._arguments import require_integer, wrong
+from dovetail_data._arguments import require_integer, require_name, wrong
 
+_TAKEN = {  # names of arrays in batches
+    *("tokens", "targets", "mask", "segment_ids", "positions", "images", "labels", "source"),
+    *("image_ids", "pair_ids", "prompt_ids"),
+}
 _VOCABULARY = "Pass tokenizer.vocab_size."
 
 
@@ -114,6 +118,46 @@ def values(dtype: str, *, shape: Sequence[int] = (), per_token: bool = False) ->
         )
     name = dtype if known.kind == "V" else known.newbyteorder("<").str
     return Field(dtype=name, ndim=len(shape) + per_token, shape=tuple(shape), per_token=per_token)
+
+
+def check_fields(
+    fields: Mapping[str, Field] | None, *, own: Mapping[str, Field], per_token: bool
+) -> dict[str, Field]:
+    """Returns the argument `fields` of an encoder as a dictionary.
+
+    Args:
+        fields: Fields of `values` by the names that they have in records, documents and batches.
+        own: The encoder's own fields.
+        per_token: Whether the encoder has one text, whose ids may have values.
+
+    Raises:
+        TypeError: They are no fields of `values`.
+        ValueError: A name is taken, or a value per token has no place.
+    """
+    remedy = 'Pass {"reward": values("float32")}.'
+    if not isinstance(fields, Mapping | None):
+        raise wrong("fields", "a mapping of names to fields", fields, remedy)
+    for name, field in (fields or {}).items():
+        require_name("fields", name, "reward")
+        if not isinstance(field, Field) or field.shape is None:
+            raise wrong(f"fields[{name!r}]", "a field of values", field, remedy)
+        if name in _TAKEN | set(own):
+            raise ValueError(
+                f"a field must not have the name of another array: got fields={{{name!r}: ..}}. "
+                "Give it another name, in the records too."
+            )
+        if field.per_token and not per_token:
+            raise ValueError(
+                "values per token need documents of one text: got per_token=True in "
+                f"fields[{name!r}]. Write it with Text, or give one value for each record."
+            )
+    return dict(fields or {})
+
+
+def described_fields(fields: Mapping[str, Field]) -> dict[str, Any]:
+    """Returns the entry "fields" of an encoder's manifest; empty without fields."""
+    described = {name: field.described() for name, field in fields.items()}
+    return {"fields": described} if described else {}
 
 
 def as_dtype(name: str) -> np.dtype:

@@ -12,9 +12,8 @@ import numpy as np
 from jaxtyping import Int32, Int64, UInt64
 
 from dovetail_data._arguments import require_integer
-from dovetail_data._value_fields import ValueFields
 from dovetail_data.corpus import Corpus, CorruptDocument
-from dovetail_data.rows import Arrays, Rows, Span
+from dovetail_data.rows import Arrays, Rows, Span, ValueFields
 
 
 @dataclasses.dataclass(frozen=True)

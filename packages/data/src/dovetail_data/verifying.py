@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from dovetail_data import index
-from dovetail_data._arguments import require_path
+from dovetail_data._arguments import is_remote, require_path
 from dovetail_data._mirror import fetch_index
-from dovetail_data._remote import Store, is_remote
+from dovetail_data._remote import Store
 from dovetail_data.ledger import NAME as LEDGER
 from dovetail_data.tokenizer_files import tokenizer_names
 
@@ -75,7 +75,7 @@ def _verify_remote(store: Store, *, add: bool) -> int:
         place, size = f"{store.url}/{name}", store.size(name)
         if size != entry["bytes"]:
             errors.append(index.damaged(place, f"bytes={size}, {index.NAME} says {entry['bytes']}"))
-        elif store.digest(name, size) != entry["sha256"]:
+        elif store.digest(name, entry["bytes"]) != entry["sha256"]:
             errors.append(index.damaged(place, f"another sha256 than {index.NAME} says"))
     if errors:
         raise index.DamageError("\n".join(map(str, errors)))

@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from dovetail_data import index
-from dovetail_data._arguments import require_integer, require_path, require_source, wrong
+from dovetail_data._arguments import is_remote, require_integer, require_path, require_source, wrong
 from dovetail_data._mending import mended, note
-from dovetail_data._remote import is_remote
 from dovetail_data._shard import Shard
 from dovetail_data._upload import Upload
 from dovetail_data._workers import Chunk, Encoded, Job, cut, cutting, encode_all, tasks

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from dovetail_data._arguments import require_name
-from dovetail_data.encode._values import Values
+from dovetail_data.encode._values import with_values
 from dovetail_data.encode.encoder import Document, require_records
 from dovetail_data.pixels import decode, encode_png
-from dovetail_data.record import Field
+from dovetail_data.record import Field, check_fields, described_fields
 from dovetail_data.sources.source import Corrupt, Record
 
 
@@ -45,16 +45,16 @@ class Image:
         self.field = field
         self.label = label
         own = {"image": Field(dtype="|u1"), "label": Field(dtype="<i4", ndim=0)}
-        self._values = Values(fields, layout=own, per_token=False)
-        self.layout = {**own, **self._values.layout}
+        self._fields = check_fields(fields, own=own, per_token=False)
+        self.layout = {**own, **self._fields}
         self.manifest = {"encoder": "image", "field": field, "label": label}
-        self.manifest |= self._values.manifest
-        kind = f"image/{field}/{label}{self._values.kind}"
+        self.manifest |= described_fields(self._fields)
+        kind = f"image/{field}/{label}{described_fields(self._fields) or ''}"
         self.fingerprint = hashlib.sha256(kind.encode()).hexdigest()
 
     def __call__(self, records: Sequence[Record]) -> list[Document | Corrupt | None]:
         require_records(records)
-        return self._values.added(records, [self._document(record) for record in records])
+        return with_values(records, [self._document(record) for record in records], self._fields)
 
     def _document(self, record: Record) -> Document | Corrupt:
         label = record.get(self.label)

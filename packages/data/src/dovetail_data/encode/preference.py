@@ -10,9 +10,9 @@ import numpy as np
 
 from dovetail_data._arguments import require_name
 from dovetail_data.encode import _chats
-from dovetail_data.encode._values import Values
+from dovetail_data.encode._values import with_values
 from dovetail_data.encode.encoder import Document
-from dovetail_data.record import Field, ids
+from dovetail_data.record import Field, check_fields, described_fields, ids
 from dovetail_data.sources.source import Corrupt, Record
 from dovetail_data.template import Template
 from dovetail_data.tokenizer import Encoding, Tokenizer, require_tokenizer
@@ -74,20 +74,20 @@ class Preference:
             for side in _SIDES
             for name, field in ((side, ids(tokenizer.vocab_size)), (f"{side}_mask", mask))
         }
-        self._values = Values(fields, layout=own, per_token=False)
-        self.layout: Mapping[str, Field] = {**own, **self._values.layout}
+        self._fields = check_fields(fields, own=own, per_token=False)
+        self.layout: Mapping[str, Field] = {**own, **self._fields}
         self.manifest: Mapping[str, Any] = {
             "encoder": "preference",
             "tokenizer": tokenizer.fingerprint,
             "vocab_size": tokenizer.vocab_size,
             "template": None if template is None else template.fingerprint,
             "tools_field": tools_field,
-            **self._values.manifest,
+            **described_fields(self._fields),
         }
         self.fingerprint: str = _chats.digest(self.manifest)
 
     def __call__(self, records: Sequence[Record]) -> list[Document | Corrupt | None]:
-        return self._values.added(records, self._documents(records))
+        return with_values(records, self._documents(records), self._fields)
 
     def _documents(self, records: Sequence[Record]) -> list[Document | Corrupt | None]:
         if self.renderer is None:

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from dovetail_data._arguments import require_name
-from dovetail_data.encode._values import Values
+from dovetail_data.encode._values import with_values
 from dovetail_data.encode.encoder import Document, require_records
-from dovetail_data.record import Field, ids, stored
+from dovetail_data.record import Field, check_fields, described_fields, ids, stored
 from dovetail_data.sources.source import Corrupt, Record
 from dovetail_data.tokenizer import (
     LONG_CHARACTERS,
@@ -58,11 +58,11 @@ class Text:
         self.tokenizer = tokenizer
         self.field = field
         own = {"tokens": ids(tokenizer.vocab_size)}
-        self._values = Values(fields, layout=own, per_token=True)
-        self.layout = {**own, **self._values.layout}
+        self._fields = check_fields(fields, own=own, per_token=True)
+        self.layout = {**own, **self._fields}
         self.manifest = {"encoder": "text", "field": field, "tokenizer": tokenizer.fingerprint}
-        self.manifest |= self._values.manifest
-        kind = f"text/{field}/{tokenizer.fingerprint}{self._values.kind}"
+        self.manifest |= described_fields(self._fields)
+        kind = f"text/{field}/{tokenizer.fingerprint}{described_fields(self._fields) or ''}"
         self.fingerprint = hashlib.sha256(kind.encode()).hexdigest()
 
     def __call__(self, records: Sequence[Record]) -> list[Document | Corrupt | None]:
@@ -85,7 +85,7 @@ class Text:
             else:
                 tokens = np.concatenate([before, next(encodings).ids, after])
             out[i] = Document(arrays={"tokens": tokens}, text_bytes=size)
-        return self._values.added(records, out)
+        return with_values(records, out, self._fields)
 
     def _pieces(self, text: str) -> Iterable[np.ndarray]:
         """Returns the ids of a long text, in pieces where the tokenizer can."""

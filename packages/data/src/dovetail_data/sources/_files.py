@@ -13,8 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from dovetail_data import compression
-from dovetail_data._arguments import require_name, require_path, wrong
-from dovetail_data._remote import is_remote
+from dovetail_data._arguments import is_remote, require_name, require_path, wrong
 from dovetail_data.sources import _fetched
 from dovetail_data.sources.source import Corrupt, Part, Record
 
@@ -151,14 +150,14 @@ def find(paths: Paths, pattern: str, *, compressed: bool = False) -> tuple[File,
     if not isinstance(given, Iterable) or isinstance(given, bytes | Mapping):
         raise wrong("paths", "a path or a sequence of paths", paths, 'Pass "file" or ["a", "b"].')
     listed = list(given)
-    urls = [path for path in listed if is_remote(path)]
+    urls = [str(path) for path in listed if is_remote(path)]
     patterns = [pattern, *(pattern + ending for ending in compression.SUFFIXES if compressed)]
     if urls and len(urls) < len(listed):
         raise ValueError(
             f"the files of a source must be all local or all at URLs: got {urls[0]!r} among "
             f"paths={list(map(str, listed))}. Give them to two sources."
         )
-    remote = _fetched.find(urls, patterns)
+    remote = _fetched.find(urls, patterns) if urls else []
     given = [require_path("paths", path) for path in listed if not is_remote(path)]
     files = [os.path.abspath(file) for path in given for file in _expand(Path(path), patterns)]
     files += [url for url, *_ in remote]

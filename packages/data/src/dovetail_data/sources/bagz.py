@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from dovetail_data._remote import is_remote
+from dovetail_data._arguments import is_remote
 from dovetail_data.sources import _files
 from dovetail_data.sources._decoding import Decode, decoded, parts_of, require_decode
 from dovetail_data.sources.source import Corrupt, Part, Record

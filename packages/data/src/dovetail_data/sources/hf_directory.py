@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail_data import compression
-from dovetail_data._arguments import require_name, require_path
-from dovetail_data._remote import is_remote
+from dovetail_data._arguments import is_remote, require_name, require_path
 from dovetail_data.sources import _files, _splits
 from dovetail_data.sources.arrow import ArrowFiles, arrow
 from dovetail_data.sources.jsonl import jsonl

@@ -202,12 +202,16 @@ class Trainer:
                 "a model of averages needs a trainer that keeps them, got ema=True with a state "
                 "that has none; write Trainer(..., ema=0.999)"
             )
-        to = self.precision.cast if cast else lambda tree: tree
+        definition = self._ready().definition
+
+        def to(tree: Any) -> Any:
+            return self.precision.cast(tree, kept=definition.kept) if cast else tree
+
         traced = isinstance(state.step, Tracer)  # by a program of the trainer's mesh
         with nullcontext() if traced else ambient(self.mesh):
             params = to(_typed_like(state.ema, state.params) if ema else state.params)
             arrays = params, to(state.frozen), state.rest
-        return self._ready().definition.merge(*retyped(arrays, self._given_mesh))
+        return definition.merge(*retyped(arrays, self._given_mesh))
 
     def fit(
         self,

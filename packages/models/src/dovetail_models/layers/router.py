@@ -48,7 +48,7 @@ class Router(nnx.Module):
         zeros = jnp.zeros(experts.count)
         self.bias = nnx.Param(zeros, **named("router")) if experts.router_bias else None
         biased = experts.selection_bias
-        self.selection_bias = Buffer(zeros, **named("router")) if biased else None
+        self.selection_bias = Buffer(zeros, **named("router", keep_dtype=True)) if biased else None
         self.config = experts
 
     def __call__(

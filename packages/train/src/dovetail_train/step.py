@@ -200,13 +200,13 @@ def make_objective(definition: Definition, loss: Loss, precision: Precision) -> 
         cast = functools.partial(precision.cast, kept=definition.kept)
         model = definition.merge(cast(params), cast(frozen), rest)
         terms = terms_of(loss(model, batch, key=key))
-        return terms, _rest_of(model, rest)
+        return terms, state_like(rest, model)
 
     return run
 
 
-def _rest_of(model: nnx.Module, before: Any) -> Any:
-    """Returns the module's state after the loss, without its parameters."""
+def state_like(before: Any, model: nnx.Module) -> Any:
+    """Returns the arrays of `model` at the paths of `before`, one role of its state."""
     after = nnx.to_pure_dict(nnx.state(model))
     known = {path for path, _ in jax.tree_util.tree_leaves_with_path(before)}
     flat = jax.tree_util.tree_leaves_with_path(after)

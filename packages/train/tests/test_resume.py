@@ -107,10 +107,6 @@ def absolute(model, batch, *, key, z=1.0):
     return {"fit": (z * jnp.abs(model(batch["x"])).sum(), jnp.float32(4))}
 
 
-def scaled(model, *, by):
-    model.kernel.set_value(model.kernel[...] * by)
-
-
 def linear(*, outputs=2, bias=True):
     return nnx.Linear(3, outputs, use_bias=bias, rngs=nnx.Rngs(0))
 
@@ -120,7 +116,6 @@ BASE = {
     "loss": functools.partial(squared, z=0.5),
     "weights": {"fit": 1.0},
     "guard": Below(),
-    "after_update": functools.partial(scaled, by=1.0),
     "ema": 0.9,
     "seed": 3,
 }
@@ -152,10 +147,6 @@ CHANGES = {
     "optimizer": ({"tx": _adamw(5e-3)}, ["optimizer scale.step_size -0.01 is now -0.005"]),
     "guard": ({"guard": Below(factor=9.0)}, ["guard Below.factor 100.0 is now 9.0"]),
     "loss": ({"loss": functools.partial(squared, z=0.25)}, ["loss squared.z 0.5 is now 0.25"]),
-    "after_update": (
-        {"after_update": functools.partial(scaled, by=0.5)},
-        ["after_update scaled.by 1.0 is now 0.5"],
-    ),
     "weights": ({"weights": {"fit": 2.0}}, ["weights.fit 1.0 is now 2.0"]),
     "accumulate": ({"accumulate": 2}, ["accumulate 1 is now 2"]),
     "precision": (
@@ -197,7 +188,7 @@ CHANGES = {
     ),
 }  # fmt: skip
 # These have a test of their own.
-APART = {"code", "versions"}
+APART = {"after_update", "code", "versions"}
 
 
 @pytest.fixture(scope="module")

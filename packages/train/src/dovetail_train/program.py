@@ -204,7 +204,7 @@ class Programs:
             weights=self.weights,
             seed=self.seed,
             guard=self.guard,
-            change=make_change(definition, self.after_update) if self.after_update else None,
+            change=make_change(definition, self.after_update),
             max_skips=self.max_skips,
             ema=self.ema,
         )

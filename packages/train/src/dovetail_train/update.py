@@ -49,15 +49,17 @@ def check_options(*, accumulate: int, ema: float | None, max_skips: int) -> None
         )
 
 
-def make_change(definition: Definition, after_update: AfterUpdate) -> Callable[..., Any]:
+def make_change(definition: Definition, after_update: AfterUpdate | None) -> Callable[..., Any]:
     """Returns (params, frozen, rest) -> (params, rest) after `after_update`, as a function.
 
     Args:
         definition: The module without its arrays.
-        after_update: Changes the module.
+        after_update: Changes the module. None: nothing does.
     """
 
     def change(params: Any, frozen: Any, rest: Any) -> tuple[Any, Any]:
+        if after_update is None:
+            return params, rest
         model = definition.merge(params, frozen, rest)
         returned = after_update(model)
         if returned is not None:
@@ -101,7 +103,7 @@ def make_step(
     weights: Mapping[str, float],
     seed: int,
     guard: StepGuard | None = None,
-    change: Callable[..., Any] | None = None,
+    change: Callable[..., Any],
     max_skips: int = 10,
     ema: float | None = None,
 ) -> Callable[[State, Batch], tuple[State, Metrics]]:
@@ -119,7 +121,7 @@ def make_step(
         weights: Factors of the terms.
         seed: Seed of the key.
         guard: Guard, or None.
-        change: Result of `make_change`, or None.
+        change: Result of `make_change`.
         max_skips: Rejected steps in a row before the run ends.
         ema: Decay of the moving average, or None.
     """
@@ -143,9 +145,8 @@ def make_step(
                 value_fn=lambda params: value(with_params(params), batch, key),
                 grad_fn=lambda params: gradients(with_params(params), batch, key)[0],
             )
-            params, after = optax.apply_updates(state.params, updates), rest
-            if change is not None:
-                params, after = change(params, state.frozen, rest)
+            params = optax.apply_updates(state.params, updates)
+            params, after = change(params, state.frozen, rest)
             return params, after, opt, _averaged(state.ema, params, ema), _norm(updates)
 
         def leave() -> Any:
@@ -160,16 +161,9 @@ def make_step(
             scalars["skipped"] = 1.0 - taken.astype(jnp.float32)
             after = jax.lax.cond(taken, take, leave)
         params, rest, opt, average, scalars["update_norm"] = after
-        done = State(
-            step=state.step + 1,
-            params=params,
-            frozen=state.frozen,
-            rest=rest,
-            opt=opt,
-            ema=average,
-            skips=skips,
-            guard=history,
-        )
+        trees = {"params": params, "rest": rest, "opt": opt, "ema": average}
+        counts = {"step": state.step + 1, "skips": skips, "guard": history}
+        done = dataclasses.replace(state, **trees, **counts)
         return done, Metrics(scalars=scalars, grad_norms=metrics.grad_norms)
 
     return step

@@ -40,8 +40,8 @@ def track_load(model: Decoder) -> Decoder:
         >>> *_, taps = model.features(jnp.array([[7, 2, 3]]), taps=("router",))
         >>> record_load(model, taps["router"])
         >>> update_selection_bias(model, rate=0.001)
-        >>> float(abs(model.layers[0].mlp.router.selection_bias[...]).max().round(4))
-        0.001
+        >>> f"{abs(model.layers[0].mlp.router.selection_bias[...]).max():.4f}"
+        '0.0010'
     """
     other = nnx.clone(model)
     routers = [router for router in _routers(other) if router.selection_bias is not None]

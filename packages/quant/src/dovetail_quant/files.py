@@ -70,7 +70,7 @@ def save(model: nnx.Module, directory: Path | str) -> None:
     (folder / DESCRIPTION).write_text(text + "\n", encoding="utf-8")
 
 
-def _write_weights(path: Path, arrays: Mapping[str, Any]) -> None:
+def _write_weights(path: Path, arrays: dict[str, Any]) -> None:
     """Writes the arrays with the mode of any new file; safetensors' own is 0600."""
     path.unlink(missing_ok=True)
     path.touch()

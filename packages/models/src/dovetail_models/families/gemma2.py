@@ -169,7 +169,9 @@ def _read(keys: Keys) -> Config:
 
 def _write(config: Config) -> dict[str, Any]:
     keys = write_sizes(config, architecture="Gemma2ForCausalLM")
-    return keys | {"attn_logit_softcapping": config.layers[0].attention.soft_cap}
+    attention = config.layers[0].attention
+    assert isinstance(attention, Attention)
+    return keys | {"attn_logit_softcapping": attention.soft_cap}
 
 
 FAMILY = Family(

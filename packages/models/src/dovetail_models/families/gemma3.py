@@ -137,11 +137,12 @@ def _read(keys: Keys) -> Config:
 
 
 def _write(config: Config) -> dict[str, Any]:
-    caps = {la.attention.soft_cap for la in config.layers} - {None}
+    kinds = [la.attention for la in config.layers if isinstance(la.attention, Attention)]
+    caps = [kind.soft_cap for kind in kinds if kind.soft_cap is not None]
     if caps:
         raise ValueError(
             "The files of a gemma3_text cannot cap the scores, since transformers ignores the "
-            f"key, got score_cap={caps.pop()}. Build the model with score_cap=None, or save "
+            f"key, got score_cap={caps[0]}. Build the model with score_cap=None, or save "
             "nnx.state(model) with dovetail_checkpoint.Store or Orbax."
         )
     keys = write_sizes(config, architecture="Gemma3ForCausalLM")

@@ -152,8 +152,8 @@ def _read(
 
     def filled(path: tuple[Any, ...], param: nnx.Variable) -> nnx.Variable:
         struct = param.get_value()
-        own = wanted is None or keeps_dtype(param)
-        value = fill(matched.sources[dotted(path)], struct, dtype=struct.dtype if own else wanted)
+        kind = np.dtype(struct.dtype) if wanted is None or keeps_dtype(param) else wanted
+        value = fill(matched.sources[dotted(path)], struct, dtype=kind)
         flying.append(value)
         while sum(leaf.nbytes for leaf in flying) > _FLYING_BYTES:
             jax.block_until_ready(flying.popleft())

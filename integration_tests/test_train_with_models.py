@@ -1,15 +1,26 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Terms that a packed batch and its documents apart must agree in: nll, z-loss, balance."""
+"""Terms that a packed batch and its documents apart must agree in: nll, z-loss, balance.
+
+Biases that balance experts, moved once per update by the load of the whole batch.
+"""
+
+import functools
+import json
+import runpy
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import numpy as np
 import optax
 import pytest
 
+import forced_devices
 from dovetail_kernels import attention
 from dovetail_models import init, llama, mixtral
-from dovetail_train import Trainer, lm_loss
+from dovetail_train import OrbaxStore, Precision, Trainer, lm_loss
 
 VOCAB, LENGTH = 31, 12
 SIZES = {"vocab_size": VOCAB, "embed": 16, "depth": 2, "heads": 4, "kv_heads": 2, "mlp": 24}
@@ -66,3 +77,116 @@ def test_packed_documents_train_as_they_would_apart(family, kernel):
     for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(others), strict=True):
         # Gradients of float32, summed over rows of other lengths.
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-6)
+
+
+# Balance of experts by a bias. The program has the models, the batches and the trainer.
+
+PROGRAM = Path(__file__).parent / "programs" / "balanced.py"
+BALANCED = runpy.run_path(str(PROGRAM))
+biased = pytest.mark.parametrize("family", BALANCED["BIASED"])
+MESHES = ["data=2,fsdp=4@1", "expert=2,fsdp=2,data=2@2"]
+
+
+@functools.cache
+def _want(family):
+    """The biases after each of three updates, in float64 from the loads of whole batches."""
+    trainer = BALANCED["trainer"]()
+    state = trainer.init(BALANCED["skewed"](family))
+    biases, wanted = BALANCED["biases"](state).astype(np.float64), []
+    for i in range(3):
+        batch = BALANCED["rows"](i)
+        load = BALANCED["loads"](trainer.model(state), batch)
+        assert load.sum() == 2 * 2 * batch["segment_ids"].sum()  # layers, experts per token
+        biases = biases + BALANCED["RATE"] * np.sign(load.mean(1, keepdims=True) - load)
+        wanted.append(biases)
+        state, _ = trainer.step(state, batch)
+    return np.stack(wanted)
+
+
+@biased
+@pytest.mark.parametrize("accumulate", [1, 2, 4])
+def test_a_bias_moves_once_per_update_by_the_load_of_the_whole_batch(family, accumulate):
+    moved = BALANCED["run"](family, accumulate=accumulate)
+    # Three sums of numbers below 2, each rounded to a multiple of 2^-23.
+    np.testing.assert_allclose(moved, _want(family), atol=3 * 2**-24)
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", pytest.param("mixtral", marks=pytest.mark.slow)])
+def test_it_moves_alike_on_eight_devices(family):
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), family, *MESHES],
+        env=forced_devices.environment(8),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    for mesh, moved in json.loads(done.stdout).items():
+        np.testing.assert_allclose(moved, _want(family), atol=3 * 2**-24, err_msg=mesh)
+
+
+def test_a_compute_cast_rounds_no_bias():
+    moved = BALANCED["run"]("deepseek_v3", precision=Precision(compute="bfloat16"))
+    steps = np.abs(np.diff(moved, axis=0)) / BALANCED["RATE"]
+    # bfloat16 would move a bias near 1 by a multiple of 2^-8, 8% of the rate.
+    np.testing.assert_allclose(steps, np.round(steps), atol=1e-5)
+
+
+def test_a_skipped_step_moves_no_bias():
+    trainer, batch = BALANCED["trainer"](accumulate=2), BALANCED["rows"](1)
+    state, _ = trainer.step(trainer.init(BALANCED["skewed"]("deepseek_v3")), BALANCED["rows"](0))
+    before = jax.tree.map(np.asarray, state.rest)
+    batch["mask"][3, 0] = np.inf
+    state, metrics = trainer.step(state, batch)
+    assert metrics.read()["skipped"] == 1.0
+    jax.tree.map(np.testing.assert_array_equal, state.rest, before)
+
+
+class Numbered:
+    """Batches by number; the state is the number of the next."""
+
+    def __init__(self):
+        self.next = 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self.next += 1
+        return BALANCED["rows"](self.next)
+
+    def get_state(self):
+        return {"next": self.next}
+
+    def set_state(self, state):
+        self.next = state["next"]
+
+
+def test_a_resumed_run_goes_on_with_its_biases(tmp_path):
+    def fitted(steps, store=None):
+        model = BALANCED["skewed"]("deepseek_v3")
+        result = BALANCED["trainer"]().fit(model, Numbered(), steps=steps, store=store)
+        return BALANCED["biases"](result.state)
+
+    whole, half = fitted(6), fitted(3, OrbaxStore(tmp_path))
+    assert (half != whole).any()
+    np.testing.assert_array_equal(fitted(6, OrbaxStore(tmp_path)), whole)
+
+
+@biased
+def test_a_skewed_router_balances_and_one_without_the_update_does_not(family):
+    """The largest load over the mean load of 8 experts: 4 if two of them take every token."""
+
+    def skew(trainer):
+        state, loads = trainer.init(BALANCED["skewed"](family)), []
+        for i in range(32):
+            batch = BALANCED["rows"](i)
+            loads.append(BALANCED["loads"](trainer.model(state), batch))
+            state, _ = trainer.step(state, batch)
+        return [(load.max(1) / load.mean(1)).max() for load in (loads[0], sum(loads[-8:]))]
+
+    before, balanced = skew(BALANCED["trainer"]())
+    _, plain = skew(Trainer(optax.sgd(0.1), lm_loss()))
+    assert before > 3
+    assert balanced < 1.5
+    assert plain > 3

@@ -1,6 +1,7 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
 import json
+import os
 
 import jax
 import jax.numpy as jnp
@@ -62,6 +63,17 @@ def test_every_spec_comes_back_bit_for_bit(tmp_path):
     assert bits(loaded) == bits(quantized)
     x = jax.random.normal(jax.random.key(0), (3, 16))
     np.testing.assert_array_equal(loaded(x), quantized(x))
+
+
+@pytest.mark.parametrize("umask, mode", [(0o022, 0o644), (0o027, 0o640)])
+def test_files_have_the_mode_of_the_umask(tmp_path, umask, mode):
+    quantized = apply(Model(), plan(Model(), [("blocks.*", Spec())]))
+    before = os.umask(umask)
+    try:
+        save(quantized, tmp_path / "m")
+    finally:
+        os.umask(before)
+    assert {file.stat().st_mode & 0o777 for file in (tmp_path / "m").iterdir()} == {mode}
 
 
 def test_codes_serve_another_product(tmp_path):

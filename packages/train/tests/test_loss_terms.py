@@ -97,6 +97,19 @@ def test_the_balance_is_the_mean_over_sequences_and_layers():
     assert not isinstance(terms["balance"], Metric)
 
 
+@pytest.mark.parametrize("balance", [False, True])
+def test_what_records_is_given_the_model_and_its_router(balance):
+    calls = []
+    loss = lm_loss(balance=balance, record=lambda model, router: calls.append((model, router)))
+    model, batch = _model(_Routed), _batch()
+    terms = loss(model, batch, key=None)
+    ((recorded, router),) = calls
+    assert recorded is model
+    assert (router.load.shape, router.total.shape) == ((2, 4), (2,))
+    want = lm_loss(balance=balance)(model, batch, key=None)
+    jax.tree.map(np.testing.assert_array_equal, terms, want)
+
+
 def test_microbatches_do_not_change_the_gradient_of_the_balance():
     def step(accumulate, weights):
         loss = lm_loss(balance=True, z=1e-3)

@@ -188,7 +188,7 @@ CHANGES = {
     ),
 }  # fmt: skip
 # These have a test of their own.
-APART = {"code", "versions"}
+APART = {"after_update", "code", "versions"}
 
 
 @pytest.fixture(scope="module")

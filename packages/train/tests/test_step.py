@@ -250,6 +250,30 @@ def test_float_leaves_are_cast_but_those_that_keep_names():
     np.testing.assert_array_equal(np.asarray(cast["layers"][0]["up"]["kernel"], np.float32), 1.0)
 
 
+def test_a_variable_that_keeps_its_dtype_is_not_cast():
+    class Routed(nnx.Module):
+        def __init__(self):
+            self.kernel = nnx.Param(jnp.full((3, 2), 1.0001))
+            self.router = nnx.Param(jnp.array([1.0001, 2.0]), keep_dtype=True)
+            self.frozen = nnx.Param(jnp.array([1.0001, 2.0]), keep_dtype=True)
+
+    seen = {}
+
+    def loss(model, batch, *, key):
+        seen.update({n: getattr(model, n).dtype for n in ("kernel", "router", "frozen")})
+        return (batch["x"] @ model.kernel[...].astype(jnp.float32)).sum() * model.router[0], 1.0
+
+    precision = Precision(compute="bfloat16")
+    trainer = Trainer(
+        optax.sgd(0.1), loss, trainable=["kernel", "router"], precision=precision, max_skips=0
+    )
+    state, _ = trainer.step(trainer.init(Routed()), {"x": np.ones((2, 3), np.float32)})
+    assert seen == {"kernel": jnp.bfloat16, "router": jnp.float32, "frozen": jnp.float32}
+    model = trainer.model(state, cast=True)
+    assert model.kernel.dtype == jnp.bfloat16
+    assert {model.router.dtype, model.frozen.dtype} == {jnp.dtype("float32")}
+
+
 def test_float32_leaves_everything_as_it_came():
     assert Precision(compute="float32").cast(PARAMS) is PARAMS
 

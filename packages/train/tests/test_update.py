@@ -146,3 +146,68 @@ def test_a_guard_that_refuses_nothing_changes_no_bit(trainer):
         jax.tree.map(
             np.testing.assert_array_equal, getattr(with_guard, name), getattr(without, name)
         )
+
+
+# A change after the update.
+
+
+def _halve(model):
+    """Halves a trained parameter, and counts its calls in the mean of the norm."""
+    model.up.kernel.set_value(model.up.kernel[...] / 2)
+    model.norm.mean.set_value(jnp.full(5, 7.0))
+
+
+@pytest.mark.parametrize("options", [{}, {"max_skips": 0}, {"accumulate": 2}])
+def test_a_change_after_the_update_is_part_of_the_step(options):
+    options |= {"ema": 0.75}
+    plain = Trainer(optax.sgd(0.1), _loss, **options)
+    want, _ = plain.step(plain.init(_Net()), _batches()[0])
+    trainer = Trainer(optax.sgd(0.1), _loss, after_update=_halve, **options)
+    start = trainer.init(_Net())
+    first = np.asarray(start.params["up"]["kernel"], np.float64)
+    got, _ = trainer.step(start, _batches()[0])
+    half = np.asarray(want.params["up"]["kernel"]) / 2
+    np.testing.assert_array_equal(got.params["up"]["kernel"], half)
+    np.testing.assert_array_equal(got.params["down"]["kernel"], want.params["down"]["kernel"])
+    np.testing.assert_array_equal(got.rest["norm"]["mean"], np.full(5, 7.0))
+    average = 0.75 * first + 0.25 * half
+    # Two products and a sum of float32 numbers below 2.
+    np.testing.assert_allclose(got.ema["up"]["kernel"], average, atol=3 * 2**-23)
+
+
+def test_a_rejected_step_calls_no_change():
+    trainer = Trainer(optax.sgd(0.1), _loss, after_update=_halve)
+    state = trainer.init(_Net())
+    before = jax.tree.map(np.asarray, (state.params, state.rest))
+    state, _ = trainer.step(state, _batches(bad=0)[0])
+    assert int(state.skips.total) == 1
+    jax.tree.map(np.testing.assert_array_equal, (state.params, state.rest), before)
+
+
+def _of_frozen(model):
+    model.down.kernel.set_value(model.down.kernel[...] * 2)
+
+
+def _of_form(model):
+    model.norm.mean.set_value(jnp.zeros(5, jnp.int32))
+
+
+@pytest.mark.parametrize(
+    "after_update, kind, message",
+    [
+        (_of_frozen, ValueError, r"must leave the parameters outside .*; write trainable="),
+        (_of_form, ValueError, r"keep the shape and dtype.*got norm.mean=int32\[5\] for .*; write"),
+        (lambda model: model, TypeError, r"in place and return None, got _Net; write variable"),
+    ],
+)
+def test_a_change_that_cannot_be_kept_is_refused(after_update, kind, message):
+    options = {"trainable": "up.*", "after_update": after_update}
+    trainer = Trainer(optax.sgd(0.1), _loss, **options)
+    with pytest.raises(kind, match=message):
+        trainer.step(trainer.init(_Net()), _batches()[0])
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_what_is_no_function_is_refused():
+    with pytest.raises(TypeError, match=r"a function of the module, got after_update=0.1; write"):
+        Trainer(optax.sgd(0.1), _loss, after_update=0.1)  # pyright: ignore[reportArgumentType] - the point of the test

@@ -20,6 +20,7 @@
 - Inspection: `describe`, `diff`, `diverge`, `size`, `active`, `flops`, `kv_bytes`
 - Surgery: `lora`, `select`, `trainable`, `replace`, `relayer`, `grow`, `merge`, `cast`,
   `resize_vocab`, `untie`
+- Balance of experts: `track_load`, `record_load`, `update_selection_bias`
 - Operations: `attention`, `dense_kv`, `pool`
 - Sharding: `shardings`, `RULES`
 - Recomputation: `Remat`, for `model.configure(remat=)`
@@ -30,6 +31,7 @@
 from importlib.metadata import version as _version
 
 from dovetail_models import lora
+from dovetail_models.balancing import record_load, track_load, update_selection_bias
 from dovetail_models.config import Attention, Config, LatentAttention, Layer, Norm
 from dovetail_models.decoder import Decoder
 from dovetail_models.describe import Description, describe
@@ -162,6 +164,10 @@ __all__ = [  # noqa: RUF022, by topic
     "cast",
     "resize_vocab",
     "untie",
+    # Balance of experts
+    "track_load",
+    "record_load",
+    "update_selection_bias",
     # Operations
     "attention",
     "dense_kv",

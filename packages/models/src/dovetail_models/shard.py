@@ -9,6 +9,10 @@ ignored, so one table serves every mesh.
 
 Parameters carry their names in NNX metadata: `out_sharding`, with `units`, the number of elements
 that must stay together (a head is never split).
+
+The metadata `keep_dtype=True` marks a Variable that keeps float32 in a model of another dtype: a
+rounded selection bias would select other experts. `load`, `cast` and the compute cast of
+dovetail-train read it.
 """
 
 import math
@@ -65,11 +69,25 @@ class Buffer(nnx.Variable[jax.Array]):
 WEIGHTS = nnx.Any(nnx.Param, Buffer)
 
 
-def named(*names: str, units: tuple[int, ...] | None = None) -> dict[str, Any]:
-    """Returns metadata of a parameter: a logical name per dimension, and the elements per unit."""
+def named(
+    *names: str, units: tuple[int, ...] | None = None, keep_dtype: bool = False
+) -> dict[str, Any]:
+    """Returns metadata of a parameter.
+
+    Args:
+        *names: Logical name of each dimension.
+        units: Elements per unit of each dimension. None: 1.
+        keep_dtype: The value stays float32 when the model's dtype changes.
+    """
     # With eager_sharding flax would resolve the names as mesh axes during construction.
     units = units or (1,) * len(names)
-    return {"out_sharding": names, "units": units, "eager_sharding": False}
+    kept = {"keep_dtype": True} if keep_dtype else {}
+    return {"out_sharding": names, "units": units, "eager_sharding": False, **kept}
+
+
+def keeps_dtype(variable: nnx.Variable) -> bool:
+    """Whether the Variable keeps its dtype when the model's dtype changes."""
+    return bool(variable.get_metadata("keep_dtype", False))
 
 
 def shardings(

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from dovetail_models import Llama3Scaling, Mlp, llama, qwen3
+from dovetail_models import Llama3Scaling, Mlp, gemma2, gemma3, gpt_oss, llama, mixtral, qwen3
 from dovetail_models.hf.config import describe, parse
 
 SIZES = {"vocab_size": 7, "embed": 4, "depth": 3, "heads": 2, "mlp": 6}
@@ -55,3 +55,32 @@ def test_a_config_that_its_family_cannot_say_is_refused():
         describe(config)
     assert "hidden=99" in str(error.value)
     assert "as the family's function makes them" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [gemma2(**SIZES, window=None), gemma3(**SIZES, pattern=1), gpt_oss(**SIZES, window=None)],
+)
+def test_a_window_is_written_without_a_windowed_layer(config):
+    """transformers refuses null, and uses the number in no layer."""
+    keys = describe(config)
+    assert keys["sliding_window"] > 0
+    assert parse(keys) == config
+
+
+def test_a_layer_of_another_kind_is_refused():
+    config = mixtral(**SIZES)
+    dense = dataclasses.replace(config.layers[1], mlp=Mlp(hidden=6))
+    config = dataclasses.replace(config, layers=(config.layers[0], dense))
+    with pytest.raises(ValueError, match="must have Attention with RoPE and Experts") as error:
+        describe(config)
+    assert "got layers[1] with Attention(" in str(error.value)
+    assert "Mlp(hidden=6" in str(error.value)
+    assert "or save nnx.state(model) with dovetail_checkpoint.Store or Orbax" in str(error.value)
+
+
+def test_a_cap_on_gemma_3s_scores_is_refused():
+    with pytest.raises(ValueError, match="cannot cap the scores") as error:
+        describe(gemma3(**SIZES, score_cap=20.0))
+    assert "got score_cap=20.0" in str(error.value)
+    assert "Build the model with score_cap=None" in str(error.value)

@@ -167,3 +167,18 @@ def test_a_disk_that_fills_leaves_nothing(tmp_path):
     command = [sys.executable, "-c", FULL_DISK, str(tmp_path / "m")]
     assert subprocess.run(command, check=False).returncode == errno.EFBIG
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("umask, mode", [(0o022, 0o644), (0o027, 0o640)])
+def test_files_have_the_mode_of_the_umask(model, tmp_path, umask, mode):
+    (tmp_path / "like").mkdir()
+    (tmp_path / "like" / "tokenizer.json").write_text("{}")
+    (tmp_path / "like" / "tokenizer.json").chmod(0o600)
+    before = os.umask(umask)
+    try:
+        save(model, tmp_path / "m", like=tmp_path / "like", file_bytes=3000)
+    finally:
+        os.umask(before)
+    files = list((tmp_path / "m").iterdir())
+    assert len(files) > 4
+    assert {file.stat().st_mode & 0o777 for file in files} == {mode}

@@ -65,9 +65,18 @@ def save(model: nnx.Module, directory: Path | str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     # The description says that all is there: away first, and written last.
     (folder / DESCRIPTION).unlink(missing_ok=True)
-    save_file(arrays, folder / WEIGHTS)
+    _write_weights(folder / WEIGHTS, arrays)
     text = json.dumps({"format": FORMAT, "parameters": described}, indent=1)
     (folder / DESCRIPTION).write_text(text + "\n", encoding="utf-8")
+
+
+def _write_weights(path: Path, arrays: dict[str, Any]) -> None:
+    """Writes the arrays with the mode of any new file; safetensors' own is 0600."""
+    path.unlink(missing_ok=True)
+    path.touch()
+    mode = path.stat().st_mode
+    save_file(arrays, path)
+    path.chmod(mode)
 
 
 def load(

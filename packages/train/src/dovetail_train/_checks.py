@@ -32,6 +32,15 @@ def check_placement(mesh: Any, precision: Any) -> None:
         )
 
 
+def check_after_update(after_update: Any) -> None:
+    """Raises TypeError unless `after_update` is a function or None."""
+    if after_update is not None and not callable(after_update):
+        raise TypeError(
+            f"after_update must be a function of the module, got after_update={after_update!r}; "
+            f"write def after_update(model), or leave it out"
+        )
+
+
 def check_model(model: Any) -> None:
     """Raises TypeError unless `model` is a Flax NNX module."""
     if not isinstance(model, nnx.Module):

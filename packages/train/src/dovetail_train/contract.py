@@ -57,6 +57,7 @@ RULES = (
     Rule("optimizer", "numbers, schedules, masks", "logged", "holds from the restored step"),
     Rule("guard", "numbers of the guard", "logged", "holds from the restored step"),
     Rule("loss", "numbers and functions inside the loss", "logged", "holds from the restored step"),
+    Rule("after_update", "the function and its numbers", "logged", "holds from the restored step"),
     Rule("weights", "factors of the terms", "logged", "holds from the restored step"),
     Rule("accumulate", "microbatches", "logged", "equal up to rounding"),
     Rule("precision", "compute dtype, keep", "logged", "holds from the restored step"),
@@ -125,6 +126,7 @@ def description(programs: Programs, definition: Definition, target: State) -> di
             "optimizer": tx,
             "loss": describe(programs.loss),
             "guard": describe(programs.guard),
+            "after_update": describe(programs.after_update),
             "versions": {"python": platform.python_version()}
             | {name: importlib.metadata.version(name) for name in _VERSIONED},
             "arrays": {
@@ -153,6 +155,7 @@ def compare(saved: Mapping[str, Any], present: Mapping[str, Any]) -> list[Differ
         saved: Description in the checkpoint.
         present: Description of the run to resume.
     """
+    saved = {"after_update": None, **saved}  # runs saved before it was an option
     differences = _of_values(saved, present, "seed", "seed")
     differences += _of_arrays(saved["arrays"], present["arrays"])
     differences += _of_optimizer(saved, present)
@@ -162,6 +165,7 @@ def compare(saved: Mapping[str, Any], present: Mapping[str, Any]) -> list[Differ
     else:
         differences += _of_functions(saved, present, "loss")
     differences += _of_guard(saved, present)
+    differences += _of_functions(saved, present, "after_update")
     for entry in ("weights", "accumulate", "precision", "max_skips", "versions"):
         differences += _of_values(saved, present, entry, entry)
     differences += _of_ema(saved, present)
@@ -266,7 +270,7 @@ def _array_text(name: str, arrays: Mapping[str, str]) -> str:
 def _of_code(saved: Any, present: Any) -> list[Difference]:
     return [
         _difference("code", f"code of {short(name)}", before, after)
-        for key in ("optimizer", "loss", "guard")
+        for key in ("optimizer", "loss", "guard", "after_update")
         for name, before, after in codes(saved[key], present[key])
     ]
 

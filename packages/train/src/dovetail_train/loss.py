@@ -63,6 +63,7 @@ def lm_loss(
     chunk: int | None = None,
     z: float = 0.0,
     balance: bool = False,
+    record: Callable[[Any, Any], None] | None = None,
     sources: Sequence[str] = (),
 ) -> Loss:
     """Returns a loss: Σ mask·(logsumexp(logits) − logits[target]) and Σ mask, in nats.
@@ -82,6 +83,8 @@ def lm_loss(
         z: If above 0, adds the term "z" = z·Σ mask·logsumexp² (PaLM, section 5).
         balance: Adds the term "balance", the mean over sequences and layers of the decoder's taps
             "router" (objects with `total` and `sequences`). Set its weight in `Trainer(weights=)`.
+        record: Called with the model and its tap "router", to keep statistics in Variables of the
+            model that are no parameters, such as `dovetail_models.record_load`.
         sources: Names of sources. The batch then has source i32[B], an index into them, and each
             gets the metric "source/NAME", its mean nll.
 
@@ -92,7 +95,7 @@ def lm_loss(
         >>> trainer = Trainer(optax.adamw(1e-3), lm_loss(z=1e-4))
     """
     _check(cross_entropy=cross_entropy, chunk=chunk, z=z, sources=sources)
-    taps: dict[str, Any] = {"taps": ("router",)} if balance else {}
+    taps: dict[str, Any] = {"taps": ("router",)} if balance or record else {}
 
     def loss(model: Any, batch: Batch, *, key: Any) -> Term | Mapping[str, Term]:
         del key  # a decoder's noise, if any, is its own
@@ -102,6 +105,8 @@ def lm_loss(
         terms: dict[str, Term] = {"nll": (sums.nll, sums.tokens)}
         if z:
             terms["z"] = sums.squares, sums.tokens
+        if record is not None:
+            record(model, extras[-1]["router"])
         if balance:
             router = extras[-1]["router"]
             terms["balance"] = router.total.sum(), router.sequences.sum()

@@ -35,7 +35,7 @@ from dovetail_train.step import (
     make_value,
     mean_loss,
 )
-from dovetail_train.update import make_step
+from dovetail_train.update import AfterUpdate, make_change, make_step
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -115,6 +115,7 @@ class Programs:
         precision: Compute dtype inside the loss.
         ema: Decay of the moving average, or None.
         guard: Guard, or None.
+        after_update: Changes the module after an update, or None.
         max_skips: Rejected steps in a row before a run ends.
         seed: Seed of the key passed to the loss.
         placement: Mesh, and placement of a batch.
@@ -130,6 +131,7 @@ class Programs:
     precision: Precision
     ema: float | None
     guard: StepGuard | None
+    after_update: AfterUpdate | None
     max_skips: int
     seed: int
     placement: BatchPlacement
@@ -202,6 +204,7 @@ class Programs:
             weights=self.weights,
             seed=self.seed,
             guard=self.guard,
+            change=make_change(definition, self.after_update),
             max_skips=self.max_skips,
             ema=self.ema,
         )

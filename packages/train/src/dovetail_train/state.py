@@ -3,7 +3,7 @@
 """The state of a run, as one pytree of arrays with shardings."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -79,12 +79,14 @@ class Definition:
     Attributes:
         graphdef: Graph of the module.
         shardings: Sharding of each array.
+        kept: Names of the parameters with the metadata `keep_dtype=True`.
         tx: Optimizer.
         guard: Guard, or None.
     """
 
     graphdef: Any
     shardings: State
+    kept: frozenset[str]
     tx: optax.GradientTransformation
     guard: StepGuard | None = None
 
@@ -217,8 +219,20 @@ def split(
         guard=jax.tree.map(lambda _: everywhere, _history(extras.guard)),
         skips=jax.tree.map(lambda _: everywhere, no_skips()),
     )
-    definition = Definition(graphdef=graphdef, shardings=shardings, tx=tx, guard=extras.guard)
+    definition = Definition(
+        graphdef=graphdef, shardings=shardings, kept=_kept(states), tx=tx, guard=extras.guard
+    )
     return definition, Arrays(params=params, frozen=frozen, rest=rest)
+
+
+def _kept(states: Sequence[nnx.State]) -> frozenset[str]:
+    """Returns the names of the Variables with the metadata `keep_dtype=True`."""
+    return frozenset(
+        name_of(path)
+        for state in states
+        for path, variable in nnx.to_flat_state(state)
+        if variable.get_metadata("keep_dtype", False)
+    )
 
 
 def build(definition: Definition, arrays: Arrays) -> State:

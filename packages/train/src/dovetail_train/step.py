@@ -11,7 +11,7 @@ and a second pass adds gradients already divided by them.
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -144,7 +144,9 @@ class Precision:
 
     Parameters, gradients and optimizer state keep their dtype (float32 in nearly every run): the
     cast is differentiated, so its transpose returns gradients in it. Batches are not cast, since a
-    bfloat16 mask could not count above 256.
+    bfloat16 mask could not count above 256. Variables with the metadata `keep_dtype=True`
+    (`nnx.Param(x, keep_dtype=True)`) are not cast either: the model says that rounding them would
+    change decisions, as that of a router.
 
     Args:
         compute: "float32" (no cast) or "bfloat16". float16 would need loss scaling.
@@ -169,15 +171,16 @@ class Precision:
         if self.keep != ():
             select(self.keep, [name for tree in trees for name in names_of(tree)])
 
-    def cast(self, params: Any) -> Any:
-        """Casts float parameters to the compute dtype, except those in `keep`."""
+    def cast(self, params: Any, *, kept: Collection[str] = ()) -> Any:
+        """Casts float parameters to the compute dtype, except those of `keep` and `kept`."""
         if self.compute == "float32":
             return params
         dtype = jnp.dtype(self.compute)
 
         def leaf(path: tuple[Any, ...], x: jax.Array) -> jax.Array:
-            kept = self.keep != () and matches(self.keep, name_of(path))
-            return x if kept or not jnp.issubdtype(x.dtype, jnp.floating) else x.astype(dtype)
+            name = name_of(path)
+            own = name in kept or (self.keep != () and matches(self.keep, name))
+            return x if own or not jnp.issubdtype(x.dtype, jnp.floating) else x.astype(dtype)
 
         return jax.tree_util.tree_map_with_path(leaf, params)
 
@@ -194,15 +197,16 @@ def make_objective(definition: Definition, loss: Loss, precision: Precision) -> 
     """
 
     def run(params: Any, frozen: Any, rest: Any, batch: Batch, key: Array) -> Any:
-        model = definition.merge(precision.cast(params), precision.cast(frozen), rest)
+        cast = functools.partial(precision.cast, kept=definition.kept)
+        model = definition.merge(cast(params), cast(frozen), rest)
         terms = terms_of(loss(model, batch, key=key))
-        return terms, _rest_of(model, rest)
+        return terms, state_like(rest, model)
 
     return run
 
 
-def _rest_of(model: nnx.Module, before: Any) -> Any:
-    """Returns the module's state after the loss, without its parameters."""
+def state_like(before: Any, model: nnx.Module) -> Any:
+    """Returns the arrays of `model` at the paths of `before`, one role of its state."""
     after = nnx.to_pure_dict(nnx.state(model))
     known = {path for path, _ in jax.tree_util.tree_leaves_with_path(before)}
     flat = jax.tree_util.tree_leaves_with_path(after)

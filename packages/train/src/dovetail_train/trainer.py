@@ -49,7 +49,7 @@ from dovetail_train.step import (
     group_rows,
 )
 from dovetail_train.store import Store
-from dovetail_train.update import check_options
+from dovetail_train.update import AfterUpdate, check_options
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,6 +86,9 @@ class Trainer:
             `model(state, ema=True)`. None for no average.
         guard: Rejects spikes, such as `dovetail_optim.Guard()`. Its history is part of the state.
             Default: only non-finite steps are rejected.
+        after_update: Called once per accepted update, inside the step, with the module after it.
+            May change trained parameters and Variables that are no parameters, in place, such as
+            `functools.partial(dovetail_models.update_selection_bias, rate=1e-3)`.
         max_skips: Rejected steps in a row before `fit` ends. With 0 and no guard nothing is
             rejected, `fit` ends at the first non-finite step, and a step needs one gradient tree
             less memory.
@@ -126,6 +129,7 @@ class Trainer:
         precision: Precision = Precision(compute="float32"),  # noqa: B008 - frozen
         ema: float | None = None,
         guard: StepGuard | None = None,
+        after_update: AfterUpdate | None = None,
         max_skips: int = 10,
         seed: int = 0,
         flops: float | None = None,
@@ -135,6 +139,7 @@ class Trainer:
         check_options(accumulate=accumulate, ema=ema, max_skips=max_skips)
         check_guard(guard)
         _checks.check_placement(mesh, precision)
+        _checks.check_after_update(after_update)
         given = make_mesh(devices=jax.devices()[:1]) if mesh is None else mesh
         self.mesh, self._given_mesh = auto_mesh(given), given
         self.precision, self.seed = precision, seed
@@ -151,6 +156,7 @@ class Trainer:
             precision=precision,
             ema=ema,
             guard=guard,
+            after_update=after_update,
             max_skips=max_skips,
             seed=seed,
             placement=self._placement,
@@ -202,12 +208,16 @@ class Trainer:
                 "a model of averages needs a trainer that keeps them, got ema=True with a state "
                 "that has none; write Trainer(..., ema=0.999)"
             )
-        to = self.precision.cast if cast else lambda tree: tree
+        definition = self._ready().definition
+
+        def to(tree: Any) -> Any:
+            return self.precision.cast(tree, kept=definition.kept) if cast else tree
+
         traced = isinstance(state.step, Tracer)  # by a program of the trainer's mesh
         with nullcontext() if traced else ambient(self.mesh):
             params = to(_typed_like(state.ema, state.params) if ema else state.params)
             arrays = params, to(state.frozen), state.rest
-        return self._ready().definition.merge(*retyped(arrays, self._given_mesh))
+        return definition.merge(*retyped(arrays, self._given_mesh))
 
     def fit(
         self,

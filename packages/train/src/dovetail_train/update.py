@@ -14,11 +14,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from dovetail_train._patterns import name_of
 from dovetail_train.guard import StepGuard, judge
 from dovetail_train.metrics import Metrics
 from dovetail_train.optimizer import make_update
-from dovetail_train.state import State
-from dovetail_train.step import ONE, Batch, Term, mean_loss
+from dovetail_train.state import Definition, State
+from dovetail_train.step import ONE, Batch, Term, mean_loss, state_like
+
+# Changes a module in place, after an accepted update.
+AfterUpdate = Callable[[Any], None]
 
 
 def check_options(*, accumulate: int, ema: float | None, max_skips: int) -> None:
@@ -45,6 +49,52 @@ def check_options(*, accumulate: int, ema: float | None, max_skips: int) -> None
         )
 
 
+def make_change(definition: Definition, after_update: AfterUpdate | None) -> Callable[..., Any]:
+    """Returns (params, frozen, rest) -> (params, rest) after `after_update`, as a function.
+
+    Args:
+        definition: The module without its arrays.
+        after_update: Changes the module. None: nothing does.
+    """
+
+    def change(params: Any, frozen: Any, rest: Any) -> tuple[Any, Any]:
+        if after_update is None:
+            return params, rest
+        model = definition.merge(params, frozen, rest)
+        returned = after_update(model)
+        if returned is not None:
+            raise TypeError(
+                f"after_update must change the module in place and return None, got "
+                f"{type(returned).__name__}; write variable.set_value(...) on its Variables"
+            )
+        leaves = zip(
+            jax.tree.leaves(frozen), jax.tree.leaves(state_like(frozen, model)), strict=True
+        )
+        if any(before is not after for before, after in leaves):
+            raise ValueError(
+                "after_update must leave the parameters outside trainable as they are, got "
+                "changed ones; write trainable= so that it matches them too"
+            )
+        return _in_form(params, model), _in_form(rest, model)
+
+    return change
+
+
+def _in_form(before: Any, model: Any) -> Any:
+    """Returns the arrays of `model` at the paths of `before`, after a check of shape and dtype."""
+
+    def checked(path: Any, old: jax.Array, new: jax.Array) -> jax.Array:
+        if (old.shape, old.dtype) != (jnp.shape(new), jnp.result_type(new)):
+            raise ValueError(
+                f"after_update must keep the shape and dtype of a Variable, got {name_of(path)}="
+                f"{jnp.result_type(new)}{list(jnp.shape(new))} for {old.dtype}{list(old.shape)}; "
+                f"write x.astype({str(old.dtype)!r})"
+            )
+        return jnp.asarray(new)
+
+    return jax.tree_util.tree_map_with_path(checked, before, state_like(before, model))
+
+
 def make_step(
     gradients: Callable[..., Any],
     value: Callable[..., Any],
@@ -53,6 +103,7 @@ def make_step(
     weights: Mapping[str, float],
     seed: int,
     guard: StepGuard | None = None,
+    change: Callable[..., Any],
     max_skips: int = 10,
     ema: float | None = None,
 ) -> Callable[[State, Batch], tuple[State, Metrics]]:
@@ -70,6 +121,7 @@ def make_step(
         weights: Factors of the terms.
         seed: Seed of the key.
         guard: Guard, or None.
+        change: Result of `make_change`.
         max_skips: Rejected steps in a row before the run ends.
         ema: Decay of the moving average, or None.
     """
@@ -94,7 +146,8 @@ def make_step(
                 grad_fn=lambda params: gradients(with_params(params), batch, key)[0],
             )
             params = optax.apply_updates(state.params, updates)
-            return params, rest, opt, _averaged(state.ema, params, ema), _norm(updates)
+            params, after = change(params, state.frozen, rest)
+            return params, after, opt, _averaged(state.ema, params, ema), _norm(updates)
 
         def leave() -> Any:
             return state.params, state.rest, state.opt, state.ema, jnp.zeros((), jnp.float32)
@@ -108,16 +161,9 @@ def make_step(
             scalars["skipped"] = 1.0 - taken.astype(jnp.float32)
             after = jax.lax.cond(taken, take, leave)
         params, rest, opt, average, scalars["update_norm"] = after
-        done = State(
-            step=state.step + 1,
-            params=params,
-            frozen=state.frozen,
-            rest=rest,
-            opt=opt,
-            ema=average,
-            skips=skips,
-            guard=history,
-        )
+        trees = {"params": params, "rest": rest, "opt": opt, "ema": average}
+        counts = {"step": state.step + 1, "skips": skips, "guard": history}
+        done = dataclasses.replace(state, **trees, **counts)
         return done, Metrics(scalars=scalars, grad_norms=metrics.grad_norms)
 
     return step

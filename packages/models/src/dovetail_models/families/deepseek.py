@@ -111,12 +111,12 @@ def read_experts(keys: Keys, *, scale: float, **options: Any) -> Experts:
         ValueError: A key is missing or has a wrong value.
     """
     hidden = shape.count(keys, "moe_intermediate_size")
-    shared = shape.count(keys, "n_shared_experts", required=False)
+    shared = shape.count(keys, "n_shared_experts", required=False, least=0)
     return Experts(
         count=shape.count(keys, "n_routed_experts"),
         top_k=shape.count(keys, "num_experts_per_tok"),
         hidden=hidden,
-        shared=shared and shared * hidden,
+        shared=shared * hidden if shared else None,
         scale=keys.take("routed_scaling_factor", scale),
         **options,
     )
@@ -126,7 +126,7 @@ def write_sizes(config: Config) -> dict[str, Any]:
     """Returns the config.json keys common to V2 and V3."""
     a = config.layers[0].attention
     blocks = [la.mlp for la in config.layers]
-    block = next(b for b in blocks if isinstance(b, Experts))
+    block = shape.first_experts(config)
     wide = next((b.hidden for b in blocks if isinstance(b, Mlp)), block.hidden)
     assert isinstance(a, LatentAttention)
     return {
@@ -153,7 +153,8 @@ def write_sizes(config: Config) -> dict[str, Any]:
         "moe_layer_freq": 1,
         "moe_intermediate_size": block.hidden,
         "n_routed_experts": block.count,
-        "n_shared_experts": block.shared and block.shared // block.hidden,
+        # transformers refuses null; of no expert it makes empty matrices.
+        "n_shared_experts": (block.shared or 0) // block.hidden,
         "num_experts_per_tok": block.top_k,
         "routed_scaling_factor": block.scale,
         **write_rope(a.rope),

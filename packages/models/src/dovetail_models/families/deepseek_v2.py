@@ -14,7 +14,7 @@ from dovetail_models.config import Config, LatentAttention, Norm
 from dovetail_models.families import deepseek, shape
 from dovetail_models.hf.rope import read_rope
 from dovetail_models.hf.table import Family, Keys
-from dovetail_models.layer_config import Experts, Groups
+from dovetail_models.layer_config import Experts, Groups, Mlp
 
 _GREEDY, _LIMITED = "greedy", "group_limited_greedy"
 
@@ -98,7 +98,7 @@ def _read(keys: Keys) -> Config:
 
 
 def _write(config: Config) -> dict[str, Any]:
-    block = next(la.mlp for la in config.layers if isinstance(la.mlp, Experts))
+    block = shape.first_experts(config)
     keys = {
         "architectures": ["DeepseekV2ForCausalLM"],
         **deepseek.write_sizes(config),
@@ -120,4 +120,6 @@ FAMILY = Family(
     # Without a limit on groups these two have no effect.
     inert=deepseek.INERT | {"n_group", "topk_group"},
     tied=shape.TIED,
+    attention=LatentAttention,
+    blocks=(Mlp, Experts),
 )

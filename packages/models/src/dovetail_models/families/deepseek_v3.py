@@ -15,7 +15,7 @@ from dovetail_models.config import Config, LatentAttention, Norm
 from dovetail_models.families import deepseek, shape
 from dovetail_models.hf.rope import read_rope
 from dovetail_models.hf.table import Family, Keys, Row
-from dovetail_models.layer_config import Experts, Groups
+from dovetail_models.layer_config import Experts, Groups, Mlp
 
 _BIAS = Row(
     "model.layers.{i}.mlp.gate.e_score_correction_bias",
@@ -102,9 +102,7 @@ def _read(keys: Keys) -> Config:
 
 
 def _write(config: Config) -> dict[str, Any]:
-    layer = next(la for la in config.layers if isinstance(la.mlp, Experts))
-    block, attention = layer.mlp, layer.attention
-    assert isinstance(block, Experts)
+    block, attention = shape.first_experts(config), config.layers[0].attention
     assert isinstance(attention, LatentAttention)
     groups = block.groups or Groups(count=1, top_k=1, score="top2")
     return {
@@ -132,5 +130,7 @@ FAMILY = Family(
     layouts=((*deepseek.FUSED, _BIAS),),
     inert=deepseek.INERT,
     tied=shape.TIED,
+    attention=LatentAttention,
+    blocks=(Mlp, Experts),
     dropped=_next_token_layers,
 )

@@ -17,6 +17,7 @@ from dovetail_models.hf.rope import read_rope
 from dovetail_models.hf.table import Family, Keys, Table
 from dovetail_models.layer_config import Mlp, Rope
 
+_WINDOW = 4096  # without a key in config.json
 _THEIRS, _OURS = "model.layers.{i}.", "layers.{i}."
 _NORMS: Table = tuple(
     row
@@ -104,15 +105,12 @@ def gemma2(
     )
 
 
-def read_sizes(
-    keys: Keys, *, max_length: int, score_cap: float | None, logit_cap: float | None
-) -> dict[str, Any]:
+def read_sizes(keys: Keys, *, max_length: int, logit_cap: float | None) -> dict[str, Any]:
     """Reads the builder arguments common to Gemma 2 and 3 from config.json.
 
     Args:
         keys: The keys of config.json.
         max_length: Default of `max_position_embeddings`.
-        score_cap: Default of `attn_logit_softcapping`.
         logit_cap: Default of `final_logit_softcapping`.
 
     Returns:
@@ -125,14 +123,10 @@ def read_sizes(
     keys.expect("hidden_act", GELU, "gelu")
     keys.expect("attention_bias", False)
     keys.expect("use_bidirectional_attention", False)
-    window = 4096
-    if "sliding_window" in keys:
-        window = shape.count(keys, "sliding_window", required=False)
     return {
         **shape.read_sizes(keys, tie=True, max_length=max_length, head_dim=256),
         "query_scalar": float(keys.take("query_pre_attn_scalar", 256)),
-        "window": window,
-        "score_cap": _cap(keys, "attn_logit_softcapping", score_cap),
+        "window": shape.read_window(keys, default=_WINDOW),
         "logit_cap": _cap(keys, "final_logit_softcapping", logit_cap),
     }
 
@@ -146,16 +140,16 @@ def write_sizes(config: Config, *, architecture: str) -> dict[str, Any]:
     """Returns the config.json keys common to Gemma 2 and 3."""
     layer = config.layers[0]
     assert isinstance(layer.attention, Attention)
-    assert layer.attention.scale is not None
+    scale = layer.attention.scale or layer.attention.head_dim**-0.5
     return {
         **shape.write_shape(config, architecture=architecture, hidden=layer.mlp.hidden),
         "hidden_activation": GELU,
         "attention_bias": False,
         "use_bidirectional_attention": None,
         # Rounding undoes the error of the two powers.
-        "query_pre_attn_scalar": _whole(round(layer.attention.scale**-2, 6)),
-        "sliding_window": shape.first_window(config),
-        "attn_logit_softcapping": layer.attention.soft_cap,
+        "query_pre_attn_scalar": _whole(round(scale**-2, 6)),
+        # transformers refuses null, also without a windowed layer.
+        "sliding_window": shape.first_window(config) or _WINDOW,
         "final_logit_softcapping": config.soft_cap,
         "layer_types": shape.kinds(config),
     }
@@ -168,13 +162,21 @@ def _whole(number: float) -> float | int:
 def _read(keys: Keys) -> Config:
     keys.expect("architectures", ["Gemma2ForCausalLM"])
     rope = read_rope(keys)
-    sizes = read_sizes(keys, max_length=8192, score_cap=50.0, logit_cap=30.0)
+    sizes = read_sizes(keys, max_length=8192, logit_cap=30.0)
+    sizes["score_cap"] = _cap(keys, "attn_logit_softcapping", 50.0)
     return shape.with_kinds(keys, gemma2(**sizes, rope_theta=rope.theta), window=sizes["window"])
+
+
+def _write(config: Config) -> dict[str, Any]:
+    keys = write_sizes(config, architecture="Gemma2ForCausalLM")
+    attention = config.layers[0].attention
+    assert isinstance(attention, Attention)
+    return keys | {"attn_logit_softcapping": attention.soft_cap}
 
 
 FAMILY = Family(
     read=_read,
-    write=lambda config: write_sizes(config, architecture="Gemma2ForCausalLM"),
+    write=_write,
     table=TABLE,
     inert=shape.INERT,
     tied=shape.TIED,

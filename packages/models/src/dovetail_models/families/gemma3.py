@@ -4,7 +4,8 @@
 (2503.19786).
 
 Quirks: q and k are normalised before RoPE. Windowed layers have a RoPE base of 10,000, full layers
-1,000,000; only the latter is scaled. Of six layers the last is full.
+1,000,000; only the latter is scaled. Of six layers the last is full. transformers reads
+`attn_logit_softcapping` and caps no score, so a value there has no effect here either.
 """
 
 import dataclasses
@@ -19,6 +20,7 @@ from dovetail_models.hf.table import Family, Keys
 from dovetail_models.layer_config import Mlp, Rope, Scaling
 
 _INERT = shape.INERT | {"_sliding_window_pattern", "cache_implementation"}
+_INERT |= {"attn_logit_softcapping"}
 
 
 def gemma3(
@@ -56,7 +58,8 @@ def gemma3(
         query_scalar: Scores are divided by its square root.
         window: Number of positions a query sees in windowed layers. None: all.
         pattern: Every `pattern`-th layer is full, the others are windowed.
-        score_cap: Soft cap c of the scores: `c tanh(scores / c)`. None: no cap.
+        score_cap: Soft cap c of the scores: `c tanh(scores / c)`. None: no cap. transformers
+            cannot compute one in Gemma 3, so `save` refuses the model.
         logit_cap: Soft cap of the logits. None: no cap.
         rope_theta: Base of the RoPE frequencies in full layers.
         rope_scaling: Scaling of the RoPE frequencies in full layers. None: no scaling.
@@ -125,7 +128,7 @@ def _read(keys: Keys) -> Config:
             "RoPE of the windowed layers must not be stretched, got rope_parameters="
             f"{new}. No module here computes it; use the library that wrote the file."
         )
-    sizes = read_sizes(keys, max_length=131_072, score_cap=None, logit_cap=None)
+    sizes = read_sizes(keys, max_length=131_072, logit_cap=None)
     pattern = shape.count(keys, "sliding_window_pattern", required=False) or 6
     ropes = {"rope_theta": rope.theta, "rope_scaling": rope.scaling}
     config = gemma3(**sizes, **ropes, local_theta=local_rope.theta, pattern=pattern)
@@ -134,6 +137,14 @@ def _read(keys: Keys) -> Config:
 
 
 def _write(config: Config) -> dict[str, Any]:
+    kinds = [la.attention for la in config.layers if isinstance(la.attention, Attention)]
+    caps = [kind.soft_cap for kind in kinds if kind.soft_cap is not None]
+    if caps:
+        raise ValueError(
+            "The files of a gemma3_text cannot cap the scores, since transformers ignores the "
+            f"key, got score_cap={caps[0]}. Build the model with score_cap=None, or save "
+            "nnx.state(model) with dovetail_checkpoint.Store or Orbax."
+        )
     keys = write_sizes(config, architecture="Gemma3ForCausalLM")
     ropes = {la.attention.window is None: la.attention.rope for la in config.layers}
     # Without layers of a kind, write its published base.

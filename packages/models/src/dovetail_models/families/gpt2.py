@@ -48,6 +48,8 @@ _TABLE: Table = (
     *_conv("h.{i}.mlp.c_proj", "layers.{i}.mlp.down"),
 )
 _DROPOUT = {"attn_pdrop", "embd_pdrop", "resid_pdrop", "summary_first_dropout"}
+# Upcasts scores to float32, as every attention here does.
+_UPCAST = "reorder_and_upcast_attn"
 _SUMMARY = {"summary_activation", "summary_proj_to_labels", "summary_type", "summary_use_proj"}
 
 
@@ -108,8 +110,6 @@ def _read(keys: Keys) -> Config:
     keys.expect("scale_attn_weights", True)
     keys.expect("scale_attn_by_inverse_layer_idx", False)
     keys.expect("add_cross_attention", False)
-    # Upcasts scores to float32. Every attention here does so anyway.
-    keys.expect("reorder_and_upcast_attn", False, True)
     return gpt2(
         vocab_size=shape.count(keys, "vocab_size"),
         embed=shape.count(keys, "n_embd"),
@@ -141,7 +141,6 @@ def _write(config: Config) -> dict[str, Any]:
         "scale_attn_weights": True,
         "scale_attn_by_inverse_layer_idx": False,
         "add_cross_attention": False,
-        "reorder_and_upcast_attn": False,
     }
 
 
@@ -150,7 +149,8 @@ FAMILY = Family(
     write=_write,
     table=_TABLE,
     prefix="transformer.",
-    inert=shape.INERT | _DROPOUT | _SUMMARY | {"n_ctx", "task_specific_params"},
+    inert=shape.INERT | _DROPOUT | _SUMMARY | {_UPCAST, "n_ctx", "task_specific_params"},
     tied=("lm_head.weight", "wte.weight"),
+    rope=False,
     buffers=("h.{i}.attn.bias", "h.{i}.attn.masked_bias"),
 )

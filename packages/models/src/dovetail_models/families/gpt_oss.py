@@ -29,6 +29,7 @@ _EXPERTS: Table = (
 )
 _SINKS = Row(f"{_THEIRS}self_attn.sinks", f"{_OURS}attn.sinks", _SAME)
 GATE = ClampedGlu(limit=7.0, alpha=1.702)
+_WINDOW = 128
 YARN = YarnScaling(factor=32.0, original_length=4096, truncate=False)
 
 
@@ -113,9 +114,7 @@ def gpt_oss(
 def _read(keys: Keys) -> Config:
     keys.expect("architectures", ["GptOssForCausalLM"])
     keys.expect("hidden_act", "silu")
-    window = 128
-    if "sliding_window" in keys:
-        window = shape.count(keys, "sliding_window", required=False)
+    window = shape.read_window(keys, default=_WINDOW)
     # The published files hold it twice.
     keys.take("experts_per_token")
     gate = ClampedGlu(limit=keys.take("swiglu_limit", 7.0), alpha=keys.take("swiglu_alpha", 1.702))
@@ -135,7 +134,8 @@ def _write(config: Config) -> dict[str, Any]:
     attention, block = layer.attention, layer.mlp
     assert isinstance(attention, Attention)
     assert isinstance(block, Experts)
-    assert isinstance(block.activation, ClampedGlu)
+    # Another activation is not read back, and so refused.
+    gate = block.activation if isinstance(block.activation, ClampedGlu) else GATE
     return {
         **shape.write_shape(config, architecture="GptOssForCausalLM", hidden=block.hidden),
         "hidden_act": "silu",
@@ -143,9 +143,10 @@ def _write(config: Config) -> dict[str, Any]:
         "num_local_experts": block.count,
         "num_experts_per_tok": block.top_k,
         "experts_per_token": block.top_k,
-        "swiglu_limit": block.activation.limit,
-        "swiglu_alpha": block.activation.alpha,
-        "sliding_window": shape.first_window(config),
+        "swiglu_limit": gate.limit,
+        "swiglu_alpha": gate.alpha,
+        # transformers refuses null, also without a windowed layer.
+        "sliding_window": shape.first_window(config) or _WINDOW,
         "layer_types": shape.kinds(config),
     }
 
@@ -156,4 +157,5 @@ FAMILY = Family(
     table=(*shape.OUTER, *shape.NORMS, *shape.ATTENTION, _SINKS, *_EXPERTS),
     inert=shape.INERT | shape.INERT_EXPERTS | {"initial_context_length"},
     tied=shape.TIED,
+    blocks=(Experts,),
 )

@@ -78,9 +78,7 @@ def mistral(
 def _read(keys: Keys) -> Config:
     keys.expect("architectures", ["MistralForCausalLM"])
     keys.expect("hidden_act", "silu")
-    window = (
-        shape.count(keys, "sliding_window", required=False) if "sliding_window" in keys else 4096
-    )
+    window = shape.read_window(keys, default=4096)
     return mistral(**shape.read_shape(keys, max_length=131_072), window=window)
 
 

@@ -99,7 +99,7 @@ def _read(keys: Keys) -> Config:
         **shape.read_shape(keys, theta=1e6, eps=1e-5, max_length=131_072),
         experts=shape.count(keys, "num_local_experts"),
         top_k=shape.count(keys, "num_experts_per_tok"),
-        window=shape.count(keys, "sliding_window", required=False),
+        window=shape.read_window(keys, default=None),
     )
 
 
@@ -123,4 +123,5 @@ FAMILY = Family(
     layouts=((*_REST, *_FUSED),),
     inert=shape.INERT | shape.INERT_EXPERTS,
     tied=shape.TIED,
+    blocks=(Experts,),
 )

@@ -4,6 +4,7 @@
 
 Quirks: The output projection has no bias. `sliding_window` counts only with `use_sliding_window`.
 It then applies to the layers from `max_window_layers` on, or to those named in `layer_types`.
+Without keys in config.json the window has 4096 positions and begins at layer 28.
 """
 
 from typing import Any
@@ -81,9 +82,9 @@ def with_windows(keys: Keys, config: Config) -> Config:
     # Without use_sliding_window the other two keys have no effect and are kept as extra keys.
     window, full = None, depth
     if keys.take("use_sliding_window", False):
-        window = shape.count(keys, "sliding_window", required=False)
+        window = shape.read_window(keys, default=4096)
         # Any whole number: a model may have windows from its first layer on.
-        full = keys.take("max_window_layers", depth)
+        full = keys.take("max_window_layers", 28)
     kinds = [shape.FULL if window is None or i < full else shape.SLIDING for i in range(depth)]
     windows = shape.read_windows(keys, depth, window=window, default=kinds)
     return shape.with_windows(config, windows)

@@ -116,7 +116,7 @@ def _read(keys: Keys) -> Config:
     step = shape.count(keys, "decoder_sparse_step", required=False) or 1
     listed = keys.take("mlp_only_layers", [])
     dense = tuple(i for i in range(sizes["depth"]) if i in listed or (i + 1) % step)
-    window = shape.count(keys, "sliding_window", required=False)
+    window = shape.read_window(keys, default=4096)
     # transformers 4 wrote num_experts, 5 writes num_local_experts.
     old = shape.count(keys, "num_experts", required=False)
     count = shape.count(keys, "num_local_experts", required=old is None) or old
@@ -140,7 +140,7 @@ def _read(keys: Keys) -> Config:
 
 def _write(config: Config) -> dict[str, Any]:
     blocks = [la.mlp for la in config.layers]
-    block = next(b for b in blocks if isinstance(b, Experts))
+    block = shape.first_experts(config)
     wide = next((b.hidden for b in blocks if isinstance(b, Mlp)), block.hidden)
     window, attention = shape.first_window(config), config.layers[0].attention
     assert isinstance(attention, Attention)
@@ -167,4 +167,5 @@ FAMILY = Family(
     layouts=((*_REST, *shape.MLP, *_FUSED),),
     inert=shape.INERT | shape.INERT_EXPERTS | {"max_window_layers"},
     tied=shape.TIED,
+    blocks=(Mlp, Experts),
 )

@@ -40,6 +40,7 @@ def norm(theirs: str, ours: str) -> Table:
     return (Row(f"{theirs}.weight", f"{ours}.scale", SAME),)
 
 
+_NO_EXPERTS = Experts(count=2, top_k=1, hidden=1, shared=1)
 _THEIRS, _OURS = "model.layers.{i}.", "layers.{i}."
 OUTER: Table = (
     Row("model.embed_tokens.weight", "embed.embedding", SAME),
@@ -204,22 +205,23 @@ def read_sizes(
     }
 
 
-def count(keys: Keys, name: str, *, required: bool = True) -> Any:
-    """Reads a positive integer.
+def count(keys: Keys, name: str, *, required: bool = True, least: int = 1) -> Any:
+    """Reads a whole number.
 
     Args:
         keys: The keys of config.json.
         name: The key.
         required: Raise for a missing or null key. Otherwise the result is None.
+        least: The least number.
 
     Raises:
-        ValueError: The key is missing and required, or its value is not a positive integer.
+        ValueError: The key is missing and required, or its value is not such a number.
     """
     value = keys.take(name, required=required)
-    if value is not None and (type(value) is not int or value < 1):
+    if value is not None and (type(value) is not int or value < least):
         raise ValueError(
-            f"config.json key {name!r} must be a whole number above 0, got {name}={value!r}. "
-            "Correct config.json."
+            f"config.json key {name!r} must be a whole number above {least - 1}, got "
+            f"{name}={value!r}. Correct config.json."
         )
     return value
 
@@ -251,6 +253,13 @@ def write_shape(config: Config, *, architecture: str, hidden: int) -> dict[str, 
         "initializer_range": config.init_std,
         **write_rope(attention.rope),
     }
+
+
+def read_window(keys: Keys, *, default: int | None) -> int | None:
+    """Reads `sliding_window`: None for null, and `default` for a missing key."""
+    if "sliding_window" not in keys:
+        return default
+    return count(keys, "sliding_window", required=False)
 
 
 def read_windows(
@@ -288,6 +297,16 @@ def kinds(config: Config) -> list[str]:
 def first_window(config: Config) -> int | None:
     """Returns the window of the first windowed layer, or None."""
     return next((la.attention.window for la in config.layers if la.attention.window), None)
+
+
+def first_experts(config: Config) -> Experts:
+    """Returns the first mixture of experts.
+
+    The first layers of a mixture may all be dense. transformers still needs sizes of experts to
+    open such a model; these are of no layer.
+    """
+    blocks = (la.mlp for la in config.layers)
+    return next((b for b in blocks if isinstance(b, Experts)), _NO_EXPERTS)
 
 
 def with_kinds(keys: Keys, config: Config, *, window: int | None) -> Config:

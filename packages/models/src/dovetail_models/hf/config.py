@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from dovetail_models.build import AnyConfig
+from dovetail_models.config import Attention, Config
 from dovetail_models.encoder_config import DualConfig
 from dovetail_models.families import FAMILIES
-from dovetail_models.hf.table import Keys, near
+from dovetail_models.hf.table import Family, Keys, near
 
 
 def parse(values: Mapping[str, Any], *, allow: tuple[str, ...] = ()) -> AnyConfig:
@@ -48,6 +49,8 @@ def describe(config: AnyConfig) -> dict[str, Any]:
             f"Config.family must be one of {sorted(FAMILIES)}, got family={config.family!r}"
             f"{near(config.family, FAMILIES)}. Build the config with a family's function."
         )
+    if isinstance(config, Config):
+        _check_layers(config, FAMILIES[config.family])
     extra = {name: json.loads(text) for name, text in config.extra}
     keys = {**extra, "model_type": config.family, **FAMILIES[config.family].write(config)}
     again = parse(keys, allow=_allowed(config))
@@ -62,6 +65,22 @@ def describe(config: AnyConfig) -> dict[str, Any]:
             f"{', '.join(lost)}. Make the layers as the family's function makes them."
         )
     return keys
+
+
+def _check_layers(config: Config, family: Family) -> None:
+    """Raises ValueError for a layer of a kind that the family's config.json cannot name."""
+    for i, layer in enumerate(config.layers):
+        attention, block = layer.attention, layer.mlp
+        roped = not (family.rope and isinstance(attention, Attention) and attention.rope is None)
+        if isinstance(attention, family.attention) and isinstance(block, family.blocks) and roped:
+            continue
+        kinds = " or ".join(kind.__name__ for kind in family.blocks)
+        raise ValueError(
+            f"Every layer of a {config.family} must have {family.attention.__name__}"
+            f"{' with RoPE' if family.rope else ''} and {kinds}, got layers[{i}] with "
+            f"{attention!r:.200} and {block!r:.200}. Make the layers as the family's function "
+            "makes them, or save nnx.state(model) with dovetail_checkpoint.Store or Orbax."
+        )
 
 
 def _allowed(config: AnyConfig) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ from dovetail_models.hf.directory import read_config, read_specs
 from dovetail_models.hf.match import Leaf, Matched, match
 from dovetail_models.hf.stream import fill
 from dovetail_models.hf.tensors import decode
-from dovetail_models.shard import WEIGHTS, Rules
+from dovetail_models.shard import WEIGHTS, Rules, keeps_dtype
 from dovetail_models.vision import DualEncoder, VisionEncoder
 
 # Limit of the bytes in transfer to the devices at once; a larger leaf goes alone.
@@ -54,7 +54,8 @@ def load(
         path: The directory.
         mesh: Placement of the parameters. None: the default device, uncommitted.
         rules: Placement rules; see `shardings`. None: `RULES`.
-        dtype: Dtype of the parameters. None: as in the files.
+        dtype: Dtype of the parameters. None: as in the files. The selection bias of a router stays
+            float32 in any case.
         allow: Unknown config.json keys to accept. Only pass keys without effect on the model.
 
     Returns:
@@ -151,7 +152,8 @@ def _read(
 
     def filled(path: tuple[Any, ...], param: nnx.Variable) -> nnx.Variable:
         struct = param.get_value()
-        value = fill(matched.sources[dotted(path)], struct, dtype=wanted or np.dtype(struct.dtype))
+        kind = np.dtype(struct.dtype) if wanted is None or keeps_dtype(param) else wanted
+        value = fill(matched.sources[dotted(path)], struct, dtype=kind)
         flying.append(value)
         while sum(leaf.nbytes for leaf in flying) > _FLYING_BYTES:
             jax.block_until_ready(flying.popleft())
@@ -193,6 +195,8 @@ def plan(path: Path, *, rules: Rules | None, allow: tuple[str, ...]) -> tuple[An
     matched = match(family, leaves, tensors, tie=tie, dropped=family.dropped(config))
 
     def typed(leaf: tuple[Any, ...], param: nnx.Variable) -> nnx.Variable:
+        if keeps_dtype(param):
+            return param
         return param.replace(jax.ShapeDtypeStruct(param.shape, matched.sources[dotted(leaf)].dtype))
 
     nnx.update(model, nnx.map_state(typed, nnx.state(model, WEIGHTS)))

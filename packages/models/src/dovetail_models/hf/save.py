@@ -19,6 +19,7 @@ from dovetail_models.families import FAMILIES
 from dovetail_models.hf import safetensors
 from dovetail_models.hf.config import describe
 from dovetail_models.hf.directory import CONFIG_FILE, INDEX_FILE, WEIGHTS_FILE
+from dovetail_models.hf.expressible import check_expressible
 from dovetail_models.hf.ops import Op, Shape
 from dovetail_models.hf.safetensors import Pending
 from dovetail_models.hf.table import Family, candidates
@@ -62,8 +63,8 @@ def save(
         FileExistsError: `path` is in use.
         TypeError: `model` is not a model of this library.
         ValueError: The family's config.json cannot express the configuration, its files do not name
-            a parameter, a parameter is quantized, abstract or spread over processes, or `like` has
-            none of the files.
+            a parameter or cannot express a module or attribute of your own, a parameter is
+            quantized, abstract or spread over processes, or `like` has none of the files.
 
     Example:
 
@@ -76,6 +77,7 @@ def save(
         ['config.json', 'model.safetensors']
     """
     _check_model(model)
+    check_expressible(model)
     path = Path(path)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise FileExistsError(

@@ -11,7 +11,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from dovetail_models.build import AnyConfig
+from dovetail_models.config import Attention
 from dovetail_models.hf.ops import Op
+from dovetail_models.layer_config import Mlp
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +59,9 @@ class Family:
         buffers: Patterns of tensors without a parameter in the model, such as masks. Ignored.
         dropped: Returns patterns of parameters without a module here. They are omitted with a
             warning.
+        attention: Class of a decoder's attention in every layer.
+        blocks: Classes of a decoder's feed-forward blocks; each layer has one of them.
+        rope: The layers of a decoder have RoPE.
         fit: Adapts a configuration to the tensor names of the files, for families with optional
             components not described in config.json.
     """
@@ -70,6 +75,9 @@ class Family:
     tied: tuple[str, str] | None
     buffers: tuple[str, ...] = ()
     dropped: Callable[[Any], tuple[str, ...]] = lambda config: ()
+    attention: type = Attention
+    blocks: tuple[type, ...] = (Mlp,)
+    rope: bool = True
     fit: Callable[[Any, Collection[str]], AnyConfig] = lambda config, names: config
 
     def on_disk(self, name: str) -> str:

@@ -32,6 +32,10 @@ class Balance(NamedTuple):
     sequences: Float[Array, "*layers"]
 
 
+class ExpertLoad(nnx.Variable[jax.Array]):
+    """Number of tokens per expert since the last update of a selection bias, i32[E]."""
+
+
 class Router(nnx.Module):
     """Scores every expert for each token and selects `top_k` of them.
 
@@ -48,7 +52,9 @@ class Router(nnx.Module):
         zeros = jnp.zeros(experts.count)
         self.bias = nnx.Param(zeros, **named("router")) if experts.router_bias else None
         biased = experts.selection_bias
-        self.selection_bias = Buffer(zeros, **named("router")) if biased else None
+        self.selection_bias = Buffer(zeros, **named("router", keep_dtype=True)) if biased else None
+        # Counts of `balancing.track_load`; nnx.data, so that a Variable can take its place.
+        self.load: ExpertLoad | None = nnx.data(None)
         self.config = experts
 
     def __call__(

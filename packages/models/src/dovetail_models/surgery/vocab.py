@@ -14,6 +14,7 @@ from jaxtyping import DTypeLike, PRNGKeyArray
 
 from dovetail_models.build import outline
 from dovetail_models.decoder import Decoder
+from dovetail_models.shard import keeps_dtype
 from dovetail_models.surgery.adapter import plain
 from dovetail_models.surgery.place import Leaf, build
 from dovetail_models.surgery.replace import Model
@@ -114,7 +115,8 @@ def untie(model: Decoder) -> Decoder:
 def cast(model: Model, dtype: DTypeLike) -> Model:
     """Returns a model whose floating-point parameters, adapters included, have this dtype.
 
-    Activations follow: they have the dtype of the embedding.
+    Activations follow: they have the dtype of the embedding. Values that steer a selection, marked
+    with `keep_dtype`, stay as they are.
 
     Raises:
         ValueError: The dtype is not floating-point.
@@ -135,7 +137,8 @@ def cast(model: Model, dtype: DTypeLike) -> Model:
 
     def change(_: Any, param: nnx.Variable) -> nnx.Variable:
         leaf = param.get_value()
-        if not jnp.issubdtype(leaf.dtype, jnp.floating) or leaf.dtype == dtype:
+        is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
+        if not is_float or leaf.dtype == dtype or keeps_dtype(param):
             return param
         return param.replace(build(lambda x: x.astype(dtype), leaf, like=leaf))
 

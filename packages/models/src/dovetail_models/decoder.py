@@ -149,7 +149,10 @@ class Decoder(nnx.Module):
             positions: Positions [B, T]. Default: indices in the row, or in each segment.
             segment_ids: Documents of packed rows [B, T], which do not attend to each other. 0 is
                 padding.
-            attention: Replaces `reference.attention`.
+            attention: Replaces `reference.attention`. Over a cache the v of a latent layer is the
+                first numbers of its k, `k[..., :v.shape[-1]]`, and of all other layers as wide as
+                k. A narrower v thus need not be stored, and `config.layers[i].attention.cached`
+                has None for it.
             kv: Cache: one entry per layer, in the form of `attention` (`dense_kv` for the default).
                 Layers then run unrolled, since slicing a stacked cache would copy it.
             embeds: Replaces the scaled token vectors, [B, T, D].

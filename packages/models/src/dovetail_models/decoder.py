@@ -73,6 +73,10 @@ class Decoder(nnx.Module):
     Parameters are named `embed.embedding`, `layers.7.attn.q.kernel` and so on: always one subtree
     per layer, also with `configure(scan=True)`. Activations have the dtype of the embedding.
 
+    In profiles and HLO, the `op_name` of an operation holds the path of its module as
+    `jax.named_scope`s: `layers.7/attn`, `layers.7/mlp/router`, `embed`, `norm` and `head`, in both
+    passes. Scanned layers that share a program share a scope, `layers.{0..31}`.
+
     Example:
 
         >>> import jax.numpy as jnp
@@ -186,7 +190,8 @@ class Decoder(nnx.Module):
         where = jnp.arange(x.shape[1])[None] if positions is None else positions
         if self.positions is not None:
             check_positions(where, max_length=self.config.max_length)
-            x = x + self.positions(where, constrain=fixed)
+            with jax.named_scope("positions"):
+                x = x + self.positions(where, constrain=fixed)
         angles_of = self._angles(where)
 
         def step(block: Any, x: Array, entry: Any = None) -> tuple[Array, Any]:
@@ -200,14 +205,16 @@ class Decoder(nnx.Module):
         x, extra, tapped = walk(self.layers, fixed(x, RESIDUAL), entries=kv)
         entries = None if kv is None else [entry for entry, _ in extra]
         results = (_tapped_values(tapped, [used for _, used in extra], taps),) if taps else ()
-        return self.norm(x), entries, *results
+        with jax.named_scope("norm"):
+            return self.norm(x), entries, *results
 
     @on_auto_axes(_logits_place)
     def head(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch V"]:
         """Returns the float32 logits of features."""
-        logits = self.embed.attend(x) if self.lm_head is None else self.lm_head(x)
-        cap = self.config.soft_cap
-        logits = logits if cap is None else cap * jnp.tanh(logits / cap)
+        with jax.named_scope("head"):
+            logits = self.embed.attend(x) if self.lm_head is None else self.lm_head(x)
+            cap = self.config.soft_cap
+            logits = logits if cap is None else cap * jnp.tanh(logits / cap)
         return constrain(logits, _logits_names(x.ndim), rules=self.rules)
 
     def head_weight(self) -> tuple[Float[Array, "D V"], float | None]:
@@ -263,9 +270,10 @@ class Decoder(nnx.Module):
             )
         check_form(tokens)
         check_tokens(tokens, vocab_size=self.config.vocab_size)
-        x = self.embed(tokens, constrain=functools.partial(constrain, rules=self.rules))
         scale = self.config.embed_scale
-        return x if scale is None else x * jnp.asarray(scale, x.dtype)
+        with jax.named_scope("embed"):
+            x = self.embed(tokens, constrain=functools.partial(constrain, rules=self.rules))
+            return x if scale is None else x * jnp.asarray(scale, x.dtype)
 
     def _angles(self, positions: Array) -> dict[Any, Angles]:
         used = [la.attention for la in self.config.layers]

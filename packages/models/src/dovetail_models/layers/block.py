@@ -5,6 +5,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import jax
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
@@ -24,6 +25,8 @@ RESIDUAL = ("batch", "stream", None)
 
 class Block(nnx.Module):
     """A transformer block with norms "pre", "sandwich" or "post".
+
+    Submodules run in a `jax.named_scope` of their name: `attn_norm`, `attn`, `mlp` and so on.
 
     - "pre": `x + attn(attn_norm(x))`, then `x + mlp(mlp_norm(x))`.
     - "sandwich": as "pre", with `attn_post_norm` and `mlp_post_norm` on the two summands.
@@ -72,23 +75,29 @@ class Block(nnx.Module):
             segment_ids: Documents of packed rows, for the balance. 0 is padding.
         """
         pre = self.norms != "post"
-        h = self.attn_norm(x) if pre else x
-        out, kv = self.attn(h, angles=angles, attend=attend, constrain=constrain, kv=kv)
-        if self.attn_post_norm is not None:
-            out = self.attn_post_norm(out)
+        h = _normed("attn_norm", self.attn_norm, x) if pre else x
+        with jax.named_scope("attn"):
+            out, kv = self.attn(h, angles=angles, attend=attend, constrain=constrain, kv=kv)
+        out = _normed("attn_post_norm", self.attn_post_norm, out)
         # Otherwise the partitioner shards a scan's carry by embed and gathers activations.
         x = constrain(x + out, RESIDUAL)
-        x = x if pre else self.attn_norm(x)
-        h = self.mlp_norm(x) if pre else x
+        x = x if pre else _normed("attn_norm", self.attn_norm, x)
+        h = _normed("mlp_norm", self.mlp_norm, x) if pre else x
         used = None
-        if isinstance(self.mlp, MixtureOfExperts):
-            out, used = self.mlp(h, constrain=constrain, segment_ids=segment_ids)
-        else:
-            out = self.mlp(h, constrain=constrain)
-        if self.mlp_post_norm is not None:
-            out = self.mlp_post_norm(out)
+        with jax.named_scope("mlp"):
+            if isinstance(self.mlp, MixtureOfExperts):
+                out, used = self.mlp(h, constrain=constrain, segment_ids=segment_ids)
+            else:
+                out = self.mlp(h, constrain=constrain)
+        out = _normed("mlp_post_norm", self.mlp_post_norm, out)
         x = constrain(x + out, RESIDUAL)
-        return (x if pre else self.mlp_norm(x)), kv, used
+        return (x if pre else _normed("mlp_norm", self.mlp_norm, x)), kv, used
+
+
+def _normed(scope: str, norm: Any, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+    """Returns `norm(x)`, or `x` without a norm."""
+    with jax.named_scope(scope):
+        return x if norm is None else norm(x)
 
 
 def _attention(

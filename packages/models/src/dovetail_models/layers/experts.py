@@ -101,6 +101,8 @@ class ExpertMlp(nnx.Module):
 class MixtureOfExperts(nnx.Module):
     """`Σ weight * expert(x)` over the selected experts, plus the shared block if there is one.
 
+    Router, experts and shared block run in a `jax.named_scope` of their name.
+
     Args:
         embed: Width D.
         experts: Experts and router.
@@ -123,11 +125,15 @@ class MixtureOfExperts(nnx.Module):
         segment_ids: Int[Array, "b t"] | None = None,
     ) -> tuple[Float[Array, "b t D"], Balance]:
         """Returns the output [b, t, D] and the balance of the experts' use."""
-        weights, expert_ids, scores = self.router(x)
-        mixed = self._mix(x.reshape(-1, x.shape[-1]), weights, expert_ids).reshape(x.shape)
+        with jax.named_scope("router"):
+            weights, expert_ids, scores = self.router(x)
+            used = balance(scores, expert_ids, segment_ids)
+        with jax.named_scope("experts"):
+            mixed = self._mix(x.reshape(-1, x.shape[-1]), weights, expert_ids).reshape(x.shape)
         if self.shared is not None:
-            mixed = mixed + self.shared(x, constrain=constrain)
-        return mixed, balance(scores, expert_ids, segment_ids)
+            with jax.named_scope("shared"):
+                mixed = mixed + self.shared(x, constrain=constrain)
+        return mixed, used
 
     def _mix(self, x: Float[Array, "n D"], weights: Array, chosen: Array) -> Float[Array, "n D"]:
         k, flat = self.config.top_k, chosen.reshape(-1)

@@ -149,7 +149,7 @@ class Encoder(nnx.Module):
             segment_ids=segment_ids,
         )
 
-        def step(block: Any, x: Array) -> tuple[Array, None]:
+        def step(block: Any, x: Array, _: None) -> tuple[Array, None]:
             return block(x, angles=None, attend=attend, constrain=fixed)[0], None
 
         walk = functools.partial(run, step=step, scan=self.scan, remat=self.remat)

@@ -12,12 +12,11 @@ from jaxtyping import Array, Float, Int
 from dovetail_models.config import LatentAttention, Layer, Norm
 from dovetail_models.layer_config import Experts
 from dovetail_models.layers.attention import SelfAttention
-from dovetail_models.layers.experts import MixtureOfExperts
+from dovetail_models.layers.experts import MixtureOfExperts, Routing
 from dovetail_models.layers.latent import LatentSelfAttention
 from dovetail_models.layers.mlp import FeedForward
 from dovetail_models.layers.norm import norm_layer
 from dovetail_models.layers.rope import Angles
-from dovetail_models.layers.router import Balance
 from dovetail_models.shard import Constrain
 
 RESIDUAL = ("batch", "stream", None)
@@ -62,8 +61,9 @@ class Block(nnx.Module):
         constrain: Constrain,
         kv: Any = None,
         segment_ids: Int[Array, "B T"] | None = None,
-    ) -> tuple[Float[Array, "B T D"], Any, Balance | None]:
-        """Returns the stream after the block, the cache entry after it, and the experts' balance or
+        expert_ids: Int[Array, "B T K"] | None = None,
+    ) -> tuple[Float[Array, "B T D"], Any, Routing | None]:
+        """Returns the stream after the block, the cache entry after it, and the experts' use or
         None.
 
         Args:
@@ -73,6 +73,7 @@ class Block(nnx.Module):
             constrain: Places activations on the mesh by logical names.
             kv: Cache entry, in the form of `attend`. None for no cache.
             segment_ids: Documents of packed rows, for the balance. 0 is padding.
+            expert_ids: The experts of each token [B, T, K]. None: the router selects.
         """
         pre = self.norms != "post"
         h = _normed("attn_norm", self.attn_norm, x) if pre else x
@@ -86,7 +87,8 @@ class Block(nnx.Module):
         used = None
         with jax.named_scope("mlp"):
             if isinstance(self.mlp, MixtureOfExperts):
-                out, used = self.mlp(h, constrain=constrain, segment_ids=segment_ids)
+                routed = {"segment_ids": segment_ids, "expert_ids": expert_ids}
+                out, used = self.mlp(h, constrain=constrain, **routed)
             else:
                 out = self.mlp(h, constrain=constrain)
         out = _normed("mlp_post_norm", self.mlp_post_norm, out)

@@ -26,6 +26,7 @@ from dovetail_models.config import Config
 from dovetail_models.describe import summary
 from dovetail_models.explicit import Place, on_auto_axes, place_like
 from dovetail_models.inputs import (
+    check_adapter_ids,
     check_expert_ids,
     check_form,
     check_positions,
@@ -39,10 +40,12 @@ from dovetail_models.layers.linear import Embed, project, whole
 from dovetail_models.layers.norm import norm_layer
 from dovetail_models.layers.rope import Angles, rope_angles
 from dovetail_models.layers.router import Balance
+from dovetail_models.layers.stacked import bind, stacked
 from dovetail_models.run import Remat, run
 from dovetail_models.shard import RULES, Names, Rules, constrain
 
 Tokens: TypeAlias = Int[Array | np.ndarray, "B T"]
+AdapterIds: TypeAlias = Int[Array | np.ndarray, " B"] | Int[Array | np.ndarray, "B T"]
 ExpertIds: TypeAlias = Int[Array | np.ndarray, "L B T K"]
 Features: TypeAlias = Float[Array, "B T D"]
 Tapped: TypeAlias = dict[str, Array | Balance]
@@ -130,6 +133,7 @@ class Decoder(nnx.Module):
         embeds: Features | None = ...,
         taps: tuple[()] = ...,
         expert_ids: ExpertIds | None = ...,
+        adapter_ids: AdapterIds | None = ...,
     ) -> tuple[Features, list[Any] | None]: ...
 
     @overload
@@ -144,6 +148,7 @@ class Decoder(nnx.Module):
         embeds: Features | None = ...,
         taps: tuple[str, ...],
         expert_ids: ExpertIds | None = ...,
+        adapter_ids: AdapterIds | None = ...,
     ) -> tuple[Features, list[Any] | None, Tapped]: ...
 
     @on_auto_axes(_features_places)
@@ -158,6 +163,7 @@ class Decoder(nnx.Module):
         embeds: Features | None = None,
         taps: tuple[str, ...] = (),
         expert_ids: ExpertIds | None = None,
+        adapter_ids: AdapterIds | None = None,
     ) -> Any:
         """Computes the normalised features before the head.
 
@@ -179,6 +185,8 @@ class Decoder(nnx.Module):
             expert_ids: The experts of each token [L, B, T, K], as tapped from another run (routing
                 replay, 2510.11370). The weights are those of this model's routers, with gradients.
                 Default: the routers select.
+            adapter_ids: The adapter of each row [B], or of each token [B, T], in a model of
+                `lora.stack`. -1 is none. Default: none for all.
 
         Returns:
             Features [B, T, D] and the cache after this call (None without `kv`); with `taps` also a
@@ -188,7 +196,8 @@ class Decoder(nnx.Module):
             ValueError: A concrete token is outside the vocabulary (under jit it gives NaN), a
                 position has no learned vector, a tap is unknown, `kv` has another length than the
                 layers, tokens and embeds are both None, or expert_ids have another shape or a
-                concrete id (under jit it gives NaN) outside the experts.
+                concrete id (under jit it gives NaN) outside the experts, or adapter_ids outside
+                the adapters.
         """
         tokens = None if tokens is None else jnp.asarray(tokens)
         x = self._embedded(tokens, embeds)
@@ -212,7 +221,12 @@ class Decoder(nnx.Module):
                 x = x + self.positions(where, constrain=fixed)
         angles_of = self._angles(where)
 
+        if adapter_ids is not None:
+            check_adapter_ids(adapter_ids, count=stacked(self), rows=x.shape[:2])
+            adapter_ids = jnp.asarray(adapter_ids, jnp.int32)
+
         def step(block: Any, x: Array, given: Any) -> tuple[Array, Any]:
+            block = block if adapter_ids is None else bind(block, adapter_ids)
             a, (entry, chosen) = block.attn.config, given
             angles = None if a.rope is None else angles_of[a.rope, a.rotary_dim]
             options = {"angles": angles, "attend": attend, "constrain": fixed}

@@ -62,6 +62,43 @@ def check_positions(positions: Array | np.ndarray, *, max_length: int) -> None:
         )
 
 
+def check_adapter_ids(
+    adapter_ids: Array | np.ndarray, *, count: int, rows: tuple[int, int]
+) -> None:
+    """Checks the adapter of each row or token.
+
+    Args:
+        adapter_ids: Ids [B] or [B, T]; -1 is none.
+        count: Number of adapters of the model.
+        rows: (B, T).
+
+    Raises:
+        TypeError: The ids are not integers.
+        ValueError: The model has no stack, the shape is another one, or an id names no adapter.
+    """
+    if not count:
+        raise ValueError(
+            f"adapter_ids need a model of lora.stack, got adapter_ids.shape={adapter_ids.shape} "
+            "for one without. Stack the adapters first, or leave adapter_ids out."
+        )
+    if not jnp.issubdtype(adapter_ids.dtype, jnp.integer):
+        raise TypeError(
+            f"adapter_ids must be integers, got dtype={adapter_ids.dtype}. Use the places in the "
+            "list that lora.stack was given, and -1 for none."
+        )
+    if adapter_ids.shape not in (rows[:1], rows):
+        raise ValueError(
+            f"adapter_ids must be [B] or [B, T], got shape={adapter_ids.shape} for "
+            f"B={rows[0]}, T={rows[1]}. Pass one id per row, or one per token of packed rows."
+        )
+    low, high = _span(adapter_ids)
+    if low < -1 or high >= count:
+        raise ValueError(
+            f"Every adapter id must be in [-1, adapters), got ids from {low} to {high} with "
+            f"adapters={count}. Use -1 for rows without an adapter."
+        )
+
+
 def check_expert_ids(
     expert_ids: Array | np.ndarray, *, mixtures: Sequence[Experts], rows: tuple[int, int]
 ) -> None:

@@ -205,8 +205,8 @@ class Decoder(nnx.Module):
         positions = None if positions is None else jnp.asarray(positions)
         if positions is None and segment_ids is not None:
             positions = restart(segment_ids)
-        kept = self._kept(taps, kv)
-        inputs = self._inputs(kv, expert_ids, x.shape[:2])
+        kept, rows = self._kept(taps, kv), (x.shape[0], x.shape[1])
+        inputs = self._inputs(kv, expert_ids, rows)
         fixed = functools.partial(constrain, rules=self.rules)
         attend = functools.partial(
             attention or reference.attention,
@@ -222,7 +222,7 @@ class Decoder(nnx.Module):
         angles_of = self._angles(where)
 
         if adapter_ids is not None:
-            check_adapter_ids(adapter_ids, count=stacked(self), rows=x.shape[:2])
+            check_adapter_ids(adapter_ids, count=stacked(self), rows=rows)
             adapter_ids = jnp.asarray(adapter_ids, jnp.int32)
 
         def step(block: Any, x: Array, given: Any) -> tuple[Array, Any]:

@@ -134,7 +134,7 @@ def run(
 class _Item(NamedTuple):
     """A block, its index in the model, and its input."""
 
-    index: int
+    layer_id: int
     block: nnx.Module
     given: Any
 
@@ -142,7 +142,7 @@ class _Item(NamedTuple):
 def _unrolled(
     item: _Item, x: jax.Array, step: Step, *, remat: Remat | None
 ) -> tuple[jax.Array, Any]:
-    with _scope([item.index]):
+    with _scope([item.layer_id]):
         return _apply(item.block, x, item.given, step, remat=remat)
 
 
@@ -166,7 +166,7 @@ def _scan(
 ) -> tuple[jax.Array, list[Any]]:
     split = [nnx.split(item.block) for item in items]
     graphs = [graph for graph, _ in split[:period]]
-    scopes = [[item.index for item in items[i::period]] for i in range(period)]
+    scopes = [[item.layer_id for item in items[i::period]] for i in range(period)]
     slices = [(state, item.given) for (_, state), item in zip(split, items, strict=True)]
     stacks = [
         jax.tree.map(lambda *leaves: jnp.stack(leaves), *slices[i::period]) for i in range(period)
@@ -174,10 +174,10 @@ def _scan(
 
     def body(x, stacks):
         extras = []
-        for graph, (state, given), indices in zip(graphs, stacks, scopes, strict=True):
+        for graph, (state, given), layer_ids in zip(graphs, stacks, scopes, strict=True):
             block = nnx.merge(graph, state)
             # A scan already separates the two passes, so CSE need not be prevented.
-            with _scope(indices):
+            with _scope(layer_ids):
                 x, extra = _apply(block, x, given, step, remat=remat, prevent_cse=False)
             extras.append(extra)
         return x, extras
@@ -210,9 +210,9 @@ def _apply(
     return recomputed(state, x, given)
 
 
-def _scope(indices: Sequence[int]) -> AbstractContextManager[None]:
+def _scope(layer_ids: Sequence[int]) -> AbstractContextManager[Any]:
     """Returns the named scope of blocks that share a program: `layers.3` or `layers.{0..5}`."""
-    (name,) = abbreviate((f"layers.{i}", None) for i in indices)
+    (name,) = abbreviate((f"layers.{i}", None) for i in layer_ids)
     return jax.named_scope(name)
 
 

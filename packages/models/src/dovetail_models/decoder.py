@@ -66,8 +66,8 @@ def _features_places(
     rows, length = (*jnp.shape(tokens if embeds is None else embeds), 1, 1)[:2]
     stream = place((rows, length, model.config.embed), RESIDUAL, model.rules)
     entries = jax.tree.map(lambda x: place_like(place, x), kv)
-    chosen = place((1, rows, length, 1), (None, "batch", "seq", None), model.rules)
-    known = {ROUTER: place((), (), model.rules), EXPERTS: chosen}
+    routing = place((1, rows, length, 1), (None, "batch", "seq", None), model.rules)
+    known = {ROUTER: place((), (), model.rules), EXPERTS: routing}
     values = {tap: known.get(tap, stream) for tap in taps}
     return (stream, entries, values) if taps else (stream, entries)
 
@@ -227,10 +227,10 @@ class Decoder(nnx.Module):
 
         def step(block: Any, x: Array, given: Any) -> tuple[Array, Any]:
             block = block if adapter_ids is None else bind(block, adapter_ids)
-            a, (entry, chosen) = block.attn.config, given
+            a, (entry, routing) = block.attn.config, given
             angles = None if a.rope is None else angles_of[a.rope, a.rotary_dim]
             options = {"angles": angles, "attend": attend, "constrain": fixed}
-            options |= {"kv": entry, "segment_ids": segment_ids, "expert_ids": chosen}
+            options |= {"kv": entry, "segment_ids": segment_ids, "expert_ids": routing}
             x, entry, used = block(x, **options)
             values = {} if used is None else {ROUTER: used.balance, EXPERTS: used.expert_ids}
             return x, (entry, {tap: values[tap] for tap in values if tap in taps})

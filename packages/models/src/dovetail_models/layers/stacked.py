@@ -15,7 +15,6 @@ before it runs.
 import functools
 from typing import Any, TypeVar
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
@@ -84,14 +83,14 @@ def bind(module: M, adapter_ids: Array) -> M:
         adapter_ids: Ids [B] or [B, T].
     """
     bound = nnx.merge(*nnx.split(module))
-    for _, part in nnx.iter_modules(bound):
-        if isinstance(part, LoraStack):
-            part.adapter_ids = nnx.data(adapter_ids)
+    for _, submodule in nnx.iter_modules(bound):
+        if isinstance(submodule, LoraStack):
+            submodule.adapter_ids = nnx.data(adapter_ids)
     return bound
 
 
 def stacked(module: nnx.Module) -> int:
     """Returns the number of adapters in the stacks of `module`, 0 without stacks."""
-    parts = (part for _, part in nnx.iter_modules(module) if isinstance(part, LoraStack))
-    first = next(parts, None)
-    return 0 if first is None else jax.tree.leaves(first.scales)[0].shape[0]
+    stacks = (m for _, m in nnx.iter_modules(module) if isinstance(m, LoraStack))
+    first = next(stacks, None)
+    return 0 if first is None else first.scales.shape[0]

@@ -130,10 +130,10 @@ def _with_adapters(names: Mapping[str, Any]) -> dict[str, Any]:
 def _read(base: Decoder, index: int, adapter: Decoder | str | Path) -> _Adapters:
     """Returns {path: adapter} of one of the adapters, after checking it against the base."""
     if isinstance(adapter, Decoder):
-        found = _of_model(base.config, index, adapter)
+        by_path = _of_model(base.config, index, adapter)
     else:
         halves, rslora = read_peft(base, adapter)
-        found = {
+        by_path = {
             path: _Adapter(
                 # Copies: the file may be overwritten.
                 np.array(a.T),
@@ -142,12 +142,12 @@ def _read(base: Decoder, index: int, adapter: Decoder | str | Path) -> _Adapters
             )
             for path, (site, a, b) in halves.items()
         }
-    if _HEAD in found:
+    if _HEAD in by_path:
         raise ValueError(
             f"Rows choose adapters inside layers, got adapters[{index}] with one on {_HEAD!r}. "
             "Merge it into a model of its own with lora.merge, or train it without the head."
         )
-    return found
+    return by_path
 
 
 def _of_model(config: Config, index: int, adapter: Decoder) -> _Adapters:

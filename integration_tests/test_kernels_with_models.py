@@ -2,6 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models and the trainer with the operations of dovetail-kernels: the same answers."""
 
+import functools
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,11 +12,38 @@ import optax
 import pytest
 from flax import nnx
 
-from dovetail_kernels import attention, grouped_matmul, linear_cross_entropy
-from dovetail_models import Remat, gemma2, gpt_oss, init, llama
+import dovetail_models as models
+from dovetail_kernels import (
+    attention,
+    grouped_matmul,
+    linear_cross_entropy,
+    paged_attention,
+    paged_write,
+)
+from dovetail_models import Remat, gemma2, gpt_oss, init, kv_bytes, llama
+from dovetail_models.testing import logits
 from dovetail_train import Trainer, lm_loss
 
 SMALL = {"vocab_size": 53, "embed": 24, "depth": 2, "heads": 4, "mlp": 20}
+HEADS = {**SMALL, "kv_heads": 2, "head_dim": 8}
+LATENT = models.LatentAttention(
+    heads=4, q_rank=8, kv_rank=12, nope_dim=6, rope_dim=4, v_dim=10, rope=models.Rope(theta=1e4)
+)
+DEEPSEEK = {"vocab_size": 53, "embed": 24, "mlp": 20, "depth": 2, "dense": 1}
+EXPERTS = models.Experts(count=6, top_k=2, hidden=8, shared=8)
+DECODED = {
+    "llama": llama(**HEADS),
+    "mistral": models.mistral(**HEADS, window=5),
+    "qwen2": models.qwen2(**SMALL, kv_heads=2, tie=True),
+    "qwen3": models.qwen3(**HEADS),
+    "gemma2": gemma2(**HEADS, window=4, query_scalar=6.0, score_cap=2.0, logit_cap=3.0),
+    "gemma3": models.gemma3(**HEADS, window=4, query_scalar=6.0, pattern=2),
+    "gpt2": models.gpt2(**SMALL, max_length=32),
+    "mixtral": models.mixtral(**HEADS, experts=5, top_k=2),
+    "gpt_oss": gpt_oss(**HEADS, window=4, experts=5, top_k=2),
+    "deepseek_v2": models.deepseek_v2(**DEEPSEEK, attention=LATENT, experts=EXPERTS),
+    "deepseek_v3": models.deepseek_v3(**DEEPSEEK, attention=LATENT, experts=EXPERTS),
+}
 CONFIGS = {
     "llama": llama(**SMALL, kv_heads=2, head_dim=8),
     "gemma2": gemma2(**SMALL, kv_heads=2, head_dim=8, window=5, query_scalar=8.0, score_cap=2.0),
@@ -88,3 +118,72 @@ def test_a_run_has_the_same_losses(batch, remat):
     fast = losses(attention=attention, cross_entropy=linear_cross_entropy)
     # Adam divides by the root of a second moment: rounding grows over five steps.
     np.testing.assert_allclose(fast, plain, rtol=2e-5)
+
+
+PAGE, STEP = 4, 16  # tokens of a page, and rows of a step, padding included
+LENGTHS = (11, 9, 14)
+TABLE = np.array([[5, 2, 9, 0], [7, 1, 4, 0], [3, 11, 6, 8]], np.int32)  # page 0 and 10: nobody's
+
+
+def _pages(config):
+    """One array of pages per layer: of keys alone where the keys hold the values."""
+    kinds = [la.attention for la in config.layers]
+    entries = [1 if a.cached[1] is None else 2 for a in kinds]
+    shapes = [(12, PAGE, n, *a.cached[0]) for n, a in zip(entries, kinds, strict=True)]
+    return [jnp.zeros(shape) for shape in shapes]
+
+
+def _paged(value_widths, q, k, v, *, table, starts, lengths, positions, kv, **options):
+    """The adapter of an engine: the attention of a decoder over pages."""
+    options = {name: options[name] for name in ("window", "soft_cap", "scale", "sinks")}
+    pages, layer = kv
+    width = value_widths[int(layer.shape[0])]
+    request = jnp.repeat(jnp.arange(3), jnp.diff(starts), total_repeat_length=q.shape[1])
+    where = positions[0]
+    slots = table[request, where // PAGE] * PAGE + where % PAGE
+    slots = jnp.where(jnp.arange(q.shape[1]) < starts[-1], slots, -1)
+    pages = paged_write(pages, k[0], None if width else v[0], slots=slots)
+    rows = {"page_table": table, "kv_lengths": lengths, "q_starts": starts}
+    out = paged_attention(q[0], pages, value_width=width, **rows, **options)
+    return out[None], (pages, layer)
+
+
+@nnx.jit
+def _step(model, tokens, positions, pages, starts, lengths):
+    """The logits of the rows [1, STEP] of three requests, and the pages after them."""
+    widths = [la.attention.value_width for la in model.config.layers]
+    # A layer's entry tells its index by the length of an empty array: a static value.
+    kv = [(page, jnp.zeros((i, 0))) for i, page in enumerate(pages)]
+    where = {"table": jnp.asarray(TABLE), "starts": starts, "lengths": lengths}
+    attend = functools.partial(_paged, widths, **where)
+    real = (jnp.arange(STEP) < starts[-1]).astype(jnp.int32)[None]
+    options = {"positions": positions, "segment_ids": real}
+    x, kv = model.features(tokens, attention=attend, kv=kv, **options)
+    return model.head(x), [page for page, _ in kv]
+
+
+@pytest.mark.parametrize("family", DECODED)
+def test_pages_decode_what_whole_rows_do(family):
+    config = DECODED[family]
+    model = _random(config).configure(ragged_dot=grouped_matmul)
+    rng = np.random.default_rng(3)
+    tokens = [rng.integers(0, 53, length, dtype=np.int32) for length in LENGTHS]
+    pages, done, found = _pages(config), np.zeros(3, np.int32), [[], [], []]
+    held = sum(page.nbytes for page in pages)
+    assert held == 12 * PAGE * kv_bytes(config, dtype=jnp.float32)
+    chunks = [(5, 3, 8), (1, 1, 1), (1, 3, 1), (4, 2, 4)]  # chunks and single rows, mixed
+    for sizes in chunks:
+        spans = [np.arange(d, d + n, dtype=np.int32) for d, n in zip(done, sizes, strict=True)]
+        row = np.concatenate([t[s] for t, s in zip(tokens, spans, strict=True)])
+        rows = [np.pad(x, (0, STEP - len(x)))[None] for x in (row, np.concatenate(spans))]
+        starts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
+        done = done + np.array(sizes, np.int32)
+        got, pages = _step(model, *rows, pages, starts, done)
+        for request, (a, b) in enumerate(itertools.pairwise(starts)):
+            found[request].append(got[0, a:b])
+    assert tuple(done) == LENGTHS
+    for request, ids in enumerate(tokens):
+        want = logits(model, ids[None])[0]
+        # float32 against float64: sums of at most 40 products of 6e-8, through two layers.
+        bound = 1e-5 * np.abs(want).max()
+        np.testing.assert_allclose(np.concatenate(found[request]), want, rtol=0, atol=bound)

@@ -281,6 +281,34 @@ def test_adapters_on_codes_are_removed_and_merged(family, where, tmp_path):
     close(jax.jit(answer)(models.load(tmp_path / "hf")), live)
 
 
+@pytest.mark.parametrize("family", ["qwen3", "deepseek_v3"])
+@pytest.mark.parametrize("options", [{}, {"scan": True}], ids=["unrolled", "scanned"])
+def test_rows_choose_adapters_over_codes(family, options):
+    """Adapters of the float base, stacked over its codes; and the codes of a stack."""
+    model = random_model(CONFIGS[family])
+    rng = np.random.default_rng(2)
+
+    def adapter(pattern, rank):
+        adapted = models.lora.insert(model, pattern, rank=rank, alpha=4, rngs=nnx.Rngs(0))
+        draw = lambda p: jnp.asarray(0.3 * rng.standard_normal(p.shape), jnp.float32)  # noqa: E731
+        nnx.update(adapted, jax.tree.map(draw, nnx.state(adapted, nnx.LoRAParam)))
+        return adapted
+
+    patterns = {"qwen3": ("**.{q,v}", "**.{v,down}"), "deepseek_v3": ("**.q_b", "**.{o,q_b}")}
+    pair = [adapter(p, rank) for p, rank in zip(patterns[family], (2, 3), strict=True)]
+    rules = [("layers.**", INT4 if family == "qwen3" else INT8)]
+    base = apply(model, plan(model, rules))
+    over = models.lora.stack(base, pair)
+    assert isinstance(over.layers[0].attn.o.kernel.get_value(), Kernel)
+    under = apply(stack := models.lora.stack(model, pair), plan(stack, rules))
+    ids = np.array([1, -1], np.int32)
+    logits = jax.jit(lambda m: m(TOKENS, adapter_ids=ids))
+    found = logits(over.configure(**options))
+    first = jax.jit(answer)(apply(pair[1], plan(pair[1], rules)))
+    close(found, np.stack([first[0], jax.jit(answer)(base)[1]]))
+    close(logits(under.configure(**options)), found)
+
+
 def test_what_needs_arrays_refuses_codes(tmp_path):
     quantized, _ = quantized_model("mixtral", INT4)
     with pytest.raises(ValueError, match=r"got embed.embedding=Kernel\(\[29, 16\] as int4"):
@@ -325,3 +353,5 @@ def test_modules_of_other_libraries_are_not_written(tmp_path):
         models.save(module, tmp_path / "hf")
     with pytest.raises(TypeError, match=r"got a Linear.*nnx\.LoRAParam"):
         models.lora.save_peft(module, tmp_path / "peft", base=None)
+    with pytest.raises(TypeError, match=r"must be a Decoder, got a Linear.*lora\.merge"):
+        models.lora.stack(module, [])

@@ -11,7 +11,7 @@ from flax import nnx
 from jax.sharding import AbstractMesh, AxisType
 
 import forced_devices
-from dovetail_models import abstract, dense_kv, grow, init, llama, lora, resize_vocab
+from dovetail_models import abstract, dense_kv, grow, init, llama, lora, mixtral, resize_vocab
 
 SIZES = {"vocab_size": 48, "embed": 24, "depth": 2, "heads": 4, "mlp": 40, "max_length": 8}
 PROGRAM = """
@@ -140,6 +140,36 @@ def test_the_cache_and_taps_keep_their_values(mesh):
     for got in (found, eager):
         for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)  # float32, other fusion
+
+
+def test_routings_and_adapters_of_rows(mesh):
+    tokens, ids = np.arange(12, dtype=np.int32).reshape(2, 6), np.array([1, -1], np.int32)
+    config = mixtral(**SIZES, experts=4, top_k=2)
+
+    def stack(model):
+        names = ("**.attn.q", "**.attn.{q,o}")
+        adapted = [lora.insert(model, n, rank=2, alpha=4, rngs=nnx.Rngs(0)) for n in names]
+        nnx.update(
+            adapted[1], jax.tree.map(lambda x: x + 0.1, nnx.state(adapted[1], nnx.LoRAParam))
+        )
+        return lora.stack(model, adapted)
+
+    def features(model, tokens, ids, routing):
+        options = {"adapter_ids": ids, "expert_ids": routing, "taps": ("experts",)}
+        return model.features(tokens, **options)
+
+    alone = stack(init(config, seed=0))
+    first = nnx.jit(features)(alone, tokens, ids, None)
+    routing = first[2]["experts"]
+    assert np.abs(first[0] - nnx.jit(features)(alone, tokens, -(ids**2), None)[0]).max() > 1e-3
+    with jax.set_mesh(mesh):
+        model = stack(init(config, mesh=mesh, seed=0))
+        jitted = nnx.jit(features)(model, tokens, ids, routing)
+        eager = features(model, tokens, ids, None)
+    for got in (jitted, eager):
+        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(first), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)  # float32, other fusion
+    assert jitted[2]["experts"].sharding.mesh == mesh
 
 
 def test_an_abstract_model_on_an_explicit_mesh_has_sharded_logits():

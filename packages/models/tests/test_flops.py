@@ -99,6 +99,11 @@ def test_the_published_cache_of_llama_3():
     assert kv_bytes(LLAMA_3_405B, dtype=jnp.bfloat16) == 516_096
 
 
+def test_the_latent_cache_of_deepseek_v3():
+    # The same table: 70.272 KB per token, keys that hold their values.
+    assert kv_bytes(DEEPSEEK_V3, dtype=jnp.bfloat16) == 70_272
+
+
 GROUPED = Attention(heads=6, kv_heads=2, head_dim=10, rope=ROPE)
 SMALL_LATENT = LatentAttention(
     heads=3, q_rank=None, kv_rank=10, nope_dim=6, rope_dim=4, v_dim=8, rope=ROPE

@@ -121,8 +121,13 @@ class Attention:
 
     @property
     def cached(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """(heads, width) of the cached keys and of the cached values of one token."""
+        """(heads, width) of the cached key and of the cached value of one token."""
         return (self.kv_heads, self.head_dim), (self.kv_heads, self.head_dim)
+
+    @property
+    def value_width(self) -> None:
+        """None: the value is cached beside the key."""
+        return None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -153,7 +158,9 @@ class LatentAttention:
         >>> sizes = dict(q_rank=None, kv_rank=512, nope_dim=128, rope_dim=64, v_dim=128)
         >>> attention = LatentAttention(heads=16, rope=Rope(theta=10_000.0), **sizes)
         >>> attention.cached
-        ((1, 576), (1, 512))
+        ((1, 576), None)
+        >>> attention.value_width
+        512
     """
 
     heads: int
@@ -188,13 +195,18 @@ class LatentAttention:
         return (self.nope_dim + self.rope_dim) ** -0.5 * temperature
 
     @property
-    def cached(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """(heads, width) of the cached keys and of the cached values of one token.
+    def cached(self) -> tuple[tuple[int, int], None]:
+        """(heads, width) of the cached key of one token, and None: no value is cached.
 
-        Attention over a cache is absorbed: the key is the latent with the shared rotated key, the
-        value is the latent.
+        Attention over a cache is absorbed. The key is the latent followed by the shared rotated
+        key, and the value is the first `value_width` numbers of the key.
         """
-        return (1, self.kv_rank + self.rope_dim), (1, self.kv_rank)
+        return (1, self.kv_rank + self.rope_dim), None
+
+    @property
+    def value_width(self) -> int:
+        """Width of the value in a cached key: its first numbers."""
+        return self.kv_rank
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -25,21 +25,32 @@ from dovetail_models import reference
 from dovetail_models.config import Config
 from dovetail_models.describe import summary
 from dovetail_models.explicit import Place, on_auto_axes, place_like
-from dovetail_models.inputs import check_form, check_positions, check_tokens, restart
+from dovetail_models.inputs import (
+    check_adapter_ids,
+    check_expert_ids,
+    check_form,
+    check_positions,
+    check_tokens,
+    restart,
+)
 from dovetail_models.layer_config import Experts
 from dovetail_models.layers.block import RESIDUAL, Block
-from dovetail_models.layers.experts import ExpertLinear, RaggedDot
+from dovetail_models.layers.experts import ExpertLinear, MixtureOfExperts, RaggedDot
 from dovetail_models.layers.linear import Embed, project, whole
 from dovetail_models.layers.norm import norm_layer
 from dovetail_models.layers.rope import Angles, rope_angles
 from dovetail_models.layers.router import Balance
+from dovetail_models.layers.stacked import bind, stacked
 from dovetail_models.run import Remat, run
 from dovetail_models.shard import RULES, Names, Rules, constrain
 
 Tokens: TypeAlias = Int[Array | np.ndarray, "B T"]
+AdapterIds: TypeAlias = Int[Array | np.ndarray, " B"] | Int[Array | np.ndarray, "B T"]
+ExpertIds: TypeAlias = Int[Array | np.ndarray, "L B T K"]
 Features: TypeAlias = Float[Array, "B T D"]
 Tapped: TypeAlias = dict[str, Array | Balance]
-ROUTER = "router"
+ROUTER, EXPERTS = "router", "experts"
+_PLAIN: dict[str, Any] = {"scan": False, "remat": None}
 
 
 def _features_places(
@@ -55,7 +66,9 @@ def _features_places(
     rows, length = (*jnp.shape(tokens if embeds is None else embeds), 1, 1)[:2]
     stream = place((rows, length, model.config.embed), RESIDUAL, model.rules)
     entries = jax.tree.map(lambda x: place_like(place, x), kv)
-    values = {tap: place((), (), model.rules) if tap == ROUTER else stream for tap in taps}
+    routing = place((1, rows, length, 1), (None, "batch", "seq", None), model.rules)
+    known = {ROUTER: place((), (), model.rules), EXPERTS: routing}
+    values = {tap: known.get(tap, stream) for tap in taps}
     return (stream, entries, values) if taps else (stream, entries)
 
 
@@ -72,6 +85,10 @@ class Decoder(nnx.Module):
 
     Parameters are named `embed.embedding`, `layers.7.attn.q.kernel` and so on: always one subtree
     per layer, also with `configure(scan=True)`. Activations have the dtype of the embedding.
+
+    In profiles and HLO, the `op_name` of an operation holds the path of its module as
+    `jax.named_scope`s: `layers.7/attn`, `layers.7/mlp/router`, `embed`, `norm` and `head`, in both
+    passes. Scanned layers that share a program share a scope, `layers.{0..31}`.
 
     Example:
 
@@ -115,6 +132,8 @@ class Decoder(nnx.Module):
         kv: Sequence[Any] | None = ...,
         embeds: Features | None = ...,
         taps: tuple[()] = ...,
+        expert_ids: ExpertIds | None = ...,
+        adapter_ids: AdapterIds | None = ...,
     ) -> tuple[Features, list[Any] | None]: ...
 
     @overload
@@ -128,6 +147,8 @@ class Decoder(nnx.Module):
         kv: Sequence[Any] | None = ...,
         embeds: Features | None = ...,
         taps: tuple[str, ...],
+        expert_ids: ExpertIds | None = ...,
+        adapter_ids: AdapterIds | None = ...,
     ) -> tuple[Features, list[Any] | None, Tapped]: ...
 
     @on_auto_axes(_features_places)
@@ -141,6 +162,8 @@ class Decoder(nnx.Module):
         kv: Sequence[Any] | None = None,
         embeds: Features | None = None,
         taps: tuple[str, ...] = (),
+        expert_ids: ExpertIds | None = None,
+        adapter_ids: AdapterIds | None = None,
     ) -> Any:
         """Computes the normalised features before the head.
 
@@ -149,13 +172,21 @@ class Decoder(nnx.Module):
             positions: Positions [B, T]. Default: indices in the row, or in each segment.
             segment_ids: Documents of packed rows [B, T], which do not attend to each other. 0 is
                 padding.
-            attention: Replaces `reference.attention`.
+            attention: Replaces `reference.attention`. Over a cache the v of a latent layer is the
+                first numbers of its k, `k[..., :v.shape[-1]]`, and of all other layers as wide as
+                k. A narrower v thus need not be stored, and `config.layers[i].attention.cached`
+                has None for it.
             kv: Cache: one entry per layer, in the form of `attention` (`dense_kv` for the default).
                 Layers then run unrolled, since slicing a stacked cache would copy it.
             embeds: Replaces the scaled token vectors, [B, T, D].
             taps: Intermediate values to return. "layers.3" is the residual stream after layer 3 [B,
-                T, D]. "router" is a `Balance` with a leading dimension over the layers with
-                experts.
+                T, D]. "router" is a `Balance` with a leading dimension over the L layers with
+                experts. "experts" are the experts of each token, i32[L, B, T, K].
+            expert_ids: The experts of each token [L, B, T, K], as tapped from another run (routing
+                replay, 2510.11370). The weights are those of this model's routers, with gradients.
+                Default: the routers select.
+            adapter_ids: The adapter of each row [B], or of each token [B, T], in a model of
+                `lora.stack`. -1 is none. Default: none for all.
 
         Returns:
             Features [B, T, D] and the cache after this call (None without `kv`); with `taps` also a
@@ -164,7 +195,9 @@ class Decoder(nnx.Module):
         Raises:
             ValueError: A concrete token is outside the vocabulary (under jit it gives NaN), a
                 position has no learned vector, a tap is unknown, `kv` has another length than the
-                layers, or tokens and embeds are both None.
+                layers, tokens and embeds are both None, or expert_ids have another shape or a
+                concrete id (under jit it gives NaN) outside the experts, or adapter_ids outside
+                the adapters.
         """
         tokens = None if tokens is None else jnp.asarray(tokens)
         x = self._embedded(tokens, embeds)
@@ -172,7 +205,8 @@ class Decoder(nnx.Module):
         positions = None if positions is None else jnp.asarray(positions)
         if positions is None and segment_ids is not None:
             positions = restart(segment_ids)
-        kept = self._kept(taps, kv)
+        kept, rows = self._kept(taps, kv), (x.shape[0], x.shape[1])
+        inputs = self._inputs(kv, expert_ids, rows)
         fixed = functools.partial(constrain, rules=self.rules)
         attend = functools.partial(
             attention or reference.attention,
@@ -183,28 +217,41 @@ class Decoder(nnx.Module):
         where = jnp.arange(x.shape[1])[None] if positions is None else positions
         if self.positions is not None:
             check_positions(where, max_length=self.config.max_length)
-            x = x + self.positions(where, constrain=fixed)
+            with jax.named_scope("positions"):
+                x = x + self.positions(where, constrain=fixed)
         angles_of = self._angles(where)
 
-        def step(block: Any, x: Array, entry: Any = None) -> tuple[Array, Any]:
-            a = block.attn.config
+        if adapter_ids is not None:
+            check_adapter_ids(adapter_ids, count=stacked(self), rows=rows)
+            adapter_ids = jnp.asarray(adapter_ids, jnp.int32)
+
+        def step(block: Any, x: Array, given: Any) -> tuple[Array, Any]:
+            block = block if adapter_ids is None else bind(block, adapter_ids)
+            a, (entry, routing) = block.attn.config, given
             angles = None if a.rope is None else angles_of[a.rope, a.rotary_dim]
             options = {"angles": angles, "attend": attend, "constrain": fixed}
-            x, entry, used = block(x, kv=entry, segment_ids=segment_ids, **options)
-            return x, (entry, used if ROUTER in taps else None)
+            options |= {"kv": entry, "segment_ids": segment_ids, "expert_ids": routing}
+            x, entry, used = block(x, **options)
+            values = {} if used is None else {ROUTER: used.balance, EXPERTS: used.expert_ids}
+            return x, (entry, {tap: values[tap] for tap in values if tap in taps})
 
-        walk = functools.partial(run, step=step, keep=kept, scan=self.scan, remat=self.remat)
-        x, extra, tapped = walk(self.layers, fixed(x, RESIDUAL), entries=kv)
+        # With a cache nothing is scanned, since slicing a stacked cache would copy it, or
+        # recomputed: there is no backward pass.
+        how = {"scan": self.scan, "remat": self.remat} if kv is None else _PLAIN
+        walk = functools.partial(run, step=step, keep=kept, inputs=inputs)
+        x, extra, tapped = walk(self.layers, fixed(x, RESIDUAL), **how)
         entries = None if kv is None else [entry for entry, _ in extra]
         results = (_tapped_values(tapped, [used for _, used in extra], taps),) if taps else ()
-        return self.norm(x), entries, *results
+        with jax.named_scope("norm"):
+            return self.norm(x), entries, *results
 
     @on_auto_axes(_logits_place)
     def head(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch V"]:
         """Returns the float32 logits of features."""
-        logits = self.embed.attend(x) if self.lm_head is None else self.lm_head(x)
-        cap = self.config.soft_cap
-        logits = logits if cap is None else cap * jnp.tanh(logits / cap)
+        with jax.named_scope("head"):
+            logits = self.embed.attend(x) if self.lm_head is None else self.lm_head(x)
+            cap = self.config.soft_cap
+            logits = logits if cap is None else cap * jnp.tanh(logits / cap)
         return constrain(logits, _logits_names(x.ndim), rules=self.rules)
 
     def head_weight(self) -> tuple[Float[Array, "D V"], float | None]:
@@ -260,9 +307,10 @@ class Decoder(nnx.Module):
             )
         check_form(tokens)
         check_tokens(tokens, vocab_size=self.config.vocab_size)
-        x = self.embed(tokens, constrain=functools.partial(constrain, rules=self.rules))
         scale = self.config.embed_scale
-        return x if scale is None else x * jnp.asarray(scale, x.dtype)
+        with jax.named_scope("embed"):
+            x = self.embed(tokens, constrain=functools.partial(constrain, rules=self.rules))
+            return x if scale is None else x * jnp.asarray(scale, x.dtype)
 
     def _angles(self, positions: Array) -> dict[Any, Angles]:
         used = [la.attention for la in self.config.layers]
@@ -280,23 +328,39 @@ class Decoder(nnx.Module):
             )
         names = {f"layers.{i}": i for i in range(len(self.layers))}
         routed = any(isinstance(la.mlp, Experts) for la in self.config.layers)
-        unknown = [tap for tap in taps if tap not in names and not (tap == ROUTER and routed)]
+        of_experts = (ROUTER, EXPERTS) if routed else ()
+        unknown = [tap for tap in taps if tap not in names and tap not in of_experts]
         if unknown:
             raise ValueError(
                 f"A tap must be one of 'layers.0' to 'layers.{len(self.layers) - 1}', or 'router' "
-                f"in a model with experts, got taps={taps!r}. Remove {unknown}."
+                f"or 'experts' in a model with experts, got taps={taps!r}. Remove {unknown}."
             )
         return frozenset(names[tap] for tap in taps if tap in names)
 
+    def _inputs(
+        self, kv: Sequence[Any] | None, expert_ids: Any, rows: tuple[int, int]
+    ) -> list[tuple[Any, Array | None]]:
+        """Returns (cache entry, expert ids) of each layer, after checking the ids."""
+        entries = [None] * len(self.layers) if kv is None else kv
+        if expert_ids is None:
+            return [(entry, None) for entry in entries]
+        mlps = [block.mlp for block in self.layers]
+        mixtures = [mlp.config for mlp in mlps if isinstance(mlp, MixtureOfExperts)]
+        check_expert_ids(expert_ids, mixtures=mixtures, rows=rows)
+        each = iter(jnp.asarray(expert_ids, jnp.int32))
+        given = [next(each) if isinstance(mlp, MixtureOfExperts) else None for mlp in mlps]
+        return list(zip(entries, given, strict=True))
+
 
 def _tapped_values(
-    tapped: dict[int, Array], used: Sequence[Balance | None], taps: tuple[str, ...]
+    tapped: dict[int, Array], used: Sequence[dict[str, Any]], taps: tuple[str, ...]
 ) -> Tapped:
     """Returns the dict of tapped values."""
     values: Tapped = {f"layers.{i}": stream for i, stream in tapped.items()}
-    if ROUTER in taps:
-        mixtures = [balance for balance in used if balance is not None]
-        values[ROUTER] = jax.tree.map(lambda *leaves: jnp.stack(leaves), *mixtures)
+    for tap in (ROUTER, EXPERTS):
+        if tap in taps:
+            layers = [of[tap] for of in used if tap in of]
+            values[tap] = jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)
     return values
 
 

@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar, overload
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -68,7 +69,10 @@ def _features_places(
 
 
 class Encoder(nnx.Module):
-    """Blocks, final norm and pooler of an encoder. Subclasses add the input."""
+    """Blocks, final norm and pooler of an encoder. Subclasses add the input.
+
+    Each module runs in a `jax.named_scope` of its path, as in a `Decoder`.
+    """
 
     def __repr__(self) -> str:
         return summary(self)
@@ -100,7 +104,8 @@ class Encoder(nnx.Module):
                 "pooled needs a model with a pooler, got config.pooler=None. "
                 "Use pool(x, mask=..., kind='mean')."
             )
-        return self.pooler(x, constrain=functools.partial(constrain, rules=self.rules))
+        with jax.named_scope("pooler"):
+            return self.pooler(x, constrain=functools.partial(constrain, rules=self.rules))
 
     def configure(
         self: E,
@@ -144,12 +149,14 @@ class Encoder(nnx.Module):
             segment_ids=segment_ids,
         )
 
-        def step(block: Any, x: Array) -> tuple[Array, None]:
+        def step(block: Any, x: Array, _: None) -> tuple[Array, None]:
             return block(x, angles=None, attend=attend, constrain=fixed)[0], None
 
         walk = functools.partial(run, step=step, scan=self.scan, remat=self.remat)
         x, _, tapped = walk(self.layers, fixed(x, RESIDUAL), keep=self._kept(taps))
-        x = x if self.norm is None else self.norm(x)
+        if self.norm is not None:
+            with jax.named_scope("norm"):
+                x = self.norm(x)
         return (x, {f"layers.{i}": stream for i, stream in tapped.items()}) if taps else x
 
     def _kept(self, taps: tuple[str, ...]) -> frozenset[int]:
@@ -288,15 +295,21 @@ class TextEncoder(Encoder):
         check_tokens(tokens, vocab_size=self.config.vocab_size)
         check_positions(index, max_length=self.config.max_length)
         fixed = functools.partial(constrain, rules=self.rules)
-        x = self.embed(tokens, constrain=fixed)
+        with jax.named_scope("embed"):
+            x = self.embed(tokens, constrain=fixed)
         if self.types is not None:
             kinds = jnp.zeros_like(tokens) if token_types is None else jnp.asarray(token_types)
             check_types(kinds, count=self.config.token_types)
-            x = x + self.types(kinds, constrain=fixed)
+            with jax.named_scope("types"):
+                x = x + self.types(kinds, constrain=fixed)
         elif token_types is not None:
             raise ValueError(
                 "token_types need a model that has vectors for them, got token_types with "
                 "config.token_types=0. Leave token_types out."
             )
-        x = x + self.positions(jnp.asarray(index), constrain=fixed)
-        return x if self.embed_norm is None else self.embed_norm(x)
+        with jax.named_scope("positions"):
+            x = x + self.positions(jnp.asarray(index), constrain=fixed)
+        if self.embed_norm is None:
+            return x
+        with jax.named_scope("embed_norm"):
+            return self.embed_norm(x)

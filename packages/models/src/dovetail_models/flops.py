@@ -106,7 +106,8 @@ def kv_bytes(
 ) -> int:
     """Returns the bytes of a `dense_kv` cache per token, over all layers.
 
-    A layer with a window needs only the window's tokens, but `dense_kv` keeps all.
+    Latent attention caches keys alone, which hold the values. A layer with a window needs only the
+    window's tokens, but `dense_kv` keeps all.
 
     Args:
         config: The decoder's configuration.
@@ -125,7 +126,7 @@ def kv_bytes(
         128
     """
     _check_decoder(config)
-    shapes = [shape for la in config.layers for shape in la.attention.cached]
+    shapes = [shape for la in config.layers for shape in la.attention.cached if shape is not None]
     if mesh is not None:
         shapes = [_held(*shape, mesh, rules) for shape in shapes]
     return sum(math.prod(shape) for shape in shapes) * np.dtype(dtype).itemsize

@@ -5,6 +5,8 @@
 An adapted projection is an explicit module at the same path. Its kernel keeps its path too, so
 files, shardings and quantizers still apply; A and B appear beside it. The alternatives, a wrapper
 around the projection or an interception of calls, move the kernel or hide the adapter.
+
+`stack` serves several adapters in one batch: each row chooses its own.
 """
 
 from __future__ import annotations
@@ -17,10 +19,12 @@ from flax import nnx
 from jaxtyping import DTypeLike
 
 from dovetail_models._patterns import Patterns
+from dovetail_models.layers.stacked import LoraStack
 from dovetail_models.surgery.adapter import LoraLinear, adapted, adapters, plain, without
 from dovetail_models.surgery.peft import load_peft, save_peft
 from dovetail_models.surgery.place import build
 from dovetail_models.surgery.replace import Model, replace
+from dovetail_models.surgery.stack import stack
 
 __all__ = [  # noqa: RUF022, in order of use
     "insert",
@@ -29,7 +33,9 @@ __all__ = [  # noqa: RUF022, in order of use
     "adapters",
     "save_peft",
     "load_peft",
+    "stack",
     "LoraLinear",
+    "LoraStack",
 ]
 
 

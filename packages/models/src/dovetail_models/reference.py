@@ -7,7 +7,8 @@ sinks, values of another width than keys). Both hold the whole [queries, keys] m
 Faster implementations are compared with this one.
 
 A cache entry of `dense_kv` is a pair (k, v) of [rows, length, kv_heads, head_dim]; slot i holds
-position i of the row's one sequence. A call writes its keys at `positions` and reads every slot up
+position i of the row's one sequence. For latent attention it is (k, None): a value is the first
+numbers of its key. A call writes its keys at `positions` and reads every slot up
 to the query's position. Rows of unequal length can share a batch: a slot beyond a row's length is
 never read before it is written.
 """
@@ -25,7 +26,7 @@ from jaxtyping import Array, Bool, DTypeLike, Float, Int
 
 from dovetail_models.config import Config
 
-Entry = tuple[Array, Array]
+Entry = tuple[Array, Array | None]
 
 
 def attention(
@@ -58,7 +59,8 @@ def attention(
         sinks: One logit per head [n], added to the denominator only (StreamingLLM, 2309.17453, sec.
             3.3).
         kv: Cache entry. Keys and values are written to it at `positions`, except those of segment
-            0.
+            0. An entry (keys, None) stores keys alone, and v must be `k[..., :g]`: the values are
+            read from the keys.
 
     Returns:
         Output [b, t, n, g] in q's dtype, softmax in float32; with `kv` the pair (output, new
@@ -89,7 +91,8 @@ def attention(
             "out, or pass causal=True."
         )
     where = _index(q) if positions is None else positions
-    k, v = kv = _write(kv, k, v, where, segment_ids)
+    kv = _write(kv, k, v, where, segment_ids)
+    k, v = kv[0], kv[0][..., : v.shape[-1]] if kv[1] is None else kv[1]
     mask = _visible(where, _index(k), causal=True, window=window)
     return _attend(q, k, v, mask, soft_cap=soft_cap, scale=scale, sinks=sinks), kv
 
@@ -115,11 +118,12 @@ def dense_kv(
         >>> [keys.shape for keys, values in dense_kv(config, rows=1, length=4)]
         [(1, 4, 2, 8), (1, 4, 2, 8)]
     """
+
+    def empty(shape: tuple[int, int] | None) -> Array | None:
+        return None if shape is None else jnp.zeros((rows, length, *shape), dtype)
+
     shapes = [la.attention.cached for la in config.layers]
-    return [
-        (jnp.zeros((rows, length, *key), dtype), jnp.zeros((rows, length, *value), dtype))
-        for key, value in shapes
-    ]
+    return [(jnp.zeros((rows, length, *key), dtype), empty(value)) for key, value in shapes]
 
 
 def _index(x: Array) -> Int[Array, "1 t"]:
@@ -148,8 +152,9 @@ def _write(kv: Entry, k: Array, v: Array, where: Array, segment_ids: Array | Non
     slot = jnp.where(padding, length, where)
     row = jnp.arange(k.shape[0])[:, None]
     keys = kv[0].at[row, slot].set(k.astype(kv[0].dtype), mode="drop")
-    values = kv[1].at[row, slot].set(v.astype(kv[1].dtype), mode="drop")
-    return keys, values
+    if kv[1] is None:
+        return keys, None
+    return keys, kv[1].at[row, slot].set(v.astype(kv[1].dtype), mode="drop")
 
 
 def _attend(q, k, v, mask, *, soft_cap, scale, sinks) -> Array:

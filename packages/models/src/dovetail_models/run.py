@@ -7,19 +7,27 @@ cut into runs that repeat a short pattern of equal blocks, the weights of each r
 `jax.lax.scan` iterates over them. The compiled program thus holds one copy of the pattern. The
 alternative, a tree stacked on disk and in the optimizer, compiles as fast and saves the stacked
 copy, but then every other library has to know two layouts.
+
+Each block runs in a `jax.named_scope` of its path, `layers.3`; profiles and HLO show it as a part
+of `op_name`. A scanned block has the indices of all blocks that share its program: `layers.{0..5}`,
+or `layers.{0..10..2}` and `layers.{1..11..2}` of a pattern of two. Scopes are metadata alone: they
+change no value and no key of the compilation cache.
 """
 
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from dovetail_models.abbreviation import abbreviate
+
 NAMES = ("attn_out", "mlp_hidden")
-# (block, x, entry) -> (x, extra): the stream, and other results of the block.
+# (block, x, input) -> (x, extra): the stream, and other results of the block.
 Step = Callable[..., tuple[jax.Array, Any]]
 
 
@@ -87,80 +95,95 @@ def run(
     scan: bool,
     remat: Remat | None,
     keep: Collection[int] = (),
-    entries: Sequence[Any] | None = None,
+    inputs: Sequence[Any] | None = None,
 ) -> tuple[jax.Array, list[Any], dict[int, jax.Array]]:
     """Runs all blocks.
 
     Args:
         blocks: The blocks, in order.
         x: The residual stream.
-        step: Maps (block, x), or with `entries` (block, x, entry), to (x, extra).
+        step: Maps (block, x, input) to (x, extra).
         scan: Scan runs of equal blocks.
         remat: Recomputation, or None.
         keep: Indices of blocks whose output is returned.
-        entries: Cache, one entry per block. Blocks are then neither scanned nor recomputed:
-            generation has no backward pass, and slicing a stacked cache would copy it.
+        inputs: One pytree per block, which a scan stacks. Default: None for each.
 
     Returns:
         `x` after the last block, the extra of each block, and {index: x after the block} for
         `keep`.
     """
+    given = [None] * len(blocks) if inputs is None else inputs
+    items = [_Item(i, *pair) for i, pair in enumerate(zip(blocks, given, strict=True))]
     extras, kept = [], {}
-    if entries is not None:
-        scan, remat = False, None
     cuts = [*sorted(i + 1 for i in keep), len(blocks)] if scan else range(1, len(blocks) + 1)
     start = 0
     for stop in cuts:
-        section = blocks[start:stop]
+        section = items[start:stop]
         if scan:
             x, extra = _scanned(section, x, step, remat=remat)
+            extras += extra
         else:
-            entry = () if entries is None else (entries[start],)
-            x, block_extra = _apply(section[0], x, step, *entry, remat=remat)
-            extra = [block_extra]
-        extras += extra
+            x, extra = _unrolled(section[0], x, step, remat=remat)
+            extras.append(extra)
         if stop - 1 in keep:
             kept[stop - 1] = x
         start = stop
     return x, extras, kept
 
 
+class _Item(NamedTuple):
+    """A block, its index in the model, and its input."""
+
+    layer_id: int
+    block: nnx.Module
+    given: Any
+
+
+def _unrolled(
+    item: _Item, x: jax.Array, step: Step, *, remat: Remat | None
+) -> tuple[jax.Array, Any]:
+    with _scope([item.layer_id]):
+        return _apply(item.block, x, item.given, step, remat=remat)
+
+
 def _scanned(
-    blocks: Sequence[nnx.Module], x: jax.Array, step: Step, *, remat: Remat | None
+    items: Sequence[_Item], x: jax.Array, step: Step, *, remat: Remat | None
 ) -> tuple[jax.Array, list[Any]]:
     extras = []
-    for first, period, repeats in _runs([_kind(block) for block in blocks]):
-        run_blocks = blocks[first : first + period * repeats]
+    for first, period, repeats in _runs([_kind(item.block) for item in items]):
         if repeats == 1:
-            x, extra = _apply(run_blocks[0], x, step, remat=remat)
+            x, extra = _unrolled(items[first], x, step, remat=remat)
             extras.append(extra)
         else:
-            x, extra = _scan(run_blocks, x, step, period=period, remat=remat)
+            run_items = items[first : first + period * repeats]
+            x, extra = _scan(run_items, x, step, period=period, remat=remat)
             extras += extra
     return x, extras
 
 
 def _scan(
-    blocks: Sequence[nnx.Module], x: jax.Array, step: Step, *, period: int, remat: Remat | None
+    items: Sequence[_Item], x: jax.Array, step: Step, *, period: int, remat: Remat | None
 ) -> tuple[jax.Array, list[Any]]:
-    split = [nnx.split(block) for block in blocks]
+    split = [nnx.split(item.block) for item in items]
     graphs = [graph for graph, _ in split[:period]]
+    scopes = [[item.layer_id for item in items[i::period]] for i in range(period)]
+    slices = [(state, item.given) for (_, state), item in zip(split, items, strict=True)]
     stacks = [
-        jax.tree.map(lambda *leaves: jnp.stack(leaves), *(state for _, state in split[i::period]))
-        for i in range(period)
+        jax.tree.map(lambda *leaves: jnp.stack(leaves), *slices[i::period]) for i in range(period)
     ]
 
-    def body(x, states):
+    def body(x, stacks):
         extras = []
-        for graph, state in zip(graphs, states, strict=True):
-            # A scan already separates the two passes, so CSE need not be prevented.
+        for graph, (state, given), layer_ids in zip(graphs, stacks, scopes, strict=True):
             block = nnx.merge(graph, state)
-            x, extra = _apply(block, x, step, remat=remat, prevent_cse=False)
+            # A scan already separates the two passes, so CSE need not be prevented.
+            with _scope(layer_ids):
+                x, extra = _apply(block, x, given, step, remat=remat, prevent_cse=False)
             extras.append(extra)
         return x, extras
 
     x, stacked = jax.lax.scan(body, x, stacks)
-    repeats = len(blocks) // period
+    repeats = len(items) // period
     per_repeat = [
         [jax.tree.map(lambda a, i=i: a[i], extra) for extra in stacked] for i in range(repeats)
     ]
@@ -170,20 +193,27 @@ def _scan(
 def _apply(
     block: nnx.Module,
     x: jax.Array,
+    given: Any,
     step: Step,
-    *entry: Any,
+    *,
     remat: Remat | None,
     prevent_cse: bool = True,
 ) -> tuple[jax.Array, Any]:
     if remat is None:
-        return step(block, x, *entry)
+        return step(block, x, given)
     graph, state = nnx.split(block)
 
     @functools.partial(jax.checkpoint, policy=remat.policy, prevent_cse=prevent_cse)
-    def recomputed(state: nnx.State, x: jax.Array) -> tuple[jax.Array, Any]:
-        return step(nnx.merge(graph, state), x)
+    def recomputed(state: nnx.State, x: jax.Array, given: Any) -> tuple[jax.Array, Any]:
+        return step(nnx.merge(graph, state), x, given)
 
-    return recomputed(state, x)
+    return recomputed(state, x, given)
+
+
+def _scope(layer_ids: Sequence[int]) -> AbstractContextManager[Any]:
+    """Returns the named scope of blocks that share a program: `layers.3` or `layers.{0..5}`."""
+    (name,) = abbreviate((f"layers.{i}", None) for i in layer_ids)
+    return jax.named_scope(name)
 
 
 def _kind(block: nnx.Module) -> tuple[object, ...]:

@@ -45,6 +45,7 @@ RULES: Rules = (
     ("pooled", None),
     ("labels", None),
     ("rank", None),
+    ("adapters", None),
     ("router", None),
     # Activations. An indivisible batch, as in generation, stays whole.
     ("batch", ("data", "fsdp", "expert")),

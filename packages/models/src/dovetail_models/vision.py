@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias, overload
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -120,11 +121,13 @@ class VisionEncoder(Encoder):
         """
         images = jnp.asarray(images)
         self._check(images)
-        x = self.patch(images)
+        with jax.named_scope("patch"):
+            x = self.patch(images)
         if self.class_token is not None:
             token = jnp.broadcast_to(self.class_token[...], (x.shape[0], 1, x.shape[2]))
             x = jnp.concatenate([token, x], axis=1)
-        x = x + whole(self.positions.embedding[...])
+        with jax.named_scope("positions"):
+            x = x + whole(self.positions.embedding[...])
         return self._encoded(x, taps=taps, attention=attention)
 
     @on_auto_axes(row_place)
@@ -139,7 +142,8 @@ class VisionEncoder(Encoder):
                 "head needs a model with labels, got config.labels=(). Use features or pooled, or "
                 "build the model with labels."
             )
-        return self.classifier(x[:, 0])
+        with jax.named_scope("head"):
+            return self.classifier(x[:, 0])
 
     def __call__(self, images: Images, **options: Any) -> Float[Array, "I L"]:
         """Returns float32 logits: `head(features(images, **options))`."""
@@ -193,14 +197,16 @@ class DualEncoder(nnx.Module):
 
         `options` are those of `TextEncoder.features`.
         """
-        return _unit(self.text.pooled(self.text.features(tokens, **options)))
+        with jax.named_scope("text"):
+            return _unit(self.text.pooled(self.text.features(tokens, **options)))
 
     def embed_images(self, images: Images, **options: Any) -> Float[Array, "I P"]:
         """Returns the pooled vectors of images, divided by their length.
 
         `options` are those of `VisionEncoder.features`.
         """
-        return _unit(self.vision.pooled(self.vision.features(images, **options)))
+        with jax.named_scope("vision"):
+            return _unit(self.vision.pooled(self.vision.features(images, **options)))
 
     @on_auto_axes(_logits_place)
     def logits(self, images: Float[Array, "I P"], text: Float[Array, "S P"]) -> Float[Array, "I S"]:

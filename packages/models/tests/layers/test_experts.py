@@ -9,6 +9,8 @@ from flax import nnx
 from dovetail_models import Experts
 from dovetail_models.layers.experts import ExpertLinear, MixtureOfExperts
 
+_NAMES = ("gate", "up", "down")
+
 
 def same(x, names):
     return x
@@ -42,14 +44,11 @@ def test_no_token_is_dropped_even_if_all_choose_one_expert(tokens):
     x = np.random.default_rng(0).standard_normal((1, tokens, 4))
     x[..., 0] = 1.0
     got, used = mixed(layer, jnp.asarray(x, jnp.float32))
-    assert used.load.tolist() == [0, 0, 0, tokens, 0]
+    assert used.balance.load.tolist() == [0, 0, 0, tokens, 0]
     part = {n: np.asarray(getattr(layer.experts, n).kernel[3], np.float64) for n in _NAMES}
     gate = x @ part["gate"]
     want = (gate / (1 + np.exp(-gate)) * (x @ part["up"])) @ part["down"]
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
-
-
-_NAMES = ("gate", "up", "down")
 
 
 def test_another_ragged_product_gives_the_same():
@@ -95,3 +94,41 @@ def test_gradients_reach_every_chosen_expert_and_the_router():
         # Central differences: their error is of the order of epsilon squared.
         want = (values[0] - values[1]) / (2 * epsilon)
         np.testing.assert_allclose(got[index], want, rtol=2e-2)
+
+
+def test_given_experts_are_mixed_by_the_weights_of_the_router():
+    config = Experts(
+        count=5, top_k=2, hidden=3, shared=2, score="sigmoid", scale=2.5, selection_bias=True
+    )
+    layer = MixtureOfExperts(4, config, std=0.9, rngs=nnx.Rngs(0))
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((2, 3, 4))
+    given = rng.permuted(np.tile(np.arange(5), (2, 3, 1)), axis=-1)[..., :2].astype(np.int32)
+    call = nnx.jit(lambda layer, x, ids: layer(x, constrain=same, expert_ids=ids))
+    got, used = call(layer, jnp.asarray(x, jnp.float32), given)
+    np.testing.assert_array_equal(used.expert_ids, given)
+    assert used.balance.load.tolist() == np.bincount(given.ravel(), minlength=5).tolist()
+    flat = nnx.to_flat_state(nnx.state(layer, nnx.Param))
+    params = {".".join(map(str, p)): np.asarray(v[...], np.float64) for p, v in flat}
+
+    def block(name, x, *expert):
+        gate, up, down = (params[f"{name}.{part}.kernel"][expert] for part in _NAMES)
+        hidden = x @ gate
+        return (hidden / (1 + np.exp(-hidden)) * (x @ up)) @ down
+
+    scores = 1 / (1 + np.exp(-x @ params["router.kernel"]))
+    want = np.stack([block("shared", row) for row in x.reshape(-1, 4)]).reshape(x.shape)
+    for row, token in np.ndindex(2, 3):
+        ids = given[row, token]
+        weights = scores[row, token, ids]
+        for weight, e in zip(2.5 * weights / weights.sum(), ids, strict=True):
+            want[row, token] += weight * block("experts", x[row, token], e)
+    # float32 sums of at most 4 products, relative to values of the order of 1.
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+def test_a_given_id_that_names_no_expert_gives_nan():
+    layer = MixtureOfExperts(4, Experts(count=3, top_k=1, hidden=2), std=0.9, rngs=nnx.Rngs(0))
+    call = nnx.jit(lambda layer, x, ids: layer(x, constrain=same, expert_ids=ids)[0])
+    got = call(layer, jnp.ones((1, 3, 4)), jnp.array([[[3], [1], [-1]]]))
+    assert np.isnan(got).all(-1).tolist() == [[True, False, True]]

@@ -44,10 +44,12 @@ def test_over_a_cache_it_is_absorbed_and_gives_the_same(layer):
         shapes.append((q.shape, k.shape, v.shape))
         return attention(q, k, v, **options)
 
-    (keys, key), (values, value) = CONFIG.cached
-    kv = (jnp.zeros((2, 6, keys, key)), jnp.zeros((2, 6, values, value)))
+    key, value = CONFIG.cached
+    assert value is None
+    kv = jnp.zeros((2, 6, *key)), None
     first, kv = call(layer, x[:, :4], attend=recorded, kv=kv)
-    last, _ = call(layer, x[:, 4:], attend=recorded, kv=kv, start=4)
+    last, kv = call(layer, x[:, 4:], attend=recorded, kv=kv, start=4)
+    assert kv[1] is None
     # One key of rank + rope numbers and one value of rank, for all heads.
     assert shapes[0] == ((2, 4, 3, 9), (2, 4, 1, 9), (2, 4, 1, 5))
     both = jnp.concatenate([first, last], axis=1)
@@ -55,12 +57,31 @@ def test_over_a_cache_it_is_absorbed_and_gives_the_same(layer):
     np.testing.assert_allclose(both, whole, rtol=0, atol=5e-6 * float(jnp.abs(whole).max()))
 
 
+def test_over_a_cache_the_value_is_the_head_of_the_key(layer):
+    seen = []
+
+    def attend(q, k, v, *, kv, **options):
+        seen.append((k, v))
+        return attention(q, k, v, kv=kv, **options)
+
+    x = jnp.asarray(np.random.default_rng(3).standard_normal((2, 4, 7)), jnp.float32)
+    layer(
+        x,
+        angles=rope_angles(CONFIG.rope, CONFIG.rope_dim, positions=jnp.arange(4)[None]),
+        attend=functools.partial(attend, causal=True, positions=None, segment_ids=None),
+        constrain=lambda x, names: x,
+        kv=(jnp.zeros((2, 4, *CONFIG.cached[0])), None),
+    )
+    ((k, v),) = seen
+    np.testing.assert_array_equal(v, k[..., : CONFIG.value_width])
+
+
 def test_over_a_cache_an_adapter_on_kv_b_is_refused(layer):
     class Adapted(nnx.Linear):
         pass
 
     layer.kv_b = Adapted(5, 15, rngs=nnx.Rngs(0))
-    kv = (jnp.zeros((1, 2, 1, 9)), jnp.zeros((1, 2, 1, 5)))
+    kv = (jnp.zeros((1, 2, 1, 9)), None)
     with pytest.raises(ValueError, match="kv_b must be a plain") as error:
         call(layer, jnp.ones((1, 2, 7)), attend=attention, kv=kv)
     assert "got Adapted" in str(error.value)

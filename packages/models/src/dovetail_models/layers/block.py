@@ -5,18 +5,18 @@
 from collections.abc import Callable
 from typing import Any
 
+import jax
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from dovetail_models.config import LatentAttention, Layer, Norm
 from dovetail_models.layer_config import Experts
 from dovetail_models.layers.attention import SelfAttention
-from dovetail_models.layers.experts import MixtureOfExperts
+from dovetail_models.layers.experts import MixtureOfExperts, Routing
 from dovetail_models.layers.latent import LatentSelfAttention
 from dovetail_models.layers.mlp import FeedForward
 from dovetail_models.layers.norm import norm_layer
 from dovetail_models.layers.rope import Angles
-from dovetail_models.layers.router import Balance
 from dovetail_models.shard import Constrain
 
 RESIDUAL = ("batch", "stream", None)
@@ -24,6 +24,8 @@ RESIDUAL = ("batch", "stream", None)
 
 class Block(nnx.Module):
     """A transformer block with norms "pre", "sandwich" or "post".
+
+    Submodules run in a `jax.named_scope` of their name: `attn_norm`, `attn`, `mlp` and so on.
 
     - "pre": `x + attn(attn_norm(x))`, then `x + mlp(mlp_norm(x))`.
     - "sandwich": as "pre", with `attn_post_norm` and `mlp_post_norm` on the two summands.
@@ -59,8 +61,9 @@ class Block(nnx.Module):
         constrain: Constrain,
         kv: Any = None,
         segment_ids: Int[Array, "B T"] | None = None,
-    ) -> tuple[Float[Array, "B T D"], Any, Balance | None]:
-        """Returns the stream after the block, the cache entry after it, and the experts' balance or
+        expert_ids: Int[Array, "B T K"] | None = None,
+    ) -> tuple[Float[Array, "B T D"], Any, Routing | None]:
+        """Returns the stream after the block, the cache entry after it, and the experts' use or
         None.
 
         Args:
@@ -70,25 +73,33 @@ class Block(nnx.Module):
             constrain: Places activations on the mesh by logical names.
             kv: Cache entry, in the form of `attend`. None for no cache.
             segment_ids: Documents of packed rows, for the balance. 0 is padding.
+            expert_ids: The experts of each token [B, T, K]. None: the router selects.
         """
         pre = self.norms != "post"
-        h = self.attn_norm(x) if pre else x
-        out, kv = self.attn(h, angles=angles, attend=attend, constrain=constrain, kv=kv)
-        if self.attn_post_norm is not None:
-            out = self.attn_post_norm(out)
+        h = _normed("attn_norm", self.attn_norm, x) if pre else x
+        with jax.named_scope("attn"):
+            out, kv = self.attn(h, angles=angles, attend=attend, constrain=constrain, kv=kv)
+        out = _normed("attn_post_norm", self.attn_post_norm, out)
         # Otherwise the partitioner shards a scan's carry by embed and gathers activations.
         x = constrain(x + out, RESIDUAL)
-        x = x if pre else self.attn_norm(x)
-        h = self.mlp_norm(x) if pre else x
+        x = x if pre else _normed("attn_norm", self.attn_norm, x)
+        h = _normed("mlp_norm", self.mlp_norm, x) if pre else x
         used = None
-        if isinstance(self.mlp, MixtureOfExperts):
-            out, used = self.mlp(h, constrain=constrain, segment_ids=segment_ids)
-        else:
-            out = self.mlp(h, constrain=constrain)
-        if self.mlp_post_norm is not None:
-            out = self.mlp_post_norm(out)
+        with jax.named_scope("mlp"):
+            if isinstance(self.mlp, MixtureOfExperts):
+                routed = {"segment_ids": segment_ids, "expert_ids": expert_ids}
+                out, used = self.mlp(h, constrain=constrain, **routed)
+            else:
+                out = self.mlp(h, constrain=constrain)
+        out = _normed("mlp_post_norm", self.mlp_post_norm, out)
         x = constrain(x + out, RESIDUAL)
-        return (x if pre else self.mlp_norm(x)), kv, used
+        return (x if pre else _normed("mlp_norm", self.mlp_norm, x)), kv, used
+
+
+def _normed(scope: str, norm: Any, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+    """Returns `norm(x)`, or `x` without a norm."""
+    with jax.named_scope(scope):
+        return x if norm is None else norm(x)
 
 
 def _attention(

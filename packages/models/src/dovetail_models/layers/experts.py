@@ -10,7 +10,7 @@ Shape letters: b rows, t tokens, n = b t, K experts per token, E experts, D embe
 """
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -98,8 +98,22 @@ class ExpertMlp(nnx.Module):
         return self.down(hidden, sizes=sizes, experts=experts)
 
 
+class Routing(NamedTuple):
+    """Use of one layer's experts.
+
+    Attributes:
+        balance: Statistics of the load.
+        expert_ids: The experts of each token, i32[b, t, K].
+    """
+
+    balance: Balance
+    expert_ids: Int[Array, "b t K"]
+
+
 class MixtureOfExperts(nnx.Module):
     """`Σ weight * expert(x)` over the selected experts, plus the shared block if there is one.
+
+    Router, experts and shared block run in a `jax.named_scope` of their name.
 
     Args:
         embed: Width D.
@@ -121,13 +135,25 @@ class MixtureOfExperts(nnx.Module):
         *,
         constrain: Constrain,
         segment_ids: Int[Array, "b t"] | None = None,
-    ) -> tuple[Float[Array, "b t D"], Balance]:
-        """Returns the output [b, t, D] and the balance of the experts' use."""
-        weights, expert_ids, scores = self.router(x)
-        mixed = self._mix(x.reshape(-1, x.shape[-1]), weights, expert_ids).reshape(x.shape)
+        expert_ids: Int[Array, "b t K"] | None = None,
+    ) -> tuple[Float[Array, "b t D"], Routing]:
+        """Returns the output [b, t, D] and the experts' use.
+
+        Args:
+            x: Input [b, t, D].
+            constrain: Places activations on the mesh by logical names.
+            segment_ids: Documents of packed rows, for the balance. 0 is padding.
+            expert_ids: The experts of each token [b, t, K]. None: the router selects.
+        """
+        with jax.named_scope("router"):
+            weights, expert_ids, scores = self.router(x, expert_ids)
+            used = Routing(balance(scores, expert_ids, segment_ids), expert_ids)
+        with jax.named_scope("experts"):
+            mixed = self._mix(x.reshape(-1, x.shape[-1]), weights, expert_ids).reshape(x.shape)
         if self.shared is not None:
-            mixed = mixed + self.shared(x, constrain=constrain)
-        return mixed, balance(scores, expert_ids, segment_ids)
+            with jax.named_scope("shared"):
+                mixed = mixed + self.shared(x, constrain=constrain)
+        return mixed, used
 
     def _mix(self, x: Float[Array, "n D"], weights: Array, chosen: Array) -> Float[Array, "n D"]:
         k, flat = self.config.top_k, chosen.reshape(-1)

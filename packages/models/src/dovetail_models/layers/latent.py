@@ -4,8 +4,10 @@
 
 Without a cache, keys and values of each head are expanded from the latent. With a cache, attention
 is *absorbed*: the expansion of the keys moves to the queries and that of the values to the output.
-The cache then holds one key of `kv_rank + rope_dim` numbers and one value of `kv_rank` for all
-heads. Both compute the same function. Source: DeepSeek-V2, 2405.04434, section 2.1 and appendix C.
+The cache then holds one key of `kv_rank + rope_dim` numbers for all heads. The value is the first
+`kv_rank` numbers of the key, so a cache need not store it: `attend` still receives it as `v`, for
+operations that store both. Both forms compute the same function. Source: DeepSeek-V2, 2405.04434,
+section 2.1 and appendix C.
 
 The absorbed form multiplies by slices of kv_b's kernel, some of them transposed. A quantized kernel
 is decoded in each call: leave kv_b in float if the time of a decoding step counts.

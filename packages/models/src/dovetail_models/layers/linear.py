@@ -12,6 +12,9 @@ from jaxtyping import Array, Float, Int
 
 from dovetail_models.shard import Constrain, named
 
+_LINEAR = ("kernel", "bias", "in_features", "out_features", "use_bias", "dtype", "param_dtype")
+_LINEAR += ("precision", "dot_general", "promote_dtype", "preferred_element_type")
+
 
 @runtime_checkable
 class Codes(Protocol):
@@ -89,6 +92,14 @@ def project(
         dot_general=rows_dot,
         rngs=rngs,
     )
+
+
+def take_over(linear: nnx.Linear, base: nnx.Linear) -> None:
+    """Copies the attributes of an `nnx.Linear` from `base` to `linear`, of a subclass."""
+    for name in _LINEAR:
+        value = getattr(base, name)
+        # Flax marks a missing bias; an unmarked None gives another graph.
+        setattr(linear, name, nnx.data(None) if name == "bias" and value is None else value)
 
 
 class Embed(nnx.Module):

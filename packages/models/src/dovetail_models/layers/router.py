@@ -58,10 +58,13 @@ class Router(nnx.Module):
         self.config = experts
 
     def __call__(
-        self, x: Float[Array, "*batch embed"]
+        self, x: Float[Array, "*batch embed"], expert_ids: Int[Array, "*batch K"] | None = None
     ) -> tuple[Float[Array, "*batch K"], Int[Array, "*batch K"], Float[Array, "*batch E"]]:
         """Returns the selected experts' weights (float32), their indices, and the scores of all
         experts.
+
+        With `expert_ids` nothing is selected: the weights are those of the given experts, with
+        gradients, and NaN for an id outside [0, E).
         """
         c = self.config
         # Full precision: a rounded logit can select another expert.
@@ -70,17 +73,26 @@ class Router(nnx.Module):
         if self.bias is not None:
             logits += self.bias[...].astype(jnp.float32)
         scores = jax.nn.softmax(logits) if c.score == "softmax" else jax.nn.sigmoid(logits)
-        selection = scores
-        if self.selection_bias is not None:
-            selection = selection + self.selection_bias[...].astype(jnp.float32)
-        if c.groups is not None:
-            selection = jnp.where(_in_best_groups(selection, c.groups), selection, -jnp.inf)
-        expert_ids = jax.lax.top_k(selection, c.top_k)[1]
-        weights = jnp.take_along_axis(scores, expert_ids, axis=-1)
+        if expert_ids is None:
+            expert_ids = self._selected(scores)
+            weights = jnp.take_along_axis(scores, expert_ids, axis=-1)
+        else:
+            inside = (expert_ids >= 0) & (expert_ids < c.count)
+            weights = jnp.take_along_axis(scores, expert_ids, axis=-1)
+            weights = jnp.where(inside, weights, jnp.nan)
         if c.normalise:
             # All sigmoids can underflow; the top k of a softmax cannot.
             weights /= jnp.sum(weights, axis=-1, keepdims=True) + 1e-20
         return weights * c.scale, expert_ids, scores
+
+    def _selected(self, scores: Float[Array, "*batch E"]) -> Int[Array, "*batch K"]:
+        """Returns the indices of the `top_k` experts with the best selection scores."""
+        c, selection = self.config, scores
+        if self.selection_bias is not None:
+            selection = selection + self.selection_bias[...].astype(jnp.float32)
+        if c.groups is not None:
+            selection = jnp.where(_in_best_groups(selection, c.groups), selection, -jnp.inf)
+        return jax.lax.top_k(selection, c.top_k)[1]
 
 
 def _in_best_groups(selection: Float[Array, "*batch E"], groups: Groups) -> Bool[Array, "*batch E"]:

@@ -11,12 +11,10 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
+from dovetail_models.layers.linear import take_over
 from dovetail_models.shard import named
 from dovetail_models.surgery.paths import select
 from dovetail_models.surgery.place import Leaf
-
-_LINEAR = ("kernel", "bias", "in_features", "out_features", "use_bias", "dtype", "param_dtype")
-_LINEAR += ("precision", "dot_general", "promote_dtype", "preferred_element_type")
 
 
 class LoraLinear(nnx.Linear):
@@ -43,7 +41,7 @@ class LoraLinear(nnx.Linear):
         alpha: float | int,
         rslora: bool,
     ):
-        _take_over(self, base)
+        take_over(self, base)
         self.lora_a = lora_a
         self.lora_b = lora_b
         self.alpha = alpha
@@ -86,8 +84,8 @@ def adapters(model: nnx.Module) -> dict[str, LoraLinear]:
     return {path: module for path, module in modules if isinstance(module, LoraLinear)}
 
 
-def plain(path: str, module: nnx.Module) -> nnx.Linear:
-    """Returns `module` if it can take an adapter.
+def linear(path: str, module: nnx.Module) -> nnx.Linear:
+    """Returns `module` if it is a linear layer without an adapter, of floats or of codes.
 
     Raises:
         ValueError: It has an adapter, or is no `nnx.Linear`.
@@ -102,13 +100,23 @@ def plain(path: str, module: nnx.Module) -> nnx.Linear:
             f"An adapter goes on an nnx.Linear, got path={path!r}, a {type(module).__name__}. "
             "Narrow the pattern, as in 'layers.*.attn.{q,k,v,o}'."
         )
-    kernel = module.kernel.get_value()
+    return module
+
+
+def plain(path: str, module: nnx.Module) -> nnx.Linear:
+    """Returns `module` if it is a linear layer without an adapter, of floats.
+
+    Raises:
+        ValueError: It has an adapter or codes, or is no `nnx.Linear`.
+    """
+    layer = linear(path, module)
+    kernel = layer.kernel.get_value()
     if not isinstance(kernel, jax.Array | jax.ShapeDtypeStruct):
         raise ValueError(
             f"An adapter goes on a float kernel, got path={path!r} with {kernel!r:.200}. Insert it "
             "before quantizing, or use the quantizer's own: dovetail_quant.qlora.insert."
         )
-    return module
+    return layer
 
 
 def adapted(base: nnx.Linear, a: Leaf, b: Leaf, *, alpha: float | int, rslora: bool) -> LoraLinear:
@@ -123,13 +131,7 @@ def adapted(base: nnx.Linear, a: Leaf, b: Leaf, *, alpha: float | int, rslora: b
         alpha: Numerator of the scale.
         rslora: Divide alpha by the root of the rank instead of the rank.
     """
-    names = base.kernel.get_metadata("out_sharding", None)
-    a_meta, b_meta = {}, {}
-    # Layers of foreign modules may lack names.
-    if names is not None:
-        units = base.kernel.get_metadata("units")
-        a_meta = named(names[0], "rank", units=(units[0], 1))
-        b_meta = named("rank", names[1], units=(1, units[1]))
+    a_meta, b_meta = half_names(base)
     return LoraLinear(
         base,
         lora_a=nnx.LoRAParam(a, **a_meta),
@@ -139,19 +141,21 @@ def adapted(base: nnx.Linear, a: Leaf, b: Leaf, *, alpha: float | int, rslora: b
     )
 
 
-def without(adapter: LoraLinear, kernel: nnx.Param) -> nnx.Linear:
+def half_names(base: nnx.Linear) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the metadata of A [in, rank] and of B [rank, out], after that of the kernel."""
+    names = base.kernel.get_metadata("out_sharding", None)
+    if names is None:  # a layer of a foreign module
+        return {}, {}
+    units = base.kernel.get_metadata("units")
+    a = named(names[0], "rank", units=(units[0], 1))
+    return a, named("rank", names[1], units=(1, units[1]))
+
+
+def without(adapter: nnx.Linear, kernel: nnx.Param) -> nnx.Linear:
     """Returns the plain layer below `adapter`, with this kernel."""
     size = adapter.in_features, adapter.out_features
     # A layer without arrays, with Flax's own graph.
-    linear = nnx.eval_shape(lambda: nnx.Linear(*size, use_bias=adapter.use_bias, rngs=nnx.Rngs(0)))
-    _take_over(linear, adapter)
-    linear.kernel = kernel
-    return linear
-
-
-def _take_over(linear: nnx.Linear, base: nnx.Linear) -> None:
-    """Copies the attributes of an `nnx.Linear` from `base` to `linear`."""
-    for name in _LINEAR:
-        value = getattr(base, name)
-        # Flax marks a missing bias; an unmarked None gives another graph.
-        setattr(linear, name, nnx.data(None) if name == "bias" and value is None else value)
+    layer = nnx.eval_shape(lambda: nnx.Linear(*size, use_bias=adapter.use_bias, rngs=nnx.Rngs(0)))
+    take_over(layer, adapter)
+    layer.kernel = kernel
+    return layer

@@ -102,6 +102,25 @@ def load_peft(model: Decoder, path: str | Path) -> Decoder:
         >>> list(lora.adapters(lora.load_peft(model, path)))
         ['layers.0.attn.q']
     """
+    halves, rslora = read_peft(model, path)
+
+    def adapt(ours: str, module: nnx.Module) -> nnx.Module:
+        site, a, b = halves[ours]
+        kernel = plain(ours, module).kernel.get_value()
+        arrays = _leaf(a, kernel, (0, None)), _leaf(b, kernel, (None, 1))
+        return adapted(plain(ours, module), *arrays, alpha=site.alpha, rslora=rslora)
+
+    return replace(model, tuple(halves), adapt)
+
+
+def read_peft(
+    model: Decoder, path: str | Path
+) -> tuple[dict[str, tuple[Site, np.ndarray, np.ndarray]], bool]:
+    """Returns ({our path: (site, A transposed, B transposed)}, rslora) of a PEFT directory.
+
+    The arrays are views of the file. `model` gives names and shapes, and may be abstract. Raises as
+    `load_peft`.
+    """
     path = Path(path)
     missing = [name for name in (_CONFIG, _TENSORS) if not (path / name).is_file()]
     if missing:
@@ -114,18 +133,12 @@ def load_peft(model: Decoder, path: str | Path) -> Decoder:
     places = {theirs: ours for ours, theirs in _sites_of(model).items()}
     params = parameters(model)
     shapes = {theirs: params[f"{ours}.kernel"].shape for theirs, ours in places.items()}
-    sites = _sites(specs, shapes, config)
-    views = safetensors.views(specs)
-    matched = {places[theirs]: (theirs, site) for theirs, site in sites.items()}
-
-    def adapt(ours: str, module: nnx.Module) -> nnx.Module:
-        theirs, site = matched[ours]
-        kernel = plain(ours, module).kernel.get_value()
-        a, b = (views[f"{_PREFIX}{theirs}{half}"] for half in (_A, _B))
-        halves = _leaf(a, kernel, (0, None)), _leaf(b, kernel, (None, 1))
-        return adapted(plain(ours, module), *halves, alpha=site.alpha, rslora=config.rslora)
-
-    return replace(model, tuple(matched), adapt)
+    sites, views = _sites(specs, shapes, config), safetensors.views(specs)
+    halves = {
+        places[theirs]: (site, views[f"{_PREFIX}{theirs}{_A}"], views[f"{_PREFIX}{theirs}{_B}"])
+        for theirs, site in sites.items()
+    }
+    return halves, config.rslora
 
 
 def _outgoing(model: Decoder, base: str | None) -> tuple[dict[str, object], dict[str, Pending]]:

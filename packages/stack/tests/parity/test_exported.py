@@ -17,11 +17,20 @@ pytestmark = pytest.mark.parity
 TEXTS = ["def read_file(path):\n    return open(path).read()\n" * 20, "héllo wörld 😀 " * 30]
 
 
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory):
+# Sizes that differ from the command's, where a family takes them.
+FAMILIES = {
+    "llama": {"kv_heads": 2, "mlp": 48},
+    "gemma3": {"kv_heads": 2, "mlp": 48},
+    "mixtral": {"kv_heads": 2, "experts": 4, "expert_mlp": 24},
+    "deepseek_v3": {"mlp": 48, "experts": 4, "expert_mlp": 24},
+}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def exported(request, tmp_path_factory):
     directory = tmp_path_factory.mktemp("exported")
     tokenizer = train_bpe(TEXTS, directory / "tokenizer.json", vocab_size=320)
-    shape = Shape(embed=32, depth=2, heads=4, kv_heads=2, mlp=48)
+    shape = Shape(family=request.param, embed=32, depth=2, heads=4, **FAMILIES[request.param])
     model = init(config_for(shape, tokenizer, length=64), seed=3)
     save(model, directory / "hf")
     for name in ("tokenizer.json", "tokenizer_config.json"):

@@ -27,7 +27,7 @@ import optax
 from dovetail_data import Bytes, Rows, Text, batches, pack, text, write
 from dovetail_models import init
 from dovetail_optim import compress, muon, route, soap, wsd
-from dovetail_stack.recipes.language_model import llama_config
+from dovetail_stack.recipes.families import config_for
 from dovetail_stack.recipes.options import Shape
 from dovetail_train import Trainer, lm_loss
 from measure import report
@@ -104,7 +104,7 @@ def held_out_loss(trainer: Trainer, state: Any, held_out: list[Any]) -> float:
 
 
 def run(tx: optax.GradientTransformation, data: Corpora, *, seed: int, steps: int) -> float:
-    config = llama_config(Shape(), Bytes(), length=LENGTH)
+    config = config_for(Shape(), Bytes(), length=LENGTH)
     trainer = Trainer(optax.chain(optax.clip_by_global_norm(1.0), tx), lm_loss(), seed=seed)
     rows = batches(data.train, global_batch=BATCH, seed=seed)
     result = trainer.fit(init(config, seed=seed), rows, steps=steps)

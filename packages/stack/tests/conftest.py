@@ -14,7 +14,7 @@ from flax import nnx
 from dovetail_checkpoint import inspect
 from dovetail_data import pack, records, text, train_bpe
 from dovetail_models import init, save
-from dovetail_stack.recipes.language_model import llama_config
+from dovetail_stack.recipes.families import config_for
 from dovetail_stack.recipes.options import Shape
 from dovetail_stack.recipes.text import encode, find, split
 
@@ -62,7 +62,7 @@ def source(tmp_path_factory, files, randomised):
     texts = (record["text"] for record in records(text(files[1])))
     tokenizer = train_bpe(texts, folder / "tokenizer.json", vocab_size=320)
     shape = Shape(embed=24, depth=2, heads=4, kv_heads=2, mlp=40)
-    config = llama_config(shape, tokenizer, length=LENGTH)
+    config = config_for(shape, tokenizer, length=LENGTH)
     save(randomised(init(config, seed=3), 0), folder / "hf", like=folder)
     assert json.loads((folder / "hf" / "config.json").read_text())["vocab_size"] == 320
     return folder / "hf"

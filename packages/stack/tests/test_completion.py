@@ -49,11 +49,16 @@ def test_actions_and_options_of_a_command(script):
     assert completed(script, "train", "pretrain", "--learning") == {"--learning-rate"}
     assert completed(script, "completion", "") >= {"bash", "zsh"}
     assert "--learning-rate" not in completed(script, "doctor", "--")
+    assert completed(script, "train", "distil", "--family", "mix") == {"mixtral"}
+    assert completed(script, "train", "pretrain", "--print") == {"--print-settings"}
 
 
 def test_a_path_is_completed_by_files(script, tmp_path):
     (tmp_path / "some_run").mkdir()
     assert completed(script, "checkpoint", "verify", "some", cwd=tmp_path) == {"some_run"}
+    for option in ("--settings", "--config"):
+        words = "train", "pretrain", option, "some"
+        assert completed(script, *words, cwd=tmp_path) == {"some_run"}
 
 
 def test_a_key_press_completes(script, tmp_path):

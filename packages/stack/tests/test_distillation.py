@@ -1,5 +1,7 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
+import json
+
 import jax
 import numpy as np
 import optax
@@ -7,17 +9,17 @@ import pytest
 from flax import nnx
 
 from dovetail_data import Pretrained
-from dovetail_models import init, llama
+from dovetail_models import init, llama, mixtral
 from dovetail_stack.recipes.distillation import (
     STUDENT,
     StudentTeacher,
     distillation_loss,
     distilling,
 )
+from dovetail_stack.recipes.families import config_for
 from dovetail_stack.recipes.fitting import fit
-from dovetail_stack.recipes.language_model import llama_config
 from dovetail_stack.recipes.options import Distillation, Shape, Training
-from dovetail_train import Trainer
+from dovetail_train import Trainer, lm_loss
 
 LENGTH = 24
 ROWS, TOKENS, VOCAB, T = 3, 13, 37, 1.7
@@ -173,9 +175,41 @@ def test_options_out_of_range_are_refused(options):
         Distillation(teacher="t", **options)
 
 
+def test_the_experts_of_a_student_are_balanced_as_in_pretraining(pair, batch, randomised):
+    sizes = {"embed": 12, "depth": 2, "heads": 2, "mlp": 8, "experts": 3, "top_k": 1}
+    student = randomised(init(mixtral(vocab_size=VOCAB, **sizes), seed=0), 0)
+
+    @nnx.jit
+    def losses(both):
+        plain = distillation_loss(temperature=T)(both, batch, key=None)
+        terms = distillation_loss(temperature=T, balance=True)(both, batch, key=None)
+        return plain, terms, lm_loss(balance=True)(both.student, batch, key=None)["balance"]
+
+    plain, terms, wanted = losses(StudentTeacher(student, pair.teacher))
+    total, sequences = terms.pop("balance")
+    np.testing.assert_allclose([total, sequences], wanted, rtol=1e-6)
+    assert sequences == 2 * 2 * ROWS  # layers, and texts in each row
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), terms, plain)
+
+
+def test_a_mixture_learns_from_a_teacher(source, rows, tmp_path):
+    sizes = {"experts": 2, "active_experts": 1, "expert_mlp": 8}
+    shape = Shape(family="mixtral", embed=8, depth=1, heads=2, **sizes)
+    student = config_for(shape, Pretrained(source), length=LENGTH)
+    recipe = distilling(
+        student, source, Distillation(teacher=str(source)), training=Training(length=LENGTH)
+    )
+    model, result = fit(recipe, rows, tmp_path, steps=3)
+    assert model.config == student
+    first = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])
+    terms = first["loss/kl"] / 2 + first["loss/nll"] / 2 + 0.01 * first["loss/balance"]
+    assert first["loss"] == pytest.approx(terms, rel=1e-5)
+    assert not result.interrupted
+
+
 def test_a_run_keeps_no_teacher(source, rows, leaves, tmp_path):
     shape = Shape(embed=12, depth=1, heads=2, kv_heads=1, mlp=20)
-    student = llama_config(shape, Pretrained(source), length=LENGTH)
+    student = config_for(shape, Pretrained(source), length=LENGTH)
     training = Training(length=LENGTH, global_batch=4, seed=1)
     wanted = Distillation(teacher=str(source), teacher_precision="bfloat16")
     recipe = distilling(student, source, wanted, training=training)

@@ -9,7 +9,8 @@ import pytest
 from dovetail_data import Pretrained
 from dovetail_optim import Guard
 from dovetail_stack.recipes import fitting
-from dovetail_stack.recipes.language_model import llama_config, pretraining
+from dovetail_stack.recipes.families import config_for
+from dovetail_stack.recipes.language_model import pretraining
 from dovetail_stack.recipes.options import Batching, Shape, Training
 from dovetail_train import lm_loss
 
@@ -23,7 +24,7 @@ def test_the_steps_of_a_time_are_those_of_the_median_step(
 ):
     tokenizer = Pretrained(source)
     shape = Shape(embed=8, depth=1, heads=1, kv_heads=1, mlp=8)
-    config = llama_config(shape, tokenizer, length=24)
+    config = config_for(shape, tokenizer, length=24)
     recipe = pretraining(config, Training(length=24, global_batch=2))
     # Time stands still but within a step.
     told = itertools.accumulate(s for step_s in STEPS_S for s in (0.0, step_s))

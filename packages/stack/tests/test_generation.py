@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from dovetail_data import Bytes
-from dovetail_models import init, llama
+from dovetail_models import gpt2, init, llama
 from dovetail_stack.recipes import generation
 from dovetail_stack.recipes.generation import generate
 
@@ -112,3 +112,28 @@ def test_a_tokenizer_with_more_ids_than_the_model_is_refused():
     )
     with pytest.raises(ValueError, match="tokenizer has 258 ids and the model 200: use the"):
         generate(init(config, seed=0), Bytes(), "x", max_tokens=1)
+
+
+class _Numbers(Bytes):
+    """Bytes whose ids are decoded as numbers, and no id ends a text."""
+
+    eos_id = None
+
+    def decode(self, ids):
+        return "".join(f"{i} " for i in ids)
+
+
+def test_a_model_with_learned_positions_ends_at_the_last():
+    config = gpt2(vocab_size=258, embed=16, depth=1, heads=2, mlp=16, max_length=9)
+    model = init(config, seed=0)
+    nnx.update(model, jax.tree.map(lambda leaf: leaf * 8, nnx.state(model)))
+    tokenizer = _Numbers()
+    text = "".join(generate(model, tokenizer, "abc", max_tokens=64))
+    full = nnx.jit(lambda model, tokens: jnp.argmax(model(tokens)[0], axis=-1))
+    row = np.zeros((1, 9), np.int32)
+    row[0, :4] = [256, *b"abc"]
+    for i in range(4, 9):
+        row[0, i] = full(model, row)[i - 1]
+    assert text == "".join(f"{token} " for token in row[0, 4:])
+    with pytest.raises(ValueError, match=r"one of the model's 9 positions, got 9 tokens: give a"):
+        generate(model, Bytes(), "abcdefgh", max_tokens=1)

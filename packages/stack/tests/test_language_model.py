@@ -9,6 +9,7 @@ from flax import nnx
 from dovetail_data import Bytes
 from dovetail_models import init
 from dovetail_stack.recipes import language_model as recipe
+from dovetail_stack.recipes.families import config_for
 from dovetail_stack.recipes.options import Shape, Training
 
 STEPS = 200
@@ -18,7 +19,7 @@ TRAINING = Training(length=16, global_batch=2)
 @pytest.fixture(scope="module")
 def model():
     shape = Shape(embed=32, depth=2, heads=4, kv_heads=2, mlp=48)
-    return init(recipe.llama_config(shape, Bytes(), length=16), seed=0)
+    return init(config_for(shape, Bytes(), length=16), seed=0)
 
 
 def test_the_schedule_warms_up_linearly_and_decays_along_a_cosine():
@@ -54,7 +55,7 @@ def test_muon_turns_the_kernels_of_the_layers_and_adam_the_rest(model):
 
 
 def test_the_config_says_when_a_text_ends():
-    config = recipe.llama_config(Shape(), Bytes(), length=32)
+    config = config_for(Shape(), Bytes(), length=32)
     assert dict(config.extra) == {"bos_token_id": "256", "eos_token_id": "257"}
     assert (config.max_length, config.vocab_size) == (32, 258)
 
@@ -84,3 +85,59 @@ def test_clipping_bounds_the_gradient_that_the_optimizer_sees():
     second, _ = tx.update(large, tx.init(params), params)
     jax.tree.map(np.testing.assert_array_equal, first, second)
     assert isinstance(tx, optax.GradientTransformation)
+
+
+def _orthogonal(gradient):
+    """Five Newton-Schulz steps with Jordan's coefficients, in float64, and Muon's factor."""
+    a, b, c = 3.4445, -4.7750, 2.0315
+    x = gradient.astype(np.float64)
+    x = x / np.linalg.norm(x)
+    for _ in range(5):
+        gram = x @ x.T
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x * max(1.0, gradient.shape[1] / gradient.shape[0]) ** 0.5
+
+
+@pytest.mark.capability("Muon for each expert of a mixture")
+@pytest.mark.parametrize("size", [(5, 6, 9), (3, 9, 6)])
+def test_each_expert_is_a_matrix_of_its_own(size):
+    generator = np.random.default_rng(0)
+    kernel = generator.normal(size=size).astype("f4")
+    router = generator.choice([-1.0, 1.0], size=(size[1], size[0])).astype("f4")
+    grads = {
+        "layers": [
+            {
+                "mlp": {"experts": {"up": {"kernel": kernel}}, "router": {"kernel": router}},
+                "attn": {"q": {"kernel": kernel[0]}},
+                "norm": {"scale": np.ones(3, "f4")},
+            }
+        ]
+    }
+    tx = recipe.optimizer(TRAINING, steps=STEPS, mixture=True)
+    state = tx.init(grads)
+    for _ in range(2):  # the rate of the first step is 0
+        updates, state = tx.update(grads, state, grads)
+    rate = TRAINING.matrix_learning_rate / 10  # of ten steps of warm-up
+    layer = updates["layers"][0]
+    experts = np.asarray(layer["mlp"]["experts"]["up"]["kernel"])
+    alone = np.asarray(layer["attn"]["q"]["kernel"])
+    # Clipping changes the norm of all gradients alike, which the first division takes out. Rounding
+    # grows at most as the smallest singular value: 3.4445 ** 5 = 485 times eps = 6e-8 each.
+    for update, gradient in zip([*experts, alone], [*kernel, kernel[0]], strict=True):
+        np.testing.assert_allclose(-update / rate, _orthogonal(gradient), rtol=0, atol=1e-4)
+    # Adam moves each element of the router by its rate.
+    moved = np.abs(np.asarray(layer["mlp"]["router"]["kernel"]))
+    np.testing.assert_allclose(moved, TRAINING.learning_rate / 10, rtol=1e-4)
+
+
+def test_a_mixture_has_the_balance_loss_and_others_refuse_it():
+    sizes = {"embed": 16, "depth": 1, "heads": 2}
+    mixture = config_for(Shape(family="mixtral", **sizes), Bytes(), length=16)
+    dense = config_for(Shape(**sizes), Bytes(), length=16)
+    assert recipe.balance_weights(mixture, Training()) == {"balance": 0.01}
+    assert recipe.balance_weights(mixture, Training(balance=0.0)) == {"balance": 0.0}
+    assert recipe.balance_weights(dense, Training()) == {}
+    with pytest.raises(ValueError, match=r"balance=0\.1 and family=llama, .*: leave it out"):
+        recipe.trainer(dense, Training(balance=0.1), steps=3)
+    with pytest.raises(ValueError, match=r"balance must be at least 0, got balance=-1: try"):
+        Training(balance=-1)

@@ -14,8 +14,9 @@ from flax import nnx
 from dovetail_checkpoint import rewind
 from dovetail_data import Pretrained, batches
 from dovetail_stack import rewinding, settings
+from dovetail_stack.recipes.families import config_for
 from dovetail_stack.recipes.fitting import fit, places_of
-from dovetail_stack.recipes.language_model import llama_config, pretraining
+from dovetail_stack.recipes.language_model import pretraining
 from dovetail_stack.recipes.options import Shape, Training
 from dovetail_stack.settings import Rewind
 
@@ -25,7 +26,7 @@ LENGTH, BATCH, STEPS = 24, 4, 10
 @pytest.fixture(scope="module")
 def recipe(source):
     shape = Shape(embed=8, depth=1, heads=1, kv_heads=1, mlp=8)
-    config = llama_config(shape, Pretrained(source), length=LENGTH)
+    config = config_for(shape, Pretrained(source), length=LENGTH)
     training = Training(length=LENGTH, global_batch=BATCH, save_every=3, seed=5)
     return pretraining(config, training)
 

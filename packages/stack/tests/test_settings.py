@@ -13,7 +13,7 @@ from dovetail_stack.settings import RECIPES, Continue, Distil, Pretrain
 def test_options_come_back_from_disk_where_they_belong(tmp_path):
     given = {"text": "/t", "depth": 2, "seed": 7, "skip": ("a", "b"), "minutes": 1.5}
     made = settings.create(Pretrain, given)
-    assert made.shape == Shape(depth=2)
+    assert made.shape == Shape(depth=2, kv_heads=1, mlp=512)  # the family's are said
     assert made.training == Training(seed=7)
     assert made.files.skip == ("a", "b")
     made.save(tmp_path)
@@ -22,6 +22,38 @@ def test_options_come_back_from_disk_where_they_belong(tmp_path):
     content = json.loads((tmp_path / "run.json").read_text())
     assert content["recipe"] == "pretrain"
     assert content["settings"]["duration"] == {"steps": None, "minutes": 1.5}
+
+
+def test_a_run_keeps_family_sizes_and_the_keys_of_its_file(tmp_path):
+    given = {"text": "/t", "family": "mixtral", "experts": 4, "active_experts": 1}
+    made = settings.create(Pretrain, given)
+    assert (made.shape.expert_mlp, made.shape.mlp, made.shape.kv_heads) == (512, 0, 1)
+    made.save(tmp_path / "a")
+    assert settings.load(tmp_path / "a") == made
+    # A 0 or an absent option stands for the family's, on a later command line too.
+    assert settings.differences({**given, "expert_mlp": 0, "kv_heads": 1}, made) == {}
+    assert settings.differences({"experts": 8, "family": "qwen3_moe"}, made) == {
+        "experts": "--experts 8 (the run has 4)",
+        "family": "--family qwen3_moe (the run has mixtral)",
+    }
+    assert not {"family", "config", "experts", "active_experts", "expert_mlp"} & settings.CHANGEABLE
+    described = settings.create(Distil, {"text": "/t", "teacher": "/m", "config": "/c"})
+    described = dataclasses.replace(described, keys={"model_type": "llama"})
+    described.save(tmp_path / "b")
+    assert settings.load(tmp_path / "b") == described
+    assert settings.changed({"steps": 2}, described).keys == {"model_type": "llama"}
+    assert settings.differences({"depth": 2}, described) == {"depth": "--depth 2 (the run has 0)"}
+
+
+def test_a_run_from_before_families_is_a_llama(tmp_path):
+    made = settings.create(Pretrain, {"text": "/t"})
+    made.save(tmp_path)
+    content = json.loads((tmp_path / "run.json").read_text())
+    for name in ("config", "family", "experts", "active_experts", "expert_mlp"):
+        del content["settings"]["shape"][name]
+    del content["settings"]["keys"], content["settings"]["training"]["balance"]
+    (tmp_path / "run.json").write_text(json.dumps(content))
+    assert settings.load(tmp_path) == made
 
 
 def test_every_recipe_keeps_its_own_kind(tmp_path):

@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Dovetail stack: recipes that join its libraries, and the command `dovetail`.
 
-    >>> from dovetail_stack.recipes.language_model import llama_of, pretraining
+    >>> from dovetail_stack.recipes.families import config_of
+    >>> from dovetail_stack.recipes.language_model import pretraining
     >>> from dovetail_stack.recipes.options import Shape, Training
-    >>> config = llama_of(Shape(embed=64, depth=2), vocab_size=512, length=64)
+    >>> config = config_of(Shape(family="mixtral", embed=64), vocab_size=512, length=64)
     >>> recipe = pretraining(config, Training(length=64))
 
 `dovetail_stack.recipes` lists the recipes. Each is a module of short functions, to be called or

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, TypeVar
 
 from dovetail_stack.recipes.options import (
     Batching,
+    Devices,
     Distillation,
     Duration,
     Files,
@@ -33,12 +34,13 @@ FILE = "run.json"
 CHANGEABLE = frozenset(
     (
         *("steps", "save_every", "remat", "accumulate", "precision", "ema", "guard_sigma"),
-        *("learning_rate", "matrix_learning_rate", "alpha", "temperature"),
+        *("learning_rate", "matrix_learning_rate", "balance", "alpha", "temperature"),
         *("samples", "prompt", "trace"),
     )
 )
 # Between 0 and another value these add or drop arrays of the run's state.
 CONVERTED = ("ema", "guard_sigma")
+AXES = tuple(item.name for item in dataclasses.fields(Devices))  # of the mesh, by their options
 S = TypeVar("S", bound="Settings")
 
 
@@ -70,6 +72,7 @@ class Settings:
         leave_out: Steps [first, end) whose batches are passed over. Each is numbered as in the run
             after those before it.
         rewind: A rewind that is pending.
+        keys: Keys of the config.json that describes the model, as the first launch read them.
     """
 
     recipe: ClassVar[str]
@@ -80,6 +83,7 @@ class Settings:
     skipped: tuple[str, ...] | None = None
     leave_out: tuple[tuple[int, int], ...] = ()
     rewind: Rewind | None = None
+    keys: dict[str, Any] | None = None
 
     def with_steps(self: S, steps: int) -> S:
         """Returns a copy with the number of steps."""
@@ -96,11 +100,11 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class Pretrain(Settings):
-    """Train a Llama, and its tokenizer, from nothing on the text files of a directory.
+    """Train a decoder of any family, and its tokenizer, from nothing on the text of a directory.
 
     Args:
         vocabulary: The tokenizer.
-        shape: Sizes of the model.
+        shape: Family and sizes of the model.
         training: Batch and learning rates.
     """
 
@@ -124,11 +128,11 @@ class Continue(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class Distil(Settings):
-    """Train a small Llama on text and on the logits of a teacher, whose tokenizer it takes.
+    """Train a small decoder on text and on the logits of a teacher, whose tokenizer it takes.
 
     Args:
         distillation: The teacher and its weight in the loss.
-        shape: Sizes of the student.
+        shape: Family and sizes of the student.
         training: Batch and learning rates.
     """
 
@@ -150,6 +154,15 @@ def parts(kind: type[Settings]) -> dict[str, Any]:
 def option(name: str) -> str:
     """Returns the option of a field."""
     return f"--{name.replace('_', '-')}"
+
+
+def help_of(item: Any) -> str:
+    """Returns the help of a field, with its default."""
+    if item.default is dataclasses.MISSING:
+        default = "needed for a new run"
+    else:
+        default = "none" if item.default in (None, ()) else str(item.default)
+    return f"{item.metadata['help']} ({default})"
 
 
 def load(run: Path) -> Settings:
@@ -177,7 +190,8 @@ def _beside(values: dict[str, Any]) -> dict[str, Any]:
     rewind = values.pop("rewind", None)
     if rewind is not None:
         rewind = Rewind(**rewind | {"leave_out": _pairs(rewind["leave_out"])})
-    return {"leave_out": _pairs(values.pop("leave_out", ())), "rewind": rewind}
+    leave_out, keys = _pairs(values.pop("leave_out", ())), values.pop("keys", None)
+    return {"leave_out": leave_out, "rewind": rewind, "keys": keys}
 
 
 def _pairs(values: Any) -> tuple[tuple[int, int], ...]:
@@ -192,9 +206,9 @@ def _part(kind: Any, values: dict[str, Any]) -> Any:
 def create(kind: type[S], given: dict[str, Any]) -> S:
     """Returns settings with the given options, by flat name, and defaults for the others.
 
-    Raises ValueError if a required option is missing.
+    A shape has the sizes of its family. Raises ValueError if a required option is missing.
     """
-    made = {}
+    made: dict[str, Any] = {}
     for name, group in parts(kind).items():
         fields = dataclasses.fields(group)
         for item in fields:
@@ -204,6 +218,10 @@ def create(kind: type[S], given: dict[str, Any]) -> S:
                     f"{option(item.name)} DIR, a {item.metadata['help']}"
                 )
         made[name] = group(**{f.name: given[f.name] for f in fields if f.name in given})
+    if "shape" in made:
+        from dovetail_stack.recipes.families import completed
+
+        made["shape"] = completed(made["shape"])
     return kind(**made)
 
 
@@ -229,7 +247,7 @@ def differences(given: dict[str, Any], stored: Settings) -> dict[str, str]:
 def changed(given: dict[str, Any], stored: S) -> S:
     """Returns the stored settings with the given options. Raises ValueError if they do not fit."""
     made = create(type(stored), {**flat(stored), **given})
-    kept = {name: getattr(stored, name) for name in ("skipped", "leave_out", "rewind")}
+    kept = {name: getattr(stored, name) for name in ("skipped", "leave_out", "rewind", "keys")}
     return dataclasses.replace(made, **kept)
 
 

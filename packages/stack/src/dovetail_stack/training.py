@@ -112,12 +112,13 @@ def checked(run: S, *, mesh: "Mesh") -> S:
         mesh: Devices of the first launch.
 
     Returns:
-        The settings, with the names of files without text.
+        The settings, with the names of files without text and the keys of a config.json.
 
     Raises:
         ValueError: Text, model, shape, batch or mesh do not fit.
     """
     check_batch(run, mesh)
+    run = _with_keys(run)
     recipe = _outlined(run, mesh)  # reads the configuration of the model that it begins from
     recipe.outline()
     recipe.trainer(1)
@@ -159,6 +160,7 @@ def estimate(run: Settings, *, mesh: "AbstractMesh") -> "Estimate":
     from dovetail_stack.recipes.fitting import estimate_step
 
     check_batch(run, mesh)
+    run = _with_keys(run)
     needs = estimate_step(_outlined(run, mesh))
     typed = [dataclasses.replace(r, code=_options(r.changes)) for r in needs.remedies]
     return dataclasses.replace(needs, remedies=tuple(typed))
@@ -173,23 +175,38 @@ def _options(changes: dict[str, Any]) -> str:
 
 def _outlined(run: Settings, mesh: "Mesh | AbstractMesh") -> "Recipe":
     """Returns the recipe before the text is read. The vocabulary has the requested size."""
-    length = run.training.length
+    from dovetail_stack.recipes.families import check_experts, config_of
+
+    options = {"length": run.training.length, "keys": run.keys}
+    ways = dict(mesh.shape).get("expert", 1)
     if isinstance(run, Continue):
         from dovetail_stack.recipes.continuation import continuation
 
-        source, _, _ = _opened(run)
+        source, config, _ = _opened(run)
+        check_experts(config, ways=ways)
         return continuation(source, run.training, mesh=mesh)
-    from dovetail_stack.recipes.language_model import llama_of, pretraining
-
     if isinstance(run, Distil):
         from dovetail_stack.recipes.distillation import distilling
 
         teacher, config, _ = _opened(run)
-        student = llama_of(run.shape, vocab_size=config.vocab_size, length=length)
+        student = config_of(run.shape, vocab_size=config.vocab_size, **options)
+        check_experts(student, ways=ways)
         return distilling(student, teacher, run.distillation, training=run.training, mesh=mesh)
+    from dovetail_stack.recipes.language_model import pretraining
+
     assert isinstance(run, Pretrain)
-    config = llama_of(run.shape, vocab_size=run.vocabulary.vocab_size, length=length)
+    config = config_of(run.shape, vocab_size=run.vocabulary.vocab_size, **options)
+    check_experts(config, ways=ways)
     return pretraining(config, run.training, mesh=mesh)
+
+
+def _with_keys(run: S) -> S:
+    """Returns the settings of a new run with the keys of its config.json, if there is one."""
+    if not isinstance(run, Pretrain | Distil) or run.shape.config is None or run.keys is not None:
+        return run
+    from dovetail_stack.recipes.families import read_keys
+
+    return dataclasses.replace(run, keys=read_keys(run.shape.config))
 
 
 def _job(run: Settings, out: Path, mesh: "Mesh") -> _Job:
@@ -202,11 +219,13 @@ def _job(run: Settings, out: Path, mesh: "Mesh") -> _Job:
 
 
 def _pretraining(run: Pretrain, out: Path, mesh: "Mesh") -> _Job:
-    from dovetail_stack.recipes.language_model import llama_config, pretraining
+    from dovetail_stack.recipes.families import config_for
+    from dovetail_stack.recipes.language_model import pretraining
     from dovetail_stack.recipes.text import prepare
 
     text = _prepared(run, prepare, out, vocab_size=run.vocabulary.vocab_size)
-    config = llama_config(run.shape, text.tokenizer, length=run.training.length)
+    options = {"length": run.training.length, "keys": run.keys}
+    config = config_for(run.shape, text.tokenizer, **options)
     return _Job(text=text, recipe=pretraining(config, run.training, mesh=mesh), like=out)
 
 
@@ -221,13 +240,13 @@ def _continuing(run: Continue, out: Path, mesh: "Mesh") -> _Job:
 
 def _distilling(run: Distil, out: Path, mesh: "Mesh") -> _Job:
     from dovetail_stack.recipes.distillation import distilling
-    from dovetail_stack.recipes.language_model import llama_config
+    from dovetail_stack.recipes.families import config_for
     from dovetail_stack.recipes.text import encode
 
     teacher, config, tokenizer = _opened(run)
     text = _prepared(run, encode, out, tokenizer=tokenizer)
-    sizes = {"length": run.training.length, "vocab_size": config.vocab_size}
-    student = llama_config(run.shape, tokenizer, **sizes)
+    options = {"length": run.training.length, "keys": run.keys}
+    student = config_for(run.shape, tokenizer, vocab_size=config.vocab_size, **options)
     recipe = distilling(student, teacher, run.distillation, training=run.training, mesh=mesh)
     return _Job(text=text, recipe=recipe, like=teacher)
 

@@ -8,8 +8,8 @@ import pytest
 
 from dovetail_data import train_bpe
 from dovetail_models import init, save
+from dovetail_stack.recipes.families import config_for
 from dovetail_stack.recipes.generation import generate
-from dovetail_stack.recipes.language_model import llama_config
 from dovetail_stack.recipes.options import Shape
 
 pytestmark = pytest.mark.parity
@@ -17,12 +17,21 @@ pytestmark = pytest.mark.parity
 TEXTS = ["def read_file(path):\n    return open(path).read()\n" * 20, "héllo wörld 😀 " * 30]
 
 
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory):
+# Sizes that differ from the command's, where a family takes them.
+FAMILIES = {
+    "llama": {"kv_heads": 2, "mlp": 48},
+    "gemma3": {"kv_heads": 2, "mlp": 48},
+    "mixtral": {"kv_heads": 2, "experts": 4, "expert_mlp": 24},
+    "deepseek_v3": {"mlp": 48, "experts": 4, "expert_mlp": 24},
+}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def exported(request, tmp_path_factory):
     directory = tmp_path_factory.mktemp("exported")
     tokenizer = train_bpe(TEXTS, directory / "tokenizer.json", vocab_size=320)
-    shape = Shape(embed=32, depth=2, heads=4, kv_heads=2, mlp=48)
-    model = init(llama_config(shape, tokenizer, length=64), seed=3)
+    shape = Shape(family=request.param, embed=32, depth=2, heads=4, **FAMILIES[request.param])
+    model = init(config_for(shape, tokenizer, length=64), seed=3)
     save(model, directory / "hf")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (directory / "hf" / name).write_bytes((directory / name).read_bytes())

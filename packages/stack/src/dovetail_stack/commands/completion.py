@@ -41,16 +41,21 @@ def script(parser: argparse.ArgumentParser, *, shell: str) -> str:
     """
     import shtab
 
-    _complete_paths(parser)
+    _complete_values(parser)
     return shtab.complete(parser, shell=shell)
 
 
-def _complete_paths(parser: argparse.ArgumentParser) -> None:
+def _complete_values(parser: argparse.ArgumentParser) -> None:
+    """Declares the arguments that are files, and the families of models."""
     import shtab
+
+    from dovetail_stack.recipes.families import decoders
 
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for command in action.choices.values():
-                _complete_paths(command)
+                _complete_values(command)
         elif action.metavar in PATHS:
             action.complete = shtab.FILE  # pyright: ignore[reportAttributeAccessIssue]  shtab's
+        elif action.dest == "family":
+            action.choices = sorted(decoders())

@@ -5,7 +5,7 @@
 The same command again, or just --out, resumes a run that was interrupted or killed. With --out
 and more --steps a run goes on, a finished one too. A finished run is exported as a Hugging Face
 directory, RUN/hf. Without --steps or --minutes a run is one pass over the text. Commands, versions
-and metrics are kept with the run: see dovetail runs.
+and metrics are kept with the run: see dovetail runs. --settings FILE holds any options of a recipe.
 """
 
 import argparse
@@ -17,20 +17,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dovetail_stack import launches, processes, rewinding, runs, settings, training
+from dovetail_stack import launches, processes, rewinding, runs, settings, settings_file, training
 from dovetail_stack._command import DONE, INTERRUPTED, Parser, add_json
 from dovetail_stack.commands.generate import EXPORT
 from dovetail_stack.mesh import make_mesh
-from dovetail_stack.recipes.options import Duration
+from dovetail_stack.recipes.options import Devices, Duration
 from dovetail_stack.settings import RECIPES, Settings
-
-DEVICES = {
-    "data": "ways to split the batch",
-    "fsdp": "ways to split batch, parameters and optimizer",
-    "tensor": "ways to split heads and hidden layers",
-    "context": "ways to split rows into pieces of tokens",
-    "expert": "ways to split experts, and the batch",
-}
 
 
 def add(parser: Parser) -> None:
@@ -79,9 +71,19 @@ def _everywhere(parser: Parser) -> None:
         choices=("exact", "convert"),
         help="convert: add or drop averages or the guard of a stored run (exact)",
     )
+    parser.add_argument(
+        "--settings",
+        type=Path,
+        metavar="FILE",
+        help="TOML file of options, in sections like those here; typed options replace them",
+    )
+    parser.add_argument(
+        "--print-settings",
+        action="store_true",
+        help="print such a file with all options, and start nothing",
+    )
     devices = parser.add_argument_group("devices", "may differ when a run is resumed")
-    for axis, help in DEVICES.items():
-        devices.add_argument(f"--{axis}", type=int, metavar="N", help=f"{help} (1)")
+    _options(devices, Devices)
     devices.add_argument(
         "--coordinator",
         metavar="HOST:PORT",
@@ -105,24 +107,21 @@ def _options(group: Any, part: Any) -> None:
     if part is Duration:
         group = group.add_mutually_exclusive_group()
     for item in dataclasses.fields(part):
-        needed = item.default is dataclasses.MISSING
-        default = "needed for a new run" if needed else _shown(item.default)
         parse = {} if "type" in item.metadata["parse"] else {"type": type(item.default)}
         group.add_argument(
             settings.option(item.name),
-            help=f"{item.metadata['help']} ({default})".replace("%", "%%"),
+            help=settings.help_of(item).replace("%", "%%"),
             **parse,
             **item.metadata["parse"],
         )
 
 
-def _shown(default: Any) -> str:
-    return "none" if default in (None, ()) else str(default)
-
-
 def run(args: argparse.Namespace) -> int:
     """Prepares the text, trains and exports. Returns 130 if the run was stopped early."""
-    values = vars(args)
+    values = _with_file(vars(args))
+    if "print_settings" in values:
+        print(_printed(values))
+        return DONE
     if "out" not in values:
         args.parser.error("the following arguments are required: --out RUN, the run's directory")
     out = args.out.resolve()
@@ -131,7 +130,7 @@ def run(args: argparse.Namespace) -> int:
             f"a run needs a directory of its own, got {str(out)!r} with a model's config.json: "
             f"pass another --out; to train that model, dovetail train continue --model {args.out}"
         )
-    axes = {axis: values.get(axis, 1) for axis in DEVICES}
+    axes = {axis: values.get(axis, 1) for axis in settings.AXES}
     if processes.join(values):
         from dovetail_train import watch_processes
 
@@ -143,6 +142,45 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(estimate.json(), indent=2) if "json" in values else estimate)
         return DONE
     return _train(args, values, out, axes)
+
+
+def _with_file(values: dict[str, Any]) -> dict[str, Any]:
+    """Returns the arguments with those of --settings, for the recipe typed, named or stored."""
+    if "settings" not in values:
+        return values
+    file: Path = values["settings"]
+    recipe = values["recipe"] or settings_file.recipe_of(file)
+    stored = recipe is None and "out" in values and (values["out"] / settings.FILE).is_file()
+    if recipe is None and not stored:
+        raise ValueError(
+            f"settings belong to a recipe, got none with {str(file)!r}: type dovetail train "
+            f"{'|'.join(RECIPES)} --settings {file}"
+        )
+    kind = type(settings.load(values["out"])) if recipe is None else RECIPES[recipe]
+    return {**settings_file.merged(file, kind, values), "recipe": recipe}
+
+
+def _printed(values: dict[str, Any]) -> str:
+    """Returns the settings file of a recipe, or of the run in --out."""
+    recipe = values["recipe"]
+    if recipe is None and "out" not in values:
+        raise ValueError(
+            f"settings belong to a recipe, got none: type dovetail train {'|'.join(RECIPES)} "
+            "--print-settings, or --out RUN for those of a run"
+        )
+    given: dict[str, Any] = {}
+    if recipe is None:
+        stored = settings.load(values["out"])
+        kind, given = type(stored), settings.flat(stored)
+        if given["steps"] is not None:
+            del given["minutes"]  # they have become steps
+    else:
+        kind = RECIPES[recipe]
+    given |= _given(values, kind) | {k: values[k] for k in settings.AXES if k in values}
+    if "json" in values:
+        shown = {"recipe": kind.recipe, **settings_file.values_of(kind, given)}
+        return json.dumps(shown, indent=2)
+    return settings_file.written(kind, given).rstrip("\n")
 
 
 def _train(args: argparse.Namespace, values: dict[str, Any], out: Path, axes: Any) -> int:

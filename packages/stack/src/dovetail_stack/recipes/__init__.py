@@ -5,6 +5,7 @@
 - `options`: the settings of all recipes, as dataclasses
 - `text`: files to a tokenizer and two corpora (data)
 - `fitting`: a recipe and rows to a trained decoder, resumable (all but quant)
+- `families`: the configuration of a decoder, by family and sizes or a config.json (models)
 - `language_model`: the recipe of pretraining (models, optim, train)
 - `continuation`: the recipe of training a directory's model on, by adapters too (models, train)
 - `distillation`: the recipe of learning from a teacher's logits (models, train)

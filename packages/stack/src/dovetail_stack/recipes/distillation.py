@@ -18,16 +18,18 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from dovetail_models import Config, Decoder, Remat, abstract, init, load
+from dovetail_stack.recipes.families import is_mixture
 from dovetail_stack.recipes.fitting import (
     AnyMesh,
     Recipe,
     attention,
     configured,
+    grouped,
     here,
     make_trainer,
     step_flops,
 )
-from dovetail_stack.recipes.language_model import transformation
+from dovetail_stack.recipes.language_model import balance_weights, transformation
 from dovetail_stack.recipes.options import Distillation, Training
 from dovetail_train import Loss, Trainer, over_chunks, token_cross_entropy
 
@@ -62,7 +64,7 @@ class StudentTeacher(nnx.Module):
         return StudentTeacher(self.student.configure(scan=scan, remat=remat), self.teacher)
 
 
-def distillation_loss(*, temperature: float, chunk: int = _CHUNK) -> Loss:
+def distillation_loss(*, temperature: float, chunk: int = _CHUNK, balance: bool = False) -> Loss:
     """Returns a loss for a StudentTeacher with the terms "kl" and "nll", in nats.
 
     "kl" is (T²·Σ mask·KL, Σ mask) and "nll" is (Σ mask·nll, Σ mask). The batch has tokens, targets
@@ -73,6 +75,7 @@ def distillation_loss(*, temperature: float, chunk: int = _CHUNK) -> Loss:
     Args:
         temperature: T, above 0.
         chunk: Positions per device for which the logits of both models exist at once.
+        balance: Adds the term "balance" of `dovetail_train.lm_loss`, of the student's experts.
 
     Example:
 
@@ -88,7 +91,8 @@ def distillation_loss(*, temperature: float, chunk: int = _CHUNK) -> Loss:
         del key  # nothing here is random
         options = {name: batch[name] for name in ("positions", "segment_ids") if name in batch}
         options["attention"] = attention
-        mine, _ = model.student.features(batch["tokens"], **options)
+        taps: dict[str, Any] = {"taps": ("router",)} if balance else {}
+        mine, _, *extras = model.student.features(batch["tokens"], **options, **taps)
         wanted, _ = model.teacher.features(batch["tokens"], **options)
         mask = jnp.asarray(batch["mask"], jnp.float32)
         targets = jnp.where(mask > 0, jnp.asarray(batch["targets"]), 0)
@@ -102,7 +106,11 @@ def distillation_loss(*, temperature: float, chunk: int = _CHUNK) -> Loss:
 
         arrays, zeros = (mine, wanted, targets, mask), (jnp.zeros(()), jnp.zeros(()))
         kl, nll = over_chunks(sums, arrays, chunk=chunk, zeros=zeros)
-        return {"kl": (temperature**2 * kl, mask.sum()), "nll": (nll, mask.sum())}
+        terms = {"kl": (temperature**2 * kl, mask.sum()), "nll": (nll, mask.sum())}
+        if balance:
+            router = extras[-1]["router"]
+            terms["balance"] = router.total.sum(), router.sequences.sum()
+        return terms
 
     return loss
 
@@ -114,29 +122,35 @@ def _divergence(logits: Float[Array, "B S V"], guide: Float[Array, "B S V"]) -> 
 
 
 def trainer(
+    student: Config,
     distillation: Distillation,
-    training: Training,
     *,
+    training: Training,
     steps: int,
     mesh: AnyMesh | None = None,
     operations: float | None = None,
 ) -> Trainer:
     """Returns the student's trainer: the optimizer of pretraining and both terms of the loss.
 
+    A mixture also has the balance loss of pretraining.
+
     Args:
+        student: The student.
         distillation: Temperature and weight of the teacher.
         training: Settings.
         steps: Steps of the learning-rate schedule.
         mesh: Devices. Default: the first one.
         operations: Model FLOPs per step.
     """
+    loss = distillation_loss(temperature=distillation.temperature, balance=is_mixture(student))
+    weights = {"kl": distillation.alpha, "nll": 1 - distillation.alpha}
     return make_trainer(
         training,
-        transformation(training, steps=steps),
-        distillation_loss(temperature=distillation.temperature),
+        transformation(student, training, steps=steps),
+        loss,
         mesh=mesh,
         trainable=STUDENT,
-        weights={"kl": distillation.alpha, "nll": 1 - distillation.alpha},
+        weights=weights | balance_weights(student, training),
         operations=operations,
     )
 
@@ -161,8 +175,8 @@ def distilling(
 
     def models() -> StudentTeacher:
         guide = load(teacher, mesh=here(mesh), dtype=distillation.teacher_precision)
-        student = init(config, mesh=here(mesh), seed=training.seed)
-        return StudentTeacher(configured(student, training), guide)
+        student = configured(init(config, mesh=here(mesh), seed=training.seed), training)
+        return StudentTeacher(grouped(student, mesh), grouped(guide, mesh))
 
     def operations() -> float:
         forward = step_flops(abstract(teacher).config, training, training=False)
@@ -176,7 +190,12 @@ def distilling(
     return Recipe(
         batching=training,
         trainer=lambda steps: trainer(
-            distillation, training, steps=steps, mesh=mesh, operations=operations()
+            config,
+            distillation,
+            training=training,
+            steps=steps,
+            mesh=mesh,
+            operations=operations(),
         ),
         model=models,
         outline=outline,

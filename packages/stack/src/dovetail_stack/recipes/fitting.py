@@ -145,6 +145,16 @@ def configured(model: Decoder, batching: Batching) -> Decoder:
     return model.configure(scan=True, remat=Remat(save=save))
 
 
+def grouped(model: Decoder, mesh: AnyMesh | None) -> Decoder:
+    """Returns a decoder that multiplies each token with its own experts alone, on one device.
+
+    XLA's product multiplies it with all experts on CPUs and GPUs, but XLA divides it among devices.
+    """
+    if mesh is not None and mesh.size > 1:
+        return model
+    return model.configure(ragged_dot=kernels.grouped_matmul)
+
+
 def estimate_step(recipe: Recipe, *, device: str | None = None) -> Estimate:
     """Estimates memory and time of a step on the recipe's mesh, which may be abstract.
 

@@ -33,7 +33,8 @@ def generate(
 ) -> Iterator[str]:
     """Yields the continuation of `prompt` in pieces of whole characters.
 
-    Ends after `max_tokens` tokens or at the tokenizer's end-of-text, which is not yielded.
+    Ends after `max_tokens` tokens, at the tokenizer's end-of-text, which is not yielded, or at the
+    last position of a model with learned positions (GPT-2).
 
     Args:
         model: Any decoder.
@@ -46,10 +47,18 @@ def generate(
         seed: Seed of the sampling.
 
     Raises:
-        ValueError: An option is out of range, or the tokenizer has more ids than the model.
+        ValueError: An option is out of range, the tokenizer has more ids than the model, or the
+            prompt fills all learned positions.
     """
     _check(model, tokenizer, max_tokens=max_tokens, temperature=temperature, top_p=top_p)
     ids = _encode(tokenizer, prompt)
+    if model.config.learned_positions:
+        if len(ids) >= model.config.max_length:
+            raise ValueError(
+                f"the prompt must leave one of the model's {model.config.max_length} positions, "
+                f"got {len(ids)} tokens: give a shorter prompt"
+            )
+        max_tokens = min(max_tokens, model.config.max_length - len(ids))
     stream = _tokens(
         model, ids, max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed
     )
@@ -104,7 +113,10 @@ def _tokens(
 ) -> Iterator[int]:
     graphdef, state = nnx.split(model)
     kv = dense_kv(model.config, rows=1, length=_bucket(len(ids) + max_tokens))
-    tokens = np.zeros((1, _bucket(len(ids))), np.int32)
+    width = _bucket(len(ids))
+    if model.config.learned_positions:  # padding has positions too
+        width = min(width, model.config.max_length)
+    tokens = np.zeros((1, width), np.int32)
     tokens[0, : len(ids)] = ids
     positions = np.arange(tokens.shape[1], dtype=np.int32)[None]
     last = len(ids) - 1

@@ -1,9 +1,7 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Pretraining of a fresh Llama: model, optimizer and loss as a recipe for `fit`."""
+"""Pretraining of a fresh decoder: model, optimizer and loss as a recipe for `fit`."""
 
-import dataclasses
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -12,60 +10,21 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from dovetail_data import Tokenizer
-from dovetail_models import Config, abstract, init, llama
+from dovetail_models import Config, Decoder, abstract, init
 from dovetail_optim import muon, route
+from dovetail_stack.recipes.families import is_mixture
 from dovetail_stack.recipes.fitting import (
     AnyMesh,
     Recipe,
     attention,
     configured,
+    grouped,
     here,
     make_trainer,
     step_flops,
 )
-from dovetail_stack.recipes.options import Shape, Training
+from dovetail_stack.recipes.options import BALANCE, Training
 from dovetail_train import Trainer, lm_loss
-
-
-def llama_config(
-    shape: Shape, tokenizer: Tokenizer, *, length: int, vocab_size: int | None = None
-) -> Config:
-    """Returns the configuration of a Llama for a tokenizer. Embeddings are tied.
-
-    The beginning-of-text and end-of-text ids are stored in it, so other programs know when to stop.
-
-    Args:
-        shape: Sizes.
-        tokenizer: The tokenizer.
-        length: Length of the training rows.
-        vocab_size: Rows of the embedding, if more than the tokenizer's ids.
-    """
-    config = llama_of(shape, vocab_size=vocab_size or tokenizer.vocab_size, length=length)
-    ids = {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id}
-    return dataclasses.replace(
-        config, extra=tuple((name, json.dumps(value)) for name, value in ids.items())
-    )
-
-
-def llama_of(shape: Shape, *, vocab_size: int, length: int) -> Config:
-    """Returns the configuration of a Llama. Embeddings are tied.
-
-    Args:
-        shape: Sizes.
-        vocab_size: Rows of the embedding.
-        length: Length of the training rows.
-    """
-    return llama(
-        vocab_size=vocab_size,
-        embed=shape.embed,
-        depth=shape.depth,
-        heads=shape.heads,
-        kv_heads=shape.kv_heads,
-        mlp=shape.mlp,
-        tie=True,
-        max_length=length,
-    )
 
 
 def schedule(peak: float, *, steps: int) -> optax.Schedule:
@@ -76,30 +35,67 @@ def schedule(peak: float, *, steps: int) -> optax.Schedule:
     )
 
 
-def optimizer(
-    training: Training, *, steps: int, shardings: Any = "auto"
-) -> optax.GradientTransformation:
-    """Returns Muon for the matrices of the layers and Adam for the rest, with clipping at norm 1.
+def rules(
+    training: Training, *, steps: int, mixture: bool = False, shardings: Any = "auto"
+) -> list[tuple[str, optax.GradientTransformation]]:
+    """Returns the optimizer of each group of parameters, for `dovetail_optim.route` and `explain`.
 
-    Muon (Jordan et al. 2024) reached AdamW's loss in 0.7 of its steps on the quickstart's model
-    (benchmarks/optimizers.py). Embeddings are lookups rather than products: they stay with Adam.
+    Muon (Jordan et al. 2024) takes the matrices of the layers: it reached AdamW's loss in 0.7 of
+    its steps on the quickstart's model (benchmarks/optimizers.py). Projections to and from the
+    latent of DeepSeek's attention are such matrices. Each expert is a matrix of its own. Adam takes
+    the rest: norms, biases, sinks, embeddings, which are lookups rather than products, and routers,
+    whose columns score one expert each, as a head's score one token each.
 
     Args:
         training: Learning rates.
         steps: Steps of the learning-rate schedule.
+        mixture: The model has mixtures of experts.
         shardings: Tree of shardings like the parameters, to gather whole matrices by one exchange
             each way.
+
+    Example:
+
+        >>> from dovetail_optim import explain
+        >>> layer = {"up": {"kernel": jnp.ones((4, 8)), "bias": jnp.ones(8)}}
+        >>> rows = explain(rules(Training(), steps=9), {"layers": [layer]}).rows
+        >>> [(row.path, row.pattern) for row in rows]
+        [('layers.0.up.bias', '**'), ('layers.0.up.kernel', '**.layers.**.kernel')]
     """
-    # Not bfloat16, which most CPUs emulate, and which is not what a step's time goes into here.
-    matrices = muon(
-        schedule(training.matrix_learning_rate, steps=steps),
-        exchange=shardings,
-        dtype=jnp.float32,
-    )
+
+    def matrices(axes: str) -> optax.GradientTransformation:
+        # Not bfloat16, which most CPUs emulate, and which is not what a step's time goes into here.
+        return muon(
+            schedule(training.matrix_learning_rate, steps=steps),
+            matrix=axes,
+            exchange=shardings,
+            dtype=jnp.float32,
+        )
+
     others = optax.adam(schedule(training.learning_rate, steps=steps), b2=0.95)
-    return optax.chain(
-        optax.clip_by_global_norm(1.0), route([("**.layers.**.kernel", matrices), ("**", others)])
-    )
+    of_mixtures = [
+        ("**.layers.**.router.**", others),
+        ("**.layers.**.experts.*.kernel", matrices("e i o -> e, i, o")),
+    ]
+    return [
+        *(of_mixtures if mixture else ()),
+        ("**.layers.**.kernel", matrices("i o -> , i, o")),
+        ("**", others),
+    ]
+
+
+def optimizer(
+    training: Training, *, steps: int, mixture: bool = False, shardings: Any = "auto"
+) -> optax.GradientTransformation:
+    """Returns the optimizer of `rules`, after clipping at norm 1.
+
+    Args:
+        training: Learning rates.
+        steps: Steps of the learning-rate schedule.
+        mixture: See `rules`.
+        shardings: See `rules`.
+    """
+    groups = rules(training, steps=steps, mixture=mixture, shardings=shardings)
+    return optax.chain(optax.clip_by_global_norm(1.0), route(groups))
 
 
 def trainer(
@@ -107,26 +103,55 @@ def trainer(
 ) -> Trainer:
     """Returns the trainer of a language model: exact cross-entropy per token, any mesh.
 
+    A mixture also has the loss of its experts' balance, sequence by sequence: without it a router
+    may send every token to the same few experts.
+
     Args:
         config: The model.
         training: Settings.
         steps: Steps of the learning-rate schedule.
         mesh: Devices. Default: the first one.
     """
-    tx = transformation(training, steps=steps)
-    operations = step_flops(config, training)
-    loss = lm_loss(attention=attention)
-    return make_trainer(training, tx, loss, mesh=mesh, operations=operations)
+    return make_trainer(
+        training,
+        transformation(config, training, steps=steps),
+        lm_loss(attention=attention, balance=is_mixture(config)),
+        mesh=mesh,
+        weights=balance_weights(config, training) or None,
+        operations=step_flops(config, training),
+    )
+
+
+def balance_weights(config: Config, training: Training) -> dict[str, float]:
+    """Returns the weight of the balance loss by name, or nothing for a model without experts.
+
+    Raises ValueError if such a model is given a weight.
+    """
+    if is_mixture(config):
+        return {"balance": BALANCE if training.balance is None else training.balance}
+    if training.balance is not None:
+        raise ValueError(
+            f"balance must be left to mixtures of experts, got balance={training.balance} and "
+            f"family={config.family}, which has no experts: leave it out"
+        )
+    return {}
 
 
 def transformation(
-    training: Training, *, steps: int
+    config: Config, training: Training, *, steps: int
 ) -> Callable[[Any], optax.GradientTransformation]:
-    """Returns `optimizer` as a function of the placed parameters."""
+    """Returns `optimizer` as a function of the placed parameters.
+
+    Args:
+        config: The model.
+        training: Learning rates.
+        steps: Steps of the learning-rate schedule.
+    """
 
     def tx(params: Any) -> optax.GradientTransformation:
         shardings = jax.tree.map(lambda p: p.sharding, params)
-        return optimizer(training, steps=steps, shardings=shardings)
+        mixture = is_mixture(config)
+        return optimizer(training, steps=steps, mixture=mixture, shardings=shardings)
 
     return tx
 
@@ -141,15 +166,20 @@ def pretraining(config: Config, training: Training, *, mesh: AnyMesh | None = No
 
     Example:
 
-        >>> from dovetail_stack.recipes.language_model import llama_of
+        >>> from dovetail_stack.recipes.families import config_of
         >>> from dovetail_stack.recipes.options import Shape, Training
-        >>> config = llama_of(Shape(embed=64, depth=2), vocab_size=512, length=64)
+        >>> config = config_of(Shape(embed=64, depth=2), vocab_size=512, length=64)
         >>> recipe = pretraining(config, Training(length=64))
     """
+
+    def fresh() -> Decoder:
+        model = init(config, mesh=here(mesh), seed=training.seed)
+        return grouped(configured(model, training), mesh)
+
     return Recipe(
         batching=training,
         trainer=lambda steps: trainer(config, training, steps=steps, mesh=mesh),
-        model=lambda: configured(init(config, mesh=here(mesh), seed=training.seed), training),
+        model=fresh,
         outline=lambda: configured(abstract(config, mesh=mesh), training),
         trainable=nnx.Param,
         decoder=lambda model: model,

@@ -7,10 +7,14 @@ The metadata of each field hold the help of `dovetail train RECIPE --help`, with
 
 import math
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 HEAD = 64  # numbers of a head, where the width allows it
+# A decoder without other sizes: one that a CPU trains in minutes.
+FAMILY, EMBED, DEPTH, MLP = "llama", 192, 4, 512
+EXPERTS, ACTIVE = 8, 2  # of a mixture, as in Mixtral
+BALANCE = 0.01  # as in Fedus et al. 2021, 2101.03961, section 2.2
 _COMPUTE = ("float32", "bfloat16")
 
 
@@ -103,44 +107,84 @@ class Duration:
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """Sizes of a Llama. The vocabulary comes from the tokenizer.
+    """A decoder to make: a family and its sizes, or a config.json. The tokenizer gives the ids.
 
-    A head has embed / heads numbers, an even number for rotary embeddings.
+    A head has embed / heads numbers, an even number for rotary embeddings. Sizes that are 0 here
+    follow from the family: see `dovetail_stack.recipes.families.completed`.
 
     Args:
-        embed: Width of the residual stream.
-        depth: Number of layers.
+        config: File or directory that describes the model, instead of all others here.
+        family: Family of decoders. None: llama, without `config`.
+        embed: Width of the residual stream. 0: 192.
+        depth: Number of layers. 0: 4.
         heads: Query heads. 0: as many as give a head up to 64 numbers.
-        kv_heads: Key and value heads.
-        mlp: Width of the feed-forward layer.
+        kv_heads: Key and value heads. 0: 1, where a family groups its heads.
+        mlp: Width of the dense feed-forward layers. 0: 512, where a family has any.
+        experts: Experts per layer. 0: 8, in mixtures.
+        active_experts: Experts per token. 0: 2, in mixtures.
+        expert_mlp: Width of an expert. 0: that of a dense layer over `active_experts`.
     """
 
-    embed: int = _option(192, "width of the residual stream")
-    depth: int = _option(4, "layers")
+    config: str | None = _option(
+        None,
+        "config.json of the model, or a directory with one, instead of the other options here",
+        type=absolute,
+        metavar="FILE",
+    )
+    family: str | None = _option(
+        None, "family of decoders, such as llama, gemma3 or mixtral; none: llama", type=str
+    )
+    embed: int = _option(0, f"width of the residual stream; 0: {EMBED}")
+    depth: int = _option(0, f"layers; 0: {DEPTH}")
     heads: int = _option(0, f"query heads; 0: as many as give a head up to {HEAD} numbers")
-    kv_heads: int = _option(1, "key and value heads")
-    mlp: int = _option(512, "width of the feed-forward layer")
+    kv_heads: int = _option(0, "key and value heads; 0: 1, where a family groups its heads")
+    mlp: int = _option(0, f"width of the dense feed-forward layers; 0: {MLP}")
+    experts: int = _option(0, f"experts of a mixture, per layer; 0: {EXPERTS}")
+    active_experts: int = _option(0, f"experts per token; 0: {ACTIVE}")
+    expert_mlp: int = _option(
+        0, "width of an expert; 0: all active ones together are as wide as a dense layer"
+    )
 
     def __post_init__(self) -> None:
-        _at_least(self, 1, "embed", "depth", "kv_heads", "mlp")
-        _at_least(self, 0, "heads")
+        sizes = [item.name for item in fields(self) if item.name not in ("config", "family")]
+        _at_least(self, 0, *sizes)
+        if self.config is not None:
+            self._refuse_sizes([name for name in ("family", *sizes) if getattr(self, name)])
+            return
+        # Said as what they will be, in run.json too.
+        for name, default in {"family": FAMILY, "embed": EMBED, "depth": DEPTH}.items():
+            object.__setattr__(self, name, getattr(self, name) or default)
         if self.embed % 2:
             raise ValueError(
                 f"embed must be even, got embed={self.embed}: pass embed={self.embed + 1}"
             )
-        if not self.heads:  # said as what it will be, in run.json too
-            sizes = range(min(HEAD, self.embed), 0, -1)
-            size = next(d for d in sizes if d % 2 == 0 and self.embed % d == 0)
-            object.__setattr__(self, "heads", self.embed // size)
+        if not self.heads:
+            widths = range(min(HEAD, self.embed), 0, -1)
+            width = next(d for d in widths if d % 2 == 0 and self.embed % d == 0)
+            object.__setattr__(self, "heads", self.embed // width)
         if self.embed // 2 % self.heads:
             raise ValueError(
                 f"heads must divide half of the width, got heads={self.heads}, embed={self.embed}: "
                 f"pass one of {_divisors(self.embed // 2)}, or another width"
             )
-        if self.heads % self.kv_heads:
+        if self.kv_heads and self.heads % self.kv_heads:
             raise ValueError(
                 f"kv_heads must divide the query heads, got kv_heads={self.kv_heads}, "
                 f"heads={self.heads}: pass one of {_divisors(self.heads)}"
+            )
+        if self.active_experts > (self.experts or EXPERTS):
+            raise ValueError(
+                f"active_experts must be at most the experts, got active_experts="
+                f"{self.active_experts}, experts={self.experts or EXPERTS}: pass more experts, or "
+                f"active_experts={self.experts or EXPERTS}"
+            )
+
+    def _refuse_sizes(self, given: list[str]) -> None:
+        if given:
+            values = ", ".join(f"{name}={getattr(self, name)}" for name in given)
+            raise ValueError(
+                f"config must describe the whole model, got config={self.config} with {values}: "
+                "leave these out and edit a copy of the file, or leave config= out"
             )
 
 
@@ -201,14 +245,30 @@ class Batching:
 
 @dataclass(frozen=True, kw_only=True)
 class Training(Batching):
-    """Settings of a training from scratch, apart from its number of steps."""
+    """Settings of a training from scratch, apart from its number of steps.
+
+    Args:
+        learning_rate: Adam's peak per step, above 0.
+        matrix_learning_rate: Muon's peak per step, above 0.
+        balance: Weight of the balance loss of a mixture of experts. None: 0.01, in mixtures.
+    """
 
     learning_rate: float = _option(1e-2, "Adam's peak per step, for embeddings and norms")
     matrix_learning_rate: float = _option(0.02, "Muon's peak per step, for matrices")
+    balance: float | None = _option(
+        None,
+        f"weight of a mixture's balance loss, which is 1 if a text uses all experts alike; none: "
+        f"{BALANCE} in mixtures",
+        type=float,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _above_zero(self, "learning_rate", "matrix_learning_rate")
+        if self.balance is not None and not 0 <= self.balance < math.inf:
+            raise ValueError(
+                f"balance must be at least 0, got balance={self.balance}: try balance={BALANCE}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,3 +350,22 @@ class Distillation:
                 f"alpha must lie in [0, 1] and temperature above 0, got alpha={self.alpha}, "
                 f"temperature={self.temperature}: try alpha=0.5, temperature=2"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Devices:
+    """Axes of the mesh of devices.
+
+    Args:
+        data: Ways to split the batch.
+        fsdp: Ways to split batch, parameters and optimizer.
+        tensor: Ways to split heads and hidden layers.
+        context: Ways to split rows into pieces of tokens.
+        expert: Ways to split experts, and the batch.
+    """
+
+    data: int = _option(1, "ways to split the batch")
+    fsdp: int = _option(1, "ways to split batch, parameters and optimizer")
+    tensor: int = _option(1, "ways to split heads and hidden layers")
+    context: int = _option(1, "ways to split rows into pieces of tokens")
+    expert: int = _option(1, "ways to split experts, and the batch")

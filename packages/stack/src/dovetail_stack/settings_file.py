@@ -1,0 +1,245 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""`--settings FILE.toml`: options of `dovetail train` in a file, by the groups of its help.
+
+    recipe = "pretrain"
+
+    [shape]
+    family = "mixtral"
+    depth = 8
+
+A key is the name of an option with underscores, and a path is relative to the working directory, as
+on the command line. An option of the command line replaces the file's. The options of one launch
+are typed: --out, --resume, --rewind, --leave-out, --estimate and those of several processes.
+"""
+
+import dataclasses
+import difflib
+import textwrap
+import tomllib
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from dovetail_stack import settings
+from dovetail_stack.recipes.options import Devices
+from dovetail_stack.settings import RECIPES, Settings
+
+_WIDTH = 88  # of a comment
+_KINDS = {int: "a whole number", float: "a number", str: "a string"}
+_EXAMPLES = {int: "8", float: "0.5", str: '"..."'}
+
+
+def sections(kind: type[Settings]) -> dict[str, Any]:
+    """Returns {section: class} of the file of a recipe."""
+    return {**settings.parts(kind), "devices": Devices}
+
+
+def recipe_of(file: Path) -> str | None:
+    """Returns the recipe that the file names, or None. Raises ValueError for an unknown one."""
+    recipe = _content(file).get("recipe")
+    if recipe is not None and recipe not in RECIPES:
+        raise ValueError(
+            f"a recipe must be one of {', '.join(RECIPES)}, got recipe = {recipe!r} in "
+            f"{str(file)!r}{_near(str(recipe), RECIPES)}: correct the file"
+        )
+    return recipe
+
+
+def read(file: Path, kind: type[Settings]) -> dict[str, Any]:
+    """Returns the options in a file, by flat name and in the types of the settings.
+
+    Args:
+        file: The TOML file.
+        kind: Recipe of the run.
+
+    Raises:
+        ValueError: The file is missing or not TOML, belongs to another recipe, or has an unknown
+            section or key or a value of a wrong type.
+    """
+    content = _content(file)
+    named = content.pop("recipe", kind.recipe)
+    if named != kind.recipe:
+        raise ValueError(
+            f"the settings must belong to the recipe {kind.recipe}, got recipe = {named!r} in "
+            f"{str(file)!r}: type dovetail train {named}, or pass another file"
+        )
+    known = sections(kind)
+    given: dict[str, Any] = {}
+    for section, values in content.items():
+        if section not in known:
+            raise ValueError(_unknown_section(section, kind, file))
+        if not isinstance(values, dict):
+            raise ValueError(
+                f"{section!r} must be a section, got {section} = {values!r} in {str(file)!r}: "
+                f"write [{section}] on a line of its own"
+            )
+        fields = {item.name: item for item in dataclasses.fields(known[section])}
+        for name, value in values.items():
+            if name not in fields:
+                raise ValueError(_unknown_key(section, name, kind, file))
+            given[name] = _value(fields[name], value, place=f"{section}.{name}", file=file)
+    if "steps" in given and "minutes" in given:
+        raise ValueError(
+            f"a run must have steps or minutes, got both in section [duration] of {str(file)!r}: "
+            "remove one of them"
+        )
+    return given
+
+
+def merged(file: Path, kind: type[Settings], typed: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the options of the file and the typed ones, which replace those of the file.
+
+    Args:
+        file: The TOML file.
+        kind: Recipe of the run.
+        typed: Options of the command line, by flat name.
+    """
+    given = read(file, kind)
+    if "steps" in typed or "minutes" in typed:
+        given = {k: v for k, v in given.items() if k not in ("steps", "minutes")}
+    return {**given, **typed}
+
+
+def values_of(kind: type[Settings], given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Returns {section: {key: value}} with defaults for options that are not given.
+
+    A required option that is not given is None. Raises ValueError for values that do not fit.
+    """
+    _check(kind, given)
+    return {
+        section: {item.name: given.get(item.name, _default(item)) for item in _fields(group)}
+        for section, group in sections(kind).items()
+    }
+
+
+def written(kind: type[Settings], given: Mapping[str, Any]) -> str:
+    """Returns a complete file: each option with help and default. Those of no value are comments.
+
+    Args:
+        kind: Recipe of the run.
+        given: Values by flat name; the others have their defaults.
+
+    Raises:
+        ValueError: Values do not fit.
+    """
+    import tomlkit
+
+    document = tomlkit.document()
+    document.add(tomlkit.comment(f"Settings of dovetail train {kind.recipe} --settings FILE."))
+    document.add(tomlkit.comment("Options of the command line replace them."))
+    document.add("recipe", tomlkit.item(kind.recipe))
+    values = values_of(kind, given)
+    for section, group in sections(kind).items():
+        table = tomlkit.table()
+        for item in _fields(group):
+            for line in textwrap.wrap(settings.help_of(item), _WIDTH):
+                table.add(tomlkit.comment(line))
+            value = values[section][item.name]
+            if value is None:
+                table.add(tomlkit.comment(f"{item.name} = ..."))
+            else:
+                table.add(item.name, list(value) if isinstance(value, tuple) else value)
+        document.add(tomlkit.nl())
+        document.add(section, table)
+    return tomlkit.dumps(document)
+
+
+def _check(kind: type[Settings], given: Mapping[str, Any]) -> None:
+    """Raises ValueError if given values do not fit each other. Required ones may be missing."""
+    names = [item.name for group in settings.parts(kind).values() for item in _fields(group)]
+    missing = {
+        item.name: ""
+        for group in settings.parts(kind).values()
+        for item in _fields(group)
+        if item.default is dataclasses.MISSING
+    }
+    settings.create(kind, missing | {name: given[name] for name in names if name in given})
+
+
+def _fields(group: Any) -> Any:
+    return dataclasses.fields(group)
+
+
+def _default(item: Any) -> Any:
+    return None if item.default is dataclasses.MISSING else item.default
+
+
+def _type(item: Any) -> type:
+    """Returns int, float or str: the type of the value, or of the items of a list."""
+    parse = item.metadata["parse"]
+    declared = parse.get("type", type(item.default))
+    return declared if declared in _KINDS else str  # a path's type is a function
+
+
+def _value(item: Any, value: Any, *, place: str, file: Path) -> Any:
+    """Returns a value of the file in the type of the settings, or raises ValueError."""
+    parse, wanted = item.metadata["parse"], _type(item)
+    many = "nargs" in parse
+    values = value if many and isinstance(value, list) else [value]
+    accepted = (int, float) if wanted is float else wanted
+    right = all(isinstance(v, accepted) and not isinstance(v, bool) for v in values)
+    example = _EXAMPLES[wanted] if "choices" not in parse else f'"{parse["choices"][0]}"'
+    if not right or (many and not isinstance(value, list)):
+        kind = f"a list, each item {_KINDS[wanted]}" if many else _KINDS[wanted]
+        raise ValueError(
+            f"{place} must be {kind}, got {value!r} in {str(file)!r}: write for example "
+            f"{place} = {f'[{example}]' if many else example}"
+        )
+    if "choices" in parse and value not in parse["choices"]:
+        near = _near(str(value), parse["choices"])
+        raise ValueError(
+            f"{place} must be one of {', '.join(parse['choices'])}, got {value!r} in "
+            f"{str(file)!r}{near}: write for example {place} = {example}"
+        )
+    convert = parse.get("type", wanted)
+    return tuple(map(convert, value)) if many else convert(value)
+
+
+def _unknown_section(section: str, kind: type[Settings], file: Path) -> str:
+    known = sections(kind)
+    for other, group in known.items():
+        if any(item.name == section for item in _fields(group)):
+            return (
+                f"an option must stand in its section, got {section} at the top of {str(file)!r}: "
+                f"write it below a line [{other}]"
+            )
+    return (
+        f"a section must be one of {', '.join(f'[{name}]' for name in known)}, got [{section}] in "
+        f"{str(file)!r}{_near(section, known)}: correct it or remove it"
+    )
+
+
+def _unknown_key(section: str, name: str, kind: type[Settings], file: Path) -> str:
+    known = sections(kind)
+    for other, group in known.items():
+        if any(item.name == name for item in _fields(group)):
+            return (
+                f"an option must stand in its section, got {name!r} in section [{section}] of "
+                f"{str(file)!r}: write it below a line [{other}]"
+            )
+    names = [item.name for item in _fields(known[section])]
+    return (
+        f"section [{section}] must hold options of that group, got {name!r} in {str(file)!r}"
+        f"{_near(name, names)}: write one of {', '.join(names)}"
+    )
+
+
+def _near(name: str, known: Collection[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f" (did you mean {near[0]}?)" if near else ""
+
+
+def _content(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(
+            f"the settings must be a file that can be read, got {str(file)!r} ({error.strerror}): "
+            "write one with dovetail train RECIPE --print-settings"
+        ) from error
+    except ValueError as error:  # of TOML, with line and column, or of UTF-8
+        raise ValueError(
+            f"the settings must be TOML, got {str(file)!r} ({error}): correct it, or write one "
+            "with dovetail train RECIPE --print-settings"
+        ) from error

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Terms that a packed batch and its documents apart must agree in: nll, z-loss, balance."""
+"""Terms of packed and separate documents agree; a trace names the steps of every family."""
 
 import jax
 import numpy as np
@@ -9,7 +9,7 @@ import pytest
 
 from dovetail_kernels import attention
 from dovetail_models import init, llama, mixtral
-from dovetail_train import Trainer, lm_loss
+from dovetail_train import Trace, Trainer, lm_loss
 
 VOCAB, LENGTH = 31, 12
 SIZES = {"vocab_size": VOCAB, "embed": 16, "depth": 2, "heads": 4, "kv_heads": 2, "mlp": 24}
@@ -66,3 +66,18 @@ def test_packed_documents_train_as_they_would_apart(family, kernel):
     for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(others), strict=True):
         # Gradients of float32, summed over rows of other lengths.
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=2e-6)
+
+
+# jaxlib 0.12 aborts where its warning about the type of the statistics is an error.
+@pytest.mark.filterwarnings("ignore:builtin type .* has no __module__:DeprecationWarning")
+@pytest.mark.parametrize("family", CONFIGS)
+def test_a_trace_numbers_the_steps_and_names_the_program(tmp_path, family):
+    packed, _ = _batches()
+    trainer, trace = Trainer(optax.adamw(1e-3), lm_loss()), Trace(tmp_path, start=1, steps=2)
+    trainer.fit(init(CONFIGS[family], seed=0), [packed] * 5, steps=5, hooks=[trace])
+    [file] = tmp_path.rglob("*.xplane.pb")
+    planes = jax.profiler.ProfileData.from_file(str(file)).planes
+    events = [event for plane in planes for line in plane.lines for event in line.events]
+    assert [dict(e.stats)["step_num"] for e in events if e.name == "train"] == [2, 3]
+    computed = [e for e in events if dict(e.stats).get("hlo_module") == "jit_train_step"]
+    assert len({dict(event.stats)["run_id"] for event in computed}) == 2

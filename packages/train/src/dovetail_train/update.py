@@ -75,7 +75,7 @@ def make_step(
     """
     update = make_update(tx)
 
-    def step(state: State, batch: Batch) -> tuple[State, Metrics]:
+    def train_step(state: State, batch: Batch) -> tuple[State, Metrics]:
         key = jax.random.fold_in(jax.random.key(seed), state.step)
         grads, terms, rest = gradients(state, batch, key)
         metrics = _measure(terms, grads, batch, weights)
@@ -120,7 +120,7 @@ def make_step(
         )
         return done, Metrics(scalars=scalars, grad_norms=metrics.grad_norms)
 
-    return step
+    return train_step
 
 
 def _averaged(average: Any, params: Any, decay: float | None) -> Any:

@@ -18,7 +18,7 @@
 - Losses: `Loss`, `GroupLoss`, `Term`, `Metric`, `lm_loss`; for your own: `over_chunks`,
   `token_cross_entropy`, `CrossEntropy`
 - Devices: `make_mesh`, `abstract_mesh`, `auto_mesh`, `fsdp_shardings`, `context_parallel`,
-  `balanced_order`, `caches_cpu_programs`
+  `balanced_order`, `caches_cpu_programs`, `collectives`, `Collective`
 - Estimates and rematerialization: `estimate`, `Estimate`, `Remedy`, `fit_remat`, `Fitted`,
   `count_flops`, `Flops`
 - Rejected steps: `StepGuard`, `BadStep`
@@ -36,6 +36,7 @@ from importlib.metadata import version as _version
 
 from dovetail_train._fit import Result
 from dovetail_train.axes import auto_mesh
+from dovetail_train.collectives import Collective, collectives
 from dovetail_train.context import balanced_order, context_parallel
 from dovetail_train.estimate import Estimate, estimate
 from dovetail_train.eval.bits import BitsPerByte, Eval
@@ -100,6 +101,8 @@ __all__ = [  # noqa: RUF022, by topic
     "context_parallel",
     "balanced_order",
     "caches_cpu_programs",
+    "collectives",
+    "Collective",
     # Estimates and rematerialization
     "estimate",
     "Estimate",

@@ -146,12 +146,13 @@ def check_batch(run: Settings, mesh: "Mesh | AbstractMesh") -> None:
         )
 
 
-def estimate(run: Settings, *, mesh: "AbstractMesh") -> "Estimate":
+def estimate(run: Settings, *, mesh: "AbstractMesh", **rates: float) -> "Estimate":
     """Estimates memory and time of a step. Writes nothing and reads no weights.
 
     Args:
         run: Settings.
         mesh: Abstract mesh, with the kind of its devices.
+        **rates: Measured rates of the devices, as `dovetail_train.estimate` takes them.
 
     Returns:
         The estimate. Its remedies are options of the command.
@@ -159,7 +160,7 @@ def estimate(run: Settings, *, mesh: "AbstractMesh") -> "Estimate":
     from dovetail_stack.recipes.fitting import estimate_step
 
     check_batch(run, mesh)
-    needs = estimate_step(_outlined(run, mesh))
+    needs = estimate_step(_outlined(run, mesh), **rates)
     typed = [dataclasses.replace(r, code=_options(r.changes)) for r in needs.remedies]
     return dataclasses.replace(needs, remedies=tuple(typed))
 

@@ -15,7 +15,7 @@ import jax
 from jax.sharding import AbstractMesh
 
 from dovetail_train._checks import check_model
-from dovetail_train.devices import DeviceKind, absent_twin, kind_of
+from dovetail_train.devices import DeviceKind, absent_twin, kind_of, with_rates
 from dovetail_train.mesh import batch_placement
 from dovetail_train.remedies import PlannedStep, Remedy, placed_on, remedies
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from dovetail_train.trainer import Trainer
 
 _DEFAULT = "NVIDIA H200"
+_RATES = ("peak_flops", "memory_bytes_per_s")
 _UNITS = ((30, "GiB"), (20, "MiB"), (10, "KiB"), (0, "B"))
 
 
@@ -51,6 +52,9 @@ class Estimate:
             state once. Communication and opaque calls are not included. None if a rate of the
             device is not known.
         bound: The longer of the two.
+        peak_flops: FLOP/s of the compute dtype, or None if unknown.
+        memory_bytes_per_s: Bandwidth of the memory, or None if unknown.
+        given: Names of the rates that the caller gave; the others are published.
         remedies: If the step does not fit, changes that save memory: sufficient ones first.
     """
 
@@ -67,6 +71,9 @@ class Estimate:
     opaque: dict[str, int]
     seconds: float | None
     bound: Literal["products", "memory"] | None
+    peak_flops: float | None = None
+    memory_bytes_per_s: float | None = None
+    given: tuple[str, ...] = ()
     remedies: tuple[Remedy, ...] = ()
 
     @property
@@ -104,7 +111,7 @@ class Estimate:
             has = f"{self.memory_bytes / 2**power:>14,.1f} {unit}"
             lines.append(f"  {'of the device':<20}{has}  {fits}")
         else:
-            lines.append(f"  {'of the device':<20}memory not known, and so is the step's time")
+            lines.append(f"  {'of the device':<20}{'not known':>14}")
         if self.remedies:
             lines += ["", "bytes of one device saved by a change"]
         for remedy in self.remedies:
@@ -116,15 +123,26 @@ class Estimate:
         if self.opaque:
             hidden = ", ".join(f"{name} x {n}" for name, n in self.opaque.items())
             lines.append(f"could not be counted: {hidden}")
-        if self.seconds is not None:
-            lines.append(f"{'at least':<22}{self.seconds * 1e3:>14,.4g} ms, by {self.bound}")
-        elif self.memory_bytes is not None:
-            lines.append(f"{'at least':<22}{'not known':>14}: no peak rate of this dtype")
-        return "\n".join(lines)
+        return "\n".join([*lines, *self._times()])
+
+    def _times(self) -> list[str]:
+        rates = {name: getattr(self, name) for name in _RATES}
+        if self.seconds is None:
+            missing = " and ".join(name for name, rate in rates.items() if rate is None)
+            return [f"{'at least':<22}{'not known':>14}: no published {missing}"]
+        lines = [f"{'at least':<22}{self.seconds * 1e3:>14,.4g} ms, by {self.bound}"]
+        given = ", ".join(f"{name}={rates[name]:.6g}" for name in self.given)
+        return [*lines, f"{'with the given':<22}{given}"] if given else lines
 
 
 def estimate(
-    trainer: "Trainer", model: "nnx.Module", batch: "Batch", *, device: str | None = None
+    trainer: "Trainer",
+    model: "nnx.Module",
+    batch: "Batch",
+    *,
+    device: str | None = None,
+    peak_flops: float | None = None,
+    memory_bytes_per_s: float | None = None,
 ) -> Estimate:
     """Estimates a step of `trainer` on its mesh, with devices that may be absent.
 
@@ -138,12 +156,15 @@ def estimate(
         batch: A batch of arrays or `jax.ShapeDtypeStruct`.
         device: Name of a kind of device, such as "H200", "a100-80gb" or "TPU v5e". Case, spaces
             and hyphens do not matter. A kind of this machine without published figures is accepted;
-            its memory and time are None. Default: the device of the trainer's `abstract_mesh`, else
+            its memory is None. Default: the device of the trainer's `abstract_mesh`, else
             "NVIDIA H200".
+        peak_flops: FLOP/s of one device in the compute dtype, as measured. Default: as published.
+        memory_bytes_per_s: Bandwidth of its memory, as measured. Default: as published.
 
     Raises:
         TypeError: `device` is not a string.
-        ValueError: `device` is unknown or names several kinds, or the batch cannot be split.
+        ValueError: `device` is unknown or names several kinds, a rate is not positive, or the batch
+            cannot be split.
 
     Example:
 
@@ -157,7 +178,10 @@ def estimate(
         >>> estimate(trainer, model, dict(tokens=tokens, targets=tokens, mask=tokens)).fits
         True
     """
+    given = {"peak_flops": peak_flops, "memory_bytes_per_s": memory_bytes_per_s}
+    compute = trainer.precision.compute
     kind = kind_of(_device_of(trainer) if device is None else device)
+    kind = with_rates(kind, compute=compute, **given)
     step = _planned(trainer, model, batch, kind)
     given_flops = trainer._flops
     program = step.programs.program(step.model, step.batch, model_flops=given_flops)
@@ -167,8 +191,8 @@ def estimate(
     seconds, bound = _least_seconds(
         products=(model_flops + flops.recomputed) / program.mesh.size,
         moved=2 * sum(memory.state_bytes.values()),
-        peak=kind.peak_flops.get(trainer.precision.compute),
-        rate=kind.bytes_per_s,
+        peak=kind.peak_flops.get(compute),
+        rate=kind.memory_bytes_per_s,
     )
     size = kind.memory_bytes
     small = size if size is not None and memory.total_bytes >= size else None
@@ -186,6 +210,9 @@ def estimate(
         opaque=dict(flops.opaque),
         seconds=seconds,
         bound=bound,
+        peak_flops=kind.peak_flops.get(compute),
+        memory_bytes_per_s=kind.memory_bytes_per_s,
+        given=tuple(name for name, rate in given.items() if rate is not None),
         remedies=() if small is None else remedies(step, memory_bytes=small),
     )
 

@@ -31,6 +31,11 @@ DEVICES = {
     "context": "ways to split rows into pieces of tokens",
     "expert": "ways to split experts, and the batch",
 }
+# Rates for --estimate, as `dovetail_train.estimate` names them.
+RATES = {
+    "peak_flops": "for --estimate: FLOP/s of a device in the precision of the run (as published)",
+    "memory_bytes_per_s": "for --estimate: bandwidth of its memory (as published)",
+}
 
 
 def add(parser: Parser) -> None:
@@ -96,6 +101,9 @@ def _everywhere(parser: Parser) -> None:
         help="say what a step needs on so many devices of a kind, absent or not, such as H200, "
         "and start nothing",
     )
+    for rate, help in RATES.items():
+        devices.add_argument(settings.option(rate), type=float, metavar="RATE", help=help)
+        parser.words[rate] = settings.option(rate)
     parser.words["device"] = "--estimate"
     add_json(parser)
 
@@ -137,9 +145,15 @@ def run(args: argparse.Namespace) -> int:
 
         with watch_processes():
             return _train(args, values, out, axes)
+    rates = {rate: values[rate] for rate in RATES if rate in values}
+    if rates and "estimate" not in values:
+        given = " ".join(f"{settings.option(rate)} {value:g}" for rate, value in rates.items())
+        raise ValueError(
+            f"rates of devices are for an estimate, got {given} without one: add --estimate KIND"
+        )
     if "estimate" in values:
         absent = make_mesh(axes, absent=args.estimate)
-        estimate = training.estimate(_planned(values, out), mesh=absent)
+        estimate = training.estimate(_planned(values, out), mesh=absent, **rates)
         print(json.dumps(estimate.json(), indent=2) if "json" in values else estimate)
         return DONE
     return _train(args, values, out, axes)

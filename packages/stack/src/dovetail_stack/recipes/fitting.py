@@ -145,17 +145,28 @@ def configured(model: Decoder, batching: Batching) -> Decoder:
     return model.configure(scan=True, remat=Remat(save=save))
 
 
-def estimate_step(recipe: Recipe, *, device: str | None = None) -> Estimate:
+def estimate_step(
+    recipe: Recipe,
+    *,
+    device: str | None = None,
+    peak_flops: float | None = None,
+    memory_bytes_per_s: float | None = None,
+) -> Estimate:
     """Estimates memory and time of a step on the recipe's mesh, which may be abstract.
 
-    `device` names a kind of device, such as "H200". Default: that of an abstract mesh.
+    Args:
+        recipe: The recipe.
+        device: Kind of device, such as "H200". Default: that of an abstract mesh.
+        peak_flops: FLOP/s of one device in the compute dtype. Default: as published.
+        memory_bytes_per_s: Bandwidth of its memory. Default: as published.
     """
     batching = recipe.batching
     shape = batching.global_batch, batching.length
     fields = {"tokens": jnp.int32, "targets": jnp.int32, "segment_ids": jnp.int32}
     fields |= {"positions": jnp.int32, "mask": jnp.float32}
     batch = {name: jax.ShapeDtypeStruct(shape, dtype) for name, dtype in fields.items()}
-    return estimate(recipe.trainer(1), recipe.outline(), batch, device=device)
+    rates = {"peak_flops": peak_flops, "memory_bytes_per_s": memory_bytes_per_s}
+    return estimate(recipe.trainer(1), recipe.outline(), batch, device=device, **rates)
 
 
 def fit(

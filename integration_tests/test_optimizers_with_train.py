@@ -107,7 +107,7 @@ def test_bfloat16_with_its_remainders_trains_as_float32_masters_do():
 
 
 SIZES = {"vocab_size": 31, "embed": 16, "depth": 1, "heads": 4, "kv_heads": 2, "mlp": 24}
-MATRICES = "layers.*.attn.{q,k,v}.kernel"
+MATRICES = "layers.*.attn.{q,k,v,o}.kernel"
 
 
 @pytest.mark.parametrize("family", ["llama", "mixtral"])
@@ -116,7 +116,7 @@ def test_the_rates_of_every_group_of_a_model_are_shown(family):
     params = nnx.state(init(config, seed=0), nnx.Param)
     schedule = wsd(0.02, warmup=2, total=20, cooldown=5)
     rules = [
-        (MATRICES, muon(schedule, matrix="i h d -> h, i, d", weight_decay=0.1)),
+        (MATRICES, muon(schedule, weight_decay=0.1)),
         ("**.scale", optax.chain(optax.sgd(optax.constant_schedule(0.5)), decay(0.01, where="**"))),
         ("**", optax.adamw(3e-4, weight_decay=0.2), "Adam"),
     ]

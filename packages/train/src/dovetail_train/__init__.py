@@ -18,7 +18,8 @@
 - Losses: `Loss`, `GroupLoss`, `Term`, `Metric`, `lm_loss`; for your own: `over_chunks`,
   `token_cross_entropy`, `CrossEntropy`
 - Devices: `make_mesh`, `abstract_mesh`, `auto_mesh`, `fsdp_shardings`, `context_parallel`,
-  `balanced_order`, `caches_cpu_programs`, `collectives`, `Collective`
+  `balanced_order`, `caches_cpu_programs`, `collectives`, `Collective`,
+  `slice_ids`
 - Estimates and rematerialization: `estimate`, `Estimate`, `Remedy`, `fit_remat`, `Fitted`,
   `count_flops`, `Flops`
 - Rejected steps: `StepGuard`, `BadStep`
@@ -63,6 +64,7 @@ from dovetail_train.remat import Fitted, fit_remat
 from dovetail_train.remedies import Remedy
 from dovetail_train.report import ReportPage, Section, show_report, write_report
 from dovetail_train.sinks import Console, Jsonl, Sink
+from dovetail_train.slices import slice_ids
 from dovetail_train.state import State
 from dovetail_train.step import GroupLoss, Loss, Metric, Precision, Term
 from dovetail_train.store import OrbaxStore, PeekStore, Store
@@ -103,6 +105,7 @@ __all__ = [  # noqa: RUF022, by topic
     "caches_cpu_programs",
     "collectives",
     "Collective",
+    "slice_ids",
     # Estimates and rematerialization
     "estimate",
     "Estimate",

@@ -183,7 +183,7 @@ def check_rate(name: str, rate: float | None) -> None:
     if rate is not None and not 0 < rate < math.inf:
         raise ValueError(
             f"{name} must be a positive number per second, got {name}={rate}; write for example "
-            f"{name}=1e12, or leave it out for the published figure"
+            f"{name}=1e12, or leave it out"
         )
 
 

@@ -9,15 +9,18 @@ collectives). To include them, compile the same `Program`.
 
 import dataclasses
 import html
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 from jax.sharding import AbstractMesh
 
 from dovetail_train._checks import check_model
-from dovetail_train.devices import DeviceKind, absent_twin, kind_of, with_rates
+from dovetail_train.devices import DeviceKind, absent_twin, check_rate, kind_of, with_rates
+from dovetail_train.links import link_bytes
 from dovetail_train.mesh import batch_placement
 from dovetail_train.remedies import PlannedStep, Remedy, placed_on, remedies
+from dovetail_train.slices import slice_ids
 
 if TYPE_CHECKING:
     from flax import nnx
@@ -55,6 +58,12 @@ class Estimate:
         peak_flops: FLOP/s of the compute dtype, or None if unknown.
         memory_bytes_per_s: Bandwidth of the memory, or None if unknown.
         given: Names of the rates that the caller gave; the others are published.
+        slices: Number of slices.
+        link_bytes: Bytes that a device sends within its slice, at least: gradients and split
+            parameters, without activations.
+        dcn_bytes: The same to other slices.
+        link_seconds: Their time, or None if `link_bytes_per_s` is not given.
+        dcn_seconds: Likewise, by `dcn_bytes_per_s`.
         remedies: If the step does not fit, changes that save memory: sufficient ones first.
     """
 
@@ -74,6 +83,11 @@ class Estimate:
     peak_flops: float | None = None
     memory_bytes_per_s: float | None = None
     given: tuple[str, ...] = ()
+    slices: int = 1
+    link_bytes: int = 0
+    dcn_bytes: int = 0
+    link_seconds: float | None = None
+    dcn_seconds: float | None = None
     remedies: tuple[Remedy, ...] = ()
 
     @property
@@ -123,7 +137,20 @@ class Estimate:
         if self.opaque:
             hidden = ", ".join(f"{name} x {n}" for name, n in self.opaque.items())
             lines.append(f"could not be counted: {hidden}")
-        return "\n".join([*lines, *self._times()])
+        return "\n".join([*lines, *self._times(), *self._links()])
+
+    def _links(self) -> list[str]:
+        """Returns the lines about links, for several slices or a given rate."""
+        if self.slices == 1 and self.link_seconds is None:
+            return []
+        rows = [("within a slice", self.link_bytes, self.link_seconds)]
+        if self.slices > 1:
+            rows.append((f"between {self.slices} slices", self.dcn_bytes, self.dcn_seconds))
+        lines = ["", "gradients and parameters sent by one device, at least"]
+        for name, n, seconds in rows:
+            time = "time not known" if seconds is None else f"{seconds * 1e3:,.4g} ms"
+            lines.append(f"  {name:<20}{n / 2**20:>14,.1f} MiB  {time}")
+        return lines
 
     def _times(self) -> list[str]:
         rates = {name: getattr(self, name) for name in _RATES}
@@ -143,6 +170,9 @@ def estimate(
     device: str | None = None,
     peak_flops: float | None = None,
     memory_bytes_per_s: float | None = None,
+    link_bytes_per_s: float | None = None,
+    dcn_bytes_per_s: float | None = None,
+    dcn: Mapping[str, int] | None = None,
 ) -> Estimate:
     """Estimates a step of `trainer` on its mesh, with devices that may be absent.
 
@@ -160,11 +190,15 @@ def estimate(
             "NVIDIA H200".
         peak_flops: FLOP/s of one device in the compute dtype, as measured. Default: as published.
         memory_bytes_per_s: Bandwidth of its memory, as measured. Default: as published.
+        link_bytes_per_s: Bytes per second that one device sends within its slice.
+        dcn_bytes_per_s: The same to other slices: the network of a host, divided by its devices.
+        dcn: Slices along each axis that crosses, as for `make_mesh`. Default: as the devices of the
+            mesh lie; those of an abstract mesh are one slice.
 
     Raises:
         TypeError: `device` is not a string.
-        ValueError: `device` is unknown or names several kinds, a rate is not positive, or the batch
-            cannot be split.
+        ValueError: `device` is unknown or names several kinds, a rate is not positive, `dcn` does
+            not divide the axes, or the batch cannot be split.
 
     Example:
 
@@ -194,6 +228,9 @@ def estimate(
         peak=kind.peak_flops.get(compute),
         rate=kind.memory_bytes_per_s,
     )
+    for name, rate in (("link", link_bytes_per_s), ("dcn", dcn_bytes_per_s)):
+        check_rate(f"{name}_bytes_per_s", rate)
+    sent = link_bytes(program.args[0].params, slice_ids(trainer.mesh, dcn=dcn))
     size = kind.memory_bytes
     small = size if size is not None and memory.total_bytes >= size else None
     return Estimate(
@@ -213,6 +250,11 @@ def estimate(
         peak_flops=kind.peak_flops.get(compute),
         memory_bytes_per_s=kind.memory_bytes_per_s,
         given=tuple(name for name, rate in given.items() if rate is not None),
+        slices=sent.slices,
+        link_bytes=sent.link_bytes,
+        dcn_bytes=sent.dcn_bytes,
+        link_seconds=None if link_bytes_per_s is None else sent.link_bytes / link_bytes_per_s,
+        dcn_seconds=None if dcn_bytes_per_s is None else sent.dcn_bytes / dcn_bytes_per_s,
         remedies=() if small is None else remedies(step, memory_bytes=small),
     )
 

@@ -125,6 +125,7 @@ def test_slices_that_do_not_fit_are_refused(sizes, slices, dcn, message):
         _arranged(sizes, _devices(*map(int, slices)), dcn)
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_a_mesh_is_made_over_slices(monkeypatch):
     """The stand-ins cannot be in a mesh of JAX: the arrangement is."""
     made = []

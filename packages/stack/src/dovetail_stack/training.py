@@ -146,12 +146,15 @@ def check_batch(run: Settings, mesh: "Mesh | AbstractMesh") -> None:
         )
 
 
-def estimate(run: Settings, *, mesh: "AbstractMesh", **rates: float) -> "Estimate":
+def estimate(
+    run: Settings, *, mesh: "AbstractMesh", dcn: dict[str, int] | None = None, **rates: float
+) -> "Estimate":
     """Estimates memory and time of a step. Writes nothing and reads no weights.
 
     Args:
         run: Settings.
         mesh: Abstract mesh, with the kind of its devices.
+        dcn: Slices along each axis that crosses slow links. Default: one slice.
         **rates: Measured rates of the devices, as `dovetail_train.estimate` takes them.
 
     Returns:
@@ -160,7 +163,7 @@ def estimate(run: Settings, *, mesh: "AbstractMesh", **rates: float) -> "Estimat
     from dovetail_stack.recipes.fitting import estimate_step
 
     check_batch(run, mesh)
-    needs = estimate_step(_outlined(run, mesh), **rates)
+    needs = estimate_step(_outlined(run, mesh), dcn=dcn, **rates)
     typed = [dataclasses.replace(r, code=_options(r.changes)) for r in needs.remedies]
     return dataclasses.replace(needs, remedies=tuple(typed))
 

@@ -20,7 +20,7 @@ from typing import Any
 from dovetail_stack import launches, processes, rewinding, runs, settings, training
 from dovetail_stack._command import DONE, INTERRUPTED, Parser, add_json
 from dovetail_stack.commands.generate import EXPORT
-from dovetail_stack.mesh import make_mesh
+from dovetail_stack.mesh import make_mesh, parsed_dcn
 from dovetail_stack.recipes.options import Duration
 from dovetail_stack.settings import RECIPES, Settings
 
@@ -35,6 +35,8 @@ DEVICES = {
 RATES = {
     "peak_flops": "for --estimate: FLOP/s of a device in the precision of the run (as published)",
     "memory_bytes_per_s": "for --estimate: bandwidth of its memory (as published)",
+    "link_bytes_per_s": "for --estimate: what it sends within its slice (not known)",
+    "dcn_bytes_per_s": "for --estimate: what it sends to other slices (not known)",
 }
 
 
@@ -87,6 +89,12 @@ def _everywhere(parser: Parser) -> None:
     devices = parser.add_argument_group("devices", "may differ when a run is resumed")
     for axis, help in DEVICES.items():
         devices.add_argument(f"--{axis}", type=int, metavar="N", help=f"{help} (1)")
+    devices.add_argument(
+        "--dcn",
+        metavar="AXIS=N",
+        help="axis that crosses the slow links between N slices or processes, such as data=2 "
+        "(data, over all slices)",
+    )
     devices.add_argument(
         "--coordinator",
         metavar="HOST:PORT",
@@ -144,7 +152,8 @@ def run(args: argparse.Namespace) -> int:
         from dovetail_train import watch_processes
 
         with watch_processes():
-            return _train(args, values, out, axes)
+            return _train(args, values, out, make_mesh(axes, dcn=dcn))
+    dcn = parsed_dcn(args.dcn, axes) if "dcn" in values else None
     rates = {rate: values[rate] for rate in RATES if rate in values}
     if rates and "estimate" not in values:
         given = " ".join(f"{settings.option(rate)} {value:g}" for rate, value in rates.items())
@@ -153,14 +162,13 @@ def run(args: argparse.Namespace) -> int:
         )
     if "estimate" in values:
         absent = make_mesh(axes, absent=args.estimate)
-        estimate = training.estimate(_planned(values, out), mesh=absent, **rates)
+        estimate = training.estimate(_planned(values, out), mesh=absent, dcn=dcn, **rates)
         print(json.dumps(estimate.json(), indent=2) if "json" in values else estimate)
         return DONE
-    return _train(args, values, out, axes)
+    return _train(args, values, out, make_mesh(axes, dcn=dcn))
 
 
-def _train(args: argparse.Namespace, values: dict[str, Any], out: Path, axes: Any) -> int:
-    mesh = make_mesh(axes)
+def _train(args: argparse.Namespace, values: dict[str, Any], out: Path, mesh: Any) -> int:
     run_settings = _agreed_settings(values, out, mesh)
     seeds = {"seed": run_settings.training.seed}
     as_json = "json" in values

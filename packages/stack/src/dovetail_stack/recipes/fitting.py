@@ -149,24 +149,23 @@ def estimate_step(
     recipe: Recipe,
     *,
     device: str | None = None,
-    peak_flops: float | None = None,
-    memory_bytes_per_s: float | None = None,
+    dcn: Mapping[str, int] | None = None,
+    **rates: float,
 ) -> Estimate:
     """Estimates memory and time of a step on the recipe's mesh, which may be abstract.
 
     Args:
         recipe: The recipe.
         device: Kind of device, such as "H200". Default: that of an abstract mesh.
-        peak_flops: FLOP/s of one device in the compute dtype. Default: as published.
-        memory_bytes_per_s: Bandwidth of its memory. Default: as published.
+        dcn: Slices along each axis that crosses slow links. Default: as the devices lie.
+        **rates: Measured rates, as `dovetail_train.estimate` takes them. Default: as published.
     """
     batching = recipe.batching
     shape = batching.global_batch, batching.length
     fields = {"tokens": jnp.int32, "targets": jnp.int32, "segment_ids": jnp.int32}
     fields |= {"positions": jnp.int32, "mask": jnp.float32}
     batch = {name: jax.ShapeDtypeStruct(shape, dtype) for name, dtype in fields.items()}
-    rates = {"peak_flops": peak_flops, "memory_bytes_per_s": memory_bytes_per_s}
-    return estimate(recipe.trainer(1), recipe.outline(), batch, device=device, **rates)
+    return estimate(recipe.trainer(1), recipe.outline(), batch, device=device, dcn=dcn, **rates)
 
 
 def fit(

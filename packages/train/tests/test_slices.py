@@ -76,7 +76,6 @@ def test_two_axes_can_cross_four_slices():
 
 def test_processes_are_slices_if_dcn_says_so():
     hosts = [_Host(id=i, process_index=i % 2) for i in range(8)]
-    assert _arranged({"data": 2, "fsdp": 4}, hosts) is None
     array = _arranged({"data": 2, "fsdp": 4}, hosts, {"data": 2})
     assert _crossing(array, lambda device: device.process_index) == {"data"}
 

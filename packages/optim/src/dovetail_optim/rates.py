@@ -46,10 +46,10 @@ def rates(tx: Any) -> tuple[str, str]:
         >>> rates(optax.adamw(1e-3, weight_decay=0.1))
         ('0.001', '0.1')
     """
-    found: dict[str, dict[str, None]] = {"learning_rate": {}, "weight_decay": {}}
+    texts: dict[str, dict[str, None]] = {"learning_rate": {}, "weight_decay": {}}
     for name, value in _options(tx):
-        found[name][_text(value)] = None
-    learning_rates, decays = (list(texts) for texts in found.values())
+        texts[name][_text(value)] = None
+    learning_rates, decays = map(list, texts.values())
     if len(learning_rates) > 1 and "1" in learning_rates:
         learning_rates.remove("1")  # optax.scale(-1) only turns the sign
     if not learning_rates and not decays:

@@ -50,7 +50,7 @@ def parsed_dcn(text: str, axes: dict[str, int]) -> dict[str, int]:
 
     Raises ValueError for another form, another axis, or slices that do not divide one.
     """
-    pairs = [part.split("=") for part in text.split(",")]
+    pairs = [item.split("=") for item in text.split(",")]
     if any(len(pair) != 2 or not pair[1].isdecimal() for pair in pairs):
         raise ValueError(
             f"dcn must name axes and the slices along each, got dcn={text!r}: pass --dcn 'data=2'"

@@ -163,7 +163,7 @@ def estimate(
     from dovetail_stack.recipes.fitting import estimate_step
 
     check_batch(run, mesh)
-    needs = estimate_step(_outlined(run, mesh), dcn=dcn, **rates)
+    needs = estimate_step(_outlined(run, mesh), device=None, dcn=dcn, **rates)
     typed = [dataclasses.replace(r, code=_options(r.changes)) for r in needs.remedies]
     return dataclasses.replace(needs, remedies=tuple(typed))
 

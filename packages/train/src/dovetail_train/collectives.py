@@ -109,13 +109,12 @@ def _groups_by_axes(axes: str, devices: str | None, over: str) -> tuple[tuple[in
         order = _range(re.fullmatch(_RANGE, devices))
     dims, together = [], []
     for name, size in sizes.items():
-        # An axis may be divided: 'x':(2)3 is the part of size 3 after parts of size 2.
-        part = re.search(rf"'{name}'(?::\((\d+)\)(\d+))?", over)
-        before, own = (1, size) if part and part[2] is None else (1, 1)
-        if part and part[2] is not None:
-            before, own = int(part[1]), int(part[2])
-        if part:
+        # An axis may be divided: 'x':(2)3 is the factor of size 3 after one of size 2.
+        named = re.search(rf"'{name}'(?::\((\d+)\)(\d+))?", over)
+        before, own = 1, size
+        if named:
             together.append(len(dims) + 1)
+            before, own = (int(named[1]), int(named[2])) if named[2] else (1, size)
         dims += [before, own, size // before // own]
     blocks = np.moveaxis(order.reshape(dims), together, range(-len(together), 0))
     return _tuples(blocks.reshape(-1, math.prod(dims[i] for i in together)))
@@ -124,11 +123,15 @@ def _groups_by_axes(axes: str, devices: str | None, over: str) -> tuple[tuple[in
 def _range(match: "re.Match[str] | None") -> np.ndarray:
     """Returns `[shape]<=[sizes]T(order)`: a range of `sizes`, transposed and reshaped."""
     assert match is not None  # XLA writes it
-    shape, sizes, order = (tuple(map(int, x.split(","))) if x else None for x in match.groups())
-    sizes = shape if sizes is None else sizes
-    numbers = np.arange(math.prod(sizes)).reshape(sizes)
-    numbers = numbers if order is None else numbers.transpose(order)
-    return numbers.reshape(-1) if match.groups()[1] is None else numbers.reshape(shape)
+    shape, sizes, order = (_numbers(text) for text in match.groups())
+    numbers = np.arange(math.prod(sizes or shape)).reshape(sizes or shape)
+    if order:
+        numbers = numbers.transpose(order)
+    return numbers.reshape(shape) if sizes else numbers.reshape(-1)
+
+
+def _numbers(text: str | None) -> tuple[int, ...]:
+    return tuple(map(int, text.split(","))) if text else ()
 
 
 def _tuples(rows: np.ndarray) -> tuple[tuple[int, ...], ...]:

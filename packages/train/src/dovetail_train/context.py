@@ -88,8 +88,7 @@ def context_parallel(
             return exchange(attention, (q, k, v), sinks=sinks, sides=sides, bound=bound, c=shards)
 
         rows, tokens, heads = (_above_one(mesh, x) for x in (BATCH_AXES, (_CONTEXT,), (_TENSOR,)))
-        # A map's gradients are summed over the axes that its specs leave out. Those of size 1 are
-        # named, for each would cost an all-reduce of every device with itself.
+        # A gradient is summed over every axis that its spec leaves out, even of size 1.
         ones = tuple(axis for axis, size in mesh.shape.items() if size == 1)
         whole, side = PartitionSpec(rows + ones, tokens, heads), PartitionSpec(rows + ones, tokens)
         own = None if sinks is None else PartitionSpec(heads + ones)
@@ -107,8 +106,7 @@ def context_parallel(
 
         run: Any = divided
         if AxisType.Explicit in mesh.axis_types:  # the types of q, k, v need not be as split here
-            typed = PartitionSpec(rows or None, tokens or None, heads or None)
-            run = jax.sharding.auto_axes(divided, out_sharding=typed)
+            run = jax.sharding.auto_axes(divided, out_sharding=PartitionSpec(rows, tokens, heads))
         return run(q, k, v, sinks, sides)
 
     return parallel

@@ -60,5 +60,5 @@ def link_bytes(params: Any, slice_ids: np.ndarray) -> LinkBytes:
 
 def _axes(spec: Iterable[Any]) -> list[str]:
     """Returns the mesh axes of a PartitionSpec."""
-    parts = [(part,) if isinstance(part, str) else part or () for part in spec]
-    return [axis for part in parts for axis in part]
+    dimensions = [(axes,) if isinstance(axes, str) else axes or () for axes in spec]
+    return [axis for axes in dimensions for axis in axes]

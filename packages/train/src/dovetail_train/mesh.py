@@ -83,8 +83,8 @@ def make_mesh(
         "tensor": tensor,
     }
     shape = _shape(sizes, count=len(devices))
-    hybrid = hybrid_devices(dict(zip(AXES, shape, strict=True)), devices, dcn)
-    if hybrid is not None:
+    if dcn is not None or len({getattr(x, "slice_index", 0) for x in devices}) > 1:
+        hybrid = hybrid_devices(dict(zip(AXES, shape, strict=True)), devices, dcn)
         return Mesh(hybrid, AXES, axis_types=_AUTO)
     return jax.make_mesh(shape, AXES, axis_types=_AUTO, devices=devices)
 

@@ -24,13 +24,13 @@ DCN_AXES = ("stage", "data", "fsdp")
 
 def slice_of(device: Any) -> int:
     """Returns the slice of a device: 0 for a kind of device without slices."""
-    return getattr(device, "slice_index", 0) or 0
+    return getattr(device, "slice_index", 0)
 
 
 def hybrid_devices(
     sizes: Mapping[str, int], devices: Sequence[Any], dcn: Mapping[str, int] | None
-) -> np.ndarray | None:
-    """Returns the devices of a mesh over several slices, or None for one slice.
+) -> np.ndarray:
+    """Returns the devices of a mesh over several slices.
 
     Without `dcn` the data axis crosses the slices. On devices without slices, `dcn` is for
     processes.
@@ -47,8 +47,6 @@ def hybrid_devices(
     by_process = dcn is not None and len(owners) == 1
     if by_process:
         owners = Counter(device.process_index for device in devices)
-    if dcn is None and len(owners) == 1:
-        return None
     wanted = {"data": len(owners)} if dcn is None else dict(dcn)
     check_dcn(sizes, wanted)
     what = "processes" if by_process else "slices"

@@ -148,11 +148,6 @@ def run(args: argparse.Namespace) -> int:
             f"pass another --out; to train that model, dovetail train continue --model {args.out}"
         )
     axes = {axis: values.get(axis, 1) for axis in DEVICES}
-    if processes.join(values):
-        from dovetail_train import watch_processes
-
-        with watch_processes():
-            return _train(args, values, out, make_mesh(axes, dcn=dcn))
     dcn = parsed_dcn(args.dcn, axes) if "dcn" in values else None
     rates = {rate: values[rate] for rate in RATES if rate in values}
     if rates and "estimate" not in values:
@@ -160,6 +155,11 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(
             f"rates of devices are for an estimate, got {given} without one: add --estimate KIND"
         )
+    if processes.join(values):
+        from dovetail_train import watch_processes
+
+        with watch_processes():
+            return _train(args, values, out, make_mesh(axes, dcn=dcn))
     if "estimate" in values:
         absent = make_mesh(axes, absent=args.estimate)
         estimate = training.estimate(_planned(values, out), mesh=absent, dcn=dcn, **rates)

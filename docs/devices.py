@@ -25,7 +25,7 @@ def _row(kind: DeviceKind) -> str:
         ", ".join(kind.names),
         *(_scaled(kind.peak_flops.get(dtype), 1e12) for dtype in ("bfloat16", "float32")),
         _scaled(kind.memory_bytes, 1e9),
-        _scaled(kind.bytes_per_s, 1e9),
+        _scaled(kind.memory_bytes_per_s, 1e9),
         kind.source,
     ]
     return f"| {' | '.join(cells)} |\n"

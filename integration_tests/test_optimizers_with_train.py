@@ -15,7 +15,8 @@ import pytest
 from flax import nnx
 
 import forced_devices
-from dovetail_optim import split_master
+from dovetail_models import init, llama, mixtral
+from dovetail_optim import decay, explain, muon, route, split_master, wsd
 from dovetail_optim.master import join
 from dovetail_train import Precision, Trainer
 
@@ -103,3 +104,26 @@ def test_bfloat16_with_its_remainders_trains_as_float32_masters_do():
         np.testing.assert_allclose(f, w, rtol=0, atol=0.02 * far)
         if w.ndim == 2:  # a bias begins at 0, where bfloat16 loses nothing
             assert np.abs(np.asarray(p, np.float32) - w).max() > 0.2 * far
+
+
+SIZES = {"vocab_size": 31, "embed": 16, "depth": 1, "heads": 4, "kv_heads": 2, "mlp": 24}
+MATRICES = "layers.*.attn.{q,k,v,o}.kernel"
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral"])
+def test_the_rates_of_every_group_of_a_model_are_shown(family):
+    config = llama(**SIZES) if family == "llama" else mixtral(**SIZES, experts=4, top_k=2)
+    params = nnx.state(init(config, seed=0), nnx.Param)
+    schedule = wsd(0.02, warmup=2, total=20, cooldown=5)
+    rules = [
+        (MATRICES, muon(schedule, weight_decay=0.1)),
+        ("**.scale", optax.chain(optax.sgd(optax.constant_schedule(0.5)), decay(0.01, where="**"))),
+        ("**", optax.adamw(3e-4, weight_decay=0.2), "Adam"),
+    ]
+    jax.eval_shape(route(rules).init, params)
+    shown = {(r.pattern, r.learning_rate, r.weight_decay) for r in explain(rules, params).rows}
+    assert shown == {
+        (MATRICES, "0 to 0.02 to 0 in 20 steps", "0.1"),
+        ("**.scale", "constant_schedule", "0.01"),
+        ("**", "Adam", "-"),
+    }

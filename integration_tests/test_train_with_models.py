@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Terms that a packed batch and its documents apart must agree in: nll, z-loss, balance.
 
-Biases that balance experts, moved once per update by the load of the whole batch.
+Biases that balance experts, moved once per update by the load of the whole batch. A trace names the
+steps of every family.
 """
 
 import functools
@@ -20,7 +21,7 @@ import pytest
 import forced_devices
 from dovetail_kernels import attention
 from dovetail_models import init, llama, mixtral
-from dovetail_train import OrbaxStore, Precision, Trainer, lm_loss
+from dovetail_train import OrbaxStore, Precision, Trace, Trainer, lm_loss
 
 VOCAB, LENGTH = 31, 12
 SIZES = {"vocab_size": VOCAB, "embed": 16, "depth": 2, "heads": 4, "kv_heads": 2, "mlp": 24}
@@ -190,3 +191,18 @@ def test_a_skewed_router_balances_and_one_without_the_update_does_not(family):
     assert before > 3
     assert balanced < 1.5
     assert plain > 3
+
+
+# jaxlib 0.12 aborts where its warning about the type of the statistics is an error.
+@pytest.mark.filterwarnings("ignore:builtin type .* has no __module__:DeprecationWarning")
+@pytest.mark.parametrize("family", CONFIGS)
+def test_a_trace_numbers_the_steps_and_names_the_program(tmp_path, family):
+    packed, _ = _batches()
+    trainer, trace = Trainer(optax.adamw(1e-3), lm_loss()), Trace(tmp_path, start=1, steps=2)
+    trainer.fit(init(CONFIGS[family], seed=0), [packed] * 5, steps=5, hooks=[trace])
+    [file] = tmp_path.rglob("*.xplane.pb")
+    planes = jax.profiler.ProfileData.from_file(str(file)).planes
+    events = [event for plane in planes for line in plane.lines for event in line.events]
+    assert [dict(e.stats)["step_num"] for e in events if e.name == "train"] == [2, 3]
+    computed = [e for e in events if dict(e.stats).get("hlo_module") == "jit_train_step"]
+    assert len({dict(event.stats)["run_id"] for event in computed}) == 2

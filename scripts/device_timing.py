@@ -156,7 +156,7 @@ def peaks(dtype: str) -> tuple[float | None, float | None]:
     except ModuleNotFoundError:
         return None, None
     kind = kind_of(jax.devices()[0].device_kind)
-    return kind.peak_flops.get(dtype), kind.bytes_per_s
+    return kind.peak_flops.get(dtype), kind.memory_bytes_per_s
 
 
 def normals(seed: int, *shapes: tuple[int, ...], dtype: Any = "bfloat16") -> list[jax.Array]:

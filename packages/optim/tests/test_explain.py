@@ -1,6 +1,7 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
 import html
+import re
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import pytest
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from dovetail_optim import compress, explain, muon, route, soap
+from dovetail_optim import compress, explain, muon, route, soap, wsd
 
 RULES = [
     ("**.bias", optax.sgd(0.1)),
@@ -76,11 +77,36 @@ def test_it_prints_a_table():
     head, row, total = str(explanation).splitlines()
     assert repr(explanation) == f"Explanation(1 parameters, {total}; print it)"
     assert html.unescape(explanation._repr_html_()) == f"<pre>{explanation}</pre>"
-    assert head.split() == ["parameter", "shape", "dtype", "rule", "state", "bytes", "sharding"]
-    assert row.split()[:4] == ["w", "2x3", "float32", "**"]
+    columns = ["parameter", "shape", "dtype", "rule", "learning rate", "weight decay"]
+    assert re.split("  +", head) == [*columns, "state", "bytes", "sharding"]
+    assert row.split()[:6] == ["w", "2x3", "float32", "**", "1", "-"]
     assert "mu float32[2,3], nu float32[2,3]" in row
     assert "'data'" in row
     assert total == "24 bytes of parameters, 52 of state"
+
+
+def test_each_group_has_its_rate_and_its_decay():
+    rules = [
+        ("**.bias", optax.sgd(0.1)),
+        ("head.*", optax.adamw(1e-3, weight_decay=0.25)),
+        ("layers.0.kernel", muon(wsd(0.02, warmup=2, total=9, cooldown=3), weight_decay=0.5)),
+        ("**", _hidden(), "three times the gradient"),
+    ]
+    rows = {row.path: row for row in explain(rules, params()).rows}
+    assert {path: (row.learning_rate, row.weight_decay) for path, row in rows.items()} == {
+        "head.bias": ("0.1", "-"),
+        "head.kernel": ("0.001", "0.25"),
+        "layers.0.kernel": ("0 to 0.02 to 0 in 9 steps", "0.5"),
+        "layers.1.kernel": ("three times the gradient", "-"),
+    }
+    assert "unknown" not in str(explain(rules, params()))
+    without = explain([("**", _hidden())], params())
+    assert {(row.learning_rate, row.weight_decay) for row in without.rows} == {("unknown",) * 2}
+    assert "unknown: hidden in a closure; pass a label, as in (pattern, tx, " in str(without)
+
+
+def _hidden():
+    return optax.stateless(lambda updates, params: jax.tree.map(lambda u: -3 * u, updates))
 
 
 def test_a_rule_that_moves_nothing_is_an_error_here_too():

@@ -325,3 +325,33 @@ def test_an_estimate_that_does_not_fit_names_the_options_that_do(capsys, tmp_pat
     assert "  fits\n" in printed.out
     needs = before["total_bytes"] - remedy["saved_bytes"]
     assert f"  total               {needs / 2**20:>14,.1f} MiB\n" in printed.out
+
+
+def test_given_rates_of_a_device_are_those_of_the_estimate(capsys, tmp_path):
+    rates = ("--peak-flops", "2e9", "--memory-bytes-per-s", "5e6")
+    code, printed = _estimated(capsys, tmp_path, *LARGE, "--estimate", "cpu", *rates)
+    assert code == 0
+    assert "with the given        peak_flops=2e+09, memory_bytes_per_s=5e+06" in printed.out
+    code, printed = _estimated(capsys, tmp_path, "--estimate", "cpu", "--peak-flops", "-1")
+    assert code == 1
+    assert "--peak-flops must be a positive number per second, got --peak-flops" in printed.err
+    code, printed = _estimated(capsys, tmp_path, "--peak-flops", "1e9")
+    assert code == 1
+    assert "got --peak-flops 1e+09 without one: add --estimate KIND" in printed.err
+
+
+def test_slices_of_absent_devices_are_priced(capsys, tmp_path):
+    line = (*LARGE, "--data", "2", "--fsdp", "4", "--dcn", "data=2", "--estimate", "v5e")
+    code, printed = _estimated(capsys, tmp_path, *line, "--dcn-bytes-per-s", "1e6", "--json")
+    assert code == 0
+    needs = json.loads(printed.out)
+    assert (needs["slices"], needs["link_seconds"]) == (2, None)
+    assert needs["dcn_seconds"] == pytest.approx(needs["dcn_bytes"] / 1e6)
+    for dcn, message in {
+        "data=3": "slices that divide it, got --dcn 'data=3' with --data 2 --fsdp 4: pass for",
+        "tensor=2": "--dcn must name data or fsdp, and slices that divide it, got --dcn 'tensor=2'",
+        "two": "must name axes and the slices along each, got --dcn 'two': pass --dcn 'data=2'",
+    }.items():
+        code, printed = _estimated(capsys, tmp_path, *line, "--dcn", dcn)
+        assert code == 1
+        assert message in printed.err

@@ -1,11 +1,19 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
+from collections import Counter
+from typing import get_args
+
+import jax
+import numpy as np
+import optax
 import pytest
+from flax import nnx
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dovetail_train import Eval, OrbaxStore, Trainer
 from dovetail_train._completions import Completion
-from dovetail_train.clock import Clock, Rates, Throughput
+from dovetail_train.clock import Activity, Clock, Rates, Throughput
 
 
 class _Time:
@@ -145,3 +153,57 @@ def test_the_time_of_a_skipped_step_is_lost():
     clock.move(4.0, to="skipped")
     assert clock.goodput() == 0.6
     assert clock.seconds()["skipped"] == 4.0
+
+
+class _Data:
+    """Batches of an iterator, or drawn from the newest state."""
+
+    def __init__(self):
+        self.i = 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self.i += 1
+        return {"x": np.random.default_rng(self.i).normal(size=(4, 3)).astype("f4")}
+
+    def get_state(self):
+        return {"i": self.i}
+
+    def set_state(self, state):
+        self.i = state["i"]
+
+
+class _Drawn(_Data):
+    def draw(self, trainer, state, step):
+        return next(self)
+
+
+def _loss(model, batch, *, key):
+    return (model(batch["x"]) ** 2).sum(), np.float32(4)
+
+
+EVERY_RUN = {"init": 1, "compile": 1, "hooks": 2, "save": 3}  # the last save is the end of the run
+
+
+# jaxlib 0.12 aborts where its warning about the type of the statistics is an error.
+@pytest.mark.filterwarnings("ignore:builtin type .* has no __module__:DeprecationWarning")
+@pytest.mark.parametrize("data, batches", [(_Data, {"data": 4}), (_Drawn, {"draw": 4})])
+def test_a_trace_has_every_step_and_the_activities_of_the_clock(tmp_path, data, batches):
+    held_out = Eval([next(_Data())], every=2, metrics={"loss": _loss})
+    options = {"store": OrbaxStore(tmp_path / "run"), "save_every": 2, "hooks": [held_out]}
+    model = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+    with jax.profiler.trace(tmp_path / "trace"):
+        Trainer(optax.adam(1e-2), _loss, ema=0.9).fit(model, data(), steps=4, **options)
+    [file] = (tmp_path / "trace").rglob("*.xplane.pb")
+    planes = jax.profiler.ProfileData.from_file(str(file)).planes
+    events = [event for plane in planes for line in plane.lines for event in line.events]
+    steps = [event for event in events if event.name == "train"]
+    assert [dict(event.stats)["step_num"] for event in steps] == [0, 1, 2, 3]
+    seen = Counter(event.name for event in events if event.name in get_args(Activity))
+    assert seen == EVERY_RUN | batches
+    [compiled] = [event for event in events if event.name == "compile"]
+    assert steps[0].start_ns <= compiled.start_ns <= compiled.end_ns <= steps[0].end_ns
+    programs = {dict(event.stats).get("hlo_module") for event in events}
+    assert {"jit_train_step", "jit_evaluate", "jit_init_optimizer", "jit_init_averages"} <= programs

@@ -46,14 +46,14 @@ def test_a_kind_has_its_usual_names(name):
 
 def test_every_kind_is_in_the_table_of_names():
     assert [kind.name for kind in KINDS] == list(NAMES)
-    assert all(kind.source and kind.memory_bytes and kind.bytes_per_s for kind in KINDS)
+    assert all(kind.source and kind.memory_bytes and kind.memory_bytes_per_s for kind in KINDS)
 
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_figures_are_those_of_the_makers(name):
     kind, (tflops, size, rate) = kind_of(name), FIGURES[name]
     assert kind.peak_flops["bfloat16"] == tflops * 1e12
-    assert (kind.memory_bytes, kind.bytes_per_s) == (size, rate * 1e9)
+    assert (kind.memory_bytes, kind.memory_bytes_per_s) == (size, rate * 1e9)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_name_is_a_string(device, unchecked):
 
 def test_a_kind_of_this_machine_has_no_figures_unless_the_table_lists_it():
     kind = kind_of(jax.devices()[0].device_kind)
-    assert (kind.platform, kind.memory_bytes, kind.bytes_per_s) == ("cpu", None, None)
+    assert (kind.platform, kind.memory_bytes, kind.memory_bytes_per_s) == ("cpu", None, None)
     assert kind.peak_flops == {}
     assert kind_of("CPU").name == "cpu"
 

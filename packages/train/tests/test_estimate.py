@@ -42,11 +42,11 @@ def _loss(model, batch, *, key):
     return total, jnp.float32(batch["x"].shape[0])
 
 
-def _estimate(*, count=8, axes=None, device="NVIDIA H200", **options):
+def _estimate(*, count=8, axes=None, device="NVIDIA H200", rates=None, **options):
     mesh = abstract_mesh(count, **(axes or {}))
     trainer = Trainer(optax.adam(1e-3), _loss, mesh=mesh, **options)
     batch = {"x": jax.ShapeDtypeStruct((ROWS, WIDTH), np.float32)}
-    return estimate(trainer, nnx.eval_shape(_Net), batch, device=device)
+    return estimate(trainer, nnx.eval_shape(_Net), batch, device=device, **(rates or {}))
 
 
 @pytest.mark.capability("estimates for an absent accelerator")
@@ -101,8 +101,9 @@ def test_operations_and_the_bound_on_time():
 def test_an_unknown_device_has_no_bound():
     found = _estimate(device="cpu")
     assert (found.memory_bytes, found.fits, found.seconds, found.bound) == (None, None, None, None)
-    assert "at least" not in str(found)
-    assert "of the device       memory not known, and so is the step's time" in str(found)
+    assert "of the device            not known\n" in str(found)
+    missing = "no published peak_flops and memory_bytes_per_s"
+    assert f"at least                   not known: {missing}" in str(found)
 
 
 def test_operations_that_the_trainer_was_told_are_believed():
@@ -206,4 +207,28 @@ def test_calls_that_cannot_be_counted_leave_a_lower_bound():
 def test_a_time_without_a_known_rate_is_not_known():
     needs = _estimate(device="v5e")  # no float32 figures are published
     assert (needs.seconds, needs.bound) == (None, None)
-    assert "at least                   not known: no peak rate of this dtype" in str(needs)
+    assert "at least                   not known: no published peak_flops" in str(needs)
+
+
+def test_given_rates_win_over_published_ones_and_are_printed():
+    for device in ("cpu", "H200"):
+        found = _estimate(device=device, rates={"peak_flops": 3e9, "memory_bytes_per_s": 7e6})
+        by_products = (found.model_flops + found.recomputed_flops) / 8 / 3e9
+        by_memory = 2 * sum(found.state_bytes.values()) / 7e6
+        assert found.seconds == pytest.approx(max(by_products, by_memory))
+        assert found.bound == ("products" if by_products > by_memory else "memory")
+        assert "with the given        peak_flops=3e+09, memory_bytes_per_s=7e+06" in str(found)
+        assert json.loads(json.dumps(found.json()))["given"] == ["peak_flops", "memory_bytes_per_s"]
+    published = _estimate()
+    assert (published.given, published.memory_bytes_per_s) == ((), 4800e9)
+    half = _estimate(device="v5e", rates={"peak_flops": 1e12})  # no float32 figures are published
+    assert (half.given, half.memory_bytes_per_s) == (("peak_flops",), 819e9)
+    assert half.seconds is not None
+
+
+@pytest.mark.parametrize("name", ["peak_flops", "memory_bytes_per_s"])
+@pytest.mark.parametrize("rate", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_rate_is_positive(name, rate):
+    match = f"{name} must be a positive.*got {name}={rate}; write for example {name}=1e12"
+    with pytest.raises(ValueError, match=match):
+        _estimate(rates={name: rate})

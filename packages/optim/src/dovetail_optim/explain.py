@@ -11,7 +11,10 @@ from typing import Any
 import jax
 
 from dovetail_optim._patterns import name_of, names_of
+from dovetail_optim.rates import UNKNOWN, rates
 from dovetail_optim.route import Rule, assign, route
+
+_HIDDEN = "unknown: hidden in a closure; pass a label, as in (pattern, tx, 'Adam, 1e-3')"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,6 +26,9 @@ class Row:
         shape: Its shape.
         dtype: Its dtype.
         pattern: Pattern of its rule.
+        learning_rate: Learning rate of its rule, or the label: a number, the first, largest and
+            last value of a `Schedule`, the name of another schedule, or "unknown".
+        weight_decay: Weight decay, likewise; "-" if none was found, or the rule has a label.
         state: Its arrays of state, each as name, dtype and shape.
         state_bytes: Bytes of all of them.
         sharding: Sharding of the parameter, if it has one.
@@ -32,6 +38,8 @@ class Row:
     shape: tuple[int, ...]
     dtype: str
     pattern: str
+    learning_rate: str
+    weight_decay: str
     state: tuple[str, ...]
     state_bytes: int
     sharding: str
@@ -63,14 +71,17 @@ class Explanation:
         return f"<pre>{html.escape(str(self))}</pre>"
 
     def __str__(self) -> str:
-        head = ("parameter", "shape", "dtype", "rule", "state", "bytes", "sharding")
+        head = ("parameter", "shape", "dtype", "rule", "learning rate", "weight decay")
+        head += ("state", "bytes", "sharding")
         table: list[tuple[str, ...]] = [head]
         for row in self.rows:
             shape, state = "x".join(map(str, row.shape)), ", ".join(row.state)
-            cells = (row.path, shape, row.dtype, row.pattern, state, f"{row.state_bytes:,}")
-            table.append((*cells, row.sharding))
+            cells = (row.path, shape, row.dtype, row.pattern, row.learning_rate, row.weight_decay)
+            table.append((*cells, state, f"{row.state_bytes:,}", row.sharding))
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in table]
+        if any(row.learning_rate == UNKNOWN for row in self.rows):
+            lines.append(_HIDDEN)
         return "\n".join([*lines, self._total()])
 
     def _total(self) -> str:
@@ -80,10 +91,12 @@ class Explanation:
 def explain(rules: Sequence[Rule], params: Any) -> Explanation:
     """Shows what `route(rules)` would do with `params`. Allocates nothing.
 
-    An array of the state belongs to the parameter whose path ends its own path.
+    An array of the state belongs to the parameter whose path ends its own path. Learning rates and
+    decays are read off the closures of the transformations, see `rates`. Those of a transformation
+    that names them otherwise are unknown: put a label into its rule, (pattern, tx, "Adam 1e-3").
 
     Args:
-        rules: Rules of `route`.
+        rules: Rules of `route`, some with a label.
         params: Arrays or `jax.ShapeDtypeStruct`.
 
     Raises:
@@ -98,7 +111,8 @@ def explain(rules: Sequence[Rule], params: Any) -> Explanation:
         100
     """
     leaves = jax.tree_util.tree_leaves_with_path(params)
-    patterns = [rules[i][0] for i in assign([p for p, _ in rules], names_of(params))]
+    rule_ids = assign([rule[0] for rule in rules], names_of(params))
+    rates_of_rules = [(rule[2], "-") if len(rule) == 3 else rates(rule[1]) for rule in rules]
     state = jax.tree_util.tree_leaves_with_path(jax.eval_shape(route(rules).init, params))
     owned: list[list[tuple[str, Any]]] = [[] for _ in leaves]
     other_bytes = 0
@@ -113,12 +127,14 @@ def explain(rules: Sequence[Rule], params: Any) -> Explanation:
             path=name_of(path),
             shape=tuple(x.shape),
             dtype=str(x.dtype),
-            pattern=pattern,
+            pattern=rules[i][0],
+            learning_rate=rates_of_rules[i][0],
+            weight_decay=rates_of_rules[i][1],
             state=tuple(f"{name} {s.dtype}[{','.join(map(str, s.shape))}]" for name, s in mine),
             state_bytes=sum(_bytes(s) for _, s in mine),
             sharding=str(getattr(getattr(x, "sharding", None), "spec", "")),
         )
-        for (path, x), pattern, mine in zip(leaves, patterns, owned, strict=True)
+        for (path, x), i, mine in zip(leaves, rule_ids, owned, strict=True)
     )
     parameter_bytes = sum(_bytes(x) for _, x in leaves)
     return Explanation(rows=rows, parameter_bytes=parameter_bytes, other_bytes=other_bytes)

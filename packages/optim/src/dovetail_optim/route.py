@@ -15,7 +15,8 @@ import optax
 from dovetail_optim._patterns import Pattern, few, matches, names_of, near, no_match
 from dovetail_optim.transformation import with_extra_args
 
-Rule = tuple[str, optax.GradientTransformation]
+# A pattern and a transformation; a label for `explain` may follow.
+Rule = tuple[str, optax.GradientTransformation] | tuple[str, optax.GradientTransformation, str]
 
 
 def route(rules: Sequence[Rule]) -> optax.GradientTransformationExtraArgs:
@@ -26,10 +27,10 @@ def route(rules: Sequence[Rule]) -> optax.GradientTransformationExtraArgs:
     transformation that takes them. The state is `optax.partition`'s, by the number of the rule.
 
     Args:
-        rules: Pairs of a pattern and a transformation.
+        rules: Pairs of a pattern and a transformation. A third entry, a label, is for `explain`.
 
     Raises:
-        TypeError: A rule is not such a pair.
+        TypeError: A rule is not of this form.
         ValueError: A pattern is invalid. At `init` and during tracing of `update`: a parameter
             matches no rule, or a rule is the first for no parameter. The message has the nearest
             names.
@@ -42,14 +43,15 @@ def route(rules: Sequence[Rule]) -> optax.GradientTransformationExtraArgs:
     """
     rules = tuple(rules)
     for rule in rules:
-        if not (isinstance(rule, tuple) and len(rule) == 2 and isinstance(rule[0], str)):
+        texts = (rule[0], *rule[2:]) if isinstance(rule, tuple) and len(rule) in (2, 3) else (None,)
+        if not all(isinstance(text, str) for text in texts):
             raise TypeError(
-                "a rule is a pattern and a transformation, as in ('**.bias', optax.sgd(0.1)); "
-                f"got rule={rule!r}"
+                "a rule is a pattern and a transformation, as in ('**.bias', optax.sgd(0.1)), and "
+                f"a label may follow; got rule={rule!r}"
             )
-    patterns = [Pattern(pattern).text for pattern, _ in rules]
+    patterns = [Pattern(rule[0]).text for rule in rules]
     transforms: dict[Hashable, optax.GradientTransformation]
-    transforms = {str(i): with_extra_args(tx) for i, (_, tx) in enumerate(rules)}
+    transforms = {str(i): with_extra_args(rule[1]) for i, rule in enumerate(rules)}
 
     def labels(tree: Any) -> Any:
         numbers = [str(i) for i in assign(patterns, names_of(tree))]

@@ -8,15 +8,18 @@ from typing import Any
 from dovetail_stack.processes import say
 
 
-def make_mesh(axes: dict[str, int], *, absent: str | None = None) -> Any:
+def make_mesh(
+    axes: dict[str, int], *, absent: str | None = None, dcn: dict[str, int] | None = None
+) -> Any:
     """Returns the mesh of the command's options.
 
     Args:
         axes: Sizes of the axes.
         absent: Kind of absent devices, such as "H200". The mesh is then abstract.
+        dcn: Slices along each axis that crosses slow links; see `dovetail_train.make_mesh`.
 
     Raises:
-        ValueError: There are too few devices, or the kind is unknown.
+        ValueError: There are too few devices, slices do not divide an axis, or the kind is unknown.
     """
     import jax
 
@@ -39,7 +42,28 @@ def make_mesh(axes: dict[str, int], *, absent: str | None = None) -> Any:
     devices = jax.devices()[:used]
     if caches_cpu_programs(devices):
         _compile_anew()
-    return make_mesh(**axes, devices=devices)
+    return make_mesh(**axes, devices=devices, dcn=dcn)
+
+
+def parsed_dcn(text: str, axes: dict[str, int]) -> dict[str, int]:
+    """Returns the slices along each axis of an option such as "data=2" or "data=2,fsdp=2".
+
+    Raises ValueError for another form, another axis, or slices that do not divide one.
+    """
+    pairs = [item.split("=") for item in text.split(",")]
+    if any(len(pair) != 2 or not pair[1].isdecimal() for pair in pairs):
+        raise ValueError(
+            f"dcn must name axes and the slices along each, got dcn={text!r}: pass --dcn 'data=2'"
+        )
+    dcn = {axis: int(slices) for axis, slices in pairs}
+    for axis, slices in dcn.items():
+        if axis not in ("data", "fsdp") or not slices or axes[axis] % slices:
+            sizes = " ".join(f"--{name} {size}" for name, size in axes.items() if size > 1)
+            raise ValueError(
+                f"dcn must name data or fsdp, and slices that divide it, got dcn={text!r} with "
+                f"{sizes or 'one device'}: pass for example --data 2 --dcn 'data=2'"
+            )
+    return dcn
 
 
 def _over_all(axes: dict[str, int], present: int) -> dict[str, int]:

@@ -147,12 +147,16 @@ def check_batch(run: Settings, mesh: "Mesh | AbstractMesh") -> None:
         )
 
 
-def estimate(run: Settings, *, mesh: "AbstractMesh") -> "Estimate":
+def estimate(
+    run: Settings, *, mesh: "AbstractMesh", dcn: dict[str, int] | None = None, **rates: float
+) -> "Estimate":
     """Estimates memory and time of a step. Writes nothing and reads no weights.
 
     Args:
         run: Settings.
         mesh: Abstract mesh, with the kind of its devices.
+        dcn: Slices along each axis that crosses slow links. Default: one slice.
+        **rates: Measured rates of the devices, as `dovetail_train.estimate` takes them.
 
     Returns:
         The estimate. Its remedies are options of the command.
@@ -161,7 +165,7 @@ def estimate(run: Settings, *, mesh: "AbstractMesh") -> "Estimate":
 
     check_batch(run, mesh)
     run = _with_keys(run)
-    needs = estimate_step(_outlined(run, mesh))
+    needs = estimate_step(_outlined(run, mesh), device=None, dcn=dcn, **rates)
     typed = [dataclasses.replace(r, code=_options(r.changes)) for r in needs.remedies]
     return dataclasses.replace(needs, remedies=tuple(typed))
 

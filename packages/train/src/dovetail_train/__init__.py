@@ -18,7 +18,8 @@
 - Losses: `Loss`, `GroupLoss`, `Term`, `Metric`, `lm_loss`; for your own: `over_chunks`,
   `token_cross_entropy`, `CrossEntropy`
 - Devices: `make_mesh`, `abstract_mesh`, `auto_mesh`, `fsdp_shardings`, `context_parallel`,
-  `balanced_order`, `caches_cpu_programs`
+  `balanced_order`, `caches_cpu_programs`, `collectives`, `Collective`,
+  `slice_ids`
 - Estimates and rematerialization: `estimate`, `Estimate`, `Remedy`, `fit_remat`, `Fitted`,
   `count_flops`, `Flops`
 - Rejected steps: `StepGuard`, `BadStep`
@@ -36,6 +37,7 @@ from importlib.metadata import version as _version
 
 from dovetail_train._fit import Result
 from dovetail_train.axes import auto_mesh
+from dovetail_train.collectives import Collective, collectives
 from dovetail_train.context import balanced_order, context_parallel
 from dovetail_train.estimate import Estimate, estimate
 from dovetail_train.eval.bits import BitsPerByte, Eval
@@ -62,6 +64,7 @@ from dovetail_train.remat import Fitted, fit_remat
 from dovetail_train.remedies import Remedy
 from dovetail_train.report import ReportPage, Section, show_report, write_report
 from dovetail_train.sinks import Console, Jsonl, Sink
+from dovetail_train.slices import slice_ids
 from dovetail_train.state import State
 from dovetail_train.step import GroupLoss, Loss, Metric, Precision, Term
 from dovetail_train.store import OrbaxStore, PeekStore, Store
@@ -100,6 +103,9 @@ __all__ = [  # noqa: RUF022, by topic
     "context_parallel",
     "balanced_order",
     "caches_cpu_programs",
+    "collectives",
+    "Collective",
+    "slice_ids",
     # Estimates and rematerialization
     "estimate",
     "Estimate",

@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import jax
+
 from dovetail_train._checks import check_run
 from dovetail_train._completions import Completions
 from dovetail_train._progress import Progress
@@ -148,7 +150,8 @@ class Run:
             if pending := self._progress.pending_hooks:
                 interrupted = self._finish(step, self._due(step)[-pending:])
             while step < self._steps and not interrupted:
-                self._advance(step)
+                with jax.profiler.StepTraceAnnotation("train", step_num=step):
+                    self._advance(step)
                 step += 1
                 interrupted = self._finish(step, self._due(step))
                 if self._save_every and step % self._save_every == 0:
@@ -164,7 +167,7 @@ class Run:
             step=step,
             interrupted=interrupted,
             scalars=self._scalars,
-            seconds=self._clock.seconds(),
+            seconds=self._clock.end(),
         )
 
     def _close(self) -> None:

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
+import jax
+
 from dovetail_train._completions import Completion
 
 Activity = Literal["init", "compile", "step", "skipped", "data", "stall", "draw", "hooks", "save"]
@@ -26,6 +28,9 @@ class Clock:
     devices were idle for another reason, such as a slow sink. draw: making a batch from the newest
     state. hooks, save: the loop waited for them. A clock is Stateful: after `set_state` it
     continues a saved account.
+
+    In a trace of `jax.profiler`, each activity that is entered is a `TraceAnnotation` of its name.
+    A step has its own annotation, and stalls and skips are known only afterwards.
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
@@ -33,12 +38,29 @@ class Clock:
         self._since = now()
         self._activity: Activity = "init"
         self._seconds: dict[str, float] = dict.fromkeys(get_args(Activity), 0.0)
+        self._annotation: jax.profiler.TraceAnnotation | None = None
+        self._annotate("init")
 
     def enter(self, activity: Activity) -> None:
         """Ends the current activity and begins another."""
+        self._tick()
+        if activity != self._activity:
+            self._annotate(activity)
+        self._activity = activity
+
+    def _tick(self) -> None:
         now = self._now()
         self._seconds[self._activity] += now - self._since
-        self._activity, self._since = activity, now
+        self._since = now
+
+    def _annotate(self, activity: Activity | None) -> None:
+        """Ends the annotation of the current activity and begins that of another."""
+        if self._annotation is not None:
+            self._annotation.__exit__(None, None, None)
+        named = activity not in (None, "step")
+        self._annotation = jax.profiler.TraceAnnotation(activity) if named else None
+        if self._annotation is not None:
+            self._annotation.__enter__()
 
     def charge(self, activity: Activity, *, since: float | None) -> None:
         """Charges the time from `since` on to an activity that is not current.
@@ -63,8 +85,13 @@ class Clock:
 
     def seconds(self) -> dict[str, float]:
         """Returns seconds by activity up to now."""
-        self.enter(self._activity)
+        self._tick()
         return dict(self._seconds)
+
+    def end(self) -> dict[str, float]:
+        """Ends the annotation of the last activity. Returns seconds by activity up to now."""
+        self._annotate(None)
+        return self.seconds()
 
     def goodput(self) -> float:
         """Returns the share of the wall time in steps."""

@@ -87,11 +87,11 @@ def context_parallel(
             bound = {"causal": causal, **options}
             return exchange(attention, (q, k, v), sinks=sinks, sides=sides, bound=bound, c=shards)
 
-        rows = tuple(axis for axis in BATCH_AXES if axis in mesh.shape)
-        tokens = _CONTEXT if _CONTEXT in mesh.shape else None
-        heads = _TENSOR if _TENSOR in mesh.shape else None
-        whole, side = PartitionSpec(rows, tokens, heads), PartitionSpec(rows, tokens)
-        own = None if sinks is None else PartitionSpec(heads)
+        rows, tokens, heads = (_above_one(mesh, x) for x in (BATCH_AXES, (_CONTEXT,), (_TENSOR,)))
+        # A gradient is summed over every axis that its spec leaves out, even of size 1.
+        ones = tuple(axis for axis, size in mesh.shape.items() if size == 1)
+        whole, side = PartitionSpec(rows + ones, tokens, heads), PartitionSpec(rows + ones, tokens)
+        own = None if sinks is None else PartitionSpec(heads + ones)
 
         def divided(q: Array, k: Array, v: Array, sinks: Any, sides: dict[str, Array]) -> Array:
             k, v = (_enough_heads(x, heads=q.shape[2], split=split) for x in (k, v))
@@ -106,10 +106,14 @@ def context_parallel(
 
         run: Any = divided
         if AxisType.Explicit in mesh.axis_types:  # the types of q, k, v need not be as split here
-            run = jax.sharding.auto_axes(divided, out_sharding=whole)
+            run = jax.sharding.auto_axes(divided, out_sharding=PartitionSpec(rows, tokens, heads))
         return run(q, k, v, sinks, sides)
 
     return parallel
+
+
+def _above_one(mesh: Any, axes: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(axis for axis in axes if mesh.shape.get(axis, 1) > 1)
 
 
 def _all_to_all(

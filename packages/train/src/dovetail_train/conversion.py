@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from dovetail_train.state import Definition, State, train_item
+from dovetail_train.state import Definition, State, init_averages, train_item
 
 _ARRAY = re.compile(r"(.+)\[([\d, ]*)\]")
 _KEYS = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
@@ -95,7 +95,7 @@ def convert(
     ema, guard = train.get("ema"), train.get("guard")
     if (at.ema is None) != (ema is None):
         (made if ema is None else dropped).append("ema")
-        ema = None if at.ema is None else _average_of(params, at.ema)
+        ema = None if at.ema is None else jax.jit(init_averages, out_shardings=at.ema)(params)
     if plain(guard) != plain(target.guard):
         dropped += ["guard"] if guard is not None else []
         guard = None if definition.guard is None else definition.guard.begin()
@@ -192,15 +192,8 @@ def _is_count(name: str, x: Any) -> bool:
 def _fresh_opt(definition: Definition, params: Any, names: Collection[str]) -> dict[str, Any]:
     """Returns arrays of the optimizer before any update, by name."""
 
-    def init(params: Any) -> dict[str, Any]:
+    def init_optimizer(params: Any) -> dict[str, Any]:
         leaves = _by_name(definition.tx.init(params))
         return {name: jnp.asarray(leaves[name]) for name in sorted(names)}
 
-    return jax.jit(init)(params) if names else {}
-
-
-def _average_of(params: Any, shardings: Any) -> Any:
-    def copied(tree: Any) -> Any:
-        return jax.tree.map(lambda p: jnp.array(p, jnp.float32, copy=True), tree)
-
-    return jax.jit(copied, out_shardings=shardings)(params)
+    return jax.jit(init_optimizer)(params) if names else {}

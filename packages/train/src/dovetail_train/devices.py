@@ -8,6 +8,7 @@ data sheets of NVIDIA double most of theirs for sparsity. A kind with figures in
 
 import dataclasses
 import difflib
+import math
 from collections.abc import Mapping
 from typing import Any, Literal, cast
 
@@ -32,7 +33,7 @@ class DeviceKind:
             run as TF32 unless a higher precision is asked for; Google publishes no float32 figures.
         memory_bytes: Bytes of memory. GB of data sheets are 1e9 bytes, except GiB for Cloud TPU.
             None: not known.
-        bytes_per_s: Bandwidth of the memory. None: not known.
+        memory_bytes_per_s: Bandwidth of the memory. None: not known.
         source: Origin of the figures.
     """
 
@@ -41,7 +42,7 @@ class DeviceKind:
     platform: Platform
     peak_flops: Mapping[str, float] = dataclasses.field(default_factory=dict)
     memory_bytes: int | None = None
-    bytes_per_s: float | None = None
+    memory_bytes_per_s: float | None = None
     source: str = ""
 
 
@@ -52,7 +53,7 @@ def _nvidia(name: str, *names: str, gb: int, gb_per_s: int, peak: Any, sheet: st
         platform="cuda",
         peak_flops=peak,
         memory_bytes=gb * 10**9,
-        bytes_per_s=gb_per_s * 1e9,
+        memory_bytes_per_s=gb_per_s * 1e9,
         source=f"NVIDIA {sheet} data sheet",
     )
 
@@ -64,7 +65,7 @@ def _tpu(name: str, *names: str, gib: int, gb_per_s: int, bfloat16: float) -> De
         platform="tpu",
         peak_flops={"bfloat16": bfloat16},
         memory_bytes=gib * 2**30,
-        bytes_per_s=gb_per_s * 1e9,
+        memory_bytes_per_s=gb_per_s * 1e9,
         source=_CLOUD_TPU,
     )
 
@@ -152,6 +153,38 @@ def kind_of(device: str) -> DeviceKind:
         f"device must name one kind of device with known figures, or one of this machine, got "
         f"device={device!r}; write {_instead(device)}"
     )
+
+
+def with_rates(
+    kind: DeviceKind, *, compute: str, peak_flops: float | None, memory_bytes_per_s: float | None
+) -> DeviceKind:
+    """Returns the kind with given rates in the place of published ones.
+
+    Args:
+        kind: The kind.
+        compute: Dtype of the products.
+        peak_flops: FLOP/s in that dtype, or None for the published figure.
+        memory_bytes_per_s: Bandwidth of the memory, or None for the published figure.
+
+    Raises:
+        ValueError: A rate is not a positive finite number.
+    """
+    for name, rate in (("peak_flops", peak_flops), ("memory_bytes_per_s", memory_bytes_per_s)):
+        check_rate(name, rate)
+    peaks = {} if peak_flops is None else {compute: float(peak_flops)}
+    rate = kind.memory_bytes_per_s if memory_bytes_per_s is None else float(memory_bytes_per_s)
+    return dataclasses.replace(
+        kind, peak_flops={**kind.peak_flops, **peaks}, memory_bytes_per_s=rate
+    )
+
+
+def check_rate(name: str, rate: float | None) -> None:
+    """Raises ValueError for a rate that is given, and not positive and finite."""
+    if rate is not None and not 0 < rate < math.inf:
+        raise ValueError(
+            f"{name} must be a positive number per second, got {name}={rate}; write for example "
+            f"{name}=1e12, or leave it out"
+        )
 
 
 def _own_kinds() -> dict[str, DeviceKind]:

@@ -9,15 +9,18 @@ collectives). To include them, compile the same `Program`.
 
 import dataclasses
 import html
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 from jax.sharding import AbstractMesh
 
 from dovetail_train._checks import check_model
-from dovetail_train.devices import DeviceKind, absent_twin, kind_of
+from dovetail_train.devices import DeviceKind, absent_twin, check_rate, kind_of, with_rates
+from dovetail_train.links import link_bytes
 from dovetail_train.mesh import batch_placement
 from dovetail_train.remedies import PlannedStep, Remedy, placed_on, remedies
+from dovetail_train.slices import slice_ids
 
 if TYPE_CHECKING:
     from flax import nnx
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
     from dovetail_train.trainer import Trainer
 
 _DEFAULT = "NVIDIA H200"
+_RATES = ("peak_flops", "memory_bytes_per_s")
 _UNITS = ((30, "GiB"), (20, "MiB"), (10, "KiB"), (0, "B"))
 
 
@@ -51,6 +55,15 @@ class Estimate:
             state once. Communication and opaque calls are not included. None if a rate of the
             device is not known.
         bound: The longer of the two.
+        peak_flops: FLOP/s of the compute dtype, or None if unknown.
+        memory_bytes_per_s: Bandwidth of the memory, or None if unknown.
+        given: Names of the rates that the caller gave; the others are published.
+        slices: Number of slices.
+        link_bytes: Bytes that a device sends within its slice, at least: gradients and split
+            parameters, without activations.
+        dcn_bytes: The same to other slices.
+        link_seconds: Their time, or None if `link_bytes_per_s` is not given.
+        dcn_seconds: Likewise, by `dcn_bytes_per_s`.
         remedies: If the step does not fit, changes that save memory: sufficient ones first.
     """
 
@@ -67,6 +80,14 @@ class Estimate:
     opaque: dict[str, int]
     seconds: float | None
     bound: Literal["products", "memory"] | None
+    peak_flops: float | None = None
+    memory_bytes_per_s: float | None = None
+    given: tuple[str, ...] = ()
+    slices: int = 1
+    link_bytes: int = 0
+    dcn_bytes: int = 0
+    link_seconds: float | None = None
+    dcn_seconds: float | None = None
     remedies: tuple[Remedy, ...] = ()
 
     @property
@@ -104,7 +125,7 @@ class Estimate:
             has = f"{self.memory_bytes / 2**power:>14,.1f} {unit}"
             lines.append(f"  {'of the device':<20}{has}  {fits}")
         else:
-            lines.append(f"  {'of the device':<20}memory not known, and so is the step's time")
+            lines.append(f"  {'of the device':<20}{'not known':>14}")
         if self.remedies:
             lines += ["", "bytes of one device saved by a change"]
         for remedy in self.remedies:
@@ -116,15 +137,42 @@ class Estimate:
         if self.opaque:
             hidden = ", ".join(f"{name} x {n}" for name, n in self.opaque.items())
             lines.append(f"could not be counted: {hidden}")
-        if self.seconds is not None:
-            lines.append(f"{'at least':<22}{self.seconds * 1e3:>14,.4g} ms, by {self.bound}")
-        elif self.memory_bytes is not None:
-            lines.append(f"{'at least':<22}{'not known':>14}: no peak rate of this dtype")
-        return "\n".join(lines)
+        return "\n".join([*lines, *self._times(), *self._links()])
+
+    def _links(self) -> list[str]:
+        """Returns the lines about links, for several slices or a given rate."""
+        if self.slices == 1 and self.link_seconds is None:
+            return []
+        rows = [("within a slice", self.link_bytes, self.link_seconds)]
+        if self.slices > 1:
+            rows.append((f"between {self.slices} slices", self.dcn_bytes, self.dcn_seconds))
+        lines = ["", "gradients and parameters sent by one device, at least"]
+        for name, n, seconds in rows:
+            time = "time not known" if seconds is None else f"{seconds * 1e3:,.4g} ms"
+            lines.append(f"  {name:<20}{n / 2**20:>14,.1f} MiB  {time}")
+        return lines
+
+    def _times(self) -> list[str]:
+        rates = {name: getattr(self, name) for name in _RATES}
+        if self.seconds is None:
+            missing = " and ".join(name for name, rate in rates.items() if rate is None)
+            return [f"{'at least':<22}{'not known':>14}: no published {missing}"]
+        lines = [f"{'at least':<22}{self.seconds * 1e3:>14,.4g} ms, by {self.bound}"]
+        given = ", ".join(f"{name}={rates[name]:.6g}" for name in self.given)
+        return [*lines, f"{'with the given':<22}{given}"] if given else lines
 
 
 def estimate(
-    trainer: "Trainer", model: "nnx.Module", batch: "Batch", *, device: str | None = None
+    trainer: "Trainer",
+    model: "nnx.Module",
+    batch: "Batch",
+    *,
+    device: str | None = None,
+    peak_flops: float | None = None,
+    memory_bytes_per_s: float | None = None,
+    link_bytes_per_s: float | None = None,
+    dcn_bytes_per_s: float | None = None,
+    dcn: Mapping[str, int] | None = None,
 ) -> Estimate:
     """Estimates a step of `trainer` on its mesh, with devices that may be absent.
 
@@ -138,12 +186,19 @@ def estimate(
         batch: A batch of arrays or `jax.ShapeDtypeStruct`.
         device: Name of a kind of device, such as "H200", "a100-80gb" or "TPU v5e". Case, spaces
             and hyphens do not matter. A kind of this machine without published figures is accepted;
-            its memory and time are None. Default: the device of the trainer's `abstract_mesh`, else
+            its memory is None. Default: the device of the trainer's `abstract_mesh`, else
             "NVIDIA H200".
+        peak_flops: FLOP/s of one device in the compute dtype, as measured. Default: as published.
+        memory_bytes_per_s: Bandwidth of its memory, as measured. Default: as published.
+        link_bytes_per_s: Bytes per second that one device sends within its slice.
+        dcn_bytes_per_s: The same to other slices: the network of a host, divided by its devices.
+        dcn: Slices along each axis that crosses, as for `make_mesh`. Default: as the devices of the
+            mesh lie; those of an abstract mesh are one slice.
 
     Raises:
         TypeError: `device` is not a string.
-        ValueError: `device` is unknown or names several kinds, or the batch cannot be split.
+        ValueError: `device` is unknown or names several kinds, a rate is not positive, `dcn` does
+            not divide the axes, or the batch cannot be split.
 
     Example:
 
@@ -157,7 +212,10 @@ def estimate(
         >>> estimate(trainer, model, dict(tokens=tokens, targets=tokens, mask=tokens)).fits
         True
     """
+    given = {"peak_flops": peak_flops, "memory_bytes_per_s": memory_bytes_per_s}
+    compute = trainer.precision.compute
     kind = kind_of(_device_of(trainer) if device is None else device)
+    kind = with_rates(kind, compute=compute, **given)
     step = _planned(trainer, model, batch, kind)
     given_flops = trainer._flops
     program = step.programs.program(step.model, step.batch, model_flops=given_flops)
@@ -167,9 +225,12 @@ def estimate(
     seconds, bound = _least_seconds(
         products=(model_flops + flops.recomputed) / program.mesh.size,
         moved=2 * sum(memory.state_bytes.values()),
-        peak=kind.peak_flops.get(trainer.precision.compute),
-        rate=kind.bytes_per_s,
+        peak=kind.peak_flops.get(compute),
+        rate=kind.memory_bytes_per_s,
     )
+    for name, rate in (("link", link_bytes_per_s), ("dcn", dcn_bytes_per_s)):
+        check_rate(f"{name}_bytes_per_s", rate)
+    sent = link_bytes(program.args[0].params, slice_ids(trainer.mesh, dcn=dcn))
     size = kind.memory_bytes
     small = size if size is not None and memory.total_bytes >= size else None
     return Estimate(
@@ -186,6 +247,14 @@ def estimate(
         opaque=dict(flops.opaque),
         seconds=seconds,
         bound=bound,
+        peak_flops=kind.peak_flops.get(compute),
+        memory_bytes_per_s=kind.memory_bytes_per_s,
+        given=tuple(name for name, rate in given.items() if rate is not None),
+        slices=sent.slices,
+        link_bytes=sent.link_bytes,
+        dcn_bytes=sent.dcn_bytes,
+        link_seconds=None if link_bytes_per_s is None else sent.link_bytes / link_bytes_per_s,
+        dcn_seconds=None if dcn_bytes_per_s is None else sent.dcn_bytes / dcn_bytes_per_s,
         remedies=() if small is None else remedies(step, memory_bytes=small),
     )
 

@@ -17,6 +17,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from jaxtyping import Array
 
 from dovetail_train.devices import absent_twin, kind_of
+from dovetail_train.slices import hybrid_devices, slice_of
 
 # Outermost first: the axes that talk most lie innermost, on the nearest devices.
 AXES = ("stage", "data", "fsdp", "expert", "context", "tensor")
@@ -39,8 +40,11 @@ def make_mesh(
     expert: int = 1,
     stage: int = 1,
     devices: Sequence[Any] | None = None,
+    dcn: Mapping[str, int] | None = None,
 ) -> Mesh:
     """Returns a mesh of all six axes (AxisType.Auto). An axis of -1 takes the remaining devices.
+
+    Devices of several TPU slices (`slice_index`) are arranged so that the data axis alone crosses them.
 
     The trainer also takes any other mesh. The axes of a plain `jax.make_mesh` are Explicit, and
     many modules cannot run on these by themselves; see `auto_mesh`. Warns if several CPU devices
@@ -54,9 +58,13 @@ def make_mesh(
         expert: Splits experts, and rows elsewhere.
         stage: Pipeline stages.
         devices: Devices. Default: all of `jax.devices()`.
+        dcn: Slices along each axis that crosses slow links, among stage, data and fsdp. On devices
+            without slices, such as hosts of GPUs, it counts processes. Default: all slices along
+            data.
 
     Raises:
-        ValueError: The product of the axes is not the number of devices.
+        ValueError: The product of the axes is not the number of devices, or slices do not divide
+            them.
 
     Example:
 
@@ -75,6 +83,9 @@ def make_mesh(
         "tensor": tensor,
     }
     shape = _shape(sizes, count=len(devices))
+    if dcn is not None or len(set(map(slice_of, devices))) > 1:
+        hybrid = hybrid_devices(dict(zip(AXES, shape, strict=True)), devices, dcn)
+        return Mesh(hybrid, AXES, axis_types=_AUTO)
     return jax.make_mesh(shape, AXES, axis_types=_AUTO, devices=devices)
 
 

@@ -10,6 +10,8 @@ position after the batch of its last step, not after the prefetched one.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
+import jax
+
 from dovetail_train.store import Stateful
 
 
@@ -54,9 +56,10 @@ class Prefetch:
         """Fetches a batch, unless one is waiting or the data has ended."""
         if self._ahead:
             return
-        for batch in self._data:
-            self._ahead.append(self._place(batch))
-            return
+        with jax.profiler.TraceAnnotation("data"):
+            for batch in self._data:
+                self._ahead.append(self._place(batch))
+                return
 
     def __iter__(self) -> "Prefetch":
         return self

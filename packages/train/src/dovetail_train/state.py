@@ -245,10 +245,13 @@ def build(definition: Definition, arrays: Arrays) -> State:
     def put(tree: Any, shardings: Any) -> Any:
         return jax.tree.map(lambda x, s: jax.device_put(x, s, may_alias=False), tree, shardings)
 
+    def init_optimizer(params: Any) -> Any:  # the name of the compiled program
+        return _strong(tx.init(params))
+
     params = put(arrays.params, at.params)
     with ambient(at.step.mesh):
-        opt = jax.jit(lambda p: _strong(tx.init(p)), out_shardings=at.opt)(params)
-        ema = None if at.ema is None else jax.jit(_float32_copy, out_shardings=at.ema)(params)
+        opt = jax.jit(init_optimizer, out_shardings=at.opt)(params)
+        ema = None if at.ema is None else jax.jit(init_averages, out_shardings=at.ema)(params)
     return State(
         step=jax.device_put(np.int32(0), at.step),
         params=params,
@@ -273,7 +276,7 @@ def abstract(definition: Definition, arrays: Arrays) -> State:
     params = like(arrays.params, at.params)
     with ambient(at.step.mesh):
         opt = like(jax.eval_shape(tx.init, params), at.opt)
-        ema = None if at.ema is None else like(jax.eval_shape(_float32_copy, params), at.ema)
+        ema = None if at.ema is None else like(jax.eval_shape(init_averages, params), at.ema)
     return State(
         step=jax.ShapeDtypeStruct((), jnp.int32, sharding=at.step),
         params=params,
@@ -299,7 +302,7 @@ def for_state_like(like: State, step: Callable[..., Any]) -> Callable[..., Any]:
     compilation.
     """
 
-    def checked(state: State, batch: Any) -> Any:
+    def train_step(state: State, batch: Any) -> Any:  # the name of the compiled program
         if jax.tree.structure(state) != jax.tree.structure(like):
             raise ValueError(
                 f"state must be of the model that init was called with last, got a tree of "
@@ -308,7 +311,7 @@ def for_state_like(like: State, step: Callable[..., Any]) -> Callable[..., Any]:
             )
         return step(state, batch)
 
-    return checked
+    return train_step
 
 
 def _history(guard: StepGuard | None) -> Any:
@@ -342,7 +345,8 @@ def _placed_opt(shard_opt: OptShardings, tx: optax.GradientTransformation, param
     return placed
 
 
-def _float32_copy(params: Any) -> Any:
+def init_averages(params: Any) -> Any:
+    """Returns a float32 copy of the parameters: the moving averages before the first update."""
     return jax.tree.map(lambda p: jnp.array(p, jnp.float32, copy=True), params)
 
 

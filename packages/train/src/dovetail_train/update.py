@@ -127,7 +127,7 @@ def make_step(
     """
     update = make_update(tx)
 
-    def step(state: State, batch: Batch) -> tuple[State, Metrics]:
+    def train_step(state: State, batch: Batch) -> tuple[State, Metrics]:
         key = jax.random.fold_in(jax.random.key(seed), state.step)
         grads, terms, rest = gradients(state, batch, key)
         metrics = _measure(terms, grads, batch, weights)
@@ -166,7 +166,7 @@ def make_step(
         done = dataclasses.replace(state, **trees, **counts)
         return done, Metrics(scalars=scalars, grad_norms=metrics.grad_norms)
 
-    return step
+    return train_step
 
 
 def _averaged(average: Any, params: Any, decay: float | None) -> Any:

@@ -20,9 +20,17 @@ from typing import Any
 from dovetail_stack import launches, processes, rewinding, runs, settings, settings_file, training
 from dovetail_stack._command import DONE, INTERRUPTED, Parser, add_json
 from dovetail_stack.commands.generate import EXPORT
-from dovetail_stack.mesh import make_mesh
+from dovetail_stack.mesh import make_mesh, parsed_dcn
 from dovetail_stack.recipes.options import Devices, Duration
 from dovetail_stack.settings import RECIPES, Settings
+
+# Rates for --estimate, as `dovetail_train.estimate` names them.
+RATES = {
+    "peak_flops": "for --estimate: FLOP/s of a device in the precision of the run (as published)",
+    "memory_bytes_per_s": "for --estimate: bandwidth of its memory (as published)",
+    "link_bytes_per_s": "for --estimate: what it sends within its slice (not known)",
+    "dcn_bytes_per_s": "for --estimate: what it sends to other slices (not known)",
+}
 
 
 def add(parser: Parser) -> None:
@@ -85,6 +93,12 @@ def _everywhere(parser: Parser) -> None:
     devices = parser.add_argument_group("devices", "may differ when a run is resumed")
     _options(devices, Devices)
     devices.add_argument(
+        "--dcn",
+        metavar="AXIS=N",
+        help="axis that crosses the slow links between N slices or processes, such as data=2 "
+        "(data, over all slices)",
+    )
+    devices.add_argument(
         "--coordinator",
         metavar="HOST:PORT",
         help="train on several processes: the address of process 0, or auto on a cluster that JAX "
@@ -98,6 +112,9 @@ def _everywhere(parser: Parser) -> None:
         help="say what a step needs on so many devices of a kind, absent or not, such as H200, "
         "and start nothing",
     )
+    for rate, help in RATES.items():
+        devices.add_argument(settings.option(rate), type=float, metavar="RATE", help=help)
+        parser.words[rate] = settings.option(rate)
     parser.words["device"] = "--estimate"
     add_json(parser)
 
@@ -131,17 +148,24 @@ def run(args: argparse.Namespace) -> int:
             f"pass another --out; to train that model, dovetail train continue --model {args.out}"
         )
     axes = {axis: values.get(axis, 1) for axis in settings.AXES}
+    dcn = parsed_dcn(args.dcn, axes) if "dcn" in values else None
+    rates = {rate: values[rate] for rate in RATES if rate in values}
+    if rates and "estimate" not in values:
+        given = " ".join(f"{settings.option(rate)} {value:g}" for rate, value in rates.items())
+        raise ValueError(
+            f"rates of devices are for an estimate, got {given} without one: add --estimate KIND"
+        )
     if processes.join(values):
         from dovetail_train import watch_processes
 
         with watch_processes():
-            return _train(args, values, out, axes)
+            return _train(args, values, out, make_mesh(axes, dcn=dcn))
     if "estimate" in values:
         absent = make_mesh(axes, absent=args.estimate)
-        estimate = training.estimate(_planned(values, out), mesh=absent)
+        estimate = training.estimate(_planned(values, out), mesh=absent, dcn=dcn, **rates)
         print(json.dumps(estimate.json(), indent=2) if "json" in values else estimate)
         return DONE
-    return _train(args, values, out, axes)
+    return _train(args, values, out, make_mesh(axes, dcn=dcn))
 
 
 def _with_file(values: dict[str, Any]) -> dict[str, Any]:
@@ -183,8 +207,7 @@ def _printed(values: dict[str, Any]) -> str:
     return settings_file.written(kind, given).rstrip("\n")
 
 
-def _train(args: argparse.Namespace, values: dict[str, Any], out: Path, axes: Any) -> int:
-    mesh = make_mesh(axes)
+def _train(args: argparse.Namespace, values: dict[str, Any], out: Path, mesh: Any) -> int:
     run_settings = _agreed_settings(values, out, mesh)
     seeds = {"seed": run_settings.training.seed}
     as_json = "json" in values

@@ -155,17 +155,27 @@ def grouped(model: Decoder, mesh: AnyMesh | None) -> Decoder:
     return model.configure(ragged_dot=kernels.grouped_matmul)
 
 
-def estimate_step(recipe: Recipe, *, device: str | None = None) -> Estimate:
+def estimate_step(
+    recipe: Recipe,
+    *,
+    device: str | None = None,
+    dcn: Mapping[str, int] | None = None,
+    **rates: float,
+) -> Estimate:
     """Estimates memory and time of a step on the recipe's mesh, which may be abstract.
 
-    `device` names a kind of device, such as "H200". Default: that of an abstract mesh.
+    Args:
+        recipe: The recipe.
+        device: Kind of device, such as "H200". Default: that of an abstract mesh.
+        dcn: Slices along each axis that crosses slow links. Default: as the devices lie.
+        **rates: Measured rates, as `dovetail_train.estimate` takes them. Default: as published.
     """
     batching = recipe.batching
     shape = batching.global_batch, batching.length
     fields = {"tokens": jnp.int32, "targets": jnp.int32, "segment_ids": jnp.int32}
     fields |= {"positions": jnp.int32, "mask": jnp.float32}
     batch = {name: jax.ShapeDtypeStruct(shape, dtype) for name, dtype in fields.items()}
-    return estimate(recipe.trainer(1), recipe.outline(), batch, device=device)
+    return estimate(recipe.trainer(1), recipe.outline(), batch, device=device, dcn=dcn, **rates)
 
 
 def fit(

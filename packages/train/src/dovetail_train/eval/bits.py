@@ -139,7 +139,11 @@ class Eval:
 
     def _compute_for(self, trainer: "Trainer") -> Callable[..., Any]:
         if self._compiled is None or self._compiled[0] is not trainer:
-            self._compiled = (trainer, jax.jit(lambda *args: self._terms(trainer, *args)))
+
+            def evaluate(*args: Any) -> dict[str, Term]:  # the name of the compiled program
+                return self._terms(trainer, *args)
+
+            self._compiled = (trainer, jax.jit(evaluate))
         return self._compiled[1]
 
     def _terms(self, trainer: "Trainer", state: State, batch: Batch, key: Any) -> dict[str, Term]:

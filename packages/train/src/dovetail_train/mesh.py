@@ -44,7 +44,8 @@ def make_mesh(
 ) -> Mesh:
     """Returns a mesh of all six axes (AxisType.Auto). An axis of -1 takes the remaining devices.
 
-    Devices of several TPU slices (`slice_index`) are arranged so that the data axis alone crosses them.
+    Devices of several TPU slices (`slice_index`) are arranged so that the data axis alone crosses
+    them.
 
     The trainer also takes any other mesh. The axes of a plain `jax.make_mesh` are Explicit, and
     many modules cannot run on these by themselves; see `auto_mesh`. Warns if several CPU devices

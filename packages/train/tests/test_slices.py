@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from dovetail_train import abstract_mesh, make_mesh, slice_ids
-from dovetail_train.slices import hybrid_devices, slice_of
+from dovetail_train.devices import slice_of
+from dovetail_train.slices import hybrid_devices
 
 AXES = ("stage", "data", "fsdp", "expert", "context", "tensor")
 

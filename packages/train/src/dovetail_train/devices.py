@@ -224,3 +224,12 @@ def absent_twin(mesh: Mesh | AbstractMesh, kind: DeviceKind) -> AbstractMesh:
             device_kind=kind.name, num_cores=None, platform=kind.platform
         ),
     )
+
+
+def slice_of(device: Any) -> int:
+    """Returns the slice of a device: 0 for a kind of device without slices.
+
+    JAX may number the hosts of GPUs as slices. They count as processes, and only if `dcn` is given:
+    fsdp over hosts is usual there, and the links between them may be fast.
+    """
+    return 0 if device.platform == "gpu" else getattr(device, "slice_index", 0)

@@ -16,8 +16,8 @@ from flax import nnx
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
-from dovetail_train.devices import absent_twin, kind_of
-from dovetail_train.slices import hybrid_devices, slice_of
+from dovetail_train.devices import absent_twin, kind_of, slice_of
+from dovetail_train.slices import hybrid_devices
 
 # Outermost first: the axes that talk most lie innermost, on the nearest devices.
 AXES = ("stage", "data", "fsdp", "expert", "context", "tensor")

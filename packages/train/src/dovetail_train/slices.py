@@ -18,17 +18,10 @@ from jax.experimental.mesh_utils import create_hybrid_device_mesh
 from jax.sharding import AbstractMesh, Mesh
 from jaxtyping import Int
 
+from dovetail_train.devices import slice_of
+
 # Axes that may cross slices. The others exchange activations in every layer.
 DCN_AXES = ("stage", "data", "fsdp")
-
-
-def slice_of(device: Any) -> int:
-    """Returns the slice of a device: 0 for a kind of device without slices.
-
-    JAX may number the hosts of GPUs as slices. They count as processes, and only if `dcn` is given:
-    fsdp over hosts is usual there, and the links between them may be fast.
-    """
-    return 0 if device.platform == "gpu" else getattr(device, "slice_index", 0)
 
 
 def hybrid_devices(

@@ -126,7 +126,7 @@ def _refused(
     if platform != "cpu":
         return f"is for a CPU, not for {platform}"
     if spec.act is not None:
-        return "rounds no x; act='int8' means the rounding of w8a8, bit for bit"
+        return f"rounds no x, as act={spec.act!r} asks"
     product = others.load(name)
     if isinstance(product, str):
         return product

@@ -1,10 +1,12 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes of a record file to a record: JSON, text or the bytes themselves."""
+"""Files of numbered records: their parts, and bytes to records as JSON, text or themselves."""
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Literal, get_args
 
+from dovetail_data.sources import _files
 from dovetail_data.sources._json import parse
 from dovetail_data.sources.source import Corrupt, Part, Record
 
@@ -56,3 +58,28 @@ def parts_of(name: str, path: str, *, count: int, size: int) -> Iterator[Part]:
             stop=stop,
             bytes=stop * size // count - start * size // count,
         )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class RecordFiles(_files.Listed):
+    """Files of numbered records as a source. A part is a range of records.
+
+    Attributes:
+        files: The files.
+        counts: Number of records of each file.
+        decode: "json", "text" or "bytes".
+    """
+
+    files: tuple[_files.File, ...]
+    counts: tuple[int, ...]
+    decode: Decode
+
+    def parts(self) -> tuple[Part, ...]:
+        return tuple(
+            input_part
+            for file, count in zip(self.files, self.counts, strict=True)
+            for input_part in parts_of(file.name, file.path, count=count, size=file.bytes)
+        )
+
+    def locate(self, part: Part, i: int) -> str:
+        return f"{self.by_path[part.path].name} record {part.start + i}"

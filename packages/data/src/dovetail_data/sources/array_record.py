@@ -9,7 +9,7 @@ from contextlib import closing
 from array_record.python.array_record_module import ArrayRecordReader
 
 from dovetail_data.sources import _files
-from dovetail_data.sources._decoding import Decode, decoded, parts_of, require_decode
+from dovetail_data.sources._decoding import Decode, RecordFiles, decoded, require_decode
 from dovetail_data.sources.source import Corrupt, Part, Record
 
 _READER_OPTIONS = "readahead_buffer_size:0,max_parallelism:0"  # else a pool of threads per file
@@ -49,7 +49,7 @@ def array_record(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class ArrayRecordFiles(_files.Listed):
+class ArrayRecordFiles(RecordFiles):
     """ArrayRecord files as a source, from `array_record`. A part is a range of records.
 
     Attributes:
@@ -58,20 +58,9 @@ class ArrayRecordFiles(_files.Listed):
         decode: "json", "text" or "bytes".
     """
 
-    files: tuple[_files.File, ...]
-    counts: tuple[int, ...]
-    decode: Decode
-
     @property
     def kind(self) -> str:
         return f"array_record decode={self.decode}"
-
-    def parts(self) -> tuple[Part, ...]:
-        return tuple(
-            input_part
-            for file, count in zip(self.files, self.counts, strict=True)
-            for input_part in parts_of(file.name, file.path, count=count, size=file.bytes)
-        )
 
     def read_unchecked(self, part: Part) -> Iterator[Record | Corrupt]:
         with closing(_open(part.path)) as reader:
@@ -81,9 +70,6 @@ class ArrayRecordFiles(_files.Listed):
     def record(self, content: bytes) -> Record | Corrupt:
         """Returns the record with this content."""
         return decoded(content, self.decode)
-
-    def locate(self, part: Part, i: int) -> str:
-        return f"{self.by_path[part.path].name} record {part.start + i}"
 
 
 def _open(path: str) -> ArrayRecordReader:

@@ -12,7 +12,7 @@ from typing import Any
 
 from dovetail_data._arguments import is_remote
 from dovetail_data.sources import _files
-from dovetail_data.sources._decoding import Decode, decoded, parts_of, require_decode
+from dovetail_data.sources._decoding import Decode, RecordFiles, decoded, require_decode
 from dovetail_data.sources.source import Corrupt, Part, Record
 
 _SHARDED = re.compile(r"(?P<stem>.*)@(?P<count>\d+)(?P<ending>\.bagz?)")
@@ -44,7 +44,7 @@ def bagz(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class BagzFiles(_files.Listed):
+class BagzFiles(RecordFiles):
     """Bagz files as a source, from `bagz`. A part is a range of records.
 
     Attributes:
@@ -53,20 +53,9 @@ class BagzFiles(_files.Listed):
         decode: "json", "text" or "bytes".
     """
 
-    files: tuple[_files.File, ...]
-    counts: tuple[int, ...]
-    decode: Decode
-
     @property
     def kind(self) -> str:
         return f"bagz decode={self.decode}"
-
-    def parts(self) -> tuple[Part, ...]:
-        return tuple(
-            input_part
-            for file, count in zip(self.files, self.counts, strict=True)
-            for input_part in parts_of(file.name, file.path, count=count, size=file.bytes)
-        )
 
     def read_unchecked(self, part: Part) -> Iterator[Record | Corrupt]:
         reader = _open(_require_bagz().Reader, part.path)
@@ -80,9 +69,6 @@ class BagzFiles(_files.Listed):
                 )
             else:
                 yield decoded(content, self.decode)
-
-    def locate(self, part: Part, i: int) -> str:
-        return f"{self.by_path[part.path].name} record {part.start + i}"
 
 
 def _expanded(paths: Any) -> Any:

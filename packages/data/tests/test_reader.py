@@ -84,7 +84,7 @@ def test_an_error_comes_with_the_batch_that_has_it_and_can_be_tried_again(rows):
                 raise OSError("the disk is away")
             return super().batch(numbers, **options)
 
-    failing = Failing(rows.corpus, rows._table, length=13)
+    failing = Failing(rows.corpus, rows._table, length=13, whole=False)
     plain = batches(rows, global_batch=4, seed=None)
     ahead = batches(failing, global_batch=1, seed=None, threads=2)
     got = [next(ahead)["tokens"] for _ in range(3)]
@@ -115,7 +115,7 @@ def test_nothing_is_read_beyond_the_end(rows):
             self.counts.append(len(numbers))
             return super().batch(numbers, **options)
 
-    recording = Recording(rows.corpus, rows._table, length=13)
+    recording = Recording(rows.corpus, rows._table, length=13, whole=False)
     it = batches(recording, global_batch=4, seed=1, epochs=1, threads=2)
     list(it)
     it.close()

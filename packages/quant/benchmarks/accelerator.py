@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Steps of the accelerator session: a decoding step's products, quantized."""
+"""Steps of the accelerator session: products of decoding, and of training, quantized."""
 
 from accelerator_step import Step
 
@@ -12,5 +12,13 @@ STEPS = (
         limit_s=180,
         full={"rows": (1, 16), "width": 4096, "mlp": 14336, "depth": 4, "chain": 20},
         tiny={"rows": (1,), "width": 128, "mlp": 256, "depth": 1, "chain": 2},
+    ),
+    Step(
+        name="training",
+        run="device_products:training",
+        order=61,
+        limit_s=120,
+        full={"rows": (4096,), "width": 4096, "chain": 10},
+        tiny={"rows": (32,), "width": 128, "chain": 2},
     ),
 )

@@ -12,13 +12,21 @@ import qwix
 from flax import nnx
 
 from device_timing import Contest, close, normals
-from dovetail_quant import Spec, apply, plan
+from dovetail_quant import Spec, apply, plan, qt
 from dovetail_quant.codes import nbytes
+from dovetail_quant.qt import Gradient
 
 SPECS = {
     "int8": (Spec(), 0.1),
     "int4 by 128": (Spec(weight="int4", group=128), 0.5),
     "int8 by int8": (Spec(act="int8"), 0.1),
+    "int4 by int4, by 128": (Spec(weight="int4", act="int4", group=128, rms=3.0), 0.7),
+    "fp8 by fp8": (Spec(weight="fp8", act="fp8"), 0.2),
+}
+# Operands of quantized training, and codes of its gradients.
+TRAINED: dict[str, tuple[Spec, Gradient]] = {
+    "int8": (Spec(act="int8"), "int8"),
+    "fp8": (Spec(weight="fp8", act="fp8"), "fp8_e5m2"),
 }
 
 
@@ -79,4 +87,39 @@ def products(
                 chain=chain,
                 agree=close(tolerance),  # what the codes lose, not what the device does
                 nbytes=float(_nbytes(shapes)),
+            )
+
+
+def training(rows: Sequence[int], width: int, chain: int) -> Iterator[Contest]:
+    """dx and dw of one projection by products of codes, at each number of rows."""
+    for name, (spec, gradients) in TRAINED.items():
+
+        def make(spec: Spec = spec, gradients: Gradient = gradients) -> tuple[Any, Any]:
+            kinds = {"dtype": jnp.bfloat16, "param_dtype": jnp.bfloat16}
+            plain = nnx.Linear(width, width, use_bias=False, **kinds, rngs=nnx.Rngs(0))
+            x = jax.ShapeDtypeStruct((2, width), jnp.bfloat16)
+            return plain, qt(plain, plan(plain, [("**", spec)]), x, gradients=gradients)
+
+        (plain, _), (coded, _) = map(nnx.split, nnx.eval_shape(make))
+
+        def inputs(count: int, make: Any = make) -> tuple[Any, ...]:
+            shapes = (count, width), (count, width)
+            return *normals(0, *shapes), nnx.split(make()[0])[1]
+
+        def run(graphdef: Any, x: Any, dy: Any, state: Any) -> Any:
+            def product(x: Any, state: Any) -> Any:
+                model: Any = nnx.merge(graphdef, state)
+                return model(x)
+
+            return jax.vjp(product, x, state)[1](dy)
+
+        for count in rows:
+            yield Contest(
+                case=f"gradients of {width} x {width}, {name}, {count} rows",
+                ours=functools.partial(run, coded),
+                peers={"bfloat16": functools.partial(run, plain)},
+                inputs=functools.partial(inputs, count),
+                chain=chain,
+                agree=close(0.2),  # what the codes lose, not what the device does
+                flops=4.0 * count * width * width,
             )

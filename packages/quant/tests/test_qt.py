@@ -135,8 +135,13 @@ class Experts(nnx.Module):
 TOKENS = jnp.arange(10).reshape(2, 5)
 
 
-@pytest.mark.parametrize("spec", [INT8, FP8, Spec(weight="int4", act="int4", group=8)], ids=str)
-def test_every_kind_of_site_trains_and_freezes(spec):
+# What the codes lose over four layers: of the loss, and of the cosine of gradients.
+@pytest.mark.parametrize(
+    "spec, lost",
+    [(INT8, 0.05), (FP8, 0.15), (Spec(weight="int4", act="int4", group=8), 0.5)],
+    ids=["int8", "fp8", "int4"],
+)
+def test_every_kind_of_site_trains_and_freezes(spec, lost):
     model = Layers()
     chosen = plan(model, [("**", spec)])
     assert len(chosen.specs) == 4
@@ -148,11 +153,11 @@ def test_every_kind_of_site_trains_and_freezes(spec):
     float_loss, exact = nnx.value_and_grad(loss)(model)
     value, gradient = nnx.value_and_grad(loss)(trained)
     assert value != float_loss
-    assert abs(value / float_loss - 1) < 0.3
+    assert abs(value / float_loss - 1) < lost
     ours, theirs = jax.tree.leaves(gradient), jax.tree.leaves(exact)
     for one, other in zip(ours, theirs, strict=True):
         cosine = (one * other).sum() / jnp.linalg.norm(one) / jnp.linalg.norm(other)
-        assert cosine > 0.9
+        assert cosine > 1 - lost / 4
     frozen = freeze(trained)
     assert abs(frozen(TOKENS) - qat(model, chosen, TOKENS)(TOKENS)).max() < 0.1
 

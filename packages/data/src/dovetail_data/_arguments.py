@@ -76,7 +76,7 @@ def require_datetime(now: object) -> datetime.datetime | None:
 
 
 def is_remote(path: object) -> bool:
-    """Whether a path is a URL such as s3://bucket/corpus."""
+    """Tests for a URL such as s3://bucket/corpus."""
     return isinstance(path, str) and _URL.match(path) is not None
 
 

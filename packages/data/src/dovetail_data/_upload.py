@@ -83,5 +83,5 @@ class Upload:
 
 
 def _is_other(name: str) -> bool:
-    """Whether a file is no shard: a run may be killed before it uploads its first ledger."""
+    """Tests for a file that is no shard: a run may be killed before it uploads its first ledger."""
     return not (name.split(".")[0].isdecimal() and name.endswith((".array_record", ".npy")))

@@ -257,7 +257,7 @@ def stored(name: str, field: Field, array: np.ndarray) -> np.ndarray:
 
 
 def _holds(dtype: np.dtype, given: np.dtype) -> bool:
-    """Whether arrays of `given` are stored without rounding; integers are checked by value."""
+    """Tests whether `dtype` stores arrays of `given` without rounding; integers, by value."""
     if dtype.kind in "iu":
         return given.kind in "iu"
     return given == dtype or (given.kind == dtype.kind == "f" and np.can_cast(given, dtype, "safe"))

@@ -92,7 +92,7 @@ def sites(model: nnx.Module, *, where: Patterns | None = None) -> dict[str, Site
 def selects(patterns: Patterns, site: Site) -> bool:
     """Tests whether patterns select a site: they match its path, or name it if it has a role.
 
-    A pattern names a module if it would not match a stranger in its place: `embed`, `lm_*` and
+    A pattern names a module if it would not match another name in its place: `embed`, `lm_*` and
     `**.{embed,lm_head}` do, `**` and `layers.#` do not.
 
     Args:
@@ -103,8 +103,8 @@ def selects(patterns: Patterns, site: Site) -> bool:
     if site.role is None:
         return bool(matching)
     above, dot, last = site.path.rpartition(".")
-    stranger = f"{above}{dot}{_NO_INDEX if last.isdigit() else _NO_NAME}"
-    return any(not pattern.matches(stranger) for pattern in matching)
+    renamed = f"{above}{dot}{_NO_INDEX if last.isdigit() else _NO_NAME}"
+    return any(not pattern.matches(renamed) for pattern in matching)
 
 
 def _role(site: Site, tables: Sequence[Site]) -> Role | None:

@@ -1,0 +1,127 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Results of a request, in plain NumPy values."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float32, Int32, UInt32
+
+FinishReason = Literal["stop", "length", "abort", "deadline", "error"]
+
+
+class QueueFull(RuntimeError):
+    """The queue has no place for a request.
+
+    Attributes:
+        retry_after_s: Estimated seconds until a place is free.
+    """
+
+    def __init__(self, message: str, *, retry_after_s: float):
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TopLogprobs:
+    """The k likeliest tokens of each step, by the model's own log-probabilities.
+
+    Attributes:
+        tokens: Ids in descending order. -1 where fewer than k are above -inf.
+        logprobs: Their log-probabilities.
+        ranks: 1 + the number of tokens that are likelier than the one of this step.
+    """
+
+    tokens: Int32[np.ndarray, "T K"]
+    logprobs: Float32[np.ndarray, "T K"]
+    ranks: Int32[np.ndarray, " T"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Kept:
+    """The tokens that the filters kept at each step.
+
+    Attributes:
+        tokens: With `Sampling.top_k`, the ids in ascending order, filled up with -1. K is the
+            largest number of any step: ties with the k-th are kept too. Otherwise None.
+        bits: Without `Sampling.top_k`, bit i % 32 of word i // 32 is token i. Otherwise None.
+    """
+
+    tokens: Int32[np.ndarray, "T K"] | None
+    bits: UInt32[np.ndarray, "T W"] | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Completion:
+    """Result of a request.
+
+    `logprobs` are those of the model. A token was drawn from another distribution if the request
+    has a temperature, penalties or filters: `sampled_logprobs` are those of that distribution, and
+    `sampled_logprobs + log_mass` those before the filters. Ratios of reinforcement learning against
+    the sampler's own distribution are thus unbiased (huggingface/trl#6789).
+
+    Attributes:
+        text: The text, without a stop string. "" without a tokenizer.
+        tokens: Ids, with the stop id if one ended the request.
+        logprobs: log softmax(logits) of each token.
+        sampled_logprobs: Log-probability of each token in the distribution that it was drawn from.
+            0 at temperature 0.
+        log_mass: Log of the probability that the filters kept, at the request's temperature. 0 at
+            temperature 0, and without filters.
+        finish_reason: "stop" (end-of-text, a stop id or a stop string), "length" (`max_tokens`, or
+            the engine's `max_length`), "abort", "deadline" or "error".
+        stop: The stop string or id that ended the request, or None.
+        error: What failed, for "error".
+        versions: Version of the weights that produced each token.
+        seed: Seed of the draws. The same request with it has the same tokens.
+        prompt_tokens: Number of tokens of the prompt.
+        cached_tokens: Number of them found in the prefix cache.
+        top: Likeliest tokens, for `Sampling.logprobs`.
+        prompt_logprobs: Log-probability of each token of the prompt after the first, for
+            `Sampling.prompt_logprobs`.
+        prompt_top: Likeliest tokens at each of them.
+        kept: For `Sampling.kept`, the tokens that the filters kept at each step.
+        experts: Experts of each token that was read, for an engine with `record_experts`. Its last
+            token was not.
+    """
+
+    text: str
+    tokens: Int32[np.ndarray, " T"]
+    logprobs: Float32[np.ndarray, " T"]
+    sampled_logprobs: Float32[np.ndarray, " T"]
+    log_mass: Float32[np.ndarray, " T"]
+    finish_reason: FinishReason
+    stop: str | int | None
+    error: str | None
+    versions: Int32[np.ndarray, " T"]
+    seed: int
+    prompt_tokens: int
+    cached_tokens: int
+    top: TopLogprobs | None
+    prompt_logprobs: Float32[np.ndarray, " P1"] | None
+    prompt_top: TopLogprobs | None
+    kept: Kept | None
+    experts: Int32[np.ndarray, "S L K"] | None
+
+    @property
+    def version(self) -> int:
+        """The oldest version of the weights that produced a token; -1 without tokens."""
+        return int(self.versions.min()) if len(self.versions) else -1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tokens:
+    """A piece of a streamed completion.
+
+    Attributes:
+        text: Text that is complete: no half of a character, no beginning of a stop string.
+        tokens: Ids since the last piece.
+        logprobs: Their log-probabilities, as in `Completion`.
+    """
+
+    text: str
+    tokens: Int32[np.ndarray, " T"]
+    logprobs: Float32[np.ndarray, " T"]

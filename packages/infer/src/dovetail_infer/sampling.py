@@ -1,0 +1,161 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Options of a request."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+MAX_SEED = 2**64
+Rule = Callable[[Any, Any], Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """Options of a request. The defaults are those of OpenAI's API and vLLM.
+
+    Logits are changed in this order: `logit_bias`, ids banned by `min_tokens`, penalties,
+    `temperature`, then the filters `top_k`, `top_p` and `min_p`, each among the rest.
+
+    Attributes:
+        max_tokens: Largest number of new tokens.
+        temperature: Divides the logits. 0 takes the most likely token.
+        top_k: Keeps the k largest logits and all equal to the k-th. None: all.
+        top_p: Keeps the fewest of the most likely tokens whose probabilities reach p
+            (1904.09751). In (0, 1].
+        min_p: Keeps tokens at least `min_p` times as likely as the likeliest (2407.01082).
+        repetition_penalty: Divides positive logits of tokens in prompt or output, and multiplies
+            negative ones (1909.05858, section 4.1).
+        frequency_penalty: Subtracted from a logit for each occurrence of the token in the output.
+        presence_penalty: Subtracted from the logits of tokens in the output.
+        logit_bias: Added to the logits of token ids.
+        min_tokens: The end-of-text id and `stop_token_ids` are banned before this many tokens, and
+            stop strings do not count.
+        seed: Seed of the draws, in [0, 2**64). The draw of a token depends on the seed, its
+            position and its probabilities alone. None: a new one, see `Completion.seed`.
+        stop: Texts that end the completion. They are not part of its text.
+        stop_token_ids: Ids that end the completion. They are part of its tokens, not of its text.
+        ignore_eos: Do not end at the tokenizer's end-of-text id.
+        logprobs: Number of likeliest tokens to return with their log-probabilities at each step.
+            The log-probabilities of the drawn tokens are always returned.
+        prompt_logprobs: The same for each token of the prompt. 0: of the prompt's tokens alone.
+            None: not computed.
+        kept: Return the ids that `top_k`, `top_p` and `min_p` kept at each step.
+        rule: Draws in place of the engine: a pure, traceable function of the warped logits f32[V]
+            (-inf is cut) and a key that returns a token id i32[]. A new function compiles once.
+        adapter: Index of a LoRA adapter, for an engine with `adapters`. None: the base model.
+        deadline_s: Seconds after which the request ends with `finish_reason="deadline"`.
+
+    Raises:
+        ValueError: An option is out of range.
+        TypeError: An option has another type.
+    """
+
+    max_tokens: int = 16
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = dataclasses.field(default_factory=dict)
+    min_tokens: int = 0
+    seed: int | None = None
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    kept: bool = False
+    rule: Rule | None = None
+    adapter: int | None = None
+    deadline_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, (kind, holds, must, use) in _RANGES.items():
+            value = getattr(self, name)
+            if value is None and name in _OPTIONAL:
+                continue
+            if isinstance(value, bool) or not isinstance(value, kind):
+                raise TypeError(f"{name} must be {must}, got {name}={value!r}. Use {use}.")
+            if not holds(value):
+                raise ValueError(f"{name} must be {must}, got {name}={value!r}. Use {use}.")
+        object.__setattr__(self, "stop", _texts(self.stop))
+        object.__setattr__(self, "stop_token_ids", _ids(self.stop_token_ids))
+        object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
+        if self.min_tokens > self.max_tokens:
+            raise ValueError(
+                f"min_tokens must be at most max_tokens, got min_tokens={self.min_tokens} and "
+                f"max_tokens={self.max_tokens}. Raise max_tokens."
+            )
+        if self.rule is not None and not callable(self.rule):
+            raise TypeError(
+                f"rule must be a function of (warped logits, key), got rule={self.rule!r}. Pass "
+                "the function itself."
+            )
+
+
+_NUMBER = (int, float)
+_OPTIONAL = {"top_k", "seed", "logprobs", "prompt_logprobs", "adapter", "deadline_s"}
+# Of each option: its type, its range, both in words, and advice.
+_RANGES: dict[str, tuple[Any, Callable[[Any], bool], str, str]] = {
+    "max_tokens": (int, lambda x: x >= 1, "an integer >= 1", "max_tokens=128"),
+    "temperature": (_NUMBER, lambda x: 0 <= x < math.inf, "finite and >= 0", "0 for greedy"),
+    "top_k": (int, lambda x: 1 <= x < 2**31, "an integer >= 1, or None", "None for all tokens"),
+    "top_p": (_NUMBER, lambda x: 0 < x <= 1, "in (0, 1]", "1.0 for all tokens"),
+    "min_p": (_NUMBER, lambda x: 0 <= x <= 1, "in [0, 1]", "0.0 for all tokens"),
+    "repetition_penalty": (
+        _NUMBER,
+        lambda x: 0 < x < math.inf,
+        "finite and > 0",
+        "1.0 for no penalty",
+    ),
+    "frequency_penalty": (_NUMBER, math.isfinite, "finite", "0.0 for no penalty"),
+    "presence_penalty": (_NUMBER, math.isfinite, "finite", "0.0 for no penalty"),
+    "min_tokens": (int, lambda x: x >= 0, "an integer >= 0", "0 for no minimum"),
+    "seed": (int, lambda x: 0 <= x < MAX_SEED, "an integer in [0, 2**64)", "None for a new one"),
+    "logprobs": (int, lambda x: x >= 0, "an integer >= 0, or None", "None for none"),
+    "prompt_logprobs": (int, lambda x: x >= 0, "an integer >= 0, or None", "None for none"),
+    "adapter": (int, lambda x: x >= 0, "an integer >= 0, or None", "None for the base model"),
+    "deadline_s": (_NUMBER, lambda x: x > 0, "a number of seconds > 0, or None", "None for none"),
+}
+
+
+def _texts(stop: Any) -> tuple[str, ...]:
+    texts = (stop,) if isinstance(stop, str) else tuple(stop)
+    if not all(isinstance(text, str) and text for text in texts):
+        raise ValueError(
+            f"stop must hold texts with at least one character, got stop={stop!r}. Use stop=() "
+            "for none."
+        )
+    return texts
+
+
+def _ids(ids: Any) -> tuple[int, ...]:
+    if isinstance(ids, str) or not all(_is_id(i) for i in ids):
+        raise ValueError(
+            f"stop_token_ids must hold integers >= 0, got stop_token_ids={ids!r}. Use stop for "
+            "texts."
+        )
+    return tuple(int(i) for i in ids)
+
+
+def _bias(bias: Any) -> dict[int, float]:
+    right = isinstance(bias, Mapping) and all(
+        _is_id(i) and isinstance(x, _NUMBER) and not math.isnan(x) and x != math.inf
+        for i, x in bias.items()
+    )
+    if not right:
+        raise ValueError(
+            f"logit_bias must map token ids to numbers below inf, got logit_bias={bias!r}. Use "
+            "{token: -math.inf} to ban a token."
+        )
+    return {int(i): float(x) for i, x in bias.items()}
+
+
+def _is_id(i: Any) -> bool:
+    return hasattr(i, "__index__") and not isinstance(i, bool) and i >= 0

@@ -1,0 +1,83 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a scheduler decides for one step, and what it is told."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Group:
+    """Layers that share page tables, because they have the same window.
+
+    Attributes:
+        window: Number of keys that a query sees, its own included. None: all.
+        pages: Number of pages. Page ids are 0 to pages - 1.
+    """
+
+    window: int | None
+    pages: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Sizes of an engine.
+
+    Attributes:
+        page_size: Tokens per page.
+        step_tokens: Largest number of tokens of a step, prefill and decode together.
+        max_rows: Largest number of running requests.
+        max_length: Largest number of tokens of a request, prompt and output together.
+        groups: Page groups.
+        prefix_cache: Whether requests share pages with equal tokens.
+        chunk: Prefill in chunks that end at multiples of this many tokens, independently of other
+            requests. None: whatever the budget leaves.
+    """
+
+    page_size: int
+    step_tokens: int
+    max_rows: int
+    max_length: int
+    groups: tuple[Group, ...]
+    prefix_cache: bool = True
+    chunk: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+    """The part of one request in a step.
+
+    Attributes:
+        request_id: The request.
+        slot: Its place among the running requests, in [0, max_rows).
+        start: Position of the first token that the step reads. The cache holds all before it.
+        count: Number of tokens that the step reads.
+        samples: Whether the step draws the token after the last one: nothing known is left to read.
+        admitted: Whether the request got its slot in this step.
+    """
+
+    request_id: int
+    slot: int
+    start: int
+    count: int
+    samples: bool
+    admitted: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One step.
+
+    Attributes:
+        rows: Parts of requests, at most one each.
+        preempted: Requests that lost their slot and pages to others, and wait again.
+    """
+
+    rows: tuple[Row, ...]
+    preempted: tuple[int, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens that the step reads."""
+        return sum(row.count for row in self.rows)

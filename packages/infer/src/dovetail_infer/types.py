@@ -1,0 +1,162 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Interfaces of what an engine is given: a decoder, a tokenizer and the hot operations.
+
+Shape letters: N token rows of a step, D embed, V vocabulary, R requests of a step, C columns of a
+page table, n query heads, k key heads, h width of a key, g width of a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from jax import Array
+from jaxtyping import Float, Int, Key
+
+
+@runtime_checkable
+class Decoder(Protocol):
+    """A causal language model, as an `nnx.Module`, whose attention and cache are arguments.
+
+    All decoders of dovetail-models have this form, and `dovetail_infer.testing.check_decoder`
+    checks a decoder of your own.
+    """
+
+    @property
+    def layers(self) -> Sequence[Any]:
+        """The layers. Their number is that of the cache entries."""
+        ...
+
+    def features(
+        self,
+        tokens: Int[Array, "1 N"],
+        *,
+        positions: Int[Array, "1 N"],
+        segment_ids: Int[Array, "1 N"],
+        attention: Any,
+        kv: Sequence[Any],
+    ) -> tuple[Float[Array, "1 N D"], Sequence[Any]]:
+        """Computes the features of a row of tokens, and the cache entries after the call.
+
+        Each layer calls `attention(q, k, v, *, causal, positions, segment_ids, window, soft_cap,
+        scale, sinks, kv)` once, with q [1, N, n, h], k [1, N, k, h], v [1, N, k, g] and its own
+        entry of `kv`, which it does not read. It returns the output [1, N, n, g] and the entry
+        after the call. If v is narrower than k, it must be `k[..., :g]`.
+
+        Args:
+            tokens: Token ids. Padding has any valid id.
+            positions: Position of each token in its request.
+            segment_ids: 1 for tokens, 0 for padding, which a router must ignore.
+            attention: The attention operation.
+            kv: One entry per layer, any pytree.
+        """
+        ...
+
+    def head(self, x: Float[Array, "R D"]) -> Float[Array, "R V"]:
+        """Returns the float32 logits of features."""
+        ...
+
+
+class Encoding(Protocol):
+    """Tokens of a text."""
+
+    @property
+    def ids(self) -> Sequence[int] | Int[np.ndarray, " T"]:
+        """Token ids."""
+        ...
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """Texts to ids and back, as `dovetail_data.Tokenizer`."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def bos_id(self) -> int | None:
+        """Begins each text prompt, unless it is None."""
+        ...
+
+    @property
+    def eos_id(self) -> int:
+        """Ends a completion, unless `Sampling.ignore_eos`."""
+        ...
+
+    def encode(self, texts: Sequence[str]) -> Sequence[Encoding]:
+        """Encodes texts without bos and eos."""
+        ...
+
+    def decode(self, ids: Sequence[int] | Int[np.ndarray, " T"]) -> str:
+        """Returns the text. Special ids add nothing; bytes that are not UTF-8 become U+FFFD."""
+        ...
+
+
+@runtime_checkable
+class Operations(Protocol):
+    """The hot operations. `dovetail_infer.reference` and the module `dovetail_kernels` have them."""
+
+    def paged_attention(
+        self,
+        q: Float[Array, "N n h"],
+        pages: Any,
+        *,
+        page_table: Int[Array, "R C"],
+        kv_lengths: Int[Array, " R"],
+        q_starts: Int[Array, " R1"],
+        window: int | None = None,
+        soft_cap: float | None = None,
+        sinks: Float[Array, " n"] | None = None,
+        scale: float | None = None,
+        value_width: int | None = None,
+    ) -> Float[Array, "N n g"]:
+        """Computes causal attention over the cached keys of each row's request.
+
+        Rows q_starts[r] to q_starts[r + 1] are the last of the kv_lengths[r] keys of request r.
+        Later rows are padding, with output 0.
+
+        Args:
+            q: Queries.
+            pages: Cache [pages, page size, 2, k, h] of keys and values. With `value_width` [pages,
+                page size, 1, k, h], where the value is the head of the key.
+            page_table: Entry [r, c] is the page with the keys of request r from c * page size on.
+            kv_lengths: Number of keys of each request, its queries included.
+            q_starts: First row of each request, then the end of the last.
+            window: A row sees the last `window` keys up to its own. None: all.
+            soft_cap: Replaces each logit by `c tanh(logit / c)`.
+            sinks: One logit per head, in the denominator only.
+            scale: Factor on the logits. Default 1 / √h.
+            value_width: Width of the values in pages of keys alone.
+        """
+        ...
+
+    def paged_write(
+        self, pages: Any, k: Float[Array, "N k h"], v: Any, *, slots: Int[Array, " N"]
+    ) -> Any:
+        """Returns the pages with k and v written at `slots` (page id * page size + place); -1
+        writes nothing. v is None for pages of keys alone.
+        """
+        ...
+
+    def warp_logits(
+        self,
+        logits: Float[Array, "R V"],
+        *,
+        temperature: Any,
+        top_k: Any,
+        top_p: Any,
+        min_p: Any,
+    ) -> Float[Array, "R V"]:
+        """Returns `(logits - maximum) / temperature`, with -inf for tokens that are cut off.
+
+        Options are arrays [R]. At temperature 0 the largest logit, of equal ones the first, has 0
+        and the others -inf. top_k 0, top_p 1 and min_p 0 cut nothing. A row with NaN, with +inf or
+        with nothing above -inf is NaN.
+        """
+        ...
+
+    def sample(self, logits: Float[Array, "R V"], *, keys: Key[Array, " R"]) -> Int[Array, " R"]:
+        """Draws a token of each row from softmax(logits); -1 for a row with NaN."""
+        ...

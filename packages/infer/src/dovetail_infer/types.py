@@ -96,7 +96,7 @@ class Tokenizer(Protocol):
 
 @runtime_checkable
 class Operations(Protocol):
-    """The hot operations. `dovetail_infer.reference` and the module `dovetail_kernels` have them."""
+    """The hot operations, as in the modules `dovetail_infer.reference` and `dovetail_kernels`."""
 
     def paged_attention(
         self,

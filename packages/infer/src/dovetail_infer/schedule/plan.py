@@ -43,6 +43,15 @@ class Limits:
     prefix_cache: bool = True
     chunk: int | None = None
 
+    def least_pages(self, window: int | None) -> int:
+        """Returns the number of pages of a group that one request needs at most."""
+        pages = -(-self.max_length // self.page_size)
+        if window is None:
+            return pages
+        # A step reads a chunk; its first token sees window - 1 tokens before it.
+        tokens = window - 1 + (self.chunk or self.step_tokens)
+        return min(pages, -(-tokens // self.page_size) + 1)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:

@@ -1,0 +1,412 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The scheduler: the requests of each step, their tokens and their pages.
+
+A request has a number of computed tokens and a total. A step reads some of the tokens in between,
+and draws the next token when it reaches the total. Prefill, a chunk of it, a prefix hit, resumption
+and decoding are all this one case (vLLM V1 has the same idea). There is no JAX, no clock and no
+random number here: the same calls give the same plans, so a log of the calls replays
+(`dovetail_infer.schedule.replay`).
+
+- Budget: `step_tokens` go to decoding requests first, then to running prefills, then to admissions;
+  each by arrival.
+- Pages: an older request takes those of the youngest running one, which waits again in its place of
+  the queue. The oldest request therefore always moves on. The youngest skips the step if there are
+  no pages for it, and keeps those that it has.
+- Queue: first come, first served; the first request that does not fit stops the admissions. A
+  request fits if the pages of all its known tokens are available beside those that running prefills
+  still need.
+- Duplicates: a request whose next block is being computed by a running one waits for that block,
+  since two would compute the same. Only such a request may be overtaken. It waits for requests that
+  run already and are never slowed by later ones, so it cannot starve, and strangers need not wait
+  for a long prompt because it came twice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int32
+
+from dovetail_infer.schedule import events
+from dovetail_infer.schedule.cache import PagedCache
+from dovetail_infer.schedule.pages import PageCounts
+from dovetail_infer.schedule.plan import Limits, Plan, Row
+from dovetail_infer.schedule.sequence import Sequence
+
+
+@dataclasses.dataclass(kw_only=True)
+class Counters:
+    """Counts since the scheduler was made.
+
+    Attributes:
+        preemptions: Requests that lost their pages to older ones.
+        prompt_tokens: Tokens of the prompts of all admitted requests.
+        cached_tokens: Those found in the prefix cache.
+    """
+
+    preemptions: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+
+
+class Scheduler:
+    """Decides the steps of an engine.
+
+    Args:
+        limits: Sizes of the engine.
+        record: Called with each event, a dict of JSON values: each call that changes something, and
+            each plan. None: no log.
+
+    Attributes:
+        limits: Sizes of the engine.
+        counters: Counts since the beginning.
+
+    Raises:
+        ValueError: If a group has too few pages for one request, or the budget is too small.
+
+    Example:
+        >>> from dovetail_infer.schedule.plan import Group, Limits
+        >>> limits = Limits(page_size=4, step_tokens=8, max_rows=2, max_length=16,
+        ...                 groups=(Group(window=None, pages=8),))
+        >>> scheduler = Scheduler(limits)
+        >>> scheduler.add(Sequence(request_id=7, ids=[1, 2, 3], prompt_length=3, max_total=5))
+        >>> [(row.request_id, row.start, row.count, row.samples) for row in scheduler.plan().rows]
+        [(7, 0, 3, True)]
+    """
+
+    def __init__(
+        self, limits: Limits, *, record: Callable[[dict[str, Any]], None] | None = None
+    ) -> None:
+        _check(limits)
+        self.limits = limits
+        self.counters = Counters()
+        self._record = record
+        self._cache = PagedCache(limits)
+        self._free_slots = list(range(limits.max_rows - 1, -1, -1))
+        self._running: list[Sequence] = []  # by arrival
+        self._waiting: OrderedDict[int, Sequence] = OrderedDict()  # by arrival
+        self._sequences: dict[int, Sequence] = {}
+        self._arrivals = 0
+        self._has_windows = any(group.window is not None for group in limits.groups)
+        if record:
+            record(events.limits(limits))
+
+    @property
+    def tables(self) -> Int32[np.ndarray, "G S C"]:
+        """Page of each block of the request in each slot, for each group; 0 where it has none."""
+        return self._cache.tables
+
+    @property
+    def waiting(self) -> int:
+        """Number of requests without a slot."""
+        return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        """Number of requests with a slot."""
+        return len(self._running)
+
+    def pages(self) -> tuple[PageCounts, ...]:
+        """Returns the number of used, cached and free pages of each group."""
+        return self._cache.counts()
+
+    def add(self, sequence: Sequence) -> None:
+        """Adds a request at the end of the queue.
+
+        Raises:
+            ValueError: If its id is in use, its prompt is empty, or it is too long.
+        """
+        _check_sequence(sequence, self.limits.max_length)
+        if sequence.request_id in self._sequences:
+            raise ValueError(
+                f"a request_id names one request at a time, got request_id={sequence.request_id} "
+                "again; pass a new one"
+            )
+        sequence.arrival, self._arrivals = self._arrivals, self._arrivals + 1
+        self._sequences[sequence.request_id] = sequence
+        self._waiting[sequence.request_id] = sequence
+        if self._record:
+            self._record(events.add(sequence))
+
+    def plan(self) -> Plan | None:
+        """Decides one step and applies it: pages are taken, and its tokens count as computed.
+
+        Dispatch the step before the next plan. Steps run on the device in the order of their plans,
+        so pages that one request gives up can be written for another at once.
+
+        Returns:
+            The step, or None if no request has a token to read.
+        """
+        rows: list[Row] = []
+        preempted: list[Sequence] = []
+        planned: list[Sequence] = []
+        if self._has_windows:
+            for sequence in self._running:
+                self._cache.release_behind(sequence)
+        counts, budget = self._divide_budget()
+        stalled = self._continue(counts, rows, planned, preempted)
+        if not (stalled or preempted):
+            self._admit(budget, rows, planned)
+        for sequence in planned:
+            # Only now: a request admitted in this step must not read what this step writes.
+            if sequence.computed >= (sequence.registered + 1) * self.limits.page_size:
+                self._cache.register(sequence)
+        plan = Plan(rows=tuple(rows), preempted=tuple(s.request_id for s in preempted))
+        if self._record:
+            self._record(events.step(plan))
+        return plan if rows else None
+
+    def sampled(self, request_id: int, token: int) -> bool:
+        """Adds the drawn token of a step to its request, also to one preempted meanwhile.
+
+        Call it in the order of the steps.
+
+        Returns:
+            False, and nothing changes, if the request has finished or its draw was reset.
+        """
+        sequence = self._sequences.get(request_id)
+        if self._record:
+            self._record(events.sampled(request_id, token))
+        if sequence is None or not sequence.pending:
+            return False
+        sequence.ids.append(token)
+        sequence.pending -= 1
+        if len(sequence.ids) % self.limits.page_size == 0 and sequence.slot is not None:
+            # The step that completed this block was planned before its last token was known.
+            self._cache.register(sequence)
+        return True
+
+    def finish(self, request_id: int) -> bool:
+        """Removes a request in any state, and returns its pages at once.
+
+        Returns:
+            False if there is no such request.
+        """
+        if self._record:
+            self._record(events.finish(request_id))
+        sequence = self._sequences.pop(request_id, None)
+        if sequence is None:
+            return False
+        if sequence.slot is None:
+            del self._waiting[request_id]
+        else:
+            self._running.remove(sequence)
+            self._vacate(sequence)
+        return True
+
+    def reset(self, request_ids: Iterable[int] | None = None) -> None:
+        """Forgets the computed tokens of requests; those that run wait again, by arrival.
+
+        Known ids stay. Draws in flight are forgotten: after a failed step they never come, and
+        those of earlier steps must be reported before.
+
+        Args:
+            request_ids: The requests. None: all.
+        """
+        ids = None if request_ids is None else list(request_ids)
+        if self._record:
+            self._record(events.reset(ids))
+        for request_id in list(self._sequences) if ids is None else ids:
+            sequence = self._sequences.get(request_id)
+            if sequence is not None:
+                sequence.pending = 0
+                if sequence.slot is not None:
+                    self._running.remove(sequence)
+                    self._vacate(sequence)
+                    self._wait_again(sequence)
+
+    def drop_cache(self) -> None:
+        """Forgets all prefixes: after a failed step, and with new weights."""
+        if self._record:
+            self._record(events.drop_cache())
+        self._cache.forget()
+
+    def check(self) -> None:
+        """Recounts pages, tables, slots and queues.
+
+        Raises:
+            AssertionError: If any of them is wrong.
+        """
+        self._cache.check(self._running)
+        slots = [sequence.slot for sequence in self._running]
+        assert sorted([*slots, *self._free_slots]) == list(range(self.limits.max_rows))
+        for queue in (self._running, list(self._waiting.values())):
+            arrivals = [sequence.arrival for sequence in queue]
+            assert arrivals == sorted(arrivals)
+        ids = [sequence.request_id for sequence in [*self._running, *self._waiting.values()]]
+        assert sorted(ids) == sorted(self._sequences)
+
+    def _divide_budget(self) -> tuple[list[int], int]:
+        """Divides the budget among the running requests. Returns their tokens and the rest."""
+        budget = self.limits.step_tokens
+        counts = [0] * len(self._running)
+        prefills = []
+        for i, sequence in enumerate(self._running):
+            total = len(sequence.ids) + sequence.pending
+            left = total - sequence.computed
+            if left > 1:
+                prefills.append((i, sequence, total))
+            elif left and budget and not total >= sequence.max_total > sequence.prompt_length:
+                counts[i] = 1
+                budget -= 1
+        for i, sequence, total in prefills:
+            counts[i] = self._chunk(sequence.computed, total, budget)
+            budget -= counts[i]
+        return counts, budget
+
+    def _chunk(self, start: int, total: int, budget: int) -> int:
+        """Returns the number of tokens that a step reads of those from `start` to `total`."""
+        chunk = self.limits.chunk
+        if chunk is None:
+            return min(total - start, budget)
+        count = min(total, (start // chunk + 1) * chunk) - start
+        return count if count <= budget else 0
+
+    def _continue(
+        self,
+        counts: list[int],
+        rows: list[Row],
+        planned: list[Sequence],
+        preempted: list[Sequence],
+    ) -> bool:
+        """Adds the rows of running requests. Returns whether one got no pages."""
+        page_size = self.limits.page_size
+        for sequence, count in zip(list(self._running), counts, strict=True):
+            if sequence.slot is None:
+                break  # preempted for an older request, as all that follow
+            end = sequence.computed + count
+            if end > sequence.blocks * page_size:
+                while not self._cache.has_pages(sequence, end):
+                    if self._running[-1] is sequence:
+                        return True
+                    preempted.append(self._preempt())
+                self._cache.extend(sequence, end)
+            if count:
+                rows.append(self._row(sequence, count, admitted=False))
+                planned.append(sequence)
+        return False
+
+    def _preempt(self) -> Sequence:
+        victim = self._running.pop()
+        self._vacate(victim)
+        self._wait_again(victim)
+        self.counters.preemptions += 1
+        return victim
+
+    def _admit(self, budget: int, rows: list[Row], planned: list[Sequence]) -> None:
+        """Admits waiting requests, and adds their rows."""
+        if not (self._waiting and budget and self._free_slots):
+            return
+        promised = [0] * len(self.limits.groups)
+        for sequence in self._running:
+            promised = list(map(int.__add__, promised, self._cache.to_come(sequence)))
+        for sequence in list(islice(self._waiting.values(), self.limits.max_rows)):
+            if not (budget and self._free_slots) or sequence.pending or sequence.ended:
+                return
+            if sequence.awaited is not None and self._cache.is_expected(sequence.awaited):
+                continue
+            hit, sequence.awaited = self._cache.lookup(sequence)
+            if sequence.awaited is not None:
+                continue
+            start = hit * self.limits.page_size
+            count = self._chunk(start, len(sequence.ids), budget)
+            if not count:
+                return
+            sequence.slot = self._free_slots[-1]
+            if not self._cache.reserve(sequence, hit, promised):
+                sequence.slot = None
+                return
+            self._free_slots.pop()
+            del self._waiting[sequence.request_id]
+            self._enter(sequence, start)
+            self._cache.extend(sequence, start + count)
+            rows.append(self._row(sequence, count, admitted=True))
+            planned.append(sequence)
+            budget -= count
+            promised = list(map(int.__add__, promised, self._cache.to_come(sequence)))
+
+    def _enter(self, sequence: Sequence, start: int) -> None:
+        """Makes an admitted request a running one."""
+        sequence.computed = start
+        if sequence.admissions == 0:
+            sequence.cached = start
+            self.counters.cached_tokens += start
+            self.counters.prompt_tokens += sequence.prompt_length
+        sequence.admissions += 1
+        place = len(self._running)
+        while place and self._running[place - 1].arrival > sequence.arrival:
+            place -= 1
+        self._running.insert(place, sequence)
+
+    def _row(self, sequence: Sequence, count: int, *, admitted: bool) -> Row:
+        """Counts the tokens of a row as computed, and its draw as pending."""
+        start = sequence.computed
+        total = len(sequence.ids) + sequence.pending
+        samples = start + count == total and total < sequence.max_total
+        sequence.computed = start + count
+        sequence.pending += samples
+        assert sequence.slot is not None
+        return Row(
+            request_id=sequence.request_id,
+            slot=sequence.slot,
+            start=start,
+            count=count,
+            samples=samples,
+            admitted=admitted,
+        )
+
+    def _vacate(self, sequence: Sequence) -> None:
+        """Takes slot and pages from a request that no longer runs."""
+        assert sequence.slot is not None
+        self._cache.release(sequence)
+        self._free_slots.append(sequence.slot)
+        sequence.slot = sequence.awaited = None
+
+    def _wait_again(self, sequence: Sequence) -> None:
+        """Puts a request into the queue by its arrival, near the front."""
+        older = []
+        for waiting in self._waiting.values():
+            if waiting.arrival > sequence.arrival:
+                break
+            older.append(waiting.request_id)
+        self._waiting[sequence.request_id] = sequence
+        for request_id in (sequence.request_id, *reversed(older)):
+            self._waiting.move_to_end(request_id, last=False)
+
+
+def _check(limits: Limits) -> None:
+    """Refuses limits under which a request could never run."""
+    if limits.chunk is not None and not 1 <= limits.chunk <= limits.step_tokens:
+        raise ValueError(
+            "chunk must be at least 1 and fit into a step, got "
+            f"chunk={limits.chunk}, step_tokens={limits.step_tokens}; pass step_tokens >= chunk"
+        )
+    for name in ("page_size", "step_tokens", "max_rows", "max_length"):
+        if getattr(limits, name) < 1:
+            raise ValueError(
+                f"{name} must be at least 1, got {name}={getattr(limits, name)}; pass {name}=1"
+            )
+    for group in limits.groups:
+        least = limits.least_pages(group.window)
+        if group.pages < least:
+            raise ValueError(
+                f"each group needs the pages of one request of max_length={limits.max_length}, "
+                f"got Group(window={group.window}, pages={group.pages}); pass pages={least} or "
+                "more, or a smaller max_length"
+            )
+
+
+def _check_sequence(sequence: Sequence, max_length: int) -> None:
+    prompt, total = len(sequence.ids), sequence.max_total
+    if not 1 <= sequence.prompt_length <= prompt <= total <= max_length:
+        raise ValueError(
+            "a request needs 1 <= prompt_length <= len(ids) <= max_total <= max_length, got "
+            f"prompt_length={sequence.prompt_length}, len(ids)={prompt}, max_total={total}, "
+            f"max_length={max_length}; pass a shorter prompt or an engine with a longer max_length"
+        )

@@ -59,6 +59,7 @@ class Decoder(Protocol):
         ...
 
 
+@runtime_checkable
 class Encoding(Protocol):
     """Tokens of a text."""
 

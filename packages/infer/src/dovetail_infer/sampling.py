@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 MAX_SEED = 2**64
+# The device computes in float32, and processors take what is below its least normal number for 0.
+_LEAST, _LARGEST = 2.0**-126, (2 - 2.0**-23) * 2.0**127
 Rule = Callable[[Any, Any], Any]
 
 
@@ -32,11 +34,12 @@ class Sampling:
         frequency_penalty: Subtracted from a logit for each occurrence of the token in the output.
         presence_penalty: Subtracted from the logits of tokens in the output.
         logit_bias: Added to the logits of token ids.
-        min_tokens: The end-of-text id and `stop_token_ids` are banned before this many tokens, and
-            stop strings do not count.
+        min_tokens: The ids that end the completion are banned before this many tokens, and a stop
+            string counts only if the text of a later token, or of this one, completes it.
         seed: Seed of the draws, in [0, 2**64). The draw of a token depends on the seed, its
             position and its probabilities alone. None: a new one, see `Completion.seed`.
-        stop: Texts that end the completion. They are not part of its text.
+        stop: Texts that end the completion. They are not part of its text. The one that is complete
+            first ends it: "ab" wins over "abc".
         stop_token_ids: Ids that end the completion. They are part of its tokens, not of its text.
         ignore_eos: Do not end at the tokenizer's end-of-text id.
         logprobs: Number of likeliest tokens to return with their log-probabilities at each step.
@@ -104,18 +107,38 @@ _OPTIONAL = {"top_k", "seed", "logprobs", "prompt_logprobs", "adapter", "deadlin
 # Of each option: its type, its range, both in words, and advice.
 _RANGES: dict[str, tuple[Any, Callable[[Any], bool], str, str]] = {
     "max_tokens": (int, lambda x: x >= 1, "an integer >= 1", "max_tokens=128"),
-    "temperature": (_NUMBER, lambda x: 0 <= x < math.inf, "finite and >= 0", "0 for greedy"),
+    "temperature": (
+        _NUMBER,
+        lambda x: x == 0 or _LEAST <= x <= _LARGEST,
+        "a float32 >= 0",
+        "0 for greedy",
+    ),
     "top_k": (int, lambda x: 1 <= x < 2**31, "an integer >= 1, or None", "None for all tokens"),
-    "top_p": (_NUMBER, lambda x: 0 < x <= 1, "in (0, 1]", "1.0 for all tokens"),
+    "top_p": (
+        _NUMBER,
+        lambda x: _LEAST <= x <= 1,
+        "a float32 in (0, 1]",
+        "1.0 for all tokens, top_k=1 for the likeliest",
+    ),
     "min_p": (_NUMBER, lambda x: 0 <= x <= 1, "in [0, 1]", "0.0 for all tokens"),
     "repetition_penalty": (
         _NUMBER,
-        lambda x: 0 < x < math.inf,
-        "finite and > 0",
+        lambda x: _LEAST <= x <= _LARGEST,
+        "a float32 > 0",
         "1.0 for no penalty",
     ),
-    "frequency_penalty": (_NUMBER, math.isfinite, "finite", "0.0 for no penalty"),
-    "presence_penalty": (_NUMBER, math.isfinite, "finite", "0.0 for no penalty"),
+    "frequency_penalty": (
+        _NUMBER,
+        lambda x: abs(x) <= _LARGEST,
+        "a finite float32",
+        "0.0 for no penalty",
+    ),
+    "presence_penalty": (
+        _NUMBER,
+        lambda x: abs(x) <= _LARGEST,
+        "a finite float32",
+        "0.0 for no penalty",
+    ),
     "min_tokens": (int, lambda x: x >= 0, "an integer >= 0", "0 for no minimum"),
     "seed": (int, lambda x: 0 <= x < MAX_SEED, "an integer in [0, 2**64)", "None for a new one"),
     "logprobs": (int, lambda x: x >= 0, "an integer >= 0, or None", "None for none"),
@@ -146,13 +169,13 @@ def _ids(ids: Any) -> tuple[int, ...]:
 
 def _bias(bias: Any) -> dict[int, float]:
     right = isinstance(bias, Mapping) and all(
-        _is_id(i) and isinstance(x, _NUMBER) and not math.isnan(x) and x != math.inf
+        _is_id(i) and isinstance(x, _NUMBER) and (x == -math.inf or abs(x) <= _LARGEST)
         for i, x in bias.items()
     )
     if not right:
         raise ValueError(
-            f"logit_bias must map token ids to numbers below inf, got logit_bias={bias!r}. Use "
-            "{token: -math.inf} to ban a token."
+            "logit_bias must map token ids to finite float32s or -inf, got logit_bias="
+            f"{bias!r}. Use {{token: -math.inf}} to ban a token."
         )
     return {int(i): float(x) for i, x in bias.items()}
 

@@ -1,7 +1,17 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Parts for tests of engines and decoders."""
+"""A small decoder and tokenizer, the decoder's float64 oracle, and the contract of decoders."""
 
+from dovetail_infer.testing.contract import check_decoder
+from dovetail_infer.testing.decoder import TinyDecoder, TinyLayer, causal_attention
+from dovetail_infer.testing.oracle import whole_logits
 from dovetail_infer.testing.tokenizer import ByteTokenizer
 
-__all__ = ["ByteTokenizer"]
+__all__ = [
+    "ByteTokenizer",
+    "TinyDecoder",
+    "TinyLayer",
+    "causal_attention",
+    "check_decoder",
+    "whole_logits",
+]

@@ -1,0 +1,112 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Sizes of the programs that an engine compiles.
+
+A step is padded to the size of a program. More sizes waste less padding and compile longer: with a
+cache, the layers of a decoder run unrolled. The lattice has
+
+- for decoding, where each row reads one token, powers of two and `max_rows`;
+- for steps with prefill, `step_tokens` and its fourths, sixteenths and so on, down to 32 tokens,
+  each with 8 and with `max_rows` rows;
+- for options that "plain" lacks, "full" at 1, 8 and `max_rows` decoding rows, and at two sizes with
+  prefill;
+- for the log-probabilities of prompts, "score" at the same two sizes with prefill.
+
+A step without a program of its own size takes the next larger. With 64 rows and 2,048 tokens these
+are 22 programs, and padding at most doubles the tokens of a decoding step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import TypeVar
+
+from dovetail_infer.step.logits import Kind
+
+KINDS: tuple[Kind, ...] = ("plain", "full", "score")  # each can do all that those before it can
+_FEW_ROWS = 8
+_LEAST_TOKENS = 32
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Bucket:
+    """Size of a program.
+
+    Attributes:
+        tokens: Token rows of a step.
+        rows: Requests of a step.
+        kind: "plain" draws tokens with temperature and filters; "full" adds bias, bans, penalties,
+            rules, likeliest tokens and kept bits; "score" adds log-probabilities of given tokens.
+    """
+
+    tokens: int
+    rows: int
+    kind: Kind
+
+
+AnyBucket = TypeVar("AnyBucket", bound=Bucket)
+
+
+def lattice(*, step_tokens: int, max_rows: int, invariant: bool = False) -> tuple[Bucket, ...]:
+    """Returns the programs of an engine, small ones first.
+
+    Args:
+        step_tokens: Largest number of tokens of a step, at least max_rows.
+        max_rows: Largest number of requests of a step.
+        invariant: One size for all steps. On a CPU the bits of a product depend on its size alone,
+            so a request's results then do not depend on its company.
+
+    Raises:
+        ValueError: A size is below 1, or step_tokens below max_rows.
+    """
+    if not 1 <= max_rows <= step_tokens:
+        raise ValueError(
+            "max_rows must be at least 1 and at most step_tokens, since each running request "
+            f"reads a token, got max_rows={max_rows} and step_tokens={step_tokens}. Use "
+            f"step_tokens={max(max_rows, 1)} or more."
+        )
+    if invariant:
+        return tuple(Bucket(step_tokens, max_rows, kind) for kind in KINDS)
+    decode = {2**i for i in range(max_rows.bit_length()) if 2**i < max_rows} | {max_rows}
+    few = min(_FEW_ROWS, max_rows)
+    mixed = _fourths(step_tokens)
+    coarse = {mixed[0], mixed[-1]} if len(mixed) < 3 else {mixed[1], mixed[-1]}
+    sizes = {(rows, rows, "plain") for rows in decode}
+    sizes |= {(n, rows, "plain") for n in mixed for rows in (few, max_rows) if rows <= n}
+    sizes |= {(rows, rows, "full") for rows in (1, few, max_rows)}
+    sizes |= {(n, min(n, max_rows), kind) for n in coarse for kind in KINDS[1:]}
+    return tuple(Bucket(*size) for size in sorted(sizes))
+
+
+def smallest(programs: Iterable[AnyBucket], *, tokens: int, rows: int, kind: Kind) -> AnyBucket:
+    """Returns the cheapest program that can run a step.
+
+    Args:
+        programs: Programs to choose from.
+        tokens: Tokens of the step.
+        rows: Requests of the step.
+        kind: What the step asks for.
+
+    Raises:
+        ValueError: No program is large enough.
+    """
+    able = [
+        p
+        for p in programs
+        if p.tokens >= tokens and p.rows >= rows and KINDS.index(p.kind) >= KINDS.index(kind)
+    ]
+    if not able:
+        raise ValueError(
+            f"A program must hold the step, got tokens={tokens}, rows={rows} and kind={kind!r}. "
+            "Use steps within Limits.step_tokens and Limits.max_rows."
+        )
+    return min(able, key=lambda p: (p.tokens, KINDS.index(p.kind), p.rows))
+
+
+def _fourths(step_tokens: int) -> list[int]:
+    """Returns step_tokens, a fourth of it and so on, in ascending order."""
+    sizes = [step_tokens]
+    while sizes[0] // 4 >= _LEAST_TOKENS:
+        sizes.insert(0, -(-sizes[0] // 4))
+    return sizes

@@ -1,0 +1,368 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Runs steps on the device: compiled programs, parameters, and the state that steps replace.
+
+`dispatch` starts a step and returns a `Handle` at once. Reading the handle waits for the device, so
+the host plans the next step before it reads the last one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import time
+from collections.abc import Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from dovetail_infer.sampling import Rule
+from dovetail_infer.schedule.plan import Limits
+from dovetail_infer.step import logits as logit
+from dovetail_infer.step.batch import Batch, Results, Scores, SlotState
+from dovetail_infer.step.buckets import Bucket, Kind, lattice, smallest
+from dovetail_infer.step.layout import Layout
+from dovetail_infer.step.placement import Placement
+from dovetail_infer.step.program import DeviceState, Outputs, StepFunction
+from dovetail_infer.step.weights import dotted_leaves, updated
+from dovetail_infer.types import Decoder, Operations
+
+Want = Literal["top", "kept", "prompt", "experts"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Program:
+    """A program of an executor.
+
+    Attributes:
+        bucket: Its size.
+        rules: Number of `Sampling.rule`s that it can apply.
+        compiled: Whether it is compiled.
+        compile_s: Seconds of compilation; 0 before.
+        bytes: Temporary memory and outputs; 0 before it is compiled.
+    """
+
+    bucket: Bucket
+    rules: int
+    compiled: bool
+    compile_s: float
+    bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _Compiled:
+    call: Any
+    compile_s: float
+    bytes: int
+
+
+class Handle:
+    """A step that the device computes.
+
+    Args:
+        outputs: Its outputs.
+        rows: Number of rows without padding.
+        tokens: Number of tokens without padding.
+        want: Outputs to read beside tokens and their log-probabilities.
+    """
+
+    def __init__(self, outputs: Outputs, *, rows: int, tokens: int, want: Collection[Want]):
+        self._outputs, self._rows, self._tokens = outputs, rows, tokens
+        self._want = want
+        for array in jax.tree.leaves((outputs.packed, [self._of(name) for name in want])):
+            array.copy_to_host_async()
+
+    def done(self) -> bool:
+        """Tests whether `read` would not wait."""
+        return self._outputs.packed.is_ready()
+
+    def read(self) -> Results:
+        """Waits for the step and returns its results."""
+        packed = np.asarray(self._outputs.packed)[: self._rows]
+        numbers = np.ascontiguousarray(packed[:, 1:].T).view(np.float32)
+        values = {name: self._host(name) for name in ("top", "kept", "prompt", "experts")}
+        return Results(packed[:, 0].copy(), *numbers, **values)
+
+    def _of(self, name: Want) -> Any:
+        value = getattr(self._outputs, name)
+        if value is None:
+            raise ValueError(
+                f"A step must compute what it is asked for, got want={name!r} of a program "
+                "without it. Use kind='full' for top and kept, kind='score' for prompt, and a "
+                "layout with record_experts for experts."
+            )
+        return value
+
+    def _host(self, name: Any) -> Any:
+        if name not in self._want:
+            return None
+        count = self._tokens if name in ("prompt", "experts") else self._rows
+        value = jax.tree.map(lambda x: np.asarray(x)[:count], self._of(name))
+        return Scores(*value) if isinstance(value, logit.DeviceScores) else value
+
+
+class Executor:
+    """The device side of an engine.
+
+    Args:
+        model: The decoder. Its arrays are shared, not copied: do not donate them.
+        operations: The hot operations.
+        layout: Its cache, of `discover`.
+        limits: Sizes.
+        max_logprobs: Number of likeliest tokens that "full" and "score" return.
+        adapters: Number of adapters of the decoder; `features` then takes `adapter_ids`.
+        invariant: Whether all steps run at one size.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        *,
+        operations: Operations,
+        layout: Layout,
+        limits: Limits,
+        max_logprobs: int = 0,
+        adapters: int = 0,
+        invariant: bool = False,
+    ):
+        self.layout, self.limits = layout, limits
+        self.late_compiles = 0
+        graph, state = nnx.split(model)
+        leaves, tree = jax.tree.flatten(state)
+        self._names = tuple(dotted_leaves(state))
+        self._place = Placement.of(leaves)
+        self._parameters = tuple(self._place.parameter(x) for x in leaves)
+        placed = jax.tree.unflatten(tree, self._parameters)
+        self._pool_shardings = self._place.pools(graph, placed, layout)
+        self._function = StepFunction(
+            graph=graph,
+            tree=tree,
+            operations=operations,
+            layout=layout,
+            columns=-(-limits.max_length // limits.page_size),
+            max_rows=limits.max_rows,
+            max_logprobs=min(max_logprobs, layout.vocab_size),
+            adapters=adapters > 0,
+        )
+        self._lattice = lattice(
+            step_tokens=limits.step_tokens, max_rows=limits.max_rows, invariant=invariant
+        )
+        self._rules: tuple[Rule, ...] = ()
+        self._compiled: dict[tuple[Bucket, int], _Compiled] = {}
+        self._choices: dict[tuple[int, int, Kind, int], tuple[Bucket, int]] = {}
+        self._host_parameters: tuple[Any, ...] | None = None
+        self._state: DeviceState | None = self._fresh_state()
+
+    def programs(self) -> list[Program]:
+        """Returns all programs, compiled or not."""
+        keys = [(bucket, 0) for bucket in self._lattice]
+        keys += [key for key in self._compiled if key not in keys]
+        return [self._program(key) for key in keys]
+
+    def compile(
+        self, which: Iterable[Bucket] | None = None, *, threads: int | None = None
+    ) -> list[Program]:
+        """Compiles programs. Tracing uses this thread, XLA the others.
+
+        Args:
+            which: Buckets of `programs()`. None: all that are not compiled.
+            threads: Number of compilations at once. None: the number of processors.
+
+        Returns:
+            The programs.
+        """
+        wanted = self._lattice if which is None else tuple(which)
+        keys = [(bucket, 0) for bucket in wanted if (bucket, 0) not in self._compiled]
+        with ThreadPoolExecutor(threads) as pool:
+            futures = {key: pool.submit(_compile, self._lower(*key)) for key in keys}
+            for key, future in futures.items():
+                self._compiled[key] = future.result()
+        self._choices.clear()
+        _ = self._set_slot
+        return [self._program((bucket, 0)) for bucket in wanted]
+
+    def add_rule(self, rule: Rule) -> int:
+        """Returns the index of a rule for `RowOptions.rules`. A new one compiles at its first step.
+
+        Steps without a rule keep their programs.
+        """
+        if rule not in self._rules:
+            self._rules = (*self._rules, rule)
+            self._choices.clear()
+        return self._rules.index(rule)
+
+    def dispatch(self, batch: Batch, *, kind: Kind, want: Collection[Want] = ()) -> Handle:
+        """Starts a step.
+
+        A program that is not compiled is compiled first, unless a larger one is; `late_compiles`
+        counts these.
+
+        Args:
+            batch: Input, without padding.
+            kind: What the step needs.
+            want: Outputs to read beside tokens and their log-probabilities.
+
+        Returns:
+            The running step. Steps run in the order of their dispatch.
+
+        Raises:
+            RuntimeError: The state is released, or a failed step took it: call `rebuild`.
+        """
+        tokens, rows = len(batch.tokens), len(batch.counts)
+        rules = len(self._rules) if self._rules and (batch.options.rules >= 0).any() else 0
+        key = self._choose(tokens, rows, "full" if rules and kind == "plain" else kind, rules)
+        vector = self._function.packing(key[0]).pack(batch)
+        call = self._compiled[key].call
+        state, self._state = self._live_state(), None  # a failed call may have taken its buffers
+        self._state, outputs = call(self._parameters, state, vector)
+        return Handle(outputs, rows=rows, tokens=tokens, want=want)
+
+    def set_slot(self, slot: int, state: SlotState) -> None:
+        """Replaces what the device keeps about the request of a slot."""
+        live = self._live_state()
+        self._state = None
+        self._state = live._replace(slots=self._set_slot(live.slots, np.int32(slot), state))
+
+    def update_weights(self, params: Any) -> None:
+        """Copies new values of all or some parameters into place, before the next step.
+
+        Args:
+            params: An `nnx.State`, nested mappings, or a flat mapping of dotted names to arrays.
+                They are cast to the dtypes and moved to the shardings of the engine.
+
+        Raises:
+            ValueError: A name is unknown, a shape differs, a value cannot be cast, or a quantized
+                parameter is given as one array. Nothing has changed then.
+            RuntimeError: The weights are released.
+        """
+        if self._host_parameters is not None:
+            raise RuntimeError("Weights must be on the device, got a released one. Call restore().")
+        now = dict(zip(self._names, self._parameters, strict=True))
+        now |= updated(now, params)
+        self._parameters = tuple(now.values())
+
+    def rebuild(self) -> None:
+        """Makes an empty cache, after a step that failed."""
+        self._state = None
+        self._state = self._fresh_state()
+
+    def release(self) -> None:
+        """Frees the cache. On an accelerator the weights move to the host's memory."""
+        self._state = None
+        if self._host_parameters is None and _platform(self._parameters) != "cpu":
+            places = [x.sharding for x in self._parameters]
+            self._host_parameters = tuple(
+                zip(jax.device_get(self._parameters), places, strict=True)
+            )
+            self._parameters = ()
+
+    def restore(self) -> None:
+        """Undoes `release`, with an empty cache."""
+        if self._host_parameters is not None:
+            self._parameters = tuple(jax.device_put(x, at) for x, at in self._host_parameters)
+            self._host_parameters = None
+        self.rebuild()
+
+    def _live_state(self) -> DeviceState:
+        if self._state is None:
+            raise RuntimeError(
+                "A step needs the cache, got none: it was released, or a step failed. Call "
+                "restore() or rebuild()."
+            )
+        return self._state
+
+    def _shapes(self) -> DeviceState:
+        """Returns shapes and shardings of the state."""
+        limits, whole = self.limits, self._place.whole
+        slots = limits.max_rows, self.layout.vocab_size
+        shape = functools.partial(jax.ShapeDtypeStruct, sharding=whole)
+        pools = tuple(
+            jax.ShapeDtypeStruct(
+                (limits.groups[layer.group].pages, *layer.page_shape(limits.page_size)),
+                layer.dtype,
+                sharding=sharding,
+            )
+            for layer, sharding in zip(self.layout.layers, self._pool_shardings, strict=True)
+        )
+        kinds = (jnp.float32, jnp.bool_, jnp.bool_, jnp.int32)
+        return DeviceState(
+            pools,
+            shape((limits.max_rows,), jnp.int32),
+            logit.State(*(shape(slots, kind) for kind in kinds)),
+        )
+
+    def _fresh_state(self) -> DeviceState:
+        return jax.tree.map(
+            lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), self._shapes()
+        )
+
+    def _choose(self, tokens: int, rows: int, kind: Kind, rules: int) -> tuple[Bucket, int]:
+        """Returns the program of a step, compiled."""
+        choice = self._choices.get((tokens, rows, kind, rules))
+        if choice is None:
+            size: Any = {"tokens": tokens, "rows": rows, "kind": kind}
+            ready = [bucket for bucket, count in self._compiled if count == rules]
+            try:
+                choice = smallest(ready, **size), rules
+            except ValueError:
+                choice = smallest(self._lattice, **size), rules
+                self._compiled[choice] = _compile(self._lower(*choice))
+                self.late_compiles += rules == 0
+                self._choices.clear()
+            self._choices[tokens, rows, kind, rules] = choice
+        return choice
+
+    def _lower(self, bucket: Bucket, rules: int) -> Any:
+        function = self._function.of(bucket, self._rules[:rules])
+        state, whole = self._shapes(), self._place.whole
+        places = jax.tree.map(lambda x: x.sharding, state)
+        size = self._function.packing(bucket).size
+        vector = jax.ShapeDtypeStruct((size,), jnp.int32, sharding=whole)
+        step = jax.jit(function, donate_argnums=1, out_shardings=(places, whole))
+        with self._place.scope():
+            return step.lower(self._parameters, state, vector)
+
+    @functools.cached_property
+    def _set_slot(self) -> Any:
+        """The compiled program of `set_slot`."""
+
+        def put(slots: logit.State, slot: Any, state: SlotState) -> logit.State:
+            return logit.State(*(x.at[slot].set(y) for x, y in zip(slots, state, strict=True)))
+
+        slots = self._shapes().slots
+        row = SlotState(*(jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in slots))
+        places = jax.tree.map(lambda x: x.sharding, slots)
+        slot = jax.ShapeDtypeStruct((), jnp.int32)
+        with self._place.scope():
+            jitted = jax.jit(put, donate_argnums=0, out_shardings=places)
+            return jitted.lower(slots, slot, row).compile()
+
+    def _program(self, key: tuple[Bucket, int]) -> Program:
+        made = self._compiled.get(key)
+        return Program(
+            bucket=key[0],
+            rules=key[1],
+            compiled=made is not None,
+            compile_s=0.0 if made is None else made.compile_s,
+            bytes=0 if made is None else made.bytes,
+        )
+
+
+def _compile(lowered: Any) -> _Compiled:
+    start = time.perf_counter()
+    call = lowered.compile()
+    seconds = time.perf_counter() - start
+    memory = call.memory_analysis()
+    size = 0
+    if memory is not None:
+        # Outputs that are not the donated state.
+        size = memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+    return _Compiled(call, seconds, size)
+
+
+def _platform(arrays: tuple[jax.Array, ...]) -> str:
+    return next(iter(arrays[0].devices())).platform if arrays else "cpu"

@@ -1,0 +1,96 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Names of parameters, and copies of new values into the shardings of an engine."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def dotted_leaves(tree: Any) -> dict[str, Any]:
+    """Returns the arrays of a pytree by dotted name, such as "layers.3.attn.q.kernel".
+
+    A flat mapping of names to arrays, nested mappings and an `nnx.State` have the same names.
+    """
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {".".join(_keys(path)): leaf for path, leaf in leaves}
+
+
+def _keys(path: Sequence[Any]) -> list[str]:
+    keys = []
+    for key in path:
+        if isinstance(key, jax.tree_util.GetAttrKey):
+            if key.name != "value":  # of an nnx.Variable
+                keys.append(key.name)
+        elif isinstance(key, jax.tree_util.SequenceKey):
+            keys.append(str(key.idx))
+        else:
+            keys.append(str(key.key))
+    return keys
+
+
+def updated(parameters: dict[str, jax.Array], params: Any) -> dict[str, jax.Array]:
+    """Returns copies of new values, with the dtypes and shardings of the parameters.
+
+    Args:
+        parameters: Parameters by name. They do not change.
+        params: New values of all or some: an `nnx.State`, nested mappings, or a flat mapping of
+            dotted names.
+
+    Returns:
+        The new arrays by name.
+
+    Raises:
+        ValueError: A name is unknown, a shape differs, or a value cannot be cast.
+    """
+    values = dotted_leaves(params)
+    for name, value in values.items():
+        _check(parameters, name, value)
+    return {name: _copy(value, parameters[name]) for name, value in values.items()}
+
+
+def _copy(value: Any, like: jax.Array) -> jax.Array:
+    if jnp.issubdtype(like.dtype, jax.dtypes.prng_key):
+        return jax.device_put(value, like.sharding, may_alias=False)
+    # A cast makes a new array; without one device_put copies.
+    cast = value if value.dtype == like.dtype else value.astype(like.dtype)
+    return jax.device_put(cast, like.sharding, may_alias=False)
+
+
+def _check(parameters: dict[str, jax.Array], name: str, value: Any) -> None:
+    if name not in parameters:
+        leaves = [known for known in parameters if known.startswith(f"{name}.")]
+        if leaves:
+            raise ValueError(
+                "A quantized parameter must be given as its own leaves, got one array "
+                f"{name!r}. Requantize the value, and pass {', '.join(leaves)}."
+            )
+        near = difflib.get_close_matches(name, parameters, n=3, cutoff=0.5)
+        raise ValueError(
+            f"Names must be those of the engine's parameters, got {name!r}. "
+            f"Use {' or '.join(near) if near else next(iter(parameters), 'none: there are none')}."
+        )
+    like = parameters[name]
+    if jnp.shape(value) != like.shape:
+        raise ValueError(
+            f"Shapes must be those of the engine's parameters, got {name}.shape="
+            f"{jnp.shape(value)} for {like.shape}. Pass the value of the same model."
+        )
+    if not _castable(value.dtype, like.dtype):
+        raise ValueError(
+            f"A value must have a dtype that casts to its parameter's, got {name}.dtype="
+            f"{value.dtype} for {like.dtype}. Pass {name} as {like.dtype}."
+        )
+
+
+def _castable(given: Any, wanted: Any) -> bool:
+    """Tests for equal dtypes, or two float dtypes of at least 16 bits."""
+    if given == wanted:
+        return True
+    floats = all(jnp.issubdtype(d, jnp.floating) for d in (given, wanted))
+    return floats and min(jnp.dtype(d).itemsize for d in (given, wanted)) >= 2

@@ -13,14 +13,13 @@ cache, the layers of a decoder run unrolled. The lattice has
 - for the log-probabilities of prompts, "score" at the same two sizes with prefill.
 
 A step without a program of its own size takes the next larger. With 64 rows and 2,048 tokens these
-are 22 programs, and padding at most doubles the tokens of a decoding step.
+are 21 programs, and padding at most doubles the tokens of a decoding step.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import TypeVar
 
 from dovetail_infer.step.logits import Kind
 
@@ -29,7 +28,7 @@ _FEW_ROWS = 8
 _LEAST_TOKENS = 32
 
 
-@dataclasses.dataclass(frozen=True, order=True)
+@dataclasses.dataclass(frozen=True)
 class Bucket:
     """Size of a program.
 
@@ -45,11 +44,8 @@ class Bucket:
     kind: Kind
 
 
-AnyBucket = TypeVar("AnyBucket", bound=Bucket)
-
-
 def lattice(*, step_tokens: int, max_rows: int, invariant: bool = False) -> tuple[Bucket, ...]:
-    """Returns the programs of an engine, small ones first.
+    """Returns the programs of an engine, by kind and then by size.
 
     Args:
         step_tokens: Largest number of tokens of a step, at least max_rows.
@@ -76,10 +72,11 @@ def lattice(*, step_tokens: int, max_rows: int, invariant: bool = False) -> tupl
     sizes |= {(n, rows, "plain") for n in mixed for rows in (few, max_rows) if rows <= n}
     sizes |= {(rows, rows, "full") for rows in (1, few, max_rows)}
     sizes |= {(n, min(n, max_rows), kind) for n in coarse for kind in KINDS[1:]}
-    return tuple(Bucket(*size) for size in sorted(sizes))
+    sizes = sorted(sizes, key=lambda size: (KINDS.index(size[2]), size))
+    return tuple(Bucket(*size) for size in sizes)
 
 
-def smallest(programs: Iterable[AnyBucket], *, tokens: int, rows: int, kind: Kind) -> AnyBucket:
+def smallest(programs: Iterable[Bucket], *, tokens: int, rows: int, kind: Kind) -> Bucket:
     """Returns the cheapest program that can run a step.
 
     Args:

@@ -18,7 +18,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.sharding import (
+    AxisType,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    Sharding,
+    SingleDeviceSharding,
+)
 
 from dovetail_infer.step.layout import Layout
 
@@ -64,7 +71,7 @@ class Placement:
         return contextlib.nullcontext() if self.mesh is None else jax.set_mesh(self.mesh)
 
     def parameter(self, x: Any) -> jax.Array:
-        """Returns an array on the mesh with Auto axes. Arrays that are there share their buffers."""
+        """Returns an array on the mesh with Auto axes. It shares buffers."""
         if self.mesh is None or not isinstance(x, jax.Array):
             return jax.device_put(x, self.whole)
         if not isinstance(x.sharding, NamedSharding):

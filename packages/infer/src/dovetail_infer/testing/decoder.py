@@ -190,10 +190,7 @@ class TinyLayer(nnx.Module):
         q = (y @ self.q[...]).reshape(*y.shape[:2], heads, width)
         k = (y @ self.k[...]).reshape(*y.shape[:2], kv_heads, width)
         q, k = _rotate(q, where["positions"]), _rotate(k, where["positions"])
-        if self.v is None:
-            v = k[..., :value_width]
-        else:
-            v = (y @ self.v[...]).reshape(k.shape)
+        v = k[..., :value_width] if self.v is None else (y @ self.v[...]).reshape(k.shape)
         sinks = None if self.sinks is None else self.sinks[...]
         options = {"causal": True, "window": self.window, "soft_cap": self.soft_cap}
         out, kv = attend(q, k, v, scale=width**-0.5, sinks=sinks, kv=kv, **options, **where)

@@ -17,6 +17,8 @@ import pytest  # noqa: E402
 
 import forced_devices  # noqa: E402
 
+sys.path.append(str(Path(__file__).parent))  # engines.py, for several test files
+
 
 @pytest.fixture(autouse=True)
 def _strict_ranks() -> Iterator[None]:

@@ -1,19 +1,52 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""An LLM inference engine for any JAX decoder."""
+"""An LLM inference engine for any JAX decoder: paged cache, continuous batching, exact sampling.
 
+    >>> from flax import nnx
+    >>> from dovetail_infer import Engine, Sampling
+    >>> from dovetail_infer.testing import ByteTokenizer, TinyDecoder
+    >>> model = TinyDecoder(rngs=nnx.Rngs(0))
+    >>> with Engine(model, tokenizer=ByteTokenizer(), max_length=128) as engine:
+    ...     (completion,) = engine.generate(["Hello"], Sampling(max_tokens=8, temperature=0))
+    >>> len(completion.tokens), completion.finish_reason
+    (8, 'length')
+
+- Engine: `Engine`, `Stream`, `QueueFull`, `Stats`
+- Requests and results: `Sampling`, `Completion`, `Tokens`, `TopLogprobs`, `Kept`
+- Interfaces: `Decoder`, `Operations`, `Tokenizer`, `reference`
+
+`dovetail_infer.schedule` has the scheduler alone, its event log and a simulator for capacity
+planning. `dovetail_infer.testing.check_decoder` checks a decoder of your own.
+"""
+
+from importlib.metadata import version as _version
+
+from dovetail_infer import reference
 from dovetail_infer.completion import Completion, Kept, QueueFull, Tokens, TopLogprobs
+from dovetail_infer.engine import Engine
 from dovetail_infer.sampling import Sampling
+from dovetail_infer.stats import PageStats, Stats
+from dovetail_infer.stream import Stream
 from dovetail_infer.types import Decoder, Operations, Tokenizer
 
-__all__ = [
-    "Completion",
-    "Decoder",
-    "Kept",
-    "Operations",
+__all__ = [  # noqa: RUF022, by topic
+    # Engine
+    "Engine",
+    "Stream",
     "QueueFull",
+    "Stats",
+    "PageStats",
+    # Requests and results
     "Sampling",
-    "Tokenizer",
+    "Completion",
     "Tokens",
     "TopLogprobs",
+    "Kept",
+    # Interfaces
+    "Decoder",
+    "Operations",
+    "Tokenizer",
+    "reference",
 ]
+
+__version__ = _version("dovetail-infer")

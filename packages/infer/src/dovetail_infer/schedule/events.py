@@ -12,6 +12,7 @@ the calls that the scheduler got and the plans that it made:
     {"event": "sampled", "request_id": 7, "token": 3}
     {"event": "finish", "request_id": 7}
     {"event": "reset", "request_ids": [..]}   null for all requests
+    {"event": "rename", "request_id": 7, "namespace": "00ff"}
     {"event": "drop_cache"}
 
 `dovetail_infer.schedule.replay` makes the same plans again. The ids of prompts
@@ -64,6 +65,11 @@ def finish(request_id: int) -> dict[str, Any]:
 def reset(request_ids: list[int] | None) -> dict[str, Any]:
     """Returns the event of requests that begin anew."""
     return {"event": "reset", "request_ids": request_ids}
+
+
+def rename(request_id: int, namespace: bytes) -> dict[str, Any]:
+    """Returns the event of a new namespace."""
+    return {"event": "rename", "request_id": request_id, "namespace": namespace.hex()}
 
 
 def drop_cache() -> dict[str, Any]:

@@ -221,6 +221,14 @@ class Scheduler:
                     self._vacate(sequence)
                     self._wait_again(sequence)
 
+    def rename(self, request_id: int, namespace: bytes) -> None:
+        """Changes the namespace of a waiting request, after a `reset` for new weights."""
+        if self._record:
+            self._record(events.rename(request_id, namespace))
+        sequence = self._sequences[request_id]
+        assert sequence.slot is None, request_id
+        sequence.namespace, sequence.awaited = namespace, None
+
     def drop_cache(self) -> None:
         """Forgets all prefixes: after a failed step, and with new weights."""
         if self._record:

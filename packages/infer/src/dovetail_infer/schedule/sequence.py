@@ -24,8 +24,8 @@ class Sequence:
         request_id: The request.
         ids: Token ids of the prompt, then of the output.
         prompt_length: Number of tokens of the prompt.
-        max_total: Number of tokens, prompt and output together, at which the request ends. A request
-            with `max_total == prompt_length` reads its prompt and draws nothing.
+        max_total: Number of tokens, prompt and output together, at which the request ends.
+            Equal to `prompt_length`: it reads its prompt and draws nothing.
         namespace: Seed of its block digests: weights version and adapter. Requests of different
             namespaces share no pages. Change it only while the request waits.
         read_prefix: False computes the whole prompt, and never starts from cached pages.

@@ -198,8 +198,7 @@ class Executor:
     def dispatch(self, batch: Batch, *, kind: Kind, want: Collection[Want] = ()) -> Handle:
         """Starts a step.
 
-        A program that is not compiled is compiled first, unless a larger one is; `late_compiles`
-        counts these.
+        A program that is not compiled is compiled first; `late_compiles` counts these.
 
         Args:
             batch: Input, without padding.
@@ -304,15 +303,10 @@ class Executor:
         """Returns the program of a step, compiled."""
         choice = self._choices.get((tokens, rows, kind, rules))
         if choice is None:
-            size: Any = {"tokens": tokens, "rows": rows, "kind": kind}
-            ready = [bucket for bucket, count in self._compiled if count == rules]
-            try:
-                choice = smallest(ready, **size), rules
-            except ValueError:
-                choice = smallest(self._lattice, **size), rules
+            choice = smallest(self._lattice, tokens=tokens, rows=rows, kind=kind), rules
+            if choice not in self._compiled:
                 self._compiled[choice] = _compile(self._lower(*choice))
                 self.late_compiles += rules == 0
-                self._choices.clear()
             self._choices[tokens, rows, kind, rules] = choice
         return choice
 

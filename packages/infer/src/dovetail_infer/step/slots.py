@@ -131,7 +131,7 @@ def row_options(
     *,
     seeds: Sequence[int],
     outputs: Sequence[int],
-    rules: Sequence[Rule] = (),
+    rules: Sequence[int],
 ) -> RowOptions:
     """Returns the options of the rows of a step.
 
@@ -139,7 +139,7 @@ def row_options(
         samplings: Options of each row's request.
         seeds: Seed of each request.
         outputs: Number of tokens that each request has drawn before.
-        rules: The engine's rules.
+        rules: Index of each request's rule among the engine's, or -1.
     """
 
     def column(name: str, dtype: type) -> np.ndarray:
@@ -155,9 +155,7 @@ def row_options(
         frequency_penalty=column("frequency_penalty", np.float32),
         presence_penalty=column("presence_penalty", np.float32),
         bans=np.array(bans, bool),
-        rules=np.array(
-            [-1 if s.rule is None else rules.index(s.rule) for s in samplings], np.int32
-        ),
+        rules=np.array(rules, np.int32),
         keys=np.array([key_data(seed) for seed in seeds], np.uint32).reshape(-1, 2),
     )
 

@@ -226,6 +226,7 @@ def draws(
         [sampling] * _DRAWS,
         seeds=range(_DRAWS),
         outputs=[len(_OUTPUT)] * _DRAWS,
+        rules=[-1] * _DRAWS,
     )
     rows = device.Rows(
         *map(jnp.asarray, options),

@@ -1,0 +1,475 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The engine: any decoder, with continuous batching over a paged cache."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import secrets
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from flax import nnx
+from jaxtyping import DTypeLike, Float32
+
+from dovetail_infer import reference
+from dovetail_infer.completion import Completion
+from dovetail_infer.loop import Loop
+from dovetail_infer.prompts import Prompt, prompt_ids
+from dovetail_infer.request import Request
+from dovetail_infer.sampling import MAX_SEED, Sampling
+from dovetail_infer.schedule.plan import Limits
+from dovetail_infer.schedule.scheduler import Scheduler
+from dovetail_infer.schedule.sequence import Sequence as Scheduled
+from dovetail_infer.stats import Stats
+from dovetail_infer.step.executor import Executor, Program
+from dovetail_infer.step.layout import discover
+from dovetail_infer.step.memory import Fit, fits
+from dovetail_infer.step.slots import check_request
+from dovetail_infer.stream import Stream
+from dovetail_infer.types import Operations, Tokenizer
+
+_log = logging.getLogger(__name__)
+DEFAULT_LENGTH = 4096
+Event = dict[str, Any]
+
+
+class Engine:
+    """Samples from a decoder, for many requests at once.
+
+    A request gets the same result alone and beside others, up to float rounding: its draws depend
+    on its seed alone. One thread runs the steps; all methods may be called from any thread.
+
+    Args:
+        model: A decoder, see `Decoder`. Its arrays are used as they are: quantized, sharded, in any
+            dtype. `update_weights` replaces them.
+        tokenizer: For text prompts and text. None: token ids alone.
+        operations: The hot operations. The module `dovetail_kernels` has fast ones.
+        kv_dtype: Dtype of the cache. Default: that of the model's keys, but float32 for bfloat16
+            on a CPU with jax before 0.12, where each write would copy the cache.
+        kv_bytes: Size of the cache. Default: 90 % of the free memory of an accelerator after
+            weights and programs, and 25 % of the free memory of a CPU.
+        page_size: Tokens per page.
+        step_tokens: Largest number of tokens of a step, prompts and outputs together.
+        max_rows: Largest number of requests that run at once.
+        max_length: Largest number of tokens of a request, prompt and output together. Default:
+            4096, or less if the cache is smaller.
+        max_queue: Largest number of waiting requests.
+        prefix_cache: Keep pages of finished requests for prompts that begin alike.
+        max_logprobs: Largest `Sampling.logprobs` and `Sampling.prompt_logprobs`.
+        record_experts: Return the experts of each token, for a mixture. The prefix cache is then
+            not read.
+        adapters: Number of LoRA adapters of a model of `dovetail_models.lora.stack`.
+        invariant: Run all steps in one program, so that on a CPU not even the bits of a result
+            depend on other requests. Every step then costs as much as the largest.
+        overlap: Read the results of a step while the next one runs. False only changes the time.
+        events: Called with each event of the scheduler, a dict of plain values, in the engine's
+            thread. `dovetail_infer.schedule.events` describes and replays them.
+
+    Raises:
+        ValueError: The model has an attention of its own, an option is out of range, or not even
+            one request of `max_length` fits the memory.
+
+    Example:
+
+        >>> from flax import nnx
+        >>> from dovetail_infer import Engine, Sampling
+        >>> from dovetail_infer.testing import ByteTokenizer, TinyDecoder
+        >>> with Engine(TinyDecoder(rngs=nnx.Rngs(0)), tokenizer=ByteTokenizer()) as engine:
+        ...     completions = engine.generate(["Hello", "Hi"], Sampling(max_tokens=4))
+        >>> [len(completion.tokens) for completion in completions]
+        [4, 4]
+    """
+
+    def __init__(
+        self,
+        model: nnx.Module,
+        *,
+        tokenizer: Tokenizer | None = None,
+        operations: Operations = reference,
+        kv_dtype: DTypeLike | None = None,
+        kv_bytes: int | None = None,
+        page_size: int = 16,
+        step_tokens: int = 2048,
+        max_rows: int = 64,
+        max_length: int | None = None,
+        max_queue: int = 256,
+        prefix_cache: bool = True,
+        max_logprobs: int = 20,
+        record_experts: bool = False,
+        adapters: int = 0,
+        invariant: bool = False,
+        overlap: bool = True,
+        events: Callable[[Event], None] | None = None,
+    ):
+        _check_sizes(
+            page_size=page_size,
+            step_tokens=step_tokens,
+            max_rows=max_rows,
+            max_length=max_length,
+            max_queue=max_queue,
+        )
+        tokens = DEFAULT_LENGTH if max_length is None else max_length
+        layout = discover(
+            model, max_length=tokens, kv_dtype=kv_dtype, record_experts=record_experts
+        )
+        fit = _fit(
+            model,
+            max_length,
+            layout=layout,
+            page_size=page_size,
+            step_tokens=step_tokens,
+            max_rows=max_rows,
+            kv_bytes=kv_bytes,
+        )
+        _log.info("memory of the engine:\n%s", fit)
+        limits = Limits(
+            page_size=page_size,
+            step_tokens=min(step_tokens, max_rows * fit.max_length),
+            max_rows=max_rows,
+            max_length=fit.max_length,
+            groups=fit.limits,
+            prefix_cache=prefix_cache,
+        )
+        executor = Executor(
+            model,
+            operations=operations,
+            layout=layout,
+            limits=limits,
+            max_logprobs=max_logprobs,
+            adapters=adapters,
+            invariant=invariant,
+        )
+        self._tokenizer, self._record_experts = tokenizer, record_experts
+        self._max_logprobs, self._adapters = max_logprobs, adapters
+        self.vocab_size, self.max_length, self.fit = layout.vocab_size, fit.max_length, fit
+        self._executor = executor
+        self._loop = Loop(
+            Scheduler(limits, record=events),
+            executor,
+            max_rows=max_rows,
+            max_queue=max_queue,
+            vocab_size=layout.vocab_size,
+            record_experts=record_experts,
+            overlap=overlap,
+        )
+        self._close = weakref.finalize(self, self._loop.close)
+
+    def warmup(self) -> list[Program]:
+        """Compiles every program, so that no request waits for one. Returns them."""
+        return self._loop.call(self._executor.compile)
+
+    def generate(
+        self, prompts: Sequence[Prompt], sampling: Sampling | Sequence[Sampling] | None = None
+    ) -> list[Completion]:
+        """Completes prompts, as many at once as fit.
+
+        Args:
+            prompts: Texts or token ids. There may be more than the queue holds.
+            sampling: Options of all prompts, or of each. Default: `Sampling()`.
+
+        Returns:
+            A completion of each prompt, in order.
+
+        Raises:
+            ValueError: A prompt or an option is not possible; nothing has been computed then.
+            RuntimeError: The engine is closed.
+        """
+        return self._run(self._prompt_ids(prompts), self._options(sampling, len(prompts)))
+
+    def sample(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        n: int,
+        max_tokens: int,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        stop_token_ids: Sequence[int] = (),
+        kept: bool = False,
+        seed: int,
+    ) -> list[list[Completion]]:
+        """Draws n completions of each prompt, for reinforcement learning.
+
+        Args:
+            prompts: Texts or token ids.
+            n: Completions of each prompt. They share the pages of the prompt.
+            max_tokens: See `Sampling`, here and below.
+            temperature: Divides the logits.
+            top_k: Keeps the k largest logits.
+            top_p: Keeps the most likely tokens.
+            min_p: Keeps tokens by their likelihood.
+            stop_token_ids: Ids that end a completion.
+            kept: Return the ids that the filters kept.
+            seed: Completion j of prompt i is that of `Sampling(seed=seed + i * n + j)`.
+
+        Returns:
+            The n completions of each prompt.
+        """
+        if n < 1:
+            raise ValueError(f"n must be at least 1, got n={n}. Use n=1 for one completion each.")
+        plain = Sampling(
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            stop_token_ids=stop_token_ids,
+            kept=kept,
+            seed=seed,
+        )
+        ids = [ids for ids in self._prompt_ids(prompts) for _ in range(n)]
+        seeds = [(seed + i) % MAX_SEED for i in range(len(ids))]
+        options = [dataclasses.replace(plain, seed=s) for s in seeds]
+        self._check(plain)
+        flat = self._run(ids, options)
+        return [flat[i : i + n] for i in range(0, len(flat), n)]
+
+    def score(self, prompts: Sequence[Prompt]) -> list[Float32[np.ndarray, " T1"]]:
+        """Computes log p of each token of each text given those before it.
+
+        Args:
+            prompts: Texts or token ids, of at least two tokens.
+
+        Returns:
+            The log-probabilities of all tokens but the first, of each prompt.
+        """
+        whole = self._prompt_ids(prompts, max_tokens=self.max_length)
+        for i, ids in enumerate(whole):
+            if len(ids) < 2:
+                raise ValueError(
+                    f"a text to score must have at least two tokens, got {len(ids)} in "
+                    f"prompts[{i}]. The first token has no probability."
+                )
+        option = Sampling(max_tokens=1, temperature=0, prompt_logprobs=0, ignore_eos=True)
+        heads = [ids[:-1] for ids in whole]
+        targets = [np.array(ids[1:], np.int32) for ids in whole]
+        completions = self._run(heads, [option] * len(whole), targets=targets)
+        for completion in completions:
+            if completion.prompt_logprobs is None or completion.finish_reason == "error":
+                raise RuntimeError(
+                    f"a score needs finite logits and a running engine, got finish_reason="
+                    f"{completion.finish_reason!r}: {completion.error}."
+                )
+        return [c.prompt_logprobs for c in completions if c.prompt_logprobs is not None]
+
+    def stream(self, prompt: Prompt, sampling: Sampling | None = None) -> Stream:
+        """Returns a stream of one completion. The request begins with its block.
+
+        Entering the block raises `QueueFull` if the queue has no place.
+
+        Args:
+            prompt: Text or token ids.
+            sampling: Options. Default: `Sampling()`.
+        """
+        (ids,) = self._prompt_ids([prompt])
+        (option,) = self._options(sampling, 1)
+
+        def submit(put: Callable[[Any], None]) -> Request:
+            make = self._maker(ids, option, put, streams=True)
+            return self._loop.submit(make, wait=False)
+
+        return Stream(submit, lambda request: self._loop.abort([request]))
+
+    def update_weights(self, params: Any, *, version: int) -> None:
+        """Replaces weights between two steps.
+
+        The arrays are copied, so a training step may donate them afterwards. Cached prefixes are
+        forgotten. Running requests go on with the new weights from the tokens that they have.
+
+        Args:
+            params: An `nnx.State`, nested dicts, or a dict by dotted names: all parameters or a
+                part, such as LoRA adapters or the leaves of quantized weights.
+            version: A number above that of the present weights, which begin with 0.
+
+        Raises:
+            ValueError: A name, shape or version is wrong. The weights are unchanged then.
+        """
+
+        def update() -> None:
+            if version <= self._loop.version:
+                raise ValueError(
+                    f"version must be above that of the present weights, {self._loop.version}, "
+                    f"got version={version}. Count updates."
+                )
+            self._loop.update_weights(params, version=version)
+
+        self._loop.call(update)
+
+    def pause(self) -> None:
+        """Waits for the step on the device, and starts no more until `resume`."""
+        self._loop.call(self._loop.pause)
+
+    def sleep(self) -> None:
+        """Pauses and frees the memory of the device, for example for a training step.
+
+        The cache is forgotten. Weights move to the host, if the device is not a CPU. Running
+        requests are computed again from their tokens after `resume`.
+        """
+        self._loop.call(self._loop.sleep)
+
+    def resume(self) -> None:
+        """Goes on after `pause` or `sleep`."""
+        self._loop.call(self._loop.resume)
+
+    def stats(self) -> Stats:
+        """Returns counters, and the present numbers of requests and pages."""
+        return self._loop.stats()
+
+    def close(self) -> None:
+        """Aborts all requests and frees the cache. Leaving a `with` block does it too."""
+        self._loop.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _prompt_ids(
+        self, prompts: Sequence[Prompt], *, max_tokens: int | None = None
+    ) -> list[list[int]]:
+        return prompt_ids(
+            prompts,
+            tokenizer=self._tokenizer,
+            vocab_size=self.vocab_size,
+            max_tokens=max_tokens or self.max_length - 1,
+            limit=f"max_length={self.max_length}",
+        )
+
+    def _options(
+        self, sampling: Sampling | Sequence[Sampling] | None, count: int
+    ) -> list[Sampling]:
+        one = sampling is None or isinstance(sampling, Sampling)
+        options = [sampling or Sampling()] * count if one else list(sampling)
+        if len(options) != count:
+            raise ValueError(
+                f"sampling must be one Sampling or one for each prompt, got {len(options)} for "
+                f"{count} prompts. Pass a list of {count}."
+            )
+        for option in {id(option): option for option in options}.values():
+            self._check(option)
+        return options
+
+    def _check(self, sampling: Sampling) -> None:
+        check_request(
+            sampling,
+            vocab_size=self.vocab_size,
+            max_logprobs=self._max_logprobs,
+            adapters=self._adapters,
+            tokenizer=self._tokenizer is not None,
+        )
+
+    def _run(
+        self,
+        prompts: list[list[int]],
+        options: Sequence[Sampling],
+        *,
+        targets: Sequence[np.ndarray] | None = None,
+    ) -> list[Completion]:
+        """Submits all prompts and waits. An interruption aborts them."""
+        results, requests = _Results(len(prompts)), []
+        try:
+            for i, (ids, option) in enumerate(zip(prompts, options, strict=True)):
+                given = None if targets is None else targets[i]
+                make = self._maker(ids, option, results.put(i), targets=given)
+                requests.append(self._loop.submit(make, wait=True))
+            return results.wait()
+        except BaseException:
+            self._loop.abort(requests)
+            raise
+
+    def _maker(
+        self,
+        ids: list[int],
+        sampling: Sampling,
+        sink: Callable[[Any], None],
+        *,
+        streams: bool = False,
+        targets: np.ndarray | None = None,
+    ) -> Callable[[int], Request]:
+        """Returns a function that makes a request with an id."""
+        seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
+        if targets is None and sampling.prompt_logprobs is not None:
+            targets = np.array([*ids[1:], -1], np.int32)
+        wait_s = sampling.deadline_s
+        deadline = None if wait_s is None else time.monotonic() + wait_s
+
+        def make(request_id: int) -> Request:
+            scheduled = Scheduled(
+                request_id=request_id,
+                ids=list(ids),
+                prompt_length=len(ids),
+                max_total=min(len(ids) + sampling.max_tokens, self.max_length),
+                namespace=b"",
+                read_prefix=targets is None and not self._record_experts,
+            )
+            return Request(
+                scheduled,
+                sampling,
+                seed=seed,
+                tokenizer=self._tokenizer,
+                vocab_size=self.vocab_size,
+                sink=sink,
+                streams=streams,
+                targets=targets,
+                deadline=deadline,
+            )
+
+        return make
+
+
+class _Results:
+    """Completions of several requests, and the wait for the last of them."""
+
+    def __init__(self, count: int):
+        self._completions: list[Completion | None] = [None] * count
+        self._left, self._done = count, threading.Event()
+        if not count:
+            self._done.set()
+
+    def put(self, i: int) -> Callable[[Any], None]:
+        def sink(completion: Completion) -> None:
+            self._completions[i] = completion
+            self._left -= 1  # the engine's thread alone does this
+            if not self._left:
+                self._done.set()
+
+        return sink
+
+    def wait(self) -> list[Completion]:
+        self._done.wait()
+        return [completion for completion in self._completions if completion is not None]
+
+
+def _check_sizes(**sizes: int | None) -> None:
+    for name, size in sizes.items():
+        if size is not None and size < 1:
+            raise ValueError(f"{name} must be at least 1, got {name}={size}. Use the default.")
+
+
+def _fit(model: Any, max_length: int | None, **sizes: Any) -> Fit:
+    """Returns the memory of an engine, of the largest default length that fits without one."""
+    if max_length is not None:
+        return fits(model, max_length=max_length, **sizes)
+    length = DEFAULT_LENGTH
+    while True:
+        try:
+            return fits(model, max_length=length, **sizes)
+        except ValueError:
+            if length <= sizes["page_size"]:
+                raise
+            length //= 2

@@ -1,0 +1,311 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The engine's results against whole forward passes, and the same results in every setting."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from engines import VOCAB, decoder, engine, greedy, logprobs, prompts, text_engine
+
+from dovetail_infer import Engine, Sampling
+from dovetail_infer.testing import ByteTokenizer
+
+GREEDY = Sampling(max_tokens=12, temperature=0)
+
+
+@pytest.fixture(scope="module")
+def expected():
+    return [greedy(decoder(), ids, 12) for ids in prompts(20)]
+
+
+def tokens(completions):
+    return [completion.tokens.tolist() for completion in completions]
+
+
+@pytest.mark.capability("greedy ids of whole forward passes, in every setting of the engine")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"prefix_cache": False},
+        {"overlap": False},
+        {"page_size": 16},
+        {"step_tokens": 8},
+        {"step_tokens": 9, "page_size": 1},
+        {"max_rows": 1},
+        {"kv_bytes": 24 * 4 * 512},  # 24 pages: requests preempt each other
+        {"invariant": True},
+    ],
+    ids=str,
+)
+def test_greedy_ids_are_those_of_whole_forward_passes(options, expected):
+    with engine(**options) as running:
+        assert tokens(running.generate(prompts(20), GREEDY)) == expected
+        stats = running.stats()
+        assert stats.waiting == stats.running == stats.failed_steps == 0
+        assert all(page.used == 0 for page in stats.pages)
+        assert (stats.preemptions > 0) == ("kv_bytes" in options)
+        if options.get("prefix_cache", True):
+            assert stats.cached_tokens > 0
+
+
+@pytest.mark.parametrize("windows", [(5,), (None, 7), (3, 16)])
+def test_layers_with_windows(windows):
+    model = decoder(windows)
+    with engine(model) as running:
+        for _ in range(2):  # the second time from the prefix cache
+            found = tokens(running.generate(prompts(6), GREEDY))
+            assert found == [greedy(model, ids, 12) for ids in prompts(6)]
+
+
+@pytest.mark.capability("draws that depend on the seed alone")
+def test_a_seed_draws_the_same_tokens_alone_and_in_company():
+    sampling = [
+        Sampling(max_tokens=10, temperature=0.9, top_p=0.8, seed=i, logprobs=i % 3)
+        for i in range(24)
+    ]
+    with engine(max_rows=8) as running:
+        together = running.generate(prompts(24), sampling)
+        assert len({tuple(x) for x in tokens(together)}) == 24
+        for i in (0, 5, 23):
+            (alone,) = running.generate([prompts(24)[i]], sampling[i])
+            assert alone.tokens.tolist() == together[i].tokens.tolist()
+
+
+def test_a_request_without_a_seed_can_be_repeated_by_the_seed_of_its_completion():
+    with engine() as running:
+        a, b = running.generate([[1, 2, 3]] * 2, Sampling(max_tokens=20))
+        assert a.seed != b.seed
+        assert a.tokens.tolist() != b.tokens.tolist()
+        (again,) = running.generate([[1, 2, 3]], Sampling(max_tokens=20, seed=a.seed))
+        assert again.tokens.tolist() == a.tokens.tolist()
+
+
+@pytest.mark.capability("several completions of a prompt that share its pages")
+def test_samples_are_seeded_requests_that_share_the_prompt():
+    ids = prompts(3, longest=30)
+    with engine() as running:
+        found = running.sample(ids, n=4, max_tokens=8, temperature=0.7, seed=11)
+        shared = running.stats().cached_tokens
+        assert [len(group) for group in found] == [4, 4, 4]
+        # All full pages of a prompt but those that its first completion computed.
+        assert shared >= sum(3 * ((len(x) - 1) // 4 * 4) for x in ids)
+    with engine(prefix_cache=False) as running:
+        for i, prompt in enumerate(ids):
+            for j in range(4):
+                option = Sampling(max_tokens=8, temperature=0.7, seed=11 + 4 * i + j)
+                (alone,) = running.generate([prompt], option)
+                assert alone.tokens.tolist() == found[i][j].tokens.tolist()
+
+
+@pytest.mark.capability("log-probabilities of drawn and of prompt tokens")
+def test_logprobs_are_those_of_a_whole_forward_pass():
+    model, ids = decoder(), prompts(8)
+    sampling = Sampling(
+        max_tokens=9, temperature=0.8, top_k=20, seed=3, logprobs=5, prompt_logprobs=4
+    )
+    with engine() as running:
+        running.generate(ids, dataclasses.replace(sampling, prompt_logprobs=None))
+        # The prefix cache has all prompts now, and prompt tokens are scored nevertheless.
+        for prompt, found in zip(ids, running.generate(ids, sampling), strict=True):
+            drawn = found.tokens.tolist()
+            want = logprobs(model, prompt + drawn)
+            rows = want[len(prompt) - 1 : -1]
+            picked = rows[np.arange(9), drawn]
+            np.testing.assert_allclose(found.logprobs, picked, atol=1e-4)
+            np.testing.assert_array_equal(found.top.tokens, np.argsort(-rows, axis=1)[:, :5])
+            np.testing.assert_allclose(found.top.logprobs, -np.sort(-rows)[:, :5], atol=1e-4)
+            assert found.top.ranks.tolist() == [
+                1 + int((row > row[t]).sum()) for row, t in zip(rows, drawn, strict=True)
+            ]
+            before = want[: len(prompt) - 1]
+            given = before[np.arange(len(before)), prompt[1:]]
+            np.testing.assert_allclose(found.prompt_logprobs, given, atol=1e-4)
+            assert found.prompt_top.tokens.shape == (len(before), 4)
+            _check_sampled(found, rows)
+
+
+def _check_sampled(found, rows):
+    """The two numbers of the sampler: temperature 0.8, then the 20 largest."""
+    hot = rows / 0.8
+    hot = hot - np.log(np.exp(hot).sum(axis=1, keepdims=True))
+    kept = hot >= np.sort(hot, axis=1)[:, -20:-19]
+    mass = np.log(np.where(kept, np.exp(hot), 0).sum(axis=1))
+    np.testing.assert_allclose(found.log_mass, mass, atol=1e-4)
+    before = hot[np.arange(len(hot)), found.tokens]
+    np.testing.assert_allclose(found.sampled_logprobs + found.log_mass, before, atol=1e-4)
+
+
+def test_score_is_the_log_probability_of_each_token_but_the_first():
+    ids = [*prompts(5), [3, 1]]
+    ids[0] = np.random.default_rng(5).integers(0, VOCAB, 64).tolist()  # max_length tokens
+    with engine(step_tokens=16) as running:
+        for prompt, found in zip(ids, running.score(ids), strict=False):
+            if len(prompt) > 1:
+                want = logprobs(decoder(), prompt)[np.arange(len(prompt) - 1), prompt[1:]]
+                np.testing.assert_allclose(found, want, atol=1e-4)
+
+
+def test_kept_ids_are_those_of_the_filters():
+    with engine() as running:
+        (found,) = running.generate(
+            [[1, 2, 3]], Sampling(max_tokens=6, top_k=7, seed=1, kept=True, temperature=0.5)
+        )
+        rows = logprobs(decoder(), [1, 2, 3, *found.tokens.tolist()])[2:-1]
+        want = np.sort(np.argsort(-rows, axis=1)[:, :7], axis=1)
+        assert found.kept.bits is None
+        np.testing.assert_array_equal(found.kept.tokens, want)
+        (found,) = running.generate([[1, 2, 3]], Sampling(max_tokens=6, top_p=0.5, kept=True))
+        assert found.kept.tokens is None
+        bits = np.unpackbits(found.kept.bits.view(np.uint8), axis=1, bitorder="little")
+        mass = np.where(
+            bits[:, :VOCAB], np.exp(logprobs(decoder(), [1, 2, 3, *found.tokens])[2:-1]), 0
+        )
+        np.testing.assert_allclose(np.log(mass.sum(axis=1)), found.log_mass, atol=1e-4)
+
+
+def test_a_rule_of_the_user_draws():
+    import jax.numpy as jnp
+
+    def least_likely(warped, key):
+        return jnp.argmin(jnp.where(warped > -jnp.inf, warped, jnp.inf))
+
+    with engine() as running:
+        option = Sampling(max_tokens=6, top_k=3, rule=least_likely, logprobs=3)
+        found = running.generate([[1, 2, 3], [4]], option)
+        for completion in found:
+            assert completion.tokens.tolist() == completion.top.tokens[:, 2].tolist()
+
+
+class TestEnds:
+    """How requests end."""
+
+    def test_length(self):
+        with engine() as running:
+            short, long = running.generate([[1], list(range(60))], GREEDY)
+            assert (short.finish_reason, len(short.tokens)) == ("length", 12)
+            assert (long.finish_reason, len(long.tokens)) == ("length", 4)  # max_length 64
+
+    def test_stop_ids_and_min_tokens(self):
+        with engine() as running:
+            (free,) = running.generate([[5, 6]], GREEDY)
+            stop = int(free.tokens[4])
+            first = free.tokens.tolist().index(stop)
+            option = dataclasses.replace(GREEDY, stop_token_ids=[stop])
+            (found,) = running.generate([[5, 6]], option)
+            assert (found.finish_reason, found.stop) == ("stop", stop)
+            assert found.tokens.tolist() == free.tokens.tolist()[: first + 1]
+            option = dataclasses.replace(option, min_tokens=12)
+            (found,) = running.generate([[5, 6]], option)
+            assert found.finish_reason == "length"
+            assert stop not in found.tokens[:11].tolist()
+
+    def test_eos_and_ignore_eos(self):
+        eos = ByteTokenizer().eos_id
+        bias = {eos: 100.0}
+        with text_engine() as running:
+            (found,) = running.generate(["ab"], Sampling(logit_bias=bias))
+            assert (found.finish_reason, found.stop, found.text) == ("stop", eos, "")
+            option = Sampling(logit_bias=bias, ignore_eos=True, max_tokens=3)
+            (found,) = running.generate(["ab"], option)
+            assert found.tokens.tolist() == [eos] * 3
+            assert found.finish_reason == "length"
+
+    def test_stop_strings_at_every_split(self):
+        with text_engine() as running:
+            (free,) = running.generate(["ab"], Sampling(max_tokens=24, seed=5, ignore_eos=True))
+            assert free.text == ByteTokenizer().decode(free.tokens)
+            for begin in range(0, len(free.text) - 3, 3):
+                stop = free.text[begin : begin + 3]
+                option = Sampling(max_tokens=24, seed=5, stop=stop, ignore_eos=True)
+                (found,) = running.generate(["ab"], option)
+                assert found.text == free.text[: free.text.index(stop)]
+                assert (found.finish_reason, found.stop) == ("stop", stop)
+                with running.stream("ab", option) as stream:
+                    assert "".join(piece.text for piece in stream) == found.text
+
+
+def test_penalties_and_bias_of_a_request_stay_with_it():
+    """A slot that had a bias is given to a request without one."""
+    with engine(max_rows=1) as running:
+        (free,) = running.generate([[7, 8]], GREEDY)
+        option = dataclasses.replace(GREEDY, logit_bias={3: 50.0}, repetition_penalty=1.5)
+        (biased,) = running.generate([[7, 8]], option)
+        assert 3 in biased.tokens.tolist()
+        (again,) = running.generate([[7, 8]], GREEDY)
+        assert again.tokens.tolist() == free.tokens.tolist()
+
+
+def test_penalties_survive_a_preemption():
+    option = [
+        Sampling(
+            max_tokens=12, temperature=0.9, seed=i, frequency_penalty=0.8, presence_penalty=0.3
+        )
+        for i in range(12)
+    ]
+    ids = prompts(12)
+    with engine() as running:
+        want = tokens(running.generate(ids, option))
+    with engine(kv_bytes=24 * 4 * 512) as running:
+        assert tokens(running.generate(ids, option)) == want
+        assert running.stats().preemptions > 0
+
+
+class TestBadInput:
+    """Errors at the boundary, before any work."""
+
+    @pytest.mark.parametrize(
+        "prompt, error, words",
+        [
+            ("text", ValueError, ("need a tokenizer", "tokenizer=None", "Engine(model")),
+            ([], ValueError, ("at least one token", "prompts[0]", "bos")),
+            ([VOCAB], ValueError, (f"[0, {VOCAB})", f"got {VOCAB}", "tokenizer")),
+            ([-1], ValueError, ("vocabulary", "got -1")),
+            (
+                [*range(61), 1, 2, 3],
+                ValueError,
+                ("at most 63 tokens", "got 64", "max_length"),
+            ),
+            ([0.5], TypeError, ("token ids", "float64", "np.int32")),
+            ([[1]], TypeError, ("token ids", "(1, 1)")),
+        ],
+    )
+    def test_prompts(self, prompt, error, words):
+        with engine() as running:
+            with pytest.raises(error) as raised:
+                running.generate([prompt], GREEDY)
+            assert all(word in str(raised.value) for word in words)
+            assert running.stats().steps == 0
+
+    def test_one_prompt_for_many(self):
+        with text_engine() as running, pytest.raises(TypeError, match=r"Use \[prompt\]"):
+            running.generate("text", GREEDY)
+
+    def test_a_count_of_options(self):
+        with engine() as running, pytest.raises(ValueError, match="got 1 for 2 prompts"):
+            running.generate([[1], [2]], [GREEDY])
+
+    @pytest.mark.parametrize("option", ["page_size", "step_tokens", "max_rows", "max_length"])
+    def test_sizes(self, option):
+        with pytest.raises(ValueError, match=rf"{option} must be .*got {option}=0"):
+            engine(**{option: 0})
+
+    def test_a_closed_engine(self):
+        running = engine()
+        running.close()
+        running.close()
+        for call in (lambda: running.generate([[1]], GREEDY), running.warmup, running.pause):
+            with pytest.raises(RuntimeError, match="closed"):
+                call()
+
+
+def test_nothing_is_given_for_no_prompts():
+    with engine() as running:
+        assert running.generate([], GREEDY) == []
+
+
+def test_an_engine_is_exported():
+    assert Engine.__module__ == "dovetail_infer.engine"

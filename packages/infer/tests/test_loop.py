@@ -1,0 +1,326 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The loop: queues, ends from outside, failures, new weights, and sleep."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from engines import decoder, engine, greedy, prompts
+from flax import nnx
+
+from dovetail_infer import QueueFull, Sampling
+from dovetail_infer.testing import TinyDecoder
+
+GREEDY = Sampling(max_tokens=12, temperature=0)
+LONG = Sampling(max_tokens=60, temperature=0)
+
+
+class Failing:
+    """An executor whose steps fail where `when(batch)` says so: at the start, or when read."""
+
+    def __init__(self, executor, when, *, at="read"):
+        self._executor, self._when, self._at = executor, when, at
+
+    def __getattr__(self, name):
+        return getattr(self._executor, name)
+
+    def dispatch(self, batch, **options):
+        fails = self._when(batch)
+        if fails and self._at == "dispatch":
+            raise RuntimeError("injected")
+        handle = self._executor.dispatch(batch, **options)
+        return _FailingHandle() if fails else handle
+
+
+class _FailingHandle:
+    def read(self):
+        raise RuntimeError("injected")
+
+
+def pages_in_use(running):
+    return sum(page.used for page in running.stats().pages)
+
+
+class TestQueue:
+    """The bounded queue."""
+
+    def test_a_full_queue_refuses_a_stream_and_says_when_to_try_again(self):
+        with engine(max_queue=2, max_rows=1) as running:
+            running.pause()
+            streams = [running.stream([i], GREEDY) for i in range(3)]
+            streams[0].__enter__()
+            streams[1].__enter__()
+            with pytest.raises(QueueFull, match="at most max_queue=2") as raised:
+                streams[2].__enter__()
+            assert raised.value.retry_after_s > 0
+            running.resume()
+            for stream in streams[:2]:
+                assert sum(len(piece.tokens) for piece in stream) == 12
+
+    def test_generate_waits_for_places(self):
+        with engine(max_queue=2, max_rows=2) as running:
+            ids = prompts(12)
+            found = running.generate(ids, GREEDY)
+            assert [c.tokens.tolist() for c in found] == [greedy(decoder(), x, 12) for x in ids]
+
+
+class TestEndsFromOutside:
+    """Aborts, deadlines and signals."""
+
+    def test_leaving_a_stream_aborts_its_request(self):
+        with engine() as running:
+            with running.stream([1, 2], LONG) as stream:
+                assert len(next(iter(stream)).tokens) >= 1
+            (other,) = running.generate([[3]], GREEDY)
+            assert other.tokens.tolist() == greedy(decoder(), [3], 12)
+            assert running.stats().finished == {"abort": 1, "length": 1}
+            assert pages_in_use(running) == 0
+
+    def test_async_streams_run_together(self):
+        import asyncio
+
+        async def one(running, i):
+            async with running.stream([i], GREEDY) as stream:
+                found = [token async for piece in stream for token in piece.tokens.tolist()]
+            assert stream.completion.tokens.tolist() == found
+            return found
+
+        async def cancelled(running):
+            async with running.stream([9], LONG) as stream:
+                async for _ in stream:
+                    raise asyncio.CancelledError
+
+        async def every(running):
+            tasks = [one(running, i) for i in range(6)]
+            return await asyncio.gather(*tasks, cancelled(running), return_exceptions=True)
+
+        with engine() as running:
+            *found, error = asyncio.run(every(running))
+            assert isinstance(error, asyncio.CancelledError)
+            assert found == [greedy(decoder(), [i], 12) for i in range(6)]
+            assert pages_in_use(running) == 0
+
+    def test_a_deadline_ends_a_request_that_waits(self):
+        with engine() as running:
+            running.pause()
+            found = []
+            option = dataclasses.replace(GREEDY, deadline_s=0.05)
+            thread = threading.Thread(target=lambda: found.extend(running.generate([[1]], option)))
+            thread.start()
+            thread.join(30)
+            assert found[0].finish_reason == "deadline"
+            assert len(found[0].tokens) == 0
+            running.resume()
+            assert len(running.generate([[1]], GREEDY)[0].tokens) == 12
+
+    def test_close_aborts_what_runs(self):
+        running = engine()
+        with running.stream([1, 2], LONG) as stream:
+            next(iter(stream))
+            running.close()
+            list(stream)
+            assert stream.completion.finish_reason == "abort"
+
+    def test_ctrl_c_ends_cleanly(self):
+        program = Path(__file__).parent / "programs" / "interrupted.py"
+        child = subprocess.Popen(
+            [sys.executable, str(program)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert child.stdout.readline() == "running\n"
+        child.send_signal(signal.SIGINT)
+        out, err = child.communicate(timeout=60)
+        assert (child.returncode, out) == (0, "interrupted, 0 pages, 1 more\n"), err[-2000:]
+
+
+class TestFailures:
+    """Failed steps, and models that give no numbers."""
+
+    @pytest.mark.capability("a failed step that ends its own requests alone")
+    @pytest.mark.parametrize("at", ["read", "dispatch"])
+    @pytest.mark.parametrize("overlap", [True, False])
+    def test_a_failed_step_ends_its_requests_alone(self, at, overlap, caplog):
+        ids = prompts(24, seed=4)
+        with engine(overlap=overlap, max_rows=4) as running:
+            count = iter(range(10**6))
+            executor = running._loop._executor
+            running._loop._executor = Failing(
+                executor, lambda batch: next(count) in (5, 20, 41), at=at
+            )
+            found = running.generate(ids, GREEDY)
+            failed = [c for c in found if c.finish_reason == "error"]
+            assert 3 <= len(failed) <= 12
+            assert all("injected" in c.error for c in failed)
+            for prompt, completion in zip(ids, found, strict=True):
+                want = greedy(decoder(), prompt, 12)
+                assert completion.tokens.tolist() == want[: len(completion.tokens)]
+                assert completion.finish_reason == "error" or len(completion.tokens) == 12
+            stats = running.stats()
+            assert stats.failed_steps == 3
+            assert pages_in_use(running) == 0
+        assert caplog.text.count("requests failed") == 3
+
+    def test_nan_ends_its_request_alone(self):
+        model = TinyDecoder(vocab_size=61, rngs=nnx.Rngs(0))
+        table = model.embedding[...]
+        model.embedding[...] = table.at[13].set(jnp.nan)
+        with engine(model) as running:
+            bad, good = running.generate([[1, 13], [1, 2]], GREEDY)
+            assert bad.finish_reason == "error"
+            assert "NaN" in bad.error
+            assert good.tokens.tolist() == greedy(model, [1, 2], 12)
+
+    def test_nan_of_a_former_request_is_not_read_again(self):
+        """Pages are given away with what they hold."""
+        model = TinyDecoder(vocab_size=61, rngs=nnx.Rngs(0))
+        model.embedding[...] = model.embedding[...].at[13].set(jnp.nan)
+        with engine(model, kv_bytes=16 * 4 * 512, prefix_cache=False) as running:
+            running.generate([[13] * 40], GREEDY)
+            (good,) = running.generate([[1, 2]], GREEDY)
+            assert good.tokens.tolist() == greedy(model, [1, 2], 12)
+
+
+class TestWeights:
+    """New weights between steps."""
+
+    @pytest.mark.capability("new weights between steps, without stale prefixes")
+    def test_new_weights_forget_cached_prefixes(self):
+        old, new = decoder(), decoder(seed=1)
+        ids = prompts(4)
+        with engine(TinyDecoder(vocab_size=61, rngs=nnx.Rngs(0))) as running:
+            before = running.generate(ids, GREEDY)
+            running.update_weights(nnx.state(new, nnx.Param), version=7)
+            after = running.generate(ids, GREEDY)
+            assert running.stats().compiled > 0
+            assert [c.version for c in before + after] == [0] * 4 + [7] * 4
+            assert all(c.cached_tokens == 0 for c in after)
+        assert [c.tokens.tolist() for c in before] == [greedy(old, x, 12) for x in ids]
+        assert [c.tokens.tolist() for c in after] == [greedy(new, x, 12) for x in ids]
+
+    def test_running_requests_go_on_with_the_new_weights(self):
+        old, new = decoder(), decoder(seed=1)
+        with engine(TinyDecoder(vocab_size=61, rngs=nnx.Rngs(0))) as running:
+            option = dataclasses.replace(LONG, max_tokens=40)
+            with running.stream([1, 2, 3], option) as stream:
+                iterator = iter(stream)
+                next(iterator)
+                running.update_weights(nnx.state(new, nnx.Param), version=1)
+                list(iterator)
+            found = stream.completion
+            first = int((found.versions == 0).sum())
+            assert 0 < first < 40
+            assert found.versions.tolist() == [0] * first + [1] * (40 - first)
+            ids = found.tokens.tolist()
+            assert ids[:first] == greedy(old, [1, 2, 3], first)
+            assert ids[first:] == greedy(new, [1, 2, 3, *ids[:first]], 40 - first)
+
+    def test_the_given_arrays_may_be_donated_afterwards(self):
+        new = decoder(seed=1)
+        state = jax.tree.map(jnp.copy, nnx.state(new, nnx.Param))
+        with engine(TinyDecoder(vocab_size=61, rngs=nnx.Rngs(0))) as running:
+            running.update_weights(state, version=1)
+            jax.tree.map(lambda x: x.delete(), state)
+            (found,) = running.generate([[1, 2]], GREEDY)
+            assert found.tokens.tolist() == greedy(new, [1, 2], 12)
+
+    @pytest.mark.parametrize(
+        "params, version, words",
+        [
+            ({"output": np.zeros((32, 61), np.float32)}, 0, ("version", "above", "0")),
+            ({"outptu": np.zeros((32, 61), np.float32)}, 1, ("outptu", "output")),
+            ({"output": np.zeros((61, 32), np.float32)}, 1, ("output", "(61, 32)", "(32, 61)")),
+        ],
+    )
+    def test_wrong_weights_change_nothing(self, params, version, words):
+        with engine() as running:
+            with pytest.raises(ValueError, match=r"version|output") as raised:
+                running.update_weights(params, version=version)
+            assert all(word in str(raised.value) for word in words)
+            (found,) = running.generate([[1, 2]], GREEDY)
+            assert (found.version, found.tokens.tolist()) == (0, greedy(decoder(), [1, 2], 12))
+
+    def test_sleep_keeps_requests(self):
+        with engine() as running, running.stream([1, 2], LONG) as stream:
+            iterator = iter(stream)
+            next(iterator)
+            running.sleep()
+            running.sleep()
+            assert pages_in_use(running) == 0
+            running.resume()
+            list(iterator)
+            assert stream.completion.tokens.tolist() == greedy(decoder(), [1, 2], 60)
+
+
+@pytest.mark.capability("no compilation after warm-up")
+def test_random_requests_compile_nothing_after_warmup():
+    rng = np.random.default_rng(0)
+    ids = prompts(60, seed=1)
+    options = [
+        Sampling(
+            max_tokens=int(rng.integers(1, 12)),
+            temperature=float(rng.choice([0, 0.7])),
+            top_p=float(rng.choice([1, 0.5])),
+            logprobs=rng.choice([None, 3]),
+            prompt_logprobs=rng.choice([None, 2]),
+            presence_penalty=float(rng.choice([0, 0.5])),
+        )
+        for _ in ids
+    ]
+    with engine() as running:
+        programs = running.warmup()
+        assert all(program.compiled for program in programs)
+        with jax.log_compiles(False):
+            running.generate(ids, options)
+        assert running.stats().late_compiles == 0
+
+
+@pytest.mark.capability("requests that end anywhere, and pages that come back")
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_happens_to_others_a_request_gets_its_own_result(seed, caplog):
+    """Aborts, deadlines, failed steps and preemptions at random."""
+    rng = np.random.default_rng(seed)
+    ids = prompts(60, seed=seed)
+    with engine(max_rows=4, kv_bytes=24 * 4 * 512, max_queue=8) as running:
+        executor = running._loop._executor
+        running._loop._executor = Failing(executor, lambda batch: rng.random() < 0.02)
+        found = [None] * len(ids)
+
+        def run(i):
+            leave = np.random.default_rng([seed, i]).random() < 0.3
+            with running.stream(ids[i], GREEDY) as stream:
+                for piece in stream:
+                    if leave and len(piece.tokens):
+                        return
+            found[i] = stream.completion
+
+        def worker(mine):
+            for i in mine:
+                run(i)
+
+        threads = [threading.Thread(target=worker, args=(range(k, 60, 6),)) for k in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+        whole = 0
+        for prompt, completion in zip(ids, found, strict=True):
+            if completion is not None:
+                want = greedy(decoder(), prompt, 12)
+                assert completion.tokens.tolist() == want[: len(completion.tokens)]
+                whole += completion.finish_reason == "length"
+        assert whole > 15
+        running.pause()  # waits until aborts have been seen
+        stats = running.stats()
+        assert stats.waiting == stats.running == pages_in_use(running) == 0

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+import numbers
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 MAX_SEED = 2**64
@@ -58,14 +59,14 @@ class Sampling:
     """
 
     max_tokens: int = 16
-    temperature: float = 1.0
+    temperature: int | float = 1.0
     top_k: int | None = None
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = dataclasses.field(default_factory=dict)
+    top_p: int | float = 1.0
+    min_p: int | float = 0.0
+    repetition_penalty: int | float = 1.0
+    frequency_penalty: int | float = 0.0
+    presence_penalty: int | float = 0.0
+    logit_bias: Mapping[int, int | float] = dataclasses.field(default_factory=dict)
     min_tokens: int = 0
     seed: int | None = None
     stop: str | Sequence[str] = ()
@@ -76,7 +77,7 @@ class Sampling:
     kept: bool = False
     rule: Rule | None = None
     adapter: int | None = None
-    deadline_s: float | None = None
+    deadline_s: int | float | None = None
 
     def __post_init__(self) -> None:
         for name, (kind, holds, must, use) in _RANGES.items():
@@ -87,6 +88,13 @@ class Sampling:
                 raise TypeError(f"{name} must be {must}, got {name}={value!r}. Use {use}.")
             if not holds(value):
                 raise ValueError(f"{name} must be {must}, got {name}={value!r}. Use {use}.")
+            object.__setattr__(self, name, _plain(value))
+        for name in ("ignore_eos", "kept"):
+            value = getattr(self, name)
+            if not isinstance(value, bool):
+                raise TypeError(
+                    f"{name} must be True or False, got {name}={value!r}. Use {name}=True."
+                )
         object.__setattr__(self, "stop", _texts(self.stop))
         object.__setattr__(self, "stop_token_ids", _ids(self.stop_token_ids))
         object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
@@ -102,64 +110,94 @@ class Sampling:
             )
 
 
-_NUMBER = (int, float)
 _OPTIONAL = {"top_k", "seed", "logprobs", "prompt_logprobs", "adapter", "deadline_s"}
 # Of each option: its type, its range, both in words, and advice.
 _RANGES: dict[str, tuple[Any, Callable[[Any], bool], str, str]] = {
-    "max_tokens": (int, lambda x: x >= 1, "an integer >= 1", "max_tokens=128"),
+    "max_tokens": (numbers.Integral, lambda x: x >= 1, "an integer >= 1", "max_tokens=128"),
     "temperature": (
-        _NUMBER,
+        numbers.Real,
         lambda x: x == 0 or _LEAST <= x <= _LARGEST,
         "a float32 >= 0",
         "0 for greedy",
     ),
-    "top_k": (int, lambda x: 1 <= x < 2**31, "an integer >= 1, or None", "None for all tokens"),
+    "top_k": (
+        numbers.Integral,
+        lambda x: 1 <= x < 2**31,
+        "an integer >= 1, or None",
+        "None for all tokens",
+    ),
     "top_p": (
-        _NUMBER,
+        numbers.Real,
         lambda x: _LEAST <= x <= 1,
         "a float32 in (0, 1]",
         "1.0 for all tokens, top_k=1 for the likeliest",
     ),
-    "min_p": (_NUMBER, lambda x: 0 <= x <= 1, "in [0, 1]", "0.0 for all tokens"),
+    "min_p": (numbers.Real, lambda x: 0 <= x <= 1, "in [0, 1]", "0.0 for all tokens"),
     "repetition_penalty": (
-        _NUMBER,
+        numbers.Real,
         lambda x: _LEAST <= x <= _LARGEST,
         "a float32 > 0",
         "1.0 for no penalty",
     ),
     "frequency_penalty": (
-        _NUMBER,
+        numbers.Real,
         lambda x: abs(x) <= _LARGEST,
         "a finite float32",
         "0.0 for no penalty",
     ),
     "presence_penalty": (
-        _NUMBER,
+        numbers.Real,
         lambda x: abs(x) <= _LARGEST,
         "a finite float32",
         "0.0 for no penalty",
     ),
-    "min_tokens": (int, lambda x: x >= 0, "an integer >= 0", "0 for no minimum"),
-    "seed": (int, lambda x: 0 <= x < MAX_SEED, "an integer in [0, 2**64)", "None for a new one"),
-    "logprobs": (int, lambda x: x >= 0, "an integer >= 0, or None", "None for none"),
-    "prompt_logprobs": (int, lambda x: x >= 0, "an integer >= 0, or None", "None for none"),
-    "adapter": (int, lambda x: x >= 0, "an integer >= 0, or None", "None for the base model"),
-    "deadline_s": (_NUMBER, lambda x: x > 0, "a number of seconds > 0, or None", "None for none"),
+    "min_tokens": (numbers.Integral, lambda x: x >= 0, "an integer >= 0", "0 for no minimum"),
+    "seed": (
+        numbers.Integral,
+        lambda x: 0 <= x < MAX_SEED,
+        "an integer in [0, 2**64)",
+        "None for a new one",
+    ),
+    "logprobs": (numbers.Integral, lambda x: x >= 0, "an integer >= 0, or None", "None for none"),
+    "prompt_logprobs": (
+        numbers.Integral,
+        lambda x: x >= 0,
+        "an integer >= 0, or None",
+        "None for none",
+    ),
+    "adapter": (
+        numbers.Integral,
+        lambda x: x >= 0,
+        "an integer >= 0, or None",
+        "None for the base model",
+    ),
+    "deadline_s": (
+        numbers.Real,
+        lambda x: x > 0,
+        "a number of seconds > 0, or None",
+        "None for none",
+    ),
 }
 
 
+def _plain(value: Any) -> int | float:
+    """Returns a number of NumPy as one of Python."""
+    return int(value) if isinstance(value, numbers.Integral) else float(value)
+
+
 def _texts(stop: Any) -> tuple[str, ...]:
-    texts = (stop,) if isinstance(stop, str) else tuple(stop)
-    if not all(isinstance(text, str) and text for text in texts):
+    texts = (stop,) if isinstance(stop, str) else stop
+    sequence = isinstance(texts, Collection) and not isinstance(texts, bytes)
+    if not sequence or not all(isinstance(text, str) and text for text in texts):
         raise ValueError(
             f"stop must hold texts with at least one character, got stop={stop!r}. Use stop=() "
             "for none."
         )
-    return texts
+    return tuple(texts)
 
 
 def _ids(ids: Any) -> tuple[int, ...]:
-    if isinstance(ids, str) or not all(_is_id(i) for i in ids):
+    if isinstance(ids, str) or not isinstance(ids, Collection) or not all(map(_is_id, ids)):
         raise ValueError(
             f"stop_token_ids must hold integers >= 0, got stop_token_ids={ids!r}. Use stop for "
             "texts."
@@ -169,7 +207,7 @@ def _ids(ids: Any) -> tuple[int, ...]:
 
 def _bias(bias: Any) -> dict[int, float]:
     right = isinstance(bias, Mapping) and all(
-        _is_id(i) and isinstance(x, _NUMBER) and (x == -math.inf or abs(x) <= _LARGEST)
+        _is_id(i) and isinstance(x, numbers.Real) and (x == -math.inf or abs(x) <= _LARGEST)
         for i, x in bias.items()
     )
     if not right:

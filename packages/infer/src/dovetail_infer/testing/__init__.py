@@ -5,6 +5,7 @@
 from dovetail_infer.testing.contract import check_decoder
 from dovetail_infer.testing.decoder import TinyDecoder, TinyLayer, causal_attention
 from dovetail_infer.testing.oracle import whole_logits
+from dovetail_infer.testing.sampling import check_sampling
 from dovetail_infer.testing.tokenizer import ByteTokenizer
 
 __all__ = [
@@ -13,5 +14,6 @@ __all__ = [
     "TinyLayer",
     "causal_attention",
     "check_decoder",
+    "check_sampling",
     "whole_logits",
 ]

@@ -55,7 +55,7 @@ CASES: Mapping[str, Sampling] = {
     "frequency_penalty": Sampling(frequency_penalty=0.7),
     "presence_penalty": Sampling(presence_penalty=1.2),
     "negative penalties": Sampling(frequency_penalty=-0.3, presence_penalty=-0.5),
-    "penalties, greedy": Sampling(temperature=0, **_PENALTIES),
+    "penalties, greedy": Sampling(temperature=0, logit_bias={4: 5.0}, **_PENALTIES),
     "logit_bias": Sampling(logit_bias={0: 3.0, 4: -2.0, 10: -math.inf, 11: 0.5}),
     "min_tokens": Sampling(min_tokens=9, stop_token_ids=[1, 20]),
     "min_tokens reached": Sampling(min_tokens=8, stop_token_ids=[1, 20]),

@@ -27,6 +27,14 @@ def _strict_ranks() -> Iterator[None]:
 
 
 @pytest.fixture
+def unchecked() -> Iterator[None]:
+    """Without the types that this suite checks, as in a user's program."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture
 def on_eight_devices() -> Callable[..., None]:
     """Runs a program of tests/programs, which prints "ok", where the host has eight devices.
 

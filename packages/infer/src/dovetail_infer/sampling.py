@@ -155,7 +155,7 @@ _RANGES: dict[str, tuple[Any, Callable[[Any], bool], str, str]] = {
     "seed": (
         numbers.Integral,
         lambda x: 0 <= x < MAX_SEED,
-        "an integer in [0, 2**64)",
+        "an integer in [0, 2**64), or None",
         "None for a new one",
     ),
     "logprobs": (numbers.Integral, lambda x: x >= 0, "an integer >= 0, or None", "None for none"),

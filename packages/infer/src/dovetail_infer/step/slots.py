@@ -71,10 +71,11 @@ def check_request(
 def _check_rule(rule: Rule, vocab_size: int) -> None:
     key = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32"))
     result = jax.eval_shape(rule, jax.ShapeDtypeStruct((vocab_size,), jnp.float32), key)
-    shape, dtype = getattr(result, "shape", None), getattr(result, "dtype", None)
-    if shape != () or dtype is None or not jnp.issubdtype(dtype, jnp.integer):
+    one = isinstance(result, jax.ShapeDtypeStruct)
+    if not one or result.shape != () or not jnp.issubdtype(result.dtype, jnp.integer):
+        came = f"{result.dtype}{list(result.shape)}" if one else repr(result)
         raise TypeError(
-            f"rule must return one integer, the token id, got rule={rule!r} that returns {result}. "
+            f"rule must return one integer, the token id, got rule={rule!r} that returns {came}. "
             "Return jax.random.categorical(key, logits), for example."
         )
 

@@ -174,9 +174,11 @@ def _abstract_call(
         calls.setdefault(kv.layer, []).append(_Call(*shapes, window))
         return jnp.zeros((*q.shape[:3], v.shape[3]), q.dtype), kv
 
-    # Concrete: a decoder can check them, which it cannot do in the compiled step.
-    tokens = np.zeros((1, _TOKENS), np.int32)
-    positions = np.full((1, _TOKENS), position, np.int32)
+    # Arrays made outside the abstract call keep their values inside it, so the decoder can check
+    # them. In the compiled step it cannot, and a NumPy array would be traced.
+    tokens = jnp.zeros((1, _TOKENS), jnp.int32)
+    positions = jnp.full((1, _TOKENS), position, jnp.int32)
+    segments = jnp.ones((1, _TOKENS), jnp.int32)
     graph, state = nnx.split(model)
     # Without shardings: no mesh takes part, and the decoder's checks see concrete positions.
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
@@ -187,7 +189,7 @@ def _abstract_call(
         x, _, *tapped = given.features(
             tokens,
             positions=positions,
-            segment_ids=np.ones((1, _TOKENS), np.int32),
+            segment_ids=segments,
             attention=attention,
             kv=[_Entry(i) for i in range(len(given.layers))],
             **options,

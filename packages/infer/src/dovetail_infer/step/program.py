@@ -214,5 +214,5 @@ class StepFunction:
 
         scores = jax.lax.map(chunk, (x, targets))
         return jax.tree.map(
-            lambda a: a.reshape(-1, *a.shape[2:])[: chunks * size - padding], scores
+            lambda a: a.reshape(chunks * size, *a.shape[2:])[: chunks * size - padding], scores
         )

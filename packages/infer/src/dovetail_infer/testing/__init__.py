@@ -4,16 +4,20 @@
 
 from dovetail_infer.testing.contract import check_decoder
 from dovetail_infer.testing.decoder import TinyDecoder, TinyLayer, causal_attention
+from dovetail_infer.testing.drive import Driven, drive, options
 from dovetail_infer.testing.oracle import whole_logits
 from dovetail_infer.testing.sampling import check_sampling
 from dovetail_infer.testing.tokenizer import ByteTokenizer
 
 __all__ = [
     "ByteTokenizer",
+    "Driven",
     "TinyDecoder",
     "TinyLayer",
     "causal_attention",
     "check_decoder",
     "check_sampling",
+    "drive",
+    "options",
     "whole_logits",
 ]

@@ -1,0 +1,146 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Every decoder family in the executor of dovetail-infer, against a float64 forward."""
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+import dovetail_kernels
+import dovetail_models as models
+from dovetail_infer import reference
+from dovetail_infer.schedule.plan import Group, Limits
+from dovetail_infer.step.executor import Executor
+from dovetail_infer.step.layout import discover
+from dovetail_infer.testing import drive
+from dovetail_kernels import grouped_matmul
+from dovetail_models import kv_bytes
+from dovetail_models.families import FAMILIES
+from dovetail_models.testing import logits
+from dovetail_quant import Spec, apply, plan
+
+LIMIT = 40  # of prompt and output
+SMALL = {"vocab_size": 53, "embed": 24, "depth": 2, "heads": 4, "mlp": 20}
+HEADS = {**SMALL, "kv_heads": 2, "head_dim": 8}
+MIXTURE = {"experts": 5, "top_k": 2}
+LATENT = models.LatentAttention(
+    heads=4, q_rank=8, kv_rank=12, nope_dim=6, rope_dim=4, v_dim=10, rope=models.Rope(theta=1e4)
+)
+DEEPSEEK = {
+    "vocab_size": 53,
+    "embed": 24,
+    "mlp": 20,
+    "depth": 2,
+    "dense": 1,
+    "attention": LATENT,
+    "experts": models.Experts(count=6, top_k=2, hidden=8, shared=8),
+}
+DECODERS = {
+    "llama": models.llama(**HEADS),
+    "mistral": models.mistral(**HEADS, window=5),
+    "qwen2": models.qwen2(**SMALL, kv_heads=2, tie=True),
+    "qwen3": models.qwen3(**HEADS),
+    "qwen3_moe": models.qwen3_moe(**HEADS, **MIXTURE),
+    "gemma": models.gemma(**HEADS),
+    "gemma2": models.gemma2(**HEADS, window=4, query_scalar=6.0, score_cap=2.0, logit_cap=3.0),
+    "gemma3_text": models.gemma3(**HEADS, window=20, query_scalar=6.0, pattern=2),
+    "gpt2": models.gpt2(**SMALL, max_length=LIMIT),
+    "mixtral": models.mixtral(**HEADS, **MIXTURE),
+    "gpt_oss": models.gpt_oss(**HEADS, window=4, **MIXTURE),
+    "deepseek_v2": models.deepseek_v2(**DEEPSEEK),
+    "deepseek_v3": models.deepseek_v3(**DEEPSEEK),
+}
+OPERATIONS = {"kernels": dovetail_kernels, "reference": reference}
+LENGTHS = (15, 16, 17, 31, 32, 33, LIMIT - 1)  # page borders, and one short of the limit
+
+
+def _random(config):
+    """A model without the ones and zeros that hide sinks, biases and scales."""
+    model = models.init(config, seed=0)
+    rng = np.random.default_rng(1)
+    state = nnx.state(model, nnx.Param)
+    moved = jax.tree.map(lambda p: p + 0.1 * rng.standard_normal(p.shape, np.float32), state)
+    nnx.update(model, moved)
+    return model
+
+
+def _executor(model, operations, **options):
+    layout = discover(model, max_length=LIMIT)
+    pages = 3 * len(LENGTHS)
+    limits = Limits(
+        page_size=16,
+        step_tokens=24,
+        max_rows=4,
+        max_length=LIMIT,
+        groups=tuple(Group(window=window, pages=pages) for window in layout.windows),
+    )
+    # One size: one program for each kind that a test uses.
+    return Executor(
+        model, operations=operations, layout=layout, limits=limits, invariant=True, **options
+    )
+
+
+def _prompts(seed=3):
+    rng = np.random.default_rng(seed)
+    prompts = [rng.integers(0, 53, n) for n in LENGTHS]
+    prompts[4][:16] = prompts[3][:16]  # a shared first page
+    return prompts
+
+
+def _check(results, prompts, whole):
+    """Compares with the log-probabilities of `whole(ids)`, float64 logits [T, V]."""
+    for prompt, (tokens, logprobs, of_prompt) in zip(prompts, results, strict=True):
+        want = whole(np.concatenate([prompt, tokens[:-1]]))
+        want = want - np.logaddexp.reduce(want, axis=-1, keepdims=True)
+        drawn = want[len(prompt) - 1 :]
+        at = np.arange(len(tokens)), tokens
+        # float32 against float64: sums of at most 40 products of 6e-8, through two layers.
+        np.testing.assert_allclose(logprobs, drawn[at], rtol=0, atol=1e-4)
+        np.testing.assert_allclose(drawn[at], drawn.max(axis=-1), rtol=0, atol=1e-4)
+        given = want[np.arange(len(prompt) - 1), prompt[1:]]
+        np.testing.assert_allclose(of_prompt, given, rtol=0, atol=1e-4)
+
+
+def test_no_family_is_forgotten():
+    encoders = {"bert", "siglip", "siglip_text_model", "siglip_vision_model", "vit"}
+    assert FAMILIES.keys() - DECODERS.keys() == encoders
+
+
+@pytest.mark.capability("continuous batching of every decoder family")
+@pytest.mark.parametrize("operations", OPERATIONS)
+@pytest.mark.parametrize("family", DECODERS)
+def test_a_family_has_the_log_probabilities_of_whole_rows(family, operations):
+    model = _random(DECODERS[family]).configure(ragged_dot=grouped_matmul)
+    prompts = _prompts()
+    results = drive(_executor(model, OPERATIONS[operations]), prompts, max_tokens=4)
+    assert [len(r.tokens) for r in results] == [min(4, LIMIT - n) for n in LENGTHS]
+    _check(results, prompts, lambda ids: logits(model, ids[None])[0])
+
+
+def test_a_quantized_model_computes_what_its_codes_stand_for():
+    model = _random(DECODERS["llama"])
+    quantized = apply(model, plan(model, [("**", Spec(weight="int8"))]))
+    prompts = _prompts()
+    results = drive(_executor(quantized, dovetail_kernels), prompts, max_tokens=4)
+    forward = nnx.jit(lambda model, ids: model(ids))
+
+    def whole(ids):
+        padded = np.pad(ids, (0, LIMIT - len(ids)))[None]  # later tokens do not count
+        return np.asarray(forward(quantized, padded)[0, : len(ids)], np.float64)
+
+    _check(results, prompts, whole)
+
+
+@pytest.mark.parametrize("family", DECODERS)
+def test_the_cache_has_the_bytes_of_the_configuration(family):
+    layout = discover(models.init(DECODERS[family], seed=0), max_length=LIMIT)
+    groups = range(len(layout.windows))
+    assert sum(map(layout.token_bytes, groups)) == kv_bytes(DECODERS[family], dtype=np.float32)
+
+
+def test_learned_positions_end_at_the_boundary():
+    model = models.init(DECODERS["gpt2"], seed=0)
+    discover(model, max_length=LIMIT)
+    with pytest.raises(ValueError, match=r"max_length=41.* Use a smaller max_length"):
+        discover(model, max_length=LIMIT + 1)

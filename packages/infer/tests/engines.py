@@ -16,8 +16,8 @@ from dovetail_infer import Engine
 from dovetail_infer.testing import ByteTokenizer, TinyDecoder
 
 VOCAB = 61
-# Small programs compile fast: 48 tokens and 8 rows at most.
-SMALL: dict[str, Any] = {"page_size": 4, "step_tokens": 48, "max_rows": 8, "max_length": 64}
+# Few and small programs: 32 tokens and 4 rows at most.
+SMALL: dict[str, Any] = {"page_size": 4, "step_tokens": 32, "max_rows": 4, "max_length": 64}
 SMALL |= {"kv_bytes": 2**20}
 
 

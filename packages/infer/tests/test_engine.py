@@ -67,7 +67,7 @@ def test_a_seed_draws_the_same_tokens_alone_and_in_company():
         Sampling(max_tokens=10, temperature=0.9, top_p=0.8, seed=i, logprobs=i % 3)
         for i in range(24)
     ]
-    with engine(max_rows=8) as running:
+    with engine(max_rows=24) as running:
         together = running.generate(prompts(24), sampling)
         assert len({tuple(x) for x in tokens(together)}) == 24
         for i in (0, 5, 23):
@@ -269,8 +269,8 @@ class TestBadInput:
                 ValueError,
                 ("at most 63 tokens", "got 64", "max_length"),
             ),
-            ([0.5], TypeError, ("token ids", "float64", "np.int32")),
-            ([[1]], TypeError, ("token ids", "(1, 1)")),
+            (np.array([0.5]), TypeError, ("token ids", "float64", "np.int32")),
+            (np.array([[1]]), TypeError, ("token ids", "(1, 1)")),
         ],
     )
     def test_prompts(self, prompt, error, words):

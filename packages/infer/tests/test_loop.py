@@ -205,7 +205,7 @@ class TestWeights:
             after = running.generate(ids, GREEDY)
             assert running.stats().compiled > 0
             assert [c.version for c in before + after] == [0] * 4 + [7] * 4
-            assert all(c.cached_tokens == 0 for c in after)
+            assert after[0].cached_tokens == 0  # the others may share pages with it
         assert [c.tokens.tolist() for c in before] == [greedy(old, x, 12) for x in ids]
         assert [c.tokens.tolist() for c in after] == [greedy(new, x, 12) for x in ids]
 

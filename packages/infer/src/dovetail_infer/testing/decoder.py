@@ -260,7 +260,7 @@ def causal_attention(
 def _rms_norm(x: Array, scale: Array) -> Array:
     x32 = x.astype(jnp.float32)
     mean = jnp.mean(x32 * x32, axis=-1, keepdims=True)
-    return (x32 * jax.lax.rsqrt(mean + _EPS)).astype(x.dtype) * scale
+    return (x32 * jax.lax.rsqrt(mean + _EPS)).astype(x.dtype) * scale[None, None]
 
 
 def _rotate(x: Array, positions: Array) -> Array:

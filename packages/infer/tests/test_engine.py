@@ -36,7 +36,7 @@ def tokens(completions):
         {"step_tokens": 8},
         {"step_tokens": 9, "page_size": 1},
         {"max_rows": 1},
-        {"kv_bytes": 24 * 4 * 512},  # 24 pages: requests preempt each other
+        {"kv_bytes": 24 * 1024},  # 24 pages: requests preempt each other
         {"invariant": True},
     ],
     ids=str,
@@ -249,7 +249,7 @@ def test_penalties_survive_a_preemption():
     ids = prompts(12)
     with engine() as running:
         want = tokens(running.generate(ids, option))
-    with engine(kv_bytes=24 * 4 * 512) as running:
+    with engine(kv_bytes=24 * 1024) as running:
         assert tokens(running.generate(ids, option)) == want
         assert running.stats().preemptions > 0
 

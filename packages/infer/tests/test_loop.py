@@ -186,7 +186,7 @@ class TestFailures:
         """Pages are given away with what they hold."""
         model = TinyDecoder(vocab_size=61, rngs=nnx.Rngs(0))
         model.embedding[...] = model.embedding[...].at[13].set(jnp.nan)
-        with engine(model, kv_bytes=16 * 4 * 512, prefix_cache=False) as running:
+        with engine(model, kv_bytes=16 * 1024, prefix_cache=False) as running:
             running.generate([[13] * 40], GREEDY)
             (good,) = running.generate([[1, 2]], GREEDY)
             assert good.tokens.tolist() == greedy(model, [1, 2], 12)
@@ -292,7 +292,7 @@ def test_whatever_happens_to_others_a_request_gets_its_own_result(seed, caplog):
     """Aborts, deadlines, failed steps and preemptions at random."""
     rng = np.random.default_rng(seed)
     ids = prompts(60, seed=seed)
-    with engine(max_rows=4, kv_bytes=24 * 4 * 512, max_queue=8) as running:
+    with engine(max_rows=4, kv_bytes=24 * 1024, max_queue=8) as running:
         executor = running._loop._executor
         running._loop._executor = Failing(executor, lambda batch: rng.random() < 0.02)
         found = [None] * len(ids)

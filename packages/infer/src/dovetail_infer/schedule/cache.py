@@ -67,9 +67,10 @@ class PagedCache:
 
     def to_come(self, sequence: Sequence) -> list[int]:
         """Returns the largest number of pages of each group that its known tokens still need."""
-        blocks = self._blocks(len(sequence.ids)) - sequence.blocks
+        # A pending token may have a page already.
+        blocks = max(0, self._blocks(len(sequence.ids)) - sequence.blocks)
         held = zip(self._most, sequence.pages, strict=True)
-        return [min(blocks, most - len(pages)) for most, pages in held]
+        return [min(blocks, max(0, most - len(pages))) for most, pages in held]
 
     def lookup(self, sequence: Sequence) -> tuple[int, bytes | None]:
         """Finds the longest prefix of a waiting request in the cache.

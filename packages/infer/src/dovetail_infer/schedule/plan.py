@@ -52,6 +52,33 @@ class Limits:
         tokens = window - 1 + (self.chunk or self.step_tokens)
         return min(pages, -(-tokens // self.page_size) + 1)
 
+    def check(self) -> None:
+        """Refuses limits under which a request could never run.
+
+        Raises:
+            ValueError: If a size is below 1, a chunk exceeds a step, or a group has too few pages
+                for one request.
+        """
+        for name in ("page_size", "step_tokens", "max_rows", "max_length"):
+            if getattr(self, name) < 1:
+                raise ValueError(
+                    f"{name} must be at least 1, got {name}={getattr(self, name)}; pass {name}=1 "
+                    "or more"
+                )
+        if self.chunk is not None and not 1 <= self.chunk <= self.step_tokens:
+            raise ValueError(
+                f"a chunk must have 1 to step_tokens={self.step_tokens} tokens, got "
+                f"chunk={self.chunk}; pass chunk={self.step_tokens}, or a larger step_tokens"
+            )
+        for group in self.groups:
+            least = self.least_pages(group.window)
+            if group.pages < least:
+                raise ValueError(
+                    "each group must have the pages of one request of "
+                    f"max_length={self.max_length}, got Group(window={group.window}, "
+                    f"pages={group.pages}); pass pages={least} or more, or a smaller max_length"
+                )
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:

@@ -83,7 +83,7 @@ class Scheduler:
     def __init__(
         self, limits: Limits, *, record: Callable[[dict[str, Any]], None] | None = None
     ) -> None:
-        _check(limits)
+        limits.check()
         self.limits = limits
         self.counters = Counters()
         self._record = record
@@ -122,7 +122,7 @@ class Scheduler:
         Raises:
             ValueError: If its id is in use, its prompt is empty, or it is too long.
         """
-        _check_sequence(sequence, self.limits.max_length)
+        sequence.check(self.limits.max_length)
         if sequence.request_id in self._sequences:
             raise ValueError(
                 f"a request_id names one request at a time, got request_id={sequence.request_id} "
@@ -386,35 +386,3 @@ class Scheduler:
         self._waiting[sequence.request_id] = sequence
         for request_id in (sequence.request_id, *reversed(older)):
             self._waiting.move_to_end(request_id, last=False)
-
-
-def _check(limits: Limits) -> None:
-    """Refuses limits under which a request could never run."""
-    if limits.chunk is not None and not 1 <= limits.chunk <= limits.step_tokens:
-        raise ValueError(
-            "chunk must be at least 1 and fit into a step, got "
-            f"chunk={limits.chunk}, step_tokens={limits.step_tokens}; pass step_tokens >= chunk"
-        )
-    for name in ("page_size", "step_tokens", "max_rows", "max_length"):
-        if getattr(limits, name) < 1:
-            raise ValueError(
-                f"{name} must be at least 1, got {name}={getattr(limits, name)}; pass {name}=1"
-            )
-    for group in limits.groups:
-        least = limits.least_pages(group.window)
-        if group.pages < least:
-            raise ValueError(
-                f"each group needs the pages of one request of max_length={limits.max_length}, "
-                f"got Group(window={group.window}, pages={group.pages}); pass pages={least} or "
-                "more, or a smaller max_length"
-            )
-
-
-def _check_sequence(sequence: Sequence, max_length: int) -> None:
-    prompt, total = len(sequence.ids), sequence.max_total
-    if not 1 <= sequence.prompt_length <= prompt <= total <= max_length:
-        raise ValueError(
-            "a request needs 1 <= prompt_length <= len(ids) <= max_total <= max_length, got "
-            f"prompt_length={sequence.prompt_length}, len(ids)={prompt}, max_total={total}, "
-            f"max_length={max_length}; pass a shorter prompt or an engine with a longer max_length"
-        )

@@ -24,8 +24,8 @@ class Sequence:
         request_id: The request.
         ids: Token ids of the prompt, then of the output.
         prompt_length: Number of tokens of the prompt.
-        max_total: Number of tokens, prompt and output together, at which the request ends.
-            Equal to `prompt_length`: it reads its prompt and draws nothing.
+        max_total: Number of tokens, prompt and output together, at which the request ends. With
+            `max_total == prompt_length` it reads its prompt and draws nothing.
         namespace: Seed of its block digests: weights version and adapter. Requests of different
             namespaces share no pages. Change it only while the request waits.
         read_prefix: False computes the whole prompt, and never starts from cached pages.
@@ -70,6 +70,17 @@ class Sequence:
     def ended(self) -> bool:
         """Whether nothing is left to draw. Its last token is never read."""
         return self.total >= self.max_total > self.prompt_length
+
+    def check(self, max_length: int) -> None:
+        """Refuses lengths that are out of order, or beyond `max_length`."""
+        prompt, known, total = self.prompt_length, len(self.ids), self.max_total
+        if not 1 <= prompt <= known <= total <= max_length:
+            raise ValueError(
+                "a request must have 1 <= prompt_length <= len(ids) <= max_total <= max_length, "
+                f"got prompt_length={prompt}, len(ids)={known}, max_total={total}, "
+                f"max_length={max_length}; pass a shorter prompt, or a larger max_length to the "
+                "engine"
+            )
 
     def digest(self, block: int, page_size: int) -> bytes:
         """Returns the digest of a block of known tokens and of all tokens before it.

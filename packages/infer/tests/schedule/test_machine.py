@@ -73,11 +73,11 @@ class Machine(RuleBasedStateMachine):
         page_size=st.sampled_from([1, 4, 8]),
         windows=st.sampled_from(WINDOWS),
         chunk=st.sampled_from([None, None, 4, 6]),
-        step_tokens=st.sampled_from([10, 17]),
-        max_rows=st.sampled_from([1, 3, 4]),
-        spare=st.sampled_from([0, 2, 5, 100]),
+        step_tokens=st.sampled_from([2, 10, 17]),
+        max_rows=st.sampled_from([1, 4, 4]),
+        spare=st.sampled_from([0, 1, 2, 5, 100]),
         prefix_cache=st.sampled_from([True, True, True, False]),
-        ahead=st.sampled_from([0, 1]),
+        ahead=st.sampled_from([0, 1, 1, 2]),
         seed=st.integers(0, 2**16),
     )
     def start(
@@ -100,7 +100,7 @@ class Machine(RuleBasedStateMachine):
                 max_length=MAX_LENGTH,
                 groups=tuple(Group(window=w, pages=n) for w, n in zip(windows, pages, strict=True)),
                 prefix_cache=prefix_cache,
-                chunk=chunk,
+                chunk=min(chunk, step_tokens) if chunk else None,
             )
 
         least = [limits([0] * len(windows)).least_pages(w) for w in windows]
@@ -125,7 +125,7 @@ class Machine(RuleBasedStateMachine):
         shared=st.integers(0, 40),
         branch=st.integers(0, 2),
         own=st.integers(0, 6),
-        outputs=st.integers(0, 12),
+        outputs=st.integers(0, 24),
         read_prefix=st.sampled_from([True, True, True, False]),
         copies=st.sampled_from([1, 1, 3]),
     )
@@ -239,7 +239,9 @@ class Machine(RuleBasedStateMachine):
         for request_id in plan.preempted:
             del self.places[request_id]
             assert self.alive[request_id].slot is None
+            assert self.alive[request_id].computed == 0
         for row in plan.rows:
+            assert row.request_id in ready
             self.check_row(row, waiting)
         self.device.run(plan, self.scheduler.tables, self.truths, fails=fails)
         self.check_progress(plan, running)
@@ -276,10 +278,10 @@ class Machine(RuleBasedStateMachine):
 
     def check_progress(self, plan, running):
         served = {row.request_id for row in plan.rows}
-        if running and self.limits.chunk is None:
+        if running and self.limits.chunk is None and self.limits.step_tokens > self.limits.max_rows:
             assert running[0] in served
         self.idle = 0 if min(self.alive) in served else self.idle + 1
-        assert self.idle <= 2 * MAX_LENGTH
+        assert self.idle <= self.limits.max_rows * MAX_LENGTH
 
     def draws(self, plan):
         draws = []

@@ -260,9 +260,11 @@ class Scheduler:
             left = total - sequence.computed
             if left > 1:
                 prefills.append((i, sequence, total))
-            elif left and budget and not total >= sequence.max_total > sequence.prompt_length:
+            elif left and not total >= sequence.max_total > sequence.prompt_length:
                 counts[i] = 1
                 budget -= 1
+        # There is budget for each of them: there was when the last was admitted, and since then none
+        # reads more tokens in a step than before.
         for i, sequence, total in prefills:
             counts[i] = self._chunk(sequence.computed, total, budget)
             budget -= counts[i]

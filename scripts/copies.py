@@ -21,7 +21,7 @@ SHARED = Path("scripts/shared")
 
 # {original: the packages that have a copy, under the same name, in their module's folder}
 COPIES = {
-    "_command.py": ("checkpoint", "data", "stack"),
+    "_command.py": ("checkpoint", "data", "infer", "stack"),
     "_deprecations.py": ("checkpoint", "data"),
     "_durable.py": ("checkpoint", "data", "models"),
     "_safetensors.py": ("checkpoint", "models"),

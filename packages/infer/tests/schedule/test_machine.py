@@ -9,6 +9,7 @@ position. Each step asserts that every key in sight of its rows is that of the r
 import json
 import random
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -17,6 +18,7 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
+    run_state_machine_as_test,
 )
 
 from dovetail_infer.schedule.plan import Group, Limits
@@ -341,5 +343,10 @@ class Machine(RuleBasedStateMachine):
             assert again.counters == self.scheduler.counters
 
 
-TestMachine = Machine.TestCase
-TestMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+@pytest.mark.parametrize(
+    "examples", [pytest.param(20), pytest.param(500, marks=pytest.mark.slow)], ids=str
+)
+def test_any_calls_leave_every_request_its_own_keys(examples):
+    run_state_machine_as_test(
+        Machine, settings=settings(max_examples=examples, stateful_step_count=30, deadline=None)
+    )

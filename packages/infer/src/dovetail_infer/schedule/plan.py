@@ -75,8 +75,8 @@ class Limits:
             if group.pages < least:
                 raise ValueError(
                     "each group must have the pages of one request of "
-                    f"max_length={self.max_length}, got Group(window={group.window}, "
-                    f"pages={group.pages}); pass pages={least} or more, or a smaller max_length"
+                    f"max_length={self.max_length}, got pages={group.pages} with "
+                    f"window={group.window}; pass pages={least} or more, or a smaller max_length"
                 )
 
 

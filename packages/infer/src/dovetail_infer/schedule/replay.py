@@ -37,6 +37,8 @@ def replay(lines: Iterable[str]) -> Scheduler:
     for number, line in enumerate(lines, 1):
         try:
             event = json.loads(line)
+            if not isinstance(event, dict):
+                raise TypeError("no object")
             if scheduler is None:
                 scheduler = Scheduler(_limits(event), record=made.append)
             else:

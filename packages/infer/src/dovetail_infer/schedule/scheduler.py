@@ -263,8 +263,8 @@ class Scheduler:
             elif left and not total >= sequence.max_total > sequence.prompt_length:
                 counts[i] = 1
                 budget -= 1
-        # There is budget for each of them: there was when the last was admitted, and since then none
-        # reads more tokens in a step than before.
+        # There is budget for each: there was when the last was admitted, and none reads more tokens
+        # in a step than then.
         for i, sequence, total in prefills:
             counts[i] = self._chunk(sequence.computed, total, budget)
             budget -= counts[i]

@@ -78,12 +78,22 @@ def test_a_row_has_the_same_bits_alone_and_in_company(vocab: int) -> None:
     rows, state = rows_of(samplings, vocab=vocab, seeds=seeds, positions=positions)
     together = compiled("full")(z, rows, state)
     for i, sampling in enumerate(samplings):
+        own, state_of_one = rows_of(
+            [sampling], vocab=vocab, seeds=seeds[i : i + 1], positions=positions[i : i + 1]
+        )
         for kind in ("full",) if slots.needs_full(sampling) else ("full", "plain"):
-            row, own = rows_of(
-                [sampling], vocab=vocab, seeds=seeds[i : i + 1], positions=positions[i : i + 1]
+            alone = compiled(kind)(z[i : i + 1], own, state_of_one)
+            assert alone.tokens[0] == together.tokens[i], (i, sampling, kind)
+            # The same number of rows, of which the others are padding, at another place.
+            place = jnp.array([23 - i])
+            padded = jax.tree.map(
+                lambda x, at=place: jnp.zeros_like(x, shape=(24, *x.shape[1:])).at[at].set(x), own
             )
-            alone = compiled(kind)(z[i : i + 1], row, own)
-            assert bits(alone, 0) == bits(together, i), (i, sampling, kind)
+            moved = jnp.zeros_like(z).at[place].set(z[i])
+            among = compiled(kind)(
+                moved, padded, jax.tree.map(lambda x: jnp.repeat(x, 24, axis=0), state_of_one)
+            )
+            assert bits(among, 23 - i) == bits(together, i), (i, sampling, kind)
     # The seeds and the positions decide: other ones draw otherwise.
     for other in (
         rows._replace(keys=rows.keys + jnp.uint32(1)),

@@ -86,5 +86,8 @@ _CALLS: dict[str, Callable[[Scheduler, dict[str, Any]], object]] = {
     "sampled": lambda scheduler, event: scheduler.sampled(event["request_id"], event["token"]),
     "finish": lambda scheduler, event: scheduler.finish(event["request_id"]),
     "reset": lambda scheduler, event: scheduler.reset(event["request_ids"]),
+    "rename": lambda scheduler, event: scheduler.rename(
+        event["request_id"], bytes.fromhex(event["namespace"])
+    ),
     "drop_cache": lambda scheduler, _: scheduler.drop_cache(),
 }

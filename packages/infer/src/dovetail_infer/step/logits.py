@@ -6,8 +6,10 @@ The likeliest token and the normaliser of every row are computed first. Filters 
 skipped if all rows are greedy. A greedy row reads the first computation in either case and has the
 same bits.
 
-The noise of a draw depends on the row's key and the position of the token alone. The operations of
-a row do not depend on other rows, so a seed gives the same tokens in any company.
+The noise of a draw depends on the row's key and the position of the token alone, and a row is
+computed without the others. A seed thus draws the same tokens in any company. Log-probabilities
+have the same bits at any place among equally many rows; XLA sums 1,500 logits of one row in another
+order than those of three.
 
 Shape letters: R rows of a step, S slots, V vocabulary, W = ceil(V / 32), K likeliest tokens, M
 tokens to score.

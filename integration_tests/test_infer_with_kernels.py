@@ -26,7 +26,7 @@ def test_draws_are_those_of_the_definition() -> None:
 
 def rows_of(samplings: list[Sampling], seeds: range) -> tuple[logits.Rows, logits.State]:
     size = len(samplings)
-    options = slots.row_options(samplings, seeds=seeds, outputs=[2] * size)
+    options = slots.row_options(samplings, seeds=seeds, outputs=[2] * size, rules=[-1] * size)
     rows = logits.Rows(
         *map(jnp.asarray, options),
         positions=jnp.asarray(seeds, jnp.int32) + 100,

@@ -20,7 +20,12 @@ def rule(z: jax.Array, key: jax.Array) -> jax.Array:
 samplings = [Sampling(), Sampling(top_p=0.9), Sampling(rule=rule), Sampling(temperature=0)] * 8
 seeds = [7 * i + (i % 3 << 32) for i in range(len(samplings))]
 z = jnp.asarray(np.random.default_rng(0).normal(size=(len(samplings), 100)), jnp.float32)
-options = slots.row_options(samplings, seeds=seeds, outputs=[0] * len(samplings), rules=(rule,))
+options = slots.row_options(
+    samplings,
+    seeds=seeds,
+    outputs=[0] * len(samplings),
+    rules=[-1 if s.rule is None else 0 for s in samplings],
+)
 size = jnp.arange(len(samplings), dtype=jnp.int32)
 rows = logits.Rows(
     *map(jnp.asarray, options), positions=size, slots=size, samples=jnp.ones(len(samplings), bool)

@@ -41,7 +41,10 @@ def rows_of(
     """Rows with a slot each, in reverse order."""
     size = len(samplings)
     options = slots.row_options(
-        samplings, seeds=seeds or range(size), outputs=[len(OUTPUT)] * size, rules=rules
+        samplings,
+        seeds=seeds or range(size),
+        outputs=[len(OUTPUT)] * size,
+        rules=[-1 if s.rule is None else rules.index(s.rule) for s in samplings],
     )
     rows = logits.Rows(
         *map(jnp.asarray, options),

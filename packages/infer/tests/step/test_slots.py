@@ -56,16 +56,13 @@ def test_key_data_of_64_bits() -> None:
 
 
 def test_options_of_rows() -> None:
-    def rule(z: Any, key: Any) -> Any:
-        return jnp.argmax(z)
-
     samplings = [
         Sampling(temperature=0, min_tokens=3),
-        Sampling(top_k=5, top_p=0.9, min_p=0.1, rule=rule, min_tokens=3),
+        Sampling(top_k=5, top_p=0.9, min_p=0.1, min_tokens=3),
         Sampling(repetition_penalty=1.5, frequency_penalty=-1, presence_penalty=2),
     ]
     options = slots.row_options(
-        samplings, seeds=[1, 2, 2**40], outputs=[2, 3, 0], rules=(max, rule)
+        samplings, seeds=[1, 2, 2**40], outputs=[2, 3, 0], rules=[-1, 1, -1]
     )
     third = [np.float32(x) for x in (0.9, 0.1)]
     assert options.temperature.tolist() == [0, 1, 1]
@@ -81,7 +78,7 @@ def test_options_of_rows() -> None:
 
 
 def test_no_rows_are_arrays_too() -> None:
-    options = slots.row_options([], seeds=[], outputs=[])
+    options = slots.row_options([], seeds=[], outputs=[], rules=[])
     assert [x.shape for x in options] == [(0,)] * 9 + [(0, 2)]
 
 

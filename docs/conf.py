@@ -21,6 +21,7 @@ import convergence
 import devices
 import families
 import gallery
+import infer_parameters
 import install
 import measured
 import resuming
@@ -35,6 +36,7 @@ GENERATORS = (
     devices,
     families,
     gallery,
+    infer_parameters,
     install,
     measured,
     resuming,

@@ -20,6 +20,7 @@ from dovetail_infer.testing.sampling import CASES
 VOCAB = 1500
 
 
+@pytest.mark.parameter("operations")
 def test_draws_are_those_of_the_definition() -> None:
     check_sampling(dovetail_kernels)
 

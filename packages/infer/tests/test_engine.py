@@ -41,6 +41,9 @@ def tokens(completions):
     ],
     ids=str,
 )
+@pytest.mark.parameter(
+    "prefix_cache", "overlap", "page_size", "step_tokens", "max_rows", "kv_bytes", "invariant"
+)
 def test_greedy_ids_are_those_of_whole_forward_passes(options, expected):
     with engine(**options) as running:
         assert tokens(running.generate(prompts(20), GREEDY)) == expected
@@ -62,6 +65,7 @@ def test_layers_with_windows(windows):
 
 
 @pytest.mark.capability("draws that depend on the seed alone")
+@pytest.mark.parameter("seed")
 def test_a_seed_draws_the_same_tokens_alone_and_in_company():
     sampling = [
         Sampling(max_tokens=10, temperature=0.9, top_p=0.8, seed=i, logprobs=i % 3)
@@ -102,6 +106,7 @@ def test_samples_are_seeded_requests_that_share_the_prompt():
 
 
 @pytest.mark.capability("log-probabilities of drawn and of prompt tokens")
+@pytest.mark.parameter("logprobs", "prompt_logprobs", "temperature", "top_k")
 def test_logprobs_are_those_of_a_whole_forward_pass():
     model, ids = decoder(), prompts(8)
     sampling = Sampling(
@@ -149,6 +154,7 @@ def test_score_is_the_log_probability_of_each_token_but_the_first():
                 np.testing.assert_allclose(found, want, atol=1e-4)
 
 
+@pytest.mark.parameter("kept")
 def test_kept_ids_are_those_of_the_filters():
     with engine() as running:
         (found,) = running.generate(
@@ -167,6 +173,7 @@ def test_kept_ids_are_those_of_the_filters():
         np.testing.assert_allclose(np.log(mass.sum(axis=1)), found.log_mass, atol=1e-4)
 
 
+@pytest.mark.parameter("rule")
 def test_a_rule_of_the_user_draws():
     import jax.numpy as jnp
 
@@ -183,12 +190,14 @@ def test_a_rule_of_the_user_draws():
 class TestEnds:
     """How requests end."""
 
+    @pytest.mark.parameter("max_tokens", "max_length")
     def test_length(self):
         with engine() as running:
             short, long = running.generate([[1], list(range(60))], GREEDY)
             assert (short.finish_reason, len(short.tokens)) == ("length", 12)
             assert (long.finish_reason, len(long.tokens)) == ("length", 4)  # max_length 64
 
+    @pytest.mark.parameter("stop_token_ids", "min_tokens")
     def test_stop_ids_and_min_tokens(self):
         with engine() as running:
             (free,) = running.generate([[5, 6]], GREEDY)
@@ -203,6 +212,7 @@ class TestEnds:
             assert found.finish_reason == "length"
             assert stop not in found.tokens[:11].tolist()
 
+    @pytest.mark.parameter("ignore_eos", "tokenizer")
     def test_eos_and_ignore_eos(self):
         eos = ByteTokenizer().eos_id
         bias = {eos: 100.0}
@@ -214,6 +224,7 @@ class TestEnds:
             assert found.tokens.tolist() == [eos] * 3
             assert found.finish_reason == "length"
 
+    @pytest.mark.parameter("stop")
     def test_stop_strings_at_every_split(self):
         with text_engine() as running:
             (free,) = running.generate(["ab"], Sampling(max_tokens=24, seed=5, ignore_eos=True))
@@ -228,6 +239,7 @@ class TestEnds:
                     assert "".join(piece.text for piece in stream) == found.text
 
 
+@pytest.mark.parameter("logit_bias", "repetition_penalty")
 def test_penalties_and_bias_of_a_request_stay_with_it():
     """A slot that had a bias is given to a request without one."""
     with engine(max_rows=1) as running:
@@ -239,6 +251,7 @@ def test_penalties_and_bias_of_a_request_stay_with_it():
         assert again.tokens.tolist() == free.tokens.tolist()
 
 
+@pytest.mark.parameter("frequency_penalty", "presence_penalty")
 def test_penalties_survive_a_preemption():
     option = [
         Sampling(
@@ -273,6 +286,7 @@ class TestBadInput:
             (np.array([[1]]), TypeError, ("token ids", "(1, 1)")),
         ],
     )
+    @pytest.mark.parameter("tokenizer", "max_length", refuses=True)
     def test_prompts(self, prompt, error, words):
         with engine() as running:
             with pytest.raises(error) as raised:
@@ -289,6 +303,7 @@ class TestBadInput:
             running.generate([[1], [2]], [GREEDY])
 
     @pytest.mark.parametrize("option", ["page_size", "step_tokens", "max_rows", "max_length"])
+    @pytest.mark.parameter("page_size", "step_tokens", "max_rows", "max_length", refuses=True)
     def test_sizes(self, option):
         with pytest.raises(ValueError, match=rf"{option} must be .*got {option}=0"):
             engine(**{option: 0})

@@ -54,6 +54,7 @@ def pages_in_use(running):
 class TestQueue:
     """The bounded queue."""
 
+    @pytest.mark.parameter("max_queue")
     def test_a_full_queue_refuses_a_stream_and_says_when_to_try_again(self):
         with engine(max_queue=2, max_rows=1) as running:
             running.pause()
@@ -110,6 +111,7 @@ class TestEndsFromOutside:
             assert found == [greedy(decoder(), [i], 12) for i in range(6)]
             assert pages_in_use(running) == 0
 
+    @pytest.mark.parameter("deadline_s")
     def test_a_deadline_ends_a_request_that_waits(self):
         with engine() as running:
             running.pause()
@@ -151,6 +153,7 @@ class TestFailures:
     @pytest.mark.capability("a failed step that ends its own requests alone")
     @pytest.mark.parametrize("at", ["read", "dispatch"])
     @pytest.mark.parametrize("overlap", [True, False])
+    @pytest.mark.parameter("overlap")
     def test_a_failed_step_ends_its_requests_alone(self, at, overlap, caplog):
         ids = prompts(24, seed=4)
         with engine(overlap=overlap, max_rows=4) as running:

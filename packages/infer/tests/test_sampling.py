@@ -116,6 +116,29 @@ def test_good_values_are_kept_in_the_types_of_python(name: str) -> None:
 
 @pytest.mark.parametrize("name, value, message", BAD)
 @pytest.mark.usefixtures("unchecked")
+@pytest.mark.parameter(
+    "max_tokens",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+    "logit_bias",
+    "min_tokens",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "logprobs",
+    "prompt_logprobs",
+    "kept",
+    "rule",
+    "adapter",
+    "deadline_s",
+    refuses=True,
+)
 def test_bad_values_are_refused_by_name(name: str, value: object, message: str) -> None:
     with pytest.raises((ValueError, TypeError)) as error:
         Sampling(**{name: value})

@@ -138,6 +138,7 @@ STOPS = st.lists(st.text(alphabet="abc", min_size=1, max_size=4), max_size=4)
 @example("aab", ["ab"], [1, 2], 0)
 @example("xabc", ["abc", "b"], [2, 3], 0)
 @example("abab", ["ab", "abc"], [2], 1)
+@pytest.mark.parameter("stop")
 def test_every_division_of_stops(
     text: str, stops: list[str], cuts: list[int], uncounted: int
 ) -> None:

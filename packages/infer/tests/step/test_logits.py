@@ -73,6 +73,7 @@ def bits(drawn: logits.Drawn, row: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("vocab", [37, 5001])
+@pytest.mark.parameter("seed")
 def test_a_row_has_the_same_bits_alone_and_in_company(vocab: int) -> None:
     samplings = [*CASES.values(), GREEDY, WARM]
     assert len(samplings) == 24
@@ -235,6 +236,7 @@ RULES = (last, gumbel, absent, negative, likeliest_cut)
 
 
 @pytest.mark.parametrize("temperature", [0, 0.8])
+@pytest.mark.parameter("rule")
 def test_rules_draw_in_place_of_the_engine(temperature: float) -> None:
     samplings = [Sampling(temperature=temperature, top_k=4, rule=rule) for rule in RULES]
     samplings = [*samplings, WARM, GREEDY]

@@ -106,6 +106,7 @@ def test_a_plain_step_has_temperature_filters_and_ends() -> None:
     assert not slots.needs_full(sampling)
 
 
+@pytest.mark.parameter("kept")
 def test_kept_tokens_and_bits() -> None:
     rng = np.random.default_rng(0)
     kept = rng.random((5, 70)) < np.array([[0.1], [0.9], [0], [1], [0.5]])
@@ -166,6 +167,9 @@ ENGINE = {"vocab_size": 100, "max_logprobs": 20, "adapters": 2}
         ),
     ],
 )
+@pytest.mark.parameter(
+    "logit_bias", "stop_token_ids", "logprobs", "prompt_logprobs", "adapter", "stop", refuses=True
+)
 def test_what_the_engine_lacks_is_refused(
     options: dict[str, Any], engine: dict[str, Any], message: str
 ) -> None:
@@ -182,6 +186,7 @@ def test_what_the_engine_lacks_is_refused(
         (lambda z, key: None, "None"),
     ],
 )
+@pytest.mark.parameter("rule", refuses=True)
 def test_a_rule_must_return_a_token(rule: Any, returned: str) -> None:
     message = f"rule must return one integer, the token id, got rule=.* that returns .*{returned}"
     with pytest.raises(TypeError, match=message):

@@ -20,6 +20,19 @@ from dovetail_infer.testing.sampling import CASES, chi_square
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.parameter(
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "frequency_penalty",
+    "presence_penalty",
+    "logit_bias",
+    "min_tokens",
+    "ignore_eos",
+    "kept",
+)
 def test_draws_are_those_of_the_definition(name: str) -> None:
     check_sampling(reference, cases={name: CASES[name]})
 

@@ -1,0 +1,83 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Adapters by request and the experts of tokens, with decoders of dovetail-models."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import dovetail_models as models
+from dovetail_infer import Engine, Sampling
+from dovetail_models import lora
+
+SMALL = {"vocab_size": 53, "embed": 24, "depth": 2, "heads": 4, "mlp": 20, "kv_heads": 2}
+BASES = {"llama": models.llama(**SMALL), "qwen3": models.qwen3(**SMALL, head_dim=8)}
+MIXTURES = {
+    "mixtral": models.mixtral(**SMALL, experts=5, top_k=2),
+    "gpt_oss": models.gpt_oss(**SMALL, head_dim=8, window=4, experts=5, top_k=2),
+}
+ENGINE = {"page_size": 4, "step_tokens": 16, "max_rows": 4, "max_length": 32, "kv_bytes": 2**20}
+PROMPTS = [[3, 1, 4], [3, 1, 4], [3, 1, 4], [1, 5, 9, 2, 6, 5, 3, 5, 8]]
+
+
+def greedy(model: nnx.Module, ids: list[int], count: int) -> list[int]:
+    """The most likely continuation, by whole rows of one length."""
+    ids = list(ids)
+    for _ in range(count):
+        padded = np.zeros((1, 16), np.int32)
+        padded[0, : len(ids)] = ids
+        ids.append(int(model(jnp.asarray(padded))[0, len(ids) - 1].argmax()))
+    return ids[-count:]
+
+
+@pytest.mark.parameter("adapters", "adapter")
+@pytest.mark.parametrize("family", BASES)
+def test_each_request_has_its_own_adapter(family: str) -> None:
+    base = models.init(BASES[family], seed=0)
+    rng = np.random.default_rng(0)
+    alone: list[nnx.Module] = []
+    for pattern in ("**.q", "**.v"):
+        adapted = lora.insert(base, pattern, rank=2, alpha=16, rngs=nnx.Rngs(0))
+        # A new adapter changes nothing: its second half is zeros.
+        state = nnx.state(adapted, nnx.LoRAParam)
+        moved = {
+            path: x.replace(rng.normal(size=x.shape).astype("f4"))
+            for path, x in nnx.to_flat_state(state)
+        }
+        nnx.update(adapted, nnx.from_flat_state(moved))
+        alone.append(adapted)
+    with Engine(lora.stack(base, alone), adapters=2, **ENGINE) as engine:
+        chosen = [None, 0, 1, 1]
+        options = [Sampling(max_tokens=6, temperature=0, adapter=a) for a in chosen]
+        for _ in range(2):  # the second time with the prefixes of each adapter
+            found = [c.tokens.tolist() for c in engine.generate(PROMPTS, options)]
+            right = [
+                greedy(base if a is None else alone[a], ids, 6)
+                for a, ids in zip(chosen, PROMPTS, strict=True)
+            ]
+            assert found == right
+        assert len({tuple(x) for x in found[:3]}) == 3
+        with pytest.raises(ValueError, match="below the engine's 2 adapters, got adapter=2"):
+            engine.generate(PROMPTS[:1], Sampling(adapter=2))
+
+
+@pytest.mark.parameter("record_experts")
+@pytest.mark.parametrize("family", MIXTURES)
+def test_experts_of_each_token_are_returned(family: str) -> None:
+    model = models.init(MIXTURES[family], seed=0)
+    with Engine(model, record_experts=True, **ENGINE) as engine:
+        sampling = Sampling(max_tokens=6, temperature=0)
+        together = engine.generate(PROMPTS, sampling)
+        for prompt, found in zip(PROMPTS, together, strict=True):
+            assert found.experts is not None
+            assert found.experts.shape == (len(prompt) + 5, 2, 2)
+            assert ((found.experts >= 0) & (found.experts < 5)).all()
+            assert (found.experts[..., 0] != found.experts[..., 1]).all()
+            # One long prompt reads the same tokens in other chunks.
+            whole = [*prompt, *found.tokens.tolist()]
+            (again,) = engine.generate([whole], Sampling(max_tokens=1, temperature=0))
+            assert again.experts is not None
+            np.testing.assert_array_equal(again.experts[: len(whole) - 1], found.experts)

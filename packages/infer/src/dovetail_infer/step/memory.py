@@ -262,5 +262,5 @@ def _free_bytes(device: Any) -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _mib(size: float) -> str:
+def _mib(size: int) -> str:
     return f"{size / 2**20:,.1f} MiB"

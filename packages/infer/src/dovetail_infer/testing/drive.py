@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float32, Int32
+from jaxtyping import Float32, Int, Int32
 
 from dovetail_infer.step.batch import Batch, Results, RowOptions
 from dovetail_infer.step.buckets import Kind
@@ -79,7 +79,7 @@ def options(rows: int, *, temperature: float = 0, keys: np.ndarray | None = None
 
 def drive(
     executor: Executor,
-    prompts: Sequence[Sequence[int]],
+    prompts: Sequence[Sequence[int] | Int[np.ndarray, " T"]],
     *,
     max_tokens: int,
     temperature: float = 0,

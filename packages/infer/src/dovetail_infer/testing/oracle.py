@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Float64, Int
 
 from dovetail_infer.testing.decoder import TinyDecoder, TinyLayer
 
 
-def whole_logits(model: TinyDecoder, ids: Sequence[int]) -> Float64[np.ndarray, "T V"]:
+def whole_logits(
+    model: TinyDecoder, ids: Sequence[int] | Int[np.ndarray, " T"]
+) -> Float64[np.ndarray, "T V"]:
     """Returns the logits after each token of a sequence.
 
     Example:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from engines import VOCAB, decoder, engine, greedy, logprobs, prompts, text_engine
@@ -14,6 +15,20 @@ from dovetail_infer import Engine, Sampling
 from dovetail_infer.testing import ByteTokenizer
 
 GREEDY = Sampling(max_tokens=12, temperature=0)
+
+
+@pytest.fixture(scope="module")
+def running():
+    """An engine that several tests share: its programs take a second each to trace."""
+    with engine() as shared:
+        yield shared
+
+
+@pytest.fixture(scope="module")
+def texts():
+    """An engine of texts that several tests share."""
+    with text_engine() as shared:
+        yield shared
 
 
 @pytest.fixture(scope="module")
@@ -79,58 +94,55 @@ def test_a_seed_draws_the_same_tokens_alone_and_in_company():
             assert alone.tokens.tolist() == together[i].tokens.tolist()
 
 
-def test_a_request_without_a_seed_can_be_repeated_by_the_seed_of_its_completion():
-    with engine() as running:
-        a, b = running.generate([[1, 2, 3]] * 2, Sampling(max_tokens=20))
-        assert a.seed != b.seed
-        assert a.tokens.tolist() != b.tokens.tolist()
-        (again,) = running.generate([[1, 2, 3]], Sampling(max_tokens=20, seed=a.seed))
-        assert again.tokens.tolist() == a.tokens.tolist()
+def test_a_request_without_a_seed_can_be_repeated_by_the_seed_of_its_completion(running):
+    a, b = running.generate([[1, 2, 3]] * 2, Sampling(max_tokens=20))
+    assert a.seed != b.seed
+    assert a.tokens.tolist() != b.tokens.tolist()
+    (again,) = running.generate([[1, 2, 3]], Sampling(max_tokens=20, seed=a.seed))
+    assert again.tokens.tolist() == a.tokens.tolist()
 
 
 @pytest.mark.capability("several completions of a prompt that share its pages")
-def test_samples_are_seeded_requests_that_share_the_prompt():
-    ids = prompts(3, longest=30)
-    with engine() as running:
-        found = running.sample(ids, n=4, max_tokens=8, temperature=0.7, seed=11)
-        shared = running.stats().cached_tokens
-        assert [len(group) for group in found] == [4, 4, 4]
-        # All full pages of a prompt but those that its first completion computed.
-        assert shared >= sum(3 * ((len(x) - 1) // 4 * 4) for x in ids)
-    with engine(prefix_cache=False) as running:
-        for i, prompt in enumerate(ids):
-            for j in range(4):
-                option = Sampling(max_tokens=8, temperature=0.7, seed=11 + 4 * i + j)
-                (alone,) = running.generate([prompt], option)
-                assert alone.tokens.tolist() == found[i][j].tokens.tolist()
+def test_samples_are_seeded_requests_that_share_the_prompt(running):
+    ids = prompts(3, seed=21, longest=30)
+    before = running.stats().cached_tokens
+    found = running.sample(ids, n=4, max_tokens=8, temperature=0.7, seed=11)
+    assert [len(group) for group in found] == [4, 4, 4]
+    # Of each prompt, all full pages but those that its first completion computed.
+    shared = sum(3 * ((len(x) - 1) // 4 * 4) for x in ids)
+    assert running.stats().cached_tokens - before >= shared > 0
+    for i, prompt in enumerate(ids):
+        for j in range(4):
+            option = Sampling(max_tokens=8, temperature=0.7, seed=11 + 4 * i + j)
+            (alone,) = running.generate([prompt], option)
+            assert alone.tokens.tolist() == found[i][j].tokens.tolist()
 
 
 @pytest.mark.capability("log-probabilities of drawn and of prompt tokens")
 @pytest.mark.parameter("logprobs", "prompt_logprobs", "temperature", "top_k")
-def test_logprobs_are_those_of_a_whole_forward_pass():
+def test_logprobs_are_those_of_a_whole_forward_pass(running):
     model, ids = decoder(), prompts(8)
     sampling = Sampling(
         max_tokens=9, temperature=0.8, top_k=20, seed=3, logprobs=5, prompt_logprobs=4
     )
-    with engine() as running:
-        running.generate(ids, dataclasses.replace(sampling, prompt_logprobs=None))
-        # The prefix cache has all prompts now, and prompt tokens are scored nevertheless.
-        for prompt, found in zip(ids, running.generate(ids, sampling), strict=True):
-            drawn = found.tokens.tolist()
-            want = logprobs(model, prompt + drawn)
-            rows = want[len(prompt) - 1 : -1]
-            picked = rows[np.arange(9), drawn]
-            np.testing.assert_allclose(found.logprobs, picked, atol=1e-4)
-            np.testing.assert_array_equal(found.top.tokens, np.argsort(-rows, axis=1)[:, :5])
-            np.testing.assert_allclose(found.top.logprobs, -np.sort(-rows)[:, :5], atol=1e-4)
-            assert found.top.ranks.tolist() == [
-                1 + int((row > row[t]).sum()) for row, t in zip(rows, drawn, strict=True)
-            ]
-            before = want[: len(prompt) - 1]
-            given = before[np.arange(len(before)), prompt[1:]]
-            np.testing.assert_allclose(found.prompt_logprobs, given, atol=1e-4)
-            assert found.prompt_top.tokens.shape == (len(before), 4)
-            _check_sampled(found, rows)
+    running.generate(ids, dataclasses.replace(sampling, prompt_logprobs=None))
+    # The prefix cache has all prompts now, and prompt tokens are scored nevertheless.
+    for prompt, found in zip(ids, running.generate(ids, sampling), strict=True):
+        drawn = found.tokens.tolist()
+        want = logprobs(model, prompt + drawn)
+        rows = want[len(prompt) - 1 : -1]
+        picked = rows[np.arange(9), drawn]
+        np.testing.assert_allclose(found.logprobs, picked, atol=1e-4)
+        np.testing.assert_array_equal(found.top.tokens, np.argsort(-rows, axis=1)[:, :5])
+        np.testing.assert_allclose(found.top.logprobs, -np.sort(-rows)[:, :5], atol=1e-4)
+        assert found.top.ranks.tolist() == [
+            1 + int((row > row[t]).sum()) for row, t in zip(rows, drawn, strict=True)
+        ]
+        before = want[: len(prompt) - 1]
+        given = before[np.arange(len(before)), prompt[1:]]
+        np.testing.assert_allclose(found.prompt_logprobs, given, atol=1e-4)
+        assert found.prompt_top.tokens.shape == (len(before), 4)
+        _check_sampled(found, rows)
 
 
 def _check_sampled(found, rows):
@@ -144,115 +156,103 @@ def _check_sampled(found, rows):
     np.testing.assert_allclose(found.sampled_logprobs + found.log_mass, before, atol=1e-4)
 
 
-def test_score_is_the_log_probability_of_each_token_but_the_first():
+def test_score_is_the_log_probability_of_each_token_but_the_first(running):
     ids = [*prompts(5), [3, 1]]
     ids[0] = np.random.default_rng(5).integers(0, VOCAB, 64).tolist()  # max_length tokens
-    with engine(step_tokens=16) as running:
-        for prompt, found in zip(ids, running.score(ids), strict=False):
-            if len(prompt) > 1:
-                want = logprobs(decoder(), prompt)[np.arange(len(prompt) - 1), prompt[1:]]
-                np.testing.assert_allclose(found, want, atol=1e-4)
+    for prompt, found in zip(ids, running.score(ids), strict=False):
+        if len(prompt) > 1:
+            want = logprobs(decoder(), prompt)[np.arange(len(prompt) - 1), prompt[1:]]
+            np.testing.assert_allclose(found, want, atol=1e-4)
 
 
 @pytest.mark.parameter("kept")
-def test_kept_ids_are_those_of_the_filters():
-    with engine() as running:
-        (found,) = running.generate(
-            [[1, 2, 3]], Sampling(max_tokens=6, top_k=7, seed=1, kept=True, temperature=0.5)
-        )
-        rows = logprobs(decoder(), [1, 2, 3, *found.tokens.tolist()])[2:-1]
-        want = np.sort(np.argsort(-rows, axis=1)[:, :7], axis=1)
-        assert found.kept.bits is None
-        np.testing.assert_array_equal(found.kept.tokens, want)
-        (found,) = running.generate([[1, 2, 3]], Sampling(max_tokens=6, top_p=0.5, kept=True))
-        assert found.kept.tokens is None
-        bits = np.unpackbits(found.kept.bits.view(np.uint8), axis=1, bitorder="little")
-        mass = np.where(
-            bits[:, :VOCAB], np.exp(logprobs(decoder(), [1, 2, 3, *found.tokens])[2:-1]), 0
-        )
-        np.testing.assert_allclose(np.log(mass.sum(axis=1)), found.log_mass, atol=1e-4)
+def test_kept_ids_are_those_of_the_filters(running):
+    (found,) = running.generate(
+        [[1, 2, 3]], Sampling(max_tokens=6, top_k=7, seed=1, kept=True, temperature=0.5)
+    )
+    rows = logprobs(decoder(), [1, 2, 3, *found.tokens.tolist()])[2:-1]
+    want = np.sort(np.argsort(-rows, axis=1)[:, :7], axis=1)
+    assert found.kept.bits is None
+    np.testing.assert_array_equal(found.kept.tokens, want)
+    (found,) = running.generate([[1, 2, 3]], Sampling(max_tokens=6, top_p=0.5, kept=True))
+    assert found.kept.tokens is None
+    bits = np.unpackbits(found.kept.bits.view(np.uint8), axis=1, bitorder="little")
+    mass = np.where(bits[:, :VOCAB], np.exp(logprobs(decoder(), [1, 2, 3, *found.tokens])[2:-1]), 0)
+    np.testing.assert_allclose(np.log(mass.sum(axis=1)), found.log_mass, atol=1e-4)
 
 
 @pytest.mark.parameter("rule")
-def test_a_rule_of_the_user_draws():
-    import jax.numpy as jnp
-
+def test_a_rule_of_the_user_draws(running):
     def least_likely(warped, key):
         return jnp.argmin(jnp.where(warped > -jnp.inf, warped, jnp.inf))
 
-    with engine() as running:
-        option = Sampling(max_tokens=6, top_k=3, rule=least_likely, logprobs=3)
-        found = running.generate([[1, 2, 3], [4]], option)
-        for completion in found:
-            assert completion.tokens.tolist() == completion.top.tokens[:, 2].tolist()
+    option = Sampling(max_tokens=6, top_k=3, rule=least_likely, logprobs=3)
+    found = running.generate([[1, 2, 3], [4]], option)
+    for completion in found:
+        assert completion.tokens.tolist() == completion.top.tokens[:, 2].tolist()
 
 
 class TestEnds:
     """How requests end."""
 
     @pytest.mark.parameter("max_tokens", "max_length")
-    def test_length(self):
-        with engine() as running:
-            short, long = running.generate([[1], list(range(60))], GREEDY)
-            assert (short.finish_reason, len(short.tokens)) == ("length", 12)
-            assert (long.finish_reason, len(long.tokens)) == ("length", 4)  # max_length 64
+    def test_length(self, running):
+        short, long = running.generate([[1], list(range(60))], GREEDY)
+        assert (short.finish_reason, len(short.tokens)) == ("length", 12)
+        assert (long.finish_reason, len(long.tokens)) == ("length", 4)  # max_length 64
 
     @pytest.mark.parameter("stop_token_ids", "min_tokens")
-    def test_stop_ids_and_min_tokens(self):
-        with engine() as running:
-            (free,) = running.generate([[5, 6]], GREEDY)
-            stop = int(free.tokens[4])
-            first = free.tokens.tolist().index(stop)
-            option = dataclasses.replace(GREEDY, stop_token_ids=[stop])
-            (found,) = running.generate([[5, 6]], option)
-            assert (found.finish_reason, found.stop) == ("stop", stop)
-            assert found.tokens.tolist() == free.tokens.tolist()[: first + 1]
-            option = dataclasses.replace(option, min_tokens=12)
-            (found,) = running.generate([[5, 6]], option)
-            assert found.finish_reason == "length"
-            assert stop not in found.tokens[:11].tolist()
+    def test_stop_ids_and_min_tokens(self, running):
+        (free,) = running.generate([[5, 6]], GREEDY)
+        stop = int(free.tokens[4])
+        first = free.tokens.tolist().index(stop)
+        option = dataclasses.replace(GREEDY, stop_token_ids=[stop])
+        (found,) = running.generate([[5, 6]], option)
+        assert (found.finish_reason, found.stop) == ("stop", stop)
+        assert found.tokens.tolist() == free.tokens.tolist()[: first + 1]
+        option = dataclasses.replace(option, min_tokens=12)
+        (found,) = running.generate([[5, 6]], option)
+        assert found.finish_reason == "length"
+        assert stop not in found.tokens[:11].tolist()
 
     @pytest.mark.parameter("ignore_eos", "tokenizer")
-    def test_eos_and_ignore_eos(self):
+    def test_eos_and_ignore_eos(self, texts):
         eos = ByteTokenizer().eos_id
         bias = {eos: 100.0}
-        with text_engine() as running:
-            (found,) = running.generate(["ab"], Sampling(logit_bias=bias))
-            assert (found.finish_reason, found.stop, found.text) == ("stop", eos, "")
-            option = Sampling(logit_bias=bias, ignore_eos=True, max_tokens=3)
-            (found,) = running.generate(["ab"], option)
-            assert found.tokens.tolist() == [eos] * 3
-            assert found.finish_reason == "length"
+        (found,) = texts.generate(["ab"], Sampling(logit_bias=bias))
+        assert (found.finish_reason, found.stop, found.text) == ("stop", eos, "")
+        option = Sampling(logit_bias=bias, ignore_eos=True, max_tokens=3)
+        (found,) = texts.generate(["ab"], option)
+        assert found.tokens.tolist() == [eos] * 3
+        assert found.finish_reason == "length"
 
     @pytest.mark.parameter("stop")
-    def test_stop_strings_at_every_split(self):
-        with text_engine() as running:
-            (free,) = running.generate(["ab"], Sampling(max_tokens=24, seed=5, ignore_eos=True))
-            assert free.text == ByteTokenizer().decode(free.tokens)
-            for begin in range(0, len(free.text) - 3, 3):
-                stop = free.text[begin : begin + 3]
-                option = Sampling(max_tokens=24, seed=5, stop=stop, ignore_eos=True)
-                (found,) = running.generate(["ab"], option)
-                assert found.text == free.text[: free.text.index(stop)]
-                assert (found.finish_reason, found.stop) == ("stop", stop)
-                with running.stream("ab", option) as stream:
-                    assert "".join(piece.text for piece in stream) == found.text
+    def test_stop_strings_at_every_split(self, texts):
+        (free,) = texts.generate(["ab"], Sampling(max_tokens=24, seed=5, ignore_eos=True))
+        assert free.text == ByteTokenizer().decode(free.tokens)
+        for begin in range(0, len(free.text) - 3, 3):
+            stop = free.text[begin : begin + 3]
+            option = Sampling(max_tokens=24, seed=5, stop=stop, ignore_eos=True)
+            (found,) = texts.generate(["ab"], option)
+            assert found.text == free.text[: free.text.index(stop)]
+            assert (found.finish_reason, found.stop) == ("stop", stop)
+            with texts.stream("ab", option) as stream:
+                assert "".join(piece.text for piece in stream) == found.text
 
 
 @pytest.mark.parameter("logit_bias", "repetition_penalty")
-def test_penalties_and_bias_of_a_request_stay_with_it():
+def test_penalties_and_bias_of_a_request_stay_with_it(running):
     """A slot that had a bias is given to a request without one."""
-    with engine(max_rows=1) as running:
-        (free,) = running.generate([[7, 8]], GREEDY)
-        option = dataclasses.replace(GREEDY, logit_bias={3: 50.0}, repetition_penalty=1.5)
-        (biased,) = running.generate([[7, 8]], option)
-        assert 3 in biased.tokens.tolist()
-        (again,) = running.generate([[7, 8]], GREEDY)
-        assert again.tokens.tolist() == free.tokens.tolist()
+    (free,) = running.generate([[7, 8]], GREEDY)
+    option = dataclasses.replace(GREEDY, logit_bias={3: 50.0}, repetition_penalty=1.5)
+    (biased,) = running.generate([[7, 8]], option)
+    assert 3 in biased.tokens.tolist()
+    (again,) = running.generate([[7, 8]], GREEDY)
+    assert again.tokens.tolist() == free.tokens.tolist()
 
 
 @pytest.mark.parameter("frequency_penalty", "presence_penalty")
-def test_penalties_survive_a_preemption():
+def test_penalties_survive_a_preemption(running):
     option = [
         Sampling(
             max_tokens=12, temperature=0.9, seed=i, frequency_penalty=0.8, presence_penalty=0.3
@@ -260,11 +260,10 @@ def test_penalties_survive_a_preemption():
         for i in range(12)
     ]
     ids = prompts(12)
-    with engine() as running:
-        want = tokens(running.generate(ids, option))
-    with engine(kv_bytes=24 * 1024) as running:
-        assert tokens(running.generate(ids, option)) == want
-        assert running.stats().preemptions > 0
+    want = tokens(running.generate(ids, option))
+    with engine(kv_bytes=24 * 1024) as small:
+        assert tokens(small.generate(ids, option)) == want
+        assert small.stats().preemptions > 0
 
 
 class TestBadInput:
@@ -274,7 +273,7 @@ class TestBadInput:
         "prompt, error, words",
         [
             ("text", ValueError, ("need a tokenizer", "tokenizer=None", "Engine(model")),
-            ([], ValueError, ("at least one token", "prompts[0]", "bos")),
+            ([], ValueError, ("at least one token", "prompts[1]", "bos")),
             ([VOCAB], ValueError, (f"[0, {VOCAB})", f"got {VOCAB}", "tokenizer")),
             ([-1], ValueError, ("vocabulary", "got -1")),
             (
@@ -287,19 +286,19 @@ class TestBadInput:
         ],
     )
     @pytest.mark.parameter("tokenizer", "max_length", refuses=True)
-    def test_prompts(self, prompt, error, words):
-        with engine() as running:
-            with pytest.raises(error) as raised:
-                running.generate([prompt], GREEDY)
-            assert all(word in str(raised.value) for word in words)
-            assert running.stats().steps == 0
+    def test_prompts(self, prompt, error, words, running):
+        steps = running.stats().steps
+        with pytest.raises(error) as raised:
+            running.generate([[1], prompt], GREEDY)
+        assert all(word in str(raised.value) for word in words)
+        assert running.stats().steps == steps
 
-    def test_one_prompt_for_many(self):
-        with text_engine() as running, pytest.raises(TypeError, match=r"Use \[prompt\]"):
-            running.generate("text", GREEDY)
+    def test_one_prompt_for_many(self, texts):
+        with pytest.raises(TypeError, match=r"Use \[prompt\]"):
+            texts.generate("text", GREEDY)
 
-    def test_a_count_of_options(self):
-        with engine() as running, pytest.raises(ValueError, match="got 1 for 2 prompts"):
+    def test_a_count_of_options(self, running):
+        with pytest.raises(ValueError, match="got 1 for 2 prompts"):
             running.generate([[1], [2]], [GREEDY])
 
     @pytest.mark.parametrize("option", ["page_size", "step_tokens", "max_rows", "max_length"])
@@ -317,9 +316,8 @@ class TestBadInput:
                 call()
 
 
-def test_nothing_is_given_for_no_prompts():
-    with engine() as running:
-        assert running.generate([], GREEDY) == []
+def test_nothing_is_given_for_no_prompts(running):
+    assert running.generate([], GREEDY) == []
 
 
 def test_an_engine_is_exported():

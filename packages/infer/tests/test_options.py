@@ -13,13 +13,14 @@ from engines import decoder, engine, greedy, prompts
 from dovetail_infer import Sampling
 
 GREEDY = Sampling(max_tokens=12, temperature=0)
+FEW = {"kv_bytes": 24 * 4 * 512}  # 24 pages of float32
 
 
 @pytest.mark.parameter("kv_dtype", "kv_bytes")
 def test_a_cache_of_half_the_width_has_twice_the_pages() -> None:
-    with engine(kv_dtype=jnp.float16) as half, engine() as whole:
+    with engine(kv_dtype=jnp.float16, **FEW) as half, engine(**FEW) as whole:
         (a,), (b,) = half.stats().pages, whole.stats().pages
-        assert (a.total, b.total) == (2 * b.total, b.total)
+        assert 2 * b.free <= a.free <= 2 * b.free + 1
         found = half.generate(prompts(6), GREEDY)
         # The margins of the greedy tokens of this model exceed the rounding of float16.
         assert [c.tokens.tolist() for c in found] == [greedy(decoder(), x, 12) for x in prompts(6)]

@@ -171,7 +171,13 @@ def draw(
 
 
 def adjust(z: Float32[Array, "R V"], rows: Rows, state: State) -> Float32[Array, "R V"]:
-    """Returns the logits after bias, bans and penalties."""
+    """Returns the logits after bias, bans and penalties.
+
+    Args:
+        z: Logits of the model.
+        rows: Options and slots.
+        state: Of all slots.
+    """
     slots = jnp.clip(rows.slots, 0, state.bias.shape[0] - 1)
     counts = state.counts[slots]
     z = z + state.bias[slots]
@@ -185,7 +191,10 @@ def adjust(z: Float32[Array, "R V"], rows: Rows, state: State) -> Float32[Array,
 def score(logits: Float[Array, "M V"], tokens: Int[Array, " M"], *, top: int) -> DeviceScores:
     """Returns the log-probabilities of tokens under softmax(logits), and the `top` likeliest.
 
-    A row without a token has -1.
+    Args:
+        logits: Logits of the model.
+        tokens: Token of each row; -1 for none.
+        top: K.
     """
     z = logits.astype(jnp.float32)
     peak = _peak(z)
@@ -207,7 +216,10 @@ def score(logits: Float[Array, "M V"], tokens: Int[Array, " M"], *, top: int) ->
 def counted(state: State, slots: Int[Array, " R"], tokens: Int[Array, " R"]) -> State:
     """Returns the state with each drawn token counted in its slot.
 
-    Tokens of -1 and slots outside the state count nothing.
+    Args:
+        state: Of all slots.
+        slots: Slot of each row. One outside the state counts nothing.
+        tokens: Token of each row. -1 counts nothing.
     """
     # A negative index would count from the end.
     slots = jnp.where((slots >= 0) & (tokens >= 0), slots, state.counts.shape[0])
@@ -307,11 +319,11 @@ def _by_rule(rule: Rule, uses: Array, warped: Array, keys: Array, tokens: Array)
     """
 
     def ruled() -> Array:
-        chosen = jax.vmap(rule)(warped, keys)
-        inside = (chosen >= 0) & (chosen < warped.shape[1])
-        chosen = jnp.where(inside, chosen, 0).astype(jnp.int32)
-        chosen = jnp.where(inside & (_at(warped, chosen) > -jnp.inf), chosen, -1)
-        return jnp.where(uses, chosen, tokens)
+        drawn = jax.vmap(rule)(warped, keys)
+        inside = (drawn >= 0) & (drawn < warped.shape[1])
+        drawn = jnp.where(inside, drawn, 0).astype(jnp.int32)
+        drawn = jnp.where(inside & (_at(warped, drawn) > -jnp.inf), drawn, -1)
+        return jnp.where(uses, drawn, tokens)
 
     return jax.lax.cond(uses.any(), ruled, lambda: tokens)
 

@@ -71,9 +71,9 @@ def check_request(
 def _check_rule(rule: Rule, vocab_size: int) -> None:
     key = jax.eval_shape(lambda: jax.random.key(0, impl="threefry2x32"))
     result = jax.eval_shape(rule, jax.ShapeDtypeStruct((vocab_size,), jnp.float32), key)
-    one = isinstance(result, jax.ShapeDtypeStruct)
-    if not one or result.shape != () or not jnp.issubdtype(result.dtype, jnp.integer):
-        came = f"{result.dtype}{list(result.shape)}" if one else repr(result)
+    is_array = isinstance(result, jax.ShapeDtypeStruct)
+    if not is_array or result.shape != () or not jnp.issubdtype(result.dtype, jnp.integer):
+        came = f"{result.dtype}{list(result.shape)}" if is_array else repr(result)
         raise TypeError(
             f"rule must return one integer, the token id, got rule={rule!r} that returns {came}. "
             "Return jax.random.categorical(key, logits), for example."

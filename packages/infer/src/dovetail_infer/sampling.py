@@ -207,7 +207,7 @@ def _ids(ids: Any) -> tuple[int, ...]:
 
 def _bias(bias: Any) -> dict[int, float]:
     right = isinstance(bias, Mapping) and all(
-        _is_id(i) and isinstance(x, numbers.Real) and (x == -math.inf or abs(x) <= _LARGEST)
+        _is_id(i) and isinstance(x, numbers.Real) and (x == -math.inf or abs(float(x)) <= _LARGEST)
         for i, x in bias.items()
     )
     if not right:

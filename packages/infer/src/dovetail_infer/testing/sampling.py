@@ -14,7 +14,7 @@ import functools
 import math
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,10 +35,14 @@ _DRAWS = 3000
 _RARE = 20  # expected draws: tokens with fewer are one class
 _DEVIATIONS = 4.75  # of a normal number; right draws exceed it with probability 1e-6
 # 37 terms and about ten roundings of numbers below 10, in float32.
-_TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
+_TOLERANCE: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-5}
 
-_PENALTIES = {"repetition_penalty": 1.7, "frequency_penalty": 0.4, "presence_penalty": 0.6}
-_FILTERS = {"top_k": 20, "top_p": 0.9, "min_p": 0.02}
+_PENALTIES: dict[str, Any] = {
+    "repetition_penalty": 1.7,
+    "frequency_penalty": 0.4,
+    "presence_penalty": 0.6,
+}
+_FILTERS: dict[str, Any] = {"top_k": 20, "top_p": 0.9, "min_p": 0.02}
 CASES: Mapping[str, Sampling] = {
     "plain": Sampling(),
     "temperature": Sampling(temperature=0.6),
@@ -184,11 +188,11 @@ def check_sampling(operations: Operations, *, cases: Mapping[str, Sampling] = CA
 
 
 def _check(operations: Operations, sampling: Sampling, logits: np.ndarray) -> None:
-    texts = {"prompt": _PROMPT, "output": _OUTPUT, "eos_id": EOS_ID}
+    texts: dict[str, Any] = {"prompt": _PROMPT, "output": _OUTPUT, "eos_id": EOS_ID}
     right = expected(logits, sampling, **texts)
     kind = "full" if slots.needs_full(sampling) else "plain"
     drawn = draws(operations, sampling, logits, kind=kind)
-    tokens = drawn.tokens
+    tokens = np.asarray(drawn.tokens)
     assert right.kept[tokens].all(), f"cut tokens are drawn: {set(tokens[~right.kept[tokens]])}"
     deviation = chi_square(tokens, right.probabilities)
     assert deviation < _DEVIATIONS, f"frequencies deviate by {deviation:.1f} sigma"

@@ -85,13 +85,25 @@ def test_no_request_overtakes_one_that_does_not_fit():
 
 
 def test_pages_of_running_prefills_are_not_given_away():
-    engine = scheduler(groups=one_group(8), step_tokens=8)
+    engine = scheduler(groups=one_group(8), chunk=8)
     add(engine, 0, range(24))
     add(engine, 1, range(100, 112))
     assert step(engine) == [(0, 0, 8)]
     assert step(engine) == [(0, 8, 8)]
     assert step(engine) == [(0, 16, 8)]
-    assert engine.running == 1
+
+
+def test_the_last_block_of_a_prefix_is_evicted_first():
+    engine = scheduler(groups=one_group(8))
+    add(engine, 0, range(13))
+    step(engine)
+    engine.finish(0)
+    add(engine, 1, range(100, 124), outputs=1)
+    step(engine)
+    step(engine)
+    engine.finish(1)
+    add(engine, 2, range(13))
+    assert step(engine) == [(2, 8, 5)]
 
 
 def test_an_older_request_takes_the_pages_of_the_youngest():
@@ -200,28 +212,18 @@ def test_a_duplicate_does_not_wait_for_an_aborted_request():
 
 
 def test_a_duplicate_does_not_wait_for_what_is_cached():
-    engine = scheduler(step_tokens=8)
+    engine = scheduler()
     add(engine, 0, range(7))
     step(engine)
     add(engine, 1, range(7), read_prefix=False)
     add(engine, 2, range(7))
-    assert step(engine) == [(0, 7, 1), (1, 0, 7)]
-    assert step(engine) == [(0, 8, 1), (1, 7, 1), (2, 4, 3)]
-    engine = scheduler(step_tokens=4)
-    add(engine, 0, range(7), outputs=1)
-    step(engine)
-    step(engine)
-    engine.finish(0)
-    add(engine, 1, range(7), read_prefix=False)
-    assert step(engine) == [(1, 0, 4)]
-    add(engine, 2, range(7))
-    assert step(engine) == [(1, 4, 3), (2, 4, 1)]
+    assert step(engine) == [(0, 7, 1), (1, 0, 7), (2, 4, 3)]
 
 
 def test_outputs_are_found_too_also_when_results_come_a_step_late():
     for late in (False, True):
         engine = scheduler()
-        sequence = add(engine, 0, range(5), outputs=9)
+        sequence = add(engine, 0, range(5), outputs=8)
         before = None
         while (plan := engine.plan()) is not None:
             for done in (before if late else plan,):
@@ -230,10 +232,10 @@ def test_outputs_are_found_too_also_when_results_come_a_step_late():
             before = plan
         while sequence.pending:
             engine.sampled(0, 7)
-        assert sequence.ids == [*range(5), *[7] * 9]
+        assert sequence.ids == [*range(5), *[7] * 8]
         engine.finish(0)
         add(engine, 1, sequence.ids)
-        assert step(engine) == [(1, 12, 2)]
+        assert step(engine) == [(1, 12, 1)]
 
 
 def test_a_request_that_reads_no_prefix_computes_all_and_shares_its_pages():

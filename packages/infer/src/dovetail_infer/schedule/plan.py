@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a scheduler decides for one step, and what it is told."""
+"""Sizes of an engine, and the plan of one step."""
 
 from __future__ import annotations
 

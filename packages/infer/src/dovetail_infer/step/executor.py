@@ -147,6 +147,7 @@ class Executor:
             max_rows=limits.max_rows,
             max_logprobs=min(max_logprobs, layout.vocab_size),
             adapters=adapters > 0,
+            whole=None if self._place.mesh is None else self._place.whole,
         )
         self._lattice = lattice(
             step_tokens=limits.step_tokens, max_rows=limits.max_rows, invariant=invariant

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
+from jax.sharding import Sharding
 from jaxtyping import Float, Int32
 
 from dovetail_infer.sampling import Rule
@@ -80,6 +81,7 @@ class StepFunction:
         max_rows: S.
         max_logprobs: Number of likeliest tokens of the kinds "full" and "score".
         adapters: Whether the decoder takes `adapter_ids`.
+        whole: Sharding of logits on a mesh: draws read whole rows. None: one device.
     """
 
     graph: Any
@@ -90,6 +92,7 @@ class StepFunction:
     max_rows: int
     max_logprobs: int
     adapters: bool
+    whole: Sharding | None = None
 
     def packing(self, bucket: Bucket) -> Packing:
         """Returns the places of the input of a bucket."""
@@ -117,7 +120,7 @@ class StepFunction:
             x, pools, experts = self._features(model, state, batch, rows)
             # A row of padding reads any features: nothing of it is kept.
             last = jnp.maximum(rows.starts[1:] - 1, 0)
-            drawn = self._draw(model.head(x[last]), state.slots, batch, bucket, rules)
+            drawn = self._draw(self._logits(model, x[last]), state.slots, batch, bucket, rules)
             state = self._next(state, pools, batch, drawn, bucket)
             numbers = (drawn.logprobs, drawn.sampled_logprobs, drawn.log_mass)
             bits = (jax.lax.bitcast_convert_type(a, jnp.int32) for a in numbers)
@@ -162,6 +165,12 @@ class StepFunction:
         pools = tuple(entry.array for entry in entries)
         experts = tapped[0]["experts"][:, 0].swapaxes(0, 1) if tapped else None
         return x[0], pools, experts
+
+    def _logits(self, model: Any, x: Float[Array, "R D"]) -> Float[Array, "R V"]:
+        logits = model.head(x)
+        if self.whole is None:
+            return logits
+        return jax.lax.with_sharding_constraint(logits, self.whole)
 
     def _draw(
         self,
@@ -210,7 +219,7 @@ class StepFunction:
         targets = jnp.pad(targets, (0, padding), constant_values=-1).reshape(chunks, size)
 
         def chunk(rows: tuple[Array, Array]) -> logit.DeviceScores:
-            return logit.score(model.head(rows[0]), rows[1], top=self.max_logprobs)
+            return logit.score(self._logits(model, rows[0]), rows[1], top=self.max_logprobs)
 
         scores = jax.lax.map(chunk, (x, targets))
         return jax.tree.map(

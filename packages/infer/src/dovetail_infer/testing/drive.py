@@ -25,9 +25,9 @@ class Driven(NamedTuple):
         prompt_logprobs: Log-probability of each token of the prompt after the first, or NaN.
     """
 
-    tokens: Int32[np.ndarray, " T"]
-    logprobs: Float32[np.ndarray, " T"]
-    prompt_logprobs: Float32[np.ndarray, " P1"]
+    tokens: Int32[np.ndarray, " _"]
+    logprobs: Float32[np.ndarray, " _"]
+    prompt_logprobs: Float32[np.ndarray, " _"]
 
 
 @dataclasses.dataclass
@@ -51,7 +51,7 @@ class _Row(NamedTuple):
     samples: bool
 
 
-def options(rows: int, *, temperature: float = 0, keys: np.ndarray | None = None) -> RowOptions:
+def options(rows: int, *, temperature: float = 0.0, keys: np.ndarray | None = None) -> RowOptions:
     """Returns options of rows without filters and penalties.
 
     Args:
@@ -66,11 +66,11 @@ def options(rows: int, *, temperature: float = 0, keys: np.ndarray | None = None
     return RowOptions(
         temperature=full(temperature),
         top_k=np.zeros(rows, np.int32),
-        top_p=full(1),
-        min_p=full(0),
-        repetition_penalty=full(1),
-        frequency_penalty=full(0),
-        presence_penalty=full(0),
+        top_p=full(1.0),
+        min_p=full(0.0),
+        repetition_penalty=full(1.0),
+        frequency_penalty=full(0.0),
+        presence_penalty=full(0.0),
         bans=np.zeros(rows, np.bool_),
         rules=np.full(rows, -1, np.int32),
         keys=np.zeros((rows, 2), np.uint32) if keys is None else keys,
@@ -79,10 +79,10 @@ def options(rows: int, *, temperature: float = 0, keys: np.ndarray | None = None
 
 def drive(
     executor: Executor,
-    prompts: Sequence[Sequence[int] | Int[np.ndarray, " T"]],
+    prompts: Sequence[Sequence[int] | Int[np.ndarray, " _"]],
     *,
     max_tokens: int,
-    temperature: float = 0,
+    temperature: float = 0.0,
     kinds: Sequence[Kind] = ("score",),
     seed: int = 0,
 ) -> list[Driven]:

@@ -1,0 +1,43 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of requests, and their places in the pages."""
+
+import jax.numpy as jnp
+import numpy as np
+
+from dovetail_infer import reference
+from dovetail_infer.step.attend import PagedAttention, Pages, requests
+
+TABLES = jnp.array([[[4, 2, 0], [1, 3, 5], [0, 0, 0]], [[7, 6, 0], [8, 9, 5], [0, 0, 0]]])
+
+
+def test_rows_know_their_request_and_position():
+    rows = requests(TABLES, jnp.array([2, 3, 0]), jnp.array([5, 3, 0]), 7)
+    assert rows.row_request.tolist() == [0, 0, 1, 1, 1, 3, 3]
+    assert rows.positions.tolist() == [3, 4, 0, 1, 2, 0, 0]
+    assert rows.starts.tolist() == [0, 2, 5, 5]
+
+
+def test_keys_are_written_at_their_positions_in_the_layer_s_group():
+    rows = requests(TABLES, jnp.array([2, 3, 0]), jnp.array([5, 3, 0]), 7)
+    k = jnp.arange(1.0, 8.0).reshape(1, 7, 1, 1) * jnp.ones((1, 7, 1, 2))
+    pages = Pages(jnp.zeros((10, 4, 2, 1, 2)), 1, None)
+    _, after = PagedAttention(reference, rows)(
+        k,
+        k,
+        -k,
+        causal=True,
+        positions=None,
+        segment_ids=None,
+        window=None,
+        soft_cap=None,
+        scale=None,
+        sinks=None,
+        kv=pages,
+    )
+    want = np.zeros((10, 4))
+    want[7, 3], want[6, 0] = 1, 2  # positions 3 and 4 of request 0
+    want[8, :3] = 3, 4, 5  # positions 0 to 2 of request 1; rows of padding write nothing
+    np.testing.assert_array_equal(after.array[:, :, 0, 0, 0], want)
+    np.testing.assert_array_equal(after.array[:, :, 1, 0, 1], -want)
+    assert after.group == 1

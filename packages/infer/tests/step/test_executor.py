@@ -110,6 +110,15 @@ def test_the_schedule_does_not_change_what_is_drawn():
     assert any(list(r.tokens) != sorted(r.tokens) for r in runs[0])
 
 
+def test_company_and_chunks_do_not_change_a_bit_in_one_program():
+    prompts = _prompts()
+    together = drive(_shared(), prompts, max_tokens=6, seed=5)
+    for i in (1, 4):
+        alone = drive(_shared(), [prompts[i]], max_tokens=6, seed=i)[0]
+        for ours, theirs in zip(alone, together[i], strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+
 def test_all_sizes_of_programs_agree():
     executor = _executor(_model(), invariant=False)
     executor.compile([p.bucket for p in executor.programs() if p.bucket.kind != "full"], threads=2)

@@ -158,8 +158,8 @@ class TestFailures:
         ids = prompts(24, seed=4)
         with engine(overlap=overlap, max_rows=4) as running:
             count = iter(range(10**6))
-            executor = running._loop._executor
-            running._loop._executor = Failing(
+            executor = running._steps._executor
+            running._steps._executor = Failing(
                 executor, lambda batch: next(count) in (5, 20, 41), at=at
             )
             found = running.generate(ids, GREEDY)
@@ -296,8 +296,8 @@ def test_whatever_happens_to_others_a_request_gets_its_own_result(seed, caplog):
     rng = np.random.default_rng(seed)
     ids = prompts(60, seed=seed)
     with engine(max_rows=4, kv_bytes=24 * 1024, max_queue=8) as running:
-        executor = running._loop._executor
-        running._loop._executor = Failing(executor, lambda batch: rng.random() < 0.02)
+        executor = running._steps._executor
+        running._steps._executor = Failing(executor, lambda batch: rng.random() < 0.02)
         found = [None] * len(ids)
 
         def run(i):

@@ -24,9 +24,9 @@ from importlib.metadata import version as _version
 from dovetail_infer import reference
 from dovetail_infer.completion import Completion, Kept, QueueFull, Tokens, TopLogprobs
 from dovetail_infer.engine import Engine
+from dovetail_infer.run.stream import Stream
 from dovetail_infer.sampling import Sampling
 from dovetail_infer.stats import PageStats, Stats
-from dovetail_infer.stream import Stream
 from dovetail_infer.types import Decoder, Operations, Tokenizer
 
 __all__ = [  # noqa: RUF022, by topic

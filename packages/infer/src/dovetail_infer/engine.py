@@ -6,9 +6,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import secrets
-import threading
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -20,19 +17,18 @@ from jaxtyping import DTypeLike, Float32
 
 from dovetail_infer import reference
 from dovetail_infer.completion import Completion
-from dovetail_infer.loop import Loop
-from dovetail_infer.prompts import Prompt, prompt_ids
-from dovetail_infer.request import Request
+from dovetail_infer.run.loop import Loop
+from dovetail_infer.run.prompts import Prompt
+from dovetail_infer.run.steps import Steps
+from dovetail_infer.run.stream import Stream
+from dovetail_infer.run.submission import Submission
 from dovetail_infer.sampling import MAX_SEED, Sampling
 from dovetail_infer.schedule.plan import Limits
 from dovetail_infer.schedule.scheduler import Scheduler
-from dovetail_infer.schedule.sequence import Sequence as Scheduled
 from dovetail_infer.stats import Stats
 from dovetail_infer.step.executor import Executor, Program
 from dovetail_infer.step.layout import discover
 from dovetail_infer.step.memory import Fit, fits
-from dovetail_infer.step.slots import check_request
-from dovetail_infer.stream import Stream
 from dovetail_infer.types import Operations, Tokenizer
 
 _log = logging.getLogger(__name__)
@@ -146,20 +142,25 @@ class Engine:
             adapters=adapters,
             invariant=invariant,
         )
-        self._tokenizer, self._record_experts = tokenizer, record_experts
-        self._max_logprobs, self._adapters = max_logprobs, adapters
-        self.vocab_size, self.max_length, self.fit = layout.vocab_size, fit.max_length, fit
-        self._executor = executor
-        self._loop = Loop(
+        steps = Steps(
             Scheduler(limits, record=events),
             executor,
-            max_rows=max_rows,
-            max_queue=max_queue,
-            vocab_size=layout.vocab_size,
             record_experts=record_experts,
             overlap=overlap,
         )
+        self.vocab_size, self.max_length, self.fit = layout.vocab_size, fit.max_length, fit
+        self._executor, self._steps = executor, steps
+        self._loop = Loop(steps, max_queue=max_queue)
         self._close = weakref.finalize(self, self._loop.close)
+        self._submission = Submission(
+            loop=self._loop,
+            tokenizer=tokenizer,
+            vocab_size=layout.vocab_size,
+            max_length=fit.max_length,
+            max_logprobs=max_logprobs,
+            adapters=adapters,
+            record_experts=record_experts,
+        )
 
     def warmup(self) -> list[Program]:
         """Compiles every program, so that no request waits for one. Returns them."""
@@ -181,7 +182,8 @@ class Engine:
             ValueError: A prompt or an option is not possible; nothing has been computed then.
             RuntimeError: The engine is closed.
         """
-        return self._run(self._prompt_ids(prompts), self._options(sampling, len(prompts)))
+        ids = self._submission.prompts(prompts)
+        return self._submission.run(ids, self._submission.options(sampling, len(ids)))
 
     def sample(
         self,
@@ -226,11 +228,11 @@ class Engine:
             kept=kept,
             seed=seed,
         )
-        ids = [ids for ids in self._prompt_ids(prompts) for _ in range(n)]
+        self._submission.check(plain)
+        ids = [ids for ids in self._submission.prompts(prompts) for _ in range(n)]
         seeds = [(seed + i) % MAX_SEED for i in range(len(ids))]
         options = [dataclasses.replace(plain, seed=s) for s in seeds]
-        self._check(plain)
-        flat = self._run(ids, options)
+        flat = self._submission.run(ids, options)
         return [flat[i : i + n] for i in range(0, len(flat), n)]
 
     def score(self, prompts: Sequence[Prompt]) -> list[Float32[np.ndarray, " T1"]]:
@@ -242,7 +244,7 @@ class Engine:
         Returns:
             The log-probabilities of all tokens but the first, of each prompt.
         """
-        whole = self._prompt_ids(prompts, max_tokens=self.max_length)
+        whole = self._submission.prompts(prompts, spare=0)
         for i, ids in enumerate(whole):
             if len(ids) < 2:
                 raise ValueError(
@@ -252,7 +254,7 @@ class Engine:
         option = Sampling(max_tokens=1, temperature=0, prompt_logprobs=0, ignore_eos=True)
         heads = [ids[:-1] for ids in whole]
         targets = [np.array(ids[1:], np.int32) for ids in whole]
-        completions = self._run(heads, [option] * len(whole), targets=targets)
+        completions = self._submission.run(heads, [option] * len(whole), targets=targets)
         for completion in completions:
             if completion.prompt_logprobs is None or completion.finish_reason == "error":
                 raise RuntimeError(
@@ -270,14 +272,9 @@ class Engine:
             prompt: Text or token ids.
             sampling: Options. Default: `Sampling()`.
         """
-        (ids,) = self._prompt_ids([prompt])
-        (option,) = self._options(sampling, 1)
-
-        def submit(put: Callable[[Any], None]) -> Request:
-            make = self._maker(ids, option, put, streams=True)
-            return self._loop.submit(make, wait=False)
-
-        return Stream(submit, lambda request: self._loop.abort([request]))
+        (ids,) = self._submission.prompts([prompt])
+        (option,) = self._submission.options(sampling, 1)
+        return self._submission.stream(ids, option)
 
     def update_weights(self, params: Any, *, version: int) -> None:
         """Replaces weights between two steps.
@@ -293,20 +290,11 @@ class Engine:
         Raises:
             ValueError: A name, shape or version is wrong. The weights are unchanged then.
         """
-
-        def update() -> None:
-            if version <= self._loop.version:
-                raise ValueError(
-                    f"version must be above that of the present weights, {self._loop.version}, "
-                    f"got version={version}. Count updates."
-                )
-            self._loop.update_weights(params, version=version)
-
-        self._loop.call(update)
+        self._loop.call(lambda: self._steps.update_weights(params, version=version))
 
     def pause(self) -> None:
         """Waits for the step on the device, and starts no more until `resume`."""
-        self._loop.call(self._loop.pause)
+        self._loop.call(self._steps.pause)
 
     def sleep(self) -> None:
         """Pauses and frees the memory of the device, for example for a training step.
@@ -314,11 +302,11 @@ class Engine:
         The cache is forgotten. Weights move to the host, if the device is not a CPU. Running
         requests are computed again from their tokens after `resume`.
         """
-        self._loop.call(self._loop.sleep)
+        self._loop.call(self._steps.sleep)
 
     def resume(self) -> None:
         """Goes on after `pause` or `sleep`."""
-        self._loop.call(self._loop.resume)
+        self._loop.call(self._steps.resume)
 
     def stats(self) -> Stats:
         """Returns counters, and the present numbers of requests and pages."""
@@ -338,121 +326,6 @@ class Engine:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-    def _prompt_ids(
-        self, prompts: Sequence[Prompt], *, max_tokens: int | None = None
-    ) -> list[list[int]]:
-        return prompt_ids(
-            prompts,
-            tokenizer=self._tokenizer,
-            vocab_size=self.vocab_size,
-            max_tokens=max_tokens or self.max_length - 1,
-            limit=f"max_length={self.max_length}",
-        )
-
-    def _options(
-        self, sampling: Sampling | Sequence[Sampling] | None, count: int
-    ) -> list[Sampling]:
-        one = sampling is None or isinstance(sampling, Sampling)
-        options = [sampling or Sampling()] * count if one else list(sampling)
-        if len(options) != count:
-            raise ValueError(
-                f"sampling must be one Sampling or one for each prompt, got {len(options)} for "
-                f"{count} prompts. Pass a list of {count}."
-            )
-        for option in {id(option): option for option in options}.values():
-            self._check(option)
-        return options
-
-    def _check(self, sampling: Sampling) -> None:
-        check_request(
-            sampling,
-            vocab_size=self.vocab_size,
-            max_logprobs=self._max_logprobs,
-            adapters=self._adapters,
-            tokenizer=self._tokenizer is not None,
-        )
-
-    def _run(
-        self,
-        prompts: list[list[int]],
-        options: Sequence[Sampling],
-        *,
-        targets: Sequence[np.ndarray] | None = None,
-    ) -> list[Completion]:
-        """Submits all prompts and waits. An interruption aborts them."""
-        results, requests = _Results(len(prompts)), []
-        try:
-            for i, (ids, option) in enumerate(zip(prompts, options, strict=True)):
-                given = None if targets is None else targets[i]
-                make = self._maker(ids, option, results.put(i), targets=given)
-                requests.append(self._loop.submit(make, wait=True))
-            return results.wait()
-        except BaseException:
-            self._loop.abort(requests)
-            raise
-
-    def _maker(
-        self,
-        ids: list[int],
-        sampling: Sampling,
-        sink: Callable[[Any], None],
-        *,
-        streams: bool = False,
-        targets: np.ndarray | None = None,
-    ) -> Callable[[int], Request]:
-        """Returns a function that makes a request with an id."""
-        seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
-        if targets is None and sampling.prompt_logprobs is not None:
-            targets = np.array([*ids[1:], -1], np.int32)
-        wait_s = sampling.deadline_s
-        deadline = None if wait_s is None else time.monotonic() + wait_s
-
-        def make(request_id: int) -> Request:
-            scheduled = Scheduled(
-                request_id=request_id,
-                ids=list(ids),
-                prompt_length=len(ids),
-                max_total=min(len(ids) + sampling.max_tokens, self.max_length),
-                namespace=b"",
-                read_prefix=targets is None and not self._record_experts,
-            )
-            return Request(
-                scheduled,
-                sampling,
-                seed=seed,
-                tokenizer=self._tokenizer,
-                vocab_size=self.vocab_size,
-                sink=sink,
-                streams=streams,
-                targets=targets,
-                deadline=deadline,
-            )
-
-        return make
-
-
-class _Results:
-    """Completions of several requests, and the wait for the last of them."""
-
-    def __init__(self, count: int):
-        self._completions: list[Completion | None] = [None] * count
-        self._left, self._done = count, threading.Event()
-        if not count:
-            self._done.set()
-
-    def put(self, i: int) -> Callable[[Any], None]:
-        def sink(completion: Completion) -> None:
-            self._completions[i] = completion
-            self._left -= 1  # the engine's thread alone does this
-            if not self._left:
-                self._done.set()
-
-        return sink
-
-    def wait(self) -> list[Completion]:
-        self._done.wait()
-        return [completion for completion in self._completions if completion is not None]
 
 
 def _check_sizes(**sizes: int | None) -> None:

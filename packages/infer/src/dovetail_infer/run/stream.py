@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from types import TracebackType
 
 from dovetail_infer.completion import Completion, Tokens
-from dovetail_infer.request import Request
+from dovetail_infer.run.request import Request
 
 Piece = Tokens | Completion
 

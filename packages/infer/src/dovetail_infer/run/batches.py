@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from dovetail_infer.request import Request
+from dovetail_infer.run.request import Request
 from dovetail_infer.sampling import Sampling
 from dovetail_infer.schedule.plan import Plan, Row
 from dovetail_infer.step.batch import Batch, RowOptions

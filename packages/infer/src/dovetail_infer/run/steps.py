@@ -1,0 +1,293 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Steps: a plan, its batch, its start, and what becomes of its results.
+
+Results are read one step late. While the device computes step k, the host plans step k + 1 without
+the tokens of step k, which stay on the device, and starts it. Only then does it read step k. A
+request that ends with step k has been computed once more in step k + 1, and that row is ignored.
+
+A step that fails ends the requests in it with `finish_reason="error"`. The cache may be lost with
+it, since steps donate it, so all other running requests are computed again from their tokens.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter, deque
+from typing import Any, NamedTuple
+
+from dovetail_infer.completion import FinishReason
+from dovetail_infer.run.batches import Batches
+from dovetail_infer.run.request import Request
+from dovetail_infer.schedule.plan import Plan
+from dovetail_infer.schedule.scheduler import Scheduler
+from dovetail_infer.stats import PageStats, Stats
+from dovetail_infer.step.batch import Results
+from dovetail_infer.step.executor import Executor, Handle, Want
+from dovetail_infer.step.logits import Kind
+from dovetail_infer.step.slots import needs_full, slot_state
+
+_log = logging.getLogger(__name__)
+NAN = "the logits of the model have NaN or +inf, or every token is banned: check its weights"
+
+
+class _Started(NamedTuple):
+    """A step on the device.
+
+    Attributes:
+        plan: Its plan.
+        handle: Its results.
+        version: Version of the weights.
+    """
+
+    plan: Plan
+    handle: Handle
+    version: int
+
+
+class Steps:
+    """Runs requests step by step, in one thread.
+
+    Args:
+        scheduler: Decides the steps.
+        executor: Runs them.
+        record_experts: Whether every step returns the experts of its tokens.
+        overlap: Read results one step late. False: at once.
+
+    Attributes:
+        version: Version of the weights.
+        finish_times: Values of `time.monotonic()` at which the last requests finished.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, executor: Executor, *, record_experts: bool, overlap: bool
+    ):
+        self._scheduler, self._executor = scheduler, executor
+        self._record_experts, self._overlap = record_experts, overlap
+        self._batches = Batches(scheduler.limits.max_rows)
+        self._changed_slots: set[int] = set()  # slots whose state on the device is not neutral
+        self._requests: dict[int, Request] = {}
+        self._started: _Started | None = None
+        self._paused = self._asleep = False
+        self.version = 0
+        self.finish_times: deque[float] = deque(maxlen=64)
+        self._counters: Counter[str] = Counter()
+        self._finished: Counter[str] = Counter()
+        self._host_s = self._step_s = 0.0
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is a step to start or to read."""
+        waiting = self._scheduler.waiting or self._scheduler.running
+        return self._started is not None or bool(waiting and not self._paused)
+
+    @property
+    def waiting(self) -> int:
+        """Number of requests that wait for a place in the steps."""
+        return self._scheduler.waiting
+
+    def add(self, request: Request) -> None:
+        """Adds a request to the queue."""
+        self._requests[request.request_id] = request
+        request.scheduled.namespace = namespace(self.version, request.sampling.adapter)
+        self._scheduler.add(request.scheduled)
+
+    def advance(self) -> None:
+        """Starts the next step, then reads the one before it."""
+        host = time.thread_time()
+        started = None if self._paused else self._start()
+        self._host_s += time.thread_time() - host
+        if self._overlap:
+            started, self._started = self._started, started
+        if started is not None:
+            self._read(started)
+
+    def settle(self) -> None:
+        """Reads the step on the device, if there is one."""
+        started, self._started = self._started, None
+        if started is not None:
+            self._read(started)
+
+    def finish(self, request: Request, reason: FinishReason, *, error: str | None = None) -> None:
+        """Ends a request, unless it has ended."""
+        if self._requests.pop(request.request_id, None) is None:
+            return
+        self._scheduler.finish(request.request_id)
+        self._finished[reason] += 1
+        self.finish_times.append(time.monotonic())
+        try:
+            request.finish(reason, error=error)
+        except Exception:
+            _log.exception("the completion of request %d was not delivered", request.request_id)
+
+    def finish_all(self, reason: FinishReason, *, error: str | None = None) -> None:
+        """Ends all requests, and frees the cache."""
+        for request in list(self._requests.values()):
+            self.finish(request, reason, error=error)
+        self._executor.release()
+
+    # Between two steps, after `settle`.
+
+    def pause(self) -> None:
+        """Starts no more steps."""
+        self._paused = True
+
+    def sleep(self) -> None:
+        """Starts no more steps and frees the device."""
+        self._paused = True
+        if not self._asleep:
+            self._forget()
+            self._executor.release()
+            self._asleep = True
+
+    def resume(self) -> None:
+        """Goes on after `pause` or `sleep`."""
+        if self._asleep:
+            self._executor.restore()
+            self._asleep = False
+        self._paused = False
+
+    def update_weights(self, params: Any, *, version: int) -> None:
+        """Replaces the weights. Running requests are computed again from their tokens."""
+        if version <= self.version:
+            raise ValueError(
+                f"version must be above that of the present weights, {self.version}, got "
+                f"version={version}. Count updates."
+            )
+        self._executor.update_weights(params)
+        self.version = version
+        self._forget()
+        for request in self._requests.values():
+            name = namespace(version, request.sampling.adapter)
+            self._scheduler.rename(request.request_id, name)
+
+    def stats(self, *, unseen: int) -> Stats:
+        """Returns counters. Numbers of one moment may be a step apart.
+
+        Args:
+            unseen: Number of requests that wait to be added.
+        """
+        scheduler, counters = self._scheduler, self._counters
+        return Stats(
+            waiting=scheduler.waiting + unseen,
+            running=scheduler.running,
+            pages=tuple(
+                PageStats(window=group.window, **counts._asdict())
+                for group, counts in zip(scheduler.limits.groups, scheduler.pages(), strict=True)
+            ),
+            steps=counters["steps"],
+            read_tokens=counters["read_tokens"],
+            drawn_tokens=counters["drawn_tokens"],
+            prompt_tokens=scheduler.counters.prompt_tokens,
+            cached_tokens=scheduler.counters.cached_tokens,
+            finished=dict(self._finished),
+            preemptions=scheduler.counters.preemptions,
+            failed_steps=counters["failed_steps"],
+            late_compiles=self._executor.late_compiles,
+            compiled=sum(program.compiled for program in self._executor.programs()),
+            version=self.version,
+            host_s=self._host_s,
+            step_s=self._step_s,
+        )
+
+    def _start(self) -> _Started | None:
+        plan = self._scheduler.plan()
+        if plan is None:
+            return None
+        try:
+            for row in plan.rows:
+                if row.admitted:
+                    self._admit(row.slot, self._requests[row.request_id])
+            batch = self._batches.build(plan, self._requests, self._scheduler.tables)
+            kind, want = self._kind(plan)
+            handle = self._executor.dispatch(batch, kind=kind, want=want)
+        except Exception as error:
+            self.settle()
+            self._fail(plan, error)
+            return None
+        self._counters["steps"] += 1
+        self._counters["read_tokens"] += plan.tokens
+        return _Started(plan, handle, self.version)
+
+    def _admit(self, slot: int, request: Request) -> None:
+        rule = request.sampling.rule
+        index = -1 if rule is None else self._executor.add_rule(rule)
+        self._batches.admit(slot, request, rule=index)
+        full = needs_full(request.sampling)
+        if full or slot in self._changed_slots:
+            ids, prompt = request.scheduled.ids, request.scheduled.prompt_length
+            state = slot_state(
+                request.sampling,
+                prompt=ids[:prompt],
+                output=ids[prompt:],
+                vocab_size=self._executor.layout.vocab_size,
+                eos_id=request.eos_id,
+            )
+            self._executor.set_slot(slot, state)
+            (self._changed_slots.add if full else self._changed_slots.discard)(slot)
+
+    def _kind(self, plan: Plan) -> tuple[Kind, frozenset[Want]]:
+        """Returns the kind of program that a plan needs, and the results that are read."""
+        rows = [(row, self._requests[row.request_id]) for row in plan.rows]
+        asked = [request.sampling for _, request in rows]
+        want: set[Want] = {"experts"} if self._record_experts else set()
+        if any(s.logprobs is not None for s in asked):
+            want.add("top")
+        if any(s.kept for s in asked):
+            want.add("kept")
+        if any(request.needs_scores(row.start) for row, request in rows):
+            want.add("prompt")
+            return "score", frozenset(want)
+        return ("full" if any(map(needs_full, asked)) else "plain"), frozenset(want)
+
+    def _read(self, started: _Started) -> None:
+        begin = time.monotonic()
+        try:
+            results = started.handle.read()
+        except Exception as error:
+            self._started = None  # a later step began from the lost cache
+            self._fail(started.plan, error)
+            return
+        self._step_s += time.monotonic() - begin
+        host, at = time.thread_time(), 0
+        for i, row in enumerate(started.plan.rows):
+            request = self._requests.get(row.request_id)
+            if request is not None:
+                request.read(results, start=row.start, rows=slice(at, at + row.count))
+                if row.samples:
+                    self._draw(request, results, i, version=started.version)
+            at += row.count
+        self._host_s += time.thread_time() - host
+
+    def _draw(self, request: Request, results: Results, row: int, *, version: int) -> None:
+        token = int(results.tokens[row])
+        if token < 0:
+            self.finish(request, "error", error=NAN)
+            return
+        self._counters["drawn_tokens"] += 1
+        self._scheduler.sampled(request.request_id, token)
+        reason = request.draw(results, row, version=version)
+        if reason is not None:
+            self.finish(request, reason)
+
+    def _fail(self, plan: Plan, error: Exception) -> None:
+        """Ends the requests of a failed step, and computes all others again."""
+        _log.error("a step with %d requests failed: %s", len(plan.rows), error, exc_info=error)
+        self._counters["failed_steps"] += 1
+        for row in plan.rows:
+            request = self._requests.get(row.request_id)
+            if request is not None:
+                self.finish(request, "error", error=f"{type(error).__name__}: {error}")
+        self._forget()
+        self._executor.rebuild()
+
+    def _forget(self) -> None:
+        """Forgets the cache."""
+        self._scheduler.reset()
+        self._scheduler.drop_cache()
+
+
+def namespace(version: int, adapter: int | None) -> bytes:
+    """Returns the namespace of block hashes: cached keys depend on weights and adapter."""
+    return f"{version}/{-1 if adapter is None else adapter}".encode()

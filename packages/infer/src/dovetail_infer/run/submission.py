@@ -1,0 +1,177 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""From prompts and options to requests of a loop."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from dovetail_infer.completion import Completion
+from dovetail_infer.run.loop import Loop
+from dovetail_infer.run.prompts import Prompt, prompt_ids
+from dovetail_infer.run.request import Request
+from dovetail_infer.run.stream import Stream
+from dovetail_infer.sampling import Sampling
+from dovetail_infer.schedule.sequence import Sequence as Scheduled
+from dovetail_infer.step.slots import check_request
+from dovetail_infer.types import Tokenizer
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Submission:
+    """Checks prompts and options against an engine, and submits requests.
+
+    Attributes:
+        loop: Runs them.
+        tokenizer: For text, or None.
+        vocab_size: Number of token ids.
+        max_length: Largest number of tokens of a request.
+        max_logprobs: Largest number of likeliest tokens.
+        adapters: Number of LoRA adapters.
+        record_experts: Whether completions have their experts. Prompts are then read whole.
+    """
+
+    loop: Loop
+    tokenizer: Tokenizer | None
+    vocab_size: int
+    max_length: int
+    max_logprobs: int
+    adapters: int
+    record_experts: bool
+
+    def prompts(self, prompts: Sequence[Prompt], *, spare: int = 1) -> list[list[int]]:
+        """Returns the token ids of prompts that leave `spare` tokens of `max_length`."""
+        return prompt_ids(
+            prompts,
+            tokenizer=self.tokenizer,
+            vocab_size=self.vocab_size,
+            max_tokens=self.max_length - spare,
+            limit=f"max_length={self.max_length}",
+        )
+
+    def options(self, sampling: Sampling | Sequence[Sampling] | None, count: int) -> list[Sampling]:
+        """Returns the options of each of `count` prompts."""
+        shared = sampling is None or isinstance(sampling, Sampling)
+        options = [sampling or Sampling()] * count if shared else list(sampling)
+        if len(options) != count:
+            raise ValueError(
+                f"sampling must be one Sampling or one for each prompt, got {len(options)} for "
+                f"{count} prompts. Pass a list of {count}."
+            )
+        for option in {id(option): option for option in options}.values():
+            self.check(option)
+        return options
+
+    def check(self, sampling: Sampling) -> None:
+        """Refuses options that this engine does not have."""
+        check_request(
+            sampling,
+            vocab_size=self.vocab_size,
+            max_logprobs=self.max_logprobs,
+            adapters=self.adapters,
+            tokenizer=self.tokenizer is not None,
+        )
+
+    def run(
+        self,
+        prompts: list[list[int]],
+        options: Sequence[Sampling],
+        *,
+        targets: Sequence[np.ndarray] | None = None,
+    ) -> list[Completion]:
+        """Submits all requests and waits for their completions. An interruption aborts them.
+
+        Args:
+            prompts: Token ids of each.
+            options: Options of each.
+            targets: Tokens to score, see `Request`.
+        """
+        gathered, requests = _Gathered(len(prompts)), []
+        try:
+            for i, (ids, option) in enumerate(zip(prompts, options, strict=True)):
+                given = None if targets is None else targets[i]
+                make = self._maker(ids, option, gathered.sink(i), targets=given)
+                requests.append(self.loop.submit(make, wait=True))
+            return gathered.wait()
+        except BaseException:
+            self.loop.abort(requests)
+            raise
+
+    def stream(self, ids: list[int], sampling: Sampling) -> Stream:
+        """Returns a stream, which submits its request when its block begins."""
+
+        def submit(put: Callable[[Any], None]) -> Request:
+            return self.loop.submit(self._maker(ids, sampling, put, streams=True), wait=False)
+
+        return Stream(submit, lambda request: self.loop.abort([request]))
+
+    def _maker(
+        self,
+        ids: list[int],
+        sampling: Sampling,
+        sink: Callable[[Any], None],
+        *,
+        streams: bool = False,
+        targets: np.ndarray | None = None,
+    ) -> Callable[[int], Request]:
+        """Returns a function that makes a request with an id."""
+        seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
+        if targets is None and sampling.prompt_logprobs is not None:
+            targets = np.array([*ids[1:], -1], np.int32)
+        wait_s = sampling.deadline_s
+        deadline = None if wait_s is None else time.monotonic() + wait_s
+
+        def make(request_id: int) -> Request:
+            scheduled = Scheduled(
+                request_id=request_id,
+                ids=list(ids),
+                prompt_length=len(ids),
+                max_total=min(len(ids) + sampling.max_tokens, self.max_length),
+                read_prefix=targets is None and not self.record_experts,
+            )
+            return Request(
+                scheduled,
+                sampling,
+                seed=seed,
+                tokenizer=self.tokenizer,
+                vocab_size=self.vocab_size,
+                sink=sink,
+                streams=streams,
+                targets=targets,
+                deadline=deadline,
+            )
+
+        return make
+
+
+class _Gathered:
+    """Completions of several requests, and the wait for the last of them."""
+
+    def __init__(self, count: int):
+        self._completions: list[Completion | None] = [None] * count
+        self._left, self._done = count, threading.Event()
+        if not count:
+            self._done.set()
+
+    def sink(self, i: int) -> Callable[[Any], None]:
+        """Returns the sink of request i."""
+
+        def put(completion: Completion) -> None:
+            self._completions[i] = completion
+            self._left -= 1  # the engine's thread alone does this
+            if not self._left:
+                self._done.set()
+
+        return put
+
+    def wait(self) -> list[Completion]:
+        """Returns the completions in order."""
+        self._done.wait()
+        return [completion for completion in self._completions if completion is not None]

@@ -242,7 +242,7 @@ class Scheduler:
             AssertionError: If any of them is wrong.
         """
         self._cache.check(self._running)
-        slots = [sequence.slot for sequence in self._running]
+        slots = [sequence.slot for sequence in self._running if sequence.slot is not None]
         assert sorted([*slots, *self._free_slots]) == list(range(self.limits.max_rows))
         for queue in (self._running, list(self._waiting.values())):
             arrivals = [sequence.arrival for sequence in queue]

@@ -71,7 +71,7 @@ class Batch(NamedTuple):
 
 
 class SlotState(NamedTuple):
-    """What the device keeps about the tokens of a slot's request.
+    """State of a slot on the device: options and tokens of its request.
 
     Attributes:
         bias: Added to the logits.

@@ -224,9 +224,9 @@ def _divide(
         needed = sum(least[g] for g in ours)
         given = min(max(share, needed), wanted)
         # Beyond one request each, in proportion to their wishes.
-        part = (given - needed) / max(wanted - needed, 1)
+        fraction = (given - needed) / max(wanted - needed, 1)
         for g in ours:
-            pages[g] = needs[g] + int((max_rows * copies - 1) * needs[g] * part)
+            pages[g] = needs[g] + int((max_rows * copies - 1) * needs[g] * fraction)
         budget -= sum(pages[g] * page_bytes[g] for g in ours)
         share = budget
     return pages if budget >= 0 else [0] * len(windows)

@@ -81,12 +81,12 @@ class Packing:
         start = 0
         for _, shape, dtype, _ in self._arrays(None):
             end = start + math.prod(shape)
-            part = vector[start:end].reshape(shape)
+            values = vector[start:end].reshape(shape)
             if dtype is np.bool_:
-                part = part != 0
+                values = values != 0
             elif dtype is not np.int32:
-                part = jax.lax.bitcast_convert_type(part, dtype)
-            arrays.append(part)
+                values = jax.lax.bitcast_convert_type(values, dtype)
+            arrays.append(values)
             start = end
         if not self.targets:
             arrays.append(jnp.zeros((0,), jnp.int32))

@@ -116,9 +116,9 @@ class TinyDecoder(nnx.Module):
         where = {"positions": jnp.asarray(positions), "segment_ids": segment_ids}
         x, entries, used = self.embedding[...][tokens], [], []
         for layer, entry in zip(self.layers, kv or [None] * len(self.layers), strict=True):
-            x, entry, chosen = layer(x, attend=attend, kv=entry, **where)
+            x, entry, expert_ids = layer(x, attend=attend, kv=entry, **where)
             entries.append(entry)
-            used.append(chosen)
+            used.append(expert_ids)
         x = _rms_norm(x, self.norm[...])
         return (x, entries, {"experts": jnp.stack(used)}) if taps else (x, entries)
 
@@ -162,8 +162,8 @@ class TinyLayer(nnx.Module):
         width = embed // heads
         self.shape = heads, kv_heads, width, width // 2 if latent else width
         self.window, self.soft_cap, self.latent = window, soft_cap, latent
-        one = jnp.ones((embed,), normal(1, 1).dtype)
-        self.attention_norm, self.mlp_norm = nnx.Param(one), nnx.Param(one)
+        ones = jnp.ones((embed,), normal(1, 1).dtype)
+        self.attention_norm, self.mlp_norm = nnx.Param(ones), nnx.Param(ones)
         self.q = normal(embed, heads * width)
         self.k = normal(embed, kv_heads * width)
         self.v = None if latent else normal(embed, kv_heads * width)
@@ -195,20 +195,20 @@ class TinyLayer(nnx.Module):
         options = {"causal": True, "window": self.window, "soft_cap": self.soft_cap}
         out, kv = attend(q, k, v, scale=width**-0.5, sinks=sinks, kv=kv, **options, **where)
         x = x + out.reshape(*y.shape[:2], -1) @ self.o[...]
-        y, chosen = self._mixed(_rms_norm(x, self.mlp_norm[...]))
-        return x + y, kv, chosen
+        y, expert_ids = self._mixed(_rms_norm(x, self.mlp_norm[...]))
+        return x + y, kv, expert_ids
 
     def _mixed(self, x: Array) -> tuple[Array, Array]:
-        """Returns the output of SwiGLU, or of all experts with the weights of the chosen two."""
+        """Returns the output of SwiGLU, or the weighted sum of two experts."""
         gate, up, down = self.gate[...], self.up[...], self.down[...]
         if self.router is None:
             return (nnx.silu(x @ gate) * (x @ up)) @ down, jnp.zeros((*x.shape[:2], 0), jnp.int32)
         shares = jax.nn.softmax((x @ self.router[...]).astype(jnp.float32))
-        weights, chosen = jax.lax.top_k(shares, _EXPERTS_OF_A_TOKEN)
-        of_all = jnp.einsum("btk,btke->bte", weights, jax.nn.one_hot(chosen, gate.shape[0]))
+        weights, expert_ids = jax.lax.top_k(shares, _EXPERTS_OF_A_TOKEN)
+        of_all = jnp.einsum("btk,btke->bte", weights, jax.nn.one_hot(expert_ids, gate.shape[0]))
         hidden = nnx.silu(jnp.einsum("btd,edf->btef", x, gate)) * jnp.einsum("btd,edf->btef", x, up)
         out = jnp.einsum("btef,efd->bted", hidden, down)
-        return jnp.einsum("bted,bte->btd", out, of_all.astype(x.dtype)), chosen
+        return jnp.einsum("bted,bte->btd", out, of_all.astype(x.dtype)), expert_ids
 
 
 def causal_attention(

@@ -74,8 +74,8 @@ def _mlp(layer: TinyLayer, x: np.ndarray) -> np.ndarray:
         return _swiglu(x, gate, up, down)
     shares = np.exp(x @ _double(layer.router))
     shares = shares / shares.sum()
-    chosen = np.argsort(-shares)[:2]
-    return sum(shares[e] * _swiglu(x, gate[e], up[e], down[e]) for e in chosen)
+    expert_ids = np.argsort(-shares)[:2]
+    return sum(shares[e] * _swiglu(x, gate[e], up[e], down[e]) for e in expert_ids)
 
 
 def _swiglu(x: np.ndarray, gate: np.ndarray, up: np.ndarray, down: np.ndarray) -> np.ndarray:

@@ -43,7 +43,7 @@ TORCH = (
 )
 
 # Benchmarks that need what does not install beside the others, or on this Python.
-APART = {"maxtext_first_step", "maxtext_step", "native"}
+APART = {"first_token", "generation", "maxtext_first_step", "maxtext_step", "native"}
 
 # Hundreds of trials, up to an hour or more: `python packages/NAME/benchmarks/SCRIPT.py`, by hand.
 CAMPAIGNS = {"faults", "lost_processes", "misplaced", "survival", "trials"}

@@ -3,10 +3,10 @@
 """Bytes of weights per second of one request's decoding, against a jitted read of as many bytes.
 
 A random Llama of 0.5 billion parameters (`random_llamas`), in float32 and with all matrices but the
-embedding in int8. `engine` are the steps of `Engine.generate`: a completion of 49 tokens less one of
-1, over 48. `bare` is a jitted step of the same model over the same operations, with the tokens on
-the device: the limit of the model, without an engine. The read takes the maximum of arrays of the
-same sizes. The table of the embedding, of which a step reads one row, does not count.
+embedding in int8. `engine` are the steps of `Engine.generate`: a completion of 49 tokens less one
+of 1, over 48. `bare` is a jitted step of the same model over the same operations, with the tokens
+on the device: the limit of the model, without an engine. The read takes the maximum of arrays of
+the same sizes. The table of the embedding, of which a step reads one row, does not count.
 
 int8 needs the wheel of packages/kernels/native (see native.py); its line says whether it was there.
 """
@@ -29,6 +29,7 @@ from dovetail_infer import Engine, Sampling
 from measure import cost, report, rounds
 
 CONFIG = CONFIGS["0.5B"]
+NATIVE = importlib.util.find_spec("dovetail_kernels_cpu") is not None
 PAGE, PROMPT, NEW, REPEATS = 16, 32, 48, 9
 
 
@@ -113,36 +114,38 @@ def engine(model: nnx.Module) -> Callable[[], float]:
     return seconds
 
 
+def contest(dtype: str, model: Any) -> None:
+    """Prints a line for the engine and one for the bare step."""
+    arrays = read_by_a_step(model)
+    nbytes = sum(x.nbytes for x in arrays)
+    read, steps = reader(arrays), bare(model)
+    calls = {
+        "engine": engine(model),
+        "bare": lambda: cost(steps).wall_s / NEW,
+        "read": lambda: cost(read).wall_s,
+        "again": lambda: cost(read).wall_s,
+    }
+    results = rounds(calls, repeats=REPEATS)
+    rates = {name: [nbytes / s for s in seconds] for name, seconds in results.items()}
+    for name in ("engine", "bare"):
+        report(
+            f"0.5B one row, {dtype}, {name}",
+            metric="weight_bytes_per_s",
+            unit="bytes/s",
+            values=rates[name],
+            peer="a jitted read of as many bytes",
+            peer_values=rates["read"],
+            peer_again=rates["again"],
+            best_ratio=max(rates[name]) / max(rates["read"]),
+            weight_bytes=nbytes,
+            native=NATIVE if dtype == "int8" else None,
+        )
+
+
 def main() -> None:
-    native = importlib.util.find_spec("dovetail_kernels_cpu") is not None
-    for dtype in ("float32", "int8"):
-        model: Any = models.init(CONFIG, seed=0)
-        if dtype == "int8":
-            model = quant.apply(model, quant.plan(model, [(("**", "embed"), quant.Spec())]))
-        arrays = read_by_a_step(model)
-        nbytes = sum(x.nbytes for x in arrays)
-        read, steps = reader(arrays), bare(model)
-        calls = {
-            "engine": engine(model),
-            "bare": lambda: cost(steps).wall_s / NEW,
-            "read": lambda: cost(read).wall_s,
-            "again": lambda: cost(read).wall_s,
-        }
-        results = rounds(calls, repeats=REPEATS)
-        rates = {name: [nbytes / s for s in seconds] for name, seconds in results.items()}
-        for name in ("engine", "bare"):
-            report(
-                f"0.5B one row, {dtype}, {name}",
-                metric="weight_bytes_per_s",
-                unit="bytes/s",
-                values=rates[name],
-                peer="a jitted read of as many bytes",
-                peer_values=rates["read"],
-                peer_again=rates["again"],
-                best_ratio=max(rates[name]) / max(rates["read"]),
-                weight_bytes=nbytes,
-                native=native if dtype == "int8" else None,
-            )
+    contest("float32", models.init(CONFIG, seed=0))
+    model = models.init(CONFIG, seed=0)
+    contest("int8", quant.apply(model, quant.plan(model, [(("**", "embed"), quant.Spec())])))
 
 
 if __name__ == "__main__":

@@ -156,6 +156,15 @@ def test_memory_is_that_of_the_rows_not_of_the_table():
     assert temp < 2**20
 
 
+def test_keys_keep_their_order_within_a_head():
+    """A product's own transposition, [K, H, B], is one element at a time over all heads."""
+    q, pages, numbers = shapes(rows=1, requests=1, columns=8, pages=8, dtype=jnp.float32)
+    text = compiled(q, pages, numbers).as_text()
+    kv_heads, width, block = pages.shape[3], pages.shape[4], 8 * pages.shape[1]
+    assert f"f32[{kv_heads},{block},{width}]" in text
+    assert f"f32[{kv_heads},{width},{block}]" not in text
+
+
 def test_work():
     """One request, one row and one block: the loops' bodies run once, which is all XLA counts."""
     q, pages, numbers = shapes(rows=1, requests=1, columns=8, pages=8, dtype=jnp.float32)

@@ -183,7 +183,8 @@ def _lanes(
             oldest = position_LG[..., None] - min(call.window, call.keys + 1)
             seen_LGB &= key_LB[:, None] > oldest
         seen = (seen_LGB & (key_LB < last_L[:, None])[:, None])[:, None]
-        s = product("lkgh,lbkh->lkgb", q_LKGH, kv.k.astype(dtype), dtype=call.operands)
+        k_LKBH = _by_head(kv.k.astype(dtype), platform=call.device.platform)
+        s = product("lkgh,lkbh->lkgb", q_LKGH, k_LKBH, dtype=call.operands)
         if kv.k_scales is not None:
             s = s * kv.k_scales.swapaxes(1, 2)[:, :, None]
         if call.soft_cap is not None:
@@ -249,6 +250,16 @@ def _block(pages: Any, ids_LC: Any, block_L: Any, step: Any, *, bits: bool) -> t
     if isinstance(pages, QuantizedPages):
         scales = [gathered(pages.scales, i, bits=False) for i in which]
     return _Block(kv[0], kv[-1], scales[0], scales[-1]), key_LB
+
+
+def _by_head(k_LBKH: Any, *, platform: str) -> Any:
+    """Returns the keys of each head one after the other, [L, K, B, H].
+
+    XLA for CPU transposes a product's operand to [L, K, H, B] by itself, element by element over
+    a stride of all heads: most of the time of a decoding step. A barrier leaves it this order.
+    """
+    k_LKBH = k_LBKH.swapaxes(1, 2)
+    return lax.optimization_barrier(k_LKBH) if platform == "cpu" else k_LKBH
 
 
 def _rows(pages: Any, ids: Any, which: int, step: Any, *, bits: bool) -> Any:

@@ -170,5 +170,6 @@ def test_the_import_contracts_know_every_member():
     modules = {m.module for m in MEMBERS.values()}
     libraries = modules - {MEMBERS[workspace.META].module}
     assert set(linter["root_packages"]) == modules
-    independence, forbidden = linter["contracts"]
+    independence, forbidden, *layers = linter["contracts"]
     assert set(independence["modules"]) == set(forbidden["source_modules"]) == libraries
+    assert {contract["type"] for contract in layers} <= {"layers"}

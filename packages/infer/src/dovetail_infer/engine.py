@@ -12,7 +12,6 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
-from flax import nnx
 from jaxtyping import DTypeLike, Float32
 
 from dovetail_infer import reference
@@ -29,7 +28,7 @@ from dovetail_infer.stats import Stats
 from dovetail_infer.step.executor import Executor, Program
 from dovetail_infer.step.layout import discover
 from dovetail_infer.step.memory import Fit, fits
-from dovetail_infer.types import Operations, Tokenizer
+from dovetail_infer.types import Decoder, Operations, Tokenizer
 
 _log = logging.getLogger(__name__)
 DEFAULT_LENGTH = 4096
@@ -85,7 +84,7 @@ class Engine:
 
     def __init__(
         self,
-        model: nnx.Module,
+        model: Decoder,
         *,
         tokenizer: Tokenizer | None = None,
         operations: Operations = reference,
@@ -104,34 +103,18 @@ class Engine:
         overlap: bool = True,
         events: Callable[[Event], None] | None = None,
     ):
-        _check_sizes(
-            page_size=page_size,
-            step_tokens=step_tokens,
-            max_rows=max_rows,
-            max_length=max_length,
-            max_queue=max_queue,
-        )
-        tokens = DEFAULT_LENGTH if max_length is None else max_length
+        length = DEFAULT_LENGTH if max_length is None else max_length
+        _check_sizes(page_size=page_size, step_tokens=step_tokens, max_rows=max_rows)
+        _check_sizes(max_length=length, max_queue=max_queue)
         layout = discover(
-            model, max_length=tokens, kv_dtype=kv_dtype, record_experts=record_experts
+            model, max_length=length, kv_dtype=kv_dtype, record_experts=record_experts
         )
-        fit = _fit(
-            model,
-            max_length,
-            layout=layout,
-            page_size=page_size,
-            step_tokens=step_tokens,
-            max_rows=max_rows,
-            kv_bytes=kv_bytes,
-        )
+        sizes = {"page_size": page_size, "step_tokens": step_tokens, "max_rows": max_rows}
+        fit = _fit(model, max_length, layout=layout, kv_bytes=kv_bytes, **sizes)
         _log.info("memory of the engine:\n%s", fit)
+        sizes["step_tokens"] = min(step_tokens, max_rows * fit.max_length)
         limits = Limits(
-            page_size=page_size,
-            step_tokens=min(step_tokens, max_rows * fit.max_length),
-            max_rows=max_rows,
-            max_length=fit.max_length,
-            groups=fit.limits,
-            prefix_cache=prefix_cache,
+            max_length=fit.max_length, groups=fit.limits, prefix_cache=prefix_cache, **sizes
         )
         executor = Executor(
             model,
@@ -328,9 +311,9 @@ class Engine:
         self.close()
 
 
-def _check_sizes(**sizes: int | None) -> None:
+def _check_sizes(**sizes: int) -> None:
     for name, size in sizes.items():
-        if size is not None and size < 1:
+        if size < 1:
             raise ValueError(f"{name} must be at least 1, got {name}={size}. Use the default.")
 
 

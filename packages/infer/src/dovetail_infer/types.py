@@ -136,8 +136,13 @@ class Operations(Protocol):
     def paged_write(
         self, pages: Any, k: Float[Array, "N k h"], v: Any, *, slots: Int[Array, " N"]
     ) -> Any:
-        """Returns the pages with k and v written at `slots` (page id * page size + place); -1
-        writes nothing. v is None for pages of keys alone.
+        """Returns the pages with new keys and values.
+
+        Args:
+            pages: Cache, as in `paged_attention`.
+            k: Keys of new tokens.
+            v: Their values. None for pages of keys alone.
+            slots: Page id * page size + place of each token. -1 writes nothing.
         """
         ...
 
@@ -152,9 +157,14 @@ class Operations(Protocol):
     ) -> Float[Array, "R V"]:
         """Returns `(logits - maximum) / temperature`, with -inf for tokens that are cut off.
 
-        Options are arrays [R]. At temperature 0 the largest logit, of equal ones the first, has 0
-        and the others -inf. top_k 0, top_p 1 and min_p 0 cut nothing. A row with NaN, with +inf or
-        with nothing above -inf is NaN.
+        A row with NaN, with +inf or with nothing above -inf is NaN. Options are arrays [R].
+
+        Args:
+            logits: Logits.
+            temperature: At 0 the largest logit, of equal ones the first, has 0, the others -inf.
+            top_k: Keeps the k largest and all equal to the k-th. 0: all.
+            top_p: Keeps the fewest of the likeliest whose probabilities reach p. 1: all.
+            min_p: Keeps tokens at least min_p times as likely as the likeliest. 0: all.
         """
         ...
 

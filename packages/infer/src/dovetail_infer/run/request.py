@@ -128,7 +128,6 @@ class Request:
 
     def _completion(self, reason: FinishReason, error: str | None) -> Completion:
         sampling, drawn, scores = self.sampling, self._drawn, self._reads.scores()
-        asked = scores is not None and sampling.prompt_logprobs
         return Completion(
             text="" if self._text is None else self._text.text,
             tokens=np.array(drawn.tokens, np.int32),
@@ -144,7 +143,9 @@ class Request:
             cached_tokens=self.scheduled.cached,
             top=drawn.top(sampling.logprobs or 0) if sampling.logprobs is not None else None,
             prompt_logprobs=None if scores is None else scores.logprobs,
-            prompt_top=_top(scores, sampling.prompt_logprobs or 0) if asked else None,
+            prompt_top=_top(scores, sampling.prompt_logprobs)
+            if scores is not None and sampling.prompt_logprobs
+            else None,
             kept=kept_of(drawn.kept, top_k=sampling.top_k, vocab_size=self._vocab_size)
             if sampling.kept
             else None,

@@ -110,7 +110,13 @@ class Steps:
             self._read(started)
 
     def finish(self, request: Request, reason: FinishReason, *, error: str | None = None) -> None:
-        """Ends a request, unless it has ended."""
+        """Ends a request, unless it has ended.
+
+        Args:
+            request: The request.
+            reason: Its finish reason.
+            error: What failed, for "error".
+        """
         if self._requests.pop(request.request_id, None) is None:
             return
         self._scheduler.finish(request.request_id)

@@ -58,8 +58,10 @@ class Submission:
 
     def options(self, sampling: Sampling | Sequence[Sampling] | None, count: int) -> list[Sampling]:
         """Returns the options of each of `count` prompts."""
-        shared = sampling is None or isinstance(sampling, Sampling)
-        options = [sampling or Sampling()] * count if shared else list(sampling)
+        if sampling is None or isinstance(sampling, Sampling):
+            options = [sampling or Sampling()] * count
+        else:
+            options = list(sampling)
         if len(options) != count:
             raise ValueError(
                 f"sampling must be one Sampling or one for each prompt, got {len(options)} for "

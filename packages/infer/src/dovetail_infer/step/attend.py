@@ -121,9 +121,9 @@ class PagedAttention:
         """
         rows, pages = self.requests, kv.array
         k = k[0].astype(pages.dtype)
-        v = None if kv.value_width is not None else v[0].astype(pages.dtype)
+        values = None if kv.value_width is not None else v[0].astype(pages.dtype)
         slots = self._slots(rows.tables[kv.group], pages.shape[1])
-        pages = self.operations.paged_write(pages, k, v, slots=slots)
+        pages = self.operations.paged_write(pages, k, values, slots=slots)
         out = self.operations.paged_attention(
             q[0],
             pages,

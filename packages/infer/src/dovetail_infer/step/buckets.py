@@ -68,12 +68,12 @@ def lattice(*, step_tokens: int, max_rows: int, invariant: bool = False) -> tupl
     few = min(_FEW_ROWS, max_rows)
     mixed = _fourths(step_tokens)
     coarse = {mixed[0], mixed[-1]} if len(mixed) < 3 else {mixed[1], mixed[-1]}
-    sizes = {(rows, rows, "plain") for rows in decode}
+    sizes: set[tuple[int, int, Kind]] = {(rows, rows, "plain") for rows in decode}
     sizes |= {(n, rows, "plain") for n in mixed for rows in (few, max_rows) if rows <= n}
     sizes |= {(rows, rows, "full") for rows in (1, few, max_rows)}
     sizes |= {(n, min(n, max_rows), kind) for n in coarse for kind in KINDS[1:]}
-    sizes = sorted(sizes, key=lambda size: (KINDS.index(size[2]), size))
-    return tuple(Bucket(*size) for size in sizes)
+    ordered = sorted(sizes, key=lambda size: (KINDS.index(size[2]), size))
+    return tuple(Bucket(*size) for size in ordered)
 
 
 def smallest(programs: Iterable[Bucket], *, tokens: int, rows: int, kind: Kind) -> Bucket:

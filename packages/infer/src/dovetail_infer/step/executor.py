@@ -24,7 +24,7 @@ from dovetail_infer.sampling import Rule
 from dovetail_infer.schedule.plan import Limits
 from dovetail_infer.step import logits as logit
 from dovetail_infer.step.batch import Batch, Results, Scores, SlotState
-from dovetail_infer.step.buckets import Bucket, Kind, lattice, smallest
+from dovetail_infer.step.buckets import Bucket, lattice, smallest
 from dovetail_infer.step.layout import Layout
 from dovetail_infer.step.placement import Placement
 from dovetail_infer.step.program import DeviceState, Outputs, StepFunction
@@ -78,7 +78,8 @@ class Handle:
 
     def done(self) -> bool:
         """Tests whether `read` would not wait."""
-        return self._outputs.packed.is_ready()
+        packed: Any = self._outputs.packed  # the type has no is_ready
+        return packed.is_ready()
 
     def read(self) -> Results:
         """Waits for the step and returns its results."""
@@ -101,8 +102,8 @@ class Handle:
         if name not in self._want:
             return None
         count = self._tokens if name in ("prompt", "experts") else self._rows
-        value = jax.tree.map(lambda x: np.asarray(x)[:count], self._of(name))
-        return Scores(*value) if isinstance(value, logit.DeviceScores) else value
+        value: Any = jax.tree.map(lambda x: np.asarray(x)[:count], self._of(name))
+        return Scores._make(value) if isinstance(value, logit.DeviceScores) else value
 
 
 class Executor:
@@ -154,7 +155,7 @@ class Executor:
         )
         self._rules: tuple[Rule, ...] = ()
         self._compiled: dict[tuple[Bucket, int], _Compiled] = {}
-        self._choices: dict[tuple[int, int, Kind, int], tuple[Bucket, int]] = {}
+        self._choices: dict[tuple[int, int, logit.Kind, int], tuple[Bucket, int]] = {}
         self._host_parameters: tuple[Any, ...] | None = None
         self._state: DeviceState | None = self._fresh_state()
 
@@ -196,7 +197,7 @@ class Executor:
             self._choices.clear()
         return self._rules.index(rule)
 
-    def dispatch(self, batch: Batch, *, kind: Kind, want: Collection[Want] = ()) -> Handle:
+    def dispatch(self, batch: Batch, *, kind: logit.Kind, want: Collection[Want] = ()) -> Handle:
         """Starts a step.
 
         A program that is not compiled is compiled first; `late_compiles` counts these.
@@ -275,12 +276,12 @@ class Executor:
             )
         return self._state
 
-    def _shapes(self) -> DeviceState:
-        """Returns shapes and shardings of the state."""
+    def _shapes(self) -> Any:
+        """Returns the `DeviceState` of shapes and shardings."""
         limits, whole = self.limits, self._place.whole
         slots = limits.max_rows, self.layout.vocab_size
-        shape = functools.partial(jax.ShapeDtypeStruct, sharding=whole)
-        pools = tuple(
+        shape: Any = functools.partial(jax.ShapeDtypeStruct, sharding=whole)
+        pools: Any = tuple(
             jax.ShapeDtypeStruct(
                 (limits.groups[layer.group].pages, *layer.page_shape(limits.page_size)),
                 layer.dtype,
@@ -300,7 +301,7 @@ class Executor:
             lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), self._shapes()
         )
 
-    def _choose(self, tokens: int, rows: int, kind: Kind, rules: int) -> tuple[Bucket, int]:
+    def _choose(self, tokens: int, rows: int, kind: logit.Kind, rules: int) -> tuple[Bucket, int]:
         """Returns the program of a step, compiled."""
         choice = self._choices.get((tokens, rows, kind, rules))
         if choice is None:
@@ -329,7 +330,8 @@ class Executor:
             return logit.State(*(x.at[slot].set(y) for x, y in zip(slots, state, strict=True)))
 
         slots = self._shapes().slots
-        row = SlotState(*(jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in slots))
+        shapes: Any = (jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in slots)
+        row = SlotState(*shapes)
         places = jax.tree.map(lambda x: x.sharding, slots)
         slot = jax.ShapeDtypeStruct((), jnp.int32)
         with self._place.scope():

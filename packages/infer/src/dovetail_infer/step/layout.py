@@ -170,8 +170,8 @@ def _abstract_call(
     calls: dict[int, list[_Call]] = {}
 
     def attention(q: Any, k: Any, v: Any, *, kv: Any, window: int | None, **_: Any) -> Any:
-        shapes = (jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (q, k, v))
-        calls.setdefault(kv.layer, []).append(_Call(*shapes, window))
+        q_shape, k_shape, v_shape = (jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (q, k, v))
+        calls.setdefault(kv.layer, []).append(_Call(q_shape, k_shape, v_shape, window))
         return jnp.zeros((*q.shape[:3], v.shape[3]), q.dtype), kv
 
     # Arrays made outside the abstract call keep their values inside it, so the decoder can check

@@ -90,8 +90,8 @@ class Packing:
             start = end
         if not self.targets:
             arrays.append(jnp.zeros((0,), jnp.int32))
-        head, options, tail = arrays[:6], arrays[6 : 6 + len(_OPTIONS)], arrays[-2:]
-        return Batch(*head, RowOptions(*options), *tail)
+        options = RowOptions(*arrays[6 : 6 + len(_OPTIONS)])
+        return Batch._make([*arrays[:6], options, *arrays[-2:]])
 
     @property
     def size(self) -> int:

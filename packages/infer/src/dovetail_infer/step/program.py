@@ -115,7 +115,7 @@ class StepFunction:
             parameters: tuple[Array, ...], state: DeviceState, vector: Int32[Array, " size"]
         ) -> tuple[DeviceState, Outputs]:
             model = nnx.merge(self.graph, jax.tree.unflatten(self.tree, parameters))
-            batch = packing.unpack(vector)
+            batch: Any = packing.unpack(vector)
             rows = requests(batch.tables, batch.counts, batch.lengths, bucket.tokens)
             x, pools, experts = self._features(model, state, batch, rows)
             # A row of padding reads any features: nothing of it is kept.

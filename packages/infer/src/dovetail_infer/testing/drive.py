@@ -12,8 +12,8 @@ import numpy as np
 from jaxtyping import Float32, Int, Int32
 
 from dovetail_infer.step.batch import Batch, Results, RowOptions
-from dovetail_infer.step.buckets import Kind
 from dovetail_infer.step.executor import Executor, Handle
+from dovetail_infer.step.logits import Kind
 
 
 class Driven(NamedTuple):
@@ -44,7 +44,8 @@ class _Request:
     scores: dict[int, float] = dataclasses.field(default_factory=dict)
 
 
-class _Row(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class _Row:
     request: _Request
     start: int
     count: int
@@ -116,7 +117,7 @@ def drive(
     last: tuple[Handle, list[_Row]] | None = None
     while live := [r for r in requests if r.drawn < r.max_tokens]:
         rows = _plan(executor, live, slots, rng)
-        kind = kinds[rng.integers(len(kinds))]
+        kind = kinds[int(rng.integers(len(kinds)))]
         batch = _batch(executor, rows, temperature)
         handle = executor.dispatch(batch, kind=kind, want=("prompt",) if kind == "score" else ())
         slots += [r.request.slot for r in rows if r.request.drawn == r.request.max_tokens]

@@ -75,7 +75,8 @@ def _mlp(layer: TinyLayer, x: np.ndarray) -> np.ndarray:
     shares = np.exp(x @ _double(layer.router))
     shares = shares / shares.sum()
     expert_ids = np.argsort(-shares)[:2]
-    return sum(shares[e] * _swiglu(x, gate[e], up[e], down[e]) for e in expert_ids)
+    outputs = [shares[e] * _swiglu(x, gate[e], up[e], down[e]) for e in expert_ids]
+    return np.sum(outputs, axis=0)
 
 
 def _swiglu(x: np.ndarray, gate: np.ndarray, up: np.ndarray, down: np.ndarray) -> np.ndarray:

@@ -34,7 +34,6 @@ STEPS = (
         needs=NEEDS,
         full=FULL | {"weights": "bfloat16"},
         tiny=TINY | {"weights": "bfloat16"},
-        proves=("the engine",),
     ),
     Step(
         name="engine-int8",

@@ -125,16 +125,12 @@ class Engine:
             adapters=adapters,
             invariant=invariant,
         )
-        steps = Steps(
-            Scheduler(limits, record=events),
-            executor,
-            record_experts=record_experts,
-            overlap=overlap,
-        )
+        scheduler = Scheduler(limits, record=events)
+        steps = Steps(scheduler, executor, record_experts=record_experts, overlap=overlap)
         self.vocab_size, self.max_length, self.fit = layout.vocab_size, fit.max_length, fit
         self._executor, self._steps = executor, steps
         self._loop = Loop(steps, max_queue=max_queue)
-        self._close = weakref.finalize(self, self._loop.close)
+        weakref.finalize(self, self._loop.close)
         self._submission = Submission(
             loop=self._loop,
             tokenizer=tokenizer,

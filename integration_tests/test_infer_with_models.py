@@ -51,6 +51,7 @@ DECODERS = {
     "deepseek_v2": models.deepseek_v2(**DEEPSEEK),
     "deepseek_v3": models.deepseek_v3(**DEEPSEEK),
 }
+BITS = ("llama", "mixtral", "deepseek_v3", "gemma2", "gpt_oss")
 OPERATIONS = {"kernels": dovetail_kernels, "reference": reference}
 LENGTHS = (15, 16, 17, 31, 32, 33, LIMIT - 1)  # page borders, and one short of the limit
 
@@ -65,7 +66,7 @@ def _random(config):
     return model
 
 
-def _executor(model, operations, *, chunk=None):
+def _executor(model, operations):
     layout = discover(model, max_length=LIMIT)
     pages = 3 * len(LENGTHS)
     limits = Limits(
@@ -74,7 +75,6 @@ def _executor(model, operations, *, chunk=None):
         max_rows=4,
         max_length=LIMIT,
         groups=tuple(Group(window=window, pages=pages) for window in layout.windows),
-        chunk=chunk,
     )
     # One size: one program for each kind that a test uses.
     return Executor(model, operations=operations, layout=layout, limits=limits, invariant=True)
@@ -136,17 +136,60 @@ def test_an_engine_completes_as_the_likeliest_tokens_of_whole_rows(family):
     _check(results, prompts, lambda ids: logits(model, ids[None])[0])
 
 
-@pytest.mark.capability("results that do not depend on the batch by a bit")
 @pytest.mark.parametrize("family", ["llama", "mixtral", "deepseek_v3"])
 def test_company_does_not_change_a_bit_in_one_program(family):
     model = _random(DECODERS[family]).configure(ragged_dot=grouped_matmul)
-    executor = _executor(model, dovetail_kernels, chunk=8)
+    executor = _executor(model, dovetail_kernels)
     prompts = _prompts()
     together = drive(executor, prompts, max_tokens=6, seed=5)
     for i in (2, 4):
         alone = drive(executor, [prompts[i]], max_tokens=6, seed=i)[0]
         for ours, theirs in zip(alone, together[i], strict=True):
             np.testing.assert_array_equal(ours, theirs)
+
+
+def _company() -> tuple[list[list[int]], list[Sampling]]:
+    """24 requests: prompts of 1 to 32 tokens, two of three with the same first pages.
+
+    Some ask for scores of the prompt or for penalties, which run other kinds of programs.
+    """
+    rng = np.random.default_rng(3)
+    shared = rng.integers(0, 53, 16).tolist()
+    own = [rng.integers(0, 53, int(rng.integers(1, 17))).tolist() for _ in range(24)]
+    prompts = [(shared if i % 3 else []) + ids for i, ids in enumerate(own)]
+    prompts[0] = prompts[0][:1]
+    kinds = ({}, {"frequency_penalty": 0.5}, {"prompt_logprobs": 0}, {})
+    sampling = [
+        Sampling(max_tokens=8, temperature=0.8 * (i % 2), seed=i, **kinds[i // 2 % 4])
+        for i in range(24)
+    ]
+    return prompts, sampling
+
+
+@pytest.mark.capability("results that do not depend on the batch by a bit")
+@pytest.mark.parametrize(
+    "family",
+    ["llama", *(pytest.param(f, marks=pytest.mark.slow) for f in BITS if f != "llama")],
+)
+def test_company_preemption_and_cached_prefixes_do_not_change_a_bit(family):
+    model = _random(DECODERS[family]).configure(ragged_dot=grouped_matmul)
+    prompts, sampling = _company()
+    sizes = {"page_size": 4, "step_tokens": 24, "max_rows": 8, "max_length": LIMIT}
+    sizes |= {"operations": dovetail_kernels, "invariant": True}
+    with Engine(model, kv_bytes=2**20, **sizes) as engine:
+        cold, warm = (engine.generate(prompts, sampling) for _ in range(2))
+        assert sum(completion.cached_tokens for completion in warm) > 0
+        page_bytes = sum(group.page_bytes for group in engine.fit.groups)
+    with Engine(model, kv_bytes=14 * page_bytes, prefix_cache=False, **sizes) as engine:
+        alone = [engine.generate([p], s)[0] for p, s in zip(prompts, sampling, strict=True)]
+        assert engine.stats().preemptions == 0
+        preempted = engine.generate(prompts, sampling)
+        assert engine.stats().preemptions > 0
+    for completions in (cold, warm, preempted):
+        for ours, theirs in zip(completions, alone, strict=True):
+            np.testing.assert_array_equal(ours.tokens, theirs.tokens)
+            bits = (c.logprobs.view(np.int32) for c in (ours, theirs))
+            np.testing.assert_array_equal(*bits)
 
 
 def test_a_quantized_model_computes_what_its_codes_stand_for():

@@ -94,6 +94,27 @@ def test_a_seed_draws_the_same_tokens_alone_and_in_company():
             assert alone.tokens.tolist() == together[i].tokens.tolist()
 
 
+@pytest.mark.capability("the same bits in any company, after preemptions and from cached prefixes")
+@pytest.mark.parameter("invariant", "operations")
+def test_an_invariant_engine_has_the_same_bits_in_any_company():
+    options = [{}, {"presence_penalty": 0.5}, {"prompt_logprobs": 0}]
+    sampling = [Sampling(max_tokens=12, seed=i, **options[i % 3]) for i in range(20)]
+    model = decoder((None, 7))
+    with engine(model, invariant=True) as running:
+        cold, warm = (running.generate(prompts(20), sampling) for _ in range(2))
+        assert sum(completion.cached_tokens for completion in warm) > 0
+        page_bytes = sum(group.page_bytes for group in running.fit.groups)
+    with engine(model, invariant=True, prefix_cache=False, kv_bytes=24 * page_bytes) as running:
+        alone = [running.generate([prompts(20)[i]], sampling[i])[0] for i in range(6)]
+        assert running.stats().preemptions == 0
+        preempted = running.generate(prompts(20), sampling)
+        assert running.stats().preemptions > 0
+    for completions in (cold, warm, preempted):
+        for ours, theirs in zip(completions[:6], alone, strict=True):
+            assert ours.tokens.tolist() == theirs.tokens.tolist()
+            np.testing.assert_array_equal(ours.logprobs, theirs.logprobs)
+
+
 def test_a_request_without_a_seed_can_be_repeated_by_the_seed_of_its_completion(running):
     a, b = running.generate([[1, 2, 3]] * 2, Sampling(max_tokens=20))
     assert a.seed != b.seed

@@ -61,8 +61,10 @@ class Engine:
         record_experts: Return the experts of each token, for a mixture. The prefix cache is then
             not read.
         adapters: Number of LoRA adapters of a model of `dovetail_models.lora.stack`.
-        invariant: Run all steps in one program, so that on a CPU not even the bits of a result
-            depend on other requests. Every step then costs as much as the largest.
+        invariant: On a CPU, give a request the same bits whatever else runs: alone or in company,
+            for any chunks of its prompt, after preemptions, and from cached prefixes. All steps
+            then have one size, so each costs as much as the largest. It holds for one machine,
+            one version of JAX and one set of sizes.
         overlap: Read the results of a step while the next one runs. False only changes the time.
         events: Called with each event of the scheduler, a dict of plain values, in the engine's
             thread. `dovetail_infer.schedule.events` describes and replays them.

@@ -31,6 +31,7 @@ def paged_attention(
     sinks: Float[Array, " n"] | None = None,
     scale: float | None = None,
     value_width: int | None = None,
+    invariant: bool = False,
 ) -> Float[Array, "N n g"]:
     """Computes softmax(scale q·k) v, one row after the other, in float32.
 
@@ -45,6 +46,7 @@ def paged_attention(
         sinks: One logit per head [n], in the denominator only.
         scale: Factor of the logits. Default 1 / √h.
         value_width: Width of the values in pages of keys alone.
+        invariant: Changes nothing: each row is computed alone.
 
     Returns:
         Output [N, n, g] in q's dtype.

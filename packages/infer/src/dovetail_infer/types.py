@@ -112,6 +112,7 @@ class Operations(Protocol):
         sinks: Float[Array, " n"] | None = None,
         scale: float | None = None,
         value_width: int | None = None,
+        invariant: bool = False,
     ) -> Float[Array, "N n g"]:
         """Computes causal attention over the cached keys of each row's request.
 
@@ -130,6 +131,7 @@ class Operations(Protocol):
             sinks: One logit per head, in the denominator only.
             scale: Factor on the logits. Default 1 / √h.
             value_width: Width of the values in pages of keys alone.
+            invariant: A row's bits must not depend on the number of rows of its request.
         """
         ...
 

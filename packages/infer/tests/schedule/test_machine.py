@@ -74,7 +74,6 @@ class Machine(RuleBasedStateMachine):
     @initialize(
         page_size=st.sampled_from([1, 4, 8]),
         windows=st.sampled_from(WINDOWS),
-        chunk=st.sampled_from([None, None, 4, 6]),
         step_tokens=st.sampled_from([2, 7, 17]),
         max_rows=st.sampled_from([1, 4, 4]),
         spare=st.sampled_from([0, 1, 2, 5, 100]),
@@ -86,7 +85,6 @@ class Machine(RuleBasedStateMachine):
         self,
         page_size,
         windows,
-        chunk,
         step_tokens,
         max_rows,
         spare,
@@ -102,7 +100,6 @@ class Machine(RuleBasedStateMachine):
                 max_length=MAX_LENGTH,
                 groups=tuple(Group(window=w, pages=n) for w, n in zip(windows, pages, strict=True)),
                 prefix_cache=prefix_cache,
-                chunk=min(chunk, step_tokens) if chunk else None,
             )
 
         least = [limits([0] * len(windows)).least_pages(w) for w in windows]
@@ -270,10 +267,6 @@ class Machine(RuleBasedStateMachine):
         if end > len(sequence.ids):  # reads what the last step of its slot drew
             assert row.count == 1
             assert self.device.draws[row.slot] == (row.request_id, row.start)
-        chunk = self.limits.chunk
-        if chunk and row.count > 1:
-            assert row.start % chunk == 0
-            assert end == min(row.start + chunk, total)
         self.places[row.request_id] = end
         for group, pages in zip(self.limits.groups, sequence.pages, strict=True):
             assert len(pages) <= self.limits.least_pages(group.window)

@@ -16,10 +16,12 @@ LIMITS = Limits(
 
 
 @pytest.mark.parametrize(
-    "window, chunk, pages", [(None, None, 8), (5, None, 5), (5, 3, 3), (99, 1, 8)]
+    "window, step_tokens, pages", [(None, 10, 8), (5, 10, 5), (5, 3, 3), (99, 1, 8)]
 )
-def test_pages_of_one_request_are_those_of_its_length_or_of_window_and_chunk(window, chunk, pages):
-    assert dataclasses.replace(LIMITS, chunk=chunk).least_pages(window) == pages
+def test_pages_of_one_request_are_those_of_its_length_or_of_window_and_step(
+    window, step_tokens, pages
+):
+    assert dataclasses.replace(LIMITS, step_tokens=step_tokens).least_pages(window) == pages
 
 
 def test_limits_hold_one_request():
@@ -31,7 +33,6 @@ def test_limits_hold_one_request():
     [
         ({"page_size": 0}, r"page_size must be at least 1, got page_size=0; pass page_size=1"),
         ({"max_rows": -1}, r"max_rows must be at least 1, got max_rows=-1; pass max_rows=1"),
-        ({"chunk": 11}, r"1 to step_tokens=10 tokens, got chunk=11; pass chunk=10"),
         (
             {"groups": (Group(window=None, pages=7),)},
             r"max_length=30, got pages=7 with window=None; pass pages=8 or more",

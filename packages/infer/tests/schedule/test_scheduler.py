@@ -64,15 +64,6 @@ def test_decoding_comes_first_then_running_prefills_then_admissions():
     assert step(engine) == [(0, 4, 1), (1, 12, 1), (2, 2, 1)]
 
 
-def test_a_chunk_ends_at_its_multiple_or_waits():
-    engine = scheduler(step_tokens=7, chunk=6)
-    add(engine, 0, range(14))
-    add(engine, 1, range(100, 103))
-    assert step(engine) == [(0, 0, 6)]
-    assert step(engine) == [(0, 6, 6)]
-    assert step(engine) == [(0, 12, 2), (1, 0, 3)]
-
-
 def test_no_request_overtakes_one_that_does_not_fit():
     engine = scheduler(groups=one_group(8))
     add(engine, 0, range(16), outputs=8)
@@ -85,7 +76,7 @@ def test_no_request_overtakes_one_that_does_not_fit():
 
 
 def test_pages_of_running_prefills_are_not_given_away():
-    engine = scheduler(groups=one_group(8), chunk=8)
+    engine = scheduler(groups=one_group(8), step_tokens=8)
     add(engine, 0, range(24))
     add(engine, 1, range(100, 112))
     assert step(engine) == [(0, 0, 8)]

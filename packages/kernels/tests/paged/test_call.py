@@ -26,6 +26,7 @@ def test_what_follows_from_the_sizes():
         scale=1.0,
         value_width=None,
         lse=False,
+        invariant=False,
         device=Device(platform="cpu", kind="cpu"),
     )
     assert call.keys == 35

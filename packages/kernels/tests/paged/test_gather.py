@@ -15,6 +15,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 from dovetail_kernels.paged import gather
 from dovetail_kernels.paged.api import paged_attention, plan_paged_attention
+from dovetail_kernels.paged.pages import QuantizedPages
 from dovetail_kernels.testing.paged import Case, Inputs, cases, check, expected, inputs
 
 NAMED = {case.name: case for case in cases()}
@@ -117,6 +118,48 @@ def test_a_request_has_the_same_bits_alone_and_in_any_batch(dtype):
             q_starts=np.array([0, case.queries[r]], np.int32),
         )
         np.testing.assert_array_equal(rows_of(case, alone, dtype), together[span])
+
+
+@pytest.mark.parametrize("options", [{"window": 40}, {"latent": True}, {"kv_heads": 8}], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [jnp.float32, jnp.int8, pytest.param(jnp.bfloat16, marks=pytest.mark.slow)]
+)
+def test_invariant_rows_have_the_same_bits_in_any_chunks(options, dtype):
+    rng = np.random.default_rng(0)
+    tokens, width = 150, 32
+    kv_heads = options.get("kv_heads", 2)
+    entries = 1 if "latent" in options else 2
+    more = {"value_width": 24} if "latent" in options else {"window": options.get("window")}
+    pages = jnp.asarray(rng.standard_normal((12, 16, entries, kv_heads, width), np.float32))
+    q = rng.standard_normal((tokens, 8, width)).astype(np.float32)
+    if dtype == jnp.int8:
+        scales = jnp.asarray(rng.uniform(0.01, 0.02, pages.shape[:-1]).astype(np.float32))
+        pages = QuantizedPages(codes=(pages * 50).astype(jnp.int8), scales=scales)
+    else:
+        pages, q = pages.astype(dtype), q.astype(dtype)
+    table = rng.permutation(12)[None, :10].astype(np.int32)
+    sinks = jnp.asarray(rng.standard_normal(8, np.float32))
+
+    @functools.partial(jax.jit, static_argnames="invariant")
+    def read(q, kv_lengths, q_starts, *, invariant):
+        numbers = {"page_table": table, "kv_lengths": kv_lengths, "q_starts": q_starts}
+        return paged_attention(q, pages, sinks=sinks, invariant=invariant, **numbers, **more)
+
+    def chunks(sizes, *, invariant=True):
+        ends, rows = np.cumsum(sizes), []
+        for size, end in zip(sizes, ends, strict=True):
+            padded = np.zeros_like(q)
+            padded[:size] = q[end - size : end]
+            numbers = np.array([end], np.int32), np.array([0, size], np.int32)
+            rows.append(np.asarray(read(padded, *numbers, invariant=invariant), np.float32)[:size])
+        return np.concatenate(rows)
+
+    whole = chunks([tokens])
+    for sizes in ([1] * tokens, [64, 64, 1, 21], [65, 65, 20], [7, 9, 130, 1, 3]):
+        np.testing.assert_array_equal(chunks(sizes), whole)
+    # float32 sums of at most 150 products, one row at a time and in tiles.
+    bound = 0.05 if dtype == jnp.bfloat16 else 1e-5
+    np.testing.assert_allclose(chunks([tokens], invariant=False), whole, rtol=0, atol=bound)
 
 
 def test_lanes_together_give_what_one_gives(monkeypatch):

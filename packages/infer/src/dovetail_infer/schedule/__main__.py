@@ -57,7 +57,6 @@ def _simulate(parser: Parser) -> None:
     parser.add_argument("--step-tokens", type=int, default=2048, help="tokens of a step (2048)")
     parser.add_argument("--max-rows", type=int, default=64, help="running requests (64)")
     parser.add_argument("--length", type=int, default=4096, help="tokens of a request (4096)")
-    parser.add_argument("--chunk", type=int, help="prefill in chunks of this many tokens")
     parser.add_argument("--no-prefix-cache", action="store_true", help="share no pages")
     parser.add_argument("--fixed-s", type=float, default=0.02, help="seconds of any step (0.02)")
     parser.add_argument("--token-s", type=float, default=0.0, help="seconds per token (0)")
@@ -75,7 +74,6 @@ def _run_simulate(args: argparse.Namespace) -> None:
         max_length=args.length,
         groups=(Group(window=None, pages=args.pages), *args.window),
         prefix_cache=not args.no_prefix_cache,
-        chunk=args.chunk,
     )
     seconds = Linear(fixed_s=args.fixed_s, token_s=args.token_s, kv_token_s=args.kv_token_s)
     with open(args.trace, encoding="utf-8") as lines:

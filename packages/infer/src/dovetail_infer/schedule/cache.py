@@ -10,7 +10,6 @@ a group with a window those that the next token sees.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Sequence as Sequences
@@ -39,9 +38,6 @@ class PagedCache:
         self._most = [limits.least_pages(window) for window in self._windows]
         self._pools = [PagePool(group.pages) for group in limits.groups]
         self._shares = limits.prefix_cache
-        # A request starts at a multiple of this many blocks, so that its chunks do not depend on
-        # the contents of the cache.
-        self._stride = math.lcm(limits.page_size, limits.chunk or 1) // limits.page_size
         # Blocks that running requests will fill with known tokens, and who fills them.
         self._expected: dict[bytes, int] = {}
         columns = self._blocks(limits.max_length)
@@ -84,8 +80,7 @@ class PagedCache:
         best, runs = 0, [0] * len(self._pools)
         if not (self._shares and sequence.read_prefix):
             return best, None
-        limit = (len(sequence.ids) - 1) // self._page_size
-        for block in range(limit - limit % self._stride):
+        for block in range((len(sequence.ids) - 1) // self._page_size):
             digest = sequence.digest(block, self._page_size)
             runs = [
                 run + 1 if digest in pool else 0
@@ -97,7 +92,7 @@ class PagedCache:
                 break
             after = block + 1
             needed = [after - first for first in self._first_blocks(after * self._page_size)]
-            if after % self._stride == 0 and all(map(int.__ge__, runs, needed)):
+            if all(map(int.__ge__, runs, needed)):
                 best = after
         return best, None
 

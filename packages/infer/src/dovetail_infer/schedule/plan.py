@@ -31,8 +31,6 @@ class Limits:
         max_length: Largest number of tokens of a request, prompt and output together.
         groups: Page groups.
         prefix_cache: Whether requests share pages with equal tokens.
-        chunk: Prefill in chunks that end at multiples of this many tokens, independently of other
-            requests. None: whatever the budget leaves.
     """
 
     page_size: int
@@ -41,23 +39,21 @@ class Limits:
     max_length: int
     groups: tuple[Group, ...]
     prefix_cache: bool = True
-    chunk: int | None = None
 
     def least_pages(self, window: int | None) -> int:
         """Returns the number of pages of a group that one request needs at most."""
         pages = -(-self.max_length // self.page_size)
         if window is None:
             return pages
-        # A step reads a chunk; its first token sees window - 1 tokens before it.
-        tokens = window - 1 + (self.chunk or self.step_tokens)
+        # The first token of a step sees window - 1 tokens before it.
+        tokens = window - 1 + self.step_tokens
         return min(pages, -(-tokens // self.page_size) + 1)
 
     def check(self) -> None:
         """Refuses limits under which a request could never run.
 
         Raises:
-            ValueError: If a size is below 1, a chunk exceeds a step, or a group has too few pages
-                for one request.
+            ValueError: If a size is below 1, or a group has too few pages for one request.
         """
         for name in ("page_size", "step_tokens", "max_rows", "max_length"):
             if getattr(self, name) < 1:
@@ -65,11 +61,6 @@ class Limits:
                     f"{name} must be at least 1, got {name}={getattr(self, name)}; pass {name}=1 "
                     "or more"
                 )
-        if self.chunk is not None and not 1 <= self.chunk <= self.step_tokens:
-            raise ValueError(
-                f"a chunk must have 1 to step_tokens={self.step_tokens} tokens, got "
-                f"chunk={self.chunk}; pass chunk={self.step_tokens}, or a larger step_tokens"
-            )
         for group in self.groups:
             least = self.least_pages(group.window)
             if group.pages < least:

@@ -266,17 +266,9 @@ class Scheduler:
         # There is budget for each: there was when the last was admitted, and none reads more tokens
         # in a step than then.
         for i, sequence, total in prefills:
-            counts[i] = self._chunk(sequence.computed, total, budget)
+            counts[i] = min(total - sequence.computed, budget)
             budget -= counts[i]
         return counts, budget
-
-    def _chunk(self, start: int, total: int, budget: int) -> int:
-        """Returns the number of tokens that a step reads of those from `start` to `total`."""
-        chunk = self.limits.chunk
-        if chunk is None:
-            return min(total - start, budget)
-        count = min(total, (start // chunk + 1) * chunk) - start
-        return count if count <= budget else 0
 
     def _continue(
         self,
@@ -325,9 +317,7 @@ class Scheduler:
             if sequence.awaited is not None:
                 continue
             start = hit * self.limits.page_size
-            count = self._chunk(start, len(sequence.ids), budget)
-            if not count:
-                return
+            count = min(len(sequence.ids) - start, budget)
             sequence.slot = self._free_slots[-1]
             if not self._cache.reserve(sequence, hit, promised):
                 sequence.slot = None

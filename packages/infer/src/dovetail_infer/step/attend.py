@@ -84,10 +84,12 @@ class PagedAttention:
     Args:
         operations: paged_write and paged_attention.
         requests: The rows of the step.
+        invariant: Whether the bits of a row may not depend on the other rows of its request.
     """
 
     operations: Operations
     requests: Requests
+    invariant: bool = False
 
     def __call__(
         self,
@@ -135,6 +137,7 @@ class PagedAttention:
             scale=scale,
             sinks=sinks,
             value_width=kv.value_width,
+            invariant=self.invariant,
         )
         return out[None], dataclasses.replace(kv, array=pages)
 

@@ -116,7 +116,7 @@ class Executor:
         limits: Sizes.
         max_logprobs: Number of likeliest tokens that "full" and "score" return.
         adapters: Number of adapters of the decoder; `features` then takes `adapter_ids`.
-        invariant: Whether all steps run at one size.
+        invariant: Whether all steps run at one size, and attention with the same option.
     """
 
     def __init__(
@@ -148,6 +148,7 @@ class Executor:
             max_rows=limits.max_rows,
             max_logprobs=min(max_logprobs, layout.vocab_size),
             adapters=adapters > 0,
+            invariant=invariant,
             whole=None if self._place.mesh is None else self._place.whole,
         )
         self._lattice = lattice(

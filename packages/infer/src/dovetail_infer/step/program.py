@@ -81,6 +81,7 @@ class StepFunction:
         max_rows: S.
         max_logprobs: Number of likeliest tokens of the kinds "full" and "score".
         adapters: Whether the decoder takes `adapter_ids`.
+        invariant: Whether the bits of a row may not depend on other rows.
         whole: Sharding of logits on a mesh: draws read whole rows. None: one device.
     """
 
@@ -92,6 +93,7 @@ class StepFunction:
     max_rows: int
     max_logprobs: int
     adapters: bool
+    invariant: bool = False
     whole: Sharding | None = None
 
     def packing(self, bucket: Bucket) -> Packing:
@@ -158,7 +160,7 @@ class StepFunction:
             jnp.maximum(tokens, 0)[None],  # -1 after a row with NaN, whose request ends
             positions=rows.positions[None],
             segment_ids=real.astype(jnp.int32)[None],
-            attention=PagedAttention(self.operations, rows),
+            attention=PagedAttention(self.operations, rows, self.invariant),
             kv=kv,
             **options,
         )

@@ -89,10 +89,9 @@ def drive(
 ) -> list[Driven]:
     """Runs requests by a random schedule and returns their results.
 
-    Steps mix chunks and single rows of random requests in random order, on random pages. With
-    `Limits.chunk`, chunks end at its multiples or with the prompt; without, anywhere. Each
-    result is read one step late, so drawn tokens are read on the device. Page tables have page 0
-    behind a window.
+    Steps mix chunks and single rows of random requests in random order, on random pages. Chunks end
+    anywhere. Each result is read one step late, so drawn tokens are read on the device. Page tables
+    have page 0 behind a window.
 
     Args:
         executor: The executor. Its cache must hold all requests at once.
@@ -140,19 +139,14 @@ def _plan(
         slots: Free slots. The rows take some.
         rng: Source of the choices.
     """
-    rows, budget, chunk = [], executor.limits.step_tokens, executor.limits.chunk
+    rows, budget = [], executor.limits.step_tokens
     order = rng.permutation(len(live))[: rng.integers(1, len(live) + 1)]
     for i in order:
         request = live[i]
         if not budget or (request.slot < 0 and not slots):
             continue
         left = len(request.prompt) + request.drawn - request.computed
-        if chunk is None:
-            count = int(rng.integers(1, min(left, budget) + 1))
-        else:
-            count = min(chunk - request.computed % chunk, left)
-        if count > budget:
-            continue
+        count = int(rng.integers(1, min(left, budget) + 1))
         if request.slot < 0:
             request.slot = slots.pop(rng.integers(len(slots)))
         samples = count == left

@@ -40,6 +40,7 @@ def paged_attention(
     scale: float | None = None,
     value_width: int | None = None,
     lse: bool = False,
+    invariant: bool = False,
     impl: Impl | None = None,
 ) -> Any:
     """Computes softmax(scale q·k) v, causally over the cached keys of each row's request.
@@ -70,6 +71,9 @@ def paged_attention(
             first `value_width` elements. None for pages of keys and values.
         lse: Also return the log-sum-exp of each row's logits, to merge attention over parts of the
             keys: out = Σ exp(lse_i - lse) out_i with lse = log Σ exp(lse_i).
+        invariant: On CPU, give a row the same bits for any number of rows of its request, so that a
+            prompt may be cut anywhere. A decoding row then costs the products of eight, and a
+            prefill reads its keys once for every eight rows.
         impl: An implementation, by name or as `implementations.Implementation`, or several in order
             of preference; see `explain`.
 
@@ -108,6 +112,7 @@ def paged_attention(
         scale=scale,
         value_width=value_width,
         lse=lse,
+        invariant=invariant,
         impl=impl,
     )
     check(plan.call, page_table, kv_lengths, q_starts)
@@ -152,6 +157,7 @@ def plan_paged_attention(
     scale: float | None = None,
     value_width: int | None = None,
     lse: bool = False,
+    invariant: bool = False,
     impl: Impl | None = None,
 ) -> Plan[PagedCall]:
     """Returns the plan of a call of `paged_attention`, from shapes and dtypes alone.
@@ -169,6 +175,7 @@ def plan_paged_attention(
         scale: Factor of the logits. Default 1 / sqrt(H).
         value_width: Elements of a key that are its value.
         lse: Whether the log-sum-exp is returned.
+        invariant: Whether bits do not depend on the number of rows of a request.
         impl: Implementations, in order of preference.
 
     Raises:
@@ -205,6 +212,7 @@ def plan_paged_attention(
         scale=q.shape[2] ** -0.5 if scale is None else float(scale),
         value_width=None if value_width is None else int(value_width),
         lse=bool(lse),
+        invariant=bool(invariant),
         device=device(q, pages),
     )
     return Plan(

@@ -33,6 +33,7 @@ class PagedCall(Call):
         scale: Factor of the logits.
         value_width: Elements of a key that are its value. None for pages of keys and values.
         lse: Whether the log-sum-exp is returned.
+        invariant: Whether a row's bits must not depend on the number of rows of its request.
         device: Device of the call.
     """
 
@@ -69,6 +70,7 @@ class PagedCall(Call):
     scale: float
     value_width: int | None
     lse: bool
+    invariant: bool
     device: Device
 
     @property

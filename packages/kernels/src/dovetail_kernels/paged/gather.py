@@ -13,7 +13,8 @@ longest of its group.
 
 A block begins at a multiple of its length, counted from the first key. A finished lane adds exact
 zeros. A tile holds rows of one request. The rest of the batch therefore does not change a row's
-arithmetic, and on CPU not even its bits.
+arithmetic, and on CPU not even its bits. With `invariant` all tiles have one size; on CPU the
+other rows of the request then do not change a row's bits either.
 """
 
 from typing import Any, NamedTuple
@@ -27,7 +28,7 @@ from dovetail_kernels.dispatch import Implementation, Work
 from dovetail_kernels.paged.call import PagedCall, PagedInputs
 from dovetail_kernels.paged.pages import QuantizedPages, codes_of
 from dovetail_kernels.paged.requests import Requests, requests
-from dovetail_kernels.paged.tiles import SIZES, Tiles, tiles
+from dovetail_kernels.paged.tiles import INVARIANT, SIZES, Tiles, tiles
 from dovetail_kernels.precision import product
 from dovetail_kernels.varying import varying
 
@@ -88,9 +89,18 @@ def run(call: PagedCall, inputs: PagedInputs) -> Any:
     per_block = max(1, BLOCK // call.page_size)
     page_ids = jnp.pad(batch.page_ids, ((0, 0), (0, -call.columns % per_block)))
     batch = batch._replace(page_ids=page_ids)
-    for some in tiles(batch.counts, rows=call.queries):
+    for some in tiles(batch.counts, rows=call.queries, sizes=_sizes(call)):
         out = _attend(out, padded, pages, sinks, batch, some, call=call, lanes=lanes[some.size])
     return _finished(call, out, batch.row_bad, q.dtype)
+
+
+def _sizes(call: PagedCall) -> tuple[int, ...]:
+    """Returns the rows of tiles.
+
+    On CPU the bits of a product depend on its size: a row alone differs from one of eight, and for
+    heads of 32 elements one of eight from one of 64 (jax 0.10.2).
+    """
+    return INVARIANT if call.invariant else SIZES
 
 
 def _no_lse(call: PagedCall, shape: tuple[int, ...]) -> Any:
@@ -281,7 +291,7 @@ def _rows(pages: Any, ids: Any, which: int, step: Any, *, bits: bool) -> Any:
 def _work(call: PagedCall) -> Work:
     """Returns the cost if every request has the longest length, in as few tiles as possible."""
     size, read = (jnp.dtype(dtype).itemsize for dtype in (call.dtype, call.pages_dtype))
-    reads = call.queries // SIZES[-1] + min(call.requests, call.queries)
+    reads = call.queries // _sizes(call)[-1] + min(call.requests, call.queries)
     kept = max(size, 4)
     entries = 2 if call.value_width is None else 1
     vectors = reads * call.keys * entries * call.kv_heads
@@ -298,7 +308,8 @@ def _peak_bytes(call: PagedCall) -> int:
     """Counts the padded queries, the output in float32, and the tiles of one step of the loop."""
     size, kept = jnp.dtype(call.dtype).itemsize, jnp.dtype(call.inner).itemsize
     lanes = _lanes_of_a_group(call.device.platform)
-    used = [n for i, n in enumerate(SIZES) if i == 0 or SIZES[i - 1] < call.queries]  # see `tiles`
+    sizes = _sizes(call)
+    used = [n for i, n in enumerate(sizes) if i == 0 or sizes[i - 1] < call.queries]  # see `tiles`
     rows = max(lanes[n] * n for n in used)
     keys = max(1, BLOCK // call.page_size) * call.page_size
     padded = (call.queries + SIZES[-1]) * call.heads * call.width * size

@@ -16,6 +16,8 @@ from jaxtyping import Array, Int
 # Rows of q per tile. 1 is for decoding, 8 for drafts that are verified together; at 64 rows and
 # four or more heads per key head the products are large enough to be bound by arithmetic.
 SIZES = (1, 8, 64)
+# One size for all rows, between the costs of decoding and of prefill.
+INVARIANT = (8,)
 
 
 class Tiles(NamedTuple):

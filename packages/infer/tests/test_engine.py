@@ -97,8 +97,8 @@ def test_a_seed_draws_the_same_tokens_alone_and_in_company():
 @pytest.mark.capability("the same bits in any company, after preemptions and from cached prefixes")
 @pytest.mark.parameter("invariant", "operations")
 def test_an_invariant_engine_has_the_same_bits_in_any_company():
-    options = [{}, {"presence_penalty": 0.5}, {"prompt_logprobs": 0}]
-    sampling = [Sampling(max_tokens=12, seed=i, **options[i % 3]) for i in range(20)]
+    options = [{}, {"presence_penalty": 0.5}]
+    sampling = [Sampling(max_tokens=12, seed=i, **options[i % 2]) for i in range(20)]
     model = decoder((None, 7))
     with engine(model, invariant=True) as running:
         cold, warm = (running.generate(prompts(20), sampling) for _ in range(2))

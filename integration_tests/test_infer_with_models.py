@@ -51,7 +51,7 @@ DECODERS = {
     "deepseek_v2": models.deepseek_v2(**DEEPSEEK),
     "deepseek_v3": models.deepseek_v3(**DEEPSEEK),
 }
-BITS = ("llama", "mixtral", "deepseek_v3", "gemma2", "gpt_oss")
+BITS = ("llama", "mixtral", "deepseek_v3", "gemma2")
 OPERATIONS = {"kernels": dovetail_kernels, "reference": reference}
 LENGTHS = (15, 16, 17, 31, 32, 33, LIMIT - 1)  # page borders, and one short of the limit
 

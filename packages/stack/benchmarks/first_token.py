@@ -21,7 +21,7 @@ from random_llamas import CONFIGS, saved
 from measure import report, rounds
 
 REPEATS = 3
-WHO = ("engine_cold", "vllm", "vllm_eager", "transformers")
+WHO = ("engine", "vllm", "vllm_eager", "transformers")
 
 
 def seconds(who: str, name: str, directory: Path) -> tuple[float, float]:
@@ -45,10 +45,10 @@ def main() -> None:
                     f"{name} construct to first token, against {peer}",
                     metric="wall_s",
                     unit="s",
-                    values=[s for _, s in results["engine_cold"]],
+                    values=[s for _, s in results["engine"]],
                     peer=peer,
                     peer_values=[s for _, s in results[peer]],
-                    import_s=imports["engine_cold"],
+                    import_s=imports["engine"],
                     peer_import_s=imports[peer],
                 )
 

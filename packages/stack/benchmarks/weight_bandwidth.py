@@ -99,7 +99,6 @@ def engine(model: nnx.Module) -> Callable[[], float]:
     built = Engine(
         model, operations=dovetail_kernels, max_rows=1, page_size=PAGE, max_length=PROMPT + NEW + 1
     )
-    built.warmup()
     rng = np.random.default_rng(0)
 
     def seconds() -> float:

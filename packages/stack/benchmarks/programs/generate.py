@@ -23,8 +23,8 @@ Generate = Callable[[Ids, int], Ids]
 ROWS, LENGTH = 16, 512  # the most requests at a time, and the most tokens of one
 
 
-def engine(directory: str, *, quantized: bool = False, warm: bool = True) -> Generate:
-    """Ours, with the operations of dovetail-kernels, its programs compiled ahead."""
+def engine(directory: str, *, quantized: bool = False) -> Generate:
+    """Ours, with the operations of dovetail-kernels. A program compiles when it is needed."""
     import dovetail_kernels
     import dovetail_models
     from dovetail_infer import Engine, Sampling
@@ -36,8 +36,6 @@ def engine(directory: str, *, quantized: bool = False, warm: bool = True) -> Gen
 
         model = quant.apply(model, quant.plan(model, [(("**", "embed"), quant.Spec())]))
     built = Engine(model, operations=dovetail_kernels, max_rows=ROWS, max_length=LENGTH)
-    if warm:
-        built.warmup()
     constructed(begin)
 
     def generate(prompts: Ids, max_tokens: int) -> Ids:
@@ -50,11 +48,6 @@ def engine(directory: str, *, quantized: bool = False, warm: bool = True) -> Gen
 def engine_int8(directory: str) -> Generate:
     """The same with all matrices in int8, by the native product where its wheel is installed."""
     return engine(directory, quantized=True)
-
-
-def engine_cold(directory: str) -> Generate:
-    """The same in float32, which compiles what a request needs when it comes."""
-    return engine(directory, warm=False)
 
 
 def transformers(directory: str) -> Generate:
@@ -137,7 +130,6 @@ def llama_cpp(directory: str) -> Generate:
 PEERS = {
     "engine": engine,
     "engine_int8": engine_int8,
-    "engine_cold": engine_cold,
     "transformers": transformers,
     "vllm": vllm,
     "vllm_eager": vllm_eager,

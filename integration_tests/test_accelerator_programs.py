@@ -11,19 +11,25 @@ import sys
 from collections.abc import Iterator
 
 import jax
+import jax.numpy as jnp
 import pytest
+from flax import nnx
 from jax.sharding import AbstractDevice, AbstractMesh
 
 import accelerator_step
 import dovetail_kernels as kernels
 from device_timing import chained
-from dovetail_models import abstract, llama
+from dovetail_infer.step.buckets import Bucket
+from dovetail_infer.step.layout import discover
+from dovetail_infer.step.logits import State
+from dovetail_infer.step.program import DeviceState, StepFunction
+from dovetail_models import abstract, cast, llama
 from dovetail_train import abstract_mesh
 
 H100 = AbstractDevice(device_kind="NVIDIA H100 80GB HBM3", num_cores=None, platform="cuda")
 TRAINING = "train.llama-125m"
 # Their programs are those of the suites, and of Orbax.
-OTHERS = ("conformance", "save-restore", "llama-125m")
+OTHERS = ("conformance", "save-restore", "llama-125m", "engine")
 CONTESTS = [name for name in accelerator_step.catalog() if not any(x in name for x in OTHERS)]
 
 
@@ -83,3 +89,37 @@ def test_the_training_step_lowers_for_a_gpu_with_cudnn():
     queries = f"tensor<{rows}x{length}x{sizes['heads']}x64xbf16>"
     for call in (f"{outline}(", f"{outline}_gradient("):
         assert [line for line in lowered.splitlines() if call in line and queries in line], call
+
+
+@pytest.mark.parametrize("rows", [1, 64])
+def test_a_decoding_step_of_the_engine_lowers_for_a_gpu(rows: int):
+    step, _ = accelerator_step.load("infer.engine-bfloat16")
+    config = llama(**step.full["sizes"], tie=True)
+    model = cast(abstract(config), jnp.bfloat16)
+    length = step.full["prompt"] + step.full["tokens"]
+    page, pages = 16, 64 * length // 16
+    with on_hopper():
+        layout = discover(model, max_length=length, kv_dtype=jnp.bfloat16)
+        graph, state = nnx.split(model)
+        leaves, tree = jax.tree.flatten(state)
+        function = StepFunction(
+            graph=graph,
+            tree=tree,
+            operations=kernels,
+            layout=layout,
+            columns=length // page,
+            max_rows=64,
+            max_logprobs=0,
+            adapters=False,
+        )
+        bucket = Bucket(tokens=rows, rows=rows, kind="plain")
+        pools = tuple(
+            jax.ShapeDtypeStruct((pages, *la.page_shape(page)), la.dtype) for la in layout.layers
+        )
+        slots = jax.ShapeDtypeStruct((64, config.vocab_size), jnp.float32)
+        given = DeviceState(pools, jax.ShapeDtypeStruct((64,), jnp.int32), State(*[slots] * 4))
+        vector = jax.ShapeDtypeStruct((function.packing(bucket).size,), jnp.int32)
+        traced = jax.jit(function.of(bucket), donate_argnums=1).trace(tuple(leaves), given, vector)
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert f"tensor<{pages}x{page}x2x8x64xbf16>" in text
+    assert f"tensor<{pages}x{page}x2x8x64xf32>" not in text

@@ -34,6 +34,7 @@ STEPS = (
         needs=NEEDS,
         full=FULL | {"weights": "bfloat16"},
         tiny=TINY | {"weights": "bfloat16"},
+        proves=("steps of the engine",),
     ),
     Step(
         name="engine-int8",

@@ -10,6 +10,7 @@ those of generation.py.
 """
 
 import functools
+import os
 import statistics
 import tempfile
 from pathlib import Path
@@ -26,7 +27,7 @@ WHO = ("engine", "vllm", "vllm_eager", "transformers")
 
 def seconds(who: str, name: str, directory: Path) -> tuple[float, float]:
     """Of the imports, and from the construction to the first token."""
-    peer = Peer(who, directory)
+    peer = Peer(who, directory, cores=os.sched_getaffinity(0))
     first = peer.ask(prompts(name, 1, 0), 1)["wall_s"]
     peer.close()
     return peer.started["import_s"], peer.started["construct_s"] + first

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,9 @@ SPIN_S = 0.2
 
 
 class Peer:
-    """A process of programs/generate.py. `started` is its first answer."""
+    """A process of programs/generate.py on some cores. `started` is its first answer."""
 
-    def __init__(self, who: str, directory: Path):
+    def __init__(self, who: str, directory: Path, *, cores: Collection[int]):
         python = _python(who)
         environment = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
         self.process = subprocess.Popen(
@@ -33,7 +34,7 @@ class Peer:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            start_new_session=True,  # the session is what _cpu_s adds up
+            preexec_fn=lambda: os.sched_setaffinity(0, cores),
         )
         self.version = _version(python, who)
         self.started = self._answer()
@@ -44,15 +45,11 @@ class Peer:
         return Path(_python(who)).exists()
 
     def ask(self, prompts: list[list[int]], max_tokens: int) -> dict[str, Any]:
-        """The answer to a request, with the CPU seconds of all its processes."""
+        """The answer to a request."""
         time.sleep(2 * SPIN_S)  # threads of the peer asked before
-        before = self._cpu_s()
-        print(
-            json.dumps({"prompts": prompts, "max_tokens": max_tokens}),
-            file=self.process.stdin,
-            flush=True,
-        )
-        return self._answer() | {"cpu_s": self._cpu_s() - before}
+        request = {"prompts": prompts, "max_tokens": max_tokens}
+        print(json.dumps(request), file=self.process.stdin, flush=True)
+        return self._answer()
 
     def close(self) -> None:
         """Ends the process."""
@@ -64,17 +61,6 @@ class Peer:
         if not line:
             raise SystemExit(f"{self.process.args} ended: exit {self.process.wait()}")
         return json.loads(line)
-
-    def _cpu_s(self) -> float:
-        ticks = 0
-        for stat in Path("/proc").glob("[0-9]*/stat"):
-            try:
-                fields = stat.read_text().rpartition(")")[2].split()
-            except OSError:  # it has ended
-                continue
-            if int(fields[3]) == self.process.pid:
-                ticks += int(fields[11]) + int(fields[12])
-        return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _environment(who: str) -> str | None:

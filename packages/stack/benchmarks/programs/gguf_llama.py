@@ -85,7 +85,7 @@ class Greedy:
         params: Any = llama_cpp.llama_context_default_params()
         params.n_ctx = params.n_batch = rows * length
         params.n_seq_max = rows
-        params.n_threads = params.n_threads_batch = os.cpu_count()
+        params.n_threads = params.n_threads_batch = len(os.sched_getaffinity(0))
         params.type_k = params.type_v = FLOAT32
         params.flash_attn_type = FLASH_ATTENTION_AUTO
         self.context = llama_cpp.llama_init_from_model(self.model, params)

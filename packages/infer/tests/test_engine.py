@@ -304,6 +304,9 @@ class TestBadInput:
             ),
             (np.array([0.5]), TypeError, ("token ids", "float64", "np.int32")),
             (np.array([[1]]), TypeError, ("token ids", "(1, 1)")),
+            ([[1], [2, 3]], TypeError, ("token ids", "prompts[1]", "np.int32")),
+            ([2**70], TypeError, ("token ids", "object", "np.int32")),
+            (np.array([True]), TypeError, ("token ids", "bool", "np.int32")),
         ],
     )
     @pytest.mark.parameter("tokenizer", "max_length", refuses=True)

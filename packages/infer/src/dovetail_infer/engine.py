@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import numbers
 import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -67,11 +68,14 @@ class Engine:
             one version of JAX and one set of sizes.
         overlap: Read the results of a step while the next one runs. False only changes the time.
         events: Called with each event of the scheduler, a dict of plain values, in the engine's
-            thread. `dovetail_infer.schedule.events` describes and replays them.
+            thread. `dovetail_infer.schedule.events` describes and replays them. If it raises, the
+            error is logged, and no more events come.
 
     Raises:
-        ValueError: The model has an attention of its own, an option is out of range, or not even
-            one request of `max_length` fits the memory.
+        ValueError: The model has an attention of its own, an option is out of range, the
+            tokenizer ends texts with an id that the model does not have, or not even one request of
+            `max_length` fits the memory.
+        TypeError: An argument has another type.
 
     Example:
 
@@ -106,12 +110,23 @@ class Engine:
         events: Callable[[Event], None] | None = None,
     ):
         length = DEFAULT_LENGTH if max_length is None else max_length
-        _check_sizes(page_size=page_size, step_tokens=step_tokens, max_rows=max_rows)
-        _check_sizes(max_length=length, max_queue=max_queue)
-        layout = discover(
-            model, max_length=length, kv_dtype=kv_dtype, record_experts=record_experts
-        )
         sizes = {"page_size": page_size, "step_tokens": step_tokens, "max_rows": max_rows}
+        _check_sizes(**sizes, max_length=length, max_queue=max_queue)
+        _check_sizes(least=0, max_logprobs=max_logprobs, adapters=adapters)
+        if not isinstance(model, Decoder):
+            raise TypeError(
+                "model must be a decoder with layers, features and head, got "
+                f"{type(model).__name__}. See dovetail_infer.Decoder."
+            )
+        layout = discover(
+            model,
+            max_length=length,
+            kv_dtype=kv_dtype,
+            record_experts=record_experts,
+            adapters=adapters,
+        )
+        if tokenizer is not None:
+            _check_tokenizer(tokenizer, layout.vocab_size)
         fit = _fit(model, max_length, layout=layout, kv_bytes=kv_bytes, **sizes)
         _log.info("memory of the engine:\n%s", fit)
         sizes["step_tokens"] = min(step_tokens, max_rows * fit.max_length)
@@ -127,7 +142,8 @@ class Engine:
             adapters=adapters,
             invariant=invariant,
         )
-        scheduler = Scheduler(limits, record=events)
+        recorder = None if events is None else _Recorder(events)
+        scheduler = Scheduler(limits, record=recorder)
         steps = Steps(scheduler, executor, record_experts=record_experts, overlap=overlap)
         self.vocab_size, self.max_length, self.fit = layout.vocab_size, fit.max_length, fit
         self._executor, self._steps = executor, steps
@@ -229,8 +245,8 @@ class Engine:
         for i, ids in enumerate(whole):
             if len(ids) < 2:
                 raise ValueError(
-                    f"a text to score must have at least two tokens, got {len(ids)} in "
-                    f"prompts[{i}]. The first token has no probability."
+                    "a text to score must have at least two tokens, since the first has no "
+                    f"probability, got {len(ids)} in prompts[{i}]. Leave it out."
                 )
         option = Sampling(max_tokens=1, temperature=0, prompt_logprobs=0, ignore_eos=True)
         heads = [ids[:-1] for ids in whole]
@@ -239,8 +255,9 @@ class Engine:
         for completion in completions:
             if completion.prompt_logprobs is None or completion.finish_reason == "error":
                 raise RuntimeError(
-                    f"a score needs finite logits and a running engine, got finish_reason="
-                    f"{completion.finish_reason!r}: {completion.error}."
+                    "a score needs finite logits and a running engine, got finish_reason="
+                    f"{completion.finish_reason!r} with error={completion.error!r}. Check the "
+                    "weights, and close the engine later."
                 )
         return [c.prompt_logprobs for c in completions if c.prompt_logprobs is not None]
 
@@ -255,7 +272,7 @@ class Engine:
         """
         (ids,) = self._submission.prompts([prompt])
         (option,) = self._submission.options(sampling, 1)
-        return self._submission.stream(ids, option)
+        return self._submission.stream(ids, option, engine=self)
 
     def update_weights(self, params: Any, *, version: int) -> None:
         """Replaces weights between two steps.
@@ -309,10 +326,49 @@ class Engine:
         self.close()
 
 
-def _check_sizes(**sizes: int) -> None:
+class _Recorder:
+    """Hands events to a function of the user until it fails.
+
+    The scheduler calls it in the midst of its changes, which an exception would leave half done.
+
+    Args:
+        events: The function.
+    """
+
+    def __init__(self, events: Callable[[Event], None]):
+        self._events: Callable[[Event], None] | None = events
+
+    def __call__(self, event: Event) -> None:
+        if self._events is not None:
+            try:
+                self._events(event)
+            except Exception:
+                self._events = None
+                _log.exception("events failed at %r: no more come", event["event"])
+
+
+def _check_sizes(*, least: int = 1, **sizes: int) -> None:
     for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{name} must be at least 1, got {name}={size}. Use the default.")
+        if isinstance(size, bool) or not isinstance(size, numbers.Integral):
+            raise TypeError(f"{name} must be an integer, got {name}={size!r}. Use the default.")
+        if size < least:
+            raise ValueError(
+                f"{name} must be at least {least}, got {name}={size}. Use the default."
+            )
+
+
+def _check_tokenizer(tokenizer: Tokenizer, vocab_size: int) -> None:
+    """Refuses a tokenizer whose special ids the model does not have.
+
+    One with other ids beyond the vocabulary passes: released tokenizers have added tokens that
+    their model never saw. A prompt with such an id is refused.
+    """
+    for name, i in (("bos_id", tokenizer.bos_id), ("eos_id", tokenizer.eos_id)):
+        if i is not None and not 0 <= i < vocab_size:
+            raise ValueError(
+                f"the tokenizer's {name} must be below the model's {vocab_size} tokens, got {name}="
+                f"{i}. Use the tokenizer that the model was trained with."
+            )
 
 
 def _fit(model: Any, max_length: int | None, **sizes: Any) -> Fit:

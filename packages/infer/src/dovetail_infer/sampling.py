@@ -51,7 +51,8 @@ class Sampling:
         rule: Draws in place of the engine: a pure, traceable function of the warped logits f32[V]
             (-inf is cut) and a key that returns a token id i32[]. A new function compiles once.
         adapter: Index of a LoRA adapter, for an engine with `adapters`. None: the base model.
-        deadline_s: Seconds after which the request ends with `finish_reason="deadline"`.
+        deadline_s: Seconds from the call on, waiting included, after which the request ends with
+            `finish_reason="deadline"`.
 
     Raises:
         ValueError: An option is out of range.

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import heapq
 import logging
+import os
 import threading
 import time
 from collections import deque
@@ -30,18 +31,20 @@ class Loop:
 
     def __init__(self, steps: Steps, *, max_queue: int):
         self._steps, self._max_queue = steps, max_queue
-        self._deadlines: list[tuple[float, int, Request]] = []
+        self._deadlines: list[tuple[float, int]] = []  # a heap, with the ids of requests
+        self._process_id = os.getpid()
         self._state = threading.Condition()  # guards all that follows, and wakes the thread
         self._closed = False
-        self._submitted: list[Request] = []
+        self._error: str | None = None
+        self._submitted: deque[Request] = deque()
         self._commands: deque[Callable[[], None]] = deque()
         self._queued = 0
         self._next_id = 0
         self._thread = threading.Thread(target=self._run, name="dovetail-infer", daemon=True)
         self._thread.start()
 
-    def submit(self, make: Callable[[int], Request], *, wait: bool) -> Request:
-        """Puts a request into the queue.
+    def submit(self, make: Callable[[int], Request], *, wait: bool) -> int:
+        """Puts a request into the queue, and returns its id.
 
         Args:
             make: Returns the request of an id.
@@ -49,8 +52,9 @@ class Loop:
 
         Raises:
             QueueFull: The queue is full, and `wait` is False.
-            RuntimeError: The engine is closed.
+            RuntimeError: The engine is closed, or this is its own thread or a forked process.
         """
+        self._check_caller()
         with self._state:
             self._check_open()
             while self._queued >= self._max_queue:
@@ -63,15 +67,17 @@ class Loop:
             self._queued += 1
             self._submitted.append(request)
             self._state.notify_all()
-        return request
+        return request.request_id
 
-    def abort(self, requests: list[Request]) -> None:
+    def abort(self, request_ids: list[int]) -> None:
         """Ends requests with `finish_reason="abort"`, after the present step."""
 
         def command() -> None:
-            for request in requests:
-                self._steps.finish(request, "abort")
+            for request_id in request_ids:
+                self._steps.end(request_id, "abort")
 
+        if os.getpid() != self._process_id:
+            return
         with self._state:
             if not self._closed:
                 self._commands.append(command)
@@ -79,10 +85,13 @@ class Loop:
 
     def call(self, function: Callable[[], Any]) -> Any:
         """Runs a function in the loop's thread between two steps, and returns its result."""
+        self._check_caller()
         done, outcome = threading.Event(), []
 
         def command() -> None:
             try:
+                if self._error is not None:
+                    self._check_open()
                 self._steps.settle()
                 outcome.append((function(), None))
             except BaseException as error:
@@ -102,6 +111,8 @@ class Loop:
 
     def close(self) -> None:
         """Aborts all requests and ends the thread."""
+        if os.getpid() != self._process_id:
+            return  # a fork has no such thread, and perhaps a lock that nobody will release
         with self._state:
             self._closed = True
             self._state.notify_all()
@@ -119,7 +130,7 @@ class Loop:
             self._serve()
         except Exception as error:
             _log.exception("the engine has stopped")
-            self._shut_down("error", f"the engine has stopped: {type(error).__name__}: {error}")
+            self._shut_down("error", f"{type(error).__name__}: {error}")
         else:
             self._shut_down("abort", None)
 
@@ -130,16 +141,13 @@ class Loop:
                     self._state.wait(self._next_deadline_s())
                     if self._deadlines and self._deadlines[0][0] <= time.monotonic():
                         break
-                submitted, self._submitted = self._submitted, []
-                commands, self._commands = self._commands, deque()
+                submitted, commands = len(self._submitted), len(self._commands)
                 closed = self._closed
-            for request in submitted:
-                self._steps.add(request)
-                if request.deadline is not None:
-                    due = request.deadline, request.request_id, request
-                    heapq.heappush(self._deadlines, due)
-            for command in commands:
-                command()
+            for _ in range(submitted):
+                self._add(self._submitted[0])
+                self._submitted.popleft()  # what fails stays, and `_shut_down` ends it
+            for _ in range(commands):
+                self._commands.popleft()()
             if closed:
                 self._steps.settle()
                 return
@@ -147,12 +155,24 @@ class Loop:
             self._steps.advance()
             self._count_queue()
 
+    def _add(self, request: Request) -> None:
+        self._steps.add(request)
+        if request.deadline is None:
+            return
+        if len(self._deadlines) > 2 * self._steps.unfinished:
+            # Most of these requests ended before their deadlines, which may be far.
+            self._deadlines = [due for due in self._deadlines if self._steps.has(due[1])]
+            heapq.heapify(self._deadlines)
+        heapq.heappush(self._deadlines, (request.deadline, request.request_id))
+
     def _next_deadline_s(self) -> float | None:
-        return max(self._deadlines[0][0] - time.monotonic(), 0) if self._deadlines else None
+        if not self._deadlines:
+            return None
+        return min(max(self._deadlines[0][0] - time.monotonic(), 0), threading.TIMEOUT_MAX)
 
     def _expire(self) -> None:
         while self._deadlines and self._deadlines[0][0] <= time.monotonic():
-            self._steps.finish(heapq.heappop(self._deadlines)[2], "deadline")
+            self._steps.end(heapq.heappop(self._deadlines)[1], "deadline")
 
     def _count_queue(self) -> None:
         with self._state:
@@ -163,21 +183,38 @@ class Loop:
 
     def _shut_down(self, reason: FinishReason, error: str | None) -> None:
         with self._state:
-            self._closed = True
-            left, self._submitted = self._submitted, []
+            self._closed, self._error = True, error
+            unseen, self._submitted = list(self._submitted), deque()
             commands, self._commands = self._commands, deque()
             self._state.notify_all()
-        for request in left:
-            self._steps.add(request)
-        self._steps.finish_all(reason, error=error)
-        for command in commands:
-            command()
+        try:
+            self._steps.finish_all(reason, error=error, unseen=unseen)
+        finally:
+            for command in commands:
+                command()
 
     def _check_open(self) -> None:
+        if self._error is not None:
+            raise RuntimeError(
+                "an engine runs requests until it fails, got a call after its failure with "
+                f"{self._error}. Build a new one."
+            )
         if self._closed:
             raise RuntimeError(
                 "an engine runs requests until it is closed, got a call on a closed engine. Build "
                 "a new one."
+            )
+
+    def _check_caller(self) -> None:
+        if os.getpid() != self._process_id:
+            raise RuntimeError(
+                f"an engine runs in the process that built it, {self._process_id}, got a call in "
+                f"process {os.getpid()}, its fork. Build an engine in the process that uses it."
+            )
+        if threading.current_thread() is self._thread:
+            raise RuntimeError(
+                "the engine's thread must not wait for itself, got a call by a function that the "
+                "engine calls, such as events. Make the call in another thread."
             )
 
     def _queue_full(self) -> QueueFull:

@@ -35,9 +35,10 @@ def prompt_ids(
             without a tokenizer.
         TypeError: `prompts` is one prompt, or a prompt has neither a text nor integers.
     """
-    if isinstance(prompts, str) or not isinstance(prompts, Sequence):
+    if isinstance(prompts, str | bytes) or not isinstance(prompts, Sequence):
         raise TypeError(
-            f"prompts must be a list of prompts, got {type(prompts).__name__}. Use [prompt]."
+            f"prompts must be a list of prompts, got {type(prompts).__name__}. Use [prompt] for "
+            "one, list(prompts) for several."
         )
     texts = [i for i, prompt in enumerate(prompts) if isinstance(prompt, str)]
     if texts and tokenizer is None:
@@ -59,7 +60,10 @@ def prompt_ids(
 
 
 def _integers(prompt: object, i: int) -> list[int]:
-    array = np.asarray(prompt)
+    try:
+        array = np.asarray(prompt)
+    except ValueError:  # rows of unequal lengths
+        array = np.array(None)
     if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
         raise TypeError(
             f"a prompt must be a text or a list of token ids, got prompts[{i}] of dtype "

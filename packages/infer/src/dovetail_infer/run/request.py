@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import numpy as np
@@ -16,6 +17,7 @@ from dovetail_infer.step.slots import kept_of
 from dovetail_infer.text import Detokenizer, StopStrings
 from dovetail_infer.types import Tokenizer
 
+_log = logging.getLogger(__name__)
 Sink = Callable[[Tokens | Completion], None]
 
 
@@ -50,7 +52,6 @@ class Request:
     ):
         self.scheduled, self.sampling, self.seed = scheduled, sampling, seed
         self.targets, self.deadline = targets, deadline
-        self.finished = False
         self._sink, self._streams, self._vocab_size = sink, streams, vocab_size
         self.eos_id = None if tokenizer is None else tokenizer.eos_id
         eos = () if self.eos_id is None or sampling.ignore_eos else (self.eos_id,)
@@ -103,18 +104,26 @@ class Request:
         """
         self._reads.add(results, start=start, rows=rows)
 
-    def finish(self, reason: FinishReason, *, error: str | None = None) -> None:
-        """Ends the request and sends its completion."""
-        if self.finished:
-            return
-        self.finished = True
+    def finish(self, reason: FinishReason, *, error: str | None = None) -> FinishReason:
+        """Ends the request and sends its completion. Call it once.
+
+        Returns:
+            The reason in the completion: the last of the text may complete a stop string, and a
+            tokenizer may fail.
+        """
         if self._text is not None and not isinstance(self._drawn.stop, str):
-            stop = self._text.flush(self._drawn.tokens, ended=self._drawn.stop)
+            try:
+                stop = self._text.flush(self._drawn.tokens, ended=self._drawn.stop)
+            except Exception as failure:
+                _log.exception("the text of request %d is not complete", self.request_id)
+                stop, reason = None, "error"
+                error = error or f"{type(failure).__name__}: {failure}"
             if stop is not None and reason in ("stop", "length"):
                 self._drawn.stop, reason = stop, "stop"
         if self._streams:
             self._send(last=True)
         self._sink(self._completion(reason, error))
+        return reason
 
     def _send(self, *, last: bool = False) -> None:
         text = "" if self._text is None else self._text.take()

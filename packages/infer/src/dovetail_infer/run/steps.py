@@ -13,8 +13,10 @@ it, since steps donate it, so all other running requests are computed again from
 from __future__ import annotations
 
 import logging
+import numbers
 import time
 from collections import Counter, deque
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from dovetail_infer.completion import FinishReason
@@ -30,6 +32,7 @@ from dovetail_infer.step.slots import needs_full, slot_state
 
 _log = logging.getLogger(__name__)
 NAN = "the logits of the model have NaN or +inf, or every token is banned: check its weights"
+MAX_VERSION = 2**31 - 1  # `Completion.versions` are int32
 
 
 class _Started(NamedTuple):
@@ -87,6 +90,15 @@ class Steps:
         """Number of requests that wait for a place in the steps."""
         return self._scheduler.waiting
 
+    @property
+    def unfinished(self) -> int:
+        """Number of requests that have been added and have not ended."""
+        return len(self._requests)
+
+    def has(self, request_id: int) -> bool:
+        """Tests whether a request has been added and has not ended."""
+        return request_id in self._requests
+
     def add(self, request: Request) -> None:
         """Adds a request to the queue."""
         self._requests[request.request_id] = request
@@ -120,18 +132,39 @@ class Steps:
         if self._requests.pop(request.request_id, None) is None:
             return
         self._scheduler.finish(request.request_id)
-        self._finished[reason] += 1
+        self._deliver(request, reason, error)
+
+    def end(self, request_id: int, reason: FinishReason) -> None:
+        """Ends a request, unless it has ended."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            self.finish(request, reason)
+
+    def finish_all(
+        self, reason: FinishReason, *, error: str | None, unseen: Sequence[Request]
+    ) -> None:
+        """Ends all requests for good, and frees the cache.
+
+        Args:
+            reason: Their finish reason.
+            error: The failure of the engine, for "error". The scheduler is then not trusted.
+            unseen: Requests that were not added.
+        """
+        added, self._requests = self._requests, {}
+        for request in {**added, **{request.request_id: request for request in unseen}}.values():
+            self._deliver(request, reason, error)
+        self._executor.release()
+        if error is None:
+            for request_id in added:
+                self._scheduler.finish(request_id)
+
+    def _deliver(self, request: Request, reason: FinishReason, error: str | None) -> None:
         self.finish_times.append(time.monotonic())
         try:
-            request.finish(reason, error=error)
+            reason = request.finish(reason, error=error)
         except Exception:
             _log.exception("the completion of request %d was not delivered", request.request_id)
-
-    def finish_all(self, reason: FinishReason, *, error: str | None = None) -> None:
-        """Ends all requests, and frees the cache."""
-        for request in list(self._requests.values()):
-            self.finish(request, reason, error=error)
-        self._executor.release()
+        self._finished[reason] += 1
 
     # Between two steps, after `settle`.
 
@@ -156,13 +189,20 @@ class Steps:
 
     def update_weights(self, params: Any, *, version: int) -> None:
         """Replaces the weights. Running requests are computed again from their tokens."""
+        if isinstance(version, bool) or not isinstance(version, numbers.Integral):
+            raise TypeError(f"version must be an integer, got version={version!r}. Count updates.")
+        if version > MAX_VERSION:
+            raise ValueError(
+                f"version must be an int32, at most {MAX_VERSION}, got version={version}. Count "
+                "updates."
+            )
         if version <= self.version:
             raise ValueError(
                 f"version must be above that of the present weights, {self.version}, got "
                 f"version={version}. Count updates."
             )
         self._executor.update_weights(params)
-        self.version = version
+        self.version = int(version)
         self._forget()
         for request in self._requests.values():
             name = namespace(version, request.sampling.adapter)
@@ -273,7 +313,12 @@ class Steps:
             return
         self._counters["drawn_tokens"] += 1
         self._scheduler.sampled(request.request_id, token)
-        reason = request.draw(results, row, version=version)
+        try:
+            reason = request.draw(results, row, version=version)
+        except Exception as error:  # of the tokenizer or the sink, which are not ours
+            _log.exception("request %d failed", request.request_id)
+            self.finish(request, "error", error=f"{type(error).__name__}: {error}")
+            return
         if reason is not None:
             self.finish(request, reason)
 

@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from types import TracebackType
 
 from dovetail_infer.completion import Completion, Tokens
-from dovetail_infer.run.request import Request
 
 Piece = Tokens | Completion
 
@@ -33,11 +32,11 @@ class Stream:
 
     def __init__(
         self,
-        submit: Callable[[Callable[[Piece], None]], Request],
-        abort: Callable[[Request], None],
+        submit: Callable[[Callable[[Piece], None]], int],
+        abort: Callable[[int], None],
     ):
         self._submit, self._abort = submit, abort
-        self._request: Request | None = None
+        self._request_id: int | None = None
         self._completion: Completion | None = None
         self._pieces: queue.SimpleQueue[Piece] = queue.SimpleQueue()
         self._arrived: asyncio.Queue[Piece] | None = None
@@ -61,11 +60,12 @@ class Stream:
         return self
 
     def __iter__(self) -> Iterator[Tokens]:
-        self._check_open()
+        self._check_open(in_asyncio=False)
         while self._completion is None:
             piece = self._pieces.get()
             if isinstance(piece, Completion):
                 self._completion = piece
+                self._pieces.put(piece)  # another thread may wait for a piece
                 return
             yield piece
 
@@ -79,22 +79,26 @@ class Stream:
 
     async def __aenter__(self) -> Stream:
         loop = asyncio.get_running_loop()
-        arrived = self._arrived = asyncio.Queue()
+        arrived: asyncio.Queue[Piece] = asyncio.Queue()
 
         def put(piece: Piece) -> None:
-            if not loop.is_closed():
+            try:
                 loop.call_soon_threadsafe(arrived.put_nowait, piece)
+            except RuntimeError:  # the event loop is closed: nobody reads any more
+                self._close()
 
         self._open(put)
+        self._arrived = arrived
         return self
 
     async def __aiter__(self) -> AsyncIterator[Tokens]:
-        self._check_open()
+        self._check_open(in_asyncio=True)
         assert self._arrived is not None
         while self._completion is None:
             piece = await self._arrived.get()
             if isinstance(piece, Completion):
                 self._completion = piece
+                self._arrived.put_nowait(piece)  # another task may wait for a piece
                 return
             yield piece
 
@@ -107,19 +111,25 @@ class Stream:
         self._close()
 
     def _open(self, put: Callable[[Piece], None]) -> None:
-        if self._request is not None:
+        if self._request_id is not None:
             raise RuntimeError(
                 "a stream runs once, got a second with block. Call engine.stream again."
             )
-        self._request = self._submit(put)
+        self._request_id = self._submit(put)
 
-    def _check_open(self) -> None:
-        if self._request is None:
+    def _check_open(self, *, in_asyncio: bool) -> None:
+        if self._request_id is None:
             raise RuntimeError(
                 "a stream begins with its block, got an iteration outside. Use `with "
                 "engine.stream(...) as stream:`."
             )
+        if in_asyncio != (self._arrived is not None):
+            came, use = ("async for", "for") if in_asyncio else ("for", "async for")
+            raise RuntimeError(
+                f"a stream is read as its block was entered, got `{came}` in the other kind of "
+                f"block. Use `{use}`."
+            )
 
     def _close(self) -> None:
-        if self._request is not None and self._completion is None:
-            self._abort(self._request)
+        if self._request_id is not None and self._completion is None:
+            self._abort(self._request_id)

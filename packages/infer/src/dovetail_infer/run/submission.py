@@ -68,6 +68,11 @@ class Submission:
                 f"{count} prompts. Pass a list of {count}."
             )
         for option in {id(option): option for option in options}.values():
+            if not isinstance(option, Sampling):
+                raise TypeError(
+                    f"sampling must be a Sampling or one for each prompt, got {option!r}. Use "
+                    "Sampling(max_tokens=64), for example."
+                )
             self.check(option)
         return options
 
@@ -95,24 +100,33 @@ class Submission:
             options: Options of each.
             targets: Tokens to score, see `Request`.
         """
-        gathered, requests = _Gathered(len(prompts)), []
+        gathered, request_ids, begin = _Gathered(len(prompts)), [], time.monotonic()
         try:
             for i, (ids, option) in enumerate(zip(prompts, options, strict=True)):
                 given = None if targets is None else targets[i]
-                make = self._maker(ids, option, gathered.sink(i), targets=given)
-                requests.append(self.loop.submit(make, wait=True))
+                make = self._maker(ids, option, gathered.sink(i), begin=begin, targets=given)
+                request_ids.append(self.loop.submit(make, wait=True))
             return gathered.wait()
         except BaseException:
-            self.loop.abort(requests)
+            self.loop.abort(request_ids)
             raise
 
-    def stream(self, ids: list[int], sampling: Sampling) -> Stream:
-        """Returns a stream, which submits its request when its block begins."""
+    def stream(self, ids: list[int], sampling: Sampling, *, engine: object) -> Stream:
+        """Returns a stream, which submits its request when its block begins.
 
-        def submit(put: Callable[[Any], None]) -> Request:
-            return self.loop.submit(self._maker(ids, sampling, put, streams=True), wait=False)
+        Args:
+            ids: Token ids of the prompt.
+            sampling: Options.
+            engine: Lives as long as the stream, since an engine without references closes.
+        """
 
-        return Stream(submit, lambda request: self.loop.abort([request]))
+        def submit(put: Callable[[Any], None]) -> int:
+            _ = engine
+            begin = time.monotonic()
+            make = self._maker(ids, sampling, put, begin=begin, streams=True)
+            return self.loop.submit(make, wait=False)
+
+        return Stream(submit, lambda request_id: self.loop.abort([request_id]))
 
     def _maker(
         self,
@@ -120,6 +134,7 @@ class Submission:
         sampling: Sampling,
         sink: Callable[[Any], None],
         *,
+        begin: float,
         streams: bool = False,
         targets: np.ndarray | None = None,
     ) -> Callable[[int], Request]:
@@ -128,7 +143,7 @@ class Submission:
         if targets is None and sampling.prompt_logprobs is not None:
             targets = np.array([*ids[1:], -1], np.int32)
         wait_s = sampling.deadline_s
-        deadline = None if wait_s is None else time.monotonic() + wait_s
+        deadline = None if wait_s is None else begin + wait_s
 
         def make(request_id: int) -> Request:
             scheduled = Scheduled(

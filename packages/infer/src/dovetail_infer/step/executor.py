@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 import time
 from collections.abc import Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -31,6 +32,8 @@ from dovetail_infer.step.program import DeviceState, Outputs, StepFunction
 from dovetail_infer.step.weights import dotted_leaves, updated
 from dovetail_infer.types import Decoder, Operations
 
+_log = logging.getLogger(__name__)
+_MANY_RULES = 8  # more than a program writes by hand
 Want = Literal["top", "kept", "prompt", "experts"]
 
 
@@ -163,7 +166,7 @@ class Executor:
     def programs(self) -> list[Program]:
         """Returns all programs, compiled or not."""
         keys = [(bucket, 0) for bucket in self._lattice]
-        keys += [key for key in self._compiled if key not in keys]
+        keys += [key for key in list(self._compiled) if key not in keys]  # other threads ask too
         return [self._program(key) for key in keys]
 
     def compile(
@@ -196,6 +199,12 @@ class Executor:
         if rule not in self._rules:
             self._rules = (*self._rules, rule)
             self._choices.clear()
+            if len(self._rules) > _MANY_RULES:
+                _log.warning(
+                    "%d different rules: each compiles its steps and is never forgotten. Give "
+                    "requests the same function, not a new lambda each.",
+                    len(self._rules),
+                )
         return self._rules.index(rule)
 
     def dispatch(self, batch: Batch, *, kind: logit.Kind, want: Collection[Want] = ()) -> Handle:

@@ -97,6 +97,7 @@ def discover(
     max_length: int,
     kv_dtype: DTypeLike | None = None,
     record_experts: bool = False,
+    adapters: int = 0,
 ) -> Layout:
     """Returns the cache layout of a decoder, from an abstract call of `features` and `head`.
 
@@ -107,16 +108,26 @@ def discover(
         kv_dtype: dtype of the pages. None: that of the keys, but float32 in place of bfloat16 on a
             CPU before jax 0.12, where XLA would rewrite the whole cache in each step.
         record_experts: Whether `features` must tell the experts of each token.
+        adapters: Number of adapters that `features` must have.
 
     Raises:
         ValueError: A layer does not call the given attention exactly once, its keys and values
-            have no paged form, the decoder refuses the last position, or it has no experts to
-            record.
+            have no paged form, the decoder refuses the last position, it has no experts to record
+            or fewer adapters, or pages cannot have `kv_dtype`.
         TypeError: `features` lacks an argument.
     """
-    _check_arguments(model, record_experts=record_experts)
-    taps = ("experts",) if record_experts else ()
-    calls, logits, experts = _call_at_last(model, max_length, taps)
+    if kv_dtype is not None and not jnp.issubdtype(kv_dtype, jnp.floating):
+        raise ValueError(
+            f"kv_dtype must be a float dtype, got kv_dtype={kv_dtype}. Use None for that of the "
+            "model's keys."
+        )
+    options: dict[str, Any] = {}
+    if record_experts:
+        options["taps"] = ("experts",)
+    if adapters:  # concrete ids, which the decoder checks
+        options["adapter_ids"] = jnp.full((1, _TOKENS), adapters - 1, jnp.int32)
+    _check_arguments(model, options)
+    calls, logits, experts = _call_at_last(model, max_length, options)
     layers: list[LayerCache] = []
     windows: list[int | None] = []
     for i in range(len(model.layers)):
@@ -132,11 +143,11 @@ def discover(
     )
 
 
-def _check_arguments(model: Any, *, record_experts: bool) -> None:
+def _check_arguments(model: Any, options: dict[str, Any]) -> None:
     names = inspect.signature(model.features).parameters
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in names.values()):
         return
-    wanted = ["positions", "segment_ids", "attention", "kv"] + ["taps"] * record_experts
+    wanted = ["positions", "segment_ids", "attention", "kv", *options]
     missing = [name for name in wanted if name not in names]
     if missing:
         raise TypeError(
@@ -147,14 +158,14 @@ def _check_arguments(model: Any, *, record_experts: bool) -> None:
 
 
 def _call_at_last(
-    model: Any, max_length: int, taps: tuple[str, ...]
+    model: Any, max_length: int, options: dict[str, Any]
 ) -> tuple[dict[int, list[_Call]], Any, Any]:
     """Calls the decoder at the last positions, and at the first to tell why it refuses."""
     try:
-        return _abstract_call(model, max_length - 1, taps)
+        return _abstract_call(model, max_length - 1, options)
     except ValueError as error:
         try:
-            _abstract_call(model, 0, taps)
+            _abstract_call(model, 0, options)
         except ValueError:
             raise error from None
         raise ValueError(
@@ -164,7 +175,7 @@ def _call_at_last(
 
 
 def _abstract_call(
-    model: Any, position: int, taps: tuple[str, ...]
+    model: Any, position: int, options: dict[str, Any]
 ) -> tuple[dict[int, list[_Call]], Any, Any]:
     """Returns the attention calls by layer, and the shapes of logits and experts."""
     calls: dict[int, list[_Call]] = {}
@@ -185,7 +196,6 @@ def _abstract_call(
 
     def call(state: Any) -> Any:
         given = nnx.merge(graph, state)
-        options = {"taps": taps} if taps else {}
         x, _, *tapped = given.features(
             tokens,
             positions=positions,

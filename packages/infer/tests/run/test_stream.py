@@ -1,0 +1,106 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Streams that are read by several readers, in the wrong way, or by nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from collections.abc import Iterator
+
+import pytest
+from engines import decoder, engine, greedy
+
+from dovetail_infer import Engine, Sampling
+
+GREEDY = Sampling(max_tokens=12, temperature=0)
+LONG = Sampling(max_tokens=60, temperature=0)
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Engine]:
+    with engine() as shared:
+        yield shared
+
+
+def test_two_threads_divide_a_stream_and_both_end(running: Engine) -> None:
+    pieces: list[int] = []
+    with running.stream([1, 2], GREEDY) as stream:
+
+        def read() -> None:
+            pieces.extend(token for piece in stream for token in piece.tokens.tolist())
+
+        threads = [threading.Thread(target=read, daemon=True) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert not any(thread.is_alive() for thread in threads)
+    assert sorted(pieces) == sorted(greedy(decoder(), [1, 2], 12))
+
+
+def test_two_tasks_divide_a_stream_and_both_end(running: Engine) -> None:
+    async def main() -> list[int]:
+        async with running.stream([1, 2], GREEDY) as stream:
+
+            async def read() -> list[int]:
+                return [token async for piece in stream for token in piece.tokens.tolist()]
+
+            first, second = await asyncio.wait_for(asyncio.gather(read(), read()), 60)
+            return first + second
+
+    assert sorted(asyncio.run(main())) == sorted(greedy(decoder(), [1, 2], 12))
+
+
+def test_the_other_kind_of_loop_is_refused(running: Engine) -> None:
+    async def read_async() -> None:
+        wrong = pytest.raises(RuntimeError, match=r"as its block.*got `async for`.*Use `for`")
+        with running.stream([1], GREEDY) as stream, wrong:
+            await stream.__aiter__().__anext__()
+
+    async def read() -> None:
+        async with running.stream([1], GREEDY) as stream:
+            with pytest.raises(RuntimeError, match=r"got `for` in the other.*Use `async for`"):
+                next(iter(stream))
+
+    asyncio.run(read_async())
+    asyncio.run(read())
+
+
+def test_a_stream_runs_once_and_a_second_block_does_no_harm(running: Engine) -> None:
+    async def main() -> int:
+        async with running.stream([1], GREEDY) as stream:
+            with pytest.raises(RuntimeError, match=r"runs once.*second.*engine.stream again"):
+                await stream.__aenter__()
+            return sum([len(piece.tokens) async for piece in stream])
+
+    assert asyncio.run(main()) == 12
+
+
+def test_a_stream_outside_its_block_is_refused(running: Engine) -> None:
+    stream = running.stream([1], GREEDY)
+    with pytest.raises(RuntimeError, match=r"begins with its block.*outside.*Use `with"):
+        next(iter(stream))
+    with pytest.raises(RuntimeError, match=r"completion before.*Iterate"):
+        _ = stream.completion
+
+
+def test_a_stream_keeps_its_engine_alive() -> None:
+    with engine().stream([1, 2], GREEDY) as stream:
+        gc.collect()
+        tokens = [token for piece in stream for token in piece.tokens.tolist()]
+    assert tokens == greedy(decoder(), [1, 2], 12)
+
+
+def test_a_closed_event_loop_aborts_its_streams(running: Engine) -> None:
+    before = running.stats().finished.get("abort", 0)
+    running.pause()
+    loop = asyncio.new_event_loop()
+    stream = running.stream([1, 2], LONG)
+    loop.run_until_complete(stream.__aenter__())
+    loop.close()
+    running.resume()
+    (other,) = running.generate([[3]], LONG)  # long enough for the abort to be seen
+    assert other.tokens.tolist() == greedy(decoder(), [3], 60)
+    assert running.stats().finished["abort"] == before + 1

@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engines import SMALL, byte_decoder, engine, text_engine
+from engines import SMALL, byte_decoder, decoder, engine, greedy, text_engine
 from flax import nnx
 
 from dovetail_infer import Engine, Sampling
+from dovetail_infer.step import executor
+from dovetail_infer.step.weights import dotted_leaves
 from dovetail_infer.testing import ByteTokenizer
 
 GREEDY = Sampling(max_tokens=6, temperature=0, ignore_eos=True)
@@ -93,15 +95,32 @@ def test_stats_are_those_of_the_completions() -> None:
         assert stats.late_compiles == stats.compiled > 0
 
 
-def test_sleep_pause_and_resume_in_any_order_keep_requests() -> None:
-    new = nnx.state(byte_decoder(), nnx.Param)
-    with text_engine() as running, running.stream("ab", GREEDY) as stream:
+@pytest.mark.parametrize("accelerator", [False, True])
+def test_sleep_pause_and_resume_in_any_order_keep_requests(
+    accelerator: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """New weights come while the engine sleeps, as after a training step."""
+    if accelerator:  # weights then move to the host
+        monkeypatch.setattr(executor, "_platform", lambda arrays: "accelerator")
+    new = decoder(seed=1)
+    with engine() as running, running.stream([1, 2], GREEDY) as stream:
         for name in ("resume", "pause", "pause", "sleep", "pause", "sleep"):
             getattr(running, name)()
+        assert (running._executor._parameters == ()) == accelerator
         steps = running.stats().steps
-        running.update_weights(new, version=1)
+        state = nnx.state(new, nnx.Param)
+        with pytest.raises(ValueError, match=r"Shapes must.*norm.shape=\(3,\)"):
+            running.update_weights({**dotted_leaves(state), "norm": np.zeros(3)}, version=1)
+        running.update_weights(state, version=1)
+        if accelerator:
+            with pytest.raises(RuntimeError, match=r"weights on the device.*resume"):
+                running.warmup()
         assert running.stats().steps == steps
         running.resume()
         running.resume()
-        assert sum(len(piece.tokens) for piece in stream) == 6
-        assert stream.completion.finish_reason == "length"
+        list(stream)
+        found = stream.completion
+        old = int((found.versions == 0).sum())
+        ids = [1, 2, *found.tokens[:old].tolist()]
+        assert found.tokens[old:].tolist() == greedy(new, ids, 6 - old)
+        assert found.finish_reason == "length"

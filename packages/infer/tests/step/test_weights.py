@@ -41,10 +41,12 @@ def test_values_are_copied_and_cast():
     got = updated(NOW, {NAME: given})[NAME]
     given.delete()  # as a donation does
     np.testing.assert_array_equal(got, VALUE)
-    host = VALUE.copy()
-    got = updated(NOW, {NAME: host})[NAME]
-    host[:] = 0  # the new array does not share the caller's memory
-    np.testing.assert_array_equal(got, VALUE)
+    for start in range(16):  # one of them is aligned, and a CPU could share it
+        host = np.zeros(64 + 16, np.float32)[start:][:64].reshape(8, 8)
+        host[:] = VALUE
+        got = updated(NOW, {NAME: host})[NAME]
+        host[:] = 0  # the new array does not share the caller's memory
+        np.testing.assert_array_equal(got, VALUE)
     half = updated(NOW, {NAME: jnp.asarray(VALUE, jnp.bfloat16)})[NAME]
     assert half.dtype == jnp.float32
 

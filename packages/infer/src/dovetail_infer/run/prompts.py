@@ -6,11 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import jax
 import numpy as np
 
 from dovetail_infer.types import Tokenizer
 
-Prompt = str | Sequence[int] | np.ndarray
+Prompt = str | Sequence[int] | np.ndarray | jax.Array
 
 
 def prompt_ids(

@@ -180,7 +180,15 @@ class Executor:
 
         Returns:
             The programs.
+
+        Raises:
+            RuntimeError: The weights are released.
         """
+        if self._host_parameters is not None:
+            raise RuntimeError(
+                "Programs are compiled for weights on the device, got a call while they are on the "
+                "host. Call resume() first."
+            )
         wanted = self._lattice if which is None else tuple(which)
         keys = [(bucket, 0) for bucket in wanted if (bucket, 0) not in self._compiled]
         with ThreadPoolExecutor(threads) as pool:
@@ -248,13 +256,16 @@ class Executor:
         Raises:
             ValueError: A name is unknown, a shape differs, a value cannot be cast, or a quantized
                 parameter is given as one array. Nothing has changed then.
-            RuntimeError: The weights are released.
         """
-        if self._host_parameters is not None:
-            raise RuntimeError("Weights must be on the device, got a released one. Call restore().")
-        now = dict(zip(self._names, self._parameters, strict=True))
+        released = self._host_parameters
+        values = self._parameters if released is None else [value for value, _ in released]
+        now = dict(zip(self._names, values, strict=True))
         now |= updated(now, params)
-        self._parameters = tuple(now.values())
+        if released is None:
+            self._parameters = tuple(now.values())
+        else:
+            places = (place for _, place in released)
+            self._host_parameters = tuple(zip(now.values(), places, strict=True))
 
     def rebuild(self) -> None:
         """Makes an empty cache, after a step that failed."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 def dotted_leaves(tree: Any) -> dict[str, Any]:
@@ -34,11 +35,11 @@ def _keys(path: Sequence[Any]) -> list[str]:
     return keys
 
 
-def updated(parameters: dict[str, jax.Array], params: Any) -> dict[str, jax.Array]:
+def updated(parameters: dict[str, Any], params: Any) -> dict[str, Any]:
     """Returns copies of new values, with the dtypes and shardings of the parameters.
 
     Args:
-        parameters: Parameters by name. They do not change.
+        parameters: Parameters by name, on devices or as NumPy arrays. They do not change.
         params: New values of all or some: an `nnx.State`, nested mappings, or a flat mapping of
             dotted names.
 
@@ -54,15 +55,20 @@ def updated(parameters: dict[str, jax.Array], params: Any) -> dict[str, jax.Arra
     return {name: _copy(value, parameters[name]) for name, value in values.items()}
 
 
-def _copy(value: Any, like: jax.Array) -> jax.Array:
+def _copy(value: Any, like: Any) -> Any:
+    if isinstance(like, np.ndarray):
+        return np.array(jax.device_get(value), like.dtype)
     if jnp.issubdtype(like.dtype, jax.dtypes.prng_key):
         return jax.device_put(value, like.sharding, may_alias=False)
+    if not isinstance(value, jax.Array):
+        # device_put shares aligned NumPy memory with a CPU, also with may_alias=False.
+        return jax.device_put(np.array(value, like.dtype), like.sharding)
     # A cast makes a new array; without one device_put copies.
     cast = value if value.dtype == like.dtype else value.astype(like.dtype)
     return jax.device_put(cast, like.sharding, may_alias=False)
 
 
-def _check(parameters: dict[str, jax.Array], name: str, value: Any) -> None:
+def _check(parameters: dict[str, Any], name: str, value: Any) -> None:
     if name not in parameters:
         leaves = [known for known in parameters if known.startswith(f"{name}.")]
         if leaves:

@@ -92,3 +92,39 @@ def test_experts_of_each_token_are_returned(family: str) -> None:
             (again,) = engine.generate([whole], Sampling(max_tokens=1, temperature=0))
             assert again.experts is not None
             np.testing.assert_array_equal(again.experts[: len(whole) - 1], found.experts)
+
+
+LATENT = models.LatentAttention(
+    heads=4, q_rank=8, kv_rank=12, nope_dim=6, rope_dim=4, v_dim=10, rope=models.Rope(theta=1e4)
+)
+ROUTED = {
+    "mixtral": MIXTURES["mixtral"],
+    "deepseek_v3": models.deepseek_v3(
+        vocab_size=53,
+        embed=24,
+        mlp=20,
+        depth=3,
+        dense=1,
+        attention=LATENT,
+        experts=models.Experts(count=6, top_k=2, hidden=8, shared=8),
+    ),
+}
+
+
+@pytest.mark.parameter("record_experts")
+@pytest.mark.parametrize("family", ROUTED)
+def test_experts_are_those_of_a_plain_forward_also_after_preemptions(family: str) -> None:
+    model = models.init(ROUTED[family], seed=0)
+    prompts = [[(7 * i + j) % 53 for j in range(9)] for i in range(8)]
+    small = {**ENGINE, "max_length": 20}
+    with Engine(model, record_experts=True, **small) as engine:
+        page_bytes = engine.fit.groups[0].page_bytes
+    small["kv_bytes"] = 9 * page_bytes  # five pages are one request
+    with Engine(model, record_experts=True, **small) as engine:
+        completions = engine.generate(prompts, Sampling(max_tokens=11, temperature=0))
+        assert engine.stats().preemptions > 0
+    for prompt, found in zip(prompts, completions, strict=True):
+        read = np.array([[*prompt, *found.tokens[:-1].tolist()]])
+        taps = model.features(read, taps=("experts",))[-1]
+        want = np.asarray(taps["experts"])[:, 0].transpose(1, 0, 2)
+        np.testing.assert_array_equal(found.experts, want)

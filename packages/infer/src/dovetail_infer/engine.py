@@ -253,7 +253,8 @@ class Engine:
         targets = [np.array(ids[1:], np.int32) for ids in whole]
         completions = self._submission.run(heads, [option] * len(whole), targets=targets)
         for completion in completions:
-            if completion.prompt_logprobs is None or completion.finish_reason == "error":
+            # Other reasons leave the scores of a part of the prompt.
+            if completion.prompt_logprobs is None or completion.finish_reason != "length":
                 raise RuntimeError(
                     "a score needs finite logits and a running engine, got finish_reason="
                     f"{completion.finish_reason!r} with error={completion.error!r}. Check the "
@@ -291,7 +292,10 @@ class Engine:
         self._loop.call(lambda: self._steps.update_weights(params, version=version))
 
     def pause(self) -> None:
-        """Waits for the step on the device, and starts no more until `resume`."""
+        """Waits for the step on the device, and starts no more until `resume`.
+
+        Requests wait meanwhile, new ones too. Their deadlines go on, and they can be aborted.
+        """
         self._loop.call(self._steps.pause)
 
     def sleep(self) -> None:

@@ -186,6 +186,20 @@ def test_options_of_another_type(running: Engine) -> None:
         running.generate(arrays, GREEDY)
 
 
+def test_a_score_that_is_cut_short_is_no_score() -> None:
+    """The engine closes after the first of eight chunks."""
+    closing: list[Engine] = []
+
+    def events(event: dict[str, Any]) -> None:
+        if closing and event["event"] == "step":
+            closing[0].close()  # in the engine's thread, which does not wait for itself
+
+    with engine(step_tokens=8, events=events) as running:
+        closing.append(running)
+        with pytest.raises(RuntimeError, match=r"running engine, got finish_reason='abort'"):
+            running.score([[1] * 64])
+
+
 def test_many_rules_are_warned_of(running: Engine, caplog: pytest.LogCaptureFixture) -> None:
     for i in range(9):
         running._executor.add_rule(lambda warped, key, i=i: jnp.argmax(warped) + i)

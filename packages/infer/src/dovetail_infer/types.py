@@ -37,7 +37,7 @@ class Decoder(Protocol):
         segment_ids: Int[Array, "1 N"],
         attention: Any,
         kv: Sequence[Any],
-    ) -> tuple[Float[Array, "1 N D"], Sequence[Any]]:
+    ) -> tuple[Float[Array, "1 N D"], Any]:
         """Computes the features of a row of tokens, and the cache entries after the call.
 
         Each layer calls `attention(q, k, v, *, causal, positions, segment_ids, window, soft_cap,

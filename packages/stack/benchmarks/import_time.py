@@ -6,4 +6,4 @@ from measure import imports
 
 if __name__ == "__main__":
     imports("dovetail_stack.cli", "jax")
-    imports("dovetail_stack.recipes.language_model, dovetail_stack.recipes.generation", "jax")
+    imports("dovetail_stack.recipes.language_model, dovetail_stack.recipes.engine", "jax")

@@ -160,7 +160,7 @@ def test_generate_takes_it(gptq, capsys):
     line = ["generate", str(gptq), "--prompt", "a", "--max-tokens", "3", "--json"]
     assert cli.main(line) == 0
     printed = json.loads(capsys.readouterr().out)
-    assert printed["prompt"] + printed["continuation"] + "\n" == text
+    assert printed["prompt"] + printed["text"] + "\n" == text
 
 
 def test_other_dtypes_come_back(directory, tmp_path):

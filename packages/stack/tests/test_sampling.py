@@ -1,14 +1,19 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
+import dataclasses
 import json
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 from flax import nnx
 
 from dovetail_data import Bytes
+from dovetail_infer import Sampling
 from dovetail_models import init, llama
-from dovetail_stack.recipes.generation import generate
+from dovetail_stack.recipes.engine import engine
 from dovetail_stack.recipes.sampling import Samples
 from dovetail_train import Trainer, lm_loss
 
@@ -20,17 +25,47 @@ def model():
     return init(llama(vocab_size=Bytes().vocab_size, **SIZES), seed=0)
 
 
-def test_it_writes_what_generation_gives(model, tmp_path):
+def test_it_writes_the_greedy_text_of_the_weights_of_each_step(model, tmp_path):
     tokenizer, file = Bytes(), tmp_path / "samples.jsonl"
     trainer = Trainer(optax.sgd(0.1), lm_loss())
     state = trainer.init(model)
+    rng = np.random.default_rng(0)
+    tokens = {name: rng.integers(0, 256, (2, 16), np.int32) for name in ("tokens", "targets")}
+    batch = {**tokens, "mask": np.ones((2, 16), np.float32)}
     hook = Samples(file, tokenizer, prompt="ab", every=10, max_tokens=5)
     assert hook.every == 10
-    assert hook(trainer, state, 10) == {}
-    hook(trainer, state, 20)
+    expected = []
+    for step in (10, 20, 30):
+        assert hook(trainer, state, step) == {}
+        with engine(trainer.model(state), tokenizer=tokenizer, max_rows=1) as fresh:
+            (completion,) = fresh.generate(["ab"], Sampling(max_tokens=5, temperature=0))
+        expected.append({"step": step, "prompt": "ab", "text": completion.text})
+        for _ in range(8):  # each donates the arrays that the hook was shown
+            state, _ = trainer.step(state, batch)
     lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    text = "".join(generate(model, tokenizer, "ab", max_tokens=5))
-    assert lines == [{"step": step, "prompt": "ab", "text": text} for step in (10, 20)]
+    assert lines == expected
+    assert len({line["text"] for line in lines}) > 1
+
+
+def test_one_engine_serves_all_samples_without_a_compilation(model, tmp_path):
+    trainer = Trainer(optax.sgd(0.1), lm_loss())
+    state = trainer.init(model)
+    hook = Samples(tmp_path / "s", Bytes(), prompt="ab", every=1, max_tokens=5)
+    compilations = []
+
+    def listen(event, duration_s, **_):
+        if event.endswith("backend_compile_duration"):
+            compilations.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        hook(trainer, state, 1)
+        assert compilations  # the event that is counted
+        compilations.clear()
+        hook(trainer, state, 2)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert compilations == []
 
 
 def test_of_a_larger_module_the_decoder_writes(model, tmp_path):
@@ -43,6 +78,14 @@ def test_of_a_larger_module_the_decoder_writes(model, tmp_path):
     options = {"prompt": "a", "every": 1, "max_tokens": 2, "decoder": lambda held: held.inner}
     Samples(tmp_path / "s", Bytes(), **options)(trainer, state, 1)
     assert json.loads((tmp_path / "s").read_text(encoding="utf-8"))["prompt"] == "a"
+
+
+def test_weights_that_are_not_finite_end_the_run(model, tmp_path):
+    trainer = Trainer(optax.sgd(0.1), lm_loss())
+    state = trainer.init(model)
+    broken = dataclasses.replace(state, params=jax.tree.map(lambda x: x * jnp.nan, state.params))
+    with pytest.raises(ValueError, match=r"."):
+        Samples(tmp_path / "s", Bytes(), prompt="a", every=1)(trainer, broken, 1)
 
 
 @pytest.mark.parametrize("options", [{"every": 0}, {"every": 1, "max_tokens": 0}])

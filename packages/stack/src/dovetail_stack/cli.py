@@ -15,7 +15,7 @@ COMMANDS = {
     "quickstart": "Train a small language model in a few minutes, and report what it learned.",
     "train": "Train a language model: from text alone, from a model, or from a teacher's logits.",
     "runs": "List the training runs in a directory, show one, or compare several.",
-    "generate": "Continue a prompt with a trained model, token by token.",
+    "generate": "Continue a prompt with a trained model, token by token, or a file of prompts.",
     "quantize": "Quantize a decoder to 8 or 4 bits, with a report of what that saved and cost.",
     "models": "Look into a Hugging Face directory, rewrite it, or compare two.",
     "data": "Write, inspect and verify corpora; budget a run over them.",

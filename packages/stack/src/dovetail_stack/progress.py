@@ -3,6 +3,7 @@
 """Progress bars of the commands."""
 
 import statistics
+import time
 from collections import deque
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
@@ -86,6 +87,32 @@ class Bytes:
         if self._bar is None:
             self._bar = tqdm(total=total_bytes, unit="B", unit_scale=True, desc=self._title)
         self._bar.update(done_bytes - self._bar.n)
+
+
+class Prompts:
+    """Shows prompts that are done and the rate of new tokens. Use it as a context manager.
+
+    Args:
+        total: Number of prompts.
+        done: Number of them that were done before.
+    """
+
+    def __init__(self, total: int, *, done: int) -> None:
+        self._tokens, self._start_s = 0, time.monotonic()
+        self._bar = tqdm(total=total, initial=done, unit="prompt", desc="generate")
+
+    def __enter__(self) -> "Prompts":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+    def __call__(self, prompts: int, tokens: int) -> None:
+        """Adds prompts and their new tokens."""
+        self._tokens += tokens
+        rate = self._tokens / max(time.monotonic() - self._start_s, 1e-9)
+        self._bar.set_postfix_str(f"{rate:,.0f} tokens/s", refresh=False)
+        self._bar.update(prompts)
 
 
 def _state(loss: float, rates: Collection[float]) -> str:

@@ -7,9 +7,10 @@ import itertools
 import pytest
 
 from dovetail_data import train_bpe
+from dovetail_infer import Sampling
 from dovetail_models import init, save
+from dovetail_stack.recipes.engine import engine
 from dovetail_stack.recipes.families import config_for
-from dovetail_stack.recipes.generation import generate
 from dovetail_stack.recipes.options import Shape
 
 pytestmark = pytest.mark.parity
@@ -61,6 +62,7 @@ def test_greedy_text_is_the_same(exported):
         ids = theirs.generate(**inputs, max_new_tokens=24, do_sample=False)[0].tolist()
     new = ids[inputs["input_ids"].shape[1] :]
     ended = list(itertools.takewhile(lambda i: i != tokenizer.eos_id, new))
-    ours = "".join(generate(model, tokenizer, "def read_", max_tokens=24))
-    assert ours == tokenizer.decode(ended)
+    with engine(model, tokenizer=tokenizer, max_rows=1) as opened:
+        (ours,) = opened.generate(["def read_"], Sampling(max_tokens=24, temperature=0))
+    assert ours.text == tokenizer.decode(ended)
     assert theirs.generation_config.eos_token_id == tokenizer.eos_id

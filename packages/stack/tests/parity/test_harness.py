@@ -4,12 +4,12 @@
 
 import json
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from dovetail_data import train_bpe
 from dovetail_models import load
+from dovetail_stack.recipes.engine import engine, sampler
 from dovetail_train.eval.harness import LMEval
 
 pytestmark = [
@@ -120,25 +120,6 @@ def tasks(tmp_path_factory):
     return directory
 
 
-def _greedy(model, eos):
-    """A sampler that computes everything again for each token."""
-
-    def sample(prompts, *, max_tokens, temperature, until):
-        assert temperature == 0
-        found = []
-        for prompt in prompts:
-            ids = list(prompt)
-            while len(ids) < len(prompt) + max_tokens and ids[-1] != eos:
-                padded = np.zeros((1, LENGTH), np.int32)
-                padded[0, : len(ids)] = ids
-                logits = model(jnp.asarray(padded))[0, len(ids) - 1]
-                ids.append(int(logits.argmax()))
-            found.append(ids[len(prompt) :])
-        return found
-
-    return sample
-
-
 @pytest.fixture(scope="module")
 def results(directory, tasks):
     import lm_eval
@@ -155,17 +136,13 @@ def results(directory, tasks):
         device="cpu",
     )
     model = load(path)
-    ours = LMEval(
-        model,
-        tokenizer,
-        length=LENGTH,
-        rows=5,
-        sampler=_greedy(model, tokenizer.eos_id),
-    )
+    opened = engine(model, tokenizer=tokenizer, max_rows=4)
+    ours = LMEval(model, tokenizer, length=LENGTH, rows=5, sampler=sampler(opened))
     manager = TaskManager(include_path=str(tasks), include_defaults=False)
     names = ["tiny_choice", "tiny_perplexity", "tiny_generation"]
     options = {"tasks": names, "task_manager": manager, "bootstrap_iters": 0, "log_samples": True}
-    found = [lm_eval.simple_evaluate(model=lm, **options) for lm in (theirs, ours)]
+    with opened:
+        found = [lm_eval.simple_evaluate(model=lm, **options) for lm in (theirs, ours)]
     return *found, ours
 
 

@@ -148,7 +148,7 @@ def _rows(
 ) -> "Rows":
     from dovetail_data import Pretrained
     from dovetail_stack.recipes import quantization
-    from dovetail_stack.recipes.generation import check_vocabulary
+    from dovetail_stack.recipes.text import check_vocabulary
 
     tokenizer = Pretrained(path / "tokenizer.json")
     check_vocabulary(model.config.vocab_size, tokenizer)

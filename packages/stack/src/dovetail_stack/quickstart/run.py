@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
@@ -29,8 +29,12 @@ from dovetail_stack.recipes.options import Duration
 from dovetail_stack.settings import Pretrain
 from dovetail_train import Section, read_jsonl, write_report
 
+if TYPE_CHECKING:
+    from dovetail_infer import Engine
+
 PROMPTS = ("def read_", "class ", "    for i in range(")
 SAMPLE_TOKENS = 64
+SAMPLED = {"temperature": 0.7, "top_p": 0.9, "seed": 0}
 ROWS, SHOWN_ROWS = "rows.html", 8
 COMPRESSION = "Bits per byte of the held-out files"
 COMPRESSION_NOTE = (
@@ -119,6 +123,7 @@ def quickstart(text: Text, out: Path, *, duration: Duration) -> dict[str, Any]:
 def _measure(out: Path, resume: Resume) -> Measured:
     from dovetail_data import Pretrained
     from dovetail_models import load, size
+    from dovetail_stack.recipes.engine import engine
     from dovetail_stack.recipes.evaluation import bits_per_byte
 
     run = _settings(out)
@@ -128,13 +133,15 @@ def _measure(out: Path, resume: Resume) -> Measured:
     bits = bits_per_byte(model, Corpus(out / "held_out"), length=length, stride=length // 2)
     rates = [line["tokens_per_s"] for line in read_jsonl(out / METRICS) if "tokens_per_s" in line]
     seconds = [line["step_time_s"] for line in read_jsonl(out / METRICS) if "step_time_s" in line]
+    with engine(model, tokenizer=tokenizer, max_rows=1) as opened:
+        samples = [(prompt, _show(opened, prompt)) for prompt in PROMPTS]
     return Measured(
         bits_per_byte={"this model": bits, **compressors(_held_out_bytes(run))},
         parameters=size(model.config),
         tokens_per_s=statistics.median(rates) if rates else 0.0,
         train_s=sum(seconds),
         resume=resume,
-        samples=[(prompt, _show(model, tokenizer, prompt)) for prompt in PROMPTS],
+        samples=samples,
         versions={"python": platform.python_version(), **_installed()},
     )
 
@@ -156,19 +163,16 @@ def _held_out_bytes(run: Pretrain) -> bytes:
     return b"".join(file.read_bytes() for file in held_out)
 
 
-def _show(model: Any, tokenizer: Any, prompt: str) -> str:
+def _show(engine: "Engine", prompt: str) -> str:
     """Streams one continuation to the terminal and returns it."""
-    from dovetail_stack.recipes.generation import generate
+    from dovetail_infer import Sampling
 
     print(f"\n>>> {prompt}", end="", flush=True)
-    continuation = ""
-    for piece in generate(
-        model, tokenizer, prompt, max_tokens=SAMPLE_TOKENS, temperature=0.7, top_p=0.9
-    ):
-        print(piece, end="", flush=True)
-        continuation += piece
+    with engine.stream(prompt, Sampling(max_tokens=SAMPLE_TOKENS, **SAMPLED)) as stream:
+        for piece in stream:
+            print(piece.text, end="", flush=True)
     print()
-    return continuation
+    return stream.completion.text
 
 
 def _installed() -> dict[str, str]:

@@ -18,6 +18,7 @@ from dovetail_data import (
     Pretrained,
     Progress,
     Text,
+    Tokenizer,
     compression,
     records,
     text,
@@ -241,6 +242,15 @@ def opened(directory: Path, *, tokenizer: Pretrained | None = None) -> Prepared:
         train=Corpus(directory / "train"),
         held_out=Corpus(directory / "held_out"),
     )
+
+
+def check_vocabulary(vocab_size: int, tokenizer: Tokenizer) -> None:
+    """Raises ValueError if the tokenizer has more ids than a model of `vocab_size`."""
+    if tokenizer.vocab_size > vocab_size:
+        raise ValueError(
+            f"the tokenizer has {tokenizer.vocab_size} ids and the model {vocab_size}: use the "
+            "tokenizer.json that the model was trained with"
+        )
 
 
 def encode(

@@ -1,0 +1,109 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""An inference engine over a decoder or a directory, with the operations of dovetail-kernels.
+
+>>> from dovetail_data import Bytes
+>>> from dovetail_infer import Sampling
+>>> from dovetail_models import init, llama
+>>> config = llama(vocab_size=258, embed=16, depth=1, heads=2, mlp=32, max_length=64)
+>>> with engine(init(config, seed=0), tokenizer=Bytes(), max_rows=2) as tiny:
+...     (completion,) = tiny.generate(["ab"], Sampling(max_tokens=3, temperature=0))
+>>> len(completion.tokens)
+3
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import dovetail_kernels as kernels
+import dovetail_models
+from dovetail_data import Pretrained, Tokenizer
+from dovetail_infer import Engine, Sampling
+from dovetail_infer.engine import DEFAULT_LENGTH
+from dovetail_models import Decoder
+from dovetail_quant.files import DESCRIPTION
+from dovetail_stack.recipes import quantization
+from dovetail_stack.recipes.text import check_vocabulary
+from dovetail_train import Sampler
+
+
+def engine(
+    model: Decoder | Path,
+    *,
+    tokenizer: Tokenizer | None = None,
+    max_length: int | None = None,
+    max_rows: int = 64,
+    kv_bytes: int | None = None,
+    invariant: bool = False,
+) -> Engine:
+    """Returns an engine. Use it as a context manager, or close it.
+
+    For other options copy this function: its body is one call of `dovetail_infer.Engine`.
+
+    Args:
+        model: A decoder, or a directory for `load`. A mixture in float, built by hand, should be
+            `model.configure(ragged_dot=dovetail_kernels.grouped_matmul)`.
+        tokenizer: The tokenizer. None: the one of the directory; for a decoder none, which takes
+            prompts of token ids.
+        max_length: Largest number of tokens of a request, prompt and output together. None: the
+            context length of the model, or the engine's default for models of a longer one.
+        max_rows: Largest number of requests that run at the same time.
+        kv_bytes: Bytes of the cache. None: see `dovetail_infer.Engine`.
+        invariant: Compute each request in the same way in any company, to the bit.
+
+    Raises:
+        ValueError: The tokenizer has more ids than the model, or the engine does not fit.
+    """
+    if isinstance(model, Path):
+        tokenizer = tokenizer or Pretrained(model)
+        model = load(model)
+    if max_length is None and model.config.max_length < DEFAULT_LENGTH:
+        max_length = model.config.max_length
+    if tokenizer is not None:
+        check_vocabulary(model.config.vocab_size, tokenizer)
+    return Engine(
+        model,
+        tokenizer=tokenizer,
+        operations=kernels,
+        max_length=max_length,
+        max_rows=max_rows,
+        kv_bytes=kv_bytes,
+        invariant=invariant,
+    )
+
+
+def load(directory: Path) -> Decoder:
+    """Loads the decoder of a Hugging Face directory or of an output of `dovetail quantize`.
+
+    Experts in float multiply their own tokens alone. Quantized weights have the fastest product for
+    their codes on this machine.
+    """
+    if (directory / DESCRIPTION).is_file():
+        return quantization.load(directory)
+    return dovetail_models.load(directory).configure(ragged_dot=kernels.grouped_matmul)
+
+
+def sampler(engine: Engine, *, seed: int = 0) -> Sampler:
+    """Returns a `dovetail_train.Sampler`, for `LMEval(sampler=)`.
+
+    Args:
+        engine: An engine with the evaluated weights and their tokenizer.
+        seed: Seed of the first prompt of a call; the next has the next one.
+    """
+
+    def sample(
+        prompts: Sequence[Sequence[int]],
+        *,
+        max_tokens: int,
+        temperature: float,
+        until: Sequence[str],
+    ) -> list[list[int]]:
+        options = {
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+            "stop": [*filter(None, until)],
+        }
+        draws = [Sampling(seed=seed + i, **options) for i in range(len(prompts))]
+        return [result.tokens.tolist() for result in engine.generate(prompts, draws)]
+
+    return sample

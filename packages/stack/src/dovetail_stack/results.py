@@ -1,0 +1,133 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The file of results of `dovetail generate --prompts`, to which a resumed command appends.
+
+Each line has the index and the digest of its request, so a resumed command knows what is missing,
+and notices other prompts, options or weights. A killed writer may leave the beginning of a line at
+the end; the next one cuts it off.
+"""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from dovetail_models._durable import sync
+from dovetail_stack.prompts import RefusedError
+
+INDEX, DIGEST = "index", "digest"
+_OPENING = f'{{"{INDEX}": '.encode()  # how each line begins
+
+
+class Results:
+    """Results by index, durable line by line. Use it as a context manager.
+
+    One process at a time may hold the file.
+
+    Args:
+        file: The file. It may exist, with results of the same requests.
+        digests: Digest of each request, by index.
+
+    Attributes:
+        done: Indices with a result.
+
+    Raises:
+        RefusedError: The file has something else, or another process writes to it.
+    """
+
+    def __init__(self, file: Path, digests: Sequence[str]) -> None:
+        self._file, self._digests = file, digests
+        self.done: set[int] = set()
+
+    def __enter__(self) -> "Results":
+        self._opened = self._file.open("ab+", buffering=0)
+        try:
+            self._lock()
+            self._opened.truncate(self._check())
+            sync(self._file.parent)
+        except BaseException:
+            self._opened.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._opened.close()
+
+    def _lock(self) -> None:
+        try:
+            import fcntl
+        except ImportError:  # Windows
+            return
+        try:
+            fcntl.flock(self._opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RefusedError(
+                f"a file of results must have one writer, got {str(self._file)!r}, to which "
+                "another process writes: wait for it, or name another --out"
+            ) from error
+
+    def _check(self) -> int:
+        """Fills `done`, and returns the number of bytes in whole lines."""
+        end = 0
+        with self._file.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.endswith(b"\n"):
+                    self._add(line, number)
+                    end += len(line)
+                elif line[: len(_OPENING)] != _OPENING[: len(line)]:
+                    raise self._refusal(number, "no result")
+        return end
+
+    def _add(self, line: bytes, number: int) -> None:
+        try:
+            result = json.loads(line)
+            index, digest = result[INDEX], result[DIGEST]
+        except (ValueError, TypeError, KeyError) as error:
+            raise self._refusal(number, "no result") from error
+        if index not in range(len(self._digests)):
+            raise self._refusal(number, f"index={index} for {len(self._digests)} prompts")
+        if index in self.done:
+            raise self._refusal(number, f"a second result of index={index}")
+        if digest != self._digests[index]:
+            raise self._refusal(
+                number, f"a result of index={index} for another prompt, other options or weights"
+            )
+        self.done.add(index)
+
+    def _refusal(self, number: int, got: str) -> RefusedError:
+        return RefusedError(
+            f"a file of results must have results of the same prompts, options and weights alone, "
+            f"got {got} in line {number} of {str(self._file)!r}: name another --out, or delete "
+            "the line"
+        )
+
+    def write(self, results: Mapping[int, Mapping[str, Any]]) -> None:
+        """Appends results by index, and returns when they are on the disk.
+
+        Raises OSError, for example on a full disk. The file then ends as before.
+        """
+        lines = (
+            json.dumps(
+                {INDEX: index, **values, DIGEST: self._digests[index]},
+                ensure_ascii=False,
+                allow_nan=False,
+            )
+            for index, values in results.items()
+        )
+        content = "".join(f"{line}\n" for line in lines).encode()
+        end = os.fstat(self._opened.fileno()).st_size
+        try:
+            while content:
+                content = content[self._opened.write(content) :]
+            os.fsync(self._opened.fileno())
+        except OSError:
+            self._opened.truncate(end)
+            raise
+        self.done.update(results)

@@ -24,6 +24,7 @@ ORDER = (
     "hugging_face",
     "damage_and_resume",
     "quantization",
+    "engine",
     "mixtures",
     "optimizers",
     "digits",

@@ -32,11 +32,12 @@ import optax
 
 from dovetail_checkpoint import Store
 from dovetail_data import Text, batches, pack, show, text, token_bytes, train_bpe, write
+from dovetail_infer import Sampling
 from dovetail_kernels import attention
 from dovetail_models import describe, init, llama, load, save
 from dovetail_optim import muon, route, wsd
 from dovetail_stack.progress import Bar
-from dovetail_stack.recipes.generation import generate
+from dovetail_stack.recipes.engine import engine
 from dovetail_train import BitsPerByte, Eval, Jsonl, Trainer, lm_loss, read_jsonl
 
 plt.style.use("tableau-colorblind10")  # colours that everybody tells apart
@@ -187,15 +188,15 @@ for name, value in {"this model": bits[STEPS], **others}.items():
 assert bits[STEPS] < bits[40]
 
 # %% [markdown]
-# Samples from the model, with a cache of keys and values. So little training gives the look of
-# Python, and no sense.
+# Samples from the model, by the [engine](engine.ipynb) of dovetail-infer. So little training gives
+# the look of Python, and no sense.
 
 # %%
-for seed, prompt in enumerate(["def __init__(self", "class ", "    if not "]):
-    pieces = generate(
-        trained, tokenizer, prompt, max_tokens=60, temperature=0.7, top_p=0.9, seed=seed
-    )
-    print(prompt + "".join(pieces), end="\n\n---\n\n")
+prompts = ["def __init__(self", "class ", "    if not "]
+sampling = Sampling(max_tokens=60, temperature=0.7, top_p=0.9, seed=0)
+with engine(trained, tokenizer=tokenizer, max_rows=4) as opened:
+    for prompt, completion in zip(prompts, opened.generate(prompts, sampling), strict=True):
+        print(prompt + completion.text, end="\n\n---\n\n")
 
 # %% [markdown]
 # ## Take it elsewhere

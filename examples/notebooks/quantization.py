@@ -31,9 +31,10 @@ from flax import nnx
 
 import dovetail_quant as quant
 from dovetail_data import Bytes, Text, batches, pack, text, write
+from dovetail_infer import Sampling
 from dovetail_models import abstract, init, llama
 from dovetail_stack.progress import Bar
-from dovetail_stack.recipes.generation import generate
+from dovetail_stack.recipes.engine import engine
 from dovetail_train import Trainer, lm_loss
 
 plt.style.use("tableau-colorblind10")  # colours that everybody tells apart
@@ -151,8 +152,9 @@ np.testing.assert_array_equal(loaded(tokens), chosen(tokens))
 on_disk = sum(f.stat().st_size for f in (work / "quantized").rglob("*") if f.is_file())
 print(f"{on_disk / 1e3:.0f} kB on disk, {reports['search'].bytes_before / 1e3:.0f} kB in float32")
 for name, decoder in {"float32": model, "quantized": loaded}.items():
-    written = "".join(generate(decoder, Bytes(), "    def add_", max_tokens=60))
-    print(f"--- {name}\n    def add_{written}")
+    with engine(decoder, tokenizer=Bytes(), max_rows=1) as opened:
+        (completion,) = opened.generate(["    def add_"], Sampling(max_tokens=60, temperature=0))
+    print(f"--- {name}\n    def add_{completion.text}")
 
 # %% [markdown]
 # `explain` names the product that each site uses on this machine, with the reason.

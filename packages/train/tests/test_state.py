@@ -51,6 +51,18 @@ def test_the_module_keeps_its_own_arrays(mesh):
     np.testing.assert_array_equal(model.kernel[...], before)
 
 
+def test_the_state_shares_no_memory_with_arrays_of_numpy(mesh):
+    """A CPU takes aligned memory as it is, and a user may write into it."""
+    memory = np.zeros(48 + 64, np.uint8)
+    start = -memory.ctypes.data % 64
+    values = memory[start : start + 48].view(np.float32).reshape(3, 4)
+    model = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
+    model.kernel = nnx.Param(values)
+    state = _built(model, optax.sgd(0.1), trainable=nnx.Param, mesh=mesh)
+    values[:] = 7
+    assert float(jnp.abs(state.params["kernel"]).max()) == 0
+
+
 def test_the_abstract_state_is_the_state_without_its_arrays(mesh):
     tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(optax.constant_schedule(0.1)))
     definition, arrays = split(_Adapted(), tx, trainable=nnx.Param, mesh=mesh)

@@ -242,8 +242,13 @@ def build(definition: Definition, arrays: Arrays) -> State:
     """
     at, tx = definition.shardings, definition.tx
 
+    def copy(x: Any, sharding: Any) -> Any:
+        # device_put shares aligned NumPy memory with a CPU, also with may_alias=False.
+        x = x if isinstance(x, jax.Array) else np.array(x)
+        return jax.device_put(x, sharding, may_alias=False)
+
     def put(tree: Any, shardings: Any) -> Any:
-        return jax.tree.map(lambda x, s: jax.device_put(x, s, may_alias=False), tree, shardings)
+        return jax.tree.map(copy, tree, shardings)
 
     def init_optimizer(params: Any) -> Any:  # the name of the compiled program
         return _strong(tx.init(params))

@@ -232,7 +232,10 @@ class Executor:
             RuntimeError: The state is released, or a failed step took it: call `rebuild`.
         """
         tokens, rows = len(batch.tokens), len(batch.counts)
-        rules = len(self._rules) if self._rules and (batch.options.rules >= 0).any() else 0
+        last = batch.options.rules.max(initial=-1)
+        if last >= len(self._rules):
+            raise RuntimeError("a step needs its rules, got one that does not compile: mend it")
+        rules = len(self._rules) if last >= 0 else 0
         key = self._choose(tokens, rows, "full" if rules and kind == "plain" else kind, rules)
         vector = self._function.packing(key[0]).pack(batch)
         call = self._compiled[key].call
@@ -328,7 +331,13 @@ class Executor:
         if choice is None:
             choice = smallest(self._lattice, tokens=tokens, rows=rows, kind=kind), rules
             if choice not in self._compiled:
-                self._compiled[choice] = _compile(self._lower(*choice))
+                try:
+                    self._compiled[choice] = _compile(self._lower(*choice))
+                except Exception:
+                    if rules:  # a rule that does not compile must not fail later steps
+                        compiled = max(count for _, count in [*self._compiled, (None, 0)])
+                        self._rules = self._rules[:compiled]
+                    raise
                 self.late_compiles += rules == 0
             self._choices[tokens, rows, kind, rules] = choice
         return choice

@@ -82,6 +82,7 @@ def _batch(ids, *, start=0, slot=1, **changes):
     )
 
 
+@pytest.mark.capability("steps of the engine")
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_random_schedule_has_the_log_probabilities_of_whole_rows(name):
     model, prompts = _model(name), _prompts()

@@ -3,16 +3,21 @@
 """Bytes of weights per second of one request's decoding, against a jitted read of as many bytes.
 
 A random Llama of 0.5 billion parameters (`random_llamas`), in float32 and with all matrices but the
-embedding in int8. `engine` are the steps of `Engine.generate`: a completion of 49 tokens less one
-of 1, over 48. `bare` is a jitted step of the same model over the same operations, with the tokens
+embedding in int8. `engine` are the steps of `Engine.generate`: a completion of 25 tokens less one
+of 1, over 24. `bare` is a jitted step of the same model over the same operations, with the tokens
 on the device: the limit of the model, without an engine. The read takes the maximum of arrays of
 the same sizes. The table of the embedding, of which a step reads one row, does not count.
+
+With --cores 1 the process has one core and the figures are bytes per CPU second, which other
+programs on the machine disturb least; on all cores they are bytes per second. --dtype names one.
 
 int8 needs the wheel of packages/kernels/native (see native.py); its line says whether it was there.
 """
 
+import argparse
 import functools
 import importlib.util
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -26,11 +31,12 @@ import dovetail_kernels
 import dovetail_models as models
 import dovetail_quant as quant
 from dovetail_infer import Engine, Sampling
-from measure import cost, report, rounds
+from measure import Cost, cost, report, rounds
 
 CONFIG = CONFIGS["0.5B"]
+DTYPES = ("float32", "int8")
 NATIVE = importlib.util.find_spec("dovetail_kernels_cpu") is not None
-PAGE, PROMPT, NEW, REPEATS = 16, 32, 48, 9
+PAGE, PROMPT, NEW, REPEATS = 16, 32, 24, 5
 
 
 def read_by_a_step(model: nnx.Module) -> list[Any]:
@@ -94,42 +100,43 @@ def bare(model: nnx.Module) -> Callable[[], Any]:
     return steps
 
 
-def engine(model: nnx.Module) -> Callable[[], float]:
-    """The seconds of a step of decoding."""
+def engine(model: nnx.Module) -> Callable[[], Cost]:
+    """The cost of a step of decoding."""
     built = Engine(
         model, operations=dovetail_kernels, max_rows=1, page_size=PAGE, max_length=PROMPT + NEW + 1
     )
     rng = np.random.default_rng(0)
 
-    def seconds() -> float:
+    def step() -> Cost:
         prompt = rng.integers(0, CONFIG.vocab_size, PROMPT).tolist()
         both = []
         for tokens in (1, NEW + 1):
             sampling = Sampling(max_tokens=tokens, temperature=0, ignore_eos=True)
             # The second finds its prompt in the prefix cache, but for the last page.
-            both.append(cost(lambda s=sampling: built.generate([prompt], s)).wall_s)
-        return (both[1] - both[0]) / NEW
+            both.append(cost(lambda s=sampling: built.generate([prompt], s)))
+        return Cost(*((long - short) / NEW for short, long in zip(*both, strict=True)))
 
-    return seconds
+    return step
 
 
-def contest(dtype: str, model: Any) -> None:
+def contest(dtype: str, model: Any, *, one_core: bool) -> None:
     """Prints a line for the engine and one for the bare step."""
     arrays = read_by_a_step(model)
     nbytes = sum(x.nbytes for x in arrays)
     read, steps = reader(arrays), bare(model)
     calls = {
         "engine": engine(model),
-        "bare": lambda: cost(steps).wall_s / NEW,
-        "read": lambda: cost(read).wall_s,
-        "again": lambda: cost(read).wall_s,
+        "bare": lambda: Cost(*(total / NEW for total in cost(steps))),
+        "read": lambda: cost(read),
+        "again": lambda: cost(read),
     }
     results = rounds(calls, repeats=REPEATS)
-    rates = {name: [nbytes / s for s in seconds] for name, seconds in results.items()}
+    clock = "cpu_s" if one_core else "wall_s"
+    rates = {name: [nbytes / getattr(c, clock) for c in costs] for name, costs in results.items()}
     for name in ("engine", "bare"):
         report(
-            f"0.5B one row, {dtype}, {name}",
-            metric="weight_bytes_per_s",
+            f"0.5B one row, {dtype}{', one core' * one_core}, {name}",
+            metric=f"weight_bytes_per_{clock}",
             unit="bytes/s",
             values=rates[name],
             peer="a jitted read of as many bytes",
@@ -142,9 +149,17 @@ def contest(dtype: str, model: Any) -> None:
 
 
 def main() -> None:
-    contest("float32", models.init(CONFIG, seed=0))
-    model = models.init(CONFIG, seed=0)
-    contest("int8", quant.apply(model, quant.plan(model, [(("**", "embed"), quant.Spec())])))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cores", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--dtype", choices=DTYPES, action="append")
+    options = parser.parse_args()
+    cores = sorted(os.sched_getaffinity(0))[: options.cores]
+    os.sched_setaffinity(0, cores)  # before JAX makes its threads
+    for dtype in options.dtype or DTYPES:
+        model: Any = models.init(CONFIG, seed=0)
+        if dtype == "int8":
+            model = quant.apply(model, quant.plan(model, [(("**", "embed"), quant.Spec())]))
+        contest(dtype, model, one_core=len(cores) == 1)
 
 
 if __name__ == "__main__":

@@ -297,10 +297,12 @@ class Steps:
             return
         self._step_s += time.monotonic() - begin
         host, at = time.thread_time(), 0
+        of_reads = results.prompt is not None or results.experts is not None
         for i, row in enumerate(started.plan.rows):
             request = self._requests.get(row.request_id)
             if request is not None:
-                request.read(results, start=row.start, rows=slice(at, at + row.count))
+                if of_reads:
+                    request.read(results, start=row.start, rows=slice(at, at + row.count))
                 if row.samples:
                     self._draw(request, results, i, version=started.version)
             at += row.count

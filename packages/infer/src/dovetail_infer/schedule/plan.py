@@ -71,7 +71,7 @@ class Limits:
                 )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(kw_only=True, slots=True)  # not frozen: that takes three times as long
 class Row:
     """The part of one request in a step.
 

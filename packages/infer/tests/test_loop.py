@@ -267,9 +267,10 @@ class TestWeights:
 
 
 @pytest.mark.capability("no compilation after warm-up")
-def test_random_requests_compile_nothing_after_warmup():
+@pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.slow)])
+def test_random_requests_compile_nothing_after_warmup(count):
     rng = np.random.default_rng(0)
-    ids = prompts(60, seed=1)
+    ids = prompts(count, seed=1)
     options = [
         Sampling(
             max_tokens=int(rng.integers(1, 12)),
@@ -284,8 +285,16 @@ def test_random_requests_compile_nothing_after_warmup():
     with engine() as running:
         programs = running.warmup()
         assert all(program.compiled for program in programs)
-        with jax.log_compiles(False):
-            running.generate(ids, options)
+        compiled = []
+
+        def listen(event, *_, **__):
+            if "backend_compile" in event:
+                compiled.append(event)
+
+        jax.monitoring.register_event_duration_secs_listener(listen)
+        running.generate(ids, options)
+        jax.monitoring.unregister_event_duration_listener(listen)
+        assert compiled == []
         assert running.stats().late_compiles == 0
 
 

@@ -9,6 +9,7 @@ start, or not at all with `enforce_eager`, which it says to start soonest with. 
 those of generation.py.
 """
 
+import argparse
 import functools
 import os
 import statistics
@@ -34,8 +35,11 @@ def seconds(who: str, name: str, directory: Path) -> tuple[float, float]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", choices=CONFIGS, action="append", help="all by default")
+    models = parser.parse_args().model or CONFIGS
     with tempfile.TemporaryDirectory() as folder:
-        for name in CONFIGS:
+        for name in models:
             directory = saved(name, Path(folder))
             whos = [who for who in WHO if Peer.installed(who)]
             calls = {who: functools.partial(seconds, who, name, directory) for who in whos}

@@ -281,13 +281,13 @@ class TestEnds:
 
 @pytest.mark.parameter("logit_bias", "repetition_penalty")
 def test_penalties_and_bias_of_a_request_stay_with_it(running):
-    """A slot that had a bias is given to a request without one."""
-    (free,) = running.generate([[7, 8]], GREEDY)
+    """All slots had a bias. Beside a request with options a plain one reads its slot's state."""
+    free = tokens(running.generate([[7, 8], [9]], GREEDY))
     option = dataclasses.replace(GREEDY, logit_bias={3: 50.0}, repetition_penalty=1.5)
-    (biased,) = running.generate([[7, 8]], option)
-    assert 3 in biased.tokens.tolist()
-    (again,) = running.generate([[7, 8]], GREEDY)
-    assert again.tokens.tolist() == free.tokens.tolist()
+    assert all(3 in ids for ids in tokens(running.generate([[7, 8]] * 4, option)))
+    beside = dataclasses.replace(GREEDY, logprobs=1)
+    again = running.generate([[7, 8], [9], [5], [6]], [GREEDY, GREEDY, beside, beside])
+    assert tokens(again)[:2] == free
 
 
 @pytest.mark.parameter("frequency_penalty", "presence_penalty")

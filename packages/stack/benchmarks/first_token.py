@@ -26,12 +26,12 @@ REPEATS = 3
 WHO = ("engine", "vllm", "vllm_eager", "transformers")
 
 
-def seconds(who: str, name: str, directory: Path) -> tuple[float, float]:
-    """Of the imports, and from the construction to the first token."""
+def seconds(who: str, name: str, directory: Path) -> tuple[float, float, str]:
+    """Of the imports, and from the construction to the first token. Then the version."""
     peer = Peer(who, directory, cores=os.sched_getaffinity(0))
     first = peer.ask(prompts(name, 1, 0), 1)["wall_s"]
     peer.close()
-    return peer.started["import_s"], peer.started["construct_s"] + first
+    return peer.started["import_s"], peer.started["construct_s"] + first, peer.version
 
 
 def main() -> None:
@@ -44,15 +44,15 @@ def main() -> None:
             whos = [who for who in WHO if Peer.installed(who)]
             calls = {who: functools.partial(seconds, who, name, directory) for who in whos}
             results = rounds(calls, repeats=REPEATS)
-            imports = {who: statistics.median(i for i, _ in results[who]) for who in whos}
+            imports = {who: statistics.median(i for i, *_ in results[who]) for who in whos}
             for peer in whos[1:]:
                 report(
                     f"{name} construct to first token, against {peer}",
                     metric="wall_s",
                     unit="s",
-                    values=[s for _, s in results["engine"]],
-                    peer=peer,
-                    peer_values=[s for _, s in results[peer]],
+                    values=[s for _, s, _ in results["engine"]],
+                    peer=f"{peer} {results[peer][0][2]}",
+                    peer_values=[s for _, s, _ in results[peer]],
                     import_s=imports["engine"],
                     peer_import_s=imports[peer],
                 )

@@ -279,6 +279,18 @@ class TestEnds:
                 assert "".join(piece.text for piece in stream) == found.text
 
 
+def test_stop_strings_count_from_min_tokens_on(texts):
+    option = Sampling(max_tokens=24, seed=5, ignore_eos=True)
+    (free,) = texts.generate(["ab"], option)
+    stop = free.text[2]
+    (found,) = texts.generate(["ab"], dataclasses.replace(option, stop=stop))
+    assert len(found.tokens) <= 9  # two characters, of at most four bytes, and the stop
+    option = dataclasses.replace(option, stop=stop, min_tokens=20)
+    (found,) = texts.generate(["ab"], option)
+    assert len(found.tokens) >= 20
+    assert found.text == free.text[: len(found.text)]
+
+
 @pytest.mark.parameter("logit_bias", "repetition_penalty")
 def test_penalties_and_bias_of_a_request_stay_with_it(running):
     """All slots had a bias. Beside a request with options a plain one reads its slot's state."""

@@ -37,6 +37,7 @@ class Failing:
     def dispatch(self, batch, **options):
         fails = self._when(batch)
         if fails and self._at == "dispatch":
+            self._executor._state = None  # a failed call has taken the donated cache
             raise RuntimeError("injected")
         handle = self._executor.dispatch(batch, **options)
         return _FailingHandle() if fails else handle

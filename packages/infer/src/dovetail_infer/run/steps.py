@@ -313,8 +313,9 @@ class Steps:
         if token < 0:
             self.finish(request, "error", error=NAN)
             return
+        if not self._scheduler.sampled(request.request_id, token):
+            return  # drawn from a cache that was lost: the request is computed again
         self._counters["drawn_tokens"] += 1
-        self._scheduler.sampled(request.request_id, token)
         try:
             reason = request.draw(results, row, version=version)
         except Exception as error:  # of the tokenizer or the sink, which are not ours

@@ -340,7 +340,7 @@ class TestBadInput:
         ],
     )
     @pytest.mark.parameter("tokenizer", "max_length", refuses=True)
-    def test_prompts(self, prompt, error, words, running):
+    def test_prompts(self, prompt, error, words, running, unchecked):
         steps = running.stats().steps
         with pytest.raises(error) as raised:
             running.generate([[1], prompt], GREEDY)

@@ -1,6 +1,7 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
 import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_np
 
 from dovetail_train import Metric, Precision, Trainer
-from dovetail_train.step import GroupLoss, check_loss, group_rows, terms_of
+from dovetail_train.step import BatchLoss, GroupLoss, check_loss, group_rows, terms_of
 
 ROWS, WIDTH = 16, 5
 
@@ -387,3 +388,41 @@ def test_the_rows_of_a_loss_are_a_positive_number(rows):
     loss.rows = rows
     with pytest.raises(ValueError, match=r"number of rows .*got loss.rows=.*; write loss.r"):
         Trainer(optax.sgd(1.0), loss)
+
+
+class _Half(NamedTuple):
+    """A term of another library, with a weight of its own."""
+
+    sum: Any
+    count: Any
+    default_weight = 0.5
+
+
+@pytest.mark.parametrize("accumulate", [1, 4])
+@pytest.mark.parametrize(("weights", "factor"), [({}, 0.5), ({"half": 2.0}, 2.0)])
+def test_a_term_may_have_a_weight_of_its_own(accumulate, weights, factor, pairs):
+    def loss(model, batch, *, key):
+        total, count = _preference(model, batch, key=key)
+        return {"half": _Half(total, count)}
+
+    kernel = np.asarray(_model().kernel[...])
+    expected = factor * _preference_gradient(kernel, pairs)
+    trainer = Trainer(optax.sgd(1.0), _paired(loss), accumulate=accumulate, weights=weights)
+    after, metrics = trainer.step(trainer.init(_model()), pairs)
+    close = {"rtol": 2e-5, "atol": 2e-6 * np.abs(expected).max()}  # 8 terms in another order
+    np.testing.assert_allclose(kernel[:, 0] - after.params["kernel"][:, 0], expected, **close)
+    scalars = metrics.read()
+    assert scalars["loss"] == pytest.approx(factor * scalars["loss/half"], rel=1e-6)
+
+
+def test_a_loss_over_the_whole_batch_refuses_microbatches(pairs):
+    loss = _paired(_preference)
+    loss.whole_batch = True
+    assert isinstance(loss, BatchLoss)
+    for each in (loss, functools.partial(loss)):
+        with pytest.raises(ValueError, match=r"compares all rows .*got accumulate=2; pass accum"):
+            Trainer(optax.sgd(1.0), each, accumulate=2)
+    trainer = Trainer(optax.sgd(1.0), loss)
+    assert np.isfinite(trainer.step(trainer.init(_model()), pairs)[1].read()["loss"])
+    loss.whole_batch = False
+    Trainer(optax.sgd(1.0), loss, accumulate=2)

@@ -15,8 +15,8 @@
 
 - Training: `Trainer`, `State`, `Metrics`, `Result`, `Precision`, `DrawnData`, `Program`
 - Several processes: `initialize_distributed`, `process_shard`, `watch_processes`
-- Losses: `Loss`, `GroupLoss`, `Term`, `Metric`, `lm_loss`; for your own: `over_chunks`,
-  `token_cross_entropy`, `CrossEntropy`
+- Losses: `Loss`, `GroupLoss`, `BatchLoss`, `Term`, `Metric`, `DefaultWeight`, `lm_loss`; for your
+  own: `over_chunks`, `token_cross_entropy`, `CrossEntropy`
 - Devices: `make_mesh`, `abstract_mesh`, `auto_mesh`, `fsdp_shardings`, `context_parallel`,
   `balanced_order`, `caches_cpu_programs`, `collectives`, `Collective`,
   `slice_ids`
@@ -66,7 +66,15 @@ from dovetail_train.report import ReportPage, Section, show_report, write_report
 from dovetail_train.sinks import Console, Jsonl, Sink
 from dovetail_train.slices import slice_ids
 from dovetail_train.state import State
-from dovetail_train.step import GroupLoss, Loss, Metric, Precision, Term
+from dovetail_train.step import (
+    BatchLoss,
+    DefaultWeight,
+    GroupLoss,
+    Loss,
+    Metric,
+    Precision,
+    Term,
+)
 from dovetail_train.store import OrbaxStore, PeekStore, Store
 from dovetail_train.tensorboard import TensorBoard
 from dovetail_train.trainer import Trainer
@@ -89,8 +97,10 @@ __all__ = [  # noqa: RUF022, by topic
     # Losses
     "Loss",
     "GroupLoss",
+    "BatchLoss",
     "Term",
     "Metric",
+    "DefaultWeight",
     "lm_loss",
     "over_chunks",
     "token_cross_entropy",

@@ -28,6 +28,16 @@ Batch = Mapping[str, Any]  # arrays [rows, ...]
 ONE = "loss"  # the name of the only term of a loss that returns no mapping
 
 
+@runtime_checkable
+class DefaultWeight(Protocol):
+    """A term with a weight of its own, which holds unless `weights` names the term.
+
+    Any named tuple (sum, count) with a class attribute `default_weight`, such as `Metric`.
+    """
+
+    default_weight: float
+
+
 class Metric(NamedTuple):
     """A term that is measured but not trained: its weight is 0 unless `weights` names it.
 
@@ -47,6 +57,7 @@ class Metric(NamedTuple):
 
     sum: Any
     count: Any
+    default_weight = 0.0
 
 
 @runtime_checkable
@@ -78,6 +89,33 @@ class GroupLoss(Loss, Protocol):
     """
 
     rows: int
+
+
+@runtime_checkable
+class BatchLoss(Loss, Protocol):
+    """A loss that compares all rows of a batch, such as one with in-batch negatives.
+
+    A batch is then never split into microbatches. A function becomes one by an attribute:
+    `loss.whole_batch = True`.
+    """
+
+    whole_batch: bool
+
+
+def check_accumulation(loss: Loss, *, accumulate: int) -> None:
+    """Raises ValueError if microbatches would split the batch of a `BatchLoss`.
+
+    Args:
+        loss: The loss, or a partial of it.
+        accumulate: Microbatches per step.
+    """
+    while isinstance(loss, functools.partial) and not isinstance(loss, BatchLoss):
+        loss = loss.func
+    if isinstance(loss, BatchLoss) and loss.whole_batch and accumulate > 1:
+        raise ValueError(
+            f"a loss with whole_batch=True compares all rows of a batch, so accumulate must be 1, "
+            f"got accumulate={accumulate}; pass accumulate=1, and save memory inside the loss"
+        )
 
 
 def group_rows(loss: Loss) -> int:
@@ -134,7 +172,8 @@ def terms_of(value: Any) -> dict[str, tuple[Array, Array]]:
     terms = {}
     for name, (total, count) in named.items():
         pair = jnp.asarray(total, jnp.float32), jnp.asarray(count, jnp.float32)
-        terms[name] = Metric(*pair) if isinstance(named[name], Metric) else pair
+        given = named[name]
+        terms[name] = type(given)(*pair) if isinstance(given, DefaultWeight) else pair
     return terms
 
 
@@ -232,7 +271,8 @@ def mean_loss(
         )
     total = jnp.zeros((), jnp.float32)
     for name, term in terms.items():
-        weight = weights.get(name, 0.0 if isinstance(term, Metric) else 1.0)
+        own = term.default_weight if isinstance(term, DefaultWeight) else 1.0
+        weight = weights.get(name, own)
         count = counts[name]
         if weight:  # 0·NaN would be NaN
             total += jnp.where(count > 0, weight / jnp.where(count > 0, count, 1.0), 0.0) * term[0]

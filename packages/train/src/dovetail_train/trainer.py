@@ -45,6 +45,7 @@ from dovetail_train.step import (
     Batch,
     Loss,
     Precision,
+    check_accumulation,
     check_loss,
     group_rows,
 )
@@ -137,6 +138,7 @@ class Trainer:
     ) -> None:
         check_loss(loss)
         check_options(accumulate=accumulate, ema=ema, max_skips=max_skips)
+        check_accumulation(loss, accumulate=accumulate)
         check_guard(guard)
         _checks.check_placement(mesh, precision)
         _checks.check_after_update(after_update)

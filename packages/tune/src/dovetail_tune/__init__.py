@@ -2,6 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Post-training losses for any JAX decoder, in the contract of a trainer.
 
+    >>> import jax.numpy as jnp
+    >>> from flax import nnx
+    >>> from dovetail_tune import Frozen, Twin, dpo, mean_loss
+    >>> from dovetail_tune.testing import TinyDecoder
+    >>> tokens = jnp.array([[1, 2, 3], [1, 2, 4]])  # rows 2i chosen, 2i + 1 rejected
+    >>> mask = jnp.array([[0, 1, 0], [0, 1, 0]])
+    >>> batch = {"tokens": tokens, "targets": jnp.roll(tokens, -1, 1), "mask": mask}
+    >>> twin = Twin(TinyDecoder(rngs=nnx.Rngs(0)), TinyDecoder(rngs=nnx.Rngs(0)))
+    >>> loss, terms = mean_loss(dpo(reference=Frozen()))(twin, batch)
+    >>> print(f"{loss:.4f}")  # log 2
+    0.6931
+
 - Log-probabilities: `token_logps`, `TokenLogps`
 - Preferences: `dpo`
 - References: `Field`, `Frozen`, `AdaptersOff`, `Twin`, `TRAINED`

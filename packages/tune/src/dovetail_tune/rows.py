@@ -27,7 +27,7 @@ class Pair(NamedTuple):
     rejected: Any
 
 
-def split_pairs(x: Array) -> Pair:
+def split_pairs(x: Array | np.ndarray) -> Pair:
     """Returns rows 2i and 2i + 1 of [2N, ...], each [N, ...]."""
     x = jnp.asarray(x)
     both = x.reshape(x.shape[0] // 2, 2, *x.shape[1:])

@@ -61,7 +61,14 @@ class Decoder(Protocol):
         positions: Any = ...,
         segment_ids: Any = ...,
     ) -> tuple[Any, ...]:
-        """Returns the features [B, S, D] first. Takes `attention` if the caller passes one."""
+        """Returns the features [B, S, D] first.
+
+        Args:
+            tokens: i32[B, S].
+            positions: i32[B, S]; as the batch has them.
+            segment_ids: i32[B, S]; as the batch has them. `attention` comes only if a caller of
+                `token_logps` passes one.
+        """
         ...
 
     def head(self, x: Float[Array, "*n D"]) -> Float[Array, "*n V"]:

@@ -15,7 +15,7 @@
     0.6931
 
 - Log-probabilities: `token_logps`, `TokenLogps`
-- Preferences: `dpo`
+- Preferences: `dpo`; without a reference: `orpo`, `simpo`, `cpo`
 - References: `Field`, `Frozen`, `AdaptersOff`, `Twin`, `TRAINED`
 - A loop of your own: `mean_loss`
 - Interfaces: `Loss`, `Term`, `Metric`, `Decoder`, `Logprobs`, `Scorer`
@@ -28,6 +28,7 @@ from importlib.metadata import version as _version
 from dovetail_tune import losses
 from dovetail_tune.logps import token_logps
 from dovetail_tune.objectives.preference import dpo
+from dovetail_tune.objectives.reference_free import cpo, orpo, simpo
 from dovetail_tune.reference import TRAINED, AdaptersOff, Field, Frozen, Twin
 from dovetail_tune.scalar import mean_loss
 from dovetail_tune.types import Decoder, Logprobs, Loss, Metric, Scorer, Term, TokenLogps
@@ -38,6 +39,9 @@ __all__ = [  # noqa: RUF022, by topic
     "TokenLogps",
     # Preferences
     "dpo",
+    "orpo",
+    "simpo",
+    "cpo",
     # References
     "Field",
     "Frozen",

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Formulas of arrays, without a model: each returns a loss per pair, row or token."""
 
+from dovetail_tune.losses.odds import odds_ratio
 from dovetail_tune.losses.pairwise import pairwise
+from dovetail_tune.losses.target_margin import target_margin
 
-__all__ = ["pairwise"]
+__all__ = ["odds_ratio", "pairwise", "target_margin"]

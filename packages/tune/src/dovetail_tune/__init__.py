@@ -18,6 +18,7 @@
 - Preferences: `dpo`; without a reference: `orpo`, `simpo`, `cpo`
 - References: `Field`, `Frozen`, `AdaptersOff`, `Twin`, `TRAINED`
 - A loop of your own: `mean_loss`
+- Batches to read: `explain`, `Explanation`
 - Interfaces: `Loss`, `Term`, `Metric`, `Decoder`, `Logprobs`, `Scorer`
 
 `dovetail_tune.losses` has the formulas, as functions of arrays.
@@ -26,6 +27,8 @@
 from importlib.metadata import version as _version
 
 from dovetail_tune import losses
+from dovetail_tune.explain import explain
+from dovetail_tune.explanation import Explanation
 from dovetail_tune.logps import token_logps
 from dovetail_tune.objectives.preference import dpo
 from dovetail_tune.objectives.reference_free import cpo, orpo, simpo
@@ -50,6 +53,9 @@ __all__ = [  # noqa: RUF022, by topic
     "TRAINED",
     # A loop of your own
     "mean_loss",
+    # Batches to read
+    "explain",
+    "Explanation",
     # Interfaces
     "Loss",
     "Term",

@@ -16,6 +16,9 @@
 
 - Log-probabilities: `token_logps`, `TokenLogps`
 - Preferences: `dpo`; without a reference: `orpo`, `simpo`, `cpo`
+- Preferences: `dpo`
+- Reward models: `RewardModel`, `reward_model`, `outcome_reward`, `process_reward`
+- Distillation: `gkd`, `TopK`
 - References: `Field`, `Frozen`, `AdaptersOff`, `Twin`, `TRAINED`
 - A loop of your own: `mean_loss`
 - Batches to read: `explain`, `Explanation`
@@ -30,11 +33,14 @@ from dovetail_tune import losses
 from dovetail_tune.explain import explain
 from dovetail_tune.explanation import Explanation
 from dovetail_tune.logps import token_logps
+from dovetail_tune.objectives.distillation import TopK, gkd
 from dovetail_tune.objectives.preference import dpo
 from dovetail_tune.objectives.reference_free import cpo, orpo, simpo
+from dovetail_tune.objectives.reward import outcome_reward, process_reward, reward_model
 from dovetail_tune.reference import TRAINED, AdaptersOff, Field, Frozen, Twin
 from dovetail_tune.scalar import mean_loss
 from dovetail_tune.types import Decoder, Logprobs, Loss, Metric, Scorer, Term, TokenLogps
+from dovetail_tune.values import RewardModel
 
 __all__ = [  # noqa: RUF022, by topic
     # Log-probabilities
@@ -45,6 +51,14 @@ __all__ = [  # noqa: RUF022, by topic
     "orpo",
     "simpo",
     "cpo",
+    # Reward models
+    "RewardModel",
+    "reward_model",
+    "outcome_reward",
+    "process_reward",
+    # Distillation
+    "gkd",
+    "TopK",
     # References
     "Field",
     "Frozen",

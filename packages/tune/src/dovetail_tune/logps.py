@@ -80,7 +80,7 @@ def token_logps(
 
     def scored(x: Array, targets: Array, mask: Array) -> TokenLogps:
         logits = model.head(jnp.where(mask[..., None], x, 0)).astype(jnp.float32) / temperature
-        return _of_logits(logits, targets, mask, entropy=entropy)
+        return of_logits(logits, targets, mask, entropy=entropy)
 
     return map_positions(scored, (x, targets, mask), chunk=chunk)
 
@@ -93,6 +93,21 @@ def features(
     Args:
         model: A decoder.
         batch: tokens, and optionally positions and segment_ids, i32[B, S].
+        attention: The model's attention. Default: its own.
+    """
+    return model.features(
+        jnp.asarray(batch["tokens"]), **decoder_options(model, batch, attention=attention)
+    )[0]
+
+
+def decoder_options(
+    model: Any, batch: Batch, *, attention: Callable[..., Any] | None = None
+) -> dict[str, Any]:
+    """Returns the options of `model.features` for a batch, after a check of both.
+
+    Args:
+        model: A decoder.
+        batch: Arrays by name.
         attention: The model's attention. Default: its own.
     """
     missing = {"tokens", "targets", "mask"} - set(batch)
@@ -109,12 +124,20 @@ def features(
     options = {name: batch[name] for name in ("positions", "segment_ids") if name in batch}
     if attention is not None:
         options["attention"] = attention
-    return model.features(jnp.asarray(batch["tokens"]), **options)[0]
+    return options
 
 
-def _of_logits(
+def of_logits(
     logits: Float[Array, "B s V"], targets: Int[Array, "B s"], mask: Array, *, entropy: bool
 ) -> TokenLogps:
+    """Returns log-probabilities and entropies from logits; 0 where `mask` is False.
+
+    Args:
+        logits: f32[B, s, V].
+        targets: i32[B, s]. One outside the vocabulary has NaN.
+        mask: bool[B, s].
+        entropy: Also compute the entropies.
+    """
     normalizer = jax.nn.logsumexp(logits, axis=-1)
     # take_along_axis counts negative indices from the end: move them past it, where it gives NaN.
     labels = jnp.where(targets < 0, logits.shape[-1], targets)

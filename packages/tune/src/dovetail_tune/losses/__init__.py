@@ -7,3 +7,13 @@ from dovetail_tune.losses.pairwise import pairwise
 from dovetail_tune.losses.target_margin import target_margin
 
 __all__ = ["odds_ratio", "pairwise", "target_margin"]
+from dovetail_tune.losses.divergence import divergence, divergence_topk
+from dovetail_tune.losses.reward import binary_cross_entropy, bradley_terry, centering
+__all__ = [
+    "binary_cross_entropy",
+    "bradley_terry",
+    "centering",
+    "divergence",
+    "divergence_topk",
+    "pairwise",
+]

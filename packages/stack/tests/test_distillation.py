@@ -10,16 +10,13 @@ from flax import nnx
 
 from dovetail_data import Pretrained
 from dovetail_models import init, llama, mixtral
-from dovetail_stack.recipes.distillation import (
-    STUDENT,
-    StudentTeacher,
-    distillation_loss,
-    distilling,
-)
+from dovetail_stack.recipes.distillation import distilling
 from dovetail_stack.recipes.families import config_for
 from dovetail_stack.recipes.fitting import fit
 from dovetail_stack.recipes.options import Distillation, Shape, Training
+from dovetail_stack.recipes.twin import DecoderTwin
 from dovetail_train import Trainer, lm_loss
+from dovetail_tune import TRAINED, gkd
 
 LENGTH = 24
 ROWS, TOKENS, VOCAB, T = 3, 13, 37, 1.7
@@ -31,7 +28,7 @@ def pair(randomised):
         config = llama(vocab_size=VOCAB, depth=2, tie=False, **sizes)
         return randomised(init(config, seed=seed), seed)
 
-    return StudentTeacher(
+    return DecoderTwin(
         model(1, embed=12, heads=2, kv_heads=1, mlp=20),
         model(2, embed=24, heads=4, kv_heads=2, mlp=28),
     )
@@ -60,7 +57,7 @@ def _logits(model, batch):
 
 def _by_hand(pair, batch):
     """(T²·Σ mask·KL, Σ mask·nll) in float64, from the models' logits."""
-    mine, guide = _logits(pair.student, batch), _logits(pair.teacher, batch)
+    mine, guide = _logits(pair.trained, batch), _logits(pair.frozen, batch)
     p, q = _log_softmax(guide / T), _log_softmax(mine / T)
     kl = (np.exp(p) * (p - q)).sum(-1)
     targets = np.where(batch["mask"] > 0, batch["targets"], 0)
@@ -72,7 +69,7 @@ def _by_hand(pair, batch):
 @pytest.mark.capability("distillation")
 @pytest.mark.parametrize("chunk", [1024, 15, 1])
 def test_both_terms_are_those_of_float64(pair, batch, chunk):
-    loss = distillation_loss(temperature=T, chunk=chunk)
+    loss = gkd(nll=True, temperature=T, chunk=chunk)
     terms = nnx.jit(lambda pair: loss(pair, batch, key=None))(pair)
     expected = dict(zip(("kl", "nll"), _by_hand(pair, batch), strict=True))
     for name, (total, count) in terms.items():
@@ -82,14 +79,14 @@ def test_both_terms_are_those_of_float64(pair, batch, chunk):
 
 
 def test_a_teacher_that_is_the_student_teaches_nothing(pair, batch):
-    twin = StudentTeacher(pair.student, nnx.clone(pair.student))
-    total, _ = distillation_loss(temperature=T)(twin, batch, key=None)["kl"]
+    twin = DecoderTwin(pair.trained, nnx.clone(pair.trained))
+    total, _ = gkd(nll=True, temperature=T)(twin, batch, key=None)["kl"]
     assert abs(float(total)) < 1e-5
 
 
 @pytest.mark.parametrize("chunk", [1024, 15])
 def test_the_gradient_of_the_head_is_its_closed_form(pair, batch, chunk):
-    alpha, loss = 0.3, distillation_loss(temperature=T, chunk=chunk)
+    alpha, loss = 0.3, gkd(nll=True, temperature=T, chunk=chunk)
 
     @nnx.jit
     def gradient(pair):
@@ -100,24 +97,24 @@ def test_the_gradient_of_the_head_is_its_closed_form(pair, batch, chunk):
         return nnx.grad(scalar, argnums=nnx.DiffState(0, nnx.Param))(pair)
 
     got = gradient(pair)
-    mine, guide = _logits(pair.student, batch), _logits(pair.teacher, batch)
+    mine, guide = _logits(pair.trained, batch), _logits(pair.frozen, batch)
     soft = np.exp(_log_softmax(mine / T)) - np.exp(_log_softmax(guide / T))
     hard = np.exp(_log_softmax(mine)) - np.eye(VOCAB)[np.minimum(batch["targets"], VOCAB - 1)]
     slope = batch["mask"][..., None] * (alpha * T * soft + (1 - alpha) * hard)
-    features, _ = pair.student.features(batch["tokens"], segment_ids=batch["segment_ids"])
+    features, _ = pair.trained.features(batch["tokens"], segment_ids=batch["segment_ids"])
     expected = np.einsum("bsd,bsv->dv", np.asarray(features, np.float64), slope)
     np.testing.assert_allclose(
-        got["student"]["lm_head"]["kernel"].get_value(), expected, rtol=1e-4, atol=1e-5
+        got["trained"]["lm_head"]["kernel"].get_value(), expected, rtol=1e-4, atol=1e-5
     )
-    assert all(not np.any(leaf) for leaf in jax.tree.leaves(got["teacher"]))
-    assert all(np.any(leaf) for leaf in jax.tree.leaves(got["student"]["layers"][0]))
+    assert all(not np.any(leaf) for leaf in jax.tree.leaves(got["frozen"]))
+    assert all(np.any(leaf) for leaf in jax.tree.leaves(got["trained"]["layers"][0]))
 
 
 def test_no_logits_of_all_positions_exist_at_once(pair, batch):
     graphdef, params = nnx.split(pair)
     program = {}
     for chunk in (1024, 15):
-        loss = distillation_loss(temperature=T, chunk=chunk)
+        loss = gkd(nll=True, temperature=T, chunk=chunk)
 
         def scalar(params, loss=loss):
             return loss(nnx.merge(graphdef, params), batch, key=None)["kl"][0]
@@ -134,14 +131,14 @@ def test_microbatches_of_ragged_masks_give_the_step_of_the_whole(pair, batch):
     for accumulate in (1, 3):
         trainer = Trainer(
             optax.sgd(0.1),
-            distillation_loss(temperature=T),
+            gkd(nll=True, temperature=T),
             weights={"kl": 0.3, "nll": 0.7},
-            trainable=STUDENT,
+            trainable=TRAINED,
             accumulate=accumulate,
         )
         state = trainer.init(pair)
-        assert set(state.params) == {"student"}
-        assert set(state.frozen) == {"teacher"}
+        assert set(state.params) == {"trained"}
+        assert set(state.frozen) == {"frozen"}
         found.append(trainer.step(state, doubled)[1].read())
     kl, nll = (2 * x / doubled["mask"].sum() for x in _by_hand(pair, batch))
     assert found[0]["loss"] == pytest.approx(0.3 * kl + 0.7 * nll, rel=2e-5)
@@ -151,22 +148,14 @@ def test_microbatches_of_ragged_masks_give_the_step_of_the_whole(pair, batch):
 def test_a_target_outside_the_vocabulary_that_counts_is_not_a_number(pair, batch):
     for wrong in (VOCAB, -1):
         targets = np.where(batch["mask"] > 0, wrong, 0)
-        terms = distillation_loss(temperature=T)(pair, {**batch, "targets": targets}, key=None)
+        terms = gkd(nll=True, temperature=T)(pair, {**batch, "targets": targets}, key=None)
         assert np.isnan(terms["nll"][0])
 
 
-def test_two_vocabularies_are_refused_with_both_sizes(pair):
+def test_two_vocabularies_are_refused_with_both_sizes(pair, batch):
     other = init(llama(vocab_size=41, embed=12, depth=1, heads=2, mlp=20), seed=0)
-    with pytest.raises(ValueError, match="same vocabulary, got 37 and 41 ids: make the student"):
-        StudentTeacher(pair.student, other)
-
-
-@pytest.mark.parametrize("options", [{"temperature": 0.0}, {"temperature": 1.0, "chunk": 0}])
-def test_a_loss_of_nothing_is_refused(options):
-    with pytest.raises(
-        ValueError, match=r"temperature must be above 0 .* got .* write for example"
-    ):
-        distillation_loss(**options)
+    with pytest.raises(ValueError, match="one vocabulary, got 37 and 41 ids; make the student"):
+        gkd(nll=True)(DecoderTwin(pair.trained, other), batch, key=None)
 
 
 @pytest.mark.parametrize("options", [{"alpha": 1.5}, {"temperature": -1.0}])
@@ -181,11 +170,11 @@ def test_the_experts_of_a_student_are_balanced_as_in_pretraining(pair, batch, ra
 
     @nnx.jit
     def losses(both):
-        plain = distillation_loss(temperature=T)(both, batch, key=None)
-        terms = distillation_loss(temperature=T, balance=True)(both, batch, key=None)
-        return plain, terms, lm_loss(balance=True)(both.student, batch, key=None)["balance"]
+        plain = gkd(nll=True, temperature=T)(both, batch, key=None)
+        terms = gkd(nll=True, temperature=T, balance=True)(both, batch, key=None)
+        return plain, terms, lm_loss(balance=True)(both.trained, batch, key=None)["balance"]
 
-    plain, terms, wanted = losses(StudentTeacher(student, pair.teacher))
+    plain, terms, wanted = losses(DecoderTwin(student, pair.frozen))
     total, sequences = terms.pop("balance")
     np.testing.assert_allclose([total, sequences], wanted, rtol=1e-6)
     assert sequences == 2 * 2 * ROWS  # layers, and texts in each row
@@ -207,6 +196,15 @@ def test_a_mixture_learns_from_a_teacher(source, rows, tmp_path):
     assert not result.interrupted
 
 
+def test_a_planner_can_recompute_the_students_layers_alone(pair, batch):
+    other = pair.configure(scan=True, remat=True)
+    assert other.trained.scan and other.trained.remat is not None
+    assert not other.frozen.scan and other.frozen.remat is None
+    assert other.trained.embed.embedding is pair.trained.embed.embedding
+    terms = [gkd()(twin, batch, key=None)["kl"][0] for twin in (pair, other)]
+    np.testing.assert_allclose(terms[1], terms[0], rtol=1e-5)
+
+
 def test_a_run_keeps_no_teacher(source, rows, leaves, tmp_path):
     shape = Shape(embed=12, depth=1, heads=2, kv_heads=1, mlp=20)
     student = config_for(shape, Pretrained(source), length=LENGTH)
@@ -215,6 +213,7 @@ def test_a_run_keeps_no_teacher(source, rows, leaves, tmp_path):
     recipe = distilling(student, source, wanted, training=training)
     model, result = fit(recipe, rows, tmp_path, steps=2)
     assert model.config == student
-    assert result.state.frozen["teacher"]["embed"]["embedding"].dtype == "bfloat16"
+    assert result.state.frozen["frozen"]["embed"]["embedding"].dtype == "bfloat16"
     saved = leaves(tmp_path / "checkpoints" / "2")
-    assert not [name for names in saved.values() for name in names if "teacher" in name]
+    names = [name for names in saved.values() for name in names]
+    assert [name for name in names if "frozen" in name] == ["frozen_digest"]

@@ -19,6 +19,7 @@
 - Preferences: `dpo`
 - Reward models: `RewardModel`, `reward_model`, `outcome_reward`, `process_reward`
 - Distillation: `gkd`, `TopK`
+- Embeddings: `info_nce`, `triplet`, `mean_pooled`, `Encode`
 - References: `Field`, `Frozen`, `AdaptersOff`, `Twin`, `TRAINED`
 - A loop of your own: `mean_loss`
 - Batches to read: `explain`, `Explanation`
@@ -34,6 +35,7 @@ from dovetail_tune.explain import explain
 from dovetail_tune.explanation import Explanation
 from dovetail_tune.logps import token_logps
 from dovetail_tune.objectives.distillation import TopK, gkd
+from dovetail_tune.objectives.embedding import Encode, info_nce, mean_pooled, triplet
 from dovetail_tune.objectives.preference import dpo
 from dovetail_tune.objectives.reference_free import cpo, orpo, simpo
 from dovetail_tune.objectives.reward import outcome_reward, process_reward, reward_model
@@ -59,6 +61,11 @@ __all__ = [  # noqa: RUF022, by topic
     # Distillation
     "gkd",
     "TopK",
+    # Embeddings
+    "info_nce",
+    "triplet",
+    "mean_pooled",
+    "Encode",
     # References
     "Field",
     "Frozen",

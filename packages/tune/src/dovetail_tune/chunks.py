@@ -24,6 +24,12 @@ _ROW_AXES = ("data", "fsdp", "expert")
 _POSITION_AXIS = "context"
 
 
+def row_shards() -> int:
+    """Returns the number of parts into which the ambient mesh splits rows."""
+    mesh = jax.sharding.get_abstract_mesh().shape
+    return math.prod(mesh.get(axis, 1) for axis in _ROW_AXES)
+
+
 def map_positions(function: Callable[..., Any], arrays: tuple[Array, ...], *, chunk: int) -> Any:
     """Returns `function(*arrays)`, computed for a chunk of positions at a time.
 
@@ -36,9 +42,8 @@ def map_positions(function: Callable[..., Any], arrays: tuple[Array, ...], *, ch
         chunk: Largest number of positions of a chunk, over the rows of one device.
     """
     rows, length = arrays[0].shape[:2]
-    mesh = dict(jax.sharding.get_abstract_mesh().shape)
-    shards = math.prod(mesh.get(axis, 1) for axis in _ROW_AXES)
-    each = max(1, chunk // math.ceil(rows / shards)) * mesh.get(_POSITION_AXIS, 1)
+    mesh = jax.sharding.get_abstract_mesh().shape
+    each = max(1, chunk // math.ceil(rows / row_shards())) * mesh.get(_POSITION_AXIS, 1)
     count = math.ceil(length / each)
     if count <= 1:
         return function(*arrays)

@@ -3,6 +3,7 @@
 """Formulas of arrays, without a model: each returns a loss per pair, row or token."""
 
 from dovetail_tune.losses.odds import odds_ratio
+from dovetail_tune.losses.contrastive import Hardest, hardest, info_nce, triplet
 from dovetail_tune.losses.pairwise import pairwise
 from dovetail_tune.losses.target_margin import target_margin
 
@@ -17,3 +18,4 @@ __all__ = [
     "divergence_topk",
     "pairwise",
 ]
+__all__ = ["Hardest", "hardest", "info_nce", "pairwise", "triplet"]

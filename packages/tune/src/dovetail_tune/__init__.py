@@ -16,7 +16,6 @@
 
 - Log-probabilities: `token_logps`, `TokenLogps`
 - Preferences: `dpo`; without a reference: `orpo`, `simpo`, `cpo`
-- Preferences: `dpo`
 - Reward models: `RewardModel`, `reward_model`, `outcome_reward`, `process_reward`
 - Distillation: `gkd`, `TopK`
 - Embeddings: `info_nce`, `triplet`, `mean_pooled`, `Encode`

@@ -3,7 +3,7 @@
 """Divergences of a student from a teacher over the vocabulary, for each token.
 
 The teacher is p, the student is q. Forward KL(p || q) covers all of p, reverse KL(q || p) seeks its
-modes, and the generalised Jensen-Shannon divergence lies between (2306.13649, section 2).
+modes, and the generalized Jensen-Shannon divergence lies between (2306.13649, section 2).
 
 A stored teacher has its k most probable ids alone. All others are then one event, the rest. By the
 data-processing inequality the divergence of these k + 1 events is at most that of all ids.
@@ -59,7 +59,7 @@ def divergence(
         >>> import jax.numpy as jnp
         >>> from dovetail_tune import losses
         >>> logits = jnp.array([[0.0, 0.0, 9.0]])
-        >>> losses.divergence(logits, logits, kind="jsd").tolist()
+        >>> losses.divergence(logits, logits, kind="reverse").tolist()
         [0.0]
     """
     check_divergence(kind=kind, beta=beta)

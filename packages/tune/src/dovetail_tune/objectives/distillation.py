@@ -6,7 +6,7 @@ The teacher is a frozen twin, or its most probable ids as fields of the batch, w
 pass, no memory for its weights, and a pass over the data beforehand. The logits of both exist for
 one chunk of positions at a time, and the backward pass computes them again.
 
-Generalised knowledge distillation (2306.13649) trains on the student's own answers as well. Those
+Generalized knowledge distillation (2306.13649) trains on the student's own answers as well. Those
 are rows like others here: any sampler makes them.
 """
 
@@ -65,7 +65,7 @@ def gkd(
     attention: Callable[..., Any] | None = None,
     chunk: int = CHUNK,
 ) -> Loss:
-    """Returns the loss of (generalised) knowledge distillation, in nats.
+    """Returns the loss of (generalized) knowledge distillation, in nats.
 
     Terms: "kl" is T² times the divergence of the student from the teacher, with the logits of both
     over T, for each target with weight `mask` (1503.02531, section 2; 2306.13649, equations 1 and
@@ -102,7 +102,7 @@ def gkd(
         >>> twin = Twin(TinyDecoder(rngs=nnx.Rngs(0)), TinyDecoder(rngs=nnx.Rngs(0)))
         >>> ids = jnp.array([[1, 2, 3]])
         >>> batch = {"tokens": ids, "targets": ids + 1, "mask": jnp.ones((1, 3))}
-        >>> [float(x) for x in gkd(kind="jsd", temperature=2.0)(twin, batch, key=None)["kl"]]
+        >>> [float(x) for x in gkd(kind="reverse", temperature=2.0)(twin, batch, key=None)["kl"]]
         [0.0, 3.0]
     """
     check_divergence(kind=kind, beta=beta)

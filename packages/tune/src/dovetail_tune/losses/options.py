@@ -47,7 +47,7 @@ def check_options(
     )
 
 
-def check_number(holds: bool, rule: str, *, instead: float, **value: float) -> None:
+def check_number(holds: bool, rule: str, *, instead: float | int, **value: float | int) -> None:
     """Raises ValueError unless `holds` and the number is finite.
 
     Args:

@@ -201,6 +201,7 @@ def test_a_planner_can_recompute_the_students_layers_alone(pair, batch):
     assert other.trained.scan
     assert other.trained.remat is not None
     assert not other.frozen.scan
+    assert (other.trained.scan, other.frozen.scan) == (True, False)
     assert other.frozen.remat is None
     assert other.trained.embed.embedding is pair.trained.embed.embedding
     terms = [gkd()(twin, batch, key=None)["kl"][0] for twin in (pair, other)]

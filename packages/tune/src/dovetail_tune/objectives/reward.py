@@ -274,7 +274,7 @@ def _steps(batch: Batch, name: str) -> Bool[Array, "B S"]:
 def _labels(
     batch: Batch, name: str, where: Bool[Array, "*n"], *, bounds: tuple[float, float] | None
 ) -> Float[Array, "*n"]:
-    """Returns the labels; NaN where one that counts is out of bounds."""
+    """Returns the labels that count, NaN where one is out of bounds, and 0 for the others."""
     labels = _field(batch, name, where.shape)
     least, most = (-jnp.inf, jnp.inf) if bounds is None else bounds
     good = jnp.isfinite(labels) & (labels >= least) & (labels <= most) | ~where
@@ -286,7 +286,8 @@ def _labels(
             f"labels must be {kind}, got {name}={float(labels[place]):g} in {at}; scale them, or "
             "mask it out"
         )
-    return jnp.where(good, labels, jnp.nan)
+    # Not NaN where nothing counts: it would reach the gradient of the score there.
+    return jnp.where(where, jnp.where(good, labels, jnp.nan), 0.0)
 
 
 def _field(batch: Batch, name: str, shape: tuple[int, ...]) -> Array:

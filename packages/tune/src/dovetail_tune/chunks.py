@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
 # The axes of a mesh that split rows, and the one that splits positions, as dovetail_train has them.
@@ -86,7 +87,7 @@ def map_rows(function: Callable[[Any], Any], batch: Any, *, chunks: int, group: 
     if chunks == 1:
         return function(batch)
 
-    def strided(x: Array) -> Array:
+    def strided(x: Array | np.ndarray) -> Array:
         x = jnp.asarray(x).reshape(rows // (group * chunks), chunks, group, *x.shape[1:])
         return jnp.moveaxis(x, 1, 0).reshape(chunks, rows // chunks, *x.shape[3:])
 

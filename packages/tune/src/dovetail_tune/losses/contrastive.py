@@ -142,6 +142,7 @@ def hardest(
         distance: Distance that the triplets are for; see `triplet`.
         where: False for rows to leave out. Default: all take part.
     """
+    check_distance(distance)
     x = jax.lax.stop_gradient(jnp.asarray(vectors, jnp.float32))
     classes = jnp.asarray(classes)
     squares = (x**2).sum(axis=1)

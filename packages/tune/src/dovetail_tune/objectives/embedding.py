@@ -106,6 +106,7 @@ def info_nce(
         total = _rows(batch, group=rows, least=2 if rows == 2 else 1)
         used = _used(batch, total).reshape(-1, rows)
         vectors = _encoded(encode, model, batch, chunks=chunks, group=rows)
+        vectors = jnp.where(used.reshape(-1, 1), vectors, 0.0)
         vectors = vectors.reshape(-1, rows, vectors.shape[1])
         queries, keys = vectors[:, 0], _by_slot(vectors[:, 1:])
         ignore = _joined(batch, rows) | ~used[:, :1] | ~_by_slot(used[:, 1:])[None]
@@ -171,6 +172,7 @@ def triplet(
         used = _used(batch, _rows(batch, group=rows, least=1))
         ids = _ids(batch, rows=1) if rows == 1 else None
         vectors = _encoded(encode, model, batch, chunks=chunks, group=rows)
+        vectors = jnp.where(used[:, None], vectors, 0.0)
         if ids is None:
             anchor, positive, negative = (vectors[i::_TRIPLET] for i in range(_TRIPLET))
             counts = used.reshape(-1, _TRIPLET).all(axis=1)
@@ -280,8 +282,8 @@ def _encoded(
     if chunks > 1 and groups % chunks == 0 and groups // chunks % shards:
         raise ValueError(
             f"the groups of a chunk must divide among the {shards} devices that split the rows, "
-            f"got {groups} groups in chunks={chunks}; pass a divisor of {groups // shards} as "
-            "chunks, or more rows"
+            f"got {groups} groups in chunks={chunks}; pass a divisor of "
+            f"{max(1, groups // shards)} as chunks, or more rows"
         )
     return map_rows(vectors, dict(batch), chunks=chunks, group=group)
 

@@ -198,10 +198,8 @@ def test_a_mixture_learns_from_a_teacher(source, rows, tmp_path):
 
 def test_a_planner_can_recompute_the_students_layers_alone(pair, batch):
     other = pair.configure(scan=True, remat=True)
-    assert other.trained.scan
-    assert other.trained.remat is not None
-    assert not other.frozen.scan
     assert (other.trained.scan, other.frozen.scan) == (True, False)
+    assert other.trained.remat is not None
     assert other.frozen.remat is None
     assert other.trained.embed.embedding is pair.trained.embed.embedding
     terms = [gkd()(twin, batch, key=None)["kl"][0] for twin in (pair, other)]

@@ -15,11 +15,12 @@
     0.6931
 
 - Log-probabilities: `token_logps`, `TokenLogps`
-- Preferences: `dpo`; without a reference: `orpo`, `simpo`, `cpo`
+- Preferences: `dpo`, `kto`; without a reference: `orpo`, `simpo`, `cpo`
 - Reward models: `RewardModel`, `reward_model`, `outcome_reward`, `process_reward`
 - Distillation: `gkd`, `TopK`
 - Embeddings: `info_nce`, `triplet`, `mean_pooled`, `Encode`
 - References: `Field`, `Frozen`, `AdaptersOff`, `Twin`, `TRAINED`
+- Fields computed once: `with_reference`, `with_teacher`, `with_mismatched`, `check_pairs`
 - A loop of your own: `mean_loss`
 - Batches to read: `explain`, `Explanation`
 - Interfaces: `Loss`, `Term`, `Metric`, `Decoder`, `Logprobs`, `Scorer`
@@ -32,12 +33,18 @@ from importlib.metadata import version as _version
 from dovetail_tune import losses
 from dovetail_tune.explain import explain
 from dovetail_tune.explanation import Explanation
+from dovetail_tune.fields.checks import check_pairs
+from dovetail_tune.fields.iterator import FieldIterator
+from dovetail_tune.fields.mismatched import with_mismatched
+from dovetail_tune.fields.reference import with_reference
+from dovetail_tune.fields.teacher import with_teacher
 from dovetail_tune.logps import token_logps
 from dovetail_tune.objectives.distillation import TopK, gkd
 from dovetail_tune.objectives.embedding import Encode, info_nce, mean_pooled, triplet
 from dovetail_tune.objectives.preference import dpo
 from dovetail_tune.objectives.reference_free import cpo, orpo, simpo
 from dovetail_tune.objectives.reward import outcome_reward, process_reward, reward_model
+from dovetail_tune.objectives.unpaired import kto
 from dovetail_tune.reference import TRAINED, AdaptersOff, Field, Frozen, Twin
 from dovetail_tune.scalar import mean_loss
 from dovetail_tune.types import Decoder, Logprobs, Loss, Metric, Scorer, Term, TokenLogps
@@ -49,6 +56,7 @@ __all__ = [  # noqa: RUF022, by topic
     "TokenLogps",
     # Preferences
     "dpo",
+    "kto",
     "orpo",
     "simpo",
     "cpo",
@@ -71,6 +79,12 @@ __all__ = [  # noqa: RUF022, by topic
     "AdaptersOff",
     "Twin",
     "TRAINED",
+    # Fields computed once
+    "with_reference",
+    "with_teacher",
+    "with_mismatched",
+    "check_pairs",
+    "FieldIterator",
     # A loop of your own
     "mean_loss",
     # Batches to read

@@ -8,6 +8,7 @@ from dovetail_tune.losses.odds import odds_ratio
 from dovetail_tune.losses.pairwise import pairwise
 from dovetail_tune.losses.reward import binary_cross_entropy, bradley_terry, centering
 from dovetail_tune.losses.target_margin import target_margin
+from dovetail_tune.losses.unpaired import unpaired
 
 __all__ = [
     "Hardest",
@@ -22,4 +23,5 @@ __all__ = [
     "pairwise",
     "target_margin",
     "triplet",
+    "unpaired",
 ]

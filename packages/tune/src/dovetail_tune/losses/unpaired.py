@@ -56,7 +56,8 @@ def unpaired(
     point = jax.lax.stop_gradient(jnp.asarray(kl, logps.dtype)) if kind == "kto" else 0.0
     scaled = beta * (logps - ref_logps - point)
     weights = jnp.where(desirable, desirable_weight, undesirable_weight).astype(logps.dtype)
-    return weights * jax.nn.sigmoid(jnp.where(desirable, -scaled, scaled))
+    # exp(log sigmoid) where sigmoid would round to 1 and its gradient to 0.
+    return weights * jnp.exp(jax.nn.log_sigmoid(jnp.where(desirable, -scaled, scaled)))
 
 
 def check_unpaired(

@@ -80,7 +80,7 @@ def kto(
     )
     check_unpaired(**formula.keywords)
 
-    def ratios(model: Any, batch: Batch) -> tuple[Array, Array]:
+    def scores(model: Any, batch: Batch) -> tuple[Array, Array]:
         ref = reference_logps(model, batch, reference, scorer=scorer)
         logps = row_sums(scorer(policy_of(model, reference), batch).logprob)
         return logps, ref if ref.ndim == 1 else row_sums(ref)
@@ -88,19 +88,21 @@ def kto(
     def loss(model: Any, batch: Any, *, key: Any) -> dict[str, Term]:
         del key  # nothing here is random
         desirable, valid = _labels(batch)
-        scores = map_rows(lambda rows: ratios(model, rows), dict(batch), chunks=chunks)
+        logps, ref = map_rows(lambda rows: scores(model, rows), dict(batch), chunks=chunks)
         point, metrics = jnp.zeros(()), {}
         counts = _counted(batch)
         if kind == "kto":
             other = _mismatched(batch)
-            drift = map_rows(lambda rows: no_gradient(ratios(model, rows)), other, chunks=chunks)
+            own, base = map_rows(
+                lambda rows: no_gradient(scores(model, rows)), other, chunks=chunks
+            )
             where = _counted(other)
-            total, rows = mean_over(drift[0] - drift[1], where)
+            total, rows = mean_over(own - base, where)
             point = jnp.maximum(total / jnp.maximum(rows, 1.0), 0.0)
             share = mean_over(where.astype(jnp.float32), counts)
             metrics = {"kl": Metric(point, jnp.ones(())), "kl_rows": Metric(*share)}
-        losses = jnp.where(valid, formula(*scores, desirable, kl=point), jnp.nan)
-        metrics = metrics | _rewards(beta * no_gradient(scores[0] - scores[1]), desirable, counts)
+        losses = jnp.where(valid, formula(logps, ref, desirable, kl=point), jnp.nan)
+        metrics = metrics | _rewards(beta * no_gradient(logps - ref), desirable, counts)
         return {kind: mean_over(losses, counts), **metrics}
 
     loss.whole_batch = kind == "kto"  # pyright: ignore[reportFunctionMemberAccess] - a BatchLoss

@@ -12,12 +12,10 @@ from jaxtyping import Bool, Int
 
 from dovetail_tune._shown import Pieces, Tokenizer, ids_of, runs_of
 from dovetail_tune.explanation import Explanation, Faults, Pairs
+from dovetail_tune.rows import BOUNDARY_IDS
 from dovetail_tune.types import Batch
 
 _PER_SLOT = ("tokens", "targets", "mask", "segment_ids", "positions")
-# Ids in which the prompts of a pair may differ: one token may hold the end of the prompt and the
-# beginning of the answer.
-_BOUNDARY_IDS = 4
 
 
 def explain(batch: Batch, *, tokenizer: Tokenizer | None = None, rows: int = 10) -> Explanation:
@@ -192,4 +190,4 @@ def _same_prompt(chosen: _Whole, rejected: _Whole) -> bool:
     prompts = [ids[: counts.index(True)] for ids, counts in (chosen, rejected)]
     pairs = enumerate(zip(chosen[0], rejected[0], strict=False))
     shared = next((k for k, (a, b) in pairs if a != b), min(len(chosen[0]), len(rejected[0])))
-    return shared >= min(map(len, prompts)) - _BOUNDARY_IDS
+    return shared >= min(map(len, prompts)) - BOUNDARY_IDS

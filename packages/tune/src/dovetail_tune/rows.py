@@ -14,6 +14,11 @@ from jaxtyping import Array, Bool, Float
 
 from dovetail_tune.types import Batch
 
+#: Last ids of a prompt that may differ between both rows of a pair. An id with characters of the
+#: prompt and of the answer belongs to neither, and it differs between two answers. A character may
+#: be as many ids as it has bytes of UTF-8, at most 4.
+BOUNDARY_IDS = 4
+
 
 class Pair(NamedTuple):
     """Values of chosen and rejected rows.

@@ -9,13 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from dovetail_tune.rows import BOUNDARY_IDS
 from dovetail_tune.types import Batch
 
 _KINDS = {"tokens": "iu", "targets": "iu", "mask": "biuf", "positions": "iu", "segment_ids": "iu"}
 _REQUIRED = ("tokens", "targets", "mask")
-# An id with characters of the prompt and of the answer belongs to neither mask, and it differs
-# between two answers. A character may be as many ids as it has bytes of UTF-8, at most 4.
-_BOUNDARY_IDS = 4
 
 
 def check_pairs(batch: Batch) -> int:
@@ -111,7 +109,7 @@ def _check_pairs(batch: Batch) -> None:
     shorter = np.minimum(prompts[::2], prompts[1::2])  # 0 where a row has no answer
     differs = tokens[::2] != tokens[1::2]
     shared = np.where(differs.any(axis=1), differs.argmax(axis=1), tokens.shape[1])
-    if (other := np.flatnonzero(shared < shorter - _BOUNDARY_IDS)).size:
+    if (other := np.flatnonzero(shared < shorter - BOUNDARY_IDS)).size:
         i = int(other[0])
         raise ValueError(
             f"rows 2i and 2i + 1 must have one prompt, got rows {2 * i} and {2 * i + 1} with "

@@ -46,7 +46,7 @@ TORCH = (
 APART = {"first_token", "generation", "maxtext_first_step", "maxtext_step", "native"}
 
 # Hundreds of trials, up to an hour or more: `python packages/NAME/benchmarks/SCRIPT.py`, by hand.
-CAMPAIGNS = {"faults", "lost_processes", "misplaced", "survival", "trials"}
+CAMPAIGNS = {"faults", "lost_processes", "misplaced", "reference_kills", "survival", "trials"}
 
 
 # Every module that a user may import; those with an underscore and programs are not.

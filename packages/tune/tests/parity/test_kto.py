@@ -104,7 +104,7 @@ def _theirs(kind: str, tables: list[np.ndarray], *, swapped: bool) -> tuple[floa
     loss = trainer.KTOTrainer._compute_loss(stub, policy, inputs, return_outputs=False)
     loss.backward()
     metrics = {name: values[-1] for name, values in stub._metrics["train"].items()}
-    return float(loss), policy.table.grad.numpy(), metrics
+    return float(loss.detach()), policy.table.grad.numpy(), metrics
 
 
 @pytest.mark.parametrize("swapped", [False, True])  # z0 above 0, and clamped to 0

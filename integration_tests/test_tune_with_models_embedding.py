@@ -20,18 +20,23 @@ from dovetail_tune import info_nce, mean_pooled
 
 PROGRAM = Path(__file__).parent / "programs" / "embedding.py"
 ROWS, WIDTH = 48, 16  # of the program
-MESHES = {
-    "bert": ["one@4", "data=8@2", "data=2,fsdp=4@2"],
-    "llama": ["one@16", "data=8"],
-    "vit": ["one@2", "data=8@2"],
-}
+# A model costs some ten CPU seconds, which no cache saves.
+slow = pytest.mark.slow
 
 
 @pytest.mark.capability("contrastive training of encoders and decoders")
-@pytest.mark.parametrize("kind", MESHES)
-def test_steps_do_not_depend_on_chunks_and_devices(kind):
+@pytest.mark.parametrize(
+    ("kind", "meshes"),
+    [
+        ("bert", ["one@4", "data=8@2"]),
+        pytest.param("bert", ["data=8", "data=2,fsdp=4@2"], marks=slow),
+        pytest.param("llama", ["one@16", "data=8"], marks=slow),
+        pytest.param("vit", ["one@2", "data=8@2"], marks=slow),
+    ],
+)
+def test_steps_do_not_depend_on_chunks_and_devices(kind, meshes):
     done = subprocess.run(
-        [sys.executable, str(PROGRAM), kind, "one", *MESHES[kind]],
+        [sys.executable, str(PROGRAM), kind, "one", *meshes],
         env=forced_devices.environment(8, cached=True),
         capture_output=True,
         text=True,
@@ -42,13 +47,13 @@ def test_steps_do_not_depend_on_chunks_and_devices(kind):
     one = results["one"]["steps"]
     assert one[-1]["loss"] < one[0]["loss"] - 0.1
     assert one[-1]["loss/negatives"] == 2 * 16 - 1
-    for mesh in MESHES[kind]:
+    for mesh in meshes:
         for step, want in zip(results[mesh]["steps"], one, strict=True):
             for name in ("loss", "loss/similarity_positive", "loss/similarity_negative"):
                 # float32 sums in another order over a temperature of 0.05; steps of Adam at 1e-2
                 # keep the difference at that size.
                 assert step[name] == pytest.approx(want[name], rel=2e-4, abs=2e-5), (mesh, name)
-    traffic = next(results[mesh]["traffic"] for mesh in MESHES[kind] if mesh.startswith("data=8"))
+    traffic = next(results[mesh]["traffic"] for mesh in meshes if mesh.startswith("data=8"))
     assert {name for name, _ in traffic} == {"all-gather", "all-reduce"}
     gathered = max(size for name, size in traffic if name == "all-gather")
     assert gathered == 4 * (ROWS * 2 // 3) * WIDTH

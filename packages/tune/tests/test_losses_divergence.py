@@ -148,7 +148,7 @@ class TestTopK:
             losses.divergence_topk(
                 jnp.asarray(student), jnp.asarray(order[..., :k]), jnp.asarray(logps[..., :k])
             )
-            for k in range(1, VOCAB + 1)
+            for k in (1, 4, VOCAB)
         ]
         for fewer, more in itertools.pairwise(values):
             assert (np.asarray(fewer) <= np.asarray(more) + 1e-5).all()

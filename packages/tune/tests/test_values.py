@@ -30,6 +30,11 @@ def batch():
     return joined
 
 
+@nnx.jit
+def _read(model, batch):
+    return model.after_targets(batch), model.scores(batch)
+
+
 def _alone(model, batch, row):
     """The values after each target of a row: of its ids, without padding, as a row of their own."""
     n = int(batch["segment_ids"][row].sum())
@@ -40,7 +45,7 @@ def _alone(model, batch, row):
 
 
 def test_values_and_scores_are_those_of_each_text_alone(model, batch):
-    values, scores = model.after_targets(batch), model.scores(batch)
+    values, scores = _read(model, batch)
     assert values.dtype == scores.dtype == jnp.float32
     for row in range(6):
         expected = _alone(model, batch, row)
@@ -71,7 +76,7 @@ def test_without_segment_ids_a_text_fills_its_row(model, batch):
 
 
 def test_both_parts_are_trained(model, batch):
-    gradients = nnx.grad(lambda model: model.scores(batch).sum())(model)
+    gradients = nnx.jit(nnx.grad(lambda model: model.scores(batch).sum()))(model)
     for part in ("decoder", "head"):
         assert all(np.isfinite(x).all() for x in jax.tree.leaves(gradients[part]))
         assert any(np.any(x) for x in jax.tree.leaves(gradients[part]))
@@ -96,7 +101,7 @@ def test_an_empty_row_scores_nothing_and_has_no_gradient(model, batch):
     batch = {name: x.copy() for name, x in batch.items()}
     batch["segment_ids"][2] = 0
     assert model.scores(batch)[2] == 0
-    gradients = nnx.grad(lambda model: model.scores(batch)[2])(model)
+    gradients = nnx.jit(nnx.grad(lambda model: model.scores(batch)[2]))(model)
     assert not any(np.any(x) for x in jax.tree.leaves(gradients))
 
 
@@ -112,9 +117,7 @@ class TestPackedRows:
         message = rf"one text from its first slot on.*, got segment_ids={named} in row 4; make rows"
         with pytest.raises(ValueError, match=message):
             model.scores(batch)
-        values, scores = nnx.jit(
-            lambda model, batch: (model.after_targets(batch), model.scores(batch))
-        )(model, batch)
+        values, scores = _read(model, batch)
         assert np.flatnonzero(np.isnan(scores)).tolist() == [4]
         assert np.flatnonzero(np.isnan(values).any(1)).tolist() == [4]
 

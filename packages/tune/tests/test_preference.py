@@ -221,6 +221,17 @@ def test_chunks_change_neither_terms_nor_gradients(model, terms, gradients, chun
             np.testing.assert_allclose(own, whole, rtol=2e-4, atol=2e-6)
 
 
+def test_chunks_are_scored_apart(model):
+    rows = set()
+
+    def score(model, batch):
+        rows.add(batch["tokens"].shape[0])
+        return token_logps(model, batch)
+
+    dpo(scorer=score, chunks=2)(model, _batch(), key=None)
+    assert rows == {PAIRS}
+
+
 class TestReferences:
     def test_sums_of_rows_equal_tokens(self, model, terms):
         values = dpo(**CASES[0])(model, _sums(_batch()), key=None)

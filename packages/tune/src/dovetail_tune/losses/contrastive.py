@@ -141,6 +141,12 @@ def hardest(
         classes: Class of each row. Rows of one class are positives of each other.
         distance: Distance that the triplets are for; see `triplet`.
         where: False for rows to leave out. Default: all take part.
+
+    Returns:
+        Indices of rows, i32[N]. They say nothing where `exists` is False.
+
+    Raises:
+        ValueError: The distance is unknown.
     """
     check_distance(distance)
     x = jax.lax.stop_gradient(jnp.asarray(vectors, jnp.float32))

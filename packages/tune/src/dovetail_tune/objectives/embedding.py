@@ -157,6 +157,15 @@ def triplet(
             `group_ids` with rows=1, groups that the chunks do not divide, or a field of another
             shape.
         TypeError: `encode` is no function. When called: it returns no vectors.
+
+    Example:
+
+        >>> import jax.numpy as jnp
+        >>> from dovetail_tune import mean_loss, triplet
+        >>> loss = mean_loss(triplet(encode=lambda w, batch: batch["x"] * w, margin=0.5))
+        >>> batch = {"x": jnp.array([[0.0], [1.0], [1.25]])}
+        >>> float(loss(jnp.ones(()), batch)[0])
+        0.25
     """
     check_margin(margin)
     check_distance(distance)

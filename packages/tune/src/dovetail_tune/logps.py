@@ -95,9 +95,8 @@ def features(
         batch: tokens, and optionally positions and segment_ids, i32[B, S].
         attention: The model's attention. Default: its own.
     """
-    return model.features(
-        jnp.asarray(batch["tokens"]), **decoder_options(model, batch, attention=attention)
-    )[0]
+    options = decoder_options(model, batch, attention=attention)
+    return model.features(jnp.asarray(batch["tokens"]), **options)[0]
 
 
 def decoder_options(

@@ -17,7 +17,7 @@ BATCH = {"tokens": np.zeros((2, 5), np.int32), "mask": MASK, "ref_logps": REF}
 
 def _score(shift, batch, *, temperature=1.0):
     """Numbers by hand, as a decoder's: 0 where the mask is 0."""
-    cooler = 0.5 if temperature == 0.5 else 0.0
+    cooler = 0.5 + shift if temperature == 0.5 else 0.0
     return TokenLogps(jnp.where(batch["mask"] > 0, LOGPS + shift + cooler, 0.0), None)
 
 

@@ -100,8 +100,11 @@ def test_a_combination_that_just_fits():
 def test_rows_without_an_answer_are_left_out():
     batch = rows_of(rows=4, length=LENGTH, seed=2)
     batch["mask"][1] = 0
+    # Short enough for any prompt.
+    batch["segment_ids"][1, 2:] = 0
     fields = next(with_mismatched([batch]))
-    assert not fields["kl_mask"][[1, 2]].any()
+    for name in ("tokens", "targets", "mask", "segment_ids", "positions"):
+        assert not fields[f"kl_{name}"][[1, 2]].any()
 
 
 @pytest.mark.parametrize(("rows", "message"), [(1, r"got 1 rows; pass"), (0, r"got 0 rows; pass")])

@@ -10,7 +10,7 @@ import pytest
 from batches import VOCAB, rows_of
 from flax import nnx
 
-from dovetail_tune import TRAINED, Frozen, TopK, Twin, gkd
+from dovetail_tune import TRAINED, Frozen, TopK, Twin, gkd, with_teacher
 from dovetail_tune.testing import TinyDecoder
 
 ROWS, LENGTH, T, K = 4, 13, 1.7, 5
@@ -191,18 +191,15 @@ class TestTopK:
         for kind in STORED:
             np.testing.assert_allclose(terms[kind]["kl"][1], mask.sum())
 
-    def test_all_ids_are_the_twin(self, twin, batch, logits):
-        log_p = oracle.log_softmax(logits[1]).astype(np.float32)
-        ids = np.broadcast_to(np.arange(VOCAB, dtype=np.int32), log_p.shape)
-        ids = np.random.default_rng(0).permuted(ids, axis=-1)
-        fields = {"t_ids": ids, "t_logps": np.take_along_axis(log_p, ids, axis=-1)}
+    def test_all_ids_are_the_twin(self, twin, batch):
+        everything = next(with_teacher([batch], twin.frozen, k=VOCAB))
 
         @nnx.jit
         def both(twin, batch):
-            own = gkd(teacher=TopK("t"))(twin.trained, batch, key=None)
+            own = gkd(teacher=TopK())(twin.trained, batch, key=None)
             return own["kl"], gkd(teacher=Frozen())(twin, batch, key=None)["kl"]
 
-        own, beside = both(twin, batch | fields)
+        own, beside = both(twin, everything)
         np.testing.assert_allclose(own, beside, rtol=1e-5)
 
     def test_gradients_are_finite_where_nothing_counts(self, twin, stored):

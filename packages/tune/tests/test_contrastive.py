@@ -196,6 +196,11 @@ def test_the_hardest_are_those_of_all_distances(kind, some):
     assert not found.exists[5]
 
 
+def test_rows_of_one_class_have_no_negatives():
+    found = losses.hardest(_vectors(4, 3), np.zeros(4, np.int32))
+    assert found.exists.tolist() == [False] * 4
+
+
 def test_products_have_full_precision():
     text = jax.jit(similarity).lower(_vectors(2, 3), _vectors(4, 3)).as_text()
     assert "precision = [HIGHEST, HIGHEST]" in text

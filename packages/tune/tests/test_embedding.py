@@ -132,6 +132,13 @@ class TestInfoNce:
         terms = nce(encode=_linear)(0 * WEIGHT, _numbers(6), key=None)
         assert (float(terms["accuracy"][0]), float(terms["accuracy"][1])) == (0, 3)
 
+    def test_pairs_without_negatives_have_no_similarity_of_them(self):
+        batch = _numbers(6) | {"group_ids": np.zeros(6, np.int32)}
+        terms = nce(encode=_linear)(WEIGHT, batch, key=None)
+        counts = {name: float(term[1]) for name, term in terms.items()}
+        assert (counts.pop("similarity_negative"), set(counts.values())) == (0, {3})
+        assert float(terms["negatives"][0]) == float(terms["info_nce"][0]) == 0
+
     def test_the_metrics_have_no_gradient(self):
         def value(w):
             terms = nce(encode=_linear)(w, _numbers(6), key=None)

@@ -355,3 +355,7 @@ def test_options_out_of_range(options, message):
 def test_chunks_that_split_pairs(model):
     with pytest.raises(ValueError, match=r"rows=8, chunks=3; pass a divisor of 4 as chunks"):
         dpo(chunks=3)(model, _batch(), key=None)
+
+
+def test_on_eight_devices(on_eight_devices):
+    on_eight_devices("preferences_sharded.py")

@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AxisType, PartitionSpec
 from jaxtyping import Array, Bool
 
 from dovetail_tune.rows import Pair
@@ -159,6 +160,9 @@ def _of_equal_rank(x: Array, of: Array, where: Array) -> Array:
 
     Entries that do not count get `of` itself.
     """
+    if AxisType.Explicit in (jax.sharding.get_abstract_mesh().axis_types or ()):
+        # Only here must a sort be told to gather its values: a few numbers a pair.
+        x, of, where = (jax.sharding.reshard(y, PartitionSpec()) for y in (x, of, where))
     last = jnp.finfo(x.dtype).max  # a rank behind all others; finite, for the gradients
     ranks = jnp.argsort(jnp.argsort(jnp.where(where, of, last)))
     return jnp.where(where, jnp.sort(jnp.where(where, x, last))[ranks], of)

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 
 from dovetail_tune.logps import features, token_logps
 from dovetail_tune.reference import Field, Reference, policy_of, reference_logps
-from dovetail_tune.rows import row_sums, row_tokens, split_pairs
+from dovetail_tune.rows import row_sums, row_tokens
 from dovetail_tune.types import Batch, Scorer
 
 
@@ -84,10 +84,10 @@ def _token_weights(batch: Batch, length_weight: float) -> Float[Array, "B S"]:
     mask = (jnp.asarray(batch["mask"]) > 0).astype(jnp.int32)
     if length_weight == 1:
         return mask.astype(jnp.float32)
-    lengths = split_pairs(mask.sum(axis=1))
-    shared = jnp.repeat(jnp.minimum(lengths.chosen, lengths.rejected), 2)
-    beyond = jnp.cumsum(mask, axis=1) > shared[:, None]
-    return mask * jnp.where(beyond, length_weight, 1.0)
+    by_pair = mask.reshape(mask.shape[0] // 2, 2, mask.shape[1])
+    shared = by_pair.sum(axis=2).min(axis=1)[:, None, None]
+    beyond = jnp.cumsum(by_pair, axis=2) > shared
+    return mask * jnp.where(beyond, length_weight, 1.0).reshape(mask.shape)
 
 
 def _agreement(

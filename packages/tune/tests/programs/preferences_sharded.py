@@ -53,7 +53,8 @@ def of_field(factor, batch, *, temperature=1.0):
 
 def of_decoder(pairs):
     graph, params = nnx.split(MODEL)
-    return gradients(lambda params: nnx.merge(graph, params), params, losses(token_logps), pairs)
+    some = {name: losses(token_logps)[name] for name in ("combined", "aot")}
+    return gradients(lambda params: nnx.merge(graph, params), params, some, pairs)
 
 
 def of_factor(pairs):

@@ -35,8 +35,9 @@ def pairwise(
 ) -> Float[Array, " N"]:
     """Returns the preference loss of each pair.
 
-    Values and gradients are finite for all log-ratios of float32 up to the square root of its
-    range. TRL 1.16 has the same values, except "sigmoid" with label smoothing, which TRL ignores.
+    Values and gradients are finite for log-ratios up to 1e18, whose squares float32 holds; for
+    "ipo" with another divergence up to 40. TRL 1.16 has the same values, except for "sigmoid" with
+    label smoothing, which it ignores there.
 
     Args:
         chosen: log p(chosen answer), a sum over its tokens, in nats.

@@ -1,10 +1,12 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Writes one step of each loss of tune_losses.py: tune_meshes.py FILE LOSSES [ID COUNT PORT].
+"""Writes one step of each loss of tune_losses.py by mesh.
 
-LOSSES is a comma-separated list, or "all". Without ID on one device and on eight; else as one of
-several processes with their own rows. FILE is an npz of arrays "LOSS MESH TERM": terms, the norm of
-the gradient, and the change of all trained parameters, which is the gradient, as the rate is 1.
+    tune_meshes.py FILE LOSSES MESHES               # on one device, and on eight
+    tune_meshes.py FILE LOSSES ID COUNT PORT        # as one of several processes, with its own rows
+
+LOSSES and MESHES are separated by commas. FILE is an npz of arrays "LOSS MESH:TERM": the terms and
+norms of the step, and the change of all trained parameters, which is the gradient: the rate is 1.
 """
 
 import sys
@@ -52,7 +54,7 @@ def flat(params: Any) -> np.ndarray:
     return np.concatenate([np.asarray(x, np.float64).ravel() for x in leaves])
 
 
-def of_one_host(names: list[str]) -> dict[str, dict[str, Any]]:
+def of_one_host(names: list[str], meshes: list[str]) -> dict[str, dict[str, Any]]:
     steps, one = {}, make_mesh(devices=jax.devices()[:1])
     for name in names:
         how = "chunks" if LOSSES[name].whole else "accumulate"
@@ -60,8 +62,8 @@ def of_one_host(names: list[str]) -> dict[str, dict[str, Any]]:
             steps[f"{name} one/{n}"] = step(LOSSES[name], one, batch(), **{how: n})
     forced_devices.stop_caching()
     for name in names:
-        for mesh, axes in MESHES.items():
-            steps[f"{name} {mesh}"] = step(LOSSES[name], make_mesh(**axes), batch())
+        for mesh in meshes:
+            steps[f"{name} {mesh}"] = step(LOSSES[name], make_mesh(**MESHES[mesh]), batch())
     return steps
 
 
@@ -74,10 +76,14 @@ def of_processes(names: list[str], me: int, count: int, port: int) -> dict[str, 
 
 
 if __name__ == "__main__":
-    file, losses, *process = sys.argv[1:]
-    names = list(LOSSES) if losses == "all" else losses.split(",")
-    steps = of_processes(names, *map(int, process)) if process else of_one_host(names)
-    if not process or process[0] == "0":
+    file, losses, *rest = sys.argv[1:]
+    names = losses.split(",")
+    several = len(rest) > 1
+    if several:
+        steps = of_processes(names, *map(int, rest))
+    else:
+        steps = of_one_host(names, rest[0].split(","))
+    if not several or rest[0] == "0":
         np.savez(
             file, **{f"{at}:{term}": x for at, terms in steps.items() for term, x in terms.items()}
         )

@@ -76,3 +76,59 @@ def rows(tmp_path_factory, files, source):
     parts = split(files[1], root=files[0], held_out=0.2)
     corpora = encode(*parts, tmp_path_factory.mktemp("rows"), tokenizer=Pretrained(source))
     return pack(corpora.train, length=LENGTH, seed=0)
+
+
+TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}"
+    "{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+WORDS = ("red", "green", "blue", "one", "two")
+
+
+@pytest.fixture(scope="session")
+def talker(tmp_path_factory, randomised):
+    """A directory with a random Llama of one layer, 288 ids and a chat template."""
+    folder = tmp_path_factory.mktemp("talker")
+    texts = [f"[user]say {a} {b}[assistant]{b} {a}!" for a in WORDS for b in WORDS]
+    tokenizer = train_bpe(texts * 3, folder / "tokenizer.json", vocab_size=288)
+    shape = Shape(embed=32, depth=1, heads=2, kv_heads=1, mlp=48)
+    save(
+        randomised(init(config_for(shape, tokenizer, length=64), seed=3), 0),
+        folder / "hf",
+        like=folder,
+    )
+    (folder / "hf" / "chat_template.jinja").write_text(TEMPLATE)
+    return folder / "hf"
+
+
+def _lines(file, records):
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return file
+
+
+@pytest.fixture(scope="session")
+def chats(tmp_path_factory):
+    """A file of 25 conversations: the answer has the two words of the question, swapped."""
+    said = [
+        {
+            "messages": [
+                {"role": "user", "content": f"say {a} {b}"},
+                {"role": "assistant", "content": f"{b} {a}!"},
+            ]
+        }
+        for a in WORDS
+        for b in WORDS
+    ]
+    return _lines(tmp_path_factory.mktemp("chats") / "chats.jsonl", said)
+
+
+@pytest.fixture(scope="session")
+def preferred(tmp_path_factory):
+    """A file of 25 pairs of texts."""
+    pairs = [
+        {"prompt": f"say {a} {b}", "chosen": f"{b} {a}!", "rejected": f"{a} no {b} {b}"}
+        for a in WORDS
+        for b in WORDS
+    ]
+    return _lines(tmp_path_factory.mktemp("pairs") / "pairs.jsonl", pairs)

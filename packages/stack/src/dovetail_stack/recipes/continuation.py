@@ -92,12 +92,16 @@ def adapted(model: Decoder, tuning: Tuning) -> Decoder:
     model = configured(model, tuning)
     if not tuning.lora_rank:
         return model
+    rngs, rank, alpha = nnx.Rngs(tuning.seed), tuning.lora_rank, tuning.lora_alpha
+    return lora.insert(model, sites(model), rank=rank, alpha=alpha, rngs=rngs)
+
+
+def sites(model: Decoder) -> tuple[str, ...]:
+    """Returns the paths of the matrices that get adapters: those of the layers but routers."""
     paths = (
         ".".join(map(str, path)) for path, module in nnx.iter_modules(model) if _is_matrix(module)
     )
-    sites = tuple(path for path in paths if path.startswith("layers.") and "router" not in path)
-    rngs = nnx.Rngs(tuning.seed)
-    return lora.insert(model, sites, rank=tuning.lora_rank, alpha=tuning.lora_alpha, rngs=rngs)
+    return tuple(path for path in paths if path.startswith("layers.") and "router" not in path)
 
 
 def outline(directory: Path, tuning: Tuning, *, mesh: AnyMesh | None = None) -> Decoder:

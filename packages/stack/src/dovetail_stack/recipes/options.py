@@ -23,19 +23,19 @@ def absolute(path: str) -> str:
     return os.path.realpath(path)
 
 
-def _option(default: Any, help: str, **parse: Any) -> Any:
+def declared(default: Any, help: str, **parse: Any) -> Any:
     """Declares a field. `parse` holds arguments of argparse; the type is the default's if not
     given.
     """
     return field(default=default, metadata={"help": help, "parse": parse})
 
 
-def _needed(help: str) -> Any:
-    """Declares a required directory."""
-    return field(metadata={"help": help, "parse": {"type": absolute}})
+def needed(help: str, **parse: Any) -> Any:
+    """Declares a required directory, or other paths if `parse` says so."""
+    return field(metadata={"help": help, "parse": {"type": absolute, **parse}})
 
 
-def _at_least(values: Any, least: int, *names: str) -> None:
+def at_least(values: Any, least: int, *names: str) -> None:
     """Raises ValueError if one of these fields is below `least`."""
     for name in names:
         value = getattr(values, name)
@@ -43,7 +43,8 @@ def _at_least(values: Any, least: int, *names: str) -> None:
             raise ValueError(f"{name} must be at least {least}, got {name}={value}: leave it out")
 
 
-def _above_zero(values: Any, *names: str) -> None:
+def above_zero(values: Any, *names: str) -> None:
+    """Raises ValueError unless these fields are above 0 and finite."""
     for name in names:
         value = getattr(values, name)
         if not 0 < value < math.inf:
@@ -65,10 +66,10 @@ class Files:
         held_out: Share of the files to hold out, in (0, 1).
     """
 
-    text: str = _needed("directory of UTF-8 text files")
-    pattern: str = _option("**/*", "glob of the files below --text; **/*: all but hidden ones")
-    skip: tuple[str, ...] = _option((), "names of folders to leave out", type=str, nargs="+")
-    held_out: float = _option(0.05, "share of the files to hold out, in (0, 1)")
+    text: str = needed("directory of UTF-8 text files")
+    pattern: str = declared("**/*", "glob of the files below --text; **/*: all but hidden ones")
+    skip: tuple[str, ...] = declared((), "names of folders to leave out", type=str, nargs="+")
+    held_out: float = declared(0.05, "share of the files to hold out, in (0, 1)")
 
     def __post_init__(self) -> None:
         if not 0 < self.held_out < 1:
@@ -81,28 +82,28 @@ class Files:
 class Vocabulary:
     """The tokenizer trained on the text."""
 
-    vocab_size: int = _option(4096, "ids of the tokenizer")
+    vocab_size: int = declared(4096, "ids of the tokenizer")
 
     def __post_init__(self) -> None:
-        _at_least(self, 258, "vocab_size")  # all bytes, and two that begin and end a text
+        at_least(self, 258, "vocab_size")  # all bytes, and two that begin and end a text
 
 
 @dataclass(frozen=True, kw_only=True)
 class Duration:
     """Length of a run. Without either option it is one pass over the text."""
 
-    steps: int | None = _option(
+    steps: int | None = declared(
         None, "optimizer steps in all; a later launch may add some", type=int
     )
-    minutes: float | None = _option(
+    minutes: float | None = declared(
         None, "minutes of training: as many steps as fit, 4 passes at the most", type=float
     )
 
     def __post_init__(self) -> None:
         if self.steps is not None:
-            _at_least(self, 1, "steps")
+            at_least(self, 1, "steps")
         if self.minutes is not None:
-            _above_zero(self, "minutes")
+            above_zero(self, "minutes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,29 +126,29 @@ class Shape:
         expert_mlp: Width of an expert. 0: that of a dense layer over `active_experts`.
     """
 
-    config: str | None = _option(
+    config: str | None = declared(
         None,
         "config.json of the model, or a directory with one, instead of the other options here",
         type=absolute,
         metavar="FILE",
     )
-    family: str | None = _option(
+    family: str | None = declared(
         None, "family of decoders, such as llama, gemma3 or mixtral; none: llama", type=str
     )
-    embed: int = _option(0, f"width of the residual stream; 0: {EMBED}")
-    depth: int = _option(0, f"layers; 0: {DEPTH}")
-    heads: int = _option(0, f"query heads; 0: as many as give a head up to {HEAD} numbers")
-    kv_heads: int = _option(0, "key and value heads; 0: 1, where a family groups its heads")
-    mlp: int = _option(0, f"width of the dense feed-forward layers; 0: {MLP}")
-    experts: int = _option(0, f"experts of a mixture, per layer; 0: {EXPERTS}")
-    active_experts: int = _option(0, f"experts per token; 0: {ACTIVE}")
-    expert_mlp: int = _option(
+    embed: int = declared(0, f"width of the residual stream; 0: {EMBED}")
+    depth: int = declared(0, f"layers; 0: {DEPTH}")
+    heads: int = declared(0, f"query heads; 0: as many as give a head up to {HEAD} numbers")
+    kv_heads: int = declared(0, "key and value heads; 0: 1, where a family groups its heads")
+    mlp: int = declared(0, f"width of the dense feed-forward layers; 0: {MLP}")
+    experts: int = declared(0, f"experts of a mixture, per layer; 0: {EXPERTS}")
+    active_experts: int = declared(0, f"experts per token; 0: {ACTIVE}")
+    expert_mlp: int = declared(
         0, "width of an expert; 0: all active ones together are as wide as a dense layer"
     )
 
     def __post_init__(self) -> None:
         sizes = [item.name for item in fields(self) if item.name not in ("config", "family")]
-        _at_least(self, 0, *sizes)
+        at_least(self, 0, *sizes)
         if self.config is not None:
             self._refuse_sizes([name for name in ("family", *sizes) if getattr(self, name)])
             return
@@ -205,31 +206,31 @@ class Batching:
         seed: Seed of parameters and data order.
     """
 
-    length: int = _option(256, "tokens in a row")
-    global_batch: int = _option(4, "rows in a step, over all devices")
-    accumulate: int = _option(1, "microbatches of a step")
-    precision: Literal["float32", "bfloat16"] = _option(
+    length: int = declared(256, "tokens in a row")
+    global_batch: int = declared(4, "rows in a step, over all devices")
+    accumulate: int = declared(1, "microbatches of a step")
+    precision: Literal["float32", "bfloat16"] = declared(
         "float32", "dtype inside the loss; parameters stay float32", choices=_COMPUTE
     )
-    remat: Literal["none", "attention", "all"] = _option(
+    remat: Literal["none", "attention", "all"] = declared(
         "none",
         "recomputed in the backward pass of each layer: nothing, all but attention, or all",
         choices=("none", "attention", "all"),
     )
-    ema: float = _option(
+    ema: float = declared(
         0.0, "decay per step of averaged parameters, which are then exported; 0: no average"
     )
-    guard_sigma: float = _option(
+    guard_sigma: float = declared(
         6.0,
         "skip a step if its loss or gradient norm exceeds the median by so many deviations; 0: "
         "skip only steps that are not finite",
     )
-    save_every: int = _option(0, "steps between checkpoints; 0: a tenth of the run")
-    seed: int = _option(0, "seed of the initial parameters and the data order")
+    save_every: int = declared(0, "steps between checkpoints; 0: a tenth of the run")
+    seed: int = declared(0, "seed of the initial parameters and the data order")
 
     def __post_init__(self) -> None:
-        _at_least(self, 1, "length", "global_batch", "accumulate")
-        _at_least(self, 0, "save_every", "seed")
+        at_least(self, 1, "length", "global_batch", "accumulate")
+        at_least(self, 0, "save_every", "seed")
         if not 0 <= self.ema < 1:
             raise ValueError(f"ema must lie in [0, 1), got ema={self.ema}: try ema=0.999")
         if self.global_batch % self.accumulate:
@@ -253,9 +254,9 @@ class Training(Batching):
         balance: Weight of the balance loss of a mixture of experts. None: 0.01, in mixtures.
     """
 
-    learning_rate: float = _option(1e-2, "Adam's peak per step, for embeddings and norms")
-    matrix_learning_rate: float = _option(0.02, "Muon's peak per step, for matrices")
-    balance: float | None = _option(
+    learning_rate: float = declared(1e-2, "Adam's peak per step, for embeddings and norms")
+    matrix_learning_rate: float = declared(0.02, "Muon's peak per step, for matrices")
+    balance: float | None = declared(
         None,
         f"weight of a mixture's balance loss, which is 1 if a text uses all experts alike; none: "
         f"{BALANCE} in mixtures",
@@ -264,7 +265,7 @@ class Training(Batching):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _above_zero(self, "learning_rate", "matrix_learning_rate")
+        above_zero(self, "learning_rate", "matrix_learning_rate")
         if self.balance is not None and not 0 <= self.balance < math.inf:
             raise ValueError(
                 f"balance must be at least 0, got balance={self.balance}: try balance={BALANCE}"
@@ -284,9 +285,9 @@ class Tuning(Batching):
         lora_alpha: Adapters are scaled by alpha / rank.
     """
 
-    learning_rate: float = _option(0.0, "Adam's peak per step; 0: 2e-5, or 2e-4 with adapters")
-    lora_rank: int = _option(0, "rank of the adapters, trained alone; 0: train every parameter")
-    lora_alpha: float = _option(32.0, "adapters are scaled by alpha / rank")
+    learning_rate: float = declared(0.0, "Adam's peak per step; 0: 2e-5, or 2e-4 with adapters")
+    lora_rank: int = declared(0, "rank of the adapters, trained alone; 0: train every parameter")
+    lora_alpha: float = declared(32.0, "adapters are scaled by alpha / rank")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -301,27 +302,40 @@ class Tuning(Batching):
 
 @dataclass(frozen=True, kw_only=True)
 class Monitoring:
-    """Samples and traces during training, beside the metrics.
+    """Traces during training, beside the metrics.
+
+    Args:
+        trace: First of 5 steps traced by jax.profiler to RUN/trace. 0: none.
+    """
+
+    trace: int = declared(0, "first of 5 steps traced by jax.profiler, in RUN/trace; 0: none")
+
+    def __post_init__(self) -> None:
+        at_least(self, 0, "trace")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextMonitoring(Monitoring):
+    """Monitoring of a model of text, by the continuation of one prompt.
 
     Args:
         samples: Steps between samples in RUN/samples.jsonl. 0: none.
         prompt: Beginning of each sample.
-        trace: First of 5 steps traced by jax.profiler to RUN/trace. 0: none.
     """
 
-    samples: int = _option(0, "steps between samples of text, in RUN/samples.jsonl; 0: none")
-    prompt: str = _option("The", "beginning of each sample")
-    trace: int = _option(0, "first of 5 steps traced by jax.profiler, in RUN/trace; 0: none")
+    samples: int = declared(0, "steps between samples of text, in RUN/samples.jsonl; 0: none")
+    prompt: str = declared("The", "beginning of each sample")
 
     def __post_init__(self) -> None:
-        _at_least(self, 0, "samples", "trace")
+        super().__post_init__()
+        at_least(self, 0, "samples")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
     """The model to train on."""
 
-    model: str = _needed("Hugging Face directory with a tokenizer, or a finished run")
+    model: str = needed("Hugging Face directory with a tokenizer, or a finished run")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -335,12 +349,12 @@ class Distillation:
         teacher_precision: Dtype of the teacher's parameters.
     """
 
-    teacher: str = _needed("Hugging Face directory with a tokenizer, or a finished run")
-    alpha: float = _option(
+    teacher: str = needed("Hugging Face directory with a tokenizer, or a finished run")
+    alpha: float = declared(
         0.5, "weight of the teacher in the loss, in [0, 1]; the text has the rest"
     )
-    temperature: float = _option(2.0, "divides the logits of both models; above 0")
-    teacher_precision: Literal["float32", "bfloat16"] = _option(
+    temperature: float = declared(2.0, "divides the logits of both models; above 0")
+    teacher_precision: Literal["float32", "bfloat16"] = declared(
         "float32", "dtype of the teacher's parameters", choices=_COMPUTE
     )
 
@@ -364,8 +378,8 @@ class Devices:
         expert: Ways to split experts, and the batch.
     """
 
-    data: int = _option(1, "ways to split the batch")
-    fsdp: int = _option(1, "ways to split batch, parameters and optimizer")
-    tensor: int = _option(1, "ways to split heads and hidden layers")
-    context: int = _option(1, "ways to split rows into pieces of tokens")
-    expert: int = _option(1, "ways to split experts, and the batch")
+    data: int = declared(1, "ways to split the batch")
+    fsdp: int = declared(1, "ways to split batch, parameters and optimizer")
+    tensor: int = declared(1, "ways to split heads and hidden layers")
+    context: int = declared(1, "ways to split rows into pieces of tokens")
+    expert: int = declared(1, "ways to split experts, and the batch")

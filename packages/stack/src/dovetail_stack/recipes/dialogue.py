@@ -1,0 +1,131 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Conversations and pairs as a model reads them: its chat template, and forms of records."""
+
+import datetime
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dovetail_data import Chat, Corpus, Corrupt, Preference, Pretrained, Template, values
+from dovetail_stack.recipes.record_options import Conversations, Dialogue
+from dovetail_stack.recipes.records import Record
+
+TEMPLATE = "chat_template.jinja"
+_CONFIG = "tokenizer_config.json"
+_SIDES = ("prompt", "chosen", "rejected")
+
+
+def template_of(directory: Path, dialogue: Dialogue) -> Template:
+    """Returns the chat template of a model, or the one of `dialogue` with the model's tokens.
+
+    Args:
+        directory: Hugging Face directory.
+        dialogue: Settings.
+
+    Raises:
+        ValueError: The directory has no template and `dialogue` names none, or a template is not
+            Jinja.
+    """
+    now = None if dialogue.date is None else datetime.datetime.fromisoformat(dialogue.date)
+    if dialogue.template is not None:
+        file = Path(dialogue.template)
+        if not file.is_file():
+            raise ValueError(
+                f"template must be a file, got template={str(file)!r}: pass a .jinja file"
+            )
+        config = _config(directory)
+        bos, eos = (_text(config.get(name)) for name in ("bos_token", "eos_token"))
+        return Template(file.read_text(encoding="utf-8"), bos=bos, eos=eos, now=now)
+    if not (directory / TEMPLATE).is_file() and "chat_template" not in _config(directory):
+        raise ValueError(
+            f"a model must have a chat template to be tuned on messages, got {str(directory)!r} "
+            f"with neither {TEMPLATE} nor a chat_template in {_CONFIG}: pass template= a .jinja "
+            "file"
+        )
+    return Template.load(directory, now=now)
+
+
+def _config(directory: Path) -> dict[str, Any]:
+    file = directory / _CONFIG
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+
+def _text(token: Any) -> str:
+    """Returns the text of a special token, "" for none."""
+    return token.get("content", "") if isinstance(token, dict) else token or ""
+
+
+def chats(tokenizer: Pretrained, template: Template, conversations: Conversations) -> Chat:
+    """Returns the encoder of conversations.
+
+    Args:
+        tokenizer: The model's tokenizer.
+        template: The chat template.
+        conversations: The messages to train on.
+    """
+    return Chat(tokenizer, template=template, train_on=conversations.train_on)
+
+
+def answered(record: Record) -> Record | Corrupt:
+    """Returns the record, or `Corrupt` if it has no message of the assistant."""
+    messages = record.get("messages")
+    if not isinstance(messages, list):  # the encoder says what it must be
+        return record
+    roles = [m.get("role") if isinstance(m, dict) else None for m in messages]
+    if "assistant" in roles:
+        return record
+    return Corrupt(
+        f"a conversation must have a message of the assistant to learn, got the roles {roles}: add "
+        "the answer, or take the record out"
+    )
+
+
+def whole(record: Record) -> Record:
+    """Returns the record as it is."""
+    return record
+
+
+def pairs(tokenizer: Pretrained, template: Template, *, numbers: Sequence[str] = ()) -> Preference:
+    """Returns the encoder of pairs of answers.
+
+    Args:
+        tokenizer: The model's tokenizer.
+        template: The chat template.
+        numbers: Fields of the records to keep, one number each.
+    """
+    fields = {name: values("float32") for name in numbers}
+    return Preference(tokenizer, template=template, fields=fields)
+
+
+def as_messages(record: Record) -> Record:
+    """Returns a pair with texts as messages of the user and the assistant; others as they are."""
+    if not all(isinstance(record.get(name), str) for name in _SIDES):
+        return record
+    roles = ("user", "assistant", "assistant")
+    said = {
+        name: [{"role": role, "content": record[name]}]
+        for name, role in zip(_SIDES, roles, strict=True)
+    }
+    return {**record, **said}
+
+
+def held_out_prompts(corpus: Corpus, count: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Returns (ids of the prompt, ids of the first trained answer) of the first documents.
+
+    Args:
+        corpus: Conversations or pairs; of a pair the chosen answer.
+        count: Number of documents, or all if there are fewer.
+    """
+    name, mask_name = ("chosen", "chosen_mask") if "chosen" in corpus.fields else ("tokens", "mask")
+    prompts = []
+    for i in range(min(count, len(corpus))):
+        document = corpus[i]
+        ids, trained = document[name], document[mask_name].astype(bool)
+        start = max(1, int(trained.argmax()))  # the first id is no target
+        stop = start + int((~trained[start:]).argmax()) if not trained[start:].all() else len(ids)
+        prompts.append((ids[:start], ids[start:stop]))
+    return prompts

@@ -1,0 +1,279 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of runs that tune a model on records: conversations, or pairs of answers.
+
+They are plain values with the metadata of `options`. Imports no library.
+"""
+
+import datetime
+from dataclasses import dataclass
+from typing import Literal
+
+from dovetail_stack.recipes.options import (
+    Batching,
+    Monitoring,
+    Tuning,
+    above_zero,
+    absolute,
+    at_least,
+    declared,
+    needed,
+)
+
+LOSSES = ("dpo", "orpo", "simpo", "cpo", "kto")
+WITH_REFERENCE = ("dpo", "kto")
+BETAS = {"dpo": 0.1, "orpo": 0.1, "simpo": 2.0, "cpo": 0.1, "kto": 0.1}  # as their papers have them
+KINDS = {"dpo": "sigmoid", "cpo": "sigmoid", "kto": "kto"}  # the first of those losses with several
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examples:
+    """The records to learn from.
+
+    Args:
+        records: JSON lines or Parquet files, all of one kind.
+        held_out: Share of the records to hold out, in (0, 1).
+        max_corrupt: Damaged records that may be left out.
+    """
+
+    records: tuple[str, ...] = needed(
+        "file of JSON lines or Parquet, or several; one record is one example",
+        nargs="+",
+        metavar="FILE",
+    )
+    held_out: float = declared(0.05, "share of the records to hold out, in (0, 1)")
+    max_corrupt: int = declared(
+        0, "damaged records that may be left out; they are listed with file and line"
+    )
+
+    def __post_init__(self) -> None:
+        if not 0 < self.held_out < 1:
+            raise ValueError(
+                f"held_out must lie between 0 and 1, got held_out={self.held_out}: try 0.05"
+            )
+        at_least(self, 0, "max_corrupt")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dialogue:
+    """The chat template.
+
+    Args:
+        template: Jinja file. None: the template of the model's directory.
+        date: Day that templates with a date write, YYYY-MM-DD.
+    """
+
+    template: str | None = declared(
+        None,
+        "chat template, a .jinja file, instead of the one in the model's directory; it is "
+        "exported with the model",
+        type=absolute,
+        metavar="FILE",
+    )
+    date: str | None = declared(
+        None, "day that a template with a date writes, as YYYY-MM-DD", type=str
+    )
+
+    def __post_init__(self) -> None:
+        if self.date is None:
+            return
+        try:
+            datetime.date.fromisoformat(self.date)
+        except ValueError as error:
+            raise ValueError(
+                f"date must be a day as YYYY-MM-DD, got date={self.date!r} ({error}): "
+                "try date=2026-01-31"
+            ) from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conversations(Dialogue):
+    """The chat template, and the messages that are trained.
+
+    Args:
+        train_on: See `dovetail_data.Chat`.
+    """
+
+    train_on: Literal["assistant", "last", "all"] = declared(
+        "assistant",
+        "messages that are trained: those of the assistant, the last of them, or all",
+        choices=("assistant", "last", "all"),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers(Monitoring):
+    """Monitoring of a model of answers, by held-out prompts.
+
+    The answers to them before the first step and after the last are in RUN/samples.jsonl.
+
+    Args:
+        samples: Steps between further answers to them. 0: none.
+        prompts: Held-out prompts to answer. 0: none.
+        answer_tokens: Largest number of tokens of an answer.
+    """
+
+    samples: int = declared(0, "steps between further answers in RUN/samples.jsonl; 0: none")
+    prompts: int = declared(
+        4, "held-out prompts answered before the first step and after the last; 0: none"
+    )
+    answer_tokens: int = declared(64, "most tokens of such an answer")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, 0, "samples", "prompts")
+        at_least(self, 1, "answer_tokens")
+        if self.samples and not self.prompts:
+            raise ValueError(
+                f"samples must have prompts to answer, got samples={self.samples}, prompts=0: "
+                "pass prompts=4, or leave samples= out"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapting(Tuning):
+    """Settings of the training of a model on records, apart from its number of steps.
+
+    Args:
+        quantize: Codes of the frozen matrices below adapters (QLoRA, 2305.14314). None: float32.
+    """
+
+    quantize: Literal["int8", "int4"] | None = declared(
+        None,
+        "codes of the matrices below adapters, which are frozen; none: float32",
+        type=str,
+        choices=("int8", "int4"),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.quantize and not self.lora_rank:
+            raise ValueError(
+                f"quantize must have adapters to train, got quantize={self.quantize}, lora_rank=0: "
+                "pass lora_rank=16, or leave quantize= out"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preferring:
+    """The loss of pairs and its reference.
+
+    Args:
+        loss: A loss of `dovetail_tune`.
+        kind: Form of the loss, where it has several. None: sigmoid, or kto.
+        beta: Scale of the rewards. None: that of the loss's paper.
+        reference: Where the log-probabilities of the model before training come from. None: the
+            model without its adapters; without adapters "field", and "frozen" for kto.
+    """
+
+    loss: Literal["dpo", "orpo", "simpo", "cpo", "kto"] = declared(
+        "dpo", "loss of dovetail_tune", choices=LOSSES
+    )
+    kind: str | None = declared(
+        None, "form of dpo, cpo or kto, such as ipo or hinge; none: sigmoid, or kto", type=str
+    )
+    beta: float | None = declared(
+        None,
+        "scale of the rewards; none: "
+        + ", ".join(f"{beta} for {loss}" for loss, beta in BETAS.items()),
+        type=float,
+    )
+    reference: Literal["field", "frozen"] | None = declared(
+        None,
+        "log-probabilities of the model before training: a field of the rows, computed once and "
+        "kept in RUN/reference, or from a frozen copy; none: the model without its adapters, or "
+        "else the field, or the copy for kto",
+        type=str,
+        choices=("field", "frozen"),
+    )
+
+    def __post_init__(self) -> None:
+        if self.beta is not None and not 0 < self.beta < float("inf"):
+            raise ValueError(f"beta must be above 0, got beta={self.beta}: leave it out")
+        if self.kind is not None and self.loss not in KINDS:
+            raise ValueError(
+                f"kind must be a form of {', '.join(KINDS)}, got kind={self.kind}, "
+                f"loss={self.loss}, which has one form: leave kind= out"
+            )
+        if self.reference and self.loss not in WITH_REFERENCE:
+            raise ValueError(
+                f"reference must be for {' or '.join(WITH_REFERENCE)}, got "
+                f"reference={self.reference}, loss={self.loss}, which has none: leave reference= "
+                "out"
+            )
+        if self.reference == "field" and self.loss == "kto":
+            raise ValueError(
+                "reference must be frozen for kto, whose batches have other answers each time, "
+                "got reference=field, loss=kto: pass reference=frozen, or leave it out"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rewarding:
+    """The loss of a reward model.
+
+    Args:
+        center: Weight of the term that keeps rewards around 0 (2312.09244). 0: none.
+        margin: Field of the records with the least difference of the rewards.
+    """
+
+    center: float = declared(0.0, "weight of the term that keeps rewards around 0; 0: none")
+    margin: str | None = declared(
+        None, "field of the records with the least difference of the two rewards", type=str
+    )
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.center < float("inf"):
+            raise ValueError(
+                f"center must be at least 0, got center={self.center}: try center=0.01"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embedding:
+    """The texts of a record and the loss of their vectors.
+
+    Args:
+        query: Field of the records with the query.
+        positive: Field with the text that belongs to it.
+        negative: Field with a hard negative, which may be empty. None: no such texts.
+        temperature: Divides the similarities, above 0.
+        chunks: Parts of a batch that are encoded one after the other, to save memory.
+    """
+
+    query: str = declared("query", "field of the records with the query")
+    positive: str = declared("positive", "field with the text that belongs to the query")
+    negative: str | None = declared(
+        None, "field with a text that seems to belong to it and does not", type=str
+    )
+    temperature: float = declared(0.05, "divides the similarities; above 0")
+    chunks: int = declared(1, "parts of a batch encoded one after the other, to save memory")
+
+    def __post_init__(self) -> None:
+        above_zero(self, "temperature")
+        at_least(self, 1, "chunks")
+        if len(set(self.fields)) < len(self.fields):
+            raise ValueError(
+                f"the texts of a record must have fields of their own, got query={self.query}, "
+                f"positive={self.positive}, negative={self.negative}: name different fields"
+            )
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Names of the texts of a group, in the order of its rows."""
+        return (self.query, self.positive, *([self.negative] if self.negative else []))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoding(Batching):
+    """Settings of the training of an embedding model, apart from its number of steps.
+
+    Args:
+        learning_rate: Adam's peak per step, above 0.
+    """
+
+    learning_rate: float = declared(2e-5, "Adam's peak per step")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        above_zero(self, "learning_rate")

@@ -1,0 +1,266 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Files of records to a training corpus and a held-out corpus.
+
+The split is by record and depends only on the record's content, so a new record moves no other, and
+equal records are on one side. No record is cut: one that is longer than a row is refused by name.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+
+from dovetail_data import (
+    Corpus,
+    Corrupt,
+    Encoder,
+    Part,
+    Progress,
+    Source,
+    compression,
+    jsonl,
+    parquet,
+    write,
+)
+
+Record: TypeAlias = dict[str, object]
+Form: TypeAlias = Callable[[Record], Record | Corrupt]
+
+_READERS = {".jsonl": jsonl, ".ndjson": jsonl, ".json": jsonl, ".parquet": parquet}
+_LISTED = 20  # corrupt records in a message: a screenful
+
+
+class RecordsError(ValueError):
+    """Records that a run cannot learn from as they are."""
+
+    exit_code = 3  # of the command: refused data
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Share:
+    """One side of a split of a source. It is a `dovetail_data.Source`.
+
+    Args:
+        source: All records.
+        boundary: A record is held out if its number in [0, 1) is below.
+        held_out: The side.
+        form: Maps each record to the encoder's form, or to `Corrupt`. A function of a module.
+    """
+
+    source: Source
+    boundary: float
+    held_out: bool
+    form: Form
+
+    @property
+    def fingerprint(self) -> str:
+        parts = (self.source.fingerprint, self.boundary, self.held_out, self.form.__qualname__)
+        return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+    def parts(self) -> Sequence[Part]:
+        return self.source.parts()
+
+    def read(self, part: Part) -> Iterator[Record | Corrupt]:
+        """Yields the records of this side. Damaged ones count among those to train on."""
+        for _, record in self._numbered(part):
+            yield record if isinstance(record, Corrupt) else self.form(record)
+
+    def locate(self, part: Part, i: int) -> str:
+        return self.source.locate(part, _numbers(self, part)[i])
+
+    def _numbered(self, part: Part) -> Iterator[tuple[int, Record | Corrupt]]:
+        for j, record in enumerate(self.source.read(part)):
+            held = not isinstance(record, Corrupt) and number_of(record) < self.boundary
+            if held == self.held_out:
+                yield j, record
+
+
+@functools.lru_cache(maxsize=16)
+def _numbers(share: Share, part: Part) -> tuple[int, ...]:
+    """Returns the places in the source of the records of a part, for messages."""
+    return tuple(j for j, _ in share._numbered(part))
+
+
+def number_of(record: Record) -> float:
+    """Returns a number in [0, 1) that depends only on the content of a record."""
+    text = json.dumps(record, sort_keys=True, default=repr)
+    return (
+        int.from_bytes(hashlib.sha256(text.encode("utf-8", "replace")).digest()[:6], "big") / 2**48
+    )
+
+
+def opened(files: Sequence[str | Path]) -> Source:
+    """Returns the records of files of one kind, JSON lines (also compressed) or Parquet.
+
+    Raises ValueError for other kinds and for several.
+    """
+    endings = {file: _ending(file) for file in files}
+    readers = {_READERS.get(ending) for ending in endings.values()}
+    if None in readers or len(readers) != 1:
+        raise ValueError(
+            f"records must be files of one kind, {', '.join(_READERS)}, got "
+            f"{', '.join(str(file) for file in files) or 'none'}: pass records= files of one kind"
+        )
+    (reader,) = readers
+    assert reader is not None
+    return reader([str(file) for file in files])
+
+
+def _ending(file: str | Path) -> str:
+    name = Path(file).name
+    return Path(name.removesuffix(compression.suffix(name))).suffix
+
+
+def split(source: Source, *, held_out: float, form: Form) -> tuple[Share, Share]:
+    """Splits records into (train, held out) by a hash of each. Reads all of them.
+
+    Args:
+        source: At least two records that differ.
+        held_out: Share of the records to hold out, in (0, 1); at least one record is on each side.
+        form: See `Share`.
+
+    Raises:
+        RecordsError: There are fewer than two different records.
+    """
+    numbers = np.array(
+        [
+            number_of(record)
+            for part in source.parts()
+            for record in source.read(part)
+            if not isinstance(record, Corrupt)
+        ]
+    )
+    if len(np.unique(numbers)) < 2:
+        raise RecordsError(
+            f"a split into train and held-out needs at least 2 different records, got "
+            f"{len(numbers)} records, {len(np.unique(numbers))} different: add records"
+        )
+    boundary = held_out
+    if not (numbers < boundary).any():
+        boundary = float(np.nextafter(numbers.min(), 1))
+    elif (numbers < boundary).all():
+        boundary = float(numbers.max())
+    sides = [Share(source=source, boundary=boundary, held_out=x, form=form) for x in (False, True)]
+    return sides[0], sides[1]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Corpora:
+    """Encoded records.
+
+    Attributes:
+        train: Records to train on.
+        held_out: Records to measure on.
+    """
+
+    train: Corpus
+    held_out: Corpus
+
+    def __str__(self) -> str:
+        """One line of counts, and one for each record that was left out as damaged."""
+        sides = (self.train, self.held_out)
+        dropped = sum(corpus.dropped for corpus in sides)
+        corrupt = [record for corpus in sides for record in corpus.corrupt]
+        line = f"{len(self.train)} records to train on, {len(self.held_out)} held out"
+        if dropped:
+            line += f", {dropped} left out without anything to train on"
+        if corrupt:
+            line += f", {len(corrupt)} left out as damaged:"
+        listed = [f"\n  {record.where}: {record.error}" for record in corrupt[:_LISTED]]
+        more = len(corrupt) - _LISTED
+        return line + "".join(listed) + (f"\n  and {more} more" if more > 0 else "")
+
+
+def encode(
+    sides: tuple[Share, Share],
+    directory: Path,
+    *,
+    encoder: Encoder,
+    max_corrupt: int = 0,
+    workers: int = 1,
+    progress: Callable[[str, Progress], None] | None = None,
+) -> Corpora:
+    """Writes both corpora below `directory`, or opens them. An interrupted write continues.
+
+    Args:
+        sides: From `split`.
+        directory: Receives both corpora.
+        encoder: Of `dovetail_data`: `Chat` or `Preference`.
+        max_corrupt: Damaged records of both sides that may be left out.
+        workers: Processes that encode.
+        progress: Receives "train" or "held_out", and the writer's event.
+
+    Raises:
+        ValueError: More records are damaged, or one side has no record to train on. Such an error
+            of the first side comes before the second is read.
+    """
+    corpora: list[Corpus] = []
+    for side, name in zip(sides, ("train", "held_out"), strict=True):
+
+        def report(event: Progress, name: str = name) -> None:
+            if progress is not None:
+                progress(name, event)
+
+        options = {"workers": workers, "max_corrupt": max_corrupt, "progress": report}
+        corpora.append(write(side, directory / name, encoder=encoder, **options))
+    encoded = Corpora(train=corpora[0], held_out=corpora[1])
+    if (count := sum(len(corpus.corrupt) for corpus in corpora)) > max_corrupt:
+        raise RecordsError(
+            f"at most max_corrupt={max_corrupt} records may be damaged, got {count}: mend them, or "
+            f"pass max_corrupt={count}\n{encoded}"
+        )
+    return encoded
+
+
+def opened_corpora(directory: Path) -> Corpora:
+    """Opens what `encode` wrote below `directory`."""
+    return Corpora(train=Corpus(directory / "train"), held_out=Corpus(directory / "held_out"))
+
+
+def longest(corpora: Corpora) -> int:
+    """Returns the number of ids of the longest record."""
+    return max(int(side.lengths.max()) for side in (corpora.train, corpora.held_out))
+
+
+def check_fit(
+    corpora: Corpora,
+    sides: tuple[Share, Share],
+    *,
+    length: int,
+    positions: int,
+    targets: bool = True,
+) -> None:
+    """Raises RecordsError if a record is longer than a row, and names the longest.
+
+    Args:
+        corpora: The encoded records.
+        sides: Their sources.
+        length: Slots of a row.
+        positions: Positions that the model was made for.
+        targets: A record of n ids takes n - 1 slots, since each holds a token and its target.
+    """
+    spare = 1 if targets else 0
+    pairs = list(zip((corpora.train, corpora.held_out), sides, strict=True))
+    longer = sum(int((corpus.lengths - spare > length).sum()) for corpus, _ in pairs)
+    if not longer:
+        return
+    corpus, side = max(pairs, key=lambda pair: int(pair[0].lengths.max()))
+    document = int(corpus.lengths.argmax())
+    needed = int(corpus.lengths[document]) - spare
+    name, record = corpus.source(document)
+    part = next(part for part in side.parts() if part.name == name)
+    remedy = (
+        f"pass length={needed}"
+        if needed <= positions
+        else f"leave out those above the {positions} positions that the model was made for"
+    )
+    raise RecordsError(
+        f"every record must fit a row whole, got length={length} and {longer} longer records, "
+        f"the longest {side.locate(part, record)} of {needed} tokens: {remedy}"
+    )

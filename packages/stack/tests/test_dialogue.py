@@ -1,0 +1,117 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from dovetail_data import Corrupt, Pretrained, write
+from dovetail_stack.recipes import dialogue, records
+from dovetail_stack.recipes.record_options import Conversations, Dialogue
+
+MESSAGES = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+
+
+@pytest.fixture
+def copied(talker, tmp_path):
+    shutil.copytree(talker, tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_the_template_is_the_directorys_unless_a_file_is_named(copied, tmp_path):
+    own = dialogue.template_of(copied, Dialogue())
+    eos = json.loads((copied / "tokenizer_config.json").read_text())["eos_token"]
+    assert own.render(MESSAGES).text == f"[user]hi[assistant]ho{eos}"
+    (tmp_path / "other.jinja").write_text("{{ messages[1].content }}{{ bos_token }}{{ eos_token }}")
+    other = dialogue.template_of(copied, Dialogue(template=str(tmp_path / "other.jinja")))
+    bos = json.loads((copied / "tokenizer_config.json").read_text())["bos_token"]
+    assert other.render(MESSAGES).text == f"ho{bos}{eos}"
+
+
+def test_special_tokens_may_be_objects_or_absent(copied, tmp_path):
+    file = copied / "tokenizer_config.json"
+    keys = json.loads(file.read_text())
+    keys["eos_token"] = {"content": keys["eos_token"], "lstrip": False}
+    del keys["bos_token"]
+    file.write_text(json.dumps(keys))
+    (tmp_path / "other.jinja").write_text("<{{ bos_token }}|{{ eos_token }}>")
+    made = dialogue.template_of(copied, Dialogue(template=str(tmp_path / "other.jinja")))
+    assert made.render(MESSAGES).text == f"<|{keys['eos_token']['content']}>"
+
+
+def test_a_date_is_the_one_that_is_given(copied):
+    (copied / "chat_template.jinja").write_text("{{ strftime_now('%d %b %Y') }}")
+    made = dialogue.template_of(copied, Dialogue(date="2026-01-31"))
+    assert made.render(MESSAGES).text == "31 Jan 2026"
+    with pytest.raises(ValueError, match=r"date must be a day .*got date='31.1.'.*try date=2026"):
+        Dialogue(date="31.1.")
+
+
+def test_a_model_without_a_template_is_refused(copied, tmp_path):
+    (copied / "chat_template.jinja").unlink()
+    with pytest.raises(ValueError, match=r"must have a chat template.*got '.*model'.*template= a"):
+        dialogue.template_of(copied, Dialogue())
+    keys = json.loads((copied / "tokenizer_config.json").read_text())
+    keys["chat_template"] = "{{ messages[0].content }}"
+    (copied / "tokenizer_config.json").write_text(json.dumps(keys))
+    assert dialogue.template_of(copied, Dialogue()).render(MESSAGES).text == "hi"
+    with pytest.raises(ValueError, match=r"must be a file, got template='.*none.*a .jinja file"):
+        dialogue.template_of(copied, Dialogue(template=str(tmp_path / "none.jinja")))
+
+
+def test_a_conversation_without_an_answer_is_corrupt():
+    assert dialogue.answered({"messages": MESSAGES}) == {"messages": MESSAGES}
+    refused = dialogue.answered({"messages": [MESSAGES[0], "x"]})
+    assert isinstance(refused, Corrupt)
+    assert "got the roles ['user', None]: add the answer" in refused.error
+    assert dialogue.answered({"messages": "text"}) == {"messages": "text"}  # the encoder's to say
+
+
+def test_texts_of_a_pair_become_messages():
+    pair = {"prompt": "p", "chosen": "c", "rejected": "r", "margin": 2}
+    assert dialogue.as_messages(pair) == {
+        "prompt": [{"role": "user", "content": "p"}],
+        "chosen": [{"role": "assistant", "content": "c"}],
+        "rejected": [{"role": "assistant", "content": "r"}],
+        "margin": 2,
+    }
+    for name in ("prompt", "chosen", "rejected"):
+        mixed = {**pair, name: MESSAGES}
+        assert dialogue.as_messages(mixed) == mixed
+
+
+@pytest.mark.parametrize("kind", ["chats", "preferred"])
+def test_held_out_prompts_are_cut_where_the_answer_begins(kind, talker, request, tmp_path):
+    file = request.getfixturevalue(kind)
+    tokenizer = Pretrained(talker)
+    template = dialogue.template_of(talker, Dialogue())
+    encoder = (
+        dialogue.chats(tokenizer, template, Conversations())
+        if kind == "chats"
+        else dialogue.pairs(tokenizer, template)
+    )
+    source = records.opened([file])
+    _, held = records.split(source, held_out=0.3, form=dialogue.as_messages)
+    corpus = write(held, tmp_path / "c", encoder=encoder)
+    prompts = dialogue.held_out_prompts(corpus, 3)
+    assert len(prompts) == 3
+    said = [json.loads(line) for line in file.read_text().splitlines()]
+    answers = {
+        f"[user]{r['messages'][0]['content']}[assistant]": r["messages"][1]["content"]
+        if "messages" in r
+        else None
+        for r in said
+        if "messages" in r
+    } or {f"[user]{r['prompt']}[assistant]": r["chosen"] for r in said}
+    for prompt, wanted in prompts:
+        assert tokenizer.decode(wanted) == answers[tokenizer.decode(prompt)]
+        assert wanted[-1] == tokenizer.eos_id
+    assert len(dialogue.held_out_prompts(corpus, 99)) == len(corpus)
+
+
+def test_numbers_of_the_records_stay_with_their_pairs(talker):
+    tokenizer, template = Pretrained(talker), dialogue.template_of(talker, Dialogue())
+    encoder = dialogue.pairs(tokenizer, template, numbers=["margin"])
+    pair = dialogue.as_messages({"prompt": "p", "chosen": "c", "rejected": "r", "margin": 2})
+    assert np.array_equal(encoder([pair])[0].arrays["margin"], np.float32(2))

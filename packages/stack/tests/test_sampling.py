@@ -32,7 +32,7 @@ def test_it_writes_the_greedy_text_of_the_weights_of_each_step(model, tmp_path):
     rng = np.random.default_rng(0)
     tokens = {name: rng.integers(0, 256, (2, 16), np.int32) for name in ("tokens", "targets")}
     batch = {**tokens, "mask": np.ones((2, 16), np.float32)}
-    hook = Samples(file, tokenizer, prompt="ab", every=10, max_tokens=5)
+    hook = Samples(file, tokenizer, prompts=["ab"], every=10, max_tokens=5)
     assert hook.every == 10
     expected = []
     for step in (10, 20, 30):
@@ -50,7 +50,7 @@ def test_it_writes_the_greedy_text_of_the_weights_of_each_step(model, tmp_path):
 def test_one_engine_serves_all_samples_without_a_compilation(model, tmp_path):
     trainer = Trainer(optax.sgd(0.1), lm_loss())
     state = trainer.init(model)
-    hook = Samples(tmp_path / "s", Bytes(), prompt="ab", every=1, max_tokens=5)
+    hook = Samples(tmp_path / "s", Bytes(), prompts=["ab"], every=1, max_tokens=5)
     compilations = []
 
     def listen(event, duration_s, **_):
@@ -75,7 +75,7 @@ def test_of_a_larger_module_the_decoder_writes(model, tmp_path):
 
     trainer = Trainer(optax.sgd(0.1), lm_loss())
     state = trainer.init(Holder(model))
-    options = {"prompt": "a", "every": 1, "max_tokens": 2, "decoder": lambda held: held.inner}
+    options = {"prompts": ["a"], "every": 1, "max_tokens": 2, "decoder": lambda held: held.inner}
     Samples(tmp_path / "s", Bytes(), **options)(trainer, state, 1)
     assert json.loads((tmp_path / "s").read_text(encoding="utf-8"))["prompt"] == "a"
 
@@ -85,10 +85,10 @@ def test_weights_that_are_not_finite_end_the_run(model, tmp_path):
     state = trainer.init(model)
     broken = dataclasses.replace(state, params=jax.tree.map(lambda x: x * jnp.nan, state.params))
     with pytest.raises(ValueError, match=r"."):
-        Samples(tmp_path / "s", Bytes(), prompt="a", every=1)(trainer, broken, 1)
+        Samples(tmp_path / "s", Bytes(), prompts=["a"], every=1)(trainer, broken, 1)
 
 
 @pytest.mark.parametrize("options", [{"every": 0}, {"every": 1, "max_tokens": 0}])
 def test_options_that_mean_nothing_are_refused(options, tmp_path):
     with pytest.raises(ValueError, match=r"must be at least 1, got every=.*write for example"):
-        Samples(tmp_path / "s", Bytes(), prompt="a", **options)
+        Samples(tmp_path / "s", Bytes(), prompts=["a"], **options)

@@ -21,6 +21,8 @@ GIVEN = {
     },
     "continue": {"text": "/t", "model": "/m", "lora_rank": 4, "precision": "bfloat16"},
     "distil": {"text": "/é", "teacher": "/m", "alpha": 0.25, "minutes": 1.5, "config": "/c"},
+    "chat": {"records": ("/a.jsonl", "/b.jsonl"), "model": "/m", "train_on": "last", "prompts": 0},
+    "prefer": {"records": ("/p",), "model": "/m", "lora_rank": 2, "quantize": "int8", "beta": 0.5},
 }
 
 
@@ -50,7 +52,7 @@ def test_a_written_file_is_complete_and_gives_equal_settings(tmp_path, name, giv
     comments = " ".join(line[2:] for line in text.splitlines() if line.startswith("# "))
     assert all(settings.help_of(item) in comments for item in items)
     assert settings_file.recipe_of(_file(tmp_path, text)) == name
-    needed = {"text": "/t", "model": "/m", "teacher": "/m"}
+    needed = {"text": "/t", "records": ("/r",), "model": "/m", "teacher": "/m"}
     groups = {f.name for g in settings.parts(kind).values() for f in dataclasses.fields(g)}
 
     def made(options):
@@ -125,7 +127,7 @@ def test_a_wrong_file_is_refused_with_its_place(tmp_path, text, parts):
 
 def test_an_unknown_recipe_of_a_file_names_a_near_one(tmp_path):
     path = _file(tmp_path, "recipe = 'pretain'")
-    with pytest.raises(ValueError, match=r"pretrain, continue, distil, got .* mean pretrain\?"):
+    with pytest.raises(ValueError, match=r"pretrain, continue, distil, .* got .* mean pretrain\?"):
         settings_file.recipe_of(path)
     assert settings_file.recipe_of(_file(tmp_path, "")) is None
 

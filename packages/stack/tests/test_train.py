@@ -70,7 +70,7 @@ def test_usage_is_refused_with_what_is_wanted(capsys, line, wanted):
 
 def test_a_new_run_without_its_recipe_is_told_their_names(capsys, tmp_path):
     assert cli.main(["train", "--out", str(tmp_path / "r")]) == 1
-    assert "type dovetail train pretrain|continue|distil --out" in capsys.readouterr().err
+    assert f"type dovetail train {'|'.join(RECIPES)} --out" in capsys.readouterr().err
     assert not (tmp_path / "r").exists()
 
 

@@ -14,11 +14,15 @@ if TYPE_CHECKING:
     from dovetail_data import Progress
 
 
+# Scalars in a bar: the loss, and measures of pairs where there are any.
+_SHOWN = {"loss": "loss", "margin": "loss/margin", "accuracy": "loss/accuracy"}
 _WINDOW = 50  # steps of the median rate in a bar
 
 
 class Bar:
     """A metric sink that shows steps, the loss of a step and the median rate of the last 50 steps.
+
+    The margin and the accuracy of pairs are shown beside the loss.
 
     Use it as a context manager.
     """
@@ -43,7 +47,7 @@ class Bar:
             self._bar = tqdm(total=self._steps, initial=step, unit="step", desc="train")
         if "tokens_per_s" in scalars:
             self._rates.append(scalars["tokens_per_s"])
-        self._bar.set_postfix_str(_state(scalars["loss"], self._rates), refresh=False)
+        self._bar.set_postfix_str(_state(scalars, self._rates), refresh=False)
         self._bar.update(step + 1 - self._bar.n)
 
 
@@ -89,6 +93,23 @@ class Bytes:
         self._bar.update(done_bytes - self._bar.n)
 
 
+class Scoring:
+    """Shows rows whose reference is computed. Use it as a context manager."""
+
+    def __init__(self, total: int) -> None:
+        self._bar = tqdm(total=total, unit="row", desc="reference")
+
+    def __enter__(self) -> "Scoring":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+    def __call__(self, rows: int) -> None:
+        """Adds rows."""
+        self._bar.update(rows)
+
+
 class Prompts:
     """Shows prompts that are done and the rate of new tokens. Use it as a context manager.
 
@@ -115,8 +136,8 @@ class Prompts:
         self._bar.update(prompts)
 
 
-def _state(loss: float, rates: Collection[float]) -> str:
-    shown = [f"loss {loss:.3f}"]
+def _state(scalars: Mapping[str, float], rates: Collection[float]) -> str:
+    shown = [f"{name} {scalars[key]:.3f}" for name, key in _SHOWN.items() if key in scalars]
     if rates:
         shown.append(f"median {statistics.median(rates):,.0f} tokens/s")
     return ", ".join(shown)

@@ -210,8 +210,8 @@ def never_trained(path: Path) -> bool:
 
 
 def clear(path: Path) -> None:
-    """Removes the corpora and the tokenizer of a run without steps."""
-    for name in ("train", "held_out"):
+    """Removes the corpora, the reference and the tokenizer of a run without steps."""
+    for name in ("train", "held_out", "reference"):
         shutil.rmtree(path / name, ignore_errors=True)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (path / name).unlink(missing_ok=True)

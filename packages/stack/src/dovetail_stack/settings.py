@@ -24,9 +24,21 @@ from dovetail_stack.recipes.options import (
     Monitoring,
     Shape,
     Source,
+    TextMonitoring,
     Training,
     Tuning,
     Vocabulary,
+)
+from dovetail_stack.recipes.record_options import (
+    Adapting,
+    Answers,
+    Conversations,
+    Dialogue,
+    Embedding,
+    Encoding,
+    Examples,
+    Preferring,
+    Rewarding,
 )
 
 FILE = "run.json"
@@ -35,7 +47,7 @@ CHANGEABLE = frozenset(
     (
         *("steps", "save_every", "remat", "accumulate", "precision", "ema", "guard_sigma"),
         *("learning_rate", "matrix_learning_rate", "balance", "alpha", "temperature"),
-        *("samples", "prompt", "trace"),
+        *("samples", "prompt", "prompts", "answer_tokens", "trace"),
     )
 )
 # Between 0 and another value these add or drop arrays of the run's state.
@@ -64,11 +76,11 @@ class Settings:
     """The settings shared by all recipes. Paths are absolute, so a run resumes from any folder.
 
     Attributes:
-        files: The text.
         duration: Length of the run. `steps` is None until corpus and speed are known.
-        monitoring: Samples and traces during training.
+        monitoring: Traces during training, and samples where a model writes text.
         training: Batch, precision and the like.
-        skipped: Names of files without text, relative to the text's directory. None: not known yet.
+        skipped: Names of files without text, relative to the text's directory. None: not known yet,
+            or no text.
         leave_out: Steps [first, end) whose batches are passed over. Each is numbered as in the run
             after those before it.
         rewind: A rewind that is pending.
@@ -76,7 +88,6 @@ class Settings:
     """
 
     recipe: ClassVar[str]
-    files: Files
     duration: Duration = field(default_factory=Duration)
     monitoring: Monitoring = field(default_factory=Monitoring)
     training: Batching = field(default_factory=Batching)
@@ -99,7 +110,46 @@ class Settings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pretrain(Settings):
+class FromText(Settings):
+    """The settings of recipes that train on the text of a directory.
+
+    Attributes:
+        files: The text.
+        monitoring: Samples and traces during training.
+    """
+
+    files: Files
+    monitoring: TextMonitoring = field(default_factory=TextMonitoring)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FromRecords(Settings):
+    """The settings of recipes that tune a model on records.
+
+    Attributes:
+        examples: Files of records.
+        source: The model.
+    """
+
+    examples: Examples
+    source: Source
+
+
+@dataclass(frozen=True, kw_only=True)
+class FromMessages(FromRecords):
+    """The settings of recipes that tune a decoder on conversations or pairs of answers.
+
+    Attributes:
+        dialogue: The chat template.
+        training: Batch, adapters and the like.
+    """
+
+    dialogue: Dialogue = field(default_factory=Dialogue)
+    training: Adapting = field(default_factory=Adapting)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pretrain(FromText):
     """Train a decoder of any family, and its tokenizer, from nothing on the text of a directory.
 
     Args:
@@ -115,7 +165,7 @@ class Pretrain(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Continue(Settings):
+class Continue(FromText):
     """Train a Hugging Face directory's model on, whole or by adapters that are merged at the end.
 
     The export is in float32, the dtype of training. `dovetail models convert` casts it.
@@ -127,7 +177,7 @@ class Continue(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Distil(Settings):
+class Distil(FromText):
     """Train a small decoder on text and on the logits of a teacher, whose tokenizer it takes.
 
     Args:
@@ -142,13 +192,83 @@ class Distil(Settings):
     training: Training = field(default_factory=Training)
 
 
-RECIPES: dict[str, type[Settings]] = {kind.recipe: kind for kind in (Pretrain, Continue, Distil)}
+@dataclass(frozen=True, kw_only=True)
+class Chat(FromMessages):
+    """Tune a model on conversations: the answers are trained, the rest is read.
+
+    A record is {"messages": [{"role": ..., "content": ...}, ...]}. With --lora-rank the adapters
+    are exported too, for PEFT, as RUN/peft.
+    """
+
+    recipe: ClassVar[str] = "chat"
+    dialogue: Conversations = field(default_factory=Conversations)
+    monitoring: Answers = field(default_factory=Answers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prefer(FromMessages):
+    """Tune a model on pairs of answers to one prompt, one of them preferred.
+
+    A record is {"prompt": ..., "chosen": ..., "rejected": ...}, messages or texts. A step of
+    --global-batch N has N / 2 pairs. With --lora-rank the adapters are exported too, for PEFT, as
+    RUN/peft.
+
+    Args:
+        preference: The loss and its reference.
+    """
+
+    recipe: ClassVar[str] = "prefer"
+    preference: Preferring = field(default_factory=Preferring)
+    monitoring: Answers = field(default_factory=Answers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reward(FromMessages):
+    """Train a model to rate answers, on pairs of answers to one prompt.
+
+    Records are those of prefer. RUN/hf is a sequence classifier of transformers with one label, the
+    reward. Adapters are merged into it.
+
+    Args:
+        reward: The loss.
+    """
+
+    recipe: ClassVar[str] = "reward"
+    reward: Rewarding = field(default_factory=Rewarding)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embed(FromRecords):
+    """Tune an encoder or a decoder to embed texts, on texts that belong together.
+
+    A record is {"query": ..., "positive": ...}, texts, and may have a "negative". All other texts
+    of a batch are negatives, so --accumulate is 1; --chunks saves memory. A step of --global-batch
+    N has N / 2 records, or N / 3 with negatives.
+
+    Args:
+        embedding: The texts and the loss.
+        training: Batch and learning rate.
+    """
+
+    recipe: ClassVar[str] = "embed"
+    embedding: Embedding = field(default_factory=Embedding)
+    training: Encoding = field(default_factory=Encoding)
+
+
+RECIPES: dict[str, type[Settings]] = {
+    kind.recipe: kind for kind in (Pretrain, Continue, Distil, Chat, Prefer, Reward, Embed)
+}
 
 
 def parts(kind: type[Settings]) -> dict[str, Any]:
-    """Returns {name: class} of the groups in a recipe's settings."""
-    fields = dataclasses.fields(kind)
-    return {item.name: item.type for item in fields if dataclasses.is_dataclass(item.type)}
+    """Returns {name: class} of the groups in a recipe's settings, first those that need values."""
+    groups = {f.name: f.type for f in dataclasses.fields(kind) if dataclasses.is_dataclass(f.type)}
+    ordered = sorted(groups, key=lambda name: not _needs_values(groups[name]))
+    return {name: groups[name] for name in ordered}
+
+
+def _needs_values(group: Any) -> bool:
+    return any(item.default is dataclasses.MISSING for item in dataclasses.fields(group))
 
 
 def option(name: str) -> str:
@@ -215,7 +335,8 @@ def create(kind: type[S], given: dict[str, Any]) -> S:
             if item.default is dataclasses.MISSING and item.name not in given:
                 raise ValueError(
                     f"a new run of {kind.recipe} needs {item.name}, got none: pass "
-                    f"{option(item.name)} DIR, a {item.metadata['help']}"
+                    f"{option(item.name)} {item.metadata['parse'].get('metavar', 'DIR')}, a "
+                    f"{item.metadata['help']}"
                 )
         made[name] = group(**{f.name: given[f.name] for f in fields if f.name in given})
     if "shape" in made:

@@ -1,48 +1,33 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the settings of a training run: text, training, export."""
+"""Runs the settings of a training run: corpora, training, export."""
 
 import dataclasses
 import math
-import os
-import shutil
 import signal
-import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from dovetail_stack.commands.generate import EXPORT, locate, refuse_quantized
+from dovetail_stack import record_jobs, text_jobs
+from dovetail_stack.job import Job, evaluated_batches
 from dovetail_stack.processes import gathered, is_first, on_first, say
-from dovetail_stack.progress import Bar, Writing
-from dovetail_stack.settings import Continue, Distil, Pretrain, Settings, load, option
+from dovetail_stack.progress import Bar
+from dovetail_stack.settings import FromRecords, FromText, Settings, load, option
 
 if TYPE_CHECKING:
     from jax.sharding import AbstractMesh, Mesh
 
-    from dovetail_data import Pretrained, Rows
-    from dovetail_models import Config, Decoder
+    from dovetail_data import Rows
     from dovetail_stack.recipes.fitting import Recipe
-    from dovetail_stack.recipes.text import Prepared, Selection
     from dovetail_train import Estimate, Eval, Hook
 
 MOST_PASSES = 4  # over the text, for --minutes: more would train on what is known by heart
 EVALUATIONS = 8  # of the held-out loss in a run
-EVALUATED_ROWS = 64  # of the held-out text, each time
-SAMPLES, TRACE = "samples.jsonl", "trace"
+TRACE = "trace"
 TRACED_STEPS = 5
 S = TypeVar("S", bound=Settings)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Job:
-    """Text and recipe of a run, and the directory whose tokenizer is exported."""
-
-    text: "Prepared"
-    recipe: "Recipe"
-    like: Path
 
 
 class _Accepted:
@@ -76,32 +61,54 @@ def execute(
         False if a signal stopped the run early. Its state is then saved.
     """
     from dovetail_checkpoint import on_signal
-    from dovetail_data import budget, pack
+    from dovetail_data import budget
     from dovetail_stack.recipes.fitting import fit
     from dovetail_train.processes import first
 
     job = _job(run, out, mesh)
-    length, seed, size = run.training.length, run.training.seed, run.training.global_batch
-    rows = pack(job.text.train, length=length, seed=seed)
     steps = run.duration.steps
     if steps is None:
-        steps = first(_plan(run, job.recipe, rows))
+        steps = first(_plan(run, job.recipe, job.rows))
         if is_first():
             run.with_steps(steps).save(out)
-    say(str(budget(rows, steps=steps, global_batch=size)))
-    held_out = pack(job.text.held_out, length=length, seed=seed)
+    job.begin(steps)
+    say(str(budget(job.rows, steps=steps, global_batch=run.training.global_batch)))
     hooks = [
-        *_evaluations(held_out, job, mesh=mesh, every=max(1, steps // EVALUATIONS)),
+        *_evaluations(job, mesh=mesh, every=max(1, steps // EVALUATIONS)),
         *_monitoring(run, job, out),
     ]
+    # The module as it was trained, with adapters that are not merged.
+    recipe = dataclasses.replace(job.recipe, finished=lambda module: module)
     with on_signal(signal.SIGINT, signal.SIGTERM) as stop, Bar(steps=steps) as bar:
         options = {"steps": steps, "hooks": hooks, "stop": stop.poll, "resume": resume}
         options["leave_out"] = [range(first, end) for first, end in run.leave_out]
-        model, result = fit(job.recipe, rows, out, sinks=[_Accepted(run, out), bar], **options)
+        options["before"] = lambda module: _sample(job, module, step=0)
+        sinks = [_Accepted(run, out), bar]
+        module, result = fit(recipe, job.rows, out, sinks=sinks, **options)
     if not result.interrupted:
-        whole = gathered(model)
-        on_first(lambda: _export(whole, out, like=job.like))
+        _sample(job, module, step=steps)
+        _export(job, module, out)
     return not result.interrupted
+
+
+def _job(run: Settings, out: Path, mesh: "Mesh") -> Job:
+    if isinstance(run, FromRecords):
+        return record_jobs.job_of(run, out, mesh)
+    assert isinstance(run, FromText)
+    return text_jobs.job_of(run, out, mesh)
+
+
+def _sample(job: Job, module: Any, *, step: int) -> None:
+    """Samples text at the beginning or the end of a run, if the job asks for it."""
+    if job.at_ends is not None:
+        job.at_ends.write(module, step)
+        job.at_ends.close()
+
+
+def _export(job: Job, module: Any, out: Path) -> None:
+    """Exports the decoder of a trained module. Every process calls it."""
+    trained = gathered(module)
+    on_first(lambda: job.export(trained, out))
 
 
 def checked(run: S, *, mesh: "Mesh") -> S:
@@ -115,18 +122,27 @@ def checked(run: S, *, mesh: "Mesh") -> S:
         The settings, with the names of files without text and the keys of a config.json.
 
     Raises:
-        ValueError: Text, model, shape, batch or mesh do not fit.
+        ValueError: Text or records, model, shape, batch or mesh do not fit.
     """
     check_batch(run, mesh)
-    run = _with_keys(run)
+    if isinstance(run, FromText):
+        run = text_jobs.with_keys(run)
     recipe = _outlined(run, mesh)  # reads the configuration of the model that it begins from
     recipe.outline()
     recipe.trainer(1)
-    selection = _selected(run)
-    split_files(run, selection.files)
-    if selection.counts:
-        print(f"{selection} below {run.files.text}", file=sys.stderr, flush=True)
-    return dataclasses.replace(run, skipped=selection.skipped)
+    if isinstance(run, FromRecords):
+        record_jobs.check(run)
+        return run
+    assert isinstance(run, FromText)
+    return text_jobs.checked(run)
+
+
+def _outlined(run: Settings, mesh: "Mesh | AbstractMesh") -> "Recipe":
+    """Returns the recipe before its corpora are read."""
+    if isinstance(run, FromRecords):
+        return record_jobs.outlined(run, mesh)
+    assert isinstance(run, FromText)
+    return text_jobs.outlined(run, mesh)
 
 
 def check_batch(run: Settings, mesh: "Mesh | AbstractMesh") -> None:
@@ -164,7 +180,8 @@ def estimate(
     from dovetail_stack.recipes.fitting import estimate_step
 
     check_batch(run, mesh)
-    run = _with_keys(run)
+    if isinstance(run, FromText):
+        run = text_jobs.with_keys(run)
     needs = estimate_step(_outlined(run, mesh), device=None, dcn=dcn, **rates)
     typed = [dataclasses.replace(r, code=_options(r.changes)) for r in needs.remedies]
     return dataclasses.replace(needs, remedies=tuple(typed))
@@ -177,140 +194,11 @@ def _options(changes: dict[str, Any]) -> str:
     return " ".join(f"{option(named.get(name, name))} {value}" for name, value in values.items())
 
 
-def _outlined(run: Settings, mesh: "Mesh | AbstractMesh") -> "Recipe":
-    """Returns the recipe before the text is read. The vocabulary has the requested size."""
-    from dovetail_stack.recipes.families import check_experts, config_of
-
-    options = {"length": run.training.length, "keys": run.keys}
-    ways = dict(mesh.shape).get("expert", 1)
-    if isinstance(run, Continue):
-        from dovetail_stack.recipes.continuation import continuation
-
-        source, config, _ = _opened(run)
-        check_experts(config, ways=ways)
-        return continuation(source, run.training, mesh=mesh)
-    if isinstance(run, Distil):
-        from dovetail_stack.recipes.distillation import distilling
-
-        teacher, config, _ = _opened(run)
-        student = config_of(run.shape, vocab_size=config.vocab_size, **options)
-        check_experts(student, ways=ways)
-        return distilling(student, teacher, run.distillation, training=run.training, mesh=mesh)
-    from dovetail_stack.recipes.language_model import pretraining
-
-    assert isinstance(run, Pretrain)
-    config = config_of(run.shape, vocab_size=run.vocabulary.vocab_size, **options)
-    check_experts(config, ways=ways)
-    return pretraining(config, run.training, mesh=mesh)
-
-
-def _with_keys(run: S) -> S:
-    """Returns the settings of a new run with the keys of its config.json, if there is one."""
-    if not isinstance(run, Pretrain | Distil) or run.shape.config is None or run.keys is not None:
-        return run
-    from dovetail_stack.recipes.families import read_keys
-
-    return dataclasses.replace(run, keys=read_keys(run.shape.config))
-
-
-def _job(run: Settings, out: Path, mesh: "Mesh") -> _Job:
-    if isinstance(run, Continue):
-        return _continuing(run, out, mesh)
-    if isinstance(run, Distil):
-        return _distilling(run, out, mesh)
-    assert isinstance(run, Pretrain)
-    return _pretraining(run, out, mesh)
-
-
-def _pretraining(run: Pretrain, out: Path, mesh: "Mesh") -> _Job:
-    from dovetail_stack.recipes.families import config_for
-    from dovetail_stack.recipes.language_model import pretraining
-    from dovetail_stack.recipes.text import prepare
-
-    text = _prepared(run, prepare, out, vocab_size=run.vocabulary.vocab_size)
-    options = {"length": run.training.length, "keys": run.keys}
-    config = config_for(run.shape, text.tokenizer, **options)
-    return _Job(text=text, recipe=pretraining(config, run.training, mesh=mesh), like=out)
-
-
-def _continuing(run: Continue, out: Path, mesh: "Mesh") -> _Job:
-    from dovetail_stack.recipes.continuation import continuation
-    from dovetail_stack.recipes.text import encode
-
-    source, _, tokenizer = _opened(run)
-    text = _prepared(run, encode, out, tokenizer=tokenizer)
-    return _Job(text=text, recipe=continuation(source, run.training, mesh=mesh), like=source)
-
-
-def _distilling(run: Distil, out: Path, mesh: "Mesh") -> _Job:
-    from dovetail_stack.recipes.distillation import distilling
-    from dovetail_stack.recipes.families import config_for
-    from dovetail_stack.recipes.text import encode
-
-    teacher, config, tokenizer = _opened(run)
-    text = _prepared(run, encode, out, tokenizer=tokenizer)
-    options = {"length": run.training.length, "keys": run.keys}
-    student = config_for(run.shape, tokenizer, vocab_size=config.vocab_size, **options)
-    recipe = distilling(student, teacher, run.distillation, training=run.training, mesh=mesh)
-    return _Job(text=text, recipe=recipe, like=teacher)
-
-
-def _opened(run: Continue | Distil) -> "tuple[Path, Config, Pretrained]":
-    """The directory of the model that the run begins from, its configuration and its tokenizer."""
-    from dovetail_stack.recipes.continuation import opened
-
-    named = run.source.model if isinstance(run, Continue) else run.distillation.teacher
-    refuse_quantized(Path(named), run.recipe)
-    directory = locate(Path(named))
-    return directory, *opened(directory, length=run.training.length)
-
-
-def _selected(run: Settings) -> "Selection":
-    """Selects the files of a run. Only a new run reads all of them."""
-    from dovetail_stack.recipes.text import select
-
-    files = run.files
-    options = {"pattern": files.pattern, "skip": files.skip, "skipped": run.skipped}
-    return select(Path(files.text), **options)
-
-
-def split_files(run: Settings, files: list[Path]) -> tuple[list[Path], list[Path]]:
-    """Returns the files to train on and the held-out files."""
-    from dovetail_stack.recipes.text import split
-
-    return split(files, root=Path(run.files.text), held_out=run.files.held_out)
-
-
-def _prepared(run: Settings, write: Any, out: Path, **options: Any) -> "Prepared":
-    """Writes both corpora with `prepare` or `encode` on process 0. The others open them."""
-    from dovetail_stack.recipes.text import opened
-
-    prepared = []
-    on_first(lambda: prepared.append(_written(run, write, out, **options)))
-    return prepared[0] if prepared else opened(out, tokenizer=options.get("tokenizer"))
-
-
-def _written(run: Settings, write: Any, out: Path, **options: Any) -> "Prepared":
-    train, held_out = split_files(run, _selected(run).files)
-    counts = f"{len(train)} files to train on, {len(held_out)} held out"
-    print(f"{counts}, from {run.files.text}", file=sys.stderr, flush=True)
-    with Writing() as writing:
-        workers = os.cpu_count() or 1
-        try:
-            return write(train, held_out, out, workers=workers, progress=writing, **options)
-        except ValueError as error:
-            error.add_note(
-                f"The files were chosen by --pattern {run.files.pattern!r} without --skip "
-                f"{run.files.skip}; for others, type the command anew with other options."
-            )
-            raise
-
-
 def _plan(run: Settings, recipe: "Recipe", rows: "Rows") -> int:
     """Returns the steps of a new run: one pass over the text, or as many as fit the minutes."""
     from dovetail_stack.recipes.fitting import steps_in
 
-    one_pass = math.ceil(len(rows) / run.training.global_batch)
+    one_pass = math.ceil(len(rows) * rows.unit / run.training.global_batch)
     if run.duration.minutes is None:
         return one_pass
     say("Timing a few steps to plan the run.")
@@ -323,63 +211,30 @@ def _plan(run: Settings, recipe: "Recipe", rows: "Rows") -> int:
     return steps
 
 
-def _evaluations(rows: "Rows", job: _Job, *, mesh: "Mesh", every: int) -> "list[Eval]":
-    """Returns hooks for held-out loss and bits per byte, also of averaged parameters."""
+def _evaluations(job: Job, *, mesh: "Mesh", every: int) -> "list[Eval]":
+    """Returns hooks for the measures of held-out rows, also of averaged parameters."""
     from dovetail_data import batches
-    from dovetail_stack.recipes.fitting import attention
-    from dovetail_train import Eval, lm_loss, process_shard
+    from dovetail_train import Eval, process_shard
 
     batching = job.recipe.batching
     size = batching.global_batch
-    metrics = {"loss": lm_loss(attention=attention), **_bits_per_byte(job.text.tokenizer)}
-
-    def of_decoder(loss: Any) -> Any:
-        return lambda model, batch, *, key: loss(job.recipe.decoder(model), batch, key=key)
-
     held_out = list(
         islice(
-            batches(rows, global_batch=size, seed=None, epochs=1, shard=process_shard(mesh)),
-            math.ceil(EVALUATED_ROWS / size),
+            batches(
+                job.held_out, global_batch=size, seed=None, epochs=1, shard=process_shard(mesh)
+            ),
+            evaluated_batches(size),
         )
     )
-    options = {"metrics": {name: of_decoder(loss) for name, loss in metrics.items()}}
     kinds = (False, True) if batching.ema else (False,)
-    return [Eval(held_out, every=every, ema=ema, **options) for ema in kinds]
+    return [Eval(held_out, every=every, ema=ema, metrics=job.metrics) for ema in kinds]
 
 
-def _monitoring(run: Settings, job: _Job, out: Path) -> "list[Hook]":
-    """Returns the hooks for samples and a trace."""
-    from dovetail_stack.recipes.sampling import Samples
+def _monitoring(run: Settings, job: Job, out: Path) -> "list[Hook]":
+    """Returns the hooks of the job and the one for a trace."""
     from dovetail_train import Trace
 
-    monitoring, hooks = run.monitoring, []
-    if monitoring.samples:
-        options = {"prompt": monitoring.prompt, "every": monitoring.samples}
-        decoder = job.recipe.decoder
-        hooks.append(Samples(out / SAMPLES, job.text.tokenizer, decoder=decoder, **options))
-    if monitoring.trace:
-        hooks.append(Trace(out / TRACE, start=monitoring.trace, steps=TRACED_STEPS))
+    hooks = [*job.hooks]
+    if run.monitoring.trace:
+        hooks.append(Trace(out / TRACE, start=run.monitoring.trace, steps=TRACED_STEPS))
     return hooks
-
-
-def _bits_per_byte(tokenizer: "Pretrained") -> dict[str, Any]:
-    """Returns the metric, or nothing if the tokenizer does not tell the bytes of an id."""
-    from dovetail_data import token_bytes
-    from dovetail_stack.recipes.fitting import attention
-    from dovetail_train import BitsPerByte
-
-    try:
-        sizes = token_bytes(tokenizer)
-    except ValueError as error:
-        say(f"Bits per byte will not be measured: {error}")
-        return {}
-    return {"bits_per_byte": BitsPerByte(sizes, attention=attention)}
-
-
-def _export(model: "Decoder", out: Path, *, like: Path) -> None:
-    """Writes `out`/hf with the tokenizer. Replaces an earlier export of this run."""
-    from dovetail_models import save
-
-    if (out / EXPORT).exists():
-        shutil.rmtree(out / EXPORT)
-    save(model, out / EXPORT, like=like)

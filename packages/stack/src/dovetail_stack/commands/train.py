@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Train a language model: from text alone, from a model, or from a teacher's logits.
+"""Train a model: from text alone, on from a model, from a teacher's logits, or on records.
 
 The same command again, or just --out, resumes a run that was interrupted or killed. With --out
 and more --steps a run goes on, a finished one too. A finished run is exported as a Hugging Face
@@ -17,12 +17,21 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dovetail_stack import launches, processes, rewinding, runs, settings, settings_file, training
+from dovetail_stack import (
+    checking,
+    launches,
+    processes,
+    rewinding,
+    runs,
+    settings,
+    settings_file,
+    training,
+)
 from dovetail_stack._command import DONE, INTERRUPTED, Parser, add_json
 from dovetail_stack.commands.generate import EXPORT
 from dovetail_stack.mesh import make_mesh, parsed_dcn
 from dovetail_stack.recipes.options import Devices, Duration
-from dovetail_stack.settings import RECIPES, Settings
+from dovetail_stack.settings import RECIPES, FromRecords, Settings
 
 # Rates for --estimate, as `dovetail_train.estimate` names them.
 RATES = {
@@ -31,6 +40,8 @@ RATES = {
     "link_bytes_per_s": "for --estimate: what it sends within its slice (not known)",
     "dcn_bytes_per_s": "for --estimate: what it sends to other slices (not known)",
 }
+
+WRITERS = ("pretrain", "continue", "distil", "chat", "prefer")  # recipes of models that write text
 
 
 def add(parser: Parser) -> None:
@@ -63,6 +74,8 @@ def add(parser: Parser) -> None:
             argument_default=argparse.SUPPRESS,
         )
         _everywhere(recipe)
+        if issubclass(kind, FromRecords):
+            checking.declare(recipe)
         for title, group in settings.parts(kind).items():
             _options(recipe.add_argument_group(title), group)
 
@@ -138,6 +151,11 @@ def run(args: argparse.Namespace) -> int:
     values = _with_file(vars(args))
     if "print_settings" in values:
         print(_printed(values))
+        return DONE
+    if "check" in values:
+        kind = RECIPES[values["recipe"]]
+        assert issubclass(kind, FromRecords)  # the others do not have the option
+        print(checking.checked(settings.create(kind, _given(values, kind)), values))
         return DONE
     if "out" not in values:
         args.parser.error("the following arguments are required: --out RUN, the run's directory")
@@ -243,7 +261,9 @@ def _report(args: argparse.Namespace, out: Path, *, as_json: bool, finished: boo
     if as_json:
         print(json.dumps({"run": str(out), "finished": finished, "export": export}, indent=2))
     elif finished:
-        print(f"Exported {export}. Try: dovetail generate {args.out} --prompt '...'")
+        writes = settings.load(out).recipe in WRITERS
+        hint = f" Try: dovetail generate {args.out} --prompt '...'" if writes else ""
+        print(f"Exported {export}.{hint}")
     if not finished:
         print(f"Saved. Resume it with: dovetail train --out {args.out}", file=sys.stderr)
 

@@ -8,6 +8,13 @@
 - `families`: the configuration of a decoder, by family and sizes or a config.json (models)
 - `language_model`: the recipe of pretraining (models, optim, train)
 - `continuation`: the recipe of training a directory's model on, by adapters too (models, train)
+- `records`, `dialogue`, `passages`: files of records to corpora of chats, pairs or texts (data)
+- `record_options`: the settings of the recipes that tune on records
+- `adapters`: LoRA, over quantized weights too, merged and exported for PEFT (models, quant)
+- `chat`: the recipe of tuning on conversations (models, train)
+- `preference`, `reference`: that of tuning on pairs of answers, and its stored reference (tune)
+- `reward`: that of a reward model, with an export for transformers (models, tune)
+- `embedding`: that of an embedding model (models, tune)
 - `distillation`: the recipe of learning from a teacher's logits (models, train)
 - `frozen`: checkpoints without frozen parameters (checkpoint, train)
 - `evaluation`: bits per byte of a corpus (data, models)

@@ -8,7 +8,7 @@ is shared and lives here, so all of them resume by the same lines.
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
@@ -58,7 +58,9 @@ class Recipe:
         outline: Returns that module by shapes, for a mesh that may be abstract.
         trainable: The trainer's filter.
         decoder: Returns the part of the module to evaluate.
-        finished: Returns the decoder to export from the trained module.
+        finished: Returns the model to export, a decoder or another, from the trained module.
+        fields: Fields of a batch by shapes. None: those of text.
+        batches: Adds the fields that a loss needs of other rows of a batch.
     """
 
     batching: Batching
@@ -67,7 +69,9 @@ class Recipe:
     outline: Callable[[], nnx.Module]
     trainable: Any
     decoder: Callable[[Any], Decoder]
-    finished: Callable[[Any], Decoder]
+    finished: Callable[[Any], Any]
+    fields: Mapping[str, jax.ShapeDtypeStruct] | None = None
+    batches: Callable[[Iterator[Any]], Iterator[Any]] = lambda batches: batches
 
 
 AnyMesh: TypeAlias = Mesh | AbstractMesh
@@ -135,9 +139,10 @@ def here(mesh: AnyMesh | None) -> Mesh | None:
     return None if mesh is None else auto_mesh(mesh)
 
 
-def configured(model: Decoder, batching: Batching) -> Decoder:
-    """Configures rematerialization. It also scans the layers, since otherwise recomputation
-    frees no memory on a CPU.
+def configured(model: Any, batching: Batching) -> Any:
+    """Configures rematerialization of a decoder or an encoder.
+
+    It also scans the layers, since otherwise recomputation frees no memory on a CPU.
     """
     if batching.remat == "none":
         return model
@@ -170,12 +175,16 @@ def estimate_step(
         dcn: Slices along each axis that crosses slow links. Default: as the devices lie.
         **rates: Measured rates, as `dovetail_train.estimate` takes them. Default: as published.
     """
-    batching = recipe.batching
+    batch = dict(recipe.fields or text_fields(recipe.batching))
+    return estimate(recipe.trainer(1), recipe.outline(), batch, device=device, dcn=dcn, **rates)
+
+
+def text_fields(batching: Batching) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns the fields of a batch of text, by shapes."""
     shape = batching.global_batch, batching.length
     fields = {"tokens": jnp.int32, "targets": jnp.int32, "segment_ids": jnp.int32}
     fields |= {"positions": jnp.int32, "mask": jnp.float32}
-    batch = {name: jax.ShapeDtypeStruct(shape, dtype) for name, dtype in fields.items()}
-    return estimate(recipe.trainer(1), recipe.outline(), batch, device=device, dcn=dcn, **rates)
+    return {name: jax.ShapeDtypeStruct(shape, dtype) for name, dtype in fields.items()}
 
 
 def fit(
@@ -189,7 +198,8 @@ def fit(
     stop: Callable[[int], bool] | None = None,
     resume: Literal["exact", "convert"] = "exact",
     leave_out: Sequence[range] = (),
-) -> tuple[Decoder, Result]:
+    before: Callable[[nnx.Module], object] | None = None,
+) -> tuple[Any, Result]:
     """Trains a decoder, or resumes the training in `directory`.
 
     Checkpoints go to `directory`/checkpoints, without frozen parameters, and metrics to
@@ -209,9 +219,10 @@ def fit(
         leave_out: Steps whose batches are passed over, such as [range(120, 124)]. All other rows
             keep their order. Each range is numbered as in the run without those before it. To leave
             out steps that were made, go back first: `dovetail_checkpoint.rewind`.
+        before: Receives the module before the first step, unless there is a checkpoint.
 
     Returns:
-        The finished decoder, of averaged parameters if there are any, and how the run ended.
+        The finished model, of averaged parameters if there are any, and how the run ended.
 
     Raises:
         ValueError: The frozen parameters, or settings that a resume refuses, differ from those of
@@ -227,11 +238,13 @@ def fit(
         model = recipe.model()
         whole = recipe.trainable is nnx.Param  # nothing is frozen
         kept = store if whole else WithoutFrozen.of(model, store, trainable=recipe.trainable)
+        if before is not None and not any((directory / CHECKPOINTS).glob("[0-9]*")):
+            before(model)
         begun = [model]
         del model  # the trainer copies its arrays: nobody else is to hold them
         result = run.fit(
             begun.pop(),
-            data,
+            recipe.batches(data),
             steps=steps,
             store=kept,
             save_every=batching.saves_every(steps),
@@ -276,7 +289,7 @@ def steps_in(seconds: float, recipe: Recipe, rows: Rows) -> int:
     shard = process_shard(run.mesh)
     data = batches(rows, global_batch=batching.global_batch, seed=batching.seed, shard=shard)
     durations = []
-    for batch in islice(data, 1 + PROBES):
+    for batch in islice(recipe.batches(data), 1 + PROBES):
         start = time.perf_counter()
         state, metrics = run.step(state, batch)
         jax.block_until_ready((state, metrics))

@@ -3,11 +3,13 @@
 """Samples of a model during training: a hook of the trainer."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
 from flax import nnx
+from jaxtyping import Int
 
 from dovetail_data import Tokenizer
 from dovetail_infer import Engine, Sampling
@@ -16,21 +18,25 @@ from dovetail_stack.processes import gathered, is_first
 from dovetail_stack.recipes.engine import engine
 from dovetail_train import State, Trainer
 
+Prompt: TypeAlias = str | Sequence[int] | Int[np.ndarray, " T"]  # a text, or its ids
+
 
 class Samples:
     """A hook that appends {"step", "prompt", "text"} to a JSONL file.
 
-    The text is the greedy continuation of `prompt` by the current parameters. A run that resumes
+    The text is the greedy continuation of a prompt by the current parameters. A run that resumes
     from before a sample writes it again. One engine serves all samples: its programs compile at the
     first, and later ones copy the weights. Between samples it sleeps, without a cache.
 
     Args:
         file: JSONL file.
         tokenizer: The model's tokenizer.
-        prompt: Text to continue.
+        prompts: Texts to continue, or their ids. Each has a line in the file.
         every: Steps between samples.
         decoder: Returns the decoder of the trained module.
         max_tokens: Largest number of new tokens.
+        stop_token_ids: Ids that end a continuation, beside the tokenizer's end of text.
+        wanted: Text of the data for each prompt, kept beside the sample as "wanted".
     """
 
     def __init__(
@@ -38,10 +44,12 @@ class Samples:
         file: Path,
         tokenizer: Tokenizer,
         *,
-        prompt: str,
+        prompts: Sequence[Prompt],
         every: int,
         decoder: Callable[[Any], Decoder] = lambda model: model,
         max_tokens: int = 48,
+        stop_token_ids: Sequence[int] = (),
+        wanted: Sequence[str] | None = None,
     ) -> None:
         if every < 1 or max_tokens < 1:
             raise ValueError(
@@ -49,30 +57,53 @@ class Samples:
                 f"max_tokens={max_tokens}: write for example every=100, max_tokens=48"
             )
         self.every = every
-        self._file, self._tokenizer, self._prompt = file, tokenizer, prompt
-        self._decoder, self._max_tokens = decoder, max_tokens
+        self._file, self._tokenizer, self._prompts = file, tokenizer, list(prompts)
+        self._decoder, self._wanted = decoder, wanted
+        self._sampling = Sampling(
+            max_tokens=max_tokens, temperature=0, stop_token_ids=tuple(stop_token_ids)
+        )
         self._engine: Engine | None = None
 
     def __call__(self, trainer: Trainer, state: State, step: int) -> Mapping[str, float]:
-        model = gathered(self._decoder(trainer.model(state)))
-        if not is_first():
-            return {}
-        text = self._continued(model)
-        line = {"step": step, "prompt": self._prompt, "text": text}
-        with self._file.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line, ensure_ascii=False) + "\n")
+        self.write(trainer.model(state), step)
         return {}
 
-    def _continued(self, model: Decoder) -> str:
-        """Returns the continuation by the weights of `model`."""
+    def write(self, module: nnx.Module, step: int) -> None:
+        """Appends the samples of a module. Every process calls it.
+
+        Args:
+            module: The module, as trained.
+            step: Number of updates that it had.
+        """
+        model = gathered(self._decoder(module))
+        if not is_first():
+            return
+        with self._file.open("a", encoding="utf-8") as file:
+            for i, text in enumerate(self._continued(model)):
+                prompt = self._prompts[i]
+                shown = prompt if isinstance(prompt, str) else self._tokenizer.decode(prompt)
+                line: dict[str, Any] = {"step": step, "prompt": shown, "text": text}
+                if self._wanted is not None:
+                    line["wanted"] = self._wanted[i]
+                file.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+    def close(self) -> None:
+        """Ends the engine. Later samples begin another one."""
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+
+    def _continued(self, model: Decoder) -> list[str]:
+        """Returns the continuations by the weights of `model`."""
         if self._engine is None:
-            self._engine = engine(model, tokenizer=self._tokenizer, max_rows=1)
+            rows = len(self._prompts)
+            self._engine = engine(model, tokenizer=self._tokenizer, max_rows=rows)
         self._engine.resume()
         version = self._engine.stats().version + 1
         self._engine.update_weights(nnx.state(model), version=version)
-        sampling = Sampling(max_tokens=self._max_tokens, temperature=0)
-        (completion,) = self._engine.generate([self._prompt], sampling)
+        completions = self._engine.generate(self._prompts, self._sampling)
         self._engine.sleep()
-        if completion.error is not None:
-            raise ValueError(completion.error)
-        return completion.text
+        for completion in completions:
+            if completion.error is not None:
+                raise ValueError(completion.error)
+        return [completion.text for completion in completions]

@@ -1,0 +1,97 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""`dovetail train RECIPE --check`: records as the model would see them. Nothing is trained."""
+
+import argparse
+import json
+import math
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dovetail_stack import record_jobs
+from dovetail_stack.settings import FromRecords
+
+if TYPE_CHECKING:
+    from dovetail_data import Rows
+
+ROWS = 10  # that are shown
+_BLOCK = 64  # rows that are counted at once
+
+
+def declare(parser: argparse.ArgumentParser) -> None:
+    """Declares the options of a check."""
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help=f"print totals and {ROWS} rows as the model sees them, coloured by what is trained, "
+        "and start nothing",
+    )
+    parser.add_argument(
+        "--color", action="store_true", help="colours of --check, also where no terminal is"
+    )
+
+
+def checked(run: FromRecords, values: Mapping[str, Any]) -> str:
+    """Returns the text of a check, or its JSON.
+
+    Args:
+        run: Settings.
+        values: Parsed arguments by name.
+
+    Raises:
+        ValueError: Model, template or records do not fit, as a run would say it.
+    """
+    from dovetail_stack.recipes.records import longest
+    from dovetail_tune import explain
+
+    with tempfile.TemporaryDirectory() as scratch:
+        corpora = record_jobs.encoded(run, Path(scratch))
+        rows = record_jobs.rows_of(run, corpora.train)
+        shown = rows.batch(np.arange(min(ROWS // rows.unit, len(rows))))
+        explanation = explain(shown, tokenizer=record_jobs.tokenizer_of(run), rows=ROWS)
+        totals = {
+            "records": len(corpora.train),
+            "held_out": len(corpora.held_out),
+            "dropped": corpora.train.dropped + corpora.held_out.dropped,
+            "corrupt": len(corpora.train.corrupt) + len(corpora.held_out.corrupt),
+            "longest_tokens": longest(corpora),
+            "rows": len(rows) * rows.unit,
+            "length": rows.length,
+            "fill": rows.fill,
+            "tokens": rows.tokens,
+            "trained_tokens": _trained(rows),
+            "steps_per_pass": math.ceil(len(rows) * rows.unit / run.training.global_batch),
+        }
+    if "json" in values:
+        return json.dumps({**totals, "shown": explanation.json()}, indent=2)
+    color = "color" in values or sys.stdout.isatty()
+    return f"{_described(totals, run)}\n\n{explanation.render(color=color)}"
+
+
+def _trained(rows: "Rows") -> int:
+    """Returns the number of targets that count in all rows; 0 for rows without targets."""
+    if "mask" not in rows.batch(np.arange(1)):
+        return 0
+    blocks = (np.arange(i, min(i + _BLOCK, len(rows))) for i in range(0, len(rows), _BLOCK))
+    return sum(int((rows.batch(block)["mask"] > 0).sum()) for block in blocks)
+
+
+def _described(totals: Mapping[str, Any], run: FromRecords) -> str:
+    tokens = f"{totals['tokens']:,} tokens"
+    if trained := totals["trained_tokens"]:
+        tokens += f", {trained:,} trained ({trained / totals['tokens']:.1%})"
+    return "\n".join(
+        (
+            f"{totals['records']:,} records to train on, {totals['held_out']:,} held out, "
+            f"{totals['dropped']:,} without anything to train on, {totals['corrupt']:,} damaged",
+            f"{totals['rows']:,} rows of {totals['length']:,} slots, {totals['fill']:.1%} filled; "
+            f"the longest record has {totals['longest_tokens']:,} tokens",
+            tokens,
+            f"one pass: {totals['steps_per_pass']:,} steps of {run.training.global_batch} rows",
+        )
+    )

@@ -1,0 +1,73 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""A run that is about to train: its recipe, rows, measures and export."""
+
+import math
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dovetail_stack.commands.generate import EXPORT
+
+if TYPE_CHECKING:
+    from dovetail_data import Rows
+    from dovetail_models import Decoder
+    from dovetail_stack.recipes.fitting import Recipe
+    from dovetail_stack.recipes.sampling import Samples
+    from dovetail_train import Hook
+
+SAMPLES = "samples.jsonl"
+EVALUATED_ROWS = 64  # of the held-out rows, each time
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """The parts of a run that depend on its recipe, for `training.execute`.
+
+    Args:
+        recipe: The way to train.
+        rows: Rows to train on.
+        held_out: Rows to measure on.
+        metrics: Losses of the module on held-out rows, by name. They read the batches as
+            `recipe.batches` makes them.
+        export: Writes what is exported of a trained module to the run's directory.
+        begin: Receives the steps of the run before it trains.
+        hooks: Hooks of its own, such as samples of text.
+        at_ends: Samples before the first step and after the last. None: none.
+    """
+
+    recipe: "Recipe"
+    rows: "Rows"
+    held_out: "Rows"
+    metrics: Mapping[str, Any]
+    export: Callable[[Any, Path], None]
+    begin: Callable[[int], None] = lambda steps: None
+    hooks: "Sequence[Hook]" = ()
+    at_ends: "Samples | None" = None
+
+
+def evaluated_batches(global_batch: int) -> int:
+    """Returns the number of held-out batches that are measured each time."""
+    return math.ceil(EVALUATED_ROWS / global_batch)
+
+
+def of_decoder(recipe: "Recipe", loss: Any) -> Any:
+    """Returns a loss of the module whose decoder `loss` takes."""
+    return lambda module, batch, *, key: loss(recipe.decoder(module), batch, key=key)
+
+
+def export(model: "Decoder", out: Path, *, like: Path) -> None:
+    """Writes `out`/hf with the tokenizer. Replaces an earlier export of this run.
+
+    Args:
+        model: The decoder.
+        out: Directory of the run.
+        like: Directory with the tokenizer's files.
+    """
+    from dovetail_models import save
+
+    if (out / EXPORT).exists():
+        shutil.rmtree(out / EXPORT)
+    save(model, out / EXPORT, like=like)

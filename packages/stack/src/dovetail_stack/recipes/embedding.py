@@ -1,0 +1,101 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""An embedding model from pairs of texts: an encoder or a decoder, tuned by InfoNCE.
+
+A text's vector is the mean over its tokens, of norm 1. All other texts of a batch are negatives.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from dovetail_data import Pretrained
+from dovetail_models import Decoder, abstract, load, load_encoder
+from dovetail_stack.recipes.chat import optimizer
+from dovetail_stack.recipes.fitting import AnyMesh, Recipe, configured, here, make_trainer
+from dovetail_stack.recipes.record_options import Embedding, Encoding
+from dovetail_stack.recipes.text import check_vocabulary
+from dovetail_train import Loss
+from dovetail_tune import info_nce, mean_pooled
+
+
+def opened(directory: Path, *, length: int) -> tuple[Any, Pretrained]:
+    """Reads the configuration and the tokenizer of a directory. Reads no weights.
+
+    The tokenizer's begin and end are those of sentences, [CLS] and [SEP], where it names them.
+
+    Args:
+        directory: Hugging Face directory.
+        length: Tokens of a row.
+
+    Raises:
+        ValueError: The tokenizer has more ids than the model, or `length` is above its positions.
+    """
+    config = abstract(directory).config
+    file = directory / "tokenizer_config.json"
+    named = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    ends = {"bos": named.get("cls_token"), "eos": named.get("sep_token")}
+    texts = {k: x.get("content") if isinstance(x, dict) else x for k, x in ends.items()}
+    tokenizer = Pretrained(directory, **texts)
+    check_vocabulary(config.vocab_size, tokenizer)
+    if length > config.max_length:
+        raise ValueError(
+            f"rows must fit the {config.max_length} positions that the model was made for, got "
+            f"length={length}: pass --length {config.max_length}"
+        )
+    return config, tokenizer
+
+
+def loss_of(embedding: Embedding) -> Loss:
+    """Returns the loss over groups of rows."""
+    return info_nce(
+        encode=mean_pooled(),
+        temperature=embedding.temperature,
+        rows=3 if embedding.negative else 2,
+        chunks=embedding.chunks,
+    )
+
+
+def embedding_recipe(
+    directory: Path, embedding: Embedding, *, encoding: Encoding, mesh: AnyMesh | None = None
+) -> Recipe:
+    """Returns a recipe that trains all parameters of a directory's model on groups of texts.
+
+    Pass it to `fit` with `PassageRows`.
+
+    Args:
+        directory: Hugging Face directory of an encoder of text or a decoder.
+        embedding: The loss.
+        encoding: Settings.
+        mesh: Devices; abstract for `estimate_step` alone. Default: the first device.
+    """
+    shape = encoding.global_batch, encoding.length
+    names = ("tokens", "segment_ids", "positions")
+
+    def start() -> Any:
+        read = load if isinstance(abstract(directory), Decoder) else load_encoder
+        return configured(read(directory, mesh=here(mesh), dtype="float32"), encoding)
+
+    def outline() -> nnx.Module:
+        model = abstract(directory, mesh=mesh)
+        return nnx.eval_shape(lambda: configured(model, encoding))
+
+    return Recipe(
+        batching=encoding,
+        trainer=lambda steps: make_trainer(
+            encoding,
+            optimizer(encoding.learning_rate, steps=steps),
+            loss_of(embedding),
+            mesh=mesh,
+        ),
+        model=start,
+        outline=outline,
+        trainable=nnx.Param,
+        decoder=lambda model: model,
+        finished=lambda model: model,
+        fields={name: jax.ShapeDtypeStruct(shape, jnp.int32) for name in names},
+    )

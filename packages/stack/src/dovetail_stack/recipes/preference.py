@@ -1,0 +1,167 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Tuning on pairs of answers, whole or by adapters: a recipe for `fit`.
+
+The reference, the model before training, is the cheapest that a run allows: adapters are switched
+off, or its log-probabilities are a field of the rows, or a frozen copy is trained beside.
+"""
+
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+import dovetail_tune as tune
+from dovetail_models import Decoder, abstract
+from dovetail_stack.recipes import adapters
+from dovetail_stack.recipes.chat import optimizer
+from dovetail_stack.recipes.continuation import trainable
+from dovetail_stack.recipes.fitting import (
+    AnyMesh,
+    Recipe,
+    attention,
+    make_trainer,
+    step_flops,
+    text_fields,
+)
+from dovetail_stack.recipes.record_options import (
+    BETAS,
+    KINDS,
+    WITH_REFERENCE,
+    Adapting,
+    Preferring,
+)
+from dovetail_stack.recipes.reference import FIELD
+from dovetail_stack.recipes.twin import DecoderTwin
+
+_MISMATCHED = ("tokens", "targets", "segment_ids", "positions")  # fields of with_mismatched
+scorer = functools.partial(tune.token_logps, attention=attention)
+
+
+def reference_of(preferring: Preferring, tuning: Adapting) -> Any:
+    """Returns the reference of a run, as `dovetail_tune` has them, or None.
+
+    Args:
+        preferring: The loss.
+        tuning: Settings.
+    """
+    if preferring.loss not in WITH_REFERENCE:
+        return None
+    if preferring.reference is None and tuning.lora_rank:
+        return tune.AdaptersOff()
+    if preferring.reference == "frozen" or preferring.loss == "kto":
+        return tune.Frozen()
+    return tune.Field(FIELD)
+
+
+def loss_of(preferring: Preferring, *, tuning: Adapting) -> Any:
+    """Returns the loss over batches of pairs.
+
+    Args:
+        preferring: The loss.
+        tuning: Settings.
+    """
+    name, reference = preferring.loss, reference_of(preferring, tuning)
+    beta = BETAS[name] if preferring.beta is None else preferring.beta
+    options: dict[str, Any] = {"beta": beta, "scorer": scorer}
+    if reference is not None:
+        options["reference"] = reference
+    if name in KINDS:
+        options["kind"] = preferring.kind or KINDS[name]
+    losses = {"dpo": tune.dpo, "orpo": tune.orpo, "simpo": tune.simpo}
+    losses |= {"cpo": tune.cpo, "kto": tune.kto}
+    return losses[name](**options)
+
+
+def with_fields(preferring: Preferring, batches: Iterator[Any]) -> Iterator[Any]:
+    """Returns the batches with the fields that the loss needs of other rows.
+
+    Args:
+        preferring: The loss.
+        batches: Batches of pairs.
+    """
+    return tune.with_mismatched(batches) if _is_mismatched(preferring) else batches
+
+
+def _is_mismatched(preferring: Preferring) -> bool:
+    return preferring.loss == "kto" and preferring.kind in (None, KINDS["kto"])
+
+
+def preferring_recipe(
+    directory: Path,
+    preferring: Preferring,
+    *,
+    tuning: Adapting,
+    mesh: AnyMesh | None = None,
+) -> Recipe:
+    """Returns a recipe that trains the model of a directory on pairs of answers.
+
+    Adapters are merged at the end. Pass the recipe to `fit`, with rows of `dovetail_data.pairs`,
+    and of `Referenced` for a reference as a field.
+
+    Args:
+        directory: Hugging Face directory with a tokenizer.
+        preferring: The loss and its reference.
+        tuning: Settings; `lora_rank` above 0 trains adapters alone.
+        mesh: Devices; abstract for `estimate_step` alone. Default: the first device.
+    """
+    reference = reference_of(preferring, tuning)
+    twin = isinstance(reference, tune.Frozen)
+    wanted = trainable(tuning)
+    if twin:
+        wanted = nnx.All(wanted, nnx.PathContains("trained"))
+
+    def decoder(module: Any) -> Decoder:
+        return module.trained if twin else module
+
+    def doubled(model: Decoder) -> nnx.Module:
+        return DecoderTwin(model, _again(model)) if twin else model
+
+    def operations() -> float:
+        config = abstract(directory).config
+        extra = isinstance(reference, tune.Frozen | tune.AdaptersOff)
+        forward = step_flops(config, tuning, training=False) if extra else 0.0
+        return step_flops(config, tuning) + forward
+
+    return Recipe(
+        batching=tuning,
+        trainer=lambda steps: make_trainer(
+            tuning,
+            optimizer(tuning.learning_rate, steps=steps),
+            loss_of(preferring, tuning=tuning),
+            mesh=mesh,
+            trainable=wanted,
+            operations=operations(),
+        ),
+        model=lambda: doubled(adapters.start(directory, tuning, mesh=mesh)),
+        outline=lambda: doubled(adapters.outline(directory, tuning, mesh=mesh)),
+        trainable=wanted,
+        decoder=decoder,
+        finished=lambda module: adapters.merged(decoder(module), tuning),
+        fields=_fields(preferring, tuning, field=isinstance(reference, tune.Field)),
+        batches=lambda batches: with_fields(preferring, batches),
+    )
+
+
+def _again(model: Decoder) -> Decoder:
+    """Returns another module over the same arrays. The trainer copies them."""
+    graph, state = nnx.split(model)
+    return nnx.merge(graph, jax.tree.map(lambda x: x, state))
+
+
+def _fields(
+    preferring: Preferring, tuning: Adapting, *, field: bool
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns the fields of a batch, by shapes."""
+    rows, length = tuning.global_batch, tuning.length
+    fields = text_fields(tuning) | {"pair_ids": jax.ShapeDtypeStruct((rows,), jnp.int32)}
+    if field:
+        fields[FIELD] = jax.ShapeDtypeStruct((rows,), jnp.float32)
+    if _is_mismatched(preferring):
+        whole = {f"kl_{name}": jnp.int32 for name in _MISMATCHED} | {"kl_mask": jnp.float32}
+        fields |= {k: jax.ShapeDtypeStruct((rows, length), x) for k, x in whole.items()}
+    return fields

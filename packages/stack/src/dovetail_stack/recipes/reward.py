@@ -1,0 +1,165 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""A reward model from pairs of answers: a recipe for `fit`, and its export for transformers.
+
+The head is one column, without a bias, over the features after the last id of an answer, as the
+sequence classifiers of transformers have it.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from dovetail_models import Decoder, save
+from dovetail_models.hf import safetensors
+from dovetail_stack.recipes import adapters
+from dovetail_stack.recipes.chat import optimizer
+from dovetail_stack.recipes.fitting import AnyMesh, Recipe, attention, make_trainer, text_fields
+from dovetail_stack.recipes.record_options import Adapting, Rewarding
+from dovetail_train import Loss
+from dovetail_tune import RewardModel, reward_model
+
+_WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_HEAD = "model-score.safetensors"  # a shard of its own
+_LANGUAGE, _CLASSIFIER = "ForCausalLM", "ForSequenceClassification"
+
+
+def loss_of(rewarding: Rewarding) -> Loss:
+    """Returns the loss of Bradley and Terry's model over pairs."""
+    margin = rewarding.margin
+    return reward_model(center=rewarding.center, margin=margin, attention=attention)
+
+
+def trainable(tuning: Adapting) -> Any:
+    """Returns the filter of trained parameters: all, or adapters and the head."""
+    if not tuning.lora_rank:
+        return nnx.Param
+    return nnx.Any(nnx.LoRAParam, nnx.All(nnx.Param, nnx.PathContains("head")))
+
+
+def headed(decoder: Decoder, tuning: Adapting) -> RewardModel:
+    """Returns a reward model over a decoder. Its head has a variance of 1 / (D + 1) (2009.01325).
+
+    Args:
+        decoder: The decoder.
+        tuning: Settings; the seed draws the head.
+    """
+    width = decoder.config.embed
+    draw = nnx.initializers.normal((width + 1) ** -0.5)
+    rngs = nnx.Rngs(tuning.seed)
+    return RewardModel(decoder, nnx.Linear(width, 1, use_bias=False, kernel_init=draw, rngs=rngs))
+
+
+def rewarding_recipe(
+    directory: Path, rewarding: Rewarding, *, tuning: Adapting, mesh: AnyMesh | None = None
+) -> Recipe:
+    """Returns a recipe that trains a reward model on the decoder of a directory.
+
+    Pass it to `fit` with rows of `dovetail_data.pairs`. Adapters are merged at the end.
+
+    Args:
+        directory: Hugging Face directory with a tokenizer.
+        rewarding: The loss.
+        tuning: Settings; `lora_rank` above 0 trains adapters and the head alone.
+        mesh: Devices; abstract for `estimate_step` alone. Default: the first device.
+    """
+
+    def outline() -> RewardModel:
+        decoder = adapters.outline(directory, tuning, mesh=mesh)
+        return nnx.eval_shape(lambda: headed(decoder, tuning))
+
+    def finished(model: Any) -> RewardModel:
+        return RewardModel(adapters.merged(model.decoder, tuning), model.head)
+
+    return Recipe(
+        batching=tuning,
+        trainer=lambda steps: make_trainer(
+            tuning,
+            optimizer(tuning.learning_rate, steps=steps),
+            loss_of(rewarding),
+            mesh=mesh,
+            trainable=trainable(tuning),
+        ),
+        model=lambda: headed(adapters.start(directory, tuning, mesh=mesh), tuning),
+        outline=outline,
+        trainable=trainable(tuning),
+        decoder=lambda model: model.decoder,
+        finished=finished,
+        fields=_fields(rewarding, tuning),
+    )
+
+
+def _fields(rewarding: Rewarding, tuning: Adapting) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns the fields of a batch, by shapes."""
+    rows = (tuning.global_batch,)
+    fields = text_fields(tuning) | {"pair_ids": jax.ShapeDtypeStruct(rows, jnp.int32)}
+    if rewarding.margin:
+        fields[rewarding.margin] = jax.ShapeDtypeStruct(rows, jnp.float32)
+    return fields
+
+
+def save_classifier(model: Any, path: Path, *, like: Path) -> None:
+    """Writes a reward model as a sequence classifier of transformers with one label.
+
+    transformers reads the value after the last id that is not padding. The config.json names an id
+    for padding where the tokenizer has one beside its end of text; without, it reads one row at a
+    time.
+
+    Args:
+        model: A `RewardModel` over a decoder without adapters, with a linear head.
+        path: A new directory.
+        like: Directory with the tokenizer's files.
+
+    Raises:
+        ValueError: transformers has no sequence classifier of the family.
+    """
+    save(model.decoder, path, like=like)
+    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    (kind,) = config["architectures"]
+    if not kind.endswith(_LANGUAGE):
+        raise ValueError(
+            f"a reward model must be of a family with a sequence classifier, got {kind} from "
+            f"{str(like)!r}: begin from another model, such as a Llama"
+        )
+    config["architectures"] = [kind.removesuffix(_LANGUAGE) + _CLASSIFIER]
+    config |= {"id2label": {"0": "reward"}, "label2id": {"reward": 0}}
+    if (pad := _pad_id(like)) is not None:
+        config["pad_token_id"] = pad
+    _add_head(np.asarray(model.head.kernel.get_value(), np.float32).T, path)
+    (path / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
+
+
+def _pad_id(directory: Path) -> int | None:
+    """Returns the id of the tokenizer's padding, unless it ends texts too."""
+    file = directory / "tokenizer_config.json"
+    config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    names = [config.get(key) for key in ("pad_token", "eos_token")]
+    pad, eos = (name.get("content") if isinstance(name, dict) else name for name in names)
+    if pad is None or pad == eos:
+        return None
+    vocabulary = json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))
+    return next((t["id"] for t in vocabulary["added_tokens"] if t["content"] == pad), None)
+
+
+def _add_head(kernel: np.ndarray, path: Path) -> None:
+    """Adds score.weight [1, D] to the files of a directory, as one more shard."""
+    index = path / _INDEX
+    if index.is_file():
+        entries = json.loads(index.read_text(encoding="utf-8"))
+    else:
+        first = "model-language.safetensors"
+        os.rename(path / _WHOLE, path / first)
+        names = safetensors.header(path / first)
+        size = sum(spec.stop - spec.start for spec in names.values())
+        entries = {"metadata": {"total_size": size}, "weight_map": dict.fromkeys(names, first)}
+    pending = safetensors.Pending(kernel.dtype, kernel.shape, lambda: kernel)
+    safetensors.write(path / _HEAD, {"score.weight": pending})
+    entries["weight_map"]["score.weight"] = _HEAD
+    entries["metadata"]["total_size"] += kernel.nbytes
+    index.write_text(json.dumps(entries, indent=2, sort_keys=True) + "\n", "utf-8")

@@ -1,0 +1,288 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs of the recipes that tune a model on records: chat, prefer, reward, embed."""
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterable
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dovetail_stack import job
+from dovetail_stack.commands.generate import EXPORT, locate, refuse_quantized
+from dovetail_stack.job import SAMPLES, Job
+from dovetail_stack.processes import on_first
+from dovetail_stack.progress import Scoring, Writing
+from dovetail_stack.settings import Chat, Embed, FromMessages, FromRecords, Prefer, Reward
+
+if TYPE_CHECKING:
+    from jax.sharding import AbstractMesh, Mesh
+
+    from dovetail_data import Corpus, Encoder, Pretrained, Rows
+    from dovetail_stack.recipes.fitting import Recipe
+    from dovetail_stack.recipes.records import Corpora, Share
+    from dovetail_stack.recipes.sampling import Samples
+
+PEFT, REFERENCE = "peft", "reference"
+
+
+def outlined(run: FromRecords, mesh: "Mesh | AbstractMesh") -> "Recipe":
+    """Returns the recipe before the records are read. Reads no weights.
+
+    Args:
+        run: Settings.
+        mesh: Devices, which may be absent.
+    """
+    from dovetail_stack.recipes.families import check_experts
+
+    directory, config, _ = _opened(run)
+    if isinstance(run, FromMessages):
+        check_experts(config, ways=dict(mesh.shape).get("expert", 1))
+    return _recipe(run, directory, mesh)
+
+
+def check(run: FromRecords) -> None:
+    """Raises ValueError unless a new run has a chat template and records that can be split."""
+    directory, _, tokenizer = _opened(run)
+    _encoder(run, tokenizer, directory)
+    _sides(run)
+
+
+def job_of(run: FromRecords, out: Path, mesh: "Mesh") -> Job:
+    """Writes the corpora of a run, or opens them.
+
+    Args:
+        run: Settings.
+        out: Directory of the run.
+        mesh: Devices.
+    """
+    from dovetail_stack.recipes.records import opened_corpora
+
+    directory, _, tokenizer = _opened(run)
+    written: list[Corpora] = []
+    on_first(lambda: written.append(encoded(run, out)))
+    corpora = written[0] if written else opened_corpora(out)
+    recipe = _recipe(run, directory, mesh)
+    rows, held_out = (rows_of(run, corpus) for corpus in (corpora.train, corpora.held_out))
+    options: dict[str, Any] = {}
+    if isinstance(run, Chat | Prefer):
+        samples = _samples(run, corpora, recipe, tokenizer, out)
+        options["at_ends"] = samples
+        options["hooks"] = [samples] if samples is not None and run.monitoring.samples else []
+    if isinstance(run, Prefer) and "ref_logps" in (recipe.fields or {}):
+        rows, held_out, options["begin"] = _referenced(run, recipe, out, rows, held_out)
+    return Job(
+        recipe=recipe,
+        rows=rows,
+        held_out=held_out,
+        metrics=_metrics(run, recipe),
+        export=lambda module, out: _export(run, recipe, module, out, directory),
+        **options,
+    )
+
+
+def tokenizer_of(run: FromRecords) -> "Pretrained":
+    """Returns the tokenizer of the model."""
+    return _opened(run)[2]
+
+
+def _opened(run: FromRecords) -> "tuple[Path, Any, Pretrained]":
+    """Returns the directory of the model, its configuration and its tokenizer."""
+    from dovetail_stack.recipes import continuation, embedding
+
+    named = Path(run.source.model)
+    refuse_quantized(named, run.recipe)
+    directory = locate(named)
+    opened = embedding.opened if isinstance(run, Embed) else continuation.opened
+    config, tokenizer = opened(directory, length=run.training.length)
+    return directory, config, tokenizer
+
+
+def _encoder(run: FromRecords, tokenizer: "Pretrained", directory: Path) -> "Encoder":
+    if isinstance(run, Embed):
+        from dovetail_stack.recipes.passages import Passages
+
+        return Passages(tokenizer, run.embedding.fields)
+    from dovetail_stack.recipes import dialogue
+
+    assert isinstance(run, FromMessages)
+    template = dialogue.template_of(directory, run.dialogue)
+    if isinstance(run, Chat):
+        return dialogue.chats(tokenizer, template, run.dialogue)
+    margin = run.reward.margin if isinstance(run, Reward) else None
+    return dialogue.pairs(tokenizer, template, numbers=[margin] if margin else [])
+
+
+def _recipe(run: FromRecords, directory: Path, mesh: "Mesh | AbstractMesh") -> "Recipe":
+    if isinstance(run, Chat):
+        from dovetail_stack.recipes.chat import chatting
+
+        return chatting(directory, run.training, mesh=mesh)
+    if isinstance(run, Embed):
+        from dovetail_stack.recipes.embedding import embedding_recipe
+
+        return embedding_recipe(directory, run.embedding, encoding=run.training, mesh=mesh)
+    if isinstance(run, Reward):
+        from dovetail_stack.recipes.reward import rewarding_recipe
+
+        return rewarding_recipe(directory, run.reward, tuning=run.training, mesh=mesh)
+    from dovetail_stack.recipes.preference import preferring_recipe
+
+    assert isinstance(run, Prefer)
+    return preferring_recipe(directory, run.preference, tuning=run.training, mesh=mesh)
+
+
+def _sides(run: FromRecords) -> "tuple[Share, Share]":
+    from dovetail_stack.recipes import dialogue, records
+
+    form = dialogue.whole
+    if isinstance(run, Prefer | Reward):
+        form = dialogue.as_messages
+    elif isinstance(run, Chat) and run.dialogue.train_on != "all":
+        form = dialogue.answered
+    examples = run.examples
+    return records.split(records.opened(examples.records), held_out=examples.held_out, form=form)
+
+
+def encoded(run: FromRecords, out: Path) -> "Corpora":
+    """Encodes the records below `out`, or opens them, and says which were left out.
+
+    Raises ValueError if a record is longer than a row, or damaged.
+    """
+    from dovetail_stack.recipes.records import RecordsError, check_fit, encode
+
+    directory, config, tokenizer = _opened(run)
+    encoder = _encoder(run, tokenizer, directory)
+    sides = _sides(run)
+    with Writing() as writing:
+        corpora = encode(
+            sides,
+            out,
+            encoder=encoder,
+            max_corrupt=run.examples.max_corrupt,
+            workers=os.cpu_count() or 1,
+            progress=writing,
+        )
+    print(corpora, file=sys.stderr, flush=True)
+    length, targets = run.training.length, not isinstance(run, Embed)
+    check_fit(corpora, sides, length=length, positions=config.max_length, targets=targets)
+    if isinstance(run, Embed) and min(len(corpora.train), len(corpora.held_out)) < 2:
+        raise RecordsError(
+            f"texts are measured against those of another record, got {corpora}: add records, or "
+            f"pass another held_out= than {run.examples.held_out}"
+        )
+    return corpora
+
+
+def rows_of(run: FromRecords, corpus: "Corpus") -> "Rows":
+    """Returns the rows of a corpus, as the recipe trains on them."""
+    from dovetail_data import pack, pairs
+
+    if isinstance(run, Embed):
+        from dovetail_stack.recipes.passages import PassageRows
+
+        return PassageRows(corpus, length=run.training.length, fields=run.embedding.fields)
+    if isinstance(run, Prefer | Reward):
+        return pairs(corpus, length=run.training.length)
+    return pack(corpus, length=run.training.length, seed=run.training.seed)
+
+
+def _referenced(
+    run: Prefer, recipe: "Recipe", out: Path, rows: "Rows", held_out: "Rows"
+) -> "tuple[Rows, Rows, Callable[[int], None]]":
+    """Returns the rows with the field of the reference, and the function that computes it.
+
+    It computes the rows of the run's steps, and the held-out rows that are measured.
+    """
+    from dovetail_data import batches
+    from dovetail_stack.recipes.fitting import places_of
+    from dovetail_stack.recipes.preference import scorer
+    from dovetail_stack.recipes.reference import Referenced
+
+    size, seed = run.training.global_batch, run.training.seed
+    both = Referenced(rows), Referenced(held_out)
+
+    def begin(steps: int) -> None:
+        whole = {"global_batch": size, "seed": None, "epochs": 1}
+        measured = islice(batches(held_out, **whole), job.evaluated_batches(size))
+        used: Iterable[Any] = batches(rows, **whole)
+        total = 2 * len(rows)
+        if steps * size < total:
+            spans = [range(first, end) for first, end in run.leave_out]
+            places = places_of(spans, rows, global_batch=size, seed=seed)
+            order = batches(rows, global_batch=size, seed=seed, leave_out=places)
+            used, total = islice(order, steps), steps * size
+        model = recipe.model()
+        with Scoring(total) as progress:
+            both[0].fill(used, model, out / REFERENCE, scorer=scorer, progress=progress)
+        both[1].fill(measured, model, out / REFERENCE, scorer=scorer)
+
+    return both[0].rows, both[1].rows, begin
+
+
+def _metrics(run: FromRecords, recipe: "Recipe") -> dict[str, Any]:
+    """Returns the measures of held-out rows."""
+    if isinstance(run, Prefer):
+        from dovetail_stack.recipes.preference import loss_of
+
+        return {"pairs": loss_of(run.preference, tuning=run.training)}
+    if isinstance(run, Reward):
+        from dovetail_stack.recipes import reward
+
+        return {"pairs": reward.loss_of(run.reward)}
+    if isinstance(run, Embed):
+        from dovetail_stack.recipes import embedding
+
+        return {"pairs": embedding.loss_of(run.embedding)}
+    from dovetail_stack.recipes.fitting import attention
+    from dovetail_train import lm_loss
+
+    return {"loss": job.of_decoder(recipe, lm_loss(attention=attention))}
+
+
+def _samples(
+    run: Chat | Prefer, corpora: "Corpora", recipe: "Recipe", tokenizer: "Pretrained", out: Path
+) -> "Samples | None":
+    """Returns the answers to held-out prompts, beside those of the records."""
+    from dovetail_stack.recipes.dialogue import held_out_prompts
+    from dovetail_stack.recipes.sampling import Samples
+
+    monitoring = run.monitoring
+    prompts = held_out_prompts(corpora.held_out, monitoring.prompts)
+    if not prompts:
+        return None
+    ids = sorted({int(i) for _, wanted in prompts for i in wanted})
+    special = [i for i in ids if not tokenizer.decode([i])]  # the template's end of a turn
+    return Samples(
+        out / SAMPLES,
+        tokenizer,
+        prompts=[ids for ids, _ in prompts],
+        every=max(1, monitoring.samples),
+        decoder=recipe.decoder,
+        max_tokens=monitoring.answer_tokens,
+        stop_token_ids=special,
+        wanted=[tokenizer.decode(ids) for _, ids in prompts],
+    )
+
+
+def _export(run: FromRecords, recipe: "Recipe", module: Any, out: Path, directory: Path) -> None:
+    """Writes RUN/hf, and RUN/peft where adapters are the result. Replaces earlier exports."""
+    from dovetail_stack.recipes import adapters
+    from dovetail_stack.recipes.dialogue import TEMPLATE
+
+    for name in (EXPORT, PEFT):
+        if (out / name).exists():
+            shutil.rmtree(out / name)
+    finished = recipe.finished(module)
+    if isinstance(run, Reward):
+        from dovetail_stack.recipes.reward import save_classifier
+
+        save_classifier(finished, out / EXPORT, like=directory)
+    else:
+        job.export(finished, out, like=directory)
+    if isinstance(run, Chat | Prefer) and run.training.lora_rank:
+        adapters.save_peft(recipe.decoder(module), out / PEFT, run.training, base=directory)
+    if isinstance(run, FromMessages) and run.dialogue.template is not None:
+        shutil.copyfile(run.dialogue.template, out / EXPORT / TEMPLATE)

@@ -1,0 +1,259 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""`dovetail train chat|prefer|reward|embed`: from files to exports, checks, and bad input."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from dovetail_data import Pretrained
+from dovetail_models import bert, init, load, lora, save
+from dovetail_stack import cli, settings
+from dovetail_stack.recipes.engine import engine
+
+SMALL = ("--length", "32", "--steps", "3", "--global-batch", "4", "--learning-rate", "0.02")
+
+
+def _train(*line):
+    return cli.main(["train", *map(str, line)])
+
+
+def _jsonl(file):
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.fixture(scope="module")
+def tuned(talker, chats, tmp_path_factory):
+    """A finished run of chat with adapters and a template of its own."""
+    folder = tmp_path_factory.mktemp("tuned")
+    source = (talker / "chat_template.jinja").read_text()
+    (folder / "mine.jinja").write_text(source.replace("[", "<").replace("]", ">"))
+    line = ("chat", "--model", talker, "--records", chats, "--out", folder / "run", *SMALL)
+    options = ("--template", folder / "mine.jinja", "--lora-rank", "2", "--held-out", "0.2")
+    assert _train(*line, *options, "--prompts", "2", "--answer-tokens", "6") == 0
+    return folder / "run"
+
+
+def test_a_chat_run_exports_the_merged_model_and_its_adapters(tuned, talker):
+    base, merged = load(talker), load(tuned / "hf")
+    adapted = lora.load_peft(base, tuned / "peft")
+    tokens = np.arange(24, dtype=np.int32).reshape(2, 12)
+    logits = adapted(tokens)
+    assert np.abs(logits - base(tokens)).max() > 1e-3
+    # One matrix in place of two products, in float32.
+    np.testing.assert_allclose(merged(tokens), logits, rtol=0, atol=1e-4 * np.abs(logits).max())
+    config = json.loads((tuned / "peft" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(talker)
+    assert (tuned / "hf" / "chat_template.jinja").read_text().startswith("{% for m in messages %}<")
+
+
+def test_answers_to_held_out_prompts_are_those_of_the_model_before_and_after(tuned, talker, chats):
+    lines = _jsonl(tuned / "samples.jsonl")
+    assert [line["step"] for line in lines] == [0, 0, 3, 3]
+    said = {f"<user>{m[0]['content']}<assistant>": m[1]["content"] for m in _messages(chats)}
+    for line in lines:
+        assert line["wanted"] == said[line["prompt"]]
+    for step, directory in ((0, talker), (3, tuned / "hf")):
+        with engine(load(directory), tokenizer=Pretrained(talker), max_rows=2) as opened:
+            from dovetail_infer import Sampling
+
+            prompts = [line["prompt"] for line in lines if line["step"] == step]
+            ids = [x.ids for x in Pretrained(talker).encode_with_specials(prompts)]
+            texts = opened.generate(ids, Sampling(max_tokens=6, temperature=0))
+        assert [x.text for x in texts] == [line["text"] for line in lines if line["step"] == step]
+
+
+def _messages(file):
+    return [record["messages"] for record in _jsonl(file)]
+
+
+def test_a_run_keeps_its_records_and_measures_those_held_out(tuned, chats):
+    run = settings.load(tuned)
+    assert (run.examples.records, run.training.lora_rank) == ((str(chats),), 2)
+    measured = [line for line in _jsonl(tuned / "metrics.jsonl") if "eval/loss" in line]
+    assert {line["step"] for line in measured} == {1, 2, 3}
+    assert measured[-1]["eval/loss"] < measured[0]["eval/loss"]
+
+
+def test_a_finished_run_belongs_to_its_recipe(tuned, talker, capsys):
+    assert _train("prefer", "--out", tuned, "--records", "x", "--model", talker) == 1
+    assert "holds a run of the recipe chat, got prefer" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("recipe", ["chat", "prefer", "reward"])
+def test_a_check_shows_rows_and_totals_and_writes_nothing(
+    talker, chats, preferred, tmp_path, monkeypatch, capsys, recipe
+):
+    monkeypatch.chdir(tmp_path)
+    file = chats if recipe == "chat" else preferred
+    line = (recipe, "--model", talker, "--records", file, "--length", "32", "--held-out", "0.2")
+    assert _train(*line, "--check") == 0
+    shown = capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+    assert "\x1b" not in shown
+    assert "[user]say red red[assistant]⟦red red!⟨eos⟩⟧" in shown
+    assert _train(*line, "--check", "--color") == 0
+    assert "\x1b[32m" in capsys.readouterr().out
+    assert _train(*line, "--check", "--json") == 0
+    totals = json.loads(capsys.readouterr().out)
+    assert totals["records"] + totals["held_out"] == 25
+    assert len(totals["shown"]["shown"]) == min(10, totals["rows"])
+    tokenizer = Pretrained(talker)
+    answers = (
+        [m[1]["content"] for m in _messages(chats)]
+        if recipe == "chat"
+        else [r[side] for r in _jsonl(preferred) for side in ("chosen", "rejected")]
+    )
+    # Every answer is trained with its end; a fifth of the records is held out.
+    trained = sum(len(x.ids) + 1 for x in tokenizer.encode(answers))
+    assert 0.6 * trained < totals["trained_tokens"] < trained
+    assert f"{totals['trained_tokens']:,} trained" in shown
+
+
+def test_bad_records_are_refused_by_file_and_line(talker, chats, tmp_path, capsys):
+    lines = chats.read_text().splitlines()
+    alone = json.dumps({"messages": [{"role": "user", "content": "and?"}]})
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text("\n".join([*lines[:3], "{", *lines[3:6], alone]) + "\n")
+    line = ("chat", "--model", talker, "--records", bad, "--out", tmp_path / "run", *SMALL)
+    assert _train(*line) == 3
+    said = capsys.readouterr().err
+    assert "at most --max-corrupt 0 records may be corrupt" in said
+    assert "bad.jsonl:4: " in said
+    assert _train(*line, "--max-corrupt", "2", "--check") == 0
+    printed = capsys.readouterr()
+    assert "2 left out as damaged:" in printed.err
+    assert "bad.jsonl:8: a conversation must have a message of the assistant" in printed.err
+    assert "0 without anything to train on, 2 damaged" in printed.out
+
+
+def test_a_record_that_does_not_fit_a_row_is_refused_by_file_and_line(
+    talker, preferred, tmp_path, capsys
+):
+    long = {"prompt": "say", "chosen": "red " * 30, "rejected": "no"}
+    records = [*_jsonl(preferred), long]
+    file = tmp_path / "long.jsonl"
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    line = ("prefer", "--model", talker, "--records", file, "--length", "20", "--check")
+    assert _train(*line) == 3
+    said = capsys.readouterr().err
+    assert "got --length 20 and 1 longer records, the longest long.jsonl:26 of " in said
+    needed = said.split("pass --length ")[1].split()[0]
+    assert _train(*line[:-2], needed, "--check") == 0
+
+
+@pytest.mark.parametrize(
+    "options, wanted",
+    [
+        (
+            ["chat"],
+            "a new run of chat needs records, got none: pass --records FILE, a file of JSON",
+        ),
+        (["prefer", "--records", "x.txt"], "needs model, got none: pass --model DIR"),
+        (["prefer", "--records", "x", "--model", "y", "--loss", "orpo", "--kind", "ipo"], "--kind"),
+    ],
+)
+def test_what_a_new_run_lacks_is_said(options, wanted, tmp_path, capsys):
+    assert _train(*options, "--out", tmp_path / "r") == 1
+    assert wanted in capsys.readouterr().err
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_model_or_records_that_do_not_fit_leave_no_run_behind(talker, chats, tmp_path, capsys):
+    plain = tmp_path / "plain"
+    shutil.copytree(talker, plain)
+    (plain / "chat_template.jinja").unlink()
+    out = ("--out", tmp_path / "r", "--length", "32")
+    for line, wanted in (
+        (("chat", "--model", plain, "--records", chats), "pass --template a .jinja file"),
+        (("chat", "--model", talker, "--records", tmp_path / "no.jsonl"), "no.jsonl"),
+        (("chat", "--model", talker, "--records", talker / "config.json", "x"), "of one kind"),
+        (("prefer", "--model", talker, "--records", chats, "--kind", "ipoo"), "ipo"),
+        (("chat", "--model", talker, "--records", chats, "--length", "65"), "--length 64"),
+    ):
+        assert _train(*line[:5], *line[5:], *out[: 2 if "--length" in line else 4]) == 1
+        assert wanted in capsys.readouterr().err
+        assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ("chat",),
+        ("prefer",),
+        ("prefer", "--loss", "kto"),
+        ("prefer", "--lora-rank", "2", "--quantize", "int8"),
+        ("reward", "--lora-rank", "2", "--margin", "gap"),
+        ("embed",),
+    ],
+)
+def test_estimates_know_the_fields_of_their_batches(talker, tmp_path, capsys, line):
+    where = ("--model", talker, "--records", tmp_path / "none.jsonl", "--length", "32")
+    where += ("--out", tmp_path / "run")
+    assert _train(*line, *where, "--estimate", "H100", "--json") == 0
+    needs = json.loads(capsys.readouterr().out)
+    assert needs["fits"]
+    assert needs["total_bytes"] > 0
+
+
+@pytest.fixture(scope="module")
+def sentences(tmp_path_factory):
+    """A random BERT, and records of texts that belong together."""
+    from dovetail_data import train_bpe
+
+    folder = tmp_path_factory.mktemp("sentences")
+    words = ("red", "green", "blue", "one")
+    records = [
+        {"anchor": f"what is {a} {b}", "positive": f"{a} and {b}", "other": b if a < b else ""}
+        for a in words
+        for b in words
+    ]
+    texts = [text for record in records for text in record.values()]
+    train_bpe(texts, folder / "tokenizer.json", vocab_size=280)
+    sizes = {"embed": 16, "depth": 1, "heads": 2, "mlp": 24, "max_length": 32}
+    save(init(bert(vocab_size=280, **sizes), seed=0), folder / "hf", like=folder)
+    file = folder / "texts.jsonl"
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return folder / "hf", file
+
+
+def test_an_embed_run_learns_and_exports_an_encoder(sentences, tmp_path, capsys):
+    from dovetail_models import load_encoder
+
+    model, file = sentences
+    out = tmp_path / "run"
+    line = ("embed", "--model", model, "--records", file, "--out", out, "--query", "anchor")
+    small = ("--length", "16", "--steps", "6", "--global-batch", "12", "--learning-rate", "0.01")
+    options = ("--negative", "other", "--chunks", "2", "--held-out")
+    assert _train(*line, *small, *options, "0.0001") == 3
+    assert "1 held out: add records, or pass another --held-out" in capsys.readouterr().err
+    shutil.rmtree(out)
+    assert _train(*line, *small, *options, "0.3") == 0
+    losses = [x["loss"] for x in _jsonl(out / "metrics.jsonl") if "loss" in x]
+    assert losses[-1] < losses[0]
+    measured = [x for x in _jsonl(out / "metrics.jsonl") if "eval/pairs/accuracy" in x]
+    assert measured
+    tokens = np.arange(12, dtype=np.int32).reshape(2, 6)
+    before, after = (load_encoder(d).features(tokens) for d in (model, out / "hf"))
+    assert np.abs(np.asarray(before - after)).max() > 1e-3
+
+
+def test_an_embed_run_over_microbatches_is_refused(sentences, tmp_path, capsys):
+    model, file = sentences
+    line = ("embed", "--model", model, "--records", file, "--out", tmp_path / "r")
+    options = ("--query", "anchor", "--length", "16", "--accumulate", "2")
+    assert _train(*line, *options) == 1
+    assert "must be 1, got --accumulate 2; pass --accumulate 1" in capsys.readouterr().err
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_text_that_is_missing_is_named(sentences, tmp_path, capsys):
+    model, file = sentences
+    line = ("embed", "--model", model, "--records", file, "--length", "16", "--check")
+    assert _train(*line) == 3
+    said = capsys.readouterr().err
+    assert "texts.jsonl:1: a record must have a text under query, positive, got no --query" in said
+    assert _train(*line, "--query", "anchor", "--held-out", "0.3") == 0
+    assert "what is " in capsys.readouterr().out

@@ -186,9 +186,9 @@ def triplet(
             anchor, positive, negative = (vectors[i::_TRIPLET] for i in range(_TRIPLET))
             counts = used.reshape(-1, _TRIPLET).all(axis=1)
         else:
-            found = losses.hardest(vectors, ids[:, 0], distance=distance, where=used)
-            anchor, positive, negative = vectors, vectors[found.positive], vectors[found.negative]
-            counts = found.exists
+            mined = losses.hardest(vectors, ids[:, 0], distance=distance, where=used)
+            anchor, positive, negative = vectors, vectors[mined.positive], vectors[mined.negative]
+            counts = mined.exists
         values = losses.triplet(anchor, positive, negative, margin=margin, distance=distance)
         near = jax.lax.stop_gradient(distances(anchor, positive, kind=distance))
         far = jax.lax.stop_gradient(distances(anchor, negative, kind=distance))

@@ -20,7 +20,11 @@ from dovetail_stack.recipes.passages import Passages
 from dovetail_stack.recipes.record_options import Adapting, Dialogue
 from dovetail_tune import RewardModel
 
-pytestmark = pytest.mark.parity
+pytestmark = [
+    pytest.mark.parity,
+    # PEFT asks a model of transformers for an old name.
+    pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning"),
+]
 
 TOKENS = np.random.default_rng(0).integers(4, 288, (2, 11)).astype(np.int32)
 MESSAGES = [

@@ -24,8 +24,12 @@ def absolute(path: str) -> str:
 
 
 def declared(default: Any, help: str, **parse: Any) -> Any:
-    """Declares a field. `parse` holds arguments of argparse; the type is the default's if not
-    given.
+    """Declares a field.
+
+    Args:
+        default: Its default.
+        help: Its help, with the unit.
+        **parse: Arguments of argparse. The type is the default's if not given.
     """
     return field(default=default, metadata={"help": help, "parse": parse})
 
@@ -36,7 +40,13 @@ def needed(help: str, **parse: Any) -> Any:
 
 
 def at_least(values: Any, least: int, *names: str) -> None:
-    """Raises ValueError if one of these fields is below `least`."""
+    """Raises ValueError if one of these fields is below `least`.
+
+    Args:
+        values: Settings.
+        least: The smallest value.
+        *names: Names of the fields.
+    """
     for name in names:
         value = getattr(values, name)
         if value < least:

@@ -48,6 +48,13 @@ def reference_of(preferring: Preferring, tuning: Adapting) -> Any:
     Args:
         preferring: The loss.
         tuning: Settings.
+
+    Example:
+
+        >>> reference_of(Preferring(), Adapting())
+        Field(name='ref_logps')
+        >>> reference_of(Preferring(), Adapting(lora_rank=8))
+        AdaptersOff()
     """
     if preferring.loss not in WITH_REFERENCE:
         return None

@@ -131,8 +131,8 @@ def split(source: Source, *, held_out: float, form: Form) -> tuple[Share, Share]
     numbers = np.array(
         [
             number_of(record)
-            for part in source.parts()
-            for record in source.read(part)
+            for input_part in source.parts()
+            for record in source.read(input_part)
             if not isinstance(record, Corrupt)
         ]
     )
@@ -254,7 +254,7 @@ def check_fit(
     document = int(corpus.lengths.argmax())
     needed = int(corpus.lengths[document]) - spare
     name, record = corpus.source(document)
-    part = next(part for part in side.parts() if part.name == name)
+    (input_part,) = (x for x in side.parts() if x.name == name)
     remedy = (
         f"pass length={needed}"
         if needed <= positions
@@ -262,5 +262,5 @@ def check_fit(
     )
     raise RecordsError(
         f"every record must fit a row whole, got length={length} and {longer} longer records, "
-        f"the longest {side.locate(part, record)} of {needed} tokens: {remedy}"
+        f"the longest {side.locate(input_part, record)} of {needed} tokens: {remedy}"
     )

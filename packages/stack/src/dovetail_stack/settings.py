@@ -37,8 +37,10 @@ from dovetail_stack.recipes.record_options import (
     Embedding,
     Encoding,
     Examples,
+    PreferenceTuning,
     Preferring,
     Rewarding,
+    RewardTuning,
 )
 
 FILE = "run.json"
@@ -220,6 +222,7 @@ class Prefer(FromMessages):
     recipe: ClassVar[str] = "prefer"
     preference: Preferring = field(default_factory=Preferring)
     monitoring: Answers = field(default_factory=Answers)
+    training: PreferenceTuning = field(default_factory=PreferenceTuning)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,6 +238,7 @@ class Reward(FromMessages):
 
     recipe: ClassVar[str] = "reward"
     reward: Rewarding = field(default_factory=Rewarding)
+    training: RewardTuning = field(default_factory=RewardTuning)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -59,10 +59,10 @@ def _expected(policy, reference, batch, labels, *, kind="kto"):
         kind: np.mean(values),
         "reward_desirable": np.mean(rewards[0]),
         "reward_undesirable": np.mean(rewards[1]),
-        "margin": np.mean(rewards[0]) - np.mean(rewards[1]),
     }
     if kind == "kto":
-        terms |= {"kl": point, "kl_rows": len(mismatched) / len(values)}
+        margin = np.mean(rewards[0]) - np.mean(rewards[1])
+        terms |= {"kl": point, "kl_rows": len(mismatched) / len(values), "margin": margin}
     return terms
 
 

@@ -8,7 +8,7 @@ The metadata of each field hold the help of `dovetail train RECIPE --help`, with
 import math
 import os
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 HEAD = 64  # numbers of a head, where the width allows it
 # A decoder without other sizes: one that a CPU trains in minutes.
@@ -295,6 +295,7 @@ class Tuning(Batching):
         lora_alpha: Adapters are scaled by alpha / rank.
     """
 
+    rates: ClassVar[tuple[float, float]] = (2e-5, 2e-4)  # without adapters, and with
     learning_rate: float = declared(0.0, "Adam's peak per step; 0: 2e-5, or 2e-4 with adapters")
     lora_rank: int = declared(0, "rank of the adapters, trained alone; 0: train every parameter")
     lora_alpha: float = declared(32.0, "adapters are scaled by alpha / rank")
@@ -307,7 +308,7 @@ class Tuning(Batching):
                 f"learning_rate={self.learning_rate}: leave them out for the defaults"
             )
         if not self.learning_rate:  # said as what it will be, in run.json too
-            object.__setattr__(self, "learning_rate", 2e-4 if self.lora_rank else 2e-5)
+            object.__setattr__(self, "learning_rate", self.rates[bool(self.lora_rank)])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -81,7 +81,9 @@ def loss_of(preferring: Preferring, *, tuning: Adapting) -> Any:
         options["kind"] = preferring.kind or KINDS[name]
     losses = {"dpo": tune.dpo, "orpo": tune.orpo, "simpo": tune.simpo}
     losses |= {"cpo": tune.cpo, "kto": tune.kto}
-    return losses[name](**options)
+    loss = losses[name](**options)
+    loss.rows = 2  # of kto too: the rows of a pair are told apart by their place
+    return loss
 
 
 def with_fields(preferring: Preferring, batches: Iterator[Any]) -> Iterator[Any]:

@@ -7,7 +7,7 @@ They are plain values with the metadata of `options`. Imports no library.
 
 import datetime
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from dovetail_stack.recipes.options import (
     Batching,
@@ -154,6 +154,37 @@ class Adapting(Tuning):
             )
 
 
+_GUARD = "skip a step if its loss or gradient norm exceeds the median by so many deviations; 0: "
+_GUARD += "skip only steps that are not finite, since a loss near 0 has no scale"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardTuning(Adapting):
+    """Settings of the training of a reward model, apart from its number of steps.
+
+    Args:
+        guard_sigma: As in `Batching`. The loss of separable pairs nears 0, where a spike relative
+            to the median means nothing.
+    """
+
+    guard_sigma: float = declared(0.0, _GUARD)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreferenceTuning(RewardTuning):
+    """Settings of the training on preferences, apart from its number of steps.
+
+    1e-6 is the rate of the DPO paper (2305.18290, appendix B). Adapters take ten times as much, as
+    in `Tuning`.
+
+    Args:
+        learning_rate: Adam's peak. 0: 1e-6, or 1e-5 for adapters.
+    """
+
+    rates: ClassVar[tuple[float, float]] = (1e-6, 1e-5)
+    learning_rate: float = declared(0.0, "Adam's peak per step; 0: 1e-6, or 1e-5 with adapters")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Preferring:
     """The loss of pairs and its reference.
@@ -270,9 +301,11 @@ class Encoding(Batching):
 
     Args:
         learning_rate: Adam's peak per step, above 0.
+        guard_sigma: As in `RewardTuning`.
     """
 
     learning_rate: float = declared(2e-5, "Adam's peak per step")
+    guard_sigma: float = declared(0.0, _GUARD)
 
     def __post_init__(self) -> None:
         super().__post_init__()

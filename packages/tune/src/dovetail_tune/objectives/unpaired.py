@@ -57,7 +57,7 @@ def kto(
 
     Returns:
         A loss with the term `kind`, and as metrics, means over rows: reward_desirable and
-        reward_undesirable, beta times the log ratio; margin, the difference of both; and of "kto",
+        reward_undesirable, beta times the log ratio; and of "kto" margin, the difference of both,
         kl, its z0, and kl_rows, the share of rows with a mismatched answer.
 
     Raises:
@@ -102,7 +102,8 @@ def kto(
             share = mean_over(where.astype(jnp.float32), counts)
             metrics = {"kl": Metric(point, jnp.ones(())), "kl_rows": Metric(*share)}
         losses = jnp.where(valid, formula(logps, ref, desirable, kl=point), jnp.nan)
-        metrics = metrics | _rewards(beta * no_gradient(logps - ref), desirable, counts)
+        rewards = beta * no_gradient(logps - ref)
+        metrics = metrics | _rewards(rewards, desirable, counts, whole_batch=kind == "kto")
         return {kind: mean_over(losses, counts), **metrics}
 
     loss.whole_batch = kind == "kto"  # pyright: ignore[reportFunctionMemberAccess] - a BatchLoss
@@ -110,16 +111,20 @@ def kto(
 
 
 def _rewards(
-    rewards: Float[Array, " B"], desirable: Bool[Array, " B"], counts: Bool[Array, " B"]
+    rewards: Float[Array, " B"],
+    desirable: Bool[Array, " B"],
+    counts: Bool[Array, " B"],
+    *,
+    whole_batch: bool,
 ) -> dict[str, Metric]:
+    """Returns the means of both sides, and of a whole batch their difference."""
     up, down = (mean_over(rewards, counts & side) for side in (desirable, ~desirable))
+    metrics = {"reward_desirable": Metric(*up), "reward_undesirable": Metric(*down)}
+    if not whole_batch:
+        return metrics
     both = ((up[1] > 0) & (down[1] > 0)).astype(jnp.float32)
     means = [total / jnp.maximum(count, 1.0) for total, count in (up, down)]
-    return {
-        "reward_desirable": Metric(*up),
-        "reward_undesirable": Metric(*down),
-        "margin": Metric(both * (means[0] - means[1]), both),
-    }
+    return {**metrics, "margin": Metric(both * (means[0] - means[1]), both)}
 
 
 def _counted(batch: Batch) -> Bool[Array, " B"]:

@@ -103,7 +103,12 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+SLOW = ("frozen", "codes", "kto")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CASES]
+)
 def test_runs_of_every_reference_begin_alike_and_learn_the_order(
     talker, rows, batch, logps, tmp_path, name
 ):

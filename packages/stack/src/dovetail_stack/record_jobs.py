@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from dovetail_stack.recipes.sampling import Samples
 
 PEFT, REFERENCE = "peft", "reference"
+_LITTLE_BYTES = 1 << 20  # of records, encoded in less than a second
 
 
 def outlined(run: FromRecords, mesh: "Mesh | AbstractMesh") -> "Recipe":
@@ -162,7 +163,7 @@ def encoded(run: FromRecords, out: Path) -> "Corpora":
             out,
             encoder=encoder,
             max_corrupt=run.examples.max_corrupt,
-            workers=os.cpu_count() or 1,
+            workers=_workers(sides[0]),
             progress=writing,
         )
     print(corpora, file=sys.stderr, flush=True)
@@ -174,6 +175,12 @@ def encoded(run: FromRecords, out: Path) -> "Corpora":
             f"pass another held_out= than {run.examples.held_out}"
         )
     return corpora
+
+
+def _workers(side: "Share") -> int:
+    """Returns the processes that encode: this one alone for little, since others take a second."""
+    little = sum(part.bytes for part in side.parts()) < _LITTLE_BYTES
+    return 1 if little else os.cpu_count() or 1
 
 
 def rows_of(run: FromRecords, corpus: "Corpus") -> "Rows":

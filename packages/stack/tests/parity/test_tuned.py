@@ -85,8 +85,8 @@ def test_peft_loads_the_adapters(exported, talker):
     theirs = _torch_logits(PeftModel.from_pretrained(base, out / "peft"), TOKENS)
     if run.training.quantize is None:
         np.testing.assert_allclose(theirs, model(TOKENS), **CLOSE)
-    else:  # PEFT adds them to the float weights: int8 rounds to 1/127 of a row's maximum
-        assert 1e-3 < np.abs(theirs - model(TOKENS)).max() < 0.05 * np.abs(theirs).max()
+    else:  # PEFT adds them to the float weights, and int8 rounds to 1/127 of a column's maximum
+        assert 1e-4 < np.abs(theirs - model(TOKENS)).mean() < 0.02 * np.abs(theirs).max()
 
 
 @pytest.mark.parametrize("pad", [True, False])

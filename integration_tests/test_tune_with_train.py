@@ -72,7 +72,6 @@ def _alike(got, want, at):
             )
 
 
-@pytest.mark.capability("post-training losses on microbatches and meshes")
 @pytest.mark.parametrize(
     "losses, meshes",
     [

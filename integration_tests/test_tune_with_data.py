@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""From texts to losses: pairs to DPO, chats to the loss of their answers, prompts of the same rows."""
+"""From texts to losses: pairs to DPO, chats to the loss of their answers, prompts."""
 
 import json
 

@@ -49,13 +49,11 @@ class Case:
 
 
 SMALL = llama(vocab_size=4096, embed=256, depth=6, heads=8, kv_heads=4, mlp=704, tie=True)
-LARGE = llama(vocab_size=32000, embed=640, depth=9, heads=10, kv_heads=5, mlp=1728, tie=True)
 CASES = {
-    "5M": Case(config=SMALL, rows=8, length=256, steps=3, repeats=9),
+    "5M": Case(config=SMALL, rows=8, length=256, steps=3, repeats=5),
     "5M with dovetail-kernels' head": Case(
-        config=SMALL, rows=8, length=256, steps=3, repeats=9, kernels=True
+        config=SMALL, rows=8, length=256, steps=3, repeats=5, kernels=True
     ),
-    "60M": Case(config=LARGE, rows=2, length=512, steps=1, repeats=7),
 }
 
 

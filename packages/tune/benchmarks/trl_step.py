@@ -99,7 +99,7 @@ SMALL = llama(vocab_size=256, embed=64, depth=2, heads=4, kv_heads=4, mlp=160, t
 LARGE = llama(vocab_size=32000, embed=640, depth=9, heads=10, kv_heads=5, mlp=1728, tie=True)
 CASES = {
     "0.1M": Case(config=SMALL, rows=8, length=64, steps=20, repeats=9),
-    "60M": Case(config=LARGE, rows=2, length=512, steps=3, repeats=3),
+    "60M": Case(config=LARGE, rows=2, length=512, steps=1, repeats=3),
 }
 
 

@@ -25,6 +25,7 @@ ORDER = (
     "damage_and_resume",
     "quantization",
     "engine",
+    "post_training",
     "mixtures",
     "optimizers",
     "digits",

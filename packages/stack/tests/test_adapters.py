@@ -8,6 +8,7 @@ from flax import nnx
 
 from dovetail_models import load, lora
 from dovetail_quant import qlora
+from dovetail_quant.kernel import Kernel
 from dovetail_stack.recipes import adapters
 from dovetail_stack.recipes.record_options import Adapting
 
@@ -25,6 +26,12 @@ def _trained(model):
     return model
 
 
+def _codes(model):
+    """Paths of the kernels that are codes."""
+    params = nnx.to_flat_state(nnx.state(model, nnx.Param))
+    return [path for path, x in params if isinstance(x.get_value(), Kernel)]
+
+
 @pytest.mark.parametrize("codes, close", [(None, 0.0), ("int8", 0.05), ("int4", 0.4)])
 def test_adapters_begin_as_the_model_or_its_codes_and_merge_to_what_they_computed(
     talker, tmp_path, codes, close
@@ -35,6 +42,7 @@ def test_adapters_begin_as_the_model_or_its_codes_and_merge_to_what_they_compute
     scale = float(jnp.abs(whole(TOKENS)).max())
     # Rounding to nearest: a step of 1/127 or 1/7 of a row's maximum, averaged over the inputs.
     assert float(jnp.abs(model(TOKENS) - whole(TOKENS)).max()) <= close * scale
+    assert len(_codes(model)) == (7 if codes else 0)
     model = _trained(model)
     merged = adapters.merged(model, tuning)
     assert not jax.tree.leaves(nnx.state(merged, nnx.LoRAParam))

@@ -141,6 +141,8 @@ def test_a_record_that_does_not_fit_a_row_is_refused_by_file_and_line(
     said = capsys.readouterr().err
     assert "got --length 20 and 1 longer records, the longest long.jsonl:26 of " in said
     needed = said.split("pass --length ")[1].split()[0]
+    (whole,) = Pretrained(talker).encode_with_specials(["[user]say[assistant]" + "red " * 30])
+    assert int(needed) == len(whole.ids)  # the end of the answer is a target alone
     assert _train(*line[:-2], needed, "--check") == 0
 
 
@@ -255,5 +257,10 @@ def test_a_text_that_is_missing_is_named(sentences, tmp_path, capsys):
     assert _train(*line) == 3
     said = capsys.readouterr().err
     assert "texts.jsonl:1: a record must have a text under query, positive, got no --query" in said
-    assert _train(*line, "--query", "anchor", "--held-out", "0.3") == 0
+    anchored = (*line, "--query", "anchor", "--held-out", "0.3")
+    assert _train(*anchored, "--length", "3") == 3
+    needed = capsys.readouterr().err.split("pass --length ")[1].split()[0]
+    assert _train(*anchored, "--length", int(needed) - 1) == 3
+    capsys.readouterr()
+    assert _train(*anchored, "--length", needed) == 0
     assert "what is " in capsys.readouterr().out

@@ -23,6 +23,8 @@ GIVEN = {
     "distil": {"text": "/é", "teacher": "/m", "alpha": 0.25, "minutes": 1.5, "config": "/c"},
     "chat": {"records": ("/a.jsonl", "/b.jsonl"), "model": "/m", "train_on": "last", "prompts": 0},
     "prefer": {"records": ("/p",), "model": "/m", "lora_rank": 2, "quantize": "int8", "beta": 0.5},
+    "reward": {"records": ("/p",), "model": "/m", "center": 0.25, "margin": "gap"},
+    "embed": {"records": ("/p",), "model": "/m", "negative": "other", "chunks": 2},
 }
 
 

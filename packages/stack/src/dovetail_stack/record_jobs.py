@@ -179,7 +179,7 @@ def encoded(run: FromRecords, out: Path) -> "Corpora":
 
 def _workers(side: "Share") -> int:
     """Returns the processes that encode: this one alone for little, since others take a second."""
-    little = sum(part.bytes for part in side.parts()) < _LITTLE_BYTES
+    little = sum(piece.bytes for piece in side.parts()) < _LITTLE_BYTES
     return 1 if little else os.cpu_count() or 1
 
 

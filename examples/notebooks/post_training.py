@@ -248,26 +248,29 @@ prefer("DPO and SFT", {"sigmoid": 1.0, "sft": 1.0}, version=3)
 
 # %%
 COLORS = {"base": "C2", "SFT": "C3", "DPO": "C0", "DPO and SFT": "C1"}
-fig, axes = plt.subplots(1, 3, figsize=(12, 3.6), width_ratios=(4, 3, 3))
+fig, axes = plt.subplots(figsize=(7, 3.2))
 for number, (stage, shares) in enumerate(scores.items()):
     at = np.arange(len(shares)) + 0.22 * (number - 1.5)
-    bars = axes[0].bar(at, shares.values(), 0.2, label=stage, color=COLORS[stage])
-    axes[0].bar_label(bars, fmt="{:.0%}", fontsize=7)
-axes[0].set_xticks(range(3), scores["base"])
-axes[0].set(title=f"{len(questions)} answers to held-out questions", ylim=(0, 1.3))
-axes[0].legend(ncols=2, fontsize=8)
+    bars = axes.bar(at, shares.values(), 0.2, label=stage, color=COLORS[stage])
+    axes.bar_label(bars, fmt="{:.0%}", fontsize=7)
+axes.set_xticks(range(3), scores["base"])
+axes.set(title=f"{len(questions)} answers to held-out questions", ylim=(0, 1.3))
+axes.legend(ncols=2, fontsize=8)
+plt.show()
 
+# %%
+fig, (left, right) = plt.subplots(1, 2, figsize=(8, 2.9))
 for stage, lines in curves.items():
     steps = [line["step"] for line in lines]
     for name, style in {"margin": "-", "accuracy": ":"}.items():
         values = [line[f"loss/{name}"] for line in lines]
-        axes[1].plot(steps, values, style, color=COLORS[stage], label=f"{name}, {stage}")
+        left.plot(steps, values, style, color=COLORS[stage], label=f"{name}, {stage}")
     for name, style in {"chosen": "-", "rejected": ":"}.items():
         values = [line[f"loss/logps_{name}"] for line in lines]
-        axes[2].plot(steps, values, style, color=COLORS[stage], label=f"{name}, {stage}")
-axes[1].set(xlabel="step", title="Reward margin and accuracy")
-axes[2].set(xlabel="step", ylabel="nats an answer", title="Log-probabilities")
-for axis in axes[1:]:
+        right.plot(steps, values, style, color=COLORS[stage], label=f"{name}, {stage}")
+left.set(xlabel="step", title="Reward margin and accuracy")
+right.set(xlabel="step", ylabel="nats an answer", title="Log-probabilities")
+for axis in (left, right):
     axis.legend(fontsize=8)
 fig.tight_layout()
 plt.show()

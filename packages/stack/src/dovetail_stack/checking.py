@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`dovetail train RECIPE --check`: records as the model would see them. Nothing is trained."""
 
-import argparse
 import json
 import math
 import sys
@@ -14,26 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dovetail_stack import record_jobs
-from dovetail_stack.settings import FromRecords
+from dovetail_stack.settings import CHECKED_ROWS, FromRecords
 
 if TYPE_CHECKING:
     from dovetail_data import Rows
 
-ROWS = 10  # that are shown
 _BLOCK = 64  # rows that are counted at once
-
-
-def declare(parser: argparse.ArgumentParser) -> None:
-    """Declares the options of a check."""
-    parser.add_argument(
-        "--check",
-        action="store_true",
-        help=f"print totals and {ROWS} rows as the model sees them, coloured by what is trained, "
-        "and start nothing",
-    )
-    parser.add_argument(
-        "--color", action="store_true", help="colours of --check, also where no terminal is"
-    )
 
 
 def checked(run: FromRecords, values: Mapping[str, Any]) -> str:
@@ -52,8 +37,8 @@ def checked(run: FromRecords, values: Mapping[str, Any]) -> str:
     with tempfile.TemporaryDirectory() as scratch:
         corpora = record_jobs.encoded(run, Path(scratch))
         rows = record_jobs.rows_of(run, corpora.train)
-        shown = rows.batch(np.arange(min(ROWS // rows.unit, len(rows))))
-        explanation = explain(shown, tokenizer=record_jobs.tokenizer_of(run), rows=ROWS)
+        shown = rows.batch(np.arange(min(CHECKED_ROWS // rows.unit, len(rows))))
+        explanation = explain(shown, tokenizer=record_jobs.tokenizer_of(run), rows=CHECKED_ROWS)
         totals = {
             "records": len(corpora.train),
             "held_out": len(corpora.held_out),

@@ -44,6 +44,7 @@ from dovetail_stack.recipes.record_options import (
 )
 
 FILE = "run.json"
+CHECKED_ROWS = 10  # that `dovetail train RECIPE --check` shows
 # Settings that a later launch may change. The others make another run: text, model, batch, seed.
 CHANGEABLE = frozenset(
     (
@@ -217,6 +218,8 @@ class Prefer(FromMessages):
 
     Args:
         preference: The loss and its reference.
+        monitoring: Traces, and answers to held-out prompts.
+        training: Batch, adapters and the like.
     """
 
     recipe: ClassVar[str] = "prefer"
@@ -234,6 +237,7 @@ class Reward(FromMessages):
 
     Args:
         reward: The loss.
+        training: Batch, adapters and the like.
     """
 
     recipe: ClassVar[str] = "reward"

@@ -75,9 +75,18 @@ def add(parser: Parser) -> None:
         )
         _everywhere(recipe)
         if issubclass(kind, FromRecords):
-            checking.declare(recipe)
+            _checks(recipe)
         for title, group in settings.parts(kind).items():
             _options(recipe.add_argument_group(title), group)
+
+
+def _checks(parser: Parser) -> None:
+    """Declares the options of a check."""
+    help = f"print totals and {settings.CHECKED_ROWS} rows as the model sees them, colored by what "
+    help += "is trained, and start nothing"
+    parser.add_argument("--check", action="store_true", help=help)
+    help = "colors of --check, also where no terminal is"
+    parser.add_argument("--color", action="store_true", help=help)
 
 
 def _sentences(kind: type) -> str:

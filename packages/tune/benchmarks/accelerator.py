@@ -9,6 +9,7 @@ STEPS = (
         name="preference-llama-125m",
         run="device_preference:train",
         order=26,
+        proves=("preference losses with a reference",),
         limit_s=240,
         needs=("dovetail_models", "dovetail_kernels", "dovetail_train", "optax"),
         full={

@@ -9,6 +9,7 @@ from letters import Bare, Letters, batch_of, chosen_and_rejected, row_of
 from dovetail_tune import explain
 
 
+@pytest.mark.capability("batches explained token by token")
 class TestCounts:
     @pytest.mark.parametrize("seed", range(4))
     def test_equal_loops_over_slots(self, seed):

@@ -29,6 +29,7 @@ def _full(x, w, labels, *, where, soft_cap, temperature):
     return jnp.where(where, picked, 0), jnp.where(where, entropy, 0)
 
 
+@pytest.mark.capability("log-probabilities without logits in memory")
 @pytest.mark.parametrize("chunk", [1, 7, 20, 1024])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_chunks_equal_float64(model, chunk, temperature):

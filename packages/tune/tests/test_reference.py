@@ -87,6 +87,7 @@ def _scores(model, batch, reference):
     return logps if logps.ndim == 1 else logps.sum(1)
 
 
+@pytest.mark.capability("three references with one result")
 @pytest.mark.parametrize("adapt", [_with_flax, _with_own], ids=["nnx.LoRA", "own"])
 def test_the_three_references_are_equal_bit_for_bit(base, adapt):
     models, scored = (base, _adapted(base, adapt)), []

@@ -69,6 +69,7 @@ def test_the_field_equals_float64(model, per_token):
         assert all(fields[name] is batch[name] for name in batch)
 
 
+@pytest.mark.capability("reference and teacher computed once for each row")
 @pytest.mark.parametrize("kept", [True, False])
 def test_a_row_is_computed_once(model, tmp_path, kept):
     batches = [rows_of(rows=3, seed=i) for i in range(3)]

@@ -81,6 +81,7 @@ class TestInfoNce:
         trained = [name for name, term in terms.items() if not isinstance(term, Metric)]
         assert trained == ["info_nce"]
 
+    @pytest.mark.capability("contrastive losses exact in chunks")
     def test_does_not_depend_on_chunks(self, model):
         """The gradient is exact too: a step along it changes the float64 loss as it says."""
         batch = _batch(48, ids=40, empty=(5,))

@@ -102,6 +102,7 @@ def _identical():
     return batch
 
 
+@pytest.mark.capability("preference losses with a reference")
 @each
 @pytest.mark.parametrize("make", [_batch, _fillers, _empty, _identical])
 def test_terms_and_metrics_equal_float64(model, terms, i, make):

@@ -106,6 +106,7 @@ def _wanted(model, batch, case):
     return terms | {name: (values.sum(), count) for name, values in metrics.items()}
 
 
+@pytest.mark.capability("preference losses without a reference")
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("make", [_batch, _fillers, _empty])
 def test_terms_and_metrics_equal_float64(model, terms, case, make):

@@ -149,6 +149,7 @@ def _expected(model, batch, kind):
     return sums, len(s), slope
 
 
+@pytest.mark.capability("reward models of pairs, answers and steps")
 @every
 def test_terms_and_metrics_are_those_of_float64(model, batch, kind):
     terms = _terms(model, batch, kind)

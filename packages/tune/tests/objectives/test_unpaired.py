@@ -73,6 +73,7 @@ def _close(terms, expected):
         np.testing.assert_allclose(terms[name], value, rtol=2e-5, atol=2e-6, err_msg=name)
 
 
+@pytest.mark.capability("preferences of single answers")
 @pytest.mark.parametrize("kind", ["kto", "apo_zero_unpaired"])
 def test_terms_equal_float64(twin, batch, kind):
     loss, terms = mean_loss(kto(beta=BETA, kind=kind, **WEIGHTS))(twin.trained, batch)

@@ -25,6 +25,8 @@ import tune_killed  # noqa: E402
 import tune_meshes  # noqa: E402
 from tune_losses import LOSSES, batch  # noqa: E402
 
+# A difference of two means is no sum over rows: microbatches give the mean of theirs.
+OF_PARTS = {"apo_zero_unpaired one/2", "apo_zero_unpaired one/4"}
 WHOLE = [name for name, case in LOSSES.items() if case.whole]
 
 
@@ -60,6 +62,8 @@ def _alike(got, want, at):
     assert np.isfinite(want["loss"]), at
     assert want["grad_norm"] > 1e-4, at  # the loss says something
     for term, value in want.items():
+        if at in OF_PARTS and term.endswith("/margin"):
+            continue
         if term == "change":
             # Sums of 48 rows of float32 in another order, and parameters rounded once: at most 4
             # in size, so 2**-22.

@@ -81,6 +81,13 @@ def valued(mesh: Any) -> nnx.Module:
     return RewardModel(decoder(mesh), nnx.Linear(WIDTH, 1, rngs=nnx.Rngs(2)))
 
 
+def unpaired() -> Any:
+    """Labels from the pairs of the batch, which must then stay whole."""
+    loss = kto(kind="apo_zero_unpaired")
+    loss.rows = 2
+    return loss
+
+
 FROZEN = {"model": twin, "trainable": TRAINED}
 ENCODE = mean_pooled(mask="mask")
 LOSSES = {
@@ -95,7 +102,7 @@ LOSSES = {
     "simpo": Case(loss=simpo),
     "cpo": Case(loss=cpo),
     "kto": Case(loss=kto, whole=True),
-    "apo_zero_unpaired": Case(loss=lambda: kto(kind="apo_zero_unpaired")),
+    "apo_zero_unpaired": Case(loss=unpaired),
     "reward_model": Case(loss=lambda: reward_model(margin="margin", center=0.1), model=valued),
     "outcome_reward": Case(loss=outcome_reward, model=valued),
     "process_reward": Case(loss=process_reward, model=valued),

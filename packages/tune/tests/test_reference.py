@@ -130,6 +130,16 @@ def test_no_gradient_reaches_the_reference(models, reference):
 
 
 class TestTwin:
+    def test_two_modules_that_share_a_variable_are_refused(self):
+        model = TinyDecoder(rngs=nnx.Rngs(0))
+        message = r"without a common Variable, got frozen with .* of trained; pass Twin\(model, nnx"
+        with pytest.raises(ValueError, match=message):
+            Twin(model, model)
+        other = nnx.clone(model)
+        other.out = model.out
+        with pytest.raises(ValueError, match=r"got frozen with out.kernel of trained"):
+            Twin(model, other)
+
     def test_only_the_trained_module_is_selected(self, models):
         base, adapted = models
         twin = Twin(adapted, base)

@@ -10,6 +10,7 @@ the reference, and costs the forward pass alone.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import jax
@@ -53,8 +54,11 @@ class Twin(nnx.Module):
 
     Args:
         trained: The module to train.
-        frozen: Module that is only read. Its arrays may be shared with `trained`; the trainer
-            copies them.
+        frozen: Module that is only read. Its arrays may be those of `trained`, in Variables of its
+            own: `nnx.clone`.
+
+    Raises:
+        ValueError: Both are one module, or share a Variable: training one would train the other.
 
     Example:
 
@@ -66,7 +70,20 @@ class Twin(nnx.Module):
     """
 
     def __init__(self, trained: nnx.Module, frozen: nnx.Module) -> None:
+        own, other = (dict(_variables(module)) for module in (trained, frozen))
+        if shared := own.keys() & other.keys():
+            raise ValueError(
+                f"a Twin needs two modules without a common Variable, got frozen with "
+                f"{min(own[i] for i in shared)} of trained; pass Twin(model, nnx.clone(model))"
+            )
         self.trained, self.frozen = trained, frozen
+
+
+def _variables(module: nnx.Module) -> Iterator[tuple[int, str]]:
+    """Yields the identity and the path of each Variable."""
+    for path, node in nnx.iter_graph(module):
+        if isinstance(node, nnx.Variable):
+            yield id(node), ".".join(map(str, path))
 
 
 #: The parameters to train of a `Twin`, for `Trainer(trainable=)`.

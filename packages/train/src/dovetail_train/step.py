@@ -173,7 +173,8 @@ def terms_of(value: Any) -> dict[str, tuple[Array, Array]]:
     for name, (total, count) in named.items():
         pair = jnp.asarray(total, jnp.float32), jnp.asarray(count, jnp.float32)
         given = named[name]
-        terms[name] = type(given)(*pair) if isinstance(given, DefaultWeight) else pair
+        kind: Callable[..., Any] = type(given)  # a named tuple
+        terms[name] = kind(*pair) if isinstance(given, DefaultWeight) else pair
     return terms
 
 

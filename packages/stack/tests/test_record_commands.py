@@ -146,6 +146,17 @@ def test_a_record_that_does_not_fit_a_row_is_refused_by_file_and_line(
     assert _train(*line[:-2], needed, "--check") == 0
 
 
+def test_a_kto_run_measures_held_out_pairs_with_answers_of_other_rows(talker, preferred, tmp_path):
+    line = ("prefer", "--model", talker, "--records", preferred, "--out", tmp_path / "run")
+    options = ("--loss", "kto", "--lora-rank", "2", "--prompts", "0", "--held-out", "0.2")
+    assert _train(*line, *SMALL, *options) == 0
+    lines = _jsonl(tmp_path / "run" / "metrics.jsonl")
+    measured = [line for line in lines if "eval/pairs/kto" in line]
+    assert [line["step"] for line in measured] == [1, 2, 3]
+    assert all(line["eval/pairs/kl_rows"] == 1 for line in measured)
+    assert all(0 < line["eval/pairs/kto"] < 1 for line in measured)
+
+
 @pytest.mark.parametrize(
     "options, wanted",
     [

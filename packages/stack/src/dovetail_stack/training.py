@@ -218,14 +218,8 @@ def _evaluations(job: Job, *, mesh: "Mesh", every: int) -> "list[Eval]":
 
     batching = job.recipe.batching
     size = batching.global_batch
-    held_out = list(
-        islice(
-            batches(
-                job.held_out, global_batch=size, seed=None, epochs=1, shard=process_shard(mesh)
-            ),
-            evaluated_batches(size),
-        )
-    )
+    whole = batches(job.held_out, global_batch=size, seed=None, epochs=1, shard=process_shard(mesh))
+    held_out = list(islice(job.recipe.batches(whole), evaluated_batches(size)))
     kinds = (False, True) if batching.ema else (False,)
     return [Eval(held_out, every=every, ema=ema, metrics=job.metrics) for ema in kinds]
 

@@ -148,6 +148,18 @@ def test_losses_without_a_reference_take_plain_rows(talker, rows, tmp_path):
     assert FIELD not in recipe.fields
 
 
+def test_unpaired_losses_of_pairs_do_not_depend_on_microbatches(talker, rows, tmp_path):
+    preferring = Preferring(loss="kto", kind="apo_zero_unpaired")
+    losses = []
+    for accumulate in (1, 3):
+        tuning = Adapting(**OPTIONS, lora_rank=2, accumulate=accumulate)
+        recipe = preferring_recipe(talker, preferring, tuning=tuning)
+        fit(recipe, rows, tmp_path / str(accumulate), steps=2)
+        losses.append([x["loss"] for x in _losses(tmp_path / str(accumulate)).values()])
+    assert losses[0][0] == pytest.approx(0.5, rel=1e-5)  # sigmoid(0) of every row
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)  # float32 sums in another order
+
+
 def test_a_stopped_run_resumes_to_the_same_bits(talker, rows, tmp_path):
     tuning = Adapting(**OPTIONS, learning_rate=0.02)
     recipe = preferring_recipe(talker, Preferring(), tuning=tuning)

@@ -206,7 +206,7 @@ def _referenced(
     from dovetail_data import batches
     from dovetail_stack.recipes.fitting import places_of
     from dovetail_stack.recipes.preference import scorer
-    from dovetail_stack.recipes.reference import Referenced
+    from dovetail_stack.recipes.reference import Referenced, in_precision
 
     size, seed = run.training.global_batch, run.training.seed
     both = Referenced(rows), Referenced(held_out)
@@ -221,7 +221,7 @@ def _referenced(
             places = places_of(spans, rows, global_batch=size, seed=seed)
             order = batches(rows, global_batch=size, seed=seed, leave_out=places)
             used, total = islice(order, steps), steps * size
-        model = recipe.model()
+        model = in_precision(recipe.model(), run.training.precision)
         with Scoring(total) as progress:
             both[0].fill(used, model, out / REFERENCE, scorer=scorer, progress=progress)
         both[1].fill(measured, model, out / REFERENCE, scorer=scorer)

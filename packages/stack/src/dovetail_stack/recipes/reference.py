@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -19,6 +20,25 @@ from dovetail_tune import with_reference
 from dovetail_tune.types import Scorer
 
 FIELD = "ref_logps"
+
+
+def in_precision(model: nnx.Module, precision: str) -> nnx.Module:
+    """Returns the model with its parameters in the dtype of a step, as the trainer casts them.
+
+    A reference in float32 beside a policy in bfloat16 would have other log-probabilities, and the
+    log-ratios would not begin at 0.
+
+    Args:
+        model: A fresh model. It is changed.
+        precision: "float32" or "bfloat16".
+    """
+    if precision == "float32":
+        return model
+    for _, node in nnx.iter_graph(model):
+        if isinstance(node, nnx.Param) and not node.get_metadata("keep_dtype", False):
+            x = node.get_value()
+            node.set_value(x.astype(precision) if jnp.issubdtype(x.dtype, jnp.floating) else x)
+    return model
 
 
 class Referenced:

@@ -1,5 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
+import dataclasses
 import functools
 
 import jax.numpy as jnp
@@ -60,6 +61,31 @@ def test_settings_types_and_random_streams():
     assert model_digests(used) == model
     assert "layers.1.qkv.kernel" in model_digests(TinyDecoder(depth=2, rngs=nnx.Rngs(0)))
     assert model_digests(nnx.Linear(2, 2, rngs=nnx.Rngs(0)))["type"] != model["type"]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Layer:
+    window: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Config:
+    soft_cap: float | None = None
+    layers: tuple[_Layer, ...] = (_Layer(None), _Layer(4))
+
+
+@pytest.mark.parametrize(
+    "config, name",
+    [
+        (_Config(soft_cap=2.0), "soft_cap"),
+        (_Config(layers=(_Layer(None), _Layer(5))), "layers.1.window"),
+        (_Config(layers=(_Layer(3), _Layer(4))), "layers.0.window"),
+    ],
+)
+def test_settings_in_a_configuration_change_the_digest(config, name):
+    model = model_digests(_Model(jnp.ones(2), setting=_Config()))
+    other = model_digests(_Model(jnp.ones(2), setting=config))
+    assert {key for key in model | other if model.get(key) != other.get(key)} == {f"setting.{name}"}
 
 
 def test_scorers_have_names_and_options():

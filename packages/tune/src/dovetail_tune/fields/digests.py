@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from hashlib import blake2b
 from typing import Any
 
@@ -38,7 +39,7 @@ def model_digests(model: nnx.Module) -> dict[str, str]:
     """Returns digests by name of the arrays of a model, and of its plain settings.
 
     Settings are public attributes of its modules with a number, a string or a bool, such as a
-    soft cap. Random streams are left out.
+    soft cap, and those in dataclasses, such as a configuration. Random streams are left out.
 
     Raises:
         ValueError: An array has parts on another process.
@@ -48,8 +49,9 @@ def model_digests(model: nnx.Module) -> dict[str, str]:
         if not isinstance(node, nnx.Module):
             continue
         for name, value in vars(node).items():
-            if not name.startswith("_") and isinstance(value, int | float | str):
-                digests[_name((*path, name))] = _digest(repr(value).encode())
+            if not name.startswith("_"):
+                for inner, setting in _settings((*path, name), value):
+                    digests[_name(inner)] = _digest(repr(setting).encode())
     state = nnx.state(model, nnx.Not(nnx.RngState))
     for path, x in jax.tree_util.tree_leaves_with_path(nnx.to_pure_dict(state)):
         name = _name(tuple(entry.key for entry in path))
@@ -73,6 +75,20 @@ def described(value: Any) -> str:
         return repr(value)
     named = value if hasattr(value, "__qualname__") else type(value)
     return f"{named.__module__}.{named.__qualname__}"
+
+
+def _settings(path: tuple[Any, ...], value: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Yields path and value of a plain setting, or of each one in a dataclass."""
+    if isinstance(value, int | float | str):
+        yield path, value
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type | nnx.Module):
+        for field in dataclasses.fields(value):
+            inner = getattr(value, field.name)
+            if not isinstance(inner, tuple):
+                yield from _settings((*path, field.name), inner)
+                continue
+            for i, x in enumerate(inner):
+                yield from _settings((*path, field.name, i), x)
 
 
 def _name(path: tuple[Any, ...]) -> str:

@@ -56,6 +56,24 @@ def test_values_and_scores_are_those_of_each_text_alone(model, batch):
         np.testing.assert_allclose(scores[row], expected[-1], **options)
 
 
+class _Placed(TinyDecoder):
+    """A decoder with learned vectors of LENGTH positions: NaN past them, spread by attention."""
+
+    def features(self, tokens, *, positions, **options):
+        x, _ = super().features(tokens, positions=positions, **options)
+        past = (positions >= LENGTH).any(axis=1)
+        return jnp.where(past[:, None, None], jnp.nan, x), None
+
+
+def test_padding_takes_no_position_past_the_last_of_the_model(model, batch):
+    rngs = nnx.Rngs(1)
+    placed = RewardModel(_Placed(depth=2, rngs=rngs), nnx.Linear(16, 1, rngs=rngs))
+    scores = np.asarray(_read(placed, batch)[1])
+    full = batch["segment_ids"].all(axis=1)
+    assert np.isnan(scores[full]).all()  # their last id has no position
+    np.testing.assert_array_equal(scores[~full], np.asarray(_read(model, batch)[1])[~full])
+
+
 def test_a_call_values_tokens_as_the_decoder_places_them(model, batch):
     options = {name: batch[name] for name in ("positions", "segment_ids")}
     values = model(batch["tokens"], **options)

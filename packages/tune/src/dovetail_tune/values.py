@@ -108,7 +108,9 @@ class RewardModel(nnx.Module):
         targets = jnp.where(text, jnp.asarray(batch["targets"]), 0)
         tokens = jnp.concatenate([jnp.asarray(batch["tokens"])[:, :1], targets], axis=1)
         inside = jnp.concatenate([text[:, :1], text], axis=1).astype(jnp.int32)
-        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+        # A row has one id more than slots: on padding it may be past a model's last position, where
+        # learned vectors are NaN, and attention adds 0 times NaN to all.
+        positions = inside * jnp.arange(tokens.shape[1])[None]
         where = {"positions": positions, "segment_ids": inside, "attention": attention}
         values = self(tokens, **where)[:, 1:]
         return jnp.where(single[:, None], jnp.where(text, values, 0.0), jnp.nan)

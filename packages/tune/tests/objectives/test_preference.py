@@ -126,6 +126,18 @@ def _gradient(loss, model, batch):
     return jax.grad(value)(params)
 
 
+def test_the_reference_of_a_pair_that_does_not_count_reaches_no_gradient(model):
+    def every(model, batch, *, key):
+        terms = [loss(model, batch, key=key) for loss in LOSSES]
+        return {f"{i}/{name}": x for i, each in enumerate(terms) for name, x in each.items()}
+
+    gradient = jax.jit(functools.partial(_gradient, every, model))
+    known, unknown = _empty(), _empty()
+    for row in (0, 1, 4, 5):  # the other answer of both pairs has tokens
+        unknown["ref_logps"][row] = np.where(unknown["mask"][row] > 0, np.nan, 0)
+    jax.tree.map(np.testing.assert_array_equal, gradient(unknown), gradient(known))
+
+
 @pytest.fixture(scope="module")
 def gradients(model):
     """Gradients of all cases for a batch: one program."""

@@ -8,6 +8,8 @@ import functools
 from collections.abc import Mapping
 from typing import Any, Literal
 
+import jax.numpy as jnp
+
 from dovetail_tune.chunks import map_rows
 from dovetail_tune.logps import token_logps
 from dovetail_tune.losses.divergence_scores import Divergence
@@ -103,6 +105,8 @@ def dpo(
         intact, where = intact_pairs(batch), counted(batch)
         rows = map_rows(functools.partial(score, model), batch, chunks=chunks, group=_PAIR)
         scores = RowScores(*map(split_pairs, rows))
+        # 0 times the NaN of a pair that does not count would be its gradient.
+        scores = scores._replace(ref=Pair(*(jnp.where(where, x, 0.0) for x in scores.ref)))
         terms: dict[str, Term] = {}
         for name, factor in kinds.items():
             rows = {"intact": intact, "where": where, "weight": factor}

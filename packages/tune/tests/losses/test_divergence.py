@@ -185,6 +185,12 @@ class TestTopK:
         values = losses.divergence_topk(*args, rest=rest)
         assert np.argwhere(np.isnan(values)).tolist() == [[0, 2]]
 
+    def test_one_id_without_the_rest_is_refused(self, logits, top):
+        one = [jnp.asarray(x[..., :1]) for x in top]
+        message = r"at least 2 ids, got k=1 with rest=False, .*; pass rest=True, or store more ids"
+        with pytest.raises(ValueError, match=message):
+            losses.divergence_topk(jnp.asarray(logits[0]), *one, rest=False)
+
 
 @pytest.mark.usefixtures("unchecked")
 def test_options_out_of_range(logits, top):

@@ -100,11 +100,16 @@ def divergence_topk(
             stored values do not give the rest of another temperature.
 
     Raises:
-        ValueError: `kind` is unknown, or an option is out of range.
+        ValueError: `kind` is unknown, an option is out of range, or `rest` is False with one id.
     """
     check_divergence(kind=kind, beta=beta)
     check_tempered(rest=rest, temperature=temperature)
     size, k = logits.shape[-1], ids.shape[-1]
+    if k == 1 and not rest:
+        raise ValueError(
+            "a teacher's distribution given one of its ids needs at least 2 ids, got k=1 with "
+            "rest=False, which is 0 for every student; pass rest=True, or store more ids"
+        )
     logits = logits / temperature
     # take_along_axis counts negative indices from the end: move them past it, where it gives NaN.
     ids = jnp.where(ids < 0, size, ids)

@@ -177,6 +177,14 @@ class TestTopK:
         assert np.argwhere(np.isnan(values)).tolist() == [[1, 3]]
 
     @pytest.mark.parametrize("rest", [True, False])
+    def test_an_id_twice_is_nan(self, logits, top, rest):
+        ids, logps = top
+        ids = ids.copy()
+        ids[1, 2, 0] = ids[1, 2, 2]
+        values = losses.divergence_topk(*map(jnp.asarray, (logits[0], ids, logps)), rest=rest)
+        assert np.argwhere(np.isnan(values)).tolist() == [[1, 2]]
+
+    @pytest.mark.parametrize("rest", [True, False])
     def test_logits_in_place_of_log_probabilities_are_nan(self, logits, top, rest):
         ids, logps = top
         logps = logps.copy()

@@ -84,7 +84,7 @@ def divergence_topk(
 ) -> Float[Array, "*n"]:
     """Returns the divergence of the student from a teacher of which k ids are stored, in nats.
 
-    With k = V it is `divergence`. A teacher whose ids are outside the vocabulary, or whose
+    With k = V it is `divergence`. A teacher with an id twice or outside the vocabulary, or whose
     probabilities add up to more than 1, has NaN.
 
     Args:
@@ -115,7 +115,9 @@ def divergence_topk(
     ids = jnp.where(ids < 0, size, ids)
     picked = jnp.take_along_axis(logits, ids, axis=-1, mode="fill", fill_value=jnp.nan)
     mass = jax.nn.logsumexp(logps, axis=-1, keepdims=True)
-    logps = jnp.where(mass < _MASS_TOLERANCE, logps, jnp.nan)
+    ordered = jnp.sort(ids, axis=-1)
+    distinct = (ordered[..., 1:] != ordered[..., :-1]).all(axis=-1, keepdims=True)
+    logps = jnp.where((mass < _MASS_TOLERANCE) & distinct, logps, jnp.nan)
     if not rest or k == size:
         log_p, log_q = jax.nn.log_softmax(logps / temperature), jax.nn.log_softmax(picked)
         return _between(log_p, log_q, kind=kind, beta=beta)

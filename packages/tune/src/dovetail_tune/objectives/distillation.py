@@ -173,7 +173,7 @@ def _stored(batch: Batch, teacher: TopK, where: Array) -> _Guide:
     ids, logps = _fields(batch, teacher.field)
     # Slots that do not count may hold anything; these are probabilities of mass 1/e.
     neutral = -1.0 - math.log(ids.shape[-1])
-    ids = jnp.where(where[..., None], ids, 0)
+    ids = jnp.where(where[..., None], ids, jnp.arange(ids.shape[-1])[None, None])
     logps = jnp.where(where[..., None], logps, neutral)
     compare = functools.partial(divergence_topk, rest=teacher.rest)
     return (ids, jax.lax.stop_gradient(logps)), compare

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from batches import rows_of
 from flax import nnx
+from jax.sharding import AbstractMesh
 
 from dovetail_tune import RewardModel
 from dovetail_tune.testing import TinyDecoder
@@ -72,6 +73,21 @@ def test_padding_takes_no_position_past_the_last_of_the_model(model, batch):
     full = batch["segment_ids"].all(axis=1)
     assert np.isnan(scores[full]).all()  # their last id has no position
     np.testing.assert_array_equal(scores[~full], np.asarray(_read(model, batch)[1])[~full])
+
+
+def test_devices_that_share_positions_hold_equally_many(model, batch):
+    lengths = []
+
+    class Counted(TinyDecoder):
+        def features(self, tokens, **options):
+            lengths.append(tokens.shape[1])
+            return super().features(tokens, **options)
+
+    rngs = nnx.Rngs(1)
+    counted = RewardModel(Counted(depth=2, rngs=rngs), nnx.Linear(16, 1, rngs=rngs))
+    with jax.sharding.use_abstract_mesh(AbstractMesh((4,), ("context",))):
+        shapes = jax.eval_shape(lambda batch: counted.after_targets(batch), batch)
+    assert (lengths, shapes.shape) == ([12], (6, LENGTH))  # 9 slots have 10 ids
 
 
 def test_a_call_values_tokens_as_the_decoder_places_them(model, batch):

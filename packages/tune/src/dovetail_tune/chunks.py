@@ -31,6 +31,11 @@ def row_shards() -> int:
     return math.prod(mesh.get(axis, 1) for axis in _ROW_AXES)
 
 
+def position_shards() -> int:
+    """Returns the number of parts into which the ambient mesh splits positions."""
+    return jax.sharding.get_abstract_mesh().shape.get(_POSITION_AXIS, 1)
+
+
 def map_positions(function: Callable[..., Any], arrays: tuple[Array, ...], *, chunk: int) -> Any:
     """Returns `function(*arrays)`, computed for a chunk of positions at a time.
 
@@ -43,8 +48,7 @@ def map_positions(function: Callable[..., Any], arrays: tuple[Array, ...], *, ch
         chunk: Largest number of positions of a chunk, over the rows of one device.
     """
     rows, length = arrays[0].shape[:2]
-    mesh = jax.sharding.get_abstract_mesh().shape
-    each = max(1, chunk // math.ceil(rows / row_shards())) * mesh.get(_POSITION_AXIS, 1)
+    each = max(1, chunk // math.ceil(rows / row_shards())) * position_shards()
     count = math.ceil(length / each)
     if count <= 1:
         return function(*arrays)

@@ -21,6 +21,7 @@ from flax import nnx
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int
 
+from dovetail_tune.chunks import position_shards
 from dovetail_tune.types import Batch, Decoder
 
 
@@ -108,11 +109,15 @@ class RewardModel(nnx.Module):
         targets = jnp.where(text, jnp.asarray(batch["targets"]), 0)
         tokens = jnp.concatenate([jnp.asarray(batch["tokens"])[:, :1], targets], axis=1)
         inside = jnp.concatenate([text[:, :1], text], axis=1).astype(jnp.int32)
+        # Devices that share positions hold equally many of them.
+        length = tokens.shape[1]
+        more = (0, 0), (0, -length % position_shards())
+        tokens, inside = jnp.pad(tokens, more), jnp.pad(inside, more)
         # A row has one id more than slots: on padding it may be past a model's last position, where
         # learned vectors are NaN, and attention adds 0 times NaN to all.
         positions = inside * jnp.arange(tokens.shape[1])[None]
         where = {"positions": positions, "segment_ids": inside, "attention": attention}
-        values = self(tokens, **where)[:, 1:]
+        values = self(tokens, **where)[:, 1:length]
         return jnp.where(single[:, None], jnp.where(text, values, 0.0), jnp.nan)
 
     def scores(

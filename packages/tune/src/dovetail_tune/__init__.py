@@ -23,7 +23,7 @@
 - Fields computed once: `with_reference`, `with_teacher`, `with_mismatched`, `check_pairs`
 - A loop of your own: `mean_loss`
 - Batches to read: `explain`, `Explanation`
-- Interfaces: `Loss`, `Term`, `Metric`, `Decoder`, `Logprobs`, `Scorer`
+- Interfaces: `Loss`, `Term`, `Metric`, `Decoder`, `Logprobs`, `Scorer`, `Tokenizer`
 
 `dovetail_tune.losses` has the formulas, as functions of arrays.
 """
@@ -31,6 +31,7 @@
 from importlib.metadata import version as _version
 
 from dovetail_tune import losses
+from dovetail_tune._shown import Tokenizer
 from dovetail_tune.explain import explain
 from dovetail_tune.explanation import Explanation
 from dovetail_tune.fields.checks import check_pairs
@@ -97,6 +98,7 @@ __all__ = [  # noqa: RUF022, by topic
     "Decoder",
     "Logprobs",
     "Scorer",
+    "Tokenizer",
     # Formulas
     "losses",
 ]

@@ -84,8 +84,8 @@ class TokenLogps(NamedTuple):
         entropy: Entropy of each token's distribution; None unless it was asked for.
     """
 
-    logprob: Float[Array, "*n"]
-    entropy: Float[Array, "*n"] | None
+    logprob: Float[Array, "..."]
+    entropy: Float[Array, "..."] | None
 
 
 @runtime_checkable

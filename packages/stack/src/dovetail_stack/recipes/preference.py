@@ -83,8 +83,6 @@ def loss_of(preferring: Preferring, *, tuning: Adapting) -> Any:
     losses |= {"cpo": tune.cpo, "kto": tune.kto}
     loss = losses[name](**options)
     loss.rows = 2  # of kto too: the rows of a pair are told apart by their place
-    if name == "kto" and not _is_mismatched(preferring):
-        loss.rows = 2  # labels are by pairs: microbatches are not to split them
     return loss
 
 

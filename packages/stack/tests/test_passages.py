@@ -5,6 +5,7 @@ import pytest
 
 from dovetail_data import Corrupt, Pretrained, batches, jsonl, write
 from dovetail_stack.recipes.passages import PassageRows, Passages
+from dovetail_tune import info_nce
 
 FIELDS = ("q", "p", "n")
 LINES = '{"q": "red", "p": "say green", "n": ""}\n{"q": "blue one", "p": "two", "n": "red red"}\n'
@@ -32,6 +33,27 @@ def test_rows_are_the_texts_of_each_record_with_begin_and_end(rows, talker):
         assert batch["positions"][i, :n].tolist() == list(range(n))
     assert rows.tokens == int(batch["segment_ids"].sum())
     assert rows.fill == pytest.approx(rows.tokens / (6 * 12))
+
+
+def test_equal_texts_are_no_negatives_of_each_other(talker, tmp_path):
+    texts = [("red", "blue"), ("green", "blue"), ("two", "one"), ("one", "red red")]
+    lines = "".join(f'{{"q": "{q}", "p": "{p}"}}\n' for q, p in texts)
+    (tmp_path / "a.jsonl").write_text(lines)
+    encoder = Passages(Pretrained(talker), FIELDS[:2])
+    corpus = write(jsonl(tmp_path / "a.jsonl"), tmp_path / "c", encoder=encoder)
+    batch = PassageRows(corpus, length=12, fields=FIELDS[:2]).batch(np.arange(4))
+    ids = batch["group_ids"]
+    assert ids.dtype == np.int32
+    flat = [text for pair in texts for text in pair]
+    equal = np.array([[a == b for a in flat] for b in flat])
+    np.testing.assert_array_equal(ids[:, None] == ids[None], equal)
+
+    def encode(model, batch):
+        return np.eye(8, dtype=np.float32)[: len(batch["tokens"])]
+
+    terms = info_nce(encode=encode)(None, batch, key=None)
+    # Records 0 and 1 share a text, and so do 2 and 3: each has 2 negatives of 3.
+    assert float(terms["negatives"][0]) == 8
 
 
 def test_batches_keep_groups_together(rows):

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """An embedding model from pairs of texts: an encoder or a decoder, tuned by InfoNCE.
 
-A text's vector is the mean over its tokens, of norm 1. All other texts of a batch are negatives.
+A text's vector is the mean over its tokens, of norm 1. All other texts of a batch that differ from
+those of its record are negatives.
 """
 
 import json
@@ -74,7 +75,7 @@ def embedding_recipe(
         mesh: Devices; abstract for `estimate_step` alone. Default: the first device.
     """
     shape = encoding.global_batch, encoding.length
-    names = ("tokens", "segment_ids", "positions")
+    shapes = dict.fromkeys(("tokens", "segment_ids", "positions"), shape) | {"group_ids": shape[:1]}
 
     def start() -> Any:
         read = load if isinstance(abstract(directory), Decoder) else load_encoder
@@ -97,5 +98,5 @@ def embedding_recipe(
         trainable=nnx.Param,
         decoder=lambda model: model,
         finished=lambda model: model,
-        fields={name: jax.ShapeDtypeStruct(shape, jnp.int32) for name in names},
+        fields={name: jax.ShapeDtypeStruct(x, jnp.int32) for name, x in shapes.items()},
     )

@@ -8,6 +8,7 @@ the tokenizer's begin and end are around each, as a sentence encoder of transfor
 
 import hashlib
 import json
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -76,7 +77,8 @@ class Passages:
 class PassageRows(Rows):
     """Rows of one text each. In a batch, rows n i to n i + n - 1 are a group of n texts.
 
-    A batch has tokens, segment_ids (0 for padding) and positions i32[B, length].
+    A batch has tokens, segment_ids (0 for padding) and positions i32[B, length], and group_ids
+    i32[B], equal for equal texts: such are no negatives of each other.
 
     Args:
         corpus: Written with `Passages`.
@@ -112,6 +114,7 @@ class PassageRows(Rows):
         del keys
         shape = (self.unit * len(rows), self.length)
         tokens, segment_ids, positions = np.zeros((3, *shape), np.int32)
+        group_ids = np.zeros(shape[0], np.int32)
         for i, document in enumerate(self.corpus.read(rows, corrupt=corrupt)):
             for j, name in enumerate(self._fields):
                 text = np.zeros(0, np.int32) if document is None else document[name]
@@ -119,7 +122,9 @@ class PassageRows(Rows):
                 tokens[row, :n] = text
                 segment_ids[row, :n] = 1
                 positions[row, :n] = np.arange(n)
-        return {"tokens": tokens, "segment_ids": segment_ids, "positions": positions}
+                group_ids[row] = zlib.crc32(tokens[row, :n].tobytes()) >> 1  # 31 bits
+        fields = {"tokens": tokens, "segment_ids": segment_ids, "positions": positions}
+        return fields | {"group_ids": group_ids}
 
     def explain(self, row: int) -> list[Span]:
         source, record = self.corpus.source(row)

@@ -42,7 +42,8 @@ class AdaptersOff:
     """The reference is the model itself without its low-rank adapters.
 
     Every `nnx.LoRAParam` counts as an adapter, of `dovetail_models.lora`, `dovetail_quant.qlora` or
-    flax. Train those alone: `trainable=nnx.LoRAParam`.
+    flax. Train those alone, `trainable=nnx.LoRAParam`: a base that is trained is another reference
+    at each step, and nothing tells.
     """
 
 
@@ -51,6 +52,9 @@ Reference: TypeAlias = Field | Frozen | AdaptersOff
 
 class Twin(nnx.Module):
     """A module to train beside a frozen one: a policy and its reference, a student and its teacher.
+
+    Pass `trainable=TRAINED` to the trainer. With its default, all parameters, weight decay changes
+    the frozen module too, though no gradient reaches it.
 
     Args:
         trained: The module to train.

@@ -64,6 +64,13 @@ def test_the_reference_is_the_cheapest_of_the_run():
     assert reference_of(Preferring(loss="simpo"), whole) is None
 
 
+def test_every_kind_of_dpo_has_its_options():
+    smoothed = Preferring(kind="exo_pair", label_smoothing=0.001)
+    assert loss_of(smoothed, tuning=Adapting()).rows == 2
+    with pytest.raises(ValueError, match="label_smoothing above 0"):
+        loss_of(Preferring(kind="exo_pair"), tuning=Adapting())
+
+
 def test_the_field_is_the_log_probability_of_the_model_and_is_not_computed_twice(
     talker, rows, batch, logps, tmp_path
 ):

@@ -8,8 +8,10 @@ from dovetail_stack.recipes.record_options import (
     Embedding,
     Encoding,
     Examples,
+    PreferenceTuning,
     Preferring,
     Rewarding,
+    RewardTuning,
 )
 
 
@@ -37,6 +39,11 @@ from dovetail_stack.recipes.record_options import (
             {"loss": "cpo", "reference": "frozen"},
             r"dpo or kto, got refe.*leave",
         ),
+        (
+            Preferring,
+            {"loss": "kto", "label_smoothing": 0.1},
+            r"for dpo or cpo, got label_smoothing=0.1, loss=kto: leave it out",
+        ),
         (Preferring, {"loss": "kto", "reference": "field"}, r"must be frozen for kto.*pass refere"),
         (Rewarding, {"center": -0.1}, r"at least 0, got center=-0.1: try center=0.01"),
         (Embedding, {"temperature": 0.0}, r"above 0, got temperature=0.0: leave it out"),
@@ -52,3 +59,12 @@ def test_options_that_mean_nothing_are_refused(kind, options, message):
 def test_the_texts_of_a_group_come_in_the_order_of_its_rows():
     assert Embedding(query="anchor").fields == ("anchor", "positive")
     assert Embedding(negative="n").fields == ("query", "positive", "n")
+
+
+def test_preferences_have_smaller_rates_and_no_guard_for_spikes():
+    rates = [PreferenceTuning(lora_rank=rank).learning_rate for rank in (0, 4)]
+    assert rates == [1e-6, 1e-5]
+    assert [Adapting(lora_rank=rank).learning_rate for rank in (0, 4)] == [2e-5, 2e-4]
+    assert PreferenceTuning(learning_rate=3e-7).learning_rate == 3e-7
+    guards = [kind().guard_sigma for kind in (PreferenceTuning, RewardTuning, Encoding, Adapting)]
+    assert guards == [0, 0, 0, 6]

@@ -79,6 +79,8 @@ def loss_of(preferring: Preferring, *, tuning: Adapting) -> Any:
         options["reference"] = reference
     if name in KINDS:
         options["kind"] = preferring.kind or KINDS[name]
+    if preferring.label_smoothing:
+        options["label_smoothing"] = preferring.label_smoothing
     losses = {"dpo": tune.dpo, "orpo": tune.orpo, "simpo": tune.simpo}
     losses |= {"cpo": tune.cpo, "kto": tune.kto}
     loss = losses[name](**options)

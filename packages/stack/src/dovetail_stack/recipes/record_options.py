@@ -22,6 +22,7 @@ from dovetail_stack.recipes.options import (
 
 LOSSES = ("dpo", "orpo", "simpo", "cpo", "kto")
 WITH_REFERENCE = ("dpo", "kto")
+SMOOTHED = ("dpo", "cpo")
 BETAS = {"dpo": 0.1, "orpo": 0.1, "simpo": 2.0, "cpo": 0.1, "kto": 0.1}  # as their papers have them
 KINDS = {"dpo": "sigmoid", "cpo": "sigmoid", "kto": "kto"}  # the first of those losses with several
 
@@ -193,6 +194,7 @@ class Preferring:
         loss: A loss of `dovetail_tune`.
         kind: Form of the loss, where it has several. None: sigmoid, or kto.
         beta: Scale of the rewards. None: that of the loss's paper.
+        label_smoothing: Rate of flipped labels in [0, 0.5), for dpo and cpo.
         reference: Where the log-probabilities of the model before training come from. None: the
             model without its adapters; without adapters "field", and "frozen" for kto.
     """
@@ -209,6 +211,9 @@ class Preferring:
         + ", ".join(f"{beta} for {loss}" for loss, beta in BETAS.items()),
         type=float,
     )
+    label_smoothing: float = declared(
+        0.0, "rate of flipped labels in [0, 0.5), for the forms of dpo and cpo that have it"
+    )
     reference: Literal["field", "frozen"] | None = declared(
         None,
         "log-probabilities of the model before training: a field of the rows, computed once and "
@@ -221,6 +226,11 @@ class Preferring:
     def __post_init__(self) -> None:
         if self.beta is not None and not 0 < self.beta < float("inf"):
             raise ValueError(f"beta must be above 0, got beta={self.beta}: leave it out")
+        if self.label_smoothing and self.loss not in SMOOTHED:
+            raise ValueError(
+                f"label_smoothing must be for {' or '.join(SMOOTHED)}, got "
+                f"label_smoothing={self.label_smoothing}, loss={self.loss}: leave it out"
+            )
         if self.kind is not None and self.loss not in KINDS:
             raise ValueError(
                 f"kind must be a form of {', '.join(KINDS)}, got kind={self.kind}, "

@@ -13,7 +13,7 @@ from dovetail_stack._command import Frame, Parser
 # Each is a module of `dovetail_stack.commands`, whose docstring begins with this line.
 COMMANDS = {
     "quickstart": "Train a small language model in a few minutes, and report what it learned.",
-    "train": "Train a model: from text alone, from another, from a teacher's logits, or on records.",
+    "train": "Train a model: from nothing, from another, from a teacher, or on records.",
     "runs": "List the training runs in a directory, show one, or compare several.",
     "generate": "Continue a prompt with a trained model, token by token, or a file of prompts.",
     "quantize": "Quantize a decoder to 8 or 4 bits, with a report of what that saved and cost.",

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Train a model: from text alone, from another, from a teacher's logits, or on records.
+"""Train a model: from nothing, from another, from a teacher, or on records.
 
 The same command again, or just --out, resumes a run that was interrupted or killed. With --out
 and more --steps a run goes on, a finished one too. A finished run is exported as a Hugging Face

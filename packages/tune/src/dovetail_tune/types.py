@@ -50,6 +50,22 @@ class Loss(Protocol):
     def __call__(self, model: Any, batch: Any, *, key: Any) -> Term | Mapping[str, Term]: ...
 
 
+def grouped(loss: Loss, *, rows: int | None = None, whole_batch: bool | None = None) -> Any:
+    """Returns the loss with the attributes that `dovetail_train.Trainer` reads.
+
+    Args:
+        loss: A function.
+        rows: Consecutive rows that stay together, as `dovetail_train.GroupLoss`. None: not said.
+        whole_batch: The batch is never split, as `dovetail_train.BatchLoss`. None: not said.
+    """
+    function: Any = loss
+    if rows is not None:
+        function.rows = rows
+    if whole_batch is not None:
+        function.whole_batch = whole_batch
+    return function
+
+
 @runtime_checkable
 class Decoder(Protocol):
     """A causal language model: every decoder of `dovetail_models`, or any module like these."""

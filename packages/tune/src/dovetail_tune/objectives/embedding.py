@@ -36,7 +36,7 @@ from dovetail_tune.losses.contrastive import (
     unit,
 )
 from dovetail_tune.rows import mean_over
-from dovetail_tune.types import Batch, Loss, Metric, Term
+from dovetail_tune.types import Batch, Loss, Metric, Term, grouped
 
 #: encode(model, batch) -> vectors [b, D], one per row of the batch.
 Encode: TypeAlias = Callable[[Any, Batch], Array]
@@ -119,9 +119,7 @@ def info_nce(
             **_metrics(queries, keys, ignore, counts),
         }
 
-    loss.rows = rows  # pyright: ignore[reportFunctionMemberAccess] - a GroupLoss
-    loss.whole_batch = True  # pyright: ignore[reportFunctionMemberAccess] - a BatchLoss
-    return loss
+    return grouped(loss, rows=rows, whole_batch=True)
 
 
 def triplet(
@@ -199,9 +197,7 @@ def triplet(
             "distance_negative": Metric(*mean_over(far, counts)),
         }
 
-    loss.rows = rows  # pyright: ignore[reportFunctionMemberAccess] - a GroupLoss
-    loss.whole_batch = rows == 1  # pyright: ignore[reportFunctionMemberAccess] - a BatchLoss
-    return loss
+    return grouped(loss, rows=rows, whole_batch=rows == 1)
 
 
 def mean_pooled(

@@ -20,7 +20,7 @@ from dovetail_tune.objectives.pair_terms import nll_term, pair_metrics, pair_ter
 from dovetail_tune.objectives.row_scores import RowScores, score_rows
 from dovetail_tune.reference import Field, Reference
 from dovetail_tune.rows import Pair, counted, intact_pairs, mean_over, no_gradient, split_pairs
-from dovetail_tune.types import Loss, Metric, Scorer, Term
+from dovetail_tune.types import Loss, Metric, Scorer, Term, grouped
 
 _PAIR = 2  # rows that the trainer keeps together
 _SFT = "sft"
@@ -119,10 +119,8 @@ def dpo(
             terms[name] = pair_term(losses * scores.weight.chosen * scores.weight.rejected, **rows)
         return {**terms, **_metrics(scores, beta, where)}
 
-    loss.rows = _PAIR  # pyright: ignore[reportFunctionMemberAccess] - a GroupLoss
     whole = any(KINDS[name].whole_batch for name in pairs)
-    loss.whole_batch = whole  # pyright: ignore[reportFunctionMemberAccess] - a BatchLoss
-    return loss
+    return grouped(loss, rows=_PAIR, whole_batch=whole)
 
 
 def _metrics(scores: RowScores, beta: float, where: Any) -> dict[str, Metric]:

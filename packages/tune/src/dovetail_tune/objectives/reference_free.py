@@ -21,7 +21,7 @@ from dovetail_tune.losses.pairwise import pairwise
 from dovetail_tune.losses.target_margin import check_margin, target_margin
 from dovetail_tune.objectives.pair_terms import nll_term, pair_metrics, pair_term
 from dovetail_tune.rows import Pair, counted, intact_pairs, row_sums, row_tokens, split_pairs
-from dovetail_tune.types import Batch, Loss, Scorer, Term
+from dovetail_tune.types import Batch, Loss, Scorer, Term, grouped
 
 _PAIR = 2  # rows that the trainer keeps together
 _NLL = ("answer", "row")
@@ -60,8 +60,7 @@ def orpo(
         rewards = Pair(beta * mean.chosen, beta * mean.rejected)
         return {"odds_ratio": ratio, "nll": answers.nll(1.0)} | answers.metrics(rewards)
 
-    loss.rows = _PAIR  # pyright: ignore[reportFunctionMemberAccess] - a GroupLoss
-    return loss
+    return grouped(loss, rows=_PAIR)
 
 
 def simpo(
@@ -94,8 +93,7 @@ def simpo(
         rewards = Pair(*(beta * power_score(x, -alpha) for x in mean))
         return {"simpo": answers.term(losses)} | answers.metrics(rewards)
 
-    loss.rows = _PAIR  # pyright: ignore[reportFunctionMemberAccess] - a GroupLoss
-    return loss
+    return grouped(loss, rows=_PAIR)
 
 
 def cpo(
@@ -146,8 +144,7 @@ def cpo(
         terms = {kind: answers.term(losses)} | answers.metrics(Pair(*(beta * x for x in rewarded)))
         return terms | {"nll": answers.nll(nll_weight)} if nll_weight else terms
 
-    loss.rows = _PAIR  # pyright: ignore[reportFunctionMemberAccess] - a GroupLoss
-    return loss
+    return grouped(loss, rows=_PAIR)
 
 
 class _Answers(NamedTuple):

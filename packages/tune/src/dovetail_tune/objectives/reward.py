@@ -29,7 +29,7 @@ from dovetail_tune.rows import (
     poisoned,
     split_pairs,
 )
-from dovetail_tune.types import Batch, Loss, Metric, Term
+from dovetail_tune.types import Batch, Loss, Metric, Term, grouped
 from dovetail_tune.values import RewardModel, single_texts
 
 _PAIR = 2  # rows that the trainer keeps together
@@ -106,8 +106,7 @@ def reward_model(
         measured = {name: Metric(*mean_over(x, where)) for name, x in values.items()}
         return terms | measured | _calibration(chosen - rejected, jnp.ones_like(chosen), where)
 
-    loss.rows = _PAIR  # pyright: ignore[reportFunctionMemberAccess] - a GroupLoss
-    return loss
+    return grouped(loss, rows=_PAIR)
 
 
 def outcome_reward(

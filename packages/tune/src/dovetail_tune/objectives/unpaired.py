@@ -17,7 +17,7 @@ from dovetail_tune.logps import token_logps
 from dovetail_tune.losses.unpaired import UnpairedKind, check_unpaired, unpaired
 from dovetail_tune.reference import Field, Reference, policy_of, reference_logps
 from dovetail_tune.rows import intact_pairs, mean_over, no_gradient, row_sums
-from dovetail_tune.types import Batch, Loss, Metric, Scorer, Term
+from dovetail_tune.types import Batch, Loss, Metric, Scorer, Term, grouped
 
 _PREFIX = "kl_"  # of the fields of with_mismatched
 
@@ -106,8 +106,7 @@ def kto(
         metrics = metrics | _rewards(rewards, desirable, counts, whole_batch=kind == "kto")
         return {kind: mean_over(losses, counts), **metrics}
 
-    loss.whole_batch = kind == "kto"  # pyright: ignore[reportFunctionMemberAccess] - a BatchLoss
-    return loss
+    return grouped(loss, whole_batch=kind == "kto")
 
 
 def _rewards(

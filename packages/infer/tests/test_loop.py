@@ -134,17 +134,30 @@ class TestEndsFromOutside:
             list(stream)
             assert stream.completion.finish_reason == "abort"
 
+    @pytest.mark.parametrize("streams", [False, True])
+    def test_an_interruption_while_a_request_is_queued_aborts_it(self, streams, monkeypatch):
+        def interrupted(condition):
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+
+        with engine() as running:
+            running.pause()
+            monkeypatch.setattr(threading.Condition, "notify_all", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                running.stream([1], LONG).__enter__() if streams else running.generate([[1]], LONG)
+            running.resume()
+            assert len(running.generate([[2]], GREEDY)[0].tokens) == 12
+            assert running.stats().finished == {"abort": 1, "length": 1}
+            assert pages_in_use(running) == 0
+
     def test_ctrl_c_ends_cleanly(self):
         program = Path(__file__).parent / "programs" / "interrupted.py"
-        child = subprocess.Popen(
-            [sys.executable, str(program)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert child.stdout.readline() == "running\n"
-        child.send_signal(signal.SIGINT)
-        out, err = child.communicate(timeout=60)
+        line = [sys.executable, str(program)]
+        pipe = subprocess.PIPE
+        with subprocess.Popen(line, stdout=pipe, stderr=pipe, text=True) as child:
+            assert child.stdout.readline() == "running\n"
+            child.send_signal(signal.SIGINT)
+            out, err = child.communicate(timeout=60)
         assert (child.returncode, out) == (0, "interrupted, 0 pages, 1 more\n"), err[-2000:]
 
 

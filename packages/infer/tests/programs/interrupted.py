@@ -11,8 +11,8 @@ engine = Engine(
     TinyDecoder(rngs=nnx.Rngs(0)), max_length=128, kv_bytes=2**22, step_tokens=32, max_rows=8
 )
 engine.generate([[1]], Sampling(max_tokens=2))
-print("running", flush=True)
 try:
+    print("running", flush=True)
     while True:
         engine.generate([[i] for i in range(200)], Sampling(max_tokens=100))
 except KeyboardInterrupt:

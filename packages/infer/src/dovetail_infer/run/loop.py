@@ -43,8 +43,8 @@ class Loop:
         self._thread = threading.Thread(target=self._run, name="dovetail-infer", daemon=True)
         self._thread.start()
 
-    def submit(self, make: Callable[[int], Request], *, wait: bool) -> int:
-        """Puts a request into the queue, and returns its id.
+    def submit(self, make: Callable[[int], Request], *, wait: bool) -> None:
+        """Puts a request into the queue.
 
         Args:
             make: Returns the request of an id.
@@ -67,7 +67,6 @@ class Loop:
             self._queued += 1
             self._submitted.append(request)
             self._state.notify_all()
-        return request.request_id
 
     def abort(self, request_ids: list[int]) -> None:
         """Ends requests with `finish_reason="abort"`, after the present step."""

@@ -32,7 +32,7 @@ class Stream:
 
     def __init__(
         self,
-        submit: Callable[[Callable[[Piece], None]], int],
+        submit: Callable[[Callable[[Piece], None], Callable[[int], None]], None],
         abort: Callable[[int], None],
     ):
         self._submit, self._abort = submit, abort
@@ -115,7 +115,15 @@ class Stream:
             raise RuntimeError(
                 "a stream runs once, got a second with block. Call engine.stream again."
             )
-        self._request_id = self._submit(put)
+
+        def made(request_id: int) -> None:
+            self._request_id = request_id
+
+        try:
+            self._submit(put, made)
+        except BaseException:  # such as Ctrl-C: the block does not begin, so it does not end either
+            self._close()
+            raise
 
     def _check_open(self, *, in_asyncio: bool) -> None:
         if self._request_id is None:

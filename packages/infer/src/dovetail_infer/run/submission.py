@@ -100,12 +100,15 @@ class Submission:
             options: Options of each.
             targets: Tokens to score, see `Request`.
         """
-        gathered, request_ids, begin = _Gathered(len(prompts)), [], time.monotonic()
+        gathered, begin = _Gathered(len(prompts)), time.monotonic()
+        request_ids: list[int] = []
+        made = request_ids.append
         try:
             for i, (ids, option) in enumerate(zip(prompts, options, strict=True)):
                 given = None if targets is None else targets[i]
-                make = self._maker(ids, option, gathered.sink(i), begin=begin, targets=given)
-                request_ids.append(self.loop.submit(make, wait=True))
+                sink = gathered.sink(i)
+                make = self._maker(ids, option, sink, begin=begin, made=made, targets=given)
+                self.loop.submit(make, wait=True)
             return gathered.wait()
         except BaseException:
             self.loop.abort(request_ids)
@@ -120,11 +123,11 @@ class Submission:
             engine: Lives as long as the stream, since an engine without references closes.
         """
 
-        def submit(put: Callable[[Any], None]) -> int:
+        def submit(put: Callable[[Any], None], made: Callable[[int], None]) -> None:
             _ = engine
             begin = time.monotonic()
-            make = self._maker(ids, sampling, put, begin=begin, streams=True)
-            return self.loop.submit(make, wait=False)
+            make = self._maker(ids, sampling, put, begin=begin, made=made, streams=True)
+            self.loop.submit(make, wait=False)
 
         return Stream(submit, lambda request_id: self.loop.abort([request_id]))
 
@@ -135,10 +138,15 @@ class Submission:
         sink: Callable[[Any], None],
         *,
         begin: float,
+        made: Callable[[int], None],
         streams: bool = False,
         targets: np.ndarray | None = None,
     ) -> Callable[[int], Request]:
-        """Returns a function that makes a request with an id."""
+        """Returns a function that makes a request with an id.
+
+        It gives the id to `made` before the request is queued: an interruption of `submit` may come
+        after that, and who waits must be able to abort.
+        """
         seed = secrets.randbits(32) if sampling.seed is None else sampling.seed
         if targets is None and sampling.prompt_logprobs is not None:
             targets = np.array([*ids[1:], -1], np.int32)
@@ -146,6 +154,7 @@ class Submission:
         deadline = None if wait_s is None else begin + wait_s
 
         def make(request_id: int) -> Request:
+            made(request_id)
             scheduled = Scheduled(
                 request_id=request_id,
                 ids=list(ids),

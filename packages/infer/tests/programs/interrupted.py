@@ -2,11 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs until Ctrl-C, then uses the same engine again."""
 
+import gc
+
 from flax import nnx
 
 from dovetail_infer import Engine, Sampling
 from dovetail_infer.testing import TinyDecoder
 
+gc.disable()  # JAX has a callback of the collector, which swallows a Ctrl-C that comes meanwhile
 engine = Engine(
     TinyDecoder(rngs=nnx.Rngs(0)), max_length=128, kv_bytes=2**22, step_tokens=32, max_rows=8
 )

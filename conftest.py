@@ -14,6 +14,7 @@ import pytest
 import compilation_cache
 import suite_plugins
 import suite_results
+import suite_sample
 
 ROOT = Path(__file__).resolve().parent
 
@@ -45,7 +46,9 @@ def pytest_configure(config: pytest.Config) -> None:
     folder = _VARIABLES.get("JAX_COMPILATION_CACHE_DIR")
     config.pluginmanager.register(suite_plugins.CacheHealth(folder, _REASON))
     config.pluginmanager.register(suite_plugins.CostRecord(ROOT))
-    # Taken out, so that a pytest that a test starts records nothing.
+    # Both taken out, so that a pytest that a test starts runs all, and records nothing.
+    if os.environ.pop(suite_sample.VARIABLE, None) == suite_sample.SAMPLE:
+        config.pluginmanager.register(suite_plugins.CaseSample(), suite_sample.SAMPLE)
     if which := os.environ.pop(suite_results.VARIABLE, None):
         config.pluginmanager.register(suite_plugins.ResultRecord(ROOT, which))
 

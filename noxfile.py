@@ -26,6 +26,7 @@ sys.path.append(str(ROOT / "scripts"))
 
 import artifacts  # noqa: E402
 import suite_results  # noqa: E402
+import suite_sample  # noqa: E402
 import wheels  # noqa: E402
 import workspace  # noqa: E402
 
@@ -48,6 +49,9 @@ APART = {"first_token", "generation", "maxtext_first_step", "maxtext_step", "nat
 # Hundreds of trials, up to an hour or more: `python packages/NAME/benchmarks/SCRIPT.py`, by hand.
 CAMPAIGNS = {"faults", "lost_processes", "misplaced", "reference_kills", "survival", "trials"}
 
+
+# Taken out, so that only the sessions that say so run a sample.
+CASES = os.environ.pop(suite_sample.VARIABLE, "")
 
 # Every module that a user may import; those with an underscore and programs are not.
 IMPORT_ALL = """
@@ -132,6 +136,8 @@ def keep_compiled(session: nox.Session) -> None:
 def run_suite(session: nox.Session, package: str, which: str) -> None:
     """Run a package's suite; a whole run leaves its result in build/results/."""
     session.env[suite_results.VARIABLE] = which
+    if session.python != workspace.PYTHONS[0]:
+        session.env[suite_sample.VARIABLE] = CASES
     session.run("pytest", f"packages/{package}/tests", *session.posargs)
 
 
@@ -217,6 +223,7 @@ def integration(session: nox.Session) -> None:
     install(session, *members(), extra=("--group", "pyproject.toml:dev"))
     again = session.python != workspace.PYTHONS[0]
     marks = ("-m", "not slow and not parity and not once") if again else ()
+    session.env |= {suite_sample.VARIABLE: CASES} if again else {}
     session.env[suite_results.VARIABLE] = "pinned"
     session.run("pytest", "integration_tests", *marks, *session.posargs)
 

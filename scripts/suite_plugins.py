@@ -13,6 +13,7 @@ import pytest
 
 import compilation_cache
 import suite_results
+import suite_sample
 import suite_times
 
 NOTE = "compilation cache: "  # scripts/checks.py shows the lines that begin so
@@ -24,7 +25,8 @@ def whole_suite(config: pytest.Config, root: Path) -> str | None:
     # Without pytest's cache plugin, these two options do not exist.
     again = config.getoption("lf", False) or config.getoption("stepwise", False)
     narrowed = asked.keyword or asked.deselect or asked.ignore or asked.ignore_glob
-    if narrowed or again or asked.collectonly or len(config.args) != 1:
+    sampled = config.pluginmanager.has_plugin(suite_sample.SAMPLE)
+    if narrowed or sampled or again or asked.collectonly or len(config.args) != 1:
         return None
     folder = (config.invocation_params.dir / config.args[0]).resolve()
     known = [root / "integration_tests", *root.glob("packages/*/tests")]
@@ -72,6 +74,19 @@ class CacheHealth:
                 f"{NOTE}{len(self.faults)} entries could not be read or written and were compiled "
                 f"anew: {self.faults[0].splitlines()[0]}"
             )
+
+
+class CaseSample:
+    """Deselects cases, see suite_sample; the summary counts them."""
+
+    @pytest.hookimpl(trylast=True)  # after the selection by marks and names
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        """Take the cases out of `items`."""
+        out = suite_sample.left_out([item.nodeid for item in items])
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in out])
+        items[:] = [item for item in items if item.nodeid not in out]
 
 
 class CostRecord:

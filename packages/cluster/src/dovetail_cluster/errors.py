@@ -1,0 +1,32 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The errors of a job."""
+
+from __future__ import annotations
+
+
+class JobError(RuntimeError):
+    """A job has ended without a result. The message says why, and has the last report."""
+
+
+class RankError(JobError):
+    """The user's function raised, on the rank that the message names, with its traceback.
+
+    `__cause__` is the exception itself, if it could be pickled.
+
+    Attributes:
+        rank: The rank that raised first.
+        generation: The generation in which it did.
+    """
+
+    def __init__(self, message: str, *, rank: int, generation: int):
+        super().__init__(message)
+        self.rank, self.generation = rank, generation
+
+
+class StallError(JobError):
+    """The job stood still more often than its budget allows."""
+
+
+class HostsError(JobError):
+    """Too few healthy hosts remained for longer than `Elastic.wait_s`."""

@@ -1,0 +1,211 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""What the controller hears and what it answers: the whole language between it and the daemons.
+
+A host is a number that a daemon gets when it joins, and that is never used again. A generation is
+one call of the user's function on all hosts of the job; a rank is a host's place in it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Joined(NamedTuple):
+    """A daemon has dialled in; its server of ranks is up."""
+
+    host: int
+    name: str
+
+
+class Probed(NamedTuple):
+    """A host has been probed. `why` says what is wrong with it, None if nothing is."""
+
+    host: int
+    why: str | None
+
+
+class Reserved(NamedTuple):
+    """A host offers an address, "HOST:PORT", for the coordinator of a generation."""
+
+    host: int
+    generation: int
+    address: str
+
+
+class Progressed(NamedTuple):
+    """What a rank has done so far: sent at most every tenth of a second, and as a sign of life.
+
+    `step` is the last completed step, None before the first. `asked` counts the calls of
+    `Context.stop`. `phase` is the name of the open phase, "" for none, and `stall_s` its deadline.
+    """
+
+    host: int
+    generation: int
+    step: int | None
+    asked: int
+    phase: str
+    stall_s: float | None
+
+
+class Answered(NamedTuple):
+    """A rank's answer to `Propose`: whether it will wait at that question, and how many it asked."""
+
+    host: int
+    generation: int
+    question: int
+    accepted: bool
+    asked: int
+
+
+class Returned(NamedTuple):
+    """The user's function has returned. `value` is pickled; `stopped`: `Context.stop` said True."""
+
+    host: int
+    generation: int
+    value: bytes
+    stopped: bool
+
+
+class Raised(NamedTuple):
+    """The user's function has raised.
+
+    `kind` and `message` are those of the exception, `text` is its traceback, `error` the pickled
+    exception if it can be pickled.
+    """
+
+    host: int
+    generation: int
+    kind: str
+    message: str
+    text: str
+    error: bytes | None
+
+
+class Exited(NamedTuple):
+    """The process of a rank is gone, with this exit code: negative is a signal."""
+
+    host: int
+    generation: int
+    code: int
+
+
+class Dumped(NamedTuple):
+    """The Python stacks of a rank, "" if there are none."""
+
+    host: int
+    generation: int
+    stacks: str
+
+
+class Lost(NamedTuple):
+    """A daemon is gone or silent, and its ranks with it."""
+
+    host: int
+    why: str
+
+
+class Noticed(NamedTuple):
+    """A host will be taken away soon: SIGTERM at its daemon, or the user's own notice."""
+
+    host: int
+
+
+class Resized(NamedTuple):
+    """The user asks for so many hosts from now on; None: as many as there are. 0 suspends."""
+
+    hosts: int | None
+
+
+class Ticked(NamedTuple):
+    """Time has passed."""
+
+
+Event = (
+    Joined | Probed | Reserved | Progressed | Answered | Returned | Raised | Exited | Dumped
+    | Lost | Noticed | Resized | Ticked
+)  # fmt: skip
+
+
+class Probe(NamedTuple):
+    """Probe a host. Answered by `Probed`."""
+
+    host: int
+
+
+class Reserve(NamedTuple):
+    """Find a free port for the coordinator. Answered by `Reserved`."""
+
+    host: int
+    generation: int
+
+
+class Start(NamedTuple):
+    """Fork a rank, which joins the others at `address` and calls the user's function."""
+
+    host: int
+    generation: int
+    rank: int
+    hosts: int
+    address: str
+
+
+class Propose(NamedTuple):
+    """Ask a rank to wait at its question of that number, counted from 0. See `Answered`."""
+
+    host: int
+    generation: int
+    question: int
+
+
+class Commit(NamedTuple):
+    """Let a rank that waits, or will wait, at that question answer it with True."""
+
+    host: int
+    generation: int
+    question: int
+
+
+class Dump(NamedTuple):
+    """Ask for the stacks of a rank. Answered by `Dumped`."""
+
+    host: int
+    generation: int
+
+
+class Kill(NamedTuple):
+    """SIGKILL the rank of that generation. Answered by `Exited`, also if it is gone already."""
+
+    host: int
+    generation: int
+
+
+class Dismiss(NamedTuple):
+    """Let a host go: its daemon ends."""
+
+    host: int
+    why: str
+
+
+class Say(NamedTuple):
+    """A line or a report for the user's log."""
+
+    text: str
+    level: int
+
+
+class Finish(NamedTuple):
+    """The job is done. `values` are the pickled results by rank."""
+
+    values: tuple[bytes, ...]
+
+
+class Fail(NamedTuple):
+    """The job is over, with this error."""
+
+    error: Exception
+
+
+Action = (
+    Probe | Reserve | Start | Propose | Commit | Dump | Kill | Dismiss | Say | Finish | Fail
+)  # fmt: skip

@@ -24,6 +24,7 @@ COPIES = {
     "_command.py": ("checkpoint", "data", "infer", "stack"),
     "_deprecations.py": ("checkpoint", "data"),
     "_durable.py": ("checkpoint", "data", "models"),
+    "_groups.py": ("cluster", "train"),
     "_safetensors.py": ("checkpoint", "models"),
     "_patterns.py": ("checkpoint", "models", "optim", "quant", "train"),
 }

@@ -222,7 +222,7 @@ def integration(session: nox.Session) -> None:
     """What siblings do together, and the house itself."""
     install(session, *members(), extra=("--group", "pyproject.toml:dev"))
     again = session.python != workspace.PYTHONS[0]
-    marks = ("-m", "not slow and not parity and not once") if again else ()
+    marks = ("-m", "not slow and not parity and not tpu and not once") if again else ()
     session.env |= {suite_sample.VARIABLE: CASES} if again else {}
     session.env[suite_results.VARIABLE] = "pinned"
     session.run("pytest", "integration_tests", *marks, *session.posargs)
@@ -261,6 +261,17 @@ def parity(session: nox.Session) -> None:
     # Tests that measure an error put it in this table, which the documentation includes.
     session.env["PARITY_TABLE"] = str(ROOT / "docs/packages/models_parity.md")
     run_marked(session, "parity", [f"packages/{m.folder}/tests" for m in chosen])
+
+
+@nox.session(python="3.11")
+def absent(session: nox.Session) -> None:
+    """Programs compiled for TPUs that are not there: only here is libtpu installed.
+
+    Every process of JAX that finds libtpu tries to start a TPU, and writes warnings.
+    """
+    install(session, *members("cluster", "kernels", "models", "train"), extra=("libtpu",))
+    suites = ["packages/cluster/tests/absent", "integration_tests/test_cluster_with_train.py"]
+    run_marked(session, "tpu", suites)
 
 
 @nox.session(python="3.12")

@@ -32,13 +32,14 @@ def command(python: str, torch_free: Path, output: Path, *, upgrade: bool) -> li
     """The `uv pip compile` that resolves one Python's set into `output`."""
     everyone = workspace.members().values()
     inputs = [str(m.path / "pyproject.toml") for m in everyone]
-    extras = sorted({extra for m in everyone for extra in m.development_extras})
+    extras = {extra for m in everyone for extra in m.development_extras}
+    extras |= {"tpu-plan"}  # what `nox -s absent` installs
     groups = [f"{m.path}/pyproject.toml:test" for m in everyone if "test" in m.groups]
     own = ("dev", "docs", "notebooks", "release")
     groups += [f"{workspace.ROOT}/pyproject.toml:{name}" for name in own]
     line = ["uv", "pip", "compile", *inputs, str(torch_free), "--universal"]
     line += ["--no-header", "--no-annotate", "--python-version", python, "--quiet"]
-    line += [part for extra in extras for part in ("--extra", extra)]
+    line += [part for extra in sorted(extras) for part in ("--extra", extra)]
     line += [part for group in groups for part in ("--group", group)]
     line += [part for m in everyone for part in ("--no-emit-package", m.name)]
     return [*line, "--output-file", str(output), *(["--upgrade"] if upgrade else [])]

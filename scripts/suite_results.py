@@ -33,7 +33,8 @@ VARIABLE = "SUITE_SET"
 FOLDER = Path("build/results")  # in the checkout; git ignores it
 RESULTS = workspace.ROOT / "docs" / "results" / "suites.jsonl"
 TOGETHER = "integration_tests"  # in place of a package
-WHOLE = ("not slow and not parity", "not slow and not parity and not once")  # as in noxfile.py
+_ALL = "not slow and not parity and not tpu"  # as in pyproject.toml
+WHOLE = (_ALL, f"{_ALL} and not once")  # as in noxfile.py
 COMPILED = ("jaxlib", "tensorstore")  # reported beside the declared dependencies
 
 Line = dict[str, Any]

@@ -57,17 +57,18 @@ class Member:
 
     @property
     def development_extras(self) -> list[str]:
-        """The extras for tests: without the native wheel, which needs a compiler, and without
-        those of the meta-package, which install what an accelerator needs."""
+        """The extras for tests: without the native wheel, which needs a compiler, without libtpu,
+        which every process of JAX would try, and without those of the meta-package, which install
+        what an accelerator needs."""
         if self.folder == META:
             return []
-        native = {
+        apart = {
             extra
             for extra, needs in self.extras.items()
             for need in needs
-            if parse(need).name == self.native
+            if parse(need).name in (self.native, "libtpu")
         }
-        return sorted(self.extras.keys() - native)
+        return sorted(self.extras.keys() - apart)
 
     def editable(self) -> str:
         """What to give to `pip install -e`: the folder with its extras for tests."""

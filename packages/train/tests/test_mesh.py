@@ -1,5 +1,7 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
+import dataclasses
+import itertools
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -32,6 +34,41 @@ def test_the_default_mesh_has_every_axis_and_is_auto():
 
 def test_an_axis_of_minus_one_takes_what_remains():
     assert make_mesh(data=-1, fsdp=1, devices=jax.devices()[:1]).shape["data"] == 1
+
+
+@dataclasses.dataclass(frozen=True)
+class _Chip:
+    """A chip of a TPU slice, as JAX arranges it."""
+
+    id: int
+    coords: tuple[int, int, int]
+    core_on_chip: int = 0
+    process_index: int = 0
+    platform: str = "tpu"
+    device_kind: str = "TPU v5"
+
+
+def _slice(x, y, z):
+    places = itertools.product(range(z), range(y), range(x))
+    return [_Chip(id=i, coords=place[::-1]) for i, place in enumerate(places)]
+
+
+@pytest.mark.capability("Axes that share a dimension of a TPU slice")
+def test_axes_share_a_dimension_of_a_slice_if_they_may():
+    axes = {"fsdp": 32, "tensor": 2, "devices": _slice(4, 4, 4)}
+    with pytest.raises(NotImplementedError, match="allow_split_physical_axes to True"):
+        make_mesh(**axes)
+    mesh = make_mesh(**axes, allow_split_physical_axes=True)
+    pairs = mesh.devices.reshape(32, 2)
+    assert sorted(device.id for device in pairs.flat) == list(range(64))
+    for one, other in pairs:
+        assert sum(abs(a - b) for a, b in zip(one.coords, other.coords, strict=True)) == 1
+
+
+def test_axes_that_divide_a_slice_lie_as_without_sharing():
+    axes = {"fsdp": 16, "tensor": 4, "devices": _slice(4, 4, 4)}
+    split = make_mesh(**axes, allow_split_physical_axes=True)
+    assert (split.devices == make_mesh(**axes).devices).all()
 
 
 @pytest.mark.parametrize(

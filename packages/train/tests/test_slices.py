@@ -1,6 +1,7 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
 import dataclasses
+import itertools
 
 import jax
 import numpy as np
@@ -144,6 +145,30 @@ def test_a_mesh_is_made_over_slices(monkeypatch):
     make_mesh(data=2, devices=_devices(0, 1, 0, 1))
     [array] = made
     assert [[device.id for device in row] for row in array.reshape(2, 2)] == [[0, 2], [1, 3]]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Chip:
+    """A chip of one of several TPU slices."""
+
+    id: int
+    slice_index: int
+    coords: tuple[int, int, int]
+    core_on_chip: int = 0
+    process_index: int = 0
+    platform: str = "tpu"
+    device_kind: str = "TPU v5"
+
+
+def test_axes_share_a_dimension_of_each_slice_if_they_may():
+    places = itertools.product(range(2), range(4), range(4), range(4))
+    chips = [_Chip(i, index, place[::-1]) for i, (index, *place) in enumerate(places)]
+    sizes = dict.fromkeys(AXES, 1) | {"data": 2, "fsdp": 32, "tensor": 2}
+    with pytest.raises(NotImplementedError, match="allow_split_physical_axes to True"):
+        hybrid_devices(sizes, chips, None)
+    array = hybrid_devices(sizes, chips, None, split=True)
+    assert _crossing(array, lambda chip: chip.slice_index) == {"data"}
+    assert sorted(chip.id for chip in array.flat) == list(range(128))
 
 
 def test_one_slice_is_arranged_as_jax_does():

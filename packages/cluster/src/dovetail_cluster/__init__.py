@@ -3,21 +3,31 @@
 """Runs one training function on many hosts as a program that survives.
 
 - How a job meets failures: `Elastic`
-- Errors: `JobError`, `RankError`, `StallError`, `HostsError`
+- Devices that are absent: `devices`, `compiled`, `search`, `Compiled`, `Devices`, `Traffic`
+- Errors: `JobError`, `RankError`, `StallError`, `HostsError`, `BuildError`
 """
 
 from importlib.metadata import version as _version
 
+from dovetail_cluster.absent import Compiled, Devices, Traffic, compiled, devices, search
 from dovetail_cluster.elastic import Elastic
-from dovetail_cluster.errors import HostsError, JobError, RankError, StallError
+from dovetail_cluster.errors import BuildError, HostsError, JobError, RankError, StallError
 
 __all__ = [  # noqa: RUF022, by topic
     "Elastic",
+    # Devices that are absent
+    "devices",
+    "compiled",
+    "search",
+    "Compiled",
+    "Devices",
+    "Traffic",
     # Errors
     "JobError",
     "RankError",
     "StallError",
     "HostsError",
+    "BuildError",
 ]
 
 __version__ = _version("dovetail-cluster")

@@ -30,3 +30,7 @@ class StallError(JobError):
 
 class HostsError(JobError):
     """Too few healthy hosts remained for longer than `Elastic.wait_s`."""
+
+
+class BuildError(RuntimeError):
+    """A program could not be built for a target. The message has the traceback."""

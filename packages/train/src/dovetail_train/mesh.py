@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.experimental.mesh_utils import create_device_mesh
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
@@ -41,6 +42,7 @@ def make_mesh(
     stage: int = 1,
     devices: Sequence[Any] | None = None,
     dcn: Mapping[str, int] | None = None,
+    allow_split_physical_axes: bool = False,
 ) -> Mesh:
     """Returns a mesh of all six axes (AxisType.Auto). An axis of -1 takes the remaining devices.
 
@@ -62,8 +64,11 @@ def make_mesh(
         dcn: Slices along each axis that crosses slow links, among stage, data and fsdp. On devices
             without slices, such as hosts of GPUs, it counts processes. Default: all slices along
             data.
+        allow_split_physical_axes: Let several axes share a dimension of a TPU slice, as fsdp=512
+            and tensor=8 must on 16x16x16. Their neighbours are farther apart.
 
     Raises:
+        NotImplementedError: Axes would share a dimension of a TPU slice, and may not.
         ValueError: The product of the axes is not the number of devices, or slices do not divide
             them.
 
@@ -75,18 +80,15 @@ def make_mesh(
     devices = jax.devices() if devices is None else list(devices)
     if caches_cpu_programs(devices):
         warnings.warn(_CACHED, stacklevel=2)
-    sizes = {
-        "stage": stage,
-        "data": data,
-        "fsdp": fsdp,
-        "expert": expert,
-        "context": context,
-        "tensor": tensor,
-    }
-    shape = _shape(sizes, count=len(devices))
+    sizes = {"stage": stage, "data": data, "fsdp": fsdp}
+    sizes |= {"expert": expert, "context": context, "tensor": tensor}
+    shape, split = _shape(sizes, count=len(devices)), allow_split_physical_axes
     if dcn is not None or len(set(map(slice_of, devices))) > 1:
-        hybrid = hybrid_devices(dict(zip(AXES, shape, strict=True)), devices, dcn)
-        return Mesh(hybrid, AXES, axis_types=_AUTO)
+        named = dict(zip(AXES, shape, strict=True))
+        return Mesh(hybrid_devices(named, devices, dcn, split=split), AXES, axis_types=_AUTO)
+    if split:
+        arranged = create_device_mesh(shape, devices, allow_split_physical_axes=True)
+        return Mesh(arranged, AXES, axis_types=_AUTO)
     return jax.make_mesh(shape, AXES, axis_types=_AUTO, devices=devices)
 
 
@@ -160,8 +162,7 @@ def _shape(sizes: dict[str, int], *, count: int) -> tuple[int, ...]:
 def fsdp_shardings(
     module: nnx.Module, mesh: Mesh | AbstractMesh, *, min_size: int = 65536
 ) -> nnx.State:
-    """Returns NamedShardings for `nnx.state(module)`: the largest divisible dimension goes over
-    fsdp.
+    """Returns shardings of `nnx.state(module)`: the largest divisible dimension goes over fsdp.
 
     Only shapes are read, so an abstract module will do. Use the result with `jax.device_put`, or as
     `out_shardings` of `jax.jit`.

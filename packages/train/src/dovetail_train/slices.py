@@ -25,7 +25,11 @@ DCN_AXES = ("stage", "data", "fsdp")
 
 
 def hybrid_devices(
-    sizes: Mapping[str, int], devices: Sequence[Any], dcn: Mapping[str, int] | None
+    sizes: Mapping[str, int],
+    devices: Sequence[Any],
+    dcn: Mapping[str, int] | None,
+    *,
+    split: bool = False,
 ) -> np.ndarray:
     """Returns the devices of a mesh over several slices.
 
@@ -36,6 +40,7 @@ def hybrid_devices(
         sizes: Size of each axis, in the order of the mesh.
         devices: The devices.
         dcn: Slices along each axis that crosses.
+        split: Let several axes share a dimension of a TPU slice.
 
     Raises:
         ValueError: The slices are unequal, are not the product of `dcn`, or do not divide an axis.
@@ -62,6 +67,7 @@ def hybrid_devices(
         [wanted.get(axis, 1) for axis in sizes],
         devices,
         process_is_granule=by_process,
+        allow_split_physical_axes=split,
     )
 
 

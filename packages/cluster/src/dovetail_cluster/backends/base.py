@@ -38,9 +38,7 @@ class Backend(Protocol):
     count: int
     listen: str
 
-    def place(
-        self, line: Sequence[str], environment: Mapping[str, str], *, place: int
-    ) -> Placed:
+    def place(self, line: Sequence[str], environment: Mapping[str, str], *, place: int) -> Placed:
         """Starts a daemon on a host and returns at once.
 
         Args:

@@ -1,0 +1,283 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Compiles a program for devices that are absent, and says what the compiler says of it.
+
+A process of its own compiles (`worker`). A refusal is a result: `fits` is False, and `reason` has
+the compiler's text.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from dovetail_cluster.absent.count import Traffic
+from dovetail_cluster.absent.targets import Devices
+from dovetail_cluster.absent.worker import ANSWER, COMMAND, REQUEST, Answer, Request, environment
+from dovetail_cluster.errors import BuildError
+
+# Share of a device's rate that a collective of n devices needs for each byte of its result.
+_SENT: dict[str, Callable[[int], float]] = {
+    "all-reduce": lambda n: 2 * (n - 1) / n,
+    "all-gather": lambda n: (n - 1) / n,
+    "reduce-scatter": lambda n: n - 1.0,
+    "all-to-all": lambda n: (n - 1) / n,
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Compiled:
+    """A program compiled for a target. Print it to read it as a table.
+
+    Sizes are bytes on one device. They are None if the compiler has refused the program.
+
+    Attributes:
+        target: The devices.
+        choice: Arguments that `search` has passed.
+        fits: The compiler has accepted the program, and the device's memory holds it.
+        reason: Why it does not fit: the compiler's text, or sizes. "" if it fits.
+        argument_bytes: Arguments.
+        output_bytes: Results.
+        alias_bytes: Results that take the place of donated arguments.
+        temp_bytes: Temporaries.
+        executable_bytes: The program itself.
+        collectives: What they exchange, by kind such as "all-gather".
+        unknown_loops: Loops with collectives whose number of rounds is not known. Collectives in
+            them are counted once.
+        flops: FLOPs of the program on all devices, if the built object counts them.
+        mesh: Sizes of the axes above 1.
+        lower_s: Seconds of `build`, tracing and lowering.
+        compile_s: Seconds of compilation.
+        versions: Versions of JAX and the compiler.
+    """
+
+    target: Devices
+    choice: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    fits: bool
+    reason: str = ""
+    argument_bytes: int | None = None
+    output_bytes: int | None = None
+    alias_bytes: int | None = None
+    temp_bytes: int | None = None
+    executable_bytes: int | None = None
+    collectives: Mapping[str, tuple[Traffic, ...]] = dataclasses.field(default_factory=dict)
+    unknown_loops: int = 0
+    flops: float | None = None
+    mesh: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    lower_s: float | None = None
+    compile_s: float | None = None
+    versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """Arguments, results beside donated arguments, and temporaries."""
+        if self.argument_bytes is None or self.output_bytes is None:
+            return None
+        return self.argument_bytes + self.output_bytes - self.alias_bytes + self.temp_bytes  # pyright: ignore[reportOperatorIssue]  # known together
+
+    @property
+    def device_bytes(self) -> int | None:
+        """Memory of one device, None for a CPU."""
+        return self.target.memory_bytes
+
+    @property
+    def bound_s(self) -> float | None:
+        """Least seconds of a call, if the FLOPs and the devices' rates are known.
+
+        The longer of the products at the peak of bfloat16, and of the collectives on the links
+        within a slice or host. Rates between slices differ by site, so they do not count.
+        """
+        kind = self.target.kind
+        if not self.fits or None in (self.flops, kind.peak_flops, kind.link_bytes_per_s):
+            return None
+        assert self.flops is not None
+        assert kind.peak_flops is not None
+        assert kind.link_bytes_per_s is not None
+        products = self.flops / (self.target.count * kind.peak_flops)
+        return max(products, self.sent_bytes("ici", "nvlink") / kind.link_bytes_per_s)
+
+    def sent_bytes(self, *links: str) -> float:
+        """Returns the bytes that one device sends over links such as "ici" or "dcn", at least."""
+        return math.fsum(
+            _SENT.get(kind, lambda n: 1.0)(entry.devices) * entry.bytes
+            for kind, entries in self.collectives.items()
+            for entry in entries
+            if entry.link in links
+        )
+
+    def json(self) -> dict[str, Any]:
+        """Returns the fields as values of JSON."""
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        collectives = {
+            kind: [dataclasses.asdict(entry) for entry in entries]
+            for kind, entries in self.collectives.items()
+        }
+        sizes = {"peak_bytes": self.peak_bytes, "device_bytes": self.device_bytes}
+        changed = {"target": str(self.target), "collectives": collectives, "bound_s": self.bound_s}
+        plain = {k: dict(v) if isinstance(v, Mapping) else v for k, v in fields.items()}
+        return {**plain, **sizes, **changed}
+
+    def __str__(self) -> str:
+        mesh = " ".join(f"{axis}={size}" for axis, size in self.mesh.items()) or "one device"
+        choice = " ".join(f"{name}={value}" for name, value in self.choice.items())
+        title = f"{self.target}, {choice or mesh}: {'fits' if self.fits else 'does not fit'}"
+        lines = [title, *(f"  {line}" for line in self.reason.splitlines()[:6])]
+        if self.peak_bytes is None:
+            return "\n".join(lines)
+        held = f" of {_size(self.device_bytes)}" if self.device_bytes else ""
+        sizes = {
+            "arguments": _size(self.argument_bytes),
+            "temporaries": _size(self.temp_bytes),
+            "peak": _size(self.peak_bytes) + held,
+            "program": _size(self.executable_bytes),
+            "compilation": f"{self.compile_s:.1f} s, after {self.lower_s:.1f} s of tracing",
+        }
+        if self.bound_s is not None:
+            sizes["least time"] = f"{self.bound_s:.4g} s a step"
+        lines += [f"  {name:<20}{value}" for name, value in sizes.items()]
+        rows = [
+            f"  {kind:<20}{entry.count:>6} x  {_size(entry.bytes):>11}  "
+            f"{', '.join(entry.axes) or '-':<20}{entry.link}"
+            for kind, entries in self.collectives.items()
+            for entry in entries
+        ]
+        if rows:
+            lines.append(f"  {'collective':<20}{'runs':>6}    {'results':>11}  {'axes':<20}link")
+        if self.unknown_loops:
+            rows.append(f"  {self.unknown_loops} loops of unknown length count once")
+        return "\n".join(lines + rows)
+
+
+def _size(size: int | None) -> str:
+    if size is None:
+        return "unknown"
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.4g} {unit}"
+        size /= 1024  # pyright: ignore[reportAssignmentType]  # a rounded figure follows
+    return f"{size:.4g} GiB"
+
+
+def compiled(
+    build: Callable[..., Any],
+    *,
+    target: Devices,
+    compiler_options: Mapping[str, Any] | None = None,
+    timeout_s: float = 900.0,
+) -> Compiled:
+    """Compiles a program for a target, in a process that sees no accelerator.
+
+    Args:
+        build: Called with the target's devices. Returns an object with `lower()`, or with `jit()`
+            and `args`: a trainer's program is one, and a `jax.stages.Lowered` will do. Its `mesh`
+            names the axes of collectives; default: that of the arguments. Its `flops()` gives
+            `Compiled.bound_s`. Nothing may be allocated on the devices: pass
+            `jax.ShapeDtypeStruct`. It is pickled, its module by name.
+        target: The devices, from `devices`.
+        compiler_options: XLA's options by name, as `jax.stages.Lowered.compile` takes them.
+        timeout_s: Seconds for all of it.
+
+    Returns:
+        Sizes, collectives and times; a refusal of the compiler with `fits=False`.
+
+    Raises:
+        BuildError: `build` has raised, or the compiler of the target is not installed.
+        TimeoutError: The process has not ended in time. It is killed.
+        TypeError: `build` cannot be pickled.
+
+    Example:
+
+        >>> import jax
+        >>> def build(devices):
+        ...     mesh = jax.make_mesh((len(devices),), ("data",), devices=devices)
+        ...     rows = jax.sharding.NamedSharding(mesh, jax.P("data"))
+        ...     x = jax.ShapeDtypeStruct((8, 4), "float32", sharding=rows)
+        ...     return jax.jit(lambda x: x + 1).lower(x)
+        >>> from dovetail_cluster import compiled, devices
+        >>> compiled(build, target=devices("CPU x 4")).argument_bytes
+        32
+    """
+    options = dict(compiler_options or {})
+    return run(Request(target, build, {}, options), timeout_s=timeout_s)
+
+
+def run(request: Request, *, timeout_s: float) -> Compiled:
+    """Compiles a request in a process of its own. Raises the errors of `compiled`."""
+    try:
+        pickled = cloudpickle.dumps(request)
+    except Exception as error:
+        raise TypeError(
+            f"build and its arguments must be possible to pickle, got {request.build!r} and "
+            f"{type(error).__name__}: {error}; make meshes and jitted functions inside build"
+        ) from error
+    with tempfile.TemporaryDirectory(prefix="dovetail-absent-") as name:
+        folder = Path(name)
+        (folder / REQUEST).write_bytes(pickled)
+        code, log = _run(folder, environment(request.target, os.environ), timeout_s)
+        try:
+            answer = pickle.loads((folder / ANSWER).read_bytes())
+        except FileNotFoundError:
+            answer = Answer("build", f"the process {_end(code)}, without an answer:\n{log}", {})
+    if answer.stage == "build":
+        raise BuildError(
+            f"build(devices) must return a program for {request.target}, got an error:\n"
+            f"{answer.error}"
+        )
+    known = {**answer.values, "target": request.target, "choice": dict(request.choice)}
+    if answer.stage == "compile":
+        reason = answer.error or f"the compiler {_end(code)}:\n{log}"
+        return Compiled(fits=False, reason=reason, **known)
+    return _judged(Compiled(fits=True, **known))
+
+
+def _run(folder: Path, variables: Mapping[str, str], timeout_s: float) -> tuple[int, str]:
+    """Runs the worker. Returns its exit code and the end of what it has written."""
+    log = folder / "log"
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-c", COMMAND, str(folder)],
+            env=dict(variables),
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # so that what a compiler starts ends with it
+        )
+        try:
+            code = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(
+                f"the compilation must end within timeout_s={timeout_s:g}, got no answer by then; "
+                f"write timeout_s={2 * timeout_s:g}"
+            ) from None
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    text = log.read_text(encoding="utf-8", errors="replace")
+    return code, "\n".join(text.splitlines()[-30:])
+
+
+def _end(code: int) -> str:
+    return f"ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+
+
+def _judged(program: Compiled) -> Compiled:
+    """Returns the program with `fits` by its sizes: XLA:GPU compiles what is too large, too."""
+    assert program.peak_bytes is not None
+    assert program.executable_bytes is not None
+    needed = program.peak_bytes + program.executable_bytes
+    if program.device_bytes is None or needed <= program.device_bytes:
+        return program
+    reason = f"it needs {_size(needed)} of {_size(program.device_bytes)} of memory"
+    return dataclasses.replace(program, fits=False, reason=reason)

@@ -84,8 +84,8 @@ def make_mesh(
     sizes |= {"expert": expert, "context": context, "tensor": tensor}
     shape, split = _shape(sizes, count=len(devices)), allow_split_physical_axes
     if dcn is not None or len(set(map(slice_of, devices))) > 1:
-        named = dict(zip(AXES, shape, strict=True))
-        return Mesh(hybrid_devices(named, devices, dcn, split=split), AXES, axis_types=_AUTO)
+        hybrid = hybrid_devices(dict(zip(AXES, shape, strict=True)), devices, dcn, split=split)
+        return Mesh(hybrid, AXES, axis_types=_AUTO)
     if split:
         arranged = create_device_mesh(shape, devices, allow_split_physical_axes=True)
         return Mesh(arranged, AXES, axis_types=_AUTO)

@@ -266,7 +266,9 @@ def test_what_crosses_slices_is_told_from_what_does_not():
 @pytest.mark.tpu
 @pytest.mark.capability("The compiler's refusal as a result", on="tpu")
 def test_what_a_tpu_cannot_hold_is_refused_by_its_compiler():
-    program = compiled(layers((16, 1), width=32768, rows=16, count=2), target=devices("TPU v5e:4x4"))
+    program = compiled(
+        layers((16, 1), width=32768, rows=16, count=2), target=devices("TPU v5e:4x4")
+    )
     assert not program.fits
     assert "RESOURCE_EXHAUSTED" in program.reason
     assert "15.75G" in program.reason

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from dovetail_data import Rows
     from dovetail_stack.recipes.fitting import Recipe
-    from dovetail_train import Estimate, Eval, Hook
+    from dovetail_train import Estimate, Eval, Hook, Program
 
 MOST_PASSES = 4  # over the text, for --minutes: more would train on what is known by heart
 EVALUATIONS = 8  # of the held-out loss in a run
@@ -185,6 +185,21 @@ def estimate(
     needs = estimate_step(_outlined(run, mesh), device=None, dcn=dcn, **rates)
     typed = [dataclasses.replace(r, code=_options(r.changes)) for r in needs.remedies]
     return dataclasses.replace(needs, remedies=tuple(typed))
+
+
+def step_program(run: Settings, mesh: "Mesh") -> "Program":
+    """Returns the step of a run for a compiler. Writes nothing and reads no weights.
+
+    Args:
+        run: Settings.
+        mesh: Devices, which may be absent.
+    """
+    from dovetail_stack.recipes.fitting import step_program
+
+    check_batch(run, mesh)
+    if isinstance(run, FromText):
+        run = text_jobs.with_keys(run)
+    return step_program(_outlined(run, mesh))
 
 
 def _options(changes: dict[str, Any]) -> str:

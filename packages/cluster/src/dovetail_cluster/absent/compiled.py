@@ -162,11 +162,12 @@ class Compiled:
 def _size(size: int | None) -> str:
     if size is None:
         return "unknown"
+    number = float(size)
     for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.4g} {unit}"
-        size /= 1024  # pyright: ignore[reportAssignmentType]  # a rounded figure follows
-    return f"{size:.4g} GiB"
+        if number < 1024:
+            return f"{number:.4g} {unit}"
+        number /= 1024
+    return f"{number:.4g} GiB"
 
 
 def compiled(

@@ -87,7 +87,7 @@ class Text:
     def __init__(self, text: str):
         self.unknown_loops = 0
         self._computations: dict[str, list[Operation]] = {}
-        self._entry = ""
+        self._entry = name = ""
         for line in text.splitlines():
             if head := _HEAD.match(line):
                 name = head[2]

@@ -19,6 +19,7 @@ from typing import Any
 
 from dovetail_stack import (
     checking,
+    estimating,
     launches,
     processes,
     rewinding,
@@ -32,14 +33,6 @@ from dovetail_stack.commands.generate import EXPORT
 from dovetail_stack.mesh import make_mesh, parsed_dcn
 from dovetail_stack.recipes.options import Devices, Duration
 from dovetail_stack.settings import RECIPES, FromRecords, Settings
-
-# Rates for --estimate, as `dovetail_train.estimate` names them.
-RATES = {
-    "peak_flops": "for --estimate: FLOP/s of a device in the precision of the run (as published)",
-    "memory_bytes_per_s": "for --estimate: bandwidth of its memory (as published)",
-    "link_bytes_per_s": "for --estimate: what it sends within its slice (not known)",
-    "dcn_bytes_per_s": "for --estimate: what it sends to other slices (not known)",
-}
 
 WRITERS = ("pretrain", "continue", "distil", "chat", "prefer")  # recipes of models that write text
 
@@ -131,10 +124,16 @@ def _everywhere(parser: Parser) -> None:
     devices.add_argument(
         "--estimate",
         metavar="KIND",
-        help="say what a step needs on so many devices of a kind, absent or not, such as H200, "
-        "and start nothing",
+        help="say what a step needs on so many devices of a kind, absent or not, such as H200 or "
+        "'TPU v5e:16x16', and start nothing",
     )
-    for rate, help in RATES.items():
+    devices.add_argument(
+        "--compile",
+        action="store_true",
+        help="for --estimate: compile the step for them, too; for TPUs this needs dovetail-cluster"
+        "[tpu-plan]",
+    )
+    for rate, help in estimating.RATES.items():
         devices.add_argument(settings.option(rate), type=float, metavar="RATE", help=help)
         parser.words[rate] = settings.option(rate)
     parser.words["device"] = "--estimate"
@@ -176,21 +175,16 @@ def run(args: argparse.Namespace) -> int:
         )
     axes = {axis: values.get(axis, 1) for axis in settings.AXES}
     dcn = parsed_dcn(args.dcn, axes) if "dcn" in values else None
-    rates = {rate: values[rate] for rate in RATES if rate in values}
-    if rates and "estimate" not in values:
-        given = " ".join(f"{settings.option(rate)} {value:g}" for rate, value in rates.items())
-        raise ValueError(
-            f"rates of devices are for an estimate, got {given} without one: add --estimate KIND"
-        )
+    rates = estimating.given_rates(values)
     if processes.join(values):
         from dovetail_train import watch_processes
 
         with watch_processes():
             return _train(args, values, out, make_mesh(axes, dcn=dcn))
     if "estimate" in values:
-        absent = make_mesh(axes, absent=args.estimate)
-        estimate = training.estimate(_planned(values, out), mesh=absent, dcn=dcn, **rates)
-        print(json.dumps(estimate.json(), indent=2) if "json" in values else estimate)
+        shown = {"compiled": "compile" in values, "as_json": "json" in values}
+        planned = _planned(values, out)
+        print(estimating.report(planned, args.estimate, axes, dcn=dcn, rates=rates, **shown))
         return DONE
     return _train(args, values, out, make_mesh(axes, dcn=dcn))
 

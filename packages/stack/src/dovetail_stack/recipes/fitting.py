@@ -33,6 +33,7 @@ from dovetail_train import (
     Jsonl,
     Loss,
     Precision,
+    Program,
     Result,
     Sink,
     Trainer,
@@ -177,6 +178,12 @@ def estimate_step(
     """
     batch = dict(recipe.fields or text_fields(recipe.batching))
     return estimate(recipe.trainer(1), recipe.outline(), batch, device=device, dcn=dcn, **rates)
+
+
+def step_program(recipe: Recipe) -> Program:
+    """Returns the step of a recipe, by shapes, for any compiler."""
+    batch = dict(recipe.fields or text_fields(recipe.batching))
+    return recipe.trainer(1).program(recipe.outline(), batch)
 
 
 def text_fields(batching: Batching) -> dict[str, jax.ShapeDtypeStruct]:

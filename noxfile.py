@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parent
 sys.path.append(str(ROOT / "scripts"))
 
 import artifacts  # noqa: E402
+import import_programs  # noqa: E402
 import suite_results  # noqa: E402
 import suite_sample  # noqa: E402
 import wheels  # noqa: E402
@@ -52,24 +53,6 @@ CAMPAIGNS = {"faults", "lost_processes", "misplaced", "reference_kills", "surviv
 
 # Taken out, so that only the sessions that say so run a sample.
 CASES = os.environ.pop(suite_sample.VARIABLE, "")
-
-# Every module that a user may import; those with an underscore and programs are not.
-IMPORT_ALL = """
-import importlib, pkgutil, {module} as package
-for found in pkgutil.walk_packages(package.__path__, "{module}."):
-    if not any(part.startswith("_") for part in found.name.split(".")):
-        importlib.import_module(found.name)
-"""
-
-
-# Each of these packages comes from the environment.
-IMPORT_TOGETHER = """
-import importlib, pathlib, sys
-environment = pathlib.Path(sys.argv[1]).resolve().parent
-for name in sys.argv[2:]:
-    file = importlib.import_module(name).__file__
-    assert pathlib.Path(file).resolve().is_relative_to(environment), file
-"""
 
 
 def members(*folders: str) -> list[workspace.Member]:
@@ -194,7 +177,7 @@ def bare(session: nox.Session, package: str) -> None:
     (member,) = members(package)
     off_tree = session.create_tmp()  # where nothing can be found beside the sources
     with session.chdir(off_tree):
-        session.run("python", "-I", "-c", IMPORT_ALL.format(module=member.module))
+        session.run("python", "-I", "-c", import_programs.ALL.format(module=member.module))
     keep_compiled(session)
     session.run("python", "scripts/documents.py", "--programs", str(member.path / "README.md"))
 
@@ -410,7 +393,6 @@ def build(session: nox.Session) -> None:
         session.install("--exact", *again, *constraints, *map(str, files))
     off_tree = session.create_tmp()  # where nothing can be found beside the sources
     with session.chdir(off_tree):
-        session.run(
-            "python", "-I", "-c", IMPORT_TOGETHER, session.bin, *(m.module for m in members())
-        )
+        program = ("-I", "-c", import_programs.TOGETHER)
+        session.run("python", *program, session.bin, *(m.module for m in members()))
         session.run("dovetail", "doctor")

@@ -1,8 +1,8 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""A trainer's step on given devices; as a program, what it is on eight CPU devices that are present.
+"""A trainer's step on given devices. As a program: the same step on eight CPU devices.
 
-Writes, as JSON, the bytes of the step's arguments that lie on one device, and the collectives of the
+Writes, as JSON, the bytes of the step's arguments on one device, and the collectives of the
 compiled step.
 """
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles a program for devices that are absent, and says what the compiler says of it.
+"""Programs compiled for absent devices: sizes, collectives, or the compiler's refusal.
 
 A process of its own compiles (`worker`). A refusal is a result: `fits` is False, and `reason` has
 the compiler's text.
@@ -44,15 +44,15 @@ class Compiled:
 
     Attributes:
         target: The devices.
-        choice: Arguments that `search` has passed.
+        choice: Arguments passed by `search`.
         fits: The compiler has accepted the program, and the device's memory holds it.
         reason: Why it does not fit: the compiler's text, or sizes. "" if it fits.
         argument_bytes: Arguments.
         output_bytes: Results.
-        alias_bytes: Results that take the place of donated arguments.
+        alias_bytes: Results in the place of donated arguments.
         temp_bytes: Temporaries.
         executable_bytes: The program itself.
-        collectives: What they exchange, by kind such as "all-gather".
+        collectives: Traffic by kind, such as "all-gather".
         unknown_loops: Loops with collectives whose number of rounds is not known. Collectives in
             them are counted once.
         flops: FLOPs of the program on all devices, if the built object counts them.
@@ -108,7 +108,7 @@ class Compiled:
         return max(products, self.sent_bytes("ici", "nvlink") / kind.link_bytes_per_s)
 
     def sent_bytes(self, *links: str) -> float:
-        """Returns the bytes that one device sends over links such as "ici" or "dcn", at least."""
+        """Returns the bytes sent by one device over links such as "ici" or "dcn", at least."""
         return math.fsum(
             _SENT.get(kind, lambda n: 1.0)(entry.devices) * entry.bytes
             for kind, entries in self.collectives.items()
@@ -177,12 +177,12 @@ def compiled(
     compiler_options: Mapping[str, Any] | None = None,
     timeout_s: float = 900.0,
 ) -> Compiled:
-    """Compiles a program for a target, in a process that sees no accelerator.
+    """Compiles a program for a target, in a process without accelerators.
 
     Args:
         build: Called with the target's devices. Returns an object with `lower()`, or with `jit()`
             and `args`: a trainer's program is one, and a `jax.stages.Lowered` will do. Its `mesh`
-            names the axes of collectives; default: that of the arguments. Its `flops()` gives
+            names the axes of collectives; default: the mesh of its arguments. Its `flops()` gives
             `Compiled.bound_s`. Nothing may be allocated on the devices: pass
             `jax.ShapeDtypeStruct`. It is pickled, its module by name.
         target: The devices, from `devices`.
@@ -243,7 +243,7 @@ def run(request: Request, *, timeout_s: float) -> Compiled:
 
 
 def _run(folder: Path, variables: Mapping[str, str], timeout_s: float) -> tuple[int, str]:
-    """Runs the worker. Returns its exit code and the end of what it has written."""
+    """Runs the worker. Returns its exit code and the end of its log."""
     log = folder / "log"
     with log.open("wb") as file:
         process = subprocess.Popen(
@@ -252,7 +252,7 @@ def _run(folder: Path, variables: Mapping[str, str], timeout_s: float) -> tuple[
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # so that what a compiler starts ends with it
+            start_new_session=True,  # a compiler's own processes end with it
         )
         try:
             code = process.wait(timeout_s)
@@ -274,7 +274,7 @@ def _end(code: int) -> str:
 
 
 def _judged(program: Compiled) -> Compiled:
-    """Returns the program with `fits` by its sizes: XLA:GPU compiles what is too large, too."""
+    """Returns the program with `fits` by its sizes: XLA:GPU compiles too large programs, too."""
     assert program.peak_bytes is not None
     assert program.executable_bytes is not None
     needed = program.peak_bytes + program.executable_bytes

@@ -5,8 +5,8 @@
 The text lists a collective in a loop once. The loop says how often it runs: in its backend
 configuration (XLA:CPU and XLA:GPU), or in the comparison of its condition and the first value of
 its counter (XLA:TPU). XLA:TPU repeats an asynchronous collective in each fusion that it overlaps
-with; the start alone counts. It writes an all-reduce of which each device keeps its part as a
-fusion, and collectives between slices as transfers of the host.
+with; the start alone counts. An all-reduce and the slice of its result, in one fusion, are a
+reduce-scatter. Collectives between slices are transfers of the host.
 """
 
 from __future__ import annotations
@@ -36,7 +36,15 @@ _TARGET = re.compile(r'_xla_megascale_target="\{([\d,]+)\}x')
 
 
 class Operation(NamedTuple):
-    """An operation of a program: `%name = result op(rest`."""
+    """An operation of a program: `%name = result op(rest`.
+
+    Attributes:
+        name: Its name.
+        root: Its result is that of the computation.
+        result: Type of the result.
+        op: Such as "fusion".
+        rest: Operands and attributes.
+    """
 
     name: str
     root: bool
@@ -46,8 +54,8 @@ class Operation(NamedTuple):
 
     def attribute(self, name: str) -> str:
         """Returns the word after `name=`, "" if there is none."""
-        found = re.search(rf"\b{name}=%?([\w.\-]+)", self.rest)
-        return found[1] if found else ""
+        match = re.search(rf"\b{name}=%?([\w.\-]+)", self.rest)
+        return match[1] if match else ""
 
     def operands(self) -> list[str]:
         """Returns the names of the operands."""
@@ -66,8 +74,8 @@ class Call(NamedTuple):
         kind: Such as "all-gather".
         times: How often it runs in one call of the program.
         result_bytes: Bytes of its results on one device, of one run.
-        groups: Devices that exchange data, by number in their slice; pairs of a permutation.
-        slices: Slices that exchange data, counted from 0; () within a slice.
+        groups: Groups of devices, by number in their slice; pairs of a permutation.
+        slices: Numbers of the slices between which it runs; () within a slice.
     """
 
     kind: str
@@ -131,7 +139,7 @@ class Text:
                 self._visit(callee, rounds * factor, times)
 
     def _talks(self, name: str) -> bool:
-        """Tests whether a computation, or one that it calls, has collectives."""
+        """Tests for collectives in a computation and its callees."""
         return any(
             _kind(o) or any(map(self._talks, _callees(o))) for o in self._computations.get(name, [])
         )
@@ -229,8 +237,8 @@ class Traffic:
     Attributes:
         count: How many run in one call of the program.
         bytes: Bytes of their results on one device, of all together.
-        axes: Axes of the mesh over which they exchange data.
-        link: What they cross: "ici" within a TPU slice, "nvlink" within a host of GPUs, "memory"
+        axes: Axes of the mesh along which the devices of a group differ.
+        link: "ici" within a TPU slice, "nvlink" within a host of GPUs, "memory"
             within a host of CPU devices, and "dcn" beyond.
         devices: Number of devices of a group.
     """
@@ -245,7 +253,7 @@ class Traffic:
 def traffic(
     calls: Sequence[Call], shape: Mapping[str, int], places: np.ndarray, *, near: str, local: bool
 ) -> dict[str, tuple[Traffic, ...]]:
-    """Returns what the collectives exchange, by kind, most bytes first.
+    """Returns the traffic of collectives by kind, most bytes first.
 
     Args:
         calls: The collectives.
@@ -280,5 +288,5 @@ def traffic(
 
 
 def _across(places: np.ndarray, slices: Sequence[int]) -> np.ndarray:
-    """Returns the devices that exchange data between slices: those with one number in theirs."""
+    """Returns groups across slices: devices with equal numbers in their slices."""
     return np.stack([np.flatnonzero(places == np.unique(places)[i]) for i in slices], axis=1)

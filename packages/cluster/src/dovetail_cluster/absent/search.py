@@ -35,9 +35,9 @@ def search(
         jobs: Number of processes at a time. A large program takes some GB and several cores.
 
     Returns:
-        All of them. First those that fit: the least `bound_s` first, then fewer bytes between
-        slices, then a lower peak; without a bound after those with one. Then those that do not
-        fit, with their reasons, such as an error of `build` or too little time.
+        All of them, fitting ones first: by `bound_s` (unknown ones last), then by bytes between
+        slices, then by peak. Refused ones have their reasons: the compiler's, an error of `build`,
+        or too little time.
 
     Raises:
         ValueError: There is nothing to compile, or `jobs` is below 1.
@@ -46,6 +46,7 @@ def search(
     Example:
 
         >>> import jax
+        >>> from dovetail_cluster import devices
         >>> def build(devices, *, rows):
         ...     return jax.jit(lambda x: x @ x.T).lower(jax.ShapeDtypeStruct((rows, 4), "float32"))
         >>> best, _ = search(build, targets=[devices("CPU")], choices=[{"rows": 8}, {"rows": 4}])

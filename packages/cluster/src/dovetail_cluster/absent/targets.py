@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Targets: devices that a program is compiled for, and that need not exist.
+"""Targets: devices to compile for, present or not.
 
 `Devices` is a description, so it pickles and needs no backend. The worker turns it into devices of
 JAX: a topology of libtpu, one of XLA's GPU compiler with the figures below, or the host's CPU taken
@@ -33,8 +33,8 @@ class Kind:
         dimensions: Dimensions of a TPU slice.
         memory_bytes: Bytes of memory, None for a CPU.
         peak_flops: FLOP/s of bfloat16 products.
-        link_bytes_per_s: Bytes that a device sends per second to its slice or host, in total.
-        config: XLA's description of a GPU: what decides fusions, tiles and launches.
+        link_bytes_per_s: Bytes per second from one device to its slice or host, in total.
+        config: XLA's description of a GPU, for its fusions, tiles and launches.
     """
 
     name: str
@@ -130,12 +130,12 @@ _BY_KEY = {_key(name): kind for kind in KINDS for name in (kind.name, *kind.name
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Devices:
-    """Devices that a program is compiled for. Make one with `devices`.
+    """Devices to compile for. Make one with `devices`.
 
     Attributes:
         kind: Kind of the devices.
         chips: Sizes of a TPU slice, or the number of GPUs or CPU devices.
-        slices: Number of TPU slices, which the data center's network joins.
+        slices: Number of TPU slices, joined by the data center's network.
     """
 
     kind: Kind

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The process that compiles: Python with `COMMAND` and a folder.
 
-It sees no accelerator, so that it takes none from a running program, and only it loads libtpu,
-which writes warnings where no TPU is. The folder holds the request; the answer is written beside
-it. XLA may abort, so the answer is in a file as soon as the caller's part has succeeded.
+It sees no accelerator, so it takes none from a running program. It alone loads libtpu, because
+libtpu writes warnings on a host without TPUs. The folder holds the request; the answer is written
+beside it. XLA may abort, so the answer is in a file as soon as the caller's part has succeeded.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _COMPILERS = {
 
 
 class Request(NamedTuple):
-    """What to compile.
+    """A program to compile.
 
     Attributes:
         target: Devices.
@@ -55,11 +55,11 @@ class Request(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What came of it.
+    """The outcome of a request.
 
     Attributes:
-        stage: "build", "compile" or "done": where it ended.
-        error: Text of what was raised; "" for none.
+        stage: Last stage begun: "build", "compile" or "done".
+        error: Text of the exception; "" for none.
         values: Fields of a `Compiled`.
     """
 
@@ -138,7 +138,7 @@ def _installed(module: str) -> bool:
 
 
 def lowered(built: Any) -> Any:
-    """Returns the `jax.stages.Lowered` of what the caller's function has built.
+    """Returns the `jax.stages.Lowered` of the built object.
 
     Raises:
         TypeError: It has neither `lower` nor `jit` and `args`.
@@ -220,7 +220,7 @@ def _collectives(
         if by_slice or target.kind.platform == "gpu"
         else [0] * len(order)
     )
-    found: dict[str, tuple[Traffic, ...]] = traffic(
+    exchanged: dict[str, tuple[Traffic, ...]] = traffic(
         text.collectives(),
         {} if mesh is None else dict(mesh.shape),
         places,
@@ -228,7 +228,7 @@ def _collectives(
         local=by_slice,
     )
     return {
-        "collectives": found,
+        "collectives": exchanged,
         "unknown_loops": text.unknown_loops,
         "mesh": {} if mesh is None else {a: n for a, n in mesh.shape.items() if n > 1},
         "versions": {"jax": jax.__version__} | _compiler(target),
@@ -247,11 +247,11 @@ def _compiler(target: Devices) -> dict[str, str]:
     import importlib.metadata as metadata
 
     names = {"tpu": ("libtpu",), "gpu": ("jax-cuda13-plugin", "jax-cuda12-plugin"), "cpu": ()}
-    found = {}
+    versions = {}
     for name in names[target.kind.platform]:
         with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
+            versions[name] = metadata.version(name)
+    return versions
 
 
 def _flops(built: Any) -> float | None:

@@ -1,0 +1,20 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Programs for `python -c` that import installed packages, in the sessions of noxfile.py."""
+
+# Every module that a user may import; those with an underscore and programs are not.
+ALL = """
+import importlib, pkgutil, {module} as package
+for found in pkgutil.walk_packages(package.__path__, "{module}."):
+    if not any(part.startswith("_") for part in found.name.split(".")):
+        importlib.import_module(found.name)
+"""
+
+# Each of these packages comes from the environment.
+TOGETHER = """
+import importlib, pathlib, sys
+environment = pathlib.Path(sys.argv[1]).resolve().parent
+for name in sys.argv[2:]:
+    file = importlib.import_module(name).__file__
+    assert pathlib.Path(file).resolve().is_relative_to(environment), file
+"""

@@ -45,7 +45,7 @@ TORCH = (
 )
 
 # Benchmarks that need what does not install beside the others, or on this Python.
-APART = {"first_token", "generation", "maxtext_first_step", "maxtext_step", "native"}
+APART = {"absent_70b", "first_token", "generation", "maxtext_first_step", "maxtext_step", "native"}
 
 # Hundreds of trials, up to an hour or more: `python packages/NAME/benchmarks/SCRIPT.py`, by hand.
 CAMPAIGNS = {"faults", "lost_processes", "misplaced", "reference_kills", "survival", "trials"}

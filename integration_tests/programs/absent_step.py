@@ -16,7 +16,8 @@ import optax
 from dovetail_models import abstract, init, llama
 from dovetail_train import Trainer, collectives, lm_loss, make_mesh
 
-CONFIG = llama(vocab_size=256, embed=64, depth=3, heads=8, kv_heads=4, mlp=128)
+DEPTH = 3
+CONFIG = llama(vocab_size=256, embed=64, depth=DEPTH, heads=8, kv_heads=4, mlp=128)
 AXES = {"data": 1, "fsdp": -1, "tensor": 2}
 SHAPE = (16, 32)
 

@@ -31,13 +31,14 @@ REDUCE = "%all-reduce.1 = f32[2,3]{1,0} all-reduce(%p), replica_groups=[2,2]<=[4
 BODY = _computation("body", REDUCE, "ROOT %tuple = (s32[], f32[2,3]{1,0}) tuple(%i, %all-reduce.1)")
 
 
-def _condition(limit, *, name="condition", fused=False):
-    compare = "compare(%counter, %limit), direction=LT"
+def _condition(limit, *, name="condition", fused=False, short=False):
+    counter = "%q#0" if short else "%counter"
+    compare = f"compare({counter}, %limit), direction=LT"
     lines = [
         f"%limit = s32[]{{:T(128)}} constant({limit})",
         "%q = (s32[]{:T(128)}, f32[2,3]{1,0:T(8,128)(2,1)}) parameter(0)",
-        "%counter = s32[]{:T(128)} get-tuple-element(%q), index=0",
-        "ROOT %less = pred[] " + ("fusion(%counter, %limit), calls=%less" if fused else compare),
+        *([] if short else ["%counter = s32[]{:T(128)} get-tuple-element(%q), index=0"]),
+        "ROOT %less = pred[] " + (f"fusion({counter}, %limit), calls=%less" if fused else compare),
     ]
     inner = _computation("less", "ROOT %c = pred[] compare(%a, %b), direction=LT")
     return "\n".join([inner, _computation(name, *lines)])
@@ -62,11 +63,12 @@ def test_a_loop_says_how_often_it_runs():
     assert _collectives(_loop(0, rest=rest), BODY) == [Call("all-reduce", 7, 24, PAIRS, ())]
 
 
+@pytest.mark.parametrize("short", [False, True])
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("start, rounds", [(0, 6), (1, 5), (9, 0)])
-def test_rounds_are_read_off_the_condition_of_a_loop(start, rounds, fused):
+def test_rounds_are_read_off_the_condition_of_a_loop(start, rounds, fused, short):
     """XLA:TPU peels rounds off: a counter then starts above 0."""
-    text = Text(_module(_loop(start), BODY, _condition(6, fused=fused)))
+    text = Text(_module(_loop(start), BODY, _condition(6, fused=fused, short=short)))
     calls = text.collectives()
     assert [call.times for call in calls] == ([rounds] if rounds else [])
     assert text.unknown_loops == 0

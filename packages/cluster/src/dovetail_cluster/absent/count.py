@@ -152,6 +152,8 @@ class Text:
         compared = [o for o in condition if o.op == "compare" and "direction=LT" in o.rest]
         limits = [value for o in condition if (value := _constant(o)) is not None]
         counters = [o.attribute("index") for o in condition if o.op == "get-tuple-element"]
+        # The short form of an element: %name#index.
+        counters += [index for o in condition for index in re.findall(r"%[\w.\-]+#(\d+)", o.rest)]
         if len(compared) != 1 or len(limits) != 1 or len(counters) != 1:
             return None
         by_name = {o.name: o for o in around}

@@ -134,6 +134,15 @@ def test_the_meta_package_passes_extras_on_at_its_own_pins():
     assert meta.development_extras == [], "set-up would install CUDA"
 
 
+def test_libtpu_is_constrained_and_not_set_up():
+    """Every process of JAX beside it would try to start a TPU."""
+    cluster = workspace.members()["cluster"]
+    assert "libtpu" in {workspace.parse(need).name for need in cluster.extras["tpu-plan"]}
+    assert "tpu-plan" not in cluster.development_extras
+    for python in workspace.PYTHONS:
+        assert "\nlibtpu==" in workspace.constraints_file(python).read_text()
+
+
 def test_the_native_wheel_has_the_version_of_its_package():
     for member in workspace.members().values():
         if member.native:

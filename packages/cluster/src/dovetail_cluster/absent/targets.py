@@ -120,9 +120,9 @@ KINDS: tuple[Kind, ...] = (
 
 
 def _key(name: str) -> str:
-    """Returns a name without case, spaces, hyphens and maker."""
+    """Returns a name without case, spaces, hyphens and "nvidia"."""
     letters = "".join(c for c in name.casefold() if c not in " -_")
-    return letters.removeprefix("nvidia").removeprefix("tpu")
+    return letters.removeprefix("nvidia")
 
 
 _BY_KEY = {_key(name): kind for kind in KINDS for name in (kind.name, *kind.names)}

@@ -10,7 +10,7 @@ import jax
 import pytest
 
 from dovetail_cluster import BuildError, Traffic, compiled, devices
-from dovetail_cluster.absent.compiled import Compiled
+from dovetail_cluster.absent.compiled import Compiled, _judged
 
 # Functions defined inside another are pickled whole: the worker cannot import this file.
 
@@ -179,6 +179,16 @@ def test_a_compilation_that_takes_too_long_is_killed(monkeypatch):
 def _sized(**sizes):
     known = dict.fromkeys(("argument_bytes", "output_bytes", "alias_bytes", "temp_bytes"), 0)
     return Compiled(target=devices("TPU v5e:4x4"), fits=True, **known | sizes)
+
+
+def test_a_program_larger_than_the_memory_does_not_fit_though_it_compiles():
+    """XLA:GPU refuses none."""
+    memory = 16 * 2**30
+    sizes = {"argument_bytes": memory // 2, "temp_bytes": memory // 2 - 100}
+    assert _judged(_sized(**sizes, executable_bytes=100)).fits
+    judged = _judged(_sized(**sizes, executable_bytes=2**28 + 100))
+    assert (judged.fits, judged.reason) == (False, "it needs 16.25 GiB of 16 GiB of memory")
+    assert judged.peak_bytes == memory - 100
 
 
 def test_the_bound_is_the_longer_of_products_and_links():

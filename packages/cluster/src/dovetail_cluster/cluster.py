@@ -1,0 +1,219 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Clusters: the user's side."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+from dovetail_cluster.backends.base import Backend
+from dovetail_cluster.backends.local import Local
+from dovetail_cluster.elastic import Elastic
+from dovetail_cluster.events import Resized
+from dovetail_cluster.faults import Host
+from dovetail_cluster.run.capture import dump
+from dovetail_cluster.run.driver import Driver, call_on_all
+from dovetail_cluster.run.fleet import Fleet
+
+Logs = Literal["all", "first", "none"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """Result of a job.
+
+    Attributes:
+        value: Value of rank 0.
+        values: Values by rank.
+        generations: Number of times that the function was called on all hosts.
+        states: Seconds in each state, such as "running" and "restarting". They sum to wall time.
+        timeline: The states in order, as (state, begin, end).
+    """
+
+    values: tuple[Any, ...]
+    generations: int
+    states: Mapping[str, float]
+    timeline: Any
+
+    @property
+    def value(self) -> Any:
+        return self.values[0]
+
+
+class Cluster:
+    """Hosts that run functions. Leaving the block ends all their processes.
+
+    Each host has a daemon and a server that has imported jax. The first `run` waits for them;
+    later ones start within a fraction of a second.
+
+    Args:
+        backend: Where hosts come from, such as `Local`.
+        preload: Modules that every host imports once, before the first call, such as ("optax",).
+            They must not touch devices when imported.
+        logs: Ranks whose output is copied to stderr, with a prefix such as "[rank 1] ".
+
+    Raises:
+        ValueError: `logs` is unknown, or the key in the environment is malformed.
+
+    Example:
+
+        >>> with Cluster.local(hosts=2) as cluster:
+        ...     cluster.run(lambda ctx: ctx.rank).values
+        (0, 1)
+    """
+
+    def __init__(
+        self, backend: Backend, *, preload: Sequence[str] = (), logs: Logs = "all"
+    ) -> None:
+        if logs not in ("all", "first", "none"):
+            raise ValueError(
+                f"logs must be 'all', 'first' or 'none', got {logs!r}; write logs='first'"
+            )
+        if isinstance(preload, str):
+            raise ValueError(
+                f"preload must be a sequence of module names, got {preload!r}; write "
+                f"preload=({preload!r},)"
+            )
+        self._busy = threading.Lock()
+        self._hosts: int | None = None
+        self._open = True
+        self._fleet = Fleet(backend, preload=tuple(preload), logs=logs)
+
+    @classmethod
+    def local(
+        cls,
+        *,
+        hosts: int,
+        devices_per_host: int = 1,
+        preload: Sequence[str] = (),
+        logs: Logs = "all",
+    ) -> Cluster:
+        """Makes a cluster of processes on this machine, on CPU devices.
+
+        Args:
+            hosts: Number of hosts.
+            devices_per_host: CPU devices of each.
+            preload: See `Cluster`.
+            logs: See `Cluster`.
+        """
+        return cls(Local(hosts, devices_per_host=devices_per_host), preload=preload, logs=logs)
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def run(
+        self, function: Callable[..., Any], *args: Any, elastic: Elastic | None = None
+    ) -> Result:
+        """Runs `function(context, *args)` on all hosts as one JAX program.
+
+        After a failure the function is called again on all hosts: it must go on from its own
+        checkpoints. See `Context` for its side.
+
+        Args:
+            function: The function, picklable by cloudpickle.
+            *args: Its further arguments.
+            elastic: How the job meets failures. Default: `Elastic()`.
+
+        Returns:
+            Values by rank, and how the time was spent.
+
+        Raises:
+            TypeError: The function captures something that cannot be pickled.
+            ValueError: An allowed number of hosts is above that of the cluster.
+            RankError: The function raised.
+            StallError: The job stood still too often.
+            HostsError: Too few hosts were healthy for too long.
+            RuntimeError: The cluster is closed, or another call is in progress.
+        """
+        elastic = Elastic() if elastic is None else elastic
+        if elastic.hosts is not None and min(elastic.hosts) > self._fleet.count:
+            raise ValueError(
+                f"one allowed number of hosts must be at most {self._fleet.count}, got "
+                f"hosts={elastic.hosts}; write Elastic(hosts=({self._fleet.count},))"
+            )
+        program = dump(function, args)
+        with self._turn():
+            driver = Driver(self._fleet, elastic, program, hosts=self._hosts)
+            values = tuple(pickle.loads(value) for value in driver.run())
+            timeline = driver.controller.timeline
+            return Result(values, driver.generations, timeline.seconds(), timeline)
+
+    def map(self, function: Callable[..., Any], *args: Any, wait_s: float = 300.0) -> list[Any]:
+        """Calls `function(*args)` once on each host, as separate programs and without restarts.
+
+        Args:
+            function: The function, picklable by cloudpickle.
+            *args: Its arguments.
+            wait_s: Seconds to wait for all hosts.
+
+        Returns:
+            Values by host.
+
+        Raises:
+            TypeError: The function captures something that cannot be pickled.
+            RankError: The function raised on a host, named in the message with the traceback.
+            HostsError: A host did not join in time.
+            RuntimeError: The cluster is closed, or another call is in progress.
+        """
+        data = dump(function, args)
+        with self._turn():
+            return call_on_all(self._fleet, data, wait_s=wait_s)
+
+    def resize(self, hosts: int | None) -> None:
+        """Asks for so many hosts from now on, in this run and later ones. Returns at once.
+
+        Args:
+            hosts: Number of hosts, 0 to suspend the run. None: the most that `Elastic` allows.
+
+        Raises:
+            ValueError: The cluster has fewer hosts.
+        """
+        if hosts is not None and not 0 <= hosts <= self._fleet.count:
+            raise ValueError(
+                f"hosts must be from 0 to {self._fleet.count}, got hosts={hosts}; write "
+                f"resize({self._fleet.count})"
+            )
+        self._hosts = hosts
+        self._fleet.post(Resized(hosts))
+
+    def host(self, place: int) -> Host:
+        """Returns a host, to inject faults.
+
+        Raises:
+            ValueError: The cluster has fewer hosts.
+        """
+        if not 0 <= place < self._fleet.count:
+            raise ValueError(
+                f"a host must be from 0 to {self._fleet.count - 1}, got {place}; write host(0)"
+            )
+        return Host(self._fleet, place)
+
+    def close(self) -> None:
+        """Ends all processes of the cluster, and gives its hosts back."""
+        if self._open:
+            self._open = False
+            self._fleet.close()
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        if not self._open:
+            raise RuntimeError(
+                "a cluster must be open to run, got a closed one; make another Cluster"
+            )
+        if not self._busy.acquire(blocking=False):
+            raise RuntimeError(
+                "a cluster must run one function at a time, got a second call; wait for the first, "
+                "or make another Cluster"
+            )
+        try:
+            yield
+        finally:
+            self._busy.release()

@@ -1,0 +1,119 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Messages between driver, daemon and rank, around the events and actions of `events`."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from dovetail_cluster.events import Event
+
+
+class Hello(NamedTuple):
+    """First message of a daemon: its place, and what its machine is called."""
+
+    place: int
+    name: str
+
+
+class Welcome(NamedTuple):
+    """Answer to `Hello`: the host's number, the driver's `sys.path`, and whose lines it wants."""
+
+    host: int
+    paths: tuple[str, ...]
+    logs: str
+
+
+class Ready(NamedTuple):
+    """The daemon's server of ranks is up."""
+
+
+class Broken(NamedTuple):
+    """The daemon cannot serve, and ends. Nobody should place it again as it is."""
+
+    why: str
+
+
+class Beat(NamedTuple):
+    """A sign of life, each second, both ways."""
+
+
+class Program(NamedTuple):
+    """The function and arguments of a run, pickled. Ranks are started with the newest."""
+
+    run: int
+    data: bytes
+
+
+class RunEvent(NamedTuple):
+    """An event of a run, from a daemon."""
+
+    run: int
+    event: Event
+
+
+class Task(NamedTuple):
+    """Call a pickled function on the host, in a process of its own. Answered by `TaskDone`."""
+
+    number: int
+    data: bytes
+    limit_s: float | None
+
+
+class TaskDone(NamedTuple):
+    """A task has returned a pickled value, or failed, and `why` says how."""
+
+    number: int
+    value: bytes | None
+    why: str
+    error: bytes | None
+
+
+class Leave(NamedTuple):
+    """All ranks have reported: the rank of this generation may exit."""
+
+    generation: int
+
+
+class Clear(NamedTuple):
+    """Kill all ranks and tasks. Answered by `Cleared` once they are gone."""
+
+    run: int
+
+
+class Cleared(NamedTuple):
+    """No process of that run, or of one before, is left on the host."""
+
+    run: int
+
+
+class Fault(NamedTuple):
+    """Injure the host: "kill", "stop", "resume" or "stall" its rank, "end" or "notice" itself."""
+
+    kind: str
+    seconds: float
+
+
+class Lines(NamedTuple):
+    """Lines that a rank or a task has printed. `who` is such as "rank 1"."""
+
+    who: str
+    text: str
+
+
+class Job(NamedTuple):
+    """First message to a rank's process."""
+
+    host: int
+    generation: int
+    rank: int
+    hosts: int
+    address: str
+    local: str
+    program: bytes
+
+
+class Stall(NamedTuple):
+    """To a rank: let the main thread sleep in its next call of the context."""
+
+    seconds: float

@@ -1,0 +1,143 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The process of a rank or a task, from the fork to its exit."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import sys
+import threading
+import traceback
+from typing import Any, NoReturn
+
+from dovetail_cluster.context import Context, pump
+from dovetail_cluster.events import Commit, Propose, Raised, Returned
+from dovetail_cluster.run.messages import Job, Leave, Stall, Task, TaskDone
+from dovetail_cluster.run.wire import Link, read_frame
+
+UNJOINED = 97  # exit code of a rank that could not join the others, such as for a taken port
+_HEARTBEAT_S = 10  # JAX's own default is 100
+_JOIN_S = 120
+
+
+def serve(sock: socket.socket) -> NoReturn:
+    """Does what the first message on the socket asks for, and exits.
+
+    The exit is immediate: JAX's own teardown waits for the other ranks, and can abort a run that
+    is finished.
+    """
+    first = pickle.loads(read_frame(sock))
+    link, left = Link(sock), threading.Event()
+    if isinstance(first, Task):
+        link.start(lambda message: None, lambda why: os._exit(1))
+        link.send(_call_task(first))
+        link.close(flush_s=60.0)
+    else:
+        _run(first, link, left)
+        left.wait()
+    os._exit(0)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            pass  # the user's function has closed it
+
+
+def _call_task(task: Task) -> TaskDone:
+    import cloudpickle
+
+    try:
+        function, args = pickle.loads(task.data)
+        value = cloudpickle.dumps(function(*args))
+    except BaseException as error:
+        _flush()
+        return TaskDone(task.number, None, traceback.format_exc(), pickled(error))
+    _flush()
+    return TaskDone(task.number, value, "", None)
+
+
+def _run(job: Job, link: Link, left: threading.Event) -> None:
+    context = Context(job.rank, job.hosts, job.generation, host=job.host)
+
+    def receive(message: Any) -> None:
+        match message:
+            case Propose():
+                link.send(context._propose(message))
+            case Commit():
+                context._commit(message)
+            case Stall(seconds=seconds):
+                context._stall_s = seconds
+            case Leave():
+                left.set()
+
+    link.start(receive, lambda why: os._exit(1))
+    try:
+        _join(job)
+    except Exception:
+        traceback.print_exc()
+        _flush()
+        os._exit(UNJOINED)
+    link.send(context._state())
+    ended = threading.Event()
+    threading.Thread(
+        target=pump, args=(context, link.send, ended), daemon=True, name="dovetail-pump"
+    ).start()
+    report = _call(job, context)
+    _flush()
+    ended.set()
+    link.send(context._state())
+    link.send(report)
+
+
+def _join(job: Job) -> None:
+    import jax
+
+    from dovetail_cluster._compat import bind_gloo
+
+    if jax.config.values["jax_cpu_collectives_implementation"] in (None, "none"):
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    bind_gloo(job.local)
+    jax.distributed.initialize(
+        job.address,
+        job.hosts,
+        job.rank,
+        cluster_detection_method="deactivate",
+        initialization_timeout=_JOIN_S,
+        heartbeat_timeout_seconds=_HEARTBEAT_S,
+        coordinator_bind_address=job.address,
+    )
+    if jax.process_count() != job.hosts:
+        raise RuntimeError(
+            f"the platform must join all hosts into one program, got jax.process_count()="
+            f"{jax.process_count()} on {job.hosts} hosts ({jax.default_backend()}); install a "
+            f"jaxlib for the accelerator, or set JAX_PLATFORMS"
+        )
+
+
+def _call(job: Job, context: Context) -> Returned | Raised:
+    import cloudpickle
+
+    try:
+        function, args = pickle.loads(job.program)
+        value = cloudpickle.dumps(function(context, *args))
+    except BaseException as error:
+        kind, text = type(error).__qualname__, traceback.format_exc()
+        return Raised(job.host, job.generation, kind, str(error), text, pickled(error))
+    return Returned(job.host, job.generation, value, context._stopped)
+
+
+def pickled(error: BaseException) -> bytes | None:
+    """Pickles an exception with its causes. Returns None if it cannot be pickled, or read again."""
+    import cloudpickle
+
+    try:
+        data = cloudpickle.dumps(error)
+        pickle.loads(data)
+    except Exception:  # any class may fail in any way in its own methods
+        return None
+    return data

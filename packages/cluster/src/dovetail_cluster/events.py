@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+PORT_TAKEN = 98  # exit code of a first rank that could not listen at its address (as EADDRINUSE)
+
 
 class Joined(NamedTuple):
     """A daemon has dialled in; its server of ranks is up."""
@@ -49,7 +51,7 @@ class Progressed(NamedTuple):
 
 
 class Answered(NamedTuple):
-    """A rank's answer to `Propose`: whether it will wait at that question, and how many it asked."""
+    """A rank's answer to `Propose`: whether it will wait there, and how many questions it asked."""
 
     host: int
     generation: int
@@ -83,7 +85,10 @@ class Raised(NamedTuple):
 
 
 class Exited(NamedTuple):
-    """The process of a rank is gone, with this exit code: negative is a signal."""
+    """The process of a rank is gone, with this exit code: negative is a signal.
+
+    A rank that exits with `PORT_TAKEN` before any other message is started again elsewhere.
+    """
 
     host: int
     generation: int

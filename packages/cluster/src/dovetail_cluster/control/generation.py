@@ -1,0 +1,138 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""One generation: its ranks, and how far each has come."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from dovetail_cluster.control.policy import Failure
+from dovetail_cluster.control.stop import AgreedStop
+from dovetail_cluster.elastic import Elastic
+from dovetail_cluster.events import Progressed, Returned
+
+
+@dataclasses.dataclass
+class Rank:
+    """A rank, as its messages show it.
+
+    Attributes:
+        rank: Its number in the generation.
+        host: Its host.
+        name: The name of the host.
+        progressed_at: When it last completed a step, asked a question or changed its phase.
+        heard_at: When its last message came, None before the first.
+        step: The last completed step.
+        asked: Count of its calls of `Context.stop`.
+        phase: Name of the open phase, "" for none.
+        phase_s: Deadline of the open phase, in seconds.
+        returned: The function's result.
+        raised: The function has raised.
+        gone: Its process has ended.
+        stacks: Its Python stacks, None until dumped.
+    """
+
+    rank: int
+    host: int
+    name: str
+    progressed_at: float = 0.0
+    heard_at: float | None = None
+    step: int | None = None
+    asked: int = 0
+    phase: str = ""
+    phase_s: float | None = None
+    returned: Returned | None = None
+    raised: bool = False
+    gone: bool = False
+    stacks: str | None = None
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} on host {self.host} ({self.name})"
+
+    def progressed(self, event: Progressed, now: float) -> None:
+        """Notes a message of progress, or of life."""
+        longer = event.step is not None and (self.step is None or event.step > self.step)
+        if longer or event.asked > self.asked or event.phase != self.phase:
+            self.progressed_at = now
+        self.step = event.step if longer else self.step
+        self.asked = max(self.asked, event.asked)
+        self.phase, self.phase_s = event.phase, event.stall_s
+
+    def has_asked(self, asked: int, now: float) -> None:
+        """Notes the count of questions in an answer."""
+        if asked > self.asked:
+            self.asked, self.progressed_at = asked, now
+
+    def deadline_s(self, elastic: Elastic) -> float:
+        """Seconds that it may take for the next progress."""
+        if self.phase and self.phase_s is not None:
+            return self.phase_s
+        return elastic.first_step_s if self.step is None else elastic.stall_s
+
+
+@dataclasses.dataclass
+class Generation:
+    """A generation, from the reservation of its port until all its ranks are gone.
+
+    Attributes:
+        number: Its number.
+        ranks: Its ranks in order.
+        started: The ranks have been started.
+        stop: The agreed stop under way, begun at `stop_at`.
+        failure: The reasons of its end, since `failed_at`.
+        behind: The ranks for which the job is stuck, whose stacks were asked for at `failed_at`.
+        returned_at: When the last result came, None before.
+        killed: The ranks have been killed.
+    """
+
+    number: int
+    ranks: list[Rank]
+    started: bool = False
+    stop: AgreedStop | None = None
+    stop_at: float = 0.0
+    failure: Failure | None = None
+    failed_at: float = 0.0
+    behind: list[Rank] = dataclasses.field(default_factory=list)
+    returned_at: float | None = None
+    killed: bool = False
+
+    @property
+    def hosts(self) -> tuple[int, ...]:
+        """Its hosts by rank."""
+        return tuple(rank.host for rank in self.ranks)
+
+    @property
+    def alive(self) -> list[Rank]:
+        """Ranks whose process may still exist."""
+        return [rank for rank in self.ranks if self.started and not rank.gone]
+
+    @property
+    def heard(self) -> bool:
+        """Whether each rank has sent a message."""
+        return all(rank.heard_at is not None for rank in self.ranks)
+
+    @property
+    def asked(self) -> int:
+        """The most questions of a rank."""
+        return max(rank.asked for rank in self.ranks)
+
+    def rank_on(self, host: int) -> Rank | None:
+        """Returns the rank on a host."""
+        return next((rank for rank in self.ranks if rank.host == host), None)
+
+    def stuck(self, elastic: Elastic, now: float) -> list[Rank]:
+        """Returns the ranks without progress for their deadline.
+
+        A rank that waits at the proposed question of a stop cannot progress, and after the commit
+        each rank saves its state; `Elastic.drain_s` limits both.
+        """
+        if self.stop is not None and self.stop.committed:
+            return []
+        question = None if self.stop is None else self.stop.question
+        return [
+            rank
+            for rank in self.alive
+            if rank.returned is None
+            and (question is None or rank.asked <= question)
+            and now - rank.progressed_at >= rank.deadline_s(elastic)
+        ]

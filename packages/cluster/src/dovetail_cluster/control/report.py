@@ -1,0 +1,116 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The report on a stuck job: who is behind, in which phase, and what each rank does."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+from dovetail_cluster.control.generation import Rank
+from dovetail_cluster.elastic import Elastic
+
+SILENT_S = 5.0  # a live rank sends a message each second, also from a busy machine
+FRAMES = 6  # enough to reach from a collective to the line of the user
+
+_THREAD = re.compile(r"(Current thread|Thread) 0x[0-9a-fA-F]+.*:")
+
+
+def report(ranks: Sequence[Rank], stuck: Sequence[Rank], *, elastic: Elastic, now: float) -> str:
+    """Describes a stuck job, the suspected ranks first.
+
+    Args:
+        ranks: All ranks.
+        stuck: The ranks without progress for their deadline.
+        elastic: The options of the job.
+        now: The present time.
+    """
+    worst = min(stuck, key=lambda rank: rank.progressed_at)
+    lines = [
+        f"The job is stuck: {worst} completed no step for {now - worst.progressed_at:.1f} s "
+        f"({_rule(worst, elastic)})."
+    ]
+    if all(rank.step is None and rank.asked == 0 for rank in ranks):
+        lines.append(
+            "The function neither asks stop nor reports progress, so its steps cannot be seen. "
+            "Call ctx.stop(step) and ctx.progress.write(step, scalars) in each step, or write a "
+            f"first_step_s larger than {elastic.first_step_s:g}."
+        )
+    suspects, why = culprits(ranks, now)
+    if suspects:
+        lines.append(f"Suspected: {', '.join(str(rank) for rank in suspects)}: {why}.")
+    else:
+        lines.append("No rank stands out.")
+    frames = Counter(innermost(rank.stacks or "") for rank in ranks)
+    for rank in sorted(
+        ranks,
+        key=lambda r: (r not in suspects, frames[innermost(r.stacks or "")], r.rank),
+    ):
+        lines += [_state(rank, now), *_stack(rank)]
+    return "\n".join(lines)
+
+
+def culprits(ranks: Sequence[Rank], now: float) -> tuple[list[Rank], str]:
+    """Returns the suspected ranks and the reason, or none.
+
+    They are the ranks without a sign of life, else those that are behind, else those whose stack
+    differs from the stack of the majority.
+    """
+    ranks = [rank for rank in ranks if rank.returned is None]
+    silent = [r for r in ranks if r.heard_at is None or now - r.heard_at > SILENT_S]
+    if silent:
+        return silent, "no sign of life, the whole process is stopped or its host is cut off"
+    place = {r.rank: (-1 if r.step is None else r.step, r.asked) for r in ranks}
+    behind = [r for r in ranks if place[r.rank] == min(place.values())]
+    if len(behind) < len(ranks):
+        return behind, "behind the others, which wait"
+    stacks = Counter(innermost(r.stacks or "") for r in ranks)
+    common, count = stacks.most_common(1)[0]
+    if count > len(ranks) / 2 and count < len(ranks):
+        return [r for r in ranks if innermost(r.stacks or "") != common], "at another line"
+    return [], ""
+
+
+def innermost(stacks: str) -> tuple[str, ...]:
+    """Returns the innermost frames of the thread that runs the user's function.
+
+    Args:
+        stacks: A dump of `faulthandler`, which marks that thread as the current one, or ends
+            with it.
+    """
+    threads: list[tuple[bool, list[str]]] = []
+    for line in stacks.splitlines():
+        if head := _THREAD.match(line):
+            threads.append((head[1] == "Current thread", []))
+        elif threads and line.startswith("  File "):
+            threads[-1][1].append(line.strip())
+    current = [frames for marked, frames in threads if marked]
+    frames = current[0] if current else threads[-1][1] if threads else []
+    return tuple(frames[:FRAMES])
+
+
+def _rule(rank: Rank, elastic: Elastic) -> str:
+    if rank.phase and rank.phase_s is not None:
+        return f"stall_s={rank.phase_s:g} of phase {rank.phase!r}"
+    name = "first_step_s" if rank.step is None else "stall_s"
+    return f"{name}={rank.deadline_s(elastic):g}"
+
+
+def _state(rank: Rank, now: float) -> str:
+    if rank.returned is not None:
+        return f"{rank}: has returned"
+    step = "no step" if rank.step is None else f"step {rank.step}"
+    phase = f", in phase {rank.phase!r}" if rank.phase else ""
+    life = "never heard" if rank.heard_at is None else f"heard {now - rank.heard_at:.1f} s ago"
+    return (
+        f"{rank}: {step}, asked {rank.asked} times{phase}, "
+        f"progress {now - rank.progressed_at:.1f} s ago, {life}"
+    )
+
+
+def _stack(rank: Rank) -> list[str]:
+    if rank.returned is not None:
+        return []
+    frames = innermost(rank.stacks or "")
+    return [f"    {frame}" for frame in frames] or ["    (no stack)"]

@@ -1,0 +1,69 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The agreed stop: all ranks stop at the same question, or none does.
+
+A rank asks `Context.stop` again and again, and its questions are counted. The controller proposes
+a question ahead of all ranks. A rank that accepts will wait there. If all accept, the stop is
+committed, and each rank gets True at that question. If a rank has already passed it, nothing has
+happened yet, and a later question is proposed, which also lets waiting ranks go on.
+
+Questions are counted instead of steps because a loop may ask several times in a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+NEVER = 2**62  # a question that no rank reaches: proposing it withdraws the stop
+
+
+class AgreedStop:
+    """The state of one agreed stop.
+
+    Args:
+        hosts: The hosts of the generation.
+
+    Attributes:
+        question: The proposed question, None before the first proposal.
+        committed: All ranks have accepted; they stop there.
+        withdrawn: The stop is given up; the ranks go on.
+    """
+
+    def __init__(self, hosts: Iterable[int]):
+        self.question: int | None = None
+        self.committed = self.withdrawn = False
+        self._missing = self._hosts = frozenset(hosts)
+        self._refused = False
+        self._margin = 1  # small, since a step may take minutes
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing more is to be proposed."""
+        return self.committed or self.withdrawn
+
+    @property
+    def due(self) -> bool:
+        """Whether a question must be proposed: the first, or a later one after a refusal."""
+        return not self.settled and (self.question is None or self._refused)
+
+    def propose(self, asked: int) -> int:
+        """Returns a question ahead of all ranks, of which the first has asked `asked` so far."""
+        self.question = max(asked, -1 if self.question is None else self.question) + self._margin
+        self._margin *= 2  # a fast loop asks many questions while a message travels
+        self._missing, self._refused = self._hosts, False
+        return self.question
+
+    def answer(self, host: int, question: int, accepted: bool) -> bool:
+        """Notes an answer. Returns whether it commits the stop."""
+        if self.settled or question != self.question:
+            return False
+        self._refused |= not accepted
+        if accepted:
+            self._missing -= {host}
+        self.committed = not self._missing and not self._refused
+        return self.committed
+
+    def withdraw(self) -> int | None:
+        """Gives up. Returns the question to propose for it, None if none was proposed before."""
+        self.withdrawn = True
+        return None if self.question is None else NEVER

@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs one training function on many hosts as a program that survives.
 
+- Clusters: `Cluster`, with `Result` of a run, and `Host` to inject faults; `Local` places hosts
+- Inside the function: `Context`
 - How a job meets failures: `Elastic`
 - Devices that are absent: `devices`, `compiled`, `search`, `Compiled`, `Devices`, `Traffic`
 - Errors: `JobError`, `RankError`, `StallError`, `HostsError`, `BuildError`
@@ -10,10 +12,22 @@
 from importlib.metadata import version as _version
 
 from dovetail_cluster.absent import Compiled, Devices, Traffic, compiled, devices, search
+from dovetail_cluster.backends.local import Local
+from dovetail_cluster.cluster import Cluster, Result
+from dovetail_cluster.context import Context
 from dovetail_cluster.elastic import Elastic
 from dovetail_cluster.errors import BuildError, HostsError, JobError, RankError, StallError
+from dovetail_cluster.faults import Host
 
 __all__ = [  # noqa: RUF022, by topic
+    # Clusters
+    "Cluster",
+    "Result",
+    "Host",
+    "Local",
+    # Inside the function
+    "Context",
+    # How a job meets failures
     "Elastic",
     # Devices that are absent
     "devices",

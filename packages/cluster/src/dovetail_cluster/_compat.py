@@ -16,8 +16,10 @@ def bind_gloo(address: str) -> None:
     Args:
         address: An address of this machine, such as "127.0.0.1".
     """
-    from jaxlib import _jax
+    import importlib
+    from typing import Any
 
+    _jax: Any = importlib.import_module("jaxlib._jax")
     make = _jax.make_gloo_tcp_collectives
     original = make.func if isinstance(make, functools.partial) else make
     _jax.make_gloo_tcp_collectives = functools.partial(original, hostname=address)

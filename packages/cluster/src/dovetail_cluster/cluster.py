@@ -32,13 +32,13 @@ class Result:
         values: Values by rank.
         generations: Number of times that the function was called on all hosts.
         states: Seconds in each state, such as "running" and "restarting". They sum to wall time.
-        timeline: The states in order, as (state, begin, end).
+        timeline: The states in order, as (state, begin, end) in seconds of `time.monotonic()`.
     """
 
     values: tuple[Any, ...]
     generations: int
     states: Mapping[str, float]
-    timeline: Any
+    timeline: Sequence[tuple[str, float, float]]
 
     @property
     def value(self) -> Any:
@@ -144,7 +144,7 @@ class Cluster:
             driver = Driver(self._fleet, elastic, program, hosts=self._hosts)
             values = tuple(pickle.loads(value) for value in driver.run())
             timeline = driver.controller.timeline
-            return Result(values, driver.generations, timeline.seconds(), timeline)
+            return Result(values, driver.generations, timeline.seconds(), timeline.spans)
 
     def map(self, function: Callable[..., Any], *args: Any, wait_s: float = 300.0) -> list[Any]:
         """Calls `function(*args)` once on each host, as separate programs and without restarts.

@@ -95,9 +95,7 @@ class Context:
 
         devices = jax.devices()
         shape = mesh_shape(axes, len(devices))
-        return jax.make_mesh(
-            shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices
-        )
+        return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
 
     def stop(self, step: int) -> bool:
         """Asks whether to stop here. All ranks get the same answer to the same question.
@@ -163,9 +161,7 @@ class Context:
     def _state(self) -> Progressed:
         with self._changed:
             name, stall_s = self._phases[-1] if self._phases else ("", None)
-            return Progressed(
-                self._host, self.generation, self._step, self._asked, name, stall_s
-            )
+            return Progressed(self._host, self.generation, self._step, self._asked, name, stall_s)
 
     def _propose(self, proposal: Propose) -> Answered:
         """Accepts a question that has not been answered yet, and waits at it from now on."""
@@ -227,7 +223,12 @@ Send = Callable[[Any], None]
 
 
 def pump(
-    context: Context, send: Send, ended: threading.Event, *, least_s: float = 0.1, most_s: float = 1.0
+    context: Context,
+    send: Send,
+    ended: threading.Event,
+    *,
+    least_s: float = 0.1,
+    most_s: float = 1.0,
 ) -> None:
     """Sends a rank's state when it has changed, and as a sign of life, until `ended`.
 

@@ -37,9 +37,7 @@ class Host:
     def stall(self, seconds: float) -> None:
         """Lets the rank sleep inside its next `Context.stop` or `progress.write`."""
         if not seconds > 0:
-            raise ValueError(
-                f"seconds must be above 0, got seconds={seconds}; write stall(5.0)"
-            )
+            raise ValueError(f"seconds must be above 0, got seconds={seconds}; write stall(5.0)")
         self._inject("stall", seconds)
 
     def notice(self) -> None:

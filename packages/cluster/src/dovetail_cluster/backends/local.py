@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -50,10 +51,9 @@ class LocalPlaced:
             if select.select([output], [], [], left)[0] and not os.read(output.fileno(), 4096):
                 break
         else:
-            try:
+            # None in the group if a program outside it holds the pipe.
+            with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass  # a program outside the group holds the pipe
         output.close()
 
 

@@ -16,8 +16,8 @@ from __future__ import annotations
 import logging
 
 from dovetail_cluster import events
-from dovetail_cluster.control.generation import Generation, Rank
 from dovetail_cluster.control.gathering import Gathering
+from dovetail_cluster.control.generation import Generation, Rank
 from dovetail_cluster.control.policy import Failing, Failure, Policy
 from dovetail_cluster.control.report import report
 from dovetail_cluster.control.states import Timeline
@@ -212,7 +212,7 @@ class Controller:
                 self._pool.lose(host, "it was let go after its notice")
 
     def _gather(self) -> None:
-        """Reserves a port on the first of the hosts for the next generation, if there are enough."""
+        """Reserves a port on the first host of the next generation, if there are enough."""
         self._dismiss()
         self.timeline.enter(self._gathering.state, self._now)
         try:

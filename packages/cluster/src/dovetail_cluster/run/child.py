@@ -39,7 +39,7 @@ class Child:
         self._read = threading.Event()  # all that it has sent
         own, theirs = socket.socketpair()
         self._output, output = os.pipe()
-        self._stacks = tempfile.TemporaryFile()
+        self._stacks = tempfile.TemporaryFile()  # noqa: SIM115, closed by `close`
         self.files = [theirs.detach(), output, os.dup(self._stacks.fileno())]
         self._link = Link(own)
 

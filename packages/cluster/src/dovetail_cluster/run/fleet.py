@@ -3,7 +3,8 @@
 """The driver's side of the daemons: places them, hears them, replaces those that end.
 
 A host that is lost gets a new daemon, at once the first time and then ever more slowly, until one
-joins. A host that was removed or dismissed stays out until it is restored.
+joins. After a notice that takes a minute. A host that was removed, or dismissed because it is sick,
+stays out until it is restored.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from dovetail_cluster.run.wire import BEAT_S, KEY, SILENCE_S, Link, Listener, ne
 
 _MARGIN_S = 2.0  # by which a daemon gives up before the controller does
 _RETRY_S = 60.0  # at most, between two daemons on one place
+_NOTICE_S = 60.0  # before a place that was announced to go away is tried again
 _CLOSE_S = 5.0  # for daemons to end by themselves
 
 _log = logging.getLogger("dovetail_cluster")
@@ -113,8 +115,11 @@ class Fleet:
             member = self._members.get(host)
             if member is None:
                 return
-            if isinstance(message, Dismiss):
-                self._places[member.place].absent = True
+            place = self._places[member.place]
+            if isinstance(message, Dismiss) and member.noticed:
+                place.failures, place.retry_at = 1, time.monotonic() + _NOTICE_S
+            elif isinstance(message, Dismiss):
+                place.absent = True
             member.link.send(message)
 
     def hosts(self) -> list[int]:

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Functions that daemons call in processes of their own: the health probe, the watch for notices."""
+"""Functions that daemons call in processes of their own: the probe, the watch for notices."""
 
 from __future__ import annotations
 

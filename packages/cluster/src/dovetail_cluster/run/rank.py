@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import socket
@@ -13,11 +14,10 @@ import traceback
 from typing import Any, NoReturn
 
 from dovetail_cluster.context import Context, pump
-from dovetail_cluster.events import Commit, Propose, Raised, Returned
+from dovetail_cluster.events import PORT_TAKEN, Commit, Propose, Raised, Returned
 from dovetail_cluster.run.messages import Job, Leave, Stall, Task, TaskDone
 from dovetail_cluster.run.wire import Link, read_frame
 
-UNJOINED = 97  # exit code of a rank that could not join the others, such as for a taken port
 _HEARTBEAT_S = 10  # JAX's own default is 100
 _JOIN_S = 120
 
@@ -42,10 +42,8 @@ def serve(sock: socket.socket) -> NoReturn:
 
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        try:
+        with contextlib.suppress(OSError, ValueError):  # the user's function has closed it
             stream.flush()
-        except (OSError, ValueError):
-            pass  # the user's function has closed it
 
 
 def _call_task(task: Task) -> TaskDone:
@@ -78,10 +76,11 @@ def _run(job: Job, link: Link, left: threading.Event) -> None:
     link.start(receive, lambda why: os._exit(1))
     try:
         _join(job)
-    except Exception:
-        traceback.print_exc()
-        _flush()
-        os._exit(UNJOINED)
+    except Exception as error:
+        if "Failed to start RPC server" in str(error):
+            os._exit(PORT_TAKEN)
+        link.send(_raised(job, error))
+        return
     link.send(context._state())
     ended = threading.Event()
     threading.Thread(
@@ -126,9 +125,13 @@ def _call(job: Job, context: Context) -> Returned | Raised:
         function, args = pickle.loads(job.program)
         value = cloudpickle.dumps(function(context, *args))
     except BaseException as error:
-        kind, text = type(error).__qualname__, traceback.format_exc()
-        return Raised(job.host, job.generation, kind, str(error), text, pickled(error))
+        return _raised(job, error)
     return Returned(job.host, job.generation, value, context._stopped)
+
+
+def _raised(job: Job, error: BaseException) -> Raised:
+    kind, text = type(error).__qualname__, "".join(traceback.format_exception(error))
+    return Raised(job.host, job.generation, kind, str(error), text, pickled(error))
 
 
 def pickled(error: BaseException) -> bytes | None:

@@ -13,10 +13,12 @@ then kills all that it has forked.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import gc
 import importlib
+import io
 import json
 import os
 import selectors
@@ -119,10 +121,8 @@ class Server:
             pid = os.fork()
         if pid == 0:
             self._child(files)
-        try:
+        with contextlib.suppress(OSError):  # the child was first, or has ended
             os.setpgid(pid, pid)
-        except OSError:
-            pass  # the child was first, or has ended
         for file in files:
             os.close(file)
         self._children[pid] = number
@@ -148,7 +148,7 @@ class Server:
             os.dup2(output, 2)
             os.close(output)
             for stream in (sys.stdout, sys.stderr):
-                if hasattr(stream, "reconfigure"):
+                if isinstance(stream, io.TextIOWrapper):
                     stream.reconfigure(line_buffering=True)
             faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
             self._run(socket.socket(fileno=link))
@@ -173,10 +173,9 @@ class Server:
 
 
 def _kill(pid: int, number: int, *, group: bool) -> None:
-    try:
+    # It may have ended; some systems refuse a group of zombies.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         (os.killpg if group else os.kill)(pid, number)
-    except (ProcessLookupError, PermissionError):
-        pass  # it has ended; of a group of zombies some systems refuse it
 
 
 def main() -> None:

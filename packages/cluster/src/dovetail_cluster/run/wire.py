@@ -13,6 +13,7 @@ After the handshake a message is a frame: its length in 8 bytes, then its pickle
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import logging
 import os
@@ -103,9 +104,7 @@ def write_frame(sock: socket.socket, data: bytes) -> None:
     sock.sendall(data)
 
 
-def _read(
-    sock: socket.socket, count: int, heard: Callable[[], None] | None = None
-) -> bytes:
+def _read(sock: socket.socket, count: int, heard: Callable[[], None] | None = None) -> bytes:
     data = bytearray()
     while len(data) < count:
         chunk = sock.recv(min(_CHUNK_BYTES, count - len(data)))
@@ -214,10 +213,8 @@ class Link:
         self._out.put(None)
         if self._writer.is_alive() and self._writer is not threading.current_thread():
             self._writer.join(flush_s)
-        try:
+        with contextlib.suppress(OSError):  # the other side was first
             self._sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass  # the other side was first
         self._sock.close()
 
     def _note(self) -> None:
@@ -286,9 +283,7 @@ def split(address: str) -> tuple[str, int]:
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
-        raise ValueError(
-            f"an address must be HOST:PORT, got {address!r}; write 10.0.0.1:9911"
-        )
+        raise ValueError(f"an address must be HOST:PORT, got {address!r}; write 10.0.0.1:9911")
     return host.strip("[]"), int(port)
 
 
@@ -324,10 +319,9 @@ class Listener:
 
     def close(self) -> None:
         """Accepts no more connections. Open ones stay."""
-        try:
-            self._sock.shutdown(socket.SHUT_RDWR)  # wakes the thread in accept
-        except OSError:
-            pass  # a platform that refuses it wakes the thread by the close
+        # It wakes the thread in accept. A platform that refuses it does so by the close.
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
 
     def _serve(self) -> None:

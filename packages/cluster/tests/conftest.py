@@ -34,6 +34,20 @@ def cluster() -> Iterator[Any]:
     assert left() == []
 
 
+@pytest.fixture
+def marked() -> Iterator[Callable[[], list[int]]]:
+    """Finds the processes that the test has started and that are alive."""
+    with marked_processes() as left:
+        yield left
+
+
+@pytest.fixture(scope="module")
+def module_marked() -> Iterator[Callable[[], list[int]]]:
+    """The same for a module."""
+    with marked_processes() as left:
+        yield left
+
+
 @contextlib.contextmanager
 def marked_processes() -> Iterator[Callable[[], list[int]]]:
     """Marks processes that start inside by a variable. Gives a function that finds those alive."""
@@ -108,6 +122,8 @@ class Job:
         assert self._thread is not None
         self._thread.join(120)
         assert not self._thread.is_alive(), "the job does not end"
+        generations = [line[0] for line in self.log()]
+        assert generations == sorted(generations), "two generations at a time"
         if isinstance(self._outcome, BaseException):
             return self._outcome
         for step, total in self._outcome.values:

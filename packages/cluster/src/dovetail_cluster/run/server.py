@@ -188,10 +188,13 @@ def main() -> None:
     sock = socket.socket(fileno=int(sys.argv[1]))
     if os.getppid() != parent:
         return
-    setup, _ = _receive(sock)
-    sys.path.extend(path for path in setup["paths"] if path not in sys.path)
-    why = preload(setup["preload"])
-    write_frame(sock, json.dumps({"ready": why is None, "why": why}).encode())
+    try:
+        setup, _ = _receive(sock)
+        sys.path.extend(path for path in setup["paths"] if path not in sys.path)
+        why = preload(setup["preload"])
+        write_frame(sock, json.dumps({"ready": why is None, "why": why}).encode())
+    except (EOFError, OSError):
+        return  # the daemon is gone already
     if why is not None:
         return
     server = Server(sock, rank.serve)

@@ -241,6 +241,7 @@ class Link:
             if self._sock.fileno() < 0:
                 break
         end(why)
+        self.close(flush_s=0.0)
 
     def _write(self) -> None:
         while (message := self._out.get()) is not None:

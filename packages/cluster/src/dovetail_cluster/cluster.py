@@ -82,6 +82,7 @@ class Cluster:
         self._busy = threading.Lock()
         self._hosts: int | None = None
         self._open = True
+        self._driver: Driver | None = None
         self._fleet = Fleet(backend, preload=tuple(preload), logs=logs)
 
     @classmethod
@@ -142,7 +143,11 @@ class Cluster:
         program = dump(function, args)
         with self._turn():
             driver = Driver(self._fleet, elastic, program, hosts=self._hosts)
-            values = tuple(pickle.loads(value) for value in driver.run())
+            self._driver = driver
+            try:
+                values = tuple(pickle.loads(value) for value in driver.run())
+            finally:
+                self._driver = None
             timeline = driver.controller.timeline
             return Result(values, driver.generations, timeline.seconds(), timeline.spans)
 
@@ -183,6 +188,15 @@ class Cluster:
             )
         self._hosts = hosts
         self._fleet.post(Resized(hosts))
+
+    @property
+    def state(self) -> str:
+        """State of the run in progress, such as "running" or "suspended"; "idle" if there is none.
+
+        `Result.states` has all of them.
+        """
+        driver = self._driver
+        return "idle" if driver is None else driver.controller.state
 
     def host(self, place: int) -> Host:
         """Returns a host, to inject faults.

@@ -77,7 +77,7 @@ def test_a_close_sends_what_is_queued_and_tells_the_other_side(listener, key):
 def test_a_wrong_key_is_refused_on_both_sides_with_the_address(listener, key, caplog):
     server, links = listener
     with caplog.at_level(logging.WARNING, "dovetail_cluster"):
-        with pytest.raises(wire.Refused, match="hung up|reset"):
+        with pytest.raises(wire.Refused, match=r"hung up|reset"):
             wire.dial(server.address, wire.new_key())
         near, far = connected(listener, key)  # the right one still comes in
     assert links.empty()

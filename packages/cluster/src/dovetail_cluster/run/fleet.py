@@ -179,7 +179,10 @@ class Fleet:
         end = time.monotonic() + _CLOSE_S
         for member in members:
             placed = self._places[member.place].placed
+            # A backend may be unable to tell; the end of the connection tells as much.
             while placed is not None and placed.poll() is None and time.monotonic() < end:
+                if member.number not in self._members:
+                    break
                 time.sleep(0.02)
         self._listener.close()
         for place in self._places:

@@ -11,9 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from measure import report, rounds
-
 from dovetail_cluster.context import Context, pump
+from measure import report, rounds
 
 CALLS = 100_000
 STEP_US = 10_000.0

@@ -87,7 +87,7 @@ class Raised(NamedTuple):
 class Exited(NamedTuple):
     """The process of a rank is gone, with this exit code: negative is a signal.
 
-    A rank that exits with `PORT_TAKEN` before any other message is started again elsewhere.
+    With `PORT_TAKEN`, before any step or question, the generation starts again at another port.
     """
 
     host: int

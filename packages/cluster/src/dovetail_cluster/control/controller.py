@@ -138,17 +138,16 @@ class Controller:
             rank.heard_at = self._now
         match event:
             case events.Reserved(address=address):
-                if rank.rank == 0 and not generation.started:
-                    self._start(generation, address)
+                if rank.rank == 0:
+                    generation.address = address
             case events.Progressed(step=step):
                 rank.progressed(event, self._now)
                 if step is not None:
                     self._policy.completed(step)
             case events.Answered(host, _, question, accepted, asked):
                 rank.has_asked(asked, self._now)
-                stop = generation.stop
-                if stop and not generation.failure and stop.answer(host, question, accepted):
-                    self._to_all(generation, events.Commit, question)
+                if generation.stop is not None:
+                    generation.stop.answer(host, question, accepted)
             case events.Returned():
                 rank.returned = event
                 if all(r.returned is not None for r in generation.ranks):
@@ -162,7 +161,8 @@ class Controller:
                 if not (rank.returned or rank.raised or generation.killed):
                     failure = self._fault(generation)
                     failure.exits.append((str(rank), code))
-                    failure.port_taken |= code == events.PORT_TAKEN and rank.heard_at is None
+                    begun = rank.step is not None or rank.asked > 0
+                    failure.port_taken |= code == events.PORT_TAKEN and not begun
             case events.Dumped(stacks=stacks):
                 rank.stacks = stacks
 
@@ -196,10 +196,12 @@ class Controller:
             usable = set(generation.hosts) <= set(self._pool.usable)
             if not usable or self._gathering.best != len(generation.ranks):
                 self._gather_anew()
-        elif generation.failure is not None:
-            self._recover(generation)
+            elif generation.address is not None:
+                self._start(generation, generation.address)
         elif generation.returned_at is not None:
             self._end(generation)
+        elif generation.failure is not None:
+            self._recover(generation)
         else:
             self._watch(generation)
 
@@ -212,7 +214,7 @@ class Controller:
                 self._pool.lose(host, "it was let go after its notice")
 
     def _gather(self) -> None:
-        """Reserves a port on the first host of the next generation, if there are enough."""
+        """Begins the next generation, by the reservation of a port, if there are enough hosts."""
         self._dismiss()
         self.timeline.enter(self._gathering.state, self._now)
         try:
@@ -296,6 +298,8 @@ class Controller:
             if question is not None:
                 self._to_all(generation, events.Propose, question)
             self.timeline.enter("running", self._now)
+        elif stop.agreed:
+            self._to_all(generation, events.Commit, stop.commit())
         elif stop.due and generation.heard:
             self._to_all(generation, events.Propose, stop.propose(generation.asked))
 

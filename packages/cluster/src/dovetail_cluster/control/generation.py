@@ -72,11 +72,12 @@ class Rank:
 
 @dataclasses.dataclass
 class Generation:
-    """A generation, from the reservation of its port until all its ranks are gone.
+    """A generation, from the choice of its hosts until all its ranks are gone.
 
     Attributes:
         number: Its number.
         ranks: Its ranks in order.
+        address: The reserved address of its coordinator, None before.
         started: The ranks have been started.
         stop: The agreed stop under way, begun at `stop_at`.
         failure: The reasons of its end, since `failed_at`.
@@ -87,6 +88,7 @@ class Generation:
 
     number: int
     ranks: list[Rank]
+    address: str | None = None
     started: bool = False
     stop: AgreedStop | None = None
     stop_at: float = 0.0

@@ -32,7 +32,8 @@ class AgreedStop:
     def __init__(self, hosts: Iterable[int]):
         self.question: int | None = None
         self.committed = self.withdrawn = False
-        self._missing = self._hosts = frozenset(hosts)
+        self._hosts = tuple(hosts)
+        self._missing: set[int] = set(self._hosts)
         self._refused = False
         self._margin = 1  # small, since a step may take minutes
 
@@ -46,22 +47,32 @@ class AgreedStop:
         """Whether a question must be proposed: the first, or a later one after a refusal."""
         return not self.settled and (self.question is None or self._refused)
 
+    @property
+    def agreed(self) -> bool:
+        """Whether all ranks have accepted the question."""
+        return not self.settled and self.question is not None and not self._missing
+
     def propose(self, asked: int) -> int:
         """Returns a question ahead of all ranks, of which the first has asked `asked` so far."""
         self.question = max(asked, -1 if self.question is None else self.question) + self._margin
         self._margin *= 2  # a fast loop asks many questions while a message travels
-        self._missing, self._refused = self._hosts, False
+        self._missing, self._refused = set(self._hosts), False
         return self.question
 
-    def answer(self, host: int, question: int, accepted: bool) -> bool:
-        """Notes an answer. Returns whether it commits the stop."""
-        if self.settled or question != self.question:
-            return False
-        self._refused |= not accepted
+    def answer(self, host: int, question: int, accepted: bool) -> None:
+        """Notes an answer. Answers to earlier proposals do not count."""
+        if question != self.question:
+            return
         if accepted:
-            self._missing -= {host}
-        self.committed = not self._missing and not self._refused
-        return self.committed
+            self._missing.discard(host)
+        else:
+            self._refused = True
+
+    def commit(self) -> int:
+        """Returns the question at which all ranks stop."""
+        assert self.question is not None
+        self.committed = True
+        return self.question
 
     def withdraw(self) -> int | None:
         """Gives up. Returns the question to propose for it, None if none was proposed before."""

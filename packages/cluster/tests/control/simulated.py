@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A simulated cluster: daemons and ranks that do what a controller tells them, on a virtual clock.
 
-Ranks train in lockstep: each asks whether to stop, computes, and waits for the others. Messages take
-a random time, in order between one host and the controller, in any order between hosts. Faults are
-methods. What must hold for every job is asserted whenever an action or an event is carried out.
+Ranks train in lockstep: each asks whether to stop, computes, and waits for the others. Messages
+take a random time. They arrive in order between one host and the controller, in any order between
+hosts. Faults are methods. The rules for every job are asserted at each event and action.
 """
 
 from __future__ import annotations
@@ -118,7 +118,8 @@ class Simulation:
         """Lets time pass until a condition holds."""
         end = self.now + limit_s
         while not condition():
-            assert self.now < end and not self.over, (self.now, self.controller.state)
+            assert not self.over, self.actions[-1]
+            assert self.now < end, self.controller.state
             self.run(0.05)
 
     def finish(self, limit_s: float = 5000.0) -> events.Finish | events.Fail:
@@ -176,7 +177,9 @@ class Simulation:
         self.at(daemon.up_at - self.now, lambda: daemon.present and self.hear(event))
 
     def _send(self, action: events.Action) -> None:
-        daemon = self.hosts[action.host]
+        daemon = self.hosts.get(action.host)
+        if daemon is None:
+            return
         daemon.down_at = max(daemon.down_at, self.now + self._latency_s())
         self.at(daemon.down_at - self.now, lambda: daemon.present and self._do(daemon, action))
 
@@ -316,9 +319,7 @@ class Simulation:
         assert {p.stopped_at for p in same} <= {question, None}
         assert len({p.next_step for p in same if p.stopped_at is not None}) == 1
         self.saved = max(self.saved, process.next_step)
-        self.at(
-            self.random.uniform(0.05, 0.5), lambda: self._return(daemon, process, stopped=True)
-        )
+        self.at(self.random.uniform(0.05, 0.5), lambda: self._return(daemon, process, stopped=True))
 
     def _compute(self, daemon: Daemon, process: Process) -> None:
         def arrive() -> None:

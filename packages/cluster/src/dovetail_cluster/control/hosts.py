@@ -49,8 +49,8 @@ class Host:
         if self.noticed:
             return "will be taken away"
         if self.sick is not None:
-            return f"sick: {self.sick}"
-        return "healthy" if self.probing_since is None else "being probed"
+            return f"is sick: {self.sick}"
+        return "is healthy" if self.probing_since is None else "is being probed"
 
 
 class Pool:
@@ -107,8 +107,9 @@ class Pool:
         return sum(h.usable or h.promising for h in self.hosts.values())
 
     def __str__(self) -> str:
-        present = [f"{host} is {host.condition}" for host in self.hosts.values()]
-        return "; ".join([*present, *(f"{name} is lost: {why}" for name, why in self.lost.items())])
+        present = [f"{host} {host.condition}" for host in self.hosts.values()]
+        lost = [f"{name} is lost: {why}" for name, why in self.lost.items()]
+        return "; ".join([*present, *lost]) or "none has joined"
 
 
 def largest(count: int, allowed: Sequence[int]) -> int | None:

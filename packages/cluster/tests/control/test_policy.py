@@ -1,0 +1,153 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""The cause of a failure, and the budgets, as tables."""
+
+import pickle
+
+import pytest
+
+from dovetail_cluster import Elastic, JobError, RankError, StallError
+from dovetail_cluster.control.policy import Failing, Failure, Policy
+from dovetail_cluster.events import Raised
+
+LOST = ("rank 2 on host 5 (c)", "no word for 10 s")
+KILLED = ("rank 1 on host 4 (b)", -9)
+QUIT = ("rank 1 on host 4 (b)", 3)
+
+
+def failing(rank=0, step=7, message="bad batch", kind="ValueError", generation=0, error=None):
+    raised = Raised(3, generation, kind, message, f"Traceback of {message}", error)
+    return Failing(rank, step, raised)
+
+
+def failure(generation=0, **reasons):
+    return Failure(generation, **reasons)
+
+
+@pytest.mark.parametrize(
+    "reasons, cause, text",
+    (
+        ({"lost": [LOST]}, "crash", "rank 2 on host 5 (c) was lost: no word for 10 s"),
+        (
+            {"exits": [KILLED]},
+            "crash",
+            "rank 1 on host 4 (b) was killed by signal 9 (SIGKILL)",
+        ),
+        (
+            {"exits": [QUIT]},
+            "crash",
+            "rank 1 on host 4 (b) exited with code 3 without a result",
+        ),
+        ({"report": "The job is stuck.\nrank 0"}, "stall", "The job is stuck."),
+        ({"raised": [failing()]}, "exception", "rank 0 raised ValueError: bad batch"),
+        # Exceptions are the consequence of a death, of a stall that is killed, never the reverse.
+        ({"raised": [failing()], "exits": [KILLED]}, "crash", "rank 1 on host 4 (b) was killed"),
+        ({"raised": [failing()], "lost": [LOST]}, "crash", "rank 2 on host 5 (c) was lost"),
+        ({"report": "Stuck.", "lost": [LOST]}, "crash", "rank 2 on host 5 (c) was lost"),
+        ({"report": "Stuck.", "raised": [failing()]}, "stall", "Stuck."),
+        ({"raised": [failing()], "exits": [QUIT]}, "exception", "rank 0 raised ValueError"),
+        ({"exits": [("rank 0", -63)]}, "crash", "rank 0 was killed by signal 63"),
+    ),
+)
+def test_cause(reasons, cause, text):
+    assert failure(**reasons).cause == cause
+    assert str(failure(**reasons)).startswith(text)
+
+
+CRASH = {"exits": [KILLED]}
+STALL = {"report": "The job is stuck."}
+
+
+@pytest.mark.capability("restart budgets by cause")
+@pytest.mark.parametrize(
+    "budget, story, restarts",
+    (
+        ({}, [CRASH] * 9, 5),
+        ({}, [STALL] * 9, 3),
+        ({"crash": 0}, [CRASH], 0),
+        ({"crash": 2}, [CRASH, STALL, CRASH, STALL, CRASH], 4),  # each cause has its own
+        ({"crash": 2}, [CRASH, CRASH, 1, CRASH, CRASH, CRASH], 4),  # step 1 fills the budget
+        ({"crash": 2}, [5, CRASH, CRASH, 5, 3, CRASH], 2),  # steps that were done before do not
+        ({"crash": 1}, [0, CRASH, 1, CRASH, 2, CRASH, 3, CRASH, 3, CRASH], 4),
+    ),
+)
+def test_budget(budget, story, restarts):
+    policy, count = Policy(Elastic(budget=budget)), 0
+    for happening in story:
+        if isinstance(happening, int):
+            policy.completed(happening)
+            continue
+        error = policy.decide(failure(**happening))
+        if error is not None:
+            assert isinstance(error, JobError)
+            break
+        count += 1
+        cause = failure(**happening).cause
+        assert policy.restarts_left(cause) >= 0
+    assert count == restarts
+
+
+def test_errors_say_what_to_write():
+    crash = Policy(Elastic(budget={"crash": 0})).decide(failure(exits=[KILLED], raised=[failing()]))
+    assert type(crash) is JobError
+    assert str(crash) == (
+        "a job may restart 0 times after a crash without a step later than all before, and this "
+        "was failure 1: rank 1 on host 4 (b) was killed by signal 9 (SIGKILL); write "
+        "budget={'crash': 1} for more\nrank 0 raised:\nTraceback of bad batch"
+    )
+    stall = Policy(Elastic(budget={"stall": 0})).decide(failure(report="The job is stuck.\nall"))
+    assert type(stall) is StallError
+    assert str(stall).endswith("write budget={'stall': 1} for more\nThe job is stuck.\nall")
+
+
+def test_an_exception_beyond_the_budget_names_its_rank():
+    policy = Policy(Elastic(budget={"exception": 0}))
+    error = policy.decide(
+        failure(4, raised=[failing(2, 7, generation=4, error=pickle.dumps(KeyError("x")))])
+    )
+    assert isinstance(error, RankError)
+    assert (error.rank, error.generation) == (2, 4)
+    assert str(error) == (
+        "rank 2 raised ValueError after step 7 in generation 4, its budget of 0 restarts is used "
+        "up: bad batch\nTraceback of bad batch"
+    )
+    assert isinstance(error.__cause__, KeyError)
+
+
+@pytest.mark.parametrize("error", (None, b"not a pickle", pickle.dumps("no exception")))
+def test_an_exception_that_cannot_be_unpickled(error):
+    policy = Policy(Elastic(budget={"exception": 0}))
+    raised = policy.decide(failure(raised=[failing(step=None, error=error)]))
+    assert isinstance(raised, RankError)
+    assert raised.__cause__ is None
+    assert "before its first step" in str(raised)
+
+
+@pytest.mark.capability("the same exception twice ends a job")
+@pytest.mark.parametrize(
+    "second, stops",
+    (
+        ({"raised": [failing()]}, True),
+        ({"raised": [failing(rank=2)]}, True),  # any rank
+        ({"raised": [failing(message="lost peer"), failing()]}, True),
+        ({"raised": [failing(step=8)]}, False),
+        ({"raised": [failing(message="another")]}, False),
+        ({"raised": [failing(kind="KeyError")]}, False),
+        ({"raised": [failing()], "exits": [KILLED]}, False),  # the consequence of a death
+    ),
+)
+def test_the_same_exception_at_the_same_step(second, stops):
+    policy = Policy(Elastic(budget={"exception": 9}))
+    assert policy.decide(failure(raised=[failing()])) is None
+    policy.completed(100)
+    error = policy.decide(failure(1, **second))
+    assert (error is not None) == stops
+    if stops:
+        assert "the same exception as in the generation before: bad batch" in str(error)
+
+
+def test_the_same_exception_with_a_crash_between():
+    policy = Policy(Elastic(budget={"exception": 9}))
+    assert policy.decide(failure(raised=[failing()])) is None
+    assert policy.decide(failure(**CRASH)) is None
+    assert policy.decide(failure(raised=[failing()])) is None

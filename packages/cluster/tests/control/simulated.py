@@ -13,8 +13,7 @@ import dataclasses
 import heapq
 import itertools
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from dovetail_cluster import Elastic, events
 from dovetail_cluster.control.controller import Controller
@@ -89,6 +88,7 @@ class Simulation:
         self.log: list[tuple[events.Event, float]] = []
         self.actions: list[events.Action] = []
         self.saved = 0  # steps in the checkpoint
+        self.first_steps: dict[int, int] = {}  # by generation
         self.processes: list[Process] = []
         self.ports_taken = 0  # the next reservations that fail
         self.raises: dict[int, str] = {}  # an exception of every rank, at each try of a step
@@ -255,7 +255,8 @@ class Simulation:
                 self.ports_taken -= 1
                 self.end(daemon, process, events.PORT_TAKEN)
                 return
-            process.next_step = self.saved
+            generation = process.start.generation
+            process.next_step = self.first_steps.setdefault(generation, self.saved)
             self._beat(daemon, process)
             self._ask(daemon, process)
 
@@ -430,11 +431,3 @@ class Simulation:
             if isinstance(action, events.Start):
                 generations.setdefault(action.generation, []).append(action.host)
         return [tuple(hosts) for hosts in generations.values()]
-
-
-@contextmanager
-def finishing(simulation: Simulation) -> Iterator[Simulation]:
-    """Runs the job to its end after the block, and replays it."""
-    yield simulation
-    simulation.finish()
-    simulation.check_replay()

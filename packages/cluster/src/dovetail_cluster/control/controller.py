@@ -327,7 +327,7 @@ class Controller:
             dumped = all(rank.stacks is not None for rank in generation.alive)
             return dumped or self._now >= generation.failed_at + DUMP_S
         unclear = any(not (rank.returned or rank.raised) for rank in generation.alive)
-        plain = failure.crashed or failure.planned or failure.port_taken
+        plain = failure.plain or failure.planned or failure.port_taken
         return plain or not unclear or self._now >= generation.failed_at + GRACE_S
 
     def _conclude(self, failure: Failure) -> None:

@@ -70,6 +70,11 @@ class Failure:
         return bool(self.lost) or any(code < 0 for _, code in self.exits)
 
     @property
+    def plain(self) -> bool:
+        """Whether its origin is known. JAX aborts a rank (SIGABRT) because of another's death."""
+        return bool(self.lost) or any(code < 0 for _, code in self.exits if code != -signal.SIGABRT)
+
+    @property
     def cause(self) -> Cause:
         """The one cause; see the module."""
         if self.crashed:

@@ -1,0 +1,87 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Progress of ranks, and the deadlines for it."""
+
+import pytest
+
+from dovetail_cluster import Elastic
+from dovetail_cluster.control.generation import Generation, Rank
+from dovetail_cluster.control.stop import AgreedStop
+from dovetail_cluster.events import Progressed, Returned
+
+ELASTIC = Elastic(stall_s=10.0, first_step_s=100.0)
+
+
+def started(count=2):
+    ranks = [Rank(i, i + 3, f"h{i}") for i in range(count)]
+    return Generation(0, ranks, started=True)
+
+
+def say(generation, i, now, step=None, asked=0, phase="", stall_s=None):
+    rank = generation.ranks[i]
+    rank.progressed(Progressed(rank.host, 0, step, asked, phase, stall_s), now)
+
+
+def stuck(generation, now):
+    return [rank.rank for rank in generation.stuck(ELASTIC, now)]
+
+
+def test_the_first_step_takes_longer():
+    generation = started()
+    assert stuck(generation, 99.9) == []
+    assert stuck(generation, 100.0) == [0, 1]
+    say(generation, 0, 50.0, step=0)
+    assert stuck(generation, 59.9) == []
+    assert stuck(generation, 60.0) == [0]  # rank 1 may still compile
+
+
+@pytest.mark.parametrize(
+    "message, progress",
+    (
+        ({"step": 6, "asked": 7}, True),
+        ({"step": 5, "asked": 8}, True),
+        ({"step": 5, "asked": 7}, False),  # a sign of life
+        ({"step": 4, "asked": 7}, False),
+        ({"step": None, "asked": 7}, False),
+        ({"step": 5, "asked": 7, "phase": "eval", "stall_s": 30.0}, True),
+    ),
+)
+def test_progress(message, progress):
+    generation = started(1)
+    say(generation, 0, 1.0, step=5, asked=7)
+    say(generation, 0, 9.0, **message)
+    assert generation.ranks[0].progressed_at == (9.0 if progress else 1.0)
+    assert generation.ranks[0].step == max(5, message["step"] or 0)
+
+
+def test_an_open_phase_has_its_own_deadline():
+    generation = started(1)
+    say(generation, 0, 1.0, step=5)
+    say(generation, 0, 2.0, step=5, phase="eval", stall_s=30.0)
+    assert stuck(generation, 31.9) == []
+    assert stuck(generation, 32.0) == [0]
+    say(generation, 0, 32.0, step=5)
+    assert stuck(generation, 41.9) == []
+    assert stuck(generation, 42.0) == [0]
+
+
+def test_ranks_that_have_returned_or_wait_are_not_stuck():
+    generation = started(3)
+    for i in range(3):
+        say(generation, i, 0.0, step=4, asked=5)
+    generation.ranks[0].returned = Returned(3, 0, b"", False)
+    generation.stop = AgreedStop(generation.hosts)
+    assert stuck(generation, 10.0) == [1, 2]
+    assert generation.stop.propose(generation.asked) == 6
+    say(generation, 1, 1.0, step=5, asked=7)  # waits at question 6
+    assert stuck(generation, 11.0) == [2]
+    generation.stop.commit()
+    assert stuck(generation, 11.0) == []
+
+
+def test_an_answer_counts_questions():
+    rank = Rank(0, 3, "h")
+    rank.has_asked(4, 5.0)
+    assert (rank.asked, rank.progressed_at) == (4, 5.0)
+    rank.has_asked(4, 6.0)
+    assert rank.progressed_at == 5.0

@@ -126,5 +126,6 @@ class Faults(RuleBasedStateMachine):
         self.job.check_replay()
 
 
-TestFaults = pytest.mark.capability("faults in any order")(Faults.TestCase)
+TestFaults = pytest.mark.usefixtures("unchecked")(Faults.TestCase)
+TestFaults = pytest.mark.capability("faults in any order")(TestFaults)
 TestFaults.settings = settings(max_examples=150, stateful_step_count=25, deadline=None)

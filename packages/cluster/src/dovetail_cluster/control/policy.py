@@ -17,7 +17,6 @@ The same exception at the same step in two failures in a row ends the job at onc
 from __future__ import annotations
 
 import dataclasses
-import pickle
 import signal
 from typing import Literal
 
@@ -150,22 +149,9 @@ class Policy:
 def _rank_error(failing: Failing, why: str) -> RankError:
     raised = failing.raised
     place = "before its first step" if failing.step is None else f"after step {failing.step}"
-    error = RankError(
+    return RankError(
         f"rank {failing.rank} raised {raised.kind} {place} in generation {raised.generation}, "
         f"{why}: {raised.message}\n{raised.text}",
         rank=failing.rank,
         generation=raised.generation,
     )
-    error.__cause__ = _unpickled(raised.error)
-    return error
-
-
-def _unpickled(error: bytes | None) -> BaseException | None:
-    """Returns the user's exception. The message has its traceback if it cannot be unpickled."""
-    if error is None:
-        return None
-    try:
-        cause = pickle.loads(error)
-    except Exception:  # a class may need anything to be built again
-        return None
-    return cause if isinstance(cause, BaseException) else None

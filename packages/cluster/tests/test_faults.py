@@ -3,6 +3,7 @@
 """Each fault on real processes: the job names it, survives it, and its result is unchanged."""
 
 import logging
+import time
 
 import pytest
 
@@ -86,6 +87,20 @@ def test_a_cut_host_is_lost_and_its_rank_is_gone(cluster, job):
     job.wait(generation=1, step=3)
     cut.mend()
     assert job.end().generations >= 2
+
+
+def test_a_cut_that_is_mended_in_time_loses_no_host(cluster, job):
+    job.start(cluster)
+    job.wait(step=2)
+    cluster.host(1).cut()
+    job.wait(step=job.log()[-1][3] + 5)
+    cluster.host(1).mend()
+    member = cluster._fleet.member(1)
+    cut_at = member.link.heard
+    end = time.monotonic() + 120
+    while member.link.heard == cut_at and time.monotonic() < end:
+        time.sleep(0.02)
+    assert job.end().generations == 1
 
 
 def test_a_stall_takes_a_time_and_an_absent_host_no_fault(cluster):

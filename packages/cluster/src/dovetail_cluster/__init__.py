@@ -1,6 +1,10 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""Runs one training function on many hosts as a program that survives.
+"""Runs one training function on many hosts through crashes, hangs and resizing.
+
+    >>> with Cluster.local(hosts=2) as cluster:
+    ...     cluster.run(lambda ctx: (ctx.rank, ctx.hosts)).values
+    ((0, 2), (1, 2))
 
 - Clusters: `Cluster`, with `Result` of a run, and `Host` to inject faults; `Local` places hosts
 - Inside the function: `Context`

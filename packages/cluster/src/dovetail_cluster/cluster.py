@@ -30,7 +30,7 @@ class Result:
     Attributes:
         value: Value of rank 0.
         values: Values by rank.
-        generations: Number of times that the function was called on all hosts.
+        generations: Number of calls of the function on all hosts.
         states: Seconds in each state, such as "running" and "restarting". They sum to wall time.
         timeline: The states in order, as (state, begin, end) in seconds of `time.monotonic()`.
     """
@@ -46,15 +46,15 @@ class Result:
 
 
 class Cluster:
-    """Hosts that run functions. Leaving the block ends all their processes.
+    """Hosts to run functions on. Leaving the block ends all their processes.
 
-    Each host has a daemon and a server that has imported jax. The first `run` waits for them;
-    later ones start within a fraction of a second.
+    Each host has a daemon and a server with jax imported. The first `run` waits for them; later
+    ones start within a fraction of a second.
 
     Args:
         backend: Where hosts come from, such as `Local`.
-        preload: Modules that every host imports once, before the first call, such as ("optax",).
-            They must not touch devices when imported.
+        preload: Modules for every host to import once, before the first call, as ("optax",).
+            Their import must not touch devices.
         logs: Ranks whose output is copied to stderr, with a prefix such as "[rank 1] ".
 
     Raises:
@@ -127,7 +127,7 @@ class Cluster:
             Values by rank, and how the time was spent.
 
         Raises:
-            TypeError: The function captures something that cannot be pickled.
+            TypeError: The function captures something unpicklable.
             ValueError: An allowed number of hosts is above that of the cluster.
             RankError: The function raised.
             StallError: The job stood still too often.
@@ -163,7 +163,7 @@ class Cluster:
             Values by host.
 
         Raises:
-            TypeError: The function captures something that cannot be pickled.
+            TypeError: The function captures something unpicklable.
             RankError: The function raised on a host, named in the message with the traceback.
             HostsError: A host did not join in time.
             RuntimeError: The cluster is closed, or another call is in progress.
@@ -176,7 +176,7 @@ class Cluster:
         """Asks for so many hosts from now on, in this run and later ones. Returns at once.
 
         Args:
-            hosts: Number of hosts, 0 to suspend the run. None: the most that `Elastic` allows.
+            hosts: Number of hosts, 0 to suspend the run. None: the most allowed by `Elastic`.
 
         Raises:
             ValueError: The cluster has fewer hosts.

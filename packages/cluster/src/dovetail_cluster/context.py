@@ -2,9 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The user's side of a job: who am I, shall I stop, and how far I am.
 
-`Context.stop` and `Context.progress.write` only count and store under a lock; a thread of the rank
-sends the newest state. Only a rank that waits at an agreed question blocks, until the controller
-has heard from all ranks.
+`Context.stop` and `Context.progress.write` only count and store; a thread of the rank sends the
+newest state. A rank blocks at an agreed question alone, until the controller has heard from all.
 """
 
 from __future__ import annotations
@@ -164,7 +163,7 @@ class Context:
             return Progressed(self._host, self.generation, self._step, self._asked, name, stall_s)
 
     def _propose(self, proposal: Propose) -> Answered:
-        """Accepts a question that has not been answered yet, and waits at it from now on."""
+        """Accepts a question without an answer yet, and waits at it from now on."""
         with self._changed:
             question = proposal.question
             waits = self._hold is not None and self._asked > self._hold

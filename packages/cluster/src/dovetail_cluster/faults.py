@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from dovetail_cluster.run.fleet import Fleet, Member
+from dovetail_cluster.run.fleet import Fleet
 from dovetail_cluster.run.messages import Fault
 
 
@@ -20,7 +20,6 @@ class Host:
 
     def __init__(self, fleet: Fleet, place: int) -> None:
         self._fleet, self._place = fleet, place
-        self._cut: Member | None = None
 
     def kill(self) -> None:
         """Sends SIGKILL to the rank and the processes in its group."""
@@ -50,13 +49,13 @@ class Host:
 
     def cut(self) -> None:
         """Drops all messages from and to the daemon, as a broken network."""
-        self._cut = self._fleet.member(self._place)
-        self._cut.link.cut = True
+        self._fleet.member(self._place).link.cut = True
 
     def mend(self) -> None:
-        """Lets messages through again. Those in between stay lost."""
-        if self._cut is not None:
-            self._cut.link.cut = False
+        """Lets messages through again. Those in between stay lost, and a lost host stays lost."""
+        member = self._fleet.ready().get(self._place)
+        if member is not None:
+            member.link.cut = False
 
     def remove(self) -> None:
         """Takes the host away: kills its daemon and ranks. It stays away until `restore`."""

@@ -4,6 +4,7 @@
 
 import os
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -51,6 +52,28 @@ def test_a_kill_waits_for_what_the_daemon_has_started(tmp_path):
 def test_numbers_are_at_least_1(hosts, devices):
     with pytest.raises(ValueError, match=r"must be at least 1, got .*=0; write"):
         Local(hosts, devices_per_host=devices)
+
+
+def test_a_killed_driver_leaves_no_process(marked, tmp_path):
+    program = f"""
+from dovetail_cluster import Cluster
+def train(ctx):
+    open({str(tmp_path / "runs")!r}, "w").close()
+    while not ctx.stop(0):
+        pass
+with Cluster.local(hosts=1) as cluster:
+    cluster.run(train)
+"""
+    driver = subprocess.Popen([sys.executable, "-c", program])
+    end = time.monotonic() + 120
+    while not (tmp_path / "runs").exists() and time.monotonic() < end:
+        time.sleep(0.02)
+    assert len(marked()) == 4  # the driver, a daemon, its server, a rank
+    driver.kill()
+    driver.wait()
+    while marked() and time.monotonic() < end:
+        time.sleep(0.02)
+    assert marked() == []
 
 
 @pytest.mark.capability("a closed cluster leaves no process")

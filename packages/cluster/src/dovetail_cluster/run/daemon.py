@@ -1,12 +1,12 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The daemon of a host: does what the controller says, and reports what its ranks do.
+"""The daemon of a host: obeys the controller, and reports on its ranks.
 
     python -m dovetail_cluster.run.daemon --controller HOST:PORT --place 0 --preload optax,flax
 
-A daemon that loses the controller kills its ranks and exits: the controller counts it as lost by
-then, and may run the job elsewhere. SIGTERM announces that the host will be taken away; a second
-one ends the daemon.
+A daemon without its controller kills its ranks and exits: the controller counts it as lost soon
+after, and may run the job elsewhere. SIGTERM announces the end of the host; a second one ends the
+daemon.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Daemon:
         link: Connection to the controller, not yet started.
         place: Number of the host's place.
         devices: CPU devices of each rank; None leaves the platform to JAX.
-        preload: Modules that the server imports.
+        preload: Modules for the server to import.
     """
 
     def __init__(
@@ -75,7 +75,6 @@ class Daemon:
         self._inbox: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self._children: dict[int, Child] = {}
         self._rank: Child | None = None  # of the newest generation
-        self._tasks: dict[int, Child] = {}  # by the number of the task
         self._asking = threading.Lock()
         self._count = 0
         self._program = messages.Program(0, b"")
@@ -226,9 +225,9 @@ class Daemon:
         return rank if alive else None
 
     def _reserve(self, message: Reserve) -> None:
-        """Finds a port and keeps it bound, so that no other program gets it before the rank.
+        """Finds a port and keeps it bound, so no other program gets it before the rank.
 
-        The coordinator binds with SO_REUSEPORT, as gRPC does, and only it listens.
+        The coordinator binds with SO_REUSEPORT, as gRPC does, and it alone listens.
         """
         if self._coordinator is not None:
             self._coordinator.close()
@@ -266,7 +265,6 @@ class Daemon:
             lambda message: self._inbox.put(("child", message)),
             log=self._welcome.logs != "none",
         )
-        self._tasks[task.number] = child
         if task.limit_s is not None:
             end = threading.Timer(task.limit_s, self._signal, (child, signal.SIGKILL))
             end.daemon = True

@@ -45,12 +45,19 @@ _numbers = itertools.count(1)  # of runs and tasks, so that a late answer is nev
 
 @dataclasses.dataclass
 class Ranks:
-    """One generation, as far as the driver must know it."""
+    """One generation, as far as the driver must know it.
+
+    Attributes:
+        count: Number of ranks.
+        ranks: Ranks by host.
+        returned: Hosts whose rank has returned.
+        errors: Pickled exceptions by rank.
+    """
 
     count: int = 0
-    ranks: dict[int, int] = dataclasses.field(default_factory=dict)  # by host
+    ranks: dict[int, int] = dataclasses.field(default_factory=dict)
     returned: set[int] = dataclasses.field(default_factory=set)
-    errors: dict[int, bytes] = dataclasses.field(default_factory=dict)  # by rank
+    errors: dict[int, bytes] = dataclasses.field(default_factory=dict)
 
 
 class Driver:
@@ -60,7 +67,7 @@ class Driver:
         fleet: The hosts.
         elastic: How the run meets failures.
         program: The pickled function and arguments.
-        hosts: Number of hosts that the user has asked for, None for the most allowed.
+        hosts: Number of hosts by the user's wish, None for the most allowed.
     """
 
     def __init__(
@@ -80,7 +87,7 @@ class Driver:
         return len(self._generations)
 
     def run(self) -> tuple[bytes, ...]:
-        """Runs the function to its end. Leaves no process of it behind, however it ends.
+        """Runs the function to its end. Leaves no process of it behind.
 
         Returns:
             Pickled results by rank.
@@ -214,7 +221,7 @@ def load_error(data: bytes | None) -> BaseException | None:
 
 
 def clear(fleet: Fleet, run: int) -> None:
-    """Kills what hosts still run, and waits until it is gone."""
+    """Kills all ranks and tasks, and waits until they are gone."""
     left = set(fleet.hosts())
     for host in left:
         fleet.send(host, messages.Clear(run))
@@ -239,7 +246,7 @@ def call_on_all(fleet: Fleet, data: bytes, *, wait_s: float) -> list[Any]:
 
     Raises:
         HostsError: A host did not join in time.
-        RankError: The function raised on a host, or its process died. All hosts have ended then.
+        RankError: The function raised on a host, or its process died.
     """
     fleet.begin()
     hosts = _wait_for_all(fleet, wait_s)

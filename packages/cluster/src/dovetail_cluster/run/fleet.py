@@ -1,10 +1,9 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The driver's side of the daemons: places them, hears them, replaces those that end.
+"""The driver's side of the daemons: places them, hears them, replaces lost ones.
 
-A host that is lost gets a new daemon, at once the first time and then ever more slowly, until one
-joins. After a notice that takes a minute. A host that was removed, or dismissed because it is sick,
-stays out until it is restored.
+A lost host gets a new daemon, at once the first time and then ever more slowly, until one joins;
+after a notice, in a minute. A removed or sick host stays out until it is restored.
 """
 
 from __future__ import annotations
@@ -33,7 +32,16 @@ _log = logging.getLogger("dovetail_cluster")
 
 @dataclasses.dataclass(eq=False)
 class Member:
-    """A daemon that has said hello."""
+    """A connected daemon.
+
+    Attributes:
+        number: Number of the host, never used again.
+        place: Its place.
+        name: Its name in messages.
+        link: Its connection.
+        ready: Its server of ranks is up.
+        noticed: It will be taken away.
+    """
 
     number: int
     place: int
@@ -45,13 +53,23 @@ class Member:
 
 @dataclasses.dataclass(eq=False)
 class Place:
-    """A place for a daemon."""
+    """A place for a daemon.
+
+    Attributes:
+        placed: The backend's handle of the newest daemon.
+        member: The connected daemon.
+        absent: No daemon belongs here now.
+        lost: The newest daemon was connected, and is not any more.
+        busy: A thread is ending or placing the daemon.
+        failures: Daemons in a row without a join.
+        retry_at: Time before which none is placed, by `time.monotonic()`.
+    """
 
     placed: Placed | None = None
     member: Member | None = None
     absent: bool = False
-    lost: bool = False  # its daemon was connected and is not any more
-    busy: bool = False  # a thread is about to end or place its daemon
+    lost: bool = False
+    busy: bool = False
     failures: int = 0
     retry_at: float = 0.0
 
@@ -61,12 +79,12 @@ class Fleet:
 
     Args:
         backend: Places the daemons.
-        preload: Modules that their servers import.
+        preload: Modules for their servers to import.
         logs: Whose output they send: "all", "first" or "none".
 
     Attributes:
         count: Number of places.
-        broken: The failure of a daemon that can never serve, "" if there is none.
+        broken: Why a daemon can never serve, "" for none.
     """
 
     def __init__(self, backend: Backend, *, preload: tuple[str, ...], logs: str) -> None:
@@ -88,11 +106,11 @@ class Fleet:
 
     @property
     def address(self) -> str:
-        """The address that daemons dial."""
+        """The controller's address."""
         return self._listener.address
 
     def begin(self) -> list[Member]:
-        """Forgets all messages of the past, and returns the hosts that are ready."""
+        """Forgets all messages of the past, and returns the ready hosts."""
         with self._lock:
             self._inbox = queue.SimpleQueue()
             return [member for member in self._members.values() if member.ready]
@@ -123,7 +141,7 @@ class Fleet:
             member.link.send(message)
 
     def hosts(self) -> list[int]:
-        """Numbers of all hosts that are connected."""
+        """Numbers of all connected hosts."""
         with self._lock:
             return list(self._members)
 
@@ -133,13 +151,13 @@ class Fleet:
             return {member.place: member for member in self._members.values() if member.ready}
 
     def awaited(self) -> set[int]:
-        """Places that should have a host and have none that is ready."""
+        """Places without a ready host, but for absent ones."""
         with self._lock:
             present = {i for i, place in enumerate(self._places) if not place.absent}
             return present - set(self.ready())
 
     def name(self, place: int) -> str:
-        """What the place is called in messages."""
+        """Name of the place in messages."""
         placed = self._places[place].placed
         return f"place {place}" if placed is None else placed.name
 
@@ -159,7 +177,7 @@ class Fleet:
             return member
 
     def remove(self, place: int) -> None:
-        """Kills the host's daemon with all that it runs, and places no other."""
+        """Kills the host's daemon and ranks, and places no other."""
         self._places[place].absent = True
         self._end(place)
 
@@ -170,7 +188,7 @@ class Fleet:
             spot.absent, spot.failures, spot.retry_at = False, 0, 0.0
 
     def close(self) -> None:
-        """Ends all daemons and gives the hosts back. Waits until they are gone."""
+        """Ends all daemons, waits until they are gone, and gives the hosts back."""
         self._closed.set()
         with self._lock:
             members = list(self._members.values())
@@ -210,7 +228,7 @@ class Fleet:
             self._drop(member, "it was removed")
 
     def _replace(self, i: int) -> None:
-        """Ends what is left of a place's daemon, and places another."""
+        """Ends the rest of a place's daemon, and places another."""
         place = self._places[i]
         try:
             self._end(i)

@@ -17,7 +17,13 @@ class Hello(NamedTuple):
 
 
 class Welcome(NamedTuple):
-    """Answer to `Hello`: the host's number, the driver's `sys.path`, and whose lines it wants."""
+    """Answer to `Hello`.
+
+    Attributes:
+        host: The host's number.
+        paths: The driver's `sys.path`.
+        logs: Whose output the driver wants: "all", "first" or "none".
+    """
 
     host: int
     paths: tuple[str, ...]
@@ -53,7 +59,13 @@ class RunEvent(NamedTuple):
 
 
 class Task(NamedTuple):
-    """Call a pickled function on the host, in a process of its own. Answered by `TaskDone`."""
+    """Call a function on the host, in a process of its own. Answered by `TaskDone`.
+
+    Attributes:
+        number: Number of the task.
+        data: The pickled function and arguments.
+        limit_s: Seconds before the process is killed, None for no limit.
+    """
 
     number: int
     data: bytes
@@ -61,7 +73,14 @@ class Task(NamedTuple):
 
 
 class TaskDone(NamedTuple):
-    """A task has returned a pickled value, or failed, and `why` says how."""
+    """A task has returned or failed.
+
+    Attributes:
+        number: Number of the task.
+        value: The pickled value, None after a failure.
+        why: The traceback, or how the process died.
+        error: The pickled exception, if there is one.
+    """
 
     number: int
     value: bytes | None
@@ -95,14 +114,24 @@ class Fault(NamedTuple):
 
 
 class Lines(NamedTuple):
-    """Lines that a rank or a task has printed. `who` is such as "rank 1"."""
+    """Output of a rank or a task. `who` is such as "rank 1"."""
 
     who: str
     text: str
 
 
 class Job(NamedTuple):
-    """First message to a rank's process."""
+    """First message to a rank's process.
+
+    Attributes:
+        host: Number of the host.
+        generation: Number of the generation.
+        rank: Number of the rank.
+        hosts: Number of ranks.
+        address: Address of the coordinator.
+        local: Address of this host, for gloo.
+        program: The pickled function and arguments.
+    """
 
     host: int
     generation: int

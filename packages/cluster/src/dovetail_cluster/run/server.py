@@ -43,7 +43,13 @@ def die_with_parent(number: int) -> None:
 
 
 def send_request(sock: socket.socket, request: dict[str, Any], files: list[int]) -> None:
-    """Sends a request to the server, with the file descriptors for a fork."""
+    """Sends a request to the server.
+
+    Args:
+        sock: Connection to the server.
+        request: {"fork": number}, or {"signal": number, "to": child, "group": whether}.
+        files: Descriptors for a fork: the child's socket, output and stacks.
+    """
     socket.send_fds(sock, [b"%d" % len(files)], files)
     write_frame(sock, json.dumps(request).encode())
 

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Authenticated connections between the controller and the daemons.
 
-Both sides prove that they know the key before anything is unpickled: each sends 32 random bytes
-and returns the HMAC-SHA256 of both sides' bytes. The roles are part of the digest, so that a
-reflected answer is wrong. `multiprocessing.connection` has such a challenge too, but with MD5 up
-to Python 3.11, and one silent peer blocks its `accept`. Here each handshake has its own thread and
+Both sides prove knowledge of the key before anything is unpickled: each sends 32 random bytes and
+returns the HMAC-SHA256 of both sides' bytes. The roles are part of the digest, so a reflected
+answer is wrong. `multiprocessing.connection` has such a challenge too, but with MD5 up to Python
+3.11, and one silent peer blocks its `accept`. Here each handshake has its own thread and
 a limit. The traffic itself is neither encrypted nor signed: keep it on a trusted network.
 
 After the handshake a message is a frame: its length in 8 bytes, then its pickle.
@@ -54,7 +54,7 @@ def new_key() -> bytes:
 
 
 def read_key(environment: Mapping[str, str]) -> bytes | None:
-    """Reads the key that the environment holds, or names a file of.
+    """Reads the key from the environment or from the file named there.
 
     Args:
         environment: Variables, such as `os.environ`.
@@ -117,12 +117,12 @@ def _read(sock: socket.socket, count: int, heard: Callable[[], None] | None = No
 
 
 def shake(sock: socket.socket, key: bytes, *, daemon: bool, limit_s: float = _LIMIT_S) -> None:
-    """Proves to the other side that this one knows the key, and asks it for the same.
+    """Shows knowledge of the key to the other side, and asks it for the same.
 
     Args:
         sock: A connected socket.
         key: The key of the cluster.
-        daemon: This side is the daemon, which dials. The other one is the controller.
+        daemon: This side is the daemon and has dialled. The other one is the controller.
         limit_s: Seconds for all of it.
 
     Raises:
@@ -165,7 +165,7 @@ def shake(sock: socket.socket, key: bytes, *, daemon: bool, limit_s: float = _LI
 
 
 class Link:
-    """A connection that sends and receives objects in threads of its own.
+    """A connection with threads of its own to send and receive objects.
 
     Args:
         sock: A connected, authenticated socket.
@@ -173,8 +173,8 @@ class Link:
     Attributes:
         peer: Address of the other side, "" for a socket pair.
         local: Address of this side, without its port.
-        heard: `time.monotonic()` at the last byte that came.
-        cut: True drops everything in both directions, as a network that is down.
+        heard: `time.monotonic()` at the last byte.
+        cut: True drops everything in both directions, as a broken network.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -189,7 +189,7 @@ class Link:
 
     @property
     def pending(self) -> int:
-        """Number of messages that wait to be sent."""
+        """Number of messages in the queue."""
         return self._out.qsize()
 
     def start(self, receive: Callable[[Any], None], end: Callable[[str], None]) -> None:
@@ -209,7 +209,7 @@ class Link:
         self._out.put(message)
 
     def close(self, *, flush_s: float = 1.0) -> None:
-        """Sends what is queued, for at most `flush_s` seconds, and closes."""
+        """Sends the queue, for at most `flush_s` seconds, and closes."""
         self._out.put(None)
         if self._writer.is_alive() and self._writer is not threading.current_thread():
             self._writer.join(flush_s)
@@ -315,7 +315,7 @@ class Listener:
 
     @property
     def address(self) -> str:
-        """The address that daemons dial, "HOST:PORT"."""
+        """The address for daemons, "HOST:PORT"."""
         return f"{self._host}:{self._sock.getsockname()[1]}"
 
     def close(self) -> None:

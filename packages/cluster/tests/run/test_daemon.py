@@ -7,6 +7,7 @@ import os
 import pickle
 import queue
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -182,6 +183,14 @@ def test_stacks_come_from_a_rank_and_not_from_a_stopped_one(controller):
     assert controller.wait(Dumped).stacks == ""
     controller.link.send(messages.Fault("kill", 0.0))
     assert controller.wait(Exited, generation=6).code == -signal.SIGKILL
+
+
+def test_a_reserved_port_is_kept_from_others(controller):
+    controller.link.send(messages.Program(RUN, b""))
+    controller.link.send(Reserve(9, 8))
+    host, port = wire.split(controller.wait(Reserved, generation=8).address)
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind((host, port))
 
 
 def test_a_task_returns_raises_dies_or_takes_too_long(controller):

@@ -80,6 +80,35 @@ def test_a_waiting_rank_goes_on_to_a_later_question():
     assert asker.answers == [False, False, False, False, True]
 
 
+def test_a_waiting_rank_accepts_its_question_again():
+    context = Context(0, 2, 0)
+    propose(context, 1)
+    asker = Asker(context)
+    asker.thread.start()
+    asker.waits_at(1)
+    assert propose(context, 1) == Answered(0, 0, 1, True, 2)
+    context._commit(Commit(0, 0, 1))
+    asker.thread.join(120)
+
+
+def test_another_thread_waits_too():
+    context = Context(0, 2, 0)
+    propose(context, 1)
+    asker, second = Asker(context), Asker(context)
+    asker.thread.start()
+    asker.waits_at(1)
+    second.thread.start()
+    end = time.monotonic() + 120
+    while context._state().asked < 3 and time.monotonic() < end:
+        time.sleep(0.001)
+    second.thread.join(0.1)
+    assert second.thread.is_alive()
+    context._commit(Commit(0, 0, 1))
+    for each in (asker, second):
+        each.thread.join(120)
+    assert second.answers == [True]
+
+
 def test_a_commit_before_the_question_is_kept():
     context = Context(0, 2, 0)
     propose(context, 2)

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pickle
 import socket
@@ -16,7 +17,7 @@ from typing import Any, NoReturn
 from dovetail_cluster.context import Context, pump
 from dovetail_cluster.events import PORT_TAKEN, Commit, Propose, Raised, Returned
 from dovetail_cluster.run.messages import Job, Leave, Stall, Task, TaskDone
-from dovetail_cluster.run.wire import Link, read_frame
+from dovetail_cluster.run.wire import Link, read_frame, split
 
 _HEARTBEAT_S = 10  # JAX's own default is 100
 _JOIN_S = 120
@@ -75,10 +76,10 @@ def _run(job: Job, link: Link, left: threading.Event) -> None:
 
     link.start(receive, lambda why: os._exit(1))
     try:
+        if job.rank == 0 and not _port_is_free(job.address):
+            os._exit(PORT_TAKEN)
         _join(job)
     except Exception as error:
-        if "Failed to start RPC server" in str(error):
-            os._exit(PORT_TAKEN)
         link.send(_raised(job, error))
         return
     link.send(context._state())
@@ -91,6 +92,20 @@ def _run(job: Job, link: Link, left: threading.Event) -> None:
     ended.set()
     link.send(context._state())
     link.send(report)
+
+
+def _port_is_free(address: str) -> bool:
+    """Tests whether the coordinator can listen: jaxlib 0.12.0 dies of SIGSEGV if it cannot."""
+    host, port = split(address)
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # the daemon holds it so
+        try:
+            sock.bind((host, port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return False
+            raise
+    return True
 
 
 def _join(job: Job) -> None:

@@ -128,4 +128,6 @@ class Faults(RuleBasedStateMachine):
 
 TestFaults = pytest.mark.usefixtures("unchecked")(Faults.TestCase)
 TestFaults = pytest.mark.capability("faults in any order")(TestFaults)
-TestFaults.settings = settings(max_examples=150, stateful_step_count=25, deadline=None)
+TestFaults.settings = settings(
+    max_examples=200, stateful_step_count=25, deadline=None, derandomize=True
+)

@@ -7,7 +7,7 @@ import json
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 from dovetail_cluster.control.states import Timeline
 
@@ -54,6 +54,7 @@ def test_a_state_may_have_begun_earlier(since, spans):
     assert timeline.spans == spans
 
 
+@settings(deadline=None, derandomize=True)
 @given(
     st.lists(
         st.tuples(st.sampled_from(STATES), st.integers(0, 9), st.none() | st.integers(0, 99)),

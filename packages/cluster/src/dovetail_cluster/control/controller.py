@@ -32,7 +32,7 @@ PORT_RETRIES = 5  # a port may be taken by chance, but not so often in a row
 
 
 class Controller:
-    """Decides what the hosts of a job do.
+    """Decides the actions of the hosts of a job.
 
     Args:
         elastic: How the job meets failures.
@@ -72,7 +72,7 @@ class Controller:
 
     @property
     def live(self) -> list[tuple[int, int]]:
-        """Pairs (host, generation) of ranks that may still exist, also after the end."""
+        """Pairs (host, generation) of ranks not known to be gone, also after the end."""
         generation = self._generation
         return [(r.host, generation.number) for r in generation.alive] if generation else []
 
@@ -206,7 +206,7 @@ class Controller:
             self._watch(generation)
 
     def _dismiss(self) -> None:
-        """Lets hosts go that will be taken away, as soon as no rank is on them."""
+        """Lets noticed hosts go, as soon as no rank is on them."""
         busy = self._generation.hosts if self._generation is not None else ()
         for host in self._pool.noticed():
             if host not in busy:
@@ -283,7 +283,7 @@ class Controller:
         return None
 
     def _drain(self, generation: Generation, stop: AgreedStop, *, returned: bool) -> None:
-        """Goes on with an agreed stop. A rank that has ended can no longer agree."""
+        """Goes on with an agreed stop. After the first result it is withdrawn."""
         if stop.withdrawn:
             return
         if self._now >= generation.stop_at + self._elastic.drain_s:
@@ -352,7 +352,7 @@ class Controller:
         self._gather_anew()
 
     def _end(self, generation: Generation) -> None:
-        """Ends a generation of which all ranks have returned."""
+        """Ends a generation after the last result."""
         returned = [rank.returned for rank in generation.ranks if rank.returned is not None]
         if not any(result.stopped for result in returned):
             self._actions.append(events.Finish(tuple(result.value for result in returned)))
@@ -364,7 +364,7 @@ class Controller:
             self._gather_anew()
 
     def _clear_up(self) -> None:
-        """Kills ranks that linger after their results."""
+        """Kills ranks still lingering after their results."""
         generation = self._generation
         if generation is None or generation.returned_at is None or generation.killed:
             return
@@ -385,7 +385,7 @@ class Controller:
             self._actions.append(events.Probe(host))
 
     def _to_all(self, generation: Generation, action: type, *arguments: int) -> None:
-        """Sends an action to all ranks without a result; a kill also to those that have one."""
+        """Sends an action to all ranks without a result, or a kill to all ranks."""
         for rank in generation.alive:
             if action is events.Kill or rank.returned is None:
                 self._actions.append(action(rank.host, generation.number, *arguments))

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The choice of hosts for the next generation: how many, which, and how long to wait for more."""
+"""The choice of hosts for the next generation, and the wait for more of them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Gathering:
 
     Attributes:
         pool: The hosts.
-        limit: The most hosts that the user wants, None for no limit. 0 suspends the job.
-        previous: The hosts of the last generation that has started, by rank.
+        limit: The most hosts to use, None for no limit. 0 suspends the job.
+        previous: The hosts of the last started generation, by rank.
     """
 
     def __init__(self, elastic: Elastic, expected: int):
@@ -41,7 +41,7 @@ class Gathering:
 
     @property
     def best(self) -> int | None:
-        """The largest allowed number that usable hosts fill."""
+        """The largest allowed number of hosts, filled by usable ones."""
         return largest(len(self.pool.usable), self.allowed)
 
     def resize(self, hosts: int | None) -> str | None:
@@ -64,7 +64,7 @@ class Gathering:
     def choose(self, now: float) -> tuple[int, ...] | None:
         """Returns hosts by rank, or None to wait.
 
-        A probe under way is worth waiting for. So are hosts that are expected, but only at the
+        A probe under way is worth waiting for. Expected hosts are so only at the
         beginning of the job: later, a smaller generation starts at once.
 
         Args:

@@ -64,7 +64,7 @@ class Rank:
             self.asked, self.progressed_at = asked, now
 
     def deadline_s(self, elastic: Elastic) -> float:
-        """Seconds that it may take for the next progress."""
+        """Longest time until the next progress, in seconds."""
         if self.phase and self.phase_s is not None:
             return self.phase_s
         return elastic.first_step_s if self.step is None else elastic.stall_s
@@ -79,9 +79,11 @@ class Generation:
         ranks: Its ranks in order.
         address: The reserved address of its coordinator, None before.
         started: The ranks have been started.
-        stop: The agreed stop under way, begun at `stop_at`.
-        failure: The reasons of its end, since `failed_at`.
-        behind: The ranks for which the job is stuck, whose stacks were asked for at `failed_at`.
+        stop: The agreed stop under way.
+        stop_at: When that stop began.
+        failure: The reasons of its end.
+        failed_at: When the first of them came.
+        behind: The ranks without progress. Their stacks were asked for at `failed_at`.
         returned_at: When the last result came, None before.
         killed: The ranks have been killed.
     """
@@ -125,8 +127,8 @@ class Generation:
     def stuck(self, elastic: Elastic, now: float) -> list[Rank]:
         """Returns the ranks without progress for their deadline.
 
-        A rank that waits at the proposed question of a stop cannot progress, and after the commit
-        each rank saves its state; `Elastic.drain_s` limits both.
+        A rank waiting at the proposed question of a stop cannot progress. After the commit each
+        rank saves its state. `Elastic.drain_s` limits both.
         """
         if self.stop is not None and self.stop.committed:
             return []

@@ -12,7 +12,7 @@ PROBE_S = 120.0  # imports JAX and compiles a copy, on a busy machine; a hung de
 
 @dataclasses.dataclass
 class Host:
-    """A host that has joined.
+    """A joined host.
 
     Attributes:
         number: Its number, never used again.
@@ -54,7 +54,7 @@ class Host:
 
 
 class Pool:
-    """All hosts that have joined and are not lost."""
+    """All joined hosts, without the lost ones."""
 
     def __init__(self) -> None:
         self.hosts: dict[int, Host] = {}
@@ -78,7 +78,7 @@ class Pool:
         host.probing_since, host.healthy, host.sick = None, why is None, why
 
     def overdue(self, now: float) -> list[Host]:
-        """Marks hosts as sick whose probe takes too long, and returns them."""
+        """Marks hosts as sick if their probe takes too long, and returns them."""
         late = [
             h
             for h in self.hosts.values()
@@ -93,12 +93,12 @@ class Pool:
         return [h.number for h in self.hosts.values() if h.probing_since is None]
 
     def noticed(self) -> list[int]:
-        """Returns the hosts that will be taken away."""
+        """Returns the hosts with a notice."""
         return [h.number for h in self.hosts.values() if h.noticed]
 
     @property
     def usable(self) -> list[int]:
-        """Numbers of the hosts that the next generation may have, in order."""
+        """Numbers of the usable hosts, in order."""
         return sorted(h.number for h in self.hosts.values() if h.usable)
 
     @property
@@ -113,7 +113,7 @@ class Pool:
 
 
 def largest(count: int, allowed: Sequence[int]) -> int | None:
-    """Returns the largest allowed number that `count` hosts fill, None if there is none."""
+    """Returns the largest allowed number up to `count`, None if there is none."""
     return max((n for n in allowed if n <= count), default=None)
 
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The interval between checkpoints that wastes the least time.
+"""The best interval between checkpoints.
 
 A short interval spends its time on saving, a long one on repeating the steps since the last save.
 """
@@ -18,7 +18,7 @@ def advised_interval_s(save_s: float, failure_s: float) -> float:
     no influence.
 
     Args:
-        save_s: Seconds that training waits for one save.
+        save_s: Wait of the training for one save, in seconds.
         failure_s: Mean seconds between two failures of the whole job. A job of n hosts fails n
             times as often as one host.
 

@@ -29,7 +29,13 @@ Cause = Literal["crash", "stall", "exception"]
 
 @dataclasses.dataclass(frozen=True)
 class Failing:
-    """An exception of a rank, at the step after `step`."""
+    """An exception of a rank.
+
+    Attributes:
+        rank: The rank.
+        step: Its last completed step, None before the first.
+        raised: The message about it.
+    """
 
     rank: int
     step: int | None
@@ -48,7 +54,7 @@ class Failure:
     Attributes:
         generation: Its number.
         lost: Lost hosts: (name of the rank and its host, reason).
-        exits: Ranks that ended by themselves without a result: (name, exit code).
+        exits: Ranks with neither result nor kill: (name, exit code).
         raised: Exceptions, in the order of their arrival.
         report: The report of a stall, None for no stall.
         planned: The ranks were killed because an agreed stop took too long. This is no fault.
@@ -118,7 +124,7 @@ class Policy:
             self._used.clear()
 
     def decide(self, failure: Failure) -> JobError | None:
-        """Counts a failure. Returns the error that ends the job, None for a restart."""
+        """Counts a failure. Returns the error for the end of the job, None for a restart."""
         cause = failure.cause
         before = {failing.key for failing in self._raised_before}
         self._raised_before = failure.raised if cause == "exception" else []
@@ -142,7 +148,7 @@ class Policy:
         return JobError("".join([f"{rule}: {failure}; {advice}", *texts]))
 
     def restarts_left(self, cause: str) -> int:
-        """Restarts that a cause may still take."""
+        """Remaining restarts of a cause."""
         return self._elastic.restarts(cause) - self._used.get(cause, 0)
 
 

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""The report on a stuck job: who is behind, in which phase, and what each rank does."""
+"""The report on a stuck job: its suspects, and the place of each rank."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def report(ranks: Sequence[Rank], stuck: Sequence[Rank], *, elastic: Elastic, no
 def culprits(ranks: Sequence[Rank], now: float) -> tuple[list[Rank], str]:
     """Returns the suspected ranks and the reason, or none.
 
-    They are the ranks without a sign of life, else those that are behind, else those whose stack
-    differs from the stack of the majority.
+    They are the ranks without a sign of life, else those behind the others, else
+    those with another stack than the majority.
     """
     ranks = [rank for rank in ranks if rank.returned is None]
     silent = [r for r in ranks if r.heard_at is None or now - r.heard_at > SILENT_S]
@@ -73,11 +73,10 @@ def culprits(ranks: Sequence[Rank], now: float) -> tuple[list[Rank], str]:
 
 
 def innermost(stacks: str) -> tuple[str, ...]:
-    """Returns the innermost frames of the thread that runs the user's function.
+    """Returns the innermost frames of the thread of the user's function.
 
     Args:
-        stacks: A dump of `faulthandler`, which marks that thread as the current one, or ends
-            with it.
+        stacks: A dump of `faulthandler`. The thread is the current one, else the last.
     """
     threads: list[tuple[bool, list[str]]] = []
     for line in stacks.splitlines():

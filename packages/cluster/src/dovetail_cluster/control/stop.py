@@ -5,7 +5,7 @@
 A rank asks `Context.stop` again and again, and its questions are counted. The controller proposes
 a question ahead of all ranks. A rank that accepts will wait there. If all accept, the stop is
 committed, and each rank gets True at that question. If a rank has already passed it, nothing has
-happened yet, and a later question is proposed, which also lets waiting ranks go on.
+happened yet, and a later question is proposed; waiting ranks go on to it.
 
 Questions are counted instead of steps because a loop may ask several times in a step.
 """
@@ -53,14 +53,20 @@ class AgreedStop:
         return not self.settled and self.question is not None and not self._missing
 
     def propose(self, asked: int) -> int:
-        """Returns a question ahead of all ranks, of which the first has asked `asked` so far."""
+        """Returns a question ahead of all ranks, if none has asked more than `asked`."""
         self.question = max(asked, -1 if self.question is None else self.question) + self._margin
         self._margin *= 2  # a fast loop asks many questions while a message travels
         self._missing, self._refused = set(self._hosts), False
         return self.question
 
     def answer(self, host: int, question: int, accepted: bool) -> None:
-        """Notes an answer. Answers to earlier proposals do not count."""
+        """Notes an answer. Answers to earlier proposals do not count.
+
+        Args:
+            host: The host of the rank.
+            question: The proposed question.
+            accepted: Whether the rank will wait there.
+        """
         if question != self.question:
             return
         if accepted:
@@ -69,7 +75,7 @@ class AgreedStop:
             self._refused = True
 
     def commit(self) -> int:
-        """Returns the question at which all ranks stop."""
+        """Commits the stop and returns its question."""
         assert self.question is not None
         self.committed = True
         return self.question

@@ -9,7 +9,7 @@ from pathlib import Path
 import jaxtyping
 import pytest
 
-sys.path.append(str(Path(__file__).parent))  # simulated.py
+sys.path.append(str(Path(__file__).parent))  # simulated.py and its hosts
 
 
 @pytest.fixture

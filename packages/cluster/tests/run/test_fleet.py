@@ -196,6 +196,7 @@ def test_lines_are_printed_with_the_name(played, capfd):
     daemon.link.send(messages.Lines("rank 1", "a\nb"))
     daemon.link.send(messages.RunEvent(0, Noticed(host)))
     event(fleet, messages.RunEvent)
+    fleet.flush()
     assert capfd.readouterr().err == "[rank 1] a\n[rank 1] b\n"
     daemon.link.close()
 

@@ -231,6 +231,7 @@ def clear(fleet: Fleet, run: int) -> None:
         if item is not None and isinstance(item[1], messages.Cleared) and item[1].run == run:
             left.discard(item[0])
         left &= set(fleet.hosts())
+    fleet.flush()
 
 
 def call_on_all(fleet: Fleet, data: bytes, *, wait_s: float) -> list[Any]:

@@ -20,6 +20,7 @@ from typing import Any
 from dovetail_cluster.backends.base import Backend, Placed
 from dovetail_cluster.events import Dismiss, Joined, Lost, Noticed
 from dovetail_cluster.run import messages
+from dovetail_cluster.run.printer import Printer
 from dovetail_cluster.run.wire import BEAT_S, KEY, SILENCE_S, Link, Listener, new_key, read_key
 
 _MARGIN_S = 2.0  # by which a daemon gives up before the controller does
@@ -96,6 +97,7 @@ class Fleet:
         self._members: dict[int, Member] = {}
         self._places = [Place() for _ in range(backend.count)]
         self._next = 0
+        self._printer = Printer()
         self._closed = threading.Event()
         self._key = read_key(os.environ) or new_key()
         listen = backend.listen if ":" in backend.listen else f"{backend.listen}:0"
@@ -160,6 +162,10 @@ class Fleet:
         """Name of the place in messages."""
         placed = self._places[place].placed
         return f"place {place}" if placed is None else placed.name
+
+    def flush(self) -> None:
+        """Waits briefly until the output so far is printed."""
+        self._printer.flush()
 
     def member(self, place: int) -> Member:
         """The host at a place.
@@ -302,7 +308,7 @@ class Fleet:
                 return
             case messages.Lines(who=who, text=text):
                 prefix = f"[{who}] "
-                sys.stderr.write("".join(f"{prefix}{line}\n" for line in text.split("\n")))
+                self._printer.put("".join(f"{prefix}{line}\n" for line in text.split("\n")))
                 return
             case messages.Broken(why=why):
                 self.broken = f"{member.name}: {why}"

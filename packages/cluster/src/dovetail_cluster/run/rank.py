@@ -47,6 +47,13 @@ def _flush() -> None:
             stream.flush()
 
 
+def _mute() -> None:
+    """Drops all further output: JAX's complaints about other ranks that exit a moment earlier."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.dup2(null, 2)
+
+
 def _call_task(task: Task) -> TaskDone:
     import cloudpickle
 
@@ -89,6 +96,7 @@ def _run(job: Job, link: Link, left: threading.Event) -> None:
     ).start()
     report = _call(job, context)
     _flush()
+    _mute()
     ended.set()
     link.send(context._state())
     link.send(report)

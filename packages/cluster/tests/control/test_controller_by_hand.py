@@ -253,6 +253,7 @@ def test_no_stop_is_proposed_after_a_result():
     hand(events.Returned(0, 0, b"", False))
     assert hand(events.Noticed(1)) == []
     assert hand.controller.state == "running"
+    assert "agreed" not in hand.said
 
 
 def test_a_committed_stop_is_not_withdrawn():
@@ -274,7 +275,8 @@ def test_more_hosts_wait_for_the_first_step():
     assert hand.progress(0, 1, generation=1) == []
     assert hand.progress(0, generation=1, step=0) == []
     assert hand.controller.state == "running"
-    assert hand.progress(1, generation=1, step=0) == [events.Propose(host, 1, 1) for host in (0, 1)]
+    assert hand.progress(1, generation=1, step=0) == []  # until the next tick
+    assert hand(events.Ticked()) == [events.Propose(host, 1, 1) for host in (0, 1)]
 
 
 @pytest.mark.parametrize("lost", (False, True))

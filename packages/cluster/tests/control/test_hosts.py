@@ -34,6 +34,13 @@ def test_a_host_is_usable_after_its_probe():
     )
 
 
+def test_only_the_last_lost_hosts_are_named():
+    hosts = pool(*"abcdefghij")
+    for number in range(10):
+        hosts.lose(number, "gone")
+    assert [name[-2] for name in hosts.lost] == list("cdefghij")
+
+
 def test_a_sick_host_is_not_waited_for_but_may_recover():
     hosts = pool("a")
     hosts.probed(0, "broken")

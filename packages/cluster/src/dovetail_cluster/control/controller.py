@@ -102,8 +102,10 @@ class Controller:
                 self._note(event)
             self._clear_up()
         else:
+            routine = isinstance(event, events.Progressed) and self.state == "running"
             self._note(event)
-            self._advance()
+            if not routine:  # a thousand ranks report ten times a second; the next tick looks at it
+                self._advance()
         return self._actions
 
     # Events: they are noted first; nothing is decided here.
@@ -270,9 +272,9 @@ class Controller:
 
     def _reason_to_stop(self, generation: Generation) -> str | None:
         size, best = len(generation.ranks), self._gathering.best
-        noticed = [str(r) for r in generation.ranks if r.host in self._pool.noticed()]
-        if noticed:
-            return f"{', '.join(noticed)} will be taken away"
+        leaving = [generation.rank_on(host) for host in self._pool.noticed()]
+        if any(leaving):
+            return f"{', '.join(str(rank) for rank in leaving if rank)} will be taken away"
         if size not in self._gathering.allowed:
             limit = self._gathering.limit
             return f"the job is resized to {limit} hosts" if limit else "the job is suspended"

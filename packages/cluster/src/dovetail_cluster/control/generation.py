@@ -100,6 +100,9 @@ class Generation:
     returned_at: float | None = None
     killed: bool = False
 
+    def __post_init__(self) -> None:
+        self._by_host = {rank.host: rank for rank in self.ranks}
+
     @property
     def hosts(self) -> tuple[int, ...]:
         """Its hosts by rank."""
@@ -122,7 +125,7 @@ class Generation:
 
     def rank_on(self, host: int) -> Rank | None:
         """Returns the rank on a host."""
-        return next((rank for rank in self.ranks if rank.host == host), None)
+        return self._by_host.get(host)
 
     def stuck(self, elastic: Elastic, now: float) -> list[Rank]:
         """Returns the ranks without progress for their deadline.

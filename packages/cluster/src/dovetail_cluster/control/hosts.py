@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Sequence
 
 PROBE_S = 120.0  # imports JAX and compiles a copy, on a busy machine; a hung device never answers
+LOST_NAMED = 8  # in messages; a long job loses many hosts
 
 
 @dataclasses.dataclass
@@ -71,6 +72,8 @@ class Pool:
         host = self.hosts.pop(number, None)
         if host is not None:
             self.lost[str(host)] = why
+            if len(self.lost) > LOST_NAMED:
+                del self.lost[next(iter(self.lost))]
 
     def probed(self, number: int, why: str | None) -> None:
         """Notes the result of a probe."""

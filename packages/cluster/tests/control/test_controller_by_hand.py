@@ -155,6 +155,14 @@ def test_the_port_code_of_a_rank_that_has_begun_is_a_crash():
     assert "exited with code 98 without a result; 0 restarts are left for crash" in hand.said
 
 
+def test_a_taken_port_does_not_hide_a_lost_host():
+    hand = Hand(2, hosts=(1, 2))
+    hand(events.Exited(0, 0, events.PORT_TAKEN))
+    hand(events.Lost(1, "gone"))
+    assert "rank 1 on host 1 (b) was lost: gone" in hand.said
+    assert "4 restarts are left for crash" in hand.said
+
+
 def test_ports_may_be_taken_again_later():
     hand = Hand(1, budget={"crash": 99})
     for generation in range(0, 24, 2):

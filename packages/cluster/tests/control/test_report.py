@@ -83,6 +83,13 @@ def test_report():
     ]
 
 
+def test_the_rank_behind_comes_first():
+    ranks = [rank(0), rank(1), rank(2, step=16)]
+    lines = report(ranks, ranks, elastic=ELASTIC, now=NOW).splitlines()
+    assert lines[1] == "Suspected: rank 2 on host 6 (c): behind the others, which wait."
+    assert lines[2].startswith("rank 2 on host 6 (c): step 16, asked 18 times")
+
+
 def test_a_stopped_process():
     ranks = [
         rank(0),

@@ -66,6 +66,10 @@ def declare(parser: argparse.ArgumentParser) -> None:
     Compressed files (.gz, .bz2, .xz, .zst) are unpacked while they are read. Directories are
     searched. A path may be a URL, such as s3://bucket/texts. A directory saved by `datasets`, or
     one of Parquet files, is a data set with splits.
+
+    With --hosts, workers of Ray encode the records and write the shards. The files are the same
+    bytes as those of one process. All hosts must see the input and DIR at the same paths. A killed
+    command goes on when it is called again, with any --hosts.
     """
     add = parser.add_argument
     add("paths", type=located, nargs="+", metavar="PATH", help="file, directory or URL to read")
@@ -86,6 +90,8 @@ def declare(parser: argparse.ArgumentParser) -> None:
     add("--field", metavar="NAME", help="field with the text, the messages or the image")
     add("--train-on", choices=_TRAINED, help="messages of a chat to train on (assistant)")
     add("--workers", type=int, default=1, metavar="N", help="number of processes that encode (1)")
+    add("--hosts", type=int, metavar="N", help="number of Ray workers that encode and write shards")
+    add("--ray", metavar="ADDRESS", help="Ray cluster of --hosts (default: a local one, started)")
     add(
         "--shard-bytes", type=int, default=1 << 28, metavar="N", help="bytes of ids per file (2^28)"
     )
@@ -107,6 +113,8 @@ def run(args: argparse.Namespace, progress: Callable[[Progress], object] | None)
             encoder=encoder,
             shard_bytes=args.shard_bytes,
             workers=args.workers,
+            hosts=args.hosts,
+            ray=args.ray,
             max_corrupt=args.max_corrupt,
             progress=progress,
         )

@@ -56,10 +56,16 @@ class Shard:
     """Collects chunks under temporary names. `close` makes them durable and renames them.
 
     A shard is NUMBER.array_record, one record per document, and NUMBER.npy, their TABLE.
+
+    Args:
+        directory: Directory of the corpus.
+        number: Number of the shard.
+        partial: The temporary names begin with it.
     """
 
-    def __init__(self, directory: Path, number: int) -> None:
+    def __init__(self, directory: Path, number: int, *, partial: str = "partial-") -> None:
         self._directory = directory
+        self._prefix = partial
         self._names = {"records": f"{number:05d}.array_record", "table": f"{number:05d}.npy"}
         self._writer = ArrayRecordWriter(str(self._partial("records")), _OPTIONS)
         self._tables: list[np.ndarray] = []
@@ -114,7 +120,7 @@ class Shard:
             self._partial(kind).unlink(missing_ok=True)
 
     def _partial(self, kind: str) -> Path:
-        return self._directory / f"partial-{self._names[kind]}"
+        return self._directory / f"{self._prefix}{self._names[kind]}"
 
 
 def _locate(table: np.ndarray, path: Path) -> None:

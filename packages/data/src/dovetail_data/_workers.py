@@ -128,6 +128,10 @@ class Encoded:
     corrupt: list[tuple[str, str]] = dataclasses.field(default_factory=list)
     damaged: set[int] = dataclasses.field(default_factory=set)
 
+    @property
+    def documents(self) -> int:
+        return len(self.records)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:

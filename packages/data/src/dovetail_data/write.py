@@ -6,26 +6,35 @@ The files depend on the source, the encoder and shard_bytes alone, not on the nu
 of restarts. Parts of the input are grouped into chunks. Workers encode chunks, or slices of a large
 one; one process writes them in order, and a shard ends with the chunk or slice that fills it. A
 small corpus is therefore encoded in parallel too, and a crash costs one unfinished shard.
+
+With `hosts`, workers of Ray write the shards too. This process then adds up the sizes of documents,
+to find the end of each shard (see `_hosts`).
 """
 
 import dataclasses
-import errno
 import functools
 import itertools
 import logging
-import os
-import re
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from dovetail_data import index
-from dovetail_data._arguments import is_remote, require_integer, require_path, require_source, wrong
+from dovetail_data import _ray, _staged, index
+from dovetail_data._arguments import (
+    is_remote,
+    require_integer,
+    require_name,
+    require_path,
+    require_source,
+    wrong,
+)
+from dovetail_data._engine import Engine, Local, Result
+from dovetail_data._hosts import Hosts
 from dovetail_data._mending import mended, note
-from dovetail_data._shard import Shard
+from dovetail_data._output import check_outside, disk_advice, tidy
 from dovetail_data._upload import Upload
-from dovetail_data._workers import Chunk, Encoded, Job, cut, cutting, encode_all, tasks
+from dovetail_data._workers import Chunk, Job, cut, cutting, tasks
 from dovetail_data.corpus import Corpus
 from dovetail_data.encode.encoder import Encoder
 from dovetail_data.ledger import NAME as LEDGER
@@ -35,8 +44,6 @@ from dovetail_data.sources.source import Part, Source
 from dovetail_data.tokenizer_files import save_tokenizer
 
 _logger = logging.getLogger(__name__)
-_SHARD = re.compile(r"(?P<partial>partial-)?(?P<number>\d{5,})\.(array_record|npy)")
-_PARTIAL = re.compile(r"\.[\w.]+\.[0-9a-f]{8}\.partial")  # of a file whose writer was killed
 _LISTED = 20  # corrupt records in an error: a screenful
 
 
@@ -78,12 +85,14 @@ def write(
     encoder: Encoder,
     shard_bytes: int = 1 << 28,
     workers: int = 1,
+    hosts: int | None = None,
+    ray: str | None = None,
     max_corrupt: int = 0,
     progress: Callable[[Progress], object] | None = None,
 ) -> Corpus:
     """Encodes `source` into a corpus in `directory`, or resumes an interrupted write.
 
-    The files do not depend on `workers` or on interruptions. A finished corpus is opened, not
+    The files do not depend on `workers`, `hosts` or interruptions. A finished corpus is opened, not
     written again.
 
     Args:
@@ -95,6 +104,10 @@ def write(
         shard_bytes: Size at which a shard ends, in bytes of stored documents.
         workers: Processes that encode; 1 encodes in this one. More need a script guarded by `if
             __name__ == "__main__":`.
+        hosts: Number of workers of Ray that encode and write shards, instead of `workers`. Needs
+            the extra `ray`. All hosts must see the source's files and `directory` at their paths.
+        ray: Address of the Ray cluster with these workers. Default: the one that this process is
+            connected to, or else a local Ray that is started and stopped.
         max_corrupt: Records that may be damaged. They are left out, counted and listed in
             `Corpus.corrupt`. One more raises.
         progress: Called after every chunk of about 1 MB with a `Progress`.
@@ -104,6 +117,7 @@ def write(
 
     Raises:
         TypeError: `source` is not a source, such as a path.
+        ImportError: `hosts` is given and Ray is not installed.
         ValueError: The directory holds another source or encoder, no document is left, an id is
             outside the vocabulary, or more than `max_corrupt` records are damaged.
         RuntimeError: Another process writes to the directory, or a worker died.
@@ -124,6 +138,7 @@ def write(
         ("max_corrupt", max_corrupt, 0),
     ):
         require_integer(name, value, f"Pass {least} or more.", least=least)
+    _check_hosts(hosts, ray, workers)
     require_source(source)
     if isinstance(encoder, type) or not isinstance(encoder, Encoder):
         remedy = "Pass Text(tokenizer), or Chat, Preference, Prompt or Image."
@@ -138,7 +153,7 @@ def write(
     }
     upload = Upload(str(directory)) if is_remote(directory) else None
     local = require_path("directory", directory) if upload is None else upload.directory
-    _check_outside(local, parts)
+    check_outside(local, parts)
     stored = _finished(local) if upload is None else upload.finished()
     if stored is not None:
         check_identity(stored, identity, directory)
@@ -154,7 +169,10 @@ def write(
         run = _Run(
             job=job, parts=parts, chunks=chunks, directory=local, ledger=ledger, upload=upload
         )
-        with closing(run.write(shard_bytes, workers=workers, max_corrupt=max_corrupt)) as events:
+        with (
+            run.engine(workers=workers, hosts=hosts, address=ray) as engine,
+            closing(run.write(engine, shard_bytes=shard_bytes, max_corrupt=max_corrupt)) as events,
+        ):
             for event in events:
                 if progress is not None:
                     progress(event)
@@ -163,9 +181,9 @@ def write(
             "manifest": dict(encoder.manifest),
             **identity,
         }
-        with _disk(local, ledger):
+        with disk_advice(local, ledger):
             ledger.straighten()
-            _tidy(local, len(ledger.lines))
+            tidy(local, len(ledger.lines))
             index.write_index(
                 local,
                 shards=[line["shard"] for line in ledger.lines],
@@ -194,47 +212,86 @@ class _Run:
     ledger: Ledger
     upload: Upload | None
 
+    @contextmanager
+    def engine(self, *, workers: int, hosts: int | None, address: str | None) -> Iterator[Engine]:
+        """Yields the engine for the shards that are not in the ledger.
+
+        Args:
+            workers: See `dovetail_data.write`.
+            hosts: See `dovetail_data.write`.
+            address: `ray` of `dovetail_data.write`.
+        """
+        number = len(self.ledger.lines)
+        if hosts is None:
+            local = Local(self.job, self.directory, number=number, workers=workers)
+            with closing(local):
+                yield local
+            return
+        disk = functools.partial(disk_advice, self.directory, self.ledger)
+        with _ray.connected(hosts=hosts, address=address) as (ray, own):
+            with disk():
+                place = _staged.begin(self.directory, self.ledger.identity)
+            remote = Hosts(
+                ray,
+                job=self.job,
+                place=place,
+                hosts=hosts,
+                queued=hosts if own else 0,  # the CPUs of the own Ray limit the running tasks
+                number=number,
+                start=self._done(),
+                disk=disk,
+            )
+            with closing(remote):
+                yield remote
+
+    def _done(self) -> tuple[int, int]:
+        """Returns the number of finished chunks, and of finished slices of the next."""
+        last = self.ledger.lines[-1] if self.ledger.lines else {"chunks": 0, "slices": 0}
+        return last["chunks"], last["slices"]
+
     def write(
-        self, shard_bytes: int, *, workers: int, max_corrupt: int
+        self, engine: Engine, *, shard_bytes: int, max_corrupt: int
     ) -> Generator[Progress, None, None]:
         """Writes the tasks that are not in the ledger; yields after each.
 
         Args:
+            engine: The engine.
             shard_bytes: See `dovetail_data.write`.
-            workers: See `dovetail_data.write`.
             max_corrupt: See `dovetail_data.write`.
         """
-        last = self.ledger.lines[-1] if self.ledger.lines else {"chunks": 0, "slices": 0}
-        written, slices = last["chunks"], last["slices"]
+        written, slices = self._done()
         left = tasks(self.job.source, self.chunks, done=written, slices=slices)
         totals = _Totals(self.ledger.lines, self.chunks)
-        shard: Shard | None = None
         damaged: set[int] = set()  # parts, since the last finished shard
         if self.upload is not None:
             self.upload.shards(self.ledger.lines)  # of a run that was killed
-        try:
-            self._check_corrupt(totals, max_corrupt)
-            with closing(encode_all(self.job, left, workers=workers)) as results:
-                for encoded, ends in results:
-                    written, slices = (written + 1, 0) if ends else (written, slices + 1)
-                    totals.add(encoded)
-                    damaged |= encoded.damaged
-                    self._check_corrupt(totals, max_corrupt)
-                    with _disk(self.directory, self.ledger):
-                        shard = shard or Shard(self.directory, len(self.ledger.lines))
-                        shard.add(encoded)
-                        del encoded  # a long document is not to stay until the shard is closed
-                        if shard.bytes >= shard_bytes or written == len(self.chunks):
-                            line = {"chunks": written, "slices": slices}
-                            parts = {"damaged": sorted(damaged)} if damaged else {}
-                            self.ledger.append({**line, **parts, "shard": shard.close()})
-                            shard, damaged = None, set()
-                    if shard is None and self.upload is not None:
-                        self.upload.shards(self.ledger.lines[-1:])
-                    yield totals.progress(written)
-        finally:
-            if shard is not None:
-                shard.discard()
+        self._check_corrupt(totals, max_corrupt)
+        with closing(engine.results(left)) as results:
+            for result, ends in results:
+                written, slices = (written + 1, 0) if ends else (written, slices + 1)
+                totals.add(result)
+                damaged |= result.damaged
+                if len(totals.corrupt) > max_corrupt:
+                    self._record(engine, wait=True)
+                self._check_corrupt(totals, max_corrupt)
+                with disk_advice(self.directory, self.ledger):
+                    engine.add(result)
+                    del result  # a long document is not to stay until the shard is closed
+                    if engine.bytes >= shard_bytes or written == len(self.chunks):
+                        parts = {"damaged": sorted(damaged)} if damaged else {}
+                        engine.end_shard({"chunks": written, "slices": slices, **parts})
+                        damaged = set()
+                self._record(engine, wait=False)
+                yield totals.progress(written)
+        self._record(engine, wait=True)
+
+    def _record(self, engine: Engine, *, wait: bool) -> None:
+        """Appends the lines of ended shards to the ledger, and uploads these shards."""
+        for line in engine.lines(wait=wait):
+            with disk_advice(self.directory, self.ledger):
+                self.ledger.append(line)
+            if self.upload is not None:
+                self.upload.shards([line])
 
     def _check_corrupt(self, totals: "_Totals", max_corrupt: int) -> None:
         """Raises CorruptInputError for more than `max_corrupt` records, and notes their files."""
@@ -242,7 +299,7 @@ class _Run:
             return
         noted = note(self.job.source, self.parts, totals.damaged)
         if noted is not None:
-            with _disk(self.directory, self.ledger):
+            with disk_advice(self.directory, self.ledger):
                 self.ledger.note(noted)
         raise _too_many(totals.corrupt, max_corrupt)
 
@@ -262,8 +319,8 @@ class _Totals:
             (record["where"], record["error"]) for shard in shards for record in shard["corrupt"]
         ]
 
-    def add(self, chunk: Encoded) -> None:
-        self.documents += len(chunk.records)
+    def add(self, chunk: Result) -> None:
+        self.documents += chunk.documents
         self.tokens += chunk.tokens
         self.dropped += chunk.dropped
         self.corrupt += chunk.corrupt
@@ -282,14 +339,21 @@ class _Totals:
         )
 
 
-def _check_outside(directory: Path, parts: Sequence[Part]) -> None:
-    """Raises ValueError if the source has files in `directory`: the corpus would change it."""
-    root = os.path.join(os.path.abspath(directory), "")
-    inside = next((p.path for p in parts if p.path.startswith(root)), None)
-    if inside is not None:
+def _check_hosts(hosts: object, ray: object, workers: int) -> None:
+    """Raises for wrong options of Ray, and for two kinds of workers."""
+    if hosts is not None:
+        require_integer("hosts", hosts, "Pass 1 or more, or None.", least=1)
+    if ray is not None:
+        require_name("ray", ray, "10.0.0.1:6379")
+    if ray is not None and hosts is None:
         raise ValueError(
-            f"a corpus's directory must not hold files of its source: got {inside} in "
-            f"directory={directory}. Give a directory outside, or a pattern that leaves it out."
+            f"ray must come with the number of workers there: got ray={ray!r} and no hosts=. "
+            "Pass hosts= too."
+        )
+    if hosts is not None and workers > 1:
+        raise ValueError(
+            f"workers must be 1 beside workers of Ray: got workers={workers} and hosts={hosts}. "
+            "Leave one of them out."
         )
 
 
@@ -323,25 +387,3 @@ def _resume(
         len(lines),
     )
     return change.kept
-
-
-def _tidy(directory: Path, shards: int) -> None:
-    """Deletes shards behind the last, of a source before it was mended, and unfinished files."""
-    for path in directory.iterdir():
-        match = _SHARD.fullmatch(path.name)
-        stale = match and (match["partial"] or int(match["number"]) >= shards)
-        if stale or _PARTIAL.fullmatch(path.name):
-            path.unlink()
-
-
-@contextmanager
-def _disk(directory: Path, ledger: Ledger) -> Iterator[None]:
-    """Adds advice to the error of a full disk. ArrayRecord reports it as a RuntimeError."""
-    try:
-        yield
-    except (OSError, RuntimeError) as error:
-        raise OSError(
-            getattr(error, "errno", None) or errno.EIO,
-            f"the disk must take the corpus: got {error} in directory={directory}. Free space and "
-            f"call write(...) again: it goes on from {len(ledger.lines)} finished shards.",
-        ) from error

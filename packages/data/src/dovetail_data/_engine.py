@@ -8,12 +8,13 @@ process and its children, `dovetail_data._hosts.Hosts` on the workers of Ray.
 
 from collections.abc import Generator, Iterator, Sequence, Set
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from dovetail_data._shard import Shard
 from dovetail_data._workers import Encoded, Job, Task, encode_all
 
 
+@runtime_checkable
 class Result(Protocol):
     """The counts of an encoded task."""
 
@@ -29,6 +30,7 @@ class Result(Protocol):
     def damaged(self) -> Set[int]: ...
 
 
+@runtime_checkable
 class Engine(Protocol):
     """Encodes tasks and writes shards."""
 

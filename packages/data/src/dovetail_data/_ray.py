@@ -40,21 +40,17 @@ def connected(*, hosts: int, address: str | None) -> Iterator[tuple[Any, bool]]:
         _check_same(ray, address)
         yield ray, False
         return
-    quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
-    main = threading.current_thread() is threading.main_thread()
-    terminate = signal.getsignal(signal.SIGTERM) if main else None  # Ray replaces it
     try:
-        with _environment(_QUIET):
+        with _environment(_QUIET), _own_signals():
+            options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
             if address is None:
                 # "local" is a new one, even where RAY_ADDRESS names a cluster.
-                ray.init("local", num_cpus=hosts, include_dashboard=False, **quiet)
+                ray.init("local", num_cpus=hosts, include_dashboard=False, **options)
             else:
-                _join(ray, address, quiet)
+                _join(ray, address, options)
         yield ray, address is None
     finally:
         ray.shutdown()
-        if terminate is not None:
-            signal.signal(signal.SIGTERM, terminate)
 
 
 def _require_ray() -> Any:
@@ -96,3 +92,15 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
     finally:
         for name in added:
             del os.environ[name]
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """Keeps this process's reaction to SIGTERM. With Ray's, a wait for tasks does not end."""
+    main = threading.current_thread() is threading.main_thread()
+    terminate = signal.getsignal(signal.SIGTERM) if main else None
+    try:
+        yield
+    finally:
+        if terminate is not None:
+            signal.signal(signal.SIGTERM, terminate)

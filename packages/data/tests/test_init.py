@@ -16,7 +16,7 @@ def test_importing_it_imports_neither_grain_nor_jax():
     run = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
-    assert not {"grain", "jax", "tokenizers"} & set(run.stdout.split())
+    assert not {"grain", "jax", "ray", "tokenizers"} & set(run.stdout.split())
 
 
 @pytest.mark.parametrize(
@@ -91,6 +91,10 @@ WRONG = {
     "source='a.txt' of type str. Pass text(...), jsonl(...), parquet(...) or another source.",
     'write(text("a.txt"), "b", encoder=Bytes())': "encoder must be an Encoder: got "
     "encoder=Bytes() of type Bytes. Pass Text(tokenizer), or Chat, Preference, Prompt or Image.",
+    'write(text("a.txt"), "b", encoder=Text(Bytes()), hosts="2")': "hosts must be an integer: got "
+    "hosts='2' of type str. Pass hosts=2.",
+    'write(text("a.txt"), "b", encoder=Text(Bytes()), hosts=2, ray=1)': "ray must be a string: got "
+    "ray=1 of type int. Pass one such as ray='10.0.0.1:6379'.",
     'Text("gpt2")': "tokenizer must be a Tokenizer: got tokenizer='gpt2'. Pass Bytes(), or "
     "Pretrained(path) with the directory of a tokenizer.json.",
     "Prompt(Bytes)": "tokenizer must be a Tokenizer: got tokenizer=<class "

@@ -9,11 +9,13 @@ import importlib
 import logging
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+_ANSWER_S = 20  # more than a loaded host needs to accept a connection
 # No report of the usage to Ray's makers, and no advice about GPUs that no task here asks for.
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
@@ -64,12 +66,20 @@ def _require_ray() -> Any:
 
 def _join(ray: Any, address: str, options: Mapping[str, Any]) -> None:
     try:
+        _check_listening(address)
         ray.init(address, **options)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise ValueError(
             f"ray must be the address of a cluster that runs: got ray={address!r}: {error}. Start "
             "one by `ray start --head`, or leave it out for a local one."
         ) from error
+
+
+def _check_listening(address: str) -> None:
+    """Raises OSError if nobody answers at HOST:PORT. Ray itself would try for minutes."""
+    host, separator, port = address.rpartition(":")
+    if separator and "/" not in host and port.isdecimal():
+        socket.create_connection((host, int(port)), timeout=_ANSWER_S).close()
 
 
 def _check_same(ray: Any, address: str | None) -> None:

@@ -45,7 +45,7 @@ if __name__ == "__main__":
     dovetail_data._workers._CHUNK_BYTES = 20_000
     encoder = Hanging(Bytes()) if fifo else Text(Bytes())
     address = os.environ.get("ADDRESS")
-    write(text(sys.argv[1]), sys.argv[2], encoder=encoder, shard_bytes=90_000, hosts=2, ray=address,
+    write(text(sys.argv[1]), sys.argv[2], encoder=encoder, shard_bytes=20_000, hosts=2, ray=address,
           progress=proceed)
 """
 
@@ -245,23 +245,27 @@ def start(*arguments, **environment) -> subprocess.Popen[str]:
     return subprocess.Popen(command, text=True, env={**os.environ, **environment}, **pipes)
 
 
+def staged_behind_a_shard(directory: Path) -> list[Path]:
+    """The staged files, once the ledger has a shard."""
+    shards = (directory / "ledger.jsonl").read_text().count("\n") - 1
+    return sorted((directory / "staged").glob("*/*-??????")) if shards else []
+
+
 @pytest.mark.capability("writing of shards on many hosts, killed")
 def test_a_killed_driver_goes_on_from_what_workers_finished(tree, cluster, tmp_path, monkeypatch):
     monkeypatch.setattr("dovetail_data._workers._LARGE_BYTES", 1 << 25)  # as in the program
     monkeypatch.setattr("dovetail_data._workers._SLICE_RECORDS", 1024)
-    source, options = text(tree), {"encoder": Text(Bytes()), "shard_bytes": 90_000}
+    source, options = text(tree), {"encoder": Text(Bytes()), "shard_bytes": 20_000}
     one, left = [], []
     write(source, tmp_path / "one", progress=one.append, **options)
-    with start(tree, tmp_path / "many", ADDRESS=cluster) as driver:
-        for _ in range(len(one) // 2):
-            assert driver.stdout.readline()
+    many = tmp_path / "many"
+    with start(tree, many, ADDRESS=cluster) as driver:
+        while driver.stdout.readline() and not (staged := staged_behind_a_shard(many)):
             driver.stdin.write("\n")
             driver.stdin.flush()
-        driver.stdout.readline()
         driver.kill()
-    assert not (tmp_path / "many" / "index.json").exists()
-    staged = sorted((tmp_path / "many" / "staged").glob("*/*"))
     assert staged
+    assert not (many / "index.json").exists()
     whole = staged[0].read_bytes()
     staged[0].write_bytes(whole[:-1])  # as a crash of its host may leave it
     write(source, tmp_path / "many", hosts=2, progress=left.append, **options)

@@ -39,7 +39,7 @@ def test_an_address_where_nobody_answers_is_an_error_at_once(source, tmp_path):
         ({"hosts": 0}, "hosts must be >= 1: got hosts=0. Pass 1 or more, or None."),
         (
             {"ray": "auto"},
-            "ray must come with the number of workers there: got ray='auto' and no hosts=. Pass",
+            "ray must come with the number of workers there: got ray='auto' and hosts=None. Pass",
         ),
         (
             {"hosts": 3, "workers": 2},

@@ -2,15 +2,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command `dovetail data`: that all of the library's command is there, mounted."""
 
+import contextlib
 import os
+import re
+import select
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from dovetail_data import Corpus
 from dovetail_stack import cli
+
+HANG_S = 120  # only a process that never ends takes this long
 
 
 @pytest.fixture(autouse=True)
@@ -81,6 +87,47 @@ def test_workers(here):
     done = subprocess.run([sys.executable, *line, "2"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert len(Corpus(here / "c")) == 2
+
+
+@pytest.mark.capability("dovetail data write on many hosts")
+def test_hosts_write_the_same_corpus_and_leave_nothing_behind(here):
+    """Only the summary is printed to standard output. The local Ray is gone afterwards."""
+    pytest.importorskip("ray", reason="Ray has no wheel for this Python")
+    mark = f"DOVETAIL_TEST_OF={here}"
+    line = [sys.executable, "-m", "dovetail_stack", "data", "write", "a.txt", "b.txt", "--out"]
+    marked = {**os.environ, "DOVETAIL_TEST_OF": str(here)}
+    one = subprocess.check_output([*line, "one"], stderr=subprocess.DEVNULL, text=True)
+    many = subprocess.run(
+        [*line, "many", "--hosts", "1"], capture_output=True, text=True, env=marked, check=False
+    )
+    assert (many.returncode, many.stdout) == (0, one.replace("one", "many", 1)), many.stderr
+    bars = [text for text in re.split(r"[\r\n]", many.stderr) if text.strip()]
+    assert all(text.startswith("tokenize many: ") for text in bars)
+    files = {path.name: path.read_bytes() for path in (here / "one").iterdir()}
+    assert {path.name: path.read_bytes() for path in (here / "many").iterdir()} == files
+    for process in processes_with(mark):
+        assert select.select([process], [], [], HANG_S)[0]
+        os.close(process)
+
+
+def processes_with(variable: str) -> list[int]:
+    """Descriptors of the living processes that have this environment variable."""
+    descriptors = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # another user's, or it has just ended
+            if variable.encode() in (folder / "environ").read_bytes().split(b"\0"):
+                descriptors.append(os.pidfd_open(int(folder.name)))
+    return descriptors
+
+
+def test_options_of_hosts_are_named_as_typed(capsys):
+    line = ["data", "write", "a.txt", "--out", "corpus"]
+    assert cli.main([*line, "--ray", "auto"]) == 1
+    message = "--ray must come with the number of workers there: got --ray 'auto' and no --hosts."
+    assert f"{message} Pass --hosts too.\n" in capsys.readouterr().err
+    assert cli.main([*line, "--hosts", "2", "--workers", "2"]) == 1
+    message = "--workers must be 1 beside workers of Ray: got --workers 2 and --hosts 2. Leave"
+    assert message in capsys.readouterr().err
 
 
 def test_a_pipe_that_is_closed_is_no_error(here):

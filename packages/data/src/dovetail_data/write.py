@@ -347,7 +347,7 @@ def _check_hosts(hosts: object, ray: object, workers: int) -> None:
         require_name("ray", ray, "10.0.0.1:6379")
     if ray is not None and hosts is None:
         raise ValueError(
-            f"ray must come with the number of workers there: got ray={ray!r} and no hosts=. "
+            f"ray must come with the number of workers there: got ray={ray!r} and hosts=None. "
             "Pass hosts= too."
         )
     if hosts is not None and workers > 1:

@@ -188,7 +188,7 @@ def read(path: Path) -> Encoded:
     line, _, records = rest.partition(b"\n")
     head = json.loads(line)
     out = Encoded(
-        table=[(length, part, record) for length, part, record in head["table"]],
+        table=[(length, number, i) for length, number, i in head["table"]],
         tokens=head["tokens"],
         text_bytes=head["text_bytes"],
         dropped=head["dropped"],

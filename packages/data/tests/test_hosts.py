@@ -13,6 +13,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -204,6 +205,28 @@ def test_a_worker_that_always_dies_is_an_error(tree, tmp_path, monkeypatch):
     )
     with pytest.raises(RuntimeError, match=message):
         write(text(tree), tmp_path / "c", encoder=Dying(tmp_path / "deaths", 99), hosts=1)
+
+
+class Stuck(Text):
+    """Never ends, except for the first texts."""
+
+    def __call__(self, records):
+        if records[0]["text"] != self.first:
+            threading.Event().wait()
+        return super().__call__(records)
+
+
+def test_a_write_that_ends_early_leaves_no_task_to_ray(tree, tmp_path):
+    encoder = Stuck(Bytes())
+    encoder.first = (tree / "000.txt").read_text()
+
+    def stop(event):
+        raise KeyError("stop")
+
+    with pytest.raises(KeyError, match="stop"):
+        write(text(tree), tmp_path / "c", encoder=encoder, hosts=2, progress=stop)
+    both = ray.remote(num_cpus=2)(digests)
+    assert ray.get(both.remote(tree), timeout=HANG_S)
 
 
 def limit_files(limit_bytes: int) -> None:

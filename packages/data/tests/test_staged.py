@@ -4,6 +4,7 @@
 
 import dataclasses
 import errno
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,21 @@ def test_a_shard_of_staged_files_has_the_bytes_of_one_process(work, place, tmp_p
     assert entry == shard.close()
     for path in (tmp_path / "one").iterdir():
         assert (place.directory / path.name).read_bytes() == path.read_bytes()
+
+
+def test_a_shard_takes_the_memory_of_one_task(place):
+    names = [f"{i:08d}-000000" for i in range(16)]
+    for i, name in enumerate(names):
+        encoded = Encoded(records=[bytes([i]) * 1000] * 1000, table=[(250, 0, 0)] * 1000)
+        _staged._write(place.staging / name, encoded)
+    tracemalloc.start()
+    try:
+        entry = _staged.assemble(names, place=place, number=0)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert entry["bytes"] == 16_000_000
+    assert peak_bytes < 6_000_000  # a file, its records, and the next file
 
 
 def test_files_of_another_source_are_deleted(place):

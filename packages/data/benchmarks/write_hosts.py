@@ -21,7 +21,7 @@ from writing import prepare
 from dovetail_data import Pretrained, Text, jsonl, write
 from measure import report, rounds
 
-REPEATS, SHARD_BYTES = 3, 1 << 22
+REPEATS, FILES, SHARD_BYTES = 3, 4, 1 << 21
 
 
 def measured(hosts: int | None, directory: Path) -> dict[str, float | str]:
@@ -62,6 +62,8 @@ def main() -> None:
     ray.init("local", num_cpus=2, include_dashboard=False, **quiet)
     with tempfile.TemporaryDirectory() as name:
         directory, _ = prepare(Path(name))
+        for path in sorted(directory.glob("*.jsonl"))[FILES:]:
+            path.unlink()
         counts = {"no Ray": None, "1": 1, "2": 2, "1 again": 1}
         cases = {case: functools.partial(measured, n, directory) for case, n in counts.items()}
         results = rounds(cases, repeats=REPEATS)

@@ -107,7 +107,7 @@ def test_a_shard_of_staged_files_has_the_bytes_of_one_process(work, place, tmp_p
 def test_a_shard_takes_the_memory_of_one_task(place):
     names = [f"{i:08d}-000000" for i in range(16)]
     for i, name in enumerate(names):
-        encoded = Encoded(records=[bytes([i]) * 1000] * 1000, table=[(250, 0, 0)] * 1000)
+        encoded = Encoded(records=[bytes([i]) * 100_000] * 10, table=[(50_000, 0, 0)] * 10)
         _staged._write(place.staging / name, encoded)
     tracemalloc.start()
     try:

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
+import warnings
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,9 @@ def cluster():
     """The address of a local Ray of two CPUs, to which this process is connected."""
     environment = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
     terminate = signal.getsignal(signal.SIGTERM)
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        # Ray forks its daemons, and other tests of the suite have left threads of JAX here.
+        warnings.filterwarnings("ignore", ".*is multi-threaded", DeprecationWarning)
         for name, value in environment.items():
             patch.setenv(name, value)
         quiet = {"logging_level": logging.ERROR, "log_to_driver": False}

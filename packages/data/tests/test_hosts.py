@@ -58,8 +58,9 @@ def cluster():
     environment = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
     terminate = signal.getsignal(signal.SIGTERM)
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
-        # Ray forks its daemons, and other tests of the suite have left threads of JAX here.
+        # Ray forks its daemons beside the threads of JAX that other tests have left. They exec.
         warnings.filterwarnings("ignore", ".*is multi-threaded", DeprecationWarning)
+        warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
         for name, value in environment.items():
             patch.setenv(name, value)
         quiet = {"logging_level": logging.ERROR, "log_to_driver": False}

@@ -4,6 +4,9 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 
 class JobError(RuntimeError):
     """A job has ended without a result. The message says why, and has the last report."""
@@ -22,6 +25,11 @@ class RankError(JobError):
     def __init__(self, message: str, *, rank: int, generation: int):
         super().__init__(message)
         self.rank, self.generation = rank, generation
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # By default an exception is rebuilt from its positional arguments alone.
+        make = functools.partial(RankError, rank=self.rank, generation=self.generation)
+        return make, self.args
 
 
 class StallError(JobError):

@@ -9,10 +9,11 @@ import textwrap
 
 import pytest
 import ray as ray_package
+from ray.cluster_utils import Cluster as Nodes
+
 from dovetail_cluster.backends import base
 from dovetail_cluster.backends import ray as backend_module
 from dovetail_cluster.backends.ray import Ray
-from ray.cluster_utils import Cluster as Nodes
 
 STORE = {"object_store_memory": 80 * 2**20}
 

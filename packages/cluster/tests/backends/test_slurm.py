@@ -9,6 +9,7 @@ import sys
 import textwrap
 
 import pytest
+
 from dovetail_cluster.backends import base
 from dovetail_cluster.backends.slurm import Slurm, expand
 

@@ -8,14 +8,13 @@ for its workers, so that JAX sees all devices of the node (ray-project/ray#58322
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
-import subprocess
-import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from dovetail_cluster.backends.process import Process
 
 # Variables that Ray overwrites in its workers, for hardware that JAX runs on.
 _OVERWRITTEN = (
@@ -31,8 +30,6 @@ _OVERWRITTEN = (
 )
 # Seconds that an actor has to end its daemon, before it is ended itself.
 _KILL_S = 5.0
-# From <sys/prctl.h>.
-_PR_SET_PDEATHSIG = 1
 
 
 class Ray:
@@ -217,7 +214,7 @@ class _Launcher:
     """Runs a daemon on a Ray node. An actor."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
         self._lock, self._killed = threading.Lock(), False
 
     def run(self, line: list[str], environment: dict[str, str], directory: str) -> int:
@@ -234,22 +231,18 @@ class _Launcher:
         with self._lock:
             if self._killed:
                 return -signal.SIGKILL
-            self._process = subprocess.Popen(
-                [sys.executable, *line],
-                env={**_node_environment(), **environment},
-                cwd=directory if os.path.isdir(directory) else None,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-                preexec_fn=_die_with_thread(),
+            self._process = Process(
+                line,
+                {**_node_environment(), **environment},
+                directory=directory if os.path.isdir(directory) else None,
             )
-        # Here and not in another call: the daemon dies with the thread that has started it.
         return self._process.wait()
 
     def kill(self) -> None:
         """Kills the daemon, also one that is about to start."""
         with self._lock:
             self._killed = True
-            if self._process is not None and self._process.poll() is None:
+            if self._process is not None:
                 self._process.kill()
 
 
@@ -270,11 +263,3 @@ def _node_environment() -> dict[str, str]:
     }
     environment |= {name: node[name] for name in _OVERWRITTEN if name in node}
     return environment | (ray.get_runtime_context().runtime_env.get("env_vars") or {})
-
-
-def _die_with_thread() -> Callable[[], None] | None:
-    """A function that makes a new process die with the thread that starts it, on Linux."""
-    if sys.platform != "linux":
-        return None
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-    return lambda: prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) and None

@@ -215,7 +215,7 @@ def test_a_new_host_0_finds_the_old_followers(variables, tmp_path):
 @pytest.mark.parametrize("host", [0, 1])
 def test_sigterm_at_a_script_is_passed_on(variables, tmp_path, host):
     notice = """
-        signal.signal(signal.SIGTERM, lambda number, frame: print("notice", file=out, flush=True))
+        signal.signal(signal.SIGTERM, lambda number, frame: os.write(out.fileno(), b"notice\\n"))
         print("up", file=out, flush=True)
         while True:
             signal.pause()

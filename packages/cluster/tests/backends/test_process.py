@@ -32,7 +32,7 @@ def test_signal_and_kill(tmp_path):
     body = f"""
         import os, signal
         out = open({str(tmp_path / "pipe")!r}, "w")
-        signal.signal(signal.SIGTERM, lambda number, frame: print("term", file=out, flush=True))
+        signal.signal(signal.SIGTERM, lambda number, frame: os.write(out.fileno(), b"term\\n"))
         print("up", file=out, flush=True)
         while True:
             signal.pause()

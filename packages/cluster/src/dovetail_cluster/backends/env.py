@@ -12,6 +12,7 @@ when the script of host 0 is.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import pickle
 import queue
@@ -21,6 +22,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
+
+import cloudpickle
 
 from dovetail_cluster.backends.base import Placed
 from dovetail_cluster.backends.process import Process
@@ -46,15 +49,17 @@ class Follows(NamedTuple):
 
 
 class Begin(NamedTuple):
-    """Start a daemon. The host adds the key, which does not travel."""
+    """Start the daemon of that number. The host adds the key, which does not travel."""
 
+    number: int
     line: tuple[str, ...]
     environment: dict[str, str]
 
 
 class Ended(NamedTuple):
-    """The daemon has ended with this exit code."""
+    """The daemon of that number has ended with this exit code."""
 
+    number: int
     code: int
 
 
@@ -107,7 +112,7 @@ class Env:
         self.key = key
         self._address = _variable(ADDRESS)
         name, port = wire.split(self._address)
-        self._calls = 0
+        self._calls = self._placed = 0
         self._lock = threading.Condition()
         self._sent = dict.fromkeys(range(1, self.count), 0)  # outcomes, by host
         self._links: dict[int, wire.Link] = {}
@@ -142,8 +147,10 @@ class Env:
         if place == self.host:
             self._own = Process(line, {**os.environ, **environment})
             return Here(self._own)
-        remote = Remote(place, Begin(tuple(line), wire.without_keys(environment)))
         with self._lock:
+            self._placed += 1
+            begin = Begin(self._placed, tuple(line), wire.without_keys(environment))
+            remote = Remote(place, begin)
             self._remote[place] = remote
             if place in self._links:
                 remote.attach(self._links[place])
@@ -171,10 +178,11 @@ class Env:
                 return self._follower.outcome(self._calls)
             try:
                 value = call()
+                data = cloudpickle.dumps(value)
             except BaseException as error:
-                self._tell(*_pickled_error(error))
+                self._tell(_pickled_error(error), raised=True)
                 raise
-            self._tell(pickle.dumps(value), False)
+            self._tell(data, raised=False)
             return value
 
     def close(self) -> None:
@@ -221,7 +229,8 @@ class Env:
             else:
                 with self._lock:
                     remote = self._remote.get(met[0])
-                if remote is not None:
+                # It may be the news of the daemon before.
+                if remote is not None and remote.number == message.number:
                     remote.end(link, message.code)
 
         def end(why: str) -> None:
@@ -243,7 +252,7 @@ class Env:
             if remote is not None:
                 remote.attach(link)
 
-    def _tell(self, value: bytes, raised: bool) -> None:
+    def _tell(self, value: bytes, *, raised: bool) -> None:
         with self._lock:
             self._outcomes.append(Outcome(self._calls, value, raised))
             for host in self._links:
@@ -277,7 +286,7 @@ class Remote:
     """The daemon of another host, whose script starts it. See `Placed`."""
 
     def __init__(self, host: int, begin: Begin):
-        self.name, self._begin = f"host {host}", begin
+        self.name, self.number, self._begin = f"host {host}", begin.number, begin
         self._link: wire.Link | None = None
         self._code: int | None = None
 
@@ -365,6 +374,10 @@ class Follower:
             self._serve(link)
             deadline = time.monotonic() + self._wait_s
 
+    @staticmethod
+    def _ended(link: wire.Link, number: int, code: int) -> None:
+        link.send(Ended(number, code))
+
     def _fail(self, error: OSError) -> None:
         with self._changed:
             self._failure = HostsError(
@@ -385,7 +398,7 @@ class Follower:
                 self.daemon = Process(
                     message.line,
                     {**os.environ, **message.environment},
-                    ended=lambda code: link.send(Ended(code)),
+                    ended=functools.partial(self._ended, link, message.number),
                 )
             elif isinstance(message, End) and self.daemon is not None:
                 self.daemon.kill()
@@ -398,7 +411,7 @@ class Follower:
         link.close()
 
 
-def _pickled_error(error: BaseException) -> tuple[bytes, bool]:
+def _pickled_error(error: BaseException) -> bytes:
     if not isinstance(error, Exception):
         error = JobError(f"the call on host 0 was ended by {type(error).__name__}")
     try:
@@ -407,7 +420,7 @@ def _pickled_error(error: BaseException) -> tuple[bytes, bool]:
     except Exception as why:
         told = JobError(f"{type(error).__name__} on host 0: {error} (it cannot be sent: {why})")
         data = pickle.dumps(told)
-    return data, True
+    return data
 
 
 def _variable(name: str) -> str:

@@ -24,6 +24,8 @@ _PR_SET_PDEATHSIG = 1
 class Process:
     """Runs a line of the Python interpreter in a session of its own.
 
+    Modules of the current directory do not shadow installed ones.
+
     Args:
         line: The command after the interpreter.
         environment: All variables.
@@ -48,7 +50,7 @@ class Process:
         started = threading.Event()
         self._thread = threading.Thread(
             target=self._run,
-            args=([sys.executable, *line], dict(environment), directory, started),
+            args=([sys.executable, "-P", *line], dict(environment), directory, started),
             name="dovetail-daemon",
             daemon=True,
         )

@@ -124,6 +124,7 @@ class Slurm:
             "--quit-on-interrupt",
             "--export=ALL",
             sys.executable,
+            "-P",  # modules of the current directory do not shadow installed ones
             *line,
         ]
         process = subprocess.Popen(

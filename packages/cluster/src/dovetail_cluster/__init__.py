@@ -6,7 +6,8 @@
     ...     cluster.run(lambda ctx: (ctx.rank, ctx.hosts)).values
     ((0, 2), (1, 2))
 
-- Clusters: `Cluster`, with `Result` of a run, and `Host` to inject faults; `Local` places hosts
+- Clusters: `Cluster`, with `Result` of a run, and `Host` to inject faults
+- Where hosts come from: `Local`, `Ray`, `Slurm`, `Env`; `manifest` for their schedulers
 - Inside the function: `Context`
 - How a job meets failures: `Elastic`
 - Devices that are absent: `devices`, `compiled`, `search`, `Compiled`, `Devices`, `Traffic`
@@ -16,19 +17,28 @@
 from importlib.metadata import version as _version
 
 from dovetail_cluster.absent import Compiled, Devices, Traffic, compiled, devices, search
+from dovetail_cluster.backends.env import Env
 from dovetail_cluster.backends.local import Local
+from dovetail_cluster.backends.ray import Ray
+from dovetail_cluster.backends.slurm import Slurm
 from dovetail_cluster.cluster import Cluster, Result
 from dovetail_cluster.context import Context
 from dovetail_cluster.elastic import Elastic
 from dovetail_cluster.errors import BuildError, HostsError, JobError, RankError, StallError
 from dovetail_cluster.faults import Host
+from dovetail_cluster.manifest import manifest
 
 __all__ = [  # noqa: RUF022, by topic
     # Clusters
     "Cluster",
     "Result",
     "Host",
+    # Where hosts come from
     "Local",
+    "Ray",
+    "Slurm",
+    "Env",
+    "manifest",
     # Inside the function
     "Context",
     # How a job meets failures

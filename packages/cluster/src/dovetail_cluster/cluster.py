@@ -9,10 +9,13 @@ import pickle
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from dovetail_cluster.backends.base import Backend
+from dovetail_cluster.backends.env import Env
 from dovetail_cluster.backends.local import Local
+from dovetail_cluster.backends.ray import Ray
+from dovetail_cluster.backends.slurm import Slurm
 from dovetail_cluster.elastic import Elastic
 from dovetail_cluster.events import Resized
 from dovetail_cluster.faults import Host
@@ -21,6 +24,7 @@ from dovetail_cluster.run.driver import Driver, call_on_all
 from dovetail_cluster.run.fleet import Fleet
 
 Logs = Literal["all", "first", "none"]
+_T = TypeVar("_T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +87,11 @@ class Cluster:
         self._hosts: int | None = None
         self._open = True
         self._driver: Driver | None = None
-        self._fleet = Fleet(backend, preload=tuple(preload), logs=logs)
+        self._backend = backend
+        # A script that follows host 0 controls no hosts itself.
+        self._leads = not isinstance(backend, Env) or backend.leads
+        if self._leads:
+            self._fleet = Fleet(backend, preload=tuple(preload), logs=logs)
 
     @classmethod
     def local(
@@ -103,6 +111,53 @@ class Cluster:
             logs: See `Cluster`.
         """
         return cls(Local(hosts, devices_per_host=devices_per_host), preload=preload, logs=logs)
+
+    @classmethod
+    def ray(
+        cls,
+        address: str | None = None,
+        *,
+        hosts: int | None = None,
+        resources: Mapping[str, int | float] | None = None,
+        preload: Sequence[str] = (),
+        logs: Logs = "all",
+    ) -> Cluster:
+        """Makes a cluster of the nodes of a Ray cluster. Needs `dovetail-cluster[ray]`.
+
+        Args:
+            address: See `Ray`.
+            hosts: See `Ray`.
+            resources: See `Ray`.
+            preload: See `Cluster`.
+            logs: See `Cluster`.
+        """
+        return cls(Ray(address, hosts, resources), preload=preload, logs=logs)
+
+    @classmethod
+    def slurm(cls, *, preload: Sequence[str] = (), logs: Logs = "all") -> Cluster:
+        """Makes a cluster of the nodes of the Slurm allocation in which this program runs.
+
+        Args:
+            preload: See `Cluster`.
+            logs: See `Cluster`.
+        """
+        return cls(Slurm(), preload=preload, logs=logs)
+
+    @classmethod
+    def env(
+        cls, *, wait_s: float = 600.0, preload: Sequence[str] = (), logs: Logs = "all"
+    ) -> Cluster:
+        """Makes a cluster of the hosts on which a launcher has started this same script.
+
+        Host 0 controls. On each host the script makes the same calls of `run` and `map`, and they
+        return the same value or raise the same error.
+
+        Args:
+            wait_s: Seconds that a host looks for host 0.
+            preload: See `Cluster`.
+            logs: See `Cluster`. They are copied to host 0.
+        """
+        return cls(Env(wait_s=wait_s), preload=preload, logs=logs)
 
     def __enter__(self) -> Cluster:
         return self
@@ -135,21 +190,24 @@ class Cluster:
             RuntimeError: The cluster is closed, or another call is in progress.
         """
         elastic = Elastic() if elastic is None else elastic
+        with self._turn():
+            return self._together(lambda: self._run(function, args, elastic))
+
+    def _run(self, function: Callable[..., Any], args: Any, elastic: Elastic) -> Result:
         if elastic.hosts is not None and min(elastic.hosts) > self._fleet.count:
             raise ValueError(
                 f"one allowed number of hosts must be at most {self._fleet.count}, got "
                 f"hosts={elastic.hosts}; write Elastic(hosts=({self._fleet.count},))"
             )
-        program = dump(function, args)
-        with self._turn():
-            driver = Driver(self._fleet, elastic, program, hosts=self._hosts)
-            self._driver = driver
-            try:
-                values = tuple(pickle.loads(value) for value in driver.run())
-            finally:
-                self._driver = None
-            timeline = driver.controller.timeline
-            return Result(values, driver.generations, timeline.seconds(), timeline.spans)
+        driver = self._driver = Driver(
+            self._fleet, elastic, dump(function, args), hosts=self._hosts
+        )
+        try:
+            values = tuple(pickle.loads(value) for value in driver.run())
+        finally:
+            self._driver = None
+        timeline = driver.controller.timeline
+        return Result(values, driver.generations, timeline.seconds(), timeline.spans)
 
     def map(self, function: Callable[..., Any], *args: Any, wait_s: float = 300.0) -> list[Any]:
         """Calls `function(*args)` once on each host, as separate programs and without restarts.
@@ -168,9 +226,10 @@ class Cluster:
             HostsError: A host did not join in time.
             RuntimeError: The cluster is closed, or another call is in progress.
         """
-        data = dump(function, args)
         with self._turn():
-            return call_on_all(self._fleet, data, wait_s=wait_s)
+            return self._together(
+                lambda: call_on_all(self._fleet, dump(function, args), wait_s=wait_s)
+            )
 
     def resize(self, hosts: int | None) -> None:
         """Asks for so many hosts from now on, in this run and later ones. Returns at once.
@@ -181,6 +240,7 @@ class Cluster:
         Raises:
             ValueError: The cluster has fewer hosts.
         """
+        self._check_leads()
         if hosts is not None and not 0 <= hosts <= self._fleet.count:
             raise ValueError(
                 f"hosts must be from 0 to {self._fleet.count}, got hosts={hosts}; write "
@@ -204,6 +264,7 @@ class Cluster:
         Raises:
             ValueError: The cluster has fewer hosts.
         """
+        self._check_leads()
         if not 0 <= place < self._fleet.count:
             raise ValueError(
                 f"a host must be from 0 to {self._fleet.count - 1}, got {place}; write host(0)"
@@ -214,7 +275,17 @@ class Cluster:
         """Ends all processes of the cluster, and gives its hosts back."""
         if self._open:
             self._open = False
-            self._fleet.close()
+            (self._fleet if self._leads else self._backend).close()
+
+    def _together(self, call: Callable[[], _T]) -> _T:
+        return self._backend.together(call) if isinstance(self._backend, Env) else call()
+
+    def _check_leads(self) -> None:
+        if not self._leads:
+            raise RuntimeError(
+                "only host 0 controls a cluster from the environment, got this call on another "
+                "host; write it under `if os.environ['DOVETAIL_CLUSTER_HOST'] == '0':`"
+            )
 
     @contextmanager
     def _turn(self) -> Iterator[None]:

@@ -266,3 +266,40 @@ def test_a_bad_variable_is_named(variables, monkeypatch, name, value, message):
     monkeypatch.setenv(f"DOVETAIL_CLUSTER_{name}", value)
     with pytest.raises(ValueError, match=message):
         Env()
+
+
+@pytest.mark.capability("one script on each host trains as one program")
+def test_a_job_of_two_scripts(variables):
+    """Both scripts return from `run` and `map` with the same values, on the same daemons."""
+    text = """
+        from dovetail_cluster import Cluster
+
+        def train(ctx):
+            import jax, jax.numpy as jnp
+            from jax.experimental import multihost_utils
+            total = multihost_utils.process_allgather(jnp.float32(ctx.rank + 1)).sum()
+            return jax.process_count(), float(total)
+
+        with Cluster.env(wait_s=120, logs="none") as cluster:
+            result = cluster.run(train)
+            print(result.values, result.generations, cluster.map(lambda: 7), flush=True)
+    """
+    with contextlib.ExitStack() as stack:
+        scripts = []
+        for host in range(2):
+            process = subprocess.Popen(
+                [sys.executable, "-c", textwrap.dedent(text)],
+                env={
+                    **os.environ,
+                    **variables,
+                    "DOVETAIL_CLUSTER_HOST": str(host),
+                    "JAX_PLATFORMS": "cpu",
+                },
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            scripts.append(stack.enter_context(process))
+            stack.callback(process.kill)
+        outputs = [process.communicate(timeout=120)[0] for process in scripts]
+    assert outputs == ["((2, 3.0), (2, 3.0)) 1 [7, 7]\n"] * 2
+    assert [process.returncode for process in scripts] == [0, 0]

@@ -11,6 +11,7 @@ import pytest
 import ray as ray_package
 from ray.cluster_utils import Cluster as Nodes
 
+from dovetail_cluster import Cluster
 from dovetail_cluster.backends import base
 from dovetail_cluster.backends import ray as backend_module
 from dovetail_cluster.backends.ray import Ray
@@ -21,7 +22,11 @@ STORE = {"object_store_memory": 80 * 2**20}
 @pytest.fixture(scope="module")
 def nodes():
     """The cluster. Its nodes have a variable that Ray overwrites, and one that it does not."""
-    before = {"CUDA_VISIBLE_DEVICES": "0,1", "DOVETAIL_TEST_NODE": "yes"}
+    before = {
+        "CUDA_VISIBLE_DEVICES": "0,1",
+        "DOVETAIL_TEST_NODE": "yes",
+        "JAX_PLATFORMS": "cpu",
+    }
     with pytest.MonkeyPatch.context() as patch:
         for name, value in before.items():
             patch.setenv(name, value)
@@ -157,6 +162,39 @@ def test_a_node_that_dies_is_polled_and_its_place_moves_to_a_new_one(nodes, tmp_
     assert again.name != placed.name
     assert end(again) == 0
     again.kill()
+
+
+def train(ctx):
+    """Sums over all ranks, with an order of additions that a difference would show."""
+    import jax
+    import jax.numpy as jnp
+    from jax.experimental import multihost_utils
+
+    assert "RAY_JOB_ID" not in os.environ
+    total = jnp.zeros(())
+    for step in range(5):
+        own = jax.random.normal(jax.random.key(step + 10 * ctx.rank), (7,))
+        total += multihost_utils.process_allgather(own).sum()
+        ctx.progress.write(step, {})
+    return float(total), jax.process_count(), jax.process_index()
+
+
+@pytest.mark.capability("one result on Ray and on local hosts")
+@pytest.mark.capability("a job survives a killed Ray node")
+def test_a_job_on_ray(nodes, job):
+    added = [nodes.add_node(num_cpus=1, resources={"train": 1}, **STORE) for _ in range(2)]
+    nodes.wait_for_nodes()
+    with Cluster(Ray(resources={"train": 1}), logs="none") as cluster:
+        on_ray = cluster.run(train).values
+        with Cluster.local(hosts=2, logs="none") as local:
+            assert local.run(train).values == on_ray
+        job.start(cluster)
+        job.wait(step=2)
+        added.append(nodes.add_node(num_cpus=1, resources={"train": 1}, **STORE))
+        nodes.remove_node(added[0], allow_graceful=False)
+        job.wait(generation=1, step=4)
+        assert job.end().generations == 2
+    assert on_ray[0][1] == 2
 
 
 def test_no_node_with_the_resources(nodes):

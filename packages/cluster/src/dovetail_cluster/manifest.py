@@ -15,7 +15,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from dovetail_cluster.backends.env import ADDRESS, HOST, HOSTS
+from dovetail_cluster.backends.env import HOST, HOSTS
+from dovetail_cluster.backends.follow import ADDRESS
 from dovetail_cluster.run.wire import KEY
 
 Kind = Literal["jobset", "rayjob", "sbatch"]
@@ -69,7 +70,8 @@ def manifest(
     """
     if kind not in ("jobset", "rayjob", "sbatch"):
         raise ValueError(
-            f"kind must be 'jobset', 'rayjob' or 'sbatch', got {kind!r}; write manifest('jobset', ...)"
+            f"kind must be 'jobset', 'rayjob' or 'sbatch', got {kind!r}; write "
+            f"manifest('jobset', ...)"
         )
     if hosts < 1:
         raise ValueError(f"hosts must be at least 1, got {hosts}; write hosts=2")
@@ -84,8 +86,8 @@ def manifest(
     if kind == "sbatch":
         if image is not None:
             raise ValueError(
-                f"sbatch runs the command without a container, got image={image!r}; leave image out, "
-                f"or start the container in command"
+                f"sbatch runs the command without a container, got image={image!r}; leave image "
+                f"out, or start the container in command"
             )
         return _sbatch(command, hosts, name, resources)
     if not image:

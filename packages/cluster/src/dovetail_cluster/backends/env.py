@@ -12,67 +12,38 @@ when the script of host 0 is.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import pickle
-import queue
 import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import cloudpickle
 
 from dovetail_cluster.backends.base import Placed
+from dovetail_cluster.backends.follow import (
+    ADDRESS,
+    AGAIN_S,
+    Begin,
+    End,
+    Ended,
+    Follower,
+    Follows,
+    Outcome,
+)
 from dovetail_cluster.backends.process import Process
-from dovetail_cluster.errors import HostsError, JobError
+from dovetail_cluster.errors import JobError
 from dovetail_cluster.run import wire
 
-ADDRESS = "DOVETAIL_CLUSTER_ADDRESS"
 HOSTS = "DOVETAIL_CLUSTER_HOSTS"
 HOST = "DOVETAIL_CLUSTER_HOST"
 
-# Seconds between two attempts to dial host 0.
-_AGAIN_S = 0.5
 # Seconds that host 0 waits at its end for hosts that have just been started, or started again.
 _LINGER_S = 30.0
 _T = TypeVar("_T")
-
-
-class Follows(NamedTuple):
-    """A host is there, and waits for the outcome of that call."""
-
-    host: int
-    call: int
-
-
-class Begin(NamedTuple):
-    """Start the daemon of that number. The host adds the key, which does not travel."""
-
-    number: int
-    line: tuple[str, ...]
-    environment: dict[str, str]
-
-
-class Ended(NamedTuple):
-    """The daemon of that number has ended with this exit code."""
-
-    number: int
-    code: int
-
-
-class End(NamedTuple):
-    """Kill the daemon."""
-
-
-class Outcome(NamedTuple):
-    """A call on host 0 is over: its pickled value, or its pickled exception."""
-
-    call: int
-    value: bytes
-    raised: bool
 
 
 class Env:
@@ -101,13 +72,13 @@ class Env:
         self.host = _number(HOST, least=0)
         if self.host >= self.count:
             raise ValueError(
-                f"{HOST} must be below {HOSTS}={self.count}, got {self.host}; count the hosts from 0"
+                f"{HOST} must be below {HOSTS}={self.count}, got {self.host}; count hosts from 0"
             )
         key = wire.read_key(os.environ)
         if key is None:
             raise ValueError(
-                f"all hosts must share a key, got neither {wire.KEY} nor {wire.KEY_FILE}; write one "
-                f"by `openssl rand -hex 32 > key; chmod 600 key` and export {wire.KEY_FILE}=key"
+                f"all hosts must share a key, got neither {wire.KEY} nor {wire.KEY_FILE}; type "
+                f"`openssl rand -hex 32 > key; chmod 600 key` and export {wire.KEY_FILE}=key"
             )
         self.key = key
         self._address = _variable(ADDRESS)
@@ -123,7 +94,7 @@ class Env:
         self._follower: Follower | None = None
         self.listen = name
         if self.leads:
-            self.listen = socket.gethostbyname(name)
+            self.listen = _resolve(name, wait_s)
             self._listener = wire.Listener(f"{self.listen}:{port}", key, self._meet)
         else:
             self._follower = Follower(self._address, key, host=self.host, wait_s=wait_s)
@@ -188,7 +159,7 @@ class Env:
     def close(self) -> None:
         """Ends the daemon of a host that follows. On host 0, stops listening.
 
-        Host 0 first waits, for half a minute at most, for hosts that have not been told the outcome.
+        Host 0 first waits, for half a minute at most, for hosts that do not know the outcome yet.
         """
         if self._follower is not None:
             self._follower.close()
@@ -313,104 +284,6 @@ class Remote:
             self._code = -signal.SIGKILL
 
 
-class Follower:
-    """Serves host 0 on another host, in a thread, from the first call until it is closed.
-
-    Args:
-        address: "HOST:PORT" of host 0.
-        key: The key.
-        host: Index of this host.
-        wait_s: Seconds without host 0 after which `outcome` raises.
-
-    Attributes:
-        daemon: The daemon, None before the first.
-    """
-
-    def __init__(self, address: str, key: bytes, *, host: int, wait_s: float):
-        self._address, self._key, self._host, self._wait_s = address, key, host, wait_s
-        self.daemon: Process | None = None
-        self._outcomes: dict[int, Outcome] = {}
-        self._failure: HostsError | None = None
-        self._changed = threading.Condition()
-        self._closed = threading.Event()
-        self._link: wire.Link | None = None
-        self._thread = threading.Thread(target=self._run, name="dovetail-follow", daemon=True)
-
-    def outcome(self, call: int) -> Any:
-        """Waits for the outcome of a call on host 0, and returns its value or raises its error."""
-        # Not before: no daemon may be up while SIGTERM still ends the script.
-        if self._thread.ident is None:
-            self._thread.start()
-        with self._changed:
-            self._changed.wait_for(lambda: call in self._outcomes or self._failure is not None)
-            outcome = self._outcomes.get(call)
-        if outcome is None:
-            assert self._failure is not None
-            raise self._failure
-        value = pickle.loads(outcome.value)
-        if outcome.raised:
-            raise value
-        return value
-
-    def close(self) -> None:
-        """Kills the daemon and hangs up."""
-        self._closed.set()
-        if self._link is not None:
-            self._link.close()
-        if self._thread.ident is not None:
-            self._thread.join()
-
-    def _run(self) -> None:
-        deadline = time.monotonic() + self._wait_s
-        while not self._closed.is_set():
-            try:
-                link = self._link = wire.dial(self._address, self._key)
-            except OSError as error:
-                if time.monotonic() > deadline:
-                    self._fail(error)
-                    return
-                self._closed.wait(_AGAIN_S)
-                continue
-            self._serve(link)
-            deadline = time.monotonic() + self._wait_s
-
-    @staticmethod
-    def _ended(link: wire.Link, number: int, code: int) -> None:
-        link.send(Ended(number, code))
-
-    def _fail(self, error: OSError) -> None:
-        with self._changed:
-            self._failure = HostsError(
-                f"host 0 must answer at {self._address} within wait_s={self._wait_s:g}, got {error}; "
-                f"start the script there too, and compare {ADDRESS} and the key on both hosts"
-            )
-            self._changed.notify_all()
-
-    def _serve(self, link: wire.Link) -> None:
-        """Serves one connection, until it ends."""
-        inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        link.start(inbox.put, lambda why: inbox.put(None))
-        link.send(Follows(self._host, len(self._outcomes) + 1))
-        if self._closed.is_set():  # between the dial and here
-            link.close()
-        while (message := inbox.get()) is not None:
-            if isinstance(message, Begin):
-                self.daemon = Process(
-                    message.line,
-                    {**os.environ, **message.environment},
-                    ended=functools.partial(self._ended, link, message.number),
-                )
-            elif isinstance(message, End) and self.daemon is not None:
-                self.daemon.kill()
-            elif isinstance(message, Outcome):
-                with self._changed:
-                    self._outcomes.setdefault(message.call, message)
-                    self._changed.notify_all()
-        if self.daemon is not None:
-            self.daemon.kill()
-        link.close()
-
-
 def _pickled_error(error: BaseException) -> bytes:
     if not isinstance(error, Exception):
         error = JobError(f"the call on host 0 was ended by {type(error).__name__}")
@@ -423,12 +296,24 @@ def _pickled_error(error: BaseException) -> bytes:
     return data
 
 
+def _resolve(name: str, wait_s: float) -> str:
+    """The address of a name, which a cluster's name server may not know at once."""
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            return socket.gethostbyname(name)
+        except socket.gaierror:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(AGAIN_S)
+
+
 def _variable(name: str) -> str:
     value = os.environ.get(name)
     if not value:
         raise ValueError(
-            f"Env() must find {ADDRESS}, {HOSTS} and {HOST}, got no {name}; export it on each host, "
-            f"or write Cluster.local(hosts=2)"
+            f"Env() must find {ADDRESS}, {HOSTS} and {HOST}, got no {name}; export it on each "
+            f"host, or write Cluster.local(hosts=2)"
         )
     return value
 

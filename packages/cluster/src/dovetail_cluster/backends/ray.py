@@ -65,7 +65,8 @@ class Ray:
     ):
         if hosts is not None and hosts < 1:
             raise ValueError(
-                f"hosts must be at least 1, got {hosts}; write Ray(hosts=2), or leave it out for all nodes"
+                f"hosts must be at least 1, got {hosts}; write Ray(hosts=2), or leave it out for "
+                f"all nodes"
             )
         ray = self._ray = _import_ray()
         self._started = not ray.is_initialized()
@@ -88,9 +89,9 @@ class Ray:
             bundle = self._resources or {"CPU": 1}
             self._group = ray.util.placement_group([bundle] * hosts, strategy="STRICT_SPREAD")
             self._resources, self.count = bundle, hosts
-        address = ray.util.get_node_ip_address()
-        local = all(node["NodeManagerAddress"] == address for node in alive)
-        self.listen = "127.0.0.1" if local else address
+        own: str = ray.util.get_node_ip_address()
+        local = all(node["NodeManagerAddress"] == own for node in alive)
+        self.listen = "127.0.0.1" if local else own
 
     def place(self, line: Sequence[str], environment: Mapping[str, str], *, place: int) -> Actor:
         """Starts an actor that runs the daemon, and returns at once.

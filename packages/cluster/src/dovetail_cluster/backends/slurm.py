@@ -67,8 +67,8 @@ def _numbers(entry: str, nodelist: str) -> list[str]:
 
 def _unreadable(nodelist: str, item: str) -> ValueError:
     return ValueError(
-        f"a host list has names with brackets of rising ranges, got {item!r} in {nodelist!r}; write "
-        f"'a[1-3,07],b'"
+        f"a host list has names with brackets of rising ranges, got {item!r} in {nodelist!r}; "
+        f"write 'a[1-3,07],b'"
     )
 
 
@@ -94,8 +94,8 @@ class Slurm:
             )
         if shutil.which("srun") is None:
             raise RuntimeError(
-                "Slurm() must find the program srun, got none on PATH; add Slurm's bin directory to "
-                "PATH, or run outside the container that hides it"
+                "Slurm() must find the program srun, got none on PATH; add Slurm's bin directory "
+                "to PATH, or run outside the container that hides it"
             )
         self.nodes = tuple(expand(nodelist))
         self.count = len(self.nodes)

@@ -1,0 +1,174 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""survives: passes a function that goes on from its checkpoint, and catches those that do not."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dovetail_cluster import Elastic, testing
+from dovetail_cluster.testing import KINDS, plan_faults, survives
+
+
+def train(ctx, *, steps=24, folder=".", broken=""):
+    """Sums over all ranks and steps, with a checkpoint after each step."""
+    import jax
+    import jax.numpy as jnp
+    from jax.experimental import multihost_utils
+
+    if broken == "dies" and ctx.generation:
+        raise ValueError("no second time")
+    if broken == "leaks" and not ctx.generation and ctx.rank == 0:
+        quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+        line = [sys.executable, "-c", "import time; time.sleep(600)"]
+        subprocess.Popen(line, start_new_session=True, **quiet)
+    saved = pathlib.Path(folder, "saved")
+    step, total = json.loads(saved.read_text()) if saved.exists() else (0, 0.0)
+    while step < steps:
+        own = jax.random.normal(jax.random.key(step + 100 * ctx.rank), (3,))
+        total += float(jnp.sum(multihost_utils.process_allgather(own)))
+        step += 1
+        if ctx.rank == 0:
+            new = pathlib.Path(folder, "new")
+            new.write_text(json.dumps([step, 0.0 if broken == "forgets" else total]))
+            os.replace(new, saved)
+        ctx.progress.write(step, {})
+        if ctx.stop(step):
+            break
+    return step, np.float32(total)
+
+
+def seed_of(*kinds, hosts):
+    """The first seed whose plan has these kinds of faults."""
+    for seed in range(9999):
+        plan = plan_faults(range(1, 25), hosts=hosts, faults=len(kinds), seed=seed)
+        if [fault.kind for fault in plan] == [*kinds]:
+            return seed
+    raise AssertionError(f"no seed has {kinds}")
+
+
+def check(report, kinds):
+    assert [struck.fault.kind for struck in report.struck] == [*kinds]
+    generations = [struck.generation for struck in report.struck]
+    assert generations == sorted(set(generations))
+    assert all(struck.recovery_s > 0 for struck in report.struck)
+    assert report.broken.generations > len(kinds)
+    assert report.broken.value[0] == 24
+    header, *rows = str(report).splitlines()
+    assert header.split() == ["fault", "kind", "host", "step", "ended", "seconds"]
+    assert [row.split()[1] for row in rows] == [*kinds]
+
+
+@pytest.mark.capability("a test for users: their function survives seeded faults")
+def test_a_function_with_checkpoints_survives():
+    kinds = ("kill", "raise", "remove")
+    check(survives(train, hosts=2, faults=3, seed=seed_of(*kinds, hosts=2)), kinds)
+
+
+@pytest.mark.slow
+def test_a_function_with_checkpoints_survives_each_kind_of_fault():
+    elastic = Elastic(stall_s=3.0, budget={"stall": 10})
+    report = survives(train, hosts=2, faults=len(KINDS), seed=1, elastic=elastic)
+    check(report, [fault.kind for fault, *_ in report.struck])
+    assert {fault.kind for fault, *_ in report.struck} == set(KINDS)
+
+
+def fails(match, **options):
+    """The message of `survives` for a function of one host and one fault, a kill."""
+    seed = seed_of("kill", hosts=1)
+    with pytest.raises(AssertionError, match=match) as caught:
+        survives(train_with(**options), hosts=1, faults=1, seed=seed)
+    assert f"hosts=1, faults=1, seed={seed}" in str(caught.value)
+    return str(caught.value)
+
+
+def train_with(**options):
+    return lambda ctx: train(ctx, **options)
+
+
+def test_a_function_that_forgets_is_caught():
+    message = fails(r"must equal those without, got \(24, .* instead of \(24, ", broken="forgets")
+    assert "the last fault was fault 0 (kill of host 0 after step" in message
+
+
+def test_a_function_that_cannot_start_again_is_caught():
+    message = fails(r"must survive fault 0 \(kill of host 0", broken="dies")
+    assert "no second time" in message
+    assert "only=0)" in message
+
+
+def test_a_checkpoint_that_both_runs_share_is_caught(tmp_path):
+    fails(r"must go on after fault 0 .*, got its end; use relative paths", folder=str(tmp_path))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc, which Linux has")
+def test_a_process_that_is_left_is_caught():
+    message = fails(r"no process may be left, got \[\d+", broken="leaks")
+    for pid in json.loads(message[message.index("[") : message.index("]") + 1]):
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_compare_decides():
+    seen = []
+
+    def compare(unbroken, broken):
+        seen.append((unbroken, broken))
+        return False
+
+    with pytest.raises(AssertionError, match="must equal those without"):
+        survives(train, hosts=1, faults=1, seed=seed_of("kill", hosts=1), compare=compare)
+    assert seen == [(seen[0][0], seen[0][0])]
+
+
+@given(st.integers(1, 40), st.integers(1, 4), st.integers(0, 2**32))
+def test_plans_are_seeded_and_even(faults, hosts, seed):
+    steps = range(5, 100)
+    plan = plan_faults(steps, hosts=hosts, faults=faults, seed=seed)
+    assert plan == plan_faults(steps, hosts=hosts, faults=faults, seed=seed)
+    assert [fault.number for fault in plan] == list(range(faults))
+    assert [fault.step for fault in plan] == sorted({fault.step for fault in plan})
+    assert all(fault.step in steps[:71] and 0 <= fault.host < hosts for fault in plan)
+    counts = [sum(fault.kind == kind for fault in plan) for kind in KINDS]
+    assert max(counts) - min(counts) <= 1
+
+
+def test_plans_differ_by_seed():
+    plans = {tuple(plan_faults(range(99), hosts=3, faults=9, seed=seed)) for seed in range(20)}
+    assert len(plans) == 20
+
+
+def test_too_few_steps_are_named():
+    with pytest.raises(ValueError, match=r"more than 4 steps for faults=3, got 3; .*faults=2"):
+        plan_faults([1, 2, 3], hosts=1, faults=3, seed=0)
+
+
+@pytest.mark.parametrize("options", [{"faults": 0}, {"only": 20}, {"only": -1}])
+def test_bad_numbers_are_named(options):
+    with pytest.raises(ValueError, match=r"at least 1 and only .*; write faults=20"):
+        survives(train, **options)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        (np.float32("nan"), np.float32("nan"), True),
+        (float("nan"), float("nan"), True),
+        (0.0, -0.0, False),
+        (np.zeros(3, np.float32), np.zeros(3, np.float64), False),
+        (np.zeros((1, 3)), np.zeros((3, 1)), False),
+        ({"a": [1, "x"]}, {"a": [1, "x"]}, True),
+        ({"a": 1}, {"b": 1}, False),
+        ((1, 2), [1, 2], False),
+        (1.0, np.nextafter(1.0, 2.0), False),
+    ],
+)
+def test_values_are_compared_by_their_bits(one, other, same):
+    assert (testing._bits(one) == testing._bits(other)) is same

@@ -5,13 +5,16 @@
 import os
 import signal
 import stat
+import subprocess
 import sys
 import textwrap
 
 import pytest
 
+from dovetail_cluster import Cluster, manifest
 from dovetail_cluster.backends import base
 from dovetail_cluster.backends.slurm import Slurm, expand
+from dovetail_cluster.marks import marked_processes
 
 # Does what srun does with these options, on this machine: checks them, says so in the environment
 # of the task, runs the task, ends it at SIGINT, and exits as the task did.
@@ -153,6 +156,44 @@ def test_sigterm_at_the_step_reaches_the_task(task):
     placed, _pid, lines = task
     placed._process.send_signal(signal.SIGTERM)
     assert lines.readline() == "notice\n"
+
+
+def train(ctx):
+    """Sums over the ranks, in an environment where JAX finds no Slurm."""
+    import jax.numpy as jnp
+    from jax.experimental import multihost_utils
+
+    assert not [name for name in os.environ if name.startswith("SLURM_")]
+    return float(multihost_utils.process_allgather(jnp.float32(ctx.rank + 1)).sum())
+
+
+@pytest.mark.capability("a job on a Slurm allocation")
+def test_a_job_runs_and_survives_a_lost_step(allocation, monkeypatch, job):
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    with marked_processes() as left:
+        with Cluster.slurm(logs="none") as cluster:
+            assert cluster.run(train).values == (3.0, 3.0)
+            job.start(cluster)
+            job.wait(step=2)
+            cluster.host(1).kill_daemon()  # srun ends with it, and the step is made again
+            job.wait(generation=1, step=4)
+            assert job.end().generations == 2
+        assert left() == []
+
+
+@pytest.mark.capability("the sbatch script runs a job")
+def test_the_manifest_runs_in_the_allocation(allocation):
+    body = """
+        from dovetail_cluster import Cluster
+        with Cluster.slurm(logs="none") as cluster:
+            print(cluster.run(lambda ctx: ctx.rank).values)
+    """
+    text = manifest("sbatch", command=[sys.executable, "-c", textwrap.dedent(body)], hosts=2)
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        ["bash"], input=text, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stdout) == (0, "(0, 1)\n"), done.stderr
 
 
 def test_outside_an_allocation_the_error_says_how_to_get_one(monkeypatch):

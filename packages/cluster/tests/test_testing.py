@@ -18,32 +18,39 @@ from dovetail_cluster import Elastic, testing
 from dovetail_cluster.testing import KINDS, plan_faults, survives
 
 
-def train(ctx, *, steps=24, folder=".", broken=""):
-    """Sums over all ranks and steps, with a checkpoint after each step."""
-    import jax
-    import jax.numpy as jnp
-    from jax.experimental import multihost_utils
+def training(*, steps=24, folder=".", broken=""):
+    """A function that sums over all ranks and steps, with a checkpoint after each step.
 
-    if broken == "dies" and ctx.generation:
-        raise ValueError("no second time")
-    if broken == "leaks" and not ctx.generation and ctx.rank == 0:
-        quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-        line = [sys.executable, "-c", "import time; time.sleep(600)"]
-        subprocess.Popen(line, start_new_session=True, **quiet)
-    saved = pathlib.Path(folder, "saved")
-    step, total = json.loads(saved.read_text()) if saved.exists() else (0, 0.0)
-    while step < steps:
-        own = jax.random.normal(jax.random.key(step + 100 * ctx.rank), (3,))
-        total += float(jnp.sum(multihost_utils.process_allgather(own)))
-        step += 1
-        if ctx.rank == 0:
-            new = pathlib.Path(folder, "new")
-            new.write_text(json.dumps([step, 0.0 if broken == "forgets" else total]))
-            os.replace(new, saved)
-        ctx.progress.write(step, {})
-        if ctx.stop(step):
-            break
-    return step, np.float32(total)
+    It is pickled by its value: ranks cannot import this file.
+    """
+
+    def train(ctx):
+        import jax
+        import jax.numpy as jnp
+        from jax.experimental import multihost_utils
+
+        if broken == "dies" and ctx.generation:
+            raise ValueError("no second time")
+        if broken == "leaks" and not ctx.generation and ctx.rank == 0:
+            quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+            line = [sys.executable, "-c", "import time; time.sleep(600)"]
+            subprocess.Popen(line, start_new_session=True, **quiet)
+        saved = pathlib.Path(folder, "saved")
+        step, total = json.loads(saved.read_text()) if saved.exists() else (0, 0.0)
+        while step < steps:
+            own = jax.random.normal(jax.random.key(step + 100 * ctx.rank), (3,))
+            total += float(jnp.sum(multihost_utils.process_allgather(own)))
+            step += 1
+            if ctx.rank == 0:
+                new = pathlib.Path(folder, "new")
+                new.write_text(json.dumps([step, 0.0 if broken == "forgets" else total]))
+                os.replace(new, saved)
+            ctx.progress.write(step, {})
+            if ctx.stop(step):
+                break
+        return step, np.float32(total)
+
+    return train
 
 
 def seed_of(*kinds, hosts):
@@ -70,13 +77,13 @@ def check(report, kinds):
 @pytest.mark.capability("a test for users: their function survives seeded faults")
 def test_a_function_with_checkpoints_survives():
     kinds = ("kill", "raise", "remove")
-    check(survives(train, hosts=2, faults=3, seed=seed_of(*kinds, hosts=2)), kinds)
+    check(survives(training(), hosts=2, faults=3, seed=seed_of(*kinds, hosts=2)), kinds)
 
 
 @pytest.mark.slow
 def test_a_function_with_checkpoints_survives_each_kind_of_fault():
     elastic = Elastic(stall_s=3.0, budget={"stall": 10})
-    report = survives(train, hosts=2, faults=len(KINDS), seed=1, elastic=elastic)
+    report = survives(training(), hosts=2, faults=len(KINDS), seed=1, elastic=elastic)
     check(report, [fault.kind for fault, *_ in report.struck])
     assert {fault.kind for fault, *_ in report.struck} == set(KINDS)
 
@@ -85,13 +92,9 @@ def fails(match, **options):
     """The message of `survives` for a function of one host and one fault, a kill."""
     seed = seed_of("kill", hosts=1)
     with pytest.raises(AssertionError, match=match) as caught:
-        survives(train_with(**options), hosts=1, faults=1, seed=seed)
+        survives(training(**options), hosts=1, faults=1, seed=seed)
     assert f"hosts=1, faults=1, seed={seed}" in str(caught.value)
     return str(caught.value)
-
-
-def train_with(**options):
-    return lambda ctx: train(ctx, **options)
 
 
 def test_a_function_that_forgets_is_caught():
@@ -124,7 +127,7 @@ def test_compare_decides():
         return False
 
     with pytest.raises(AssertionError, match="must equal those without"):
-        survives(train, hosts=1, faults=1, seed=seed_of("kill", hosts=1), compare=compare)
+        survives(training(), hosts=1, faults=1, seed=seed_of("kill", hosts=1), compare=compare)
     assert seen == [(seen[0][0], seen[0][0])]
 
 
@@ -153,7 +156,7 @@ def test_too_few_steps_are_named():
 @pytest.mark.parametrize("options", [{"faults": 0}, {"only": 20}, {"only": -1}])
 def test_bad_numbers_are_named(options):
     with pytest.raises(ValueError, match=r"at least 1 and only .*; write faults=20"):
-        survives(train, **options)
+        survives(training(), **options)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@
 import contextlib
 import os
 import pickle
+import queue
 import signal
 import socket
 import subprocess
@@ -16,7 +17,9 @@ import pytest
 
 from dovetail_cluster.backends import base
 from dovetail_cluster.backends.env import Env
+from dovetail_cluster.backends.follow import Begin, End, Ended, Follows
 from dovetail_cluster.errors import JobError, RankError
+from dovetail_cluster.run import wire
 
 KEY = "ab" * 32
 
@@ -166,6 +169,25 @@ def test_kill_ends_a_daemon_on_the_other_host(variables, tmp_path):
             placed.kill()
             assert lines.read() == ""
         assert placed.poll() == -signal.SIGKILL
+    backend.close()
+
+
+def test_late_news_of_a_daemon_is_not_taken_for_the_next_one(variables):
+    backend = Env()
+    inbox = queue.SimpleQueue()
+    link = wire.dial(variables["DOVETAIL_CLUSTER_ADDRESS"], bytes.fromhex(KEY))
+    link.start(inbox.put, lambda why: None)
+    link.send(Follows(1, 1))
+    first = backend.place(["-c", "1"], {}, place=1)
+    assert inbox.get(timeout=120) == Begin(1, ("-c", "1"), {})
+    first.kill()
+    second = backend.place(["-c", "2"], {}, place=1)
+    assert [inbox.get(timeout=120) for _ in range(2)] == [End(), Begin(2, ("-c", "2"), {})]
+    link.send(Ended(1, -9))
+    link.send(Ended(2, 5))
+    wait_until(second, 5)
+    assert first.poll() == -signal.SIGKILL
+    link.close()
     backend.close()
 
 

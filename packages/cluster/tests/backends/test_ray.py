@@ -159,19 +159,24 @@ def test_a_node_that_dies_takes_its_daemon_and_is_polled(nodes, tmp_path):
     placed.kill()  # does nothing now
 
 
-def train(ctx):
-    """Sums over all ranks, with an order of additions that a difference would show."""
-    import jax
-    import jax.numpy as jnp
-    from jax.experimental import multihost_utils
+def training():
+    """A function that is pickled by its value: ranks cannot import this file."""
 
-    assert "RAY_JOB_ID" not in os.environ
-    total = jnp.zeros(())
-    for step in range(5):
-        own = jax.random.normal(jax.random.key(step + 10 * ctx.rank), (7,))
-        total += multihost_utils.process_allgather(own).sum()
-        ctx.progress.write(step, {})
-    return float(total), jax.process_count(), jax.process_index()
+    def train(ctx):
+        """Sums over all ranks, with an order of additions that a difference would show."""
+        import jax
+        import jax.numpy as jnp
+        from jax.experimental import multihost_utils
+
+        assert "RAY_JOB_ID" not in os.environ
+        total = jnp.zeros(())
+        for step in range(5):
+            own = jax.random.normal(jax.random.key(step + 10 * ctx.rank), (7,))
+            total += multihost_utils.process_allgather(own).sum()
+            ctx.progress.write(step, {})
+        return float(total), jax.process_count(), jax.process_index()
+
+    return train
 
 
 @pytest.mark.capability("one result on Ray and on local hosts")
@@ -180,9 +185,9 @@ def test_a_job_on_ray(nodes, job):
     added = [nodes.add_node(num_cpus=1, resources={"train": 1}, **STORE) for _ in range(2)]
     nodes.wait_for_nodes()
     with Cluster(Ray(resources={"train": 1}), logs="none") as cluster:
-        on_ray = cluster.run(train).values
+        on_ray = cluster.run(training()).values
         with Cluster.local(hosts=2, logs="none") as local:
-            assert local.run(train).values == on_ray
+            assert local.run(training()).values == on_ray
         names = {place.placed.name for place in cluster._fleet._places}
         job.start(cluster)
         job.wait(step=2)

@@ -158,13 +158,18 @@ def test_sigterm_at_the_step_reaches_the_task(task):
     assert lines.readline() == "notice\n"
 
 
-def train(ctx):
-    """Sums over the ranks, in an environment where JAX finds no Slurm."""
-    import jax.numpy as jnp
-    from jax.experimental import multihost_utils
+def training():
+    """A function that is pickled by its value: ranks cannot import this file."""
 
-    assert not [name for name in os.environ if name.startswith("SLURM_")]
-    return float(multihost_utils.process_allgather(jnp.float32(ctx.rank + 1)).sum())
+    def train(ctx):
+        """Sums over the ranks, in an environment where JAX finds no Slurm."""
+        import jax.numpy as jnp
+        from jax.experimental import multihost_utils
+
+        assert not [name for name in os.environ if name.startswith("SLURM_")]
+        return float(multihost_utils.process_allgather(jnp.float32(ctx.rank + 1)).sum())
+
+    return train
 
 
 @pytest.mark.capability("a job on a Slurm allocation")
@@ -172,7 +177,7 @@ def test_a_job_runs_and_survives_a_lost_step(allocation, monkeypatch, job):
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     with marked_processes() as left:
         with Cluster.slurm(logs="none") as cluster:
-            assert cluster.run(train).values == (3.0, 3.0)
+            assert cluster.run(training()).values == (3.0, 3.0)
             job.start(cluster)
             job.wait(step=2)
             cluster.host(1).kill_daemon()  # srun ends with it, and the step is made again

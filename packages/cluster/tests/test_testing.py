@@ -11,11 +11,10 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dovetail_cluster import Elastic, testing
-from dovetail_cluster.testing import KINDS, plan_faults, survives
+from dovetail_cluster.fault_plan import KINDS, plan_faults
+from dovetail_cluster.testing import survives
 
 
 def training(*, steps=24, folder=".", broken=""):
@@ -129,28 +128,6 @@ def test_compare_decides():
     with pytest.raises(AssertionError, match="must equal those without"):
         survives(training(), hosts=1, faults=1, seed=seed_of("kill", hosts=1), compare=compare)
     assert seen == [(seen[0][0], seen[0][0])]
-
-
-@given(st.integers(1, 40), st.integers(1, 4), st.integers(0, 2**32))
-def test_plans_are_seeded_and_even(faults, hosts, seed):
-    steps = range(5, 100)
-    plan = plan_faults(steps, hosts=hosts, faults=faults, seed=seed)
-    assert plan == plan_faults(steps, hosts=hosts, faults=faults, seed=seed)
-    assert [fault.number for fault in plan] == list(range(faults))
-    assert [fault.step for fault in plan] == sorted({fault.step for fault in plan})
-    assert all(fault.step in steps[:71] and 0 <= fault.host < hosts for fault in plan)
-    counts = [sum(fault.kind == kind for fault in plan) for kind in KINDS]
-    assert max(counts) - min(counts) <= 1
-
-
-def test_plans_differ_by_seed():
-    plans = {tuple(plan_faults(range(99), hosts=3, faults=9, seed=seed)) for seed in range(20)}
-    assert len(plans) == 20
-
-
-def test_too_few_steps_are_named():
-    with pytest.raises(ValueError, match=r"more than 4 steps for faults=3, got 3; .*faults=2"):
-        plan_faults([1, 2, 3], hosts=1, faults=3, seed=0)
 
 
 @pytest.mark.parametrize("options", [{"faults": 0}, {"only": 20}, {"only": -1}])

@@ -14,45 +14,22 @@ import dataclasses
 import os
 import pathlib
 import pickle
-import random
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from dovetail_cluster.cluster import Cluster, Result
 from dovetail_cluster.context import Context, Progress
 from dovetail_cluster.elastic import Elastic
+from dovetail_cluster.fault_plan import Fault, plan_faults
 from dovetail_cluster.marks import marked_processes
-
-KINDS = ("kill", "kill_daemon", "stop", "stall", "notice", "raise", "remove")
 
 # Seconds between two looks at the log of steps.
 _LOOK_S = 0.01
 # Seconds between two attempts to bring back a host that was dismissed.
 _RESTORE_S = 0.5
-# The share of steps that faults may follow: after the last ones a run may end before its fault.
-_SHARE = 0.75
-
-
-class Fault(NamedTuple):
-    """A fault to inject.
-
-    Attributes:
-        number: Its number in the plan, from 0.
-        kind: One of `KINDS`.
-        host: The host that it strikes.
-        step: It strikes when a rank has completed this step or a later one.
-    """
-
-    number: int
-    kind: str
-    host: int
-    step: int
-
-    def __str__(self) -> str:
-        return f"fault {self.number} ({self.kind} of host {self.host} after step {self.step})"
 
 
 class Struck(NamedTuple):
@@ -71,7 +48,7 @@ class Struck(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Report:
-    """What the function survived. Prints as a table.
+    """The faults that the function survived. Prints as a table.
 
     Attributes:
         seed: The seed of the plan.
@@ -160,37 +137,15 @@ def survives(
     return Report(seed=seed, unbroken=unbroken, broken=broken, struck=tuple(attack.struck))
 
 
-def plan_faults(steps: Sequence[int], *, hosts: int, faults: int, seed: int) -> list[Fault]:
-    """Chooses faults: kinds in turn, in a random order, on random hosts, after random steps.
-
-    Args:
-        steps: The steps that the function reports, rising.
-        hosts: Number of hosts.
-        faults: Number of faults.
-        seed: Equal seeds give equal plans.
-
-    Returns:
-        The faults in the order of their steps, which differ.
-
-    Raises:
-        ValueError: There are too few steps.
-    """
-    usable = list(steps)[: int(len(steps) * _SHARE)]
-    if len(usable) < faults:
-        raise ValueError(
-            f"the function must report more than {faults / _SHARE:.0f} steps for faults={faults}, "
-            f"got {len(steps)}; let it train longer, or write faults={max(len(usable), 1)}"
-        )
-    rng = random.Random(seed)
-    kinds: list[str] = []
-    while len(kinds) < faults:
-        kinds += rng.sample(KINDS, len(KINDS))
-    chosen = sorted(rng.sample(usable, faults))
-    return [Fault(i, kinds[i], rng.randrange(hosts), step) for i, step in enumerate(chosen)]
-
-
 class Line(NamedTuple):
-    """A completed step of a rank, and when it was complete by `time.monotonic`."""
+    """A completed step of a rank.
+
+    Attributes:
+        generation: Generation of the rank.
+        rank: Number of the rank.
+        step: The step.
+        time_s: When it was complete, by `time.monotonic`.
+    """
 
     generation: int
     rank: int
@@ -248,7 +203,9 @@ class _Steps(Progress):
 
 
 def _lines(folder: pathlib.Path) -> list[Line]:
-    lines = (line.split() for line in (folder / "log").read_text().splitlines())
+    # The last line may be only half there.
+    text = (folder / "log").read_text().rpartition("\n")[0]
+    lines = (line.split() for line in text.splitlines())
     return [Line(int(a), int(b), int(c), float(d)) for a, b, c, d in lines]
 
 

@@ -291,8 +291,10 @@ def _pickled_error(error: BaseException) -> bytes:
         data = pickle.dumps(error)
         pickle.loads(data)  # an exception may pickle and not come back
     except Exception as why:
-        told = JobError(f"{type(error).__name__} on host 0: {error} (it cannot be sent: {why})")
-        data = pickle.dumps(told)
+        unsendable = JobError(
+            f"{type(error).__name__} on host 0: {error} (it cannot be sent: {why})"
+        )
+        data = pickle.dumps(unsendable)
     return data
 
 

@@ -30,7 +30,13 @@ class Follows(NamedTuple):
 
 
 class Begin(NamedTuple):
-    """Start the daemon of that number. The host adds the key, which does not travel."""
+    """Start a daemon. The host adds the key, which does not travel.
+
+    Attributes:
+        number: Number of the daemon, which its end is told with.
+        line: The command after the Python interpreter.
+        environment: Variables to add.
+    """
 
     number: int
     line: tuple[str, ...]
@@ -49,7 +55,13 @@ class End(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """A call on host 0 is over: its pickled value, or its pickled exception."""
+    """A call on host 0 is over.
+
+    Attributes:
+        call: Number of the call, from 1.
+        value: Its pickled value, or its pickled exception.
+        raised: Whether it is an exception.
+    """
 
     call: int
     value: bytes

@@ -182,7 +182,15 @@ def _fits(node: Mapping[str, Any], resources: Mapping[str, int | float]) -> bool
 
 
 class Actor:
-    """A daemon that an actor runs. See `Placed`."""
+    """A daemon that an actor runs. See `Placed`.
+
+    Args:
+        ray: The package.
+        actor: Handle of a `_Launcher`.
+        name: What the place is called in messages.
+        line: The command after the Python interpreter.
+        environment: Variables to add.
+    """
 
     def __init__(
         self, ray: Any, actor: Any, name: str, line: list[str], environment: dict[str, str]

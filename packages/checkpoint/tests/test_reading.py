@@ -14,7 +14,7 @@ import numpy as np
 import orbax.checkpoint.experimental.v1 as ocp
 import pytest
 
-from dovetail_checkpoint import Store, checksums, verify
+from dovetail_checkpoint import Store, checksums, reading, verify
 
 # Orbax leaves tasks behind when a load fails, and warns about targets without shardings.
 pytestmark = [
@@ -298,3 +298,13 @@ def test_verify_of_every_kind_of_leaf(tmp_path, training_state, position):
     with Store(tmp_path) as store:
         store.save(1, host=host, data=position(3), **training_state(1))
     assert str(verify(tmp_path)) == "step 1 is verified"
+
+
+def test_items_are_read_in_one_order_in_every_process(tmp_path):
+    names = [f"item{i}" for i in range(9)]
+    with Store(tmp_path) as store:
+        store.save(1, **{name: tree(i) for i, name in enumerate(names)})
+    items, _ = reading.read_record(tmp_path / "1")
+    targets = dict.fromkeys(reversed(names), tree(0))
+    # Hashes of text differ between processes, and so does the order of a set of names.
+    assert [*reading._wanted(items, targets).trees] == names

@@ -137,7 +137,8 @@ def _foreign(directory: Path, targets: Mapping[str, Any]) -> tuple[Items | None,
 
 def _wanted(items: Items, targets: Mapping[str, Any]) -> _Wanted:
     trees, asked = {}, {}
-    for name in targets.keys() & items.trees.keys():
+    # In one order on all processes, which take part in the digests: sets of names have none.
+    for name in sorted(targets.keys() & items.trees.keys()):
         names, leaves, _ = leaf_names(targets[name])
         by_name = dict(zip(names, leaves, strict=True))
         saved = [leaf.name for leaf in items.trees[name].leaves]

@@ -40,6 +40,31 @@ def test_the_next_run_starts_on_the_warm_servers(cluster):
     assert cluster.run(lambda ctx: ctx.generation).values == (0, 0, 0)
 
 
+def test_each_new_state_is_watched_and_an_exception_there_ends_the_run(cluster):
+    seen = []
+    result = cluster.run(lambda ctx: ctx.rank, watch=lambda *change: seen.append(change))
+    assert [state for state, _ in seen] == ["waiting", "starting", "running", "done"]
+    begins = {state: begin for state, begin, _ in result.timeline}
+    assert {state: since for state, since in seen if state in begins} == begins
+
+    def train(ctx):
+        while not ctx.stop(0):
+            pass
+
+    def refuse(state, since_s):
+        if state == "suspended":
+            raise KeyError(state)
+        if state == "running":
+            cluster.resize(0)
+
+    try:
+        with pytest.raises(KeyError, match="suspended"):
+            cluster.run(train, watch=refuse)
+    finally:
+        cluster.resize(None)
+    assert cluster.run(lambda ctx: ctx.generation).values == (0, 0, 0)
+
+
 @pytest.mark.capability("an exception that names the rank")
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_an_exception_names_its_rank_and_has_its_cause(cluster, rank):

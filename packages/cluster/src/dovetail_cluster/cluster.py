@@ -166,7 +166,11 @@ class Cluster:
         self.close()
 
     def run(
-        self, function: Callable[..., Any], *args: Any, elastic: Elastic | None = None
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        elastic: Elastic | None = None,
+        watch: Callable[[str, float], None] | None = None,
     ) -> Result:
         """Runs `function(context, *args)` on all hosts as one JAX program.
 
@@ -177,6 +181,8 @@ class Cluster:
             function: The function, picklable by cloudpickle.
             *args: Its further arguments.
             elastic: How the job meets failures. Default: `Elastic()`.
+            watch: Called here with each new state of the job and its begin, in seconds of
+                `time.monotonic()`. An exception of it ends the job and is raised.
 
         Returns:
             Values by rank, and how the time was spent.
@@ -191,17 +197,23 @@ class Cluster:
         """
         elastic = Elastic() if elastic is None else elastic
         with self._turn():
-            return self._together(lambda: self._run(function, args, elastic))
+            return self._together(lambda: self._run(function, args, elastic, watch))
 
-    def _run(self, function: Callable[..., Any], args: Any, elastic: Elastic) -> Result:
+    def _run(
+        self,
+        function: Callable[..., Any],
+        args: Any,
+        elastic: Elastic,
+        watch: Callable[[str, float], None] | None,
+    ) -> Result:
         if elastic.hosts is not None and min(elastic.hosts) > self._fleet.count:
             raise ValueError(
                 f"one allowed number of hosts must be at most {self._fleet.count}, got "
                 f"hosts={elastic.hosts}; write Elastic(hosts=({self._fleet.count},))"
             )
-        driver = self._driver = Driver(
-            self._fleet, elastic, dump(function, args), hosts=self._hosts
-        )
+        program = dump(function, args)
+        driver = Driver(self._fleet, elastic, program, hosts=self._hosts, watch=watch)
+        self._driver = driver
         try:
             values = tuple(pickle.loads(value) for value in driver.run())
         finally:

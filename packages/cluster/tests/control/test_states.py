@@ -16,7 +16,7 @@ STATES = ("waiting", "starting", "running", "draining", "stuck", "restarting", "
 
 def test_states_follow_each_other():
     timeline = Timeline()
-    assert (timeline.state, timeline.spans) == ("waiting", [])
+    assert (timeline.state, timeline.since, timeline.spans) == ("waiting", 0.0, [])
     timeline.advance(1.0)
     timeline.enter("starting", 2.0)
     timeline.enter("running", 2.0)
@@ -52,6 +52,7 @@ def test_a_state_may_have_begun_earlier(since, spans):
     timeline.enter("stuck", 10.0, since=since)
     timeline.advance(11.0)
     assert timeline.spans == spans
+    assert timeline.since == spans[-1][1]
 
 
 @settings(deadline=None, derandomize=True)

@@ -35,6 +35,11 @@ class Timeline:
         """The present state, "waiting" before the first."""
         return self._spans[-1][0] if self._spans else "waiting"
 
+    @property
+    def since(self) -> float:
+        """When the present state began, 0 before the first."""
+        return self._spans[-1][1] if self._spans else 0.0
+
     def advance(self, now: float) -> None:
         """Extends the present state to `now`. Before the first state comes "waiting"."""
         if not self._spans:

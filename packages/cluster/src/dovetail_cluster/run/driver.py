@@ -12,6 +12,7 @@ import itertools
 import logging
 import pickle
 import time
+from collections.abc import Callable
 from typing import Any
 
 from dovetail_cluster.control.controller import Controller
@@ -68,14 +69,22 @@ class Driver:
         elastic: How the run meets failures.
         program: The pickled function and arguments.
         hosts: Number of hosts by the user's wish, None for the most allowed.
+        watch: See `Cluster.run`.
     """
 
     def __init__(
-        self, fleet: Fleet, elastic: Elastic, program: bytes, *, hosts: int | None = None
+        self,
+        fleet: Fleet,
+        elastic: Elastic,
+        program: bytes,
+        *,
+        hosts: int | None = None,
+        watch: Callable[[str, float], None] | None = None,
     ) -> None:
         self._fleet, self._elastic = fleet, elastic
         self._program = messages.Program(next(_numbers), program)
-        self._hosts = hosts
+        self._hosts, self._watch = hosts, watch
+        self._state = ""
         self._generations: dict[int, Ranks] = {}
         self._tasks: dict[int, type[Probed | Noticed]] = {}
         self._end: Finish | Fail | None = None
@@ -183,6 +192,10 @@ class Driver:
                     self._fleet.send(host, action)
                 case _:
                     self._fleet.send(action.host, action)
+        timeline = self.controller.timeline
+        if self._watch is not None and timeline.state != self._state:
+            self._state = timeline.state
+            self._watch(timeline.state, timeline.since)
 
     def _task(
         self,

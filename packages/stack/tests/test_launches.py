@@ -38,6 +38,16 @@ def test_a_start_and_its_end_are_recorded(tmp_path):
     assert (ended["event"], ended["outcome"]) == ("end", "finished")
 
 
+def test_a_start_of_a_job_has_its_number_and_leaves_the_lock_to_the_command(tmp_path):
+    mesh = make_mesh(data=1, devices=jax.devices()[:1])
+    options = {"command": COMMAND, "seeds": {}, "mesh": mesh}
+    with launches.recorded(tmp_path, **options, generation=3):
+        assert launches.read(tmp_path)[0]["generation"] == 3
+        assert not (tmp_path / launches.LOCK).exists()
+    with _recorded(tmp_path):
+        assert "generation" not in launches.read(tmp_path)[-1]
+
+
 def test_no_value_of_the_environment_is_recorded(tmp_path, monkeypatch):
     monkeypatch.setenv("API_TOKEN", "s3cr3t-value")
     with _recorded(tmp_path):

@@ -272,3 +272,49 @@ def test_compare_writes_a_page(folder, capsys, tmp_path):
     text = page.read_text()
     for part in ("lora_rank", "continue", str(folder / "done"), "0.12.0"):
         assert part in text
+
+
+def _with_job(path, *starts):
+    """A run of two steps of 3 s each, at 0 and 5 s, whose job on many hosts took 20 s."""
+    _write(path, *starts, _end("finished"), losses=(5.0, 4.0), rates=(10.0, 10.0))
+    lines = [
+        {"event": "begin", "time": 0.0, "hosts": [2]},
+        {"event": "state", "time": 4.0, "state": "running"},
+        {"event": "log", "time": 9.0, "text": "generation 0 failed: rank 1 was killed"},
+        {"event": "state", "time": 9.0, "state": "restarting"},
+        {"event": "state", "time": 10.0, "state": "running"},
+        {"event": "end", "time": 20.0, "outcome": "finished"},
+    ]
+    (path / "job.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+@pytest.mark.capability("the states of a job on many hosts, and its goodput over restarts")
+def test_show_draws_the_states_of_a_job_on_many_hosts(tmp_path, capsys):
+    path = _with_job(tmp_path / "r", _start(generation=0), _start(generation=1))
+    shown = _printed(capsys, "show", path).splitlines()
+    bar = "." * 12 + "█" * 15 + "░" * 3 + "█" * 30
+    begin = shown.index("  1970-01-01T00:00:00Z  finished after 20.0 s")
+    assert shown[begin - 1 : begin + 8] == [
+        "on many hosts",
+        "  1970-01-01T00:00:00Z  finished after 20.0 s",
+        f"    {bar}",
+        "         9.0 s  generation 0 failed: rank 1 was killed",
+        "  █ running         15.0 s  75.0%",
+        "  ░ restarting      1.0 s   5.0%",
+        "  . waiting         4.0 s   20.0%",
+        "  steps that count          30.0%",
+        "",
+    ]
+    assert any(line.endswith("--out r, start 1 of its job") for line in shown)
+    content = json.loads(_printed(capsys, "show", path, "--json"))
+    assert content["job_goodput"] == content["account_s"]["step"] / 20.0 == 0.3
+    assert [span[0] for span in content["job"][0]["spans"]] == [
+        *("waiting", "running", "restarting", "running")
+    ]
+
+
+def test_the_goodput_of_a_job_is_left_out_if_a_launch_had_none(tmp_path, capsys):
+    path = _with_job(tmp_path / "r", _start(), _end("interrupted"), _start(generation=0))
+    assert "  steps that count          -" in _printed(capsys, "show", path).splitlines()
+    assert "many hosts" not in _printed(capsys, "show", _write(tmp_path / "s", _start()))

@@ -52,6 +52,7 @@ def recorded(
     seeds: Mapping[str, int],
     mesh: "Mesh",
     changes: Mapping[str, Sequence[Any]] | None = None,
+    generation: int | None = None,
 ) -> Iterator[Record]:
     """Locks the run and records the start and the end of a launch. Set `finished` inside.
 
@@ -63,37 +64,51 @@ def recorded(
         seeds: Random seeds by name.
         mesh: Devices of the launch.
         changes: Settings that this launch changes, as {name: [before, after]}. Default: none.
+        generation: Number of the start within a job on many hosts, whose command holds the lock.
+            Default: no such job.
 
     Raises:
         RuntimeError: Another process holds the run.
     """
-    with _locked(run):
+    with locked(run) if generation is None else contextlib.nullcontext():
         earlier = [event for event in read(run) if event["event"] == "start"]
         begun = _beginning(command, seeds, mesh)
         if changes:
             begun["changes"] = dict(changes)
+        if generation is not None:
+            begun["generation"] = generation
         if earlier:
             _compare(earlier[0]["versions"], begun["versions"])
-        _append(run, begun)
+        append(run / FILE, begun)
         record = Record()
         try:
             yield record
         except BaseException as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             # Where the disk is what failed, the error that is under way says more than another one.
             with contextlib.suppress(OSError):
-                _append(run, {"event": "end", "time": now(), "outcome": "failed", "error": reason})
+                append(run / FILE, failed(error))
             raise
         outcome = "finished" if record.finished else "interrupted"
-        _append(run, {"event": "end", "time": now(), "outcome": outcome})
+        append(run / FILE, {"event": "end", "time": now(), "outcome": outcome})
 
 
-def read(run: Path) -> list[dict[str, Any]]:
+def failed(error: BaseException) -> dict[str, Any]:
+    """Returns the end of a launch that failed."""
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return {"event": "end", "time": now(), "outcome": "failed", "error": reason}
+
+
+def read(run: Path, *, file: str = FILE) -> list[dict[str, Any]]:
     """Returns the events in order; none without the file. An incomplete last line is left out.
 
-    Raises ValueError if any other line is not an event.
+    Args:
+        run: Directory of the run.
+        file: Name of the file.
+
+    Raises:
+        ValueError: Any other line is not an event.
     """
-    path = run / FILE
+    path = run / file
     data = path.read_bytes() if path.is_file() else b""
     events = []
     for number, line in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), start=1):
@@ -238,9 +253,14 @@ def _compare(first: Mapping[str, str], present: Mapping[str, str]) -> None:
         )
 
 
-def _append(run: Path, event: Mapping[str, Any]) -> None:
-    """Appends a line and syncs it to the disk. An incomplete last line is removed first."""
-    with (run / FILE).open("a+b") as file:
+def append(path: Path, event: Mapping[str, Any]) -> None:
+    """Appends a line and syncs it to the disk. An incomplete last line is removed first.
+
+    Args:
+        path: The file.
+        event: The line, with "event" and "time".
+    """
+    with path.open("a+b") as file:
         file.seek(0)
         data = file.read()
         file.truncate(data.rfind(b"\n") + 1)
@@ -250,8 +270,11 @@ def _append(run: Path, event: Mapping[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def _locked(run: Path) -> Iterator[None]:
-    """Holds a POSIX lock, which ends with this process in any case. Children do not inherit it."""
+def locked(run: Path) -> Iterator[None]:
+    """Holds a POSIX lock, which ends with this process in any case. Children do not inherit it.
+
+    Raises RuntimeError if another process holds it.
+    """
     import fcntl
 
     run.mkdir(parents=True, exist_ok=True)

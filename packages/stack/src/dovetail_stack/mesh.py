@@ -2,14 +2,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """The mesh of the command's options, of present or absent devices."""
 
+import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from dovetail_stack.processes import say
+from dovetail_stack.recipes.options import Devices
+
+_AXES = tuple(item.name for item in dataclasses.fields(Devices))
 
 
 def make_mesh(
-    axes: dict[str, int], *, absent: str | None = None, dcn: dict[str, int] | None = None
+    axes: dict[str, int],
+    *,
+    absent: str | None = None,
+    dcn: dict[str, int] | None = None,
+    use_all: bool = False,
 ) -> Any:
     """Returns the mesh of the command's options.
 
@@ -17,6 +26,7 @@ def make_mesh(
         axes: Sizes of the axes.
         absent: Kind of absent devices, such as "H200". The mesh is then abstract.
         dcn: Slices along each axis that crosses slow links; see `dovetail_train.make_mesh`.
+        use_all: Use the devices that are left as fsdp. Several processes always do.
 
     Raises:
         ValueError: There are too few devices, slices do not divide an axis, or the kind is unknown.
@@ -35,14 +45,20 @@ def make_mesh(
             f"{given} needs {used} devices and there are {present}: lower one of them, or ask "
             f"with --estimate what a step would need there"
         )
-    if used < present and jax.process_count() > 1:
-        axes, used = _over_all(axes, present), present
+    if used < present and (use_all or jax.process_count() > 1):
+        axes, used = over_all(axes, present), present
+        say(f"Using all {present} devices of the processes: --fsdp {axes['fsdp']}.")
     if used < present:
         say(f"Using {used} of {present} devices; --fsdp {present} uses all.")
     devices = jax.devices()[:used]
     if caches_cpu_programs(devices):
         _compile_anew()
     return make_mesh(**axes, devices=devices, dcn=dcn)
+
+
+def axes_of(values: Mapping[str, Any]) -> dict[str, int]:
+    """Returns the sizes of the axes of the mesh, by the options of a command."""
+    return {axis: values.get(axis, 1) for axis in _AXES}
 
 
 def parsed_dcn(text: str, axes: dict[str, int]) -> dict[str, int]:
@@ -66,16 +82,25 @@ def parsed_dcn(text: str, axes: dict[str, int]) -> dict[str, int]:
     return dcn
 
 
-def _over_all(axes: dict[str, int], present: int) -> dict[str, int]:
-    """Returns the axes with fsdp over the devices that are left: of no process may any be."""
+def over_all(axes: dict[str, int], present: int) -> dict[str, int]:
+    """Returns the axes with fsdp over the devices that are left: of no process may any be.
+
+    Args:
+        axes: Sizes of the axes.
+        present: Number of devices.
+
+    Raises:
+        ValueError: The sizes do not divide the devices, or fsdp is given and leaves some.
+    """
     used = math.prod(axes.values())
+    if used == present:
+        return axes
     if axes["fsdp"] > 1 or present % used:
         given = " × ".join(f"--{axis} {size}" for axis, size in axes.items() if size > 1)
         raise ValueError(
             f"the mesh of several processes must have all of their {present} devices, got {given} "
             f"for {used}: change one of them, or leave out --fsdp, which then takes the rest"
         )
-    say(f"Using all {present} devices of the processes: --fsdp {present // used}.")
     return axes | {"fsdp": present // used}
 
 

@@ -3,6 +3,7 @@
 """Progress bars of the commands."""
 
 import statistics
+import sys
 import time
 from collections import deque
 from collections.abc import Collection, Mapping
@@ -49,6 +50,34 @@ class Bar:
             self._rates.append(scalars["tokens_per_s"])
         self._bar.set_postfix_str(_state(scalars, self._rates), refresh=False)
         self._bar.update(step + 1 - self._bar.n)
+
+
+class Lines:
+    """A metric sink that prints a step now and then: bars do not pass through another host's log.
+
+    It has the scalars of `Bar`.
+
+    Args:
+        steps: Steps of the run.
+        every_s: Least seconds between two lines.
+    """
+
+    def __init__(self, *, steps: int, every_s: float = 5.0) -> None:
+        self._steps, self._every_s = steps, every_s
+        self._rates: deque[float] = deque(maxlen=_WINDOW)
+        self._printed_s = -every_s
+
+    def write(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Prints the step if it is time for a line, or if it is the last one."""
+        if "loss" not in scalars:
+            return
+        if "tokens_per_s" in scalars:
+            self._rates.append(scalars["tokens_per_s"])
+        now_s = time.monotonic()
+        if now_s - self._printed_s >= self._every_s or step + 1 == self._steps:
+            self._printed_s = now_s
+            shown = _state(scalars, self._rates)
+            print(f"step {step + 1}/{self._steps}: {shown}", file=sys.stderr, flush=True)
 
 
 class Writing:

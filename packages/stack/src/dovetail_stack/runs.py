@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dovetail_stack import launches, settings
+from dovetail_stack import launches, settings, states
 from dovetail_stack.commands.generate import EXPORT
 from dovetail_stack.rewinding import left_out
 from dovetail_stack.settings import Settings
@@ -146,6 +146,23 @@ def account(run: Run) -> dict[str, float] | None:
     times = _records().read_account(run.path / METRICS)
     names = ("step", "skipped", "repeated", "stalled", "idle", "other")
     return {name: getattr(times, f"{name}_s") for name in names}
+
+
+def job(run: Run) -> list[states.JobLaunch]:
+    """Returns the launches of a run on many hosts, with the states of each."""
+    return states.read_job(run.path, alive_s=[line["time_s"] for line in run.lines])
+
+
+def job_goodput(run: Run) -> float | None:
+    """Returns the share of the steps that count in the wall time of the launches on many hosts.
+
+    It counts the seconds of `account` and, other than it, the time before the first step too. None
+    without such launches, without steps, or if some launch had no job on many hosts.
+    """
+    times = account(run)
+    wall_s = sum(launch.end_s - launch.begin_s for launch in job(run))
+    of_job = all("generation" in launch for launch in run.launches)
+    return times["step"] / wall_s if times is not None and wall_s and of_job else None
 
 
 def find(directory: Path) -> Found:

@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the settings of a training run: corpora, training, export."""
 
+import contextlib
 import dataclasses
 import math
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from dovetail_stack import record_jobs, text_jobs
 from dovetail_stack.job import Job, evaluated_batches
 from dovetail_stack.processes import gathered, is_first, on_first, say
-from dovetail_stack.progress import Bar
+from dovetail_stack.progress import Bar, Lines
 from dovetail_stack.settings import FromRecords, FromText, Settings, load, option
 
 if TYPE_CHECKING:
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
     from dovetail_data import Rows
     from dovetail_stack.recipes.fitting import Recipe
-    from dovetail_train import Estimate, Eval, Hook, Program
+    from dovetail_stack.supervision import Supervision
+    from dovetail_train import Estimate, Hook, Program, Sink
 
 MOST_PASSES = 4  # over the text, for --minutes: more would train on what is known by heart
 EVALUATIONS = 8  # of the held-out loss in a run
@@ -45,7 +47,12 @@ class _Accepted:
 
 
 def execute(
-    run: Settings, out: Path, *, mesh: "Mesh", resume: Literal["exact", "convert"] = "exact"
+    run: Settings,
+    out: Path,
+    *,
+    mesh: "Mesh",
+    resume: Literal["exact", "convert"] = "exact",
+    supervision: "Supervision | None" = None,
 ) -> bool:
     """Trains a run to its end and exports it, or resumes it. Every process calls it.
 
@@ -56,11 +63,11 @@ def execute(
         out: Directory of the run.
         mesh: Devices.
         resume: See `recipes.fitting.fit`.
+        supervision: The job on many hosts to which this process belongs. Default: none.
 
     Returns:
-        False if a signal stopped the run early. Its state is then saved.
+        False if a signal or the job stopped the run early. Its state is then saved.
     """
-    from dovetail_checkpoint import on_signal
     from dovetail_data import budget
     from dovetail_stack.recipes.fitting import fit
     from dovetail_train.processes import first
@@ -77,18 +84,34 @@ def execute(
         *_evaluations(job, mesh=mesh, every=max(1, steps // EVALUATIONS)),
         *_monitoring(run, job, out),
     ]
+    if supervision is not None:
+        hooks = supervision.in_phases(hooks)
     # The module as it was trained, with adapters that are not merged.
     recipe = dataclasses.replace(job.recipe, finished=lambda module: module)
-    with on_signal(signal.SIGINT, signal.SIGTERM) as stop, Bar(steps=steps) as bar:
-        options = {"steps": steps, "hooks": hooks, "stop": stop.poll, "resume": resume}
+    with _watched(steps, supervision) as (stop, sinks):
+        options = {"steps": steps, "hooks": hooks, "stop": stop, "resume": resume}
         options["leave_out"] = [range(first, end) for first, end in run.leave_out]
         options["before"] = lambda module: _sample(job, module, step=0)
-        sinks = [_Accepted(run, out), bar]
-        module, result = fit(recipe, job.rows, out, sinks=sinks, **options)
+        module, result = fit(recipe, job.rows, out, sinks=[_Accepted(run, out), *sinks], **options)
     if not result.interrupted:
-        _sample(job, module, step=steps)
-        _export(job, module, out)
+        with contextlib.nullcontext() if supervision is None else supervision.phase("export"):
+            _sample(job, module, step=steps)
+            _export(job, module, out)
     return not result.interrupted
+
+
+@contextlib.contextmanager
+def _watched(
+    steps: int, supervision: "Supervision | None"
+) -> "Iterator[tuple[Callable[[int], bool], list[Sink]]]":
+    """Yields the trainer's `stop` and the sinks for progress."""
+    if supervision is not None:
+        yield supervision.context.stop, [Lines(steps=steps), supervision.context.progress]
+        return
+    from dovetail_checkpoint import on_signal
+
+    with on_signal(signal.SIGINT, signal.SIGTERM) as stop, Bar(steps=steps) as bar:
+        yield stop.poll, [bar]
 
 
 def _job(run: Settings, out: Path, mesh: "Mesh") -> Job:
@@ -226,7 +249,7 @@ def _plan(run: Settings, recipe: "Recipe", rows: "Rows") -> int:
     return steps
 
 
-def _evaluations(job: Job, *, mesh: "Mesh", every: int) -> "list[Eval]":
+def _evaluations(job: Job, *, mesh: "Mesh", every: int) -> "list[Hook]":
     """Returns hooks for the measures of held-out rows, also of averaged parameters."""
     from dovetail_data import batches
     from dovetail_train import Eval, process_shard

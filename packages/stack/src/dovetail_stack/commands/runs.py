@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dovetail_stack import runs, settings
+from dovetail_stack import runs, settings, states
 from dovetail_stack._command import add_action, add_json
 
 COLUMNS = ("state", "step", "mean loss", "bits/byte", "tokens/s", "stalled", "goodput", "age")
@@ -85,6 +85,8 @@ def show(args: argparse.Namespace) -> int:
     if args.json:
         content = {**run.summary(), "settings": parts, "events": list(run.events)}
         content["account_s"] = runs.account(run)
+        content["job"] = [launch.json() for launch in runs.job(run)]
+        content["job_goodput"] = runs.job_goodput(run)
         evaluations = {k: {"step": s, "value": v} for k, (s, v) in run.evaluations().items()}
         print(json.dumps({**content, "evaluations": evaluations}, indent=2))
         return 0
@@ -105,6 +107,8 @@ def show(args: argparse.Namespace) -> int:
         print("\nwhere the time went, over all launches")
         rows = [[f"  {k}", f"{v:,.1f} s", f"{v / whole:.1%}"] for k, v in account.items()]
         print(_table(rows))
+    if launches := runs.job(run):
+        print("\n" + _job(launches, runs.job_goodput(run)))
     for event in run.events:
         print("\n" + _event(event))
     return 0
@@ -162,6 +166,25 @@ def _fields(group: Any) -> dict[str, Any]:
     return dict(vars(group))
 
 
+def _job(launches: Sequence[states.JobLaunch], goodput: float | None) -> str:
+    """Returns a bar and the log of each launch on many hosts, and the time in each state."""
+    lines = ["on many hosts"]
+    for launch in launches:
+        begun = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(launch.begin_s))
+        total_s = launch.end_s - launch.begin_s
+        outcome = launch.outcome or "no end recorded"
+        lines += [f"  {begun}  {outcome} after {total_s:,.1f} s", f"    {launch.bar()}"]
+        lines += [f"    {at - launch.begin_s:8,.1f} s  {text}" for at, text in launch.log]
+    totals = states.seconds([span for launch in launches for span in launch.spans])
+    whole_s = max(sum(totals.values()), 1e-9)
+    rows = [
+        [f"  {states.SIGNS[state]} {state}", f"{total_s:,.1f} s", f"{total_s / whole_s:.1%}"]
+        for state, total_s in totals.items()
+    ]
+    share = "-" if goodput is None else f"{goodput:.1%}"
+    return "\n".join([*lines, _table([*rows, ["  steps that count", "", share]])])
+
+
 def _event(event: Mapping[str, Any]) -> str:
     """Returns a start or an end of `launches.jsonl` in a few lines."""
     if event["event"] == "end":
@@ -169,8 +192,9 @@ def _event(event: Mapping[str, Any]) -> str:
         return f"{event['time']}  {event['outcome']}{reason}"
     devices, git = event["devices"], event["git"]
     mesh = ", ".join(f"{axis}={size}" for axis, size in devices["mesh"].items())
+    start = f", start {event['generation']} of its job" if "generation" in event else ""
     lines = [
-        f"{event['time']}  started: {event['command']}",
+        f"{event['time']}  started: {event['command']}{start}",
         f"  devices   {devices['count']} × {devices['kind']} ({mesh or devices['platform']})",
         f"  host      {event['host']}, {event['cores']} cores",
         f"  seeds     {', '.join(f'{k} {v}' for k, v in event['seeds'].items())}",

@@ -20,19 +20,19 @@ from typing import Any
 from dovetail_stack import (
     checking,
     estimating,
-    launches,
+    launch_settings,
+    launching,
+    many_hosts,
     processes,
-    rewinding,
-    runs,
     settings,
     settings_file,
     training,
 )
 from dovetail_stack._command import DONE, INTERRUPTED, Parser, add_json
 from dovetail_stack.commands.generate import EXPORT
-from dovetail_stack.mesh import make_mesh, parsed_dcn
+from dovetail_stack.mesh import axes_of, make_mesh, parsed_dcn
 from dovetail_stack.recipes.options import Devices, Duration
-from dovetail_stack.settings import RECIPES, FromRecords, Settings
+from dovetail_stack.settings import RECIPES, FromRecords
 
 WRITERS = ("pretrain", "continue", "distil", "chat", "prefer")  # recipes of models that write text
 
@@ -137,6 +137,8 @@ def _everywhere(parser: Parser) -> None:
         devices.add_argument(settings.option(rate), type=float, metavar="RATE", help=help)
         parser.words[rate] = settings.option(rate)
     parser.words["device"] = "--estimate"
+    hosts = parser.add_argument_group("many hosts", "may differ when a run is resumed")
+    many_hosts.add_options(hosts)
     add_json(parser)
 
 
@@ -157,13 +159,16 @@ def _options(group: Any, part: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Prepares the text, trains and exports. Returns 130 if the run was stopped early."""
     values = _with_file(vars(args))
+    many_hosts.is_asked(values)
     if "print_settings" in values:
         print(_printed(values))
         return DONE
     if "check" in values:
         kind = RECIPES[values["recipe"]]
         assert issubclass(kind, FromRecords)  # the others do not have the option
-        print(checking.checked(settings.create(kind, _given(values, kind)), values))
+        print(
+            checking.checked(settings.create(kind, launch_settings.given_of(values, kind)), values)
+        )
         return DONE
     if "out" not in values:
         args.parser.error("the following arguments are required: --out RUN, the run's directory")
@@ -173,9 +178,11 @@ def run(args: argparse.Namespace) -> int:
             f"a run needs a directory of its own, got {str(out)!r} with a model's config.json: "
             f"pass another --out; to train that model, dovetail train continue --model {args.out}"
         )
-    axes = {axis: values.get(axis, 1) for axis in settings.AXES}
+    axes = axes_of(values)
     dcn = parsed_dcn(args.dcn, axes) if "dcn" in values else None
     rates = estimating.given_rates(values)
+    if many_hosts.is_asked(values):
+        return _drive(args, values | ({} if dcn is None else {"dcn": dcn}), out)
     if processes.join(values):
         from dovetail_train import watch_processes
 
@@ -183,7 +190,7 @@ def run(args: argparse.Namespace) -> int:
             return _train(args, values, out, make_mesh(axes, dcn=dcn))
     if "estimate" in values:
         shown = {"compiled": "compile" in values, "as_json": "json" in values}
-        planned = _planned(values, out)
+        planned = launch_settings.planned(values, out)
         print(estimating.report(planned, args.estimate, axes, dcn=dcn, rates=rates, **shown))
         return DONE
     return _train(args, values, out, make_mesh(axes, dcn=dcn))
@@ -221,7 +228,9 @@ def _printed(values: dict[str, Any]) -> str:
             del given["minutes"]  # they have become steps
     else:
         kind = RECIPES[recipe]
-    given |= _given(values, kind) | {k: values[k] for k in settings.AXES if k in values}
+    given |= launch_settings.given_of(values, kind) | {
+        k: values[k] for k in settings.AXES if k in values
+    }
     if "json" in values:
         shown = {"recipe": kind.recipe, **settings_file.values_of(kind, given)}
         return json.dumps(shown, indent=2)
@@ -229,33 +238,24 @@ def _printed(values: dict[str, Any]) -> str:
 
 
 def _train(args: argparse.Namespace, values: dict[str, Any], out: Path, mesh: Any) -> int:
-    run_settings = _agreed_settings(values, out, mesh)
-    seeds = {"seed": run_settings.training.seed}
-    as_json = "json" in values
-    record = launches.Record()
-    with (
-        contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext(),
-        contextlib.ExitStack() as stack,
-    ):
-        options = {"command": args.argv, "seeds": seeds, "mesh": mesh}
-        entered = []
-
-        def begin() -> None:
-            before = settings.load(out)
-            changes = settings.changes(before, run_settings)
-            if run_settings.rewind is not None:
-                changes |= rewinding.changes(before, run_settings, rewinding.checkpoints(out))
-            entered.append(stack.enter_context(launches.recorded(out, changes=changes, **options)))
-
-        processes.on_first(begin)
-        record = entered[0] if entered else record
-        if run_settings.rewind is not None:
-            run_settings = rewinding.completed(run_settings, out)
-        mode = values.get("resume", "exact")
-        record.finished = training.execute(run_settings, out, mesh=mesh, resume=mode)
+    with _stdout_for_json(values):
+        finished = launching.launch(values, out, mesh=mesh, command=args.argv)
     if processes.is_first():
-        _report(args, out, as_json=as_json, finished=record.finished)
-    return DONE if record.finished else INTERRUPTED
+        _report(args, out, as_json="json" in values, finished=finished)
+    return DONE if finished else INTERRUPTED
+
+
+def _drive(args: argparse.Namespace, values: dict[str, Any], out: Path) -> int:
+    with _stdout_for_json(values):
+        finished = many_hosts.drive(values, out, command=args.argv)
+    _report(args, out, as_json="json" in values, finished=finished)
+    return DONE if finished else INTERRUPTED
+
+
+def _stdout_for_json(values: dict[str, Any]) -> contextlib.AbstractContextManager[Any]:
+    """Keeps standard output for the one object of --json."""
+    as_json = "json" in values
+    return contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
 
 
 def _report(args: argparse.Namespace, out: Path, *, as_json: bool, finished: bool) -> None:
@@ -269,124 +269,3 @@ def _report(args: argparse.Namespace, out: Path, *, as_json: bool, finished: boo
         print(f"Exported {export}.{hint}")
     if not finished:
         print(f"Saved. Resume it with: dovetail train --out {args.out}", file=sys.stderr)
-
-
-def _agreed_settings(values: dict[str, Any], out: Path, mesh: Any) -> Settings:
-    """Returns the settings on every process. Process 0 checks and stores those of a new run."""
-    agreed = []
-    processes.on_first(lambda: agreed.append(_settings(values, out, mesh)))
-    processes.check_shared(out / settings.FILE)
-    return agreed[0] if agreed else _settings(values, out, mesh)
-
-
-def _planned(values: dict[str, Any], out: Path) -> Settings:
-    """Returns the settings for an estimate: the given ones, or those stored in `out`."""
-    if (out / settings.FILE).is_file():
-        return settings.load(out)
-    if values["recipe"] is None:
-        raise ValueError(
-            f"an estimate needs a recipe: type dovetail train {'|'.join(RECIPES)} --estimate KIND"
-        )
-    kind = RECIPES[values["recipe"]]
-    return settings.create(kind, _given(values, kind))
-
-
-def _settings(values: dict[str, Any], out: Path, mesh: Any) -> Settings:
-    """Returns the settings stored in `out`, or stores those of a new run.
-
-    Some options may differ from a stored run's; it keeps its own until the launch has made a step.
-    A run that failed before its first step does not count: a command with other settings replaces
-    it.
-
-    Args:
-        values: Parsed arguments by name.
-        out: Directory of the run.
-        mesh: Devices.
-    """
-    recipe: str | None = values["recipe"]
-    resumed = (out / settings.FILE).is_file()
-    if not resumed and ("rewind" in values or "leave_out" in values):
-        raise ValueError(
-            f"a run must have steps to go back or to leave some out, got no run in {str(out)!r}: "
-            "name one by --out, or leave out --rewind and --leave-out"
-        )
-    if resumed and recipe is not None and runs.never_trained(out) and not _same(values, out):
-        created = settings.create(RECIPES[recipe], _given(values, RECIPES[recipe]))
-        created = training.checked(created, mesh=mesh)
-        print(f"{out} failed before its first step: it begins anew.", file=sys.stderr)
-        runs.clear(out)
-        created.save(out)
-        return created
-    if not resumed and recipe is None:
-        names = "|".join(RECIPES)
-        raise ValueError(
-            f"{str(out)!r} holds no run to resume; a new one needs a recipe: type dovetail train "
-            f"{names} --out {out} --text DIR"
-        )
-    if recipe is not None and not resumed:
-        created = settings.create(RECIPES[recipe], _given(values, RECIPES[recipe]))
-        created = training.checked(created, mesh=mesh)
-        created.save(out)
-        return created
-    stored = settings.load(out)
-    if recipe not in (None, stored.recipe):
-        raise ValueError(
-            f"{str(out)!r} holds a run of the recipe {stored.recipe}, got {recipe}: leave the "
-            "recipe out to resume it, or start a new run with another --out"
-        )
-    return _changed(stored, values, out, mesh)
-
-
-def _changed(stored: Settings, values: dict[str, Any], out: Path, mesh: Any) -> Settings:
-    """Returns the stored settings with the given ones. Raises ValueError for another run's."""
-    given = _given(values, type(stored))
-    differing = settings.differences(given, stored)
-    if "minutes" in differing:
-        raise ValueError(
-            f"a run that has begun is extended by steps, got minutes={given['minutes']}: leave "
-            f"--minutes out, and pass --steps N, the steps in all"
-        )
-    if refused := [text for name, text in differing.items() if name not in settings.CHANGEABLE]:
-        raise ValueError(
-            f"{str(out)!r} holds a run with other settings: {', '.join(refused)}; leave "
-            "these options out to resume it, or start a new run with another --out"
-        )
-    stored = rewinding.requested(stored, values, rewinding.checkpoints(out))
-    if not differing:
-        return stored
-    made = settings.changed(given, stored)
-    training.check_batch(made, mesh)
-    changes = settings.changes(stored, made)
-    converted = [n for n in settings.CONVERTED if n in changes and 0 in changes[n]]
-    if converted and values.get("resume") != "convert":
-        raise ValueError(
-            f"the state of a run must have the arrays that were saved, got "
-            f"{', '.join(differing[name] for name in converted)}: pass --resume convert to keep "
-            f"what fits and make the rest, or leave these options out"
-        )
-    _announce(changes)
-    return made
-
-
-def _announce(changes: dict[str, list[Any]]) -> None:
-    texts = [f"{settings.option(n)} {old} is now {new}" for n, (old, new) in changes.items()]
-    line = f"The run goes on with changed settings: {', '.join(texts)}."
-    if "steps" in changes:
-        line += f" Learning rates now follow a schedule over {changes['steps'][1]} steps."
-    print(line, file=sys.stderr, flush=True)
-
-
-def _same(values: dict[str, Any], out: Path) -> bool:
-    """Tests whether the command asks for the run in `out`."""
-    stored = settings.load(out)
-    given = _given(values, type(stored))
-    return values["recipe"] == stored.recipe and not settings.differences(given, stored)
-
-
-def _given(values: dict[str, Any], kind: type[Settings]) -> dict[str, Any]:
-    """Returns the given options of a recipe, in the types of its settings."""
-    names = [
-        item.name for group in settings.parts(kind).values() for item in dataclasses.fields(group)
-    ]
-    selected = {name: values[name] for name in names if name in values}
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in selected.items()}

@@ -1,0 +1,296 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""`dovetail train` on many hosts: the command drives them, and each calls the same launch.
+
+The command checks the settings, holds the lock of the run and records the states of the job. A
+cluster then calls `ranks.rank` on all hosts, and again after a failure or on another number of
+hosts. Each call goes on from the newest checkpoint, as a launch by hand would.
+"""
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dovetail_stack import (
+    launch_settings,
+    launches,
+    rewinding,
+    settings,
+    states,
+    training,
+)
+from dovetail_stack.mesh import axes_of, over_all
+from dovetail_stack.ranks import rank
+
+if TYPE_CHECKING:
+    from jax.sharding import AbstractMesh
+
+    from dovetail_cluster import Cluster
+    from dovetail_cluster.backends.base import Backend
+
+OPTIONS = ("hosts", "fewest_hosts", "stall", "ray", "slurm")
+STALL_S = 120.0  # as `dovetail_cluster.Elastic`
+LONG = 15  # phases without steps, and the first step, may take so many times as long
+# Imported once on each host, before its ranks are forked.
+PRELOAD = ("dovetail_stack.recipes.fitting", "dovetail_stack.recipes.language_model")
+
+
+def add_options(group: Any) -> None:
+    """Declares the options. They may differ between the launches of a run."""
+    group.add_argument(
+        "--hosts",
+        type=int,
+        metavar="N",
+        help="train on N hosts as one program that survives failures: processes of this machine "
+        "with a CPU device each, or nodes of --ray",
+    )
+    group.add_argument(
+        "--fewest-hosts",
+        type=int,
+        metavar="M",
+        help="go on with as few as M hosts while others are lost (all of them)",
+    )
+    group.add_argument(
+        "--stall",
+        type=float,
+        metavar="SECONDS",
+        help=f"restart if no step is completed for so long ({STALL_S:g}); the first step, an "
+        f"evaluation or the export may take {LONG} times as long",
+    )
+    group.add_argument(
+        "--ray", metavar="ADDRESS", help="hosts are nodes of this Ray cluster, or auto"
+    )
+    group.add_argument(
+        "--slurm", action="store_true", help="hosts are the nodes of this Slurm allocation"
+    )
+
+
+def is_asked(values: Mapping[str, Any]) -> bool:
+    """Tests whether the command asks for many hosts. Raises ValueError for a contradiction."""
+    given = [name for name in OPTIONS if name in values]
+    if not given:
+        return False
+    shown = settings.option(given[0])
+    for name in ("coordinator", "processes", "process", "estimate", "check", "print_settings"):
+        if name in values:
+            raise ValueError(
+                f"a job on many hosts must be one command that trains, got {shown} and "
+                f"{settings.option(name)}: leave out one of them"
+            )
+    if not {"hosts", "ray", "slurm"} & set(given):
+        raise ValueError(f"{shown} must come with hosts, got none: add --hosts N")
+    if "slurm" in values and ("ray" in values or "hosts" in values):
+        other = "ray" if "ray" in values else "hosts"
+        raise ValueError(
+            f"the hosts of --slurm must be those of its allocation, got {settings.option(other)} "
+            f"too: leave it out"
+        )
+    for name in ("hosts", "fewest_hosts"):
+        if values.get(name, 1) < 1:
+            raise ValueError(f"{name} must be at least 1, got {name}={values[name]}: pass 2")
+    if not values.get("stall", STALL_S) > 0:
+        raise ValueError(
+            f"stall must be a number of seconds above 0, got stall={values['stall']}: pass "
+            f"--stall {STALL_S:g}"
+        )
+    return True
+
+
+def drive(values: dict[str, Any], out: Path, *, command: Sequence[str]) -> bool:
+    """Trains a run on many hosts to its end, or resumes it.
+
+    Args:
+        values: Parsed options by name.
+        out: Directory of the run, which all hosts share.
+        command: Arguments of the command `dovetail`.
+
+    Returns:
+        False if Ctrl-C or SIGTERM stopped it early. Its state is then saved.
+
+    Raises:
+        ValueError: Options contradict each other, or a number of hosts does not fit.
+        RuntimeError: The job failed more often than it may, or another process holds the run.
+    """
+    import jax
+
+    from dovetail_cluster import Cluster, Elastic
+
+    jax.config.update("jax_platforms", "cpu")  # the devices are for the ranks
+    is_local = not {"ray", "slurm"} & values.keys()
+    stall_s = values.get("stall", STALL_S)
+    with contextlib.ExitStack() as stack:
+        backend, devices = _backend(values), 1
+        cluster = None
+        if not is_local:
+            cluster = stack.enter_context(Cluster(backend, preload=PRELOAD))
+            devices = min(cluster.map(_count_devices))
+        numbers = allowed(values, out, hosts=backend.count, devices_per_host=devices)
+        changes = _prepare(values, out, devices=max(numbers) * devices)
+        stack.enter_context(launches.locked(out))
+        recorder = stack.enter_context(states.recorded(out, numbers))
+        if cluster is None:
+            cluster = stack.enter_context(Cluster(backend, preload=PRELOAD))
+        stack.enter_context(_suspended_by_signals(cluster))
+        elastic = Elastic(hosts=numbers, stall_s=stall_s, first_step_s=LONG * stall_s)
+        arguments = _for_ranks(values), out, list(command), changes, LONG * stall_s
+
+        def watch(state: str, since_s: float) -> None:
+            recorder.enter(state, since_s)
+            if state == "suspended":
+                raise _SuspendedError
+
+        return _outcome(
+            lambda: cluster.run(rank, *arguments, elastic=elastic, watch=watch).value, out, recorder
+        )
+
+
+def allowed(
+    values: dict[str, Any], out: Path, *, hosts: int, devices_per_host: int
+) -> tuple[int, ...]:
+    """Returns the numbers of hosts that the job may have, from --fewest-hosts on.
+
+    Args:
+        values: Parsed options by name.
+        out: Directory of the run.
+        hosts: Number of all hosts.
+        devices_per_host: Number of devices of each.
+
+    Raises:
+        ValueError: The mesh of the most or of the fewest hosts does not divide the batch. The
+            message lists the numbers that fit.
+    """
+    fewest = values.get("fewest_hosts", hosts)
+    if fewest > hosts:
+        raise ValueError(
+            f"fewest_hosts must be at most the {hosts} hosts, got fewest_hosts={fewest}: pass "
+            f"--fewest-hosts {hosts}, or leave it out"
+        )
+    run = launch_settings.planned(values, out)
+    given = launch_settings.given_of(values, type(run))
+    run = settings.changed(given, run) if given else run
+    errors = {n: _misfit(run, values, n * devices_per_host) for n in range(1, hosts + 1)}
+    wrong = next((n for n in (hosts, fewest) if errors[n] is not None), None)
+    if wrong is not None:
+        fitting = ", ".join(str(n) for n, error in errors.items() if error is None)
+        raise ValueError(
+            f"the mesh of {wrong} hosts with {devices_per_host} devices each must fit: "
+            f"{errors[wrong]}. Numbers of hosts that fit: {fitting or 'none'}"
+        )
+    return tuple(n for n in range(fewest, hosts + 1) if errors[n] is None)
+
+
+class _SuspendedError(Exception):
+    """The job stands still at an agreed step, saved, as a signal has asked."""
+
+
+class _RefusedError(RuntimeError):
+    """The ranks have refused, with this message and exit code."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def _backend(values: Mapping[str, Any]) -> "Backend":
+    if "slurm" in values:
+        from dovetail_cluster import Slurm
+
+        return Slurm()
+    if "ray" in values:
+        from dovetail_cluster import Ray
+
+        return Ray(None if values["ray"] == "auto" else values["ray"], values.get("hosts"))
+    from dovetail_cluster import Local
+
+    return Local(values["hosts"])
+
+
+def _count_devices() -> int:
+    import jax
+
+    return jax.local_device_count()
+
+
+def _misfit(run: settings.Settings, values: Mapping[str, Any], devices: int) -> str | None:
+    """Returns the reason why the mesh over so many devices does not fit, or None."""
+    try:
+        training.check_batch(run, _absent_mesh(values, devices))
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _absent_mesh(values: Mapping[str, Any], devices: int) -> "AbstractMesh":
+    from dovetail_train import abstract_mesh
+
+    return abstract_mesh(devices, device=None, **over_all(axes_of(values), devices))
+
+
+def _prepare(values: dict[str, Any], out: Path, *, devices: int) -> dict[str, Any]:
+    """Checks and stores the settings, and completes a rewind. Returns what the rewind changed."""
+    run = launch_settings.resolved(values, out, _absent_mesh(values, devices))
+    if run.rewind is None:
+        return {}
+    changes = rewinding.changes(settings.load(out), run, rewinding.checkpoints(out))
+    rewinding.completed(run, out)
+    return changes
+
+
+def _for_ranks(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the options of a launch on a rank. A rewind has been completed."""
+    left_out = {*OPTIONS, "parser", "argv", "rewind", "leave_out", "debug", "json"}
+    return {name: value for name, value in values.items() if name not in left_out}
+
+
+@contextlib.contextmanager
+def _suspended_by_signals(cluster: "Cluster") -> Iterator[None]:
+    """SIGINT or SIGTERM suspends the job in the block, so that it saves. A second one ends it."""
+    asked: list[int] = []
+
+    def suspend(number: int, frame: object) -> None:
+        if asked:
+            raise KeyboardInterrupt("what was not saved is lost")
+        asked.append(number)
+        # A print could be interrupted by this handler, which may not print then.
+        os.write(2, b"Stopping at an agreed step, to save. The same again stops at once.\n")
+        cluster.resize(0)
+
+    before = {number: signal.signal(number, suspend) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _outcome(run: Callable[[], dict[str, Any]], out: Path, recorder: states.Recorder) -> bool:
+    """Runs the job and records its end. Raises the error of a rank as the launch raised it."""
+    from dovetail_cluster import JobError, RankError
+
+    try:
+        value = run()
+    except _SuspendedError:
+        last = launches.read(out)[-1:]
+        finished = bool(last) and last[0].get("outcome") == "finished"
+        recorder.end("finished" if finished else "interrupted")
+        return finished
+    except JobError as error:
+        _end_launch(out, error)
+        if isinstance(error, RankError) and error.__cause__ is not None:
+            raise error.__cause__ from error
+        raise
+    if "error" in value:
+        _end_launch(out, RuntimeError(value["error"]))
+        raise _RefusedError(value["error"], value["exit_code"])
+    recorder.end("finished")
+    return True
+
+
+def _end_launch(out: Path, error: Exception) -> None:
+    """Records the end of a launch that could not do so itself."""
+    events = launches.read(out)
+    if events and events[-1]["event"] == "start":
+        launches.append(out / launches.FILE, launches.failed(error))

@@ -1,0 +1,89 @@
+# Copyright 2026 The Dovetail Authors
+# SPDX-License-Identifier: Apache-2.0
+"""A launch on one of many hosts: the function that a cluster calls on each of them.
+
+A refusal, such as text without a held-out part, is an answer: another start would give it again.
+The ranks return it together. Any other exception is a failure, and the cluster decides.
+"""
+
+import contextlib
+import re
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dovetail_stack import launching
+from dovetail_stack._command import FAILED
+from dovetail_stack.mesh import axes_of, make_mesh
+from dovetail_stack.supervision import Supervision
+
+if TYPE_CHECKING:
+    from dovetail_cluster import Context
+
+REFUSAL_S = 60.0  # for the other ranks to refuse too
+_OF_XLA = re.compile(r"[A-Z_]+: ")  # such as "UNKNOWN: Gloo ...", a ValueError for a lost rank
+
+
+def rank(
+    context: "Context",
+    values: dict[str, Any],
+    out: Path,
+    command: list[str],
+    changes: dict[str, Any],
+    phase_s: float,
+) -> dict[str, Any]:
+    """Makes a launch on a host. Every rank calls it.
+
+    Args:
+        context: The rank.
+        values: Parsed options by name.
+        out: Directory of the run.
+        command: Arguments of the command `dovetail`.
+        changes: Settings that a rewind has changed; see `launches.recorded`.
+        phase_s: Deadline of an evaluation or an export, in seconds.
+
+    Returns:
+        {"finished": bool}, or {"error": message, "exit_code": int} of a refusal.
+    """
+    try:
+        mesh = make_mesh(axes_of(values), dcn=values.get("dcn"), use_all=True)
+        finished = launching.launch(
+            values,
+            out,
+            mesh=mesh,
+            command=command,
+            changes=changes if context.generation == 0 else {},
+            supervision=Supervision(context, phase_s),
+        )
+    except Exception as error:
+        refusal = _refusal(error)
+        if refusal is None or not _refused_together(refusal):
+            raise
+        return refusal
+    return {"finished": finished}
+
+
+def _refusal(error: Exception) -> dict[str, Any] | None:
+    """Returns the answer for an error that another start would give again, or None."""
+    answers = isinstance(error, ValueError | ImportError) or hasattr(error, "exit_code")
+    if not answers or _OF_XLA.match(str(error)):
+        return None
+    message = "\n".join([str(error), *getattr(error, "__notes__", ())])
+    return {"error": message, "exit_code": getattr(error, "exit_code", FAILED)}
+
+
+def _refused_together(refusal: dict[str, Any]) -> bool:
+    """Tests whether all ranks refuse. One that works on would wait for the others for long."""
+    from dovetail_train.processes import gather
+
+    answers: list[Any] = []
+
+    def ask() -> None:
+        # Ranks in another collective, or gone, break this one in ways of their own.
+        with contextlib.suppress(Exception):
+            answers.extend(gather(refusal))
+
+    thread = threading.Thread(target=ask, daemon=True, name="dovetail-refusal")
+    thread.start()
+    thread.join(REFUSAL_S)
+    return bool(answers) and all(isinstance(a, dict) and "error" in a for a in answers)

@@ -2,8 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The options of `dovetail train` for many hosts, as far as they go before a host is started."""
 
+import subprocess
+import sys
+
 import pytest
 
+import dovetail_cluster
 from dovetail_stack import cli, many_hosts, settings
 from dovetail_stack.settings import Pretrain
 
@@ -98,3 +102,20 @@ def test_an_explicit_mesh_fits_one_number_of_hosts(tmp_path):
     assert many_hosts.allowed(values, tmp_path, hosts=3, devices_per_host=1) == (3,)
     with pytest.raises(ValueError, match=r"leave out --fsdp.*that fit: 3$"):
         many_hosts.allowed(values, tmp_path, hosts=4, devices_per_host=1)
+
+
+def test_a_run_of_another_command_is_refused_before_a_host_is_started(texts, capsys, monkeypatch):
+    out = texts.parent / "run"
+    hold = "import sys; from pathlib import Path; from dovetail_stack.launches import locked\n"
+    hold += "with locked(Path(sys.argv[1])): print('held', flush=True); sys.stdin.readline()"
+    monkeypatch.setattr(dovetail_cluster, "Cluster", None)  # a call of it would be a TypeError
+    line = ["train", "pretrain", "--text", str(texts), "--out", str(out), "--hosts", "2"]
+    with subprocess.Popen(
+        [sys.executable, "-c", hold, out], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout.readline() == b"held\n"
+        code = cli.main(line)
+        holder.communicate(b"\n")
+    assert code == 1
+    assert "a run must have one process at a time, got" in capsys.readouterr().err
+    assert not (out / "job.jsonl").exists()

@@ -19,7 +19,9 @@ from dovetail_cluster.events import PORT_TAKEN, Commit, Propose, Raised, Returne
 from dovetail_cluster.run.messages import Job, Leave, Stall, Task, TaskDone
 from dovetail_cluster.run.wire import Link, read_frame, split
 
-_HEARTBEAT_S = 10  # JAX's own default is 100
+# JAX would abort the rank that a debugger or a signal has stopped, and blame the others. The
+# controller knows of every death at once, and of a stop by its deadline.
+_HEARTBEAT_S = 3600
 _JOIN_S = 120
 
 

@@ -26,7 +26,6 @@ from dovetail_stack import (
     processes,
     settings,
     settings_file,
-    training,
 )
 from dovetail_stack._command import DONE, INTERRUPTED, Parser, add_json
 from dovetail_stack.commands.generate import EXPORT

@@ -17,6 +17,11 @@ class RankError(JobError):
 
     `__cause__` is the exception itself, if it could be pickled.
 
+    Args:
+        message: The message, with the traceback of the rank.
+        rank: The rank that raised first.
+        generation: The generation in which it did.
+
     Attributes:
         rank: The rank that raised first.
         generation: The generation in which it did.

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What the controller hears and what it answers: the whole language between it and the daemons.
+"""Events and actions of the controller, its whole language.
 
 A host is a number that a daemon gets when it joins, and that is never used again. A generation is
 one call of the user's function on all hosts of the job; a rank is a host's place in it.
@@ -14,7 +14,7 @@ PORT_TAKEN = 98  # exit code of a first rank that could not listen at its addres
 
 
 class Joined(NamedTuple):
-    """A daemon has dialled in; its server of ranks is up."""
+    """A daemon has connected, and its server of ranks is up."""
 
     host: int
     name: str
@@ -28,7 +28,13 @@ class Probed(NamedTuple):
 
 
 class Reserved(NamedTuple):
-    """A host offers an address, "HOST:PORT", for the coordinator of a generation."""
+    """A host offers an address for the coordinator of a generation.
+
+    Args:
+        host: Number of the host.
+        generation: Number of the generation.
+        address: "HOST:PORT".
+    """
 
     host: int
     generation: int
@@ -36,10 +42,15 @@ class Reserved(NamedTuple):
 
 
 class Progressed(NamedTuple):
-    """What a rank has done so far: sent at most every tenth of a second, and as a sign of life.
+    """Progress of a rank, at most ten times a second. It is also a sign of life.
 
-    `step` is the last completed step, None before the first. `asked` counts the calls of
-    `Context.stop`. `phase` is the name of the open phase, "" for none, and `stall_s` its deadline.
+    Args:
+        host: Number of the host.
+        generation: Number of the generation.
+        step: The last completed step, None before the first.
+        asked: Number of calls of `Context.stop`.
+        phase: Name of the open phase, "" for none.
+        stall_s: Deadline of the phase in seconds.
     """
 
     host: int
@@ -51,7 +62,15 @@ class Progressed(NamedTuple):
 
 
 class Answered(NamedTuple):
-    """A rank's answer to `Propose`: whether it will wait there, and how many questions it asked."""
+    """Answer of a rank to `Propose`.
+
+    Args:
+        host: Number of the host.
+        generation: Number of the generation.
+        question: Number of a call of `Context.stop`, from 0.
+        accepted: The rank will wait at the question.
+        asked: Number of calls of `Context.stop`.
+    """
 
     host: int
     generation: int
@@ -61,7 +80,14 @@ class Answered(NamedTuple):
 
 
 class Returned(NamedTuple):
-    """The user's function has returned. `value` is pickled; `stopped`: `Context.stop` said True."""
+    """The user's function has returned.
+
+    Args:
+        host: Number of the host.
+        generation: Number of the generation.
+        value: Its pickled result.
+        stopped: `Context.stop` has returned True.
+    """
 
     host: int
     generation: int
@@ -72,8 +98,13 @@ class Returned(NamedTuple):
 class Raised(NamedTuple):
     """The user's function has raised.
 
-    `kind` and `message` are those of the exception, `text` is its traceback, `error` the pickled
-    exception if it can be pickled.
+    Args:
+        host: Number of the host.
+        generation: Number of the generation.
+        kind: Name of the exception's class.
+        message: Its message.
+        text: Its traceback.
+        error: The pickled exception, None if it cannot be pickled.
     """
 
     host: int
@@ -85,9 +116,13 @@ class Raised(NamedTuple):
 
 
 class Exited(NamedTuple):
-    """The process of a rank is gone, with this exit code: negative is a signal.
+    """The process of a rank is gone.
 
-    With `PORT_TAKEN`, before any step or question, the generation starts again at another port.
+    Args:
+        host: Number of the host.
+        generation: Number of the generation.
+        code: Its exit code, negative for a signal. After `PORT_TAKEN` the generation starts
+            again at another port.
     """
 
     host: int
@@ -96,7 +131,13 @@ class Exited(NamedTuple):
 
 
 class Dumped(NamedTuple):
-    """The Python stacks of a rank, "" if there are none."""
+    """Python stacks of a rank.
+
+    Args:
+        host: Number of the host.
+        generation: Number of the generation.
+        stacks: The stacks, "" if there are none.
+    """
 
     host: int
     generation: int
@@ -146,7 +187,15 @@ class Reserve(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Fork a rank, which joins the others at `address` and calls the user's function."""
+    """Fork a rank, which joins the others and calls the user's function.
+
+    Args:
+        host: Number of the host.
+        generation: Number of the generation.
+        rank: Number of the rank.
+        hosts: Number of ranks.
+        address: "HOST:PORT" of the coordinator.
+    """
 
     host: int
     generation: int
@@ -156,7 +205,13 @@ class Start(NamedTuple):
 
 
 class Propose(NamedTuple):
-    """Ask a rank to wait at its question of that number, counted from 0. See `Answered`."""
+    """Ask a rank to wait at a question. Answered by `Answered`.
+
+    Args:
+        host: Number of the host.
+        generation: Number of the generation.
+        question: Number of a call of `Context.stop`, from 0.
+    """
 
     host: int
     generation: int
@@ -164,7 +219,13 @@ class Propose(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """Let a rank that waits, or will wait, at that question answer it with True."""
+    """Let a rank that waits, or will wait, at a question answer it with True.
+
+    Args:
+        host: Number of the host.
+        generation: Number of the generation.
+        question: Number of a call of `Context.stop`, from 0.
+    """
 
     host: int
     generation: int

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What a backend does: it places one daemon on each host, and takes it away."""
+"""The interface of a backend, which places one daemon on each host and takes it away."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Placed(Protocol):
 
     @property
     def name(self) -> str:
-        """What the place is called in messages, such as a host's name."""
+        """Name of the place in messages, such as a host's name."""
         ...
 
     def poll(self) -> int | None:
@@ -28,7 +28,7 @@ class Placed(Protocol):
 
 @runtime_checkable
 class Backend(Protocol):
-    """Where hosts come from.
+    """A source of hosts.
 
     Attributes:
         count: Number of hosts to place at first.

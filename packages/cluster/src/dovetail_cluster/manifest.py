@@ -65,7 +65,7 @@ def manifest(
 
     Example:
 
-        >>> print(manifest("sbatch", command=["python", "train.py"], hosts=2).splitlines()[2])
+        >>> print(manifest("sbatch", command=["python", "train.py"], hosts=2).splitlines()[1])
         #SBATCH --nodes=2
     """
     if kind not in ("jobset", "rayjob", "sbatch"):

@@ -9,6 +9,7 @@
 - Clusters: `Cluster`, with `Result` of a run, and `Host` to inject faults
 - Where hosts come from: `Local`, `Ray`, `Slurm`, `Env`; `manifest` for their schedulers
 - Inside the function: `Context`
+- Checkpoints in the hosts' memory: `LocalTier`, with `Advice` on the interval
 - How a job meets failures: `Elastic`
 - Devices that are absent: `devices`, `compiled`, `search`, `Compiled`, `Devices`, `Traffic`
 - Errors: `JobError`, `RankError`, `StallError`, `HostsError`, `BuildError`
@@ -27,6 +28,7 @@ from dovetail_cluster.elastic import Elastic
 from dovetail_cluster.errors import BuildError, HostsError, JobError, RankError, StallError
 from dovetail_cluster.faults import Host
 from dovetail_cluster.manifest import manifest
+from dovetail_cluster.tier.local import Advice, LocalTier
 
 __all__ = [  # noqa: RUF022, by topic
     # Clusters
@@ -41,6 +43,9 @@ __all__ = [  # noqa: RUF022, by topic
     "manifest",
     # Inside the function
     "Context",
+    # Checkpoints in memory
+    "LocalTier",
+    "Advice",
     # How a job meets failures
     "Elastic",
     # Devices that are absent

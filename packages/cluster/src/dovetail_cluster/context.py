@@ -13,7 +13,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from dovetail_cluster.events import Answered, Commit, Progressed, Propose
 
@@ -23,6 +23,16 @@ if TYPE_CHECKING:
 AXES = ("stage", "data", "fsdp", "expert", "context", "tensor")
 
 SinkT = TypeVar("SinkT")
+
+
+class Home(NamedTuple):
+    """What a rank has from its daemon: a folder that outlives it, an address to listen on, and the
+    driver's `time.time()` when the run began.
+    """
+
+    shelf: str
+    local: str
+    begun_s: float
 
 
 class Progress:
@@ -53,6 +63,7 @@ class Context:
         hosts: Number of ranks, one on each host.
         generation: Number of this call of the function. It grows with each restart.
         host: Number of the host.
+        home: What the rank has from its daemon; None without one.
 
     Attributes:
         rank: Number of this rank, from 0.
@@ -61,8 +72,17 @@ class Context:
         progress: Sink for completed steps: `progress.write(step, scalars)`.
     """
 
-    def __init__(self, rank: int, hosts: int, generation: int, *, host: int = 0) -> None:
+    def __init__(
+        self,
+        rank: int,
+        hosts: int,
+        generation: int,
+        *,
+        host: int = 0,
+        home: Home | None = None,
+    ) -> None:
         self.rank, self.hosts, self.generation = rank, hosts, generation
+        self._home, self._tiers = home, 0
         self.progress = Progress(self)
         self._host = host
         self._changed = threading.Condition(threading.Lock())

@@ -41,6 +41,7 @@ from dovetail_cluster.events import (
 from dovetail_cluster.run import messages
 from dovetail_cluster.run.child import Child
 from dovetail_cluster.run.server import send_request
+from dovetail_cluster.run.shelf import Shelf, base
 from dovetail_cluster.run.surroundings import rank_environment
 from dovetail_cluster.run.wire import (
     BEAT_S,
@@ -82,6 +83,8 @@ class Daemon:
         self._coordinator: socket.socket | None = None
         self._notices = 0
         self._welcome = messages.Welcome(-1, (), "all")
+        self._shelf = Shelf(base(os.environ))
+        self._shelf_of_run = self._shelf.path
         self._server: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
 
@@ -142,7 +145,11 @@ class Daemon:
         )
         theirs.close()
         self._socket = own
-        setup = {"paths": self._welcome.paths, "preload": self._preload}
+        setup = {
+            "paths": self._welcome.paths,
+            "preload": self._preload,
+            "shelf": str(self._shelf.path),
+        }
         send_request(own, setup, [])
         threading.Thread(target=self._read_server, args=(own,), daemon=True).start()
 
@@ -189,6 +196,7 @@ class Daemon:
                 self._start_server()
             case messages.Program():
                 self._program = message
+                self._shelf_of_run = self._shelf.begin(message.run)
             case Reserve():
                 self._reserve(message)
             case Start():
@@ -248,6 +256,8 @@ class Daemon:
             start.address,
             self._link.local,
             self._program.data,
+            str(self._shelf_of_run),
+            self._program.begun_s,
         )
         run = self._program.run
         log = self._welcome.logs == "all" or (self._welcome.logs == "first" and start.rank == 0)
@@ -328,6 +338,7 @@ class Daemon:
             except subprocess.TimeoutExpired:
                 self._server.kill()  # its ranks die with it
                 self._server.wait()
+        self._shelf.close()
         self._link.close()
 
 

@@ -82,7 +82,7 @@ class Driver:
         watch: Callable[[str, float], None] | None = None,
     ) -> None:
         self._fleet, self._elastic = fleet, elastic
-        self._program = messages.Program(next(_numbers), program)
+        self._program = messages.Program(next(_numbers), program, time.time())
         self._hosts, self._watch = hosts, watch
         self._state = ""
         self._generations: dict[int, Ranks] = {}

@@ -45,10 +45,14 @@ class Beat(NamedTuple):
 
 
 class Program(NamedTuple):
-    """The function and arguments of a run, pickled. Ranks are started with the newest."""
+    """The function and arguments of a run, pickled. Ranks are started with the newest.
+
+    `begun_s` is the driver's `time.time()` when the run began.
+    """
 
     run: int
     data: bytes
+    begun_s: float = 0.0
 
 
 class RunEvent(NamedTuple):
@@ -131,6 +135,8 @@ class Job(NamedTuple):
         address: Address of the coordinator.
         local: Address of this host, for gloo.
         program: The pickled function and arguments.
+        shelf: The host's folder for checkpoints of this run.
+        begun_s: `time.time()` of the driver when the run began.
     """
 
     host: int
@@ -140,6 +146,8 @@ class Job(NamedTuple):
     address: str
     local: str
     program: bytes
+    shelf: str = ""
+    begun_s: float = 0.0
 
 
 class Stall(NamedTuple):

@@ -14,7 +14,7 @@ import threading
 import traceback
 from typing import Any, NoReturn
 
-from dovetail_cluster.context import Context, pump
+from dovetail_cluster.context import Context, Home, pump
 from dovetail_cluster.events import PORT_TAKEN, Commit, Propose, Raised, Returned
 from dovetail_cluster.run.messages import Job, Leave, Stall, Task, TaskDone
 from dovetail_cluster.run.wire import Link, read_frame, split
@@ -70,7 +70,8 @@ def _call_task(task: Task) -> TaskDone:
 
 
 def _run(job: Job, link: Link, left: threading.Event) -> None:
-    context = Context(job.rank, job.hosts, job.generation, host=job.host)
+    home = Home(job.shelf, job.local, job.begun_s)
+    context = Context(job.rank, job.hosts, job.generation, host=job.host, home=home)
 
     def receive(message: Any) -> None:
         match message:

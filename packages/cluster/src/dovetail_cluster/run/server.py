@@ -31,6 +31,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from dovetail_cluster.run import rank
+from dovetail_cluster.run.shelf import remove
 from dovetail_cluster.run.wire import read_frame, write_frame
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -208,6 +209,7 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     server.serve()
+    remove(setup["shelf"])  # a daemon that was killed could not
 
 
 if __name__ == "__main__":

@@ -64,6 +64,7 @@ class Tier(LocalTier):
         waits = os.path.exists(os.path.join(self._path, "wait"))
         if step == 10 and self._ctx.generation == 0 and waits:
             self._settle()
+            self._store.wait()  # for step 6: a kill earlier would take it, and rightly
             Path(self._path, f"waits{self._ctx.rank}").touch()
             while True:
                 time.sleep(0.05)

@@ -26,8 +26,12 @@ SinkT = TypeVar("SinkT")
 
 
 class Home(NamedTuple):
-    """What a rank has from its daemon: a folder that outlives it, an address to listen on, and the
-    driver's `time.time()` when the run began.
+    """A rank's place on its host, from the daemon.
+
+    Args:
+        shelf: A folder that outlives the rank.
+        local: The address to listen on.
+        begun_s: The driver's `time.time()` when the run began.
     """
 
     shelf: str

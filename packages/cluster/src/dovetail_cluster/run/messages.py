@@ -47,7 +47,10 @@ class Beat(NamedTuple):
 class Program(NamedTuple):
     """The function and arguments of a run, pickled. Ranks are started with the newest.
 
-    `begun_s` is the driver's `time.time()` when the run began.
+    Args:
+        run: Number of the run.
+        data: The pickle.
+        begun_s: The driver's `time.time()` when the run began.
     """
 
     run: int

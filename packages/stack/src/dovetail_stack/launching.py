@@ -1,20 +1,19 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""One launch of a run: its settings, its record, and its training. Every process calls it."""
+"""One launch of a run: its settings, its record and its training. Every process calls it.
+
+The settings are the options that were typed, joined with those stored in the run.
+"""
 
 import contextlib
+import dataclasses
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dovetail_stack import (
-    launch_settings,
-    launches,
-    processes,
-    rewinding,
-    settings,
-    training,
-)
+from dovetail_stack import launches, processes, rewinding, runs, settings, training
+from dovetail_stack.settings import RECIPES, Settings
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -44,7 +43,7 @@ def launch(
     Returns:
         False if it was stopped early. Its state is then saved.
     """
-    run = launch_settings.agreed(values, out, mesh)
+    run = agreed(values, out, mesh)
     record = launches.Record()
     with contextlib.ExitStack() as stack:
         options = {"command": command, "seeds": {"seed": run.training.seed}, "mesh": mesh}
@@ -67,3 +66,130 @@ def launch(
             made, out, mesh=mesh, resume=mode, supervision=supervision
         )
     return record.finished
+
+
+def agreed(values: dict[str, Any], out: Path, mesh: Any) -> Settings:
+    """Returns the settings on every process. Process 0 checks and stores those of a new run.
+
+    Args:
+        values: Parsed options by name.
+        out: Directory of the run.
+        mesh: Devices.
+    """
+    on_first = []
+    processes.on_first(lambda: on_first.append(resolved(values, out, mesh)))
+    processes.check_shared(out / settings.FILE)
+    return on_first[0] if on_first else resolved(values, out, mesh)
+
+
+def planned(values: dict[str, Any], out: Path) -> Settings:
+    """Returns the settings for an estimate: the given ones, or those stored in `out`."""
+    if (out / settings.FILE).is_file():
+        return settings.load(out)
+    if values["recipe"] is None:
+        raise ValueError(
+            f"an estimate needs a recipe: type dovetail train {'|'.join(RECIPES)} --estimate KIND"
+        )
+    kind = RECIPES[values["recipe"]]
+    return settings.create(kind, given_of(values, kind))
+
+
+def resolved(values: dict[str, Any], out: Path, mesh: Any) -> Settings:
+    """Returns the settings stored in `out`, or stores those of a new run.
+
+    Some options may differ from a stored run's; it keeps its own until the launch has made a step.
+    A run that failed before its first step does not count: a command with other settings replaces
+    it.
+
+    Args:
+        values: Parsed arguments by name.
+        out: Directory of the run.
+        mesh: Devices.
+    """
+    recipe: str | None = values["recipe"]
+    resumed = (out / settings.FILE).is_file()
+    if not resumed and ("rewind" in values or "leave_out" in values):
+        raise ValueError(
+            f"a run must have steps to go back or to leave some out, got no run in {str(out)!r}: "
+            "name one by --out, or leave out --rewind and --leave-out"
+        )
+    if resumed and recipe is not None and runs.never_trained(out) and not _same(values, out):
+        created = settings.create(RECIPES[recipe], given_of(values, RECIPES[recipe]))
+        created = training.checked(created, mesh=mesh)
+        print(f"{out} failed before its first step: it begins anew.", file=sys.stderr)
+        runs.clear(out)
+        created.save(out)
+        return created
+    if not resumed and recipe is None:
+        names = "|".join(RECIPES)
+        raise ValueError(
+            f"{str(out)!r} holds no run to resume; a new one needs a recipe: type dovetail train "
+            f"{names} --out {out} --text DIR"
+        )
+    if recipe is not None and not resumed:
+        created = settings.create(RECIPES[recipe], given_of(values, RECIPES[recipe]))
+        created = training.checked(created, mesh=mesh)
+        created.save(out)
+        return created
+    stored = settings.load(out)
+    if recipe not in (None, stored.recipe):
+        raise ValueError(
+            f"{str(out)!r} holds a run of the recipe {stored.recipe}, got {recipe}: leave the "
+            "recipe out to resume it, or start a new run with another --out"
+        )
+    return _changed(stored, values, out, mesh)
+
+
+def _changed(stored: Settings, values: dict[str, Any], out: Path, mesh: Any) -> Settings:
+    """Returns the stored settings with the given ones. Raises ValueError for another run's."""
+    given = given_of(values, type(stored))
+    differing = settings.differences(given, stored)
+    if "minutes" in differing:
+        raise ValueError(
+            f"a run that has begun is extended by steps, got minutes={given['minutes']}: leave "
+            f"--minutes out, and pass --steps N, the steps in all"
+        )
+    if refused := [text for name, text in differing.items() if name not in settings.CHANGEABLE]:
+        raise ValueError(
+            f"{str(out)!r} holds a run with other settings: {', '.join(refused)}; leave "
+            "these options out to resume it, or start a new run with another --out"
+        )
+    stored = rewinding.requested(stored, values, rewinding.checkpoints(out))
+    if not differing:
+        return stored
+    made = settings.changed(given, stored)
+    training.check_batch(made, mesh)
+    changes = settings.changes(stored, made)
+    converted = [n for n in settings.CONVERTED if n in changes and 0 in changes[n]]
+    if converted and values.get("resume") != "convert":
+        raise ValueError(
+            f"the state of a run must have the arrays that were saved, got "
+            f"{', '.join(differing[name] for name in converted)}: pass --resume convert to keep "
+            f"what fits and make the rest, or leave these options out"
+        )
+    _announce(changes)
+    return made
+
+
+def _announce(changes: dict[str, list[Any]]) -> None:
+    texts = [f"{settings.option(n)} {old} is now {new}" for n, (old, new) in changes.items()]
+    line = f"The run goes on with changed settings: {', '.join(texts)}."
+    if "steps" in changes:
+        line += f" Learning rates now follow a schedule over {changes['steps'][1]} steps."
+    print(line, file=sys.stderr, flush=True)
+
+
+def _same(values: dict[str, Any], out: Path) -> bool:
+    """Tests whether the command asks for the run in `out`."""
+    stored = settings.load(out)
+    given = given_of(values, type(stored))
+    return values["recipe"] == stored.recipe and not settings.differences(given, stored)
+
+
+def given_of(values: dict[str, Any], kind: type[Settings]) -> dict[str, Any]:
+    """Returns the given options of a recipe, in the types of its settings."""
+    names = [
+        item.name for group in settings.parts(kind).values() for item in dataclasses.fields(group)
+    ]
+    selected = {name: values[name] for name in names if name in values}
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in selected.items()}

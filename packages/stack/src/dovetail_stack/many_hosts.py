@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dovetail_stack import (
-    launch_settings,
     launches,
+    launching,
     rewinding,
     settings,
     states,
@@ -36,36 +36,6 @@ STALL_S = 120.0  # as `dovetail_cluster.Elastic`
 LONG = 15  # phases without steps, and the first step, may take so many times as long
 # Imported once on each host, before its ranks are forked.
 PRELOAD = ("dovetail_stack.recipes.fitting", "dovetail_stack.recipes.language_model")
-
-
-def add_options(group: Any) -> None:
-    """Declares the options. They may differ between the launches of a run."""
-    group.add_argument(
-        "--hosts",
-        type=int,
-        metavar="N",
-        help="train on N hosts as one program that survives failures: processes of this machine "
-        "with a CPU device each, or nodes of --ray",
-    )
-    group.add_argument(
-        "--fewest-hosts",
-        type=int,
-        metavar="M",
-        help="go on with as few as M hosts while others are lost (all of them)",
-    )
-    group.add_argument(
-        "--stall",
-        type=float,
-        metavar="SECONDS",
-        help=f"restart if no step is completed for so long ({STALL_S:g}); the first step, an "
-        f"evaluation or the export may take {LONG} times as long",
-    )
-    group.add_argument(
-        "--ray", metavar="ADDRESS", help="hosts are nodes of this Ray cluster, or auto"
-    )
-    group.add_argument(
-        "--slurm", action="store_true", help="hosts are the nodes of this Slurm allocation"
-    )
 
 
 def is_asked(values: Mapping[str, Any]) -> bool:
@@ -168,8 +138,8 @@ def allowed(
             f"fewest_hosts must be at most the {hosts} hosts, got fewest_hosts={fewest}: pass "
             f"--fewest-hosts {hosts}, or leave it out"
         )
-    run = launch_settings.planned(values, out)
-    given = launch_settings.given_of(values, type(run))
+    run = launching.planned(values, out)
+    given = launching.given_of(values, type(run))
     run = settings.changed(given, run) if given else run
     errors = {n: _misfit(run, values, n * devices_per_host) for n in range(1, hosts + 1)}
     wrong = next((n for n in (hosts, fewest) if errors[n] is not None), None)
@@ -231,7 +201,7 @@ def _absent_mesh(values: Mapping[str, Any], devices: int) -> "AbstractMesh":
 
 def _prepare(values: dict[str, Any], out: Path, *, devices: int) -> dict[str, Any]:
     """Checks and stores the settings, and completes a rewind. Returns what the rewind changed."""
-    run = launch_settings.resolved(values, out, _absent_mesh(values, devices))
+    run = launching.resolved(values, out, _absent_mesh(values, devices))
     if run.rewind is None:
         return {}
     changes = rewinding.changes(settings.load(out), run, rewinding.checkpoints(out))

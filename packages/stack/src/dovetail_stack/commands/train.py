@@ -20,7 +20,6 @@ from typing import Any
 from dovetail_stack import (
     checking,
     estimating,
-    launch_settings,
     launching,
     many_hosts,
     processes,
@@ -136,9 +135,38 @@ def _everywhere(parser: Parser) -> None:
         devices.add_argument(settings.option(rate), type=float, metavar="RATE", help=help)
         parser.words[rate] = settings.option(rate)
     parser.words["device"] = "--estimate"
-    hosts = parser.add_argument_group("many hosts", "may differ when a run is resumed")
-    many_hosts.add_options(hosts)
+    _many_hosts(parser)
     add_json(parser)
+
+
+def _many_hosts(parser: Parser) -> None:
+    group = parser.add_argument_group("many hosts", "may differ when a run is resumed")
+    group.add_argument(
+        "--hosts",
+        type=int,
+        metavar="N",
+        help="train on N hosts as one program that survives failures: processes of this machine "
+        "with a CPU device each, or nodes of --ray",
+    )
+    group.add_argument(
+        "--fewest-hosts",
+        type=int,
+        metavar="M",
+        help="go on with as few as M hosts while others are lost (all of them)",
+    )
+    group.add_argument(
+        "--stall",
+        type=float,
+        metavar="SECONDS",
+        help=f"restart if no step is completed for so long ({many_hosts.STALL_S:g}); the first "
+        f"step, an evaluation or the export may take {many_hosts.LONG} times as long",
+    )
+    group.add_argument(
+        "--ray", metavar="ADDRESS", help="hosts are nodes of this Ray cluster, or auto"
+    )
+    group.add_argument(
+        "--slurm", action="store_true", help="hosts are the nodes of this Slurm allocation"
+    )
 
 
 def _options(group: Any, part: Any) -> None:
@@ -158,16 +186,14 @@ def _options(group: Any, part: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Prepares the text, trains and exports. Returns 130 if the run was stopped early."""
     values = _with_file(vars(args))
-    many_hosts.is_asked(values)
+    on_hosts = bool(set(many_hosts.OPTIONS) & set(values)) and many_hosts.is_asked(values)
     if "print_settings" in values:
         print(_printed(values))
         return DONE
     if "check" in values:
         kind = RECIPES[values["recipe"]]
         assert issubclass(kind, FromRecords)  # the others do not have the option
-        print(
-            checking.checked(settings.create(kind, launch_settings.given_of(values, kind)), values)
-        )
+        print(checking.checked(settings.create(kind, launching.given_of(values, kind)), values))
         return DONE
     if "out" not in values:
         args.parser.error("the following arguments are required: --out RUN, the run's directory")
@@ -179,8 +205,9 @@ def run(args: argparse.Namespace) -> int:
         )
     axes = axes_of(values)
     dcn = parsed_dcn(args.dcn, axes) if "dcn" in values else None
-    rates = estimating.given_rates(values)
-    if many_hosts.is_asked(values):
+    of_estimate = {"compile", *estimating.RATES} & set(values)
+    rates = estimating.given_rates(values) if of_estimate else {}
+    if on_hosts:
         return _drive(args, values | ({} if dcn is None else {"dcn": dcn}), out)
     if processes.join(values):
         from dovetail_train import watch_processes
@@ -189,7 +216,7 @@ def run(args: argparse.Namespace) -> int:
             return _train(args, values, out, make_mesh(axes, dcn=dcn))
     if "estimate" in values:
         shown = {"compiled": "compile" in values, "as_json": "json" in values}
-        planned = launch_settings.planned(values, out)
+        planned = launching.planned(values, out)
         print(estimating.report(planned, args.estimate, axes, dcn=dcn, rates=rates, **shown))
         return DONE
     return _train(args, values, out, make_mesh(axes, dcn=dcn))
@@ -227,9 +254,7 @@ def _printed(values: dict[str, Any]) -> str:
             del given["minutes"]  # they have become steps
     else:
         kind = RECIPES[recipe]
-    given |= launch_settings.given_of(values, kind) | {
-        k: values[k] for k in settings.AXES if k in values
-    }
+    given |= launching.given_of(values, kind) | {k: values[k] for k in settings.AXES if k in values}
     if "json" in values:
         shown = {"recipe": kind.recipe, **settings_file.values_of(kind, given)}
         return json.dumps(shown, indent=2)

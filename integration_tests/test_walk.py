@@ -8,7 +8,7 @@ import walk
 
 pytestmark = pytest.mark.once
 
-FILES, HOPS = 97, 5
+FILES, HOPS = 97, 6
 
 
 @pytest.fixture(scope="module")

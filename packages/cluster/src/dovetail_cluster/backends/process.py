@@ -9,7 +9,6 @@ thread that forks; each daemon therefore has a thread, which starts it and waits
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -17,8 +16,15 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
-# From <sys/prctl.h>.
-_PR_SET_PDEATHSIG = 1
+# Asks Linux (PR_SET_PDEATHSIG of <sys/prctl.h>) for SIGKILL at the end of the thread that has
+# started the process, then becomes the command. A `preexec_fn` would fork a process that may have
+# imported JAX, which warns of that.
+_DIE_WITH_THREAD = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)
+if os.getppid() == int(sys.argv[1]):  # else it has died in between
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
 
 
 class Process:
@@ -68,13 +74,12 @@ class Process:
     ) -> None:
         try:
             self._process = subprocess.Popen(
-                command,
+                [*_first(), *command],
                 env=environment,
                 cwd=directory,
                 stdin=subprocess.DEVNULL,
                 # Ctrl-C at a terminal is for the script, which then ends the job in order.
                 start_new_session=True,
-                preexec_fn=_die_with_thread(),
             )
         except OSError as error:
             self._error = error
@@ -106,15 +111,8 @@ class Process:
         self._thread.join()
 
 
-def _die_with_thread() -> Callable[[], None] | None:
-    """A function that makes a new process die with the thread that starts it, on Linux."""
+def _first() -> list[str]:
+    """Returns the arguments before a command that make it die with the thread that starts it."""
     if sys.platform != "linux":
-        return None
-    prctl, parent = ctypes.CDLL(None, use_errno=True).prctl, os.getpid()
-
-    def before_exec() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # it has died in between
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    return before_exec
+        return []
+    return [sys.executable, "-I", "-S", "-c", _DIE_WITH_THREAD, str(os.getpid())]

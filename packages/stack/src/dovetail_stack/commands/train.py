@@ -209,17 +209,23 @@ def run(args: argparse.Namespace) -> int:
     rates = estimating.given_rates(values) if of_estimate else {}
     if on_hosts:
         return _drive(args, values | ({} if dcn is None else {"dcn": dcn}), out)
-    if processes.join(values):
-        from dovetail_train import watch_processes
-
-        with watch_processes():
-            return _train(args, values, out, make_mesh(axes, dcn=dcn))
+    joined = processes.join(values)
     if "estimate" in values:
         shown = {"compiled": "compile" in values, "as_json": "json" in values}
         planned = launching.planned(values, out)
         print(estimating.report(planned, args.estimate, axes, dcn=dcn, rates=rates, **shown))
         return DONE
-    return _train(args, values, out, make_mesh(axes, dcn=dcn))
+    with contextlib.ExitStack() as stack:
+        if joined:
+            from dovetail_train import watch_processes
+
+            stack.enter_context(watch_processes())
+        mesh = make_mesh(axes, dcn=dcn)
+        with _stdout_for_json(values):
+            finished = launching.launch(values, out, mesh=mesh, command=args.argv)
+        if processes.is_first():
+            _report(args, out, as_json="json" in values, finished=finished)
+    return DONE if finished else INTERRUPTED
 
 
 def _with_file(values: dict[str, Any]) -> dict[str, Any]:
@@ -259,14 +265,6 @@ def _printed(values: dict[str, Any]) -> str:
         shown = {"recipe": kind.recipe, **settings_file.values_of(kind, given)}
         return json.dumps(shown, indent=2)
     return settings_file.written(kind, given).rstrip("\n")
-
-
-def _train(args: argparse.Namespace, values: dict[str, Any], out: Path, mesh: Any) -> int:
-    with _stdout_for_json(values):
-        finished = launching.launch(values, out, mesh=mesh, command=args.argv)
-    if processes.is_first():
-        _report(args, out, as_json="json" in values, finished=finished)
-    return DONE if finished else INTERRUPTED
 
 
 def _drive(args: argparse.Namespace, values: dict[str, Any], out: Path) -> int:

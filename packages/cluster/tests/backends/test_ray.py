@@ -19,6 +19,9 @@ from dovetail_cluster.backends.ray import Ray
 
 STORE = {"object_store_memory": 80 * 2**20}
 
+# Ray forks to start a node, and JAX, which other tests have imported, warns of forks.
+pytestmark = pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
+
 
 @pytest.fixture(scope="module")
 def nodes():

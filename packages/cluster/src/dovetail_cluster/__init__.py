@@ -9,7 +9,7 @@
 - Clusters: `Cluster`, with `Result` of a run, and `Host` to inject faults
 - Where hosts come from: `Local`, `Ray`, `Slurm`, `Env`; `manifest` for their schedulers
 - Inside the function: `Context`
-- Checkpoints in the hosts' memory: `LocalTier`, with `Advice` on the interval
+- Checkpoints in the hosts' memory: `LocalTier` over a `DurableStore`, with `Advice` on the interval
 - How a job meets failures: `Elastic`
 - Devices that are absent: `devices`, `compiled`, `search`, `Compiled`, `Devices`, `Traffic`
 - Errors: `JobError`, `RankError`, `StallError`, `HostsError`, `BuildError`
@@ -28,7 +28,7 @@ from dovetail_cluster.elastic import Elastic
 from dovetail_cluster.errors import BuildError, HostsError, JobError, RankError, StallError
 from dovetail_cluster.faults import Host
 from dovetail_cluster.manifest import manifest
-from dovetail_cluster.tier.local import Advice, LocalTier
+from dovetail_cluster.tier.local import Advice, DurableStore, LocalTier
 
 __all__ = [  # noqa: RUF022, by topic
     # Clusters
@@ -46,6 +46,7 @@ __all__ = [  # noqa: RUF022, by topic
     # Checkpoints in memory
     "LocalTier",
     "Advice",
+    "DurableStore",
     # How a job meets failures
     "Elastic",
     # Devices that are absent

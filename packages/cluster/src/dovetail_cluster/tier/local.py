@@ -36,7 +36,7 @@ _log = logging.getLogger("dovetail_cluster")
 
 
 @runtime_checkable
-class Store(Protocol):
+class DurableStore(Protocol):
     """A durable store, such as `dovetail_checkpoint.Store`. All ranks make the same calls.
 
     Items are trees of arrays, or objects with `get_state` and `set_state`. If `save` declares
@@ -135,7 +135,12 @@ class LocalTier:
     """
 
     def __init__(
-        self, context: Context, store: Store, *, store_every: int, limit_bytes: int | None = None
+        self,
+        context: Context,
+        store: DurableStore,
+        *,
+        store_every: int,
+        limit_bytes: int | None = None,
     ) -> None:
         home = context._home
         if home is None or not home.shelf:
@@ -146,7 +151,7 @@ class LocalTier:
         for name, number in (("store_every", store_every), ("limit_bytes", limit_bytes)):
             if number is not None and number < 1:
                 raise ValueError(f"{name} must be at least 1, got {number}; write {name}=100")
-        if not isinstance(store, Store):
+        if not isinstance(store, DurableStore):
             raise TypeError(
                 f"a store must have save, restore, peek and wait, got {type(store).__name__}; pass "
                 f"dovetail_checkpoint.Store(...)"

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from dovetail_cluster import Elastic, testing
-from dovetail_cluster.fault_plan import KINDS, plan_faults
+from dovetail_cluster.fault_plan import KINDS, Fault, plan_faults
 from dovetail_cluster.testing import survives
 
 
@@ -71,6 +71,13 @@ def check(report, kinds):
     header, *rows = str(report).splitlines()
     assert header.split() == ["fault", "kind", "host", "step", "ended", "seconds"]
     assert [row.split()[1] for row in rows] == [*kinds]
+
+
+def test_a_fault_right_after_a_notice_waits_for_its_agreed_stop(monkeypatch):
+    plan = [Fault(0, "notice", 0, 5), Fault(1, "kill", 1, 6)]
+    monkeypatch.setattr(testing, "plan_faults", lambda *_, **__: plan)
+    elastic = Elastic(stall_s=30.0, drain_s=600.0)  # by which a wait would show
+    check(survives(training(), hosts=2, faults=2, elastic=elastic), ("notice", "kill"))
 
 
 @pytest.mark.capability("a test for users: their function survives seeded faults")

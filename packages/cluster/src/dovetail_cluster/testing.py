@@ -192,14 +192,17 @@ class _Steps(Progress):
         # One write of one line: the lines of all ranks stay whole.
         with open(self._folder / "log", "ab", buffering=0) as log:
             log.write(line.encode())
-        while self._pending and step >= self._pending[0].step:
-            fault = self._pending.pop(0)
-            while not (self._folder / f"gate{fault.number}").exists():
-                time.sleep(_LOOK_S)
-            if fault.kind == "raise" and fault.host == context.rank:
-                with contextlib.suppress(FileExistsError):
-                    (self._folder / f"raised{fault.number}").touch(exist_ok=False)
-                    raise RuntimeError(f"injected by {fault}")
+        if not self._pending or step < self._pending[0].step:
+            return
+        # The next fault strikes a later generation: a rank that waited for it here would keep the
+        # others from an agreed stop.
+        fault, self._pending = self._pending[0], []
+        while not (self._folder / f"gate{fault.number}").exists():
+            time.sleep(_LOOK_S)
+        if fault.kind == "raise" and fault.host == context.rank:
+            with contextlib.suppress(FileExistsError):
+                (self._folder / f"raised{fault.number}").touch(exist_ok=False)
+                raise RuntimeError(f"injected by {fault}")
 
 
 def _lines(folder: pathlib.Path) -> list[Line]:

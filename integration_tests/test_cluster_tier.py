@@ -3,10 +3,12 @@
 """A trainer on three hosts, with a local tier in front of a checkpoint store: a host dies."""
 
 import os
+import sys
 import threading
 import time
 from pathlib import Path
 
+import cloudpickle
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -95,6 +97,7 @@ def test_a_host_that_dies_between_two_saves_of_the_store_costs_one_local_interva
     whole.mkdir()
     broken.mkdir()
     (broken / "wait").touch()
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks cannot import this file
     with Cluster.local(hosts=3) as cluster:
         expected = cluster.run(train, str(whole))
         results = []

@@ -1,6 +1,6 @@
 # Copyright 2026 The Dovetail Authors
 # SPDX-License-Identifier: Apache-2.0
-"""How a job meets failures: the numbers of hosts it may have, its deadlines and its budgets."""
+"""Reactions of a job to failures: allowed numbers of hosts, deadlines and budgets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CAUSES = ("crash", "stall", "exception")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Elastic:
-    """How a job meets failures.
+    """Reactions of a job to failures.
 
     Args:
         hosts: Allowed numbers of hosts. The job takes the largest that the healthy hosts fill, and

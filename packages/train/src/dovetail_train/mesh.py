@@ -69,8 +69,7 @@ def make_mesh(
 
     Raises:
         NotImplementedError: Axes would share a dimension of a TPU slice, and may not.
-        ValueError: The product of the axes is not the number of devices, or slices do not divide
-            them.
+        ValueError: The product of the axes is not the number of devices, or slices do not fit.
 
     Example:
 

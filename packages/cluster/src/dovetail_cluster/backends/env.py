@@ -101,7 +101,7 @@ class Env:
 
     @property
     def leads(self) -> bool:
-        """Whether this is host 0, which controls the job."""
+        """True if this is host 0, which controls the job."""
         return self.host == 0
 
     def place(self, line: Sequence[str], environment: Mapping[str, str], *, place: int) -> Placed:

@@ -324,7 +324,7 @@ class Controller:
             self._conclude(failure)
 
     def _told(self, generation: Generation, failure: Failure) -> bool:
-        """Whether no more can be learned by waiting: of stacks, or of a death among the ranks."""
+        """True if no more can be learned by waiting: of stacks, or of a death among the ranks."""
         if generation.behind:
             dumped = all(rank.stacks is not None for rank in generation.alive)
             return dumped or self._now >= generation.failed_at + DUMP_S

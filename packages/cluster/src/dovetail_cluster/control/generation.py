@@ -115,7 +115,7 @@ class Generation:
 
     @property
     def heard(self) -> bool:
-        """Whether each rank has sent a message."""
+        """True if each rank has sent a message."""
         return all(rank.heard_at is not None for rank in self.ranks)
 
     @property

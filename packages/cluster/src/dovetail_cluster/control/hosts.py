@@ -36,12 +36,12 @@ class Host:
 
     @property
     def usable(self) -> bool:
-        """Whether the next generation may have it."""
+        """True if the next generation may have it."""
         return self.healthy and self.probing_since is None and not self.noticed
 
     @property
     def promising(self) -> bool:
-        """Whether its probe is worth waiting for."""
+        """True if its probe is worth waiting for."""
         return self.probing_since is not None and self.sick is None and not self.noticed
 
     @property

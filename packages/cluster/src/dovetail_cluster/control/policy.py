@@ -71,12 +71,12 @@ class Failure:
 
     @property
     def crashed(self) -> bool:
-        """Whether a host was lost, or a rank was killed by a signal."""
+        """True if a host was lost, or a rank was killed by a signal."""
         return bool(self.lost) or any(code < 0 for _, code in self.exits)
 
     @property
     def plain(self) -> bool:
-        """Whether its origin is known. JAX aborts a rank (SIGABRT) because of another's death."""
+        """True if its origin is known. JAX aborts a rank (SIGABRT) because of another's death."""
         return bool(self.lost) or any(code < 0 for _, code in self.exits if code != -signal.SIGABRT)
 
     @property

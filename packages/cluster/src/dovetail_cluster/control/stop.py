@@ -39,17 +39,17 @@ class AgreedStop:
 
     @property
     def settled(self) -> bool:
-        """Whether nothing more is to be proposed."""
+        """True if nothing more is to be proposed."""
         return self.committed or self.withdrawn
 
     @property
     def due(self) -> bool:
-        """Whether a question must be proposed: the first, or a later one after a refusal."""
+        """True if a question must be proposed: the first, or a later one after a refusal."""
         return not self.settled and (self.question is None or self._refused)
 
     @property
     def agreed(self) -> bool:
-        """Whether all ranks have accepted the question."""
+        """True if all ranks have accepted the question."""
         return not self.settled and self.question is not None and not self._missing
 
     def propose(self, asked: int) -> int:

@@ -82,9 +82,11 @@ class Compiled:
     @property
     def peak_bytes(self) -> int | None:
         """Arguments, results beside donated arguments, and temporaries."""
-        if self.argument_bytes is None or self.output_bytes is None:
+        arguments, outputs = self.argument_bytes, self.output_bytes
+        aliased, temporaries = self.alias_bytes, self.temp_bytes
+        if arguments is None or outputs is None or aliased is None or temporaries is None:
             return None
-        return self.argument_bytes + self.output_bytes - self.alias_bytes + self.temp_bytes  # pyright: ignore[reportOperatorIssue]  # known together
+        return arguments + outputs - aliased + temporaries
 
     @property
     def device_bytes(self) -> int | None:

@@ -14,8 +14,10 @@ import faulthandler
 import importlib
 import importlib.util
 import json
+import os
 import sys
 import time
+import tomllib
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -61,8 +63,34 @@ def catalog() -> dict[str, Step]:
 
 
 def sources() -> list[str]:
-    """The folders of modules that a step imports, for PYTHONPATH."""
-    return [str(ROOT / "scripts"), *map(str, sorted(ROOT.glob("packages/*/src")))]
+    """The folders of modules that a step imports, and of their metadata, for PYTHONPATH."""
+    folders = (ROOT / "scripts", *sorted(ROOT.glob("packages/*/src")), _metadata())
+    return list(map(str, folders))
+
+
+def _metadata() -> Path:
+    """A folder with the version of each package, and its entry points, as an installation has."""
+    folder = ROOT / "build" / "accelerator"
+    for file in sorted(ROOT.glob("packages/*/pyproject.toml")):
+        project = tomllib.loads(file.read_text())["project"]
+        name, version = project["name"], project["version"]
+        info = folder / f"{name.replace('-', '_')}.dist-info"
+        info.mkdir(parents=True, exist_ok=True)
+        _put(info / "METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        points = [
+            f"[{group}]\n" + "".join(f"{key} = {value}\n" for key, value in entries.items())
+            for group, entries in project.get("entry-points", {}).items()
+        ]
+        _put(info / "entry_points.txt", "\n".join(points))
+    return folder
+
+
+def _put(file: Path, text: str) -> None:
+    """Writes a file whole: another session may be reading it."""
+    if not file.exists() or file.read_text() != text:
+        partial = file.with_name(f"{file.name}.{os.getpid()}")
+        partial.write_text(text)
+        partial.replace(file)
 
 
 def load(name: str) -> tuple[Step, Callable[..., Any]]:

@@ -37,7 +37,7 @@ def _conformance(suite: str, *, order: int) -> Step:
         run="device_conformance:conformance",
         order=order,
         limit_s=300,
-        full={"operation": operation, "impls": tuple(impl), "count": None},
+        full={"operation": operation, "impls": tuple(impl), "count": None, "seconds": 270.0},
         tiny={"operation": operation, "impls": tuple(impl), "count": 2},
         proves=(_PROVES[suite],) if suite in _PROVES else (),
     )

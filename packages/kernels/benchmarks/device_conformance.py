@@ -9,7 +9,10 @@ too, is a failure. float32 products run at the highest precision: the suites' bo
 import contextlib
 import dataclasses
 import functools
+import math
+import random
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -147,20 +150,30 @@ def names(suite: Suite) -> list[str | None]:
     return found
 
 
-def conformance(operation: str, impls: Sequence[str], count: int | None) -> None:
-    """Prints a line for each implementation, `impls` or all, on the first `count` cases."""
-    suite, wrong = SUITES[operation], 0
+def conformance(
+    operation: str, impls: Sequence[str], count: int | None, seconds: float = math.inf
+) -> None:
+    """Prints a line for each implementation, `impls` or all, on `count` cases by chance, or all.
+
+    No case begins after `seconds`; those left are counted, and the step fails.
+    """
+    suite, wrong, end = SUITES[operation], 0, time.monotonic() + seconds
+    cases = list(suite.cases())
+    random.Random(0).shuffle(cases)  # what the seconds allow is a sample
     with jax.default_matmul_precision("highest"):
         for impl in impls or names(suite):
-            wrong += _by(operation, impl, list(suite.cases())[:count])
+            wrong += _by(operation, impl, cases[:count], end)
     if wrong:
-        sys.exit(f"{wrong} cases failed")
+        sys.exit(f"{wrong} cases failed or are left")
 
 
-def _by(operation: str, impl: str | None, cases: Sequence[Any]) -> int:
-    suite, failures, refused = SUITES[operation], {}, 0
+def _by(operation: str, impl: str | None, cases: Sequence[Any], end: float) -> int:
+    suite, failures, refused, left = SUITES[operation], {}, 0, 0
     fn = through(suite, impl)
     for case in cases:
+        if time.monotonic() > end:
+            left += 1
+            continue
         try:
             suite.check(fn, case)
         except Refused:
@@ -173,9 +186,10 @@ def _by(operation: str, impl: str | None, cases: Sequence[Any]) -> int:
         metric="cases",
         unit="cases",
         values=[len(cases)],
-        passed=len(cases) - refused - len(failures),
+        passed=len(cases) - refused - len(failures) - left,
         failed=len(failures),
         refused=refused,
+        left=left,
         failures=failures,
     )
-    return len(failures)
+    return len(failures) + left

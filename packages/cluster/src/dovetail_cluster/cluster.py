@@ -98,15 +98,16 @@ class Cluster:
         cls,
         *,
         hosts: int,
-        devices_per_host: int = 1,
+        devices_per_host: int | None = 1,
         preload: Sequence[str] = (),
         logs: Logs = "all",
     ) -> Cluster:
-        """Makes a cluster of processes on this machine, on CPU devices.
+        """Makes a cluster of processes on this machine.
 
         Args:
             hosts: Number of hosts.
-            devices_per_host: CPU devices of each.
+            devices_per_host: CPU devices of each. None: one host with all GPUs or TPUs of this
+                machine.
             preload: See `Cluster`.
             logs: See `Cluster`.
         """

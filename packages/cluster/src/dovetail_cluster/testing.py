@@ -76,7 +76,7 @@ def survives(
     train: Callable[..., Any],
     *args: Any,
     hosts: int = 3,
-    devices_per_host: int = 1,
+    devices_per_host: int | None = 1,
     faults: int = 20,
     only: int | None = None,
     seed: int = 0,
@@ -94,7 +94,7 @@ def survives(
         train: The function, as for `Cluster.run`.
         *args: Its further arguments.
         hosts: Number of local hosts.
-        devices_per_host: CPU devices of each.
+        devices_per_host: CPU devices of each; see `Cluster.local` for None.
         faults: Number of faults. The function needs more steps than that.
         only: Inject this fault of the plan alone, to replay it.
         seed: Seed of the plan.

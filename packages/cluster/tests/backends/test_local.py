@@ -34,6 +34,18 @@ def test_a_place_runs_the_line_with_the_variables_and_its_devices(tmp_path):
     placed.kill()  # it is gone
 
 
+def test_one_host_may_have_the_devices_that_jax_finds(tmp_path):
+    file = tmp_path / "seen"
+    program = f"import sys; open({str(file)!r}, 'w').write(str(sys.argv[1:]))"
+    placed = Local(1, devices_per_host=None).place(["-c", program], {}, place=0)
+    while placed.poll() is None:
+        time.sleep(0.01)
+    placed.kill()
+    assert file.read_text() == "[]"
+    with pytest.raises(ValueError, match=r"must not share its accelerators, got hosts=2 .*hosts=1"):
+        Local(2, devices_per_host=None)
+
+
 def test_a_kill_waits_for_what_the_daemon_has_started(tmp_path):
     """The child outlives its parent by half a second here; its output pipe is still open."""
     file = tmp_path / "end"

@@ -58,22 +58,28 @@ class LocalPlaced:
 
 
 class Local:
-    """Places daemons as processes of this machine, for tests and for one machine's cores.
+    """Places daemons as processes of this machine.
 
     Args:
         hosts: Number of hosts.
-        devices_per_host: Number of CPU devices of each.
+        devices_per_host: Number of CPU devices of each. None leaves the devices to JAX: the one
+            host has all of this machine's GPUs or TPUs.
 
     Raises:
-        ValueError: A number is below 1.
+        ValueError: A number is below 1, or several hosts would share accelerators.
     """
 
     listen = "127.0.0.1"
 
-    def __init__(self, hosts: int, *, devices_per_host: int = 1) -> None:
+    def __init__(self, hosts: int, *, devices_per_host: int | None = 1) -> None:
         for name, number in (("hosts", hosts), ("devices_per_host", devices_per_host)):
-            if number < 1:
+            if number is not None and number < 1:
                 raise ValueError(f"{name} must be at least 1, got {name}={number}; write {name}=2")
+        if devices_per_host is None and hosts > 1:
+            raise ValueError(
+                f"hosts of one machine must not share its accelerators, got hosts={hosts} with "
+                f"devices_per_host=None; write hosts=1, or devices_per_host=1 for CPU devices"
+            )
         self.count, self._devices = hosts, devices_per_host
 
     def place(
@@ -86,8 +92,9 @@ class Local:
             environment: Variables to add.
             place: Number of the host.
         """
+        devices = [] if self._devices is None else ["--devices", str(self._devices)]
         process = subprocess.Popen(
-            [sys.executable, "-P", *line, "--devices", str(self._devices)],
+            [sys.executable, "-P", *line, *devices],
             env={**os.environ, **environment},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -10,6 +10,8 @@ import math
 import os
 import pickle
 import statistics
+import sys
+import time
 from typing import Any
 
 from dovetail_cluster import Elastic, compiled, devices
@@ -113,11 +115,14 @@ def absent(sizes: dict[str, int], rows: int, length: int) -> None:
     present = jax.devices()
     name = "CPU" if present[0].platform == "cpu" else present[0].device_kind
     shaped = functools.partial(build, sizes=sizes, rows=rows, length=length)
+    begin = time.monotonic()
     foreseen = compiled(shaped, target=devices(name))
+    print(f"compiled without it: {time.monotonic() - begin:.1f} s", file=sys.stderr, flush=True)
     if not foreseen.fits or foreseen.peak_bytes is None:
         raise RuntimeError(f"the step must fit, got {foreseen.reason}")
     here = shaped(present)
     sized = here.jit().lower(*here.args).compile().memory_analysis()
+    print(f"compiled here: {time.monotonic() - begin:.1f} s", file=sys.stderr, flush=True)
     trainer, _, batch = _trainer(sizes, rows, length, present)
     given = {name: jnp.ones(x.shape, x.dtype) for name, x in batch.items()}
     state = trainer.init(init(llama(**sizes, kv_heads=sizes["heads"], tie=True), seed=0))

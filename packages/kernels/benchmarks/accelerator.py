@@ -38,7 +38,12 @@ def _conformance(suite: str, *, order: int) -> Step:
         order=order,
         limit_s=300,
         full={"operation": operation, "impls": tuple(impl), "count": None, "seconds": 270.0},
-        tiny={"operation": operation, "impls": tuple(impl), "count": 2},
+        # Enough cases of a cache for each of its options.
+        tiny={
+            "operation": operation,
+            "impls": tuple(impl),
+            "count": 12 if operation == "paged" else 2,
+        },
         proves=(_PROVES[suite],) if suite in _PROVES else (),
     )
 

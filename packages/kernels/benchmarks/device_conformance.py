@@ -23,7 +23,9 @@ import dovetail_kernels as kernels
 from dovetail_kernels.testing import attention, grouped, loss, paged, quantized, routing
 from measure import report
 
-_STATIC = ("window", "soft_cap", "scale", "impl")
+_STATIC = ("window", "soft_cap", "scale", "value_width", "lse", "invariant", "impl")
+# Features that an implementation does not have and cannot refuse, because values decide.
+_UNCLAIMED = {"cudnn": {"isolation"}}
 
 
 class Refused(Exception):
@@ -169,8 +171,11 @@ def conformance(
 
 def _by(operation: str, impl: str | None, cases: Sequence[Any], end: float) -> int:
     suite, failures, refused, left = SUITES[operation], {}, 0, 0
-    fn = through(suite, impl)
+    fn, unclaimed = through(suite, impl), _UNCLAIMED.get(impl or "", set())
     for case in cases:
+        if unclaimed and not unclaimed.isdisjoint(case.needs):
+            refused += 1
+            continue
         if time.monotonic() > end:
             left += 1
             continue

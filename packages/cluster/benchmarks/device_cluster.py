@@ -21,8 +21,13 @@ from measure import report
 STEPS_A_FAULT = 4
 
 
-def _train(ctx: Any, steps: int, size: int) -> tuple[str, float]:
-    """Elementwise steps: their bits do not depend on which products a compiler has chosen."""
+def _train(ctx: Any, steps: int, size: int) -> tuple[str, str]:
+    """Elementwise steps: their bits depend on no order of a sum and no choice of a product.
+
+    Returns the platform of its device, and a digest of the last step's array.
+    """
+    import hashlib
+
     import jax
     import jax.numpy as jnp
 
@@ -36,14 +41,13 @@ def _train(ctx: Any, steps: int, size: int) -> tuple[str, float]:
             first, x = pickle.load(file)
     for i in range(first, steps):
         x = step(x, i)
-        total = float(x.sum())
         with open("partial", "wb") as file:
             pickle.dump((i + 1, jax.device_get(x)), file)
         os.replace("partial", "saved")
-        ctx.progress.write(i, {"total": total})
+        ctx.progress.write(i)
         if ctx.stop(i):
             break
-    return jax.devices()[0].platform, float(x.sum())
+    return jax.devices()[0].platform, hashlib.sha256(jax.device_get(x).tobytes()).hexdigest()
 
 
 def faults(count: int, size: int, stall_s: float) -> None:

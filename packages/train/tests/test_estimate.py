@@ -204,6 +204,27 @@ def test_calls_that_cannot_be_counted_leave_a_lower_bound():
     assert "could not be counted: while x 1\nat least" in str(needs)
 
 
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+def test_a_step_with_operations_that_need_devices_to_lower_is_estimated_all_the_same(platform):
+    """A callback is one; on a machine with a GPU, cuDNN's attention is another."""
+
+    def told(model, batch, *, key):
+        total, count = _loss(model, batch, key=key)
+        jax.debug.callback(lambda x: None, total)
+        shape = jax.ShapeDtypeStruct((), np.float32)
+        seen = jax.pure_callback(lambda x: x, shape, jax.lax.stop_gradient(total))
+        return total + jax.lax.stop_gradient(seen), count
+
+    batch = {"x": jax.ShapeDtypeStruct((ROWS, WIDTH), np.float32)}
+    trainer = Trainer(optax.adam(1e-3), told, mesh=abstract_mesh(8))
+    model = nnx.eval_shape(_Net)
+    assert estimate(trainer, model, batch).total_bytes == _estimate().total_bytes
+    program = trainer.program(model, batch)
+    program.check(platform)
+    with pytest.raises(ValueError, match="devices to be present"):  # so the check has seen it
+        program.lower(platform)
+
+
 def test_a_time_without_a_known_rate_is_not_known():
     needs = _estimate(device="v5e")  # no float32 figures are published
     assert (needs.seconds, needs.bound) == (None, None)

@@ -178,7 +178,7 @@ def estimate(
 
     Allocates nothing. Takes about a second, and some more if the step does not fit: each remedy is
     applied and measured. Raises the errors of tracing the step, or of lowering it for the platform
-    of the device.
+    of the device; a step with callbacks is only traced.
 
     Args:
         trainer: The trainer. Its mesh may be abstract, or of this machine's devices.
@@ -219,7 +219,7 @@ def estimate(
     step = _planned(trainer, model, batch, kind)
     given_flops = trainer._flops
     program = step.programs.program(step.model, step.batch, model_flops=given_flops)
-    program.lower(kind.platform)
+    program.check(kind.platform)
     flops, memory = program.flops(), step.memory
     model_flops = flops.model if given_flops is None else int(given_flops)
     seconds, bound = _least_seconds(

@@ -37,6 +37,9 @@ from dovetail_train.step import (
 )
 from dovetail_train.update import AfterUpdate, make_change, make_step
 
+# Of JAX's refusal to lower such an operation on an abstract mesh; it has no error class of its own.
+_NEEDS_DEVICES = "require devices to be present"
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Program:
@@ -89,6 +92,18 @@ class Program:
         platforms = None if platform is None else (platform,)
         with ambient(self.mesh):
             return self.jit().trace(*self.args).lower(lowering_platforms=platforms)
+
+    def check(self, platform: Platform | None) -> None:
+        """Raises the errors of tracing the step, and of lowering it for a platform.
+
+        Callbacks and cuDNN's attention, as JAX traces it beside a GPU, lower for present devices
+        alone. On an abstract mesh a step with one of them is only traced.
+        """
+        try:
+            self.lower(platform)
+        except ValueError as error:
+            if not isinstance(self.mesh, AbstractMesh) or _NEEDS_DEVICES not in str(error):
+                raise
 
     def compile(self) -> Any:
         """Compiles the step for the devices of `mesh` (`jax.stages.Compiled`)."""

@@ -73,7 +73,8 @@ def check(fn: Callable[..., Any], case: Case, *, grad: bool = True) -> None:
 
     The bound is eps of float32 (float64 for float64) times the length of the sums behind a value.
     For a narrower dtype it adds eps of that dtype for each rounding on the way (weights, their
-    gradient, the output, the result). Both are relative to the largest expected value.
+    gradient, the output, the result), and for the gradient of a bias times the root of the number
+    of rows in its sums. Both are relative to the largest expected value.
 
     Args:
         fn: Called as `fn(q, k, v, **options)`.
@@ -305,7 +306,7 @@ def _compare(case: Case, name: str, found: np.ndarray, expected: np.ndarray) -> 
                 )
     finite = np.isfinite(expected)
     error = np.abs(np.where(finite, found - np.where(finite, expected, 0), 0)).max(initial=0)
-    bound = _bound(case) * max(1.0, np.abs(expected[finite]).max(initial=0))
+    bound = _bound(case, name) * max(1.0, np.abs(expected[finite]).max(initial=0))
     if not error <= bound:  # NaN fails too
         raise AssertionError(f"{case.name}: error {error:.3g} of {name} exceeds {bound:.3g}")
 
@@ -314,11 +315,19 @@ def _inner(case: Case) -> np.dtype:
     return np.dtype("float64" if case.dtype == "float64" else "float32")
 
 
-def _bound(case: Case) -> float:
+def _bound(case: Case, name: str) -> float:
     inner = _inner(case)
     longest = max(case.queries, case.keys)
     if case.bias is not None:  # its gradient is a sum over the axes of size 1
         sizes = case.batch, case.heads, case.queries, case.keys
         longest = max(longest, math.prod(sizes) // math.prod(_pairwise_shape(case, case.bias)))
     sums = float(jnp.finfo(inner).eps) * (case.head_dim + longest)
-    return sums if inner == case.dtype else sums + 4 * float(jnp.finfo(case.dtype).eps)
+    if inner == case.dtype:
+        return sums
+    roundings = 4 * float(jnp.finfo(case.dtype).eps)
+    if name == "dbias":
+        # The terms of a row sum to about zero, so what is left are the rows' roundings: a walk.
+        assert case.bias is not None
+        rows = {"b": case.batch, "n": case.heads, "t": case.queries}
+        roundings *= math.prod(n for letter, n in rows.items() if letter not in case.bias) ** 0.5
+    return sums + roundings

@@ -26,6 +26,7 @@ COPIES = {
     "_durable.py": ("checkpoint", "data", "models"),
     "_groups.py": ("cluster", "train"),
     "_safetensors.py": ("checkpoint", "models"),
+    "_traces.py": ("cluster", "train"),
     "_patterns.py": ("checkpoint", "models", "optim", "quant", "train"),
 }
 

@@ -65,6 +65,27 @@ def test_each_new_state_is_watched_and_an_exception_there_ends_the_run(cluster):
     assert cluster.run(lambda ctx: ctx.generation).values == (0, 0, 0)
 
 
+@pytest.mark.capability("a trace of all hosts")
+def test_all_hosts_are_traced_side_by_side_and_their_values_stay(cluster, tmp_path):
+    def train(ctx, folder):
+        import contextlib
+
+        import jax.numpy as jnp
+
+        total = jnp.zeros(())
+        for step in range(4):
+            traced = ctx.trace(folder) if folder and step in (1, 3) else contextlib.nullcontext()
+            with traced:
+                total = (total + step * jnp.ones(64)).sum().block_until_ready()
+        return float(total)
+
+    assert cluster.run(train, str(tmp_path)).values == cluster.run(train, None).values
+    for run in ("generation0-1", "generation0-2"):
+        files = {file.name for file in (tmp_path / "plugins" / "profile" / run).iterdir()}
+        assert {f"process{rank}.xplane.pb" for rank in range(3)} <= files
+        assert not [name for name in files if name.startswith(".")]
+
+
 @pytest.mark.capability("an exception that names the rank")
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_an_exception_names_its_rank_and_has_its_cause(cluster, rank):

@@ -69,11 +69,27 @@ def test_a_trace_is_written_once_and_ends_with_the_run(tmp_path, monkeypatch, st
     monkeypatch.setattr(jax.profiler, "start_trace", lambda path: begun.append(begin(path)))
     trace = Trace(tmp_path / "trace", start=start, steps=2)
     _fit(steps=end, hooks=[trace])
-    files = [path for path in (tmp_path / "trace").rglob("*") if path.is_file()]
-    assert any(path.name.endswith(".xplane.pb") for path in files)
+    (run,) = (tmp_path / "trace" / "plugins" / "profile").iterdir()
+    assert run.name == f"step{start + start % 2}"  # a multiple of steps
+    assert {"process0.xplane.pb"} <= {path.name for path in run.iterdir()}
     assert len(begun) == 1
     with pytest.raises(RuntimeError, match=r"[Nn]o profile"):
         jax.profiler.stop_trace()
+
+
+@pytest.mark.parametrize("processes, traced", [("first", {0}), ("all", {0, 1})])
+def test_each_process_has_files_of_its_own(tmp_path, monkeypatch, processes, traced):
+    """Two processes one after the other, on one machine, as far as the files go."""
+    trainer = Trainer(optax.sgd(1e-2), _loss)
+    state = trainer.init(_Net())
+    for process in (0, 1):
+        monkeypatch.setattr(jax, "process_index", lambda process=process: process)
+        trace = Trace(tmp_path, start=1, steps=1, processes=processes)
+        trace(trainer, state, 3)
+        jnp.ones(3).block_until_ready()
+        trace.close()
+    files = {path.name for path in (tmp_path / "plugins" / "profile" / "step3").glob("*.xplane.pb")}
+    assert files == {f"process{process}.xplane.pb" for process in traced}
 
 
 def test_what_means_nothing_is_refused():
@@ -86,3 +102,6 @@ def test_what_means_nothing_is_refused():
         Watch("x", every=0)
     with pytest.raises(ValueError, match=r"at least 1.*got start=0, steps=5; write Trace\("):
         Trace("x", start=0, steps=5)
+    with pytest.raises(ValueError, match=r"'first' or 'all', got 'each'; write processes='all'"):
+        unchecked = getattr(Trace.__init__, "__wrapped__", Trace.__init__)
+        unchecked(Trace.__new__(Trace), "x", start=1, steps=5, processes="each")

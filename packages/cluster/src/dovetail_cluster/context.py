@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from dovetail_cluster._traces import ProcessTrace
 from dovetail_cluster.events import Answered, Commit, Progressed, Propose
 
 if TYPE_CHECKING:
@@ -86,7 +88,7 @@ class Context:
         home: Home | None = None,
     ) -> None:
         self.rank, self.hosts, self.generation = rank, hosts, generation
-        self._home, self._tiers = home, 0
+        self._home, self._tiers, self._traces = home, 0, 0
         self.progress = Progress(self)
         self._host = host
         self._changed = threading.Condition(threading.Lock())
@@ -171,6 +173,26 @@ class Context:
         finally:
             with self._changed:
                 self._phases.pop()
+
+    @contextlib.contextmanager
+    def trace(self, folder: str | os.PathLike[str]) -> Iterator[None]:
+        """Traces this rank with `jax.profiler`, beside the other ranks, if all enter it alike.
+
+        The n-th trace of generation g is the run "generation{g}-{n}" of XProf or TensorBoard, with
+        a host for each rank: FOLDER/plugins/profile/RUN/process{rank}.xplane.pb.
+
+        Args:
+            folder: A folder that the hosts share. Without a shared disk each host has its own
+                rank's files.
+        """
+        self._traces += 1
+        run = f"generation{self.generation}-{self._traces}"
+        trace = ProcessTrace(folder, run=run, process=self.rank)
+        trace.start()
+        try:
+            yield
+        finally:
+            trace.stop()
 
     def _complete(self, step: int) -> None:
         if self._stall_s:

@@ -268,5 +268,6 @@ def _monitoring(run: Settings, job: Job, out: Path) -> "list[Hook]":
 
     hooks = [*job.hooks]
     if run.monitoring.trace:
-        hooks.append(Trace(out / TRACE, start=run.monitoring.trace, steps=TRACED_STEPS))
+        first = run.monitoring.trace
+        hooks.append(Trace(out / TRACE, start=first, steps=TRACED_STEPS, processes="all"))
     return hooks

@@ -4,13 +4,14 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from dovetail_train._patterns import Patterns, each_of, name_of, select
+from dovetail_train._traces import ProcessTrace
 from dovetail_train.mesh import ambient
 from dovetail_train.state import State
 
@@ -68,34 +69,52 @@ class Trace:
     """A hook that traces `steps` steps with `jax.profiler`, from about step `start` on.
 
     It begins after the first multiple of `steps` from `start` on, so the loop is waited for only
-    twice. A run that ends earlier writes an incomplete trace. Process 0 alone is traced.
+    twice. A run that ends earlier writes an incomplete trace.
 
     Args:
         directory: Directory of the trace.
         start: First step, at least 1, since the first step compiles.
         steps: Number of steps.
+        processes: "first" traces process 0 alone. "all" gives one run of XProf with a host for each
+            process, in DIRECTORY/plugins/profile/stepN; on each machine, without a shared disk.
+
+    Raises:
+        ValueError: A number is below 1, or `processes` is unknown.
     """
 
-    def __init__(self, directory: str | Path, *, start: int, steps: int) -> None:
+    def __init__(
+        self,
+        directory: str | Path,
+        *,
+        start: int,
+        steps: int,
+        processes: Literal["first", "all"] = "first",
+    ) -> None:
         if steps < 1 or start < 1:
             raise ValueError(
                 f"start and steps must be at least 1 (the first step compiles), got start={start}, "
                 f"steps={steps}; write Trace(directory, start=10, steps=5)"
             )
+        if processes not in ("first", "all"):
+            raise ValueError(
+                f"processes must be 'first' or 'all', got {processes!r}; write processes='all'"
+            )
         self.every = steps
         self._directory, self._start = Path(directory), start
-        self._tracing, self._done = False, False
+        self._all, self._done = processes == "all", False
+        self._trace: ProcessTrace | None = None
 
     def __call__(self, trainer: "Trainer", state: State, step: int) -> Mapping[str, float]:
-        if self._tracing:
+        process = jax.process_index()
+        if self._trace is not None:
             self.close()
-        elif step >= self._start and not self._done and jax.process_index() == 0:
-            jax.profiler.start_trace(self._directory)
-            self._tracing = True
+        elif step >= self._start and not self._done and (self._all or process == 0):
+            self._trace = ProcessTrace(self._directory, run=f"step{step}", process=process)
+            self._trace.start()
         return {}
 
     def close(self) -> None:
         """Ends a running trace; `fit` calls it at the end of a run."""
-        if self._tracing:
-            jax.profiler.stop_trace()
-            self._tracing, self._done = False, True
+        if self._trace is not None:
+            trace, self._trace, self._done = self._trace, None, True
+            trace.stop()

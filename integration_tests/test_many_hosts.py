@@ -122,7 +122,7 @@ def _line(steps, save_every, *options):
 @pytest.mark.capability("training on several hosts goes on after a rank is killed")
 def test_a_killed_rank_is_replaced_and_the_run_is_finished_once(tmp_path):
     steps, run = 120, tmp_path / "run"
-    command = Command(run, *_line(steps, 5, "--hosts", "2", "--json"))
+    command = Command(run, *_line(steps, 5, "--hosts", "2", "--json", "--trace", "60"))
     daemons = command.wait_for(7)
     os.kill(_rank_on(daemons["1"]), signal.SIGKILL)
     code, output, errors = command.ended()
@@ -132,6 +132,8 @@ def test_a_killed_rank_is_replaced_and_the_run_is_finished_once(tmp_path):
     assert _steps_as_read(run) == [*range(steps)]
     assert _started(run) == [(0, 2), (1, 2)]
     assert (run / "hf" / "model.safetensors").is_file()
+    traced = {file.name for file in (run / "trace" / "plugins" / "profile").glob("*/*.xplane.pb")}
+    assert traced == {"process0.xplane.pb", "process1.xplane.pb"}
 
     (job,) = runs.job(runs.load(run))
     assert (job.outcome, job.hosts) == ("finished", (2,))

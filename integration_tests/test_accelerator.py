@@ -15,7 +15,7 @@ import pytest
 import workspace
 
 TOY = """
-import json, os, threading
+import json, os, threading, time
 from pathlib import Path
 from accelerator_step import Step
 
@@ -35,6 +35,8 @@ STEPS = (
     step("slow", 4, limit_s=10),
     step("patient", 5, limit_s=20),
     step("long", 6, limit_s=2000),
+    step("left", 7, timed=False),
+    step("right", 8, timed=False),
 )
 
 
@@ -56,6 +58,22 @@ def patient():
 
 def slow():
     threading.Event().wait()
+
+
+# Returns once both run, so it hangs if they run one after the other.
+def meet(own, other):
+    (HERE / own).touch()
+    while not (HERE / other).exists():
+        time.sleep(0.01)
+    print(json.dumps({"case": own, "memory": os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"]}))
+
+
+def left():
+    meet("left", "right")
+
+
+def right():
+    meet("right", "left")
 
 
 def last():
@@ -112,7 +130,7 @@ def test_listing_shows_the_order_and_runs_nothing(toy: Toy):
     process = toy.begin("--list")
     out, _ = process.communicate()
     names = [line.split()[0] for line in out.splitlines()]
-    order = ("good", "bad", "lacking", "slow", "patient", "long", "last")
+    order = ("left", "right", "good", "bad", "lacking", "slow", "patient", "long", "last")
     assert names == [f"toy.{name}" for name in order]
 
 
@@ -146,6 +164,23 @@ def test_what_fails_lacks_something_or_hangs_does_not_stop_the_others(toy: Toy, 
     assert "in slow" in err  # the traceback of the hung step
     # Again: nothing is left to do, and the counts are the same.
     assert toy.run(*state, *names)[:2] == (1, [expected])
+
+
+def test_steps_without_times_run_together_before_the_others(toy: Toy):
+    code, lines, err = toy.run("--together", "2", "toy.good", "toy.right", "toy.left")
+    assert code == 0, err
+    first = {(line["case"], line["memory"]) for line in lines[:2]}
+    assert first == {("left", "false"), ("right", "false")}
+    assert (lines[2]["case"], lines[3]["done"]) == ("good", 3)
+
+
+def test_an_interrupted_session_stops_all_that_run_together(toy: Toy):
+    process = toy.begin("--together", "2", "toy.left", "toy.good")
+    while not (toy.file.parent / "left").exists():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate()
+    assert (process.returncode, json.loads(out)["left"]) == (130, 2)
 
 
 def test_a_step_that_the_end_of_the_session_stops_is_taken_up_again(toy: Toy, tmp_path: Path):

@@ -13,6 +13,9 @@ skipped, and the distribution named.
 Standard output has one JSON line per figure and a last line of counts; progress is on standard
 error. Exit codes: 0 all fine, 1 a step failed or took too long, 2 usage, 130 interrupted.
 
+Steps without times compile much and compute little. They run first, --together at once, and share
+the device's memory; all others run alone.
+
 After --limit-s seconds the session ends. A step starts if half of its own limit is left, or if it
 is the first. One that runs when the session ends is stopped, and the next call with the same
 --state runs it again. Steps that are done, failed or too slow are not run again: delete a step's
@@ -21,6 +24,7 @@ entry in the state file to repeat it. On a CPU all shapes are tiny: a test of th
 
 import argparse
 import collections
+import concurrent.futures
 import contextlib
 import difflib
 import json
@@ -53,6 +57,10 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
 
 
+def most_together() -> int:
+    return min(8, max(1, (os.cpu_count() or 1) // 2))
+
+
 def probe() -> dict[str, Any]:
     """Platform and kind of JAX's first device, from a process that gives it back."""
     done = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True)
@@ -77,8 +85,18 @@ def select(steps: dict[str, Step], names: list[str]) -> dict[str, Step]:
     return wanted if names else steps
 
 
-def run(name: str, limit_s: float, *, tiny: bool) -> dict[str, Any]:
-    """One step in its process: `outcome` ("done", "failed", "timed out" or "missing"), counts."""
+def run(
+    name: str,
+    limit_s: float,
+    *,
+    tiny: bool,
+    variables: dict[str, str],
+    running: "set[subprocess.Popen[str]]",
+) -> dict[str, Any]:
+    """One step in its process: `outcome` ("done", "failed", "timed out" or "missing"), counts.
+
+    `running` has the process while it lives.
+    """
     entry: dict[str, Any] = {"figures": 0, "passed": 0, "failed": 0}
     own_s = max(limit_s - CLOSING_S, limit_s / 2)
     file = str(ROOT / "scripts" / "accelerator_step.py")
@@ -87,11 +105,12 @@ def run(name: str, limit_s: float, *, tiny: bool) -> dict[str, Any]:
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
-        env=environment(),
+        env=variables,
         encoding="utf-8",
         errors="replace",
         start_new_session=True,
     ) as process:
+        running.add(process)
         timer = threading.Timer(limit_s, _kill, [process])
         timer.start()
         try:
@@ -102,6 +121,7 @@ def run(name: str, limit_s: float, *, tiny: bool) -> dict[str, Any]:
         finally:  # also when the session is interrupted
             timer.cancel()
             _kill(process)
+            running.discard(process)
     elapsed_s = time.monotonic() - begin
     slow = process.returncode != 0 and elapsed_s >= own_s
     outcomes = {0: "done", MISSING: "missing"}
@@ -133,28 +153,73 @@ def _pass_on(line: str, entry: dict[str, Any]) -> None:
             entry[count] += found.get(count, 0)
 
 
-def session(
-    steps: dict[str, Step], record: Record, *, tiny: bool, deadline: float
-) -> dict[str, str]:
-    """Runs what the record lacks until `deadline`; steps that were skipped, and what they lack."""
-    skipped, first = {}, True
-    for name, step in steps.items():
-        left_s = deadline - time.monotonic()
-        if name in record.steps or (not first and left_s < step.limit_s / 2) or left_s <= 0:
-            continue
+class Session:
+    """Runs the steps that a record lacks.
+
+    Args:
+        record: What became of earlier steps; those of this session are added.
+        tiny: Tiny shapes.
+        deadline: End, by time.monotonic().
+
+    Attributes:
+        skipped: Steps that were skipped, and the distribution that each lacks.
+    """
+
+    def __init__(self, record: Record, *, tiny: bool, deadline: float) -> None:
+        self.skipped: dict[str, str] = {}
+        self._record, self._tiny, self._deadline = record, tiny, deadline
+        self._first = True
+        self._variables = environment()
+        self._running: set[subprocess.Popen[str]] = set()
+        self._interrupted = False
+
+    def run(self, steps: dict[str, Step], *, together: int) -> None:
+        """Runs steps without times, `together` at once, then the others one by one."""
+        checks = {name: step for name, step in steps.items() if not step.timed}
+        pool = concurrent.futures.ThreadPoolExecutor(together)
+        try:
+            jobs = [pool.submit(self._one, *item, alone=together == 1) for item in checks.items()]
+            for job in jobs:
+                job.result()
+        except KeyboardInterrupt:
+            self._interrupted = True
+            for process in list(self._running):
+                _kill(process)
+            raise
+        finally:
+            pool.shutdown(cancel_futures=True)
+        for name, step in steps.items():
+            if step.timed:
+                self._one(name, step, alone=True)
+
+    def _one(self, name: str, step: Step, *, alone: bool) -> None:
+        left_s = self._deadline - time.monotonic()
+        late = left_s <= 0 or (not self._first and left_s < step.limit_s / 2)
+        if name in self._record.steps or late or self._interrupted:
+            return
         say(f"{name}: begins, {left_s:.0f} s left")
-        entry = run(name, min(step.limit_s, left_s), tiny=tiny)
+        limit_s = min(step.limit_s, left_s)
+        # Beside others it takes the device's memory as it needs it.
+        shared = {} if alone else {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+        entry = run(
+            name,
+            limit_s,
+            tiny=self._tiny,
+            variables=self._variables | shared,
+            running=self._running,
+        )
+        if self._interrupted:
+            return
         if entry["outcome"] == "missing":
-            skipped[name] = entry["missing"]
+            self.skipped[name] = entry["missing"]
             say(f"{name}: skipped, {entry['missing']} is not installed")
-            continue
-        first = False
+            return
+        self._first = False
         if entry["outcome"] == "timed out" and left_s < step.limit_s:
             say(f"{name}: stopped at the end of the session")
-            continue
+            return
         say(f"{name}: {entry['outcome']} after {entry['seconds']} s")
-        record.add(name, entry)
-    return skipped
+        self._record.add(name, entry)
 
 
 def totals(steps: dict[str, Step], record: Record, skipped: dict[str, str]) -> dict[str, Any]:
@@ -182,10 +247,16 @@ def main() -> int:
     parser.add_argument("--state", type=Path, metavar="FILE", help="what ended, for the next call")
     parser.add_argument("--limit-s", type=float, default=600, help="end then (default: 600)")
     parser.add_argument("--tiny", action="store_true", help="tiny shapes, as always on a CPU")
+    parser.add_argument(
+        "--together", type=int, metavar="N", default=most_together(),
+        help="steps without times that run at once (default: half of the cores, at most 8)",
+    )  # fmt: skip
     parser.add_argument("--list", action="store_true", help="print the steps in order, run none")
     args = parser.parse_args()
     if not args.limit_s > CLOSING_S:
         parser.error(f"--limit-s must be above {CLOSING_S:g}, got {args.limit_s:g}; write 600")
+    if args.together < 1:
+        parser.error(f"--together must be at least 1, got {args.together}; write 8")
     try:
         steps = select(catalog(), args.names)
         if args.list:
@@ -199,13 +270,13 @@ def main() -> int:
         parser.error(str(error))
     say(f"{found['device']}, {'tiny' if tiny else 'full'} shapes, {len(steps)} steps")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    skipped: dict[str, str] = {}
+    session = Session(record, tiny=tiny, deadline=begin + args.limit_s - CLOSING_S)
     interrupted = False
     try:
-        skipped = session(steps, record, tiny=tiny, deadline=begin + args.limit_s - CLOSING_S)
+        session.run(steps, together=args.together)
     except KeyboardInterrupt:
         interrupted = True
-    last = totals(steps, record, skipped)
+    last = totals(steps, record, session.skipped)
     print(json.dumps({**last, **found, "tiny": tiny}), flush=True)
     wrong = last["failed"] or last["timed_out"]
     return 130 if interrupted else 1 if wrong else 0

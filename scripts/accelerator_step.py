@@ -34,12 +34,14 @@ class Step:
     Args:
         name: Unique in its package.
         run: "module:function" in the folder of the declaring file.
-        order: Steps run by this number over all packages, the lowest first.
+        order: Steps run by this number over all packages, the lowest first, after those that are
+            not timed.
         limit_s: Seconds after which the step is stopped.
         needs: Modules to import beside the package itself.
         full: Keywords of the function on an accelerator.
         tiny: Keywords on a CPU, or with --tiny.
         proves: Capabilities of the package that a full run proves, as docs/features.md names them.
+        timed: Whether its figures are times. Steps that are not may run beside each other.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Step:
     full: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     tiny: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     proves: tuple[str, ...] = ()
+    timed: bool = True
 
 
 def catalog() -> dict[str, Step]:
@@ -59,7 +62,7 @@ def catalog() -> dict[str, Step]:
         package = file.parent.parent.name
         for step in _load(file, f"{package}_accelerator").STEPS:
             steps[f"{package}.{step.name}"] = step
-    return dict(sorted(steps.items(), key=lambda item: item[1].order))
+    return dict(sorted(steps.items(), key=lambda item: (item[1].timed, item[1].order)))
 
 
 def sources() -> list[str]:

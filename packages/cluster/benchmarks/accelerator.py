@@ -13,6 +13,7 @@ STEPS = (
         full={"count": 6, "size": 2**26, "stall_s": 10.0},
         tiny={"count": 2, "size": 2**10, "stall_s": 5.0},
         proves=("a test for users: their function survives seeded faults",),
+        timed=False,
     ),
     Step(
         name="absent",

@@ -45,6 +45,7 @@ def _conformance(suite: str, *, order: int) -> Step:
             "count": 12 if operation == "paged" else 2,
         },
         proves=(_PROVES[suite],) if suite in _PROVES else (),
+        timed=False,
     )
 
 

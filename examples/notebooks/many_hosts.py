@@ -27,10 +27,15 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import jax.numpy as jnp
 import matplotlib.pyplot as plt
+import optax
+from flax import nnx
 
-from dovetail_cluster import Cluster, Elastic
-from dovetail_data import Bytes, Text, text, write
+from dovetail_checkpoint import Store
+from dovetail_cluster import Cluster, Elastic, LocalTier
+from dovetail_data import Bytes, Corpus, Text, batches, pack, text, write
+from dovetail_train import Trainer
 
 # The hosts inherit this. Small programs compile for longer than they run.
 os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0"
@@ -50,9 +55,36 @@ corpus = write(text(files), work / "corpus", encoder=Text(Bytes()))
 print(f"{len(corpus)} documents, {corpus.text_bytes} bytes")
 
 # %% [markdown]
+# ## The model
+#
+# It predicts a byte from the eight bytes before it. Any Flax module and any loss would do.
+
+
+# %%
+class Model(nnx.Module):
+    def __init__(self, vocab_size, rngs):
+        self.embed = nnx.Embed(vocab_size, 16, rngs=rngs)
+        self.hidden = nnx.Linear(8 * 16, 64, rngs=rngs)
+        self.out = nnx.Linear(64, vocab_size, rngs=rngs)
+
+    def __call__(self, tokens):
+        length = tokens.shape[1]
+        x = jnp.pad(self.embed(tokens), ((0, 0), (7, 0), (0, 0)))
+        x = jnp.concatenate([x[:, i : i + length] for i in range(8)], axis=-1)
+        return self.out(nnx.tanh(self.hidden(x)))
+
+
+def loss(model, batch, *, key):
+    del key
+    logits = model(batch["tokens"])
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["targets"])
+    return jnp.sum(losses * batch["mask"]), jnp.sum(batch["mask"], dtype=jnp.float32)
+
+
+# %% [markdown]
 # ## The function
 #
-# Every host calls this function. It is an ordinary training program that uses `ctx` in five places:
+# Every host calls `train`. It is an ordinary training program that uses `ctx` in five places:
 #
 # - `ctx.mesh` makes a mesh of the devices of all hosts.
 # - `ctx.rank` and `ctx.hosts` give each host its rows of the batch. The batch is the same for any
@@ -62,51 +94,46 @@ print(f"{len(corpus)} documents, {corpus.text_bytes} bytes")
 # - `LocalTier(ctx, ...)` saves to the memory of the hosts, here every fourth step. The store behind
 #   it gets the last step, and those of agreed stops.
 #
-# After a failure the function is called again, and `fit` continues from the newest checkpoint. The
-# function travels to the hosts by value, so its imports are inside.
+# After a failure the function is called again, and `fit` continues from the newest checkpoint.
 
 # %%
-STEPS = 60
+STEPS = 48
 
 
-def train(ctx, folder, name):
-    import json
-    import time
+class Log:
+    """A sink that writes a line for each step, on the first host."""
 
-    import optax
+    everywhere = True  # the trainer calls it on all hosts, for the sleep
 
-    from dovetail_checkpoint import Store
-    from dovetail_cluster import LocalTier
-    from dovetail_data import Corpus, batches, pack
-    from dovetail_models import init, llama
-    from dovetail_train import Trainer, lm_loss
+    def __init__(self, ctx, file):
+        self.ctx, self.file = ctx, file
 
-    class Log:
-        everywhere = True  # a trainer calls other sinks on the first host alone
+    def write(self, step, scalars):
+        if "loss" not in scalars:
+            return
+        time.sleep(0.05)  # as if the model were larger
+        if self.ctx.rank == 0:
+            line = {"step": step, "loss": scalars["loss"], "time_s": time.monotonic()}
+            line |= {"generation": self.ctx.generation, "hosts": self.ctx.hosts}
+            with self.file.open("a") as file:
+                file.write(json.dumps(line) + "\n")
 
-        def write(self, step, scalars):
-            time.sleep(0.05)  # as if the model were larger
-            if ctx.rank == 0 and "loss" in scalars:
-                line = {"step": step, "loss": scalars["loss"], "time_s": time.monotonic()}
-                line |= {"generation": ctx.generation, "hosts": ctx.hosts}
-                with open(f"{folder}/{name}.jsonl", "a") as file:
-                    file.write(json.dumps(line) + "\n")
 
-    corpus = Corpus(f"{folder}/corpus")
-    config = llama(vocab_size=corpus.vocab_size, embed=48, depth=1, heads=2, mlp=96, tie=True)
-    mesh = ctx.mesh(data=-1)
+def train(ctx, work, name):
+    corpus = Corpus(work / "corpus")
+    model = nnx.jit(lambda: Model(corpus.vocab_size, nnx.Rngs(0)))()
     with (
-        Store(f"{folder}/{name}") as store,
+        Store(work / name) as store,
         LocalTier(ctx, store, store_every=1000) as tier,
     ):
-        Trainer(optax.adamw(5e-3), lm_loss(), mesh=mesh).fit(
-            init(config, mesh=mesh, seed=0),
+        Trainer(optax.adamw(1e-2), loss, mesh=ctx.mesh(data=-1)).fit(
+            model,
             batches(pack(corpus, length=64), global_batch=12, seed=0, shard=(ctx.rank, ctx.hosts)),
             steps=STEPS,
             store=tier,
             save_every=4,
             stop=ctx.stop,
-            sinks=[Log(), ctx.progress],
+            sinks=[Log(ctx, work / f"{name}.jsonl"), ctx.progress],
         )
 
 
@@ -127,9 +154,10 @@ class Keep(logging.Handler):
 
 logger = logging.getLogger("dovetail_cluster")
 logger.handlers = [Keep()]
+logger.propagate = False
 logger.setLevel(logging.INFO)
 
-preload = ("optax", "dovetail_checkpoint", "dovetail_data", "dovetail_models", "dovetail_train")
+preload = ("optax", "flax.nnx", "dovetail_checkpoint", "dovetail_data", "dovetail_train")
 cluster = Cluster.local(hosts=3, preload=preload, logs="none")
 cluster.map(lambda: "ready")
 
@@ -145,7 +173,7 @@ def read(name):
     return [json.loads(line) for line in whole.splitlines()]
 
 
-calm = cluster.run(train, str(work), "calm")
+calm = cluster.run(train, work, "calm")
 expected = {line["step"]: line["loss"] for line in read("calm")}
 assert list(expected) == list(range(STEPS))
 print(f"{calm.generations} generation, loss {expected[0]:.3f} to {expected[STEPS - 1]:.3f}")
@@ -178,14 +206,14 @@ def strike(label, fault):
 
 with ThreadPoolExecutor() as pool:
     elastic = Elastic(hosts=(2, 3), stall_s=5.0)
-    job = pool.submit(cluster.run, train, str(work), "faulty", elastic=elastic)
-    reached(10, generation=0)
+    job = pool.submit(cluster.run, train, work, "faulty", elastic=elastic)
+    reached(9, generation=0)
     strike("host 1 is killed", cluster.host(1).kill)
-    reached(20, generation=1)
+    reached(18, generation=1)
     strike("host 2 stalls", lambda: cluster.host(2).stall(600))
-    reached(30, generation=2)
+    reached(27, generation=2)
     strike("resize(2)", lambda: cluster.resize(2))
-    reached(42, generation=3)
+    reached(36, generation=3)
     strike("resize(3)", lambda: cluster.resize(3))
 result = job.result()
 cluster.close()
@@ -244,17 +272,39 @@ print(f"{'wall time':12}{wall_s:7.1f} s")
 # includes the compilation before the first step of a generation.
 
 # %%
-colours = dict(zip(result.states, plt.get_cmap("tab10").colors, strict=False))
+colours = {
+    "waiting": "#CFCFCF",
+    "starting": "#FFBC79",
+    "running": "#5F9ED1",
+    "draining": "#A2C8EC",
+    "stuck": "#C85200",
+    "restarting": "#FF800E",
+}
 fig, (top, strip) = plt.subplots(
-    2, 1, figsize=(9, 5), sharex=True, height_ratios=[4, 1], layout="constrained"
+    2, 1, figsize=(9, 5.4), sharex=True, height_ratios=[5, 1], layout="constrained"
 )
-for _, group in itertools.groupby(lines, key=lambda line: line["generation"]):
+for generation, group in itertools.groupby(lines, key=lambda line: line["generation"]):
     group = list(group)
-    style = "o-" if group[0]["hosts"] == 3 else "s--"
+    hosts = group[0]["hosts"]
     seconds = [line["time_s"] - begin for line in group]
-    top.plot(seconds, [line["loss"] for line in group], style, ms=3)
-for state, since, until in result.timeline:
-    strip.broken_barh([(since - begin, until - since)], (0, 1), color=colours[state])
+    colour, marker = ("C0", "o") if hosts == 3 else ("C5", "s")
+    label = f"{hosts} hosts" if generation in (0, resized) else None
+    top.plot(seconds, [line["loss"] for line in group], f"{marker}-", c=colour, ms=4, label=label)
+    top.text(seconds[0], group[0]["loss"] + 0.12, f"generation {generation}", color=colour)
+for time_s, label in faults:
+    for ax in (top, strip):
+        ax.axvline(time_s - begin, color="black", ls=":")
+    top.text(time_s - begin, 0.98, f"{label} ", rotation=90, ha="right", va="top",
+             transform=top.get_xaxis_transform())  # fmt: skip
+for state, colour in colours.items():
+    spans = [(since - begin, until - since) for s, since, until in result.timeline if s == state]
+    strip.broken_barh(spans, (0, 1), color=colour, label=state)
+top.set(ylabel="loss (nats per byte)", title="A job on many hosts through four events")
+top.legend(loc="lower left")
+top.grid(True)
+strip.set(xlabel="seconds since the job began", ylabel="state", yticks=[], ylim=(0, 1))
+strip.set_xlim(0, wall_s)
+fig.legend(*strip.get_legend_handles_labels(), loc="outside lower center", ncols=len(colours))
 plt.show()
 folder.cleanup()
 

@@ -23,6 +23,7 @@ ORDER = (
     "plain_jax",
     "hugging_face",
     "damage_and_resume",
+    "many_hosts",
     "quantization",
     "engine",
     "post_training",

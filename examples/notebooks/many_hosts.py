@@ -84,7 +84,7 @@ def loss(model, batch, *, key):
 # %% [markdown]
 # ## The function
 #
-# Every host calls `train`. It is an ordinary training program that uses `ctx` in five places:
+# Every host calls `train`. It is an ordinary training program that uses `ctx` for six things:
 #
 # - `ctx.mesh` makes a mesh of the devices of all hosts.
 # - `ctx.rank` and `ctx.hosts` give each host its rows of the batch. The batch is the same for any
@@ -93,6 +93,7 @@ def loss(model, batch, *, key):
 # - `ctx.progress` reports completed steps, so a hang is noticed.
 # - `LocalTier(ctx, ...)` saves to the memory of the hosts, here every fourth step. The store behind
 #   it gets the last step, and those of agreed stops.
+# - `ctx.phase` gives work without steps a deadline of its own, here the wait for the store.
 #
 # After a failure the function is called again, and `fit` continues from the newest checkpoint.
 
@@ -105,13 +106,13 @@ class Log:
 
     everywhere = True  # the trainer calls it on all hosts, for the sleep
 
-    def __init__(self, ctx, file):
-        self.ctx, self.file = ctx, file
+    def __init__(self, ctx, file, step_s):
+        self.ctx, self.file, self.step_s = ctx, file, step_s
 
     def write(self, step, scalars):
         if "loss" not in scalars:
             return
-        time.sleep(0.05)  # as if the model were larger
+        time.sleep(self.step_s)
         if self.ctx.rank == 0:
             line = {"step": step, "loss": scalars["loss"], "time_s": time.monotonic()}
             line |= {"generation": self.ctx.generation, "hosts": self.ctx.hosts}
@@ -119,13 +120,15 @@ class Log:
                 file.write(json.dumps(line) + "\n")
 
 
-def train(ctx, work, name):
+def train(ctx, work, name, step_s):
+    class Tier(LocalTier):
+        def wait(self):
+            with ctx.phase("save to the store", stall_s=600.0):
+                super().wait()
+
     corpus = Corpus(work / "corpus")
     model = nnx.jit(lambda: Model(corpus.vocab_size, nnx.Rngs(0)))()
-    with (
-        Store(work / name) as store,
-        LocalTier(ctx, store, store_every=1000) as tier,
-    ):
+    with Store(work / name) as store, Tier(ctx, store, store_every=1000) as tier:
         Trainer(optax.adamw(1e-2), loss, mesh=ctx.mesh(data=-1)).fit(
             model,
             batches(pack(corpus, length=64), global_batch=12, seed=0, shard=(ctx.rank, ctx.hosts)),
@@ -133,7 +136,7 @@ def train(ctx, work, name):
             store=tier,
             save_every=4,
             stop=ctx.stop,
-            sinks=[Log(ctx, work / f"{name}.jsonl"), ctx.progress],
+            sinks=[Log(ctx, work / f"{name}.jsonl", step_s), ctx.progress],
         )
 
 
@@ -173,7 +176,7 @@ def read(name):
     return [json.loads(line) for line in whole.splitlines()]
 
 
-calm = cluster.run(train, work, "calm")
+calm = cluster.run(train, work, "calm", 0.0)
 expected = {line["step"]: line["loss"] for line in read("calm")}
 assert list(expected) == list(range(STEPS))
 print(f"{calm.generations} generation, loss {expected[0]:.3f} to {expected[STEPS - 1]:.3f}")
@@ -181,9 +184,10 @@ print(f"{calm.generations} generation, loss {expected[0]:.3f} to {expected[STEPS
 # %% [markdown]
 # ## The faults
 #
-# The second job runs in a thread, and the faults strike it from here. `reached` waits for a step of
-# the job, after the restart that the fault before has caused. `Elastic` allows two or three hosts,
-# and calls five seconds without a step a hang.
+# The second job runs in a thread, and the faults strike it from here. It sleeps 0.2 s in each step,
+# as if its model were larger. `reached` waits for a step of the job, after the restart that the
+# fault before has caused. `Elastic` allows two or three hosts, and takes five seconds without a
+# step for a hang.
 #
 # - `kill` sends SIGKILL to the host's process.
 # - `stall` lets it sleep. The other hosts then wait for it in a collective.
@@ -195,7 +199,8 @@ faults = []
 
 def reached(step, generation):
     while not any(x["step"] >= step and x["generation"] >= generation for x in read("faulty")):
-        assert not job.done(), "the job has ended before the fault"
+        if job.done():
+            raise RuntimeError(f"the job ended before step {step}") from job.exception()
         time.sleep(0.02)
 
 
@@ -206,7 +211,7 @@ def strike(label, fault):
 
 with ThreadPoolExecutor() as pool:
     elastic = Elastic(hosts=(2, 3), stall_s=5.0)
-    job = pool.submit(cluster.run, train, work, "faulty", elastic=elastic)
+    job = pool.submit(cluster.run, train, work, "faulty", 0.2, elastic=elastic)
     reached(9, generation=0)
     strike("host 1 is killed", cluster.host(1).kill)
     reached(18, generation=1)
@@ -219,8 +224,8 @@ result = job.result()
 cluster.close()
 
 # %% [markdown]
-# Each start is a generation. A generation begins at the newest save, so a fault costs at most the
-# steps since then, and an agreed stop costs none.
+# Each start is a generation. It begins at the newest save, so a crash or a hang costs the steps
+# since then, and an agreed stop costs none.
 
 # %%
 lines = read("faulty")
@@ -230,8 +235,8 @@ for generation, group in itertools.groupby(lines, key=lambda line: line["generat
     print(f"generation {generation}: {group[0]['hosts']} hosts, steps {first} to {last}")
 
 # %% [markdown]
-# The log has the reason of each start. The report on a hang has many lines, the Python stacks of
-# all hosts among them; here are the first lines of all messages.
+# The log has the reason of each start. "local host 1" is `cluster.host(1)`. The report on the hang
+# has the Python stacks of all hosts; here is the first line of each message.
 
 # %%
 begin = result.timeline[0][1]
@@ -290,17 +295,17 @@ for generation, group in itertools.groupby(lines, key=lambda line: line["generat
     colour, marker = ("C0", "o") if hosts == 3 else ("C5", "s")
     label = f"{hosts} hosts" if generation in (0, resized) else None
     top.plot(seconds, [line["loss"] for line in group], f"{marker}-", c=colour, ms=4, label=label)
-    top.text(seconds[0], group[0]["loss"] + 0.12, f"generation {generation}", color=colour)
+    top.text(seconds[0], group[0]["loss"] + 0.15, f"generation {generation}", color=colour)
 for time_s, label in faults:
     for ax in (top, strip):
         ax.axvline(time_s - begin, color="black", ls=":")
-    top.text(time_s - begin, 0.98, f"{label} ", rotation=90, ha="right", va="top",
-             transform=top.get_xaxis_transform())  # fmt: skip
+    top.text(time_s - begin, 0.5, f" {label}", transform=top.get_xaxis_transform())
 for state, colour in colours.items():
     spans = [(since - begin, until - since) for s, since, until in result.timeline if s == state]
     strip.broken_barh(spans, (0, 1), color=colour, label=state)
 top.set(ylabel="loss (nats per byte)", title="A job on many hosts through four events")
-top.legend(loc="lower left")
+top.margins(y=0.1)
+top.legend(loc="upper right")
 top.grid(True)
 strip.set(xlabel="seconds since the job began", ylabel="state", yticks=[], ylim=(0, 1))
 strip.set_xlim(0, wall_s)

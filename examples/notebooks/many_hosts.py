@@ -295,7 +295,8 @@ for generation, group in itertools.groupby(lines, key=lambda line: line["generat
     colour, marker = ("C0", "o") if hosts == 3 else ("C5", "s")
     label = f"{hosts} hosts" if generation in (0, resized) else None
     top.plot(seconds, [line["loss"] for line in group], f"{marker}-", c=colour, ms=4, label=label)
-    top.text(seconds[0], group[0]["loss"] + 0.15, f"generation {generation}", color=colour)
+    above = max(line["loss"] for line in group) + 0.15
+    top.text(seconds[-1], above, f"generation {generation}", color=colour, ha="center")
 for time_s, label in faults:
     for ax in (top, strip):
         ax.axvline(time_s - begin, color="black", ls=":")

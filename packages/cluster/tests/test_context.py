@@ -161,6 +161,12 @@ def test_the_innermost_phase_counts():
     assert context._state()[-2:] == ("", None)
 
 
+def test_a_phase_may_leave_its_deadline_to_the_job():
+    context = Context(0, 1, 0)
+    with context.phase("save"):
+        assert context._state()[-2:] == ("save", None)
+
+
 @pytest.mark.parametrize(("name", "stall_s"), [("", 1.0), ("eval", 0.0), ("eval", math.nan)])
 def test_a_phase_needs_a_name_and_a_deadline(name, stall_s):
     with (

@@ -28,7 +28,8 @@ from dovetail_cluster.elastic import Elastic
 from dovetail_cluster.errors import BuildError, HostsError, JobError, RankError, StallError
 from dovetail_cluster.faults import Host
 from dovetail_cluster.manifest import manifest
-from dovetail_cluster.tier.local import Advice, DurableStore, LocalTier
+from dovetail_cluster.store import DurableStore
+from dovetail_cluster.tier.local import Advice, LocalTier
 
 __all__ = [  # noqa: RUF022, by topic
     # Clusters

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from dovetail_cluster._traces import ProcessTrace
 from dovetail_cluster.events import Answered, Commit, Progressed, Propose
+from dovetail_cluster.store import DurableStore, SavesInPhase
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -94,7 +95,7 @@ class Context:
         self._changed = threading.Condition(threading.Lock())
         self._asked = 0
         self._step: int | None = None
-        self._phases: list[tuple[str, float]] = []
+        self._phases: list[tuple[str, float | None]] = []
         self._hold: int | None = None  # the question at which this rank waits
         self._committed: int | None = None
         self._stopped = False
@@ -148,26 +149,48 @@ class Context:
         """Returns the sinks on rank 0, and none elsewhere."""
         return sinks if self.rank == 0 else ()
 
+    def store(self, store: DurableStore) -> SavesInPhase:
+        """Returns the store with each save in the phase "save".
+
+        A save completes no step, so the deadline of a step would call a long one a hang. Give the
+        result to a trainer in place of the store. `LocalTier` needs no such help.
+
+        Args:
+            store: A durable store, such as `dovetail_checkpoint.Store`.
+
+        Raises:
+            TypeError: The store lacks a method.
+
+        Example:
+
+            def train(ctx):
+                with Store("run") as store:
+                    trainer.fit(model, data, steps=1000, store=ctx.store(store), stop=ctx.stop)
+        """
+        return SavesInPhase(store, self.phase)
+
     @contextlib.contextmanager
-    def phase(self, name: str, *, stall_s: float) -> Iterator[None]:
+    def phase(self, name: str, *, stall_s: float | None = None) -> Iterator[None]:
         """Names work without steps, such as an evaluation or an export, and gives its deadline.
 
-        Of nested phases the innermost counts.
+        Of nested phases the innermost counts. A rank outside has the deadline of a step, so open
+        the phase on all ranks, also where only one works and the others wait for it.
 
         Args:
             name: What reports call it.
             stall_s: Seconds after which the rank counts as stuck, instead of `Elastic.stall_s`.
+                Default: `Elastic.first_step_s`; but `Elastic.stall_s` without a sign of life.
 
         Raises:
             ValueError: The name is empty, or `stall_s` is not above 0.
         """
-        if not name or not stall_s > 0:
+        if not name or (stall_s is not None and not stall_s > 0):
             raise ValueError(
                 f"a phase must have a name and a deadline above 0 s, got name={name!r}, "
                 f"stall_s={stall_s}; write ctx.phase('eval', stall_s=600.0)"
             )
         with self._changed:
-            self._phases.append((name, float(stall_s)))
+            self._phases.append((name, None if stall_s is None else float(stall_s)))
         try:
             yield
         finally:

@@ -19,7 +19,8 @@ class Elastic:
         hosts: Allowed numbers of hosts. The job takes the largest that the healthy hosts fill, and
             keeps the others as warm spares. Default: all hosts of the cluster, no fewer.
         stall_s: Seconds without a completed step, on any rank, after which the job counts as stuck.
-        first_step_s: The same before the first step of a generation, which compiles.
+        first_step_s: The same before the first step of a generation, which compiles, and in a
+            phase without a deadline of its own, such as a save; see `Context.phase`.
         drain_s: Seconds for an agreed stop, after which the ranks are killed.
         wait_s: Seconds to wait for enough hosts.
         budget: Restarts for each cause, "crash", "stall" or "exception", after which the job fails.

@@ -65,6 +65,30 @@ def test_an_open_phase_has_its_own_deadline():
     assert stuck(generation, 42.0) == [0]
 
 
+@pytest.mark.capability("a save may take longer than a step, and a hang in it is found")
+def test_a_phase_without_a_deadline_has_that_of_the_first_step():
+    generation = started(1)
+    say(generation, 0, 1.0, step=5)
+    say(generation, 0, 2.0, step=5, phase="save")
+    generation.ranks[0].heard_at = 95.0
+    assert stuck(generation, 101.9) == []
+    assert stuck(generation, 102.0) == [0]
+
+
+def test_a_rank_that_falls_silent_in_such_a_phase_is_found_as_in_a_step():
+    generation = started(2)
+    for i, more in enumerate(({}, {"stall_s": 100.0})):
+        say(generation, i, 2.0, step=5, phase="save", **more)
+    assert stuck(generation, 90.0) == []  # never heard: not started yet
+    for rank in generation.ranks:
+        rank.heard_at = 20.0
+    assert stuck(generation, 29.9) == []
+    assert stuck(generation, 30.0) == [0]  # rank 1 has said how long it may take
+    brisk = Elastic(stall_s=1.0, first_step_s=100.0)
+    assert generation.stuck(brisk, 24.9) == []  # a busy machine delays signs of life
+    assert generation.stuck(brisk, 25.0) == [generation.ranks[0]]
+
+
 def test_ranks_that_have_returned_or_wait_are_not_stuck():
     generation = started(3)
     for i in range(3):

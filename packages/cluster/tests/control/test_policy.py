@@ -10,6 +10,9 @@ from dovetail_cluster.events import Raised
 
 LOST = ("rank 2 on host 5 (c)", "no word for 10 s")
 KILLED = ("rank 1 on host 4 (b)", -9)
+CUT = "UNKNOWN: Gloo all-reduce failed: pair.cc:547] Connection closed by peer [10.0.0.4]:2530"
+LATE = "UNKNOWN: Gloo context initialization failed: Connect timeout"
+WRONG = "UNKNOWN: Gloo all-reduce failed: op.preamble.length <= op.nbytes. 800 vs 400"
 QUIT = ("rank 1 on host 4 (b)", 3)
 
 
@@ -44,6 +47,11 @@ def failure(generation=0, **reasons):
         ({"report": "Stuck.", "lost": [LOST]}, "crash", "rank 2 on host 5 (c) was lost"),
         ({"report": "Stuck.", "raised": [failing()]}, "stall", "Stuck."),
         ({"raised": [failing()], "exits": [QUIT]}, "exception", "rank 0 raised ValueError"),
+        # A broken connection is the network's, if no rank has another reason.
+        ({"raised": [failing(message=CUT), failing(1, message=LATE)]}, "crash", "rank 0 raised"),
+        ({"raised": [failing(message=CUT), failing(1)]}, "exception", "rank 0 raised"),
+        ({"raised": [failing(message=WRONG), failing(message=CUT)]}, "exception", "rank 0 raised"),
+        ({"raised": [failing(message="no connection to the table")]}, "exception", "rank 0 rais"),
         ({"exits": [("rank 0", -63)]}, "crash", "rank 0 was killed by signal 63"),
     ),
 )

@@ -83,6 +83,21 @@ def test_report():
     ]
 
 
+@pytest.mark.parametrize(
+    "more, heard, rule",
+    (
+        ({"phase": "save"}, 999.5, "first_step_s=1800 of phase 'save'"),
+        ({"phase": "save"}, 879.0, "stall_s=120, for it shows no sign of life in phase 'save'"),
+        ({"phase": "save", "step": None}, 999.5, "first_step_s=1800 of phase 'save'"),
+        ({"phase": "eval", "phase_s": 60.0, "step": None}, 999.5, "stall_s=60 of phase 'eval'"),
+    ),
+)
+def test_the_rule_of_a_phase(more, heard, rule):
+    ranks = [rank(0, heard=heard, **more), rank(1, progressed=999.0)]
+    text = report(ranks, ranks[:1], elastic=ELASTIC, now=NOW)
+    assert text.splitlines()[0].endswith(f"for 130.0 s ({rule}).")
+
+
 def test_the_rank_behind_comes_first():
     ranks = [rank(0), rank(1), rank(2, step=16)]
     lines = report(ranks, ranks, elastic=ELASTIC, now=NOW).splitlines()

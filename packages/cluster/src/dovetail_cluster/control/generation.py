@@ -11,6 +11,8 @@ from dovetail_cluster.control.stop import AgreedStop
 from dovetail_cluster.elastic import Elastic
 from dovetail_cluster.events import Progressed, Returned
 
+SILENT_S = 5.0  # a live rank sends a message each second, also from a busy machine
+
 
 @dataclasses.dataclass
 class Rank:
@@ -25,7 +27,7 @@ class Rank:
         step: The last completed step.
         asked: Count of its calls of `Context.stop`.
         phase: Name of the open phase, "" for none.
-        phase_s: Deadline of the open phase, in seconds.
+        phase_s: Deadline of the open phase, in seconds. None: `Elastic.first_step_s`.
         returned: The function's result.
         raised: The function has raised.
         gone: Its process has ended.
@@ -67,7 +69,17 @@ class Rank:
         """Longest time until the next progress, in seconds."""
         if self.phase and self.phase_s is not None:
             return self.phase_s
-        return elastic.first_step_s if self.step is None else elastic.stall_s
+        is_long = self.phase or self.step is None
+        return elastic.first_step_s if is_long else elastic.stall_s
+
+    def fell_silent(self, elastic: Elastic, now: float) -> bool:
+        """True if it is in a phase without a deadline of its own and shows no sign of life.
+
+        A rank that is stopped in a save is found as early as one that is stopped in a step.
+        """
+        if not self.phase or self.phase_s is not None or self.heard_at is None:
+            return False
+        return now - self.heard_at >= max(elastic.stall_s, SILENT_S)
 
 
 @dataclasses.dataclass
@@ -141,5 +153,8 @@ class Generation:
             for rank in self.alive
             if rank.returned is None
             and (question is None or rank.asked <= question)
-            and now - rank.progressed_at >= rank.deadline_s(elastic)
+            and (
+                now - rank.progressed_at >= rank.deadline_s(elastic)
+                or rank.fell_silent(elastic, now)
+            )
         ]

@@ -8,7 +8,8 @@ as exceptions in the others:
 1. "crash": a host was lost, or a rank was killed by a signal.
 2. "stall": no progress.
 3. "exception": the user's function raised.
-4. "crash" again: a rank exited without a result.
+4. "crash" again: a rank exited without a result, or all exceptions are broken connections between
+   ranks. The network may come back, so the same one twice does not end the job.
 
 Each cause has a budget of restarts. A completed step later than all before fills the budgets again.
 The same exception at the same step in two failures in a row ends the job at once.
@@ -17,6 +18,7 @@ The same exception at the same step in two failures in a row ends the job at onc
 from __future__ import annotations
 
 import dataclasses
+import re
 import signal
 from typing import Literal
 
@@ -25,6 +27,9 @@ from dovetail_cluster.errors import JobError, RankError, StallError
 from dovetail_cluster.events import Raised
 
 Cause = Literal["crash", "stall", "exception"]
+
+# A wrong collective breaks with other words on the rank that finds it, such as "op.preamble".
+_BROKEN = re.compile(r"\bGloo\b.*(connect|timed out|timeout)", re.IGNORECASE | re.DOTALL)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +50,11 @@ class Failing:
     def key(self) -> tuple[str, str, int | None]:
         """Equal for the same exception at the same step."""
         return self.raised.kind, self.raised.message, self.step
+
+    @property
+    def broken(self) -> bool:
+        """True if a connection to another rank broke, by the message of JAX's collectives."""
+        return _BROKEN.search(self.raised.message) is not None
 
 
 @dataclasses.dataclass
@@ -86,7 +96,7 @@ class Failure:
             return "crash"
         if self.report is not None:
             return "stall"
-        return "exception" if self.raised else "crash"
+        return "crash" if all(failing.broken for failing in self.raised) else "exception"
 
     def __str__(self) -> str:
         if self.crashed or not (self.raised or self.report):

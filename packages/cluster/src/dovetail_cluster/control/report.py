@@ -8,10 +8,9 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from dovetail_cluster.control.generation import Rank
+from dovetail_cluster.control.generation import SILENT_S, Rank
 from dovetail_cluster.elastic import Elastic
 
-SILENT_S = 5.0  # a live rank sends a message each second, also from a busy machine
 FRAMES = 6  # enough to reach from a collective to the line of the user
 
 _THREAD = re.compile(r"(Current thread|Thread) 0x[0-9a-fA-F]+.*:")
@@ -29,7 +28,7 @@ def report(ranks: Sequence[Rank], stuck: Sequence[Rank], *, elastic: Elastic, no
     worst = min(stuck, key=lambda rank: rank.progressed_at)
     lines = [
         f"The job is stuck: {worst} completed no step for {now - worst.progressed_at:.1f} s "
-        f"({_rule(worst, elastic)})."
+        f"({_rule(worst, elastic, now)})."
     ]
     if all(rank.step is None and rank.asked == 0 for rank in ranks):
         lines.append(
@@ -89,11 +88,12 @@ def innermost(stacks: str) -> tuple[str, ...]:
     return tuple(frames[:FRAMES])
 
 
-def _rule(rank: Rank, elastic: Elastic) -> str:
-    if rank.phase and rank.phase_s is not None:
-        return f"stall_s={rank.phase_s:g} of phase {rank.phase!r}"
-    name = "first_step_s" if rank.step is None else "stall_s"
-    return f"{name}={rank.deadline_s(elastic):g}"
+def _rule(rank: Rank, elastic: Elastic, now: float) -> str:
+    if rank.fell_silent(elastic, now):
+        return f"stall_s={elastic.stall_s:g}, for it shows no sign of life in phase {rank.phase!r}"
+    is_long = rank.phase_s is None if rank.phase else rank.step is None
+    rule = f"{'first_step_s' if is_long else 'stall_s'}={rank.deadline_s(elastic):g}"
+    return f"{rule} of phase {rank.phase!r}" if rank.phase else rule
 
 
 def _state(rank: Rank, now: float) -> str:

@@ -19,12 +19,13 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 
 from dovetail_cluster.context import Context
 from dovetail_cluster.control.interval import advised_interval_s
+from dovetail_cluster.store import SAVE, DurableStore, check, save
 from dovetail_cluster.tier import blocks as division
 from dovetail_cluster.tier.agree import gather
 from dovetail_cluster.tier.files import Header, Name, with_blocks, write
@@ -33,34 +34,6 @@ from dovetail_cluster.tier.peers import Peers
 from dovetail_cluster.tier.reading import Choice, Reader
 
 _log = logging.getLogger("dovetail_cluster")
-
-
-@runtime_checkable
-class DurableStore(Protocol):
-    """A durable store, such as `dovetail_checkpoint.Store`. All ranks make the same calls.
-
-    Items are trees of arrays, or objects with `get_state` and `set_state`. If `save` declares
-    `metrics`, it receives the scalars of the step.
-    """
-
-    def save(self, step: int, **items: Any) -> None:
-        """Saves all items or none, perhaps later. Arrays may be donated when it returns."""
-        ...
-
-    def restore(self, **targets: Any) -> tuple[int, dict[str, Any]] | None:
-        """Returns the newest good step and its items, or None if nothing was saved."""
-        ...
-
-    def peek(self, name: str) -> tuple[int, Any] | None:
-        """Returns the newest step and the state of its object `name`, None without that object.
-
-        None if nothing was saved.
-        """
-        ...
-
-    def wait(self) -> None:
-        """Returns when all saves are durable."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,12 +124,8 @@ class LocalTier:
         for name, number in (("store_every", store_every), ("limit_bytes", limit_bytes)):
             if number is not None and number < 1:
                 raise ValueError(f"{name} must be at least 1, got {number}; write {name}=100")
-        if not isinstance(store, DurableStore):
-            raise TypeError(
-                f"a store must have save, restore, peek and wait, got {type(store).__name__}; pass "
-                f"dovetail_checkpoint.Store(...)"
-            )
-        self._store, self._every, self._begun_s = store, store_every, home.begun_s
+        self._store, self._every, self._begun_s = check(store), store_every, home.begun_s
+        self._context = context
         self._rank, self._hosts = context.rank, context.hosts
         self._generation = context.generation
         path = Path(home.shelf) / str(context._tiers)
@@ -201,7 +170,7 @@ class LocalTier:
         """
         import jax
 
-        with jax.transfer_guard("allow"):
+        with self._context.phase(SAVE), jax.transfer_guard("allow"):
             begun = time.monotonic()
             are_whole = self._settle()
             self._write(step, items, dict(metrics or {}))
@@ -271,6 +240,10 @@ class LocalTier:
         Raises:
             RuntimeError: The newest step is not whole on the shelves.
         """
+        with self._context.phase(SAVE):
+            self._wait()
+
+    def _wait(self) -> None:
         newest = self._newest
         if sys.exc_info()[0] is None and newest is not None:
             are_whole, step = self._settle(), newest.choice.key.step
@@ -364,10 +337,7 @@ class LocalTier:
     # The store.
 
     def _hand_over(self, step: int, items: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
-        import inspect
-
-        takes = "metrics" in inspect.signature(self._store.save).parameters
-        self._store.save(step, **({"metrics": dict(metrics)} if takes else {}), **items)
+        save(self._store, step, items, metrics)
         self._stored = step
 
     def _choose(self, name: str) -> Choice | None:

@@ -76,7 +76,7 @@ class SavesInPhase:
             self._store.wait()
 
 
-def check(store: DurableStore) -> DurableStore:
+def check(store: object) -> DurableStore:
     """Returns the store. Raises TypeError if it lacks a method."""
     if not isinstance(store, DurableStore):
         raise TypeError(

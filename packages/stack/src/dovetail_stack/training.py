@@ -92,6 +92,8 @@ def execute(
         options = {"steps": steps, "hooks": hooks, "stop": stop, "resume": resume}
         options["leave_out"] = [range(first, end) for first, end in run.leave_out]
         options["before"] = lambda module: _sample(job, module, step=0)
+        if supervision is not None:
+            options["wrap"] = supervision.wrap
         module, result = fit(recipe, job.rows, out, sinks=[_Accepted(run, out), *sinks], **options)
     if not result.interrupted:
         with contextlib.nullcontext() if supervision is None else supervision.phase("export"):

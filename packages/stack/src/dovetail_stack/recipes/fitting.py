@@ -206,6 +206,7 @@ def fit(
     resume: Literal["exact", "convert"] = "exact",
     leave_out: Sequence[range] = (),
     before: Callable[[nnx.Module], object] | None = None,
+    wrap: Callable[[Any], Any] = lambda store: store,
 ) -> tuple[Any, Result]:
     """Trains a decoder, or resumes the training in `directory`.
 
@@ -227,6 +228,7 @@ def fit(
             keep their order. Each range is numbered as in the run without those before it. To leave
             out steps that were made, go back first: `dovetail_checkpoint.rewind`.
         before: Receives the module before the first step, unless there is a checkpoint.
+        wrap: Returns the store that the trainer gets, for the store of the run.
 
     Returns:
         The finished model, of averaged parameters if there are any, and how the run ended.
@@ -253,7 +255,7 @@ def fit(
             begun.pop(),
             recipe.batches(data),
             steps=steps,
-            store=kept,
+            store=wrap(kept),
             save_every=batching.saves_every(steps),
             sinks=[Jsonl(directory / METRICS), *sinks],
             hooks=hooks,

@@ -15,7 +15,7 @@ from dovetail_cluster.run.wire import split
 
 
 @pytest.mark.capability("one program on all hosts")
-def test_all_hosts_are_one_program(cluster):
+def test_all_hosts_are_one_program(cluster, capfd):
     def train(ctx, base):
         import jax
         import jax.numpy as jnp
@@ -34,6 +34,7 @@ def test_all_hosts_are_one_program(cluster):
     spans = result.timeline
     wall = spans[-1][2] - spans[0][1]
     assert sum(result.states.values()) == pytest.approx(wall)
+    assert "Gloo" not in capfd.readouterr().err
 
 
 def test_the_next_run_starts_on_the_warm_servers(cluster):

@@ -54,6 +54,11 @@ def names(ranks):
         ([rank(0, asked=17), rank(1), rank(2)], [0]),
         ([rank(0), rank(1, stacks=SLEEPING), rank(2)], [1]),
         ([rank(0), rank(1, stacks=SLEEPING)], []),  # no majority
+        ([rank(0), rank(1, step=18), rank(2)], [1]),  # ahead
+        ([rank(0), rank(1, step=18)], [0]),
+        ([rank(0), rank(1, returned=Returned(5, 0, b"", False)), rank(2)], [1]),
+        ([rank(i, returned=Returned(5, 0, b"", False)) for i in (0, 1)] + [rank(2)], [2]),
+        ([rank(0, returned=Returned(4, 0, b"", False)), rank(1)], [1]),
         ([rank(0), rank(1)], []),
         # A rank that has returned is not behind, though it counts fewer steps.
         ([rank(0, step=3, returned=Returned(4, 0, b"", False)), rank(1), rank(2, step=16)], [2]),
@@ -118,7 +123,7 @@ def test_a_stopped_process():
     )
     assert lines[2].endswith("heard 120.0 s ago")
     assert lines[3] == "    (no stack)"
-    assert lines[-1] == "rank 2 on host 6 (c): has returned"
+    assert lines[-1] == "rank 2 on host 6 (c): has returned, step 17, asked 18 times"
 
 
 def test_a_function_without_questions_and_progress_is_told_so():

@@ -40,6 +40,20 @@ def test_lines_are_whole_and_the_last_needs_no_end(child):
     held.close()
 
 
+def test_lines_of_gloo_are_dropped_and_no_others(child):
+    held, (sock, output, stacks), _, logged = child
+    line = "[Gloo] Rank 0 is connected to 12 peer ranks. Expected number of connected peer ranks"
+    os.write(output, f"{line} is : 12\na\n{line} is : 12\n".encode())
+    assert logged.get(timeout=120) == Lines("rank 1", "a")
+    os.write(output, f"{line} is : 12\n".encode())
+    others = f"{line} is : \nsaid: {line} is : 12\n[Gloo] failed\n\nb"
+    os.write(output, f"{others}\n".encode())
+    assert logged.get(timeout=120) == Lines("rank 1", others)
+    for file in (sock, output, stacks):
+        os.close(file)
+    held.close()
+
+
 def test_messages_before_the_end_are_received_before_close_returns(child):
     held, (sock, output, stacks), received, _ = child
     process = Link(socket.socket(fileno=sock))

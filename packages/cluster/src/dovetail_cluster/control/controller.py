@@ -25,7 +25,7 @@ from dovetail_cluster.control.stop import AgreedStop
 from dovetail_cluster.elastic import Elastic
 from dovetail_cluster.errors import HostsError, JobError
 
-DUMP_S = 2.0  # for stacks; a stopped process never sends any
+DUMP_S = 1.5  # for stacks; a host that is cut off never sends any
 GRACE_S = 1.0  # after an exception, for the news of the death that may have caused it
 EXIT_S = 10.0  # for a rank to exit after its result
 PORT_RETRIES = 5  # a port may be taken by chance, but not so often in a row
@@ -326,7 +326,8 @@ class Controller:
     def _told(self, generation: Generation, failure: Failure) -> bool:
         """True if no more can be learned by waiting: of stacks, or of a death among the ranks."""
         if generation.behind:
-            dumped = all(rank.stacks is not None for rank in generation.alive)
+            asked = [rank for rank in generation.alive if rank.returned is None]
+            dumped = all(rank.stacks is not None for rank in asked)
             return dumped or self._now >= generation.failed_at + DUMP_S
         unclear = any(not (rank.returned or rank.raised) for rank in generation.alive)
         plain = failure.plain or failure.planned or failure.port_taken

@@ -53,17 +53,25 @@ def report(ranks: Sequence[Rank], stuck: Sequence[Rank], *, elastic: Elastic, no
 def culprits(ranks: Sequence[Rank], now: float) -> tuple[list[Rank], str]:
     """Returns the suspected ranks and the reason, or none.
 
-    They are the ranks without a sign of life, else those behind the others, else
-    those with another stack than the majority.
+    They are the ranks without a sign of life, else those behind the others or ahead of most, else
+    those that have returned before most, else those with another stack than the majority.
     """
+    returned = [rank for rank in ranks if rank.returned is not None]
     ranks = [rank for rank in ranks if rank.returned is None]
     silent = [r for r in ranks if r.heard_at is None or now - r.heard_at > SILENT_S]
     if silent:
         return silent, "no sign of life, the whole process is stopped or its host is cut off"
     place = {r.rank: (-1 if r.step is None else r.step, r.asked) for r in ranks}
     behind = [r for r in ranks if place[r.rank] == min(place.values())]
+    if len(ranks) / 2 < len(behind) < len(ranks):
+        ahead = [r for r in ranks if r not in behind]
+        return ahead, "ahead of the others, as after a collective that was left out"
     if len(behind) < len(ranks):
         return behind, "behind the others, which wait"
+    if returned and len(returned) < len(ranks):
+        return returned, "returned while the others wait, as after a collective that was left out"
+    if returned:
+        return ranks, "has not returned, unlike the others"
     stacks = Counter(innermost(r.stacks or "") for r in ranks)
     common, count = stacks.most_common(1)[0]
     if count > len(ranks) / 2 and count < len(ranks):
@@ -97,9 +105,9 @@ def _rule(rank: Rank, elastic: Elastic, now: float) -> str:
 
 
 def _state(rank: Rank, now: float) -> str:
-    if rank.returned is not None:
-        return f"{rank}: has returned"
     step = "no step" if rank.step is None else f"step {rank.step}"
+    if rank.returned is not None:
+        return f"{rank}: has returned, {step}, asked {rank.asked} times"
     phase = f", in phase {rank.phase!r}" if rank.phase else ""
     life = "never heard" if rank.heard_at is None else f"heard {now - rank.heard_at:.1f} s ago"
     return (

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import tempfile
 import threading
@@ -17,6 +18,12 @@ from dovetail_cluster.run.wire import Link
 
 _STACKS_S = 1.0  # a process that writes no stacks within it is stopped by the kernel
 _PENDING = 200  # messages to the controller; a rank that prints faster waits in its print
+
+# Written by gloo to the standard output of every rank in every generation.
+_GLOO = re.compile(
+    rb"\[Gloo\] Rank \d+ is connected to \d+ peer ranks\. "
+    rb"Expected number of connected peer ranks is : \d+"
+)
 
 
 class Child:
@@ -94,6 +101,7 @@ class Child:
         with open(self._output, "rb", buffering=0) as output:
             while data := output.read(1 << 16):
                 *lines, rest = (rest + data).split(b"\n")
+                lines = [line for line in lines if not _GLOO.fullmatch(line)]
                 if lines and log:
                     to.send(Lines(who, b"\n".join(lines).decode(errors="replace")))
                 while to.pending > _PENDING:

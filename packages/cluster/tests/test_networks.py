@@ -151,7 +151,8 @@ def test_a_host_behind_a_dead_link_is_left_out_and_comes_back(cluster, spaces, j
     with spaces.down(1):
         generation = job.wait(generation=1, step=3, hosts=2)
     job.wait(generation=generation + 1, step=3, hosts=3)
-    assert len(job.end().values) == 3
+    result = job.end()
+    assert (len(result.values), result.generations) == (3, generation + 2)
 
 
 @pytest.mark.slow
@@ -163,7 +164,7 @@ def test_a_job_of_all_hosts_waits_for_a_dead_link(cluster, spaces, job):
     job.wait(generation=1, step=3)
     result = job.end()
     assert result.generations == 2
-    assert result.states["stuck" if "stuck" in result.states else "waiting"] > 0
+    assert result.states["waiting"] > 0
 
 
 def test_a_link_that_comes_back_in_time_costs_nothing(cluster, spaces, job):
@@ -199,12 +200,12 @@ def test_packets_lost_between_two_hosts_are_a_stall_named_in_time(cluster, space
 def test_ranks_that_cannot_reach_each_other_are_started_again(cluster, spaces, job, caplog):
     assert len(cluster.run(lambda ctx: ctx.rank).values) == 3  # so that all have joined
     with caplog.at_level(logging.WARNING, "dovetail_cluster"), spaces.parted(*last_ranks(cluster)):
-        job.start(cluster, hosts=(3,), budget={"exception": 0})
+        job.start(cluster, hosts=(3,), budget={"exception": 0})  # it takes gloo a minute to fail
         failed = until(lambda: logged(caplog, "generation 0 failed"))
-        print(failed)
-    assert "4 restarts are left for crash" in failed
+    assert "Gloo" in failed
+    assert failed.endswith("4 restarts are left for crash")
     job.wait(generation=1, step=2)
-    job.end()
+    assert job.end().generations == 2
 
 
 def last_ranks(cluster):

@@ -9,7 +9,8 @@
 - Clusters: `Cluster`, with `Result` of a run, and `Host` to inject faults
 - Where hosts come from: `Local`, `Ray`, `Slurm`, `Env`; `manifest` for their schedulers
 - Inside the function: `Context`
-- Checkpoints in the hosts' memory: `LocalTier` over a `DurableStore`, with `Advice` on the interval
+- Checkpoints in the hosts' memory: `LocalTier` over a `DurableStore`
+- Time between checkpoints: `Advice` of a tier, `advised_interval_s` for any store
 - How a job meets failures: `Elastic`
 - Devices that are absent: `devices`, `compiled`, `search`, `Compiled`, `Devices`, `Traffic`
 - Errors: `JobError`, `RankError`, `StallError`, `HostsError`, `BuildError`
@@ -24,6 +25,7 @@ from dovetail_cluster.backends.ray import Ray
 from dovetail_cluster.backends.slurm import Slurm
 from dovetail_cluster.cluster import Cluster, Result
 from dovetail_cluster.context import Context
+from dovetail_cluster.control.interval import advised_interval_s
 from dovetail_cluster.elastic import Elastic
 from dovetail_cluster.errors import BuildError, HostsError, JobError, RankError, StallError
 from dovetail_cluster.faults import Host
@@ -48,6 +50,7 @@ __all__ = [  # noqa: RUF022, by topic
     "LocalTier",
     "Advice",
     "DurableStore",
+    "advised_interval_s",
     # How a job meets failures
     "Elastic",
     # Devices that are absent

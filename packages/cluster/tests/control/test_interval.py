@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from dovetail_cluster.control.interval import advised_interval_s
+from dovetail_cluster import advised_interval_s
 
 
 def wall(interval_s, save_s, failure_s):

@@ -260,6 +260,8 @@ def test_a_daemon_that_loses_its_controller_kills_its_rank(alone):
 
 def test_a_daemon_gives_a_silent_controller_up_after_ten_seconds(alone):
     controller, left = alone
+    controller.start_rank(local(loop), 0)
+    controller.wait_for_steps()  # its messages must not hide the silence of the controller
     controller.quiet.set()
     begin = time.monotonic()
     assert controller.process.wait(LIMIT_S) == 3
@@ -287,6 +289,20 @@ def test_a_failing_preload_is_named_and_ends_the_daemon(marked):
     assert controller.process.wait(LIMIT_S) == 1
     controller.close()
     assert gone(marked)
+
+
+def test_a_daemon_that_nothing_answers_ends_with_3_and_one_line():
+    listener = wire.Listener("127.0.0.1:0", wire.new_key(), lambda link: None)
+    address = listener.address
+    listener.close()
+    line = [sys.executable, "-m", "dovetail_cluster.run.daemon", "--place", "4"]
+    environment = {**os.environ, wire.KEY: wire.new_key().hex()}
+    ended = subprocess.run(
+        [*line, "--controller", address], env=environment, capture_output=True, text=True
+    )
+    assert ended.returncode == 3
+    (text,) = ended.stderr.splitlines()
+    assert text.startswith(f"place 4: nothing answers at {address}: ")
 
 
 def test_a_daemon_with_a_wrong_key_ends_with_2():

@@ -9,9 +9,8 @@ import jax
 import numpy as np
 import pytest
 
-from dovetail_cluster import LocalTier, RankError
+from dovetail_cluster import LocalTier, RankError, advised_interval_s
 from dovetail_cluster.context import Context, Home
-from dovetail_cluster.control.interval import advised_interval_s
 
 
 def expected(step):

@@ -35,7 +35,8 @@ class Namespaces:
     def __init__(self, count):
         self.count = count
         self._id = f"dt{os.getpid()}"
-        self._subnet = f"198.18.{os.getpid() % 256}"  # for tests of networks, by RFC 2544
+        part, number = divmod(os.getpid() % 512, 256)
+        self._subnet = f"198.{18 + part}.{number}"  # for tests of networks, by RFC 2544
         self.listen = f"{self._subnet}.1"
         try:
             self._make()

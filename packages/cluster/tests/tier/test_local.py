@@ -208,6 +208,26 @@ def test_metrics_reach_a_store_that_takes_them(tmp_path):
     assert store.metrics == {"loss": 0.5}
 
 
+def test_saves_and_waits_are_in_the_phase_save(tmp_path):
+    class Watched(Steps):
+        phases = ()
+
+        def save(self, step, **items):
+            self.phases += ((step, tier._context._state().phase),)
+            super().save(step, **items)
+
+        def wait(self):
+            self.phases += (("wait", tier._context._state().phase),)
+
+    store = Watched()
+    with one_rank(tmp_path, store, store_every=10) as tier:
+        tier.save(11, w=np.zeros(3))
+        assert tier._context._state().phase == ""
+        tier.save(12, w=np.zeros(3))
+    assert store.phases == ((11, "save"), (12, "save"), ("wait", "save"))
+    assert tier._context._state().phase == ""
+
+
 def test_after_a_save_that_the_shelf_failed_the_store_takes_the_next_one(tmp_path, caplog):
     store = Steps()
     with one_rank(tmp_path, store, store_every=100) as tier:

@@ -50,7 +50,7 @@ class Progressed(NamedTuple):
         step: The last completed step, None before the first.
         asked: Number of calls of `Context.stop`.
         phase: Name of the open phase, "" for none.
-        stall_s: Deadline of the phase in seconds.
+        stall_s: Deadline of the phase in seconds, None for `Elastic.first_step_s`.
     """
 
     host: int

@@ -58,7 +58,13 @@ class SavesInPhase:
         self._store, self._phase = check(store), phase
 
     def save(self, step: int, *, metrics: Mapping[str, float] | None = None, **items: Any) -> None:
-        """Saves all items. The store gets the metrics if its `save` declares them."""
+        """Saves all items or none, perhaps later.
+
+        Args:
+            step: Number of the step.
+            metrics: Scalars of the step. The store gets them if its `save` declares `metrics`.
+            items: Trees of arrays, or objects with `get_state` and `set_state`.
+        """
         with self._phase(SAVE):
             save(self._store, step, items, metrics or {})
 
@@ -89,6 +95,13 @@ def check(store: object) -> DurableStore:
 def save(
     store: DurableStore, step: int, items: Mapping[str, Any], metrics: Mapping[str, float]
 ) -> None:
-    """Saves the items, with the metrics if the store's `save` declares them."""
+    """Saves the items in a store.
+
+    Args:
+        store: The store.
+        step: Number of the step.
+        items: Items by name.
+        metrics: Scalars of the step, for a store whose `save` declares `metrics`.
+    """
     takes = "metrics" in inspect.signature(store.save).parameters
     store.save(step, **({"metrics": dict(metrics)} if takes else {}), **items)

@@ -189,6 +189,14 @@ def test_a_stall_waits_for_stacks():
     assert hand(events.Ticked(), DUMP_S) == to(events.Kill, (0, 1))
 
 
+def test_a_stall_does_not_wait_for_the_stacks_of_a_rank_that_has_returned():
+    hand = Hand(2, stall_s=5.0)
+    hand.progress(0, 1, step=1)
+    hand(events.Returned(0, 0, b"x", False))
+    assert hand(events.Ticked(), 5.0) == to(events.Dump, (1,))
+    assert hand(events.Dumped(1, 0, ""), 0.1) == to(events.Kill, (0, 1))
+
+
 def test_a_stall_of_a_host_that_turns_out_lost_is_a_crash():
     hand = Hand(2, stall_s=5.0)
     hand.progress(0, 1, step=1)

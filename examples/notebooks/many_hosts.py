@@ -84,7 +84,7 @@ def loss(model, batch, *, key):
 # %% [markdown]
 # ## The function
 #
-# Every host calls `train`. It is an ordinary training program that uses `ctx` for six things:
+# Every host calls `train`. It is an ordinary training program that uses `ctx` for five things:
 #
 # - `ctx.mesh` makes a mesh of the devices of all hosts.
 # - `ctx.rank` and `ctx.hosts` give each host its rows of the batch. The batch is the same for any
@@ -93,7 +93,6 @@ def loss(model, batch, *, key):
 # - `ctx.progress` reports completed steps, so a hang is noticed.
 # - `LocalTier(ctx, ...)` saves to the memory of the hosts, here every fourth step. The store behind
 #   it gets the last step, and those of agreed stops.
-# - `ctx.phase` gives work without steps a deadline of its own, here the wait for the store.
 #
 # After a failure the function is called again, and `fit` continues from the newest checkpoint.
 
@@ -121,14 +120,9 @@ class Log:
 
 
 def train(ctx, work, name, step_s):
-    class Tier(LocalTier):
-        def wait(self):
-            with ctx.phase("save to the store", stall_s=600.0):
-                super().wait()
-
     corpus = Corpus(work / "corpus")
     model = nnx.jit(lambda: Model(corpus.vocab_size, nnx.Rngs(0)))()
-    with Store(work / name) as store, Tier(ctx, store, store_every=1000) as tier:
+    with Store(work / name) as store, LocalTier(ctx, store, store_every=1000) as tier:
         Trainer(optax.adamw(1e-2), loss, mesh=ctx.mesh(data=-1)).fit(
             model,
             batches(pack(corpus, length=64), global_batch=12, seed=0, shard=(ctx.rank, ctx.hosts)),
@@ -235,8 +229,8 @@ for generation, group in itertools.groupby(lines, key=lambda line: line["generat
     print(f"generation {generation}: {group[0]['hosts']} hosts, steps {first} to {last}")
 
 # %% [markdown]
-# The log has the reason of each start. "local host 1" is `cluster.host(1)`. The report on the hang
-# has the Python stacks of all hosts; here is the first line of each message.
+# The log has the reason of each start. The report on the hang has the Python stacks of all hosts; here
+# is the first line of each message.
 
 # %%
 begin = result.timeline[0][1]

@@ -190,7 +190,7 @@ def test_packets_lost_between_two_hosts_are_a_stall_named_in_time(cluster, space
         report = until(lambda: logged(caplog, "The job is stuck"))
     assert 3.0 <= seconds(report) <= 5.0
     for rank in range(3):
-        assert f"rank {rank} on host" in report
+        assert f"rank {rank} on " in report
     assert report.count("in train") == 3  # all wait in the collective
     assert "(no stack)" not in report
     job.wait(generation=1, step=4)

@@ -61,9 +61,9 @@ def test_the_rank_that_skips_a_collective_is_named(cluster, caplog, kind, why, s
     assert result.values == (1, 1, 1)
     report = next(r.message for r in caplog.records if "The job is stuck" in r.message)
     first, second = report.splitlines()[:2]
-    assert re.fullmatch(rf"Suspected: rank 1 on host \d+ \(local host \d\): {why}.*", second)
+    assert re.fullmatch(rf"Suspected: rank 1 on local host \d: {why}.*", second)
     late = re.search(r"completed no step for ([0-9.]+) s", first)
     assert late is not None
     assert STALL_S <= float(late[1]) <= STALL_S + 2.0
     assert report.count("in run") == stacks
-    assert all(f"rank {rank} on host" in report for rank in range(3))
+    assert all(f"rank {rank} on " in report for rank in range(3))

@@ -74,7 +74,7 @@ def test_too_few_hosts():
         hosts.choose(60.0)
     assert str(raised.value) == (
         "the number of healthy hosts must reach one of (2, 3) within wait_s=60, got 1 of 3 hosts "
-        "(host 0 (h0) is healthy; host 1 (h1) is sick: broken; host 7 (h7) is lost: no word for "
+        "(h0 is healthy; h1 is sick: broken; h7 is lost: no word for "
         "10 s); write hosts=(1, 2) to go on with fewer, or a larger wait_s"
     )
 

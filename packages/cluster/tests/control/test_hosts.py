@@ -29,8 +29,8 @@ def test_a_host_is_usable_after_its_probe():
     hosts.lose(7, "unknown")
     assert (hosts.usable, hosts.promising) == ([], 1)
     assert str(hosts) == (
-        "host 0 (a) will be taken away; host 1 (b) is sick: a device is lost; "
-        "host 3 (d) is being probed; host 2 (c) is lost: no word for 10 s"
+        "a will be taken away; b is sick: a device is lost; "
+        "d is being probed; c is lost: no word for 10 s"
     )
 
 

@@ -72,17 +72,16 @@ def test_culprits(ranks, expected):
 def test_report():
     ranks = [rank(0), rank(1, stacks=SLEEPING, phase="eval", phase_s=60.0), rank(2)]
     assert report(ranks, [ranks[1]], elastic=ELASTIC, now=NOW).splitlines() == [
-        "The job is stuck: rank 1 on host 5 (b) completed no step for 130.0 s "
-        "(stall_s=60 of phase 'eval').",
-        "Suspected: rank 1 on host 5 (b): at another line.",
-        "rank 1 on host 5 (b): step 17, asked 18 times, in phase 'eval', progress 130.0 s ago, "
+        "The job is stuck: rank 1 on b completed no step for 130.0 s (stall_s=60 of phase 'eval').",
+        "Suspected: rank 1 on b: at another line.",
+        "rank 1 on b: step 17, asked 18 times, in phase 'eval', progress 130.0 s ago, "
         "heard 0.5 s ago",
         '    File "train.py", line 41 in load',
         '    File "train.py", line 29 in train',
-        "rank 0 on host 4 (a): step 17, asked 18 times, progress 130.0 s ago, heard 0.5 s ago",
+        "rank 0 on a: step 17, asked 18 times, progress 130.0 s ago, heard 0.5 s ago",
         '    File "array.py", line 500 in _value',
         '    File "train.py", line 30 in train',
-        "rank 2 on host 6 (c): step 17, asked 18 times, progress 130.0 s ago, heard 0.5 s ago",
+        "rank 2 on c: step 17, asked 18 times, progress 130.0 s ago, heard 0.5 s ago",
         '    File "array.py", line 500 in _value',
         '    File "train.py", line 30 in train',
     ]
@@ -106,8 +105,8 @@ def test_the_rule_of_a_phase(more, heard, rule):
 def test_the_rank_behind_comes_first():
     ranks = [rank(0), rank(1), rank(2, step=16)]
     lines = report(ranks, ranks, elastic=ELASTIC, now=NOW).splitlines()
-    assert lines[1] == "Suspected: rank 2 on host 6 (c): behind the others, which wait."
-    assert lines[2].startswith("rank 2 on host 6 (c): step 16, asked 18 times")
+    assert lines[1] == "Suspected: rank 2 on c: behind the others, which wait."
+    assert lines[2].startswith("rank 2 on c: step 16, asked 18 times")
 
 
 def test_a_stopped_process():
@@ -118,12 +117,12 @@ def test_a_stopped_process():
     ]
     lines = report(ranks, ranks[:2], elastic=ELASTIC, now=NOW).splitlines()
     assert lines[1] == (
-        "Suspected: rank 1 on host 5 (b): no sign of life, the whole process is stopped or its "
+        "Suspected: rank 1 on b: no sign of life, the whole process is stopped or its "
         "host is cut off."
     )
     assert lines[2].endswith("heard 120.0 s ago")
     assert lines[3] == "    (no stack)"
-    assert lines[-1] == "rank 2 on host 6 (c): has returned, step 17, asked 18 times"
+    assert lines[-1] == "rank 2 on c: has returned, step 17, asked 18 times"
 
 
 def test_a_function_without_questions_and_progress_is_told_so():

@@ -49,7 +49,7 @@ class Rank:
     stacks: str | None = None
 
     def __str__(self) -> str:
-        return f"rank {self.rank} on host {self.host} ({self.name})"
+        return f"rank {self.rank} on {self.name}"
 
     def progressed(self, event: Progressed, now: float) -> None:
         """Notes a message of progress, or of life."""

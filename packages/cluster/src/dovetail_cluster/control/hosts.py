@@ -32,7 +32,7 @@ class Host:
     noticed: bool = False
 
     def __str__(self) -> str:
-        return f"host {self.number} ({self.name})"
+        return self.name
 
     @property
     def usable(self) -> bool:

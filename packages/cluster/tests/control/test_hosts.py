@@ -38,7 +38,10 @@ def test_only_the_last_lost_hosts_are_named():
     hosts = pool(*"abcdefghij")
     for number in range(10):
         hosts.lose(number, "gone")
-    assert [name[-2] for name in hosts.lost] == list("cdefghij")
+    assert list(hosts.lost) == list("cdefghij")
+    hosts.join(10, "d")
+    assert list(hosts.lost) == list("cefghij")
+    assert str(hosts).count("d is ") == 1
 
 
 def test_a_sick_host_is_not_waited_for_but_may_recover():

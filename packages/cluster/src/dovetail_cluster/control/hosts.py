@@ -60,12 +60,13 @@ class Pool:
     def __init__(self) -> None:
         self.hosts: dict[int, Host] = {}
         self.joined = 0  # ever
-        self.lost: dict[str, str] = {}  # the last reasons by "host 3 (name)"
+        self.lost: dict[str, str] = {}  # the last reasons by name
 
     def join(self, number: int, name: str) -> None:
         """Adds a host, not yet probed."""
         self.hosts[number] = Host(number, name)
         self.joined += 1
+        self.lost.pop(name, None)  # it is back
 
     def lose(self, number: int, why: str) -> None:
         """Removes a host."""

@@ -30,7 +30,7 @@ from workspace import Member
 NOTEBOOKS = ("language_model", "damage_and_resume")
 # What a notebook needs beside the packages: its plots, and a kernel that runs it.
 FOR_NOTEBOOKS = ("ipykernel", "matplotlib", "nbclient")
-EXTRAS = ("", "cpu", "cuda12", "cuda13", "tpu")
+EXTRAS = ("", "cpu", "cuda12", "cuda13", "ray", "tpu")
 PYTHONS = (*workspace.PYTHONS, *workspace.NEWER)
 
 

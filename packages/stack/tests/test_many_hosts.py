@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The options of `dovetail train` for many hosts, as far as they go before a host is started."""
 
+import importlib.util
 import subprocess
 import sys
 
@@ -49,6 +50,13 @@ def test_options_that_contradict_each_other_are_refused(line, wanted, capsys, te
     code, shown = _refused(capsys, texts, *line.split())
     assert code == 1
     assert wanted in shown
+
+
+def test_without_ray_the_message_says_how_to_install_it(capsys, texts, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    code, shown = _refused(capsys, texts, "--ray", "h:1")
+    assert code == 1
+    assert 'got --ray h:1 without it: type pip install "dovetail-stack[ray]"' in shown
 
 
 def test_a_check_of_records_is_refused(capsys, tmp_path):

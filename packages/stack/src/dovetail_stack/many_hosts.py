@@ -8,6 +8,7 @@ hosts. Each call goes on from the newest checkpoint, as a launch by hand would.
 """
 
 import contextlib
+import importlib.util
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -170,6 +171,11 @@ def _backend(values: Mapping[str, Any]) -> "Backend":
 
         return Slurm()
     if "ray" in values:
+        if importlib.util.find_spec("ray") is None:
+            raise ImportError(
+                f"--ray needs the package ray, got --ray {values['ray']} without it: type "
+                f'pip install "dovetail-stack[ray]"'
+            )
         from dovetail_cluster import Ray
 
         return Ray(None if values["ray"] == "auto" else values["ray"], values.get("hosts"))

@@ -6,6 +6,7 @@ import pytest
 
 from dovetail_cluster import Context
 from dovetail_stack import launching, ranks
+from dovetail_train import BadStep
 
 
 def _rank(tmp_path, **values):
@@ -27,6 +28,10 @@ class DamagedError(RuntimeError):
     [
         (DamagedError("a shard is damaged"), {"error": "a shard is damaged", "exit_code": 3}),
         (ImportError("install it"), {"error": "install it", "exit_code": 1}),
+        (
+            BadStep("not finite", step=1, scalars={}, batch={}, grad_norms={}),
+            {"error": "not finite", "exit_code": 1},
+        ),
     ],
 )
 def test_an_error_with_an_exit_code_is_an_answer(error, wanted, tmp_path, monkeypatch):

@@ -217,7 +217,7 @@ def _prepare(values: dict[str, Any], out: Path, *, devices: int) -> dict[str, An
 
 def _for_ranks(values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the options of a launch on a rank. A rewind has been completed."""
-    left_out = {*OPTIONS, "parser", "argv", "rewind", "leave_out", "debug", "json"}
+    left_out = {*OPTIONS, "parser", "argv", "rewind", "leave_out", "json"}
     return {name: value for name, value in values.items() if name not in left_out}
 
 

@@ -2,18 +2,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """A launch on one of many hosts: the function that a cluster calls on each of them.
 
-A refusal, such as text without a held-out part, is an answer: another start would give it again.
+A refusal, such as text without a held-out part or a loss that is not finite, is an answer: another
+start would give it again.
 The ranks return it together. Any other exception is a failure, and the cluster decides.
 """
 
 import contextlib
+import logging
 import re
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dovetail_stack import launching
-from dovetail_stack._command import FAILED
+from dovetail_stack._command import FAILED, log_to_stderr
 from dovetail_stack.mesh import axes_of, make_mesh
 from dovetail_stack.supervision import Supervision
 
@@ -45,6 +47,9 @@ def rank(
     Returns:
         {"finished": bool}, or {"error": message, "exit_code": int} of a refusal.
     """
+    log_to_stderr(debug="debug" in values, force=True)
+    if context.rank > 0:  # the trainer says the same on each
+        logging.getLogger("dovetail_train").setLevel(logging.ERROR)
     try:
         mesh = make_mesh(axes_of(values), dcn=values.get("dcn"), use_all=True)
         finished = launching.launch(
@@ -65,7 +70,9 @@ def rank(
 
 def _refusal(error: Exception) -> dict[str, Any] | None:
     """Returns the answer for an error that another start would give again, or None."""
-    answers = isinstance(error, ValueError | ImportError) or hasattr(error, "exit_code")
+    from dovetail_train import BadStep
+
+    answers = isinstance(error, ValueError | ImportError | BadStep) or hasattr(error, "exit_code")
     if not answers or _OF_XLA.match(str(error)):
         return None
     message = "\n".join([str(error), *getattr(error, "__notes__", ())])

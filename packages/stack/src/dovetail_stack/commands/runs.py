@@ -174,7 +174,13 @@ def _job(launches: Sequence[states.JobLaunch], goodput: float | None) -> str:
         total_s = launch.end_s - launch.begin_s
         outcome = launch.outcome or "no end recorded"
         lines += [f"  {begun}  {outcome} after {total_s:,.1f} s", f"    {launch.bar()}"]
-        lines += [f"    {at - launch.begin_s:8,.1f} s  {text}" for at, text in launch.log]
+        # A report has its stacks below its first line. A traceback repeats the line before it.
+        heads = [(at, text.partition("\n")[0]) for at, text in launch.log]
+        lines += [
+            f"    {at - launch.begin_s:8,.1f} s  {head}"
+            for at, head in heads
+            if not head.startswith("Traceback")
+        ]
     totals = states.seconds([span for launch in launches for span in launch.spans])
     whole_s = max(sum(totals.values()), 1e-9)
     rows = [

@@ -51,6 +51,23 @@ def test_a_refusal_ends_the_command_before_a_host_is_started(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.capability("a loss that is not finite ends a job on several hosts as on one")
+def test_a_loss_that_is_not_finite_ends_the_job_once(tmp_path):
+    run = tmp_path / "run"
+    rates = ("--learning-rate", "1e30", "--matrix-learning-rate", "1e30")
+    code, output, errors = Command(run, *line(40, 5, "--hosts", "2", *rates)).ended()
+    assert (code, output) == (1, "")
+    assert "Traceback" not in errors
+    assert errors.count("dovetail: error: at most max_skips=10 steps in a row") == 1
+    skipped = re.findall(r"\[rank (\d)\] WARNING: skipped an update: .* at step (\d+)", errors)
+    assert skipped == [("0", str(step)) for step in range(2, 12)]
+    assert started(run) == [(0, 2)]
+    loaded = runs.load(run)
+    assert loaded.state == "failed"
+    assert runs.job(loaded)[0].outcome == "failed"
+
+
+@pytest.mark.slow
 @pytest.mark.capability("training goes on with fewer hosts, then with all, with the same loss")
 def test_faults_and_sizes_leave_the_losses_as_they_were(tmp_path):
     steps, whole = 120, tmp_path / "whole"

@@ -162,10 +162,15 @@ def _many_hosts(parser: Parser) -> None:
         f"step, an evaluation or the export may take {many_hosts.LONG} times as long",
     )
     group.add_argument(
-        "--ray", metavar="ADDRESS", help="hosts are nodes of this Ray cluster, or auto"
+        "--ray",
+        metavar="ADDRESS",
+        help="hosts are nodes of the Ray cluster at HOST:PORT, or auto for the one that runs here: "
+        "N of them, or all; needs dovetail-stack[ray]",
     )
     group.add_argument(
-        "--slurm", action="store_true", help="hosts are the nodes of this Slurm allocation"
+        "--slurm",
+        action="store_true",
+        help="hosts are all nodes of the Slurm allocation in which this command runs",
     )
 
 

@@ -155,22 +155,6 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-def log_to_stderr(*, prefix: str = "", debug: bool = False, force: bool = False) -> None:
-    """Sets the form of log lines.
-
-    Args:
-        prefix: Begin of each line.
-        debug: Leaves libraries as they are, which log errors that are raised too.
-        force: Replaces the form that another library has set.
-    """
-    logging.basicConfig(format=f"{prefix}%(levelname)s: %(message)s", force=force)
-    if not debug:
-        # Orbax logs the traceback of each failed read or write, asyncio one for each task left
-        # behind by Orbax. The raised error has it all in one message.
-        for noisy in ("absl", "asyncio"):
-            logging.getLogger(noisy).setLevel(logging.CRITICAL)
-
-
 class Frame:
     """A context manager around one parsed command: an error becomes a message and an exit code.
 
@@ -190,7 +174,12 @@ class Frame:
         self._args, self._prefix = args, f"{name}: " if name else ""
 
     def __enter__(self) -> "Frame":
-        log_to_stderr(prefix=self._prefix, debug="debug" in self._args)
+        logging.basicConfig(format=f"{self._prefix}%(levelname)s: %(message)s")
+        if "debug" not in self._args:
+            # Orbax logs the traceback of each failed read or write, asyncio one for each task left
+            # behind by Orbax. The raised error has it all in one message.
+            for noisy in ("absl", "asyncio"):
+                logging.getLogger(noisy).setLevel(logging.CRITICAL)
         return self
 
     def __exit__(

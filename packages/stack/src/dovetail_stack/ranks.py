@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dovetail_stack import launching
-from dovetail_stack._command import FAILED, log_to_stderr
+from dovetail_stack._command import FAILED
 from dovetail_stack.mesh import axes_of, make_mesh
 from dovetail_stack.supervision import Supervision
 
@@ -47,9 +47,7 @@ def rank(
     Returns:
         {"finished": bool}, or {"error": message, "exit_code": int} of a refusal.
     """
-    log_to_stderr(debug="debug" in values, force=True)
-    if context.rank > 0:  # the trainer says the same on each
-        logging.getLogger("dovetail_train").setLevel(logging.ERROR)
+    _set_log(context.rank, debug="debug" in values)
     try:
         mesh = make_mesh(axes_of(values), dcn=values.get("dcn"), use_all=True)
         finished = launching.launch(
@@ -66,6 +64,16 @@ def rank(
             raise
         return refusal
     return {"finished": finished}
+
+
+def _set_log(rank: int, *, debug: bool) -> None:
+    """Logs what the command would log on one host, and once for all ranks."""
+    logging.basicConfig(format="%(levelname)s: %(message)s", force=True)
+    if rank > 0:  # the trainer's warnings are the same on each
+        logging.getLogger("dovetail_train").setLevel(logging.ERROR)
+    if not debug:  # as `_command.Frame`: the raised error has it all
+        for noisy in ("absl", "asyncio"):
+            logging.getLogger(noisy).setLevel(logging.CRITICAL)
 
 
 def _refusal(error: Exception) -> dict[str, Any] | None:

@@ -2,11 +2,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """A launch on a host: refusals are answers, failures are raised."""
 
+import logging
+
 import pytest
 
 from dovetail_cluster import Context
 from dovetail_stack import launching, ranks
 from dovetail_train import BadStep
+
+
+@pytest.fixture(autouse=True)
+def log():
+    """Undoes what a rank sets for its process."""
+    handlers = logging.root.handlers[:]
+    loggers = [logging.getLogger(name) for name in ("dovetail_train", "absl", "asyncio")]
+    levels = [logger.level for logger in loggers]
+    yield
+    logging.root.handlers[:] = handlers
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
 
 
 def _rank(tmp_path, **values):
@@ -61,6 +75,20 @@ def test_a_refusal_of_one_rank_alone_is_a_failure(tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "gather", lambda value: [value, None])
     with pytest.raises(ValueError, match="must be a directory"):
         _rank(tmp_path, recipe="pretrain", text=str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize("rank, wanted", [(0, "WARNING: skipped\n"), (1, "")])
+def test_the_trainer_warns_on_the_first_rank(rank, wanted, capsys):
+    ranks._set_log(rank, debug=False)
+    logging.getLogger("dovetail_train.guard").warning("skipped")
+    logging.getLogger("absl").error("a traceback that is raised too")
+    assert capsys.readouterr().err == wanted
+
+
+def test_with_debug_the_libraries_log_as_they_do(capsys):
+    ranks._set_log(0, debug=True)
+    logging.getLogger("absl").error("a traceback")
+    assert capsys.readouterr().err == "ERROR: a traceback\n"
 
 
 def _raising(error):

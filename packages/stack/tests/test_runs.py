@@ -281,6 +281,8 @@ def _with_job(path, *starts):
         {"event": "begin", "time": 0.0, "hosts": [2]},
         {"event": "state", "time": 4.0, "state": "running"},
         {"event": "log", "time": 9.0, "text": "generation 0 failed: rank 1 was killed"},
+        {"event": "log", "time": 9.0, "text": "Traceback (most recent call last):\n  File x"},
+        {"event": "log", "time": 9.0, "text": "The job is stuck\n    File y"},
         {"event": "state", "time": 9.0, "state": "restarting"},
         {"event": "state", "time": 10.0, "state": "running"},
         {"event": "end", "time": 20.0, "outcome": "finished"},
@@ -295,11 +297,12 @@ def test_show_draws_the_states_of_a_job_on_many_hosts(tmp_path, capsys):
     shown = _printed(capsys, "show", path).splitlines()
     bar = "." * 12 + "█" * 15 + "░" * 3 + "█" * 30
     begin = shown.index("  1970-01-01T00:00:00Z  finished after 20.0 s")
-    assert shown[begin - 1 : begin + 8] == [
+    assert shown[begin - 1 : begin + 9] == [
         "on many hosts",
         "  1970-01-01T00:00:00Z  finished after 20.0 s",
         f"    {bar}",
         "         9.0 s  generation 0 failed: rank 1 was killed",
+        "         9.0 s  The job is stuck",
         "  █ running         15.0 s  75.0%",
         "  ░ restarting      1.0 s   5.0%",
         "  . waiting         4.0 s   20.0%",

@@ -229,8 +229,8 @@ for generation, group in itertools.groupby(lines, key=lambda line: line["generat
     print(f"generation {generation}: {group[0]['hosts']} hosts, steps {first} to {last}")
 
 # %% [markdown]
-# The log has the reason of each start. The report on the hang has the Python stacks of all hosts; here
-# is the first line of each message.
+# The log has the reason of each start. The report on the hang has the Python stacks of all hosts;
+# here is the first line of each message.
 
 # %%
 begin = result.timeline[0][1]

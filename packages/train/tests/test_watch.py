@@ -102,6 +102,6 @@ def test_what_means_nothing_is_refused():
         Watch("x", every=0)
     with pytest.raises(ValueError, match=r"at least 1.*got start=0, steps=5; write Trace\("):
         Trace("x", start=0, steps=5)
+    unchecked = getattr(Trace.__init__, "__wrapped__", Trace.__init__)
     with pytest.raises(ValueError, match=r"'first' or 'all', got 'each'; write processes='all'"):
-        unchecked = getattr(Trace.__init__, "__wrapped__", Trace.__init__)
         unchecked(Trace.__new__(Trace), "x", start=1, steps=5, processes="each")

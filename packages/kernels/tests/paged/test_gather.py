@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
-from dovetail_kernels.paged import gather
+from dovetail_kernels.dispatch import Device
+from dovetail_kernels.paged import api, gather
 from dovetail_kernels.paged.api import paged_attention, plan_paged_attention
 from dovetail_kernels.paged.pages import QuantizedPages
 from dovetail_kernels.testing.paged import Case, Inputs, cases, check, expected, inputs
@@ -173,6 +174,59 @@ def test_lanes_together_give_what_one_gives(monkeypatch):
     check(functools.partial(paged_attention, impl="gather"), case, grad=False)
 
 
+GPU = Device(platform="gpu", kind="NVIDIA H100 80GB HBM3")
+
+
+@pytest.mark.parametrize("longest", [128, gather.GPU_BLOCK], ids=["blocks", "one block"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"queries": (1, 0, 1, 1, 1), "lengths": (300, 7, 129, 1, 260)},  # decoding
+        {"queries": (2, 0, 1, 1, 0), "lengths": (300, 0, 129, 5, 0), "window": 140},
+        {"queries": (3, 1, 70), "lengths": (9, 200, 79), "window": 140},
+        {"queries": (1, 1), "lengths": (270, 1), "latent": 16, "kv_heads": 1},
+    ],
+    ids=["decoding", "two rows of a request", "mixed", "latent"],
+)
+def test_the_way_of_a_gpu_equals_contiguous_attention(monkeypatch, options, longest):
+    """Its program on a CPU. The other way of choosing blocks gives the same numbers."""
+    monkeypatch.setattr(api, "device", lambda *arrays: GPU)
+    monkeypatch.setattr(gather, "GPU_BLOCK", longest)
+    gather_ = dataclasses.replace(gather.GATHER, run=lambda *given: gather.run(*given))
+    case = dataclasses.replace(NAMED["sinks"], heads=4, scale=0.3, **options)
+    check(functools.partial(paged_attention, impl=gather_), case, grad=False)
+
+
+def call_of(*, device=GPU, window=None, **sizes):
+    q, pages, numbers = shapes(**sizes)
+    call = plan_paged_attention(q, pages, window=window, **numbers).call
+    return dataclasses.replace(call, device=device)
+
+
+def test_blocks_of_a_gpu_are_as_long_as_their_bytes_allow():
+    sizes = {"pages": 500, "dtype": jnp.bfloat16, "heads": 32, "kv_heads": 8}
+    call = call_of(rows=64, requests=64, columns=136, **sizes)
+    blocks = functools.partial(gather._pages_of_a_block, call)
+    assert blocks(rows=1, lanes=1) == 136  # all 2,176 keys
+    # A key has 2 KiB in the pages and 256 bytes of logits and weights: 910 keys in 128 MiB.
+    assert blocks(rows=1, lanes=64) == 46  # 136 pages in three
+    assert blocks(rows=64, lanes=8) == 46  # a key has 18 KiB
+    assert blocks(rows=64, lanes=400) == 8
+    long = call_of(rows=1, requests=1, columns=2048, **sizes)
+    assert gather._pages_of_a_block(long, rows=1, lanes=1) == 256  # of 4,096 keys
+    local = call_of(rows=1, requests=1, columns=2048, window=512, **sizes)
+    assert gather._pages_of_a_block(local, rows=1, lanes=1) == 32
+    on_cpu = dataclasses.replace(call, device=Device(platform="cpu", kind="cpu"))
+    assert gather._pages_of_a_block(on_cpu, rows=1, lanes=64) == 8  # its bits depend on it
+
+
+def test_peak_bytes_on_a_gpu_hold_a_block_of_every_row():
+    sizes = {"pages": 500, "dtype": jnp.bfloat16, "heads": 32, "kv_heads": 8}
+    call = call_of(rows=64, requests=64, columns=136, **sizes)
+    # 104.6 MB is the temporary memory that XLA gives a step of 64 rows on an H100, jax 0.11.2.
+    assert 104.6e6 / 1.5 < gather.GATHER.work(call).peak_bytes < 104.6e6 * 1.5
+
+
 def shapes(*, rows, requests, columns, pages, dtype, heads=8, kv_heads=2, width=64):
     struct = jax.ShapeDtypeStruct
     return (
@@ -220,16 +274,32 @@ def test_work():
     assert 0.4 * work.bytes <= cost["bytes accessed"] <= 2.5 * work.bytes
 
 
-@pytest.mark.capability("attention over a paged cache", on="cuda")
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_lowers_for_cuda(dtype):
+def lowered_for_cuda(q, pages, numbers):
     mesh = AbstractMesh(
         (), (), abstract_device=AbstractDevice(device_kind="H100", num_cores=None, platform="cuda")
     )
-    q, pages, numbers = shapes(rows=70, requests=3, columns=20, pages=60, dtype=dtype)
     with use_abstract_mesh(mesh):
         step = jax.jit(lambda q, pages, numbers: paged_attention(q, pages, **numbers))
-        module = jax.export.export(step, platforms=["cuda"])(q, pages, numbers).mlir_module()
-    # As many tiles at once as the device wants, their bits as they are.
-    assert "tensor<64x8x16x2x64x" in module
+        return jax.export.export(step, platforms=["cuda"])(q, pages, numbers).mlir_module()
+
+
+@pytest.mark.capability("attention over a paged cache", on="cuda")
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_lowers_for_cuda(dtype):
+    given = shapes(rows=70, requests=3, columns=20, pages=60, dtype=dtype)
+    module = lowered_for_cuda(*given)
+    # The most tiles of one row and of 64, all columns at once, their bits as they are.
+    assert "tensor<3x20x16x2x64x" in module
+    assert "tensor<4x20x16x2x64x" in module
     assert "bitcast_convert" not in module
+
+
+@pytest.mark.parametrize("rows, loops", [(1, 0), (8, 0), (64, 1), (65, 2)])
+def test_a_gpu_decodes_without_a_loop_of_one_turn(rows, loops):
+    """Each turn waits for the host. 64 rows of 2,176 keys take three; above, groups of 64 rows."""
+    sizes = {"pages": 500, "dtype": jnp.bfloat16, "heads": 32, "kv_heads": 8}
+    module = lowered_for_cuda(*shapes(rows=rows, requests=rows, columns=136, **sizes))
+    assert module.count("stablehlo.while") == loops
+    assert module.count("stablehlo.sort") == (rows > 64)
+    lanes = min(rows, 64)
+    assert f"tensor<{lanes}x{46 if loops else 136}x16x8x64xbf16>" in module

@@ -45,3 +45,12 @@ def test_sizes_that_the_rows_cannot_need_are_left_out():
         [1, 8],
         [1, 8, 64],
     ]
+
+
+def test_there_are_no_more_tiles_than_rows():
+    counts = jnp.array([1, 0, 0, 1, 0], jnp.int32)
+    assert [len(some.rows) for some in tiles(counts, rows=2)] == [2, 2]
+    (alone,) = tiles(jnp.array([2, 0, 1], jnp.int32), rows=3, sizes=(1,))
+    np.testing.assert_array_equal(alone.request, [0, 0, 2])
+    np.testing.assert_array_equal(alone.offset, [0, 1, 0])
+    np.testing.assert_array_equal(alone.rows, [1, 1, 1])

@@ -11,6 +11,10 @@ together overflow the cache and cost more than one after the other. Elsewhere it
 sorted by their number of blocks: a device needs the width, and a finished lane waits for the
 longest of its group.
 
+A GPU waits for the host at each turn of a loop. Its blocks are therefore as long as `GPU_BYTES`
+allow, and a loop of one turn is no loop. With as many requests as rows, as in decoding, each row is
+a tile of its own.
+
 A block begins at a multiple of its length, counted from the first key. A finished lane adds exact
 zeros. A tile holds rows of one request. The rest of the batch therefore does not change a row's
 arithmetic, and on CPU not even its bits. With `invariant` all tiles have one size; on CPU the
@@ -36,6 +40,12 @@ from dovetail_kernels.varying import varying
 # cache between the gather and the products. The result's bits depend on it, so it depends only on
 # the page size.
 BLOCK = 128
+# Bytes of the keys, values, logits and weights of one turn on a GPU. A turn costs its host and
+# about ten launches, some 50 us on an H100, in which it could read 150 MB.
+GPU_BYTES = 2**27
+# Keys per block at most, for a short request is read to the end of its block: 8 MB in a layer with
+# 8 key heads of 64 elements in bfloat16, or 3 us.
+GPU_BLOCK = 4096
 
 
 class _Out(NamedTuple):
@@ -83,14 +93,10 @@ def run(call: PagedCall, inputs: PagedInputs) -> Any:
     if not call.requests or not call.queries:
         return _finished(call, out, jnp.zeros(call.queries, bool), q.dtype)
     batch = requests(call, page_table, kv_lengths, q_starts)
-    lanes = _lanes_of_a_group(call.device.platform)
     # The last tile of a batch may reach beyond its last row.
     padded = jnp.pad(q, ((0, SIZES[-1]), (0, 0), (0, 0)))
-    per_block = max(1, BLOCK // call.page_size)
-    page_ids = jnp.pad(batch.page_ids, ((0, 0), (0, -call.columns % per_block)))
-    batch = batch._replace(page_ids=page_ids)
     for some in tiles(batch.counts, rows=call.queries, sizes=_sizes(call)):
-        out = _attend(out, padded, pages, sinks, batch, some, call=call, lanes=lanes[some.size])
+        out = _attend(out, padded, pages, sinks, batch, some, call=call)
     return _finished(call, out, batch.row_bad, q.dtype)
 
 
@@ -100,7 +106,9 @@ def _sizes(call: PagedCall) -> tuple[int, ...]:
     On CPU the bits of a product depend on its size: a row alone differs from one of eight, and for
     heads of 32 elements one of eight from one of 64 (jax 0.10.2).
     """
-    return INVARIANT if call.invariant else SIZES
+    if call.invariant:
+        return INVARIANT
+    return (1,) if call.device.platform == "gpu" and call.queries <= call.requests else SIZES
 
 
 def _no_lse(call: PagedCall, shape: tuple[int, ...]) -> Any:
@@ -122,6 +130,22 @@ def _lanes_of_a_group(platform: str) -> dict[int, int]:
     return dict(zip(SIZES, (64, 32, 8), strict=True))
 
 
+def _pages_of_a_block(call: PagedCall, *, rows: int, lanes: int) -> int:
+    """Returns the pages of a block of keys, for `lanes` tiles of `rows` rows.
+
+    On a GPU blocks are about equally long, so that the last one has few pages beyond the table.
+    """
+    least = max(1, BLOCK // call.page_size)
+    if call.device.platform != "gpu":
+        return least
+    entries = 2 if call.value_width is None else 1
+    kept = entries * call.kv_heads * call.width * jnp.dtype(call.pages_dtype).itemsize
+    of_key = lanes * (kept + 2 * rows * call.heads * jnp.dtype(call.inner).itemsize)
+    keys = min(GPU_BYTES // of_key, GPU_BLOCK, call.keys if call.window is None else call.window)
+    blocks = -(-call.columns // max(least, keys // call.page_size))
+    return max(least, -(-call.columns // blocks))
+
+
 def _attend(
     out: _Out,
     q: Any,
@@ -131,28 +155,34 @@ def _attend(
     some: Tiles,
     *,
     call: PagedCall,
-    lanes: int,
 ) -> _Out:
     """Returns `out` with the rows of these tiles filled."""
-    every = _bounds(batch, some, call=call)
-    if lanes > 1:
+    count = len(some.rows)
+    lanes = min(_lanes_of_a_group(call.device.platform)[some.size], count)
+    per_block = _pages_of_a_block(call, rows=some.size, lanes=lanes)
+    page_ids = jnp.pad(batch.page_ids, ((0, 0), (0, -call.columns % per_block)))
+    every = _bounds(batch, some, call=call, keys=per_block * call.page_size)
+    if 1 < lanes < count:
         order = jnp.argsort(every.begin - every.end)
-        fill = -len(order) % lanes
+        fill = -count % lanes
         every = _Lanes(*(jnp.pad(x[order], (0, fill)) for x in every))
 
     def group(i: Any, out: _Out) -> _Out:
         these = _Lanes(*(lax.dynamic_slice(x, (i * lanes,), (lanes,)) for x in every))
-        attended = _lanes(q, pages, sinks, batch.page_ids, these, size=some.size, call=call)
+        attended = _lanes(
+            q, pages, sinks, page_ids, these, size=some.size, per_block=per_block, call=call
+        )
         nth = jnp.arange(some.size, dtype=jnp.int32)[None]
         rows = jnp.where(nth < these.rows[:, None], these.row[:, None] + nth, call.queries)
         return jax.tree.map(lambda a, new: a.at[rows].set(new, mode="drop"), out, attended)
 
+    if call.device.platform == "gpu" and lanes == count and len(_sizes(call)) == 1:
+        return group(0, out)
     return lax.fori_loop(jnp.int32(0), (some.real + lanes - 1) // lanes, group, out)
 
 
-def _bounds(batch: Requests, some: Tiles, *, call: PagedCall) -> _Lanes:
+def _bounds(batch: Requests, some: Tiles, *, call: PagedCall, keys: int) -> _Lanes:
     position = batch.first[some.request] + some.offset
-    keys = max(1, BLOCK // call.page_size) * call.page_size
     end = jnp.where(some.rows > 0, (position + some.rows + keys - 1) // keys, 0)
     begin = jnp.zeros_like(end)
     if call.window is not None:
@@ -164,7 +194,15 @@ def _bounds(batch: Requests, some: Tiles, *, call: PagedCall) -> _Lanes:
 
 
 def _lanes(
-    q: Any, pages: Any, sinks: Any, page_ids: Any, these: _Lanes, *, size: int, call: PagedCall
+    q: Any,
+    pages: Any,
+    sinks: Any,
+    page_ids: Any,
+    these: _Lanes,
+    *,
+    size: int,
+    per_block: int,
+    call: PagedCall,
 ) -> _Out:
     """Computes attention for the tiles in these lanes, [L, size, N, G].
 
@@ -179,6 +217,7 @@ def _lanes(
     tile = tile.astype(dtype).reshape(lanes, size, kv_heads, -1, width)
     q_LKGH = (tile * call.scale).transpose(0, 2, 3, 1, 4).reshape(lanes, kv_heads, -1, width)
     group = q_LKGH.shape[2]
+    gpu = call.device.platform == "gpu"
     bits = call.device.platform == "cpu" and call.pages_dtype in ("bfloat16", "float8_e4m3fn")
     nth = jnp.tile(jnp.arange(size, dtype=jnp.int32), group // size)
     position_LG = these.position[:, None] + nth[None]
@@ -187,7 +226,9 @@ def _lanes(
 
     def block(carry: Any) -> Any:
         i, maximum, total, acc = carry
-        kv, key_LB = _block(pages, ids_LC, these.begin + i, i, bits=bits)
+        kv, key_LB = _block(
+            pages, ids_LC, these.begin + i, i, per_block=per_block, bits=bits, gpu=gpu
+        )
         seen_LGB = key_LB[:, None] <= position_LG[..., None]
         if call.window is not None:
             oldest = position_LG[..., None] - min(call.window, call.keys + 1)
@@ -220,7 +261,10 @@ def _lanes(
     steps = jnp.max(these.end - these.begin)
     acc = jnp.zeros((lanes, kv_heads, group, call.out_width), dtype)
     start = (jnp.int32(0), *varying((maximum, total, acc), q))
-    _, maximum, total, acc = lax.while_loop(lambda carry: carry[0] < steps, block, start)
+    if gpu and ids_LC.shape[1] == per_block:
+        _, maximum, total, acc = block(start)
+    else:
+        _, maximum, total, acc = lax.while_loop(lambda carry: carry[0] < steps, block, start)
     # An empty lane gives 0 / 0, and its rows are dropped.
     out = (acc / total[..., None]).reshape(lanes, heads, size, call.out_width).swapaxes(1, 2)
     if not call.lse:
@@ -240,14 +284,17 @@ class _Block(NamedTuple):
     v_scales: Any
 
 
-def _block(pages: Any, ids_LC: Any, block_L: Any, step: Any, *, bits: bool) -> tuple[_Block, Any]:
+def _block(
+    pages: Any, ids_LC: Any, block_L: Any, step: Any, *, per_block: int, bits: bool, gpu: bool
+) -> tuple[_Block, Any]:
     """Returns one block per lane, and the positions of its keys, [L, B]."""
     codes = codes_of(pages)
     page_size = codes.shape[1]
-    per_block = max(1, BLOCK // page_size)
     # A finished lane reads its last block again; every position there is beyond its rows.
     column = jnp.minimum(block_L * per_block, ids_LC.shape[1] - per_block)
     ids = jax.vmap(lambda row, at: lax.dynamic_slice(row, (at,), (per_block,)))(ids_LC, column)
+    if gpu:  # else XLA reads the table again for each number of a page
+        ids = lax.optimization_barrier(ids)
     keys = per_block * page_size
     key_LB = block_L[:, None] * keys + jnp.arange(keys, dtype=jnp.int32)[None]
 
@@ -292,6 +339,7 @@ def _work(call: PagedCall) -> Work:
     """Returns the cost if every request has the longest length, in as few tiles as possible."""
     size, read = (jnp.dtype(dtype).itemsize for dtype in (call.dtype, call.pages_dtype))
     reads = call.queries // _sizes(call)[-1] + min(call.requests, call.queries)
+    reads = min(reads, call.queries)
     kept = max(size, 4)
     entries = 2 if call.value_width is None else 1
     vectors = reads * call.keys * entries * call.kv_heads
@@ -307,17 +355,25 @@ def _work(call: PagedCall) -> Work:
 def _peak_bytes(call: PagedCall) -> int:
     """Counts the padded queries, the output in float32, and the tiles of one step of the loop."""
     size, kept = jnp.dtype(call.dtype).itemsize, jnp.dtype(call.inner).itemsize
-    lanes = _lanes_of_a_group(call.device.platform)
     sizes = _sizes(call)
     used = [n for i, n in enumerate(sizes) if i == 0 or sizes[i - 1] < call.queries]  # see `tiles`
-    rows = max(lanes[n] * n for n in used)
-    keys = max(1, BLOCK // call.page_size) * call.page_size
     padded = (call.queries + SIZES[-1]) * call.heads * call.width * size
     out = call.queries * call.heads * call.out_width * kept
-    # Queries, the sum and its update; logits and weights; keys and values of each lane.
+    return padded + out + max(_step_bytes(call, rows) for rows in used)
+
+
+def _step_bytes(call: PagedCall, rows: int) -> int:
+    """Returns the bytes of one step of the loop, for tiles of `rows` rows."""
+    gpu, kept = call.device.platform == "gpu", jnp.dtype(call.inner).itemsize
+    lanes = min(_lanes_of_a_group(call.device.platform)[rows], call.queries)
+    keys = _pages_of_a_block(call, rows=rows, lanes=lanes) * call.page_size
+    # Queries, the sum and its update; logits and weights; keys and values of each lane, which a
+    # GPU converts inside its products.
     of_rows = rows * call.heads * (call.width + 2 * call.out_width + 2 * keys)
-    of_keys = max(lanes[n] for n in used) * 2 * keys * call.kv_heads * call.width
-    return padded + out + (of_rows + of_keys) * kept
+    of_key = (
+        2 * call.kv_heads * call.width * (jnp.dtype(call.pages_dtype).itemsize if gpu else kept)
+    )
+    return lanes * (of_rows * kept + keys * of_key)
 
 
 GATHER = Implementation[PagedCall](name="gather", refuse=lambda call: None, work=_work, run=run)

@@ -42,7 +42,8 @@ def tiles(counts: Any, *, rows: int, sizes: tuple[int, ...] = SIZES) -> list[Til
     """Divides the rows of requests into tiles, one `Tiles` per size.
 
     Together the tiles hold every query once. There are at most rows // longest + R tiles of the
-    longest size, and at most R of each other size. Sizes too large for `rows` are left out.
+    longest size, at most R of each other size, and never more than rows. Sizes too large for `rows`
+    are left out.
 
     Args:
         counts: Queries of each request, i32[R], R at least 1.
@@ -60,6 +61,7 @@ def tiles(counts: Any, *, rows: int, sizes: tuple[int, ...] = SIZES) -> list[Til
         most = requests
         if size == longest:
             per_request, most = per_request + full, rows // size + requests
+        most = min(most, rows)  # each has a row
         by_size.append(_tiles(counts, per_request, size=size, longest=longest, most=most))
     return by_size
 

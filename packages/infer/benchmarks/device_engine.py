@@ -4,7 +4,8 @@
 
 The prompts are in the prefix cache, all but a page of each. A step is the time of completions of
 `tokens` tokens less that of one token, over the difference. It reads all weights, for the table of
-the embedding is the head's too, and the keys and values of all rows.
+the embedding is the head's too, and the keys and values of all rows. All programs that the requests
+can need are compiled before, in `warmup_s`; `fill_s` is the first run, which reads the prompts.
 """
 
 import statistics
@@ -44,21 +45,44 @@ def decode(
     nbytes = sum(x.nbytes for x in jax.tree.leaves(nnx.state(made)))
     length = prompt + tokens + MARGIN
     with Engine(made, operations=dovetail_kernels, max_rows=max(rows), max_length=length) as engine:
+        warmup_s = _warmup_s(engine)
         for count in rows:
             begin = time.perf_counter()
             prompts = _prompts(config, count, prompt)
-            engine.generate(prompts, _options(tokens))  # compiles, and fills the prefix cache
-            first_s = time.perf_counter() - begin
-            found = rounds({"step": lambda p=prompts: _step_s(engine, p, tokens)}, repeats=REPEATS)
+            engine.generate(prompts, _options(tokens))  # fills the prefix cache
+            fill_s = time.perf_counter() - begin
+            results = rounds(
+                {"step": lambda p=prompts: _step_s(engine, p, tokens)}, repeats=REPEATS
+            )
+            _check_compiles(engine.stats().late_compiles)
             cache = count * (prompt + tokens / 2) * kv_bytes(config, dtype=jnp.bfloat16)
             _report(
                 f"engine, {count} rows of {prompt}, {weights}",
-                found["step"],
+                results["step"],
                 nbytes + cache,
                 rows=count,
-                first_s=first_s,
-                late_compiles=engine.stats().late_compiles,
+                warmup_s=warmup_s,
+                fill_s=fill_s,
             )
+
+
+def _warmup_s(engine: Engine) -> float:
+    """Compiles the programs of greedy requests, in parallel, and returns the seconds.
+
+    `Engine.warmup` compiles those for log-probabilities and penalties too.
+    """
+    begin = time.perf_counter()
+    executor: Any = engine._executor
+    executor.compile([p.bucket for p in executor.programs() if p.bucket.kind == "plain"])
+    return time.perf_counter() - begin
+
+
+def _check_compiles(late: int) -> None:
+    if late:
+        raise RuntimeError(
+            f"no program may be compiled while steps are timed, got late_compiles={late}; compile "
+            "its kind in _warmup_s"
+        )
 
 
 def _report(case: str, seconds: list[float], nbytes: float, *, rows: int, **facts: Any) -> None:

@@ -184,7 +184,7 @@ GPU = Device(platform="gpu", kind="NVIDIA H100 80GB HBM3")
         {"queries": (1, 0, 1, 1, 1), "lengths": (300, 7, 129, 1, 260)},  # decoding
         {"queries": (2, 0, 1, 1, 0), "lengths": (300, 0, 129, 5, 0), "window": 140},
         {"queries": (3, 1, 70), "lengths": (9, 200, 79), "window": 140},
-        {"queries": (1, 1), "lengths": (270, 1), "latent": 16, "kv_heads": 1},
+        {"queries": (1, 1), "lengths": (270, 1), "value_width": 5, "kv_heads": 1},
     ],
     ids=["decoding", "two rows of a request", "mixed", "latent"],
 )
@@ -192,9 +192,10 @@ def test_the_way_of_a_gpu_equals_contiguous_attention(monkeypatch, options, long
     """Its program on a CPU. The other way of choosing blocks gives the same numbers."""
     monkeypatch.setattr(api, "device", lambda *arrays: GPU)
     monkeypatch.setattr(gather, "GPU_BLOCK", longest)
-    gather_ = dataclasses.replace(gather.GATHER, run=lambda *given: gather.run(*given))
+    # Another object is compiled anew.
+    anew = dataclasses.replace(gather.GATHER, name="anew", run=lambda *given: gather.run(*given))
     case = dataclasses.replace(NAMED["sinks"], heads=4, scale=0.3, **options)
-    check(functools.partial(paged_attention, impl=gather_), case, grad=False)
+    check(functools.partial(paged_attention, impl=anew), case, grad=False)
 
 
 def call_of(*, device=GPU, window=None, **sizes):

@@ -40,8 +40,8 @@ from dovetail_kernels.varying import varying
 # cache between the gather and the products. The result's bits depend on it, so it depends only on
 # the page size.
 BLOCK = 128
-# Bytes of the keys, values, logits and weights of one turn on a GPU. A turn costs its host and
-# about ten launches, some 50 us on an H100, in which it could read 150 MB.
+# Bytes of the keys, values, logits and weights of one turn on a GPU. A turn costs a wait for the
+# host and ten launches: about 50 us on an H100, in which it could read 150 MB.
 GPU_BYTES = 2**27
 # Keys per block at most, for a short request is read to the end of its block: 8 MB in a layer with
 # 8 key heads of 64 elements in bfloat16, or 3 us.
@@ -293,7 +293,7 @@ def _block(
     # A finished lane reads its last block again; every position there is beyond its rows.
     column = jnp.minimum(block_L * per_block, ids_LC.shape[1] - per_block)
     ids = jax.vmap(lambda row, at: lax.dynamic_slice(row, (at,), (per_block,)))(ids_LC, column)
-    if gpu:  # else XLA reads the table again for each number of a page
+    if gpu:  # else XLA finds the page again for each number in it
         ids = lax.optimization_barrier(ids)
     keys = per_block * page_size
     key_LB = block_L[:, None] * keys + jnp.arange(keys, dtype=jnp.int32)[None]
@@ -338,8 +338,8 @@ def _rows(pages: Any, ids: Any, which: int, step: Any, *, bits: bool) -> Any:
 def _work(call: PagedCall) -> Work:
     """Returns the cost if every request has the longest length, in as few tiles as possible."""
     size, read = (jnp.dtype(dtype).itemsize for dtype in (call.dtype, call.pages_dtype))
-    reads = call.queries // _sizes(call)[-1] + min(call.requests, call.queries)
-    reads = min(reads, call.queries)
+    full = call.queries // _sizes(call)[-1]
+    reads = min(full + min(call.requests, call.queries), call.queries)
     kept = max(size, 4)
     entries = 2 if call.value_width is None else 1
     vectors = reads * call.keys * entries * call.kv_heads
@@ -370,10 +370,8 @@ def _step_bytes(call: PagedCall, rows: int) -> int:
     # Queries, the sum and its update; logits and weights; keys and values of each lane, which a
     # GPU converts inside its products.
     of_rows = rows * call.heads * (call.width + 2 * call.out_width + 2 * keys)
-    of_key = (
-        2 * call.kv_heads * call.width * (jnp.dtype(call.pages_dtype).itemsize if gpu else kept)
-    )
-    return lanes * (of_rows * kept + keys * of_key)
+    read = jnp.dtype(call.pages_dtype).itemsize if gpu else kept
+    return lanes * (of_rows * kept + 2 * keys * call.kv_heads * call.width * read)
 
 
 GATHER = Implementation[PagedCall](name="gather", refuse=lambda call: None, work=_work, run=run)

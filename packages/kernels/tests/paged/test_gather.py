@@ -177,7 +177,7 @@ def test_lanes_together_give_what_one_gives(monkeypatch):
 GPU = Device(platform="gpu", kind="NVIDIA H100 80GB HBM3")
 
 
-@pytest.mark.parametrize("longest", [128, gather.GPU_BLOCK], ids=["blocks", "one block"])
+@pytest.mark.parametrize("longest", [160, gather.GPU_BLOCK], ids=["blocks", "one block"])
 @pytest.mark.parametrize(
     "options",
     [

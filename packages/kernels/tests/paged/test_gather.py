@@ -177,12 +177,12 @@ def test_lanes_together_give_what_one_gives(monkeypatch):
 GPU = Device(platform="gpu", kind="NVIDIA H100 80GB HBM3")
 
 
-@pytest.mark.parametrize("longest", [160, gather.GPU_BLOCK], ids=["blocks", "one block"])
+@pytest.mark.parametrize("longest", [250, gather.GPU_BLOCK], ids=["blocks", "one block"])
 @pytest.mark.parametrize(
     "options",
     [
         {"queries": (1, 0, 1, 1, 1), "lengths": (300, 7, 129, 1, 260)},  # decoding
-        {"queries": (2, 0, 1, 1, 0), "lengths": (300, 0, 129, 5, 0), "window": 140},
+        {"queries": (2, 0, 1, 1, 0), "lengths": (400, 0, 129, 5, 0), "window": 250},
         {"queries": (3, 1, 70), "lengths": (9, 200, 79), "window": 140},
         {"queries": (1, 1), "lengths": (270, 1), "value_width": 5, "kv_heads": 1},
     ],

@@ -169,9 +169,7 @@ def _attend(
 
     def group(i: Any, out: _Out) -> _Out:
         these = _Lanes(*(lax.dynamic_slice(x, (i * lanes,), (lanes,)) for x in every))
-        attended = _lanes(
-            q, pages, sinks, page_ids, these, size=some.size, per_block=per_block, call=call
-        )
+        attended = _lanes(q, pages, sinks, page_ids, these, size=some.size, call=call)
         nth = jnp.arange(some.size, dtype=jnp.int32)[None]
         rows = jnp.where(nth < these.rows[:, None], these.row[:, None] + nth, call.queries)
         return jax.tree.map(lambda a, new: a.at[rows].set(new, mode="drop"), out, attended)
@@ -194,15 +192,7 @@ def _bounds(batch: Requests, some: Tiles, *, call: PagedCall, keys: int) -> _Lan
 
 
 def _lanes(
-    q: Any,
-    pages: Any,
-    sinks: Any,
-    page_ids: Any,
-    these: _Lanes,
-    *,
-    size: int,
-    per_block: int,
-    call: PagedCall,
+    q: Any, pages: Any, sinks: Any, page_ids: Any, these: _Lanes, *, size: int, call: PagedCall
 ) -> _Out:
     """Computes attention for the tiles in these lanes, [L, size, N, G].
 
@@ -212,12 +202,13 @@ def _lanes(
     lanes, heads, width = len(these.row), q.shape[1], q.shape[2]
     kv_heads = codes_of(pages).shape[3]
     dtype = jnp.dtype(call.inner)
-    floor = float(jnp.finfo(dtype).min)  # finite, for -inf - -inf would be NaN
+    floor = _floor(dtype)
     tile = jax.vmap(lambda row: lax.dynamic_slice_in_dim(q, row, size))(these.row)
     tile = tile.astype(dtype).reshape(lanes, size, kv_heads, -1, width)
     q_LKGH = (tile * call.scale).transpose(0, 2, 3, 1, 4).reshape(lanes, kv_heads, -1, width)
     group = q_LKGH.shape[2]
     gpu = call.device.platform == "gpu"
+    per_block = _pages_of_a_block(call, rows=size, lanes=lanes)
     bits = call.device.platform == "cpu" and call.pages_dtype in ("bfloat16", "float8_e4m3fn")
     nth = jnp.tile(jnp.arange(size, dtype=jnp.int32), group // size)
     position_LG = these.position[:, None] + nth[None]
@@ -252,15 +243,9 @@ def _lanes(
         pv = product("lkgb,lbkh->lkgh", weights, v, dtype=call.operands)
         return i + 1, higher, total * scaled + jnp.sum(p, axis=3), acc * scaled[..., None] + pv
 
-    maximum = jnp.full((lanes, kv_heads, group), floor, dtype)
-    total = jnp.zeros_like(maximum)
-    if sinks is not None:  # a logit of its own, whose value is zero
-        sink = jnp.repeat(sinks.astype(dtype).reshape(1, kv_heads, -1), size, axis=2)
-        maximum = jnp.maximum(maximum, sink)
-        total = jnp.exp(sink - maximum)
     steps = jnp.max(these.end - these.begin)
-    acc = jnp.zeros((lanes, kv_heads, group, call.out_width), dtype)
-    start = (jnp.int32(0), *varying((maximum, total, acc), q))
+    sums = _before_all((lanes, kv_heads, group), sinks, size=size, call=call)
+    start = (jnp.int32(0), *varying(sums, q))
     if gpu and ids_LC.shape[1] == per_block:
         _, maximum, total, acc = block(start)
     else:
@@ -270,6 +255,24 @@ def _lanes(
     if not call.lse:
         return _Out(out, None)
     return _Out(out, (maximum + jnp.log(total)).reshape(lanes, heads, size).swapaxes(1, 2))
+
+
+def _floor(dtype: Any) -> float:
+    return float(jnp.finfo(dtype).min)  # finite, for -inf - -inf would be NaN
+
+
+def _before_all(
+    shape: tuple[int, int, int], sinks: Any, *, size: int, call: PagedCall
+) -> tuple[Array, Array, Array]:
+    """Returns maximum, total and weighted values [L, K, G] before the first key."""
+    dtype = jnp.dtype(call.inner)
+    maximum = jnp.full(shape, _floor(dtype), dtype)
+    total = jnp.zeros_like(maximum)
+    if sinks is not None:  # a logit of its own, whose value is zero
+        sink = jnp.repeat(sinks.astype(dtype).reshape(1, shape[1], -1), size, axis=2)
+        maximum = jnp.maximum(maximum, sink)
+        total = jnp.exp(sink - maximum)
+    return maximum, total, jnp.zeros((*shape, call.out_width), dtype)
 
 
 class _Block(NamedTuple):

@@ -300,7 +300,9 @@ def test_a_gpu_decodes_without_a_loop_of_one_turn(rows, loops):
     """Each turn waits for the host. 64 rows of 2,176 keys take three; above, groups of 64 rows."""
     sizes = {"pages": 500, "dtype": jnp.bfloat16, "heads": 32, "kv_heads": 8}
     module = lowered_for_cuda(*shapes(rows=rows, requests=rows, columns=136, **sizes))
-    assert module.count("stablehlo.while") == loops
+    # jax 0.12 exports a running sum of integers for a GPU as a loop, which XLA replaces.
+    lines = module.splitlines()
+    assert sum("stablehlo.while" in line and "xf32>" in line for line in lines) == loops
     assert module.count("stablehlo.sort") == (rows > 64)
     lanes = min(rows, 64)
     assert f"tensor<{lanes}x{46 if loops else 136}x16x8x64xbf16>" in module

@@ -221,6 +221,16 @@ def test_blocks_of_a_gpu_are_as_long_as_their_bytes_allow():
     assert gather._pages_of_a_block(on_cpu, rows=1, lanes=64) == 8  # its bits depend on it
 
 
+def test_decoding_on_a_gpu_reads_the_keys_of_each_row_once():
+    sizes = {"pages": 500, "dtype": jnp.bfloat16, "heads": 32, "kv_heads": 8}
+    call = call_of(rows=64, requests=64, columns=136, **sizes)
+    fewer = call_of(rows=32, requests=32, columns=136, **sizes)
+    assert gather.GATHER.work(call).bytes == 2 * gather.GATHER.work(fewer).bytes
+    keys = 64 * 2176 * 2 * 8 * 64  # read in bfloat16; a copy is counted in float32
+    rows = 64 * 32 * 64 * 2 * (2 + 4)
+    assert gather.GATHER.work(call).bytes == keys * (2 + 2 * 4) + rows
+
+
 def test_peak_bytes_on_a_gpu_hold_a_block_of_every_row():
     sizes = {"pages": 500, "dtype": jnp.bfloat16, "heads": 32, "kv_heads": 8}
     call = call_of(rows=64, requests=64, columns=136, **sizes)

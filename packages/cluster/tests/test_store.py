@@ -142,5 +142,5 @@ def test_a_hang_in_a_save_is_found(cluster, caplog, is_stopped, first_step_s, ru
     thread.join()
     report = next(r.message for r in caplog.records if "The job is stuck" in r.message)
     assert rule in report.splitlines()[0]
-    assert ("(local host 1): no sign" in report.splitlines()[1]) == is_stopped
+    assert ("on local host 1: no sign" in report.splitlines()[1]) == is_stopped
     assert report.count("in save") == (6 if is_stopped else 9)  # three frames of each

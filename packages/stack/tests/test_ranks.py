@@ -13,10 +13,12 @@ from dovetail_train import BadStep
 
 @pytest.fixture(autouse=True)
 def log():
-    """Undoes what a rank sets for its process."""
+    """Begins as a rank's process does, and undoes what the rank sets for it."""
     handlers = logging.root.handlers[:]
     loggers = [logging.getLogger(name) for name in ("dovetail_train", "absl", "asyncio")]
     levels = [logger.level for logger in loggers]
+    for logger in loggers:  # another test may have set it
+        logger.setLevel(logging.NOTSET)
     yield
     logging.root.handlers[:] = handlers
     for logger, level in zip(loggers, levels, strict=True):

@@ -4,6 +4,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -59,13 +60,14 @@ def test_a_lost_step_of_slurm_is_replaced_and_the_run_is_finished_once(
     code, output, errors = command.ended()
     assert code == 0, errors
     assert json.loads(output) == {"run": str(run), "finished": True, "export": str(run / "hf")}
-    assert "rank 1 on node02 was lost" in errors
+    lost = r"rank \d on node02 was lost"  # ranks are in the order in which hosts have joined
+    assert re.search(lost, errors)
     assert started(run) == [(0, 2), (1, 2)]
     assert _steps_as_read(run) == [*range(steps)]
     assert (run / "hf" / "model.safetensors").is_file()
     assert cli.main(["runs", "show", str(run)]) == 0
     shown = capsys.readouterr().out
-    assert "rank 1 on node02 was lost" in shown
+    assert re.search(lost, shown)
     assert "█ running" in shown
 
 

@@ -35,8 +35,8 @@ STEPS = (
     step("slow", 4, limit_s=10),
     step("patient", 5, limit_s=20),
     step("long", 6, limit_s=2000),
-    step("left", 7, timed=False),
-    step("right", 8, timed=False),
+    step("left", 7, timed=False, limit_s=1000),
+    step("right", 8, timed=False, limit_s=1000),
 )
 
 
@@ -179,7 +179,10 @@ def test_an_interrupted_session_stops_all_that_run_together(toy: Toy):
     while not (toy.file.parent / "left").exists():
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    out, _ = process.communicate()
+    try:
+        out, _ = process.communicate(timeout=90)  # against a hang: the step has 1000 s
+    finally:
+        process.kill()
     assert (process.returncode, json.loads(out)["left"]) == (130, 2)
 
 

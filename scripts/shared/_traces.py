@@ -60,5 +60,8 @@ class ProcessTrace:
 
     def _put(self, file: Path, name: str) -> None:
         partial = self._target / f".{name}.{os.getpid()}"
-        shutil.copyfile(file, partial)
-        partial.replace(self._target / name)
+        try:
+            shutil.copyfile(file, partial)
+            partial.replace(self._target / name)
+        finally:  # on a full disk too
+            partial.unlink(missing_ok=True)
